@@ -32,9 +32,15 @@ HOT = [
     "sim/interface/request_queue.py",
     "sim/interface/wait.py",
     "sim/policies/adaptive.py",
+    "sim/policies/baseline.py",
+    "sim/policies/choices.py",
     "sim/policies/continuous/loop.py",
     "sim/policies/continuous/plan.py",
     "sim/policies/continuous/totals.py",
+    "sim/policies/pd.py",
+    "sim/policies/pdv.py",
+    "sim/policies/unified.py",
+    "sim/policies/works.py",
 ]
 
 NEEDED = ["mypy==2.4.1", "msgspec", "numpy", "simpy", "types-PyYAML"]

@@ -17,7 +17,7 @@ from sim.costs.cost import Cost, Demands
 from sim.costs.extrapolation import Largest, OutsideProfileWarning, collected, outside
 from sim.costs.passes import ModelPasses, PassUse
 from sim.costs.profile import HostCosts, Profile
-from sim.interface.work import Kind, Model, Work
+from sim.interface.work import HOST, TARGET, Kind, Model, Work
 
 PIECE_KERNELS = 2
 """Kernels per layer that a captured pass with prompt chunks still launches eagerly: attention and KV write (vLLM's
@@ -84,7 +84,7 @@ class WorkCosts(ABC, Generic[PassesT]):
     def _any_cost(self, work: Work) -> Cost:
         """Any work, by the general sum of its passes."""
         kind = work.kind
-        if kind is Kind.HOST:
+        if kind is HOST:
             return Cost(work.host_s + self.host.ngram_row_s * work.rows, 0.0, 0.0, 0)
         host = self.host
         if kind is Kind.COPY:
@@ -151,7 +151,7 @@ class WorkCosts(ABC, Generic[PassesT]):
 
     def passes(self, model: Model) -> PassesT:
         """The passes of target or draft; raises ValueError where the profile has no draft."""
-        if model is Model.TARGET:
+        if model is TARGET:
             return self._target
         if self._draft is None:
             raise ValueError(f"profile {self.profile.name!r} has no draft model; name a pair (target+draft)")

@@ -37,6 +37,9 @@ class Regime(StrEnum):
     ROOFS = "roofs"
 
 
+ROOFS = Regime.ROOFS
+
+
 class PhiLevel(StrEnum):
     """The values of phi that a result is shown at: both ends of its bracket and what lies between."""
 
@@ -138,7 +141,7 @@ def share_time(caps: Sequence[float], weights: Sequence[float], left: float = 1.
     rates = [0.0] * len(caps)
     open_works = list(range(len(caps)))
     while open_works:
-        total = sum(weights[i] for i in open_works)
+        total = sum([weights[i] for i in open_works])
         capped = [i for i in open_works if weights[i] * left >= caps[i] * total]
         if not capped:
             for i in open_works:
@@ -161,7 +164,7 @@ def plain_rates(
 ) -> list[float]:
     """Rates [works] of plain streams' works side by side, at most `caps`, as the regime has it; `demands` are read
     under ROOFS alone."""
-    if contention.regime is not Regime.ROOFS:
+    if contention.regime is not ROOFS:
         weights = [weight / rate if rate else 0.0 for weight, rate in zip(weights, kernels_per_s, strict=True)]
         return add_leftover(share_time(caps, weights), caps, contention.phi)
     waits_s = kernel_waits_s(kernels_per_s, contention)

@@ -24,7 +24,7 @@ from sim.devices.contention import (
 from sim.devices.partition import Partition, rates_on_shares
 from sim.devices.ticket import SimTicket
 from sim.interface.host import Stream
-from sim.interface.work import Kind
+from sim.interface.work import HOST
 
 SLACK = 1e-9
 """Share of a work's device time within which it counts as ending with its launch (float rounding)."""
@@ -86,7 +86,7 @@ class Op:
             self.is_prepared, self.is_issued = self.prepared_s <= now_s, self.issued_s <= now_s
         else:
             ticket.issue_start_s = nan
-        if ticket.start_s <= now_s and ticket.work.kind is not Kind.HOST:
+        if ticket.start_s <= now_s and ticket.work.kind is not HOST:
             launch_s = ticket.issued_s - ticket.start_s
             self.rate = device_s / launch_s if device_s < launch_s else 1.0
             self.since_s, self.finish_s = ticket.start_s, ticket.end_s

@@ -26,7 +26,7 @@ from sim.devices.solo import SoloDevice
 from sim.devices.ticket import Clock, SimTicket, checkpoint_at
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
-from sim.interface.work import Kind, Work
+from sim.interface.work import HOST, Work
 
 
 class SharedDevice:
@@ -102,7 +102,7 @@ class SharedDevice:
         op = self._new_op(ticket, queue, waits_for)
         has_changed = self._note_launches(now_s)
         queue.to_issue.append(op)
-        if work.kind is not Kind.HOST:
+        if work.kind is not HOST:
             queue.to_run.append(op)
         if len(queue.to_issue) == 1:
             self._begin_issue(op, now_s)
@@ -118,7 +118,7 @@ class SharedDevice:
         """Whether no other stream has works here, and nothing elsewhere is waited for."""
         if self._sole_queue is not queue and not self._solo.is_idle:
             return False
-        return all(other.device is self or other.end_s <= now_s for other in after)
+        return not after or all(other.device is self or other.end_s <= now_s for other in after)
 
     def _take_over(self, now_s: float) -> None:
         """Go on with the works of the stream that had the device to itself."""
@@ -134,7 +134,7 @@ class SharedDevice:
                 queue.running = op
                 self._running.append(op)
                 self._busy_since_s = ticket.start_s
-            elif ticket.work.kind is not Kind.HOST:
+            elif ticket.work.kind is not HOST:
                 queue.to_run.append(op)
 
     def _new_op(self, ticket: SimTicket, queue: Queue, after: Sequence[SimTicket]) -> Op:
@@ -223,8 +223,7 @@ class SharedDevice:
         is_due = True
         while is_due:
             is_due = False
-            launched = self._end_launch(now_s)
-            if launched is not None:
+            if self._issuing and (launched := self._end_launch(now_s)) is not None:
                 has_changed |= launched.is_held_back
                 is_due = True
             for op in self._running:
@@ -235,7 +234,7 @@ class SharedDevice:
                     is_due = has_changed = True
                     break
             for queue in self._order:
-                if queue.running is None and queue.to_run:
+                if queue.to_run and queue.running is None:
                     op = queue.to_run[0]
                     if not op.is_prepared or (op.after and not _are_over(op.after, now_s)):
                         continue
@@ -269,7 +268,7 @@ class SharedDevice:
     def _note_launches(self, now_s: float) -> bool:
         """End the launches that were over before now, without a timer of their own; whether rates may change."""
         has_changed = False
-        while (launched := self._end_launch(now_s)) is not None:
+        while self._issuing and (launched := self._end_launch(now_s)) is not None:
             has_changed |= launched.is_held_back
         return has_changed
 
@@ -277,7 +276,7 @@ class SharedDevice:
         self._issuing.remove(op)
         op.queue.to_issue.popleft()
         self._note_issued(op, op.issued_s)
-        if op.ticket.work.kind is Kind.HOST:
+        if op.ticket.work.kind is HOST:
             op.ticket.start_s = op.ticket.issue_start_s
             self._end(op, now_s)
         if op.queue.to_issue:
@@ -343,7 +342,7 @@ class SharedDevice:
                 or (op.queue.running is op and self._is_capped(now_s))
                 or op.ticket._issued is not None
                 or op.finish_s <= op.issued_s
-                or op.ticket.work.kind is Kind.HOST
+                or op.ticket.work.kind is HOST
             ):
                 next_s = op.issued_s
         for op in self._running:
@@ -362,7 +361,7 @@ class SharedDevice:
         ticket = op.ticket
         self._num_ops -= 1
         ticket.end_s = now_s
-        is_free = ticket.work.kind is Kind.HOST or (ticket.is_cancelled and ticket.start_s == now_s)
+        is_free = ticket.work.kind is HOST or (ticket.is_cancelled and ticket.start_s == now_s)
         result_s = self._prompt_result_s if ticket.work.chunks else self._result_s
         ticket.ready_s = now_s if is_free else now_s + result_s
         if ticket.posts or ticket.watchers:

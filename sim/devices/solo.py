@@ -13,7 +13,7 @@ from sim.costs.cost import Cost, CostModel, prompt_result_s
 from sim.devices.ticket import Clock, Device, SimTicket, checkpoint_at
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
-from sim.interface.work import Kind, Work
+from sim.interface.work import HOST, Work
 
 _MAX_FLYING = 32
 """Works after which those that have ended are reported; any number would do."""
@@ -86,7 +86,7 @@ class SoloDevice:
         ticket.issue_start_s = issue_start_s
         ticket.prepared_s = prepared_s
         ticket.issued_s = issued_s
-        if ticket.work.kind is Kind.HOST:
+        if ticket.work.kind is HOST:
             ticket.start_s = ticket.end_s = ticket.ready_s = issued_s
             return
         start_s = self._device_free_s

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from sim.costs.cost import Cost
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
-from sim.interface.work import NO_RESULT, Kind, Result, Work
+from sim.interface.work import DRAFT, HOST, NO_RESULT, Result, Work
 
 
 class Clock(Protocol):
@@ -124,13 +124,13 @@ class SimTicket(HostWait[Result]):
     @property
     def device_s(self) -> float:
         """Seconds between the work's start and end on its device; 0 for HOST work."""
-        return 0.0 if self.work.kind is Kind.HOST else self.end_s - self.start_s
+        return 0.0 if self.work.kind is HOST else self.end_s - self.start_s
 
 
 def checkpoint_at(work: Work, share_done: float) -> float:
     """Share of `work` after which it can end, given that it is cancelled with `share_done` done."""
     if share_done <= 0.0:
         return 0.0
-    if work.kind is not Kind.DRAFT or work.draft_tokens < 2:
+    if work.kind is not DRAFT or work.draft_tokens < 2:
         return 1.0
     return min(1.0, -(-share_done * work.draft_tokens // 1) / work.draft_tokens)

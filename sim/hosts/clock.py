@@ -213,9 +213,9 @@ class _Poll:
         host._num_polling[poll_s] = host._num_polling.get(poll_s, 0) + 1
 
     def notified(self) -> None:
-        self._host._num_polling[self._poll_s] -= 1
-        waited = (self._host.now_s - self._start_s) / self._poll_s
+        host, now_s = self._host, self._host.now_s
+        host._num_polling[self._poll_s] -= 1
+        waited = (now_s - self._start_s) / self._poll_s
         num_polls = max(1, ceil(waited - POLL_GRID_SLACK))
-        self._host.num_polls += num_polls
-        wake_s = max(self._host.now_s, self._start_s + num_polls * self._poll_s)
-        self._host.at(wake_s, lambda _: self._host.announce(self._wait))
+        host.num_polls += num_polls
+        host.at(max(now_s, self._start_s + num_polls * self._poll_s), lambda _: host.announce(self._wait))

@@ -23,7 +23,7 @@ from sim.devices.solo import SoloDevice
 from sim.devices.ticket import Device, SimTicket
 from sim.hosts.clock import Callback, TaskHost
 from sim.interface.host import Stream
-from sim.interface.work import Kind, Result, Work
+from sim.interface.work import HOST, STEP, VERIFY, Kind, Result, Work
 
 LAST = NORMAL + 1
 """SimPy priority behind every ordinary event of an instant."""
@@ -33,15 +33,6 @@ class RunLength(Protocol):
     """Acceptance draws as a host needs them."""
 
     def run_length(self, index: int, position: int, most: int) -> int: ...
-
-
-class _Environment(simpy.Environment):
-    """SimPy's clock with events at an absolute time: `timeout` would round now + (time - now)."""
-
-    def call_at(self, time_s: float, callback: Callback, priority: int) -> simpy.Event:
-        event = _Call(self, callback)
-        heappush(self._queue, (time_s, priority, next(self._eid), event))  # type: ignore[misc]
-        return event
 
 
 class _Call(simpy.Event):
@@ -89,7 +80,7 @@ class SimHost(TaskHost):
         draws_by_drafter: Sequence[RunLength] = (),
     ) -> None:
         super().__init__()
-        self._env = _Environment(0.0)
+        self._env = simpy.Environment(0.0)
         self._costs = with_history(costs, self)
         self._draws = draws
         self._draws_by_drafter = draws_by_drafter
@@ -111,7 +102,11 @@ class SimHost(TaskHost):
         return self._env._now
 
     def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> simpy.Event:
-        return self._env.call_at(time_s, callback, LAST if is_last else NORMAL)
+        # As the environment's own events are, but at an absolute time: `timeout` would round now + (time - now).
+        env = self._env
+        event = _Call(env, callback)
+        heappush(env._queue, (time_s, LAST if is_last else NORMAL, next(env._eid), event))  # type: ignore[misc]
+        return event
 
     def _is_instant_over(self) -> bool:
         queue = self._env._queue
@@ -164,9 +159,9 @@ class SimHost(TaskHost):
         self.submitting = stream.name
         ticket = self._devices[stream.device].submit(work, stream, after)
         if work.requests:
-            if work.kind is Kind.VERIFY:
+            if work.kind is VERIFY:
                 ticket.result = self._accepted(work, len(work.requests))
-            elif work.kind is Kind.STEP and work.rows:
+            elif work.kind is STEP and work.rows:
                 ticket.result = self._accepted(work, work.rows)
         return ticket
 
@@ -214,7 +209,7 @@ class SimHost(TaskHost):
         costs = self._costs
         if type(costs) is HistoryCosts and costs.knows_ends and work.kind not in UNPRICED:
             costs.ended(ticket.stream.name, ticket.end_s)
-        if work.kind is not Kind.HOST:
+        if work.kind is not HOST:
             device_s = ticket.end_s - ticket.start_s
             usage.device_s += device_s
             usage.tokens += work.row_tokens

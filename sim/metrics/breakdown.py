@@ -6,6 +6,7 @@ From the works that a run recorded. Not here: drawing it (sim.report.pictures.fi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from sim.metrics.records import RunRecord, WorkRecord
 
@@ -45,7 +46,7 @@ def mean_phases_s(record: RunRecord, measured: range | None = None) -> dict[str,
 
 def _works_by_request(works: Sequence[WorkRecord]) -> dict[int, list[WorkRecord]]:
     by_request: dict[int, list[WorkRecord]] = {}
-    for work in sorted(works, key=lambda work: (work.submitted_s, work.start_s)):
+    for work in sorted(works, key=attrgetter("submitted_s", "start_s")):
         for index in dict.fromkeys(work.requests):
             by_request.setdefault(index, []).append(work)
     return by_request

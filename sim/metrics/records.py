@@ -14,10 +14,11 @@ import msgspec
 from sim.engine.gauge import GapSamples
 from sim.interface.host import Stream
 from sim.interface.request import Request
-from sim.interface.work import Work
+from sim.interface.work import Kind, Model, Work
 from sim.metrics.energy import PowerTrace
 from sim.workload.classes import SloClass
 
+_NAMES: dict[str, str] = {each: each.value for each in (*Kind, *Model)}
 PART_ROWS = 50_000
 """Requests whose columns are in memory at once: about 20 MB."""
 
@@ -66,8 +67,8 @@ def work_record(ticket: EndedTicket) -> WorkRecord:
     """What a host's ticket says of its work."""
     work = ticket.work
     return WorkRecord(
-        kind=work.kind.value,
-        model=work.model.value,
+        kind=_NAMES[work.kind],
+        model=_NAMES[work.model],
         stream=ticket.stream.name,
         device=str(ticket.stream.device),
         submitted_s=ticket.submitted_s,
@@ -79,10 +80,10 @@ def work_record(ticket: EndedTicket) -> WorkRecord:
         rows=work.rows,
         row_tokens=work.row_tokens,
         context_tokens=work.context_tokens,
-        chunk_tokens=sum(chunk.new_tokens for chunk in work.chunks),
+        chunk_tokens=sum([chunk.new_tokens for chunk in work.chunks]) if work.chunks else 0,
         draft_tokens=work.draft_tokens,
         is_cancelled=ticket.is_cancelled,
-        requests=tuple(request.index for request in work.requests),
+        requests=tuple([request.index for request in work.requests]),
     )
 
 

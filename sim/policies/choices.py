@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from sim.interface.request import Request
 from sim.policies.options import BatchBy
 
+QUEUE, MEMORY = BatchBy.QUEUE, BatchBy.MEMORY
+
 
 def verify_goes_first(decode_queue: int, verify_queue: int, lead: int) -> bool:
     """PDV: decode has precedence unless the verify queue exceeds decode's by more than `lead` (report 000: 2)."""
@@ -49,9 +51,9 @@ def batch_for(
 ) -> int:
     """Requests that one of `num_lanes` lanes takes at once, 1 to `at_most`: all it may, an even share of the active
     ones, or as many as `free_tokens` of KV hold drafts and a token each for."""
-    if by is BatchBy.QUEUE:
+    if by is QUEUE:
         return max(1, min(at_most, -(-num_active // num_lanes)))
-    if by is BatchBy.MEMORY:
+    if by is MEMORY:
         return max(1, min(at_most, free_tokens // (draft_tokens + 1)))
     return at_most
 

@@ -18,6 +18,8 @@ from sim.policies import works
 from sim.policies.choices import batch_for
 from sim.policies.options import KvMode, PolicyOptions
 
+NO_KV, REFORWARD = KvMode.NONE, KvMode.REFORWARD
+
 
 class DraftPrompts:
     """Prompts in a draft model that has streams of its own, `stream_of` a request; its first draft comes after them."""
@@ -152,10 +154,10 @@ def submit_draft(
     missed; drafts come `after` these works on the device."""
     drafter, draft_tokens = serving.controller.drafter, max(lengths)
     for request, known_tokens in serving.controller.take_over(requests):
-        if options.kv is not KvMode.NONE:
+        if options.kv is not NO_KV:
             for work in works.catch_up(request, known_tokens, drafter, serving.max_num_batched_tokens):
                 submit(serving, work, stream)
-    if options.kv is KvMode.NONE:
+    if options.kv is NO_KV:
         drafts = works.draft_without_kv(requests, draft_tokens, drafter=drafter)
     else:
         drafts = [works.draft(requests, draft_tokens, drafter=drafter)]
@@ -174,7 +176,7 @@ def submit_verify(
     ahead_s: float | None = None,
 ) -> Ticket:
     """Verify the drafts of `requests`, planned `ahead_s` before now; None: since they set off."""
-    verify = works.verify_without_kv if options.kv is KvMode.NONE else works.verify
+    verify = works.verify_without_kv if options.kv is NO_KV else works.verify
     work = verify(requests, serving.controller.drafters_of(requests))
     serving.last_round = ticket = submit(serving, work, stream, after, ahead_s)
     return ticket
@@ -206,7 +208,7 @@ async def finish_round(
     """Await `verify`, re-forward if the engine does, commit; returns the requests that go on."""
     accepted = (await verify).accepted
     serving.round_ended_s = serving.host.now_s
-    if options.kv is KvMode.REFORWARD:
+    if options.kv is REFORWARD:
         await submit(serving, works.reforward(requests, accepted), verify_stream)
     return serving.commit_rounds(requests, accepted)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.interface.request import Request
-from sim.interface.work import Chunk, Kind, Model, Work
+from sim.interface.work import DRAFT, DRAFT_MODEL, VERIFY, Chunk, Kind, Model, Work
 
 
 def prefill(request: Request, model: Model, max_tokens: int | None = None, *, drafter: int = 0) -> list[Work]:
@@ -38,7 +38,7 @@ def catch_up(request: Request, known_tokens: int, drafter: int, max_tokens: int 
     return [
         Work(
             kind=Kind.PREFILL,
-            model=Model.DRAFT,
+            model=DRAFT_MODEL,
             requests=(request,),
             chunks=(Chunk(min(max_tokens, goal - done), done),),
             drafter=drafter,
@@ -51,12 +51,12 @@ def draft(requests: Sequence[Request], draft_tokens: int, *, drafter: int = 0) -
     """`draft_tokens` passes of the draft model; the first takes a catch-up token along where one is missing."""
     num_rows = len(requests)
     return Work(
-        kind=Kind.DRAFT,
-        model=Model.DRAFT,
+        kind=DRAFT,
+        model=DRAFT_MODEL,
         requests=requests,
         rows=num_rows,
-        row_tokens=num_rows + sum(request.needs_catch_up for request in requests),
-        context_tokens=sum(request.context_tokens for request in requests),
+        row_tokens=num_rows + sum([request.needs_catch_up for request in requests]),
+        context_tokens=sum([request.context_tokens for request in requests]),
         head_rows=num_rows if draft_tokens else 0,
         draft_tokens=draft_tokens,
         drafter=drafter,
@@ -66,13 +66,13 @@ def draft(requests: Sequence[Request], draft_tokens: int, *, drafter: int = 0) -
 def verify(requests: Sequence[Request], drafters: Sequence[int] = ()) -> Work:
     """Each row's draft plus one token through the target; a row without a draft is a plain decode. `drafters` as Work
     has them."""
-    row_tokens = sum(request.drafted + 1 for request in requests)
+    row_tokens = sum([request.drafted + 1 for request in requests])
     return Work(
-        kind=Kind.VERIFY,
+        kind=VERIFY,
         requests=requests,
         rows=len(requests),
         row_tokens=row_tokens,
-        context_tokens=sum(request.context_tokens for request in requests),
+        context_tokens=sum([request.context_tokens for request in requests]),
         head_rows=row_tokens,
         drafters=drafters,
     )
@@ -94,8 +94,8 @@ def draft_without_kv(requests: Sequence[Request], draft_tokens: int, *, drafter:
     """One full pass of the draft model over the whole sequence per drafted token."""
     return [
         Work(
-            kind=Kind.DRAFT,
-            model=Model.DRAFT,
+            kind=DRAFT,
+            model=DRAFT_MODEL,
             requests=requests,
             chunks=tuple(Chunk(request.context_tokens + 1 + depth, 0) for request in requests),
             head_rows=len(requests),
@@ -108,7 +108,7 @@ def draft_without_kv(requests: Sequence[Request], draft_tokens: int, *, drafter:
 def verify_without_kv(requests: Sequence[Request], drafters: Sequence[int] = ()) -> Work:
     """One full pass of the target over sequence and draft."""
     return Work(
-        kind=Kind.VERIFY,
+        kind=VERIFY,
         requests=requests,
         chunks=tuple(Chunk(request.context_tokens + 1 + request.drafted, 0) for request in requests),
         head_rows=sum(request.drafted + 1 for request in requests),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from validation.speed.processes import BARE, CASES, COMPILED, DYNAMO, PURE, Case, Used, page, row_of
+import sys
+
+from sim.hosts import clock
+from validation.speed.processes import BARE, CASES, COMPILED, DYNAMO, PURE, Case, Used, is_compiled, page, row_of
 
 
 def case(**changes: object) -> Case:
@@ -43,3 +46,8 @@ def test_others_serve_what_continuous_serves_synchronously() -> None:
     assert {each.name for each in CASES if each.has_peers} == {
         f"continuous, {count:,} requests, k={k}" for count in (10_000, 100_000) for k in (0, 4)
     }
+
+
+def test_a_pure_lanesim_is_not_taken_for_the_compiled_one() -> None:
+    """Another interpreter once imported the pure modules of this folder."""
+    assert is_compiled(sys.executable) is not clock.__file__.endswith(".py")

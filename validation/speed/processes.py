@@ -149,15 +149,28 @@ CASES = (
 )
 
 
-def child(code: str, *arguments: str, python: str = sys.executable) -> tuple[Any, str]:
-    """What a fresh interpreter prints last on stderr, as JSON, and its stdout; byte code is kept, as once installed."""
+def child(code: str, *arguments: str, python: str | None = None) -> tuple[Any, str]:
+    """What a fresh interpreter prints last on stderr, as JSON, and its stdout; byte code is kept, as once installed.
+
+    Of another `python` what is installed there: this folder, which has the pure modules, is not on its path.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    command = [python, "-c", code, *arguments]
+    command = [sys.executable, "-c"] if python is None else [python, "-P", "-c"]
+    command += [code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return json.loads(done.stderr.splitlines()[-1]), done.stdout
 
 
-def simulated(case: Case, python: str, folder: Path) -> Used:
+def is_compiled(python: str) -> bool:
+    """Whether the lanesim of this interpreter is the compiled build."""
+    file, _ = child(
+        "import json, sys; from sim.hosts import clock; print(json.dumps(clock.__file__), file=sys.stderr)",
+        python=python,
+    )
+    return not str(file).endswith(".py")
+
+
+def simulated(case: Case, python: str | None, folder: Path) -> Used:
     """One `lanesim` command: of a sweep all points, else a comparison that writes per-request metrics as JSON."""
     if case.name == SWEEP:
         grid = folder / "grid.yaml"
@@ -207,7 +220,7 @@ def replayed(case: Case, seed: int, folder: Path) -> Used:
     return used
 
 
-def measured(case: Case, pythons: Mapping[str, str], rounds: int, folder: Path) -> dict[str, list[Used]]:
+def measured(case: Case, pythons: Mapping[str, str | None], rounds: int, folder: Path) -> dict[str, list[Used]]:
     """[rounds] of each program, which take turns."""
     found: dict[str, list[Used]] = {}
     for _ in range(1 + rounds):
@@ -271,7 +284,8 @@ def page(rows: Sequence[Mapping[str, str]], rounds: int) -> str:
             f"lanesim {version('lanesim')} on {machine()}: CPU seconds and peak memory of whole processes, medians of",
             f"{rounds} rounds in which the programs took turns; ratios are medians of the rounds' own. Written by",
             "`python -m validation speed --page`, which says what the programs are; a row per release and case is in",
-            "`validation/speed/releases.csv`. Compare ratios, not seconds of two machines.",
+            "`validation/speed/releases.csv`. Compare ratios, not seconds of two machines. Compiled is what",
+            "`LANESIM_COMPILE=1 pip install .` installs: the same results to the last bit (setup.py).",
             "",
             *lines,
             "",
@@ -287,7 +301,11 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="Markdown to write")
     parser.add_argument("--csv", type=Path, help="table to add the rows to")
     options = parser.parse_args()
-    pythons = {PURE: sys.executable} | ({COMPILED: options.compiled} if options.compiled else {})
+    pythons: dict[str, str | None] = {PURE: None}
+    if options.compiled:
+        if not is_compiled(options.compiled):
+            parser.error(f"--compiled {options.compiled}: its lanesim is not compiled; LANESIM_COMPILE=1 pip install .")
+        pythons[COMPILED] = options.compiled
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:

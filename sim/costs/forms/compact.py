@@ -20,7 +20,7 @@ from sim.costs.passes import ModelPasses, Range, layer_rest_s, sampler_s, sizes
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.costs.works import WorkCosts
-from sim.interface.work import Chunk, Model, Work
+from sim.interface.work import TARGET, Chunk, Model, Work
 
 
 class RowPart(NamedTuple):
@@ -165,7 +165,7 @@ class CompactCosts(WorkCosts[CompactPasses]):
         rows = work.rows
         if work.chunks or not rows:
             return self._any_cost(work)
-        passes = self._target if work.model is Model.TARGET else self.passes(work.model)
+        passes = self._target if work.model is TARGET else self.passes(work.model)
         row_tokens = work.row_tokens
         key = rows, row_tokens, work.head_rows
         part = passes.row_parts.get(key) or self._new_row_part(passes, key, work)

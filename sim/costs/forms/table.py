@@ -25,7 +25,7 @@ from sim.costs.points import DecodeGrid, ModelTable
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.costs.works import WorkCosts
-from sim.interface.work import Chunk, Model, Work
+from sim.interface.work import TARGET, Chunk, Model, Work
 
 
 class Line(NamedTuple):
@@ -226,7 +226,7 @@ class TableCosts(WorkCosts[TablePasses]):
         rows = work.rows
         if work.chunks or not rows:
             return self._any_cost(work)
-        passes = self._target if work.model is Model.TARGET else self.passes(work.model)
+        passes = self._target if work.model is TARGET else self.passes(work.model)
         row_tokens = work.row_tokens
         key = rows, row_tokens, work.head_rows
         curve = passes.row_curves.get(key) or self._new_row_curve(passes, key, work)

@@ -32,6 +32,7 @@ from sim.engine.serving import RoundDraws, Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
 from sim.policies.continuous.plan import (
+    NGRAM,
     Load,
     Partial,
     PromptPlan,
@@ -65,7 +66,7 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
     with rows, all who may be seated fit for their whole lives."""
     if serving.controller.constant_length is None or serving.group is not None:
         return False
-    if limits.long_prefill_token_threshold or limits.method is Method.NGRAM:
+    if limits.long_prefill_token_threshold or limits.method is NGRAM:
         return False
     if limits.no_evict and serving.paged.is_sharing:
         return False
@@ -91,7 +92,7 @@ def _submit(
     former, and of the last work."""
     run = serving.host.run
     target = last = run(step_work(load, ahead_s, group_tokens), stream)
-    if draft_tokens or (serving.controller.draft_tokens_max and method is not Method.NGRAM):
+    if draft_tokens or (serving.controller.draft_tokens_max and method is not NGRAM):
         last = run(draft_work(load, draft_tokens, method), stream)
     return target, last
 

@@ -22,11 +22,13 @@ from typing import NamedTuple
 
 from sim.engine.serving import Serving
 from sim.interface.request import Request
-from sim.interface.work import Chunk, Kind, Model, Work
+from sim.interface.work import DRAFT, DRAFT_MODEL, HOST, STEP, Chunk, Work
 from sim.policies.options import EngineLimits, Method
 
 DRAFT_ROW_TOKENS = 2
 """Tokens per row of a draft model's padded first pass."""
+READING_FEATURES = (Method.EAGLE3, Method.MTP)
+PARALLEL, DSPARK, NGRAM = Method.PARALLEL, Method.DSPARK, Method.NGRAM
 
 
 class Step(NamedTuple):
@@ -86,7 +88,7 @@ def _fill(
 ) -> Step:
     budget = limits.max_num_scheduled_tokens if has_prompts else sys.maxsize
     longest = limits.long_prefill_token_threshold or budget
-    lookahead = serving.controller.draft_tokens_max if limits.method is not Method.NGRAM else 0
+    lookahead = serving.controller.draft_tokens_max if limits.method is not NGRAM else 0
     grow = serving.paged.grow
     step = Step([], [], [], ())
     chunks: list[Chunk] = []
@@ -299,7 +301,7 @@ def load_of(step: Step) -> Load:
 def step_work(load: Load, ahead_s: float, group_tokens: int = 0) -> Work:
     """The target pass, which could be prepared for `ahead_s`, among `group_tokens` of all ranks."""
     return Work(
-        kind=Kind.STEP,
+        kind=STEP,
         requests=() if load.rows is None else (*load.rows, *load.prompts),
         rows=load.num_rows,
         row_tokens=load.row_tokens,
@@ -316,8 +318,8 @@ def draft_work(load: Load, draft_tokens: int, method: Method) -> Work:
     only brings the draft model's KV up to date."""
     completed = load.completed
     num_rows = load.num_rows + len(completed)
-    if method is Method.NGRAM:
-        return Work(kind=Kind.HOST, rows=num_rows)
+    if method is NGRAM:
+        return Work(kind=HOST, rows=num_rows)
     context_tokens = load.context_tokens + sum([request.prefill_goal for request in completed])
     requests = () if load.rows is None else (*load.rows, *completed, *load.prompts)
     return draft_of(method, num_rows, load.row_tokens, context_tokens, load.chunks, draft_tokens, requests)
@@ -341,20 +343,20 @@ def draft_of(
     - dspark: the slots in one pass, LM head over all; verified tokens and prompts are projected into its KV, no more.
     """
     row_tokens, head_rows, passes, projected = DRAFT_ROW_TOKENS * num_rows, num_rows, draft_tokens, 0
-    if method in (Method.EAGLE3, Method.MTP):
+    if method in READING_FEATURES:
         row_tokens = verified_tokens
-    elif method is Method.PARALLEL:
+    elif method is PARALLEL:
         row_tokens = verified_tokens + num_rows * max(0, draft_tokens - 1)
         head_rows, passes = num_rows * draft_tokens, min(1, draft_tokens)
-    elif method is Method.DSPARK:
+    elif method is DSPARK:
         row_tokens = head_rows = num_rows * draft_tokens
         passes = min(1, draft_tokens)
         projected = verified_tokens + sum(chunk.new_tokens for chunk in chunks)
         chunks = ()
-    has_pass = method is not Method.DSPARK or draft_tokens > 0
+    has_pass = method is not DSPARK or draft_tokens > 0
     return Work(
-        kind=Kind.DRAFT,
-        model=Model.DRAFT,
+        kind=DRAFT,
+        model=DRAFT_MODEL,
         requests=requests,
         rows=num_rows if has_pass else 0,
         row_tokens=row_tokens,

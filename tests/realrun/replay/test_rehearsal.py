@@ -68,10 +68,10 @@ class CapturingStream(_CpuStream):
 
 def counted(kernels: PairKernels) -> CountingCpu:
     """An allocator that sees what the streams of `kernels` run."""
-    device, new = CountingCpu(), kernels._new_issuer
+    device, new = CountingCpu(), kernels.new_issuer
 
-    def new_issuer(name: str, priority: int) -> Issuer:
-        issuer = new(name, priority)
+    def new_issuer(name: str, stream: Stream) -> Issuer:
+        issuer = new(name, stream)
         program, held = issuer.program, [0, 0]
         device.held.append(held)
 
@@ -82,7 +82,7 @@ def counted(kernels: PairKernels) -> CountingCpu:
         issuer.program = run
         return issuer
 
-    kernels._new_issuer, kernels.runs_on = new_issuer, device  # type: ignore[method-assign]
+    kernels.new_issuer, kernels.runs_on = new_issuer, device  # type: ignore[method-assign]
     return device
 
 

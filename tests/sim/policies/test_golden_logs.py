@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 
 from sim.costs.cost import ConstantCosts, Demands
+from sim.devices.contention import Contention
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits, KvMode, PolicyOptions
 from tests.sim.devices.test_partition import LINEAR
@@ -111,7 +112,7 @@ def test_lanes_on_shares_neither_help_nor_disturb_each_other(
         draws=AlwaysAccept(),
         options=PolicyOptions(poll_s=0.0, spin_s=0.0, partition=partition),
         costs=ConstantCosts(device_s=SECONDS, demand=Demands(1.0, 0.0)),
-        curve=LINEAR,
+        contention=Contention(curve=LINEAR),
     )
     assert run.works == sorted(
         [
