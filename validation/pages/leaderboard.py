@@ -59,10 +59,10 @@ SPECULATION = """## Speculation
 Errors of measured speed-ups, the largest in brackets ([the decisions that follow](accuracy.md)). No figure of another
 simulator for these pairs is known.
 """
-MTP_TEXT = """DeepSeek-R1 with three MTP tokens under TensorRT-LLM, beside plain runs of the week before; rows do not say that
-they draft ([every pair](validation/mtp-pairs.csv), `python -m validation drafted CELLS.csv`). Acceptance is not recorded:
-one length is fitted per format and pair of lengths, so that these pairs judge how a speed-up goes with load. Drift:
-the error at the highest load less that at the lowest.
+MTP_TEXT = """DeepSeek-R1 with three MTP tokens under TensorRT-LLM, beside plain runs of the week before; rows do not
+say that they draft ([every pair](validation/mtp-pairs.csv), `python -m validation drafted CELLS.csv`). Acceptance is
+not recorded: one length is fitted per format and pair of lengths, so that these pairs judge how a speed-up goes with
+load. Drift: the error at the highest load less that at the lowest.
 """
 PUBLISHED = """## What is published of others, on cells of their own
 
