@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 from validation.accuracy.closed_loops import H100
+from validation.accuracy.open_loops import SHARED_RUN
 from validation.accuracy.open_loops import TITLE as OPEN_LOOPS
 from validation.accuracy.sections import markdown_table
 from validation.accuracy.timed_runs import RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT
@@ -32,7 +33,6 @@ LEVEL = 0.05
 LOADS = ((1, 8), (9, 32), (33, 128), (129, None))
 """Requests in flight of one rank, first and last."""
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
-SHARED_RUN = "codegen"
 Cells = Sequence[Mapping[str, str]]
 SERVED_HEADINGS = ["cells", "shared", "TPOT, lanesim / aiconfigurator", "TTFT, lanesim / aiconfigurator"]
 HEAD = """
@@ -51,8 +51,8 @@ RUNS = """## Runs, judged
 
 Means of single runs, and closed loops ([every cell](validation/accuracy-cells.md)); a dash where a constant was fitted
 on the figure or nobody has one. The open loop is of BLIS's authors, whose repository has the errors of five simulators
-on it (no licence: figures quoted, sizes without a sign; to BLIS (evolved) its set is `trainval`). No other cell here is
-known to have been predicted by them.
+on it (no licence: figures quoted, sizes without a sign; to BLIS (evolved) its set is `trainval`; the server was traced,
+which takes host time). No other cell here is known to have been predicted by them.
 """
 SPECULATION = """## Speculation
 
