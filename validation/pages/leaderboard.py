@@ -114,8 +114,9 @@ def size(errors: Iterable[str]) -> str:
 
 def beside(cells: Cells, metric: str) -> tuple[str, str]:
     """lanesim's error and the peer's on cells that both predict; first tokens that wait for admission are left out."""
-    is_seen = {"tpot": lambda cell: True, "ttft": lambda cell: cell["is_starved"] == "0"}[metric]
-    both = [cell for cell in cells if cell[f"peer_{metric}_error_pct"] and is_seen(cell)]
+    both = [cell for cell in cells if cell[f"peer_{metric}_error_pct"]]
+    if metric == "ttft":
+        both = [cell for cell in both if cell["is_starved"] == "0"]
     return size(cell[f"{metric}_error_pct"] for cell in both), size(cell[f"peer_{metric}_error_pct"] for cell in both)
 
 
