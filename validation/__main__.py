@@ -11,6 +11,7 @@ PROGRAMS = {
     "atlas": ("validation.pages.atlas_page", "docs/atlas: published pairs, best draft length by load, break-even"),
     "capacity_truths": ("validation.intervals.fleets", "whether fleets and intervals hold in other draws of costs"),
     "claims": ("validation.claims.command", "published claims: claimed, simulated, verdict and why"),
+    "drafted": ("validation.silicon.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),
     "leaderboard": ("validation.pages.leaderboard", "docs/leaderboard.md: lanesim beside every other simulator"),
     "left_out": ("validation.intervals.left_out", "pooled constants of engines without each of their sources"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),

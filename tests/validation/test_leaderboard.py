@@ -56,6 +56,9 @@ def folder(tmp_path: Path) -> Path:
     runs = [RUN.format(title=run.title) for run in (RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT)]
     (tmp_path / "accuracy-cells.md").write_text("\n".join([*runs, OPEN, EVERY]))
     (tmp_path / "left-out.csv").write_text("constant,engines,source,own_ms\nstep_s,all,one,1.5\n")
+    rows = [f"b200-sxm fp8 1024/1024,8,1,{load},2.5,{error}" for load, error in ((64, 3.0), (4, -6.0), (8, 7.5))]
+    head = "group,tensor_parallel,expert_parallel,concurrency,acceptance_length,error_pct"
+    (tmp_path / "mtp-pairs.csv").write_text("\n".join([head, *rows, "b200-sxm fp8 1024/1024,8,8,4,2.5,-1.0\n"]))
     return tmp_path
 
 
@@ -93,6 +96,12 @@ def test_cells_that_judge_nothing_are_apart(folder: Path) -> None:
     assert line(page(folder), "fitted") == "| fitted | 1 | 1 | 0.5 / 6.0 | 2.0 / 30.0 |"
     assert line(page(folder), "doubtful") == "| doubtful | 1 | 1 | 400.0 / 300.0 | 400.0 / 300.0 |"
     assert line(page(folder), "GH200, vllm-0.23, eagle3") == "| GH200, vllm-0.23, eagle3 | 2 | 2.0 (3.0) | 1 | 80.0 |"
+
+
+def test_drift_is_from_the_lowest_load_to_the_highest_of_one_deployment(folder: Path) -> None:
+    name = "b200-sxm fp8 1024/1024, TP 8"
+    assert line(page(folder), name) == f"| {name} | 3 | 4, 8, 64 | 2.5 | 5.5 | +9.0 |"
+    assert line(page(folder), f"{name}, EP 8") == f"| {name}, EP 8 | 1 | 4 | 2.5 | 1.0 | – |"
 
 
 def test_losses_are_named(folder: Path) -> None:

@@ -85,10 +85,6 @@ A100 = CellRun(
     gpu="A100",
     engine="vllm-0.24",
 )
-PEER_TEXT = (
-    "aiconfigurator 0.12 on the same 42 cells, asked by its public API: mean size of the error of TPOT 1.6 %, of TTFT "
-    "51 %: its TPOT is better than lanesim's here"
-)
 TPOT_BAR_PCT = 3.5
 A100_BAR_PCT = 5.0
 """Of each arm, mean and largest, and of the largest speed-up."""
@@ -143,8 +139,7 @@ def h100_section(data: Path, peer: Path | None) -> Section:
         peer="aiconfigurator 0.12" if peers else "",
         peer_errors_pct=peers,
     )
-    about = [*outcome.about, PEER_TEXT]
-    return Section(title=H100.title, about=about, lines=lines, tail=tail, rows=rows)
+    return Section(title=H100.title, about=outcome.about, lines=lines, tail=tail, rows=rows)
 
 
 def _peer_errors(table: CellTable, path: Path | None) -> dict[int, dict[str, float | None]]:

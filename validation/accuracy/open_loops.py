@@ -126,7 +126,7 @@ def open_loops_section(data: Path) -> Section:
         f"overloaded, most requests failed, left out: {', '.join(left_out) or 'none'}",
         f"a step takes longer than its kernels, as without asynchronous scheduling: with `{SYNCHRONOUS}` the mean "
         f"latencies of these stages are {', '.join(f'{error:+.0f}' for error in synchronous)} % off. The source does "
-        "not say how it scheduled",
+        "not say how it scheduled; it traced every request and step (OpenTelemetry), which takes host time",
     ]
     table = [
         [each.stage.run, f"{each.stage.rate_per_s:g}"]

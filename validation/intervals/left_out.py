@@ -83,12 +83,29 @@ def left_out(constant: Constant) -> list[LeftOut]:
         others = [other.value_s for other in constant.sources[:place] + constant.sources[place + 1 :]]
         without_s = constant.pool(others)
         pooled, without = (source.errors_pct(value_s) for value_s in (constant.pooled_s, without_s))
-        times_ms = [round(1e3 * value_s, 4) for value_s in (source.value_s, constant.pooled_s, without_s)]
-        sizes = [round(fmean(map(abs, errors)), 1) for errors in (pooled, without)]
         found.append(
-            LeftOut(constant.name, constant.engines, source.name, *times_ms, source.metric, len(pooled), *sizes)
+            LeftOut(
+                constant=constant.name,
+                engines=constant.engines,
+                source=source.name,
+                own_ms=_ms(source.value_s),
+                pooled_ms=_ms(constant.pooled_s),
+                without_ms=_ms(without_s),
+                metric=source.metric,
+                cells=len(pooled),
+                pooled_error_pct=_size(pooled),
+                without_error_pct=_size(without),
+            )
         )
     return found
+
+
+def _ms(value_s: float) -> float:
+    return round(1e3 * value_s, 4)
+
+
+def _size(errors_pct: Sequence[float]) -> float:
+    return round(fmean(map(abs, errors_pct)), 1)
 
 
 def constants(data: Path, scratch: Path) -> list[Constant]:

@@ -2,9 +2,9 @@
 leaderboard`.
 
 Nothing is simulated here: figures are means over cells that other commands wrote (in docs/validation: served-cells.csv
-by silicon_page, accuracy-cells.md by accuracy, left-out.csv by left_out), and errors that are reported of other
-simulators (peers.csv beside this file: quoted, each with its source and date). A cell is judged where no constant was
-fitted on it and its labels hold. Not here: single cells, classes of served cells (docs/silicon.md).
+by silicon_page, accuracy-cells.md by accuracy, left-out.csv by left_out, mtp-pairs.csv by drafted), and errors that are
+reported of other simulators (peers.csv beside this file: quoted, each with its source and date). A cell is judged where
+no constant was fitted on it and its labels hold. Not here: single cells, classes of served cells (docs/silicon.md).
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from pathlib import Path
 from statistics import fmean
 
 from validation.accuracy.closed_loops import H100
+from validation.accuracy.open_loops import SHARED_RUN
 from validation.accuracy.open_loops import TITLE as OPEN_LOOPS
 from validation.accuracy.sections import markdown_table
 from validation.accuracy.timed_runs import RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, FOLDER, PEERS = DOCS / "leaderboard.md", DOCS / "validation", Path(__file__).parent / "peers.csv"
-SERVED, ACCURACY, LEFT_OUT = "served-cells.csv", "accuracy-cells.md", "left-out.csv"
+SERVED, ACCURACY, LEFT_OUT, MTP = "served-cells.csv", "accuracy-cells.md", "left-out.csv", "mtp-pairs.csv"
 AICONFIGURATOR = "aiconfigurator 0.12"
 JUDGED, FITTED, DOUBTFUL = "judged", "fitted", "doubtful"
 METRICS, RUN_METRICS = ("tpot", "ttft"), ("TPOT", "TTFT", "E2EL")
@@ -32,7 +33,6 @@ LEVEL = 0.05
 LOADS = ((1, 8), (9, 32), (33, 128), (129, None))
 """Requests in flight of one rank, first and last."""
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
-SHARED_RUN = "codegen"
 Cells = Sequence[Mapping[str, str]]
 SERVED_HEADINGS = ["cells", "shared", "TPOT, lanesim / aiconfigurator", "TTFT, lanesim / aiconfigurator"]
 HEAD = """
@@ -51,13 +51,18 @@ RUNS = """## Runs, judged
 
 Means of single runs, and closed loops ([every cell](validation/accuracy-cells.md)); a dash where a constant was fitted
 on the figure or nobody has one. The open loop is of BLIS's authors, whose repository has the errors of five simulators
-on it (no licence: figures quoted, sizes without a sign; to BLIS (evolved) its set is `trainval`). No other cell here is
-known to have been predicted by them.
+on it (no licence: figures quoted, sizes without a sign; to BLIS (evolved) its set is `trainval`; the server was traced,
+which takes host time). No other cell here is known to have been predicted by them.
 """
 SPECULATION = """## Speculation
 
 Errors of measured speed-ups, the largest in brackets ([the decisions that follow](accuracy.md)). No figure of another
 simulator for these pairs is known.
+"""
+MTP_TEXT = """DeepSeek-R1 with three MTP tokens under TensorRT-LLM, beside plain runs of the week before; rows do not
+say that they draft ([every pair](validation/mtp-pairs.csv), `python -m validation drafted CELLS.csv`). Acceptance is
+not recorded: one length is fitted per format and pair of lengths, so that these pairs judge how a speed-up goes with
+load. Drift: the error at the highest load less that at the lowest.
 """
 PUBLISHED = """## What is published of others, on cells of their own
 
@@ -109,8 +114,9 @@ def size(errors: Iterable[str]) -> str:
 
 def beside(cells: Cells, metric: str) -> tuple[str, str]:
     """lanesim's error and the peer's on cells that both predict; first tokens that wait for admission are left out."""
-    is_seen = {"tpot": lambda cell: True, "ttft": lambda cell: cell["is_starved"] == "0"}[metric]
-    both = [cell for cell in cells if cell[f"peer_{metric}_error_pct"] and is_seen(cell)]
+    both = [cell for cell in cells if cell[f"peer_{metric}_error_pct"]]
+    if metric == "ttft":
+        both = [cell for cell in both if cell["is_starved"] == "0"]
     return size(cell[f"{metric}_error_pct"] for cell in both), size(cell[f"peer_{metric}_error_pct"] for cell in both)
 
 
@@ -225,6 +231,21 @@ def _simulator(peer: Mapping[str, str]) -> str:
     return peer["simulator"]
 
 
+def mtp_lines(pairs: Cells) -> Iterator[list[str]]:
+    """By format, lengths and degrees: pairs, loads, the length that was fitted, the error and its drift."""
+
+    def deployment(pair: Mapping[str, str]) -> str:
+        spread = f", EP {pair['expert_parallel']}" if pair["expert_parallel"] != "1" else ""
+        return f"{pair['group']}, TP {pair['tensor_parallel']}{spread}"
+
+    for name, rows in grouped(pairs, deployment).items():
+        in_load = sorted(rows, key=lambda row: int(row["concurrency"]))
+        errors = [float(row["error_pct"]) for row in in_load]
+        drift = f"{errors[-1] - errors[0]:+.1f}" if len(errors) > 1 else "–"
+        loads = ", ".join(row["concurrency"] for row in in_load)
+        yield [name, str(len(rows)), loads, rows[0]["acceptance_length"], size(row["error_pct"] for row in rows), drift]
+
+
 def published_lines(peers: Cells) -> Iterator[list[str]]:
     """A line per simulator and set of runs."""
     for peer in peers:
@@ -256,8 +277,8 @@ def page(folder: Path = FOLDER, peers_path: Path = PEERS) -> str:
     served = served_cells(folder)
     with peers_path.open(newline="") as file:
         peers = list(csv.DictReader(file))
-    with (folder / LEFT_OUT).open(newline="") as file:
-        left_out = list(csv.DictReader(file))
+    with (folder / LEFT_OUT).open(newline="") as file, (folder / MTP).open(newline="") as mtp:
+        left_out, drafted = list(csv.DictReader(file)), list(csv.DictReader(mtp))
     found = list(tables((folder / ACCURACY).read_text()))
     runs = {title: rows for title, rows in reversed(found) if "metric" in rows[0]}
     every = next(rows for title, rows in found if title == "Every cell")
@@ -265,6 +286,7 @@ def page(folder: Path = FOLDER, peers_path: Path = PEERS) -> str:
     compared = list(run_lines(runs, every, peers))
     roles = {role: [cell for cell in served if cell["role"] == role] for role in (FITTED, DOUBTFUL)}
     pair_headings = ["GPU, engine, method", "judged pairs", "error", "fitted on", "error there"]
+    mtp_headings = ["GPU, format, lengths, degrees", "pairs", "in flight", "length fitted", "error", "drift"]
     left_headings = ["constant", "engine", "left out", "its own", "pooled", "without", "judged by", "cells"]
     return "\n".join(
         [
@@ -280,6 +302,8 @@ def page(folder: Path = FOLDER, peers_path: Path = PEERS) -> str:
             markdown_table(list(compared[0]), [list(line.values()) for line in compared], left=2),
             SPECULATION,
             markdown_table(pair_headings, list(speculation_lines(every))),
+            MTP_TEXT,
+            markdown_table(mtp_headings, list(mtp_lines(drafted))),
             PUBLISHED,
             markdown_table(
                 ["simulator", "what", "E2EL", "TTFT", "runs", "source", "date"], list(published_lines(peers)), left=2
