@@ -50,7 +50,6 @@ FLOORS = {
         ("corun",),
         ("service",),
         ("importers",),
-        ("check",),
         ("judge",),
         ("production",),
         ("cli",),

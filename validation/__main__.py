@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 
 PROGRAMS = {
-    "accuracy": ("validation.accuracy.page", "docs/accuracy.md: real runs of others beside simulated ones"),
+    "accuracy": ("validation.accuracy.accuracy_page", "docs/accuracy.md: real runs of others beside simulated ones"),
     "accuracy_intervals": ("validation.intervals.speedups", "how often tune's interval of a speed-up holds"),
     "atlas": ("validation.pages.atlas_page", "docs/atlas: published pairs, best draft length by load, break-even"),
     "capacity_truths": ("validation.intervals.fleets", "whether fleets and intervals hold in other draws of costs"),
@@ -23,7 +23,7 @@ PROGRAMS = {
     "replay_accuracy": ("validation.replays.accuracy", "docs/validation: this CPU measured, predicted, replayed"),
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
     "silicon": ("validation.silicon.command", "served cells by class, beside a peer"),
-    "silicon_page": ("validation.silicon.page", "docs/silicon.md, from results of silicon"),
+    "silicon_page": ("validation.silicon.silicon_page", "docs/silicon.md, from results of silicon"),
     "speed": ("validation.speed.processes", "CPU seconds and memory, beside a bare loop"),
     "support": ("validation.pages.support", "docs/support.md: which model runs on which GPU"),
     "unprepared": ("validation.pages.unprepared", "docs/unprepared.md: deployments that nobody prepared"),

@@ -15,11 +15,11 @@ from calibrate.campaign.plan import Campaign, Job
 from calibrate.campaign.smoke import SMOKE_FILE
 from calibrate.campaign.verdict import BESIDE, Runs, changes, sentence
 from calibrate.corun.__main__ import answer
-from calibrate.corun.cells import Cell
+from calibrate.corun.pairs import Cell
+from calibrate.corun.rates_file import Line, Table
 from calibrate.corun.shares import Pair, pairs_of, said
-from calibrate.corun.table import Line, Table
-from calibrate.points import file as points_file
-from calibrate.points.work import Place
+from calibrate.points import points_file
+from calibrate.points.point_works import Place
 from sim.costs.profile import Profile
 from sim.costs.profile_files import SHIPPED, changed, load, ship_profile
 from sim.files.write import new_folder

@@ -23,8 +23,8 @@ from calibrate.measure.clocks import Driver
 from calibrate.measure.grid import grid
 from calibrate.measure.overlap import OverlapBench, plan
 from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits
-from calibrate.points import file as points_file
-from calibrate.points.work import Place
+from calibrate.points import points_file
+from calibrate.points.point_works import Place
 from realrun.host import cuda
 from realrun.host.device import Device, DeviceClock, Stream
 from realrun.model.attention import Attention, Rectangle, make_attention, usual_attention

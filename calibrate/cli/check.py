@@ -25,7 +25,7 @@ PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
 @click.option("--out", type=A_PATH, default=None, help="Directory for the figure check.png.")
 def check_command(profile: str, against: Path | None, json_path: str | None, out: Path | None) -> None:
     """Error of PROFILE (a name or a path) per kind: a table, and a figure of measured against fitted."""
-    from calibrate.check.profile import check, check_json
+    from calibrate.judge.profile_errors import check, check_json
     from sim.costs.profile_files import load
 
     claim(
@@ -41,7 +41,7 @@ def check_command(profile: str, against: Path | None, json_path: str | None, out
             f"--out draws measured points and profile {loaded.name!r} carries none; add --against PATH with some"
         )
     if out is not None:
-        from calibrate.check.figure import draw_check
+        from calibrate.judge.profile_figure import draw_check
 
         draw_check(out / FIGURE, loaded, comparisons)
     if write_json(json_path, check_json(loaded, errors, against.name if against is not None else None)):

@@ -80,8 +80,8 @@ def aiconfigurator_command(
         raise ValueError(f"--form {form} has no --ep, --dp, --weights, --kv-dtype, --engine, --nccl; leave --form out")
     shapes = shapes_of(target, draft, plain=form != "points")
     try:
+        from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
         from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
-        from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
 
         if path is None:
             path, revision = installed_tables()
@@ -152,7 +152,7 @@ def llmservingsim_command(
     check_out(out, [target, draft, *_below(path), *_below(draft_path)])
     target_shape, draft_shape = shapes_of(target, draft, plain=False)
     try:
-        from calibrate.importers.llmservingsim.profile import import_llmservingsim
+        from calibrate.importers.llmservingsim.layer_profile import import_llmservingsim
 
         profile = import_llmservingsim(
             path,

@@ -14,7 +14,10 @@ SUB_COMMANDS: Commands = {
     "measure": ("calibrate.cli.measure:measure_command", "Time a pair of models on this machine."),
     "import": ("calibrate.cli.imports:import_group", "Make a profile from published kernel tables."),
     "derive": ("calibrate.cli.derive:derive_command", "Transfer a profile to another GPU of its family."),
-    "fit-steps": ("calibrate.cli.steps:fit_steps_command", "Constants of a served GPU from its steps by batch tokens."),
+    "fit-steps": (
+        "calibrate.cli.fit_steps:fit_steps_command",
+        "Constants of a served GPU from its steps by batch tokens.",
+    ),
     "production": ("calibrate.cli.production:production_command", "Constants and acceptance from a running server."),
     "check": ("calibrate.cli.check:check_command", "Error of a profile per kind."),
 }

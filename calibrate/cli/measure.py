@@ -109,7 +109,7 @@ def measure_command(
 
 def _print_noisy(profile: Profile) -> None:
     """How many points are noisy, and the worst of them by name."""
-    from calibrate.points.work import place_of
+    from calibrate.points.point_works import place_of
 
     noisy = sorted((point for point in profile.points if point.is_noisy), key=lambda point: -point.half_width_pct)
     if noisy:

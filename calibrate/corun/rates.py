@@ -8,7 +8,7 @@ allocator's calls in the windows are counted.
 
 calibrate.measure.overlap times one pass of each kind released at one instant: what one pass costs the other, its start
 and its end included. Here the overlap is steady, which is what a rate means. Not here: which passes
-(calibrate.corun.cells).
+(calibrate.corun.pairs).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from statistics import fmean, median
 from threading import Barrier
 from typing import NamedTuple
 
-from calibrate.corun.cells import Cell
+from calibrate.corun.pairs import Cell
 from calibrate.measure.at_once import at_once
 from calibrate.measure.bench import Bench, Pass
 from calibrate.measure.repeats import half_width

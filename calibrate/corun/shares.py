@@ -14,10 +14,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.corun.cells import Cell
-from calibrate.corun.table import Line
-from calibrate.fit.errors import Array, kind_error
-from calibrate.points.work import Place, work_of
+from calibrate.corun.pairs import Cell
+from calibrate.corun.rates_file import Line
+from calibrate.fit.fit_errors import Array, kind_error
+from calibrate.points.point_works import Place, work_of
 from sim.costs.cost import Demands
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile, ShareCurve

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.distance import cdist
 
-from calibrate.fit.errors import Array
+from calibrate.fit.fit_errors import Array
 
 SPREADS = (0.0, 0.003, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
 """Standard deviations of a correction to choose from. Only their ratio to the points' own deviations matters."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.fit.errors import Array, kind_error, relative_error
-from calibrate.fit.kernels import (
+from calibrate.fit.fit_errors import Array, kind_error, relative_error
+from calibrate.fit.kernel_fit import (
     Body,
     body_s,
     decode_rows_s,
@@ -23,7 +23,7 @@ from calibrate.fit.kernels import (
     fit_prefill_attention,
     prefill_rows_s,
 )
-from calibrate.fit.tables import MAX_ROWS, AttentionTable, GemmTable, outside_l2, pass_points
+from calibrate.fit.kernel_tables import MAX_ROWS, AttentionTable, GemmTable, outside_l2, pass_points
 from sim.costs.kernels import DecodeAttention, Gemm, PrefillAttention
 from sim.costs.profile import Gpu, KindError
 from sim.costs.shapes import MODELS, ModelShape

@@ -1,7 +1,7 @@
 """The profile of a points file: starting constants of the device, then the fits. Imports no torch.
 
-Not here: measuring (calibrate.measure), the fits themselves (calibrate.fit.passes, calibrate.fit.measured_table,
-calibrate.fit.overlap).
+Not here: measuring (calibrate.measure), the fits themselves (calibrate.fit.pass_fit, calibrate.fit.measured_table,
+calibrate.fit.overlap_fit).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from datetime import date
 from statistics import median
 from typing import Any, Literal
 
-from calibrate.fit.errors import use_of
+from calibrate.fit.fit_errors import use_of
 from calibrate.fit.measured_table import with_tables
-from calibrate.fit.overlap import fit_overlap
-from calibrate.fit.passes import fit_passes
-from calibrate.points.file import Clocks, Points
-from calibrate.points.work import L2_STATES, Place, place_of, work_of
+from calibrate.fit.overlap_fit import fit_overlap
+from calibrate.fit.pass_fit import fit_passes
+from calibrate.points.point_works import L2_STATES, Place, place_of, work_of
+from calibrate.points.points_file import Clocks, Points
 from sim.costs.engine import MEASURED_HERE
 from sim.costs.kernels import (
     CompactKernels,

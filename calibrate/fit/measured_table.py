@@ -5,7 +5,7 @@ predicted time is shared out over its parts and over the grid points near it (ca
 then fall along an axis are restored by least squares in their logs, each weighing by how well it is known: never by
 raising.
 Held-out points have no part in it: their grid points hold the compact fit's time, corrected as their neighbours are.
-Not here: the compact fit and errors (calibrate.fit.passes), tables of single kernels (calibrate.fit.table_form).
+Not here: the compact fit and errors (calibrate.fit.pass_fit), tables of single kernels (calibrate.fit.table_form).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from calibrate.fit.corrections import Corrections, Key
-from calibrate.fit.errors import Array
-from calibrate.fit.passes import MIN_ERROR, held_out_errors
+from calibrate.fit.fit_errors import Array
+from calibrate.fit.pass_fit import MIN_ERROR, held_out_errors
 from calibrate.fit.table_form import rounded, smooth
-from calibrate.points.work import place_of, work_of
+from calibrate.points.point_works import place_of, work_of
 from sim.costs.forms.compact import CompactCosts, CompactPasses
 from sim.costs.forms.table import TableCosts, TablePasses
 from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.fit.errors import Array, kind_error, relative_error
+from calibrate.fit.fit_errors import Array, kind_error, relative_error
 from calibrate.fit.held_out import MIN_PROMPT_TOKENS, VERIFY_TOKENS, Tables
-from calibrate.fit.kernels import Body
-from calibrate.fit.tables import MAX_ROWS, MAX_TOKENS, AttentionTable, outside_l2
+from calibrate.fit.kernel_fit import Body
+from calibrate.fit.kernel_tables import MAX_ROWS, MAX_TOKENS, AttentionTable, outside_l2
 from sim.costs.forms.table import TablePasses
 from sim.costs.kernels import AllReduce, Elementwise, Head
 from sim.costs.passes import layer_rest_s, sampler_s

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.fit.errors import Array
+from calibrate.fit.fit_errors import Array
+from sim.files.arrow_tables import read_csv
 from sim.files.read import Unreadable, read_text
-from sim.files.tables import read_csv
 
 LONGEST_US = 1e7
 """Kernels of more microseconds are in other units: no kernel of one layer takes ten seconds."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sim.files.tables import read_csv
+from sim.files.arrow_tables import read_csv
 from sim.names import unknown
 
 MEASURED = {

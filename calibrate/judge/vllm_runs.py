@@ -21,7 +21,7 @@ from calibrate.judge.vllm_requests import RealRun
 from realrun.validate import errors
 from sim.costs.profile import Profile
 from sim.engine.fleet import Routing
-from sim.engine.gauge import GapSamples
+from sim.engine.time_series import GapSamples
 from sim.files.write import write_figure
 from sim.interface.request import Request
 from sim.metrics import summary

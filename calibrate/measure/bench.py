@@ -17,11 +17,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from calibrate.measure.repeats import Sample
-from calibrate.points.work import Place
+from calibrate.points.point_works import Place
 from realrun.host.device import Event
+from realrun.kernels.device_passes import NOT_FORCED, ChunkShape, PassShape
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.passes import NOT_FORCED, ChunkShape, PassShape
 from sim.interface.work import Kind, Model
 
 HOLD_S = 1e-3
@@ -39,7 +39,7 @@ class Pass(NamedTuple):
 
     shape: PassShape
     rows: list[tuple[int, int, int, int]]
-    """As realrun.kernels.passes.Column."""
+    """As realrun.kernels.device_passes.Column."""
     known_tokens: int
     """Tokens of each slot before the pass."""
     kv_tokens: int

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from threading import Event, Thread
 from types import ModuleType
 
-from calibrate.points.file import Clocks
+from calibrate.points.points_file import Clocks
 
 THROTTLES = {
     0x4: "power cap",

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from calibrate.measure.at_once import at_once
 from calibrate.measure.bench import Bench
-from calibrate.points.work import Place, place_of
+from calibrate.points.point_works import Place, place_of
 from realrun.kernels import rows
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.rows import Slot

@@ -3,7 +3,7 @@
 On a GPU one thread issues them all as captured graphs, an event releases them, and events time them: no thread of the
 host comes between. On a CPU each has a thread of its own, and streams have no priorities, so only equal ones are timed.
 Solo times are taken right beside, in the same way, so that a drift of the machine hits both. Not here: what follows
-from it (calibrate.fit.overlap).
+from it (calibrate.fit.overlap_fit).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import NamedTuple
 from calibrate.measure.at_once import at_once
 from calibrate.measure.bench import Bench, Pass
 from calibrate.measure.grid import Limits
-from calibrate.points.file import Ran
-from calibrate.points.work import Place, Together
+from calibrate.points.point_works import Place, Together
+from calibrate.points.points_file import Ran
 from realrun.kernels.issuer import Issuer
 
 OFFSETS = (0.0, 0.25, 0.5)

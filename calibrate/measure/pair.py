@@ -11,8 +11,8 @@ import torch
 
 from calibrate.hardware.models import FAMILIES, Source, source_of, with_dtype
 from calibrate.measure.grid import Limits
-from realrun.kernels.options import PairOptions, doubling
 from realrun.kernels.pair_kernels import PairKernels
+from realrun.kernels.pair_options import PairOptions, doubling
 from realrun.model.attention import Attention, slot_tokens, usual_attention
 from realrun.model.memory import Ledger, Sizes, check_fits, ledger
 from realrun.model.weights import Family, load_model, random_model

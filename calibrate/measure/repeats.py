@@ -13,7 +13,7 @@ from math import ceil, floor, sqrt
 from statistics import median
 from typing import NamedTuple
 
-from calibrate.points.work import NOISY_PCT
+from calibrate.points.point_works import NOISY_PCT
 
 BLOCK = 3
 """Repetitions that are compared at a time while warming up."""

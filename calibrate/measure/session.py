@@ -25,10 +25,10 @@ from calibrate.measure.machine import fingerprint, gpu, roofs
 from calibrate.measure.overlap import OverlapBench, plan
 from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.repeats import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, repeat
-from calibrate.points import file as points_file
-from calibrate.points.work import VISITS, Place, l2_state
+from calibrate.points import points_file
+from calibrate.points.point_works import VISITS, Place, l2_state
 from realrun.host import cuda
-from realrun.host.quiet import frozen_heap
+from realrun.host.garbage_collector import frozen_heap
 from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import Gpu, MeasuredPoint, Profile

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from realrun.host.garbage_collector import frozen_heap
 from realrun.host.gpuhost import GpuHost
-from realrun.host.quiet import frozen_heap
 from realrun.replay.measured import MeasuredWork, measured_work
 from realrun.replay.pair_executor import PairExecutor
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.models import IidAcceptance
 from sim.costs.forms.build import build_costs
-from sim.costs.history import kind_in_service
+from sim.costs.in_service import kind_in_service
 from sim.costs.profile import Profile
 from sim.devices.contention import contention_of
 from sim.devices.ticket import SimTicket

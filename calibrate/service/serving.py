@@ -18,20 +18,20 @@ from typing import Literal, NamedTuple
 from msgspec import structs
 
 from calibrate.fit.measured_table import TooFewPoints
-from calibrate.fit.overlap import TURNS_S
+from calibrate.fit.overlap_fit import TURNS_S
 from calibrate.measure.pair import DEFAULTS, PairSpec
 from calibrate.measure.session import Session, Step
-from calibrate.points import file as points_file
+from calibrate.points import points_file
 from calibrate.service.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, serve, simulate
 from calibrate.service.pauses import idle_ramp
-from realrun.host.quiet import frozen_heap
-from realrun.kernels.options import decoding_shapes
+from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.pair_kernels import PairKernels
+from realrun.kernels.pair_options import decoding_shapes
+from realrun.replay.machine_speed import probe
 from realrun.replay.measured import MeasuredWork, mean
 from realrun.replay.pair_executor import PairExecutor
-from realrun.replay.probe import probe
 from sim.costs.forms.build import build_costs
-from sim.costs.history import kind_in_service
+from sim.costs.in_service import kind_in_service
 from sim.costs.profile import IdleRamp, Profile
 from sim.costs.profile_files import round_constant
 
@@ -66,7 +66,7 @@ class ServingCosts:
     look_s: float
     """Seconds that the work under way loses per look of an idle worker."""
     probed_s: tuple[float, ...]
-    """As realrun.replay.probe gives it, between the runs."""
+    """As realrun.replay.machine_speed gives it, between the runs."""
     served: dict[str, float] = field(default_factory=dict)
     """Ratios by kind: how many times as long a pass lasts as the profile says."""
     tau_s: float | None = None

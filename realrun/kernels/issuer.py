@@ -2,8 +2,8 @@
 
 Each stream of a host has one issuer, used by one thread at a time; issuers of one pair share nothing that a pass
 writes but the rows' own state. Inputs travel through pinned buffers made beforehand, results come back the same way.
-Not here: what a pass computes (realrun.kernels.passes), which passes to run (realrun.kernels.pair_kernels), what a
-stream is (realrun.host.device).
+Not here: what a pass computes (realrun.kernels.device_passes), which passes to run (realrun.kernels.pair_kernels),
+what a stream is (realrun.host.device).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from realrun.host.device import Device, Event, Stream
-from realrun.kernels.passes import NOT_FORCED, Column, PassShape
+from realrun.kernels.device_passes import NOT_FORCED, Column, PassShape
 from sim.interface.work import Model
 
 STAGING_DEPTH = 4

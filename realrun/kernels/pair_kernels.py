@@ -2,7 +2,7 @@
 
 `PairKernels` keeps the host's account of every slot, picks the shape of each pass and hands it to an issuer. It has no
 policy, no thread and no clock: who calls it decides what runs when.
-Not here: what the device computes (realrun.kernels.passes), streams and graphs (realrun.kernels.issuer).
+Not here: what the device computes (realrun.kernels.device_passes), streams and graphs (realrun.kernels.issuer).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from realrun.host import cuda
 from realrun.host.device import Device, Stream
 from realrun.kernels import rows
+from realrun.kernels.device_passes import Passes, PassShape
 from realrun.kernels.issuer import Issuer, Pending
-from realrun.kernels.options import PairOptions
-from realrun.kernels.passes import Passes, PassShape
+from realrun.kernels.pair_options import PairOptions
 from realrun.kernels.rows import PromptChunk, RowResult, Slot
 from realrun.kernels.sequences import Sequences
 from realrun.model import sampling

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from realrun.host.device import Event
-from realrun.kernels.options import PairOptions
-from realrun.kernels.passes import NOT_FORCED, ChunkShape, PassShape
+from realrun.kernels.device_passes import NOT_FORCED, ChunkShape, PassShape
+from realrun.kernels.pair_options import PairOptions
 from sim.interface.work import Kind, Model
 
 
@@ -76,7 +76,7 @@ class Plan(NamedTuple):
 
     shape: PassShape
     inputs: list[tuple[int, int, int, int]]
-    """One per row of the shape, as realrun.kernels.passes.Column."""
+    """One per row of the shape, as realrun.kernels.device_passes.Column."""
     chunk_rows: list[int]
     """Row of the shape of each chunk that has a result: none of a pass that computes again."""
     draft_lags: list[int]

@@ -14,18 +14,18 @@ from typing import Any
 
 import msgspec
 
+from realrun.host.garbage_collector import frozen_heap
 from realrun.host.gpuhost import GpuHost
 from realrun.host.machine import fingerprint
-from realrun.host.quiet import frozen_heap
-from realrun.kernels.options import PairOptions, decoding_shapes
+from realrun.kernels.device_passes import ChunkShape, PassShape
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.passes import ChunkShape, PassShape
+from realrun.kernels.pair_options import PairOptions, decoding_shapes
 from realrun.replay.experiment import busy_seconds, max_at_once, usage_of
 from realrun.replay.genuine import Folders, Tied
+from realrun.replay.machine_speed import probe
 from realrun.replay.measured import MeasuredWork, mean, measured_work, real_columns
 from realrun.replay.measured_host import WakeLatency
 from realrun.replay.pair_executor import PairExecutor
-from realrun.replay.probe import probe
 from sim.compare.run_length import load_of
 from sim.compare.side_by_side import RESULT_SCHEMA, cost_source, paired_differences
 from sim.costs.profile import Profile
@@ -59,7 +59,7 @@ class Replay:
     drift_ppm: float | None
     """By how much the host's clock is faster than the device's (realrun.host.device)."""
     probed_s: list[tuple[float, ...]]
-    """What realrun.replay.probe took before the run and, unless it was interrupted, after it."""
+    """What realrun.replay.machine_speed took before the run and, unless it was interrupted, after it."""
 
 
 def rehearse(experiment: Experiment, executor: PairExecutor) -> None:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from realrun.host import cuda
-from realrun.kernels.options import PairOptions, doubling
 from realrun.kernels.pair_kernels import PairKernels
+from realrun.kernels.pair_options import PairOptions, doubling
 from realrun.model.attention import Attention, slot_tokens, usual_attention
 from realrun.model.memory import GIB, Sizes, ledger
 from realrun.model.weights import random_model, tied_pair
 from realrun.replay.experiment import max_at_once
 from realrun.replay.genuine import Tied
-from realrun.replay.probe import PROBED_TOKENS
+from realrun.replay.machine_speed import PROBED_TOKENS
 from sim.costs.memory import loaded_models
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape

@@ -47,7 +47,7 @@ class Observed:
     wake: WakeLatency
     is_partial: bool
     probed_s: Sequence[Sequence[float]] = ()
-    """What fixed passes took before and after it (realrun.replay.probe)."""
+    """What fixed passes took before and after it (realrun.replay.machine_speed)."""
 
     @property
     def records(self) -> list[WorkRecord]:

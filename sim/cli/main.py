@@ -24,7 +24,7 @@ COMMANDS = {
     "sweep": ("sim.cli.sweep:sweep_command", "A grid of scenarios into a store: resumed, merged, in parallel."),
     "plot": ("sim.cli.plot:plot_command", "Pictures of a store, or over several results directories."),
     "report": ("sim.cli.plot:report_command", "A store as one HTML page: answer, pictures, tables, assumptions."),
-    "check": ("calibrate.cli.files:check_command", "What a file is, and whether it is sound; nothing is run."),
+    "check": ("calibrate.cli.check_files:check_command", "What a file is, and whether it is sound; nothing is run."),
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "capacity": ("sim.cli.capacity:capacity_command", "Highest load that meets the SLOs, and replicas for a rate."),
     "tune": (

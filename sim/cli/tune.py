@@ -96,7 +96,7 @@ FOR_LENGTHS = ("lengths", "contexts", "target_model", "draft_model")
 
 def _lengths(scenario: Scenario, options: dict[str, Any]) -> Tuning | ContextTuning:
     from sim.costs.profile_files import load
-    from sim.studies.draws import DEFAULT_DRAWS
+    from sim.studies.cost_draws import DEFAULT_DRAWS
     from sim.studies.tune import tune
 
     if options.pop("policies") is not None:

@@ -16,7 +16,7 @@ import msgspec
 
 from sim.compare.pool import default_workers, given, started
 from sim.costs.profile import Profile
-from sim.files.tables import writing_parquet
+from sim.files.arrow_tables import writing_parquet
 from sim.metrics.load import needs_capacity
 from sim.metrics.records import RunRecord, request_parts
 from sim.metrics.summary import PERCENTILES, Run, detailed, summarise

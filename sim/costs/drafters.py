@@ -15,7 +15,7 @@ from sim.costs.passes import PassUse
 from sim.costs.profile import HostCosts, Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import MODELS, ModelShape, model
-from sim.costs.works import WorkCosts
+from sim.costs.work_costs import WorkCosts
 from sim.interface.work import Work
 
 

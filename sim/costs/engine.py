@@ -3,7 +3,7 @@
 A profile says what the GPU takes; an engine adds a few constants, as they were measured on that GPU or, for a pair that
 never was, pooled over what was, with the spread. Data in sim/engines, one JSON per engine and version. A profile that
 was measured together with an engine keeps those constants of its own in `host` and names the engine there.
-Not here: what the constants do to a work (sim.costs.works), how they are fitted (calibrate, realrun.validate).
+Not here: what the constants do to a work (sim.costs.work_costs), how they are fitted (calibrate, realrun.validate).
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Gpu(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class IdleRamp(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What works lose after a pause, before the machine is up again (sim.costs.history)."""
+    """What works lose after a pause, before the machine is up again (sim.costs.in_service)."""
 
     lost_s: float
     """In all, after a long pause."""
@@ -126,7 +126,7 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     look_s: float = 0.0
     """What each look of an idle worker that polls takes from whatever is being issued: they share an interpreter."""
     probed_s: tuple[float, ...] = ()
-    """What fixed passes took on this machine meanwhile (realrun.replay.probe); a replay takes them again."""
+    """What fixed passes took on this machine meanwhile (realrun.replay.machine_speed); a replay takes them again."""
     inflation_eager: tuple[float, ...] = (1.0,)
     """Slowdown of each issuing thread with 1, 2, 3 ... of them, passes launched eagerly; the last one holds beyond."""
     inflation_graphed: tuple[float, ...] = (1.0,)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from sim.engine.gauge import GapSamples, Gauge
 from sim.engine.kv import KvPool
 from sim.engine.serving import Serving, bring_in
+from sim.engine.time_series import GapSamples, Gauge
 from sim.interface.host import Host
 from sim.interface.request import Request
 from sim.interface.wait import Signal

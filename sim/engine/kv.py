@@ -5,7 +5,7 @@ Not here: blocks taken as tokens come, preemption and prefix sharing (sim.engine
 
 from __future__ import annotations
 
-from sim.engine.gauge import Gauge
+from sim.engine.time_series import Gauge
 from sim.interface.request import Request
 
 

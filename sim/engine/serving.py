@@ -13,10 +13,10 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from sim.engine.draft_length import Controller
-from sim.engine.gauge import GapSamples, Gauge
 from sim.engine.kv import KvPool
 from sim.engine.lockstep import Lockstep
 from sim.engine.paged import PagedPool
+from sim.engine.time_series import GapSamples, Gauge
 from sim.interface.host import Host, Stream, Ticket
 from sim.interface.request import Request
 from sim.interface.wait import Signal

@@ -3,7 +3,7 @@
 Refused before a byte is parsed: what is no regular file (a device or a pipe may never end), what is larger than such a
 file can sensibly be, what is not UTF-8, and lines without end. Every refusal is a ValueError of one line that begins
 with the file. Nothing that is read is ever executed.
-Not here: JSON (sim.files.json_values), YAML (sim.files.yaml_values), CSV and Parquet (sim.files.tables), writing.
+Not here: JSON (sim.files.json_values), YAML (sim.files.yaml_values), CSV and Parquet (sim.files.arrow_tables), writing.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from mypy_extensions import mypyc_attr
 from simpy.events import NORMAL
 
 from sim.costs.cost import CostModel, Link
-from sim.costs.history import UNPRICED, HistoryCosts, with_history
+from sim.costs.in_service import UNPRICED, HistoryCosts, with_history
 from sim.devices.contention import Contention
 from sim.devices.partition import check_shares, partition_of
 from sim.devices.shared import SharedDevice

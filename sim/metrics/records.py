@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from sim.engine.gauge import GapSamples
+from sim.engine.time_series import GapSamples
 from sim.interface.host import Stream
 from sim.interface.request import Request
 from sim.interface.work import Kind, Model, Work

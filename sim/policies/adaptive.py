@@ -14,8 +14,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from sim.engine.gauge import GaugePart
 from sim.engine.serving import Choose, Serving
+from sim.engine.time_series import GaugePart
 from sim.hosts.view import HostView
 from sim.interface.request import Request
 from sim.policies import baseline, pd, pdv, unified

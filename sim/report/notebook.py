@@ -27,7 +27,7 @@ from sim.report.store_points import Setting, read_points
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate as run_once
-from sim.studies.draws import DEFAULT_DRAWS
+from sim.studies.cost_draws import DEFAULT_DRAWS
 from sim.studies.grid import Grid
 from sim.studies.store import MARK, Keys, Store
 from sim.studies.sweep import Plan, ready, rows_of

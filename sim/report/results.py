@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim.compare.side_by_side import PAIRED_METRICS, RESULT_SCHEMA, Comparison
+from sim.files.arrow_tables import join_parquet, read_parquet, writing_parquet
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import CONTROL, Unreadable, read_text
-from sim.files.tables import join_parquet, read_parquet, writing_parquet
 from sim.files.write import new_folder
 from sim.files.yaml_values import yaml_text
 from sim.metrics.records import RunRecord, WorkRecord, request_parts

@@ -17,11 +17,11 @@ import msgspec
 
 from sim.acceptance.draws import AcceptanceDraws
 from sim.engine.fleet import Account, Fleet
-from sim.engine.gauge import GaugePart
 from sim.engine.kv import KvPool
 from sim.engine.lockstep import Lockstep
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
+from sim.engine.time_series import GaugePart
 from sim.hosts.view import HostView
 from sim.interface.host import Host
 from sim.interface.request import Request

@@ -20,7 +20,7 @@ import msgspec
 
 from sim.costs.profile import Profile
 from sim.costs.profile_files import default_lengths, spelling
-from sim.costs.works import GRAPHED_DECODE, GRAPHED_DRAFT
+from sim.costs.work_costs import GRAPHED_DECODE, GRAPHED_DRAFT
 from sim.devices.contention import Regime
 from sim.devices.link import link_of
 from sim.engine.adaptive_length import Band, bands_by_start

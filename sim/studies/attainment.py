@@ -29,7 +29,7 @@ from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
 from sim.run.resolve import Resolved, resolve_all
 from sim.run.scenario import Scenario, to_plain
-from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
+from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import (
     NARROW,

@@ -15,7 +15,7 @@ import numpy as np
 
 from sim.compare.side_by_side import Interval
 from sim.draws import Floats
-from sim.studies.draws import HIGH_PERCENT, LOW_PERCENT, interval_90
+from sim.studies.cost_draws import HIGH_PERCENT, LOW_PERCENT, interval_90
 
 PLAIN = -1
 """Stands for the engine without a drafter, beside draft lengths from 0 (a drafter is loaded and idle) on."""

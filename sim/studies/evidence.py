@@ -24,7 +24,7 @@ from sim.metrics.summary import number
 from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
 from sim.run.scenario import Scenario, parse_scenario
-from sim.studies.draws import SD_PER_MEAN_ABS, UNKNOWN_PCT
+from sim.studies.cost_draws import SD_PER_MEAN_ABS, UNKNOWN_PCT
 from sim.workload.generate import num_requests
 
 CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"

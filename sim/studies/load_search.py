@@ -25,7 +25,7 @@ from sim.engine.fleet import Routing
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run
 from sim.run.scenario import Scenario
-from sim.studies.draws import Draw
+from sim.studies.cost_draws import Draw
 from sim.studies.precision import replications_for
 from sim.workload.generate import TraceArrivals, is_trace, trace_length
 

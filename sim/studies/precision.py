@@ -28,7 +28,7 @@ from sim.metrics.stats import t_975
 from sim.metrics.summary import Run, number
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario
-from sim.studies.draws import cost_draws, covers, interval_90
+from sim.studies.cost_draws import cost_draws, covers, interval_90
 from sim.workload.generate import MAX_PROMPTS, is_trace
 
 PILOTS = 10

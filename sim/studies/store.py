@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from sim.files.arrow_tables import read_parquet
 from sim.files.json_values import convert, read_json
 from sim.files.lock import Busy
 from sim.files.read import CONTROL, Unreadable
-from sim.files.tables import read_parquet
 from sim.files.write import new_file, sweep_folder, write_text
 from sim.studies.rows import SCENARIO, Row, model_version
 

@@ -20,7 +20,7 @@ from sim.compare.points import Point, run_points
 from sim.compare.pool import lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
-from sim.costs.works import graph_sizes
+from sim.costs.work_costs import graph_sizes
 from sim.draws import Floats
 from sim.metrics.summary import Run, number
 from sim.policies.registry import find_policy
@@ -41,8 +41,8 @@ from sim.studies.choice import (
     regrets_of,
     tuned_point,
 )
+from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers
 from sim.studies.deploy import Deployment, deployment
-from sim.studies.draws import DEFAULT_DRAWS, Draw, cost_draws, covers
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.plan.answer import Answer, Stated
 from sim.workload.generate import TraceArrivals, is_trace, trace_length

@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import NamedTuple
 
+from sim.files.arrow_tables import read_csv
 from sim.files.json_values import Json, json_lines
-from sim.files.tables import read_csv
 
 TRACE = "trace"
 Cell = Json

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from calibrate.points import file as points_file
-from calibrate.points.work import Place
+from calibrate.points import points_file
+from calibrate.points.point_works import Place
 from sim.cli.main import run
 from sim.costs.profile_files import load
 from sim.studies.store import Store

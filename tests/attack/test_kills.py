@@ -58,7 +58,7 @@ def replayed(out: Path) -> Any:
 
 def measured(out: Path) -> Any:
     """Which places there are, once each, in the profile and in its points."""
-    from calibrate.points import file as points_file
+    from calibrate.points import points_file
     from sim.costs.profile_files import load
 
     points = points_file.read(out.with_suffix(".points.jsonl"))

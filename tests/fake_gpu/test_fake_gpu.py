@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from calibrate.hardware.datasheets import datasheet_of_device
-from realrun.kernels.passes import NOT_FORCED, ChunkShape, PassShape
+from realrun.kernels.device_passes import NOT_FORCED, ChunkShape, PassShape
 from sim.interface.work import Kind, Model
 from tests.fake_gpu.__main__ import GPUS, ROOT, Gpu, _judged, environment
 from tests.fake_gpu.site.sitecustomize import results
@@ -116,9 +116,9 @@ def test_a_gpu_is_split_into_two_parts_that_are_all_of_it(gpu: str, shares: list
 
 LAYERS = """
 import ctypes, json, sys, msgspec, torch
-from realrun.kernels.options import PairOptions
+from realrun.kernels.pair_options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.passes import PassShape
+from realrun.kernels.device_passes import PassShape
 from realrun.model.attention import Attention
 from realrun.model.vllm_kernels import operations
 from realrun.model.weights import random_model

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from realrun.kernels.issuer import Issuer
-from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
+from realrun.kernels.pair_options import PairOptions
 from realrun.kernels.rows import Slot
 from realrun.model.attention import Attention, Rectangle
 from realrun.model.decoder import Decoder

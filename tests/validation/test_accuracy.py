@@ -15,10 +15,10 @@ from calibrate.judge.fit_cells import with_constants
 from sim.acceptance.forms import parse_acceptance
 from sim.costs.profile_files import load
 from validation.accuracy.acceptance import errors_pct, spec
+from validation.accuracy.accuracy_page import CELLS, main
 from validation.accuracy.closed_loops import H100, SILICON, run_cells, study_cells
 from validation.accuracy.gh200 import MEASURED_COLUMNS, STUDY, gh200_table, setup
 from validation.accuracy.matrix import crossing, draw_speedups, matrix_text
-from validation.accuracy.page import CELLS, main
 from validation.accuracy.sections import Line, Row, Section, section_text, summary_text
 from validation.accuracy.timed_runs import peer_figures
 

@@ -11,7 +11,6 @@ from calibrate.importers.aiconfigurator.deployment import PACKAGE, Deployment
 from sim.compare.side_by_side import compare
 from sim.costs.engine import load_engine
 from sim.costs.profile_files import changed, load, save_profile
-from validation.silicon.cells import Cell
 from validation.silicon.disaggregated import (
     DisaggCell,
     Judged,
@@ -22,6 +21,7 @@ from validation.silicon.disaggregated import (
     scenario_of,
 )
 from validation.silicon.judge import profile_of
+from validation.silicon.served_cells import Cell
 
 POOLS = {
     "prefill": {"batch_size": "1", "num_workers": "3", "tp_size": "1", "attention_dp_size": "4", "moe_ep_size": "4"},

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from calibrate.importers.aiconfigurator.deployment import Deployment
-from validation.silicon.cells import Cell
 from validation.silicon.drafted import Pair, budget, grouped, judge, pairs
+from validation.silicon.served_cells import Cell
 
 NAMES = count()
 

@@ -11,7 +11,7 @@ import pytest
 from validation.accuracy.open_loops import TITLE as OPEN_LOOPS
 from validation.accuracy.timed_runs import RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT
 from validation.pages.leaderboard import FOLDER, PAGE, PEERS, SERVED, page, tables
-from validation.silicon.page import COLUMNS
+from validation.silicon.silicon_page import COLUMNS
 
 RUN = """## {title}
 

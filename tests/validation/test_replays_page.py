@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from validation.replays.page import Cell, write_report
+from validation.replays.replays_page import Cell, write_report
 
 
 def errors(real: float, simulated: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from typing import Any
 
-from validation.silicon.page import all_lines, lines, share_of, table_text
+from validation.silicon.silicon_page import all_lines, lines, share_of, table_text
 
 THEIRS = {"aic_tpot_ms": "12", "silicon_tpot_ms": "10", "aic_ttft_ms": "50", "silicon_ttft_ms": "100"}
 PEER = {name: {"id": name, **THEIRS} for name in ("a", "b")}

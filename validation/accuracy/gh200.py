@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from calibrate.cli.engine_flags import engine_block
-from calibrate.fit.steps import fit_steps, read_curve
+from calibrate.fit.step_times import fit_steps, read_curve
 from calibrate.judge.cell_table import CellTable, read_cells, read_request_list
 from calibrate.judge.cells import JudgedCell, Setup, judge_cells, simulate_cell, speedups
 from sim.costs.profile import Profile

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
+from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
 from calibrate.judge.cell_table import Cell, parse_columns, read_cells
 from calibrate.judge.cells import JudgedCell, Setup, judge_cells, simulate_cell
 from calibrate.judge.fit_cells import fit_constant

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from calibrate.cli.engine_flags import engine_block
-from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
-from calibrate.importers.llmservingsim.profile import import_llmservingsim
+from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
+from calibrate.importers.llmservingsim.layer_profile import import_llmservingsim
 from calibrate.judge.fit_cells import fit_constant
 from calibrate.judge.vllm_requests import RealRun, read_requests
 from calibrate.judge.vllm_runs import VllmVerdict, judge_run, scenario_of

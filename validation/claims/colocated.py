@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sim.devices.contention import BRACKET, PhiLevel
 from sim.files.json_values import Json
-from validation.claims.cells import Cell, bracket, ratios, span
+from validation.claims.claimed_cells import Cell, bracket, ratios, span
 from validation.claims.ledger import Row, Section
 
 PROFILE = "a100-sxm/llama-2-7b+tinyllama-1.1b"

@@ -13,7 +13,7 @@ from sim.devices.contention import PhiLevel
 from sim.files.json_values import Json
 from sim.policies.choices import LoadTable
 from sim.studies.load_table import table_of
-from validation.claims.cells import Cell, Ratio, bracket, cell, ratios, span
+from validation.claims.claimed_cells import Cell, Ratio, bracket, cell, ratios, span
 from validation.claims.ledger import Row, Section
 
 GPUS = {"a100": "a100-sxm", "h100": "h100-sxm"}

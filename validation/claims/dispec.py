@@ -19,7 +19,7 @@ from sim.files.json_values import Json
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from validation.claims.cells import SEED, cell, known
+from validation.claims.claimed_cells import SEED, cell, known
 from validation.claims.ledger import Row, Section
 
 PROFILE = "rtx-3070-laptop/qwen2.5-1.5b"

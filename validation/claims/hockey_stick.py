@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sim.devices.contention import PhiLevel
 from sim.files.json_values import Json
-from validation.claims.cells import Cell, bracket, cell, ratio, ratios, span
+from validation.claims.claimed_cells import Cell, bracket, cell, ratio, ratios, span
 from validation.claims.ledger import Row, Section
 
 PROFILE = "a100-sxm/llama-3.1-8b+llama-3.2-1b"

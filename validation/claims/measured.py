@@ -14,7 +14,7 @@ from sim.devices.contention import Regime
 from sim.files.json_values import Json
 from sim.interface.request import Request
 from sim.policies import works
-from validation.claims.cells import Cell, cell, known, ratio
+from validation.claims.claimed_cells import Cell, cell, known, ratio
 from validation.claims.ledger import Row, Section
 
 A100 = "a100-sxm/llama-3.1-8b+eagle3"

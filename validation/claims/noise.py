@@ -16,7 +16,7 @@ import numpy as np
 from sim.devices.contention import PhiLevel
 from sim.draws import Floats
 from sim.files.json_values import Json
-from validation.claims.cells import bracket, cell, ratio, ratios, span
+from validation.claims.claimed_cells import bracket, cell, ratio, ratios, span
 from validation.claims.ledger import Row, Section
 
 PROFILE = "a100-sxm/llama-2-7b+tinyllama-1.1b"

@@ -18,7 +18,7 @@ from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.devices.contention import Regime
 from sim.files.json_values import Json
-from validation.claims.cells import Cell, cell, known
+from validation.claims.claimed_cells import Cell, cell, known
 from validation.claims.ledger import Row, Section
 from validation.claims.prototype import PROFILE as PROTOTYPE
 

@@ -31,9 +31,9 @@ from sim.costs.profile_files import load
 from validation.accuracy import synchronous, timed_runs
 from validation.accuracy.closed_loops import A100, H100, SILICON, SILICON_COLUMNS, STUDY, study_table
 from validation.silicon import judge as silicon
-from validation.silicon.cells import Cell, cell_of
-from validation.silicon.cells import read_cells as read_served
 from validation.silicon.labels import drafting, is_marked
+from validation.silicon.served_cells import Cell, cell_of
+from validation.silicon.served_cells import read_cells as read_served
 
 TABLE = Path(__file__).parents[2] / "docs/validation/left-out.csv"
 ELSEWHERE = "a GPU that no engine names"

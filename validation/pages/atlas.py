@@ -20,7 +20,7 @@ import msgspec
 
 from calibrate.hardware.models import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, installed_tables
-from calibrate.importers.candidates import cache_folder, imported, in_kernel_format
+from calibrate.importers.plan_candidates import cache_folder, imported, in_kernel_format
 from sim.acceptance.forms import parse_quoted
 from sim.costs.engine import load_engine
 from sim.costs.profile import Profile

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from calibrate.hardware.datasheets import with_models
 from calibrate.hardware.models import source_of, with_formats
+from calibrate.importers.aiconfigurator.compact_profile import DEVICES
 from calibrate.importers.aiconfigurator.deployed import CONFIGS, WIDE
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
-from calibrate.importers.aiconfigurator.profile import DEVICES
 from sim.costs.profile import SERVED, Profile
 from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import ModelShape

@@ -2,7 +2,7 @@
 
 Each draw measures the tiny pair, writes down what the simulator predicts, replays every policy open and closed loop
 and compares. All draws go into the report, none is chosen. Timings are reported here, never asserted in tests.
-Not here: the report (validation.replays.page), measuring (calibrate), replaying and comparing (realrun).
+Not here: the report (validation.replays.replays_page), measuring (calibrate), replaying and comparing (realrun).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sim.report.results import writing
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
-from validation.replays.page import write_report
+from validation.replays.replays_page import write_report
 
 POLICIES = ("autoregressive", "baseline", "pd", "pdv", "unified", "continuous")
 NUM_PROMPTS, INPUT_TOKENS, OUTPUT_TOKENS = 32, 64, 32

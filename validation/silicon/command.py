@@ -14,7 +14,6 @@ from typing import Any
 from calibrate.importers.aiconfigurator.deployment import installed_tables
 from validation.silicon import disaggregated
 from validation.silicon import judge as judging
-from validation.silicon.cells import Cell, cell_of, read_cells
 from validation.silicon.judge import (
     Judged,
     classes_of,
@@ -25,6 +24,7 @@ from validation.silicon.judge import (
     kindest,
     nothing_judged,
 )
+from validation.silicon.served_cells import Cell, cell_of, read_cells
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -24,7 +24,6 @@ from calibrate.importers.aiconfigurator.deployment import Deployment
 from sim.compare.side_by_side import compare
 from sim.costs.profile_files import save_profile
 from sim.run.scenario import Scenario
-from validation.silicon.cells import Cell, cell_of
 from validation.silicon.judge import (
     FEW_WAVES,
     LENGTH_RANGE,
@@ -35,6 +34,7 @@ from validation.silicon.judge import (
     nothing_judged,
     profile_of,
 )
+from validation.silicon.served_cells import Cell, cell_of
 
 BUDGET = 16384
 """Tokens of one pass: longer than any prompt of the rows."""

@@ -26,9 +26,9 @@ from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
 from sim.costs.shapes import draft_model
 from sim.run.scenario import parse_scenario
-from validation.silicon.cells import WITH_MTP, Cell, cell_of, read_cells
 from validation.silicon.judge import LENGTH_RANGE, PADDING, budget_of, engine_name, target_of
 from validation.silicon.labels import drafting
+from validation.silicon.served_cells import WITH_MTP, Cell, cell_of, read_cells
 
 TABLE = Path(__file__).parents[2] / "docs/validation/mtp-pairs.csv"
 DRAFTS = 3

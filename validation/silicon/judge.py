@@ -27,8 +27,8 @@ from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.run.scenario import Scenario, parse_scenario
-from validation.silicon.cells import BLACKWELL, Cell, cell_of
 from validation.silicon.labels import drafting, is_marked, is_outside, memory_share, repeats, roof_share
+from validation.silicon.served_cells import BLACKWELL, Cell, cell_of
 
 LENGTH_RANGE = (0.8, 1.0)
 """InferenceX's client draws lengths uniformly between these shares of ISL and OSL; the other client (aiperf, standard

@@ -1,7 +1,7 @@
 """Labels of served cells: which cells constants were fitted on, and which labels cannot be.
 
 A label is doubted by what was measured, by datasheets and by other rows, never by what is simulated. Not here: how a
-row is read (validation.silicon.cells).
+row is read (validation.silicon.served_cells).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
-from validation.silicon.cells import WITH_MTP, Cell
+from validation.silicon.served_cells import WITH_MTP, Cell
 
 MISLABELLED = ("nvidia/Llama-3.1-8B-Instruct-FP8",)
 """Cells of H200 that imply 76 % of its peak."""

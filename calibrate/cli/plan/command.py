@@ -18,7 +18,7 @@ from sim.cli.options import ListOptions, parse_goodput
 
 if TYPE_CHECKING:
     from calibrate.hardware.models import Source
-    from calibrate.importers.candidates import Failed
+    from calibrate.importers.plan_candidates import Failed
     from sim.costs.shapes import ModelShape
     from sim.run.scenario import Scenario
     from sim.studies.plan.first_pass import Candidate, Ranked, Refused
@@ -140,9 +140,9 @@ def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[
     from sim.studies.plan.first_pass import Candidate, Refused
 
     try:
+        from calibrate.importers.aiconfigurator.compact_profile import DEVICES
         from calibrate.importers.aiconfigurator.deployment import installed_tables
-        from calibrate.importers.aiconfigurator.profile import DEVICES
-        from calibrate.importers.candidates import cache_folder, deployments, imported, in_kernel_format
+        from calibrate.importers.plan_candidates import cache_folder, deployments, imported, in_kernel_format
     except ImportError as error:
         raise needs_analysis(error) from None
     gpu = flags["gpu"] if flags["gpu"] in DEVICES else gpu_name(flags["gpu"].lower())
@@ -280,7 +280,7 @@ def _disputed(
     if named.repository is None:
         return None
     from calibrate.importers.aiconfigurator.deployment import Deployment
-    from calibrate.importers.candidates import DISPUTED, own_decode_ms
+    from calibrate.importers.plan_candidates import DISPUTED, own_decode_ms
     from sim.run.forecast import StepForecast
     from sim.run.resolve import resolve
 

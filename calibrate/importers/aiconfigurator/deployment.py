@@ -23,14 +23,23 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.fit.errors import Array, kind_error
+from calibrate.fit.fit_errors import Array, kind_error
 from calibrate.fit.held_out import VERIFY_TOKENS
+from calibrate.fit.kernel_tables import AttentionTable, outside_l2
 from calibrate.fit.table_form import counts, every_second, smooth
-from calibrate.fit.tables import AttentionTable, outside_l2
 from calibrate.hardware.datasheets import check_fits
 from calibrate.hardware.engines import ASSUMED_HOST
 from calibrate.hardware.models import format_names
-from calibrate.importers.aiconfigurator.files import KernelFiles
+from calibrate.importers.aiconfigurator.compact_profile import (
+    ASSUMED_ELEMENTWISE,
+    ASSUMED_HEAD,
+    DEVICES,
+    LICENCE,
+    NOT_VALIDATED,
+    REPOSITORY,
+    TABLE_RULE,
+    Device,
+)
 from calibrate.importers.aiconfigurator.grids import (
     CHUNKS,
     CONTEXTS,
@@ -44,17 +53,8 @@ from calibrate.importers.aiconfigurator.grids import (
     pair_s,
     window_pairs,
 )
+from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.lookups import Lookups
-from calibrate.importers.aiconfigurator.profile import (
-    ASSUMED_ELEMENTWISE,
-    ASSUMED_HEAD,
-    DEVICES,
-    LICENCE,
-    NOT_VALIDATED,
-    REPOSITORY,
-    TABLE_RULE,
-    Device,
-)
 from calibrate.importers.aiconfigurator.sparse import Modules, decode_points, prompt_grid
 from sim.costs.datasheets import gpu_name
 from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.fit.errors import Array
-from calibrate.fit.tables import AttentionTable
+from calibrate.fit.fit_errors import Array
+from calibrate.fit.kernel_tables import AttentionTable
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)

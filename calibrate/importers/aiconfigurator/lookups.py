@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from calibrate.fit.errors import Array
-from calibrate.fit.tables import AttentionTable, GemmTable
-from calibrate.importers.aiconfigurator.files import KernelFiles
+from calibrate.fit.fit_errors import Array
+from calibrate.fit.kernel_tables import AttentionTable, GemmTable
+from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.sparse import Modules, read_modules
 from sim.costs.profile import Gpu
 from sim.costs.shapes import WEIGHT_BITS, Experts, Linear, ModelShape

@@ -1,7 +1,8 @@
 """Writes the shipped profiles of two GPUs: `python -m calibrate.importers.aiconfigurator.shipping PATH REVISION` with
 aiconfigurator's tables at PATH.
 
-Not here: the import itself (calibrate.importers.aiconfigurator.profile), and cpu/tiny, which was written by hand.
+Not here: the import itself (calibrate.importers.aiconfigurator.compact_profile), and cpu/tiny, which was written by
+hand.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
+from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
 from sim.costs.kernels import CompactKernels
 from sim.costs.points import TableKernels
 from sim.costs.profile import SERVED, Profile

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.fit.errors import Array
-from calibrate.fit.tables import AttentionTable
-from calibrate.importers.aiconfigurator.files import KernelFiles
+from calibrate.fit.fit_errors import Array
+from calibrate.fit.kernel_tables import AttentionTable
 from calibrate.importers.aiconfigurator.grids import CHUNKS, HISTORIES
+from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 
 GROUP = "sparse_attention"
 GEMM_NAMES = {"bf16": "bfloat16", "fp8-block": "fp8_block", "nvfp4": "nvfp4"}

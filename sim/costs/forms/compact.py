@@ -19,7 +19,7 @@ from sim.costs.kernels import BLOCK_QUERIES, Prompts, charged_tokens, chunk_pair
 from sim.costs.passes import ModelPasses, Range, layer_rest_s, sampler_s, sizes
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
-from sim.costs.works import WorkCosts
+from sim.costs.work_costs import WorkCosts
 from sim.interface.work import TARGET, Chunk, Model, Work
 
 

@@ -13,7 +13,7 @@ from sim.costs.kernels import LinearPass, Measured
 from sim.costs.passes import ModelPasses, Range, sizes
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
-from sim.costs.works import WorkCosts
+from sim.costs.work_costs import WorkCosts
 from sim.interface.work import Chunk, Model, Work
 
 

@@ -24,7 +24,7 @@ from sim.costs.passes import ModelPasses, Range, sizes
 from sim.costs.points import DecodeGrid, ModelTable
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
-from sim.costs.works import WorkCosts
+from sim.costs.work_costs import WorkCosts
 from sim.interface.work import TARGET, Chunk, Model, Work
 
 

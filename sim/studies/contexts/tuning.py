@@ -19,7 +19,7 @@ from sim.costs.profile import Profile
 from sim.run.limits import limits_of
 from sim.run.scenario import Scenario, to_plain
 from sim.studies.choice import best_table, break_even, loss_of, shared_table
-from sim.studies.draws import DEFAULT_DRAWS, cost_draws, covers
+from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers
 from sim.studies.plan.answer import Stated
 from sim.studies.tune import checked, concurrencies_of, fits_of, objective, rising, simulate_grid
 

@@ -25,8 +25,8 @@ from sim.metrics.summary import number
 from sim.run.limits import limits_of
 from sim.run.scenario import Scenario, to_plain
 from sim.studies.attainment import DEFAULT_SHARE, Highest, highest_load
+from sim.studies.cost_draws import DEFAULT_DRAWS, covers
 from sim.studies.deploy import checking_lines
-from sim.studies.draws import DEFAULT_DRAWS, covers
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import REQUESTS, with_length
 from sim.studies.plan.answer import Answer, Stated

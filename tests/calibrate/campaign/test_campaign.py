@@ -26,13 +26,13 @@ from calibrate.campaign.plan import CAMPAIGNS, SMOKE, Campaign, Job, Load, done_
 from calibrate.campaign.report import corun_lines, name_beside_shipped, report
 from calibrate.campaign.smoke import CHECKS
 from calibrate.campaign.steps import run
-from calibrate.cli.files import check_file
-from calibrate.corun.cells import cells
+from calibrate.cli.check_files import check_file
+from calibrate.corun.pairs import cells
 from calibrate.corun.rates import Rates, Steady
+from calibrate.corun.rates_file import Table, line_of
 from calibrate.corun.shares import with_shares
-from calibrate.corun.table import Table, line_of
 from calibrate.service.lanes import Setting, simulate
-from realrun.replay.probe import PROBED_TOKENS
+from realrun.replay.machine_speed import PROBED_TOKENS
 from sim.costs.profile_files import decode, encode, load
 from sim.costs.shapes import model
 

@@ -80,7 +80,7 @@ def test_a_compact_import_has_no_deployment(tmp_path: Path, flags: tuple[object,
 
 
 def test_a_table_of_results_is_checked_by_its_rows(tmp_path: Path) -> None:
-    from calibrate.cli.files import check_file
+    from calibrate.cli.check_files import check_file
     from sim.cli.main import run
 
     workload = ("--num-prompts", "3", "--output-len", "4", "--out", str(tmp_path / "r"))

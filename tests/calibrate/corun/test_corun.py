@@ -17,8 +17,8 @@ pytest.importorskip("transformers")
 
 from calibrate.corun import __main__ as corun
 from calibrate.corun import rates
-from calibrate.corun.cells import GRIDS, Cell, cells, slots
-from calibrate.corun.table import OF_CELL, OPTIONS, Table, line_of
+from calibrate.corun.pairs import GRIDS, Cell, cells, slots
+from calibrate.corun.rates_file import OF_CELL, OPTIONS, Table, line_of
 from realrun.host import cuda
 from tests.calibrate.cli.test_commands import ROOT
 

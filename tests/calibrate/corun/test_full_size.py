@@ -8,11 +8,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from calibrate.corun.cells import CONTEXTS, DRAFT_TOKENS, ROOM_TOKENS, cells, slots
+from calibrate.corun.pairs import CONTEXTS, DRAFT_TOKENS, ROOM_TOKENS, cells, slots
 from calibrate.measure.bench import Bench
 from calibrate.measure.pair import PASS_TOKENS
-from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
+from realrun.kernels.pair_options import PairOptions
 from realrun.model.attention import Attention
 from realrun.model.memory import Sizes, pass_bytes
 from sim.costs.shapes import model as shape_of

@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.corun import rates
-from calibrate.corun.cells import Cell
+from calibrate.corun.pairs import Cell
 from calibrate.corun.rates import MIN_PASSES, ROUNDS, Rates, measure, periods, steady
 from calibrate.measure.bench import Bench
-from calibrate.points.work import Place
+from calibrate.points.point_works import Place
 from realrun.host.device import Event, Stream
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels

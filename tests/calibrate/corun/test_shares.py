@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from calibrate.corun.cells import Cell, cells
+from calibrate.corun.pairs import Cell, cells
+from calibrate.corun.rates_file import Line
 from calibrate.corun.shares import BOUNDS, said, with_shares
-from calibrate.corun.table import Line
-from calibrate.points.work import work_of
+from calibrate.points.point_works import work_of
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load

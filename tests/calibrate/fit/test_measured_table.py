@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from calibrate.check.profile import check
 from calibrate.fit.corrections import Corrections
-from calibrate.fit.errors import Array
+from calibrate.fit.fit_errors import Array
 from calibrate.fit.measured_profile import profile_of
 from calibrate.fit.measured_table import _parts, rising
+from calibrate.judge.profile_errors import check
 from calibrate.measure.grid import grid, is_held_out
-from calibrate.points.file import Points
-from calibrate.points.work import Place, place_of, work_of
+from calibrate.points.point_works import Place, place_of, work_of
+from calibrate.points.points_file import Points
 from sim.costs.forms.build import build_costs
 from sim.costs.forms.table import TableCosts
 from sim.costs.profile import MeasuredPoint, Profile

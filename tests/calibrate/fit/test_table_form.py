@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from calibrate.fit.table_form import smooth
-from calibrate.importers.aiconfigurator.profile import ASSUMED_ELEMENTWISE, ASSUMED_HEAD, import_aiconfigurator
+from calibrate.importers.aiconfigurator.compact_profile import ASSUMED_ELEMENTWISE, ASSUMED_HEAD, import_aiconfigurator
 from sim.cli.main import run
 from sim.costs.forms.build import build_costs
 from sim.costs.forms.table import TableCosts

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from calibrate.hardware.engines import ASSUMED_HOST, ENGINES, REDUCE_SOURCE, Engine
-from calibrate.importers.aiconfigurator.files import KernelFiles
+from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
+from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.lookups import REDUCE_RATIO
-from calibrate.importers.aiconfigurator.profile import import_aiconfigurator
 from sim.costs.engine import own_engine
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from calibrate.hardware.models import with_formats
+from calibrate.importers.aiconfigurator.compact_profile import ASSUMED_ELEMENTWISE
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
-from calibrate.importers.aiconfigurator.files import KernelFiles
+from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.lookups import (
     QUANTISE_S,
     REDUCE_RATIO,
@@ -22,7 +23,6 @@ from calibrate.importers.aiconfigurator.lookups import (
     SUSTAINED_RATIO,
     Lookups,
 )
-from calibrate.importers.aiconfigurator.profile import ASSUMED_ELEMENTWISE
 from sim.costs.forms.build import build_costs
 from sim.costs.passes import layer_rest_s
 from sim.costs.profile import Profile

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from calibrate.hardware.engines import all_reduce_of, engine_of
-from calibrate.importers.llmservingsim.profile import import_llmservingsim
+from calibrate.importers.llmservingsim.layer_profile import import_llmservingsim
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.importers.llmservingsim.profile import import_llmservingsim
+from calibrate.importers.llmservingsim.layer_profile import import_llmservingsim
 from sim.costs.shapes import MODELS, eagle3_head
 from tests.calibrate.cli.test_commands import refusal
 from tests.calibrate.importers.layer_tables import SHAPE, write_layer_tables, write_meta

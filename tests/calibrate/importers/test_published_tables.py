@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.fit.errors import relative_error
+from calibrate.fit.fit_errors import relative_error
 from calibrate.fit.held_out import REFERENCES, Tables, held_out_errors
-from calibrate.fit.kernels import Body, body_s, fit_gemm
-from calibrate.importers.aiconfigurator.files import KernelFiles
-from calibrate.importers.aiconfigurator.profile import DEVICES, import_aiconfigurator, read_tables
+from calibrate.fit.kernel_fit import Body, body_s, fit_gemm
+from calibrate.importers.aiconfigurator.compact_profile import DEVICES, import_aiconfigurator, read_tables
+from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.shipping import TARGETS
 from sim.costs.profile import KindError
 from sim.costs.profile_files import load

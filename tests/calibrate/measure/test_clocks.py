@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from calibrate.measure.clocks import Driver
-from calibrate.points.file import Clocks
+from calibrate.points.points_file import Clocks
 
 
 class NVMLError(Exception):

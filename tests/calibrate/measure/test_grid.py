@@ -15,7 +15,7 @@ from calibrate.measure.grid import (
     plan,
     spread,
 )
-from calibrate.points.work import Place, error_kind, work_of
+from calibrate.points.point_works import Place, error_kind, work_of
 from sim.interface.work import Chunk, Kind, Model
 
 LIMITS = Limits(rows=16, slot_tokens=512, pass_tokens=512, draft_tokens=8, has_draft=True, has_graphs=False)

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.measure.machine import fingerprint
-from calibrate.points.file import MAY_CHANGE
+from calibrate.points.points_file import MAY_CHANGE
 from realrun.host import machine
 
 FIXED = {"device", "cpu", "cpu_cores", "threads", "torch", "transformers", "python", "cuda", "dtype"}

@@ -14,16 +14,16 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("scipy")
 
-from calibrate.fit.overlap import fit_overlap
+from calibrate.fit.overlap_fit import fit_overlap
 from calibrate.measure import host_times
 from calibrate.measure.bench import HOLD_S, Bench
 from calibrate.measure.grid import Limits, grid
 from calibrate.measure.overlap import OverlapBench, plan
-from calibrate.points.work import Place, work_of
+from calibrate.points.point_works import Place, work_of
 from realrun.host.executor import Handle, Job, RequestQueue
+from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.passes import PassShape
 from realrun.model.attention import Attention
 from realrun.replay.pair_executor import PairExecutor
 from sim.costs.forms.build import build_costs

@@ -18,8 +18,8 @@ pytest.importorskip("scipy")
 from calibrate.fit.measured_table import TooFewPoints
 from calibrate.measure.overlap import plan
 from calibrate.measure.pair import limits, pair_spec
-from calibrate.points import file as points_file
-from calibrate.points.work import VISITS, Together, place_of
+from calibrate.points import points_file
+from calibrate.points.point_works import VISITS, Together, place_of
 from sim.costs.forms.build import build_costs
 from sim.costs.forms.table import TableCosts
 from sim.costs.profile import Profile

@@ -18,16 +18,16 @@ from calibrate.service import lanes, serving
 from calibrate.service.lanes import Served, Setting, simulate
 from calibrate.service.pauses import idle_ramp
 from calibrate.service.serving import best_tau, look_s, served
-from realrun.host.quiet import frozen_heap
+from realrun.host.garbage_collector import frozen_heap
+from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer
-from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.passes import PassShape
+from realrun.kernels.pair_options import PairOptions
 from realrun.kernels.rows import PromptChunk
 from realrun.model.weights import random_model
+from realrun.replay.machine_speed import probe
 from realrun.replay.measured import MeasuredWork
 from realrun.replay.pair_executor import PairExecutor
-from realrun.replay.probe import probe
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import IdleRamp, Profile
 from sim.costs.profile_files import load

@@ -48,7 +48,7 @@ def issuer(module: ModuleType) -> None:
 
 
 def results(shape: Any, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """As realrun.kernels.passes gives them [rows][1 + width], every token the same."""
+    """As realrun.kernels.device_passes gives them [rows][1 + width], every token the same."""
     if shape.model.value != "target":
         return []
     is_sampled = [chunk.is_sampled for chunk in shape.chunks for _ in range(chunk.rows)]

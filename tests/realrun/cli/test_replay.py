@@ -26,7 +26,7 @@ from click.testing import CliRunner, Result
 from calibrate.cli.validate import validate_command
 from realrun.cli.replay import replay_command
 from realrun.host.gpuhost import GpuHost
-from realrun.replay.probe import probe
+from realrun.replay.machine_speed import probe
 from sim.compare.side_by_side import RESULT_SCHEMA
 from sim.costs.profile_files import load
 from sim.files.yaml_values import read_yaml, yaml_text

@@ -14,8 +14,8 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from realrun.kernels.issuer import Issuer
-from realrun.kernels.options import decoding_shapes
 from realrun.kernels.pair_kernels import PairKernels
+from realrun.kernels.pair_options import decoding_shapes
 from realrun.kernels.rows import Slot
 from realrun.model.attention import Attention
 from realrun.model.weights import random_model, tied_pair

@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from realrun.kernels.options import PairOptions
+from realrun.kernels.device_passes import ChunkShape, PassShape
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.passes import ChunkShape, PassShape
+from realrun.kernels.pair_options import PairOptions
 from realrun.model.attention import Attention
 from realrun.model.memory import SPLIT_BYTES, Sizes, pass_bytes
 from sim.costs.shapes import model as shape_of

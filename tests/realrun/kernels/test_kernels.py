@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from realrun.kernels.device_passes import ChunkShape, PassShape
 from realrun.kernels.issuer import STAGING_DEPTH, Issuer
-from realrun.kernels.options import decoding_shapes
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
-from realrun.kernels.passes import ChunkShape, PassShape
+from realrun.kernels.pair_options import decoding_shapes
 from realrun.kernels.rows import Slot
 from realrun.model.attention import Attention
 from realrun.model.weights import tied_pair

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.measure.bench import Bench
-from calibrate.points.work import Place
+from calibrate.points.point_works import Place
 from realrun.kernels.issuer import STAGING_DEPTH, Issuer, Pending
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.rows import PromptChunk

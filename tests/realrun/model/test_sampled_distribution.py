@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 stats = pytest.importorskip("scipy.stats")
 
-from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
+from realrun.kernels.pair_options import PairOptions
 from realrun.model import sampling
 from realrun.model.weights import random_model
 from sim.interface.work import Model

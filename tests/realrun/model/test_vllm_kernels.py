@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from realrun.kernels.options import PairOptions
+from realrun.kernels.device_passes import PassShape
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.passes import PassShape
+from realrun.kernels.pair_options import PairOptions
 from realrun.model import vllm_kernels
 from realrun.model.attention import Attention, slot_tokens
 from realrun.model.decoder import Decoder

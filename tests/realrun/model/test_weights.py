@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from realrun.kernels.options import PairOptions
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
+from realrun.kernels.pair_options import PairOptions
 from realrun.model.attention import Attention
 from realrun.model.weights import Family, family_of, library_config, load_model, random_model, tied_pair
 from sim.costs.shapes import MODELS

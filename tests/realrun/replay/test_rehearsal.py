@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from realrun.host.device import Cpu, Stream, _CpuStream
+from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.passes import PassShape
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.run import REHEARSAL_REQUESTS, Replay, replay
 from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for

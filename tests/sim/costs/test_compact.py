@@ -28,7 +28,7 @@ from sim.costs.kernels import (
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape
-from sim.costs.works import OutsideProfile, graph_sizes
+from sim.costs.work_costs import OutsideProfile, graph_sizes
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.sim.support import calls_of
 

@@ -16,7 +16,7 @@ from sim.costs.forms.table import TableCosts
 from sim.costs.kernels import VerifyAttention
 from sim.costs.profile_files import load
 from sim.costs.shapes import Latent
-from sim.costs.works import OutsideProfile
+from sim.costs.work_costs import OutsideProfile
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.sim.costs.table_points import HOLES, KV_TOKEN_S, PAIR_S, POINTS, SHAPE, VERIFY, table
 from tests.sim.support import calls_of

@@ -9,7 +9,7 @@ import pytest
 from sim.compare.capacity import capacity, capacity_floor
 from sim.costs.profile_files import load
 from sim.engine.fleet import MAX_AHEAD, least_busy, next_in_turn, where_prefix_is
-from sim.engine.gauge import Gauge, GaugePart
+from sim.engine.time_series import Gauge, GaugePart
 from sim.interface.request import Request
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise

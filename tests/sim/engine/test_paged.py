@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sim.engine.gauge import GapSamples, Gauge
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
+from sim.engine.time_series import GapSamples, Gauge
 from sim.hosts.scripted import ScriptHost
 from sim.interface.request import Request
 from sim.interface.work import Chunk

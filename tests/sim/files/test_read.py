@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from sim.files import read
+from sim.files.arrow_tables import read_csv
 from sim.files.json_values import convert, json_lines, parse_json, read_json
 from sim.files.read import Unreadable, lines_of, printable, read_bytes, read_text
-from sim.files.tables import read_csv
 from sim.files.yaml_values import parse_yaml, read_yaml, yaml_text
 
 

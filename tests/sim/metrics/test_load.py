@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from sim.engine.gauge import GapSamples
+from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict, judge, needs_capacity, saturated_throughput, trace_rate
 from sim.metrics.records import RunRecord

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.engine.gauge import GapSamples
+from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
 from sim.metrics.records import RunRecord, StreamUsage
 from sim.metrics.stats import weighted_percentiles

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.engine.gauge import GapSamples
+from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.metrics.summary import detailed, summarise

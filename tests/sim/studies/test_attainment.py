@@ -20,7 +20,7 @@ from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from sim.studies.attainment import highest_load
-from sim.studies.draws import BODY_KINDS, cost_draws
+from sim.studies.cost_draws import BODY_KINDS, cost_draws
 from sim.studies.load_search import FRESH_KEY, Limit, LoadSearch
 
 PROFILE = "h100-sxm/llama-3.1-8b"

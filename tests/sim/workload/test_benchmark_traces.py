@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import lanesim
-from calibrate.cli.files import check_file
+from calibrate.cli.check_files import check_file
 from sim.workload.traces import read_trace
 
 AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens

@@ -7,7 +7,7 @@ import pytest
 
 from sim.devices.contention import BRACKET
 from validation.claims import deployment, dispec, noise, three_way
-from validation.claims.cells import Ratio
+from validation.claims.claimed_cells import Ratio
 from validation.claims.ledger import Claim, Verdict, read_section
 
 

@@ -1,1 +1,0 @@
-"""How wrong a profile is: against points, another profile, published tables."""

@@ -1,0 +1,91 @@
+"""How wrong a profile is, point by point and by kind: measured beside predicted, summarised as a profile states it.
+
+Not here: which points a fit leaves out (calibrate.fit.held_out, calibrate.fit.table_form, calibrate.fit.pass_fit), what
+is checked against what (calibrate.judge).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.points.point_works import error_kind, place_of, work_of
+from sim.costs.forms.build import build_costs
+from sim.costs.passes import PassUse, pass_use
+from sim.costs.profile import KindError, MeasuredPoint, Profile
+from sim.costs.shapes import ModelShape
+from sim.interface.work import Work
+
+Array = NDArray[np.float64]
+
+
+def relative_error(predicted: Array, measured: Array) -> Array:
+    return np.asarray(predicted / measured - 1.0)
+
+
+def kind_error(errors: Array, held_out: str) -> KindError:
+    """Summary of relative `errors` [points]."""
+    if len(errors) == 0:
+        return KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=held_out)
+    percent = 100.0 * np.abs(errors)
+    return KindError(
+        mean_error_pct=round(float(percent.mean()), 2),
+        max_error_pct=round(float(percent.max()), 2),
+        points=len(errors),
+        held_out=held_out,
+    )
+
+
+class Comparison(NamedTuple):
+    """One measured point and what the profile makes of it."""
+
+    kind: str
+    is_target: bool
+    flops: float
+    num_bytes: float
+    measured_s: float
+    fitted_s: float
+
+    @property
+    def relative_error(self) -> float:
+        return self.fitted_s / self.measured_s - 1.0
+
+
+def compare_points(profile: Profile, points: Sequence[MeasuredPoint]) -> list[Comparison]:
+    """Every point of `points` with its FLOPs and least bytes."""
+    costs = build_costs(profile)
+    compared = []
+    for point in points:
+        place = place_of(point)
+        work, is_target = work_of(place), place.model == "target"
+        shape = profile.target if is_target or profile.draft is None else profile.draft
+        flops, num_bytes = use_of(shape, work)
+        fitted_s = costs.cost(work).device_s
+        compared.append(Comparison(error_kind(place), is_target, flops, num_bytes, point.device_s, fitted_s))
+    return compared
+
+
+def use_of(shape: ModelShape, work: Work) -> PassUse:
+    """Useful FLOPs and least bytes of `work` on one device, all passes of a draft together at its first one's context:
+    weights and KV read once per pass."""
+    use = pass_use(shape, 1, work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
+    num_passes = max(1, work.draft_tokens)
+    return PassUse(num_passes * use.flops, num_passes * use.num_bytes)
+
+
+def summary(comparisons: Sequence[Comparison], held_out: str) -> dict[str, KindError]:
+    """Errors per kind, in order of first appearance."""
+    by_kind: dict[str, list[float]] = {}
+    for comparison in comparisons:
+        by_kind.setdefault(comparison.kind, []).append(comparison.relative_error)
+    return {kind: kind_error(np.array(errors), held_out) for kind, errors in by_kind.items()}
+
+
+class Check(NamedTuple):
+    """Errors per kind and, where there are any, the points behind them."""
+
+    errors: dict[str, KindError]
+    comparisons: list[Comparison]

@@ -1,0 +1,79 @@
+"""Figure of a check: measured against fitted per kind, under both roofs of the datasheet.
+
+Imports matplotlib and seaborn; only called where a figure was asked for. Not here: the numbers
+(calibrate.judge.profile_errors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calibrate.fit.fit_errors import Comparison
+from sim.costs.profile import Profile
+from sim.files.write import write_figure
+from sim.report.pictures.panels import DPI, set_log_scale, set_theme
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PANEL = (3.4, 3.0)
+"""Width and height of one panel, inches."""
+MEASURED, FITTED, ROOF = "#4c72b0", "#c44e52", "#555555"
+RATIO_SPAN = (0.5, 2.0)
+
+
+def draw_check(path: Path, profile: Profile, comparisons: Sequence[Comparison]) -> None:
+    """Writes `path`. Above: achieved FLOP/s by arithmetic intensity, measured and fitted, with the compute and the
+    bandwidth roof; below: fitted over measured by duration. Raises ValueError without the plotting libraries."""
+    set_theme(font_scale=0.75)
+    import matplotlib.pyplot as plt
+
+    kinds = list(dict.fromkeys(comparison.kind for comparison in comparisons))
+    size = (PANEL[0] * len(kinds), 2 * PANEL[1])
+    figure, axes = plt.subplots(2, len(kinds), figsize=size, squeeze=False, sharey="row", layout="constrained")
+    for column, kind in enumerate(kinds):
+        of_kind = [comparison for comparison in comparisons if comparison.kind == kind]
+        _draw_roofs(axes[0][column], profile, of_kind, comparisons)
+        _draw_ratio(axes[1][column], of_kind)
+        axes[0][column].set_title(f"{kind} ({len(of_kind)} points)")
+    axes[0][0].set_ylabel("FLOP/s")
+    axes[1][0].set_ylabel("fitted / measured")
+    axes[0][0].legend(loc="lower right", frameon=True)
+    figure.suptitle(f"{profile.name}\nmeasured and fitted, {profile.gpu.name} roofs", fontsize="medium")
+    write_figure(path, lambda scratch: figure.savefig(scratch, dpi=DPI))
+    plt.close(figure)
+
+
+def _draw_roofs(axis: Axes, profile: Profile, of_kind: Sequence[Comparison], everything: Sequence[Comparison]) -> None:
+    intensities = np.array([comparison.flops / comparison.num_bytes for comparison in everything])
+    span = np.geomspace(0.5 * intensities.min(), 2.0 * intensities.max(), 100)
+    axis.plot(span, span * profile.gpu.bandwidth_bytes_per_s, color=ROOF, linewidth=1, label="bandwidth roof")
+    axis.axhline(profile.gpu.peak_flops, color=ROOF, linewidth=1, linestyle="--", label="compute roof")
+    intensity = [comparison.flops / comparison.num_bytes for comparison in of_kind]
+    measured = [comparison.flops / comparison.measured_s for comparison in of_kind]
+    fitted = [comparison.flops / comparison.fitted_s for comparison in of_kind]
+    axis.scatter(intensity, measured, s=18, color=MEASURED, label="measured")
+    axis.scatter(intensity, fitted, s=18, color=FITTED, marker="x", linewidth=1, label="fitted")
+    set_log_scale(axis, "x")
+    set_log_scale(axis, "y")
+    axis.set_ylim(top=3.0 * profile.gpu.peak_flops)
+    axis.set_xlabel("FLOP per byte")
+
+
+def _draw_ratio(axis: Axes, of_kind: Sequence[Comparison]) -> None:
+    measured_ms = [1e3 * comparison.measured_s for comparison in of_kind]
+    ratio = np.clip([comparison.fitted_s / comparison.measured_s for comparison in of_kind], *RATIO_SPAN)
+    axis.axhspan(0.9, 1.1, color="#dddddd", zorder=0)
+    axis.axhline(1.0, color=ROOF, linewidth=1)
+    axis.scatter(measured_ms, ratio, s=18, color=FITTED)
+    set_log_scale(axis, "x")
+    axis.set_yscale("log")
+    axis.set_ylim(*RATIO_SPAN)
+    ticks = (0.5, 0.7, 0.9, 1.0, 1.1, 1.4, 2.0)
+    axis.set_yticks(ticks, [str(tick) for tick in ticks])
+    axis.minorticks_off()
+    axis.set_xlabel("measured (ms)")
