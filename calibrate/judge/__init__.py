@@ -1,1 +1,2 @@
-"""The simulator judged on real runs of others: tables of cells, and vLLM's per-request timestamps. No torch."""
+"""Judged: the simulator on real runs of others (tables of cells, vLLM's per-request timestamps), and a profile on
+measurements. No torch."""
