@@ -38,7 +38,7 @@ from sim.costs.shapes import model
 
 ROOT = Path(__file__).parents[3]
 SMALL = Campaign(
-    job=Job("tiny-target", "tiny-draft", 6.0, 4, 256),
+    job=Job("tiny-target", "tiny-draft", 9.0, 4, 256),
     loads=(Load(2, 3),),
     policies=("autoregressive", "pd"),
     input_tokens=24,
