@@ -28,7 +28,7 @@ from sim.cli.main import run
 from sim.costs.profile_files import load
 from sim.studies.store import Store
 from tests.attack.samples import GRID, PAIR, TINY_RUN
-from tests.calibrate.points.test_file import point
+from tests.calibrate.points.test_points_file import point
 
 DIED = 9
 WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"}

@@ -23,7 +23,7 @@ from sim.costs.forms.table import TableCosts
 from sim.costs.profile import MeasuredPoint, Profile
 from sim.costs.profile_files import decode, encode
 from sim.interface.work import Model
-from tests.calibrate.fit.test_passes import HOST, LIMITS, law
+from tests.calibrate.fit.test_pass_fit import HOST, LIMITS, law
 
 NOISE = 0.02
 PLACES = grid(LIMITS, 2)

@@ -16,7 +16,7 @@ from calibrate.points.point_works import work_of
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import MeasuredPoint, Profile
 from sim.costs.profile_files import encode, load
-from tests.calibrate.fit.test_passes import LIMITS, NOISE, law, measured
+from tests.calibrate.fit.test_pass_fit import LIMITS, NOISE, law, measured
 
 
 @pytest.fixture(scope="module")
