@@ -246,7 +246,8 @@ def test_coroutines_of_a_policy_that_is_refused_are_closed() -> None:
     made: list[Any] = []
 
     def build(serving: Any, options: Any, limits: Any) -> list[Any]:
-        made.extend(pd.coroutines(serving, options, limits))
+        serving.host.stream("gpu")
+        made.extend(breaking(serving, options, limits))
         return made
 
     with pytest.raises(ValueError, match="no stream for its lane"):
