@@ -2,7 +2,7 @@
 
 A pass = the body over all its tokens together (padded to a CUDA-graph size), attention by regime, the LM head over the
 rows that sample. Everything that depends on an integer count alone is computed once and kept.
-Not here: the forms (sim.costs.forms), host time and draft works of many passes (works).
+Not here: the forms (sim.costs.forms), host time and draft works of many passes (work_costs).
 """
 
 from __future__ import annotations

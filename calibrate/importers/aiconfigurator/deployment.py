@@ -7,7 +7,7 @@ all. Chunks with history: the measured whole prompt's rate at that length.
 With attention data-parallel (`dp`), the profile is one rank's, all ranks in lockstep with as many tokens each: experts
 see the tokens of all of them.
 Errors: of interpolation, against sums of raw times at measured places that the profile leaves out.
-Not here: single kernels (lookups), reading files (files), profiles of the fitted law (profile).
+Not here: single kernels (lookups), reading files (kernel_files), profiles of the fitted law (compact_profile).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Grids of attention that a profile stores, from points measured at any places; and attention over a window that was
 never measured, from attention over all.
 
-Not here: which points (deployment), reading them (files).
+Not here: which points (deployment), reading them (kernel_files).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 GEMMs in every number format, expert layers, latent and linear attention, all-reduces and gathers: one engine's tables,
 and where those lack something another engine's, which `notes` then says. What no table has (a 4-bit dense GEMM, experts
 of a shape that was never measured) comes by a rule, which `notes` says as well. Seconds on one device.
-Not here: reading files (files), what a layer is made of (deployment).
+Not here: reading files (kernel_files), what a layer is made of (deployment).
 """
 
 from __future__ import annotations

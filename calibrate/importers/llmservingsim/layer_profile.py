@@ -6,7 +6,7 @@ one layer, sharded but at full dimensions otherwise, so layers and dimensions co
 and host constants, which they do not have, from calibrate.hardware.engines.
 The profile keeps the points.
 A draft's points come from the draft's own folder, or are composed from the target's. Mixed passes fit the verify rule.
-Not here, but beside this: reading (files), points (table), errors (errors).
+Not here, but beside this: reading (layer_files), points (layer_tables), errors (layer_errors).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ exceeds the blocks' time), prefill chunk with history, verify and mixed passes (
 beside chunks: KV is streamed once, `kv_slowdown` times slower, plus the further queries' compute; no public table has
 this shape, so profiles mark it as not validated).
 `cost` is the simulator's hot path: a pass of rows alone takes one dict lookup and a few multiplications.
-Not here: the kernels' formulas (kernels), what all forms share (passes, works), the file (profile).
+Not here: the kernels' formulas (kernels), what all forms share (passes, work_costs), the file (profile).
 """
 
 from __future__ import annotations

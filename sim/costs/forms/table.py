@@ -5,7 +5,7 @@ Several chunks in one pass cost what each costs alone, the shortest measured chu
 the kernel's fixed time. Where no chunk with history was measured, history adds its query-key pairs at the rate of the
 longest chunk and its KV at the rate of the largest decode. Verify rows, and rows beside chunks, where they were not
 measured: TableKernels.verify_rule.
-Not here: interpolation itself (interpolation), the points (sim.costs.points), what all forms share (passes, works).
+Not here: interpolation itself (interpolation), points (sim.costs.points), what all forms share (passes, work_costs).
 """
 
 from __future__ import annotations
