@@ -107,8 +107,8 @@ def register_acceptance(name: str, build: Build, form: str) -> None:
 
     >>> import lanesim
     >>> from sim.acceptance.models import IidAcceptance
-    >>> lanesim.register_acceptance("coin", lambda values, draft_tokens: IidAcceptance(values[0]), "coin:.5")
-    >>> lanesim.simulate(profile="cpu/tiny", policy="pd", num_prompts=2, acceptance="coin:.5").metrics["completed"]
+    >>> lanesim.register_acceptance("fair", lambda values, draft_tokens: IidAcceptance(values[0]), "fair:.5")
+    >>> lanesim.simulate(profile="cpu/tiny", policy="pd", num_prompts=2, acceptance="fair:.5").metrics["completed"]
     2
     """
     _registered[name] = AcceptanceForm(name=name, build=build, form=form)
