@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from sim.hosts import clock
-from validation.speed.processes import BARE, CASES, COMPILED, DYNAMO, PURE, Case, Used, is_compiled, page, row_of
+from validation.speed.processes import BARE, CASES, COMPILED, DYNAMO, PURE, Case, Used, child, is_compiled, page, row_of
 
 
 def case(**changes: object) -> Case:
@@ -51,3 +51,10 @@ def test_others_serve_what_continuous_serves_synchronously() -> None:
 def test_a_pure_lanesim_is_not_taken_for_the_compiled_one() -> None:
     """Another interpreter once imported the pure modules of this folder."""
     assert is_compiled(sys.executable) is not clock.__file__.endswith(".py")
+
+
+def test_memory_is_that_of_the_process_itself() -> None:
+    """A child is forked from a process that holds 100 MB at least."""
+    held = bytearray(100_000_000)
+    peak_mb, _ = child("import json, sys; print(json.dumps(peak_mb()), file=sys.stderr)")
+    assert 1.0 < peak_mb < 50.0 < len(held) / 1e6

@@ -53,6 +53,14 @@ GRID = {
 """1,000 points."""
 PURE, COMPILED, BARE, DYNAMO = "lanesim", "lanesim, compiled", "bare loop", "Dynamo replay"
 
+PEAK = """
+import re
+def peak_mb():
+    with open("/proc/self/status") as file:
+        return int(re.search("VmHWM:\\\\s+(\\\\d+)", file.read())[1]) / 1024
+"""
+"""Of a process since it was executed; its ru_maxrss has what its parent held when it was forked, too."""
+
 LANESIM = """
 import json, resource, sys
 from sim.cli.main import main
@@ -61,7 +69,7 @@ try:
 except SystemExit as exit:
     code = exit.code
 used = resource.getrusage(resource.RUSAGE_SELF)
-print(json.dumps([code, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]), file=sys.stderr)
+print(json.dumps([code, used.ru_utime + used.ru_stime, peak_mb()]), file=sys.stderr)
 """
 
 REFERENCE = """
@@ -85,7 +93,7 @@ steps, end_s = run_reference(
     resolved.limits.max_num_scheduled_tokens, resolved.pool.num_blocks,
 )
 used = resource.getrusage(resource.RUSAGE_SELF)
-print(json.dumps([[steps, end_s], used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]), file=sys.stderr)
+print(json.dumps([[steps, end_s], used.ru_utime + used.ru_stime, peak_mb()]), file=sys.stderr)
 """
 
 REPLAY = """
@@ -101,7 +109,7 @@ report = run_trace_replay(
 )
 used = resource.getrusage(resource.RUSAGE_SELF)
 done = report.summary["completed_requests"]
-print(json.dumps([done, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024]), file=sys.stderr)
+print(json.dumps([done, used.ru_utime + used.ru_stime, peak_mb()]), file=sys.stderr)
 """
 
 
@@ -156,7 +164,7 @@ def child(code: str, *arguments: str, python: str | None = None) -> tuple[Any, s
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-c"] if python is None else [python, "-P", "-c"]
-    command += [code, *arguments]
+    command += [PEAK + code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return json.loads(done.stderr.splitlines()[-1]), done.stdout
 
