@@ -6,6 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
 from calibrate.corun.pairs import Cell, cells
 from calibrate.corun.rates_file import Line
 from calibrate.corun.shares import BOUNDS, said, with_shares
