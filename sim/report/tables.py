@@ -404,7 +404,7 @@ def _power_lines(result: Comparison) -> list[str]:
         if row.mean["power_w"] is not None
     ]
     if not parts:
-        return [f"power: nothing is known of that of {gpu}"]
+        return [f"power: not known of {gpu}"]
     where = "within 15 % on A100s" if gpu == "a100-sxm" else f"measured on A100s alone, none on {gpu}"
     return [f"power: {'; '.join(parts)} ({where})"]
 
