@@ -42,6 +42,12 @@ def test_a_gpu_in_capitals_is_of_its_own_family() -> None:
     assert "unknown GPU 'H200'; did you mean 'h200-sxm'" in planned("Qwen/Qwen3-32B", "--gpu", "H200", *QUESTION)
 
 
+def test_another_name_of_a_gpu_is_understood_in_capitals() -> None:
+    """What is refused then is the next thing that is wrong."""
+    line = planned("Qwen/Qwen3-32B", "--gpu", "RTX-PRO-6000", "--draft", "eagle", *QUESTION)
+    assert line.startswith("unknown drafter 'eagle'")
+
+
 def test_a_gpu_that_has_a_profile_and_no_tables_is_not_called_unknown() -> None:
     assert planned("Qwen/Qwen3-32B", "--gpu", "rtx-4090", *QUESTION).startswith("no kernel tables of GPU 'rtx-4090'")
 
