@@ -127,7 +127,8 @@ def _policies(scenario: Scenario, options: dict[str, Any]) -> PolicyTuning:
         return tune_policies(
             scenario,
             load(scenario.profile),
-            candidates=[name.strip() for name in (options["policies"] or ",".join(CANDIDATES)).split(",")],
+            candidates=listed("--policies", options["policies"] or None, str.strip, "policies with commas")
+            or CANDIDATES,
             concurrencies=options["concurrencies"],
             draws=DEFAULT_DRAWS if options["draws"] is None else options["draws"],
             workers=options["workers"],

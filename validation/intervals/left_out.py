@@ -14,7 +14,7 @@ import csv
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -217,11 +217,6 @@ def first_token_ms(cell: Cell, frontend_s: float) -> float:
 
 def served_errors(cells: Sequence[Cell], frontend_s: float) -> list[float]:
     return [100.0 * (first_token_ms(cell, frontend_s) / cell.ttft_ms - 1.0) for cell in cells]
-
-
-def read(path: Path = TABLE) -> list[Mapping[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def main() -> int:

@@ -129,13 +129,13 @@ def engine_name(cell: Cell) -> str:
     return SGLANG if cell.engine == "sglang" else TRTLLM
 
 
-def budget_of(cell: Cell) -> int | None:
-    """Tokens of one step; None where the recipe leaves it to the engine."""
+def budget_of(cell: Cell, drafts: int = 0) -> int | None:
+    """Tokens of one step, with so many drafts a row; None where the recipe leaves it to the engine."""
     if cell.is_exact:
         return VLLM_BUDGET if cell.engine == "vllm" else EXACT_BUDGET + cell.input_len + cell.concurrency
     if cell.engine == "trtllm":
         of_model = next((tokens for name, tokens in TRTLLM_BUDGETS.items() if name in cell.model), None)
-        total = cell.concurrency * cell.deployment.data_parallel + cell.input_len + PADDING
+        total = (drafts + 1) * cell.concurrency * cell.deployment.data_parallel + cell.input_len + PADDING
         return of_model or -(-total // PADDING) * PADDING
     return CHUNKS.get((cell.gpu, cell.weights), CHUNK) if cell.engine == "sglang" else None
 
@@ -177,22 +177,25 @@ def engine_block(cell: Cell) -> dict[str, Any]:
 
 def scenario_of(cell: Cell, profile: str) -> Scenario:
     """What a user of `lanesim compare` says of the row on the profile of that name."""
-    return parse_scenario(
-        {
-            "profile": profile,
-            "policy": "autoregressive",
-            "engine": engine_block(cell),
-            "workload": {
-                "num_prompts": max(8, (FEW_WAVES if cell.concurrency > MANY else WAVES) * cell.concurrency),
-                "request_rate": "inf",
-                "max_concurrency": cell.concurrency,
-                "input_len": cell.input_len,
-                "output_len": cell.output_len,
-                "length_range": None if cell.is_exact else LENGTH_RANGE,
-            },
-            "speculation": {"num_speculative_tokens": 0},
-        }
-    )
+    return parse_scenario(raw_scenario(cell, profile))
+
+
+def raw_scenario(cell: Cell, profile: str) -> dict[str, Any]:
+    """As a scenario file has it."""
+    return {
+        "profile": profile,
+        "policy": "autoregressive",
+        "engine": engine_block(cell),
+        "workload": {
+            "num_prompts": max(8, (FEW_WAVES if cell.concurrency > MANY else WAVES) * cell.concurrency),
+            "request_rate": "inf",
+            "max_concurrency": cell.concurrency,
+            "input_len": cell.input_len,
+            "output_len": cell.output_len,
+            "length_range": None if cell.is_exact else LENGTH_RANGE,
+        },
+        "speculation": {"num_speculative_tokens": 0},
+    }
 
 
 @lru_cache(maxsize=4096)

@@ -57,15 +57,11 @@ class Attention(NamedTuple):
 
     def by_rows(self) -> dict[tuple[int, int], float]:
         """(rows, context) -> seconds."""
-        return dict(
-            zip(zip(self.rows.tolist(), self.context.tolist(), strict=True), self.seconds.tolist(), strict=True)
-        )
+        return _by_shape(self.rows, self.context, self.seconds)
 
     def by_chunk(self) -> dict[tuple[int, int], float]:
         """(chunk, history) -> seconds."""
-        return dict(
-            zip(zip(self.chunk.tolist(), self.history.tolist(), strict=True), self.seconds.tolist(), strict=True)
-        )
+        return _by_shape(self.chunk, self.history, self.seconds)
 
     def decode(self) -> Attention:
         """Rows alone."""

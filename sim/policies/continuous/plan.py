@@ -27,7 +27,8 @@ from sim.policies.options import EngineLimits, Method
 
 DRAFT_ROW_TOKENS = 2
 """Tokens per row of a draft model's padded first pass."""
-READING_FEATURES = (Method.EAGLE3, Method.MTP)
+OVER_VERIFIED = (Method.EAGLE3, Method.MTP)
+"""Whose first pass takes every verified token of a row."""
 PARALLEL, DSPARK, NGRAM = Method.PARALLEL, Method.DSPARK, Method.NGRAM
 
 
@@ -343,7 +344,7 @@ def draft_of(
     - dspark: the slots in one pass, LM head over all; verified tokens and prompts are projected into its KV, no more.
     """
     row_tokens, head_rows, passes, projected = DRAFT_ROW_TOKENS * num_rows, num_rows, draft_tokens, 0
-    if method in READING_FEATURES:
+    if method in OVER_VERIFIED:
         row_tokens = verified_tokens
     elif method is PARALLEL:
         row_tokens = verified_tokens + num_rows * max(0, draft_tokens - 1)
