@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from calibrate.importers.aiconfigurator.deployment import Deployment
-from validation.silicon.drafted import Pair, budget, grouped, judge, pairs
+from validation.silicon.drafted import Pair, grouped, judge, pairs
+from validation.silicon.judge import budget_of
 from validation.silicon.served_cells import Cell
 
 NAMES = count()
@@ -57,9 +58,9 @@ def test_a_pair_alone_judges_nothing() -> None:
 
 
 def test_a_step_of_the_recipe_holds_every_seats_round_and_a_prompt() -> None:
-    assert budget(cell(6.0, concurrency=64), 3) == 4 * 64 + 1024 + 64
-    assert budget(cell(6.0, concurrency=4), 3) == 1152
-    assert budget(cell(6.0, concurrency=4), 0) == 1152
+    assert budget_of(cell(6.0, concurrency=64), 3) == 4 * 64 + 1024 + 64
+    assert budget_of(cell(6.0, concurrency=4), 3) == 1152
+    assert budget_of(cell(6.0, concurrency=4), 0) == 1152
 
 
 def test_one_acceptance_length_is_fitted_to_all_pairs_of_a_group() -> None:

@@ -14,19 +14,14 @@ import csv
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
-from functools import lru_cache
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from calibrate.hardware.models import source_of, with_formats
-from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
 from sim.compare.side_by_side import compare
-from sim.costs.profile import Profile
-from sim.costs.shapes import draft_model
 from sim.run.scenario import parse_scenario
-from validation.silicon.judge import LENGTH_RANGE, PADDING, budget_of, engine_name, target_of
+from validation.silicon.judge import budget_of, engine_name, profile_of, raw_scenario
 from validation.silicon.labels import drafting
 from validation.silicon.served_cells import WITH_MTP, Cell, cell_of, read_cells
 
@@ -101,49 +96,17 @@ def _days_between(one: Cell, other: Cell) -> int:
     return abs((date.fromisoformat(one.day) - date.fromisoformat(other.day)).days)
 
 
-@lru_cache(maxsize=8)
-def profile_of(model: str, gpu: str, weights: str | None, kv: str | None, deployment: Deployment) -> Profile:
-    """With the model's MTP layer as drafter."""
-    tables, revision = installed_tables()
-    cell = Cell("", "", "", model, gpu, weights, kv, deployment, 1, 1, 1, False, "", 1.0, 1.0, "")
-    path, published = target_of(cell, tables.parent / "model_configs")
-    shape = with_formats(source_of(str(path), plain=False).shape, published, kv)
-    return import_deployment(tables, gpu, shape, draft_model("mtp", shape), deployment, source=revision)
-
-
 def tpot_ms(cell: Cell, drafts: int, acceptance_length: float) -> float:
-    """Mean of the cell's loop."""
-    profile = profile_of(cell.model, cell.gpu, cell.weights, cell.kv, cell.deployment)
-    policy = "continuous" if drafts else "autoregressive"
-    speculation: dict[str, Any] = {"num_speculative_tokens": drafts}
+    """Mean of the cell's loop, with the model's MTP layer as drafter."""
+    profile, _ = profile_of(cell.model, cell.gpu, cell.weights, cell.kv, cell.deployment, "mtp")
+    raw = raw_scenario(cell, profile.name)
+    raw["engine"] = {"name": engine_name(cell), "max_num_batched_tokens": budget_of(cell, drafts)}
+    raw["workload"]["num_prompts"] = max(FEWEST, WAVES * cell.concurrency)
     if drafts:
-        speculation["acceptance"] = f"length:{acceptance_length:.4f}"
-    scenario = parse_scenario(
-        {
-            "profile": profile.name,
-            "policy": policy,
-            "engine": {"name": engine_name(cell), "max_num_batched_tokens": budget(cell, drafts)},
-            "workload": {
-                "num_prompts": max(FEWEST, WAVES * cell.concurrency),
-                "request_rate": "inf",
-                "max_concurrency": cell.concurrency,
-                "input_len": cell.input_len,
-                "output_len": cell.output_len,
-                "length_range": LENGTH_RANGE,
-            },
-            "speculation": speculation,
-        }
-    )
-    (served,) = compare(scenario, profile, workers=1).policies
+        raw["policy"] = "continuous"
+        raw["speculation"] = {"num_speculative_tokens": drafts, "acceptance": f"length:{acceptance_length:.4f}"}
+    (served,) = compare(parse_scenario(raw), profile, workers=1).policies
     return served.mean["mean_tpot_ms"] or 0.0
-
-
-def budget(cell: Cell, drafts: int) -> int | None:
-    """The recipe's: tokens of every seat's round, the prompt and PADDING, in whole multiples of it."""
-    if not drafts:
-        return budget_of(cell)
-    total = (drafts + 1) * cell.concurrency + cell.input_len + PADDING
-    return -(-total // PADDING) * PADDING
 
 
 def judge(group: Sequence[Pair], simulated_ms: Simulated = tpot_ms) -> list[Judged]:

@@ -25,7 +25,7 @@ from calibrate.hardware.models import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
 from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
-from sim.costs.shapes import ModelShape
+from sim.costs.shapes import ModelShape, draft_model
 from sim.run.scenario import Scenario, parse_scenario
 from validation.silicon.labels import drafting, is_marked, is_outside, memory_share, repeats, roof_share
 from validation.silicon.served_cells import BLACKWELL, Cell, cell_of
@@ -113,13 +113,15 @@ def import_words(cell: Cell) -> list[str]:
 
 @lru_cache(maxsize=512)
 def profile_of(
-    model: str, gpu: str, weights: str | None, kv: str | None, deployment: Deployment
+    model: str, gpu: str, weights: str | None, kv: str | None, deployment: Deployment, drafter: str | None = None
 ) -> tuple[Profile, ModelShape]:
+    """Of a row's labels, and the model's shape; `drafter` as `sim.costs.shapes.draft_model` names them."""
     tables, revision = installed_tables()
     cell = Cell("", "", "", model, gpu, weights, kv, deployment, 1, 1, 1, False, "", 1.0, 1.0, "")
     path, published = target_of(cell, tables.parent / "model_configs")
     shape = with_formats(source_of(str(path), plain=False).shape, published, kv)
-    return import_deployment(tables, gpu, shape, None, deployment, source=revision), shape
+    draft = draft_model(drafter, shape) if drafter else None
+    return import_deployment(tables, gpu, shape, draft, deployment, source=revision), shape
 
 
 def engine_name(cell: Cell) -> str:

@@ -128,23 +128,26 @@ def drafting(cells: Sequence[Cell]) -> set[str]:
         ratios = [ratio for ratio in rows.values() if ratio is not None]
         is_drafting = bool(ratios) and median(ratios) > CAMPAIGN_RATIO
         found |= {name for name, ratio in rows.items() if is_drafting or (ratio or 0.0) > TWIN_RATIO}
-    drafts = [cell for cell in cells if cell.id in found]
-    return found | repeats(cells, of=drafts)
+    first = first_rows(cells)
+    runs = {first[name] for name in found}
+    return {name for name, run in first.items() if run in runs}
 
 
-def repeats(cells: Iterable[Cell], of: Iterable[Cell] | None = None) -> set[str]:
-    """Names of the rows of `cells` that have the labels and figures of one `of` these, or of an earlier one: the same
-    run, read from another dump."""
+def repeats(cells: Iterable[Cell]) -> set[str]:
+    """Names of the rows that are an earlier one's run, read from another dump."""
+    return {name for name, run in first_rows(cells).items() if name != run}
+
+
+def first_rows(cells: Iterable[Cell]) -> dict[str, str]:
+    """The first row of the same run, by the name of each: one with its labels and figures."""
     known: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in of or ():
-        known.setdefault(_set_up(cell), []).append(cell)
-    found = set()
+    found = {}
     for cell in cells:
         same = known.setdefault(_set_up(cell), [])
-        if any(_is_same_run(cell, other) for other in same):
-            found.add(cell.id)
-        elif of is None:
+        first = next((other for other in same if _is_same_run(cell, other)), None)
+        if first is None:
             same.append(cell)
+        found[cell.id] = (first or cell).id
     return found
 
 

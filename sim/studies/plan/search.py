@@ -126,13 +126,12 @@ def plan(
     nearest.
     """
     _check(scenario, candidates, rate_per_s, draws)
-    plain = msgspec.structs.replace(scenario, energy=False)
-    ranking, misses = first_pass(plain, candidates, rate_per_s, share, workers, on_done)
+    refine = _Refinement(scenario, rate_per_s, share, price_per_gpu_h, draws, target_model, workers, on_done)
+    ranking, misses = first_pass(refine.scenario, candidates, rate_per_s, share, workers, on_done)
     refused = [*refused, *misses]
     if not ranking:
         raise ValueError(_nothing(scenario, refused))
     on_ranking(ranking)
-    refine = _Refinement(scenario, rate_per_s, share, price_per_gpu_h, draws, target_model, workers, on_done)
     waiting = list(ranking)
     refined: list[_Refined] = []
     while waiting and refine.is_worth_it(waiting[0], ranking[0], refined):
@@ -215,7 +214,8 @@ class _Refinement:
         on_done: OnDone,
     ) -> None:
         self._with_energy, self._rate_per_s, self._share = scenario.energy, rate_per_s, share
-        self._scenario = msgspec.structs.replace(scenario, energy=False)
+        self.scenario = msgspec.structs.replace(scenario, energy=False)
+        """Without energy, which only the rows that are refined have."""
         self._target_model = target_model
         self._price_per_gpu_h, self._draws, self._workers, self._on_done = price_per_gpu_h, draws, workers, on_done
         self._output_tokens = mean_tokens(scenario.workload, scenario.seed)[1]
@@ -223,7 +223,7 @@ class _Refinement:
     def __call__(self, ranked: Ranked) -> _Refined | Refused:
         candidate = ranked.candidate
         profile, ranks = candidate.profile, candidate.profile.data_parallel
-        scenario = msgspec.structs.replace(self._scenario, profile=candidate.name, policy=(POLICY,))
+        scenario = msgspec.structs.replace(self.scenario, profile=candidate.name, policy=(POLICY,))
         tuning = self._tuned(scenario, ranked)
         k = _length_at(tuning, ranked.in_flight)
         speculation = msgspec.structs.replace(scenario.speculation, num_speculative_tokens=k)
@@ -343,9 +343,8 @@ class _Refinement:
         """Of one rank at its part of the load, where energy was asked for."""
         if not self._with_energy:
             return None
-        scenario = with_length(msgspec.structs.replace(scenario, energy=True), REQUESTS)
         workload = msgspec.structs.replace(scenario.workload, request_rate=rate)
-        scenario = msgspec.structs.replace(scenario, workload=workload)
+        scenario = with_length(msgspec.structs.replace(scenario, workload=workload, energy=True), REQUESTS)
         point = Point(scenario=scenario, policy=POLICY, seed=child_seed(scenario.seed, 0), profile=profile)
         return number(run_point(point).run, "joules_per_output_token")
 
