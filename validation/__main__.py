@@ -12,6 +12,7 @@ PROGRAMS = {
     "capacity_truths": ("validation.intervals.fleets", "whether fleets and intervals hold in other draws of costs"),
     "claims": ("validation.claims.command", "published claims: claimed, simulated, verdict and why"),
     "drafted": ("validation.silicon.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),
+    "evidence": ("validation.silicon.evidence", "sim/evidence: means of judged served cells, which answers quote"),
     "leaderboard": ("validation.pages.leaderboard", "docs/leaderboard.md: lanesim beside every other simulator"),
     "left_out": ("validation.intervals.left_out", "pooled constants of engines without each of their sources"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),

@@ -1,15 +1,16 @@
 """What was measured near a question, how wrong the simulator was there, and how wrong a level may be by all that.
 
-Cells are real serving runs with the source of their figures (sim/evidence/cells.json, made as docs/accuracy.md says);
-no measured file is part of the project. A cell is near where GPU, target and drafting method are the question's and its
-requests in flight, and draft length, are within a factor of two of some that were asked about. Engines are named, not
-matched. Not here: errors of kernels, which a profile states itself.
+Cells are real serving runs, or means over some, with the source of their figures (sim/evidence/cells.json, made as
+docs/accuracy.md and validation.silicon.evidence say); no measured file is part of the project. A cell is near where
+GPU, target and drafting method are the question's and its requests in flight, and draft length, are within a factor of
+two of some that were asked about; of those the same engine's come first. Not here: errors of kernels, which a profile
+states itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import exp, hypot, inf, log, log2, sqrt
 from pathlib import Path
 
@@ -35,11 +36,13 @@ SLOWER = 1.05
 """Of all steps, where the elasticity of latency to them is asked for."""
 FEW_PROMPTS = 100
 """Requests of a run that tells what the engine's constants do to a latency, where queues are short."""
-SERVED_PCT = {"sglang": 15.5, "trtllm": 9.8, "vllm": 7.4}
-"""Mean size of the error of TPOT, percent, on served cells that no fit saw, by engine (docs/silicon.md)."""
+SAME_LAYERS = {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3"}
+"""Models of another's layers -> the name of its cells."""
 Z_975 = 1.96
 NONE = "none"
 """The method where nothing is drafted."""
+MEAN_SIZE = "(mean size)"
+"""How a metric ends whose errors have no sign."""
 MEASURED, UNMEASURED, NEAREST = "measured nearest", "not measured", "nearest measured,"
 """How lines of evidence begin, and what comes in place of near cells."""
 
@@ -60,10 +63,17 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     speedup_error_pct: float | None
     """Of the throughput over that without drafts on the same engine."""
     source: str
+    runs: int = 1
+    """That the mean size of the error is over."""
+    has_experts: bool = False
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file."""
+
     schema: int
+    served_pct: dict[str, float]
+    """Mean size of the error of TPOT, percent, on served cells that no fit saw, by engine."""
     cells: tuple[Cell, ...]
 
 
@@ -75,6 +85,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     ks: tuple[int, ...]
     in_flight: tuple[float, float]
     """Fewest and most requests."""
+    engine: str = ""
+    """As in sim/engines; its cells, of whatever version, are named before others'."""
 
 
 def asked_of(
@@ -82,10 +94,11 @@ def asked_of(
 ) -> Asked:
     """What is asked of `policy` with so many requests in flight, at the scenario's draft length or `ks`."""
     lengths = (scenario.speculation.num_speculative_tokens,) if ks is None else tuple(ks)
+    engine = engine_of(scenario.engine.name, profile).name
     if not find_policy(policy).is_speculative or not any(lengths):
-        return Asked(method=NONE, ks=(0,), in_flight=in_flight)
+        return Asked(method=NONE, ks=(0,), in_flight=in_flight, engine=engine)
     method = limits_of(scenario, profile).method.value
-    return Asked(method=method, ks=tuple(k for k in lengths if k), in_flight=in_flight)
+    return Asked(method=method, ks=tuple(k for k in lengths if k), in_flight=in_flight, engine=engine)
 
 
 def asked_of_comparison(result: Comparison, profile: Profile) -> list[Asked]:
@@ -100,9 +113,9 @@ def asked_of_comparison(result: Comparison, profile: Profile) -> list[Asked]:
 
 
 @lru_cache(maxsize=1)
-def cells() -> tuple[Cell, ...]:
-    """All measured cells."""
-    return msgspec.json.decode(CELLS.read_bytes(), type=_File).cells
+def measured() -> Evidence:
+    """All of it."""
+    return msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
 
 
 def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
@@ -119,11 +132,12 @@ def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
     unmeasured: dict[str, list[Asked]] = {}
     differing: dict[str, list[str]] = {}
     for question in asked:
-        near = [cell for cell in cells() if not _differs(cell, gpu, model, question) and _is_near(cell, question)]
+        like = (cell for cell in measured().cells if not _differs(cell, gpu, model, question))
+        near = sorted(filter(partial(_is_near, question), like), key=partial(_is_other_engine, question))
         if near:
             lines.append(f"{MEASURED}: {_named(near)}")
             continue
-        nearest, names = _nearest(gpu, model, question)
+        nearest, names = _nearest(profile, question)
         unmeasured.setdefault(nearest, []).append(question)
         differing.setdefault(nearest, []).extend(names)
     for nearest, questions in unmeasured.items():
@@ -146,14 +160,16 @@ def levels(result: Comparison, profile: Profile) -> list[Level]:
     """
     scenario = parse_scenario(result.scenario)
     engine = engine_of(scenario.engine.name, profile)
-    served_pct = SD_PER_MEAN_ABS * SERVED_PCT.get(engine.name.partition("-")[0], UNKNOWN_PCT)
+    served_pct = SD_PER_MEAN_ABS * measured().served_pct.get(engine.name.partition("-")[0], UNKNOWN_PCT)
     found = []
     for row, asked in zip(result.policies, asked_of_comparison(result, profile), strict=True):
         mean_ms, ci95 = row.mean["mean_e2el_ms"], row.ci95["mean_e2el_ms"]
         if mean_ms is None or not row.load.is_steady:
             continue
-        like = [cell for cell in cells() if not _differs(cell, profile.gpu.name, profile.target.name, asked)]
-        error_pct = sqrt((served_pct**2 + sum(cell.error_pct**2 for cell in like)) / (len(like) + 1))
+        like = [cell for cell in measured().cells if not _differs(cell, profile.gpu.name, profile.target.name, asked)]
+        num_cells = sum(cell.runs for cell in like)
+        squares = sum(cell.runs * _rms_pct(cell) ** 2 for cell in like)
+        error_pct = sqrt((served_pct**2 + squares) / (num_cells + 1))
         is_known = any(cell.engine == engine.name for cell in like)
         slowed, elasticity = _perturbed(result, scenario, profile, row, None if is_known else engine)
         half = hypot(
@@ -167,12 +183,17 @@ def levels(result: Comparison, profile: Profile) -> list[Level]:
                 mean_e2el_ms=mean_ms,
                 interval=(mean_ms * exp(-half), mean_ms * exp(half)),
                 error_pct=error_pct,
-                num_cells=len(like),
+                num_cells=num_cells,
                 engine_pct=None if slowed is None else 100.0 * (slowed - 1.0),
                 elasticity=elasticity,
             )
         )
     return found
+
+
+def _rms_pct(cell: Cell) -> float:
+    """Root mean square of the errors that the cell is the mean of."""
+    return cell.error_pct * (1.0 if cell.runs == 1 else SD_PER_MEAN_ABS)
 
 
 def _perturbed(
@@ -212,19 +233,19 @@ def _with_times(profile: Profile, *, engine: float, passes: float = 1.0) -> Prof
     return msgspec.structs.replace(profile, host=host)
 
 
-def _nearest(gpu: str, model: str, asked: Asked) -> tuple[str, list[str]]:
+def _nearest(profile: Profile, asked: Asked) -> tuple[str, list[str]]:
     """The cells that come nearest where none is near, and in what they differ."""
-    ranked = sorted(cells(), key=lambda cell: _distance(cell, gpu, model, asked))
-    differs, source = _differs(ranked[0], gpu, model, asked), ranked[0].source
-    alike = (cell for cell in ranked if _differs(cell, gpu, model, asked) == differs and cell.source == source)
-    return _named(alike), differs
+    gpu, model = profile.gpu.name, profile.target.name
+    ranked = sorted(measured().cells, key=lambda cell: _distance(cell, profile, asked))
+    differs = _differs(ranked[0], gpu, model, asked)
+    return _named(cell for cell in ranked if _differs(cell, gpu, model, asked) == differs), differs
 
 
 def shortened(lines: Sequence[str]) -> str:
-    """The first of `evidence` in short, without engine, loads and source: what was not measured before what was.
+    """The first of `evidence` in short, without loads and source: what was not measured before what was.
 
     >>> shortened(["measured nearest: gh200, vllm-0.23, apertus-8b, eagle3, K = 3, 8 in flight: TPOT +2.1 % (1 cell)"])
-    'measured nearest: apertus-8b on gh200, eagle3: TPOT +2.1 %'
+    'measured nearest: apertus-8b on gh200, vllm-0.23, eagle3: TPOT +2.1 %'
     """
     line = next((line for line in lines if line.startswith(UNMEASURED)), lines[0])
     head, _, cells = line.rpartition(" (")[0].partition(
@@ -232,13 +253,9 @@ def shortened(lines: Sequence[str]) -> str:
     )
     is_near = line.startswith(MEASURED)
     where, _, errors = (cells if is_near else cells.partition(": ")[2]).partition(" in flight: ")
-    gpu, _, model, method, *_ = where.split(", ")
-    errors = errors.replace(" (mean size)", "")
-    return (
-        f"{head}: {model} on {gpu}, {method}: {errors}"
-        if is_near
-        else f"{UNMEASURED}; simulated against the nearest, {model} on {gpu}: {errors}"
-    )
+    gpu, engine, model, method, *_ = where.split(", ")
+    text = f"{model} on {gpu}, {engine}, {method}: {errors}"
+    return f"{head}: {text}" if is_near else f"{UNMEASURED}; simulated against the nearest, {text}"
 
 
 def _loads(questions: Sequence[Asked]) -> str:
@@ -253,10 +270,14 @@ def _loads(questions: Sequence[Asked]) -> str:
     )
 
 
-def _is_near(cell: Cell, asked: Asked) -> bool:
+def _is_near(asked: Asked, cell: Cell) -> bool:
     low, high = asked.in_flight
     is_load = low / FACTOR <= cell.in_flight <= high * FACTOR
     return is_load and any(_ratio(cell.k, k) <= FACTOR for k in asked.ks)
+
+
+def _is_other_engine(asked: Asked, cell: Cell) -> bool:
+    return asked.engine.partition("-")[0] != cell.engine.partition("-")[0]
 
 
 def _ratio(a: int, b: int) -> float:
@@ -270,37 +291,43 @@ def _differs(cell: Cell, gpu: str, model: str, asked: Asked) -> list[str]:
         name
         for name, mine, theirs in (
             ("GPU", gpu, cell.gpu),
-            ("model", model, cell.model),
+            ("model", SAME_LAYERS.get(model, model), cell.model),
             ("method", asked.method, cell.method),
         )
         if mine != theirs
     ]
 
 
-def _distance(cell: Cell, gpu: str, model: str, asked: Asked) -> tuple[int, bool, float]:
-    """Fewest differences, the method the worst of them, then the load."""
-    differs = _differs(cell, gpu, model, asked)
+def _distance(cell: Cell, profile: Profile, asked: Asked) -> tuple[int, bool, bool, bool, bool, float]:
+    """Fewest differences, the method the worst, then the model; then experts or none, the engine, the load."""
+    differs = _differs(cell, profile.gpu.name, profile.target.name, asked)
+    is_other_kind = cell.has_experts != (profile.target.experts is not None)
     low, high = (max(1.0, load) for load in asked.in_flight)
     off = max(0.0, log2(low / cell.in_flight), log2(cell.in_flight / high))
-    return len(differs), "method" in differs, off
+    others = _is_other_engine(asked, cell)
+    return len(differs), "method" in differs, "model" in differs, is_other_kind, others, off
 
 
 def _named(found: Iterable[Cell]) -> str:
-    """Of one kind and source; the first source where there are several."""
-    group = list(found)
-    group = [cell for cell in group if cell.source == group[0].source]
-    first = group[0]
+    """Of one kind; the first's GPU, engine, model and source where there are several."""
+    first, *others = found
+    group = [first, *(cell for cell in others if _kind(cell) == _kind(first))]
     ks, loads = sorted({cell.k for cell in group}), sorted({cell.in_flight for cell in group})
     errors = [cell.error_pct for cell in group]
     drafts = _method(first.method) if first.method == NONE else f"{first.method}, K = {_span(ks)}"
     text = (
         f"{first.gpu}, {first.engine}, {first.model}, {drafts}, {_span(loads)} in flight: "
-        f"{first.metric} {_percents(errors)}"
+        f"{first.metric} {_percents(errors, '-' if first.metric.endswith(MEAN_SIZE) else '+')}"
     )
     speedups = [cell.speedup_error_pct for cell in group if cell.speedup_error_pct is not None]
     if speedups:
         text += f", speed-up {_percents(speedups)}"
-    return f"{text} ({len(group)} cell{'s' * (len(group) > 1)}; {first.source})"
+    count = sum(cell.runs for cell in group)
+    return f"{text} ({count} cell{'s' * (count > 1)}; {first.source})"
+
+
+def _kind(cell: Cell) -> tuple[str, ...]:
+    return cell.gpu, cell.engine, cell.model, cell.method, cell.source
 
 
 def _method(name: str) -> str:
@@ -311,7 +338,6 @@ def _span(values: Sequence[int]) -> str:
     return str(values[0]) if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
 
-def _percents(errors: Sequence[float]) -> str:
-    if len(set(errors)) == 1:
-        return f"{errors[0]:+.1f} %"
-    return f"{min(errors):+.1f} to {max(errors):+.1f} %"
+def _percents(errors: Sequence[float], sign: str = "+") -> str:
+    first, last = min(errors), max(errors)
+    return f"{first:{sign}.1f} %" if first == last else f"{first:{sign}.1f} to {last:{sign}.1f} %"

@@ -28,7 +28,7 @@ acceptances:
   chat: {acceptance: "length:2.6@3", drafter: org/head, data: chat, source: "org/repo@1 (MIT)", date: 2026-01}
 pairs:
   - {target: org/Known, profile: gh200/apertus-8b+eagle3, engine: vllm-0.23, method: eagle3, acceptance: chat}
-  - {target: org/New, profile: h100-sxm/llama-3.1-8b+eagle3, engine: sglang-0.5, method: eagle3, acceptance: chat}
+  - {target: org/New, profile: h200-sxm/qwen3-32b+eagle3, engine: sglang-0.5, method: eagle3, acceptance: chat}
 """
 Run = Callable[..., int]
 

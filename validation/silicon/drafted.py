@@ -26,6 +26,8 @@ from validation.silicon.labels import drafting
 from validation.silicon.served_cells import WITH_MTP, Cell, cell_of, read_cells
 
 TABLE = Path(__file__).parents[2] / "docs/validation/mtp-pairs.csv"
+MTP_ENGINE = "trtllm-1.1"
+"""Of every pair."""
 DRAFTS = 3
 NEAR_DAYS = 10
 """Between the two runs of a pair: engines change by more than speculation gains between months."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import log, sqrt
 from statistics import NormalDist
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from sim.costs.profile import KindError
 from sim.costs.profile_files import load
 from sim.run.scenario import Scenario
 from sim.studies.cost_draws import SD_PER_MEAN_ABS, Draw, body_spread, cost_draws, covers, interval_90, kind_spreads
-from sim.studies.evidence import Asked, asked_of_comparison, cells, evidence
+from sim.studies.evidence import Asked, asked_of_comparison, evidence, measured
 from sim.studies.precision import over_draws
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
@@ -177,7 +178,7 @@ def test_evidence_is_of_the_same_gpu_model_and_method_within_twice_the_load() ->
 def test_one_error_of_several_cells_is_said_once_and_speed_ups_alone_are_evidence() -> None:
     profile = load("h200-sxm/gpt-oss-120b+eagle3")
     (line,) = evidence(profile, [Asked(method="eagle3", ks=(3,), in_flight=(1.0, 8.0))])
-    assert "eagle3, K = 3, 1 to 16 in flight: speed-up (mean size) +4.6 % (5 cells; " in line
+    assert "eagle3, K = 3, 1 to 16 in flight: speed-up (mean size) 4.6 % (5 cells; " in line
     (line,) = evidence(load("h200-sxm/llama-3.1-8b+eagle3"), [Asked(method="eagle3", ks=(5,), in_flight=(1.0, 1.0))])
     assert line.startswith(
         "measured nearest: h200-sxm, sglang-0.5, llama-3.1-8b, eagle3, K = 3 to 7, 1 in flight: speed-up"
@@ -197,11 +198,43 @@ def test_questions_that_the_same_cells_come_nearest_to_share_a_line() -> None:
 
 
 def test_every_cell_names_its_source_and_no_file() -> None:
-    assert len(cells()) >= 40
-    for cell in cells():
+    assert len(measured().cells) >= 300
+    for cell in measured().cells:
         assert cell.source
-        assert abs(cell.error_pct or cell.speedup_error_pct or 0.0) < 25.0
+        assert abs(cell.error_pct or cell.speedup_error_pct or 0.0) < (25.0 if cell.runs == 1 and cell.k else 70.0)
         assert (cell.method == "none") == (cell.k == 0)
+
+
+def nearest(profile: str, model: str, **asked: Any) -> str:
+    """The line of a question about a model of that name on the profile's GPU."""
+    loaded = load(profile)
+    target = msgspec.structs.replace(loaded.target, name=model)
+    question: dict[str, Any] = {"method": "none", "ks": (0,), "in_flight": (16.0, 16.0), **asked}
+    (line,) = evidence(msgspec.structs.replace(loaded, target=target), [Asked(**question)])
+    return line
+
+
+def test_of_near_cells_the_same_engines_come_first() -> None:
+    for engine in ("vllm-0.19", "sglang-0.5", "trtllm-1.1"):
+        line = nearest("h100-sxm/qwen3-32b", "qwen3-32b", engine=engine)
+        assert line.startswith(f"measured nearest: h100-sxm, {engine.partition('-')[0]}-")
+    assert ", 8 to 32 in flight: TPOT (mean size) " in line
+    assert " % (75 cells; ai-dynamo/aiconfigurator@" in line
+
+
+def test_models_of_the_same_layers_share_their_cells() -> None:
+    asked: dict[str, Any] = {"method": "mtp", "ks": (3,), "in_flight": (8.0, 8.0), "engine": "vllm-0.19"}
+    for model in ("deepseek-v3", "deepseek-r1"):
+        line = nearest("b200-sxm/qwen3-8b", model, **asked)
+        assert line.startswith(
+            "measured nearest: b200-sxm, trtllm-1.1, deepseek-v3, mtp, K = 3, 4 to 16 in flight: speed"
+        )
+
+
+def test_the_same_model_on_another_gpu_is_nearer_than_another_model_on_the_same() -> None:
+    line = nearest("b200-sxm/qwen3-8b", "qwen3-235b-a22b")
+    assert "nearest measured, with another GPU: h" in line
+    assert ", qwen3-235b-a22b, no speculation" in line
 
 
 def test_the_question_of_a_comparison_is_its_load() -> None:

@@ -1,0 +1,57 @@
+"""Evidence of served cells: which are in a mean, and that the file is that of the committed tables."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+
+import msgspec
+import pytest
+
+from sim.studies.evidence import CELLS, Evidence, measured
+from validation.silicon.drafted import TABLE as PAIRS
+from validation.silicon.evidence import OVER_LENGTHS, OVER_PAIRS, by_engine, drafted, served, text_of
+from validation.silicon.silicon_page import TABLE as SERVED
+
+ROW = {
+    "mode": "agg", "backend": "trtllm", "backend_version": "1.1.0", "model_path": "nvidia/DeepSeek-R1-NVFP4",
+    "system": "b200_sxm", "gemm_quant_mode": "nvfp4", "tp_size": "8", "attention_dp_size": "1", "moe_tp_size": "8",
+    "moe_ep_size": "1", "batch_size": "16", "isl": "1024", "osl": "1024", "silicon_ttft_ms": "100",
+    "silicon_tpot_ms": "10", "silicon_data_source": "",
+}  # fmt: skip
+
+
+def lines(*errors: tuple[str, str, str]) -> list[dict[str, str]]:
+    return [{"id": name, "role": role, "tpot_error_pct": error} for name, role, error in errors]
+
+
+def test_a_mean_is_over_judged_cells_of_a_gpu_engine_model_and_load() -> None:
+    rows = [
+        ROW | {"id": name, "batch_size": batch} for name, batch in (("a", "14"), ("b", "16"), ("c", "16"), ("d", "64"))
+    ]
+    judged = lines(("a", "judged", "-4.0"), ("b", "judged", "2.0"), ("c", "fitted", "9.0"), ("d", "judged", "1.0"))
+    few, many = served(rows, judged)
+    assert (few.gpu, few.engine, few.model, few.in_flight) == ("b200-sxm", "trtllm-1.1", "deepseek-v3", 16)
+    assert (few.error_pct, few.runs) == (3.0, 2)
+    assert (many.in_flight, many.error_pct, many.runs) == (64, 1.0, 1)
+    assert by_engine([few, many]) == {"trtllm": pytest.approx(2.3)}
+
+
+def table(path: Any) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_file_is_that_of_the_committed_tables() -> None:
+    """The rows themselves are no part of the repository; names of classes begin with the engine's."""
+    plain = [cell for cell in measured().cells if cell.source == OVER_LENGTHS]
+    judged = [line for line in table(SERVED) if line["role"] == "judged"]
+    assert sum(cell.runs for cell in plain) == len(judged)
+    for engine, error_pct in measured().served_pct.items():
+        errors = [abs(float(line["tpot_error_pct"])) for line in judged if line["class"].startswith(f"{engine} ")]
+        assert error_pct == pytest.approx(sum(errors) / len(errors), abs=0.1)
+    assert [cell for cell in measured().cells if cell.source == OVER_PAIRS] == drafted(table(PAIRS))
+
+
+def test_the_file_is_as_it_is_written() -> None:
+    assert text_of(msgspec.json.decode(CELLS.read_bytes(), type=Evidence)) == CELLS.read_text()

@@ -1,0 +1,130 @@
+"""Writes what lanesim shows as evidence of served cells, in sim/evidence/cells.json:
+`python -m validation evidence CELLS.csv`.
+
+Of judged cells (docs/validation/served-cells.csv) the mean size of TPOT's error per GPU, engine, model and load; of
+pairs that draft with MTP (docs/validation/mtp-pairs.csv) that of the speed-up. Cells of other sources stay as they are
+in the file. Not here: the errors (validation.silicon.silicon_page, drafted), what is near a question
+(sim.studies.evidence).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterable, Mapping
+from functools import cache
+from math import log2
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import msgspec
+
+from calibrate.hardware.models import source_of
+from sim.studies.evidence import CELLS, MEAN_SIZE, SAME_LAYERS, Cell, Evidence
+from validation.silicon.drafted import DRAFTS, MTP_ENGINE
+from validation.silicon.drafted import TABLE as PAIRS
+from validation.silicon.judge import engine_name
+from validation.silicon.served_cells import cell_of, read_cells
+from validation.silicon.silicon_page import TABLE as SERVED
+
+SAMPLE = "ai-dynamo/aiconfigurator@095f58a51c4c, silicon_sample.csv"
+OVER_LENGTHS = f"{SAMPLE}; mean size over lengths, formats and degrees"
+OVER_PAIRS = f"{SAMPLE}; acceptance fitted on the mean speed-up of its pairs"
+JUDGED = "judged"
+
+
+class Load(NamedTuple):
+    """What the cells of one mean have in common."""
+
+    gpu: str
+    engine: str
+    model: str
+    has_experts: bool
+    in_flight: int
+    """Of a rank, the nearest power of two."""
+
+
+def nearest_power(in_flight: int) -> int:
+    """
+    >>> nearest_power(7), nearest_power(12), nearest_power(160)
+    (8, 16, 128)
+    """
+    return 1 << round(log2(in_flight))
+
+
+@cache
+def model_of(repository: str) -> tuple[str, bool]:
+    """Name, as a profile has it, models of the same layers by one; and whether it has experts."""
+    shape = source_of(repository, plain=False).shape
+    return SAME_LAYERS.get(shape.name, shape.name), shape.experts is not None
+
+
+def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]) -> list[Cell]:
+    """Means over `judged`, lines of served-cells.csv, of `rows`, those of silicon_sample.csv."""
+    cells = {row["id"]: cell_of(row) for row in rows}
+    errors: dict[Load, list[float]] = {}
+    for line in judged:
+        if line["role"] == JUDGED:
+            cell = cells[line["id"]]
+            load = Load(cell.gpu, engine_name(cell), *model_of(cell.model), nearest_power(cell.concurrency))
+            errors.setdefault(load, []).append(abs(float(line["tpot_error_pct"])))
+    return [mean_cell(load, errors[load], OVER_LENGTHS) for load in sorted(errors)]
+
+
+def drafted(pairs: Iterable[Mapping[str, str]]) -> list[Cell]:
+    """Means over lines of mtp-pairs.csv."""
+    errors: dict[Load, list[float]] = {}
+    for line in pairs:
+        gpu = line["group"].partition(" ")[0]
+        load = Load(gpu, MTP_ENGINE, *model_of("deepseek-ai/DeepSeek-R1"), nearest_power(int(line["concurrency"])))
+        errors.setdefault(load, []).append(abs(float(line["error_pct"])))
+    return [mean_cell(load, errors[load], OVER_PAIRS, method="mtp", k=DRAFTS) for load in sorted(errors)]
+
+
+def mean_cell(load: Load, errors: list[float], source: str, *, method: str = "none", k: int = 0) -> Cell:
+    return Cell(
+        **load._asdict(),
+        method=method,
+        k=k,
+        workload="random",
+        metric=f"{'speed-up' if k else 'TPOT'} {MEAN_SIZE}",
+        error_pct=round(fmean(errors), 1),
+        speedup_error_pct=None,
+        source=source,
+        runs=len(errors),
+    )
+
+
+def by_engine(cells: Iterable[Cell]) -> dict[str, float]:
+    """Mean size of TPOT's error by engine, over all runs of it."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell.engine.partition("-")[0], []).append(cell)
+    return {
+        name: round(sum(cell.runs * cell.error_pct for cell in of) / sum(cell.runs for cell in of), 1)
+        for name, of in sorted(found.items())
+    }
+
+
+def text_of(evidence: Evidence) -> str:
+    """A cell on a line."""
+    lines = ",\n  ".join(msgspec.json.encode(cell).decode() for cell in evidence.cells)
+    by_name = msgspec.json.encode(evidence.served_pct).decode()
+    return f'{{"schema": {evidence.schema}, "served_pct": {by_name}, "cells": [\n  {lines}\n]}}\n'
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cells", type=Path)
+    options = parser.parse_args()
+    with SERVED.open(newline="") as judged, PAIRS.open(newline="") as pairs:
+        plain = served(read_cells(options.cells), csv.DictReader(judged))
+        drafts = drafted(csv.DictReader(pairs))
+    before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
+    others = [cell for cell in before.cells if cell.source not in (OVER_LENGTHS, OVER_PAIRS)]
+    after = Evidence(schema=before.schema, served_pct=by_engine(plain), cells=(*others, *plain, *drafts))
+    CELLS.write_text(text_of(after))
+    runs = sum(cell.runs for cell in plain)
+    print(f"{len(plain)} means of {runs} served cells, {len(drafts)} of pairs with MTP, {len(others)} others")
+    return 0
