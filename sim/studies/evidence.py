@@ -254,7 +254,7 @@ def shortened(lines: Sequence[str]) -> str:
     is_near = line.startswith(MEASURED)
     where, _, errors = (cells if is_near else cells.partition(": ")[2]).partition(" in flight: ")
     gpu, engine, model, method, *_ = where.split(", ")
-    text = f"{model} on {gpu}, {engine}, {method}: {errors}"
+    text = f"{model} on {gpu}, {engine}, {method}: {errors.replace(MEAN_SIZE, 'off by')}"
     return f"{head}: {text}" if is_near else f"{UNMEASURED}; simulated against the nearest, {text}"
 
 
