@@ -22,6 +22,7 @@ from calibrate.fit.overlap_fit import TURNS_S
 from calibrate.measure.pair import DEFAULTS, PairSpec
 from calibrate.measure.session import Session, Step
 from calibrate.points import points_file
+from calibrate.points.points_file import Ran
 from calibrate.service.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, serve, simulate
 from calibrate.service.pauses import idle_ramp
 from realrun.host.garbage_collector import frozen_heap
@@ -82,16 +83,18 @@ def measure_pair(
     form: Literal["compact", "table"] | None = None,
     is_serving: bool = True,
     repeats: int = REPEATS,
+    rates: Sequence[Ran] = (),
     on_step: Step = lambda stage, done, total: None,
     say: Callable[[str], None],
 ) -> Profile:
-    """Time a pair, alone and in service. Goes on where an earlier measurement was killed.
+    """Time a pair, alone and in service; `rates` of it were measured before (calibrate.corun). Goes on where an earlier
+    measurement was killed.
 
     What nobody asked for by name and cannot be is told to `say` and left: a table of too few points, of which there
     is a compact profile, and serving in slots too short for its requests. Raises ValueError for the rest.
     """
     with points_file.alone(points_path):
-        session = Session(spec, points_path, budget_s, on_step)
+        session = Session(spec, points_path, budget_s, on_step, rates)
         if spec.device == "cuda":
             say(session.driver.said)
         try:

@@ -18,7 +18,8 @@ from calibrate.fit.overlap_fit import fit_overlap
 from calibrate.measure import host_times
 from calibrate.measure.bench import HOLD_S, Bench
 from calibrate.measure.grid import Limits, grid
-from calibrate.measure.overlap import OverlapBench, plan
+from calibrate.measure.overlap_cells import cells_within
+from calibrate.measure.rates import measure
 from calibrate.points.point_works import Place, work_of
 from realrun.host.executor import Handle, Job, RequestQueue
 from realrun.kernels.device_passes import PassShape
@@ -33,6 +34,7 @@ from sim.devices.contention import Contention
 from sim.interface.host import Stream
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.realrun.support import tiny_model, tiny_options
+from tests.realrun.threaded_device import ThreadedDevice
 from tests.realrun.timed_device import (
     CALL_S,
     COPY_S,
@@ -180,16 +182,13 @@ def test_the_way_of_a_result_comes_back() -> None:
     ],
 )
 def test_what_passes_do_to_each_other_comes_back(contention: Contention) -> None:
-    measured = Measured(TimedDevice(contention=contention))
-    bench = OverlapBench(measured.bench)
-    runs = []
-    for what in plan(LIMITS):
-        for place in what.places:
+    measured = Measured(ThreadedDevice(contention=contention))
+    rates = []
+    for cell in cells_within(LIMITS):
+        for place in cell.places:
             measured.knows(place)
-        runs.append(bench.measure(what, 0.0))
-    # A launch queue takes 1,024: an eager draft behind what holds its stream would wait for it.
-    assert measured.device.max_held_launches == 3
-    fitted = fit_overlap(PROFILE, runs)
+        rates.append(measure(measured.bench, cell, 0.0).ran)
+    fitted = fit_overlap(PROFILE, rates)
     found, three = fitted.overlap, fitted.errors["overlap_three"]
     assert found.eta_compute == pytest.approx(contention.eta_compute, rel=TOLERANCE)
     assert found.eta_bandwidth == pytest.approx(contention.eta_bandwidth, rel=TOLERANCE)
