@@ -29,9 +29,9 @@ from calibrate.campaign.steps import run
 from calibrate.cli.check_files import check_file
 from calibrate.corun.rates_file import Table, line_of
 from calibrate.fit.share_fit import fit_shares
+from calibrate.measure.lanes import Setting, simulate
 from calibrate.measure.overlap_cells import cells
 from calibrate.measure.rates import Rates, Steady
-from calibrate.service.lanes import Setting, simulate
 from realrun.replay.machine_speed import PROBED_TOKENS
 from sim.costs.profile_files import decode, encode, load
 from sim.costs.shapes import model

@@ -1,8 +1,9 @@
 """A pair measured whole: its passes, and what serving adds to them on the threaded host.
 
-`calibrate.measure` times passes one after the other in a loop. A policy's works take longer: they wait for threads to
-wake up, and share interpreter and cores with whatever else the host does. A few requests served by bare lanes
-(calibrate.service.lanes), one to three of them at once, beside workers that poll, and with pauses, say how much.
+A session (calibrate.measure.session) times passes one after the other in a loop. A policy's works take longer: they
+wait for threads to wake up, and share interpreter and cores with whatever else the host does. A few requests served by
+bare lanes (calibrate.measure.lanes), one to three of them at once, beside workers that poll, and with pauses, say how
+much.
 Not here: a profile's other constants (calibrate.fit), replaying a scenario (realrun.replay.run).
 """
 
@@ -19,12 +20,12 @@ from msgspec import structs
 
 from calibrate.fit.measured_table import TooFewPoints
 from calibrate.fit.overlap_fit import TURNS_S
+from calibrate.measure.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, serve, simulate
 from calibrate.measure.pair import DEFAULTS, PairSpec
+from calibrate.measure.pauses import idle_ramp
 from calibrate.measure.session import Session, Step
 from calibrate.points import points_file
 from calibrate.points.points_file import Ran
-from calibrate.service.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, serve, simulate
-from calibrate.service.pauses import idle_ramp
 from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import decoding_shapes
