@@ -30,8 +30,6 @@ PAIRS = {
 """The first that fits the device's memory, unless one is named: 36 to 51 GiB by context, 13 to 17 GiB."""
 STREAMS = 6
 """Captured and eager, two sides; and two on shares of the multiprocessors."""
-MAX_CELL_S = 12.0
-"""More per cell makes nothing more certain."""
 CELL_SHARE = 0.8
 """Share of a cell's time that is measured; the rest is its first passes and captures."""
 USUAL_BUDGET_S = 480.0
@@ -74,7 +72,7 @@ def run(device: str, out: Path, pairs: Sequence[tuple[str, str]], ends_s: float)
     from calibrate.measure.clocks import Driver
     from calibrate.measure.overlap_cells import ROOM_TOKENS, cells
     from calibrate.measure.pair import DEFAULTS, build
-    from calibrate.measure.rates import measure
+    from calibrate.measure.rates import MAX_CELL_S, measure
     from realrun.host import cuda
     from realrun.host.garbage_collector import frozen_heap
     from sim.files.lock import locked

@@ -27,6 +27,8 @@ from calibrate.points.point_works import Cell
 from calibrate.points.points_file import Ran
 from realrun.kernels.issuer import Issuer, Pending
 
+MAX_CELL_S = 12.0
+"""More per cell makes nothing more certain."""
 ROUNDS = 4
 """Each side alone, then all; every round begins with the next side."""
 MIN_PASSES = 8

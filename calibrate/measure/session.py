@@ -25,7 +25,7 @@ from calibrate.measure.clocks import Driver
 from calibrate.measure.machine import fingerprint, gpu, roofs
 from calibrate.measure.overlap_cells import cells_within
 from calibrate.measure.pair import PairSpec, build, limits
-from calibrate.measure.rates import measure
+from calibrate.measure.rates import MAX_CELL_S, measure
 from calibrate.measure.repeats import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, repeat
 from calibrate.points import points_file
 from calibrate.points.point_works import VISITS, Place, l2_state
@@ -187,7 +187,8 @@ class Session:
         ends_s = perf_counter() + SHARES["overlap"] * self.budget_s * len(left) / max(1, len(planned))
         for done, cell in enumerate(left):
             self.on_step("overlap", len(planned) - len(left) + done, len(planned))
-            rates = measure(self.bench, cell, max(0.0, ends_s - perf_counter()) / (len(left) - done))
+            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
+            rates = measure(self.bench, cell, min(MAX_CELL_S, share_s))
             points_file.append(self.path, "rates", msgspec.to_builtins(rates.ran))
 
 

@@ -49,7 +49,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Path]:
 
     with pytest.MonkeyPatch.context() as patch:
         # Windows of as many passes as there must be, whatever the budget.
-        patch.setattr(corun, "MAX_CELL_S", 0.0)
+        patch.setattr(rates, "MAX_CELL_S", 0.0)
         patch.setattr(rates, "measure", interrupted)
         assert measure(out, "--budget-s", LONG_ENOUGH) == 130
         content = out.read_bytes()
@@ -206,10 +206,13 @@ def test_a_cell_on_shares_is_read_as_it_was_written_and_says_nothing_of_phi(tmp_
     # A pair is built for "cuda", whatever the GPU is called.
     fingerprint, options = {"device": "a GPU"}, {"device": "cuda", **dict.fromkeys(OPTIONS, "a pair")}
     side = rates.Steady(1.0, 0.0, 9, 2.0, 0.0, 9, (0.5,) * 4)
-    for cell, shares in ((plain, (1.0, 1.0)), (on_shares, (0.25, 0.75))):
-        Table(tmp_path / "c.csv", fingerprint).add(
-            options, cell, line_of(rates.Rates(cell, (side, side), 0.1, shares, 0), None, None)
-        )
+    found = [
+        rates.Rates(cell, (side, side), 0.1, shares, 0)
+        for cell, shares in ((plain, (1.0, 1.0)), (on_shares, (0.25, 0.75)))
+    ]
+    for each in found:
+        Table(tmp_path / "c.csv", fingerprint).add(options, each.cell, line_of(each, None, None))
+    assert Table(tmp_path / "c.csv", fingerprint).ran() == [each.ran for each in found]
     known = Table(tmp_path / "c.csv", fingerprint).lines(options)
     assert list(known) == [plain, on_shares]
     assert (known[on_shares]["a_share"], known[on_shares]["b_share"]) == (0.25, 0.75)

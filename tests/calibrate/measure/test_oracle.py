@@ -16,7 +16,7 @@ pytest.importorskip("scipy")
 
 from calibrate.fit.overlap_fit import fit_overlap
 from calibrate.measure import host_times
-from calibrate.measure.bench import HOLD_S, Bench
+from calibrate.measure.bench import BACK_TO_BACK, HOLD_S, Bench
 from calibrate.measure.grid import Limits, grid
 from calibrate.measure.overlap_cells import cells_within
 from calibrate.measure.rates import measure
@@ -112,6 +112,8 @@ def test_of_passes_back_to_back_the_last_counts_as_the_first_begins_below_its_cl
     measured.device.launch = cold  # type: ignore[method-assign]
     sample = measured.bench.timer(place)()
     assert sample.device_s == pytest.approx(truth.device_s + 2 * COPY_S, rel=TOLERANCE)
+    # A launch queue takes 1,024: an eager draft behind what holds its stream would wait for it.
+    assert measured.device.max_held_launches == BACK_TO_BACK
 
 
 def test_a_pass_that_is_issued_slower_than_its_stream_is_held_is_timed_again() -> None:

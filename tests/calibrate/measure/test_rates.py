@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from calibrate.measure import rates
 from calibrate.measure.bench import Bench
-from calibrate.measure.rates import MIN_PASSES, ROUNDS, Rates, measure, periods, steady
+from calibrate.measure.rates import MIN_PASSES, ROUNDS, Rates, Steady, measure, periods, steady
 from calibrate.points.point_works import Cell, Place
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
@@ -118,6 +118,13 @@ def test_works_that_take_turns_pass_by_pass_have_their_shares_of_the_time() -> N
     assert [len(each) for each in found] == [9, 8]
     for each, alone_s, share in zip(found, (LONG_S, SHORT_S), (0.8, 0.2), strict=True):
         assert steady([[alone_s] * 9], [each]).rates == pytest.approx((share,))
+
+
+def test_a_fit_reads_the_medians_of_the_rounds() -> None:
+    first, second = (Steady(0.1, 0.0, 9, 0.2, 0.0, 9, rounds) for rounds in ((0.4, 0.9, 0.5, 0.5), (0.7,) * 4))
+    found = Rates(Cell((PREFILL, DECODE), 20), (first, second), 0.1, (0.25, 0.75), 0).ran
+    assert (found.alone_s, found.together_s, found.shares) == ((0.1, 0.1), (0.2, 0.2), (0.25, 0.75))
+    assert (found.cell, found.rates) == (Cell((PREFILL, DECODE), 20), (0.5, 0.7))
 
 
 def test_only_completions_while_both_were_at_work_count() -> None:
