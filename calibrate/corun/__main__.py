@@ -173,7 +173,7 @@ def answer(known: Mapping[Cell, Line]) -> str:
             max(line["rate_sum_high"] for line in lines) - 1.0,
         )
         parts.append(f"{middle:+.2f} [{low:+.2f}, {high:+.2f}] for {kinds} ({len(lines)} cells, {launch})")
-    return f"phi is {' and '.join(parts)}, where 0 is taking turns and 1 is no slowdown"
+    return f"phi is {'; '.join(parts)}, where 0 is taking turns and 1 is no slowdown"
 
 
 if __name__ == "__main__":

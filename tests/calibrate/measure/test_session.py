@@ -276,6 +276,11 @@ def test_pairs_and_three_passes_run_on_slots_of_their_own_as_far_as_there_are_so
     assert all(cell.is_captured for cell in captured)
     assert {cell.kinds for cell in planned(has_draft=False)} == {"prefill beside decode"}
     assert {cell.kinds for cell in planned(rows=2)} == kinds
+    assert {cell.kinds for cell in planned(rows=2, has_graphs=True)} == {
+        *kinds,
+        "prefill beside prefill",
+        "prefill beside draft",
+    }
     assert planned(rows=1) == []
 
 
