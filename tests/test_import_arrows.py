@@ -48,7 +48,6 @@ FLOORS = {
         ("fit",),
         ("measure",),
         ("corun",),
-        ("service",),
         ("importers",),
         ("judge",),
         ("production",),

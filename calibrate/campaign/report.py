@@ -15,9 +15,8 @@ from calibrate.campaign.plan import Campaign, Job
 from calibrate.campaign.smoke import SMOKE_FILE
 from calibrate.campaign.verdict import BESIDE, Runs, changes, sentence
 from calibrate.corun.__main__ import answer
-from calibrate.corun.pairs import Cell
-from calibrate.corun.rates_file import Line, Table
-from calibrate.corun.shares import Pair, pairs_of, said
+from calibrate.corun.rates_file import Table
+from calibrate.fit.share_fit import Pair, pairs_of, said
 from calibrate.points import points_file
 from calibrate.points.point_works import Place
 from sim.costs.profile import Profile
@@ -49,17 +48,16 @@ def report(out: Path, campaign: Campaign) -> None:
             (told / path.name).write_bytes(path.read_bytes())
         ship_profile(profile, scratch / "sim" / "profiles")
         smoke, slowed = json.loads((out / SMOKE_FILE).read_text()), points_file.read(job.points_path(out)).slowed
-        rates = corun_lines(out, job)
+        rates = corun_table(out, job)
         runs = {each.concurrency: _runs(results[each.name]) for each in campaign.loads if each.name in results}
         lines = [*_verdict(profile, runs, rates), *_lines(profile, smoke, results, lacking, slowed)]
         (told / "README.md").write_text("\n".join(lines))
 
 
-def corun_lines(out: Path, job: Job) -> dict[Cell, Line]:
-    """Rates of two streams; none where their step failed."""
+def corun_table(out: Path, job: Job) -> Table | None:
+    """Rates of two streams; None where their step failed."""
     path = job.corun_path(out)
-    fingerprint = json.loads((out / SMOKE_FILE).read_text())["fingerprint"]
-    return Table(path, fingerprint).lines() if path.exists() else {}
+    return Table(path, json.loads((out / SMOKE_FILE).read_text())["fingerprint"]) if path.exists() else None
 
 
 def name_beside_shipped(name: str) -> str:
@@ -71,12 +69,12 @@ def name_beside_shipped(name: str) -> str:
     return f"{name}-measured" if (SHIPPED / f"{name}.json").exists() else name
 
 
-def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Mapping[Cell, Line]) -> Iterator[str]:
+def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Table | None) -> Iterator[str]:
     """What the reader came for."""
     yield from (f"# {profile.gpu.name}: measured and predicted", "", "## Do lanes pay here?", "")
     found = changes(runs)
     yield from (f"- {sentence(*each)}" for each in found.items())
-    yield f"- Two plain streams: {answer(rates)}."
+    yield f"- Two plain streams: {answer(rates.lines() if rates is not None else {})}."
     curve, error = profile.overlap.partition, _held_out(profile, "partition")
     known = "not measured" if curve is None else f"{said(curve)}; mean error of held-out ones in percent: {error}"
     yield f"- Shares of the multiprocessors: {known}."
@@ -85,7 +83,7 @@ def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Ma
         ["policy", "at once", "measured", "simulated"],
         ([lane, str(n), *map(str, both)] for lane, by_load in found.items() for n, both in by_load.items()),
     )
-    pairs = pairs_of(profile, rates)
+    pairs = pairs_of(profile, rates.ran()) if rates is not None else []
     if pairs:
         yield from ("", "Speeds on shares of the multiprocessors, of those on the whole GPU alone: medians.", "")
         columns = "prefill on %", "prefill alone", "decode alone on the rest", "prefill beside", "decode beside"

@@ -21,8 +21,9 @@ from calibrate.measure import machine
 from calibrate.measure.bench import Bench
 from calibrate.measure.clocks import Driver
 from calibrate.measure.grid import grid
-from calibrate.measure.overlap import OverlapBench, plan
+from calibrate.measure.overlap_cells import cells_within
 from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits
+from calibrate.measure.rates import measure
 from calibrate.points import points_file
 from calibrate.points.point_works import Place
 from realrun.host import cuda
@@ -182,12 +183,10 @@ def capture(ground: Ground) -> str | None:
 
 
 def overlap(ground: Ground) -> str:
-    """One pair of passes alone and at once, as all pairs are measured."""
-    pair = next(pair for pair in plan(limits(ground.spec)) if not any(pair.offset_shares))
-    found = OverlapBench(ground.bench).measure(pair, OVERLAP_SHARE_S)
-    slower = [both / one for one, both in zip(found.solo_s, found.together_s, strict=True)]
-    kinds = " and ".join(place.kind for place in pair.places)
-    said = f"{kinds} at once took {slower[0]:.2f} and {slower[1]:.2f} times as long"
+    """One pair of passes alone and beside each other, as all pairs are measured."""
+    cell = cells_within(limits(ground.spec))[0]
+    slower = [1.0 / rate for rate in measure(ground.bench, cell, OVERLAP_SHARE_S).ran.rates]
+    said = f"{cell.kinds} took {slower[0]:.2f} and {slower[1]:.2f} times as long"
     # A CPU that others use, too, is as noisy as this.
     if ground.runs_on.is_async and min(slower) < MIN_SLOWER:
         raise Red(said)

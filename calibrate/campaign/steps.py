@@ -45,17 +45,17 @@ def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
 
 
 def measure(device: str, out: Path, job: Job, repeats: int) -> None:
-    """A pair's points and profile, with the curve of shares of the multiprocessors where two streams were rated on
-    them. Goes on where an earlier measurement was killed."""
-    from calibrate.campaign.report import corun_lines
-    from calibrate.corun.shares import with_shares
-    from calibrate.service.serving import measure_pair
+    """A pair's points and profile, with what was rated of two streams. Goes on where an earlier measurement was
+    killed."""
+    from calibrate.campaign.report import corun_table
+    from calibrate.measure.serving import measure_pair
     from sim.costs.profile_files import encode
     from sim.files.write import write_text
 
-    spec, points = job.spec(device), job.points_path(out)
-    profile = measure_pair(spec, points, job.budget_s, form="compact", repeats=repeats, say=print)
-    write_text(job.profile_path(out), encode(with_shares(profile, corun_lines(out, job))).decode())
+    spec, points, table = job.spec(device), job.points_path(out), corun_table(out, job)
+    rates = table.ran() if table is not None else ()
+    profile = measure_pair(spec, points, job.budget_s, form="compact", repeats=repeats, rates=rates, say=print)
+    write_text(job.profile_path(out), encode(profile).decode())
 
 
 def replay(device: str, out: Path, campaign: Campaign, load: Load) -> None:

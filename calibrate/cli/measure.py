@@ -78,7 +78,7 @@ def measure_command(
         raise ValueError(f"{needs} ({error})") from None
     torch.set_num_threads(threads)
     from calibrate.measure.pair import DEFAULTS, pair_spec
-    from calibrate.service.serving import measure_pair
+    from calibrate.measure.serving import measure_pair
     from realrun.host import cuda
 
     spec = pair_spec(device, **flags)

@@ -1,1 +1,1 @@
-"""Rates of two passes that run over and over on two streams: the first thing to ask of a GPU lent for minutes."""
+"""Every cell of two passes beside each other, into a CSV: the first thing to ask of a GPU lent for minutes."""

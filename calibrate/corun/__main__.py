@@ -3,8 +3,8 @@
 How fast prefill beside decode and draft beside verify run on two plain streams, relative to each alone: nobody
 publishes it. It may be killed anywhere and goes on with the same command; it stops by itself at its budget, the most
 valuable cells first. Needs torch and transformers. `lanesim calibrate measure` fits a whole cost profile, for which it
-releases single passes at one instant; this measures rates of a steady overlap only, and keeps every cell. Not here:
-which cells (calibrate.corun.pairs), how (calibrate.corun.rates), the file (calibrate.corun.rates_file).
+measures a few of these cells. Not here: which cells (calibrate.measure.overlap_cells), how (calibrate.measure.rates),
+the file (calibrate.corun.rates_file).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from calibrate.corun.pairs import Cell
     from calibrate.corun.rates_file import Line
     from calibrate.measure.pair import PairSpec
+    from calibrate.points.point_works import Cell
     from realrun.host.device import Device
 
 PAIRS = {
@@ -30,8 +30,6 @@ PAIRS = {
 """The first that fits the device's memory, unless one is named: 36 to 51 GiB by context, 13 to 17 GiB."""
 STREAMS = 6
 """Captured and eager, two sides; and two on shares of the multiprocessors."""
-MAX_CELL_S = 12.0
-"""More per cell makes nothing more certain."""
 CELL_SHARE = 0.8
 """Share of a cell's time that is measured; the rest is its first passes and captures."""
 USUAL_BUDGET_S = 480.0
@@ -68,13 +66,13 @@ def run(device: str, out: Path, pairs: Sequence[tuple[str, str]], ends_s: float)
     """Measure what OUT lacks until the clock is at `ends_s`. Raises ValueError for what cannot be done."""
     import torch
 
-    from calibrate.corun.pairs import ROOM_TOKENS, cells
-    from calibrate.corun.rates import measure
     from calibrate.corun.rates_file import Table, line_of
     from calibrate.measure import machine
     from calibrate.measure.bench import Bench
     from calibrate.measure.clocks import Driver
+    from calibrate.measure.overlap_cells import ROOM_TOKENS, cells
     from calibrate.measure.pair import DEFAULTS, build
+    from calibrate.measure.rates import MAX_CELL_S, measure
     from realrun.host import cuda
     from realrun.host.garbage_collector import frozen_heap
     from sim.files.lock import locked
@@ -136,7 +134,7 @@ def possible(planned: Sequence[Cell], runs_on: Device) -> Iterator[Cell]:
 
 def fitting(device: str, pairs: Iterable[tuple[str, str]]) -> PairSpec:
     """The first pair, with its longest context, that fits the device's memory. Raises ValueError if none does."""
-    from calibrate.corun.pairs import CONTEXTS, ROOM_TOKENS, slots
+    from calibrate.measure.overlap_cells import CONTEXTS, ROOM_TOKENS, slots
     from calibrate.measure.pair import needs, pair_spec
     from realrun.host import cuda
     from realrun.model.memory import GIB
@@ -175,7 +173,7 @@ def answer(known: Mapping[Cell, Line]) -> str:
             max(line["rate_sum_high"] for line in lines) - 1.0,
         )
         parts.append(f"{middle:+.2f} [{low:+.2f}, {high:+.2f}] for {kinds} ({len(lines)} cells, {launch})")
-    return f"phi is {' and '.join(parts)}, where 0 is taking turns and 1 is no slowdown"
+    return f"phi is {'; '.join(parts)}, where 0 is taking turns and 1 is no slowdown"
 
 
 if __name__ == "__main__":

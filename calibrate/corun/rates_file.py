@@ -4,7 +4,7 @@ Replaced whole after every cell, so that a kill leaves a sound file. One of anot
 and stays as it is. Times are medians, spreads half of the 95 % interval of a median; rates are relative to each side
 alone, medians over the rounds, of which `rate_sum_low` and `rate_sum_high` are the extremes. Shares are those of the
 multiprocessors that the driver gave, 1 on plain streams; times alone are on the same share. Clocks are empty where the
-driver says nothing. Not here: measuring (calibrate.corun.rates).
+driver says nothing. Not here: measuring (calibrate.measure.rates).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -19,10 +20,9 @@ from typing import Any
 
 import msgspec
 
-from calibrate.corun.pairs import Cell
-from calibrate.corun.rates import ROUNDS, Rates
-from calibrate.points.point_works import Place
-from calibrate.points.points_file import MAY_CHANGE, Clocks
+from calibrate.measure.rates import ROUNDS, Rates
+from calibrate.points.point_works import Cell, Place
+from calibrate.points.points_file import MAY_CHANGE, Clocks, Ran
 from sim.files.json_values import Json
 from sim.files.read import read_text
 from sim.files.write import write_text
@@ -87,8 +87,12 @@ class Table:
         mine = [row for row in self._rows if not options or all(row[key] == str(options[key]) for key in OPTIONS)]
         return {_cell(row): row | _numbers(row) for row in mine}
 
+    def ran(self) -> list[Ran]:
+        """The cells, as what follows from them is fitted to."""
+        return [_ran(cell, line) for cell, line in self.lines().items()]
+
     def add(self, options: Mapping[str, Json], cell: Cell, line: Line) -> None:
-        places = dict(zip(OF_CELL, (*cell.a, *cell.b, cell.share_pct), strict=True))
+        places = dict(zip(OF_CELL, (*chain(*cell.places), cell.share_pct), strict=True))
         values = {**options, **self._fingerprint, **places, **line}
         self._rows.append({key: _text(values[key]) for key in self._columns})
         out = io.StringIO()
@@ -120,7 +124,17 @@ class Table:
 def _cell(row: Mapping[str, str]) -> Cell:
     """Raises ValueError (msgspec's is one) for what is no pair of passes."""
     a, b = (msgspec.convert([row[f"{side}_{key}"] for key in Place._fields], Place, strict=False) for side in "ab")
-    return Cell(a, b, int(row["share_pct"]) if row["share_pct"] else None)
+    return Cell((a, b), int(row["share_pct"]) if row["share_pct"] else None)
+
+
+def _ran(cell: Cell, line: Line) -> Ran:
+    return Ran(
+        cell=cell,
+        shares=tuple(line[f"{side}_share"] for side in "ab"),
+        alone_s=tuple(1e-3 * line[f"{side}_alone_ms"] for side in "ab"),
+        together_s=tuple(1e-3 * line[f"{side}_together_ms"] for side in "ab"),
+        rates=tuple(line[f"{side}_rate"] for side in "ab"),
+    )
 
 
 def _numbers(row: Mapping[str, str]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The profile of a points file: starting constants of the device, then the fits. Imports no torch.
 
 Not here: measuring (calibrate.measure), the fits themselves (calibrate.fit.pass_fit, calibrate.fit.measured_table,
-calibrate.fit.overlap_fit).
+calibrate.fit.overlap_fit, calibrate.fit.share_fit).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from calibrate.fit.fit_errors import use_of
 from calibrate.fit.measured_table import with_tables
 from calibrate.fit.overlap_fit import fit_overlap
 from calibrate.fit.pass_fit import fit_passes
+from calibrate.fit.share_fit import fit_shares
 from calibrate.points.point_works import L2_STATES, Place, place_of, work_of
 from calibrate.points.points_file import Clocks, Points
 from sim.costs.engine import MEASURED_HERE
@@ -74,7 +75,8 @@ def profile_of(
     fitted = fit_passes(start, points)
     if form == "table":
         fitted = with_tables(fitted)
-    return fit_overlap(fitted, held.together, cores=_cores(held.fingerprint) if is_cpu else None)
+    fitted = fit_overlap(fitted, held.rates, cores=_cores(held.fingerprint) if is_cpu else None)
+    return fit_shares(fitted, held.rates)
 
 
 def _cores(fingerprint: Mapping[str, str]) -> float:

@@ -1,1 +1,1 @@
-"""Times passes on this machine: which ones, how often, alone and together."""
+"""Times a pair on this machine: its passes alone, beside each other, and what serving adds."""

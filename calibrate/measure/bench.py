@@ -10,7 +10,7 @@ Not here: which passes (calibrate.measure.grid), how often (calibrate.measure.re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from calibrate.measure.repeats import Sample
 from calibrate.points.point_works import Place
-from realrun.host.device import Event
 from realrun.kernels.device_passes import NOT_FORCED, ChunkShape, PassShape
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_kernels import PairKernels
@@ -46,29 +45,20 @@ class Pass(NamedTuple):
     """Tokens of each slot in the KV of the pass's model."""
 
 
-class Held(NamedTuple):
-    """Passes that were issued while they were held, and are over."""
-
-    released: Event
-    pending: list[Pending]
-    issue_s: list[float]
-    """Seconds of the host."""
-
-
 class Bench:
     """Passes of one pair, on streams of its own."""
 
     def __init__(self, kernels: PairKernels) -> None:
         self.kernels, self.runs_on = kernels, kernels.runs_on
-        self._gate, self._hold_s = kernels.runs_on.stream(), HOLD_S
+        self._hold_s = HOLD_S
         tokens = kernels.sequences.tokens
         generator = torch.Generator(tokens.device).manual_seed(kernels.options.seed)
         tokens.random_(0, kernels.target.vocab, generator=generator)
         kernels.synchronize()
 
-    def issuer(self, launch: str = "eager", side: int = 0, priority: int = 0) -> Issuer:
+    def issuer(self, launch: str = "eager", side: int = 0) -> Issuer:
         """An issuer replays every shape that it has captured, so eager and graphed passes have one each."""
-        return self.kernels.issuer(f"calibrate {launch} {side}", priority=priority)
+        return self.kernels.issuer(f"calibrate {launch} {side}")
 
     def ready(self, place: Place, first_slot: int = 0) -> Pass:
         """The pass of `place` over the slots from `first_slot` on."""
@@ -87,11 +77,10 @@ class Bench:
         # Nothing accepted: one token emitted, whatever the random drafts say.
         return Pass(shape, [(slot, place.tokens, 0, 0) for slot in slots], context + 1, context)
 
-    def reset(self, *passes: Pass) -> None:
-        """Set the slots back to before the passes."""
+    def reset(self, pass_: Pass) -> None:
+        """Set the slots back to before the pass."""
         self.runs_on.synchronize()
-        for pass_ in passes:
-            self.runs_on.run_now(self.back(pass_))
+        self.runs_on.run_now(self.back(pass_))
 
     def back(self, pass_: Pass) -> Callable[[], None]:
         """What sets the slots back to before the pass, to be run on the device."""
@@ -126,43 +115,34 @@ class Bench:
         self.warm(place._replace(launch="graphed"), graphed)
 
         def run_on_device() -> Sample:
-            _, (pending,), (graph_s,) = self.held([(pass_, graphed, 0.0)], BACK_TO_BACK)
+            graph_s, pending = self.held(pass_, graphed)
             device_s = pending.end.seconds_after(pending.start)
             return Sample(device_s, graph_s if issuer is graphed else self.issue_s(pass_, issuer))
 
         return run_on_device
 
-    def held(self, jobs: Sequence[tuple[Pass, Issuer, float]], times: int = 1) -> Held:
-        """Captured passes, each on an issuer of its own, that one event releases, each so many seconds after it; the
-        last of so many `times` of each."""
-        backs = [self.back(pass_) for pass_, _, _ in jobs]
+    def held(self, pass_: Pass, issuer: Issuer) -> tuple[float, Pending]:
+        """The last of several captured passes that were issued while their stream was held, and the seconds that
+        issuing it took."""
+        back = self.back(pass_)
         while True:
-            self.reset(*(pass_ for pass_, _, _ in jobs))
+            self.reset(pass_)
             began_s = self.runs_on.now_s()
-            self._gate.hold(self._hold_s)
-            released = self._gate.record()
-            pending, issue_s = [], []
-            for (pass_, issuer, offset_s), back in zip(jobs, backs, strict=True):
-                issuer.stream.wait(released)
-                if offset_s > 0.0:
-                    issuer.stream.hold(offset_s)
-                for turn in range(times):
-                    if turn:
-                        issuer.stream.run(back)
-                    seconds, issued = self._issued(pass_, issuer)
-                pending.append(issued)
-                issue_s.append(seconds)
+            issuer.stream.hold(self._hold_s)
+            for turn in range(BACK_TO_BACK):
+                if turn:
+                    issuer.stream.run(back)
+                issue_s, pending = self._issued(pass_, issuer)
             host_s = self.runs_on.now_s() - began_s
-            for each in pending:
-                assert each.is_graph, "what is held must be one launch"
-                each.values()
+            assert pending.is_graph, "what is held must be one launch"
+            pending.values()
             if host_s < self._hold_s:
-                return Held(released, pending, issue_s)
+                return issue_s, pending
             # A device that had to wait for the host would count that as its own time.
             if self._hold_s >= MAX_HOLD_S:
                 raise ValueError(
-                    f"issuing {len(jobs)} graphs took {host_s:.3g} s, longer than a stream is held: the host is too "
-                    "busy to measure; end what else runs on it"
+                    f"issuing graphs took {host_s:.3g} s, longer than a stream is held: the host is too busy to "
+                    "measure; end what else runs on it"
                 )
             self._hold_s = min(MAX_HOLD_S, HOLD_SHARE * host_s)
 

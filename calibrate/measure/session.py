@@ -7,7 +7,7 @@ command (calibrate.cli.measure).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -18,15 +18,18 @@ import msgspec
 from msgspec import structs
 
 from calibrate.fit.measured_profile import profile_of, today
+from calibrate.fit.overlap_fit import MIN_PAIRS, fitted_pairs
 from calibrate.measure import grid, host_times
 from calibrate.measure.bench import Bench, count_kernels
 from calibrate.measure.clocks import Driver
 from calibrate.measure.machine import fingerprint, gpu, roofs
-from calibrate.measure.overlap import OverlapBench, plan
+from calibrate.measure.overlap_cells import cells_within
 from calibrate.measure.pair import PairSpec, build, limits
+from calibrate.measure.rates import MAX_CELL_S, measure
 from calibrate.measure.repeats import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, repeat
 from calibrate.points import points_file
 from calibrate.points.point_works import VISITS, Place, l2_state
+from calibrate.points.points_file import Ran
 from realrun.host import cuda
 from realrun.host.garbage_collector import frozen_heap
 from realrun.model.kv import LAYOUT
@@ -46,10 +49,10 @@ Step = Callable[[str, int, int], None]
 class Session:
     """One measurement in one process."""
 
-    def __init__(self, spec: PairSpec, path: Path, budget_s: float, on_step: Step) -> None:
-        """`path` is the points file. Raises ValueError if it is of another machine or of other options, and for
-        what cannot be built."""
-        self.spec, self.path, self.budget_s, self.on_step = spec, path, budget_s, on_step
+    def __init__(self, spec: PairSpec, path: Path, budget_s: float, on_step: Step, rates: Sequence[Ran] = ()) -> None:
+        """`path` is the points file; `rates` of this pair were measured before. Raises ValueError if the file is of
+        another machine or of other options, and for what cannot be built."""
+        self.spec, self.path, self.budget_s, self.on_step, self.rates = spec, path, budget_s, on_step, rates
         cuda.find(spec.device)
         self._gpu = gpu(spec.device)
         self.driver = Driver(self._gpu and self._gpu.uuid)
@@ -172,14 +175,21 @@ class Session:
         points_file.append(self.path, "host", found)
 
     def _overlap(self) -> None:
-        planned, bench = plan(limits(self.spec)), OverlapBench(self.bench)
-        known = {ran.what for ran in points_file.read(self.path).together}
-        left = [what for what in planned if what not in known]
+        """Of what was measured before nothing is measured again, and pairs only where it is too little for a fit."""
+        known = {ran.cell for ran in points_file.read(self.path).rates}
+        for ran in self.rates:
+            if ran.cell not in known:
+                points_file.append(self.path, "rates", msgspec.to_builtins(ran))
+        planned = cells_within(limits(self.spec))
+        if len(fitted_pairs(self.rates)) >= MIN_PAIRS:
+            planned = [cell for cell in planned if len(cell.places) > 2]
+        left = [cell for cell in planned if cell not in known]
         ends_s = perf_counter() + SHARES["overlap"] * self.budget_s * len(left) / max(1, len(planned))
-        for done, what in enumerate(left):
+        for done, cell in enumerate(left):
             self.on_step("overlap", len(planned) - len(left) + done, len(planned))
-            ran = bench.measure(what, max(0.0, ends_s - perf_counter()) / (len(left) - done))
-            points_file.append(self.path, "together", msgspec.to_builtins(ran))
+            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
+            rates = measure(self.bench, cell, min(MAX_CELL_S, share_s))
+            points_file.append(self.path, "rates", msgspec.to_builtins(rates.ran))
 
 
 def _least(visits: int) -> int:

@@ -47,14 +47,30 @@ class Place(NamedTuple):
         return self.rows * self.tokens
 
 
-class Together(NamedTuple):
-    """Passes at once, each on a stream of its own."""
+class Cell(NamedTuple):
+    """Two or three passes that run over and over beside each other, each on a stream and on rows of its own."""
 
     places: tuple[Place, ...]
-    priorities: tuple[int, ...]
-    """The higher is served first."""
-    offset_shares: tuple[float, ...]
-    """Launch of each after that of the first, as a share of the first one's solo time."""
+    share_pct: int | None = None
+    """Of the multiprocessors, that the first pass is to have while the second has the rest; None: all have all."""
+
+    @property
+    def name(self) -> str:
+        on = "" if self.share_pct is None else f" on {self.share_pct} %"
+        first, *others = (f"{place.kind} {place.rows}x{place.tokens} {place.launch}" for place in self.places)
+        return " beside ".join((f"{first}{on}", *others))
+
+    @property
+    def kinds(self) -> str:
+        return " beside ".join(place.kind for place in self.places)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(place.rows for place in self.places)
+
+    @property
+    def is_captured(self) -> bool:
+        return all(place.launch == "graphed" for place in self.places)
 
 
 def place_of(point: MeasuredPoint) -> Place:

@@ -1,7 +1,7 @@
 """The points file: what one machine measured, appended line by line, so that a kill loses one visit at most.
 
 JSON lines. The first is the header: schema, fingerprint, options and the plan. Then, in any order, `point` (one per
-visit to a place), `clocks` (what the driver told of the visit before it), `host` and `together` lines.
+visit to a place), `clocks` (what the driver told of the visit before it), `host` and `rates` lines.
 Not here: measuring (calibrate.measure), the profile made of it (sim.costs.profile).
 """
 
@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from calibrate.points.point_works import Place, Together, merged, place_of
+from calibrate.points.point_works import Cell, Place, merged, place_of
 from sim.costs.profile import MeasuredPoint
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.lock import locked
@@ -48,14 +48,16 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """Passes that ran at once: medians over the runs, seconds, of each side."""
+    """A cell that was measured: seconds from one completion to the next, and rates, of each side [sides]."""
 
-    what: Together
-    solo_s: tuple[float, ...]
+    cell: Cell
+    shares: tuple[float, ...]
+    """Of the multiprocessors that each side could run on."""
+    alone_s: tuple[float, ...]
+    """On its share, where there is one."""
     together_s: tuple[float, ...]
-    offsets_s: tuple[float, ...]
-    """Start of each after that of the first; below 0 where threads began the other way round."""
-    runs: int
+    rates: tuple[float, ...]
+    """Completions per second beside the others, as a share of those alone."""
 
 
 class _Header(msgspec.Struct):
@@ -80,7 +82,7 @@ class Points(NamedTuple):
     slowed: set[Place]
     """Places of which a visit was slower than the GPU can be, by the driver's word."""
     host: dict[str, Any]
-    together: list[Ran]
+    rates: list[Ran]
     visits: dict[Place, list[MeasuredPoint]]
     """What `points` are made of."""
     num_visits: int = 1
@@ -177,16 +179,15 @@ def _enter(found: Points, planned: frozenset[Place], where: str, kind: str, valu
             found.slowed.add(clocks.place)
     elif kind == "host":
         found.host.update(convert(value, dict[str, Any], where))
-    elif kind == "together":
+    elif kind == "rates":
         ran = convert(value, Ran, where)
-        sides = len(ran.what.places)
-        for key in ("solo_s", "together_s", "offsets_s"):
-            if len(getattr(ran, key)) != sides:
-                raise ValueError(f"{where}: {key} has {len(getattr(ran, key))} times, want {sides}")
-        for seconds in (*ran.solo_s, *ran.together_s):
-            if not 0.0 < seconds <= LONGEST_S:
-                raise ValueError(f"{where}: {seconds!r} s must be positive and at most {LONGEST_S:.0f} s")
-        found.together.append(ran)
+        for key in ("shares", "alone_s", "together_s", "rates"):
+            values = getattr(ran, key)
+            if len(values) != len(ran.cell.places):
+                raise ValueError(f"{where}: {key} has {len(values)} values, want {len(ran.cell.places)}")
+            if not all(0.0 < each <= LONGEST_S for each in values):
+                raise ValueError(f"{where}: {key} must be positive and at most {LONGEST_S:.0f}, got {list(values)}")
+        found.rates.append(ran)
     else:
         raise ValueError(f"{where}: unknown kind of line {kind!r}")
 

@@ -43,7 +43,6 @@ def random_model(
     device: torch.device | str = "cpu",
     seed: int = 0,
     family: Family | None = None,
-    logit_std: float = LOGIT_STD,
 ) -> PreTrainedModel:
     """A causal language model of exactly `shape`, weights random and scaled so that activations stay near 1.
 
@@ -70,7 +69,7 @@ def random_model(
         if "embed_tokens" in name or "lm_head" in name:
             # Rows dot a normed vector of length sqrt(hidden): logits of this spread. Small beside what the layers
             # add, so that a tied head does not just repeat the input token.
-            std *= logit_std
+            std *= LOGIT_STD
         if "q_proj" in name:
             std *= QUERY_GAIN
         parameter.normal_(0.0, std, generator=generator)

@@ -285,12 +285,12 @@ POINTS = "".join(
         },
         {"clocks": {"sm_mhz": 1410.0, "power_w": 312.5, "throttled": ["power cap"]}},
         {
-            "together": {
-                "what": [[["decode", "target", 1, 1, 16, "eager"]] * 2, [0, 0], [0.0, 0.5]],
-                "solo_s": [0.1, 0.2],
+            "rates": {
+                "cell": [[["decode", "target", 1, 1, 16, "eager"]] * 2, None],
+                "shares": [1.0, 1.0],
+                "alone_s": [0.1, 0.2],
                 "together_s": [0.2, 0.3],
-                "offsets_s": [0.0, 0.05],
-                "runs": 5,
+                "rates": [0.5, 0.6],
             }
         },
     )

@@ -23,15 +23,15 @@ pytest.importorskip("pyarrow")
 
 from calibrate.campaign import __main__ as campaign
 from calibrate.campaign.plan import CAMPAIGNS, SMOKE, Campaign, Job, Load, done_file
-from calibrate.campaign.report import corun_lines, name_beside_shipped, report
+from calibrate.campaign.report import corun_table, name_beside_shipped, report
 from calibrate.campaign.smoke import CHECKS
 from calibrate.campaign.steps import run
 from calibrate.cli.check_files import check_file
-from calibrate.corun.pairs import cells
-from calibrate.corun.rates import Rates, Steady
 from calibrate.corun.rates_file import Table, line_of
-from calibrate.corun.shares import with_shares
-from calibrate.service.lanes import Setting, simulate
+from calibrate.fit.share_fit import fit_shares
+from calibrate.measure.lanes import Setting, simulate
+from calibrate.measure.overlap_cells import cells
+from calibrate.measure.rates import Rates, Steady
 from realrun.replay.machine_speed import PROBED_TOKENS
 from sim.costs.profile_files import decode, encode, load
 from sim.costs.shapes import model
@@ -191,12 +191,14 @@ def test_the_page_tells_speeds_on_shares_and_the_curve_that_the_profile_has(fini
     job = SMALL.job
     job.corun_path(tmp_path).unlink()
     table = Table(job.corun_path(tmp_path), json.loads((tmp_path / "smoke.json").read_text())["fingerprint"])
-    for cell in (each for each in cells("cuda", 256) if each.a.kind == "prefill" and each.is_captured):
+    for cell in (each for each in cells("cuda", 256) if each.kinds == "prefill beside decode" and each.is_captured):
         share = (cell.share_pct or 100) / 100
         parts = share, 1.0 - share if cell.share_pct else 1.0
         first, second = (Steady(0.01 / part, 0.0, 9, 0.01 / part, 0.0, 9, (1.0,) * 4) for part in parts)
-        table.add(job.spec("cpu").as_options(), cell, line_of(Rates((first, second), 0.1, parts, 0), None, None))
-    profile = with_shares(load(job.profile_path(tmp_path)), corun_lines(tmp_path, job))
+        table.add(job.spec("cpu").as_options(), cell, line_of(Rates(cell, (first, second), 0.1, parts, 0), None, None))
+    rated = corun_table(tmp_path, job)
+    assert rated is not None
+    profile = fit_shares(load(job.profile_path(tmp_path)), rated.ran())
     job.profile_path(tmp_path).write_bytes(encode(profile))
     report(tmp_path, SMALL)
     assert "- Shares of the multiprocessors: boosted 1 ± " in _page(tmp_path)

@@ -16,9 +16,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.corun import __main__ as corun
-from calibrate.corun import rates
-from calibrate.corun.pairs import GRIDS, Cell, cells, slots
 from calibrate.corun.rates_file import OF_CELL, OPTIONS, Table, line_of
+from calibrate.measure import rates
+from calibrate.measure.overlap_cells import GRIDS, cells, slots
+from calibrate.points.point_works import Cell
 from realrun.host import cuda
 from tests.calibrate.cli.test_commands import ROOT
 
@@ -48,7 +49,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Path]:
 
     with pytest.MonkeyPatch.context() as patch:
         # Windows of as many passes as there must be, whatever the budget.
-        patch.setattr(corun, "MAX_CELL_S", 0.0)
+        patch.setattr(rates, "MAX_CELL_S", 0.0)
         patch.setattr(rates, "measure", interrupted)
         assert measure(out, "--budget-s", LONG_ENOUGH) == 130
         content = out.read_bytes()
@@ -60,7 +61,7 @@ def cell_names(out: Path) -> list[tuple[str, ...]]:
     return [tuple(row[key] for key in OF_CELL) for row in rows(out)]
 
 
-PLANNED = [(*map(str, (*cell.a, *cell.b)), "") for cell in cells("cpu", 256)]
+PLANNED = [(*map(str, (*cell.places[0], *cell.places[1])), "") for cell in cells("cpu", 256)]
 
 
 def test_a_stopped_run_goes_on_and_measures_only_what_is_missing(stopped: tuple[bytes, Path]) -> None:
@@ -205,10 +206,13 @@ def test_a_cell_on_shares_is_read_as_it_was_written_and_says_nothing_of_phi(tmp_
     # A pair is built for "cuda", whatever the GPU is called.
     fingerprint, options = {"device": "a GPU"}, {"device": "cuda", **dict.fromkeys(OPTIONS, "a pair")}
     side = rates.Steady(1.0, 0.0, 9, 2.0, 0.0, 9, (0.5,) * 4)
-    for cell, shares in ((plain, (1.0, 1.0)), (on_shares, (0.25, 0.75))):
-        Table(tmp_path / "c.csv", fingerprint).add(
-            options, cell, line_of(rates.Rates((side, side), 0.1, shares, 0), None, None)
-        )
+    found = [
+        rates.Rates(cell, (side, side), 0.1, shares, 0)
+        for cell, shares in ((plain, (1.0, 1.0)), (on_shares, (0.25, 0.75)))
+    ]
+    for each in found:
+        Table(tmp_path / "c.csv", fingerprint).add(options, each.cell, line_of(each, None, None))
+    assert Table(tmp_path / "c.csv", fingerprint).ran() == [each.ran for each in found]
     known = Table(tmp_path / "c.csv", fingerprint).lines(options)
     assert list(known) == [plain, on_shares]
     assert (known[on_shares]["a_share"], known[on_shares]["b_share"]) == (0.25, 0.75)
@@ -217,32 +221,40 @@ def test_a_cell_on_shares_is_read_as_it_was_written_and_says_nothing_of_phi(tmp_
 
 def test_corners_come_first_and_captured_before_eager() -> None:
     planned = cells("cuda", 1024)
-    corners = planned[:6]
+    corners = planned[:12]
     assert all(cell.is_captured for cell in corners)
-    assert {(cell.a.rows * cell.a.tokens, cell.b.rows) for cell in corners if cell.a.kind == "prefill"} == {
-        *((128, 1), (128, 128), (2048, 1), (2048, 128))
+    sizes = {kinds: [_sizes(cell) for cell in corners if cell.kinds == kinds] for kinds in {c.kinds for c in corners}}
+    assert sizes == {
+        "prefill beside decode": [(128, 1), (128, 128), (2048, 1), (2048, 128)],
+        "draft beside verify": [(4, 5), (256, 320)],
+        "prefill beside prefill": [(2048, 2048), (128, 128)],
+        "prefill beside draft": [(2048, 4), (2048, 256), (128, 4), (128, 256)],
     }
-    assert [cell.a.rows for cell in corners if cell.a.kind == "draft"] == [1, 64]
-    assert len(set(planned)) == len(planned) == 3 * 16 + 2 * 4 + 2 * 4 * 4
+    assert len(set(planned)) == len(planned) == 3 * 16 + 2 * 4 + 2 * 4 * 4 + 6
     captured = [index for index, cell in enumerate(planned) if cell.is_captured]
-    eager = [index for index, cell in enumerate(planned) if cell.a.launch == cell.b.launch == "eager"]
+    eager = [index for index, cell in enumerate(planned) if {place.launch for place in cell.places} == {"eager"}]
     assert max(captured) < max(eager)
     assert slots("cuda", 1024) == 130
+
+
+def _sizes(cell: Cell) -> tuple[int, ...]:
+    return tuple(place.total_tokens for place in cell.places)
 
 
 def test_pairs_on_shares_come_behind_the_same_pair_on_the_whole_gpu() -> None:
     planned = cells("cuda", 1024)
     on_shares = [cell for cell in planned if cell.share_pct is not None]
     assert {cell.share_pct for cell in on_shares} == {20, 40, 60, 80}
-    assert {(cell.a.tokens, cell.b.rows) for cell in on_shares} == {(128, 1), (128, 128), (512, 1), (512, 128)}
-    assert {(cell.a.launch, cell.b.launch) for cell in on_shares} == {("graphed", "graphed"), ("eager", "eager")}
+    assert {_sizes(cell) for cell in on_shares} == {(128, 1), (128, 128), (512, 1), (512, 128)}
+    launches = {tuple(place.launch for place in cell.places) for cell in on_shares}
+    assert launches == {("graphed", "graphed"), ("eager", "eager")}
     for cell in on_shares:
-        assert planned.index(Cell(cell.a, cell.b)) < planned.index(cell)
+        assert planned.index(Cell(cell.places)) < planned.index(cell)
 
 
 @pytest.mark.parametrize("context", [1024, 512, 256])
 def test_a_chunk_longer_than_the_context_is_several_prompts_of_as_many_tokens(context: int) -> None:
-    prefills = {cell.a for cell in cells("cuda", context) if cell.a.kind == "prefill"}
+    prefills = {place for cell in cells("cuda", context) for place in cell.places if place.kind == "prefill"}
     assert {place.rows * place.tokens for place in prefills} == set(GRIDS["cuda"].chunk_tokens)
     assert max(place.tokens for place in prefills) <= context
 

@@ -16,10 +16,12 @@ pytest.importorskip("transformers")
 pytest.importorskip("scipy")
 
 from calibrate.fit.measured_table import TooFewPoints
-from calibrate.measure.overlap import plan
+from calibrate.measure.overlap_cells import cells, cells_within
 from calibrate.measure.pair import limits, pair_spec
+from calibrate.measure.session import Session
 from calibrate.points import points_file
-from calibrate.points.point_works import VISITS, Together, place_of
+from calibrate.points.point_works import VISITS, Cell, place_of
+from calibrate.points.points_file import Ran
 from sim.costs.forms.build import build_costs
 from sim.costs.forms.table import TableCosts
 from sim.costs.profile import Profile
@@ -255,29 +257,57 @@ def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
     assert "torch finds no CUDA device" in line
 
 
-def test_pairs_run_in_both_orders_and_with_priorities_where_a_device_has_them(tmp_path: Path) -> None:
+def test_pairs_and_three_passes_run_on_slots_of_their_own_as_far_as_there_are_some() -> None:
     spec = pair_spec("cpu", "tiny-target", "tiny-draft", None, 4, 256, None, 0)
-    on_cpu = [each for each in plan(limits(spec)) if len(each.places) == 2]
-    assert {tuple(place.kind for place in pair.places) for pair in on_cpu} == {
-        (a, b) for a in ("prefill", "verify", "draft") for b in ("prefill", "verify", "draft") if a != b
+
+    def planned(**changes: Any) -> list[Cell]:
+        found = cells_within(limits(spec)._replace(**changes))
+        assert all(cell.num_rows <= changes.get("rows", 4) for cell in found)
+        return found
+
+    kinds = {"prefill beside decode", "draft beside verify"}
+    assert {cell.kinds for cell in planned()} == kinds | {"prefill beside draft beside verify"}
+    assert {place.launch for cell in planned() for place in cell.places} == {"eager"}
+    captured = planned(has_graphs=True)
+    assert {cell.kinds for cell in captured} == {cell.kinds for cell in planned()} | {
+        "prefill beside prefill",
+        "prefill beside draft",
     }
-    assert {pair.priorities for pair in on_cpu} == {(0, 0)}
-    on_cuda = [each for each in plan(limits(spec)._replace(has_graphs=True)) if len(each.places) == 2]
-    assert {pair.priorities for pair in on_cuda} == {(0, 0), (1, 0), (0, 1)}
-    assert {place.launch for pair in on_cuda for place in pair.places} == {"graphed"}
-    assert all(sum(place.rows for place in pair.places) <= 4 for pair in on_cuda)
+    assert all(cell.is_captured for cell in captured)
+    assert {cell.kinds for cell in planned(has_draft=False)} == {"prefill beside decode"}
+    assert {cell.kinds for cell in planned(rows=2)} == kinds
+    assert {cell.kinds for cell in planned(rows=2, has_graphs=True)} == {
+        *kinds,
+        "prefill beside prefill",
+        "prefill beside draft",
+    }
+    assert planned(rows=1) == []
 
 
-def test_three_passes_run_at_once_on_slots_of_their_own_where_there_are_enough() -> None:
-    spec = pair_spec("cpu", "tiny-target", "tiny-draft", None, 4, 256, None, 0)
+@pytest.mark.slow
+def test_what_corun_rated_is_not_rated_again(folder: Path, tmp_path: Path) -> None:
+    """It goes to the points file, where the fit finds it; three passes at once are none of corun's."""
+    target, draft = (str(folder / model / "config.json") for model in "td")
+    spec = pair_spec("cpu", target, draft, None, 4, 256, None, 0)
+    lines = (folder / "p.points.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "q.jsonl").write_text("".join(line for line in lines if not line.startswith('{"rates"')))
+    one, both = (1.0, 1.0), (0.5, 0.5)
+    rated = [Ran(cell=cell, shares=one, alone_s=one, together_s=both, rates=both) for cell in cells("cpu", 256)]
+    for _ in range(2):
+        Session(spec, tmp_path / "q.jsonl", 15.0, lambda *_: None, rated).run()
+        found = points_file.read(tmp_path / "q.jsonl").rates
+        assert found[: len(rated)] == rated
+        assert [ran.cell.kinds for ran in found[len(rated) :]] == ["prefill beside draft beside verify"]
 
-    def three(**changes: Any) -> list[Together]:
-        return [each for each in plan(limits(spec)._replace(**changes)) if len(each.places) == 3]
 
-    (at_once,) = three()
-    assert {place.kind for place in at_once.places} == {"prefill", "draft", "verify"}
-    assert sum(place.rows for place in at_once.places) <= 4
-    (captured,) = three(has_graphs=True)
-    assert {place.launch for place in captured.places} == {"graphed"}
-    assert three(has_draft=False) == three(rows=2) == []
-    assert plan(limits(spec)._replace(rows=1)) == []
+@pytest.mark.slow
+def test_too_few_rates_of_corun_are_filled_up(folder: Path, tmp_path: Path) -> None:
+    target, draft = (str(folder / model / "config.json") for model in "td")
+    spec = pair_spec("cpu", target, draft, None, 4, 256, None, 0)
+    (tmp_path / "q.jsonl").write_bytes((folder / "p.points.jsonl").read_bytes())
+    planned = cells_within(limits(spec))
+    one = (1.0, 1.0)
+    few = [Ran(cell=cell, shares=one, alone_s=one, together_s=one, rates=one) for cell in cells("cpu", 256)[:3]]
+    Session(spec, tmp_path / "q.jsonl", 15.0, lambda *_: None, few).run()
+    found = [ran.cell for ran in points_file.read(tmp_path / "q.jsonl").rates]
+    assert found == [*planned, *(ran.cell for ran in few)]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from calibrate.points import points_file
-from calibrate.points.point_works import Place, Together
+from calibrate.points.point_works import Cell, Place
 from calibrate.points.points_file import Clocks
 from sim.costs.profile import MeasuredPoint
 
@@ -19,11 +19,11 @@ OPTIONS = {"target": "tiny-target", "rows": 4}
 PLACES = [Place("decode", "target", 1, 1, 32, "eager"), Place("verify", "target", 1, 5, 32, "eager")]
 
 PAIR = {
-    "what": [[list(PLACES[1]), list(PLACES[0])], [0, 1], [0.0, 0.25]],
-    "solo_s": [1.0, 2.0],
+    "cell": [[list(PLACES[1]), list(PLACES[0])], 20],
+    "shares": [0.25, 0.75],
+    "alone_s": [1.0, 2.0],
     "together_s": [2.0, 3.0],
-    "offsets_s": [0.0, 0.2],
-    "runs": 5,
+    "rates": [0.5, 0.6],
 }
 
 
@@ -42,7 +42,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_was_appended_is_read_back(path: Path) -> None:
     points_file.append(path, "host", {"step_s": 1e-5})
-    points_file.append(path, "together", PAIR)
+    points_file.append(path, "rates", PAIR)
     points_file.append(path, "clocks", {"sm_mhz": None})
     points_file.append(path, "clocks", {"sm_mhz": 1410.0, "throttled": ["power cap"]})
     found = points_file.read(path)
@@ -51,9 +51,9 @@ def test_what_was_appended_is_read_back(path: Path) -> None:
     assert found.points == [point()]
     assert found.clocks == [Clocks(), Clocks(sm_mhz=1410.0, throttled=("power cap",))]
     assert found.host == {"step_s": 1e-5}
-    (ran,) = found.together
-    assert ran.what == Together((PLACES[1], PLACES[0]), (0, 1), (0.0, 0.25))
-    assert (ran.solo_s, ran.together_s, ran.offsets_s, ran.runs) == ((1.0, 2.0), (2.0, 3.0), (0.0, 0.2), 5)
+    (ran,) = found.rates
+    assert ran.cell == Cell((PLACES[1], PLACES[0]), 20)
+    assert (ran.shares, ran.alone_s, ran.together_s, ran.rates) == ((0.25, 0.75), (1.0, 2.0), (2.0, 3.0), (0.5, 0.6))
     assert found.left == [PLACES[1], *PLACES, *PLACES]
 
 
@@ -119,13 +119,13 @@ def test_a_point_that_cannot_be_is_named_by_its_line(path: Path, changes: dict[s
     [
         ("clocks", {"sm_mhz": "fast"}, "expected `float | null`"),
         ("host", [1], "expected `object`"),
-        ("together", "x", "expected `object`"),
-        ("together", {**PAIR, "solo_s": None}, "expected `array`"),
-        ("together", {**PAIR, "what": [[["decode"]], [0], [0.0]]}, "expected `array` of length 6"),
-        ("together", {**PAIR, "solo_s": [1.0]}, "solo_s has 1 times, want 2"),
-        ("together", {**PAIR, "offsets_s": [0.0]}, "offsets_s has 1 times, want 2"),
-        ("together", {**PAIR, "together_s": [1.0, -1.0]}, "-1.0 s must be positive"),
-        ("together", {**PAIR, "together_s": [1.0, 5e4]}, "at most 1000 s"),
+        ("rates", "x", "expected `object`"),
+        ("rates", {**PAIR, "alone_s": None}, "expected `array`"),
+        ("rates", {**PAIR, "cell": [[["decode"]]]}, "expected `array` of length 6"),
+        ("rates", {**PAIR, "alone_s": [1.0]}, "alone_s has 1 values, want 2"),
+        ("rates", {**PAIR, "shares": [1.0]}, "shares has 1 values, want 2"),
+        ("rates", {**PAIR, "rates": [1.0, -1.0]}, "rates must be positive and at most 1000, got [1.0, -1.0]"),
+        ("rates", {**PAIR, "together_s": [1.0, 5e4]}, "at most 1000"),
         ("pair", {}, "unknown kind of line 'pair'"),
     ],
 )
@@ -193,7 +193,7 @@ def test_two_machines_never_merge(path: Path) -> None:
         points_file.check_same(path, found, MACHINE, {**OPTIONS, "rows": 8})
 
 
-@pytest.mark.parametrize("kind", ["cores", "sustained", "overlap"])
+@pytest.mark.parametrize("kind", ["cores", "sustained", "overlap", "together"])
 def test_another_number_of_cores_is_another_machine_and_lines_of_what_is_gone_are_unknown(
     path: Path, kind: str
 ) -> None:

@@ -21,7 +21,7 @@ stats = pytest.importorskip("scipy.stats")
 
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
 from realrun.kernels.pair_options import PairOptions
-from realrun.model import sampling
+from realrun.model import sampling, weights
 from realrun.model.weights import random_model
 from sim.interface.work import Model
 from tests.realrun.support import tiny_options, tiny_shape
@@ -42,10 +42,11 @@ pytestmark = pytest.mark.slow
 def models() -> tuple[Any, Any]:
     """Two unrelated models with soft distributions: about a third of the drafted tokens are rejected."""
     shapes = tiny_shape(layers=2, vocab=VOCAB), tiny_shape(layers=1, vocab=VOCAB)
-    target, draft = (
-        random_model(shape, dtype=torch.float64, seed=seed, logit_std=0.7)
-        for shape, seed in zip(shapes, (3, 4), strict=True)
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "LOGIT_STD", 0.7)
+        target, draft = (
+            random_model(shape, dtype=torch.float64, seed=seed) for shape, seed in zip(shapes, (3, 4), strict=True)
+        )
     return target, draft
 
 

@@ -13,11 +13,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from calibrate.measure import lanes, serving
+from calibrate.measure.lanes import Served, Setting, simulate
 from calibrate.measure.pair import options_of, pair_spec
-from calibrate.service import lanes, serving
-from calibrate.service.lanes import Served, Setting, simulate
-from calibrate.service.pauses import idle_ramp
-from calibrate.service.serving import best_tau, look_s, served
+from calibrate.measure.pauses import idle_ramp
+from calibrate.measure.serving import best_tau, look_s, served
 from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,19 +12,18 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from calibrate.corun import rates
-from calibrate.corun.pairs import Cell
-from calibrate.corun.rates import MIN_PASSES, ROUNDS, Rates, measure, periods, steady
+from calibrate.measure import rates
 from calibrate.measure.bench import Bench
-from calibrate.points.point_works import Place
-from realrun.host.device import Event, Stream
+from calibrate.measure.rates import MIN_PASSES, ROUNDS, Rates, Steady, measure, periods, steady
+from calibrate.points.point_works import Cell, Place
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import Attention
 from sim.devices.partition import MEASURED
 from sim.interface.work import Kind
 from tests.realrun.support import tiny_model, tiny_options
-from tests.realrun.timed_device import Lasts, TimedDevice, TimedEvent, TimedStream
+from tests.realrun.threaded_device import ThreadedDevice
+from tests.realrun.timed_device import Lasts
 
 TOLERANCE = 0.02
 LONG_S, SHORT_S = 0.02, 0.005
@@ -34,63 +33,6 @@ DRAFT = Place("draft", "draft", 2, 2, 32, "graphed")
 VERIFY = Place("verify", "target", 2, 3, 32, "graphed")
 
 
-class ThreadedDevice(TimedDevice):
-    """TimedDevice under several threads: its time goes on only once all of them wait for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.changed = threading.Condition(threading.RLock())
-        self.waiting: list[TimedEvent] = []
-        self.max_waiting = 0
-        self._before = threading.active_count()
-
-    def stream(self, priority: int = 0) -> Stream:
-        self.streams.append(ThreadedStream(self, priority))
-        return self.streams[-1]
-
-    def run_now(self, work: Callable[[], object]) -> None:
-        with self.changed:
-            super().run_now(work)
-
-    def run_until(self, event: TimedEvent) -> None:
-        with self.changed:
-            self.waiting.append(event)
-            self.max_waiting = max(self.max_waiting, len(self.waiting))
-            while event.true_s == float("inf"):
-                # One whose event has come by now is about to go on.
-                still = [each for each in self.waiting if each.true_s == float("inf")]
-                if len(still) == max(1, threading.active_count() - self._before):
-                    super().run_until(_First(still))  # type: ignore[arg-type]
-                    self.changed.notify_all()
-                else:
-                    # A thread that ends notifies nobody.
-                    self.changed.wait(1e-3)
-            self.waiting.remove(event)
-
-
-class _First:
-    """The earliest of several events."""
-
-    def __init__(self, events: list[TimedEvent]) -> None:
-        self._events = events
-
-    @property
-    def true_s(self) -> float:
-        return min(event.true_s for event in self._events)
-
-
-class ThreadedStream(TimedStream):
-    device: ThreadedDevice
-
-    def run(self, work: Callable[[], object]) -> None:
-        with self.device.changed:
-            super().run(work)
-
-    def record(self) -> Event:
-        with self.device.changed:
-            return super().record()
-
-
 def measured(cell: Cell, demands: dict[str, tuple[float, float]], device: ThreadedDevice | None = None) -> Rates:
     """Of passes that compute nothing: the target's prefill lasts LONG_S, as a draft does; all others SHORT_S."""
     runs_on = device or ThreadedDevice()
@@ -98,11 +40,12 @@ def measured(cell: Cell, demands: dict[str, tuple[float, float]], device: Thread
     options = tiny_options(slots=8, max_tokens=128, attention=Attention.MATH)
     kernels = PairKernels(tiny_model(**sizes), tiny_model(seed=1, **sizes), options, runs_on=runs_on)
 
-    others = range(cell.a.rows, cell.a.rows + cell.b.rows)
+    first, second = cell.places
+    others = range(first.rows, first.rows + second.rows)
 
     def run(shape: Any, inputs: Any) -> Any:
         is_long = shape.kind in (Kind.PREFILL, Kind.DRAFT)
-        side = cell.a if is_long else cell.b
+        side = first if is_long else second
         slots = set(inputs[:, 0].tolist())
         assert slots == {kernels.sequences.scratch} or slots == set(range(side.rows) if is_long else others)
         runs_on.launch(Lasts(LONG_S if is_long else SHORT_S, 1, demands[side.kind]))
@@ -113,11 +56,11 @@ def measured(cell: Cell, demands: dict[str, tuple[float, float]], device: Thread
 
 
 @pytest.mark.parametrize(
-    "cell", [Cell(PREFILL, DECODE), Cell(PREFILL._replace(launch="eager"), DECODE), Cell(DRAFT, VERIFY)]
+    "cell", [Cell((PREFILL, DECODE)), Cell((PREFILL._replace(launch="eager"), DECODE)), Cell((DRAFT, VERIFY))]
 )
 def test_two_works_that_want_the_same_whole_device_have_half_of_it_each(cell: Cell) -> None:
     device = ThreadedDevice()
-    found = measured(cell, {cell.a.kind: (1.0, 0.0), cell.b.kind: (1.0, 0.0)}, device)
+    found = measured(cell, {place.kind: (1.0, 0.0) for place in cell.places}, device)
     assert device.max_waiting == 2
     for side, alone_s in zip(found.sides, (LONG_S, SHORT_S), strict=True):
         assert side.alone_s == pytest.approx(alone_s, rel=TOLERANCE)
@@ -136,24 +79,24 @@ def test_the_sides_take_turns_in_beginning(monkeypatch: pytest.MonkeyPatch) -> N
         return periods(starts_s, ends_s)
 
     monkeypatch.setattr(rates, "periods", seen)
-    measured(Cell(PREFILL, DECODE), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)})
+    measured(Cell((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)})
     assert "".join(found) == "abab"
 
 
 def test_two_works_on_different_roofs_do_not_slow_each_other_down() -> None:
-    found = measured(Cell(PREFILL, DECODE), {"prefill": (1.0, 0.0), "decode": (0.0, 1.0)})
+    found = measured(Cell((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (0.0, 1.0)})
     assert [rate for side in found.sides for rate in side.rates] == pytest.approx([1.0] * 2 * ROUNDS, rel=TOLERANCE)
 
 
 def test_unequal_demands_come_back_as_the_rates_that_fill_the_roof() -> None:
     """Both at 1 / 1.6 of their own speed use the compute roof up."""
-    found = measured(Cell(PREFILL, DECODE), {"prefill": (1.0, 0.0), "decode": (0.6, 0.0)})
+    found = measured(Cell((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (0.6, 0.0)})
     assert [rate for side in found.sides for rate in side.rates] == pytest.approx([0.625] * 2 * ROUNDS, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("launch", ["graphed", "eager"])
 def test_passes_on_shares_take_what_their_curves_say_alone_and_side_by_side(launch: str) -> None:
-    cell = Cell(PREFILL._replace(launch=launch), DECODE._replace(launch=launch), 25)
+    cell = Cell((PREFILL._replace(launch=launch), DECODE._replace(launch=launch)), 25)
     demands = {"prefill": (1.0, 0.0), "decode": (0.0, 1.0)}
     found = measured(cell, demands)
     assert found.shares == (0.25, 0.75)
@@ -177,13 +120,20 @@ def test_works_that_take_turns_pass_by_pass_have_their_shares_of_the_time() -> N
         assert steady([[alone_s] * 9], [each]).rates == pytest.approx((share,))
 
 
+def test_a_fit_reads_the_medians_of_the_rounds() -> None:
+    first, second = (Steady(0.1, 0.0, 9, 0.2, 0.0, 9, rounds) for rounds in ((0.4, 0.9, 0.5, 0.5), (0.7,) * 4))
+    found = Rates(Cell((PREFILL, DECODE), 20), (first, second), 0.1, (0.25, 0.75), 0).ran
+    assert (found.alone_s, found.together_s, found.shares) == ((0.1, 0.1), (0.2, 0.2), (0.25, 0.75))
+    assert (found.cell, found.rates) == (Cell((PREFILL, DECODE), 20), (0.5, 0.7))
+
+
 def test_only_completions_while_both_were_at_work_count() -> None:
     """The first side began alone and the second one ended alone."""
     assert periods([0.0, 10.0], [[1.0, 2.0, 11.0, 14.0], [12.0, 13.0, 90.0]]) == [[3.0], [1.0]]
 
 
 def test_a_side_that_hardly_ran_beside_the_other_is_refused() -> None:
-    with pytest.raises(ValueError, match="hardly ran while the other did"):
+    with pytest.raises(ValueError, match="hardly ran while the others did"):
         periods([0.0, 10.0], [[1.0, 2.0, 11.0], [12.0, 13.0]])
 
 
@@ -201,4 +151,4 @@ def test_a_side_that_fails_ends_the_other_one_too() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Issuer, "issue", failing)
         with pytest.raises(RuntimeError, match="illegal memory access"):
-            measured(Cell(PREFILL, DECODE), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)})
+            measured(Cell((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)})

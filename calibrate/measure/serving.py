@@ -1,8 +1,9 @@
 """A pair measured whole: its passes, and what serving adds to them on the threaded host.
 
-`calibrate.measure` times passes one after the other in a loop. A policy's works take longer: they wait for threads to
-wake up, and share interpreter and cores with whatever else the host does. A few requests served by bare lanes
-(calibrate.service.lanes), one to three of them at once, beside workers that poll, and with pauses, say how much.
+A session (calibrate.measure.session) times passes one after the other in a loop. A policy's works take longer: they
+wait for threads to wake up, and share interpreter and cores with whatever else the host does. A few requests served by
+bare lanes (calibrate.measure.lanes), one to three of them at once, beside workers that poll, and with pauses, say how
+much.
 Not here: a profile's other constants (calibrate.fit), replaying a scenario (realrun.replay.run).
 """
 
@@ -19,11 +20,12 @@ from msgspec import structs
 
 from calibrate.fit.measured_table import TooFewPoints
 from calibrate.fit.overlap_fit import TURNS_S
+from calibrate.measure.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, serve, simulate
 from calibrate.measure.pair import DEFAULTS, PairSpec
+from calibrate.measure.pauses import idle_ramp
 from calibrate.measure.session import Session, Step
 from calibrate.points import points_file
-from calibrate.service.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, serve, simulate
-from calibrate.service.pauses import idle_ramp
+from calibrate.points.points_file import Ran
 from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import decoding_shapes
@@ -82,16 +84,18 @@ def measure_pair(
     form: Literal["compact", "table"] | None = None,
     is_serving: bool = True,
     repeats: int = REPEATS,
+    rates: Sequence[Ran] = (),
     on_step: Step = lambda stage, done, total: None,
     say: Callable[[str], None],
 ) -> Profile:
-    """Time a pair, alone and in service. Goes on where an earlier measurement was killed.
+    """Time a pair, alone and in service; `rates` of it were measured before (calibrate.corun). Goes on where an earlier
+    measurement was killed.
 
     What nobody asked for by name and cannot be is told to `say` and left: a table of too few points, of which there
     is a compact profile, and serving in slots too short for its requests. Raises ValueError for the rest.
     """
     with points_file.alone(points_path):
-        session = Session(spec, points_path, budget_s, on_step)
+        session = Session(spec, points_path, budget_s, on_step, rates)
         if spec.device == "cuda":
             say(session.driver.said)
         try:

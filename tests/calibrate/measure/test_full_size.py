@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from calibrate.corun.pairs import CONTEXTS, DRAFT_TOKENS, ROOM_TOKENS, cells, slots
 from calibrate.measure.bench import Bench
+from calibrate.measure.overlap_cells import CONTEXTS, DRAFT_TOKENS, ROOM_TOKENS, cells, slots
 from calibrate.measure.pair import PASS_TOKENS
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions
@@ -26,7 +26,7 @@ PAIR = ("llama-3.1-8b", "llama-3.2-1b")
 def test_every_pass_can_be_captured_and_fits_what_was_counted() -> None:
     context = CONTEXTS["cuda"][0]
     planned = cells("cuda", context)
-    places = dict.fromkeys(place._replace(launch="graphed") for cell in planned for place in (cell.a, cell.b))
+    places = dict.fromkeys(place._replace(launch="graphed") for cell in planned for place in cell.places)
     num_slots = slots("cuda", context)
     sizes = Sizes(num_slots, context + ROOM_TOKENS, DRAFT_TOKENS, PASS_TOKENS["cuda"], streams=1, has_graphs=True)
     most = max(pass_bytes(shape_of(name), sizes.decoding_tokens + sizes.prompt_tokens, sizes) for name in PAIR)

@@ -1,14 +1,13 @@
-"""Rates of two passes that run over and over, each on a stream of its own, relative to each alone there.
+"""Rates of passes that run over and over beside each other, each on a stream of its own, relative to each alone there.
 
 Streams are plain ones, or those of two parts of the multiprocessors. A thread per side issues its pass again and again,
-two or three in flight, so that neither stream runs dry; before each pass its slots are set back on the same stream.
-Completions are the device's own events, on a CPU the host's clock. A rate is completions per second while both sides
+two or three in flight, so that no stream runs dry; before each pass its slots are set back on the same stream.
+Completions are the device's own events, on a CPU the host's clock. A rate is completions per second while all sides
 were at work, divided by those of the side alone, taken right before. Whatever is made on the device is made before: the
 allocator's calls in the windows are counted.
 
-calibrate.measure.overlap times one pass of each kind released at one instant: what one pass costs the other, its start
-and its end included. Here the overlap is steady, which is what a rate means. Not here: which passes
-(calibrate.corun.pairs).
+Not here: which passes (calibrate.measure.overlap_cells), what follows from their rates (calibrate.fit.overlap_fit,
+calibrate.fit.share_fit).
 """
 
 from __future__ import annotations
@@ -21,14 +20,17 @@ from statistics import fmean, median
 from threading import Barrier
 from typing import NamedTuple
 
-from calibrate.corun.pairs import Cell
 from calibrate.measure.at_once import at_once
 from calibrate.measure.bench import Bench, Pass
 from calibrate.measure.repeats import half_width
+from calibrate.points.point_works import Cell
+from calibrate.points.points_file import Ran
 from realrun.kernels.issuer import Issuer, Pending
 
+MAX_CELL_S = 12.0
+"""More per cell makes nothing more certain."""
 ROUNDS = 4
-"""Each side alone, then both; every other round begins with the other side."""
+"""Each side alone, then all; every round begins with the next side."""
 MIN_PASSES = 8
 """Passes of each side in a window, however short it is."""
 IN_FLIGHT = {"graphed": 3, "eager": 2}
@@ -49,13 +51,25 @@ class Steady(NamedTuple):
 
 
 class Rates(NamedTuple):
-    sides: tuple[Steady, Steady]
+    cell: Cell
+    sides: tuple[Steady, ...]
     window_s: float
     """That a window lasted at least, where MIN_PASSES did not take longer."""
-    shares: tuple[float, float]
+    shares: tuple[float, ...]
     """Of the multiprocessors that each side could run on."""
     num_allocations: int
     """Calls of the device's allocator to the driver in the windows: 0 of a sound measurement."""
+
+    @property
+    def ran(self) -> Ran:
+        """Medians over the rounds."""
+        return Ran(
+            cell=self.cell,
+            shares=self.shares,
+            alone_s=tuple(side.alone_s for side in self.sides),
+            together_s=tuple(side.together_s for side in self.sides),
+            rates=tuple(median(side.rates) for side in self.sides),
+        )
 
 
 class _Side(NamedTuple):
@@ -67,21 +81,27 @@ class _Side(NamedTuple):
 
 
 def measure(bench: Bench, cell: Cell, seconds: float) -> Rates:
-    """Rates of both sides, for about `seconds`. Raises ValueError where the host is too busy to keep streams fed, and
+    """Rates of all sides, for about `seconds`. Raises ValueError where the host is too busy to keep streams fed, and
     where the device cannot be split."""
-    both, window_s = _sides(bench, cell), seconds / (3 * ROUNDS)
-    # Once unmeasured: whatever is made or loaded the first time that both run at once.
-    _completions(bench, both, 0.0, 0)
+    sides = _sides(bench, cell)
+    num, window_s = len(sides), seconds / ((len(sides) + 1) * ROUNDS)
+    # Once unmeasured: whatever is made or loaded the first time that all run at once.
+    _completions(bench, sides, 0.0, 0)
     allocated = bench.runs_on.num_allocations()
-    alone: list[list[list[float]]] = [[], []]
-    together: list[list[list[float]]] = [[], []]
+    alone: list[list[list[float]]] = [[] for _ in sides]
+    together: list[list[list[float]]] = [[] for _ in sides]
     for turn in range(ROUNDS):
-        for side in (turn % 2, 1 - turn % 2):
-            alone[side] += periods(*_completions(bench, [both[side]], window_s, 0))
-        for side, found in enumerate(periods(*_completions(bench, both, window_s, turn % 2))):
+        for side in ((turn + step) % num for step in range(num)):
+            alone[side] += periods(*_completions(bench, [sides[side]], window_s, 0))
+        for side, found in enumerate(periods(*_completions(bench, sides, window_s, turn % num))):
             together[side].append(found)
-    first, second = (steady(alone[side], together[side]) for side in range(2))
-    return Rates((first, second), window_s, (both[0].share, both[1].share), bench.runs_on.num_allocations() - allocated)
+    return Rates(
+        cell,
+        tuple(map(steady, alone, together)),
+        window_s,
+        tuple(side.share for side in sides),
+        bench.runs_on.num_allocations() - allocated,
+    )
 
 
 def steady(alone: Sequence[Sequence[float]], together: Sequence[Sequence[float]]) -> Steady:
@@ -111,15 +131,15 @@ def periods(starts_s: Sequence[float], ends_s: Sequence[Sequence[float]]) -> lis
     begins_s, over_s = max(starts_s), min(ends[-1] for ends in ends_s)
     kept = [[end_s for end_s in ends if begins_s <= end_s <= over_s] for ends in ends_s]
     if min(len(ends) for ends in kept) < 2:
-        raise ValueError("one of two passes hardly ran while the other did: the host is too busy to issue both")
+        raise ValueError("one pass hardly ran while the others did: the host is too busy to issue all")
     return [[later_s - end_s for end_s, later_s in pairwise(ends)] for ends in kept]
 
 
 def _sides(bench: Bench, cell: Cell) -> list[_Side]:
-    """Both warm, on slots and streams of their own."""
+    """All warm, on slots and streams of their own."""
     found, first_slot = [], 0
     parts = None if cell.share_pct is None else bench.runs_on.split(cell.share_pct / 100.0)
-    for side, place in enumerate((cell.a, cell.b)):
+    for side, place in enumerate(cell.places):
         if parts is None:
             issuer, share = bench.issuer(place.launch, side), 1.0
         else:
@@ -159,7 +179,7 @@ def _feed(
     """Issue one side's pass until time is over and every side has had MIN_PASSES."""
     pass_, issuer, set_back, in_flight, _ = sides[side]
     barrier.wait()
-    # A broken barrier: the other side failed, and will never have its passes.
+    # A broken barrier: another side failed, and will never have its passes.
     while side != first and not issued[first] and not barrier.broken:
         time.sleep(0)
     ends_s = bench.runs_on.now_s() + seconds

@@ -1,6 +1,6 @@
 """What the first works after a pause lose, from one lane that served requests in pairs, with pauses between the pairs.
 
-Not here: the runs (calibrate.service.serving), what the simulator makes of it (sim.costs.in_service).
+Not here: the runs (calibrate.measure.serving), what the simulator makes of it (sim.costs.in_service).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from operator import mul
 from statistics import fmean, median
 from typing import NamedTuple
 
-from calibrate.service.lanes import Served
+from calibrate.measure.lanes import Served
 from sim.costs.in_service import SHORT_PAUSE_S, kind_in_service
 from sim.costs.profile import IdleRamp
 from sim.costs.profile_files import round_constant

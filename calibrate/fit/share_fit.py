@@ -1,23 +1,23 @@
-"""The curve of shares of the multiprocessors (sim.devices.partition), fitted to cells of two passes on shares.
+"""Fits the curve of shares of the multiprocessors (sim.devices.partition) to cells of two passes on shares.
 
 Each pass was timed on the whole GPU, on its share alone, and there beside the other. Captured passes are fitted, by the
-logarithms of all their slowdowns at once. Not here: measuring (calibrate.corun.rates), the shipped constants
+logarithms of all their slowdowns at once. Not here: measuring (calibrate.measure.rates), the shipped constants
 (validation/accuracy/multiprocessor_shares.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from operator import truediv
 from statistics import median
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from calibrate.corun.pairs import Cell
-from calibrate.corun.rates_file import Line
 from calibrate.fit.fit_errors import Array, kind_error
 from calibrate.points.point_works import Place, work_of
+from calibrate.points.points_file import Ran
 from sim.costs.cost import Demands
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile, ShareCurve
@@ -40,16 +40,16 @@ class Pair(NamedTuple):
     """Two passes on shares; slowdowns are times relative to the whole GPU alone, of each."""
 
     share_pct: int
-    shares: tuple[float, float]
-    demands: tuple[Demands, Demands]
-    alone: tuple[float, float]
-    together: tuple[float, float]
+    shares: tuple[float, ...]
+    demands: tuple[Demands, ...]
+    alone: tuple[float, ...]
+    together: tuple[float, ...]
 
 
-def with_shares(profile: Profile, lines: Mapping[Cell, Line]) -> Profile:
+def fit_shares(profile: Profile, rates: Sequence[Ran]) -> Profile:
     """`profile` with the curve that was measured, and its error under `errors.partition`; as it was where too few
     shares were."""
-    pairs = pairs_of(profile, lines)
+    pairs = pairs_of(profile, rates)
     percents = sorted({pair.share_pct for pair in pairs})
     if len(percents) < MIN_SHARES:
         return profile
@@ -95,28 +95,29 @@ def said(curve: ShareCurve) -> str:
     )
 
 
-def pairs_of(profile: Profile, lines: Mapping[Cell, Line]) -> list[Pair]:
+def pairs_of(profile: Profile, rates: Sequence[Ran]) -> list[Pair]:
     """Captured pairs of which each pass was timed on the whole GPU, too."""
     whole: dict[Place, list[float]] = {}
-    for cell, line in lines.items():
-        if cell.share_pct is None:
-            for place, side in ((cell.a, "a"), (cell.b, "b")):
-                whole.setdefault(place, []).append(line[f"{side}_alone_ms"])
+    for ran in rates:
+        if ran.cell.share_pct is None:
+            for place, alone_s in zip(ran.cell.places, ran.alone_s, strict=True):
+                whole.setdefault(place, []).append(alone_s)
     costs = build_costs(
         msgspec.structs.replace(profile, overlap=msgspec.structs.replace(profile.overlap, demand_floor=0.0))
     )
     found = []
-    for cell, line in lines.items():
-        if cell.share_pct is None or not cell.is_captured or not {cell.a, cell.b} <= whole.keys():
+    for ran in rates:
+        share_pct, places = ran.cell.share_pct, ran.cell.places
+        if share_pct is None or not ran.cell.is_captured or not {*places} <= whole.keys():
             continue
-        alone_ms = median(whole[cell.a]), median(whole[cell.b])
+        whole_s = [median(whole[place]) for place in places]
         found.append(
             Pair(
-                cell.share_pct,
-                (line["a_share"], line["b_share"]),
-                (costs.demands(work_of(cell.a)), costs.demands(work_of(cell.b))),
-                (line["a_alone_ms"] / alone_ms[0], line["b_alone_ms"] / alone_ms[1]),
-                (line["a_together_ms"] / alone_ms[0], line["b_together_ms"] / alone_ms[1]),
+                share_pct,
+                ran.shares,
+                tuple(costs.demands(work_of(place)) for place in places),
+                tuple(map(truediv, ran.alone_s, whole_s)),
+                tuple(map(truediv, ran.together_s, whole_s)),
             )
         )
     return found

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from calibrate.corun.pairs import Cell, cells
-from calibrate.corun.rates_file import Line
-from calibrate.corun.shares import BOUNDS, said, with_shares
+from calibrate.fit.share_fit import BOUNDS, fit_shares, said
+from calibrate.measure.overlap_cells import cells
 from calibrate.points.point_works import work_of
+from calibrate.points.points_file import Ran
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load
@@ -22,32 +22,30 @@ from sim.devices.partition import MEASURED, Place, rates_on_shares
 TRUTH = msgspec.structs.replace(MEASURED, boosted=0.93, parallel_bandwidth=0.3, queue_slowdown=2.0)
 PAIR = load("h100-sxm/llama-3.1-8b+llama-3.2-1b")
 ETA = PAIR.overlap.eta_bandwidth
-ALONE_MS = 10.0
+ALONE_S = 0.01
 
 
-def lines(noise: float = 0.0, shares: tuple[int, ...] = (20, 40, 60, 80)) -> dict[Cell, Line]:
+def rated(noise: float = 0.0, shares: tuple[int, ...] = (20, 40, 60, 80)) -> list[Ran]:
     """Every captured cell of prefill beside decode, had the GPU this curve; on an H100 shares come in eights."""
     costs = build_costs(msgspec.structs.replace(PAIR, overlap=msgspec.structs.replace(PAIR.overlap, demand_floor=0.0)))
-    random, found = np.random.default_rng(0), {}
+    random, found = np.random.default_rng(0), []
     for cell in cells("cuda", 1024):
-        if cell.a.kind != "prefill" or not cell.is_captured:
+        if cell.kinds != "prefill beside decode" or not cell.is_captured:
             continue
         if cell.share_pct is None:
-            found[cell] = {"a_alone_ms": ALONE_MS, "b_alone_ms": ALONE_MS}
+            both = ALONE_S, ALONE_S
+            found.append(Ran(cell=cell, shares=(1.0, 1.0), alone_s=both, together_s=both, rates=(1.0, 1.0)))
         elif cell.share_pct in shares:
             count = -(-cell.share_pct * 132 // 800) * 8
             parts = count / 132, 1.0 - count / 132
-            demands = [costs.demands(work_of(place)) for place in (cell.a, cell.b)]
+            demands = [costs.demands(work_of(place)) for place in cell.places]
             alone = [TRUTH.slowdown(TRUTH.mix(*each), share) for each, share in zip(demands, parts, strict=True)]
             ones = (1.0, 1.0)
             rates = rates_on_shares([Place(share, True) for share in parts], ones, ones, demands, TRUTH, ETA)
-            found[cell] = dict(zip(("a_share", "b_share"), parts, strict=True))
-            for side, slowdown, rate in zip("ab", alone, rates, strict=True):
-                wrong = 1.0 + noise * random.standard_normal(2)
-                found[cell] |= {
-                    f"{side}_alone_ms": ALONE_MS * slowdown * wrong[0],
-                    f"{side}_together_ms": ALONE_MS / rate * wrong[1],
-                }
+            wrong = 1.0 + noise * random.standard_normal((2, 2))
+            alone_s = tuple(ALONE_S * slowdown * off for slowdown, off in zip(alone, wrong[:, 0], strict=True))
+            together_s = tuple(ALONE_S / rate * off for rate, off in zip(rates, wrong[:, 1], strict=True))
+            found.append(Ran(cell=cell, shares=parts, alone_s=alone_s, together_s=together_s, rates=(1.0, 1.0)))
     return found
 
 
@@ -57,13 +55,13 @@ def curve_of(profile: Profile) -> dict[str, float]:
 
 
 def test_the_curve_that_cells_follow_comes_back() -> None:
-    profile = with_shares(PAIR, lines())
+    profile = fit_shares(PAIR, rated())
     assert curve_of(profile) == pytest.approx({name: getattr(TRUTH, name) for name in BOUNDS}, rel=0.01)
     assert profile.errors["partition"].mean_error_pct == pytest.approx(0.0, abs=0.1)
 
 
 def test_noise_is_stated_as_standard_errors_and_as_the_error_between_the_outer_shares() -> None:
-    profile = with_shares(PAIR, lines(noise=0.03))
+    profile = fit_shares(PAIR, rated(noise=0.03))
     curve = profile.overlap.partition
     assert curve is not None
     assert curve.standard_errors.keys() == BOUNDS.keys()
@@ -74,11 +72,11 @@ def test_noise_is_stated_as_standard_errors_and_as_the_error_between_the_outer_s
 
 
 def test_a_profile_with_a_curve_is_read_as_it_was_written_and_simulations_use_it() -> None:
-    profile = with_shares(PAIR, lines())
+    profile = fit_shares(PAIR, rated())
     assert decode(encode(profile), "a profile") == profile
     assert contention_of(profile.overlap).curve == profile.overlap.partition
 
 
 @pytest.mark.parametrize("shares", [(), (20, 80)])
 def test_too_few_shares_leave_the_profile_as_it_was(shares: tuple[int, ...]) -> None:
-    assert with_shares(PAIR, lines(shares=shares)) is PAIR
+    assert fit_shares(PAIR, rated(shares=shares)) is PAIR

@@ -1,1 +1,0 @@
-"""What serving adds to passes: lanes, pauses, turns at the interpreter."""
