@@ -18,7 +18,7 @@ import msgspec
 
 from sim.acceptance.forms import parse_quoted
 from sim.compare.points import Outcome, Point, at_phi, run_points, worth
-from sim.compare.pool import lasting
+from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, choose_run_length, load_of, lockstep_note, transient_note
 from sim.compare.verdict import Order, Pair, Served, verdict
 from sim.costs.profile import Phi, Profile
@@ -169,7 +169,7 @@ def compare(
     *,
     percentiles: Sequence[float] = PERCENTILES,
     on_run: Callable[[RunRecord], None] | None = None,
-    on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    on_done: OnDone = lambda stage, done, total: None,
     record_works: bool = False,
     is_detailed: bool = False,
     workers: int | None = None,
@@ -203,7 +203,8 @@ def compare(
         for place, policy in enumerate(scenario.policy)
         for replication in range(scenario.replications)
     ]
-    outcomes = _run_all(points, workers, on_done)
+    runner = Runner(workers, on_done)
+    outcomes = run_points(points, worth(points, runner))
     if on_run is not None:
         for outcome in outcomes:
             assert outcome.record is not None
@@ -212,7 +213,7 @@ def compare(
     loads = {policy: _load(settled, profile, policy, own) for policy, own in by_policy.items()}
     lanes = _lanes(profile, by_policy)
     is_given = scenario.devices.is_overlap_given
-    at_levels = {} if is_given else _levels(lanes, profile, by_policy, points, workers, on_done)
+    at_levels = {} if is_given else _levels(lanes, profile, by_policy, points, runner)
     levels = {
         policy: {level: [outcome.run for outcome in own] for level, own in by_level.items()}
         for policy, by_level in at_levels.items()
@@ -280,14 +281,6 @@ def _load(scenario: Scenario, profile: Profile, policy: str, outcomes: Sequence[
     return load_of(scenario, profile, policy, is_in_doubt=is_in_doubt, arrivals_s=outcomes[0].arrivals_s)
 
 
-def _run_all(points: Sequence[Point], workers: int | None, on_done: Callable[[str, int, int], None]) -> list[Outcome]:
-    """The outcomes in the order of the points."""
-    on_done("simulating", 0, len(points))
-    workers = worth(points, workers)
-    found = dict(run_points(points, workers=workers, on_done=lambda done: on_done("simulating", done, len(points))))
-    return [found[index] for index in range(len(points))]
-
-
 def _by_policy(scenario: Scenario, outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     count = scenario.replications
     return {policy: list(outcomes[place * count : (place + 1) * count]) for place, policy in enumerate(scenario.policy)}
@@ -309,8 +302,7 @@ def _levels(
     profile: Profile,
     by_policy: Mapping[str, Sequence[Outcome]],
     points: Sequence[Point],
-    workers: int | None,
-    on_done: Callable[[str, int, int], None],
+    runner: Runner,
 ) -> dict[str, dict[PhiLevel, list[Outcome]]]:
     """What came of `lanes` at every phi of the bracket."""
     others = [level for level in BRACKET if level is not PhiLevel.MIDDLE]
@@ -327,7 +319,7 @@ def _levels(
         for point in points
         if point.policy in lanes
     ]
-    found = iter(_run_all(more, workers, on_done)) if more else iter(())
+    found = iter(run_points(more, worth(more, runner)) if more else ())
     levels: dict[str, dict[PhiLevel, list[Outcome]]] = {policy: {} for policy in lanes}
     for level in others:
         for policy in lanes:

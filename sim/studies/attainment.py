@@ -18,7 +18,7 @@ import msgspec
 
 from sim.compare.capacity import CAPACITY_KEY
 from sim.compare.points import run_points
-from sim.compare.pool import lasting
+from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, transient_note
 from sim.compare.side_by_side import CostSource, Interval, cost_source
 from sim.costs.profile import Profile
@@ -37,7 +37,6 @@ from sim.studies.load_search import (
     FleetAttainment,
     Limit,
     LoadSearch,
-    OnDone,
     OwnLoads,
     SharesInDraws,
     attainment_of,
@@ -194,8 +193,7 @@ def highest_load(
             ),
             drawn,
             usd,
-            workers,
-            on_done,
+            Runner(workers, on_done),
         )
         for policy, usd in zip(scenario.policy, usd_per_h, strict=True)
     ]
@@ -225,19 +223,11 @@ def highest_load(
 class _Answer:
     """Of one policy: its highest load, and fleets of it."""
 
-    def __init__(
-        self,
-        search: LoadSearch,
-        draws: Sequence[Draw],
-        usd_per_h: float | None,
-        workers: int | None,
-        on_done: OnDone,
-    ) -> None:
-        self.search, self.draws = search, draws
-        self._usd_per_h, self._workers, self._on_done = usd_per_h, workers, on_done
-        own = search.own_loads(workers, on_done)
+    def __init__(self, search: LoadSearch, draws: Sequence[Draw], usd_per_h: float | None, runner: Runner) -> None:
+        self.search, self.draws, self._usd_per_h, self._runner = search, draws, usd_per_h, runner
+        own = search.own_loads(runner)
         self._load = _mean_load(search, own)
-        self.draw_loads = search.loads_under(draws, own, self._load, workers, on_done) if draws else []
+        self.draw_loads = search.loads_under(draws, own, self._load, runner) if draws else []
         self.note, self.highest = self._found(own)
 
     def _found(self, own: OwnLoads) -> tuple[str | None, Highest]:
@@ -246,8 +236,7 @@ class _Answer:
         search, load = self.search, self._load
         at = load if load is not None else (search.least if own.limit is Limit.NEVER else search.most)
         points = [search.point(at, seed) for seed in own.seeds]
-        found = sorted(run_points(points, workers=self._workers), key=lambda done: done[0])
-        runs = [outcome.run for _, outcome in found]
+        runs = [outcome.run for outcome in run_points(points, Runner(self._runner.workers))]
         note = _transient(search, points[0].scenario, runs)
         per_s = None
         if own.limit is not Limit.NEVER:
@@ -282,8 +271,8 @@ class _Answer:
 
         def at(count: int) -> FleetAttainment:
             if count not in known:
-                self._on_done(f"{search.policy}, {routing.value}: {count} replicas", 0, 1)
-                known[count] = attainment_of(search, routing, count, target_rate, self._workers)
+                self._runner.on_done(f"{search.policy}, {routing.value}: {count} replicas", 0, 1)
+                known[count] = attainment_of(search, routing, count, target_rate, self._runner.workers)
             return known[count]
 
         count = max(1, ceil(target_rate / per_replica))
@@ -304,7 +293,7 @@ class _Answer:
             utilisation=target_rate / (replicas * per_replica),
             needed=_needed(holding, len(self.draws)),
             confidence=holding[replicas] / (len(self.draws) + 1) if holding else None,
-            attainment_by_draw=in_draws.all(replicas, self._workers),
+            attainment_by_draw=in_draws.all(replicas, self._runner.workers),
         )
 
     def fleet_in_draws(self, routing: Routing, target_rate: float) -> Fleet:
@@ -321,16 +310,16 @@ class _Answer:
         count = max(1, ceil(target_rate / self.draw_loads[last]))
 
         def is_enough(count: int) -> bool:
-            self._on_done(f"{search.policy}, {routing.value}: {count} replicas", 0, 1)
+            self._runner.on_done(f"{search.policy}, {routing.value}: {count} replicas", 0, 1)
             return in_draws.one(count, last) >= search.share
 
         while not is_enough(count):
             count = _one_more(count, target_rate)
         while count > 1 and is_enough(count - 1):
             count -= 1
-        while sum(share >= search.share for share in in_draws.all(count, self._workers)) < wanted:
+        while sum(share >= search.share for share in in_draws.all(count, self._runner.workers)) < wanted:
             count = _one_more(count, target_rate)
-        shares = in_draws.all(count, self._workers)
+        shares = in_draws.all(count, self._runner.workers)
         return Fleet(
             policy=search.policy,
             routing=routing.value,
@@ -375,7 +364,7 @@ class _Answer:
 
         def holding(count: int, low: int, high: int, first: int) -> int:
             """Between `low`, which hold, and `high`, beyond which none does; `first` is tried first."""
-            self._on_done(f"{self.search.policy}, {in_draws.routing.value}: {count} replicas in draws", 0, 1)
+            self._runner.on_done(f"{self.search.policy}, {in_draws.routing.value}: {count} replicas in draws", 0, 1)
             middle = first
             while low < high:
                 if in_draws.one(count, order[middle - 1]) >= self.search.share:

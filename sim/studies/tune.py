@@ -9,7 +9,7 @@ command line (deploy), how it is shown (sim.cli.tune).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from sim.compare.points import Point, run_points
-from sim.compare.pool import lasting
+from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
 from sim.costs.work_costs import graph_sizes
@@ -111,7 +111,7 @@ def tune(
     workers: int | None = None,
     target_model: str | None = None,
     draft_model: str | None = None,
-    on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    on_done: OnDone = lambda stage, done, total: None,
 ) -> Tuning:
     """The best draft length by batch size for the scenario's requests, engine and drafter.
 
@@ -126,9 +126,10 @@ def tune(
     if candidates[-1] < 1:
         raise ValueError("tune: want some draft length from 1 on to try (num_speculative_tokens, --lengths)")
     drawn = cost_draws(scenario, profile, draws, scenario.seed)
-    grid = simulate_grid(scenario, drawn, tried, candidates, workers, on_done)
+    runner = Runner(workers, on_done)
+    grid = simulate_grid(scenario, drawn, tried, candidates, runner)
     while lengths is None and _is_at_edge(scenario, profile, grid) and grid.lengths[-1] < LONGEST:
-        grid = _with_longer(scenario, drawn, grid, workers, on_done)
+        grid = _with_longer(scenario, drawn, grid, runner)
         scenario = _drafting(scenario, grid.lengths[-1])
     return answer(scenario, profile, grid, target_model=target_model, draft_model=draft_model)
 
@@ -149,25 +150,18 @@ def simulate_grid(
     draws: Sequence[Draw],
     concurrencies: Sequence[int],
     lengths: Sequence[int],
-    workers: int | None,
-    on_done: Callable[[str, int, int], None],
+    runner: Runner,
 ) -> LengthGrid:
     """Run every setting at every concurrency in every draw; without a drafter, too."""
     settings = (PLAIN, *lengths)
-    values = _settings_values(scenario, draws, concurrencies, settings, workers, on_done)
+    values = _settings_values(scenario, draws, concurrencies, settings, runner)
     return LengthGrid(tuple(concurrencies), settings, values)
 
 
-def _with_longer(
-    scenario: Scenario,
-    draws: Sequence[Draw],
-    grid: LengthGrid,
-    workers: int | None,
-    on_done: Callable[[str, int, int], None],
-) -> LengthGrid:
+def _with_longer(scenario: Scenario, draws: Sequence[Draw], grid: LengthGrid, runner: Runner) -> LengthGrid:
     """`grid` with the next FURTHER lengths."""
     further = tuple(range(grid.lengths[-1] + 1, min(grid.lengths[-1] + FURTHER, LONGEST) + 1))
-    values = _settings_values(scenario, draws, grid.concurrencies, further, workers, on_done)
+    values = _settings_values(scenario, draws, grid.concurrencies, further, runner)
     return LengthGrid(grid.concurrencies, (*grid.settings, *further), np.concatenate([grid.values, values], axis=1))
 
 
@@ -190,8 +184,7 @@ def _settings_values(
     draws: Sequence[Draw],
     concurrencies: Sequence[int],
     settings: Sequence[int],
-    workers: int | None,
-    on_done: Callable[[str, int, int], None],
+    runner: Runner,
 ) -> Floats:
     """[concurrencies, settings, draws]"""
     points = [
@@ -201,7 +194,7 @@ def _settings_values(
         for draw in draws
     ]
     stage = f"simulating K up to {max(settings)}"
-    values = objective_values(scenario, points, stage, workers, on_done)
+    values = objective_values(scenario, points, stage, runner)
     return values.reshape(len(concurrencies), len(settings), len(draws))
 
 
@@ -382,19 +375,9 @@ def objective_value(run: Run, scenario: Scenario) -> float:
     return number(run, "steady_output_throughput") or number(run, "output_throughput") or 0.0
 
 
-def objective_values(
-    scenario: Scenario,
-    points: Sequence[Point],
-    stage: str,
-    workers: int | None,
-    on_done: Callable[[str, int, int], None],
-) -> Floats:
-    """Of every one of `points` [points], in their order; `on_done` hears how far the `stage` is."""
-    on_done(stage, 0, len(points))
-    values = np.zeros(len(points))
-    for index, outcome in run_points(points, workers=workers, on_done=lambda done: on_done(stage, done, len(points))):
-        values[index] = objective_value(outcome.run, scenario)
-    return values
+def objective_values(scenario: Scenario, points: Sequence[Point], stage: str, runner: Runner) -> Floats:
+    """Of every one of `points` [points], in their order."""
+    return np.array([objective_value(outcome.run, scenario) for outcome in run_points(points, runner, stage)])
 
 
 def _has_slo(scenario: Scenario) -> bool:
