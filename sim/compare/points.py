@@ -7,9 +7,10 @@ A point is everything that determines one run, so it does not matter where it is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -61,8 +62,18 @@ class Outcome:
     record: RunRecord | None
 
 
+def with_keys(scenario: Scenario, **changes: Any) -> Scenario:
+    """`scenario` with other values of some keys, those of a block as a mapping: `workload={"request_rate": 8.0}`."""
+    blocks = {
+        name: msgspec.structs.replace(getattr(scenario, name), **changed)
+        for name, changed in changes.items()
+        if isinstance(changed, Mapping)
+    }
+    return msgspec.structs.replace(scenario, **changes | blocks)
+
+
 def at_phi(scenario: Scenario, phi: float) -> Scenario:
-    return msgspec.structs.replace(scenario, devices=msgspec.structs.replace(scenario.devices, phi=phi))
+    return with_keys(scenario, devices={"phi": phi})
 
 
 def run_point(point: Point) -> Outcome:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from sim.compare.side_by_side import Interval
+from sim.compare.verdict import Interval
 from sim.draws import Floats
 from sim.studies.cost_draws import HIGH_PERCENT, LOW_PERCENT, interval_90
 

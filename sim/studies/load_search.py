@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sim.compare.capacity import capacity
-from sim.compare.points import Point, run_point, run_points
+from sim.compare.points import Point, run_point, run_points, with_keys
 from sim.compare.pool import Runner, given
-from sim.compare.side_by_side import Interval
+from sim.compare.verdict import Interval
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
@@ -27,7 +27,7 @@ from sim.metrics.summary import Run
 from sim.run.scenario import Scenario
 from sim.studies.cost_draws import Draw
 from sim.studies.precision import replications_for
-from sim.workload.generate import TraceArrivals, is_trace, trace_length
+from sim.workload.generate import at_most, is_trace, trace_length
 
 PILOTS = 5
 MAX_REPLICATIONS = 20
@@ -91,8 +91,7 @@ class LoadSearch:
     ) -> None:
         """`near` is where the first search begins; None: everywhere. A brief search is the pilots
         alone, and as close as one in a draw."""
-        devices = msgspec.structs.replace(scenario.devices, count=1)
-        self.scenario = msgspec.structs.replace(scenario, policy=(policy,), replications=1, devices=devices)
+        self.scenario = with_keys(scenario, policy=(policy,), replications=1, devices={"count": 1})
         self.policy, self.profile, self.share = policy, profile, share
         self.is_concurrency, self.is_counted = is_concurrency, is_counted
         self.closeness = max(closeness, BISECTED_IN_DRAW) if is_brief else closeness
@@ -127,14 +126,11 @@ class LoadSearch:
 
     def point(self, load: float, seed: int) -> Point:
         """One run at that load."""
-        workload = self.scenario.workload
         changes: dict[str, Any] = {"request_rate": load, "max_concurrency": None}
         if self.is_concurrency:
             changes = {"request_rate": inf, "max_concurrency": round(load)}
-        if is_trace(workload) and workload.trace_arrivals is TraceArrivals.RECORDED:
-            changes["trace_arrivals"] = TraceArrivals.RESCALED
-        workload = msgspec.structs.replace(workload, **changes)
-        settled = msgspec.structs.replace(self.scenario, workload=workload)
+        changes["trace_arrivals"] = self.scenario.workload.trace_arrivals.at_rate
+        settled = with_keys(self.scenario, workload=changes)
         return Point(scenario=settled, policy=self.policy, seed=seed, profile=self.profile)
 
     def attains(self, load: float, seed: int) -> float:
@@ -258,8 +254,7 @@ def with_length(scenario: Scenario, auto: int) -> Scenario:
     is_open = workload.num_prompts in ("auto", REQUESTS) and not is_trace(workload)
     count = auto if is_open else num_prompts(scenario)
     warmups = int(WARMUP_SHARE * count) if is_open else workload.num_warmups or int(WARMUP_SHARE * count)
-    workload = workload.sized(count, warmups)
-    return msgspec.structs.replace(scenario, workload=workload, window=type(scenario.window)())
+    return with_keys(scenario, workload=workload.sized(count, warmups), window=type(scenario.window)())
 
 
 def num_prompts(scenario: Scenario) -> int:
@@ -332,16 +327,15 @@ def fleet_point(
     """Run `index` of so many replicas, as given or in a draw; runs grow with the replicas, up to a trace's length."""
     scenario = search.scenario if draw is None else draw.scenario(search.scenario)
     workload = scenario.workload
-    length = max(num_prompts(scenario), REQUESTS_PER_REPLICA * count)
-    length = min(length, trace_length(workload)) if is_trace(workload) else length
-    changes: dict[str, Any] = {}
-    if is_trace(workload) and workload.trace_arrivals is TraceArrivals.RECORDED:
-        changes["trace_arrivals"] = TraceArrivals.RESCALED
-    workload = workload.sized(length, int(WARMUP_SHARE * length))
-    workload = msgspec.structs.replace(workload, request_rate=target_rate, max_concurrency=None, **changes)
-    devices = msgspec.structs.replace(scenario.devices, count=count, routing=routing)
+    length = at_most(workload, max(num_prompts(scenario), REQUESTS_PER_REPLICA * count))
+    sized = with_keys(scenario, workload=workload.sized(length, int(WARMUP_SHARE * length)))
+    at_rate = {
+        "request_rate": target_rate,
+        "max_concurrency": None,
+        "trace_arrivals": workload.trace_arrivals.at_rate,
+    }
     return Point(
-        scenario=msgspec.structs.replace(scenario, workload=workload, devices=devices),
+        scenario=with_keys(sized, workload=at_rate, devices={"count": count, "routing": routing}),
         policy=search.policy,
         seed=child_seed(scenario.seed, FLEET_KEY, index),
         profile=search.profile if draw is None else draw.profile,

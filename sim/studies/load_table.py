@@ -18,7 +18,8 @@ import msgspec
 
 from sim.compare.points import Point
 from sim.compare.pool import OnDone, Runner, lasting
-from sim.compare.side_by_side import CostSource, Interval, cost_source
+from sim.compare.side_by_side import CostSource, cost_source
+from sim.compare.verdict import Interval
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, PhiLevel, phi_at
 from sim.metrics.stats import interval_95

@@ -18,11 +18,11 @@ from statistics import stdev
 import msgspec
 import numpy as np
 
-from sim.compare.points import Point, run_points
+from sim.compare.points import Point, run_points, with_keys
 from sim.compare.pool import OnDone, Runner
 from sim.compare.run_length import choose_run_length
-from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Drawn, verdict_of
-from sim.compare.verdict import STATED, Order
+from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Drawn, drafting
+from sim.compare.verdict import STATED, Order, verdict
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.stats import t_975
@@ -77,11 +77,10 @@ def sized(
     if most <= MAX_REPLICATIONS:
         return msgspec.structs.replace(scenario, replications=most)
     times = min(MAX_TIMES_LONGER, ceil(most / MAX_REPLICATIONS))
-    workload = settled.workload
-    if not is_trace(workload):
+    if not is_trace(settled.workload):
         count = min(MAX_PROMPTS, length.num_prompts * times)
-        workload = msgspec.structs.replace(workload, num_prompts=count)
-    return msgspec.structs.replace(scenario, workload=workload, replications=MAX_REPLICATIONS)
+        settled = with_keys(settled, workload={"num_prompts": count})
+    return with_keys(scenario, workload=settled.workload, replications=MAX_REPLICATIONS)
 
 
 def replications_for(values: Sequence[float], share: float) -> int:
@@ -157,7 +156,7 @@ def over_draws(
         for row in result.paired
     ]
     note = f"an order is stated only if it holds from 5 to 95 % of {draws} {covers(scenario, profile)}"
-    sentence = verdict_of(result.policies, paired, scenario.speculation.num_speculative_tokens)
+    sentence = verdict(result.policies, paired, drafting(scenario))
     return msgspec.structs.replace(result, paired=paired, verdict=sentence, drawn=drawn, notes=[*result.notes, note])
 
 

@@ -9,14 +9,14 @@ command line (deploy), how it is shown (sim.cli.tune).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from sim.compare.points import Point, run_points
+from sim.compare.points import Point, run_points, with_keys
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
@@ -45,7 +45,7 @@ from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers
 from sim.studies.deploy import Deployment, deployment
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.plan.answer import Answer, Stated
-from sim.workload.generate import TraceArrivals, is_trace, trace_length
+from sim.workload.generate import TraceArrivals, at_most
 
 TUNING_SCHEMA = 1
 REQUESTS_PER_SLOT, MIN_REQUESTS = 8, 48
@@ -175,8 +175,7 @@ def _is_at_edge(scenario: Scenario, profile: Profile, grid: LengthGrid) -> bool:
 
 
 def _drafting(scenario: Scenario, most: int) -> Scenario:
-    speculation = msgspec.structs.replace(scenario.speculation, num_speculative_tokens=most)
-    return msgspec.structs.replace(scenario, speculation=speculation)
+    return with_keys(scenario, speculation={"num_speculative_tokens": most})
 
 
 def _settings_values(
@@ -314,13 +313,8 @@ def checked(scenario: Scenario, profile: Profile, draws: int) -> Scenario:
         )
     if scenario.policy[0] != "continuous":
         raise ValueError(f"policy {scenario.policy[0]!r} never drafts: tune wants --policy continuous")
-    speculation = msgspec.structs.replace(
-        scenario.speculation,
-        controller="fixed",
-        num_speculative_tokens_per_batch_size=None,
-        speculative_adaptive_config=None,
-    )
-    scenario = msgspec.structs.replace(scenario, speculation=speculation)
+    without = {"num_speculative_tokens_per_batch_size": None, "speculative_adaptive_config": None}
+    scenario = with_keys(scenario, speculation={"controller": "fixed", **without})
     resolve_all(scenario, profile)
     return scenario
 
@@ -336,8 +330,7 @@ def rising(name: str, values: Iterable[int], least: int) -> tuple[int, ...]:
 
 def _point(scenario: Scenario, concurrency: int, setting: int, most: int, draw: Draw) -> Point:
     """One closed loop. A length of 0 beside others has the drafter loaded, as a table's 0 has."""
-    looped = closed_loop(scenario, concurrency)
-    changes: Mapping[str, Any]
+    changes: dict[str, Any]
     if setting == 0:
         changes = {
             "num_speculative_tokens": most,
@@ -346,26 +339,19 @@ def _point(scenario: Scenario, concurrency: int, setting: int, most: int, draw: 
         }
     else:
         changes = {"num_speculative_tokens": max(setting, 0)}
-    speculation = msgspec.structs.replace(scenario.speculation, **changes)
-    settled = msgspec.structs.replace(looped, speculation=speculation)
-    return Point(scenario=draw.scenario(settled), policy=scenario.policy[0], seed=draw.seed, profile=draw.profile)
+    looped = with_keys(closed_loop(scenario, concurrency), speculation=changes)
+    return Point(scenario=draw.scenario(looped), policy=scenario.policy[0], seed=draw.seed, profile=draw.profile)
 
 
 def closed_loop(scenario: Scenario, concurrency: int) -> Scenario:
     """`scenario` with so many requests in flight at all times, as many of them as tell of that."""
     workload = scenario.workload
-    count = max(MIN_REQUESTS, REQUESTS_PER_SLOT * concurrency)
+    count = at_most(workload, max(MIN_REQUESTS, REQUESTS_PER_SLOT * concurrency))
     if isinstance(workload.num_prompts, int):
         count = workload.num_prompts
-    elif is_trace(workload):
-        count = min(count, trace_length(workload))
-    workload = msgspec.structs.replace(
-        workload.sized(count, workload.num_warmups or min(concurrency, count // 4)),
-        request_rate=inf,
-        max_concurrency=concurrency,
-        trace_arrivals=TraceArrivals.RESCALED,
-    )
-    return msgspec.structs.replace(scenario, workload=workload)
+    sized = workload.sized(count, workload.num_warmups or min(concurrency, count // 4))
+    loop = {"request_rate": inf, "max_concurrency": concurrency, "trace_arrivals": TraceArrivals.RESCALED}
+    return with_keys(msgspec.structs.replace(scenario, workload=sized), workload=loop)
 
 
 def objective_value(run: Run, scenario: Scenario) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from sim.compare.points import with_keys
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
@@ -87,8 +88,7 @@ def tune_contexts(
         raise ValueError("tune: want some draft length from 1 on to try (num_speculative_tokens, --lengths)")
     fits, grids = fits_of(scenario, profile), []
     for tokens in prompts:
-        workload = msgspec.structs.replace(scenario.workload, input_len=tokens)
-        of_length = msgspec.structs.replace(scenario, workload=workload)
+        of_length = with_keys(scenario, workload={"input_len": tokens})
         tried = rising("concurrency", concurrencies or concurrencies_of(of_length, profile), 1)
         drawn = cost_draws(of_length, profile, draws, scenario.seed)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.compare.points import Point, run_point
+from sim.compare.points import Point, run_point, with_keys
 from sim.compare.pool import Runner, given
 from sim.costs.profile import Profile
 from sim.draws import child_seed
@@ -93,10 +93,8 @@ class _Setting:
 
     def __init__(self, candidate: Candidate, scenario: Scenario, k: int) -> None:
         self.candidate, self.k = candidate, k
-        speculation = msgspec.structs.replace(scenario.speculation, num_speculative_tokens=max(k, 0))
-        self.scenario = msgspec.structs.replace(
-            scenario, profile=candidate.name, policy=(POLICY,), speculation=speculation
-        )
+        drafts = {"num_speculative_tokens": max(k, 0)}
+        self.scenario = with_keys(scenario, profile=candidate.name, policy=(POLICY,), speculation=drafts)
         self.alone: Run = {}
         """With one request at a time."""
         self.goodput: dict[int, float] = {}
