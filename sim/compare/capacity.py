@@ -98,7 +98,8 @@ def _throughput(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
             return found
     record = simulate(resolve(scenario, profile, policy), child_seed(scenario.seed, CAPACITY_KEY))
     in_flight = scenario.workload.max_concurrency or peak_in_flight(record.requests)
-    found = saturated_throughput(record.requests, in_flight, _mean_tokens(scenario))
+    lengths = mean_tokens(scenario.workload, child_seed(scenario.seed, CAPACITY_KEY))
+    found = saturated_throughput(record.requests, in_flight, lengths)
     kept.append((profile, found))
     return found
 
@@ -141,10 +142,6 @@ def _saturated(scenario: Scenario, policy: str, profile: Profile) -> tuple[Scena
         energy=False,
     )
     return at_once, in_flight
-
-
-def _mean_tokens(scenario: Scenario) -> tuple[float, float]:
-    return mean_tokens(scenario.workload, child_seed(scenario.seed, CAPACITY_KEY))
 
 
 def peak_in_flight(requests: list[Request]) -> int:

@@ -95,22 +95,19 @@ def run_point(point: Point) -> Outcome:
         with writing_parquet(Path(point.rows_path)) as write:
             for columns in request_parts(record):
                 write(columns)
+    kept = record if point.keeps_works else replace(record, works=[], kv_series=[])
     return Outcome(
         run=run,
         num_streams=_num_streams(record),
         needs_capacity=needs_capacity(record),
         arrivals_s=[request.arrival_s for request in record.requests] if is_trace(scenario.workload) else [],
-        record=_kept(record, point) if point.keeps_record else None,
+        record=kept if point.keeps_record else None,
     )
 
 
 def _num_streams(record: RunRecord) -> int:
     used = {(usage.device, usage.stream) for usage in record.usage if usage.kind != "host"}
     return max(Counter(device for device, _ in used).values(), default=0)
-
-
-def _kept(record: RunRecord, point: Point) -> RunRecord:
-    return record if point.keeps_works else replace(record, works=[], kv_series=[])
 
 
 def worth(points: Sequence[Point], runner: Runner) -> Runner:

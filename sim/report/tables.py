@@ -451,9 +451,6 @@ def in_brief(lines: Sequence[str], evidence: Sequence[str], notes: Sequence[str]
 
 def costs_line(errors: Mapping[str, float | None]) -> str:
     """Held-out errors of whole passes."""
-    known = [f"{kind} {_error(errors[kind])}" for kind in PASSES if kind in errors]
+    stated = {kind: errors[kind] for kind in PASSES if kind in errors}
+    known = [f"{kind} {'unknown' if value is None else f'{value:.1f} %'}" for kind, value in stated.items()]
     return f"costs: held-out error {', '.join(known)}" if known else "costs: no error stated"
-
-
-def _error(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1f} %"

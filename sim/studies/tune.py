@@ -218,6 +218,7 @@ def answer(
     regrets = regrets_of(grid, fits, max_batch)
     points = [tuned_point(grid, fits, i, k, regret) for i, (k, regret) in enumerate(zip(chosen, regrets, strict=True))]
     middle, interval = break_even(grid, fits)
+    in_flight = float(grid.concurrencies[0]), float(grid.concurrencies[-1])
     return Tuning(
         scenario=to_plain(scenario),
         profile=cost_source(profile),
@@ -243,16 +244,11 @@ def answer(
         evidence=evidence(
             profile,
             [
-                asked_of(scenario, profile, scenario.policy[0], _tried(grid), lengths)
+                asked_of(scenario, profile, scenario.policy[0], in_flight, lengths)
                 for lengths in ((0,), tuple(k for k in grid.lengths if k > 0))
             ],
         ),
     )
-
-
-def _tried(grid: LengthGrid) -> tuple[float, float]:
-    """Fewest and most requests in flight."""
-    return float(grid.concurrencies[0]), float(grid.concurrencies[-1])
 
 
 def fits_of(scenario: Scenario, profile: Profile) -> Fits:

@@ -28,7 +28,7 @@ import numpy as np
 
 from sim.draws import Floats, Integers
 from sim.names import unknown
-from sim.workload.bench_requests import RESULT_OPTIONS, RESULT_READERS
+from sim.workload.bench_requests import RESULT_OPTIONS, RESULT_READERS, result_rows
 from sim.workload.content import (
     BLOCK_FIELDS,
     BLOCK_TOKENS,
@@ -213,7 +213,7 @@ def read_trace(name: str, source: str, num_prompts: int | None = None, block_tok
     elif name == "mooncake":
         rows, content_tokens = mooncake_rows(path, _options(text, MOONCAKE_OPTIONS), num_prompts, block_tokens)
     elif name in RESULT_READERS:
-        sent = RESULT_READERS[name](path, _options(text, RESULT_OPTIONS.get(name, [])))
+        sent = result_rows(name, path, _options(text, RESULT_OPTIONS.get(name, [])))
         rows = collect(path, sent, num_prompts, is_in_order=False)
     elif name == "sharegpt":
         rows = sharegpt_rows(path, _options(text, ["tokenizer"]).get("tokenizer"), num_prompts)

@@ -154,6 +154,14 @@ def test_requests_of_a_benchmark_are_put_in_order_of_arrival_and_failures_counte
     assert trace.num_failed == 1
 
 
+def test_a_time_that_one_request_lacks_is_an_error_and_times_that_all_lack_are_none(tmp_path: Path) -> None:
+    path = put(tmp_path, "r.json", json.dumps(VLLM_BENCH | {"start_times": [12.0, None, 11.0]}))
+    with pytest.raises(ValueError, match="request 1: start_times=None must be a number"):
+        read_trace("vllm-bench", path)
+    without = {name: value for name, value in VLLM_BENCH.items() if name != "start_times"}
+    assert read_trace("vllm-bench", put(tmp_path, "r.json", json.dumps(without))).arrival_s is None
+
+
 def test_one_of_several_benchmarks_is_named(tmp_path: Path) -> None:
     path = put(tmp_path, "b.json", json.dumps({"benchmarks": GUIDELLM["benchmarks"] * 2}))
     with pytest.raises(ValueError, match=r"2 benchmarks in it; say which: FILE#benchmark=0 to 1"):
