@@ -12,14 +12,7 @@ from itertools import accumulate
 from math import exp, isfinite
 from operator import mul
 
-from sim.acceptance.models import (
-    MAX_DRAFT_TOKENS,
-    Acceptance,
-    IidAcceptance,
-    PerPositionAcceptance,
-    check_rate,
-    to_conditional,
-)
+from sim.acceptance.models import MAX_DRAFT_TOKENS, PerPositionAcceptance, check_rate, to_conditional
 
 _BISECTIONS = 200
 
@@ -98,10 +91,6 @@ class AcceptanceSummary:
             before = rate
 
     @property
-    def num_speculative_tokens(self) -> int:
-        return len(self.unconditional_rates)
-
-    @property
     def acceptance_length(self) -> float:
         """Tokens per verify round, bonus included."""
         return 1.0 + sum(self.unconditional_rates)
@@ -122,27 +111,6 @@ class AcceptanceSummary:
         return PerPositionAcceptance(self.conditional_rates)
 
     @classmethod
-    def of(cls, acceptance: Acceptance, num_speculative_tokens: int) -> AcceptanceSummary:
-        return cls(unconditional_rates=acceptance.unconditional_rates(num_speculative_tokens))
-
-    @classmethod
-    def from_conditional(cls, rates: Sequence[float]) -> AcceptanceSummary:
-        return cls.of(PerPositionAcceptance(tuple(rates)), len(rates))
-
-    @classmethod
-    def from_length(cls, acceptance_length: float, num_speculative_tokens: int) -> AcceptanceSummary:
-        """The iid acceptance of this length."""
-        return cls.of(
-            IidAcceptance(iid_rate_for_length(acceptance_length, num_speculative_tokens)), num_speculative_tokens
-        )
-
-    @classmethod
-    def from_accepted_rate(cls, accepted_rate: float, num_speculative_tokens: int) -> AcceptanceSummary:
-        """The iid acceptance with this accepted / drafted rate."""
-        check_rate("accepted rate", accepted_rate)
-        return cls.from_length(1.0 + accepted_rate * num_speculative_tokens, num_speculative_tokens)
-
-    @classmethod
     def from_vllm(
         cls,
         num_speculative_tokens: int,
@@ -152,7 +120,7 @@ class AcceptanceSummary:
         """vLLM's speculative config read: one of the two, the rates being unconditional, one per drafted token.
 
         Like vLLM's synthetic sampler a length is spent on the earliest tokens (2.6 is rates 1, 0.6, 0), which is not
-        the iid acceptance of that length: for that, `from_length`.
+        the iid acceptance of that length: for that, `iid_rate_for_length`.
         """
         if (synthetic_acceptance_length is None) == (synthetic_acceptance_rates is None):
             raise ValueError("give one of synthetic_acceptance_length and synthetic_acceptance_rates")
@@ -167,10 +135,3 @@ class AcceptanceSummary:
                 f"num_speculative_tokens={num_speculative_tokens}"
             )
         return cls(unconditional_rates=rates)
-
-    def to_vllm(self) -> dict[str, float | list[float]]:
-        """Both of vLLM's keys."""
-        return {
-            "synthetic_acceptance_length": self.acceptance_length,
-            "synthetic_acceptance_rates": list(self.unconditional_rates),
-        }

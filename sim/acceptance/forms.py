@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sim.acceptance.conversions import AcceptanceSummary, iid_rate_for_length
 from sim.acceptance.models import (
     MAX_DRAFT_TOKENS,
     Acceptance,
@@ -33,21 +32,6 @@ from sim.acceptance.spread import QuotedSpread
 from sim.acceptance.tape import TapeAcceptance, read_tapes
 from sim.names import unknown
 from sim.plugins import PluginError, checked_name, checked_text, installed, loaded, shown
-
-__all__ = [
-    "FORMS",
-    "Acceptance",
-    "AcceptanceForm",
-    "AcceptanceSummary",
-    "BetaAcceptance",
-    "IidAcceptance",
-    "MarkovAcceptance",
-    "PerPositionAcceptance",
-    "TapeAcceptance",
-    "iid_rate_for_length",
-    "parse_acceptance",
-    "parse_quoted",
-]
 
 FORMS = {
     "iid": "iid:0.7",
@@ -127,11 +111,6 @@ def _form_of(name: str) -> AcceptanceForm:
     if name not in entries:
         raise ValueError(unknown("acceptance model", name, [*FORMS, *_registered, *entries]))
     return loaded(f"acceptance {name!r}", entries[name], AcceptanceForm)
-
-
-def parse_acceptance(spec: str, num_speculative_tokens: int) -> Acceptance:
-    """The model that `spec` means for drafts of `num_speculative_tokens`. Raises ValueError, one line."""
-    return parse_quoted(spec).model(num_speculative_tokens)
 
 
 def parse_quoted(text: str) -> Quoted:

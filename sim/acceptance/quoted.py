@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -87,31 +87,42 @@ def split_normal(chance: float, below: float, above: float) -> float:
     return scale * NormalDist().inv_cdf(min(max(half, _MIN_CHANCE), 1.0 - _MIN_CHANCE))
 
 
+class _AtEveryLength:
+    """What a quote answers that holds at every draft length and leaves nothing open, unless it says otherwise."""
+
+    __slots__ = ()
+
+    @property
+    def measured_k(self) -> None:
+        return None
+
+    def draw(self, rng: Chances) -> Self:
+        return self
+
+    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
-class QuotedModel:
+class QuotedModel(_AtEveryLength):
     """A model that holds at every draft length: iid, per-position, beta, markov."""
 
     acceptance: Acceptance
     remarks: tuple[str, ...] = ()
-    measured_k: None = field(default=None, init=False)
 
     def model(self, k: int) -> Acceptance:
         check_draft(k)
         return self.acceptance
-
-    def draw(self, rng: Chances) -> QuotedModel:
-        return self
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
         return self.remarks
 
 
 @dataclass(frozen=True, slots=True)
-class QuotedTape:
+class QuotedTape(_AtEveryLength):
     """Recorded requests; drawn again from themselves (bootstrap), since as many others could have been recorded."""
 
     tape: TapeAcceptance
-    measured_k: None = field(default=None, init=False)
 
     def model(self, k: int) -> Acceptance:
         check_draft(k)
@@ -121,36 +132,25 @@ class QuotedTape:
         tapes = self.tape.tapes
         return QuotedTape(TapeAcceptance(tuple(tapes[i] for i in rng.integers(len(tapes), size=len(tapes)))))
 
-    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
-        return ()
-
 
 @dataclass(frozen=True, slots=True)
-class QuotedForm:
+class QuotedForm(_AtEveryLength):
     """A form that somebody registered: its own function makes the model of each draft length."""
 
     name: str
     build: Callable[[Sequence[float], int], Acceptance]
     values: tuple[float, ...]
-    measured_k: None = field(default=None, init=False)
 
     def model(self, k: int) -> Acceptance:
         check_draft(k)
         return built_model(self.name, self.build, self.values, k)
 
-    def draw(self, rng: Chances) -> QuotedForm:
-        return self
-
-    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
-        return ()
-
 
 @dataclass(frozen=True, slots=True)
-class LengthInUse:
+class LengthInUse(_AtEveryLength):
     """An acceptance length that names no draft length: it is that of every draft length, each with an iid rate."""
 
     length: float
-    measured_k: None = field(default=None, init=False)
 
     def model(self, k: int) -> Acceptance:
         check_draft(k)
@@ -160,9 +160,6 @@ class LengthInUse:
             raise ValueError(
                 f"{error}; write length:{self.length:g}@K with the draft length K it was measured at"
             ) from None
-
-    def draw(self, rng: Chances) -> LengthInUse:
-        return self
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
         if len(set(ks)) < 2:

@@ -41,8 +41,6 @@ class SpreadAcceptance(Acceptance):
     >>> unlike = SpreadAcceptance((0.6, 0.4), 1.4)
     >>> [round(rate, 3) for rate in unlike.unconditional_rates(2)]
     [0.6, 0.4]
-    >>> [round(length, 2) for length in unlike.request_lengths(2, [0.05, 0.5, 0.95]).tolist()]
-    [1.24, 2.21, 2.88]
     """
 
     rates: tuple[float, ...]
@@ -59,12 +57,6 @@ class SpreadAcceptance(Acceptance):
         reached = np.cumprod(self._chances(_nodes(), num_speculative_tokens), axis=1)
         rounds = 1.0 / (1.0 + reached.sum(axis=1))
         return tuple((rounds @ reached / rounds.sum()).tolist())
-
-    def request_lengths(self, num_speculative_tokens: int, shares: Iterable[float]) -> Floats:
-        """[shares] acceptance length that so many of the requests stay below."""
-        shifts = np.array([NormalDist().inv_cdf(share) for share in shares])
-        reached = np.cumprod(self._chances(shifts, num_speculative_tokens), axis=1)
-        return np.asarray(1.0 + reached.sum(axis=1))
 
     def run_lengths(self, window: Window, depth: int) -> RunLengths:
         draws = window.draws(_ACCEPT)

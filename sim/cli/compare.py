@@ -66,124 +66,92 @@ def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
     from sim.report.results import OWN_FILES, check_out
-    from sim.run.scenario import parse_scenario
 
-    for name in ("target_model", "draft_model"):
-        if flags[name] is not None and not flags["emit_vllm"]:
-            raise ValueError(f"--{name.replace('_', '-')} goes with --emit-vllm; a simulation loads nothing")
-    path = flags["scenario"]
+    path, out, json_path = flags["scenario"], flags["out"], flags["json_path"]
     lists: dict[str, list[Any]] = {}
     raw = gather(flags, lists)
     if flags["energy"]:
         raw["energy"] = True
-    if lists:
-        _run_grid(raw, lists, path, flags)
-        return
-    scenario = parse_scenario(raw)
-    if flags["emit_vllm"]:
-        _print_lines(scenario, flags["target_model"], flags["draft_model"])
-        return
-    _check_metrics(flags["percentile_metrics"])
     percentiles = _percentiles(flags["metric_percentiles"])
-    asked = percentiles if flags["metric_percentiles"] else []
-    out, json_path = flags["out"], flags["json_path"]
-    if flags["plots"] and out is None:
-        raise ValueError("--plots draws into a results directory: add --out DIR")
-    inputs = inputs_of(path, scenario)
+    _check(flags, is_grid=bool(lists))
+    scenarios = _scenarios(raw, lists)
+    if flags["emit_vllm"]:
+        _print_lines(scenarios[0][1], flags["target_model"], flags["draft_model"])
+        return
     claim(
         files={"--json": json_path},
         folders={"--out": out},
         added_to={"--result-dir": flags["result_dir"]},
-        inputs=inputs,
+        inputs=[each for _, scenario in scenarios for each in inputs_of(path, scenario)],
         own_names=OWN_FILES,
     )
     if out is not None:
-        check_out(out, scenario.digest, overwrite=flags["overwrite"])
-    profile = load(scenario.profile)
-    with_works = flags["plots"] if flags["with_works"] is None else flags["with_works"]
-    if with_works and out is None:
+        check_out(out, scenarios[0][1].digest, overwrite=flags["overwrite"])
+    profiles = {scenario.profile: load(scenario.profile) for _, scenario in scenarios}
+    points = []
+    for keys, scenario in scenarios:
+        if not lists:
+            say_trace(scenario.workload, is_quiet=json_path == "-")
+        result = _compared(scenario, profiles[scenario.profile], percentiles, flags)
+        if lists:
+            points.append({"keys": {key: _spelt(value) for key, value in keys.items()}} | result.plain)
+        else:
+            write_json(json_path, result.plain)
+        if flags["result_dir"] is not None:
+            from sim.report.bench import write_bench_results
+
+            write_bench_results(flags["result_dir"], result)
+        if json_path != "-":
+            from rich.console import Console
+
+            from sim.report.tables import comparison_tables
+
+            if lists:
+                print(", ".join(f"{key}={value}" for key, value in keys.items()))
+            if out is not None:
+                print(f"results in {out}")
+            asked = percentiles if flags["metric_percentiles"] else []
+            comparison_tables(Console(), result, asked, is_verbose=flags["verbose"])
+    if lists:
+        grid = {key: [_spelt(value) for value in values] for key, values in lists.items()}
+        write_json(json_path, {"grid": grid, "points": points})
+
+
+def _check(flags: dict[str, Any], *, is_grid: bool) -> None:
+    """Raise ValueError for flags that do not go together; several values per flag, a grid, go with few."""
+    for name in ("target_model", "draft_model"):
+        if flags[name] is not None and not flags["emit_vllm"]:
+            raise ValueError(f"--{name.replace('_', '-')} goes with --emit-vllm; a simulation loads nothing")
+    for name in ("out", "plots", "result_dir", "with_works", "save_detailed", "until_ci", "emit_vllm"):
+        if is_grid and flags[name]:
+            flag = "works" if name == "with_works" else name.replace("_", "-")
+            raise ValueError(f"--{flag} goes with one value per flag; for a grid, see `lanesim sweep --help`")
+    for name in (flags["percentile_metrics"] or METRICS[0]).split(","):
+        if name.strip() not in METRICS:
+            raise ValueError(unknown("--percentile-metrics metric", name.strip(), METRICS))
+    if flags["plots"] and flags["out"] is None:
+        raise ValueError("--plots draws into a results directory: add --out DIR")
+    if flags["with_works"] and flags["out"] is None:
         raise ValueError("--works records into a results directory: add --out DIR")
-    if flags["save_detailed"] and json_path is None and flags["result_dir"] is None:
+    if flags["save_detailed"] and flags["json_path"] is None and flags["result_dir"] is None:
         raise ValueError("--save-detailed adds to the JSON: say where with --json FILE or --result-dir DIR")
-    options = {
-        "percentiles": percentiles,
-        "record_works": with_works,
-        "is_detailed": flags["save_detailed"],
-        "workers": flags["workers"],
-        "max_cpu_s": flags["max_cpu_s"],
-        "draws": flags["draws"],
-        "until_ci": flags["until_ci"],
-    }
-    if flags["until_ci"] is not None:
-        from sim.studies.precision import sized
-
-        with progress() as on_step:
-            scenario = sized(scenario, profile, flags["until_ci"], workers=flags["workers"], on_done=on_step)
-    say_trace(scenario.workload, is_quiet=json_path == "-")
-    if out is None:
-        result = _run(scenario, profile, None, **options)
-    else:
-        result = _run_into(out, scenario, profile, with_plots=flags["plots"], **options)
-    has_words = write_json(json_path, result.plain)
-    if flags["result_dir"] is not None:
-        from sim.report.bench import write_bench_results
-
-        write_bench_results(flags["result_dir"], result)
-    if has_words:
-        from rich.console import Console
-
-        from sim.report.tables import comparison_tables
-
-        if out is not None:
-            print(f"results in {out}")
-        comparison_tables(Console(), result, asked, is_verbose=flags["verbose"])
 
 
-def _run_grid(raw: dict[str, Any], lists: dict[str, list[Any]], path: Path | None, flags: dict[str, Any]) -> None:
-    """A comparison for every combination of the values of flags that have several, one after the other."""
+def _scenarios(raw: dict[str, Any], lists: dict[str, list[Any]]) -> list[tuple[dict[str, Any], Scenario]]:
+    """Every combination of the values of flags that have several, by dotted key, and its scenario."""
     from copy import deepcopy
     from itertools import product
 
-    from rich.console import Console
-
-    from sim.costs.profile_files import load
-    from sim.report.tables import comparison_tables
     from sim.run.scenario import parse_scenario
     from sim.run.scenario_file import set_dotted
 
-    for name in ("out", "plots", "result_dir", "with_works", "save_detailed", "until_ci", "emit_vllm"):
-        if flags[name]:
-            flag = "works" if name == "with_works" else name.replace("_", "-")
-            raise ValueError(f"--{flag} goes with one value per flag; for a grid, see `lanesim sweep --help`")
-    percentiles = _percentiles(flags["metric_percentiles"])
     scenarios = []
     for values in product(*lists.values()):
         own, keys = deepcopy(raw), dict(zip(lists, values, strict=True))
         for key, value in keys.items():
             set_dotted(own, key, value)
         scenarios.append((keys, parse_scenario(own)))
-    json_path = flags["json_path"]
-    claim(files={"--json": json_path}, inputs=[each for _, one in scenarios for each in inputs_of(path, one)])
-    profiles = {scenario.profile: load(scenario.profile) for _, scenario in scenarios}
-    points = []
-    for keys, scenario in scenarios:
-        result = _run(
-            scenario,
-            profiles[scenario.profile],
-            None,
-            draws=flags["draws"],
-            until_ci=None,
-            percentiles=percentiles,
-            workers=flags["workers"],
-            max_cpu_s=flags["max_cpu_s"],
-        )
-        points.append({"keys": {key: _spelt(value) for key, value in keys.items()}} | result.plain)
-        if json_path != "-":
-            print(", ".join(f"{key}={value}" for key, value in keys.items()))
-            shown = percentiles if flags["metric_percentiles"] else []
-            comparison_tables(Console(), result, shown, is_verbose=flags["verbose"])
-    grid = {key: [_spelt(value) for value in values] for key, values in lists.items()}
-    write_json(json_path, {"grid": grid, "points": points})
+    return scenarios
 
 
 def _spelt(value: Any) -> Any:
@@ -203,13 +171,6 @@ def _print_lines(scenario: Scenario, target_model: str | None, draft_model: str 
     print("\n".join([serve, bench, *(f"# {note}" for note in notes)]))
 
 
-def _check_metrics(text: str | None) -> None:
-    """Raise ValueError for a metric that neither vLLM nor this has; all are reported in any case."""
-    for name in [] if text is None else text.split(","):
-        if name.strip() not in METRICS:
-            raise ValueError(unknown("--percentile-metrics metric", name.strip(), METRICS))
-
-
 def _percentiles(text: str | None) -> list[float]:
     """Comma-separated percentiles, each above 0 and below 100."""
     from sim.metrics.summary import PERCENTILES
@@ -220,55 +181,54 @@ def _percentiles(text: str | None) -> list[float]:
     return list(PERCENTILES) if values is None else values
 
 
-def _run(
-    scenario: Scenario,
-    profile: Profile,
-    records: list[RunRecord] | None,
-    draws: int,
-    until_ci: float | None,
-    **options: Any,
-) -> Comparison:
-    """Compare with a progress bar; keeps the records where they are wanted."""
-    from sim.compare.side_by_side import compare
-
-    on_run = None if records is None else records.append
-    with progress() as on_step:
-        result = compare(scenario, profile, on_run=on_run, on_done=on_step, **options)
-    if until_ci is not None:
-        import msgspec
-
-        from sim.studies.precision import wider_than
-
-        result = msgspec.structs.replace(result, notes=[*result.notes, *wider_than(result, until_ci)])
-    return _told(result, profile, draws, options["workers"])
-
-
-def _told(result: Comparison, profile: Profile, draws: int, workers: int | None) -> Comparison:
-    """The result with what survives the draws, and the nearest measured cells."""
-    import msgspec
-
-    from sim.studies.evidence import asked_of_comparison, evidence, levels
-
-    if draws:
-        from sim.studies.precision import over_draws
+def _compared(scenario: Scenario, profile: Profile, percentiles: list[float], flags: dict[str, Any]) -> Comparison:
+    """Compare, and write the results directory where there is one. Requests go to disk run by run; records stay for
+    figures and works."""
+    workers, with_plots = flags["workers"], flags["plots"]
+    if flags["until_ci"] is not None:
+        from sim.studies.precision import sized
 
         with progress() as on_step:
-            result = over_draws(result, profile, draws, workers=workers, on_done=on_step)
-    near = evidence(profile, asked_of_comparison(result, profile))
-    return msgspec.structs.replace(result, evidence=near, levels=levels(result, profile))
-
-
-def _run_into(out: Path, scenario: Scenario, profile: Profile, *, with_plots: bool, **options: Any) -> Comparison:
-    """Compare and write the results directory. Requests go to disk run by run; records stay for figures and works."""
+            scenario = sized(scenario, profile, flags["until_ci"], workers=workers, on_done=on_step)
+    with_works = with_plots if flags["with_works"] is None else flags["with_works"]
+    options = {
+        "percentiles": percentiles,
+        "record_works": with_works,
+        "is_detailed": flags["save_detailed"],
+        "max_cpu_s": flags["max_cpu_s"],
+        "workers": workers,
+    }
+    if flags["out"] is None:
+        return _run(scenario, profile, flags, **options)
     from sim.report.results import rows_of, write_results, writing
 
-    records: list[RunRecord] | None = [] if with_plots or options["record_works"] else None
-    with writing(out) as scratch:
+    records: list[RunRecord] = []
+    with writing(flags["out"]) as scratch:
         with rows_of(scratch) as rows_in:
-            result = _run(scenario, profile, records, rows_in=rows_in, **options)
+            on_run = records.append if with_plots or with_works else None
+            result = _run(scenario, profile, flags, on_run=on_run, rows_in=rows_in, **options)
         if with_plots:
             from sim.report.pictures.figures import draw_comparison
 
-            draw_comparison(scratch, result, records or [])
-        write_results(scratch, scenario, result.plain, records or [])
+            draw_comparison(scratch, result, records)
+        write_results(scratch, scenario, result.plain, records)
     return result
+
+
+def _run(scenario: Scenario, profile: Profile, flags: dict[str, Any], **options: Any) -> Comparison:
+    """Compare with a progress bar; with what survives the draws, and the nearest measured cells."""
+    import msgspec
+
+    from sim.compare.side_by_side import compare
+    from sim.studies.evidence import asked_of_comparison, evidence, levels
+    from sim.studies.precision import over_draws, wider_than
+
+    with progress() as on_step:
+        result = compare(scenario, profile, on_done=on_step, **options)
+    if flags["until_ci"] is not None:
+        result = msgspec.structs.replace(result, notes=[*result.notes, *wider_than(result, flags["until_ci"])])
+    if flags["draws"]:
+        with progress() as on_step:
+            result = over_draws(result, profile, flags["draws"], workers=flags["workers"], on_done=on_step)
+    near = evidence(profile, asked_of_comparison(result, profile))
+    return msgspec.structs.replace(result, evidence=near, levels=levels(result, profile))

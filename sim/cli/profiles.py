@@ -26,24 +26,18 @@ def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None
     """List the shipped cost profiles with their mean held-out errors; `show NAME` prints one."""
     if ctx.invoked_subcommand is not None:
         return
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
 
     from sim.costs.profile import SERVED
     from sim.costs.profile_files import load, shipped
     from sim.model_names import model_key
-    from sim.report.tables import print_table
+    from sim.report.tables import new_table, print_table
 
     caption = (
         "mean error on held-out points, percent; – = not validated; s = layers fitted to a served GPU, under load; "
         "* = overlap of streams measured"
     )
-    table = Table(box=SIMPLE_HEAD, caption=caption, padding=(0, 0, 0, 1))
-    table.add_column("profile", no_wrap=True, min_width=max(map(len, shipped())))
-    for title in ("body", "decode", "prefill", "draft", "verify"):
-        table.add_column(title, justify="right", no_wrap=True)
-    rows = 0
+    kinds, rows = ("body", "decode", "prefill", "draft", "verify"), []
     for name in shipped():
         profile = load(name)
         kind, formats = "bf16", profile.target.formats
@@ -53,19 +47,20 @@ def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None
         if not is_gpu or not is_kind or model_key(model) not in name.partition("/")[2]:
             continue
         cells = []
-        for kind in ("body", "decode", "prefill", "draft", "verify"):
+        for kind in kinds:
             error = profile.errors.get(kind)
             known = error is not None and error.mean_error_pct is not None
             cells.append(f"{error.mean_error_pct:.1f}" if error is not None and known else "–")
         marks = " s" * (profile.conditions == SERVED) + " *" * profile.overlap.measured
-        table.add_row(name + marks, *cells)
-        rows += 1
+        rows.append([name + marks, *cells])
     if not rows:
         gpus = ", ".join(dict.fromkeys(name.partition("/")[0] for name in shipped()))
         given = ((flag, value) for flag, value in (("gpu", gpu), ("model", model), ("dtype", dtype)) if value)
         raise ValueError(
             f"no shipped profile with {' '.join(f'--{flag} {value}' for flag, value in given)}; GPUs: {gpus}"
         )
+    table = new_table(["profile"], kinds, rows, caption=caption, padding=(0, 0, 0, 1))
+    table.columns[0].min_width = max(map(len, shipped()))
     print_table(Console(markup=False), table)
 
 

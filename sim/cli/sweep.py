@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from sim.cli.console import claim, progress, say_trace
 from sim.cli.lazy import SOURCE
+
+if TYPE_CHECKING:
+    from sim.studies.sweep import Estimate, Swept
 
 EXAMPLE = (
     "\b\nExample:\n  printf 'scenario: {profile: cpu/tiny, policy: [continuous, pd], workload: {num_prompts: 50}}\\n"
@@ -45,9 +49,6 @@ def sweep_command(
     A sweep that was killed goes on where it was, grids merge, and several may run into one store at once. A point that
     fails is a row with its error. Read it with `lanesim.load(STORE)`, `lanesim plot` and `lanesim report`.
     """
-    import msgspec
-
-    from sim.cli.console import write_text
     from sim.studies.grid import Grid
     from sim.studies.store import MARK, Keys, Store, files_of
     from sim.studies.sweep import ASKED_ABOVE, Plan, estimate, sweep
@@ -70,25 +71,19 @@ def sweep_command(
     if dry_run:
         known = Store(out).keys() if (out / MARK).exists() else Keys([])
         found = estimate(plan, known, workers=workers)
-        if json_path is not None:
-            write_text(json_path, msgspec.json.encode(found).decode() + "\n")
-        if json_path != "-":
+        if _written(json_path, found):
             time_left = "unknown: every point tried failed" if found.time_s is None else _spoken(found.time_s)
             print(f"{found.num_runs:,} runs, {found.num_known:,} of them in the store")
             print(f"about {time_left} and {found.memory_mb:.0f} MB, judged by {found.num_sampled} runs")
         return
-    store = Store.open(out)
-    with progress() as on_step:
+    store, executor = Store.open(out), None
+    with progress() as on_step, ExitStack() as stack:
         if pool == "ray":
             from sim.studies.ray_pool import ray_workers
 
-            with ray_workers(plan.profiles, workers) as (executor, count):
-                done = sweep(plan, store, workers=count, executor=executor, retries_failed=resume, on_done=on_step)
-        else:
-            done = sweep(plan, store, workers=workers, retries_failed=resume, on_done=on_step)
-    if json_path is not None:
-        write_text(json_path, msgspec.json.encode(done).decode() + "\n")
-    if json_path != "-":
+            executor, workers = stack.enter_context(ray_workers(plan.profiles, workers))
+        done = sweep(plan, store, workers=workers, executor=executor, retries_failed=resume, on_done=on_step)
+    if _written(json_path, done):
         failed = f", {done.num_failed:,} failed (column `error`)" if done.num_failed else ""
         print(
             f"{done.num_runs:,} runs: {done.num_known:,} known, {done.num_runs - done.num_known:,} new{failed}; {out}"
@@ -98,6 +93,17 @@ def sweep_command(
             from sim.report.store_points import read_points
 
             print(sweep_sentence(read_points(out)))
+
+
+def _written(path: str | None, result: Swept | Estimate) -> bool:
+    """As `write_json`, on one line."""
+    import msgspec
+
+    from sim.cli.console import write_text
+
+    if path is not None:
+        write_text(path, msgspec.json.encode(result).decode() + "\n")
+    return path != "-"
 
 
 def _spoken(time_s: float) -> str:

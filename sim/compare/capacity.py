@@ -10,6 +10,7 @@ from math import inf
 
 import msgspec
 
+from sim.compare.points import with_keys
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.interface.request import Request
@@ -18,7 +19,7 @@ from sim.policies.registry import find_policy
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, Window
 from sim.run.simulate import simulate
-from sim.workload.generate import TraceArrivals, build_requests, is_trace, mean_tokens, trace_length
+from sim.workload.generate import at_most, build_requests, mean_tokens
 
 GENERATIONS = 6
 """A saturated run serves this many times what can be in flight: one generation fills the batch, one drains it."""
@@ -50,7 +51,7 @@ def capacity(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
     """
     count = scenario.devices.count
     if count > 1:
-        one, (low, high) = capacity(_one_replica(scenario), policy, profile)
+        one, (low, high) = capacity(with_keys(scenario, devices={"count": 1}), policy, profile)
         return count * one, (count * low, count * high)
     saturated, _ = _saturated(scenario, policy, profile)
     return _throughput(saturated, policy, profile)
@@ -65,11 +66,11 @@ def capacity_floor(scenario: Scenario, policy: str, profile: Profile, rate_per_s
     """
     count = scenario.devices.count
     if count > 1:
-        return count * capacity_floor(_one_replica(scenario), policy, profile, rate_per_s / count)
+        return count * capacity_floor(with_keys(scenario, devices={"count": 1}), policy, profile, rate_per_s / count)
     saturated, most = _saturated(scenario, policy, profile)
     floor = 0.0
     for in_flight, num_prompts in LOOPS:
-        if most >= 2 * in_flight and _at_most(scenario, num_prompts) == num_prompts and floor <= rate_per_s:
+        if most >= 2 * in_flight and at_most(scenario.workload, num_prompts) == num_prompts and floor <= rate_per_s:
             rate, _ = _in_loop(saturated, in_flight, num_prompts, policy, profile)
             floor = max(floor, FLOOR_SHARE * rate)
     if not find_policy(policy).is_continuous:
@@ -77,7 +78,7 @@ def capacity_floor(scenario: Scenario, policy: str, profile: Profile, rate_per_s
         return floor
     in_flight = int(LONG_LOOP_SHARE * most)
     num_prompts = LONG_LOOP_GENERATIONS * in_flight
-    if in_flight >= MIN_LONG_LOOP and _at_most(scenario, num_prompts) == num_prompts and floor <= rate_per_s:
+    if in_flight >= MIN_LONG_LOOP and at_most(scenario.workload, num_prompts) == num_prompts and floor <= rate_per_s:
         _, (low, _) = _in_loop(saturated, in_flight, num_prompts, policy, profile)
         floor = max(floor, low)
     return floor
@@ -85,8 +86,8 @@ def capacity_floor(scenario: Scenario, policy: str, profile: Profile, rate_per_s
 
 def _in_loop(saturated: Scenario, in_flight: int, num_prompts: int, policy: str, profile: Profile) -> Capacity:
     """Throughput of a closed loop of the saturated run's requests; kept for the process."""
-    workload = msgspec.structs.replace(saturated.workload, num_prompts=num_prompts, max_concurrency=in_flight)
-    return _throughput(msgspec.structs.replace(saturated, workload=workload), policy, profile)
+    looped = with_keys(saturated, workload={"num_prompts": num_prompts, "max_concurrency": in_flight})
+    return _throughput(looped, policy, profile)
 
 
 def _throughput(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
@@ -97,13 +98,10 @@ def _throughput(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
             return found
     record = simulate(resolve(scenario, profile, policy), child_seed(scenario.seed, CAPACITY_KEY))
     in_flight = scenario.workload.max_concurrency or peak_in_flight(record.requests)
-    found = saturated_throughput(record.requests, in_flight, _mean_tokens(scenario))
+    lengths = mean_tokens(scenario.workload, child_seed(scenario.seed, CAPACITY_KEY))
+    found = saturated_throughput(record.requests, in_flight, lengths)
     kept.append((profile, found))
     return found
-
-
-def _one_replica(scenario: Scenario) -> Scenario:
-    return msgspec.structs.replace(scenario, devices=msgspec.structs.replace(scenario.devices, count=1))
 
 
 def forget() -> None:
@@ -114,35 +112,29 @@ def forget() -> None:
 def _saturated(scenario: Scenario, policy: str, profile: Profile) -> tuple[Scenario, int]:
     """All requests at once, as many as it takes; and how many of them can be in flight."""
     resolved = resolve(scenario, profile, policy)
-    few = scenario.workload.sized(_at_most(scenario, SAMPLE))
+    few = scenario.workload.sized(at_most(scenario.workload, SAMPLE))
     sample = build_requests(msgspec.structs.replace(few, request_rate=inf), child_seed(scenario.seed, CAPACITY_KEY))
     pool = resolved.pool.new()
     blocks = sum(pool.blocks_for(request) for request in sample) / len(sample)
     in_flight = min(resolved.max_seated, max(1, int(pool.num_blocks / blocks)))
-    num_prompts = _at_most(scenario, min(MOST, max(FEWEST, GENERATIONS * in_flight)))
-    workload = msgspec.structs.replace(
-        scenario.workload.sized(num_prompts),
-        request_rate=inf,
-        burstiness=1.0,
-        max_concurrency=None,
-        trace_arrivals=_at_once(scenario.workload.trace_arrivals),
-    )
-    speculation = scenario.speculation
-    if not resolved.lengths.given:
-        # Nobody drafts, so that it does not matter how well.
-        speculation = msgspec.structs.replace(
-            speculation,
-            acceptance=type(speculation)().acceptance,
-            stale_acceptance=None,
-            synthetic_acceptance_length=None,
-            synthetic_acceptance_rates=None,
-        )
-    at_once = msgspec.structs.replace(
+    num_prompts = at_most(scenario.workload, min(MOST, max(FEWEST, GENERATIONS * in_flight)))
+    # Where nobody drafts, it does not matter how well.
+    names = ("acceptance", "stale_acceptance", "synthetic_acceptance_length", "synthetic_acceptance_rates")
+    usual = type(scenario.speculation)()
+    at_once = with_keys(
         scenario,
-        workload=workload,
-        speculation=speculation,
+        workload={
+            "num_prompts": num_prompts,
+            "num_warmups": 0,
+            "num_cooldowns": 0,
+            "request_rate": inf,
+            "burstiness": 1.0,
+            "max_concurrency": None,
+            "trace_arrivals": scenario.workload.trace_arrivals.at_rate,
+        },
+        speculation={} if resolved.lengths.given else {name: getattr(usual, name) for name in names},
         # Shares that suit the load stay as they are, whatever would suit a saturated run.
-        policy_options=msgspec.structs.replace(scenario.policy_options, partition=resolved.partition),
+        policy_options={"partition": resolved.partition},
         window=Window(),
         policy=(policy,),
         replications=1,
@@ -150,16 +142,6 @@ def _saturated(scenario: Scenario, policy: str, profile: Profile) -> tuple[Scena
         energy=False,
     )
     return at_once, in_flight
-
-
-def _mean_tokens(scenario: Scenario) -> tuple[float, float]:
-    return mean_tokens(scenario.workload, child_seed(scenario.seed, CAPACITY_KEY))
-
-
-def _at_most(scenario: Scenario, count: int) -> int:
-    """No more requests than a trace has."""
-    workload = scenario.workload
-    return min(count, trace_length(workload)) if is_trace(workload) else count
 
 
 def peak_in_flight(requests: list[Request]) -> int:
@@ -170,8 +152,3 @@ def peak_in_flight(requests: list[Request]) -> int:
         now += change
         peak = max(peak, now)
     return peak
-
-
-def _at_once(arrivals: TraceArrivals) -> TraceArrivals:
-    """Recorded times have no regard to the rate; rescaled ones of an infinite rate are all 0."""
-    return TraceArrivals.RESCALED if arrivals is TraceArrivals.RECORDED else arrivals

@@ -1,4 +1,4 @@
-"""Runs over several processes: points in, outcomes out, in whatever order they are done.
+"""Runs over several processes: points in, outcomes out.
 
 A point is everything that determines one run, so it does not matter where it is run. Not here: processes
 (sim.compare.pool), which points there are (sim.compare.side_by_side, sim.studies).
@@ -7,14 +7,14 @@ A point is everything that determines one run, so it does not matter where it is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from sim.compare.pool import default_workers, given, started
+from sim.compare.pool import Runner
 from sim.costs.profile import Profile
 from sim.files.arrow_tables import writing_parquet
 from sim.metrics.load import needs_capacity
@@ -62,8 +62,18 @@ class Outcome:
     record: RunRecord | None
 
 
+def with_keys(scenario: Scenario, **changes: Any) -> Scenario:
+    """`scenario` with other values of some keys, those of a block as a mapping: `workload={"request_rate": 8.0}`."""
+    blocks = {
+        name: msgspec.structs.replace(getattr(scenario, name), **changed)
+        for name, changed in changes.items()
+        if isinstance(changed, Mapping)
+    }
+    return msgspec.structs.replace(scenario, **changes | blocks)
+
+
 def at_phi(scenario: Scenario, phi: float) -> Scenario:
-    return msgspec.structs.replace(scenario, devices=msgspec.structs.replace(scenario.devices, phi=phi))
+    return with_keys(scenario, devices={"phi": phi})
 
 
 def run_point(point: Point) -> Outcome:
@@ -85,12 +95,13 @@ def run_point(point: Point) -> Outcome:
         with writing_parquet(Path(point.rows_path)) as write:
             for columns in request_parts(record):
                 write(columns)
+    kept = record if point.keeps_works else replace(record, works=[], kv_series=[])
     return Outcome(
         run=run,
         num_streams=_num_streams(record),
         needs_capacity=needs_capacity(record),
         arrivals_s=[request.arrival_s for request in record.requests] if is_trace(scenario.workload) else [],
-        record=_kept(record, point) if point.keeps_record else None,
+        record=kept if point.keeps_record else None,
     )
 
 
@@ -99,57 +110,18 @@ def _num_streams(record: RunRecord) -> int:
     return max(Counter(device for device, _ in used).values(), default=0)
 
 
-def _kept(record: RunRecord, point: Point) -> RunRecord:
-    return record if point.keeps_works else replace(record, works=[], kv_series=[])
+def worth(points: Sequence[Point], runner: Runner) -> Runner:
+    """`runner`; where its workers are left open, one for points that are not worth starting others."""
+    if runner.workers is None and sum(num_requests(point.scenario.workload) for point in points) < WORTH_A_POOL:
+        return replace(runner, workers=1)
+    return runner
 
 
-def worth(points: Sequence[Point], workers: int | None) -> int | None:
-    """`workers`; where they are left open, one for points that are not worth starting others."""
-    if workers is None and sum(num_requests(point.scenario.workload) for point in points) < WORTH_A_POOL:
-        return 1
-    return workers
+def run_points(points: Sequence[Point], runner: Runner | None = None, stage: str = "simulating") -> list[Outcome]:
+    """[points] what each gave, in their order.
 
-
-def run_points(
-    points: Sequence[Point], *, workers: int | None = None, on_done: Callable[[int], None] | None = None
-) -> Iterator[tuple[int, Outcome]]:
-    """(index of the point, outcome) as each is done; `on_done` hears how many are.
-
-    `workers` processes, by default as many as there are cores; 1 stays in this one. An exception of a run is raised
-    here, and the runs that have not begun are dropped then, as they are on an interrupt. Raises WorkerDied.
+    An exception of a run is raised here, and the runs that have not begun are dropped then, as they are on an
+    interrupt. Raises WorkerDied.
     """
-    if workers == 1 or len(points) <= 1:
-        for index, point in enumerate(points):
-            yield index, run_point(point)
-            if on_done is not None:
-                on_done(index + 1)
-        return
-    profiles = list({id(point.profile): point.profile for point in points}.values())
-    places = {id(profile): place for place, profile in enumerate(profiles)}
-    packed = (
-        Packed(index=index, profile=places[id(point.profile)], rest={name: getattr(point, name) for name in REST})
-        for index, point in enumerate(points)
-    )
-    count = min(len(points), default_workers() if workers is None else workers)
     uses = {name for point in points for name in (point.policy, point.scenario.speculation.acceptance_name)}
-    with started(count, {"profiles": profiles}, uses=uses) as pool:
-        for number, (task, outcome) in enumerate(pool.run(_run_packed, packed), start=1):
-            yield task.index, outcome
-            if on_done is not None:
-                on_done(number)
-
-
-REST = tuple(field.name for field in fields(Point) if field.name != "profile")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
-    """A point as it travels: its profile, which may be large, is in the worker already."""
-
-    index: int
-    profile: int
-    rest: dict[str, Any]
-
-
-def _run_packed(packed: Packed) -> Outcome:
-    return run_point(Point(profile=given("profiles")[packed.profile], **packed.rest))
+    return (runner or Runner()).run(run_point, points, stage, uses)

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,6 +37,8 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 AHEAD = 3
 """Tasks per worker that are handed over before they are needed, so that no worker waits."""
+OnDone = Callable[[str, int, int], None]
+"""(what is being done, how many of it are done, how many there are)."""
 ENDING_S = 0.5
 """For the threads of a pool to be gone, which takes far less."""
 
@@ -195,11 +197,8 @@ class Pool:
     is_told: bool = False
     """Whoever runs tasks has what they share; else workers that lasted may have what others shared."""
 
-    def run(
-        self, function: Callable[[Task], Result], tasks: Iterable[Task], *, ahead: int = AHEAD
-    ) -> Iterator[tuple[Task, Result]]:
-        """(task, what `function` gave) as each is done, in whatever order that is; `ahead` tasks per worker are handed
-        over before they are needed.
+    def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
+        """(task, what `function` gave) as each is done, in whatever order that is.
 
         `function` is a module's, and finds in `given(name)` what is shared. An exception of a task is raised here, its
         warnings are given here, and what it extrapolated is passed on here. Raises WorkerDied.
@@ -216,7 +215,7 @@ class Pool:
         waiting = iter(tasks)
         under_way: dict[Future[Heard[Result] | None], Task] = {}
         while True:
-            for task in islice(waiting, max(0, ahead * self.workers - len(under_way))):
+            for task in islice(waiting, max(0, AHEAD * self.workers - len(under_way))):
                 try:
                     under_way[self._submitted(function, task)] = task
                 except BrokenProcessPool:
@@ -244,6 +243,38 @@ class Pool:
         number = 0 if self.is_told else self.shared.number
         with _without_main():
             return self.executor.submit(_listen, function, task, number, pickled)
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """How many processes run the tasks of a question, and who hears how far they are."""
+
+    workers: int | None = None
+    """None: as many as there are cores; 1: this process."""
+    on_done: OnDone = lambda stage, done, total: None
+
+    def run(
+        self,
+        function: Callable[[Task], Result],
+        tasks: Sequence[Task],
+        stage: str,
+        uses: Collection[str],
+        **shared: Any,
+    ) -> list[Result]:
+        """What `function`, a module's, gives of each of `tasks` [tasks], in their order; it finds what is `shared` by
+        `given`. Raises as Pool.run does."""
+        self.on_done(stage, 0, len(tasks))
+        count = max(1, min(len(tasks), default_workers() if self.workers is None else self.workers))
+        done: dict[int, Result] = {}
+        with started(count, shared | {"function": function, "tasks": tasks}, uses=uses) as pool:
+            for index, result in pool.run(_run_one, range(len(tasks))):
+                done[index] = result
+                self.on_done(stage, len(done), len(tasks))
+        return [done[index] for index in range(len(tasks))]
+
+
+def _run_one(index: int) -> Any:
+    return given("function")(given("tasks")[index])
 
 
 @dataclass(frozen=True, slots=True)

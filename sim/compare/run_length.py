@@ -12,13 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from math import ceil, inf, sqrt
-from operator import itemgetter
 
 import msgspec
 import numpy as np
 
 from sim.compare.capacity import capacity, capacity_floor
-from sim.compare.points import Point, run_points, worth
+from sim.compare.points import Outcome, Point, run_points, worth
+from sim.compare.pool import Runner
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.load import Load, Verdict, judge, trace_rate
@@ -179,6 +179,12 @@ def load_of(
     return judge(rate, error_per_s, measured, ci95)
 
 
+def load_after(scenario: Scenario, profile: Profile, policy: str, outcomes: Sequence[Outcome]) -> Load:
+    """The same after runs of it."""
+    is_in_doubt = any(outcome.needs_capacity for outcome in outcomes)
+    return load_of(scenario, profile, policy, is_in_doubt=is_in_doubt, arrivals_s=outcomes[0].arrivals_s)
+
+
 def _filling(scenario: Scenario) -> int:
     """Requests that surely outlast the window of arrivals: its mean number and ten standard deviations more."""
     workload, cut_s = scenario.workload, scenario.window.arrivals_end_s
@@ -199,10 +205,9 @@ def _judged(scenario: Scenario, profile: Profile, num_prompts: int, workers: int
         for policy in scenario.policy
     ]
     judged = []
-    for index, outcome in sorted(run_points(points, workers=worth(points, workers)), key=itemgetter(0)):
+    for policy, outcome in zip(scenario.policy, run_points(points, worth(points, Runner(workers))), strict=True):
         assert outcome.record is not None
-        policy, is_in_doubt = scenario.policy[index], outcome.needs_capacity
-        if load_of(scenario, profile, policy, is_in_doubt=is_in_doubt).is_steady:
+        if load_after(scenario, profile, policy, [outcome]).is_steady:
             judged.append(outcome.record)
     return judged
 

@@ -9,6 +9,7 @@ too, and an order of two policies is stated only if all agree. Not here: one run
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from math import inf
 from pathlib import Path
@@ -18,9 +19,9 @@ import msgspec
 
 from sim.acceptance.forms import parse_quoted
 from sim.compare.points import Outcome, Point, at_phi, run_points, worth
-from sim.compare.pool import lasting
-from sim.compare.run_length import Length, choose_run_length, load_of, lockstep_note, transient_note
-from sim.compare.verdict import Order, Pair, Served, verdict
+from sim.compare.pool import OnDone, Runner, lasting
+from sim.compare.run_length import Length, choose_run_length, load_after, lockstep_note, transient_note
+from sim.compare.verdict import Interval, Order, Paired, PolicySummary, verdict
 from sim.costs.profile import Phi, Profile
 from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, Regime, phi_at, phi_of
 from sim.draws import child_seed
@@ -52,8 +53,6 @@ LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_
 MIN_FOR_P99 = 10_000
 """Independent requests (`effective_requests`) over all replications that an interval of a 99th percentile needs."""
 
-Interval = tuple[float, float]
-
 
 class CostSource(msgspec.Struct, frozen=True, kw_only=True):
     """What a result says of the profile behind it."""
@@ -66,39 +65,6 @@ class CostSource(msgspec.Struct, frozen=True, kw_only=True):
     """What stands in for a measurement of overlap; None where there is one."""
     errors: dict[str, float | None]
     """Mean held-out error per kind, percent; None where it was not validated."""
-
-
-class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy over its replications."""
-
-    policy: str
-    load: Load
-    unstable: bool
-    """Requests arrive faster than they are served."""
-    mean: dict[str, float | None]
-    """Of every numeric metric, under the run's keys; None where a run has none."""
-    ci95: dict[str, Interval | None]
-    """None where a longer run would not repeat the mean, or too few samples are in a tail."""
-    by_overlap: dict[str, dict[str, float | None]]
-    """Means at each phi of the bracket, least overlap first; empty where overlap was measured or given, or nothing
-    overlaps."""
-
-
-class Paired(msgspec.Struct, frozen=True, kw_only=True):
-    """`a` - `b` of one metric, taken draw by draw."""
-
-    a: str
-    b: str
-    metric: str
-    difference: float | None
-    ci95: Interval | None
-    unstable: bool
-    order: Order
-    by_overlap: dict[str, float | None]
-    """The difference at each phi of the bracket, where that matters."""
-    break_even_phi: float | None = None
-    """Where the mean difference changes its sign, a straight line between two neighbouring phi of the bracket; None
-    where the order does not depend on overlap, or the mean difference keeps its sign."""
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +135,7 @@ def compare(
     *,
     percentiles: Sequence[float] = PERCENTILES,
     on_run: Callable[[RunRecord], None] | None = None,
-    on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    on_done: OnDone = lambda stage, done, total: None,
     record_works: bool = False,
     is_detailed: bool = False,
     workers: int | None = None,
@@ -203,16 +169,17 @@ def compare(
         for place, policy in enumerate(scenario.policy)
         for replication in range(scenario.replications)
     ]
-    outcomes = _run_all(points, workers, on_done)
+    runner = Runner(workers, on_done)
+    outcomes = run_points(points, worth(points, runner))
     if on_run is not None:
         for outcome in outcomes:
             assert outcome.record is not None
             on_run(outcome.record)
     by_policy = _by_policy(scenario, outcomes)
-    loads = {policy: _load(settled, profile, policy, own) for policy, own in by_policy.items()}
+    loads = {policy: load_after(settled, profile, policy, own) for policy, own in by_policy.items()}
     lanes = _lanes(profile, by_policy)
     is_given = scenario.devices.is_overlap_given
-    at_levels = {} if is_given else _levels(lanes, profile, by_policy, points, workers, on_done)
+    at_levels = {} if is_given else _levels(lanes, profile, by_policy, points, runner)
     levels = {
         policy: {level: [outcome.run for outcome in own] for level, own in by_level.items()}
         for policy, by_level in at_levels.items()
@@ -223,7 +190,7 @@ def compare(
         if loads[policy].is_steady
         for level, own in by_level.items()
         if level is not PhiLevel.MIDDLE
-        and not _load(at_phi(settled, phi_at(profile.overlap, level)), profile, policy, own).is_steady
+        and not load_after(at_phi(settled, phi_at(profile.overlap, level)), profile, policy, own).is_steady
     }
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else []
     runs = [
@@ -243,49 +210,9 @@ def compare(
         policies=summaries,
         runs=runs,
         paired=paired,
-        verdict=verdict_of(summaries, paired, scenario.speculation.num_speculative_tokens),
+        verdict=verdict(summaries, paired, drafting(scenario)),
         notes=[*length.notes, *_transients(settled, length, summaries), *_acceptance_notes(scenario)],
     )
-
-
-def verdict_of(summaries: Sequence[PolicySummary], paired: Sequence[Paired], num_speculative_tokens: int) -> str:
-    """The sentence on mean E2EL (sim.compare.verdict)."""
-    metric = "mean_e2el_ms"
-    served = [
-        Served(
-            policy=row.policy,
-            e2el_ms=row.mean[metric],
-            load=row.load,
-            drafts=find_policy(row.policy).is_speculative and num_speculative_tokens > 0,
-            by_overlap_ms=[value for means in row.by_overlap.values() if (value := means[metric]) is not None],
-        )
-        for row in summaries
-    ]
-    pairs = [
-        Pair(
-            a=row.a,
-            b=row.b,
-            order=row.order,
-            by_overlap_ms=[value for value in row.by_overlap.values() if value is not None],
-            break_even_phi=row.break_even_phi,
-        )
-        for row in paired
-        if row.metric == metric
-    ]
-    return verdict(served, pairs)
-
-
-def _load(scenario: Scenario, profile: Profile, policy: str, outcomes: Sequence[Outcome]) -> Load:
-    is_in_doubt = any(outcome.needs_capacity for outcome in outcomes)
-    return load_of(scenario, profile, policy, is_in_doubt=is_in_doubt, arrivals_s=outcomes[0].arrivals_s)
-
-
-def _run_all(points: Sequence[Point], workers: int | None, on_done: Callable[[str, int, int], None]) -> list[Outcome]:
-    """The outcomes in the order of the points."""
-    on_done("simulating", 0, len(points))
-    workers = worth(points, workers)
-    found = dict(run_points(points, workers=workers, on_done=lambda done: on_done("simulating", done, len(points))))
-    return [found[index] for index in range(len(points))]
 
 
 def _by_policy(scenario: Scenario, outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
@@ -309,33 +236,36 @@ def _levels(
     profile: Profile,
     by_policy: Mapping[str, Sequence[Outcome]],
     points: Sequence[Point],
-    workers: int | None,
-    on_done: Callable[[str, int, int], None],
+    runner: Runner,
 ) -> dict[str, dict[PhiLevel, list[Outcome]]]:
     """What came of `lanes` at every phi of the bracket."""
-    others = [level for level in BRACKET if level is not PhiLevel.MIDDLE]
-    more = [
-        Point(
-            scenario=point.scenario,
-            policy=point.policy,
-            seed=point.seed,
-            profile=profile,
-            phi=phi_at(profile.overlap, level),
-            percentiles=point.percentiles,
-        )
-        for level in others
+    bare = [
+        replace(point, is_detailed=False, record_works=False, keeps_record=False, rows_path=None)
         for point in points
         if point.policy in lanes
     ]
-    found = iter(_run_all(more, workers, on_done)) if more else iter(())
-    levels: dict[str, dict[PhiLevel, list[Outcome]]] = {policy: {} for policy in lanes}
-    for level in others:
-        for policy in lanes:
-            levels[policy][level] = [next(found) for _ in by_policy[policy]]
-    return {
-        policy: {level: list(by_policy[policy]) if level is PhiLevel.MIDDLE else own[level] for level in BRACKET}
-        for policy, own in levels.items()
-    }
+    more = [
+        (level, replace(point, phi=phi_at(profile.overlap, level)))
+        for level in BRACKET
+        if level is not PhiLevel.MIDDLE
+        for point in bare
+    ]
+    others = [point for _, point in more]
+    levels: dict[str, dict[PhiLevel, list[Outcome]]] = {policy: {level: [] for level in BRACKET} for policy in lanes}
+    for policy in lanes:
+        levels[policy][PhiLevel.MIDDLE] += by_policy[policy]
+    for (level, point), outcome in zip(more, run_points(others, worth(others, runner)) if more else (), strict=True):
+        levels[point.policy][level].append(outcome)
+    return levels
+
+
+def drafting(scenario: Scenario) -> list[str]:
+    """Policies that draft."""
+    return [
+        name
+        for name in scenario.policy
+        if scenario.speculation.num_speculative_tokens and find_policy(name).is_speculative
+    ]
 
 
 def cost_source(profile: Profile) -> CostSource:

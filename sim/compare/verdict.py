@@ -6,10 +6,11 @@ and acceptance. Not here: where means, intervals and orders come from (sim.compa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import ceil
-from typing import NamedTuple
+
+import msgspec
 
 from sim.metrics.load import Load, Verdict
 
@@ -31,124 +32,130 @@ class Order(StrEnum):
 
 STATED = (Order.LOWER, Order.HIGHER)
 HANGS_ON = {Order.OVERLAP: "overlap", Order.DRAWS: "errors of costs and acceptance"}
+METRIC = "mean_e2el_ms"
+Interval = tuple[float, float]
 CLOSE_PCT = 5.0
 """A policy that is at most so much slower is said to be within that."""
 
 
-class Served(NamedTuple):
-    """One policy of a comparison."""
+class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy over its replications."""
 
     policy: str
-    e2el_ms: float | None
-    """Mean; None where no request was served."""
     load: Load
-    drafts: bool
-    by_overlap_ms: Sequence[float] = ()
-    """Means inside the bracket of overlap, where it matters."""
+    unstable: bool
+    """Requests arrive faster than they are served."""
+    mean: dict[str, float | None]
+    """Of every numeric metric, under the run's keys; None where a run has none."""
+    ci95: dict[str, Interval | None]
+    """None where a longer run would not repeat the mean, or too few samples are in a tail."""
+    by_overlap: dict[str, dict[str, float | None]]
+    """Means at each phi of the bracket, least overlap first; empty where overlap was measured or given, or nothing
+    overlaps."""
 
 
-class Pair(NamedTuple):
-    """What may be said of the mean E2EL of `a` beside that of `b`."""
+class Paired(msgspec.Struct, frozen=True, kw_only=True):
+    """`a` - `b` of one metric, taken draw by draw."""
 
     a: str
     b: str
+    metric: str
+    difference: float | None
+    ci95: Interval | None
+    unstable: bool
     order: Order
-    by_overlap_ms: Sequence[float] = ()
-    """`a` - `b` inside the bracket of overlap, where it matters."""
+    by_overlap: dict[str, float | None]
+    """The difference at each phi of the bracket, where that matters."""
     break_even_phi: float | None = None
-    """Where the order flips."""
+    """Where the mean difference changes its sign, a straight line between two neighbouring phi of the bracket; None
+    where the order does not depend on overlap, or the mean difference keeps its sign."""
 
 
-def verdict(served: Sequence[Served], pairs: Iterable[Pair]) -> str:
-    """The sentence.
-
-    >>> from sim.metrics.load import Load, Verdict
-    >>> stable = Load(verdict=Verdict.STABLE, rate_per_s=2.0)
-    >>> policies = [Served("autoregressive", 629.0, stable, False), Served("continuous", 531.0, stable, True)]
-    >>> verdict(policies, [Pair("continuous", "autoregressive", Order.LOWER)])
-    'continuous serves fastest: mean E2EL 531 ms, 16 % under no speculation'
-    """
-    by_names = {frozenset((pair.a, pair.b)): pair for pair in pairs}
-    known = sorted((row for row in served if row.load.is_steady and row.e2el_ms is not None), key=_mean)
-    parts = []
-    if known:
-        best, *others = known
-        pair_of = {row.policy: by_names[frozenset((row.policy, best.policy))] for row in others}
-        rivals = [row for row in others if pair_of[row.policy].order not in STATED]
-        reference = next((row for row in known if not row.drafts), None)
-        parts = [_head(best, rivals, pair_of, reference, by_names)]
-        behind = [
-            _of_other(row, pair_of[row.policy], best, reference, by_names)
-            for row in others
-            if row not in rivals and row is not reference
-        ]
-        if rivals and behind:
-            behind[0] = f"against {best.policy}, {behind[0]}"
-        parts += behind
-    parts += _not_steady([row for row in served if row not in known])
+def verdict(policies: Sequence[PolicySummary], paired: Iterable[Paired], drafting: Collection[str]) -> str:
+    """The sentence, where policies of `drafting` draft, such as `continuous serves fastest: mean E2EL 531 ms, 16 %
+    under no speculation`."""
+    pairs = {frozenset((row.a, row.b)): row for row in paired if row.metric == METRIC}
+    known = sorted((row for row in policies if row.load.is_steady and row.mean[METRIC] is not None), key=_mean)
+    parts = _Sentence(known, pairs, drafting).parts() if known else []
+    parts += _not_steady([row for row in policies if row not in known])
     return "; ".join(parts)
 
 
-def _head(
-    best: Served,
-    rivals: Sequence[Served],
-    pair_of: Mapping[str, Pair],
-    reference: Served | None,
-    by_names: Mapping[frozenset[str], Pair],
-) -> str:
-    """Who is fastest, or which of several."""
-    first = [best, *rivals]
-    spans = _listed([_span(row) for row in first])
-    orders = [pair_of[row.policy].order for row in rivals]
-    if not rivals:
-        if not pair_of:
-            return f"{_name(best)}: mean E2EL {spans} ms"
-        text = f"{_name(best)} serves fastest: mean E2EL {spans} ms"
-        if reference is None or reference is best:
-            return text
-        lower_pct = 100.0 * (1.0 - _mean(best) / _mean(reference))
-        return f"{text}, {_percent(lower_pct)} % under no speculation"
-    if Order.NONE in orders:
-        return (
-            f"{_name(best)} has the lowest mean E2EL, {_number(_mean(best))} ms, in one run; --replications 2 or more "
-            "tell that from chance"
-        )
-    hanging = [HANGS_ON[order] for order in dict.fromkeys(orders) if order in HANGS_ON]
-    names = _listed([_name(row) for row in first])
-    if not hanging:
-        return f"{names} serve fastest, with no difference that shows: mean E2EL {spans} ms"
-    phis = [pair_of[row.policy].break_even_phi for row in rivals]
-    shown = _phis([phi for phi in phis if phi is not None])
-    text = f"which of {names} serves fastest depends on {' and '.join(hanging)}{shown}: mean E2EL {spans} ms"
-    if reference is not None and reference not in first and all(_is_lower(row, reference, by_names) for row in first):
-        text += f", all under the {_number(_mean(reference))} ms without speculation"
-    return text
+class _Sentence:
+    """What is said of policies with steady means, the fastest first."""
+
+    def __init__(
+        self, known: Sequence[PolicySummary], pairs: Mapping[frozenset[str], Paired], drafting: Collection[str]
+    ) -> None:
+        self._best, *self._others = known
+        self._pairs, self._drafting = pairs, drafting
+        self._reference = next((row for row in known if row.policy not in drafting), None)
+        self._rivals = [row for row in self._others if self._pair(row, self._best).order not in STATED]
+
+    def parts(self) -> list[str]:
+        behind = [self._behind(row) for row in self._others if row not in self._rivals and row is not self._reference]
+        if self._rivals and behind:
+            behind[0] = f"against {self._best.policy}, {behind[0]}"
+        return [self._head(), *behind]
+
+    def _pair(self, row: PolicySummary, other: PolicySummary) -> Paired:
+        return self._pairs[frozenset((row.policy, other.policy))]
+
+    def _head(self) -> str:
+        """Who is fastest, or which of several."""
+        best, reference, first = self._best, self._reference, [self._best, *self._rivals]
+        spans = _listed([_span(row) for row in first])
+        if not self._rivals:
+            if not self._others:
+                return f"{self._name(best)}: mean E2EL {spans} ms"
+            text = f"{self._name(best)} serves fastest: mean E2EL {spans} ms"
+            if reference is None or reference is best:
+                return text
+            lower_pct = 100.0 * (1.0 - _mean(best) / _mean(reference))
+            return f"{text}, {_percent(lower_pct)} % under no speculation"
+        pairs = [self._pair(row, best) for row in self._rivals]
+        orders = dict.fromkeys(pair.order for pair in pairs)
+        if Order.NONE in orders:
+            return (
+                f"{self._name(best)} has the lowest mean E2EL, {_number(_mean(best))} ms, in one run; --replications 2 "
+                "or more tell that from chance"
+            )
+        hanging = [HANGS_ON[order] for order in orders if order in HANGS_ON]
+        names = _listed([self._name(row) for row in first])
+        if not hanging:
+            return f"{names} serve fastest, with no difference that shows: mean E2EL {spans} ms"
+        on = f"{' and '.join(hanging)}{_phis(pairs)}"
+        text = f"which of {names} serves fastest depends on {on}: mean E2EL {spans} ms"
+        if reference is not None and reference not in first and all(self._is_lower(row, reference) for row in first):
+            text += f", all under the {_number(_mean(reference))} ms without speculation"
+        return text
+
+    def _behind(self, row: PolicySummary) -> str:
+        """How far behind the fastest one is; or that it may be worse than no speculation at all."""
+        if self._reference is not None and self._best is not self._reference:
+            own = self._pair(row, self._reference)
+            if own.order in HANGS_ON:
+                return f"whether {row.policy} is under no speculation depends on {HANGS_ON[own.order]}{_phis([own])}"
+        pair, name = self._pair(row, self._best), self._name(row)
+        sign = 1.0 if pair.a == row.policy else -1.0
+        differences = [sign * each for each in pair.by_overlap.values() if each is not None]
+        differences = differences or [_mean(row) - _mean(self._best)]
+        low, high = (100.0 * each / _mean(self._best) for each in (min(differences), max(differences)))
+        if high <= CLOSE_PCT:
+            return f"{name} within {max(1, ceil(high - 1e-9))} %"
+        if high < 100.0:
+            return f"{name} {_range(_percent(low), _percent(high))} % slower"
+        return f"{name} {_range(f'{1.0 + low / 100.0:.1f}', f'{1.0 + high / 100.0:.1f}')} times as long"
+
+    def _is_lower(self, row: PolicySummary, other: PolicySummary) -> bool:
+        pair = self._pair(row, other)
+        return pair.order == (Order.LOWER if pair.a == row.policy else Order.HIGHER)
+
+    def _name(self, row: PolicySummary) -> str:
+        return row.policy if row.policy in self._drafting else f"{row.policy} (no speculation)"
 
 
-def _of_other(
-    row: Served,
-    pair: Pair,
-    best: Served,
-    reference: Served | None,
-    by_names: Mapping[frozenset[str], Pair],
-) -> str:
-    """How far behind the fastest one is; or that it may be worse than no speculation at all."""
-    if reference is not None and best is not reference:
-        own = by_names[frozenset((row.policy, reference.policy))]
-        if own.order in HANGS_ON:
-            phi = _phis([] if own.break_even_phi is None else [own.break_even_phi])
-            return f"whether {row.policy} is under no speculation depends on {HANGS_ON[own.order]}{phi}"
-    sign = 1.0 if pair.a == row.policy else -1.0
-    differences = [sign * each for each in pair.by_overlap_ms] or [_mean(row) - _mean(best)]
-    low, high = (100.0 * each / _mean(best) for each in (min(differences), max(differences)))
-    if high <= CLOSE_PCT:
-        return f"{_name(row)} within {max(1, ceil(high - 1e-9))} %"
-    if high < 100.0:
-        return f"{_name(row)} {_range(_percent(low), _percent(high))} % slower"
-    return f"{_name(row)} {_range(f'{1.0 + low / 100.0:.1f}', f'{1.0 + high / 100.0:.1f}')} times as long"
-
-
-def _not_steady(rows: Sequence[Served]) -> list[str]:
+def _not_steady(rows: Sequence[PolicySummary]) -> list[str]:
     """Policies without means that a longer run would repeat, by why."""
     by_why: dict[str, list[str]] = {}
     for row in rows:
@@ -163,22 +170,15 @@ _WHY = {
 }
 
 
-def _is_lower(row: Served, other: Served, by_names: Mapping[frozenset[str], Pair]) -> bool:
-    pair = by_names[frozenset((row.policy, other.policy))]
-    return pair.order == (Order.LOWER if pair.a == row.policy else Order.HIGHER)
+def _mean(row: PolicySummary) -> float:
+    value = row.mean[METRIC]
+    assert value is not None
+    return value
 
 
-def _mean(row: Served) -> float:
-    assert row.e2el_ms is not None
-    return row.e2el_ms
-
-
-def _name(row: Served) -> str:
-    return row.policy if row.drafts else f"{row.policy} (no speculation)"
-
-
-def _span(row: Served) -> str:
-    values = row.by_overlap_ms or [_mean(row)]
+def _span(row: PolicySummary) -> str:
+    """Mean, inside the bracket of overlap where it matters."""
+    values = [value for means in row.by_overlap.values() if (value := means[METRIC]) is not None] or [_mean(row)]
     return _range(_number(min(values)), _number(max(values)))
 
 
@@ -194,9 +194,9 @@ def _percent(value: float) -> str:
     return f"{value:.0f}" if value >= 0.95 else f"{value:.1g}"
 
 
-def _phis(values: Sequence[float]) -> str:
+def _phis(pairs: Sequence[Paired]) -> str:
     """` (phi* 0.09)`: where an order flips."""
-    shown = list(dict.fromkeys(f"{value:.2f}" for value in values))
+    shown = list(dict.fromkeys(f"{row.break_even_phi:.2f}" for row in pairs if row.break_even_phi is not None))
     return f" (phi* {', '.join(shown)})" if shown else ""
 
 

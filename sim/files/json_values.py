@@ -81,6 +81,17 @@ def parse_json(text: str, where: str, line: int | None = None, *, has_prose: boo
     return value
 
 
+def value_at(value: Json, path: str) -> Json:
+    """What is under keys joined by dots; None where nothing is.
+
+    >>> value_at({"ttft": {"mean": 3.0}}, "ttft.mean")
+    3.0
+    """
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
 def convert(value: Any, kind: type[T], where: str) -> T:
     """`value` checked to be a `kind`. Raises ValueError naming the key, and the number that stands there.
 

@@ -6,16 +6,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sim.compare.side_by_side import CostSource, Interval
+from sim.compare.side_by_side import CostSource
+from sim.compare.verdict import Interval
 from sim.report.pictures.store_figures import named
 from sim.report.store_points import Points
-from sim.report.tables import costs_line, in_brief, measured_width, number, print_table
+from sim.report.tables import costs_line, in_brief, measured_width, new_table, number, print_table, say
 from sim.studies.attainment import Attainment, Fleet, Highest
 from sim.studies.contexts.tuning import ContextTuning
 from sim.studies.load_search import Limit
@@ -32,35 +32,34 @@ def print_tuning(console: Console, result: Tuning, *, is_verbose: bool = False) 
         least = min(shown[1:], key=lambda k: (_weight(result, k), k))
         shown.remove(least)
         table = _tuning_table(result, shown)
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    say(f"{result.objective} against no speculation, by draft length K")
+    say(console, f"{result.objective} against no speculation, by draft length K")
     print_table(console, table)
     deployment = result.deployment
-    say(deployment.vllm_serve)
+    say(console, deployment.vllm_serve)
     if deployment.sglang_flags:
-        say(f"python -m sglang.launch_server {deployment.sglang_flags}")
+        say(console, f"python -m sglang.launch_server {deployment.sglang_flags}")
     if deployment.sglang_adaptive_config is not None:
-        text = json.dumps(deployment.sglang_adaptive_config)
-        say(f"speculative_adaptive.json: {text}")
+        say(console, f"speculative_adaptive.json: {json.dumps(deployment.sglang_adaptive_config)}")
     notes = [*deployment.notes, *(note for note in result.notes if not note.startswith(IDLE))]
     if is_verbose:
         gain = result.gain
         if len(result.table) == 1 and gain.mean > 0.0:
-            low, high = (100 * end for end in gain.interval)
-            say(f"a table by batch size over {gain.over}: {100 * gain.mean:+.1f} % ({low:+.1f} to {high:+.1f})")
-        say(f"expected loss: {100 * result.expected_regret:.1f} % against the best, in draws that did not choose it")
-        say(f"intervals: 5 to 95 % of {result.draws} {result.covers}")
+            mean, low, high = (100 * share for share in (gain.mean, *gain.interval))
+            say(console, f"a table by batch size over {gain.over}: {mean:+.1f} % ({low:+.1f} to {high:+.1f})")
+        loss = f"{100 * result.expected_regret:.1f} %"
+        say(console, f"expected loss: {loss} against the best, in draws that did not choose it")
+        say(console, f"intervals: 5 to 95 % of {result.draws} {result.covers}")
         _say_all(console, result.profile, notes, result.evidence)
     else:
         lines = [costs_line(result.profile.errors), f"intervals: 5 to 95 % of {result.draws} draws"]
         for line in in_brief(lines, result.evidence, notes):
-            console.print(line, highlight=False, markup=False, style="dim")
-    console.print(tuning_sentence(result), highlight=False, markup=False, style="bold")
+            say(console, line, "dim")
+    say(console, tuning_sentence(result), "bold")
 
 
 def _say_all(console: Console, profile: CostSource, notes: Sequence[str], evidence: Sequence[str]) -> None:
     for line in (f"costs: {profile.source}", *(f"note: {note}" for note in notes), *evidence):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def _tuning_table(result: Tuning, shown: Sequence[int]) -> Table:
@@ -68,20 +67,16 @@ def _tuning_table(result: Tuning, shown: Sequence[int]) -> Table:
     lacking = len(result.points[0].lengths) - len(shown)
     captions = [note for note in result.notes if note.startswith(IDLE) and 0 in shown]
     captions += [f"{lacking} of the lengths that were tried are in the JSON alone"] if lacking else []
-    table = Table(box=SIMPLE_HEAD, padding=0, caption="\n".join(captions), caption_justify="left")
-    for name in ("in flight", *map(str, shown), "answer", "5 to 95 %", "regret"):
-        table.add_column(name, justify="right")
+    drafts = result.deployment.speculative_config is not None
+    rows = []
     for point in result.points:
         interval = "–" if point.interval is None else f"{point.interval[0]:.2f} to {point.interval[1]:.2f}"
-        by_k = {length.k: length for length in point.lengths}
-        table.add_row(
-            str(point.concurrency),
-            *(_times(by_k[k].speedup, is_chosen=k == point.k and _drafts(result)) for k in shown),
-            str(point.k) if _drafts(result) else "none",
-            interval,
-            f"{100.0 * point.expected_regret:.1f} %",
-        )
-    return table
+        speedups = {length.k: length.speedup for length in point.lengths}
+        times = [_times(speedups[k], is_chosen=k == point.k and drafts) for k in shown]
+        answer = [str(point.k) if drafts else "none", interval, f"{100.0 * point.expected_regret:.1f} %"]
+        rows.append([str(point.concurrency), *times, *answer])
+    titles = ["in flight", *map(str, shown), "answer", "5 to 95 %", "regret"]
+    return new_table([], titles, rows, caption="\n".join(captions), caption_justify="left")
 
 
 def _weight(result: Tuning, k: int) -> float:
@@ -101,23 +96,17 @@ def print_contexts(console: Console, result: ContextTuning) -> None:
         regrets = (f"{100 * regret:.1f} %" for regret in (each.regret, each.regret_without))
         table.add_row(str(each.prompt_tokens), lengths, even, *regrets)
     print_table(console, table)
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    say(f"num_speculative_tokens_per_batch_size, as vllm#48627 proposes it: {json.dumps(result.table)}")
-    console.print(f"regrets: mean over {result.draws} {result.covers}", highlight=False, markup=False, style="dim")
+    say(console, f"num_speculative_tokens_per_batch_size, as vllm#48627 proposes it: {json.dumps(result.table)}")
+    say(console, f"regrets: mean over {result.draws} {result.covers}", "dim")
     mean, without = 100 * result.regret, 100 * result.regret_without
-    console.print(
-        f"a table for each context loses {mean:.1f} %, one for all of them {without:.1f} %",
-        highlight=False,
-        markup=False,
-        style="bold",
-    )
+    say(console, f"a table for each context loses {mean:.1f} %, one for all of them {without:.1f} %", "bold")
 
 
 def print_policies(console: Console, result: PolicyTuning) -> None:
     """The policies by concurrency, the verdict, and what to write into a scenario."""
-    table = Table(box=SIMPLE_HEAD, title=f"{result.objective} against the policy chosen, least and most over overlap")
-    for name in ("in flight", *(candidate.policy for candidate in result.points[0].candidates)):
-        table.add_column(name, justify="right")
+    title = f"{result.objective} against the policy chosen, least and most over overlap"
+    names = [candidate.policy for candidate in result.points[0].candidates]
+    table = new_table([], ["in flight", *names], [], padding=(0, 1), title=title)
     table.add_column("chosen")
     for point in result.points:
         cells = []
@@ -130,13 +119,9 @@ def print_policies(console: Console, result: PolicyTuning) -> None:
     print_table(console, table)
     rows = ", ".join(f"[{start}, {policy}]" for start, policy in result.adaptive_table)
     options = f"policy_options: {{adaptive_table: [{rows}], hysteresis: {result.hysteresis:g}}}"
-    console.print(options, soft_wrap=True, highlight=False, markup=False)
+    say(console, options)
     console.print(f"intervals: 95 % over {result.draws} {result.covers}", soft_wrap=True, highlight=False, style="dim")
-    console.print(result.verdict, highlight=False, markup=False, style="bold")
-
-
-def _drafts(result: Tuning) -> bool:
-    return result.deployment.speculative_config is not None
+    say(console, result.verdict, "bold")
 
 
 def _times(speedup: float | None, *, is_chosen: bool) -> str:
@@ -150,51 +135,50 @@ def print_attainment(console: Console, result: Attainment, *, is_verbose: bool =
     unit = "in flight" if result.of == "concurrency" else "req/s"
     has_draws = any(found.draws_interval is not None for found in result.highest)
     has_price = any(found.usd_per_million_tokens is not None for found in result.highest)
-    table = Table(box=SIMPLE_HEAD, padding=0)
-    table.add_column("policy", no_wrap=True)
-    columns = [unit, "95 % of runs", *(["90 % of draws"] if has_draws else []), "saturated", "tok/s"]
-    for name in (*columns, *(["$/M tokens"] if has_price else [])):
-        table.add_column(name, justify="right")
-    for found in result.highest:
-        cells = [_load(found), _range(found.ci95), *([_range(found.draws_interval)] if has_draws else [])]
-        cells += [number(found.saturated_per_s), number(found.output_tokens_per_s)]
-        table.add_row(found.policy, *cells, *([number(found.usd_per_million_tokens)] if has_price else []))
-    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
-    say(f"highest {result.of} at which {100 * result.share:g} % of requests meet all SLOs")
-    print_table(console, table)
+    columns = [unit, "95 % of runs", *["90 % of draws"] * has_draws, "saturated", "tok/s", *["$/M tokens"] * has_price]
+    rows = [
+        [
+            found.policy,
+            _load(found),
+            _range(found.ci95),
+            *[_range(found.draws_interval)] * has_draws,
+            number(found.saturated_per_s),
+            number(found.output_tokens_per_s),
+            *[number(found.usd_per_million_tokens)] * has_price,
+        ]
+        for found in result.highest
+    ]
+    say(console, f"highest {result.of} at which {100 * result.share:g} % of requests meet all SLOs")
+    print_table(console, new_table(["policy"], columns, rows))
     if result.fleets:
-        say(f"replicas for {result.target_rate:g} requests/s")
+        say(console, f"replicas for {result.target_rate:g} requests/s")
         print_table(console, _fleet_table(result))
     if is_verbose:
         for found in result.highest:
-            say(_limit(found, result.share))
+            say(console, _limit(found, result.share))
         for fleet in result.fleets:
-            say(_replicas(fleet, result))
+            say(console, _replicas(fleet, result))
         if result.draws:
-            say(f"over {result.draws} {result.covers}")
+            say(console, f"over {result.draws} {result.covers}")
         _say_all(console, result.profile, result.notes, result.evidence)
     else:
         lines = [costs_line(result.profile.errors)]
         if result.draws:
             lines.append(f"draws: {result.draws} of costs and acceptance within their errors")
         for line in in_brief(lines, result.evidence, result.notes):
-            console.print(line, highlight=False, markup=False, style="dim")
-    console.print(attainment_sentence(result), highlight=False, markup=False, style="bold")
+            say(console, line, "dim")
+    say(console, attainment_sentence(result), "bold")
 
 
 def _fleet_table(result: Attainment) -> Table:
     """A row per policy and routing."""
-    table = Table(box=SIMPLE_HEAD, padding=0)
-    table.add_column("policy", no_wrap=True)
-    table.add_column("routing", no_wrap=True)
-    for name in ("replicas", "utilised", "confidence", "$/M tokens"):
-        table.add_column(name, justify="right")
+    rows = []
     for fleet in result.fleets:
         shares = (fleet.utilisation, fleet.confidence)
         percents = ["–" if share is None else f"{100 * share:.0f} %" for share in shares]
         count = "none" if fleet.replicas is None else str(fleet.replicas)
-        table.add_row(fleet.policy, fleet.routing, count, *percents, number(fleet.usd_per_million_tokens))
-    return table
+        rows.append([fleet.policy, fleet.routing, count, *percents, number(fleet.usd_per_million_tokens)])
+    return new_table(["policy", "routing"], ["replicas", "utilised", "confidence", "$/M tokens"], rows)
 
 
 def _range(interval: Interval | None) -> str:

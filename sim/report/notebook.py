@@ -14,19 +14,19 @@ import msgspec
 
 from sim.acceptance.models import MAX_DRAFT_TOKENS
 from sim.compare import side_by_side as experiment
+from sim.compare.points import Point, run_point
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.metrics.records import RunRecord, request_columns
-from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
+from sim.metrics.summary import PERCENTILES, Run
 from sim.names import unknown
 from sim.plugins import checked_count, checked_counts, checked_list, checked_reals, shown
 from sim.report.bench import read_bench_rows
 from sim.report.results import read_columns, read_summary
 from sim.report.store_frame import UNITS, frame_of, store_frame
 from sim.report.store_points import Setting, read_points
-from sim.run.resolve import resolve, resolve_all
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
-from sim.run.simulate import simulate as run_once
 from sim.studies.cost_draws import DEFAULT_DRAWS
 from sim.studies.grid import Grid
 from sim.studies.store import MARK, Keys, Store
@@ -62,20 +62,12 @@ class Comparison(experiment.Comparison, frozen=True, kw_only=True):
         """One row per pair of policies and metric: `a`, `b`, `metric`, `difference`, `ci95_low`, `ci95_high`."""
         import pandas as pd
 
-        rows = []
-        for pair in self.paired:
-            low, high = pair.ci95 if pair.ci95 is not None else (None, None)
-            rows.append(
-                {
-                    "a": pair.a,
-                    "b": pair.b,
-                    "metric": UNITS.get(pair.metric, pair.metric),
-                    "difference": pair.difference,
-                    "ci95_low": low,
-                    "ci95_high": high,
-                }
-            )
-        return pd.DataFrame(rows)
+        names = ["a", "b", "metric", "difference", "ci95_low", "ci95_high"]
+        rows = [
+            (pair.a, pair.b, UNITS.get(pair.metric, pair.metric), pair.difference, *(pair.ci95 or (None, None)))
+            for pair in self.paired
+        ]
+        return pd.DataFrame(rows, columns=names)
 
     def _repr_html_(self) -> str:
         return self._shown().export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')
@@ -146,14 +138,11 @@ def simulate(source: Source = None, /, **changes: Any) -> Simulation:
     """
     scenario, profile = _scenario(source, changes)
     resolve_all(scenario, profile)
-    record = run_once(resolve(scenario, profile, scenario.policy[0]), scenario.seed)
-    metrics = summarise(
-        record,
-        goodput_ms=scenario.goodput.bounds_ms,
-        num_warmups=scenario.workload.num_warmups,
-        num_cooldowns=scenario.workload.num_cooldowns,
-    )
-    return Simulation(metrics=metrics | detailed(record), record=record)
+    policy, seed = scenario.policy[0], scenario.seed
+    point = Point(scenario=scenario, policy=policy, seed=seed, profile=profile, is_detailed=True, keeps_record=True)
+    outcome = run_point(point)
+    assert outcome.record is not None
+    return Simulation(metrics=outcome.run, record=outcome.record)
 
 
 def _scenario(source: Source, changes: dict[str, Any]) -> tuple[Scenario, Profile]:

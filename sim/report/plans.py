@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from rich.console import Console
-from rich.table import Table
 
-from sim.report.tables import number, print_table
+from sim.report.tables import new_table, number, print_table
 from sim.studies.evidence import shortened
 from sim.studies.plan.search import Plan, PlannedDeployment
 from sim.studies.tune import Tuning
@@ -23,13 +22,11 @@ def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
     say(result.verdict)
     has_price = result.price_per_gpu_h is not None
     has_energy = any(row.joules_per_output_token is not None for row in result.deployments)
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("replica", no_wrap=True)
     fleet = [] if result.rate_per_s is None else ["replicas", "GPUs", "draws met"]
     rate_title = "req/s of one" if fleet else "req/s"
     extra = [*(["$/M"] if has_price else []), *(["J/tok"] if has_energy else [])]
-    for title in ("K", rate_title, *fleet, "tok/s/GPU", *extra):
-        table.add_column(title, justify="right", no_wrap=True)
+    titles = ["K", rate_title, *fleet, "tok/s/GPU", *extra]
+    table = new_table(["replica"], titles, [], box=None, padding=(0, 1), pad_edge=False)
     estimates = [row for row in result.deployments if row.is_first_pass]
     refined = [row for row in result.deployments if not row.is_first_pass]
     for row in [*refined, *estimates[:MAX_ESTIMATES]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -10,8 +11,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from sim.compare.side_by_side import MIN_FOR_P99, Comparison, Paired, PolicySummary
-from sim.compare.verdict import Order
+from sim.compare.side_by_side import MIN_FOR_P99, Comparison
+from sim.compare.verdict import Order, Paired, PolicySummary
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
@@ -71,6 +72,24 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{value:+.2f} %"
 
 
+def new_table(left: Iterable[str], right: Iterable[str], rows: Iterable[Sequence[str]], **look: Any) -> Table:
+    """A table of `rows` under titles of columns that begin at the `left` or end at the `right`; none of them folds."""
+    usual: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": 0}
+    table = Table(**usual | look)
+    for title in left:
+        table.add_column(title, no_wrap=True)
+    for title in right:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """A line, its text as it is: broken by the terminal where it likes, or with a style at words."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=style is None)
+
+
 def print_table(console: Console, table: Table) -> None:
     """Print a table whole: where the terminal is too narrow for it, columns of prose (which fold) get narrower, and
     then lines run over; none is cut or left out."""
@@ -106,8 +125,8 @@ def comparison_tables(
     if len(result.policies) > 1:
         print_table(console, _paired(result.paired, result.policies[0].policy))
     for line in notes(result) if is_verbose else comparison_in_brief(result):
-        console.print(line, style="dim", highlight=False, markup=False)
-    console.print(result.verdict, style="bold", highlight=False, markup=False)
+        say(console, line, "dim")
+    say(console, result.verdict, "bold")
 
 
 def _head(result: Comparison, *, is_verbose: bool) -> list[str]:
@@ -184,10 +203,8 @@ def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], conso
     caption = None
     if result.scenario["replications"] > 1:
         caption = "mean, ± half of its 95 % interval over replications"
-    by_policy = _table(caption)
-    by_policy.add_column("policy", no_wrap=True)
-    for _, title, unit in columns:
-        by_policy.add_column(f"{title}\n{unit}", justify="right", no_wrap=True)
+    titles = [f"{title}\n{unit}" for _, title, unit in columns]
+    by_policy = new_table(["policy"], titles, [], show_edge=False, caption=caption)
     for name, cells, is_dim in rows:
         by_policy.add_row(name, *cells, style="dim" if is_dim else None)
     width = console.width
@@ -197,18 +214,11 @@ def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], conso
     tables = []
     for start in range(0, len(rows), at_once):
         shown = rows[start : start + at_once]
-        table = _table(caption if start + at_once >= len(rows) else None)
-        table.add_column("")
-        for name, _, _ in shown:
-            table.add_column(name, justify="right")
-        for place, (_, title, unit) in enumerate(columns):
-            table.add_row(f"{title} {unit}", *(cells[place] for _, cells, _ in shown))
-        tables.append(table)
+        cells_of = zip(*(cells for _, cells, _ in shown), strict=True)
+        below = [(f"{title} {unit}", *cells) for (_, title, unit), cells in zip(columns, cells_of, strict=True)]
+        last = caption if start + at_once >= len(rows) else None
+        tables.append(new_table([""], [name for name, _, _ in shown], below, show_edge=False, caption=last))
     return tables
-
-
-def _table(caption: str | None) -> Table:
-    return Table(caption=caption, box=SIMPLE_HEAD, padding=0, show_edge=False)
 
 
 def _name(row: PolicySummary) -> str:
@@ -247,14 +257,8 @@ def _slo_cell(result: Comparison, policy: str) -> str:
 
 
 def _paired(rows: Sequence[Paired], first: str) -> Table:
-    table = Table(
-        title=f"difference to {first} on the same draws [95 % interval]",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=0,
-        show_edge=False,
-    )
-    table.add_column("policy", no_wrap=True)
+    title = f"difference to {first} on the same draws [95 % interval]"
+    table = new_table(["policy"], [], [], title=title, title_justify="left", show_edge=False)
     for metric in PAIRED_SHOWN:
         table.add_column(NAMES[metric], justify="right", overflow="fold")
     by_policy: dict[str, dict[str, Paired]] = {}
@@ -447,9 +451,6 @@ def in_brief(lines: Sequence[str], evidence: Sequence[str], notes: Sequence[str]
 
 def costs_line(errors: Mapping[str, float | None]) -> str:
     """Held-out errors of whole passes."""
-    known = [f"{kind} {_error(errors[kind])}" for kind in PASSES if kind in errors]
+    stated = {kind: errors[kind] for kind in PASSES if kind in errors}
+    known = [f"{kind} {'unknown' if value is None else f'{value:.1f} %'}" for kind, value in stated.items()]
     return f"costs: held-out error {', '.join(known)}" if known else "costs: no error stated"
-
-
-def _error(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1f} %"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.acceptance.forms import AcceptanceSummary, parse_quoted
+from sim.acceptance.conversions import AcceptanceSummary
+from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance, IidAcceptance
 from sim.costs.engine import NO_SPECULATION, PARALLEL_EAGLE, EngineCosts, engine_of, own_engine, without_engine
 from sim.costs.profile import Profile

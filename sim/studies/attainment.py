@@ -10,7 +10,8 @@ beyond which a bound on waiting is met by no load for long.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from math import ceil, inf, isfinite
 from typing import Any
 
@@ -18,9 +19,10 @@ import msgspec
 
 from sim.compare.capacity import CAPACITY_KEY
 from sim.compare.points import run_points
-from sim.compare.pool import lasting
+from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, transient_note
-from sim.compare.side_by_side import CostSource, Interval, cost_source
+from sim.compare.side_by_side import CostSource, cost_source
+from sim.compare.verdict import Interval
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
@@ -37,7 +39,6 @@ from sim.studies.load_search import (
     FleetAttainment,
     Limit,
     LoadSearch,
-    OnDone,
     OwnLoads,
     SharesInDraws,
     attainment_of,
@@ -88,19 +89,19 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     routing: str
-    replicas: int | None
+    replicas: int | None = None
     """Recommended: enough as given, and in so many draws that a further one holds with CONFIDENCE; None where the SLOs
     are never met."""
-    enough: FleetAttainment | None
+    enough: FleetAttainment | None = None
     """The fewest with costs and acceptance as given."""
-    one_fewer: FleetAttainment | None
+    one_fewer: FleetAttainment | None = None
     """Likewise, one fewer than these; None where one is enough."""
-    usd_per_million_tokens: float | None
-    utilisation: float | None
+    usd_per_million_tokens: float | None = None
+    utilisation: float | None = None
     """Of the recommended replicas: the rate over that many times the highest load of one, as given."""
-    needed: list[tuple[int | None, int]]
+    needed: list[tuple[int | None, int]] = []
     """[replicas, draws that need so many], rising; None of the draws in which the recommended are too few."""
-    confidence: float | None
+    confidence: float | None = None
     """With which the recommended replicas hold in a further draw; None without draws."""
     attainment_by_draw: list[float] = []
     """[draws] share of requests that meet all SLOs with the recommended replicas."""
@@ -194,8 +195,7 @@ def highest_load(
             ),
             drawn,
             usd,
-            workers,
-            on_done,
+            Runner(workers, on_done),
         )
         for policy, usd in zip(scenario.policy, usd_per_h, strict=True)
     ]
@@ -225,19 +225,11 @@ def highest_load(
 class _Answer:
     """Of one policy: its highest load, and fleets of it."""
 
-    def __init__(
-        self,
-        search: LoadSearch,
-        draws: Sequence[Draw],
-        usd_per_h: float | None,
-        workers: int | None,
-        on_done: OnDone,
-    ) -> None:
-        self.search, self.draws = search, draws
-        self._usd_per_h, self._workers, self._on_done = usd_per_h, workers, on_done
-        own = search.own_loads(workers, on_done)
+    def __init__(self, search: LoadSearch, draws: Sequence[Draw], usd_per_h: float | None, runner: Runner) -> None:
+        self.search, self.draws, self._usd_per_h, self._runner = search, draws, usd_per_h, runner
+        own = search.own_loads(runner)
         self._load = _mean_load(search, own)
-        self.draw_loads = search.loads_under(draws, own, self._load, workers, on_done) if draws else []
+        self.draw_loads = search.loads_under(draws, own, self._load, runner) if draws else []
         self.note, self.highest = self._found(own)
 
     def _found(self, own: OwnLoads) -> tuple[str | None, Highest]:
@@ -246,8 +238,7 @@ class _Answer:
         search, load = self.search, self._load
         at = load if load is not None else (search.least if own.limit is Limit.NEVER else search.most)
         points = [search.point(at, seed) for seed in own.seeds]
-        found = sorted(run_points(points, workers=self._workers), key=lambda done: done[0])
-        runs = [outcome.run for _, outcome in found]
+        runs = [outcome.run for outcome in run_points(points, Runner(self._runner.workers))]
         note = _transient(search, points[0].scenario, runs)
         per_s = None
         if own.limit is not Limit.NEVER:
@@ -276,21 +267,15 @@ class _Answer:
         """The fewest replicas that are simulated to be enough while one fewer is not, as given; and so many that they
         are enough in nearly all draws."""
         if self.highest.limit is Limit.NEVER:
-            return self._no_fleet(routing)
+            return Fleet(policy=self.search.policy, routing=routing.value)
         search, per_replica = self.search, self._per_replica
-        known: dict[int, FleetAttainment] = {}
 
+        @cache
         def at(count: int) -> FleetAttainment:
-            if count not in known:
-                self._on_done(f"{search.policy}, {routing.value}: {count} replicas", 0, 1)
-                known[count] = attainment_of(search, routing, count, target_rate, self._workers)
-            return known[count]
+            self._runner.on_done(f"{search.policy}, {routing.value}: {count} replicas", 0, 1)
+            return attainment_of(search, routing, count, target_rate, self._runner.workers)
 
-        count = max(1, ceil(target_rate / per_replica))
-        while not at(count).meets:
-            count = _one_more(count, target_rate)
-        while count > 1 and at(count - 1).meets:
-            count -= 1
+        count = _fewest(target_rate, per_replica, lambda count: at(count).meets)
         in_draws = SharesInDraws(search, self.draws, routing, target_rate)
         holding = self._holding(in_draws, count)
         replicas = max(holding, default=count)
@@ -304,7 +289,7 @@ class _Answer:
             utilisation=target_rate / (replicas * per_replica),
             needed=_needed(holding, len(self.draws)),
             confidence=holding[replicas] / (len(self.draws) + 1) if holding else None,
-            attainment_by_draw=in_draws.all(replicas, self._workers),
+            attainment_by_draw=in_draws.all(replicas, self._runner.workers),
         )
 
     def fleet_in_draws(self, routing: Routing, target_rate: float) -> Fleet:
@@ -316,30 +301,23 @@ class _Answer:
         search, in_draws = self.search, SharesInDraws(self.search, self.draws, routing, target_rate)
         order, wanted = self._order
         if not wanted:
-            return self._no_fleet(routing)
+            return Fleet(policy=search.policy, routing=routing.value)
         last = order[wanted - 1]
-        count = max(1, ceil(target_rate / self.draw_loads[last]))
 
         def is_enough(count: int) -> bool:
-            self._on_done(f"{search.policy}, {routing.value}: {count} replicas", 0, 1)
+            self._runner.on_done(f"{search.policy}, {routing.value}: {count} replicas", 0, 1)
             return in_draws.one(count, last) >= search.share
 
-        while not is_enough(count):
+        count = _fewest(target_rate, self.draw_loads[last], is_enough)
+        while sum(share >= search.share for share in in_draws.all(count, self._runner.workers)) < wanted:
             count = _one_more(count, target_rate)
-        while count > 1 and is_enough(count - 1):
-            count -= 1
-        while sum(share >= search.share for share in in_draws.all(count, self._workers)) < wanted:
-            count = _one_more(count, target_rate)
-        shares = in_draws.all(count, self._workers)
+        shares = in_draws.all(count, self._runner.workers)
         return Fleet(
             policy=search.policy,
             routing=routing.value,
             replicas=count,
-            enough=None,
-            one_fewer=None,
             usd_per_million_tokens=_usd(self._usd_per_h, count, _output_tokens_per_s(search, target_rate)),
             utilisation=target_rate / (count * self._per_replica),
-            needed=[],
             confidence=sum(share >= search.share for share in shares) / (len(shares) + 1),
             attainment_by_draw=shares,
         )
@@ -349,13 +327,6 @@ class _Answer:
         """Requests per second of one, as given."""
         search = self.search
         return search.saturated_per_s if search.is_concurrency else self._load or search.saturated_per_s
-
-    def _no_fleet(self, routing: Routing) -> Fleet:
-        """The SLOs are never met."""
-        return Fleet(
-            policy=self.search.policy, routing=routing.value, replicas=None, enough=None, one_fewer=None,
-            usd_per_million_tokens=None, utilisation=None, needed=[], confidence=None,
-        )  # fmt: skip
 
     @property
     def _order(self) -> tuple[list[int], int]:
@@ -375,7 +346,7 @@ class _Answer:
 
         def holding(count: int, low: int, high: int, first: int) -> int:
             """Between `low`, which hold, and `high`, beyond which none does; `first` is tried first."""
-            self._on_done(f"{self.search.policy}, {in_draws.routing.value}: {count} replicas in draws", 0, 1)
+            self._runner.on_done(f"{self.search.policy}, {in_draws.routing.value}: {count} replicas in draws", 0, 1)
             middle = first
             while low < high:
                 if in_draws.one(count, order[middle - 1]) >= self.search.share:
@@ -396,6 +367,16 @@ class _Answer:
             count += 1
             found[count] = holding(count, found[count - 1], most, most)
         return dict(sorted(found.items()))
+
+
+def _fewest(target_rate: float, per_replica: float, is_enough: Callable[[int], bool]) -> int:
+    """Replicas that are enough where one fewer is not, looked for from what their rates sum up to."""
+    count = max(1, ceil(target_rate / per_replica))
+    while not is_enough(count):
+        count = _one_more(count, target_rate)
+    while count > 1 and is_enough(count - 1):
+        count -= 1
+    return count
 
 
 def _one_more(count: int, target_rate: float) -> int:

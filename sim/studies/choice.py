@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from sim.compare.side_by_side import Interval
+from sim.compare.verdict import Interval
 from sim.draws import Floats
 from sim.studies.cost_draws import HIGH_PERCENT, LOW_PERCENT, interval_90
 
@@ -272,7 +272,7 @@ class Choice(NamedTuple):
 def choice_of(grid: LengthGrid, fits: Fits, max_batch: int, *, may_be_table: bool) -> Choice:
     table, one = best_table(grid, fits, max_batch), best_single(grid, fits)
     by_table = np.stack([grid.of(length_in(table, c))[i] for i, c in enumerate(grid.concurrencies)])
-    gain = gain_of("the table", setting_name(one), by_table, grid.of(one))
+    gain = gain_of("the table", "no speculation" if one == PLAIN else f"K = {one}", by_table, grid.of(one))
     if len(table) > 1 and gain.is_sure and may_be_table:
         return Choice(table, [length_in(table, concurrency) for concurrency in grid.concurrencies], gain, True)
     return Choice(((1, max_batch, max(one, 0)),), [one] * len(grid.concurrencies), gain, False)
@@ -325,10 +325,6 @@ def gain_of(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
     mean = float(gains.mean())
     is_sure = float((gains > 0.0).mean()) >= SURE_SHARE and mean >= MIN_GAIN
     return Gain(of=name, over=other_name, mean=mean, interval=interval, is_sure=is_sure)
-
-
-def setting_name(setting: int) -> str:
-    return "no speculation" if setting == PLAIN else f"K = {setting}"
 
 
 def tuned_point(grid: LengthGrid, fits: Fits, i: int, chosen: int, regret: float) -> TunedPoint:

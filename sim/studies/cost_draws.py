@@ -20,6 +20,7 @@ import numpy as np
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import IidAcceptance, PerPositionAcceptance
 from sim.acceptance.quoted import Quoted, QuotedModel
+from sim.compare.points import with_keys
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.kernels import CompactKernels
 from sim.costs.profile import SERVED_KINDS, Profile
@@ -58,14 +59,11 @@ class Draw:
 
     def scenario(self, scenario: Scenario) -> Scenario:
         """`scenario` with this acceptance, at its own draft length."""
-        speculation = scenario.speculation
-        k = speculation.num_speculative_tokens
-        if self.quoted is None or k == 0:
-            return scenario
-        text = _text(self.quoted, k)
+        k = scenario.speculation.num_speculative_tokens
+        text = None if self.quoted is None or k == 0 else _text(self.quoted, k)
         if text is None:
             return scenario
-        return msgspec.structs.replace(scenario, speculation=msgspec.structs.replace(speculation, acceptance=text))
+        return with_keys(scenario, speculation={"acceptance": text})
 
 
 def cost_draws(scenario: Scenario, profile: Profile, count: int, seed: int) -> list[Draw]:

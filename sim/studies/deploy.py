@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import Formats, ModelShape
-from sim.policies.options import EngineLimits, Method
+from sim.policies.options import Method
 from sim.policies.registry import find_policy
 from sim.run.limits import engine_for, limits_of
 from sim.run.scenario import Scenario
@@ -170,29 +170,48 @@ def checking_lines(
         notes.append(
             f"{speculation.acceptance}: random prompts are accepted otherwise; take acceptance from the result"
         )
-    bench = [
-        "vllm", "bench", "serve", "--model", target.name,
-        "--dataset-name", "random",
-        "--random-input-len", str(prompt_tokens), "--random-output-len", str(output_tokens),
-        "--num-prompts", str(ranks * num_requests(workload)), "--request-rate", f"{ranks * workload.request_rate:g}",
-        "--seed", str(scenario.seed), "--ignore-eos", "--save-result", "--save-detailed",
-    ]  # fmt: skip
-    if workload.random_range_ratio:
-        bench += ["--random-range-ratio", f"{workload.random_range_ratio:g}"]
+    asked = [f"{name.removesuffix('_ms')}:{ms:g}" for name, ms in scenario.goodput.bounds_ms.items() if ms is not None]
+    in_flight = workload.max_concurrency
+    flags: Flags = {
+        "model": target.name,
+        "dataset-name": "random",
+        "random-input-len": prompt_tokens,
+        "random-output-len": output_tokens,
+        "num-prompts": ranks * num_requests(workload),
+        "request-rate": ranks * workload.request_rate,
+        "seed": scenario.seed,
+        "ignore-eos": True,
+        "save-result": True,
+        "save-detailed": True,
+        "random-range-ratio": workload.random_range_ratio or None,
+        "burstiness": workload.burstiness if workload.burstiness != 1.0 else None,
+        "max-concurrency": None if in_flight is None else ranks * in_flight,
+        "goodput": asked or None,
+    }
     if workload.length_range is not None:
         notes.append(
             f"workload.length_range={list(workload.length_range)}: vllm bench draws around a mean; every request has "
             "its mean lengths"
         )
-    if workload.burstiness != 1.0:
-        bench += ["--burstiness", f"{workload.burstiness:g}"]
-    if workload.max_concurrency is not None:
-        bench += ["--max-concurrency", str(ranks * workload.max_concurrency)]
-    asked = {name.removesuffix("_ms"): bound for name, bound in scenario.goodput.bounds_ms.items() if bound is not None}
-    if asked:
-        bench += ["--goodput", *(f"{name}:{bound:g}" for name, bound in asked.items())]
     serve = _vllm_serve(scenario, profile, target, config)
-    return serve, shlex.join(bench), [note for note in notes if note is not None]
+    bench = shlex.join(["vllm", "bench", "serve", *_words(flags)])
+    return serve, bench, [note for note in notes if note is not None]
+
+
+Flags = Mapping[str, str | float | Sequence[str] | None]
+"""Values by name; True stands alone, and what is None or False is left out."""
+
+
+def _words(flags: Flags) -> Iterator[str]:
+    """The words of a command line."""
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        yield f"--{name}"
+        if isinstance(value, str | int | float):
+            yield from () if value is True else [f"{value:g}" if isinstance(value, float) else str(value)]
+        else:
+            yield from value
 
 
 def _draft(profile: Profile, method: Method, given: str | None) -> Checkpoint | None:
@@ -241,34 +260,28 @@ def _speculative_config(method: Method, draft: Checkpoint | None, longest: int, 
 def _vllm_serve(
     scenario: Scenario, profile: Profile, target: Checkpoint, speculative_config: Mapping[str, Any] | None
 ) -> str:
-    engine, limits = scenario.engine, limits_of(scenario, profile)
-    words = [
-        "vllm", "serve", target.name,
-        "--max-num-seqs", str(limits.max_num_seqs),
-        "--max-num-batched-tokens", str(limits.max_num_batched_tokens),
-        "--gpu-memory-utilization", f"{engine.gpu_memory_utilization:g}",
-    ]  # fmt: skip
-    if profile.tensor_parallel > 1:
-        words += ["--tensor-parallel-size", str(profile.tensor_parallel)]
-    if profile.data_parallel > 1:
-        words += ["--data-parallel-size", str(profile.data_parallel)]
-    if _expert_parallel(profile) > 1:
-        words.append("--enable-expert-parallel")
-    if target.quantization is not None:
-        words += ["--quantization", target.quantization]
-    if (kv := _kv_format(profile)) != "bf16":
-        words += ["--kv-cache-dtype", kv]
-    if engine.num_gpu_blocks is not None:
-        words += ["--block-size", str(engine.block_size), "--num-gpu-blocks-override", str(engine.num_gpu_blocks)]
-    if engine.max_model_len is not None:
-        words += ["--max-model-len", str(engine.max_model_len)]
-    elif _kv_tokens(scenario, profile, with_draft=speculative_config is not None) < profile.target.max_context:
-        words += ["--max-model-len", "auto"]
-    if not engine.cuda_graph:
-        words.append("--enforce-eager")
-    if speculative_config is not None:
-        words += ["--speculative-config", json.dumps(speculative_config)]
-    return shlex.join(words)
+    engine, limits, kv = scenario.engine, limits_of(scenario, profile), _kv_format(profile)
+    is_short = _kv_tokens(scenario, profile, with_draft=speculative_config is not None) < profile.target.max_context
+    flags: Flags = {
+        "max-num-seqs": limits.max_num_seqs,
+        "max-num-batched-tokens": limits.max_num_batched_tokens,
+        "gpu-memory-utilization": engine.gpu_memory_utilization,
+        "tensor-parallel-size": _several(profile.tensor_parallel),
+        "data-parallel-size": _several(profile.data_parallel),
+        "enable-expert-parallel": _expert_parallel(profile) > 1,
+        "quantization": target.quantization,
+        "kv-cache-dtype": kv if kv != "bf16" else None,
+        "block-size": None if engine.num_gpu_blocks is None else engine.block_size,
+        "num-gpu-blocks-override": engine.num_gpu_blocks,
+        "max-model-len": engine.max_model_len or ("auto" if is_short else None),
+        "enforce-eager": not engine.cuda_graph,
+        "speculative-config": None if speculative_config is None else json.dumps(speculative_config),
+    }
+    return shlex.join(["vllm", "serve", target.name, *_words(flags)])
+
+
+def _several(count: int) -> int | None:
+    return count if count > 1 else None
 
 
 def _sglang_flags(
@@ -283,51 +296,40 @@ def _sglang_flags(
     """SGLang divides both limits among ranks that share their experts; replicas have them each."""
     limits, ranks = limits_of(scenario, profile), profile.data_parallel
     shares = ranks if _shares_experts(profile) else 1
-    devices = profile.tensor_parallel * shares
-    words = [
-        "--model-path", target.name,
-        "--max-running-requests", str(limits.max_num_seqs * shares),
-        "--chunked-prefill-size", str(limits.max_num_batched_tokens * shares),
-    ]  # fmt: skip
-    if devices > 1:
-        words += ["--tp-size", str(devices)]
-    if ranks > 1:
-        words += ["--attn-dp-size" if shares > 1 else "--dp-size", str(ranks)]
-    if _expert_parallel(profile) > 1:
-        words += ["--ep-size", str(_expert_parallel(profile))]
-    if target.quantization is not None:
-        words += ["--quantization", target.quantization]
-    if (kv := _kv_format(profile)) != "bf16":
-        words += ["--kv-cache-dtype", SGLANG_KV[kv]]
-    if not scenario.engine.cuda_graph:
-        words += ["--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"]
-    if max(row[2] for row in table):
-        if not _sglang_drafts(profile, limits):
-            return ""
-        words += _sglang_speculation(limits.method, draft, table)
-    if has_bands:
-        words += ["--speculative-adaptive", "--speculative-adaptive-config", SGLANG_CONFIG]
-    return shlex.join(words)
+    eager = None if scenario.engine.cuda_graph else "disabled"
+    drafts = max(row[2] for row in table) > 0
+    # Ranks that share their experts cannot have a draft model of its own.
+    is_able = not (limits.method is Method.DRAFT_MODEL and _shares_experts(profile))
+    if drafts and not (limits.method in SGLANG_ALGORITHMS and is_able):
+        return ""
+    flags: Flags = {
+        "model-path": target.name,
+        "max-running-requests": limits.max_num_seqs * shares,
+        "chunked-prefill-size": limits.max_num_batched_tokens * shares,
+        "tp-size": _several(profile.tensor_parallel * shares),
+        "attn-dp-size" if shares > 1 else "dp-size": _several(ranks),
+        "ep-size": _several(_expert_parallel(profile)),
+        "quantization": target.quantization,
+        "kv-cache-dtype": SGLANG_KV.get(_kv_format(profile)),
+        "cuda-graph-backend-decode": eager,
+        "cuda-graph-backend-prefill": eager,
+        **(_sglang_speculation(limits.method, draft, table) if drafts else {}),
+        "speculative-adaptive": has_bands,
+        "speculative-adaptive-config": SGLANG_CONFIG if has_bands else None,
+    }
+    return shlex.join(_words(flags))
 
 
-def _sglang_drafts(profile: Profile, limits: EngineLimits) -> bool:
-    """Ranks that share their experts cannot have a draft model of its own."""
-    return limits.method in SGLANG_ALGORITHMS and not (limits.method is Method.DRAFT_MODEL and _shares_experts(profile))
-
-
-def _sglang_speculation(method: Method, draft: Checkpoint | None, table: Table) -> list[str]:
+def _sglang_speculation(method: Method, draft: Checkpoint | None, table: Table) -> Flags:
     steps = table[0][2] or max(row[2] for row in table)
-    flags = ["--speculative-algorithm", SGLANG_ALGORITHMS[method]]
-    if method is Method.NGRAM:
-        return [*flags, "--speculative-num-draft-tokens", str(steps)]
-    if draft is not None:
-        flags += ["--speculative-draft-model-path", draft.name]
-    return [
-        *flags,
-        "--speculative-num-steps", str(steps),
-        "--speculative-eagle-topk", "1",
-        "--speculative-num-draft-tokens", str(steps + 1),
-    ]  # fmt: skip
+    is_ngram = method is Method.NGRAM
+    return {
+        "speculative-algorithm": SGLANG_ALGORITHMS[method],
+        "speculative-draft-model-path": None if is_ngram or draft is None else draft.name,
+        "speculative-num-steps": None if is_ngram else steps,
+        "speculative-eagle-topk": None if is_ngram else 1,
+        "speculative-num-draft-tokens": steps if is_ngram else steps + 1,
+    }
 
 
 def _sglang_bands(

@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 
 from sim.compare.points import Point, run_point
-from sim.compare.side_by_side import Comparison, Level, PolicySummary
+from sim.compare.side_by_side import Comparison, Level
+from sim.compare.verdict import PolicySummary
 from sim.costs.engine import EngineCosts, engine_of, with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
 from sim.draws import child_seed

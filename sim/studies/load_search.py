@@ -8,7 +8,7 @@ Not here: how many replications, how many replicas, what is said of them (attain
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from math import ceil, exp, inf, isinf, log, sqrt
 from typing import Any, NamedTuple
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sim.compare.capacity import capacity
-from sim.compare.points import Point, run_point, run_points
-from sim.compare.pool import default_workers, given, started
-from sim.compare.side_by_side import Interval
+from sim.compare.points import Point, run_point, run_points, with_keys
+from sim.compare.pool import Runner, given
+from sim.compare.verdict import Interval
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
@@ -27,7 +27,7 @@ from sim.metrics.summary import Run
 from sim.run.scenario import Scenario
 from sim.studies.cost_draws import Draw
 from sim.studies.precision import replications_for
-from sim.workload.generate import TraceArrivals, is_trace, trace_length
+from sim.workload.generate import at_most, is_trace, trace_length
 
 PILOTS = 5
 MAX_REPLICATIONS = 20
@@ -50,8 +50,6 @@ REQUESTS_PER_REPLICA = 800
 """Of a fleet's run."""
 FLEET_KEY = 1_000_037
 """Child of the scenario's seed."""
-
-OnDone = Callable[[str, int, int], None]
 
 
 class Limit(StrEnum):
@@ -93,8 +91,7 @@ class LoadSearch:
     ) -> None:
         """`near` is where the first search begins; None: everywhere. A brief search is the pilots
         alone, and as close as one in a draw."""
-        devices = msgspec.structs.replace(scenario.devices, count=1)
-        self.scenario = msgspec.structs.replace(scenario, policy=(policy,), replications=1, devices=devices)
+        self.scenario = with_keys(scenario, policy=(policy,), replications=1, devices={"count": 1})
         self.policy, self.profile, self.share = policy, profile, share
         self.is_concurrency, self.is_counted = is_concurrency, is_counted
         self.closeness = max(closeness, BISECTED_IN_DRAW) if is_brief else closeness
@@ -129,14 +126,11 @@ class LoadSearch:
 
     def point(self, load: float, seed: int) -> Point:
         """One run at that load."""
-        workload = self.scenario.workload
         changes: dict[str, Any] = {"request_rate": load, "max_concurrency": None}
         if self.is_concurrency:
             changes = {"request_rate": inf, "max_concurrency": round(load)}
-        if is_trace(workload) and workload.trace_arrivals is TraceArrivals.RECORDED:
-            changes["trace_arrivals"] = TraceArrivals.RESCALED
-        workload = msgspec.structs.replace(workload, **changes)
-        settled = msgspec.structs.replace(self.scenario, workload=workload)
+        changes["trace_arrivals"] = self.scenario.workload.trace_arrivals.at_rate
+        settled = with_keys(self.scenario, workload=changes)
         return Point(scenario=settled, policy=self.policy, seed=seed, profile=self.profile)
 
     def attains(self, load: float, seed: int) -> float:
@@ -198,18 +192,18 @@ class LoadSearch:
             closeness=BISECTED_IN_DRAW,
         )
 
-    def own_loads(self, workers: int | None, on_done: OnDone) -> OwnLoads:
+    def own_loads(self, runner: Runner) -> OwnLoads:
         """Of pilots, and of as many fresh replications as a narrow interval takes."""
         near = None if self._near is None else min(self._near, 0.9 * self.most)
         if near is None:
             # The first of the pilots looks everywhere, the others where it found something.
-            first = self._replications(PILOT_KEY, 1, None, workers, on_done).loads[0]
+            first = self._replications(PILOT_KEY, 1, None, runner).loads[0]
             near = first if 0.0 < first < self.most else None
-        found = self._replications(PILOT_KEY, PILOTS, near, workers, on_done)
+        found = self._replications(PILOT_KEY, PILOTS, near, runner)
         if not self._is_brief and max(found.loads) > 0.0 and min(found.loads) < self.most:
             mean = sum(found.loads) / len(found.loads)
             count = min(MAX_REPLICATIONS, max(PILOTS, replications_for(found.loads, NARROW)))
-            found = self._replications(FRESH_KEY, count, mean, workers, on_done)
+            found = self._replications(FRESH_KEY, count, mean, runner)
         return found._replace(limit=self._limit(sorted(found.loads)[len(found.loads) // 2]))
 
     def _limit(self, load: float) -> Limit:
@@ -219,58 +213,39 @@ class LoadSearch:
             return Limit.SLO
         return Limit.UNBOUNDED if self.most == inf or self.is_concurrency else Limit.THROUGHPUT
 
-    def _replications(self, key: int, count: int, near: float | None, workers: int | None, on_done: OnDone) -> OwnLoads:
+    def _replications(self, key: int, count: int, near: float | None, runner: Runner) -> OwnLoads:
         seeds = [child_seed(self.scenario.seed, key, index) for index in range(count)]
         stage = f"{self.policy}: {'pilots' if key == PILOT_KEY else 'replications'}"
-        tasks = [(index, seed, near) for index, seed in enumerate(seeds)]
-        loads = self._in_workers(_own_highest, tasks, (), stage, workers, on_done)
+        loads = runner.run(_own_highest, seeds, stage, self._uses, search=self, near=near)
         return OwnLoads(Limit.SLO, loads, seeds)
 
-    def loads_under(
-        self, draws: Sequence[Draw], own: OwnLoads, load: float | None, workers: int | None, on_done: OnDone
-    ) -> list[float]:
+    def loads_under(self, draws: Sequence[Draw], own: OwnLoads, load: float | None, runner: Runner) -> list[float]:
         """[draws] the highest load of each: that as given, which is `load` over all replications, times what the draw
         makes of the first replication's own."""
-        seed, given = own.seeds[0], own.loads[0]
-        tasks = [(index, seed, given) for index in range(len(draws))]
-        found = self._in_workers(_own_highest_under, tasks, draws, f"{self.policy}: draws", workers, on_done)
-        if load is None or given == 0.0 or isinf(given):
+        first = own.loads[0]
+        stage = f"{self.policy}: draws"
+        found = runner.run(_own_highest_under, draws, stage, self._uses, search=self, seed=own.seeds[0], own=first)
+        if load is None or first == 0.0 or isinf(first):
             return found
-        return [load * value / given for value in found]
+        return [load * value / first for value in found]
 
-    def _in_workers(
-        self,
-        function: Callable[[tuple[int, int, Any]], float],
-        tasks: Sequence[tuple[int, int, Any]],
-        draws: Sequence[Draw],
-        stage: str,
-        workers: int | None,
-        on_done: OnDone,
-    ) -> list[float]:
-        on_done(stage, 0, len(tasks))
-        done: dict[int, float] = {}
-        uses = {self.policy, self.scenario.speculation.acceptance_name}
-        count = min(len(tasks), workers or default_workers())
-        with started(count, {"search": self, "draws": draws}, uses=uses) as pool:
-            for task, load in pool.run(function, tasks):
-                done[task[0]] = load
-                on_done(stage, len(done), len(tasks))
-        return [done[index] for index in range(len(tasks))]
+    @property
+    def _uses(self) -> set[str]:
+        return {self.policy, self.scenario.speculation.acceptance_name}
 
 
-def _own_highest(task: tuple[int, int, float | None]) -> float:
+def _own_highest(seed: int) -> float:
     """In a worker."""
     search: LoadSearch = given("search")
-    return search.own_highest(task[1], task[2])
+    return search.own_highest(seed, given("near"))
 
 
-def _own_highest_under(task: tuple[int, int, float]) -> float:
+def _own_highest_under(draw: Draw) -> float:
     """In a worker. It is looked for where it was as given, times what the draw does to the saturated throughput."""
     as_given: LoadSearch = given("search")
-    index, seed, own = task
-    search = as_given.under(given("draws")[index])
+    search, own = as_given.under(draw), given("own")
     near = own if as_given.is_concurrency else own * search.saturated_per_s / as_given.saturated_per_s
-    return search.own_highest(seed, near if 0.0 < near < inf else None)
+    return search.own_highest(given("seed"), near if 0.0 < near < inf else None)
 
 
 def with_length(scenario: Scenario, auto: int) -> Scenario:
@@ -279,8 +254,7 @@ def with_length(scenario: Scenario, auto: int) -> Scenario:
     is_open = workload.num_prompts in ("auto", REQUESTS) and not is_trace(workload)
     count = auto if is_open else num_prompts(scenario)
     warmups = int(WARMUP_SHARE * count) if is_open else workload.num_warmups or int(WARMUP_SHARE * count)
-    workload = workload.sized(count, warmups)
-    return msgspec.structs.replace(scenario, workload=workload, window=type(scenario.window)())
+    return with_keys(scenario, workload=workload.sized(count, warmups), window=type(scenario.window)())
 
 
 def num_prompts(scenario: Scenario) -> int:
@@ -327,8 +301,8 @@ class SharesInDraws:
     def all(self, count: int, workers: int | None) -> list[float]:
         """[draws]"""
         missing = [draw for draw in range(len(self._draws)) if (count, draw) not in self._known]
-        for place, outcome in run_points([self._point(count, draw) for draw in missing], workers=workers):
-            self._known[count, missing[place]] = joint_share(outcome.run)
+        found = run_points([self._point(count, draw) for draw in missing], Runner(workers))
+        self._known |= {(count, draw): joint_share(one.run) for draw, one in zip(missing, found, strict=True)}
         return [self._known[count, draw] for draw in range(len(self._draws))]
 
     def _point(self, count: int, draw: int) -> Point:
@@ -340,15 +314,11 @@ def attainment_of(
 ) -> FleetAttainment:
     """The share that meets the SLOs with so many replicas."""
     points = [fleet_point(search, routing, count, target_rate, index) for index in range(PILOTS)]
-    shares = [joint_share(outcome.run) for _, outcome in sorted(run_points(points, workers=workers), key=_place)]
+    shares = [joint_share(outcome.run) for outcome in run_points(points, Runner(workers))]
     interval = interval_95(shares)
     assert interval is not None
     mean = sum(shares) / len(shares)
     return FleetAttainment(replicas=count, attainment=mean, ci95=interval, meets=interval[0] >= search.share)
-
-
-def _place(done: tuple[int, Any]) -> int:
-    return done[0]
 
 
 def fleet_point(
@@ -357,16 +327,15 @@ def fleet_point(
     """Run `index` of so many replicas, as given or in a draw; runs grow with the replicas, up to a trace's length."""
     scenario = search.scenario if draw is None else draw.scenario(search.scenario)
     workload = scenario.workload
-    length = max(num_prompts(scenario), REQUESTS_PER_REPLICA * count)
-    length = min(length, trace_length(workload)) if is_trace(workload) else length
-    changes: dict[str, Any] = {}
-    if is_trace(workload) and workload.trace_arrivals is TraceArrivals.RECORDED:
-        changes["trace_arrivals"] = TraceArrivals.RESCALED
-    workload = workload.sized(length, int(WARMUP_SHARE * length))
-    workload = msgspec.structs.replace(workload, request_rate=target_rate, max_concurrency=None, **changes)
-    devices = msgspec.structs.replace(scenario.devices, count=count, routing=routing)
+    length = at_most(workload, max(num_prompts(scenario), REQUESTS_PER_REPLICA * count))
+    sized = with_keys(scenario, workload=workload.sized(length, int(WARMUP_SHARE * length)))
+    at_rate = {
+        "request_rate": target_rate,
+        "max_concurrency": None,
+        "trace_arrivals": workload.trace_arrivals.at_rate,
+    }
     return Point(
-        scenario=msgspec.structs.replace(scenario, workload=workload, devices=devices),
+        scenario=with_keys(sized, workload=at_rate, devices={"count": count, "routing": routing}),
         policy=search.policy,
         seed=child_seed(scenario.seed, FLEET_KEY, index),
         profile=search.profile if draw is None else draw.profile,

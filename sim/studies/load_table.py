@@ -10,15 +10,16 @@ which the other was simulated to be better. Not here: switching (sim.policies.ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
 from typing import Any
 
 import msgspec
 
 from sim.compare.points import Point
-from sim.compare.pool import lasting
-from sim.compare.side_by_side import CostSource, Interval, cost_source
+from sim.compare.pool import OnDone, Runner, lasting
+from sim.compare.side_by_side import CostSource, cost_source
+from sim.compare.verdict import Interval
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, PhiLevel, phi_at
 from sim.metrics.stats import interval_95
@@ -88,7 +89,7 @@ def tune_policies(
     concurrencies: Sequence[int] | None = None,
     draws: int = DEFAULT_DRAWS,
     workers: int | None = None,
-    on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    on_done: OnDone = lambda stage, done, total: None,
 ) -> PolicyTuning:
     """The table of `adaptive` for the scenario's requests, engine and pair.
 
@@ -102,7 +103,7 @@ def tune_policies(
     found: dict[int, Figures] = {}
     missing = list(tried)
     while missing:
-        found |= _simulated(scenario, candidates, missing, drawn, workers, on_done)
+        found |= _simulated(scenario, candidates, missing, drawn, Runner(workers, on_done))
         known = sorted(found)
         missing = between(known, choices([found[concurrency] for concurrency in known], candidates))
     known = sorted(found)
@@ -215,12 +216,7 @@ def _check_length(scenario: Scenario, most: int) -> None:
 
 
 def _simulated(
-    scenario: Scenario,
-    candidates: Sequence[str],
-    concurrencies: Sequence[int],
-    draws: Sequence[Draw],
-    workers: int | None,
-    on_done: Callable[[str, int, int], None],
+    scenario: Scenario, candidates: Sequence[str], concurrencies: Sequence[int], draws: Sequence[Draw], runner: Runner
 ) -> dict[int, Figures]:
     """Every candidate at every one of `concurrencies`, in every draw and at every phi."""
     overlap = draws[0].profile.overlap
@@ -240,7 +236,7 @@ def _simulated(
         for draw in draws
     ]
     stage = f"simulating {concurrencies[0]} to {concurrencies[-1]} in flight"
-    remaining = iter(objective_values(scenario, points, stage, workers, on_done).tolist())
+    remaining = iter(objective_values(scenario, points, stage, runner).tolist())
     return {
         concurrency: {policy: {level: [next(remaining) for _ in draws] for level in levels} for policy in candidates}
         for concurrency in concurrencies

@@ -10,7 +10,7 @@ Not here: how long runs must be for steady means (sim.compare.run_length), draws
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from math import ceil, sqrt
 from statistics import stdev
@@ -18,10 +18,11 @@ from statistics import stdev
 import msgspec
 import numpy as np
 
-from sim.compare.points import Point, run_points
+from sim.compare.points import Point, run_points, with_keys
+from sim.compare.pool import OnDone, Runner
 from sim.compare.run_length import choose_run_length
-from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Drawn, verdict_of
-from sim.compare.verdict import STATED, Order
+from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Drawn, drafting
+from sim.compare.verdict import STATED, Order, verdict
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.stats import t_975
@@ -48,7 +49,7 @@ def sized(
     share: float,
     *,
     workers: int | None = None,
-    on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    on_done: OnDone = lambda stage, done, total: None,
 ) -> Scenario:
     """`scenario` with as many replications, at its settled length, as make half of the 95 % intervals of METRICS at
     most `share` of their means, for every policy; runs grow longer where more than MAX_REPLICATIONS would be needed.
@@ -65,11 +66,10 @@ def sized(
         for policy in scenario.policy
         for replication in range(PILOTS)
     ]
-    on_done("pilots", 0, len(points))
-    done = dict(run_points(points, workers=workers, on_done=lambda count: on_done("pilots", count, len(points))))
+    done = run_points(points, Runner(workers, on_done), "pilots")
     most = 2
     for place in range(len(scenario.policy)):
-        runs = [done[place * PILOTS + index].run for index in range(PILOTS)]
+        runs = [outcome.run for outcome in done[place * PILOTS : (place + 1) * PILOTS]]
         for metric in METRICS:
             values = [value for run in runs if (value := number(run, metric)) is not None]
             if len(values) == PILOTS:
@@ -77,11 +77,10 @@ def sized(
     if most <= MAX_REPLICATIONS:
         return msgspec.structs.replace(scenario, replications=most)
     times = min(MAX_TIMES_LONGER, ceil(most / MAX_REPLICATIONS))
-    workload = settled.workload
-    if not is_trace(workload):
+    if not is_trace(settled.workload):
         count = min(MAX_PROMPTS, length.num_prompts * times)
-        workload = msgspec.structs.replace(workload, num_prompts=count)
-    return msgspec.structs.replace(scenario, workload=workload, replications=MAX_REPLICATIONS)
+        settled = with_keys(settled, workload={"num_prompts": count})
+    return with_keys(scenario, workload=settled.workload, replications=MAX_REPLICATIONS)
 
 
 def replications_for(values: Sequence[float], share: float) -> int:
@@ -126,7 +125,7 @@ def over_draws(
     draws: int,
     *,
     workers: int | None = None,
-    on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    on_done: OnDone = lambda stage, done, total: None,
 ) -> Comparison:
     """`result` with the differences in `draws` draws, and without the orders that do not hold there."""
     if draws < 2:
@@ -138,10 +137,9 @@ def over_draws(
         for policy in scenario.policy
         for draw in drawn_costs
     ]
-    on_done("draws", 0, len(points))
-    found = dict(run_points(points, workers=workers, on_done=lambda done: on_done("draws", done, len(points))))
+    found = run_points(points, Runner(workers, on_done), "draws")
     runs = {
-        policy: [found[place * draws + index].run for index in range(draws)]
+        policy: [outcome.run for outcome in found[place * draws : (place + 1) * draws]]
         for place, policy in enumerate(scenario.policy)
     }
     drawn = [
@@ -158,7 +156,7 @@ def over_draws(
         for row in result.paired
     ]
     note = f"an order is stated only if it holds from 5 to 95 % of {draws} {covers(scenario, profile)}"
-    sentence = verdict_of(result.policies, paired, scenario.speculation.num_speculative_tokens)
+    sentence = verdict(result.policies, paired, drafting(scenario))
     return msgspec.structs.replace(result, paired=paired, verdict=sentence, drawn=drawn, notes=[*result.notes, note])
 
 

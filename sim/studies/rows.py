@@ -23,7 +23,7 @@ import msgspec
 
 from sim.compare.points import Point, at_phi, run_point
 from sim.compare.pool import given
-from sim.compare.run_length import Length, choose_run_length, load_of, transient_note
+from sim.compare.run_length import Length, choose_run_length, load_after, transient_note
 from sim.compare.side_by_side import PAIRED_METRICS
 from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
@@ -195,27 +195,16 @@ def _rows(job: Job) -> Iterator[Row]:
     for replication in job.replications:
         point = Point(scenario=settled, policy=policy, seed=child_seed(scenario.seed, replication), profile=profile)
         outcome = run_point(point)
-        load = load_of(settled, profile, policy, is_in_doubt=outcome.needs_capacity, arrivals_s=outcome.arrivals_s)
-        others: dict[PhiLevel, Run] = {}
-        is_steady_throughout = load.is_steady
+        load = load_after(settled, profile, policy, [outcome])
         is_open = not profile.overlap.measured and not scenario.devices.is_overlap_given
+        phis: dict[PhiLevel, float] = {}
         if is_open and outcome.num_streams > 1 and outcome.run["partition"] is None:
-            for level in BRACKET:
-                if level is PhiLevel.MIDDLE:
-                    continue
-                phi = phi_at(profile.overlap, level)
-                other = run_point(dataclasses.replace(point, phi=phi))
-                others[level] = other.run
-                is_steady_throughout = (
-                    is_steady_throughout
-                    and load_of(
-                        at_phi(settled, phi),
-                        profile,
-                        policy,
-                        is_in_doubt=other.needs_capacity,
-                        arrivals_s=other.arrivals_s,
-                    ).is_steady
-                )
+            phis = {level: phi_at(profile.overlap, level) for level in BRACKET if level is not PhiLevel.MIDDLE}
+        others = {level: run_point(dataclasses.replace(point, phi=phi)) for level, phi in phis.items()}
+        is_steady_throughout = load.is_steady and all(
+            load_after(at_phi(settled, phis[level]), profile, policy, [other]).is_steady
+            for level, other in others.items()
+        )
         yield _labels(job, replication) | {
             "load": load.verdict.value,
             "unstable": load.verdict is Verdict.OVERLOADED,
@@ -227,8 +216,8 @@ def _rows(job: Job) -> Iterator[Row]:
             "num_cooldowns": length.num_cooldowns,
             **dict(_metrics(outcome.run)),
             **{
-                if_overlap(metric, level): number(run, metric)
-                for level, run in others.items()
+                if_overlap(metric, level): number(other.run, metric)
+                for level, other in others.items()
                 for metric in PAIRED_METRICS
             },
         }

@@ -92,7 +92,7 @@ class Store:
             if strange:
                 raise ValueError(f"--out {str(path)!r} holds {strange[0]!r} and is no store; choose another")
         if not (path / MARK).exists():
-            _make(path / MARK)
+            _patiently(path / MARK, json.dumps({"schema": STORE_SCHEMA}) + "\n")
         store = cls(path)
         try:
             for name in ("parts", "grids"):
@@ -221,17 +221,14 @@ def files_of(path: Path) -> list[Path]:
 
 
 class Keys:
-    """A set of keys in 16 bytes each, since there may be millions."""
+    """A set of keys in 32 bytes each, since there may be millions."""
 
     def __init__(self, found: Iterable[Any]) -> None:
-        parts = [part for part in found if len(part)]
-        whole = np.concatenate(parts) if parts else np.array([], dtype="S32")
-        self._sorted = np.unique(np.frombuffer(bytes.fromhex(b"".join(whole.tolist()).decode()), dtype="S16"))
+        self._sorted = np.unique(np.concatenate([np.array([], dtype="S32"), *found]))
 
     def __contains__(self, key: str) -> bool:
-        wanted = np.frombuffer(bytes.fromhex(key), dtype="S16")[0]
-        place = int(np.searchsorted(self._sorted, wanted))
-        return place < len(self._sorted) and bool(self._sorted[place] == wanted)
+        place = int(np.searchsorted(self._sorted, key.encode()))
+        return place < len(self._sorted) and bool(self._sorted[place] == key.encode())
 
     def __len__(self) -> int:
         return len(self._sorted)
@@ -305,10 +302,6 @@ def _check_text(name: str, text: str, where: str) -> None:
             json.loads(text)
         except (ValueError, RecursionError):
             raise ValueError(f"{where} holds {text!r:.40}, which is no JSON") from None
-
-
-def _make(mark: Path) -> None:
-    _patiently(mark, json.dumps({"schema": STORE_SCHEMA}) + "\n")
 
 
 def _patiently(file: Path, text: str) -> None:

@@ -19,6 +19,7 @@ from math import inf
 
 import msgspec
 
+from sim.compare.points import with_keys
 from sim.compare.pool import Pool, WorkerDied, default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -206,8 +207,7 @@ def together(jobs: Iterable[Job]) -> Iterator[tuple[Job, ...]]:
     batch: list[Job] = []
     held, requests, room = None, 0, FIRST_TOGETHER
     for job in jobs:
-        workload = msgspec.structs.replace(job.scenario.workload, request_rate=1.0)
-        same = msgspec.structs.replace(job.scenario, workload=workload, seed=0)
+        same = with_keys(job.scenario, workload={"request_rate": 1.0}, seed=0)
         left = job.replications
         while left:
             fitting = max(1, room // _requests(job))

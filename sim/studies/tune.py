@@ -9,15 +9,15 @@ command line (deploy), how it is shown (sim.cli.tune).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from sim.compare.points import Point, run_points
-from sim.compare.pool import lasting
+from sim.compare.points import Point, run_points, with_keys
+from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
 from sim.costs.work_costs import graph_sizes
@@ -45,7 +45,7 @@ from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers
 from sim.studies.deploy import Deployment, deployment
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.plan.answer import Answer, Stated
-from sim.workload.generate import TraceArrivals, is_trace, trace_length
+from sim.workload.generate import TraceArrivals, at_most
 
 TUNING_SCHEMA = 1
 REQUESTS_PER_SLOT, MIN_REQUESTS = 8, 48
@@ -111,7 +111,7 @@ def tune(
     workers: int | None = None,
     target_model: str | None = None,
     draft_model: str | None = None,
-    on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    on_done: OnDone = lambda stage, done, total: None,
 ) -> Tuning:
     """The best draft length by batch size for the scenario's requests, engine and drafter.
 
@@ -126,9 +126,10 @@ def tune(
     if candidates[-1] < 1:
         raise ValueError("tune: want some draft length from 1 on to try (num_speculative_tokens, --lengths)")
     drawn = cost_draws(scenario, profile, draws, scenario.seed)
-    grid = simulate_grid(scenario, drawn, tried, candidates, workers, on_done)
+    runner = Runner(workers, on_done)
+    grid = simulate_grid(scenario, drawn, tried, candidates, runner)
     while lengths is None and _is_at_edge(scenario, profile, grid) and grid.lengths[-1] < LONGEST:
-        grid = _with_longer(scenario, drawn, grid, workers, on_done)
+        grid = _with_longer(scenario, drawn, grid, runner)
         scenario = _drafting(scenario, grid.lengths[-1])
     return answer(scenario, profile, grid, target_model=target_model, draft_model=draft_model)
 
@@ -149,25 +150,18 @@ def simulate_grid(
     draws: Sequence[Draw],
     concurrencies: Sequence[int],
     lengths: Sequence[int],
-    workers: int | None,
-    on_done: Callable[[str, int, int], None],
+    runner: Runner,
 ) -> LengthGrid:
     """Run every setting at every concurrency in every draw; without a drafter, too."""
     settings = (PLAIN, *lengths)
-    values = _settings_values(scenario, draws, concurrencies, settings, workers, on_done)
+    values = _settings_values(scenario, draws, concurrencies, settings, runner)
     return LengthGrid(tuple(concurrencies), settings, values)
 
 
-def _with_longer(
-    scenario: Scenario,
-    draws: Sequence[Draw],
-    grid: LengthGrid,
-    workers: int | None,
-    on_done: Callable[[str, int, int], None],
-) -> LengthGrid:
+def _with_longer(scenario: Scenario, draws: Sequence[Draw], grid: LengthGrid, runner: Runner) -> LengthGrid:
     """`grid` with the next FURTHER lengths."""
     further = tuple(range(grid.lengths[-1] + 1, min(grid.lengths[-1] + FURTHER, LONGEST) + 1))
-    values = _settings_values(scenario, draws, grid.concurrencies, further, workers, on_done)
+    values = _settings_values(scenario, draws, grid.concurrencies, further, runner)
     return LengthGrid(grid.concurrencies, (*grid.settings, *further), np.concatenate([grid.values, values], axis=1))
 
 
@@ -181,8 +175,7 @@ def _is_at_edge(scenario: Scenario, profile: Profile, grid: LengthGrid) -> bool:
 
 
 def _drafting(scenario: Scenario, most: int) -> Scenario:
-    speculation = msgspec.structs.replace(scenario.speculation, num_speculative_tokens=most)
-    return msgspec.structs.replace(scenario, speculation=speculation)
+    return with_keys(scenario, speculation={"num_speculative_tokens": most})
 
 
 def _settings_values(
@@ -190,8 +183,7 @@ def _settings_values(
     draws: Sequence[Draw],
     concurrencies: Sequence[int],
     settings: Sequence[int],
-    workers: int | None,
-    on_done: Callable[[str, int, int], None],
+    runner: Runner,
 ) -> Floats:
     """[concurrencies, settings, draws]"""
     points = [
@@ -201,7 +193,7 @@ def _settings_values(
         for draw in draws
     ]
     stage = f"simulating K up to {max(settings)}"
-    values = objective_values(scenario, points, stage, workers, on_done)
+    values = objective_values(scenario, points, stage, runner)
     return values.reshape(len(concurrencies), len(settings), len(draws))
 
 
@@ -226,6 +218,7 @@ def answer(
     regrets = regrets_of(grid, fits, max_batch)
     points = [tuned_point(grid, fits, i, k, regret) for i, (k, regret) in enumerate(zip(chosen, regrets, strict=True))]
     middle, interval = break_even(grid, fits)
+    in_flight = float(grid.concurrencies[0]), float(grid.concurrencies[-1])
     return Tuning(
         scenario=to_plain(scenario),
         profile=cost_source(profile),
@@ -251,16 +244,11 @@ def answer(
         evidence=evidence(
             profile,
             [
-                asked_of(scenario, profile, scenario.policy[0], _tried(grid), lengths)
+                asked_of(scenario, profile, scenario.policy[0], in_flight, lengths)
                 for lengths in ((0,), tuple(k for k in grid.lengths if k > 0))
             ],
         ),
     )
-
-
-def _tried(grid: LengthGrid) -> tuple[float, float]:
-    """Fewest and most requests in flight."""
-    return float(grid.concurrencies[0]), float(grid.concurrencies[-1])
 
 
 def fits_of(scenario: Scenario, profile: Profile) -> Fits:
@@ -321,13 +309,8 @@ def checked(scenario: Scenario, profile: Profile, draws: int) -> Scenario:
         )
     if scenario.policy[0] != "continuous":
         raise ValueError(f"policy {scenario.policy[0]!r} never drafts: tune wants --policy continuous")
-    speculation = msgspec.structs.replace(
-        scenario.speculation,
-        controller="fixed",
-        num_speculative_tokens_per_batch_size=None,
-        speculative_adaptive_config=None,
-    )
-    scenario = msgspec.structs.replace(scenario, speculation=speculation)
+    without = {"num_speculative_tokens_per_batch_size": None, "speculative_adaptive_config": None}
+    scenario = with_keys(scenario, speculation={"controller": "fixed", **without})
     resolve_all(scenario, profile)
     return scenario
 
@@ -343,8 +326,7 @@ def rising(name: str, values: Iterable[int], least: int) -> tuple[int, ...]:
 
 def _point(scenario: Scenario, concurrency: int, setting: int, most: int, draw: Draw) -> Point:
     """One closed loop. A length of 0 beside others has the drafter loaded, as a table's 0 has."""
-    looped = closed_loop(scenario, concurrency)
-    changes: Mapping[str, Any]
+    changes: dict[str, Any]
     if setting == 0:
         changes = {
             "num_speculative_tokens": most,
@@ -353,26 +335,19 @@ def _point(scenario: Scenario, concurrency: int, setting: int, most: int, draw: 
         }
     else:
         changes = {"num_speculative_tokens": max(setting, 0)}
-    speculation = msgspec.structs.replace(scenario.speculation, **changes)
-    settled = msgspec.structs.replace(looped, speculation=speculation)
-    return Point(scenario=draw.scenario(settled), policy=scenario.policy[0], seed=draw.seed, profile=draw.profile)
+    looped = with_keys(closed_loop(scenario, concurrency), speculation=changes)
+    return Point(scenario=draw.scenario(looped), policy=scenario.policy[0], seed=draw.seed, profile=draw.profile)
 
 
 def closed_loop(scenario: Scenario, concurrency: int) -> Scenario:
     """`scenario` with so many requests in flight at all times, as many of them as tell of that."""
     workload = scenario.workload
-    count = max(MIN_REQUESTS, REQUESTS_PER_SLOT * concurrency)
+    count = at_most(workload, max(MIN_REQUESTS, REQUESTS_PER_SLOT * concurrency))
     if isinstance(workload.num_prompts, int):
         count = workload.num_prompts
-    elif is_trace(workload):
-        count = min(count, trace_length(workload))
-    workload = msgspec.structs.replace(
-        workload.sized(count, workload.num_warmups or min(concurrency, count // 4)),
-        request_rate=inf,
-        max_concurrency=concurrency,
-        trace_arrivals=TraceArrivals.RESCALED,
-    )
-    return msgspec.structs.replace(scenario, workload=workload)
+    sized = workload.sized(count, workload.num_warmups or min(concurrency, count // 4))
+    loop = {"request_rate": inf, "max_concurrency": concurrency, "trace_arrivals": TraceArrivals.RESCALED}
+    return with_keys(msgspec.structs.replace(scenario, workload=sized), workload=loop)
 
 
 def objective_value(run: Run, scenario: Scenario) -> float:
@@ -382,19 +357,9 @@ def objective_value(run: Run, scenario: Scenario) -> float:
     return number(run, "steady_output_throughput") or number(run, "output_throughput") or 0.0
 
 
-def objective_values(
-    scenario: Scenario,
-    points: Sequence[Point],
-    stage: str,
-    workers: int | None,
-    on_done: Callable[[str, int, int], None],
-) -> Floats:
-    """Of every one of `points` [points], in their order; `on_done` hears how far the `stage` is."""
-    on_done(stage, 0, len(points))
-    values = np.zeros(len(points))
-    for index, outcome in run_points(points, workers=workers, on_done=lambda done: on_done(stage, done, len(points))):
-        values[index] = objective_value(outcome.run, scenario)
-    return values
+def objective_values(scenario: Scenario, points: Sequence[Point], stage: str, runner: Runner) -> Floats:
+    """Of every one of `points` [points], in their order."""
+    return np.array([objective_value(outcome.run, scenario) for outcome in run_points(points, runner, stage)])
 
 
 def _has_slo(scenario: Scenario) -> bool:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from sim.files.json_values import Json, json_lines, read_json
+from sim.files.json_values import Json, json_lines, read_json, value_at
 from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 
 WHAT = "bench result"
@@ -192,15 +192,12 @@ def _row(
 
 
 def _has(value: Json, path: str) -> bool:
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value is not None
+    return value_at(value, path) is not None
 
 
 def _number(value: Json, path: str, where: str) -> float:
     """The number under `path`, keys joined by dots; vLLM's own stay as they are."""
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
+    value = value_at(value, path)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(
             f"{where}: no number under {path!r}; want what `vllm bench serve --save-result` or alike wrote"

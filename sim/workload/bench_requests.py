@@ -19,30 +19,66 @@ read, and put in order of arrival. Not here: the means of such results (sim.work
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from sim.files.json_values import Json, read_json
+from sim.files.json_values import Json, read_json, value_at
 from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
-from sim.workload.trace_files import (
-    TRACE,
-    Row,
-    TraceRow,
-    json_objects,
-    missing,
-    number_of,
-    seconds_of,
-    tokens_of,
-)
+from sim.workload.trace_files import TRACE, TraceRow, json_objects, missing, number_of, seconds_of, tokens_of
 
-Rows = Iterator[tuple[str, TraceRow | None]]
+Entries = Iterator[tuple[str, Json]]
+"""Requests and where they stand; None = a failed one."""
 RESULT_OPTIONS = {"guidellm": ["benchmark"]}
-GUIDELLM_TIMES = ("request_start_time", "start_time")
-AIPERF_TIMES = ("request_start_ns", "timestamp_ns")
 WARM_UP = "warmup"
 
 
-def _guidellm(path: str, options: dict[str, str]) -> Rows:
-    document = _document(path)
-    benchmarks = document.get("benchmarks") if isinstance(document, dict) else None
+class Fields(NamedTuple):
+    """Where a request has what, keys joined by dots; of several names the first that is there."""
+
+    started: tuple[str, ...]
+    unit: str
+    """Of its clock (sim.workload.trace_files)."""
+    prompt: str
+    output: tuple[str, ...]
+    id: str = ""
+    has_times: bool = True
+    """Whether every version of the tool writes them."""
+
+
+def result_rows(name: str, path: str, options: dict[str, str]) -> Iterator[tuple[str, TraceRow | None]]:
+    """The requests of a file in any order, given the options behind its `#`; None = a failed one."""
+    entries, fields = RESULT_READERS[name]
+    for where, entry in entries(path, options):
+        yield where, None if entry is None else _request(entry, fields, where)
+
+
+def _request(entry: Json, fields: Fields, where: str) -> TraceRow:
+    row = _object(entry, where)
+    started, clock = _first(row, fields.started)
+    if clock is None and fields.has_times:
+        raise ValueError(f"{where}: {missing('field', started, list(row))}")
+    name = value_at(row, fields.id)
+    return TraceRow(
+        None if clock is None and started not in row else seconds_of(clock, fields.unit, where, started),
+        _count(row, (fields.prompt,), where),
+        _count(row, fields.output, where),
+        id=name if isinstance(name, str) and name.isprintable() else "",
+    )
+
+
+def _first(row: Json, names: tuple[str, ...]) -> tuple[str, Json]:
+    """The first of `names` that `row` has, and what it has there; the first of all and None where it has none."""
+    found = ((name, value_at(row, name)) for name in names)
+    return next((each for each in found if each[1] is not None), (names[0], None))
+
+
+def _count(row: Json, names: tuple[str, ...], where: str) -> int:
+    """Tokens; a count that was written as 12.0 is 12."""
+    name, cell = _first(row, names)
+    return tokens_of(int(cell) if isinstance(cell, float) and cell.is_integer() else cell, where, name)
+
+
+def _guidellm(path: str, options: dict[str, str]) -> Entries:
+    benchmarks = value_at(_document(path), "benchmarks")
     if not isinstance(benchmarks, list) or not benchmarks:
         raise ValueError(f"{TRACE} {path!r}: want an object with a list `benchmarks`, as guidellm writes")
     last = len(benchmarks) - 1
@@ -52,73 +88,34 @@ def _guidellm(path: str, options: dict[str, str]) -> Rows:
     if index > last:
         raise ValueError(f"{TRACE} {path!r}: benchmark={index} must be 0 to {last}")
     where = f"{TRACE} {path!r} benchmark {index}"
-    requests = _part(_object(benchmarks[index], where), "requests", where)
-    successful = requests.get("successful")
+    successful = value_at(benchmarks[index], "requests.successful")
     if not isinstance(successful, list):
         raise ValueError(f"{where}: no list requests.successful; was it written with requests?")
     for status in ("incomplete", "errored"):
-        failed = requests.get(status)
+        failed = value_at(benchmarks[index], f"requests.{status}")
         yield from [(where, None)] * (len(failed) if isinstance(failed, list) else 0)
     for number, entry in enumerate(successful):
-        at = f"{where} request {number}"
-        row = _object(entry, at)
-        started = _first(row, GUIDELLM_TIMES, at)
-        yield (
-            at,
-            TraceRow(
-                seconds_of(row[started], "s", at, started),
-                tokens_of(_whole(row.get("prompt_tokens")), at, "prompt_tokens"),
-                tokens_of(_whole(row.get("output_tokens")), at, "output_tokens"),
-                id=_name(row.get("request_id")),
-            ),
-        )
+        yield f"{where} request {number}", _object(entry, f"{where} request {number}")
 
 
-def _aiperf(path: str, options: dict[str, str]) -> Rows:
+def _aiperf(path: str, options: dict[str, str]) -> Entries:
     for where, row in json_objects(path, ("metadata", "metrics"), has_prose=True):
-        about = _part(row, "metadata", where)
-        if about.get("benchmark_phase") == WARM_UP:
+        if value_at(row, "metadata.benchmark_phase") == WARM_UP:
             continue
-        if row.get("error") is not None or about.get("was_cancelled"):
-            yield where, None
-            continue
-        metrics = _part(row, "metrics", where)
-        started = _first(about, AIPERF_TIMES, where)
-        yield (
-            where,
-            TraceRow(
-                seconds_of(about[started], "ns", where, f"metadata.{started}"),
-                _metric(metrics, "input_sequence_length", where),
-                _metric(metrics, "output_sequence_length", where),
-                id=_name(about.get("x_request_id")),
-            ),
-        )
+        has_failed = row.get("error") is not None or value_at(row, "metadata.was_cancelled")
+        yield where, None if has_failed else row
 
 
-def _inference_perf(path: str, options: dict[str, str]) -> Rows:
+def _inference_perf(path: str, options: dict[str, str]) -> Entries:
     entries = _document(path)
     if not isinstance(entries, list):
         raise ValueError(f"{TRACE} {path!r}: want a list of requests, as inference-perf writes per request")
     for number, entry in enumerate(entries):
         where = f"{TRACE} {path!r} request {number}"
-        row = _object(entry, where)
-        if row.get("error") is not None:
-            yield where, None
-            continue
-        info = _part(row, "info", where)
-        nested = info.get("response_metrics")
-        response = nested if isinstance(nested, dict) else info
-        yield (
-            where,
-            TraceRow(
-                seconds_of(row.get("start_time"), "s", where, "start_time"),
-                tokens_of(_whole(info.get("input_tokens")), where, "info.input_tokens"),
-                tokens_of(_whole(response.get("output_tokens")), where, "info.output_tokens"),
-            ),
-        )
+        yield where, None if value_at(entry, "error") is not None else _object(entry, where)
 
 
-def _vllm_bench(path: str, options: dict[str, str]) -> Rows:
+def _vllm_bench(path: str, options: dict[str, str]) -> Entries:
     result = _object(_document(path), f"{TRACE} {path!r}")
     lists = {}
     for name in ("input_lens", "output_lens", "start_times", "errors"):
@@ -132,29 +129,35 @@ def _vllm_bench(path: str, options: dict[str, str]) -> Rows:
             raise ValueError(
                 f"{TRACE} {path!r}: {name} has {len(values)} entries, and input_lens has {len(lists['input_lens'])}"
             )
-    starts, errors = lists.get("start_times"), lists.get("errors")
-    for number, prompt in enumerate(lists["input_lens"]):
-        where = f"{TRACE} {path!r} request {number}"
-        if errors is not None and errors[number]:
-            yield where, None
-            continue
-        yield (
-            where,
-            TraceRow(
-                None if starts is None else seconds_of(starts[number], "s", where, "start_times"),
-                tokens_of(prompt, where, "input_lens"),
-                tokens_of(lists["output_lens"][number], where, "output_lens"),
-            ),
-        )
+    for number, cells in enumerate(zip(*lists.values(), strict=True)):
+        entry = dict(zip(lists, cells, strict=True))
+        yield f"{TRACE} {path!r} request {number}", None if entry.get("errors") else entry
 
 
-RESULT_READERS: dict[str, Callable[[str, dict[str, str]], Rows]] = {
-    "guidellm": _guidellm,
-    "aiperf": _aiperf,
-    "inference-perf": _inference_perf,
-    "vllm-bench": _vllm_bench,
+RESULT_READERS: dict[str, tuple[Callable[[str, dict[str, str]], Entries], Fields]] = {
+    "guidellm": (
+        _guidellm,
+        Fields(("request_start_time", "start_time"), "s", "prompt_tokens", ("output_tokens",), "request_id"),
+    ),
+    "aiperf": (
+        _aiperf,
+        Fields(
+            ("metadata.request_start_ns", "metadata.timestamp_ns"),
+            "ns",
+            "metrics.input_sequence_length.value",
+            ("metrics.output_sequence_length.value",),
+            "metadata.x_request_id",
+        ),
+    ),
+    "inference-perf": (
+        _inference_perf,
+        Fields(
+            ("start_time",), "s", "info.input_tokens", ("info.response_metrics.output_tokens", "info.output_tokens")
+        ),
+    ),
+    "vllm-bench": (_vllm_bench, Fields(("start_times",), "s", "input_lens", ("output_lens",), has_times=False)),
 }
-"""Readers by dataset name: requests of a file, given the options behind its `#`, in any order; None = a failed one."""
+"""By dataset name: who reads the requests, and where each has what."""
 
 
 def _document(path: str) -> Json:
@@ -162,35 +165,7 @@ def _document(path: str) -> Json:
     return document
 
 
-def _object(value: Json, where: str) -> Row:
+def _object(value: Json, where: str) -> dict[str, Json]:
     if not isinstance(value, dict):
         raise ValueError(f"{where}: want an object, got {type(value).__name__}")
     return value
-
-
-def _part(row: Row, name: str, where: str) -> Row:
-    if name not in row:
-        raise ValueError(f"{where}: {missing('field', name, list(row))}")
-    return _object(row[name], f"{where}: {name}")
-
-
-def _first(row: Row, names: tuple[str, ...], where: str) -> str:
-    """The first of `names` that `row` has."""
-    found = next((name for name in names if row.get(name) is not None), None)
-    if found is None:
-        raise ValueError(f"{where}: {missing('field', names[0], list(row))}")
-    return found
-
-
-def _metric(metrics: Row, name: str, where: str) -> int:
-    metric = _part(metrics, name, where)
-    return tokens_of(_whole(metric.get("value")), where, f"metrics.{name}.value")
-
-
-def _whole(cell: Json) -> Json:
-    """A count that was written as 12.0 is 12."""
-    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
-
-
-def _name(cell: Json) -> str:
-    return cell if isinstance(cell, str) and cell.isprintable() else ""

@@ -49,6 +49,11 @@ class TraceArrivals(StrEnum):
     RESCALED = "rescaled"
     POISSON = "poisson"
 
+    @property
+    def at_rate(self) -> "TraceArrivals":
+        """Where the rate is to count: recorded times have no regard to it, rescaled ones of an infinite one are 0."""
+        return TraceArrivals.RESCALED if self is TraceArrivals.RECORDED else self
+
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """A workload's description, under the names of `vllm bench serve`. Raises ValueError, one line, when made wrong."""
@@ -279,6 +284,11 @@ def is_trace(workload: Workload) -> bool:
 def trace_length(workload: Workload) -> int:
     """Requests that the workload's trace holds. Raises ValueError for one that cannot be read."""
     return len(_trace(workload, None).ids)
+
+
+def at_most(workload: Workload, count: int) -> int:
+    """`count`, but no more requests than a trace has."""
+    return min(count, trace_length(workload)) if is_trace(workload) else count
 
 
 def recorded(workload: Workload) -> Trace | None:

@@ -7,8 +7,8 @@
     mooncake      JSON lines: timestamp (ms), input_length, output_length, hash_ids (kvcache-ai/Mooncake,
                   FAST25-release); with sessions session_id, and delay (ms) in place of timestamp on later turns
                   (ai-dynamo/aiperf docs/benchmark-modes/trace-replay.md; ai-dynamo/dynamo also spells input_tokens,
-                  output_tokens, created_time, delay_ms). Or a CSV of timestamp_ms, input_length, output_length,
-                  n_prefix_blocks_seen_before
+                  output_tokens, created_time, delay_ms). Or a CSV of timestamp_ms, input_length, output_length, which
+                  does not say what prompts have in common
 
 A delay counts from the end of the answer before, which no trace knows: here it counts from that turn's arrival. Without
 hash_ids a session's prompt begins with its last prompt and answer. input_length is the whole prompt; with
@@ -27,6 +27,7 @@ from sim.workload.trace_files import (
     Cell,
     Columns,
     Row,
+    RowReader,
     TraceRow,
     collect,
     csv_rows,
@@ -39,7 +40,7 @@ from sim.workload.trace_files import (
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
-MOONCAKE_COUNTS = ("timestamp_ms", "input_length", "output_length", "n_prefix_blocks_seen_before")
+MOONCAKE_COLUMNS = ("timestamp_ms", "input_length", "output_length")
 MOONCAKE_OPTIONS = ["block_tokens", "turns"]
 TURNS = ("whole", "new")
 SPELLINGS = {
@@ -52,15 +53,17 @@ SPELLINGS = {
 
 def azure_rows(path: str, most: int | None) -> Columns:
     """The first `most` requests."""
+    return csv_rows(path, AZURE_COLUMNS, _row_of(AZURE_COLUMNS, "datetime"), most)
+
+
+def _row_of(names: tuple[str, str, str], unit: str) -> RowReader:
+    """Reads arrival, prompt and output tokens."""
 
     def row(cells: tuple[Cell, ...], where: str) -> TraceRow:
-        return TraceRow(
-            seconds_of(cells[0], "datetime", where, AZURE_COLUMNS[0]),
-            tokens_of(cells[1], where, AZURE_COLUMNS[1]),
-            tokens_of(cells[2], where, AZURE_COLUMNS[2]),
-        )
+        prompt, output = (tokens_of(cell, where, name) for cell, name in zip(cells[1:], names[1:], strict=True))
+        return TraceRow(seconds_of(cells[0], unit, where, names[0]), prompt, output)
 
-    return csv_rows(path, AZURE_COLUMNS, row, most)
+    return row
 
 
 def burstgpt_rows(path: str, most: int | None) -> Columns:
@@ -80,7 +83,7 @@ def mooncake_rows(
 ) -> tuple[Columns, int]:
     """The first `most` requests, and the tokens behind one id of content."""
     if path.endswith((".csv", ".csv.gz")):
-        return csv_rows(path, MOONCAKE_COUNTS, _from_counts, most), MOONCAKE_BLOCK_TOKENS
+        return csv_rows(path, MOONCAKE_COLUMNS, _row_of(MOONCAKE_COLUMNS, "ms"), most), MOONCAKE_BLOCK_TOKENS
     if (turns := options.get("turns", TURNS[0])) not in TURNS:
         raise ValueError(f"trace {path!r}: turns={turns!r} must be {' or '.join(TURNS)}")
     hashed = tokens_of(options.get("block_tokens", MOONCAKE_BLOCK_TOKENS), f"trace {path!r}", "block_tokens")
@@ -91,20 +94,7 @@ def mooncake_rows(
         raise ValueError(f"{where}: {missing('field', 'timestamp', list(first))}")
     block_tokens = hashed if has_hashes else engine_block_tokens
     reader = _Mooncake(path, block_tokens, has_hashes, has_sessions, is_new=turns == "new")
-    columns = collect(path, reader.rows(), most, is_in_order=not has_sessions)
-    if has_sessions and has_hashes:
-        _share_again(columns, block_tokens)
-    return columns, block_tokens
-
-
-def _from_counts(cells: tuple[Cell, ...], where: str) -> TraceRow:
-    shared = number_of(cells[3], where, MOONCAKE_COUNTS[3]) * MOONCAKE_BLOCK_TOKENS
-    return TraceRow(
-        seconds_of(cells[0], "ms", where, MOONCAKE_COUNTS[0]),
-        tokens_of(cells[1], where, MOONCAKE_COUNTS[1]),
-        tokens_of(cells[2], where, MOONCAKE_COUNTS[2]),
-        shared,
-    )
+    return collect(path, reader.rows(), most, is_in_order=not has_sessions), block_tokens
 
 
 def _spelled(row: Row, name: str) -> str:
@@ -126,7 +116,6 @@ class _Mooncake:
         self._has_hashes, self._has_sessions, self._is_new = has_hashes, has_sessions, is_new
         self._has_times: bool | None = None
         self._sessions: dict[str, _Turn] = {}
-        self._seen: set[int] = set()
         self._chains = Chains()
 
     def rows(self) -> Iterator[tuple[str, TraceRow]]:
@@ -150,8 +139,7 @@ class _Mooncake:
             raise ValueError(f"{where}: the conversation so far has {prompt + output} tokens; at most {MAX_TOKENS}")
         if self._has_sessions:
             self._sessions[session] = _Turn(arrival_s, prompt + output)
-        shared, content = self._content(row, session, prompt, output, said, where)
-        return TraceRow(arrival_s, prompt, output, shared, content=content)
+        return TraceRow(arrival_s, prompt, output, content=self._content(row, session, prompt, output, where))
 
     def _session(self, row: Row, where: str) -> str:
         session = row.get("session_id", "") if self._has_sessions else ""
@@ -183,28 +171,14 @@ class _Mooncake:
             raise ValueError(f"{where}: {missing('field', name, list(row))}")
         return tokens_of(row[spelling], where, spelling)
 
-    def _content(
-        self, row: Row, session: str, prompt: int, output: int, said: int, where: str
-    ) -> tuple[int, Sequence[int]]:
-        """(shared prompt tokens, chained ids)."""
+    def _content(self, row: Row, session: str, prompt: int, output: int, where: str) -> Sequence[int]:
+        """Chained ids."""
         if self._has_hashes:
             if "hash_ids" not in row:
                 raise ValueError(f"{where}: {missing('field', 'hash_ids', list(row))}")
             hashes = listed(row["hash_ids"], where, "hash_ids")
-            num_shared = next((place for place, value in enumerate(hashes) if value not in self._seen), len(hashes))
-            self._seen.update(hashes)
-            blocks = whole_blocks(hashes, prompt, self._block_tokens, where, "hash_ids")
-            return min(num_shared * self._block_tokens, prompt), blocks
+            return whole_blocks(hashes, prompt, self._block_tokens, where, "hash_ids")
         if not self._has_sessions:
-            return 0, ()
+            return ()
         num_blocks = (prompt + output) // self._block_tokens
-        return min(said, prompt), self._chains.of((session, place) for place in range(num_blocks))
-
-
-def _share_again(columns: Columns, block_tokens: int) -> None:
-    """Shared prompt tokens in order of arrival, in whole blocks: a file with sessions is in order of sessions."""
-    seen: set[int] = set()
-    for place, content in enumerate(columns.contents):
-        num_shared = next((index for index, value in enumerate(content) if value not in seen), len(content))
-        seen.update(content)
-        columns.shared_prefix_tokens[place] = num_shared * block_tokens
+        return self._chains.of((session, place) for place in range(num_blocks))

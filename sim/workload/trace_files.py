@@ -39,7 +39,6 @@ class TraceRow(NamedTuple):
     arrival_s: float | None
     prompt_tokens: int
     output_tokens: int
-    shared_prefix_tokens: int = 0
     id: str = ""
     content: Sequence[int] = ()
     """What names its whole blocks (sim.workload.content); empty where the file does not tell."""
@@ -53,7 +52,6 @@ class Columns:
         """Empty where the file has no times."""
         self.prompt_tokens = array("q")
         self.output_tokens = array("q")
-        self.shared_prefix_tokens = array("q")
         self.ids: list[str] = []
         self.contents: list[Sequence[int]] = []
         self.num_failed = 0
@@ -67,7 +65,6 @@ class Columns:
             self.arrival_s.append(row.arrival_s)
         self.prompt_tokens.append(row.prompt_tokens)
         self.output_tokens.append(row.output_tokens)
-        self.shared_prefix_tokens.append(row.shared_prefix_tokens)
         self.ids.append(row.id)
         self.contents.append(row.content)
 
@@ -82,7 +79,6 @@ class Columns:
                     self.arrival_s[place] if self.arrival_s else None,
                     self.prompt_tokens[place],
                     self.output_tokens[place],
-                    self.shared_prefix_tokens[place],
                     self.ids[place],
                     self.contents[place],
                 )

@@ -8,7 +8,7 @@ a format has something to say about it (docs/traces.md is the table of all):
     sharegpt      a JSON list of conversations, lengths given or counted: FILE#tokenizer=DIRECTORY
     csv, jsonl    FILE, with columns such as arrival_s or arrival_time (s), prompt_tokens or input_len, output_tokens or
                   output_len (ALIASES); or FILE#arrival=ts_ms,prompt=in,output=out[,unit=ms][,id=..][,session=..]
-                  [,prefix=..][,blocks=..[,block_tokens=16]][,tokens=..]
+                  [,blocks=..[,block_tokens=16]][,tokens=..]
 
 What prompts have in common is read from blocks (prefix_blocks, hash_ids), tokens (input_tok_ids) or sessions, whose
 next prompt goes on from the last prompt and its answer. Any file may be packed with gzip (.gz).
@@ -28,7 +28,7 @@ import numpy as np
 
 from sim.draws import Floats, Integers
 from sim.names import unknown
-from sim.workload.bench_requests import RESULT_OPTIONS, RESULT_READERS
+from sim.workload.bench_requests import RESULT_OPTIONS, RESULT_READERS, result_rows
 from sim.workload.content import (
     BLOCK_FIELDS,
     BLOCK_TOKENS,
@@ -51,7 +51,6 @@ from sim.workload.trace_files import (
     column_names,
     csv_rows,
     json_rows,
-    number_of,
     seconds_of,
     tokens_of,
     unix_unit,
@@ -69,8 +68,6 @@ class Trace(NamedTuple):
     prompt_tokens: Integers
     output_tokens: Integers
     ids: tuple[str, ...]
-    shared_prefix_tokens: Integers
-    """[requests] leading prompt tokens that an earlier request of the trace had as well."""
     contents: tuple[Content, ...] = ()
     """[requests] chained ids of whole blocks, as far as another has them; empty where the file does not tell."""
     content_tokens: int = BLOCK_TOKENS
@@ -154,8 +151,6 @@ class ColumnMap:
     id: str = ""
     session: str = ""
     """Requests of one session share the conversation so far: the session's last prompt and answer."""
-    prefix: str = ""
-    """Shared leading prompt tokens, stated outright; with whom is not known, so that nothing is found by it."""
     blocks: str = ""
     """Chained ids of the prompt's blocks."""
     is_unit_guessed: bool = False
@@ -169,8 +164,6 @@ class ColumnMap:
         for name in ("prompt", "output"):
             if not getattr(self, name):
                 raise ValueError(f"column map: {name}= must name a column")
-        if self.session and self.prefix:
-            raise ValueError(f"column map: session={self.session!r} and prefix={self.prefix!r} both say what is shared")
         if self.block_tokens < 0:
             raise ValueError(f"column map: block_tokens={self.block_tokens} must be at least 1")
         if self.unit and self.unit not in UNITS_S:
@@ -220,7 +213,7 @@ def read_trace(name: str, source: str, num_prompts: int | None = None, block_tok
     elif name == "mooncake":
         rows, content_tokens = mooncake_rows(path, _options(text, MOONCAKE_OPTIONS), num_prompts, block_tokens)
     elif name in RESULT_READERS:
-        sent = RESULT_READERS[name](path, _options(text, RESULT_OPTIONS.get(name, [])))
+        sent = result_rows(name, path, _options(text, RESULT_OPTIONS.get(name, [])))
         rows = collect(path, sent, num_prompts, is_in_order=False)
     elif name == "sharegpt":
         rows = sharegpt_rows(path, _options(text, ["tokenizer"]).get("tokenizer"), num_prompts)
@@ -228,7 +221,7 @@ def read_trace(name: str, source: str, num_prompts: int | None = None, block_tok
         columns = _with_aliases(ColumnMap.parse(text), text, path, name)
         content_tokens = columns.content_tokens(block_tokens)
         named = columns.blocks or columns.tokens
-        wanted = [columns.arrival, columns.prompt, columns.output, columns.id, columns.session, columns.prefix, named]
+        wanted = [columns.arrival, columns.prompt, columns.output, columns.id, columns.session, named]
         read = csv_rows if name == "csv" else json_rows
         rows = read(path, tuple(filter(None, wanted)), _mapped_row(columns, content_tokens), num_prompts)
     else:
@@ -282,10 +275,8 @@ def _options(text: str, known: list[str]) -> dict[str, str]:
 
 
 def _mapped_row(columns: ColumnMap, content_tokens: int) -> Callable[[tuple[Cell, ...], str], TraceRow]:
-    has = [bool(name) for name in (columns.arrival, columns.id, columns.session, columns.prefix)]
     unit = columns.arrival_unit
     is_first = True
-    conversations: dict[str, int] = {}
     chains = Chains()
 
     def content(cell: Cell, prompt: int, where: str) -> Sequence[int]:
@@ -310,30 +301,23 @@ def _mapped_row(columns: ColumnMap, content_tokens: int) -> Callable[[tuple[Cell
     def row(cells: tuple[Cell, ...], where: str) -> TraceRow:
         nonlocal is_first
         left = iter(cells)
-        arrival_s = arrival(next(left), where) if has[0] else None
+        arrival_s = arrival(next(left), where) if columns.arrival else None
         is_first = False
         prompt = tokens_of(next(left), where, columns.prompt)
         output = tokens_of(next(left), where, columns.output)
-        label = str(next(left)) if has[1] else ""
-        shared = 0
+        label = str(next(left)) if columns.id else ""
+        session = str(next(left)) if columns.session else ""
         ids: Sequence[int] = ()
-        if has[2]:
-            session = str(next(left))
-            shared = conversations.get(session, 0)
-            conversations[session] = prompt + output
-            if not (columns.blocks or columns.tokens):
-                ids = chains.of((session, place) for place in range((prompt + output) // content_tokens))
-        if has[3]:
-            shared = number_of(next(left), where, columns.prefix)
         if columns.blocks or columns.tokens:
             ids = content(next(left), prompt, where)
-        return TraceRow(arrival_s, prompt, output, shared, label, ids)
+        elif columns.session:
+            ids = chains.of((session, place) for place in range((prompt + output) // content_tokens))
+        return TraceRow(arrival_s, prompt, output, label, ids)
 
     return row
 
 
 def _to_trace(path: str, rows: Columns, content_tokens: int) -> Trace:
-    prompts = np.array(rows.prompt_tokens, dtype=np.int64)
     arrival_s = None
     if rows.arrival_s:
         arrival_s = np.array(rows.arrival_s)
@@ -341,10 +325,9 @@ def _to_trace(path: str, rows: Columns, content_tokens: int) -> Trace:
     return Trace(
         source=path,
         arrival_s=arrival_s,
-        prompt_tokens=prompts,
+        prompt_tokens=np.array(rows.prompt_tokens, dtype=np.int64),
         output_tokens=np.array(rows.output_tokens, dtype=np.int64),
         ids=tuple(name or str(index) for index, name in enumerate(rows.ids)),
-        shared_prefix_tokens=np.minimum(prompts, np.array(rows.shared_prefix_tokens, dtype=np.int64)),
         contents=tuple(common(rows.contents)) if any(rows.contents) else (),
         content_tokens=content_tokens,
         num_failed=rows.num_failed,

@@ -12,7 +12,7 @@ import pytest
 from calibrate.judge.cell_table import parse_columns, read_cells
 from calibrate.judge.cells import simulate_cell
 from calibrate.judge.fit_cells import with_constants
-from sim.acceptance.forms import parse_acceptance
+from sim.acceptance.forms import parse_quoted
 from sim.costs.profile_files import load
 from validation.accuracy.acceptance import errors_pct, spec
 from validation.accuracy.accuracy_page import CELLS, main
@@ -105,7 +105,7 @@ def test_a_line_is_judged_by_the_size_of_its_error_and_a_fit_by_none() -> None:
 
 
 def test_the_error_of_a_model_against_itself_is_zero_at_every_length() -> None:
-    model = parse_acceptance("beta:13,8", 4)
+    model = parse_quoted("beta:13,8").model(4)
     assert errors_pct(model, [model.expected_length(k) for k in range(1, 8)]) == [0.0] * 7
     assert spec(model) == "`beta:13,8`"
 

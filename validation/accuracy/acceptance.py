@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sim.acceptance.fit import fit_beta, fit_markov
-from sim.acceptance.forms import Acceptance, BetaAcceptance, MarkovAcceptance
+from sim.acceptance.models import Acceptance, BetaAcceptance, MarkovAcceptance
 from sim.acceptance.tape import TapeAcceptance, Tapes, read_tapes
 from validation.accuracy.sections import Line, Row, Section, markdown_table, number, percent
 

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 
 import click
 import msgspec
@@ -18,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.cli.console import claim, progress, write_json
-from sim.compare.pool import default_workers, given, started
+from sim.compare.pool import Runner, given
 from sim.files.json_values import Json
 from sim.names import unknown
 from sim.report.tables import print_table
@@ -160,12 +161,6 @@ def judge_all(
     """
     order = [claim.id for name in names for claim in read_section(name).claims]
     parts = [part for part in PARTS if part[0] in names]
-    count = min(len(parts), default_workers() if workers is None else workers)
-    rows: list[Row] = []
-    with started(count, {"draws": draws}) as pool:
-        on_done("judging", 0, len(parts))
-        for done, (_, judged) in enumerate(pool.run(_judge, parts), start=1):
-            rows += judged
-            on_done("judging", done, len(parts))
+    judged = Runner(workers, on_done).run(_judge, parts, "judging", (), draws=draws)
     places = {claim_id: place for place, claim_id in enumerate(order)}
-    return sorted(rows, key=lambda row: places[row.id])
+    return sorted(chain.from_iterable(judged), key=lambda row: places[row.id])

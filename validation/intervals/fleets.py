@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from sim.compare.points import Point, run_points
+from sim.compare.pool import Runner
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.draws import child_seed
@@ -79,8 +80,7 @@ def holding(scenario: Scenario, truths: Sequence[Draw], routing: str, count: int
         for truth in truths
         for run in range(RUNS)
     ]
-    found = dict(run_points(points))
-    shares = np.array([joint_share(found[index].run) for index in range(len(points))]).reshape(len(truths), RUNS)
+    shares = np.array([joint_share(outcome.run) for outcome in run_points(points)]).reshape(len(truths), RUNS)
     held: list[bool] = (shares.mean(axis=1) >= DEFAULT_SHARE).tolist()
     return held
 
@@ -136,7 +136,7 @@ def tuning(seed: int, count: int) -> None:
         profile = load(profile_name)
         answer = tune(scenario, profile, lengths=LENGTHS, concurrencies=CONCURRENCIES)
         fresh = truths_of(scenario, profile, count)
-        grid = simulate_grid(scenario, fresh, CONCURRENCIES, LENGTHS, None, lambda *_: None)
+        grid = simulate_grid(scenario, fresh, CONCURRENCIES, LENGTHS, Runner())
         plain, best = grid.of(PLAIN), grid.values.max(axis=1)
         held, lost = [], []
         for place, point in enumerate(answer.points):

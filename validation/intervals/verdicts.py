@@ -31,6 +31,7 @@ import numpy as np
 from sim.compare import capacity as capacities
 from sim.compare.capacity import capacity
 from sim.compare.points import Point, run_points
+from sim.compare.pool import Runner
 from sim.compare.run_length import choose_run_length, load_of
 from sim.compare.side_by_side import MIN_FOR_P99
 from sim.costs.profile import Profile
@@ -236,8 +237,7 @@ def covered(samples: Sequence[float], truth: float) -> tuple[float, float]:
 
 def _runs(scenario: Scenario, profile: Profile, seeds: Sequence[int], workers: int) -> list[Run]:
     points = [Point(scenario=scenario, policy="continuous", seed=seed, profile=profile) for seed in seeds]
-    runs = {index: outcome.run for index, outcome in run_points(points, workers=workers)}
-    return [runs[index] for index in range(len(points))]
+    return [outcome.run for outcome in run_points(points, Runner(workers))]
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.compare.side_by_side import Comparison, PolicySummary
+from sim.compare.side_by_side import Comparison
+from sim.compare.verdict import PolicySummary
 from sim.interface.request import Request
 from sim.metrics.breakdown import PHASES
 from sim.metrics.records import RunRecord

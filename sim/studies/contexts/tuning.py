@@ -6,14 +6,15 @@ Not here: one table (sim.studies.tune), choosing (sim.studies.choice).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import sqrt
 from typing import Any
 
 import msgspec
 
-from sim.compare.pool import lasting
+from sim.compare.points import with_keys
+from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
 from sim.run.limits import limits_of
@@ -72,7 +73,7 @@ def tune_contexts(
     lengths: Sequence[int] | None = None,
     draws: int = DEFAULT_DRAWS,
     workers: int | None = None,
-    on_done: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    on_done: OnDone = lambda stage, done, total: None,
 ) -> ContextTuning:
     """`tune` with prompts of each of `contexts` tokens. Draft lengths are 0 up to num_speculative_tokens unless given;
     concurrencies, unless given, as many as each context has room for. Raises ValueError as `tune` does, and for a
@@ -87,15 +88,14 @@ def tune_contexts(
         raise ValueError("tune: want some draft length from 1 on to try (num_speculative_tokens, --lengths)")
     fits, grids = fits_of(scenario, profile), []
     for tokens in prompts:
-        workload = msgspec.structs.replace(scenario.workload, input_len=tokens)
-        of_length = msgspec.structs.replace(scenario, workload=workload)
+        of_length = with_keys(scenario, workload={"input_len": tokens})
         tried = rising("concurrency", concurrencies or concurrencies_of(of_length, profile), 1)
         drawn = cost_draws(of_length, profile, draws, scenario.seed)
 
         def on_step(stage: str, done: int, total: int, tokens: int = tokens) -> None:
             on_done(f"{tokens} tokens: {stage}", done, total)
 
-        grids.append(simulate_grid(of_length, drawn, tried, candidates, workers, on_step))
+        grids.append(simulate_grid(of_length, drawn, tried, candidates, Runner(workers, on_step)))
     max_batch = max(limits_of(scenario, profile).max_num_seqs, *(grid.concurrencies[-1] for grid in grids))
     without = shared_table(grids, fits, max_batch)
     tables = [best_table(grid, fits, max_batch) for grid in grids]

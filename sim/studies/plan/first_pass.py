@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.compare.points import Point, run_point
-from sim.compare.pool import default_workers, given, started
+from sim.compare.points import Point, run_point, with_keys
+from sim.compare.pool import Runner, given
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.summary import Run, number
@@ -93,10 +93,8 @@ class _Setting:
 
     def __init__(self, candidate: Candidate, scenario: Scenario, k: int) -> None:
         self.candidate, self.k = candidate, k
-        speculation = msgspec.structs.replace(scenario.speculation, num_speculative_tokens=max(k, 0))
-        self.scenario = msgspec.structs.replace(
-            scenario, profile=candidate.name, policy=(POLICY,), speculation=speculation
-        )
+        drafts = {"num_speculative_tokens": max(k, 0)}
+        self.scenario = with_keys(scenario, profile=candidate.name, policy=(POLICY,), speculation=drafts)
         self.alone: Run = {}
         """With one request at a time."""
         self.goodput: dict[int, float] = {}
@@ -128,7 +126,7 @@ def first_pass(
         settings += able
         if not able:
             refused.append(Refused(deployment=candidate.label, why=reason))
-    _climb(settings, share, workers, on_done)
+    _climb(settings, share, Runner(workers, on_done))
     contending = [setting for setting in settings if setting.goodput]
     misses = _misses(settings, {id(each.candidate) for each in contending}, scenario)
     by_candidate: dict[int, list[_Setting]] = {}
@@ -153,23 +151,18 @@ def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Setting], str
     return able, reason
 
 
-def _climb(settings: Sequence[_Setting], share: float, workers: int | None, on_done: OnDone) -> None:
+def _climb(settings: Sequence[_Setting], share: float, runner: Runner) -> None:
     """Run every setting."""
     if not settings:
         return
-    stage = "first pass"
-    on_done(stage, 0, len(settings))
-    count = min(len(settings), workers or default_workers())
     uses = {POLICY} | {setting.scenario.speculation.acceptance_name for setting in settings}
-    with started(count, {"settings": settings, "share": share}, uses=uses) as pool:
-        for num, (index, found) in enumerate(pool.run(_climbed, range(len(settings))), start=1):
-            settings[index].alone, settings[index].goodput = found
-            on_done(stage, num, len(settings))
+    found = runner.run(_climbed, settings, "first pass", uses, share=share)
+    for setting, (alone, goodput) in zip(settings, found, strict=True):
+        setting.alone, setting.goodput = alone, goodput
 
 
-def _climbed(index: int) -> tuple[Run, dict[int, float]]:
+def _climbed(setting: _Setting) -> tuple[Run, dict[int, float]]:
     """In a worker: one request alone, and if that meets the SLOs the goodput by requests in flight, until it falls."""
-    setting: _Setting = given("settings")[index]
     alone = run_point(setting.point(1)).run
     if joint_share(alone) < given("share"):
         return alone, {}

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.acceptance.draws import AcceptanceDraws
-from sim.acceptance.forms import Acceptance, IidAcceptance, TapeAcceptance, parse_acceptance
-from sim.acceptance.models import MAX_DRAFT_TOKENS
+from sim.acceptance.forms import parse_quoted
+from sim.acceptance.models import MAX_DRAFT_TOKENS, Acceptance, IidAcceptance
+from sim.acceptance.tape import TapeAcceptance
 
 SPECS = (
     "iid:0.7",
@@ -29,7 +30,7 @@ TAPE = TapeAcceptance((np.array([1, 4, 3, 2, 1, 1, 9, 2], dtype=np.uint8), np.ar
 
 
 def model(name: str) -> Acceptance:
-    return TAPE if name == "tape" else parse_acceptance(name, 4)
+    return TAPE if name == "tape" else parse_quoted(name).model(4)
 
 
 models = st.sampled_from((*SPECS, "tape")).map(model)
@@ -121,7 +122,7 @@ def test_two_draft_lengths_share_the_draws_of_a_position() -> None:
 
 
 def test_a_markov_state_is_found_however_far_back_its_reset_lies() -> None:
-    slow = parse_acceptance("markov:1,0,.0004,.0004", 4)
+    slow = parse_quoted("markov:1,0,.0004,.0004").model(4)
     forwards, backwards = AcceptanceDraws(slow, 2), AcceptanceDraws(slow, 2)
     positions = range(1, 6000, 7)
     wanted = [forwards.run_length(1, position, 4) for position in positions]
@@ -168,9 +169,9 @@ GOLDEN = "[0, 0, 1, 0, 4, 3, 2, 1, 0, 1, 0, 2]"
 
 def test_luck_is_the_same_in_another_process() -> None:
     code = """
-from sim.acceptance.forms import parse_acceptance
+from sim.acceptance.forms import parse_quoted
 from sim.acceptance.draws import AcceptanceDraws
-draws = AcceptanceDraws(parse_acceptance("iid:0.7", 4), 1)
+draws = AcceptanceDraws(parse_quoted("iid:0.7").model(4), 1)
 print([draws.run_length(7, position, 8) for position in range(1, 13)])
 """
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

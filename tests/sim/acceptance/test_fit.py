@@ -9,7 +9,8 @@ import pytest
 
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.fit import fit_beta, fit_markov
-from sim.acceptance.forms import Acceptance, parse_acceptance
+from sim.acceptance.forms import parse_quoted
+from sim.acceptance.models import Acceptance
 from sim.acceptance.tape import TapeAcceptance, Tapes, read_tapes, replay
 
 pytest.importorskip("scipy")
@@ -43,7 +44,7 @@ def test_a_replay_jumps_from_round_to_round() -> None:
 @pytest.mark.slow
 def test_the_mean_and_spread_of_a_beta_come_back() -> None:
     """400 requests of 300 tokens: mean within 0.02, a + b within 20 %."""
-    fitted = fit_beta(tapes_of(parse_acceptance("beta:13,8", 4), 400, 300))
+    fitted = fit_beta(tapes_of(parse_quoted("beta:13,8").model(4), 400, 300))
     assert fitted.a / (fitted.a + fitted.b) == pytest.approx(13 / 21, abs=0.02)
     assert fitted.a + fitted.b == pytest.approx(21.0, rel=0.2)
 
@@ -52,7 +53,7 @@ def test_the_mean_and_spread_of_a_beta_come_back() -> None:
 @pytest.mark.parametrize("spec", ["markov:.13,.82", "markov:.9,.4,.05,.05,.95"])
 def test_a_fitted_chain_predicts_the_lengths_of_the_chain_behind_the_tapes(spec: str) -> None:
     """300 requests of 500 tokens: within 1.5 %, the sampling error of the tapes."""
-    truth = parse_acceptance(spec, 4)
+    truth = parse_quoted(spec).model(4)
     fitted = fit_markov(tapes_of(truth, 300, 500))
     for k in LENGTHS:
         assert fitted.expected_length(k) == pytest.approx(truth.expected_length(k), rel=0.015)

@@ -10,17 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.acceptance.conversions import AcceptanceSummary, iid_rate_for_length
 from sim.acceptance.draws import AcceptanceDraws
-from sim.acceptance.forms import (
-    AcceptanceSummary,
-    BetaAcceptance,
-    IidAcceptance,
-    MarkovAcceptance,
-    PerPositionAcceptance,
-    TapeAcceptance,
-    iid_rate_for_length,
-    parse_acceptance,
-)
+from sim.acceptance.forms import parse_quoted
+from sim.acceptance.models import BetaAcceptance, IidAcceptance, MarkovAcceptance, PerPositionAcceptance
+from sim.acceptance.tape import TapeAcceptance
 
 rates = st.floats(0.0, 1.0)
 
@@ -28,12 +22,12 @@ rates = st.floats(0.0, 1.0)
 def test_every_form_is_read(tmp_path: Path) -> None:
     tape = tmp_path / "tape.jsonl"
     tape.write_text("[1, 3, 2, 1]\n[1, 1]\n")
-    assert parse_acceptance("iid:0.7", 4) == IidAcceptance(0.7)
-    assert parse_acceptance("per-position:.8,.6,.5", 4) == PerPositionAcceptance((0.8, 0.6, 0.5))
-    assert parse_acceptance("beta:13,8", 4) == BetaAcceptance(13.0, 8.0)
-    assert parse_acceptance("markov:.9,.1,.2,.3", 4) == MarkovAcceptance(0.9, 0.1, 0.2, 0.3)
-    assert parse_acceptance("markov:.9,.1,.2,.3,.95", 4) == MarkovAcceptance(0.9, 0.1, 0.2, 0.3, 0.95)
-    played = parse_acceptance(f"tape:{tape}", 4)
+    assert parse_quoted("iid:0.7").model(4) == IidAcceptance(0.7)
+    assert parse_quoted("per-position:.8,.6,.5").model(4) == PerPositionAcceptance((0.8, 0.6, 0.5))
+    assert parse_quoted("beta:13,8").model(4) == BetaAcceptance(13.0, 8.0)
+    assert parse_quoted("markov:.9,.1,.2,.3").model(4) == MarkovAcceptance(0.9, 0.1, 0.2, 0.3)
+    assert parse_quoted("markov:.9,.1,.2,.3,.95").model(4) == MarkovAcceptance(0.9, 0.1, 0.2, 0.3, 0.95)
+    played = parse_quoted(f"tape:{tape}").model(4)
     assert isinstance(played, TapeAcceptance)
     assert [row.tolist() for row in played.tapes] == [[1, 3, 2, 1], [1, 1]]
 
@@ -68,7 +62,7 @@ def test_every_form_is_read(tmp_path: Path) -> None:
 )
 def test_a_bad_form_is_one_line_that_says_what_is_wanted(spec: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
-        parse_acceptance(spec, 4)
+        parse_quoted(spec).model(4)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -76,7 +70,7 @@ def test_a_bad_form_is_one_line_that_says_what_is_wanted(spec: str, message: str
 @pytest.mark.parametrize("draft_tokens", [0, -1, 1000])
 def test_a_draft_length_out_of_range_is_refused(draft_tokens: int) -> None:
     with pytest.raises(ValueError, match="num_speculative_tokens"):
-        parse_acceptance("iid:0.5", draft_tokens)
+        parse_quoted("iid:0.5").model(draft_tokens)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +88,7 @@ def test_a_bad_tape_names_its_file_and_line(tmp_path: Path, text: str, message: 
     tape = tmp_path / "tape.jsonl"
     tape.write_text(text)
     with pytest.raises(ValueError) as caught:
-        parse_acceptance(f"tape:{tape}", 4)
+        parse_quoted(f"tape:{tape}").model(4)
     assert message in str(caught.value)
     assert str(tape) in str(caught.value)
 
@@ -102,11 +96,11 @@ def test_a_bad_tape_names_its_file_and_line(tmp_path: Path, text: str, message: 
 def test_a_tape_field_is_named_after_a_hash(tmp_path: Path) -> None:
     tape = tmp_path / "tape.jsonl"
     tape.write_text('{"eagle": [1, 2, 1], "ngram": [1, 1, 3], "prompt_len": 5}\n')
-    played = parse_acceptance(f"tape:{tape}#ngram", 4)
+    played = parse_quoted(f"tape:{tape}#ngram").model(4)
     assert isinstance(played, TapeAcceptance)
     assert played.tapes[0].tolist() == [1, 1, 3]
     with pytest.raises(ValueError, match="did you mean 'eagle'"):
-        parse_acceptance(f"tape:{tape}#eagel", 4)
+        parse_quoted(f"tape:{tape}#eagel").model(4)
 
 
 @given(rates, st.integers(1, 20))
@@ -137,7 +131,7 @@ def test_the_last_per_position_rate_repeats() -> None:
 
 def test_the_short_markov_form_means_what_it_says() -> None:
     """Seed 0, 400,000 positions; tolerance 2 % of each rate. Its draft rates are about those quoted for n-gram."""
-    model = parse_acceptance("markov:.13,.82", 4)
+    model = parse_quoted("markov:.13,.82").model(4)
     draws = AcceptanceDraws(model, 0)
     hits = np.array([[draws.run_length(index, p, 1) for p in range(1, 1001)] for index in range(400)], dtype=bool)
     assert hits[:, 1:][~hits[:, :-1]].mean() == pytest.approx(0.13, rel=0.02)
@@ -147,27 +141,21 @@ def test_the_short_markov_form_means_what_it_says() -> None:
 
 @given(st.lists(rates, min_size=1, max_size=10))
 def test_conditional_and_unconditional_rates_convert_into_each_other(conditional: list[float]) -> None:
-    summary = AcceptanceSummary.from_conditional(conditional)
-    again = AcceptanceSummary.from_conditional(summary.conditional_rates)
-    assert again.unconditional_rates == pytest.approx(summary.unconditional_rates, abs=1e-12)
+    count = len(conditional)
+    summary = AcceptanceSummary(
+        unconditional_rates=PerPositionAcceptance(tuple(conditional)).unconditional_rates(count)
+    )
+    again = PerPositionAcceptance(summary.conditional_rates)
+    assert again.unconditional_rates(count) == pytest.approx(summary.unconditional_rates, abs=1e-12)
     assert summary.acceptance_length == pytest.approx(1.0 + summary.accepted_rate * len(conditional))
     assert summary.model.expected_length(len(conditional)) == pytest.approx(summary.acceptance_length)
 
 
-@given(rates, st.integers(1, 12))
-def test_an_accepted_rate_comes_back(rate: float, draft_tokens: int) -> None:
-    summary = AcceptanceSummary.from_accepted_rate(rate, draft_tokens)
-    assert summary.accepted_rate == pytest.approx(rate, abs=1e-9)
-
-
-def test_vllm_rates_are_unconditional_and_come_back() -> None:
+def test_vllm_rates_are_unconditional() -> None:
     summary = AcceptanceSummary.from_vllm(3, synthetic_acceptance_rates=[0.9, 0.5, 0.2])
     assert summary.acceptance_length == pytest.approx(2.6)
     assert summary.conditional_rates == pytest.approx((0.9, 5 / 9, 0.4))
-    assert summary.to_vllm() == {
-        "synthetic_acceptance_length": pytest.approx(2.6),
-        "synthetic_acceptance_rates": [0.9, 0.5, 0.2],
-    }
+    assert summary.accepted_rate == pytest.approx(1.6 / 3)
 
 
 def test_a_vllm_length_is_spent_on_the_earliest_tokens() -> None:
@@ -200,7 +188,7 @@ def test_bad_vllm_keys_are_refused(keys: dict[str, Any], message: str) -> None:
 @pytest.mark.slow
 def test_closed_forms_agree_with_a_long_simulation(spec: str, draft_tokens: int) -> None:
     """Seed 3, 3,000 requests of 800 tokens; rates within 0.006 and length within 0.6 %, some four standard errors."""
-    model = parse_acceptance(spec, draft_tokens)
+    model = parse_quoted(spec).model(draft_tokens)
     draws = AcceptanceDraws(model, 3)
     draws.prepare(range(3000), [800] * 3000, draft_tokens)
     accepted = np.concatenate([draws.rounds(index, 1, 800, draft_tokens) for index in range(3000)])

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import lanesim
 from sim.acceptance import forms
 from sim.acceptance.conversions import AcceptanceSummary, iid_rate_for_length
-from sim.acceptance.forms import IidAcceptance, PerPositionAcceptance, parse_acceptance, parse_quoted
-from sim.acceptance.models import MAX_DRAFT_TOKENS
+from sim.acceptance.forms import parse_quoted
+from sim.acceptance.models import IidAcceptance, PerPositionAcceptance
 from sim.acceptance.quoted import (
     DRIFT_FALLING,
     DRIFT_RISING,
@@ -63,9 +63,7 @@ def length_at(quoted: Quoted, k: int) -> float:
     "text",
     ["iid:.7", "length:1.9", "length:2.6@3", "vllm:.74,.49,.37", "per-position:.8,.6", "beta:13,8", "markov:.13,.82"],
 )
-@pytest.mark.parametrize("k", [1, 2, 3, 7, MAX_DRAFT_TOKENS])
-def test_a_model_at_one_draft_length_is_that_of_the_quote(text: str, k: int) -> None:
-    assert parse_acceptance(text, k) == parse_quoted(text).model(k)
+def test_no_quote_has_a_model_of_drafts_of_nothing(text: str) -> None:
     with pytest.raises(ValueError, match="num_speculative_tokens=0 must be in"):
         parse_quoted(text).model(0)
 
@@ -305,7 +303,7 @@ def test_a_registered_form_is_quoted_and_meets_the_draft_length_in_use(monkeypat
     quoted = lanesim.parse_quoted("halves:.5")
     assert quoted.measured_k is None
     assert [quoted.model(k) for k in (1, 2)] == [IidAcceptance(0.5), IidAcceptance(0.25)]
-    assert parse_acceptance("halves:.5", 2) == IidAcceptance(0.25)
+    assert parse_quoted("halves:.5").model(2) == IidAcceptance(0.25)
     assert quoted.draw(np.random.default_rng(0)) is quoted
     with pytest.raises(ValueError, match=r"'x' is not a number; write halves:\.5"):
         parse_quoted("halves:x")

@@ -6,7 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from sim.compare.verdict import Pair, Served, verdict
+from sim.compare.verdict import METRIC, Order, Paired, PolicySummary
+from sim.compare.verdict import verdict as sentence
 from sim.metrics.load import Load, Verdict
 
 STABLE = Load(verdict=Verdict.STABLE, rate_per_s=2.0)
@@ -14,22 +15,53 @@ OVERLOADED = Load(verdict=Verdict.OVERLOADED, rate_per_s=2.0)
 MEANS = {"autoregressive": 629.0, "continuous": 531.0, "pd": 545.0, "pdv": 650.0}
 
 
-def served(name: str, load: Load = STABLE, by_overlap_ms: tuple[float, ...] = ()) -> Served:
-    return Served(name, MEANS[name], load, name != "autoregressive", by_overlap_ms)
+def row(name: str, mean_ms: float | None, load: Load = STABLE, by_overlap_ms: tuple[float, ...] = ()) -> PolicySummary:
+    """A policy with that mean E2EL, inside a bracket of overlap where that is given."""
+    return PolicySummary(
+        policy=name,
+        load=load,
+        unstable=False,
+        mean={METRIC: mean_ms},
+        ci95={},
+        by_overlap={str(place): {METRIC: value} for place, value in enumerate(by_overlap_ms)},
+    )
 
 
-def pairs(**changed: Pair) -> list[Pair]:
+def served(name: str, load: Load = STABLE, by_overlap_ms: tuple[float, ...] = ()) -> PolicySummary:
+    return row(name, MEANS[name], load, by_overlap_ms)
+
+
+def pair(a: str, b: str, order: str, by_overlap_ms: tuple[float, ...] = (), phi: float | None = None) -> Paired:
+    return Paired(
+        a=a,
+        b=b,
+        metric=METRIC,
+        difference=None,
+        ci95=None,
+        unstable=False,
+        order=Order(order),
+        by_overlap={str(place): value for place, value in enumerate(by_overlap_ms)},
+        break_even_phi=phi,
+    )
+
+
+def verdict(rows: list[PolicySummary], pairs: list[Paired]) -> str:
+    """All but `autoregressive` draft."""
+    return sentence(rows, pairs, [each.policy for each in rows if each.policy != "autoregressive"])
+
+
+def pairs(**changed: Paired) -> list[Paired]:
     """By the means, apart from those of `changed`, as a_b."""
     found = []
     for b, a in combinations(MEANS, 2):
         order = "lower" if MEANS[a] < MEANS[b] else "higher"
-        found.append(changed.get(f"{a}_{b}", Pair(a, b, order)))
+        found.append(changed.get(f"{a}_{b}", pair(a, b, order)))
     return found
 
 
 def test_the_fastest_policy_is_named_with_what_it_gains_over_no_speculation() -> None:
     """545 is 2.6 % above 531; 629 less 531 is 15.6 % of 629."""
-    flips = Pair("pdv", "autoregressive", "depends on overlap", (40.0, -40.0), 0.09)
+    flips = pair("pdv", "autoregressive", "depends on overlap", (40.0, -40.0), 0.09)
     assert verdict([served(name) for name in MEANS], pairs(pdv_autoregressive=flips)) == (
         "continuous serves fastest: mean E2EL 531 ms, 16 % under no speculation; pd within 3 %; "
         "whether pdv is under no speculation depends on overlap (phi* 0.09)"
@@ -38,7 +70,7 @@ def test_the_fastest_policy_is_named_with_what_it_gains_over_no_speculation() ->
 
 @pytest.mark.parametrize(("order", "why"), [("depends on overlap", "overlap (phi* 0.12)"), ("same", "no difference")])
 def test_no_winner_is_named_whose_order_against_another_is_open(order: str, why: str) -> None:
-    open_pair = Pair("pd", "continuous", order, (7.0, -17.0), 0.12 if order != "same" else None)
+    open_pair = pair("pd", "continuous", order, (7.0, -17.0), 0.12 if order != "same" else None)
     text = verdict([served(name) for name in MEANS], pairs(pd_continuous=open_pair))
     head = text.partition(";")[0]
     assert "continuous serves fastest" not in text
@@ -49,7 +81,7 @@ def test_no_winner_is_named_whose_order_against_another_is_open(order: str, why:
 
 def test_how_far_behind_a_policy_is_spans_the_bracket_of_overlap() -> None:
     """From 119 to 319 ms more than 531."""
-    spread = Pair("pdv", "continuous", "higher", (319.0, 119.0))
+    spread = pair("pdv", "continuous", "higher", (319.0, 119.0))
     text = verdict([served("continuous"), served("pdv")], [spread])
     assert text.endswith("pdv 22 to 60 % slower")
 
@@ -61,34 +93,34 @@ def test_an_overloaded_policy_is_no_winner_however_low_its_mean() -> None:
 
 
 def test_one_run_names_the_lowest_mean_and_no_winner() -> None:
-    text = verdict([served("continuous"), served("pd")], [Pair("pd", "continuous", "none")])
+    text = verdict([served("continuous"), served("pd")], [pair("pd", "continuous", "none")])
     assert text.startswith("continuous has the lowest mean E2EL, 531 ms, in one run")
 
 
 def test_what_a_winner_takes_spans_the_bracket_and_a_rival_hides_behind_no_difference() -> None:
     alone = verdict([served("pd", by_overlap_ms=(560.0, 545.0, 530.0))], [])
     assert alone == "pd: mean E2EL 530 to 560 ms"
-    same = [Pair("pd", "continuous", "same")]
+    same = [pair("pd", "continuous", "same")]
     assert verdict([served("continuous"), served("pd")], same) == (
         "continuous and pd serve fastest, with no difference that shows: mean E2EL 531 and 545 ms"
     )
 
 
 def test_policies_whose_order_is_open_are_all_under_no_speculation_or_nothing_is_said_of_it() -> None:
-    open_pair = Pair("pd", "continuous", "depends on draws")
+    open_pair = pair("pd", "continuous", "depends on draws")
     three = [served(name) for name in ("autoregressive", "continuous", "pd")]
     assert verdict(three, pairs(pd_continuous=open_pair)) == (
         "which of continuous and pd serves fastest depends on errors of costs and acceptance: mean E2EL 531 and 545 "
         "ms, all under the 629 ms without speculation"
     )
-    flips = Pair("pd", "autoregressive", "depends on draws")
+    flips = pair("pd", "autoregressive", "depends on draws")
     assert "all under" not in verdict(three, pairs(pd_continuous=open_pair, pd_autoregressive=flips))
 
 
 def test_what_several_orders_hang_on_is_said_once_each_with_every_phi() -> None:
     changed = {
-        "pd_continuous": Pair("pd", "continuous", "depends on overlap", (7.0, -17.0), 0.121),
-        "pdv_continuous": Pair("pdv", "continuous", "depends on draws"),
+        "pd_continuous": pair("pd", "continuous", "depends on overlap", (7.0, -17.0), 0.121),
+        "pdv_continuous": pair("pdv", "continuous", "depends on draws"),
     }
     text = verdict([served(name) for name in ("continuous", "pd", "pdv")], pairs(**changed))
     assert text == (
@@ -109,32 +141,32 @@ def test_what_several_orders_hang_on_is_said_once_each_with_every_phi() -> None:
 )
 def test_how_far_behind_is_said_in_percent_up_to_twice(other_ms: float, said: str) -> None:
     """Also where the pair is listed the other way round."""
-    behind = Served("pd", other_ms, STABLE, drafts=True)
-    for pair in (Pair("pd", "continuous", "higher"), Pair("continuous", "pd", "lower")):
-        assert verdict([served("continuous"), behind], [pair]).endswith(f"; pd {said}")
+    behind = row("pd", other_ms)
+    for each in (pair("pd", "continuous", "higher"), pair("continuous", "pd", "lower")):
+        assert verdict([served("continuous"), behind], [each]).endswith(f"; pd {said}")
 
 
 def test_a_pair_listed_the_other_way_round_changes_its_sign() -> None:
-    spread = Pair("continuous", "pdv", "lower", (-319.0, -119.0))
+    spread = pair("continuous", "pdv", "lower", (-319.0, -119.0))
     assert verdict([served("continuous"), served("pdv")], [spread]).endswith("pdv 22 to 60 % slower")
 
 
 def test_no_speculation_may_be_fastest() -> None:
-    fast = Served("autoregressive", 80.25, STABLE, drafts=False)
-    text = verdict([fast, served("continuous")], [Pair("continuous", "autoregressive", "higher")])
+    fast = row("autoregressive", 80.25)
+    text = verdict([fast, served("continuous")], [pair("continuous", "autoregressive", "higher")])
     assert text == "autoregressive (no speculation) serves fastest: mean E2EL 80.2 ms; continuous 6.6 times as long"
 
 
 def test_a_gain_of_less_than_a_percent_keeps_a_digit() -> None:
-    slow = Served("autoregressive", 533.0, STABLE, drafts=False)
-    text = verdict([slow, served("continuous")], [Pair("continuous", "autoregressive", "lower")])
+    slow = row("autoregressive", 533.0)
+    text = verdict([slow, served("continuous")], [pair("continuous", "autoregressive", "lower")])
     assert text == "continuous serves fastest: mean E2EL 531 ms, 0.4 % under no speculation"
 
 
 def test_policies_without_a_steady_mean_are_listed_by_why() -> None:
     undecided = Load(verdict=Verdict.UNDECIDED, rate_per_s=2.0)
     burst = Load(verdict=Verdict.BURST, rate_per_s=None)
-    nothing = Served("unified", None, STABLE, drafts=True)
+    nothing = row("unified", None)
     rows = [served("continuous", OVERLOADED), served("pd", OVERLOADED), served("pdv", undecided), nothing]
     assert verdict(rows, []) == (
         "continuous and pd are overloaded; pdv is so near capacity that no mean is stated; "

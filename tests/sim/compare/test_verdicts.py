@@ -10,6 +10,7 @@ import pytest
 
 from sim.compare.capacity import capacity, capacity_floor, peak_in_flight
 from sim.compare.points import Point, run_points
+from sim.compare.pool import Runner
 from sim.compare.run_length import choose_run_length, load_of
 from sim.compare.side_by_side import PAIRED_METRICS, Comparison, break_even, compare, paired_differences
 from sim.compare.verdict import Order
@@ -404,7 +405,7 @@ def test_phi_on_a_profile_whose_overlap_was_measured_is_refused_in_one_line() ->
 
 
 def test_nothing_to_run_needs_no_worker() -> None:
-    assert list(run_points([], workers=2)) == []
+    assert run_points([], Runner(2)) == []
 
 
 def test_several_processes_give_what_one_gives() -> None:
@@ -414,13 +415,12 @@ def test_several_processes_give_what_one_gives() -> None:
         for policy in ("pd", "continuous")
         for seed in (3, 4)
     ]
-    heard: list[int] = []
-    alone = dict(run_points(points, workers=1))
-    together = dict(run_points(points, workers=2, on_done=heard.append))
-    assert {index: outcome.run for index, outcome in alone.items()} == {
-        index: outcome.run for index, outcome in together.items()
-    }
-    assert heard == [1, 2, 3, 4]
+    heard: list[tuple[str, int, int]] = []
+    alone = run_points(points, Runner(1))
+    together = run_points(points, Runner(2, lambda *done: heard.append(done)), "trying")
+    assert [outcome.run for outcome in alone] == [outcome.run for outcome in together]
+    assert [outcome.run["seed"] for outcome in together] == [3, 4, 3, 4]
+    assert heard == [("trying", done, 4) for done in range(5)]
 
 
 @pytest.mark.parametrize("policy", ["continuous", "pd", "pdv", "unified"])

@@ -108,14 +108,14 @@ def test_mooncake_json_lines_share_the_leading_hashes_seen_before(write: Write) 
     ]
     trace = read_trace("mooncake", write("\n".join(map(json.dumps, rows)), "trace.jsonl"))
     assert trace.arrival_s.tolist() == pytest.approx([0.0, 0.0, 3.0, 3.5])
-    assert trace.shared_prefix_tokens.tolist() == [0, 1024, 512, 700]
+    assert trace.contents == ((0, 1), (0, 1), (2,), (2,))
 
 
-def test_mooncake_csv_counts_its_blocks(write: Write) -> None:
+def test_mooncake_csv_says_nothing_of_what_prompts_share(write: Write) -> None:
     header = "timestamp_ms,input_length,output_length,n_blocks_512,n_prefix_blocks_seen_before\n"
     trace = read_trace("mooncake", write(header + "0,6758,500,14,0\n27,7322,490,15,1\n"))
     assert trace.arrival_s.tolist() == pytest.approx([0.0, 0.027])
-    assert trace.shared_prefix_tokens.tolist() == [0, 512]
+    assert (trace.prompt_tokens.tolist(), trace.contents) == ([6758, 7322], ())
 
 
 @pytest.mark.parametrize(
@@ -182,12 +182,7 @@ def test_default_columns_need_no_map(write: Write) -> None:
 def test_sessions_share_the_conversation_so_far(write: Write) -> None:
     text = "arrival_s,prompt_tokens,output_tokens,chat\n0,10,5,a\n1,20,5,b\n2,30,5,a\n3,12,5,a\n"
     trace = read_trace("csv", write(text) + "#session=chat")
-    assert trace.shared_prefix_tokens.tolist() == [0, 0, 15, 12]
-
-
-def test_a_prefix_column_is_taken_at_its_word(write: Write) -> None:
-    text = "arrival_s,prompt_tokens,output_tokens,shared\n0,10,5,0\n1,20,5,8\n"
-    assert read_trace("csv", write(text) + "#prefix=shared").shared_prefix_tokens.tolist() == [0, 8]
+    assert trace.contents == ((), (), (1,), (1,))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +192,6 @@ def test_a_prefix_column_is_taken_at_its_word(write: Write) -> None:
         ("arrival=when", "does not end in its unit; add unit="),
         ("arrival=when,unit=min", "unknown unit of arrivals 'min'"),
         ("prompt=", "prompt= must name a column"),
-        ("session=a,prefix=b", "both say what is shared"),
         ("prompt=inn", "no column 'inn'"),
     ],
 )
@@ -226,7 +220,6 @@ def test_recorded_traces_are_read_whole(name: str, file: str, count: int, means:
     assert len(trace.ids) == count
     assert (trace.prompt_tokens.mean(), trace.output_tokens.mean()) == pytest.approx(means, abs=0.01)
     assert (np.diff(trace.arrival_s) >= 0.0).all()
-    assert (trace.shared_prefix_tokens <= trace.prompt_tokens).all()
 
 
 @needs_traces
