@@ -6,7 +6,7 @@ Importing this module imports click alone. Not here: the imports themselves (cal
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -44,10 +44,10 @@ def import_group() -> None:
 @click.option("--nccl", is_flag=True, help="All-reduces are NCCL's alone, as in TensorRT-LLM 1.0's dense models.")
 @click.option(
     "--form",
-    type=click.Choice(["points", "compact", "table"]),
+    type=click.Choice(["points", "compact"]),
     default=None,
     help="points: layers composed of kernels, any model (default without PATH); compact: fitted constants, plain dense "
-    "models (default with PATH); table: those models' own measured points.",
+    "models (default with PATH).",
 )
 @click.option("--revision", default=None, help="Revision of the tables at PATH, for the record.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
@@ -63,7 +63,7 @@ def aiconfigurator_command(
     kv_dtype: str | None,
     engine: str,
     nccl: bool,
-    form: Literal["points", "compact", "table"] | None,
+    form: str | None,
     revision: str | None,
     out: Path,
 ) -> None:
@@ -90,7 +90,7 @@ def aiconfigurator_command(
             deployment = Deployment(tp, ep, dp, *_engine(engine), has_nccl_alone=nccl)
             profile = import_deployment(path, gpu, *_in_formats(shapes, weights, kv_dtype), deployment, source=revision)
         else:
-            profile = import_aiconfigurator(path, gpu, shapes[0], shapes[1], tp, revision=revision, form=form)
+            profile = import_aiconfigurator(path, gpu, shapes[0], shapes[1], tp, revision=revision)
     except ImportError as error:
         raise needs_analysis(error) from None
     except OSError as error:

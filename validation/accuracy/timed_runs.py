@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from calibrate.cli.engine_flags import engine_block
-from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
+from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
 from calibrate.importers.llmservingsim.layer_profile import import_llmservingsim
 from calibrate.judge.fit_cells import fit_constant
 from calibrate.judge.vllm_requests import RealRun, read_requests
@@ -82,9 +82,7 @@ def llmservingsim_profile(data: Path, folder: str, gpu: str) -> Profile:
 
 def aiconfigurator_profile(data: Path, gpu: str) -> Profile:
     """Llama-3.1-8B from aiconfigurator's tables of that GPU, without the gap fitted on the run itself."""
-    profile = import_aiconfigurator(
-        data / "aiconfigurator", gpu, SHAPE, None, 1, revision=AICONFIGURATOR_REVISION, form="table"
-    )
+    profile = import_deployment(data / "aiconfigurator", gpu, SHAPE, None, Deployment(), source=AICONFIGURATOR_REVISION)
     return with_engine(profile, msgspec.structs.replace(load_engine(ENGINE, gpu), gap_s=0.0, source="no device gap"))
 
 
