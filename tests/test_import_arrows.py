@@ -56,6 +56,7 @@ FLOORS = {
         ("campaign",),
     ),
     "validation": (
+        ("tables",),
         ("claims", "silicon", "accuracy", "replays", "speed"),
         ("intervals", "pages"),
         ("__main__",),

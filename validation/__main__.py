@@ -17,7 +17,6 @@ PROGRAMS = {
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),
     "partition": ("validation.accuracy.multiprocessor_shares", "solo curves of shares of multiprocessors"),
-    "pearl": ("validation.accuracy.pearl", "pipelined with a draft GPU against published runs"),
     "plan_truths": ("validation.intervals.plans", "whether planned fleets hold in other draws of costs"),
     "power": ("validation.accuracy.power", "average power of a GPU beside measured ones"),
     "replay_accuracy": ("validation.replays.accuracy", "docs/validation: this CPU measured, predicted, replayed"),

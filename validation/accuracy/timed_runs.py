@@ -51,7 +51,6 @@ class Run:
     flags: Mapping[str, Any]
     bars_pct: Mapping[str, float]
     """By "TPOT mean" and the like."""
-    remark: str = ""
 
 
 RTX_4090 = Run(
@@ -149,9 +148,8 @@ def real_run(data: Path, run: Run) -> RealRun:
 
 
 def _about(run: Run, profile: Profile, fit: str, verdict: VllmVerdict) -> list[str]:
-    told = {
-        **verdict.result["scenario"]["engine"],
-        **{name: verdict.result[name] for name in ("engine", "async_scheduling")},
+    told = verdict.result["scenario"]["engine"] | {
+        name: verdict.result[name] for name in ("engine", "async_scheduling")
     }
     settings = ", ".join(f"{name} {value}" for name, value in told.items() if name != "name")
     notes = [note for note in verdict.result["notes"] if "ITL" not in note]
@@ -164,7 +162,6 @@ def _about(run: Run, profile: Profile, fit: str, verdict: VllmVerdict) -> list[s
         f"{verdict.result['preemptions']} preemptions simulated, {verdict.result['prefix_cache_hit_rate']:.1%} of the "
         "prompts' blocks found in the prefix cache",
         *notes,
-        *([run.remark] if run.remark else []),
     ]
 
 

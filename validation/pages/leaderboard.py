@@ -19,8 +19,8 @@ from statistics import fmean
 from validation.accuracy.closed_loops import H100
 from validation.accuracy.open_loops import SHARED_RUN
 from validation.accuracy.open_loops import TITLE as OPEN_LOOPS
-from validation.accuracy.sections import markdown_table
 from validation.accuracy.timed_runs import RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT
+from validation.tables import markdown_table
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, FOLDER, PEERS = DOCS / "leaderboard.md", DOCS / "validation", Path(__file__).parent / "peers.csv"

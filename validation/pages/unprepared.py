@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import yaml
 
-from validation.accuracy.sections import markdown_table
+from validation.tables import markdown_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "unprepared.md"
 ASKED = Path(__file__).with_suffix(".yaml")
