@@ -329,16 +329,13 @@ class Composed:
         if self._lacks("generation_attention_perf", window):
             return bounded(self._decode_grid(0), window)
         if self._shape.indexer is not None:
-            points = decode_points(self._modules("generation"), self._attention_gemms_s)
-            return attention_grid(points, np.ones(len(points.seconds), dtype=np.bool_), 1.0)
+            return attention_grid(decode_points(self._modules("generation"), self._attention_gemms_s), 1.0)
         if self._shape.latent is not None:
-            points = self._latent_points("generation")
-            return attention_grid(points, np.ones(len(points.seconds), dtype=np.bool_), 1.0)
+            return attention_grid(self._latent_points("generation"), 1.0)
         points, factor = self._points("generation_attention_perf", window)
-        use = np.ones(len(points.seconds), dtype=np.bool_)
         if not window:
-            use &= outside_l2(points, self._l2_bytes, self._lookups.gpu.bandwidth_bytes_per_s)
-        return attention_grid(points, use, factor)
+            points = points.where(outside_l2(points, self._l2_bytes, self._lookups.gpu.bandwidth_bytes_per_s))
+        return attention_grid(points, factor)
 
     def _prefill_curve(self, window: int) -> Array:
         if self._lacks("context_attention_perf", window):
@@ -347,8 +344,8 @@ class Composed:
             return np.asarray(self._sparse_prompts[:, 0])
         if self._shape.latent is not None:
             points = self._latent_points("context")
-            return chunk_curve(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
-        points, _ = self._points("context_attention_perf", window)
+        else:
+            points, _ = self._points("context_attention_perf", window)
         return chunk_curve(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
 
     @cached_property
