@@ -6,7 +6,7 @@ Not here: what a table holds.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -16,9 +16,12 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:
-    """By the names in the header."""
+    """By the names in the header. Raises ValueError where there is none."""
     with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        rows = list(csv.DictReader(file))
+    if not rows:
+        raise ValueError(f"{str(path)!r} has no rows; want a CSV with a header")
+    return rows
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
@@ -32,6 +35,12 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, le
     """The first `left` columns to the left, the others to the right."""
     marks = [":--" if place < left else "--:" for place in range(len(headings))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (headings, marks, *rows)) + "\n"
+
+
+def plain_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Those `columns` of `rows`, for a terminal."""
+    texts = [["–" if row[name] is None else str(row[name]) for name in columns] for row in rows]
+    return markdown_table(columns, texts, left=len(columns)).rstrip()
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
