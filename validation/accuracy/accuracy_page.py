@@ -102,7 +102,7 @@ def rows_of(sections: Sequence[Section]) -> list[Row]:
     for section in sections:
         if section.title in RUNS:
             gpu, workload = RUNS[section.title]
-            rows.append(row_of_run(section, gpu=gpu, engine="vllm-0.19", model="llama-3.1-8b", workload=workload))
+            rows.append(row_of_run(section, gpu=gpu, workload=workload))
         rows.extend(section.rows)
     return rows
 
@@ -133,13 +133,13 @@ def failures_text(built: Built) -> str:
     return "".join(f"\n**{failure}**\n" for failure in built.failures)
 
 
-def main(args: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m validation accuracy", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, metavar="DATA_FOLDER")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "docs/accuracy.md")
     parser.add_argument("--only", choices=list(PARTS), action="append", help="Parts to run; repeat for several.")
     parser.add_argument("--peer", type=Path, help="CSV of another predictor's figures for the H100's cells.")
-    chosen = parser.parse_args(args)
+    chosen = parser.parse_args(words)
     if not chosen.data.is_dir():
         parser.error(f"{str(chosen.data)!r} is no folder; want the one with aiconfigurator/ and llmservingsim/ in it")
     built = build(chosen.data, chosen.only or list(PARTS), chosen.peer)

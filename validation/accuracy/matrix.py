@@ -73,15 +73,16 @@ def rows_of_cells(
     return rows
 
 
-def row_of_run(section: Section, *, gpu: str, engine: str, model: str, workload: str) -> Row:
-    """An open-loop run: its means beside LLMServingSim's; a metric that a constant was fitted on is left out."""
+def row_of_run(section: Section, *, gpu: str, workload: str) -> Row:
+    """An open-loop run of LLMServingSim: its means beside that simulator's; a metric that a constant was fitted on is
+    left out."""
     lines = {line.what: line for line in section.lines}
     found = {column: lines[what] for column, what in RUN_LINES.items() if what in lines}
     judged = {column: line for column, line in found.items() if not line.is_fit}
     return Row(
         gpu=gpu,
-        engine=engine,
-        model=model,
+        engine="vllm-0.19",
+        model="llama-3.1-8b",
         workload=workload,
         concurrency="open",
         errors_pct={column: line.error_pct for column, line in judged.items()},

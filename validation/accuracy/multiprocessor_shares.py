@@ -10,7 +10,6 @@ shipped profile, with the model's dimensions. Prints constants for sim.devices.p
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -68,10 +67,7 @@ class Point(NamedTuple):
         return curve.slowdown(curve.mix(*self.demands), self.share) / self.slowdown - 1.0
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    data = parser.parse_args().data
+def main(data: Path) -> None:
     models = {key: list(model_points(data / "muxserve_a100_mps", *key)) for key in JUDGED}
     attention = list(attention_points(data / "monoserve_gh200"))
 

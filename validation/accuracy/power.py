@@ -10,7 +10,6 @@ the exponent for sim.metrics.energy and a table of errors. Not here: the form (s
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -138,10 +137,8 @@ def table(settings: Sequence[Setting]) -> str:
     return markdown_table(["fitted on", "exponent", "mean %", "max %", "judged on", "mean %", "max %"], rows, left=1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    settings, broken = read(parser.parse_args().file)
+def main(file: Path) -> None:
+    settings, broken = read(file)
     print(table(settings))
     for each in broken:
         print(f"left out: {each.model}, TP {each.tp}, prompt {each.prompt_tokens}: {each.power:.3f} of TDP on average")
@@ -149,7 +146,3 @@ def main() -> None:
         print(
             f"{each.model} TP {each.tp} {each.batch} x {each.prompt_tokens}: {each.power:.3f}, {100.0 * error:+.1f} %"
         )
-
-
-if __name__ == "__main__":
-    main()

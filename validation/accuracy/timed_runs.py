@@ -79,8 +79,9 @@ def llmservingsim_profile(data: Path, folder: str, gpu: str) -> Profile:
     return import_llmservingsim(path, gpu, SHAPE, revision=LLMSERVINGSIM.partition("@")[2])
 
 
-def aiconfigurator_profile(data: Path, gpu: str) -> Profile:
+def aiconfigurator_profile(data: Path) -> Profile:
     """Llama-3.1-8B from aiconfigurator's tables of that GPU, without the gap fitted on the run itself."""
+    gpu = "rtx-pro-6000-server"
     profile = import_deployment(data / "aiconfigurator", gpu, SHAPE, None, Deployment(), source=AICONFIGURATOR_REVISION)
     return with_engine(profile, msgspec.structs.replace(load_engine(ENGINE, gpu), gap_s=0.0, source="no device gap"))
 
@@ -90,11 +91,10 @@ def sections(data: Path) -> list[Section]:
     profile, fitted_ms = _fitted(data, RTX_PRO, llmservingsim_profile(data, "RTXPRO6000", "rtx-pro-6000-server"))
     fit = f"{FITTED_CONSTANT} = {fitted_ms:.4f} ms"
     rtx_pro = section(data, RTX_PRO, profile, f"fitted: {fit}, on the TPOT mean of this run", fitted_metric="TPOT mean")
-    independent = aiconfigurator_profile(data, "rtx-pro-6000-server")
     alone = section(
         data,
         RTX_PRO_INDEPENDENT,
-        independent,
+        aiconfigurator_profile(data),
         "fitted: nothing; kernel times come from aiconfigurator's tables alone, and no device gap is assumed, since "
         "the known one was fitted on this very run",
     )

@@ -9,7 +9,6 @@ source (docs/leaderboard.md names them), the page (validation.pages.leaderboard)
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -220,15 +219,10 @@ def served_errors(cells: Sequence[Cell], frontend_s: float) -> list[float]:
     return [off_pct(first_token_ms(cell, frontend_s), cell.ttft_ms) for cell in cells]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--out", type=Path, default=TABLE)
-    options = parser.parse_args()
+def main(data: Path, out: Path = TABLE) -> None:
     warnings.simplefilter("ignore")
     found = []
-    for constant in constants(options.data):
+    for constant in constants(data):
         found += left_out(constant)
         print(*found[-len(constant.sources) :], sep="\n", file=sys.stderr)
-    write_csv(options.out, LeftOut._fields, found)
-    return 0
+    write_csv(out, LeftOut._fields, found)

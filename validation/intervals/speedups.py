@@ -1,7 +1,7 @@
 """How often the 90 % interval of a speed-up that `tune` states holds the measured one, on cells that no fit saw, and
 what deploying its answer would have lost.
 
-    python -m validation validation.intervals.speedups DATA [--draws 20] [--workers 2]
+    python -m validation accuracy_intervals DATA [--draws 20] [--workers 2]
 
 The acceptance is told as an operator has it: once, at the longest draft that was logged, over all concurrencies; for
 shorter ones it is carried. Everything else is the shipped profile and engine. DATA as in `make accuracy-public`.
@@ -10,7 +10,6 @@ Not here: speed-ups with the acceptance of each cell (validation.accuracy.gh200,
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -126,20 +125,15 @@ def regrets(case: Case, found: Tuning) -> list[float]:
     return lost
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("data", type=Path, metavar="DATA")
-    parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=2)
-    given = parser.parse_args()
+def main(data: Path, draws: int = 20, workers: int = 2) -> None:
     warnings.simplefilter("ignore")
     held = total = 0
     widths: list[float] = []
     with TemporaryDirectory() as scratch:
         cases = [
-            gh200_case(given.data / GH200_STUDY, EAGLE, PROFILE, Path(scratch)),
-            gh200_case(given.data / GH200_STUDY, DSPARK, DSPARK_PROFILE, Path(scratch)),
-            a100_case(given.data / STUDY),
+            gh200_case(data / GH200_STUDY, EAGLE, PROFILE, Path(scratch)),
+            gh200_case(data / GH200_STUDY, DSPARK, DSPARK_PROFILE, Path(scratch)),
+            a100_case(data / STUDY),
         ]
         for case in cases:
             found = tune(
@@ -147,8 +141,8 @@ def main() -> None:
                 load(case.scenario.profile),
                 lengths=sorted({k for _, k in case.measured}),
                 concurrencies=sorted({concurrency for concurrency, _ in case.measured}),
-                draws=given.draws,
-                workers=given.workers,
+                draws=draws,
+                workers=workers,
             )
             rows = []
             for concurrency, k, real, stated, (low, high) in judged(case, found):
