@@ -55,6 +55,7 @@ FLOORS = {
         ("campaign",),
     ),
     "validation": (
+        ("tables",),
         ("claims", "silicon", "accuracy", "replays", "speed"),
         ("intervals", "pages"),
         ("__main__",),

@@ -1,9 +1,17 @@
-"""`python -m validation NAME ...`: what the simulator is judged on, one program per name; without one, their list."""
+"""`python -m validation NAME ...`: what the simulator is judged on, one program per name; without one, their list.
+
+A program is its module's `main`, which has the command line as `words`, or a parameter of every argument; one with a
+default is a flag.
+"""
 
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from inspect import Parameter, signature
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 PROGRAMS = {
     "accuracy": ("validation.accuracy.accuracy_page", "docs/accuracy.md: real runs of others beside simulated ones"),
@@ -18,7 +26,6 @@ PROGRAMS = {
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),
     "partition": ("validation.accuracy.multiprocessor_shares", "solo curves of shares of multiprocessors"),
-    "pearl": ("validation.accuracy.pearl", "pipelined with a draft GPU against published runs"),
     "plan_truths": ("validation.intervals.plans", "whether planned fleets hold in other draws of costs"),
     "power": ("validation.accuracy.power", "average power of a GPU beside measured ones"),
     "replay_accuracy": ("validation.replays.accuracy", "docs/validation: this CPU measured, predicted, replayed"),
@@ -40,9 +47,32 @@ def main(args: list[str]) -> int:
         lines = [f"  {name:20}{what}" for name, (_, what) in PROGRAMS.items()]
         print("\n".join(["usage: python -m validation NAME ...", *lines]), file=sys.stderr)
         return 2
-    module = import_module(PROGRAMS[args[0]][0])
+    program = import_module(PROGRAMS[args[0]][0]).main
     sys.argv = [f"python -m validation {args[0]}", *args[1:]]
-    return int(module.main() or 0)
+    if signature(program).parameters.keys() <= {"words"}:
+        return int(program() or 0)
+    return int(program(**arguments(program, args[1:])) or 0)
+
+
+def arguments(program: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
+    """What a command line says of `program`'s parameters, each of its own type. Exits with 2 as argparse does."""
+    about = sys.modules[program.__module__].__doc__
+    parser = ArgumentParser(prog=sys.argv[0], description=about, formatter_class=RawDescriptionHelpFormatter)
+    hints = get_type_hints(program)
+    for name, parameter in signature(program).parameters.items():
+        kind = hints[name]
+        how: dict[str, Any] = {"type": next(iter(get_args(kind)), kind)}
+        if kind is bool:
+            how = {"action": "store_true"}
+        elif get_origin(kind) is Literal:
+            how = {"choices": get_args(kind)}
+        elif get_origin(kind) in (list, tuple):
+            how["nargs"] = "*"
+        if parameter.default is Parameter.empty:
+            parser.add_argument(name, **how)
+        else:
+            parser.add_argument(f"--{name.replace('_', '-')}", default=parameter.default, **how)
+    return vars(parser.parse_args(words))
 
 
 if __name__ == "__main__":

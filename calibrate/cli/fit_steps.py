@@ -73,29 +73,21 @@ def _plain(fit: StepFit) -> dict[str, Any]:
 
 
 def _print(fit: StepFit) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+    from calibrate.judge.output import print_columns
 
-    from sim.report.tables import print_table
-
-    console = Console(markup=False)
-    table = Table(box=SIMPLE_HEAD, title=f"{fit.profile.name}: steps of a served GPU, ms", title_justify="left")
-    for title in ("tokens", "measured", "law", "error", "without its ratio", "error"):
-        table.add_column(title, justify="right", no_wrap=True)
+    rows = []
     for step in fit.steps:
         left_out = ("–", "–") if step.left_out_s is None else _against(step.left_out_s, step.seconds)
         law = ("launch", "–") if step.is_launch else _against(step.law_s, step.seconds)
-        table.add_row(str(step.tokens), f"{1e3 * step.seconds:.3f}", *law, *left_out)
-    print_table(console, table)
+        rows.append([str(step.tokens), f"{1e3 * step.seconds:.3f}", *law, *left_out])
+    lines = []
     for name, each in fit.constants.items():
-        is_time = name.endswith("_s")
-        scale, unit = (1e3, " ms") if is_time else (1.0, "")
-        console.print(f"{name}: {scale * each.value:.4g} ± {scale * each.half_width:.2g}{unit}", highlight=False)
-    console.print(f"a captured pass beside prompt chunks: at least {1e3 * fit.piecewise_launch_s:.3g} ms to launch",
-                  highlight=False)  # fmt: skip
-    for note in fit.notes:
-        console.print(note, style="dim", highlight=False)
+        scale, unit = (1e3, " ms") if name.endswith("_s") else (1.0, "")
+        lines.append(f"{name}: {scale * each.value:.4g} ± {scale * each.half_width:.2g}{unit}")
+    lines.append(f"a captured pass beside prompt chunks: at least {1e3 * fit.piecewise_launch_s:.3g} ms to launch")
+    headings = ["tokens", "measured", "law", "error", "without its ratio", "error"]
+    title = f"{fit.profile.name}: steps of a served GPU, ms"
+    print_columns(title, [], headings, rows, [*lines, *fit.notes])
 
 
 def _against(predicted_s: float, seconds: float) -> tuple[str, str]:

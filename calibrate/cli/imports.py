@@ -6,15 +6,11 @@ Importing this module imports click alone. Not here: the imports themselves (cal
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import click
 
 from calibrate.cli.output import A_PATH, check_out, needs_analysis, write
 from sim.cli.lazy import SOURCE
-
-if TYPE_CHECKING:
-    from sim.costs.shapes import ModelShape
 
 TABLE_ENGINES = ("vllm", "sglang", "trtllm")
 IMPORT_EXAMPLE = (
@@ -44,10 +40,10 @@ def import_group() -> None:
 @click.option("--nccl", is_flag=True, help="All-reduces are NCCL's alone, as in TensorRT-LLM 1.0's dense models.")
 @click.option(
     "--form",
-    type=click.Choice(["points", "compact", "table"]),
+    type=click.Choice(["points", "compact"]),
     default=None,
     help="points: layers composed of kernels, any model (default without PATH); compact: fitted constants, plain dense "
-    "models (default with PATH); table: those models' own measured points.",
+    "models (default with PATH).",
 )
 @click.option("--revision", default=None, help="Revision of the tables at PATH, for the record.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
@@ -63,13 +59,13 @@ def aiconfigurator_command(
     kv_dtype: str | None,
     engine: str,
     nccl: bool,
-    form: Literal["points", "compact", "table"] | None,
+    form: str | None,
     revision: str | None,
     out: Path,
 ) -> None:
     """NVIDIA aiconfigurator's tables: those inside the installed aiconfigurator-core (`pip install 'lanesim[tables]'`),
     or those below PATH, which holds GPU folders and their YAML datasheets."""
-    from calibrate.hardware.models import shapes_of
+    from calibrate.hardware.models import shapes_of, with_formats
 
     if path is not None:
         click.get_current_context().meta[SOURCE] = str(path)
@@ -88,9 +84,11 @@ def aiconfigurator_command(
         revision = revision or "unrecorded revision"
         if form == "points":
             deployment = Deployment(tp, ep, dp, *_engine(engine), has_nccl_alone=nccl)
-            profile = import_deployment(path, gpu, *_in_formats(shapes, weights, kv_dtype), deployment, source=revision)
+            draft_shape = None if shapes[1] is None else with_formats(shapes[1], None, kv_dtype)
+            target_shape = with_formats(shapes[0], weights, kv_dtype)
+            profile = import_deployment(path, gpu, target_shape, draft_shape, deployment, source=revision)
         else:
-            profile = import_aiconfigurator(path, gpu, shapes[0], shapes[1], tp, revision=revision, form=form)
+            profile = import_aiconfigurator(path, gpu, shapes[0], shapes[1], tp, revision=revision)
     except ImportError as error:
         raise needs_analysis(error) from None
     except OSError as error:
@@ -104,16 +102,6 @@ def _engine(text: str) -> tuple[str, str | None]:
     if name not in TABLE_ENGINES:
         raise ValueError(f"--engine {text!r}: kernels are of {', '.join(TABLE_ENGINES)}, with -VERSION if you like")
     return name, version or None
-
-
-def _in_formats(
-    shapes: tuple[ModelShape, ModelShape | None], weights: str | None, kv: str | None
-) -> tuple[ModelShape, ModelShape | None]:
-    """Target in the formats asked for; the draft keeps its weights and shares the KV format."""
-    from calibrate.hardware.models import with_formats
-
-    target, draft = shapes
-    return with_formats(target, weights, kv), None if draft is None else with_formats(draft, None, kv)
 
 
 @import_group.command(
@@ -174,4 +162,4 @@ def _below(path: Path | None) -> list[Path]:
     """The files that an import from `path` may read."""
     if path is None:
         return []
-    return [path, *path.rglob("*.csv"), *path.rglob("*.yaml"), *path.rglob("*.parquet")] if path.is_dir() else [path]
+    return [path, *(file for ending in ("csv", "yaml", "parquet") for file in path.rglob(f"*.{ending}"))]

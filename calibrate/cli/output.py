@@ -45,22 +45,13 @@ def write(profile: Profile, out: Path) -> None:
 
 
 def print_errors(profile: Profile, errors: dict[str, KindError]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+    from calibrate.judge.output import print_columns
 
-    from sim.report.tables import print_table
-
-    table = Table(box=SIMPLE_HEAD, title=f"{profile.name}: error of costs", title_justify="left")
-    table.add_column("kind", no_wrap=True)
-    for title in ("mean %", "max %", "points"):
-        table.add_column(title, justify="right", no_wrap=True)
     kinds_by_reason: dict[str, list[str]] = {}
+    rows = []
     for kind, error in errors.items():
         kinds_by_reason.setdefault(error.held_out, []).append(kind)
         figures = ["–" if value is None else f"{value:.1f}" for value in (error.mean_error_pct, error.max_error_pct)]
-        table.add_row(kind, *figures, str(error.points))
-    console = Console(markup=False)
-    print_table(console, table)
-    for reason, kinds in kinds_by_reason.items():
-        console.print(f"{', '.join(kinds)}: {reason}", style="dim", highlight=False)
+        rows.append([kind, *figures, str(error.points)])
+    reasons = (f"{', '.join(kinds)}: {reason}" for reason, kinds in kinds_by_reason.items())
+    print_columns(f"{profile.name}: error of costs", ["kind"], ["mean %", "max %", "points"], rows, reasons)

@@ -9,7 +9,6 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,8 +202,7 @@ def _fit(
         told = ", ".join(f"{name} {error:+.1f} %" for name, error in errors_pct.items())
         print(f"held back, {held_back} at once, predicted: {told}")
         for each in served:
-            spreads = ", ".join(f"{name} ±{spread:.0f} %" for name, spread in each.spreads_pct.items())
-            if spreads:
+            if spreads := ", ".join(f"{name} ±{spread:.0f} %" for name, spread in each.spreads_pct.items()):
                 print(f"{each.source}, over its rounds: {spreads}")
         for each in served:
             for reason, count in each.failed.items():
@@ -241,7 +239,7 @@ def _drive(
                 input_words=flags["input_len"],
                 output_tokens=flags["output_len"],
                 seed=seed,
-                on_done=partial(_tell, partial(on_step, what), count),
+                on_done=lambda done: on_step(what, done, count),
             )
 
         one(levels[-1], WARM_UP_WAVES * levels[-1], "warming up", flags["seed"] - 1)
@@ -254,7 +252,3 @@ def _drive(
             found = [middling(rounds[concurrency]) for concurrency in levels]
             on_round(found)
     return found
-
-
-def _tell(on_done: Callable[[int, int], None], count: int, done: int) -> None:
-    on_done(done, count)

@@ -131,37 +131,30 @@ def plain(found: Production) -> dict[str, Any]:
 
 def show(found: Production) -> None:
     """Constants, acceptance, and the error left at each level."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    from calibrate.judge.output import print_columns
 
-    from sim.report.tables import print_table
-
-    console = Console()
-    table = Table(box=SIMPLE_HEAD, title="levels of load, simulated with the fitted constants", title_justify="left")
-    for title in ("source", "in flight", "prompt", "output", "errors left %", "predicted from the others %"):
-        table.add_column(title, justify="left" if title == "source" else "right")
-    for level in found.levels:
-        table.add_row(
-            escape(level.served.source),
+    rows = [
+        [
+            level.served.source,
             f"{level.served.concurrency:.1f}",
             f"{level.served.prompt_tokens:.0f}",
             f"{level.served.output_tokens:.0f}",
             _signed(level.errors_pct),
             _signed(level.predicted_pct) or "–",
-        )
-    print_table(console, table)
-    for fit in found.fits:
-        console.print(str(fit), highlight=False)
+        ]
+        for level in found.levels
+    ]
+    lines = list(map(str, found.fits))
     if found.unfitted:
         names_by_reason: dict[str, list[str]] = {}
         for name, reason in found.unfitted.items():
             names_by_reason.setdefault(reason, []).append(name)
         why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items())
-        console.print(f"left as they were: {escape(why)}", highlight=False, soft_wrap=True)
+        lines.append(f"left as they were: {why}")
     if found.accepted is not None:
-        console.print(f"acceptance: --acceptance {found.accepted.quote}", highlight=False)
+        lines.append(f"acceptance: --acceptance {found.accepted.quote}")
+    headings = ["in flight", "prompt", "output", "errors left %", "predicted from the others %"]
+    print_columns("levels of load, simulated with the fitted constants", ["source"], headings, rows, lines)
 
 
 def _signed(errors_pct: dict[str, float]) -> str:

@@ -1,12 +1,12 @@
 """How wrong a profile is, point by point and by kind: measured beside predicted, summarised as a profile states it.
 
-Not here: which points a fit leaves out (calibrate.fit.held_out, calibrate.fit.table_form, calibrate.fit.pass_fit), what
+Not here: which points a fit leaves out (calibrate.fit.held_out, calibrate.fit.pass_fit), what
 is checked against what (calibrate.judge).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,8 @@ from sim.costs.shapes import ModelShape
 from sim.interface.work import Work
 
 Array = NDArray[np.float64]
+DRAFT_KINDS = {"decode": "draft", "body": "draft_body", "prefill": "draft_prefill"}
+"""Kinds of errors of a model -> the same of a pair's draft."""
 
 
 def relative_error(predicted: Array, measured: Array) -> Array:
@@ -29,7 +31,7 @@ def relative_error(predicted: Array, measured: Array) -> Array:
 def kind_error(errors: Array, held_out: str) -> KindError:
     """Summary of relative `errors` [points]."""
     if len(errors) == 0:
-        return KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=held_out)
+        return not_judged(held_out)
     percent = 100.0 * np.abs(errors)
     return KindError(
         mean_error_pct=round(float(percent.mean()), 2),
@@ -37,6 +39,16 @@ def kind_error(errors: Array, held_out: str) -> KindError:
         points=len(errors),
         held_out=held_out,
     )
+
+
+def not_judged(why: str) -> KindError:
+    """Of a kind of which nothing was measured."""
+    return KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=why)
+
+
+def errors_of_draft(errors: Mapping[str, KindError]) -> dict[str, KindError]:
+    """A draft's own errors under the names that a pair's profile has for them."""
+    return {name: errors[kind] for kind, name in DRAFT_KINDS.items()}
 
 
 class Comparison(NamedTuple):

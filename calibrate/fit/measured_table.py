@@ -5,7 +5,7 @@ predicted time is shared out over its parts and over the grid points near it (ca
 then fall along an axis are restored by least squares in their logs, each weighing by how well it is known: never by
 raising.
 Held-out points have no part in it: their grid points hold the compact fit's time, corrected as their neighbours are.
-Not here: the compact fit and errors (calibrate.fit.pass_fit), tables of single kernels (calibrate.fit.table_form).
+Not here: the compact fit and errors (calibrate.fit.pass_fit), tables of single kernels (calibrate.importers).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import least_squares
 
-from calibrate.fit.fit_errors import Array, compare_points, summary
+from calibrate.fit.fit_errors import Array, compare_points, not_judged, summary
 from calibrate.points.point_works import place_of, work_of
 from sim.costs.forms.build import build_costs
 from sim.costs.kernels import CompactKernels, Measured
@@ -92,7 +92,7 @@ def held_out_errors(fitted: Profile) -> dict[str, KindError]:
         kind: msgspec.structs.replace(error, held_out=f"{error.held_out}; median {median(middles[kind]):.1f} %")
         for kind, error in errors.items()
     }
-    nothing = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=NOT_TIMED_ALONE)
+    nothing = not_judged(NOT_TIMED_ALONE)
     order = ("prefill", "decode", "draft", "verify", "draft_prefill")
     return {"body": nothing} | {kind: errors[kind] for kind in order if kind in errors}
 

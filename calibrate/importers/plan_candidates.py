@@ -156,9 +156,9 @@ def _code_hash() -> str:
     return made.hexdigest()
 
 
-def own_decode_ms(repository: str, gpu: str, deployment: Deployment, rows: int, context_tokens: int) -> float | None:
-    """Milliseconds of a decode step by aiconfigurator-core itself, on the tables that it takes for that engine; None
-    where it has no answer."""
+def own_decode_ms(repository: str, gpu: str, deployment: Deployment, context_tokens: int) -> float | None:
+    """Milliseconds of a decode step of one row by aiconfigurator-core itself, on the tables that it takes for that
+    engine; None where it has no answer."""
     try:
         from aiconfigurator_core.sdk.engine import EngineHandle
     except ImportError:
@@ -176,7 +176,7 @@ def own_decode_ms(repository: str, gpu: str, deployment: Deployment, rows: int, 
             moe_tp_size=cut,
             moe_ep_size=spread,
         )
-        return float(handle.decode_step_latency(rows, context_tokens, 2))
+        return float(handle.decode_step_latency(1, context_tokens, 2))
     except Exception:
         # Whatever a foreign library makes of a model that it does not know: there is no second opinion then.
         return None

@@ -10,8 +10,8 @@ Not here: simulating them (calibrate.judge.cells), fitting on them (calibrate.ju
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +61,23 @@ class Cell:
     input_len: int | None
     output_len: int | None
     """Tokens of every output, or their mean; both lengths None where a list of requests has them."""
-    output_len_std: float
+    output_len_std: float = 0.0
     """Standard deviation of the outputs' tokens; 0 = all the same."""
-    output_len_max: int | None
+    output_len_max: int | None = None
     """Where the engine cut outputs off."""
-    num_prompts: int | None
+    num_prompts: int | None = None
     num_speculative_tokens: int
-    acceptance: str | None
+    acceptance: str | None = None
     """As --acceptance takes it; None without speculation."""
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    num_gpu_blocks: int | None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    num_gpu_blocks: int | None = None
     """As vLLM logs it: one more than is used."""
-    label: str
-    arm: str
-    measured: Mapping[str, float]
+    label: str = ""
+    arm: str = ""
+    measured: Mapping[str, float] = field(default_factory=dict)
     """Metric of MEASURED -> its mean."""
-    texts: Mapping[str, str]
+    texts: Mapping[str, str] = field(default_factory=dict)
     """Every column as it stands in the file, under its name after renaming."""
 
     @property
@@ -124,8 +124,24 @@ def read_cells(path: Path, renamed: Mapping[str, str], *, has_requests: bool = F
 
     Raises ValueError naming file, line and column.
     """
-    where = f"table {str(path)!r}"
-    names, rows = read_csv(path, "table")
+    return _table(str(path), *read_csv(path, "table"), renamed, has_requests=has_requests)
+
+
+def cells_of(name: str, rows: Sequence[Mapping[str, object]], *, has_requests: bool = False) -> CellTable:
+    """As `read_cells`, of rows at hand that all have our columns; `name` stands for the file."""
+    lines = ((number, list(map(str, row.values()))) for number, row in enumerate(rows, start=2))
+    return _table(name, list(rows[0]), lines, {}, has_requests=has_requests)
+
+
+def _table(
+    path: str,
+    names: list[str],
+    rows: Iterable[tuple[int, list[str]]],
+    renamed: Mapping[str, str],
+    *,
+    has_requests: bool,
+) -> CellTable:
+    where = f"table {path!r}"
     header = _header(names, renamed, where, REQUIRED if has_requests else REQUIRED + LENGTHS)
     cells = []
     for number, row in rows:
@@ -133,7 +149,7 @@ def read_cells(path: Path, renamed: Mapping[str, str], *, has_requests: bool = F
         cells.append(_cell(texts, number, f"{where} line {number}", has_requests=has_requests))
     if not cells:
         raise ValueError(f"{where} has no cell below its header")
-    return CellTable(path=str(path), cells=cells, unused=[name for name in header if name not in COLUMNS])
+    return CellTable(path=path, cells=cells, unused=[name for name in header if name not in COLUMNS])
 
 
 def read_request_list(path: Path) -> list[tuple[int, int]]:

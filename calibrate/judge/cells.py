@@ -38,6 +38,11 @@ from sim.workload.generate import num_requests
 CELLS_SCHEMA = 1
 WAVES = 10
 CELL_INCHES, MAX_INCHES = 0.28, 24.0
+SHOWN = (
+    "line", "label", "arm", "concurrency", "input_len", "output_len", "output_len_std", "output_len_max", "num_prompts",
+    "num_speculative_tokens", "acceptance",
+)  # fmt: skip
+"""Of a cell, in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +268,10 @@ def speedups(judged: Sequence[JudgedCell]) -> list[Speedup]:
         partners = references.get(_pair_key(each.cell), [])
         if each.cell.num_speculative_tokens == 0 or not partners:
             continue
-        real, simulated = (_throughput(each, side) / _mean(partners, side) for side in ("real", "simulated"))
+        real, simulated = (
+            _throughput(each, side) / (sum(_throughput(one, side) for one in partners) / len(partners))
+            for side in ("real", "simulated")
+        )
         pairs.append(
             Speedup(
                 name=each.cell.name,
@@ -291,10 +299,6 @@ def _throughput(each: JudgedCell, side: str) -> float:
     value = each.metrics[THROUGHPUT][side]
     assert value is not None
     return value
-
-
-def _mean(cells: Sequence[JudgedCell], side: str) -> float:
-    return sum(_throughput(each, side) for each in cells) / len(cells)
 
 
 def result_of(
@@ -361,17 +365,8 @@ def _plain(each: JudgedCell, profile: Profile, setup: Setup) -> dict[str, Json]:
     cell = each.cell
     scenario = scenario_of(cell, profile, setup)
     return {
-        "line": cell.line,
-        "label": cell.label,
-        "arm": cell.arm,
-        "concurrency": cell.concurrency,
-        "input_len": cell.input_len,
-        "output_len": cell.output_len,
-        "output_len_std": cell.output_len_std,
-        "output_len_max": cell.output_len_max,
+        **{name: getattr(cell, name) for name in SHOWN},
         "num_prompts": scenario.workload.num_prompts,
-        "num_speculative_tokens": cell.num_speculative_tokens,
-        "acceptance": cell.acceptance,
         "policy": scenario.policy[0],
         "role": "fit" if each.is_fit else "judged",
         "metrics": dict(each.metrics),

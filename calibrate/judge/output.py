@@ -1,4 +1,4 @@
-"""Where `validate vllm` and `validate cells` put their results, and the table that they print.
+"""Where `validate vllm` and `validate cells` put their results, and the table that commands of this package print.
 
 Not here: the results (calibrate.judge.vllm_runs, calibrate.judge.cells).
 """
@@ -62,21 +62,39 @@ def print_compared(
 ) -> None:
     """A table of what was measured beside what was simulated, each row with its texts under `headings`, the first of
     which may fold; `lines` below it."""
+    from sim.report.tables import percent, significant
+
+    print_columns(
+        title,
+        headings,
+        ("real", "simulated", "error"),
+        (
+            (*texts, significant(each["real"]), significant(each["simulated"]), percent(each["error_pct"]))
+            for texts, each in rows
+        ),
+        lines,
+    )
+
+
+def print_columns(
+    title: str, left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]], lines: Iterable[str]
+) -> None:
+    """A table on the terminal with columns to the left, the first of which may fold, and to the right; `lines` below
+    it."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    from sim.report.tables import percent, print_table, significant
+    from sim.report.tables import print_table
 
     console = Console(markup=False)
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column(headings[0], overflow="fold")
-    for heading in headings[1:]:
-        table.add_column(heading, no_wrap=True)
-    for heading in ("real", "simulated", "error"):
+    for place, heading in enumerate(left):
+        table.add_column(heading, overflow="fold", no_wrap=place > 0)
+    for heading in right:
         table.add_column(heading, justify="right", no_wrap=True)
-    for texts, each in rows:
-        table.add_row(*texts, significant(each["real"]), significant(each["simulated"]), percent(each["error_pct"]))
+    for row in rows:
+        table.add_row(*row)
     print_table(console, table)
     for line in lines:
         console.print(line, highlight=False)

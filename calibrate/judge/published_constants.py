@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from calibrate.fit.fit_errors import Check, Comparison
+from calibrate.fit.fit_errors import Check, Comparison, errors_of_draft, not_judged
 from calibrate.fit.held_out import Fitted, Tables, errors_of
 from calibrate.fit.kernel_fit import body_s
 from calibrate.importers.aiconfigurator.compact_profile import DEVICES, read_tables
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
-from sim.costs.profile import KindError, Profile
+from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.names import unknown
 
@@ -33,15 +33,9 @@ def check_tables(profile: Profile, path: Path) -> Check:
     errors = errors_of(tables, fitted, profile.target, tensor_parallel, how)
     comparisons = _bodies(tables, fitted, profile.target, tensor_parallel, is_target=True)
     if profile.draft is not None:
-        of_draft = errors_of(tables, fitted, profile.draft, tensor_parallel, how)
-        errors |= {"draft": of_draft["decode"], "draft_body": of_draft["body"], "draft_prefill": of_draft["prefill"]}
+        errors |= errors_of_draft(errors_of(tables, fitted, profile.draft, tensor_parallel, how))
         comparisons += _bodies(tables, fitted, profile.draft, tensor_parallel, is_target=False)
-    errors["verify"] = KindError(
-        mean_error_pct=None,
-        max_error_pct=None,
-        points=0,
-        held_out="no public table has attention of 2..8 queries on a long history",
-    )
+    errors["verify"] = not_judged("no public table has attention of 2..8 queries on a long history")
     return Check(errors, comparisons)
 
 

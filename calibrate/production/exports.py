@@ -127,17 +127,10 @@ def read_windows(lines: Iterable[str], num_speculative_tokens: int | None = None
         elif found := SGLANG_LOAD.search(line):
             if last is not None:
                 yield last
-            accepted = None
             length = SGLANG_LENGTH.search(line)
-            if length and num_speculative_tokens:
-                accepted = Accepted(
-                    drafts=1.0, draft_tokens=num_speculative_tokens, rates=(), mean_length=float(length[1])
-                )
+            accepted = _of_length(1.0, float(length[1]), num_speculative_tokens) if length else None
             last = Window(
-                running=int(found[1]),
-                waiting=int(found[4]),
-                output_tokens_per_s=float(found[3]),
-                accepted=accepted,
+                running=int(found[1]), waiting=int(found[4]), output_tokens_per_s=float(found[3]), accepted=accepted
             )
     if last is not None:
         yield last
@@ -226,6 +219,11 @@ def _accepted(result: _Result, num_speculative_tokens: int | None) -> Accepted |
     length = result.spec_decode_acceptance_length
     if rates:
         return Accepted(drafts=drafts, draft_tokens=len(rates), rates=rates)
-    if length and num_speculative_tokens:
-        return Accepted(drafts=drafts, draft_tokens=num_speculative_tokens, rates=(), mean_length=length)
-    return None
+    return _of_length(drafts, length, num_speculative_tokens)
+
+
+def _of_length(drafts: float, length: float | None, num_speculative_tokens: int | None) -> Accepted | None:
+    """Where the acceptance length alone is told; None where it is not, or not of how many tokens."""
+    if not length or not num_speculative_tokens:
+        return None
+    return Accepted(drafts=drafts, draft_tokens=num_speculative_tokens, rates=(), mean_length=length)

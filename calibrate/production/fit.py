@@ -22,12 +22,13 @@ from calibrate.judge.cell_table import MEASURED, Cell
 from calibrate.judge.cells import Setup, simulate_cell
 from calibrate.judge.fit_cells import Fitted, Undetermined, check_constant, fit_constants, with_constants
 from calibrate.production.served import Accepted, Served, cell_of, pooled
+from realrun.validate.errors import THROUGHPUT
 from sim.costs.engine import engine_of, with_engine
 from sim.costs.profile import Profile
 
 FAR_APART = 2.0
 """Requests in flight of two levels that tell a constant per row from one per step."""
-FITTED = ("tpot_ms", "output_throughput")
+FITTED = ("tpot_ms", THROUGHPUT)
 """What a step's constants are fitted on: the first that a level has."""
 STEP, ROW, GAP = "step_s", "row_s", "gap_s"
 """The constants of every step: on the host, on the host per row, on the device."""
@@ -239,24 +240,19 @@ def _noise(served: Sequence[Served], metrics: Sequence[str]) -> float:
     return float(np.sqrt(np.mean(np.square(found))))
 
 
-def _ratios(profile: Profile, cells: Sequence[Cell], setup: Setup) -> list[float]:
-    """Simulated over measured time per token, of each cell."""
+def _ratios(profile: Profile, cells: Sequence[Cell], setup: Setup, metric: str | None = None) -> list[float]:
+    """Simulated over measured `metric` of each cell, by default time per token."""
     found = []
     for cell in cells:
-        metric = _metric(cell.measured)
-        ratio = _simulated(cell, profile, setup)[MEASURED[metric]] / cell.measured[metric]
-        found.append(ratio if metric == "tpot_ms" else 1.0 / ratio)
+        name = metric or _metric(cell.measured)
+        ratio = _simulated(cell, profile, setup)[MEASURED[name]] / cell.measured[name]
+        found.append(1.0 / ratio if name == THROUGHPUT else ratio)
     return found
 
 
 def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mapping[str, float], noise: float) -> Fitted:
     """What stands before the engine. Raises Undetermined."""
-
-    def ratios(candidate: Profile) -> list[float]:
-        return [
-            _simulated(cell, candidate, setup)[MEASURED[FIRST_TOKEN]] / cell.measured[FIRST_TOKEN] for cell in cells
-        ]
-
+    ratios = partial(_ratios, cells=cells, setup=setup, metric=FIRST_TOKEN)
     try:
         found = fit_constants(profile, [FRONTEND], ratios, near, noise)
     except Undetermined:

@@ -135,18 +135,10 @@ def cell_of(served: Served, line: int) -> Cell:
         concurrency=round(served.concurrency),
         input_len=max(1, round(served.prompt_tokens)),
         output_len=max(2, round(served.output_tokens)),
-        output_len_std=0.0,
-        output_len_max=None,
-        num_prompts=None,
         num_speculative_tokens=0 if accepted is None else accepted.draft_tokens,
         acceptance=None if accepted is None else accepted.quote,
-        max_num_seqs=None,
-        max_num_batched_tokens=None,
-        num_gpu_blocks=None,
         label=served.source,
-        arm="",
         measured=served.measured,
-        texts={},
     )
 
 

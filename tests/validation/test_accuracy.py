@@ -229,7 +229,7 @@ def test_a_gh200_cell_brings_its_own_rates_blocks_and_requests(tmp_path: Path) -
         + [rate | {"concurrency": "8", "position": 0, "accept_rate_at_position": "0.9"}],
     )
     (folder / "lengths_chat.csv").write_text("prompt_tokens,output_tokens\n50,9\n70,5\n")
-    (found,) = gh200_table(folder, "chat", tmp_path).cells
+    (found,) = gh200_table(folder, "chat").cells
     assert (found.acceptance, found.num_gpu_blocks, found.num_prompts) == ("vllm:0.6,0.3", 100, 6)
     assert setup(tmp_path, "chat").requests == [(50, 9), (70, 5)]
 

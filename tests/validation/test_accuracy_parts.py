@@ -19,7 +19,6 @@ from validation.accuracy.synchronous import (
     ISSUE_PROFILE,
     ISSUE_VANILLA_MS,
     LINE,
-    fit_issue,
     issue_tpot_ms,
     mid_2025_section,
     qwen_cells,
@@ -59,7 +58,7 @@ def test_cells_of_other_engines_formats_and_gpus_are_left_out_and_each_id_counts
 
 def test_the_cells_that_the_profile_names_judge_nothing(tmp_path: Path) -> None:
     write(tmp_path / "aiconfigurator/silicon_visible.csv", [cell(id=FITTED_ID), cell()])
-    section = qwen_section(tmp_path, tmp_path)
+    section = qwen_section(tmp_path)
     assert [(row.model, row.is_fit) for row in section.rows] == [("qwen3-32b-tp2", True), ("qwen3-32b-tp2", False)]
     assert section.lines[0].what == "TPOT on 2 H100s, 1 cells: mean size of the error"
     assert sum("no cells in this folder" in text for text in section.about) == 2
@@ -72,7 +71,7 @@ def test_cells_on_four_devices_are_judged_where_the_folder_has_them(tmp_path: Pa
     write(tmp_path / "aiconfigurator/silicon_held_back.csv", [cell(tp_size=4), cell(id="second", tp_size=4)])
     for name in ("h100_sxm", "h100_sxm.yaml"):
         (tmp_path / "aiconfigurator" / name).symlink_to(TABLES / name)
-    section = qwen_section(tmp_path, tmp_path)
+    section = qwen_section(tmp_path)
     assert [(row.model, row.is_fit) for row in section.rows] == [("qwen3-32b-tp4", False)] * 2
     assert all(row.errors_pct["TPOT"] is not None for row in section.rows)
 
@@ -83,14 +82,6 @@ def test_vllm_of_mid_2025_meets_what_it_was_fitted_on() -> None:
     served = with_engine(profile, load_engine("vllm-0.9", "h100-sxm"))
     assert issue_tpot_ms(served, 0) == pytest.approx(ISSUE_VANILLA_MS, rel=0.01)
     assert issue_tpot_ms(served, 2) == pytest.approx(ISSUE_K2_MS, rel=0.01)
-
-
-@pytest.mark.slow
-def test_its_constants_are_those_that_the_fit_finds() -> None:
-    engine = load_engine("vllm-0.9", "h100-sxm")
-    step_s, phase_s = fit_issue()
-    assert engine.step_s == pytest.approx(step_s, rel=0.03)
-    assert engine.draft_phase_s == pytest.approx(phase_s, rel=0.03)
 
 
 def test_the_line_of_another_engine_judges_steps_and_the_issues_cells_are_marked_as_fitted(tmp_path: Path) -> None:
@@ -147,7 +138,7 @@ def test_the_better_model_of_every_tape_is_in_the_matrix(tmp_path: Path) -> None
     tape = [1, 3, 2, 1, 1, 4, 3, 2, 1] * 4
     for name in ("gsm8k", "instructcoder", "sharegpt"):
         (folder / f"acc_{name}.jsonl").write_text(json.dumps({"acc_eagle3": tape, "acc_ngram": tape}) + "\n")
-    section = acceptance_section(tmp_path, tmp_path)
+    section = acceptance_section(tmp_path)
     assert {(row.method, row.workload, row.k) for row in section.rows} == {
         (method, name, k)
         for method in ("eagle3", "ngram")

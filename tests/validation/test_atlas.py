@@ -42,16 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def call(text: str = GIVEN) -> int:
         (tmp_path / "pairs.yaml").write_text(text)
-        paths = [
-            "--pairs",
-            str(tmp_path / "pairs.yaml"),
-            "--out",
-            str(tmp_path / "out"),
-            "--done",
-            str(tmp_path / "done"),
-        ]
-        monkeypatch.setattr("sys.argv", ["atlas", *paths, "--draws", "2", "--workers", "1"])
-        return main()
+        return main(tmp_path / "pairs.yaml", tmp_path / "out", tmp_path / "done", draws=2, workers=1)
 
     return call
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from validation.__main__ import PROGRAMS, main
+from validation.__main__ import PROGRAMS, arguments, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,3 +26,33 @@ def test_every_name_is_a_module_with_a_main_and_every_one_of_those_has_a_name() 
 def test_an_unknown_name_gets_the_list_and_exit_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(args) == 2
     assert "accuracy_intervals" in capsys.readouterr().err
+
+
+def program(
+    data: Path, kinds: list[str], what: Literal["load", "kinds"], num_draws: int = 3, kept: bool = False
+) -> None:
+    raise NotImplementedError
+
+
+def test_a_program_has_what_the_command_line_says_each_of_its_own_type() -> None:
+    assert arguments(program, ["folder", "a", "b", "load", "--num-draws", "5", "--kept"]) == {
+        "data": Path("folder"),
+        "kinds": ["a", "b"],
+        "what": "load",
+        "num_draws": 5,
+        "kept": True,
+    }
+    assert arguments(program, ["folder", "kinds"]) | {"what": ""} == {
+        "data": Path("folder"),
+        "kinds": [],
+        "what": "",
+        "num_draws": 3,
+        "kept": False,
+    }
+
+
+@pytest.mark.parametrize("words", [["folder"], ["folder", "other"], ["folder", "load", "--num-draws", "many"]])
+def test_what_a_program_does_not_take_ends_with_exit_2(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        arguments(program, words)
+    assert caught.value.code == 2

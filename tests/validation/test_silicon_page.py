@@ -42,7 +42,7 @@ def test_every_cell_is_a_line_of_the_table_with_its_role_and_the_peers_error() -
 
 
 def test_a_class_says_which_share_of_its_rows_is_expressed() -> None:
-    plain, doubtful = lines([RESULT], PEER)[2:]
+    plain, doubtful = lines([RESULT], PEER).splitlines()[2:]
     assert plain.startswith("| vllm moe fp8 | 2 | 1 | 75.0 % | 51.5 |")
     assert doubtful.startswith("| vllm moe fp8 (labels in doubt) | 1 | 0 |  | 40.0 |")
     assert (share_of(0, 0), share_of(0, 3)) == ("", "0.0 %")
@@ -50,4 +50,4 @@ def test_a_class_says_which_share_of_its_rows_is_expressed() -> None:
 
 def test_all_cells_are_shown_as_well() -> None:
     """The doubtful one and the starved one among them."""
-    assert all_lines([RESULT])[-1].startswith("| vllm moe fp8 | 3 | ")
+    assert all_lines([RESULT]).splitlines()[-1].startswith("| vllm moe fp8 | 3 | ")

@@ -25,16 +25,14 @@ ROW = {
 }
 
 
-def test_a_cell_has_its_set_up_its_source_and_what_was_measured() -> None:
+def test_a_cell_has_its_set_up_and_what_was_measured() -> None:
     cell = cell_of(ROW)
-    assert (cell.role, cell.gpu, cell.engine, cell.tp, cell.method) == ("fitted", "h200-sxm", "sglang-0.5", 1, "eagle3")
-    assert (cell.k, cell.topk, cell.acceptance_length, cell.concurrency, cell.speedup) == (3, 1, 2.5, 1, 2.0)
-    assert cell.source
-    assert cell.licence == "MIT"
+    assert (cell.draft, cell.workload, cell.is_fitted) == ("lmsys/head", "gsm8k", True)
+    assert (cell.k, cell.acceptance_length, cell.concurrency, cell.speedup) == (3, 2.5, 1, 2.0)
 
 
 def test_only_the_8b_is_fitted() -> None:
-    assert cell_of(ROW | {"target": "Llama-3.3-70B-Instruct"}).role == "judged"
+    assert cell_of(ROW | {"target": "Llama-3.3-70B-Instruct"}).is_fitted is False
     assert cell_of(ROW | {"target": "Qwen3-30B-A3B-Instruct-2507"}).is_sparse
     assert not cell_of(ROW).is_sparse
 
@@ -46,7 +44,7 @@ def test_a_tree_of_drafts_is_refused_in_one_line() -> None:
 
 @pytest.mark.skipif(not (DATA / TABLE).is_file(), reason="no public data here")
 def test_cells_of_the_8b_are_what_the_engines_constants_were_fitted_on() -> None:
-    judged = judge([cell for cell in read(DATA / TABLE) if cell.role == "fitted"])
+    judged = judge([cell for cell in read(DATA / TABLE) if cell.is_fitted])
     assert fmean(abs(each.error_pct) for each in judged) < 1.2
     assert abs(fmean(each.error_pct for each in judged)) < 0.2
     assert all(each.has_right_sign for each in judged)

@@ -11,7 +11,8 @@ from pathlib import Path
 from sim.acceptance.fit import fit_beta, fit_markov
 from sim.acceptance.models import Acceptance, BetaAcceptance, MarkovAcceptance
 from sim.acceptance.tape import TapeAcceptance, Tapes, read_tapes
-from validation.accuracy.sections import Line, Row, Section, markdown_table, number, percent
+from validation.accuracy.sections import Line, Row, Section, number, percent
+from validation.tables import markdown_table, off_pct
 
 FOLDER = "unlicensed_local_only/specdecode_bench"
 DATASETS = ("gsm8k", "instructcoder", "sharegpt")
@@ -21,7 +22,7 @@ BAR_PCT = 2.0
 FITS: dict[str, Callable[[Tapes], Acceptance]] = {"beta": fit_beta, "markov": fit_markov}
 
 
-def acceptance_section(data: Path, scratch: Path) -> Section:
+def acceptance_section(data: Path) -> Section:
     lines: list[Line] = []
     rows: list[list[str]] = []
     matrix: list[Row] = []
@@ -31,18 +32,27 @@ def acceptance_section(data: Path, scratch: Path) -> Section:
             recorded = TapeAcceptance(tapes)
             lengths = [recorded.expected_length(k) for k in LENGTHS]
             rows.append([f"{dataset} {method}", "recorded length", *(number(length) for length in lengths), ""])
-            worst: dict[str, float] = {}
-            found: dict[str, list[float]] = {}
-            for name, fit in FITS.items():
-                model = fit(tapes)
-                errors = errors_pct(model, lengths)
-                worst[name] = max(errors, key=abs)
-                found[name] = errors
-                rows.append([f"{dataset} {method}", spec(model), *(percent(e) for e in errors), percent(worst[name])])
+            models = {name: fit(tapes) for name, fit in FITS.items()}
+            found = {name: errors_pct(model, lengths) for name, model in models.items()}
+            worst = {name: max(errors, key=abs) for name, errors in found.items()}
+            for name, model in models.items():
+                rows.append([f"{dataset} {method}", spec(model), *map(percent, [*found[name], worst[name]])])
             best = min(worst, key=lambda name: abs(worst[name]))
             what = f"acceptance length, {dataset} {method}, `{best}`: largest error over k = 1..7"
             lines.append(Line(what=what, error_pct=worst[best], bar_pct=BAR_PCT))
-            matrix += [_row(method, dataset, k, error) for k, error in zip(LENGTHS, found[best], strict=True)]
+            matrix += [
+                Row(
+                    gpu="–",
+                    engine="a model fitted on each tape",
+                    model="llama-3.1-8b",
+                    method=method,
+                    k=k,
+                    workload=dataset,
+                    together=f"{LENGTHS[0]}..{LENGTHS[-1]}",
+                    errors_pct={"acceptance length": error_pct},
+                )
+                for k, error_pct in zip(LENGTHS, found[best], strict=True)
+            ]
     headings = ["tape", "model", *(f"k={k}" for k in LENGTHS), "largest"]
     return Section(
         title="Acceptance at k = 1..7",
@@ -57,24 +67,9 @@ def acceptance_section(data: Path, scratch: Path) -> Section:
     )
 
 
-def _row(method: str, dataset: str, k: int, error_pct: float) -> Row:
-    return Row(
-        gpu="–",
-        engine="a model fitted on each tape",
-        model="llama-3.1-8b",
-        method=method,
-        k=k,
-        workload=dataset,
-        concurrency="1",
-        together=f"{LENGTHS[0]}..{LENGTHS[-1]}",
-        is_fit=False,
-        errors_pct={"acceptance length": error_pct},
-    )
-
-
 def errors_pct(model: Acceptance, lengths: Sequence[float]) -> list[float]:
     """Of the model's acceptance length at k = 1, 2, .. to the recorded `lengths`."""
-    return [100.0 * (model.expected_length(k) / length - 1.0) for k, length in enumerate(lengths, start=1)]
+    return [off_pct(model.expected_length(k), length) for k, length in enumerate(lengths, start=1)]
 
 
 def spec(model: Acceptance) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -34,18 +33,18 @@ from validation.accuracy.synchronous import mid_2025_section, qwen_section
 from validation.accuracy.timed_runs import RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT
 from validation.accuracy.timed_runs import sections as run_sections
 
-PARTS: dict[str, Callable[[Path, Path, Path | None], list[Section]]] = {
-    "runs": lambda data, scratch, peer: run_sections(data),
-    "h100": lambda data, scratch, peer: [h100_section(data, peer)],
-    "a100": lambda data, scratch, peer: [a100_section(data, scratch)],
-    "qwen": lambda data, scratch, peer: [qwen_section(data, scratch)],
-    "mid-2025": lambda data, scratch, peer: [mid_2025_section(data)],
-    "open-loops": lambda data, scratch, peer: [open_loops_section(data)],
-    "gh200": lambda data, scratch, peer: [gh200_section(data, scratch)],
-    "specbundle": lambda data, scratch, peer: [specbundle_section(data)],
-    "acceptance": lambda data, scratch, peer: [acceptance_section(data, scratch)],
-    "rounds": lambda data, scratch, peer: [rounds_section(data)],
-    "pearl": lambda data, scratch, peer: [pearl_section(data)],
+PARTS: dict[str, Callable[[Path], Section | list[Section]]] = {
+    "runs": run_sections,
+    "h100": h100_section,
+    "a100": a100_section,
+    "qwen": qwen_section,
+    "mid-2025": mid_2025_section,
+    "open-loops": open_loops_section,
+    "gh200": gh200_section,
+    "specbundle": specbundle_section,
+    "acceptance": acceptance_section,
+    "rounds": rounds_section,
+    "pearl": pearl_section,
 }
 RUNS = {
     RTX_4090.title: ("RTX 4090", "ShareGPT"),
@@ -79,14 +78,15 @@ class Built(NamedTuple):
     """What the simulator warned of, each once."""
 
 
-def build(data: Path, parts: Sequence[str], scratch: Path, peer: Path | None = None) -> Built:
+def build(data: Path, parts: Sequence[str], peer: Path | None) -> Built:
     built = Built([], [], [])
     for part in parts:
         print(f"{part} ...", file=sys.stderr)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                built.sections.extend(PARTS[part](data, scratch, peer))
+                found = h100_section(data, peer) if part == "h100" else PARTS[part](data)
+                built.sections.extend([found] if isinstance(found, Section) else found)
             except ValueError as error:
                 built.failures.append(f"{part} could not be run: {error}")
             except OSError as error:
@@ -102,7 +102,7 @@ def rows_of(sections: Sequence[Section]) -> list[Row]:
     for section in sections:
         if section.title in RUNS:
             gpu, workload = RUNS[section.title]
-            rows.append(row_of_run(section, gpu=gpu, engine="vllm-0.19", model="llama-3.1-8b", workload=workload))
+            rows.append(row_of_run(section, gpu=gpu, workload=workload))
         rows.extend(section.rows)
     return rows
 
@@ -133,17 +133,16 @@ def failures_text(built: Built) -> str:
     return "".join(f"\n**{failure}**\n" for failure in built.failures)
 
 
-def main(args: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m validation accuracy", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, metavar="DATA_FOLDER")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "docs/accuracy.md")
     parser.add_argument("--only", choices=list(PARTS), action="append", help="Parts to run; repeat for several.")
     parser.add_argument("--peer", type=Path, help="CSV of another predictor's figures for the H100's cells.")
-    chosen = parser.parse_args(args)
+    chosen = parser.parse_args(words)
     if not chosen.data.is_dir():
         parser.error(f"{str(chosen.data)!r} is no folder; want the one with aiconfigurator/ and llmservingsim/ in it")
-    with tempfile.TemporaryDirectory() as scratch:
-        built = build(chosen.data, chosen.only or list(PARTS), Path(scratch), chosen.peer)
+    built = build(chosen.data, chosen.only or list(PARTS), chosen.peer)
     figure = None
     rows = rows_of(built.sections)
     if any(row.speedup is not None for row in rows):

@@ -5,7 +5,6 @@ Not here: runs with timestamps (validation.accuracy.timed_runs), the words of th
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +14,15 @@ from statistics import NormalDist, fmean
 from typing import Any, NamedTuple
 
 from calibrate.cli.engine_flags import engine_block
-from calibrate.judge.cell_table import CellTable, parse_columns, read_cells
+from calibrate.judge.cell_table import CellTable, cells_of, parse_columns, read_cells
 from calibrate.judge.cells import JudgedCell, Setup, fit_on_cells, judge_cells, speedups
 from calibrate.judge.fit_cells import Fitted, marked, parse_mark, parse_ratios
 from realrun.validate.errors import spread
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from validation.accuracy.matrix import rows_of_cells
-from validation.accuracy.sections import Line, Section, markdown_table, number, percent, profile_text
+from validation.accuracy.sections import Line, Section, number, percent, profile_text
+from validation.tables import csv_rows, grouped, markdown_table, off_pct
 
 SILICON = "aiconfigurator/silicon_llama31_8b_h100_tp1.csv"
 SILICON_COLUMNS = "isl=input_len,osl=output_len,batch_size=concurrency,silicon_ttft_ms=ttft_ms,silicon_tpot_ms=tpot_ms"
@@ -123,12 +123,12 @@ def _fit_text(fit: Fit, fitted: Fitted, num_cells: int) -> str:
     return f"fitted: {fitted} on the mean {' and '.join(fit.metrics)} of {number_of}, {cells}{left}{bound}"
 
 
-def h100_section(data: Path, peer: Path | None) -> Section:
+def h100_section(data: Path, peer: Path | None = None) -> Section:
     table = read_cells(data / SILICON, parse_columns(SILICON_COLUMNS))
     peers = _peer_errors(table, peer)
     outcome = run_cells(H100, table)
     errors = judged_errors(outcome.judged, "tpot_ms")
-    lines = error_lines(f"TPOT, {len(errors)} cells", errors, TPOT_BAR_PCT, None)
+    lines = error_lines(f"TPOT, {len(errors)} cells", errors, TPOT_BAR_PCT)
     tail = cells_table(outcome.judged, {"tpot_ms": "TPOT (ms)", "ttft_ms": "TTFT (ms)"})
     rows = rows_of_cells(
         outcome.judged,
@@ -146,30 +146,27 @@ def _peer_errors(table: CellTable, path: Path | None) -> dict[int, dict[str, flo
     """By line of `table`: the errors of what a peer predicts for the cell of the same id, where it does."""
     if path is None:
         return {}
-    with path.open(newline="") as file:
-        predicted = {row["id"]: row for row in csv.DictReader(file)}
+    predicted = {row["id"]: row for row in csv_rows(path)}
     found: dict[int, dict[str, float | None]] = {}
     for cell in table.cells:
         row = predicted.get(cell.texts["id"], {})
         found[cell.line] = {
-            column: 100.0 * (float(row[theirs]) / cell.measured[ours] - 1.0)
+            column: off_pct(float(row[theirs]), cell.measured[ours])
             for column, ours, theirs in (("TPOT", "tpot_ms", "aic_tpot_ms"), ("TTFT", "ttft_ms", "aic_ttft_ms"))
             if row.get(theirs)
         }
     return found
 
 
-def a100_section(data: Path, scratch: Path) -> Section:
-    outcome = run_cells(A100, study_table(data / STUDY, scratch / "a100.csv"))
-    arms = dict.fromkeys((each.cell.label, each.cell.arm) for each in outcome.judged)
+def a100_section(data: Path) -> Section:
+    outcome = run_cells(A100, study_table(data))
     lines: list[Line] = []
-    for label, arm in arms:
-        own = [each for each in outcome.judged if (each.cell.label, each.cell.arm) == (label, arm)]
+    for (label, arm), own in grouped(outcome.judged, lambda each: (each.cell.label, each.cell.arm)).items():
         errors = judged_errors(own, "output_throughput")
         if errors:
             lines += error_lines(f"goodput, {label} {arm}, {len(errors)} cells", errors, A100_BAR_PCT, A100_BAR_PCT)
     everything = judged_errors(outcome.judged, "output_throughput")
-    lines += error_lines(f"goodput, {len(everything)} cells", everything, GOODPUT_BAR_PCT, None)
+    lines += error_lines(f"goodput, {len(everything)} cells", everything, GOODPUT_BAR_PCT)
     pairs = speedups(outcome.judged)
     gains = [pair["error_pct"] for pair in pairs if pair["role"] == "judged"]
     lines += error_lines(f"speed-up, {len(gains)} pairs", gains, SPEEDUP_BAR_PCT, A100_BAR_PCT)
@@ -179,15 +176,9 @@ def a100_section(data: Path, scratch: Path) -> Section:
     return Section(title=A100.title, about=outcome.about, lines=lines, tail=tail, rows=cells)
 
 
-def study_table(study: Path, path: Path) -> CellTable:
-    """The study's cells, written to `path`."""
-    with study.open(newline="") as file:
-        rows = study_cells(list(csv.DictReader(file)))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return read_cells(path, {})
+def study_table(data: Path) -> CellTable:
+    """The study's cells."""
+    return cells_of("a100.csv", study_cells(csv_rows(data / STUDY)))
 
 
 def study_cells(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -195,11 +186,15 @@ def study_cells(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
 
     Raises ValueError where repeats differ in what must be the same.
     """
-    points: dict[tuple[str, str, int], list[Mapping[str, str]]] = {}
-    for row in rows:
-        is_ours = row["phase"] in STUDY_PHASES and row["model"].endswith("Llama-3.1-8B-Instruct")
-        if is_ours and (row["w"], row["kv"]) == ("fp16", "fp16") and row["spec"] in ("none", "eagle3"):
-            points.setdefault((row["wl"], row["spec"], int(row["conc"])), []).append(row)
+    ours = [
+        row
+        for row in rows
+        if row["phase"] in STUDY_PHASES
+        and row["model"].endswith("Llama-3.1-8B-Instruct")
+        and (row["w"], row["kv"]) == ("fp16", "fp16")
+        and row["spec"] in ("none", "eagle3")
+    ]
+    points = grouped(ours, lambda row: (row["wl"], row["spec"], int(row["conc"])))
     if not points:
         raise ValueError(f"{STUDY}: no run of Llama-3.1-8B-Instruct in fp16 in {' and '.join(STUDY_PHASES)}")
     order = sorted(points, key=lambda point: (point[0], point[1] != "none", point[2]))
@@ -257,7 +252,9 @@ def judged_errors(judged: Sequence[JudgedCell], metric: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def error_lines(what: str, errors: Sequence[float], mean_bar: float | None, largest_bar: float | None) -> list[Line]:
+def error_lines(
+    what: str, errors: Sequence[float], mean_bar: float | None = None, largest_bar: float | None = None
+) -> list[Line]:
     """The mean size of the errors, the largest one, and their mean with its sign."""
     found = spread(errors)
     mean_size, largest = found["mean_absolute_error_pct"], found["max_absolute_error_pct"]
@@ -286,12 +283,5 @@ def _texts(values: Mapping[str, float | None] | None) -> list[str]:
 
 
 def pairs_table(pairs: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [
-            f"{pair['name']} speed-up",
-            pair["role"],
-            *_texts(pair),
-        ]
-        for pair in pairs
-    ]
+    rows = [[f"{pair['name']} speed-up", pair["role"], *_texts(pair)] for pair in pairs]
     return markdown_table(["pair", "role", "real", "lanesim", "error"], rows, left=2)

@@ -1,12 +1,11 @@
 """Drafting apart from any GPU's times: PEARL's published speed-ups, and the recorded rounds of DFlash and DSpark.
 
-Not here: `pipelined` against PEARL's table itself (validation.accuracy.pearl), fits on SpecDecode-Bench's tapes
+Not here: `pipelined` on PEARL's table (validation.accuracy.pearl), fits on SpecDecode-Bench's tapes
 (validation.accuracy.acceptance).
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +13,8 @@ from statistics import fmean
 from sim.acceptance.forms import parse_quoted
 from validation.accuracy.closed_loops import error_lines
 from validation.accuracy.pearl import FITTED, judge, read
-from validation.accuracy.sections import Line, Row, Section, markdown_table, number, percent
+from validation.accuracy.sections import Line, Row, Section, number, percent
+from validation.tables import csv_rows, grouped, markdown_table, off_pct
 
 PEARL = "nano_pearl/bench.csv"
 TAPES = "dflash_tapes"
@@ -34,9 +34,8 @@ def pearl_section(data: Path) -> Section:
     """Draft and target on GPUs of their own, beside the target alone."""
     judged = list(judge(read(data / PEARL)))
     lines: list[Line] = []
-    for gpu in dict.fromkeys(each.row.gpu for each in judged):
-        errors = [each.error_pct for each in judged if each.row.gpu == gpu]
-        lines += error_lines(f"speed-up, {gpu}, {len(errors)} cells", errors, None, None)
+    for gpu, own in grouped(judged, lambda each: each.row.gpu).items():
+        lines += error_lines(f"speed-up, {gpu}, {len(own)} cells", [each.error_pct for each in own])
     signs = sum(each.has_right_sign for each in judged)
     rows = [
         Row(
@@ -48,7 +47,6 @@ def pearl_section(data: Path) -> Section:
             workload=f"{each.row.dataset}, {each.row.draft_model.rpartition('/')[2].lower()}",
             concurrency=str(each.row.batch_size),
             together="window",
-            is_fit=False,
             errors_pct={"speed-up": each.error_pct},
         )
         for each in judged
@@ -75,7 +73,7 @@ def rounds_section(data: Path) -> Section:
             recorded = [length_at(accepted, k) for k in LENGTHS]
             quoted = parse_quoted(f"length:{length_at(accepted, BLOCK):.4f}@{BLOCK}")
             found = [quoted.model(k).expected_length(k) for k in LENGTHS]
-            own = [100.0 * (model / real - 1.0) for model, real in zip(found, recorded, strict=True)]
+            own = list(map(off_pct, found, recorded))
             errors[drafter] += own
             name = f"{drafter}, temperature {temperature}"
             table.append([name, "recorded", *map(number, recorded)])
@@ -88,18 +86,16 @@ def rounds_section(data: Path) -> Section:
                     method=drafter,
                     k=k,
                     workload=f"gsm8k, humaneval, mt-bench at temperature {temperature}",
-                    concurrency="1",
                     together=f"1..{BLOCK - 1}",
-                    is_fit=False,
                     errors_pct={"acceptance length": error_pct},
                 )
                 for k, error_pct in zip(LENGTHS, own, strict=True)
             ]
     for drafter, own in errors.items():
-        lines += error_lines(f"acceptance length at k = 1..{BLOCK - 1}, {drafter}, {len(own)} values", own, None, None)
+        lines += error_lines(f"acceptance length at k = 1..{BLOCK - 1}, {drafter}, {len(own)} values", own)
     late = late_errors_pct(data / TAPES / SUMMARY)
     what = f"acceptance length with features a round late, as {LATE_SHARE:g} of the fresh one, {len(late)} values"
-    lines += error_lines(what, late, None, None)
+    lines += error_lines(what, late)
     about = [
         "Future-Outlier/speculative-decoding-benchmark@1b1e05b (MIT, (c) 2026 Future-Outlier): accepted tokens of "
         "every round of block-7 drafters on Qwen3-4B, 96 prompts, one A10; its times are of a Python loop and not used",
@@ -115,8 +111,7 @@ def rounds_section(data: Path) -> Section:
 
 def read_rounds(path: Path) -> list[int]:
     """Drafted tokens accepted in each round."""
-    with path.open(newline="") as file:
-        return [int(row["accepted_draft"]) for row in csv.DictReader(file)]
+    return [int(row["accepted_draft"]) for row in csv_rows(path)]
 
 
 def length_at(accepted: Sequence[int], k: int) -> float:
@@ -130,13 +125,10 @@ def length_at(accepted: Sequence[int], k: int) -> float:
 
 def late_errors_pct(path: Path) -> list[float]:
     """Of LATE_SHARE of the fresh acceptance length to the late one, percent, drafter by drafter and temperature."""
-    with path.open(newline="") as file:
-        lengths = {
-            (row["stage"], row["drafter"], row["treatment"]): float(row["tau_incl_bonus"])
-            for row in csv.DictReader(file)
-        }
+    rows = csv_rows(path)
+    lengths = {(row["stage"], row["drafter"], row["treatment"]): float(row["tau_incl_bonus"]) for row in rows}
     return [
-        100.0 * (LATE_SHARE * lengths[stage, drafter, FRESH] / lengths[stage, drafter, LATE] - 1.0)
+        off_pct(LATE_SHARE * lengths[stage, drafter, FRESH], lengths[stage, drafter, LATE])
         for drafter in DRAFTERS
         for stage in STAGES
     ]

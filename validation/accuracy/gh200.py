@@ -5,7 +5,6 @@ Not here: other cells (validation.accuracy.closed_loops), the matrix (validation
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,13 +14,14 @@ from typing import Any
 
 from calibrate.cli.engine_flags import engine_block
 from calibrate.fit.step_times import fit_steps, read_curve
-from calibrate.judge.cell_table import CellTable, read_cells, read_request_list
+from calibrate.judge.cell_table import CellTable, cells_of, read_request_list
 from calibrate.judge.cells import JudgedCell, Setup, judge_cells, simulate_cell, speedups
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from validation.accuracy.closed_loops import cells_table, error_lines, judged_errors, pairs_table
 from validation.accuracy.matrix import rows_of_cells
 from validation.accuracy.sections import Line, Section, profile_text
+from validation.tables import csv_rows
 
 STUDY = "unlicensed_local_only/apertus_gh200"
 SOURCE = (
@@ -47,7 +47,7 @@ SPREAD_K = 3
 """Draft length of the cells that the spread of requests is fitted on: their p95 TPOT, chat."""
 MAX_SPREAD = 4.0
 BLOCK_SIZE = 16
-PLAIN_BARS, SPEEDUP_BARS, DSPARK_BARS, P95_BAR = (3.0, 8.0), (3.0, None), (6.0, None), 15.0
+PLAIN_BARS, SPEEDUP_BARS, DSPARK_BARS, P95_BAR = (3.0, 8.0), (3.0,), (6.0,), 15.0
 MEASURED_COLUMNS = {
     "output_throughput": "output_tok_per_s",
     "ttft_ms": "ttft_mean_ms",
@@ -72,17 +72,17 @@ def setup(data: Path, workload: str, method: str = "eagle3") -> Setup:
     )
 
 
-def gh200_section(data: Path, scratch: Path) -> Section:
+def gh200_section(data: Path) -> Section:
     folder = data / STUDY
     profile = load(PROFILE)
     again = fit_steps(profile, read_curve(folder / "step_time.csv"), "its steps").profile
     judged: list[JudgedCell] = []
     for workload in WORKLOADS:
-        table = gh200_table(folder, workload, scratch)
+        table = gh200_table(folder, workload)
         judged += judge_cells(table, [False] * len(table.cells), profile, setup(data, workload))
-    table = gh200_table(folder, "chat", scratch, (DSPARK,))
+    table = gh200_table(folder, "chat", (DSPARK,))
     dspark = judge_cells(table, [False] * len(table.cells), load(DSPARK_PROFILE), setup(data, "chat", DSPARK))
-    spread, tails = _tails(data, scratch, profile)
+    spread, tails = _tails(data, profile)
     plain = [each for each in judged if each.cell.num_speculative_tokens == 0]
     drafting = [each for each in judged if each.cell.num_speculative_tokens]
     pairs = speedups(judged)
@@ -91,14 +91,14 @@ def gh200_section(data: Path, scratch: Path) -> Section:
         errors = judged_errors([each for each in plain if each.cell.label == workload], "output_throughput")
         lines += error_lines(f"tok/s, plain, {workload}, {len(errors)} cells", errors, *PLAIN_BARS)
     errors = judged_errors(drafting, "output_throughput")
-    lines += error_lines(f"tok/s, EAGLE-3, chat, {len(errors)} cells", errors, None, None)
+    lines += error_lines(f"tok/s, EAGLE-3, chat, {len(errors)} cells", errors)
     lines += error_lines(
         f"speed-up, EAGLE-3, chat, {len(pairs)} pairs", [pair["error_pct"] for pair in pairs], *SPEEDUP_BARS
     )
     dspark_pairs = speedups([*plain, *dspark])
     gains = [pair["error_pct"] for pair in dspark_pairs]
     errors = judged_errors(dspark, "output_throughput")
-    lines += error_lines(f"tok/s, DSpark, chat, {len(errors)} cells", errors, None, None)
+    lines += error_lines(f"tok/s, DSpark, chat, {len(errors)} cells", errors)
     lines += error_lines(f"speed-up, DSpark, chat, {len(gains)} pairs", gains, *DSPARK_BARS)
     sizes = [each for each in tails if each.cell.num_speculative_tokens != SPREAD_K]
     p95 = judged_errors(sizes, "tpot_p95_ms")
@@ -106,7 +106,7 @@ def gh200_section(data: Path, scratch: Path) -> Section:
         f"p95 TPOT with a spread of requests, k other than {SPREAD_K}, {len(p95)} cells", p95, None, P95_BAR
     )
     with_spread = judged_errors(tails, "output_throughput")
-    lines += error_lines(f"tok/s with that spread, {len(with_spread)} cells", with_spread, None, None)
+    lines += error_lines(f"tok/s with that spread, {len(with_spread)} cells", with_spread)
     titles = {
         "output_throughput": "tok/s",
         "tpot_ms": "TPOT (ms)",
@@ -140,12 +140,12 @@ def gh200_section(data: Path, scratch: Path) -> Section:
     )
 
 
-def _tails(data: Path, scratch: Path, profile: Profile) -> tuple[float, list[JudgedCell]]:
+def _tails(data: Path, profile: Profile) -> tuple[float, list[JudgedCell]]:
     """The spread for which the p95 TPOT of the chat cells at SPREAD_K is right in the mean, and all drafting chat cells
     with it."""
     from scipy.optimize import brentq
 
-    table = gh200_table(data / STUDY, "chat", scratch)
+    table = gh200_table(data / STUDY, "chat")
     cells = [cell for cell in table.cells if cell.num_speculative_tokens]
     plain = setup(data, "chat")
 
@@ -163,19 +163,11 @@ def _tails(data: Path, scratch: Path, profile: Profile) -> tuple[float, list[Jud
     return spread, judge_cells(drafting, is_fit, profile, replace(plain, acceptance_spread=spread))
 
 
-def gh200_table(folder: Path, workload: str, scratch: Path, methods: Sequence[str] = (PLAIN, EAGLE)) -> CellTable:
+def gh200_table(folder: Path, workload: str, methods: Sequence[str] = (PLAIN, EAGLE)) -> CellTable:
     """The cells of `workload` in the study's folder that draft by one of `methods`."""
-    with (folder / "cells.csv").open(newline="") as file:
-        cells = list(csv.DictReader(file))
-    with (folder / "per_position.csv").open(newline="") as file:
-        rates = list(csv.DictReader(file))
+    cells, rates = csv_rows(folder / "cells.csv"), csv_rows(folder / "per_position.csv")
     rows = [_row(cell, rates) for cell in cells if cell["workload"] == workload and cell["method"] in methods]
-    path = scratch / f"gh200-{workload}-{methods[-1]}.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return read_cells(path, {}, has_requests=True)
+    return cells_of(f"gh200-{workload}-{methods[-1]}.csv", rows, has_requests=True)
 
 
 def _row(cell: dict[str, str], rates: Sequence[dict[str, str]]) -> dict[str, Any]:

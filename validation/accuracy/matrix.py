@@ -15,7 +15,8 @@ from statistics import fmean
 
 from calibrate.judge.cells import JudgedCell, speedups
 from sim.files.write import write_figure
-from validation.accuracy.sections import Row, Section, markdown_table, number, percent
+from validation.accuracy.sections import Row, Section, number, percent
+from validation.tables import grouped, markdown_table, off_pct
 
 THROUGHPUT = "output_throughput"
 NEAR_ONE = 0.05
@@ -72,20 +73,18 @@ def rows_of_cells(
     return rows
 
 
-def row_of_run(section: Section, *, gpu: str, engine: str, model: str, workload: str) -> Row:
-    """An open-loop run: its means beside LLMServingSim's; a metric that a constant was fitted on is left out."""
+def row_of_run(section: Section, *, gpu: str, workload: str) -> Row:
+    """An open-loop run of LLMServingSim: its means beside that simulator's; a metric that a constant was fitted on is
+    left out."""
     lines = {line.what: line for line in section.lines}
     found = {column: lines[what] for column, what in RUN_LINES.items() if what in lines}
     judged = {column: line for column, line in found.items() if not line.is_fit}
     return Row(
         gpu=gpu,
-        engine=engine,
-        model=model,
-        method="none",
-        k=0,
+        engine="vllm-0.19",
+        model="llama-3.1-8b",
         workload=workload,
         concurrency="open",
-        is_fit=False,
         errors_pct={column: line.error_pct for column, line in judged.items()},
         peer="LLMServingSim",
         peer_errors_pct={column: line.peer_error_pct for column, line in judged.items()},
@@ -118,9 +117,7 @@ def _key(row: Row) -> tuple[str, str, str, str, str]:
 
 
 def _summary(rows: Sequence[Row]) -> str:
-    groups: dict[tuple[str, str, str, str, str], list[Row]] = {}
-    for row in sorted(rows, key=lambda row: row.k):
-        groups.setdefault(_key(row), []).append(row)
+    groups = grouped(sorted(rows, key=lambda row: row.k), _key)
     gpus = list(dict.fromkeys(row.gpu for row in rows))
     lines = []
     for (gpu, engine, model, method, k), members in sorted(groups.items(), key=lambda group: gpus.index(group[0][0])):
@@ -145,9 +142,7 @@ def _spread(errors: Iterable[float | None]) -> str:
 
 def _decisions(rows: Sequence[Row]) -> str:
     lines = []
-    workloads: dict[tuple[str, str, str, str], list[Row]] = {}
-    for row in rows:
-        workloads.setdefault((row.gpu, row.engine, row.model, row.workload), []).append(row)
+    workloads = grouped(rows, lambda row: (row.gpu, row.engine, row.model, row.workload))
     for (gpu, _, model, workload), members in workloads.items():
         for method in dict.fromkeys(row.method for row in members if row.speedup is not None):
             drafting = [row for row in members if row.speedup is not None and row.method == method]
@@ -182,21 +177,21 @@ def crossing(points: Sequence[tuple[float, float]]) -> float | None:
 
 def _crossing_texts(real: float | None, simulated: float | None) -> list[str]:
     texts = [NO_CROSSING if value is None else f"{value:.0f}" for value in (real, simulated)]
-    error = "" if real is None or simulated is None else percent(100.0 * (simulated / real - 1.0))
+    error = "" if real is None or simulated is None else percent(off_pct(simulated, real))
     return [*texts, error]
 
 
 def _regrets_pct(rows: Sequence[Row]) -> list[float]:
     """Of each concurrency with several draft lengths: what the one that is best in the simulation loses, percent."""
-    by_concurrency: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    for row in rows:
-        if row.throughput is not None:
-            by_concurrency.setdefault(row.concurrency, {}).setdefault(row.k, []).append(row.throughput)
     regrets = []
-    for by_k in by_concurrency.values():
+    for own in grouped(rows, lambda row: row.concurrency).values():
+        by_k = grouped([row for row in own if row.throughput is not None], lambda row: row.k)
         if len(by_k) < 2:
             continue
-        means = {k: tuple(fmean(side) for side in zip(*values, strict=True)) for k, values in by_k.items()}
+        means = {
+            k: tuple(fmean(side) for side in zip(*(row.throughput or () for row in same), strict=True))
+            for k, same in by_k.items()
+        }
         chosen = max(means, key=lambda k: means[k][1])
         best = max(real for real, _ in means.values())
         regrets.append(100.0 * (1.0 - means[chosen][0] / best))

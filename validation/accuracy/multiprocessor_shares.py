@@ -10,8 +10,6 @@ shipped profile, with the model's dimensions. Prints constants for sim.devices.p
 
 from __future__ import annotations
 
-import argparse
-import csv
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +23,7 @@ from sim.costs.profile_files import load
 from sim.costs.shapes import MODELS, ModelShape
 from sim.devices.partition import MEASURED
 from sim.interface.work import Chunk, Kind, Work
+from validation.tables import csv_rows
 
 LLAMA = MODELS["llama-2-7b"]
 """LLaMA-1 7B has the same dimensions."""
@@ -68,10 +67,7 @@ class Point(NamedTuple):
         return curve.slowdown(curve.mix(*self.demands), self.share) / self.slowdown - 1.0
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    data = parser.parse_args().data
+def main(data: Path) -> None:
     models = {key: list(model_points(data / "muxserve_a100_mps", *key)) for key in JUDGED}
     attention = list(attention_points(data / "monoserve_gh200"))
 
@@ -104,10 +100,10 @@ def main() -> None:
 def model_points(folder: Path, model: str, num_gpus: int) -> Iterator[Point]:
     """MuxServe's rows of one model, suspect ones left out."""
     keys = ("model", "tp_gpus", "phase", "batch", "seq_len_tokens", "mps_percent")
-    suspect = {tuple(row[key] for key in keys) for row in rows_of(folder / "suspect_points.csv")}
+    suspect = {tuple(row[key] for key in keys) for row in csv_rows(folder / "suspect_points.csv")}
     times = {
         tuple(row[key] for key in keys): float(row["time_ms"])
-        for row in rows_of(folder / "mps_latency.csv")
+        for row in csv_rows(folder / "mps_latency.csv")
         if (row["model"], int(row["tp_gpus"])) == (model, num_gpus)
     }
     costs = costs_of(JUDGED[model, num_gpus])
@@ -143,7 +139,7 @@ def attention_points(folder: Path) -> Iterator[Point]:
     passes = CompactPasses(profile, profile.target, ())
     times = {
         (row["phase"], int(row["input_len"]), int(row["sms"])): float(row["latency_s"])
-        for row in rows_of(folder / "fig02_sm_share.csv")
+        for row in csv_rows(folder / "fig02_sm_share.csv")
         if row["module"] == "attention"
     }
     weights = sum(columns * depth for columns, depth in ATTENTION.gemms()[:2])
@@ -164,7 +160,7 @@ def attention_points(folder: Path) -> Iterator[Point]:
 
 def readers(folder: Path) -> Iterator[tuple[float, float]]:
     """(share of a reader of HBM, slowdown of the prefill beside it)."""
-    for row in rows_of(folder / "fig06_reader_placement.csv"):
+    for row in csv_rows(folder / "fig06_reader_placement.csv"):
         if row["weights_in"] == "hbm":
             yield int(row["reader_sms"]) / GH200_SMS, float(row["attention_slowdown"])
 
@@ -205,8 +201,3 @@ def print_table(title: str, points: Sequence[Point], label: Callable[[Point], st
         text = "".join(f"{100 * mean_size(cell, MEASURED):>7.1f}" if cell else f"{'':>7}" for cell in cells)
         bias = sum(point.error(MEASURED) for point in own) / len(own)
         print(f"  {name:<32}{text}{100 * mean_size(own, MEASURED):>7.1f}{100 * bias:>6.1f}")
-
-
-def rows_of(path: Path) -> Iterator[dict[str, str]]:
-    with path.open(newline="") as file:
-        yield from csv.DictReader(file)

@@ -8,7 +8,6 @@ from latencies, since the client counts two chunks a token. Not here: what other
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +16,8 @@ from typing import NamedTuple
 from sim.compare.side_by_side import compare
 from sim.costs.profile_files import load
 from sim.run.scenario import Scenario
-from validation.accuracy.sections import Line, Row, Section, markdown_table, number, percent, profile_text
+from validation.accuracy.sections import Line, Row, Section, number, percent, profile_text
+from validation.tables import csv_rows, markdown_table, off_pct
 
 TABLE = "unlicensed_local_only/blis/blis_vllm_h100_lifecycle.csv"
 TITLE = "H100, Llama-2-7B, vLLM 0.15, open loops"
@@ -58,9 +58,7 @@ class Judged(NamedTuple):
     tpot_ms: float
 
     def error_pct(self, metric: str) -> float:
-        simulated: float = getattr(self, metric)
-        real: float = getattr(self.stage, metric)
-        return 100.0 * (simulated / real - 1.0)
+        return off_pct(getattr(self, metric), getattr(self.stage, metric))
 
 
 def stage_of(row: Mapping[str, str]) -> Stage:
@@ -80,8 +78,7 @@ def stage_of(row: Mapping[str, str]) -> Stage:
 
 
 def read(path: Path) -> list[Stage]:
-    with path.open(newline="") as file:
-        return [stage_of(row) for row in csv.DictReader(file) if row["requested_rate"]]
+    return [stage_of(row) for row in csv_rows(path) if row["requested_rate"]]
 
 
 def judge(stage: Stage, engine: str = ENGINE) -> Judged:
@@ -152,7 +149,7 @@ def _whole_run(stages: list[Judged], metric: str) -> Line:
         for group in ([each.stage for each in stages], stages)
     )
     what = f"{metric.partition('_')[0].upper()} mean (ms), {SHARED_RUN}, {sum(weights):,} requests"
-    return Line(what=what, real=real, simulated=simulated, error_pct=100.0 * (simulated / real - 1.0))
+    return Line.beside(what, real, simulated)
 
 
 def _row(judged: Judged) -> Row:
@@ -160,10 +157,7 @@ def _row(judged: Judged) -> Row:
         gpu="H100",
         engine=ENGINE,
         model="llama-2-7b",
-        method="none",
-        k=0,
         workload=f"{judged.stage.run}, open loop",
         concurrency=f"{judged.stage.rate_per_s:g}/s",
-        is_fit=False,
         errors_pct={"TPOT": judged.error_pct("tpot_ms"), "TTFT": judged.error_pct("ttft_ms")},
     )

@@ -1,17 +1,14 @@
 """`pipelined` with a draft GPU of its own against published runs of PEARL, per node and per GPU.
 
-    .venv/bin/python -m validation pearl BENCH.csv
-
-BENCH.csv is smart-lty/nano-PEARL's table of batches with and without PEARL (docs/bench_summary*.md, columns as in
+Read is smart-lty/nano-PEARL's table of batches with and without PEARL (docs/bench_summary*.md, columns as in
 `Row`). Acceptance of a cell is its mean accepted run m: a token is accepted with probability m / (m + 1). What the
 table does not say, the window and how much longer a step with PEARL takes than one without, is fitted for each pair and
-batch on two data sets (FITTED); the other two are judged. PEARL takes one GPU more than its reference.
+batch on two data sets (FITTED); the other two are judged. PEARL takes one GPU more than its reference. Not here: the
+section of docs/accuracy.md (validation.accuracy.drafting).
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
 from collections.abc import Iterator, Sequence
 from math import exp, log
 from pathlib import Path
@@ -25,6 +22,7 @@ from sim.costs.profile_files import load
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
+from validation.tables import csv_rows, grouped, off_pct
 
 FITTED = ("AIME", "CNNDM")
 WINDOWS = range(2, 25)
@@ -116,8 +114,7 @@ def _profile(verify_s: float, draft_pass_s: float) -> Profile:
 
 
 def read(path: Path) -> list[Row]:
-    with path.open() as lines:
-        return [msgspec.convert(row, Row, strict=False) for row in csv.DictReader(lines)]
+    return [msgspec.convert(row, Row, strict=False) for row in csv_rows(path)]
 
 
 class Judged(NamedTuple):
@@ -130,7 +127,7 @@ class Judged(NamedTuple):
 
     @property
     def error_pct(self) -> float:
-        return 100.0 * (self.speedup / self.row.speedup - 1.0)
+        return off_pct(self.speedup, self.row.speedup)
 
     @property
     def per_gpu(self) -> float:
@@ -146,34 +143,8 @@ class Judged(NamedTuple):
 
 def judge(rows: Sequence[Row]) -> Iterator[Judged]:
     """Every cell that is not of the data sets that fit, pair by pair and batch by batch."""
-    for key in dict.fromkeys(map(_key, rows)):
-        own = [row for row in rows if _key(row) == key]
+    for own in grouped(rows, lambda row: (row.gpu, row.draft_model, row.target_model, row.batch_size)).values():
         fitted = fit([row for row in own if row.dataset in FITTED])
         for row in own:
             if row.dataset not in FITTED:
                 yield Judged(row, fitted, simulated_speedup(row, fitted))
-
-
-def _key(row: Row) -> tuple[str, str, str, int]:
-    return row.gpu, row.draft_model, row.target_model, row.batch_size
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("table", type=Path)
-    judged = []
-    for each in judge(read(parser.parse_args().table)):
-        judged.append(each)
-        row, simulated = each.row, each.speedup
-        names = f"{row.draft_model.split('/')[-1]} > {row.target_model.split('/')[-1]}"
-        print(
-            f"{row.gpu} {names} batch {row.batch_size}: window {each.fitted.window}, {row.dataset} {row.speedup:.2f}x, "
-            f"simulated {simulated:.2f}x (per GPU {simulated * each.per_gpu:.2f}x)"
-        )
-    for gpu in dict.fromkeys(each.row.gpu for each in judged):
-        errors = [each.error_pct for each in judged if each.row.gpu == gpu]
-        mean = sum(map(abs, errors)) / len(errors)
-        worst = max(errors, key=abs)
-        print(f"{gpu}: {len(errors)} judged cells, mean size of error {mean:.1f} %, worst {worst:+.1f} %")
-    signs = [each.has_right_sign for each in judged]
-    print(f"better or worse than plain decoding per GPU: right in {sum(signs)} of {len(signs)}")

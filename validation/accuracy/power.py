@@ -10,9 +10,8 @@ the exponent for sim.metrics.energy and a table of errors. Not here: the form (s
 
 from __future__ import annotations
 
-import argparse
-import csv
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from sim.costs.shapes import MODELS, ModelShape
 from sim.interface.work import Chunk
 from sim.metrics.energy import EXPONENT, power_w, utilisation_of
 from sim.metrics.stats import Floats
-from validation.accuracy.sections import markdown_table
+from validation.tables import csv_rows, grouped, markdown_table
 
 GPU = "a100-sxm"
 SHAPES = {
@@ -59,13 +58,9 @@ class Setting(NamedTuple):
 
 def read(path: Path) -> tuple[list[Setting], list[Setting]]:
     """Settings with a power, and those of them that are left out as broken."""
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if float(row["average_power"]) > 0.0]
-    columns = ("model", "hardware", "tensor_parallel", "prompt_size", "batch_size", "token_size")
-    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in columns), []).append(row)
-    settings = [_setting(own) for own in groups.values()]
+    rows = [row for row in csv_rows(path) if float(row["average_power"]) > 0.0]
+    columns = itemgetter("model", "hardware", "tensor_parallel", "prompt_size", "batch_size", "token_size")
+    settings = [_setting(own) for own in grouped(rows, columns).values()]
     broken = [each for each in settings if each.power < BROKEN * _shorter(each, settings)]
     return [each for each in settings if each not in broken], broken
 
@@ -135,19 +130,15 @@ def table(settings: Sequence[Setting]) -> str:
     for name, own, judged_as, judged in splits(settings):
         exponent = fitted(own)
         mine, theirs = (np.abs(100.0 * errors(each, exponent)) for each in (own, judged))
+        errors_pct = [[f"{sizes.mean():.1f}", f"{sizes.max():.1f}"] for sizes in (mine, theirs)]
         rows.append(
-            [
-                f"{name} ({len(own)})", f"{exponent:.2f}", f"{mine.mean():.1f}", f"{mine.max():.1f}",
-                f"{judged_as} ({len(judged)})", f"{theirs.mean():.1f}", f"{theirs.max():.1f}",
-            ]
-        )  # fmt: skip
+            [f"{name} ({len(own)})", f"{exponent:.2f}", *errors_pct[0], f"{judged_as} ({len(judged)})", *errors_pct[1]]
+        )
     return markdown_table(["fitted on", "exponent", "mean %", "max %", "judged on", "mean %", "max %"], rows, left=1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    settings, broken = read(parser.parse_args().file)
+def main(file: Path) -> None:
+    settings, broken = read(file)
     print(table(settings))
     for each in broken:
         print(f"left out: {each.model}, TP {each.tp}, prompt {each.prompt_tokens}: {each.power:.3f} of TDP on average")
@@ -155,7 +146,3 @@ def main() -> None:
         print(
             f"{each.model} TP {each.tp} {each.batch} x {each.prompt_tokens}: {each.power:.3f}, {100.0 * error:+.1f} %"
         )
-
-
-if __name__ == "__main__":
-    main()

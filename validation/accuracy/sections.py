@@ -1,11 +1,13 @@
-"""The words of docs/accuracy.md and its cells: sections with their lines, Markdown tables. Not here: any simulation."""
+"""The words of docs/accuracy.md and its cells: sections with their lines. Not here: any simulation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sim.costs.profile import Profile
+from validation.tables import markdown_table, off_pct
 
 HOST_TIMES = ("step_s", "row_s", "gap_s", "draft_pass_s", "draft_phase_s", "frontend_s", "graph_launch_s", "result_s")
 FITTED = "fitted:"
@@ -30,6 +32,11 @@ class Line:
     """What LLMServingSim's committed simulation has, and its error."""
     peer_error_pct: float | None = None
 
+    @classmethod
+    def beside(cls, what: str, real: float, simulated: float, **more: Any) -> Line:
+        """With the error of `simulated`."""
+        return cls(what=what, real=real, simulated=simulated, error_pct=off_pct(simulated, real), **more)
+
     @property
     def is_met(self) -> bool | None:
         if self.bar_pct is None or self.error_pct is None:
@@ -44,13 +51,13 @@ class Row:
     gpu: str
     engine: str
     model: str
-    method: str
-    k: int
+    method: str = "none"
+    k: int = 0
     workload: str
-    concurrency: str
+    concurrency: str = "1"
     together: str = ""
     """What the summary has in place of `k`, where cells of several draft lengths are one line; empty: k."""
-    is_fit: bool
+    is_fit: bool = False
     throughput: tuple[float, float] | None = None
     """Output tokens per second, real and simulated."""
     errors_pct: Mapping[str, float | None] = field(default_factory=dict)
@@ -70,7 +77,7 @@ class Section:
     lines: Sequence[Line]
     tail: str = ""
     """Markdown below the lines."""
-    has_peer: bool = field(default=False)
+    has_peer: bool = False
     rows: Sequence[Row] = ()
     """Of the matrix."""
 
@@ -97,12 +104,6 @@ def bar(line: Line) -> str:
 
 def met(line: Line) -> str:
     return {None: "", True: "yes", False: "**no**"}[line.is_met]
-
-
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """The first `left` columns to the left, the others to the right."""
-    marks = [":--" if place < left else "--:" for place in range(len(headings))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (headings, marks, *rows)) + "\n"
 
 
 def section_text(section: Section) -> str:

@@ -8,7 +8,6 @@ fastest data set. Constants of sglang-0.5 on H200 were fitted on the 8B; everyth
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +27,7 @@ from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from validation.accuracy.closed_loops import error_lines
 from validation.accuracy.sections import Line, Row, Section
+from validation.tables import csv_rows, off_pct
 
 TABLE = "specbundle/specbundle_h200_eagle3.csv"
 SOURCE = "sgl-project/SpecForge@a6b6b0230009 (MIT), docs/spec_bundle/public/raw_data/data.json"
@@ -49,26 +49,21 @@ DEPLOYED = {
 """Target -> config.json of its architecture in aiconfigurator-core, and the GPUs that are assumed to share it."""
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One pair of runs, under the names that all readers of cells share."""
+class Cell(NamedTuple):
+    """One pair of runs."""
 
-    source: str
-    licence: str
-    role: str
-    """`fitted` or `judged`."""
-    gpu: str
-    engine: str
     target: str
     draft: str
-    tp: int
-    method: str
     k: int
-    topk: int
     acceptance_length: float
     workload: str
     concurrency: int
     plain_tokens_per_s: float
     output_tokens_per_s: float
+
+    @property
+    def is_fitted(self) -> bool:
+        return self.target == FITTED
 
     @property
     def speedup(self) -> float:
@@ -90,7 +85,7 @@ class Judged(NamedTuple):
 
     @property
     def error_pct(self) -> float:
-        return 100.0 * (self.speedup / self.cell.speedup - 1.0)
+        return off_pct(self.speedup, self.cell.speedup)
 
     @property
     def has_right_sign(self) -> bool:
@@ -101,19 +96,10 @@ def cell_of(row: Mapping[str, str]) -> Cell:
     """Raises ValueError for a tree of drafts."""
     if row["topk"] != "1":
         raise ValueError(f"topk={row['topk']}: trees of drafts are not simulated; want chains, topk=1")
-    target = row["target"]
     return Cell(
-        source=SOURCE,
-        licence="MIT",
-        role="fitted" if target == FITTED else "judged",
-        gpu=GPU,
-        engine=ENGINE,
-        target=target,
+        target=row["target"],
         draft=row["draft"],
-        tp=DEPLOYED[target][1],
-        method="eagle3",
         k=int(row["steps"]),
-        topk=1,
         acceptance_length=float(row["accept_len_incl_bonus"]),
         workload=row["dataset"],
         concurrency=int(row["batch_size"]),
@@ -123,8 +109,7 @@ def cell_of(row: Mapping[str, str]) -> Cell:
 
 
 def read(path: Path) -> list[Cell]:
-    with path.open(newline="") as file:
-        return [cell_of(row) for row in csv.DictReader(file)]
+    return [cell_of(row) for row in csv_rows(path)]
 
 
 @lru_cache(maxsize=8)
@@ -176,17 +161,16 @@ def judge(cells: list[Cell]) -> list[Judged]:
 def specbundle_section(data: Path) -> Section:
     """Speed-ups of dense models and of those with experts, the fitted 8B apart."""
     judged = judge(read(data / TABLE))
-    fitted = [each for each in judged if each.cell.role == "fitted"]
-    others = [each for each in judged if each.cell.role != "fitted"]
+    others = [each for each in judged if not each.cell.is_fitted]
     dense = [each for each in judged if not each.cell.is_sparse]
     sparse = [each for each in others if each.cell.is_sparse]
     lines = [
         *_lines("speed-up, dense, the fitted 8B among them", dense, DENSE_BAR_PCT),
-        *_lines("speed-up, Llama-3.3-70B, judged", [each for each in others if not each.cell.is_sparse], None),
+        *_lines("speed-up, Llama-3.3-70B, judged", [each for each in others if not each.cell.is_sparse]),
         *_lines("speed-up, Qwen3 with experts, judged", sparse, SPARSE_BAR_PCT),
     ]
     right = sum(each.has_right_sign for each in judged)
-    plain_pct = fmean(100.0 * (each.plain_tokens_per_s / each.cell.plain_tokens_per_s - 1.0) for each in others)
+    plain_pct = fmean(off_pct(each.plain_tokens_per_s, each.cell.plain_tokens_per_s) for each in others)
     degrees = ", ".join(f"{target} on {degree}" for target, (_, degree) in DEPLOYED.items())
     about = [
         f"{SOURCE}: SGLang of December 2025 on H200, EAGLE-3 chains, closed batches of 1 (8B) and 8; part of the table",
@@ -196,28 +180,28 @@ def specbundle_section(data: Path) -> Section:
         f"nearest that of the fastest data set; prompts of "
         f"{PROMPT_TOKENS} and outputs of {OUTPUT_TOKENS} tokens",
         f"fitted: step_s, draft_pass_s and gap_s of {ENGINE} on H200 on the mean plain throughput of the 8B and its "
-        f"mean speed-ups at K = 3 and 7, {len(fitted)} cells; every other model is judged",
+        f"mean speed-ups at K = 3 and 7, {len(judged) - len(others)} cells; every other model is judged",
         f"judged models' plain throughput is {plain_pct:+.0f} % off, by the assumed lengths: it is not judged",
         f"faster or slower than without drafts: right in {right} of {len(judged)} cells",
     ]
     return Section(title=TITLE, about=about, lines=lines, rows=list(map(_row, judged)))
 
 
-def _lines(what: str, judged: Sequence[Judged], bar_pct: float | None) -> list[Line]:
-    return error_lines(f"{what}, {len(judged)} cells", [each.error_pct for each in judged], bar_pct, None)
+def _lines(what: str, judged: Sequence[Judged], bar_pct: float | None = None) -> list[Line]:
+    return error_lines(f"{what}, {len(judged)} cells", [each.error_pct for each in judged], bar_pct)
 
 
 def _row(judged: Judged) -> Row:
     """Of the matrix: speed-ups alone, since throughput goes by lengths that are not published."""
-    cell = judged.cell
+    cell, degree = judged.cell, DEPLOYED[judged.cell.target][1]
     return Row(
         gpu="H200",
-        engine=cell.engine,
-        model=f"{cell.target.lower()}{f'-tp{cell.tp}' if cell.tp > 1 else ''}",
-        method=cell.method,
+        engine=ENGINE,
+        model=f"{cell.target.lower()}{f'-tp{degree}' if degree > 1 else ''}",
+        method="eagle3",
         k=cell.k,
         workload=f"{cell.workload}, {cell.draft.rpartition('/')[2]}",
         concurrency=str(cell.concurrency),
-        is_fit=cell.role == "fitted",
+        is_fit=cell.is_fitted,
         errors_pct={"speed-up": judged.error_pct},
     )

@@ -6,7 +6,6 @@ Not here: TensorRT-LLM on the same GPU (validation.accuracy.closed_loops), the m
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +14,8 @@ from typing import Any
 import msgspec
 
 from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
-from calibrate.judge.cell_table import Cell, parse_columns, read_cells
+from calibrate.judge.cell_table import Cell, cells_of
 from calibrate.judge.cells import JudgedCell, Setup, judge_cells, simulate_cell
-from calibrate.judge.fit_cells import fit_constant
 from sim.costs.engine import engine_of, load_engine, with_engine
 from sim.costs.forms.build import build_costs
 from sim.costs.kernels import CompactKernels
@@ -27,7 +25,8 @@ from sim.policies.options import EngineLimits, Method
 from sim.run.forecast import StepForecast
 from validation.accuracy.closed_loops import cells_table, error_lines, judged_errors
 from validation.accuracy.matrix import rows_of_cells
-from validation.accuracy.sections import Line, Row, Section, markdown_table, number, percent, profile_text
+from validation.accuracy.sections import Line, Row, Section, number, percent, profile_text
+from validation.tables import csv_rows, markdown_table, off_pct
 
 CELLS = "aiconfigurator"
 CELLS_GLOB = "silicon_*.csv"
@@ -55,7 +54,7 @@ LINE_CONTEXT_TOKENS = 512
 LINE_QUERIES = (1, 5)
 
 
-def qwen_section(data: Path, scratch: Path) -> Section:
+def qwen_section(data: Path) -> Section:
     """Qwen3-32B on two H100s: the ten cells that its profile names fitted it, the others judge; on four and eight,
     where the folder has cells of them, all judge."""
     found = qwen_cells(data / CELLS)
@@ -78,9 +77,9 @@ def qwen_section(data: Path, scratch: Path) -> Section:
             about.append(f"on {degree} H100s: no cells in this folder; judged by the same command where they are")
             continue
         profile = load(QWEN_PROFILE) if degree == 2 else qwen_profile(data / CELLS, degree)
-        judged = judge_qwen(cells, profile, scratch / f"qwen-{degree}.csv")
+        judged = judge_qwen(cells, profile)
         errors = judged_errors(judged, "tpot_ms")
-        lines += error_lines(f"TPOT on {degree} H100s, {len(errors)} cells", errors, QWEN_BAR_PCT, None)
+        lines += error_lines(f"TPOT on {degree} H100s, {len(errors)} cells", errors, QWEN_BAR_PCT)
         rows += rows_of_cells(judged, gpu="H100", engine="vllm-0.12", model=f"qwen3-32b-tp{degree}", method="none")
         tails.append(cells_table(judged, {"tpot_ms": f"TPOT on {degree} (ms)", "ttft_ms": "TTFT (ms)"}))
     return Section(title="H100, Qwen3-32B, vLLM 0.12", about=about, lines=lines, tail="\n".join(tails), rows=rows)
@@ -90,13 +89,12 @@ def qwen_cells(folder: Path) -> dict[int, list[dict[str, str]]]:
     """By number of devices: the rows of Qwen3-32B on H100s under vLLM 0.12 in bf16, each id once."""
     found: dict[int, dict[str, dict[str, str]]] = {}
     for path in sorted(folder.glob(CELLS_GLOB)):
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                if row.get("backend") != "vllm" or not row.get("backend_version", "").startswith("0.12"):
-                    continue
-                is_bf16 = row["precision"] in ("", "bf16") and row["gemm_quant_mode"] in ("", "bf16")
-                if row["system"] == "h100_sxm" and row["model_path"].endswith("Qwen3-32B") and is_bf16:
-                    found.setdefault(int(float(row["tp_size"])), {})[row["id"]] = row
+        for row in csv_rows(path):
+            if row.get("backend") != "vllm" or not row.get("backend_version", "").startswith("0.12"):
+                continue
+            is_bf16 = row["precision"] in ("", "bf16") and row["gemm_quant_mode"] in ("", "bf16")
+            if row["system"] == "h100_sxm" and row["model_path"].endswith("Qwen3-32B") and is_bf16:
+                found.setdefault(int(float(row["tp_size"])), {})[row["id"]] = row
     return {degree: list(rows.values()) for degree, rows in found.items()}
 
 
@@ -109,16 +107,21 @@ def qwen_profile(tables: Path, degree: int) -> Profile:
     return msgspec.structs.replace(own, kernels=kernels, host=like.host, conditions=like.conditions)
 
 
-def judge_qwen(cells: Sequence[Mapping[str, str]], profile: Profile, path: Path) -> list[JudgedCell]:
-    header = ["id", "concurrency", "input_len", "output_len", "output_len_std", "num_gpu_blocks", "tpot_ms", "ttft_ms"]
-    blocks = TP2_BLOCKS if profile.tensor_parallel == 2 else ""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        for row in cells:
-            lengths = [row["batch_size"], row["isl"], row["osl"], OUTPUT_SPREAD * float(row["osl"]), blocks]
-            writer.writerow([row["id"], *lengths, row["silicon_tpot_ms"], row["silicon_ttft_ms"]])
-    table = read_cells(path, parse_columns(None))
+def judge_qwen(cells: Sequence[Mapping[str, str]], profile: Profile) -> list[JudgedCell]:
+    rows = [
+        {
+            "id": row["id"],
+            "concurrency": row["batch_size"],
+            "input_len": row["isl"],
+            "output_len": row["osl"],
+            "output_len_std": OUTPUT_SPREAD * float(row["osl"]),
+            "num_gpu_blocks": TP2_BLOCKS if profile.tensor_parallel == 2 else "",
+            "tpot_ms": row["silicon_tpot_ms"],
+            "ttft_ms": row["silicon_ttft_ms"],
+        }
+        for row in cells
+    ]
+    table = cells_of("qwen.csv", rows)
     names = profile.host.source.replace(",", " ").split()
     is_fit = [cell.texts["id"] in names for cell in table.cells]
     return judge_cells(table, is_fit, profile, QWEN_SETUP)
@@ -131,18 +134,17 @@ def mid_2025_section(data: Path) -> Section:
     served = with_engine(profile, load_engine(ISSUE_ENGINE, profile.gpu.name))
     vanilla, k2 = (issue_tpot_ms(served, draft_tokens) for draft_tokens in (0, 2))
     lines = [
-        _line("vllm#20780: TPOT, no drafts (ms)", ISSUE_VANILLA_MS, vanilla),
-        _line("vllm#20780: TPOT, EAGLE-3 at k = 2 (ms)", ISSUE_K2_MS, k2),
-        _line("vllm#20780: speed-up at k = 2", ISSUE_VANILLA_MS / ISSUE_K2_MS, vanilla / k2),
+        Line.beside("vllm#20780: TPOT, no drafts (ms)", ISSUE_VANILLA_MS, vanilla, is_fit=True),
+        Line.beside("vllm#20780: TPOT, EAGLE-3 at k = 2 (ms)", ISSUE_K2_MS, k2, is_fit=True),
+        Line.beside("vllm#20780: speed-up at k = 2", ISSUE_VANILLA_MS / ISSUE_K2_MS, vanilla / k2, is_fit=True),
     ]
     here: dict[str, Any] = {"gpu": "H100", "engine": ISSUE_ENGINE, "model": "llama-3.1-8b", "workload": "vllm#20780"}
     rows = [
-        Row(**here, method="none", k=0, concurrency="1", is_fit=True, errors_pct={"TPOT": lines[0].error_pct}),
+        Row(**here, is_fit=True, errors_pct={"TPOT": lines[0].error_pct}),
         Row(
             **here,
             method="eagle3",
             k=2,
-            concurrency="1",
             is_fit=True,
             errors_pct={"TPOT": lines[1].error_pct, "speed-up": lines[2].error_pct},
             speedup=(ISSUE_VANILLA_MS / ISSUE_K2_MS, vanilla / k2),
@@ -153,21 +155,19 @@ def mid_2025_section(data: Path) -> Section:
     for queries in LINE_QUERIES:
         for num_rows in LINE_ROWS:
             real_ms, simulated_ms = line_step_ms(data / LINE, profile, num_rows, queries)
-            error_pct = 100.0 * (simulated_ms / real_ms - 1.0)
+            error_pct = off_pct(simulated_ms, real_ms)
             judged.append(error_pct)
             what = "decode" if queries == 1 else f"verify, {queries} tokens a row"
             table.append([what, str(num_rows), number(real_ms), number(simulated_ms), percent(error_pct)])
             rows.append(
                 Row(
                     **here | {"workload": f"SpecDecode-Bench's line: a step's {what}"},
-                    method="none",
                     k=queries - 1,
                     concurrency=str(num_rows),
-                    is_fit=False,
                     errors_pct={"TPOT": error_pct},
                 )
             )
-    lines += error_lines(f"SpecDecode-Bench's line, {len(judged)} steps of the target", judged, None, None)
+    lines += error_lines(f"SpecDecode-Bench's line, {len(judged)} steps of the target", judged)
     about = [
         "vllm#20780: TPOT at batch 1 with an EAGLE-3 head, vLLM of mid-2025, H100 (figures quoted); prompts of "
         f"{ISSUE_INPUT_LEN} tokens assumed. Fitted: step_s on the TPOT without drafts, draft_phase_s on the speed-up "
@@ -183,10 +183,6 @@ def mid_2025_section(data: Path) -> Section:
     return Section(title="H100, Llama-3.1-8B, vLLM of mid-2025", about=about, lines=lines, tail=tail, rows=rows)
 
 
-def _line(what: str, real: float, simulated: float) -> Line:
-    return Line(what=what, real=real, simulated=simulated, error_pct=100.0 * (simulated / real - 1.0), is_fit=True)
-
-
 def issue_tpot_ms(profile: Profile, draft_tokens: int) -> float:
     """Mean TPOT at batch 1 without drafts, or with two drafted tokens of the measured acceptance length."""
     found: float = simulate_cell(_issue_cell(draft_tokens), profile, Setup(engine={}, method="eagle3"))["mean_tpot_ms"]
@@ -199,29 +195,10 @@ def _issue_cell(draft_tokens: int) -> Cell:
         concurrency=1,
         input_len=ISSUE_INPUT_LEN,
         output_len=ISSUE_OUTPUT_LEN,
-        output_len_std=0.0,
-        output_len_max=None,
         num_prompts=ISSUE_DRAWS if draft_tokens else 1,
         num_speculative_tokens=draft_tokens,
         acceptance=f"length:{ISSUE_K2_LENGTH}@2" if draft_tokens else None,
-        max_num_seqs=None,
-        max_num_batched_tokens=None,
-        num_gpu_blocks=None,
-        label="",
-        arm="",
-        measured={},
-        texts={},
     )
-
-
-def fit_issue() -> tuple[float, float]:
-    """step_s on the TPOT without drafts, then draft_phase_s on the speed-up at k = 2: how vllm-0.9 got them."""
-    profile = load(ISSUE_PROFILE)
-    start = with_engine(profile, load_engine(ISSUE_ENGINE, profile.gpu.name))
-    step = fit_constant(start, "step_s", lambda tried: issue_tpot_ms(tried, 0) / ISSUE_VANILLA_MS - 1.0)
-    k2_ms = issue_tpot_ms(step.profile, 0) * ISSUE_K2_MS / ISSUE_VANILLA_MS
-    phase = fit_constant(step.profile, "draft_phase_s", lambda tried: issue_tpot_ms(tried, 2) / k2_ms - 1.0)
-    return step.values_s["step_s"], phase.values_s["draft_phase_s"]
 
 
 def line_step_ms(path: Path, profile: Profile, rows: int, queries: int) -> tuple[float, float]:

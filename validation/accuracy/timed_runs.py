@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from calibrate.cli.engine_flags import engine_block
-from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
+from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
 from calibrate.importers.llmservingsim.layer_profile import import_llmservingsim
 from calibrate.judge.fit_cells import fit_constant
 from calibrate.judge.vllm_requests import RealRun, read_requests
@@ -51,7 +51,6 @@ class Run:
     flags: Mapping[str, Any]
     bars_pct: Mapping[str, float]
     """By "TPOT mean" and the like."""
-    remark: str = ""
 
 
 RTX_4090 = Run(
@@ -80,11 +79,10 @@ def llmservingsim_profile(data: Path, folder: str, gpu: str) -> Profile:
     return import_llmservingsim(path, gpu, SHAPE, revision=LLMSERVINGSIM.partition("@")[2])
 
 
-def aiconfigurator_profile(data: Path, gpu: str) -> Profile:
+def aiconfigurator_profile(data: Path) -> Profile:
     """Llama-3.1-8B from aiconfigurator's tables of that GPU, without the gap fitted on the run itself."""
-    profile = import_aiconfigurator(
-        data / "aiconfigurator", gpu, SHAPE, None, 1, revision=AICONFIGURATOR_REVISION, form="table"
-    )
+    gpu = "rtx-pro-6000-server"
+    profile = import_deployment(data / "aiconfigurator", gpu, SHAPE, None, Deployment(), source=AICONFIGURATOR_REVISION)
     return with_engine(profile, msgspec.structs.replace(load_engine(ENGINE, gpu), gap_s=0.0, source="no device gap"))
 
 
@@ -93,11 +91,10 @@ def sections(data: Path) -> list[Section]:
     profile, fitted_ms = _fitted(data, RTX_PRO, llmservingsim_profile(data, "RTXPRO6000", "rtx-pro-6000-server"))
     fit = f"{FITTED_CONSTANT} = {fitted_ms:.4f} ms"
     rtx_pro = section(data, RTX_PRO, profile, f"fitted: {fit}, on the TPOT mean of this run", fitted_metric="TPOT mean")
-    independent = aiconfigurator_profile(data, "rtx-pro-6000-server")
     alone = section(
         data,
         RTX_PRO_INDEPENDENT,
-        independent,
+        aiconfigurator_profile(data),
         "fitted: nothing; kernel times come from aiconfigurator's tables alone, and no device gap is assumed, since "
         "the known one was fitted on this very run",
     )
@@ -151,9 +148,8 @@ def real_run(data: Path, run: Run) -> RealRun:
 
 
 def _about(run: Run, profile: Profile, fit: str, verdict: VllmVerdict) -> list[str]:
-    told = {
-        **verdict.result["scenario"]["engine"],
-        **{name: verdict.result[name] for name in ("engine", "async_scheduling")},
+    told = verdict.result["scenario"]["engine"] | {
+        name: verdict.result[name] for name in ("engine", "async_scheduling")
     }
     settings = ", ".join(f"{name} {value}" for name, value in told.items() if name != "name")
     notes = [note for note in verdict.result["notes"] if "ITL" not in note]
@@ -166,7 +162,6 @@ def _about(run: Run, profile: Profile, fit: str, verdict: VllmVerdict) -> list[s
         f"{verdict.result['preemptions']} preemptions simulated, {verdict.result['prefix_cache_hit_rate']:.1%} of the "
         "prompts' blocks found in the prefix cache",
         *notes,
-        *([run.remark] if run.remark else []),
     ]
 
 

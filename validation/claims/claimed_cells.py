@@ -7,7 +7,7 @@ What most sections are made of. Not here: which cells a section has (one module 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import mean
@@ -24,6 +24,7 @@ from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from validation.claims.ledger import Interval
+from validation.tables import off_pct
 
 SEED = 2002
 OVERLAPPING = frozenset({"pd", "pdv", "unified", "pipelined", "adaptive"})
@@ -99,11 +100,33 @@ def ratio(ours: Cell, theirs: Cell, metric: str) -> Ratio:
     return Ratio(mean(ratios), low, high)
 
 
-def ratios(ours: Mapping[PhiLevel, Cell], theirs: Mapping[PhiLevel, Cell], metric: str) -> dict[PhiLevel, Ratio]:
+@dataclass(frozen=True, slots=True)
+class Bracketed:
+    """A ratio at every phi of the bracket."""
+
+    by_level: Mapping[PhiLevel, Ratio]
+
+    @property
+    def value(self) -> float:
+        """At the middle phi."""
+        return self.by_level[PhiLevel.MIDDLE].value
+
+    @property
+    def span(self) -> Interval:
+        """Range from the lowest to the highest end of their intervals: what overlap and draws leave open together."""
+        return min(each.low for each in self.by_level.values()), max(each.high for each in self.by_level.values())
+
+    @property
+    def more_pct(self) -> dict[str, float]:
+        """By how much more than the other, by name of the level."""
+        return {level.value: off_pct(each.value, 1.0) for level, each in self.by_level.items()}
+
+    @property
+    def more_span_pct(self) -> Interval:
+        low, high = self.span
+        return off_pct(low, 1.0), off_pct(high, 1.0)
+
+
+def ratios(ours: Mapping[PhiLevel, Cell], theirs: Mapping[PhiLevel, Cell], metric: str) -> Bracketed:
     """The ratio at every phi."""
-    return {level: ratio(ours[level], theirs[level], metric) for level in BRACKET}
-
-
-def span(found: Sequence[Ratio]) -> Interval:
-    """Range from the lowest to the highest end of their intervals: what overlap and draws leave open together."""
-    return min(each.low for each in found), max(each.high for each in found)
+    return Bracketed({level: ratio(ours[level], theirs[level], metric) for level in BRACKET})

@@ -7,9 +7,9 @@ one machine are, on the calibrated pair that report 000 names. Not here: the cla
 
 from __future__ import annotations
 
-from sim.devices.contention import BRACKET, PhiLevel
+from sim.devices.contention import PhiLevel
 from sim.files.json_values import Json
-from validation.claims.claimed_cells import Cell, bracket, ratios, span
+from validation.claims.claimed_cells import Cell, bracket, ratios
 from validation.claims.ledger import Row, Section
 
 PROFILE = "a100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -67,22 +67,17 @@ Cells = dict[tuple[str, int], ByLevel]
 def _gain(section: Section, cells: Cells, concurrency: int) -> Row:
     """PDV over PD in throughput, percent, at every phi."""
     found = ratios(cells["pdv", concurrency], cells["pd", concurrency], METRIC)
-    low, high = span(list(found.values()))
-    return section.row(
-        f"B.gain.{concurrency}",
-        100.0 * (found[PhiLevel.MIDDLE].value - 1.0),
-        (100.0 * (low - 1.0), 100.0 * (high - 1.0)),
-        is_met=None,
-        **{level.value: 100.0 * (found[level].value - 1.0) for level in BRACKET},
-    )
+    more_pct = found.more_pct
+    middle_pct = more_pct[PhiLevel.MIDDLE.value]
+    return section.row(f"B.gain.{concurrency}", middle_pct, found.more_span_pct, is_met=None, **more_pct)
 
 
 def _over_baseline(section: Section, cells: Cells, concurrency: int) -> Row:
     found = ratios(cells["pd", concurrency], cells["baseline", concurrency], METRIC)
     return section.row(
         f"B.over_baseline.{concurrency}",
-        found[PhiLevel.MIDDLE].value,
-        span(list(found.values())),
+        found.value,
+        found.span,
         baseline=cells["baseline", concurrency][PhiLevel.MIDDLE].mean(METRIC),
         pd=cells["pd", concurrency][PhiLevel.MIDDLE].mean(METRIC),
     )
@@ -91,23 +86,14 @@ def _over_baseline(section: Section, cells: Cells, concurrency: int) -> Row:
 def _tail(section: Section, cells: Cells, concurrency: int) -> Row:
     """PDV over PD in the 95th percentile of latency, percent less."""
     found = ratios(cells["pdv", concurrency], cells["pd", concurrency], "p95_e2el_ms")
-    low, high = span(list(found.values()))
-    return section.row(
-        f"B.p95_gain.{concurrency}",
-        100.0 * (1.0 - found[PhiLevel.MIDDLE].value),
-        (100.0 * (1.0 - high), 100.0 * (1.0 - low)),
-    )
+    low, high = found.span
+    interval = (100.0 * (1.0 - high), 100.0 * (1.0 - low))
+    return section.row(f"B.p95_gain.{concurrency}", 100.0 * (1.0 - found.value), interval)
 
 
 def _utilization(section: Section, cells: Cells, engine: str) -> Row:
-    shares = {
-        concurrency: 100.0 * cells[engine, concurrency][PhiLevel.MIDDLE].mean("device_utilization")
-        for concurrency in CONCURRENCIES
-    }
-    return section.row(
-        f"B.util.{engine}",
-        sum(shares.values()) / len(shares),
-        (min(shares.values()), max(shares.values())),
-        low=min(shares.values()),
-        high=max(shares.values()),
-    )
+    shares = [
+        100.0 * cells[engine, concurrency][PhiLevel.MIDDLE].mean("device_utilization") for concurrency in CONCURRENCIES
+    ]
+    low, high = min(shares), max(shares)
+    return section.row(f"B.util.{engine}", sum(shares) / len(shares), (low, high), low=low, high=high)

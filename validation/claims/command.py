@@ -54,10 +54,10 @@ def claims_command(sections: tuple[str, ...], json_path: str | None, draws: int 
         print_rows(Console(), rows)
 
 
-def main(args: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Exit 2 and one line for bad input, as `lanesim` has it."""
     try:
-        claims_command.main(args, prog_name="python -m validation claims", standalone_mode=False)
+        claims_command.main(words, prog_name="python -m validation claims", standalone_mode=False)
     except (click.ClickException, ValueError, OSError) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         print(f"claims: {message}", file=sys.stderr)

@@ -13,7 +13,7 @@ from sim.devices.contention import PhiLevel
 from sim.files.json_values import Json
 from sim.policies.choices import LoadTable
 from sim.studies.load_table import table_of
-from validation.claims.claimed_cells import Cell, Ratio, bracket, cell, ratios, span
+from validation.claims.claimed_cells import Cell, Ratio, bracket, cell, ratios
 from validation.claims.ledger import Row, Section
 
 GPUS = {"a100": "a100-sxm", "h100": "h100-sxm"}
@@ -71,24 +71,20 @@ def _switching(section: Section, gpu: str, rows: list[Row], replications: int) -
     chosen = ["unified" if row.simulated == PDV else "pd" for row in rows]
     table, hysteresis = table_of(CONCURRENCIES, chosen)
     profile = f"{GPUS[gpu]}/{PAIRS[SWITCHED_PAIR]}"
-    load: dict[str, Json] = {
-        "input_len": int(section.constant("input_len")),
-        "output_len": int(section.constant("output_len")),
+    load = _load(section, SWITCHED_PAIR) | {
         "num_prompts": SWITCHED_PROMPTS,
         "request_rate": section.constant(f"switched_rate_{gpu}"),
         "burstiness": section.constant("switched_burstiness"),
-        "num_speculative_tokens": int(section.constant("draft_tokens")),
-        "acceptance": f"length:{section.constant(f'acceptance_length_{SWITCHED_PAIR}')}",
     }
     pd, ours = (bracket(policy, replications, profile, load) for policy in ("pd", "adaptive"))
     found = ratios(ours, pd, SWITCHED_METRIC)
-    low, high = span(list(found.values()))
+    low, high = found.span
     return section.row(
         f"G.adaptive.{gpu}",
-        found[PhiLevel.MIDDLE].value,
+        found.value,
         (low, high),
-        is_met=all(each.high < 1.0 - WORTHWHILE for each in found.values()),
-        **{f"ratio_{level.value}": each.value for level, each in found.items()},
+        is_met=all(each.high < 1.0 - WORTHWHILE for each in found.by_level.values()),
+        **{f"ratio_{level.value}": each.value for level, each in found.by_level.items()},
         low=low,
         high=high,
         table=_spoken(table),
@@ -105,36 +101,42 @@ def _spoken(table: LoadTable) -> str:
     return ", ".join(names[policy] + (f" from {start}" if start > 1 else "") for start, policy in table)
 
 
-def _row(section: Section, gpu: str, pair: str, concurrency: int, replications: int) -> Row:
-    profile = f"{GPUS[gpu]}/{PAIRS[pair]}"
-    load: dict[str, Json] = {
+def _load(section: Section, pair: str) -> dict[str, Json]:
+    """Lengths and drafts of every row."""
+    return {
         "input_len": int(section.constant("input_len")),
         "output_len": int(section.constant("output_len")),
-        "num_prompts": max(MIN_PROMPTS, PROMPTS_PER_PLACE * concurrency),
-        "request_rate": "inf",
-        "max_concurrency": concurrency,
         "num_speculative_tokens": int(section.constant("draft_tokens")),
         "acceptance": f"length:{section.constant(f'acceptance_length_{pair}')}",
     }
+
+
+def _row(section: Section, gpu: str, pair: str, concurrency: int, replications: int) -> Row:
+    profile = f"{GPUS[gpu]}/{PAIRS[pair]}"
+    load = _load(section, pair) | {
+        "num_prompts": max(MIN_PROMPTS, PROMPTS_PER_PLACE * concurrency),
+        "request_rate": "inf",
+        "max_concurrency": concurrency,
+    }
     pd, pdv = (bracket(policy, replications, profile, load) for policy in ("pd", "unified"))
     others = {policy: cell(policy, replications, profile, load) for policy in OTHERS}
-    by_level = ratios(pdv, pd, METRIC)
-    recommended = choice(by_level)
+    found = ratios(pdv, pd, METRIC)
+    recommended = choice(found.by_level)
     best, best_tokens_per_s = _best(pd, pdv, others)
     claimed = seed_choice(concurrency, pair)
-    low, high = span(list(by_level.values()))
+    low, high = found.span
     return section.row(
         f"G.{gpu}.{pair}.{concurrency}",
         recommended,
         (low, high),
         is_met=recommended == claimed,
         claimed=claimed,
-        **{f"ratio_{level.value}": found.value for level, found in by_level.items()},
+        **{f"ratio_{level.value}": each.value for level, each in found.by_level.items()},
         low=low,
         high=high,
         pd=pd[PhiLevel.MIDDLE].mean(METRIC),
         pdv=pdv[PhiLevel.MIDDLE].mean(METRIC),
-        **{policy: found.mean(METRIC) for policy, found in others.items()},
+        **{policy: own.mean(METRIC) for policy, own in others.items()},
         best=best,
         best_tokens_per_s=best_tokens_per_s,
     )

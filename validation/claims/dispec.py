@@ -6,6 +6,8 @@ from the three forward times that it profiles. Not here: the claimed figures (va
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import msgspec
 
 from sim.acceptance.conversions import iid_rate_for_length
@@ -32,6 +34,8 @@ STEP_BY_STEP, AHEAD = "pdv", "baseline"
 """Policies for one request at a time: verify is launched when the draft's tokens are on the host, as where the host
 samples; or while the draft still runs."""
 MAX_DRAWS = 10
+PLAIN: dict[str, Json] = {"input_len": 16, "output_len": 200, "num_speculative_tokens": 0}
+"""Of every row that is served."""
 
 
 def judge(section: Section, draws: int) -> list[Row]:
@@ -53,10 +57,9 @@ def judge(section: Section, draws: int) -> list[Row]:
 
 def _single(section: Section, draws: int) -> list[Row]:
     """One sequence, with graphs and without, and the ratio."""
-    load: dict[str, Json] = {"input_len": 16, "output_len": 200, "num_prompts": 1, "num_speculative_tokens": 0}
     tokens_per_s = {}
     for is_graphed in (True, False):
-        served = cell("autoregressive", draws, PROFILE, {**load, "engine.cuda_graph": is_graphed})
+        served = cell("autoregressive", draws, PROFILE, {**PLAIN, "num_prompts": 1, "engine.cuda_graph": is_graphed})
         tokens_per_s[is_graphed] = 1e3 / served.mean("mean_tpot_ms")
     return [
         section.row("F.single.graph", tokens_per_s[True]),
@@ -68,14 +71,8 @@ def _single(section: Section, draws: int) -> list[Row]:
 def _batched(section: Section, draws: int) -> list[Row]:
     rows = []
     for concurrency in CONCURRENCIES:
-        load: dict[str, Json] = {
-            "input_len": 16,
-            "output_len": 200,
-            "num_prompts": concurrency,
-            "request_rate": "inf",
-            "num_speculative_tokens": 0,
-        }
-        served = cell("autoregressive", draws, PROFILE, load)
+        load: dict[str, Json] = {"num_prompts": concurrency, "request_rate": "inf"}
+        served = cell("autoregressive", draws, PROFILE, PLAIN | load)
         rows.append(section.row(f"F.batched.{concurrency}", served.mean("output_throughput")))
     return rows
 
@@ -83,9 +80,8 @@ def _batched(section: Section, draws: int) -> list[Row]:
 def _small_graph(section: Section) -> Row:
     """The 0.5B's pass under graphs, by the report's two figures of it."""
     eager_ms, compute_ms = section.constant("draft_eager_ms"), section.constant("draft_compute_ms")
-    claimed = section.claim("F.graph.0.5b").claimed
-    assert not isinstance(claimed, str)
-    return section.row("F.graph.0.5b", eager_ms / compute_ms, compute=compute_ms, implied=eager_ms / claimed)
+    implied_ms = eager_ms / section.claimed("F.graph.0.5b")
+    return section.row("F.graph.0.5b", eager_ms / compute_ms, compute=compute_ms, implied=implied_ms)
 
 
 def _tokens_per_step(section: Section) -> Row:
@@ -134,13 +130,12 @@ def laptop_pair(section: Section, draft_compute_ms: float) -> Profile:
 def _speculation(section: Section, draws: int) -> list[Row]:
     """Speed-ups over plain decoding, by reading of the acceptance and by the draft's passes."""
     compute_ms = section.constant("draft_compute_ms")
-    claimed = section.claim("F.graph.0.5b").claimed
-    assert not isinstance(claimed, str)
-    slower_ms = section.constant("draft_eager_ms") / claimed
+    slower_ms = section.constant("draft_eager_ms") / section.claimed("F.graph.0.5b")
     by_length = lengths(section)
-    eager = {name: speed_up(section, length, compute_ms, False, draws) for name, length in by_length.items()}
-    graphed = {name: speed_up(section, length, compute_ms, "draft", draws) for name, length in by_length.items()}
-    slower = {name: speed_up(section, length, slower_ms, "draft", draws) for name, length in by_length.items()}
+    eager, graphed, slower = (
+        {name: speed_up(section, length, draft_ms, cuda_graph, draws) for name, length in by_length.items()}
+        for draft_ms, cuda_graph in ((compute_ms, False), (compute_ms, "draft"), (slower_ms, "draft"))
+    )
     ahead = speed_up(section, by_length["share"], compute_ms, "draft", draws, policy=AHEAD)
     values = [*graphed.values(), *slower.values()]
     return [
@@ -179,15 +174,13 @@ def speed_up(
     lanes: dict[str, Json] = (
         {"policy_options.hybrid_requests": 0, "policy_options.poll_s": 0} if policy == STEP_BY_STEP else {}
     )
-    load: dict[str, Json] = {
-        "input_len": 16,
-        "output_len": 200,
+    load: dict[str, Json] = PLAIN | {
         "num_prompts": 10,
         "request_rate": "inf",
         "policy_options.workers": 1,
         "engine.num_gpu_blocks": 4096,
     }
-    plain = cell("baseline", 2, pair, {**load, "num_speculative_tokens": 0, "engine.cuda_graph": False})
+    plain = cell("baseline", 2, pair, {**load, "engine.cuda_graph": False})
     speculation: dict[str, Json] = {
         "num_speculative_tokens": DRAFT_TOKENS,
         "acceptance": f"length:{tokens_per_step}",
@@ -217,10 +210,8 @@ def _identical(section: Section) -> Row:
             profile=PAIR, policy=policy, input_len=200, output_len=60, num_prompts=40, request_rate=4, seed=SEED
         )
         record = simulate(resolve(scenario, known(PAIR), policy), child_seed(SEED, 0))
-        found[policy] = [
-            (request.id, request.emitted_tokens, request.num_rounds, request.accepted_tokens)
-            for request in record.requests
-        ]
+        served = attrgetter("id", "emitted_tokens", "num_rounds", "accepted_tokens")
+        found[policy] = list(map(served, record.requests))
     same = sum(one == other for one, other in zip(found["pd"], found["disaggregated"], strict=True))
     total = len(found["pd"])
     return section.row(

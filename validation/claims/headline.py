@@ -5,8 +5,9 @@ Not here: the harness (validation.claims.prototype), the claimed figures (valida
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from math import ceil, floor
 from statistics import mean, median
 
@@ -18,6 +19,7 @@ from sim.metrics.stats import interval_95
 from validation.claims.ledger import Interval, Row, Section
 from validation.claims.prototype import LABELS, PROFILE, Harness, Served, arrivals
 
+ENGINES = ("pd", "pdv")
 CUT_LABELS = (32, 64, 72, 84, 96, 128)
 """Where the window cuts requests of at least one engine."""
 RATIOS = (64, 72, 84)
@@ -34,14 +36,11 @@ def judge(section: Section, draws: int) -> list[Row]:
     """Every row of section A from `draws` draws of draws per engine and label (a fifth of that where all drain)."""
     windowed: Runs = {
         (engine, label): _runs(section, engine, label, draws if label in CUT_LABELS else max(2, draws // 4))
-        for engine in ("pd", "pdv")
-        for label in LABELS
+        for engine, label in product(ENGINES, LABELS)
     }
-    few = max(2, draws // 10)
     drained: Runs = {
-        (engine, label): _runs(section, engine, label, few, drains=True)
-        for engine in ("pd", "pdv")
-        for label in CUT_LABELS
+        (engine, label): _runs(section, engine, label, max(2, draws // 10), drains=True)
+        for engine, label in product(ENGINES, CUT_LABELS)
     }
     return [
         *_completed(section, windowed),
@@ -81,10 +80,6 @@ def of_single_runs(values: Sequence[float]) -> Interval:
     """Bounds between which 95 % of the draws lie."""
     low, high = np.quantile(values, [0.025, 0.975])
     return float(low), float(high)
-
-
-def _of(runs: Sequence[Served], value: Callable[[Served], float | None]) -> list[float]:
-    return [found for run in runs if (found := value(run)) is not None]
 
 
 def _completed(section: Section, runs: Runs) -> list[Row]:
@@ -128,33 +123,24 @@ def _outside_pct(counts: Sequence[float], low: float, high: float) -> float:
 
 def _throughput(section: Section, runs: Runs) -> list[Row]:
     rows = []
-    for label in TPS_LABELS:
-        for engine in ("pd", "pdv"):
-            own = runs[engine, label]
-            values = [run.tokens_per_s for run in own]
-            rows.append(
-                section.row(
-                    f"A.tps.{engine}.{label}",
-                    mean(values),
-                    of_single_runs(values),
-                    completed=mean(run.completed for run in own),
-                    emitted=mean(run.emitted_tokens / run.elapsed_s for run in own),
-                )
-            )
+    for label, engine in product(TPS_LABELS, ENGINES):
+        own = runs[engine, label]
+        values = [run.tokens_per_s for run in own]
+        completed = mean(run.completed for run in own)
+        emitted = mean(run.emitted_tokens / run.elapsed_s for run in own)
+        claim_id = f"A.tps.{engine}.{label}"
+        rows.append(section.row(claim_id, mean(values), of_single_runs(values), completed=completed, emitted=emitted))
     return rows
 
 
 def _work(section: Section, runs: Runs) -> list[Row]:
     rows = []
-    for engine in ("pd", "pdv"):
+    for engine in ENGINES:
         own = runs[engine, HEADLINE]
         rounds = [float(run.rounds) for run in own]
         admitted = mean(run.admitted for run in own)
-        rows.append(
-            section.row(
-                f"A.rounds.{engine}", mean(rounds), of_single_runs(rounds), rounds=mean(rounds), admitted=admitted
-            )
-        )
+        claim_id, spread = f"A.rounds.{engine}", of_single_runs(rounds)
+        rows.append(section.row(claim_id, mean(rounds), spread, rounds=mean(rounds), admitted=admitted))
     return rows
 
 
@@ -187,14 +173,10 @@ def _ratios(section: Section, runs: Runs) -> list[Row]:
     """Ratios of completions in the middle draw, and with one completion of PD more or less."""
     rows = []
     for label in RATIOS:
-        pd = median(run.completed for run in runs["pd", label])
-        pdv = median(run.completed for run in runs["pdv", label])
+        pd, pdv = (median(run.completed for run in runs[engine, label]) for engine in ENGINES)
         low, high = pdv / (pd + 1), pdv / max(1.0, pd - 1)
-        rows.append(
-            section.row(
-                f"A.ratio.{label}", pdv / max(1.0, pd), (low, high), pd=pd, pdv=pdv, ratio_low=low, ratio_high=high
-            )
-        )
+        middle, spread = pdv / max(1.0, pd), (low, high)
+        rows.append(section.row(f"A.ratio.{label}", middle, spread, pd=pd, pdv=pdv, ratio_low=low, ratio_high=high))
     return rows
 
 
@@ -227,14 +209,9 @@ def _first_prefill(section: Section, runs: Runs) -> Row:
 def _utilization(section: Section, runs: Runs) -> Row:
     by_label = [100.0 * mean(run.utilization for run in runs["pd", label]) for label in LABELS]
     low, high = section.claim("A.util").bounds()
-    is_met = low <= min(by_label) and max(by_label) <= high
-    return section.row(
-        "A.util",
-        f"{min(by_label):.0f} to {max(by_label):.0f} %",
-        is_met=is_met,
-        low=min(by_label),
-        high=max(by_label),
-    )
+    least, most = min(by_label), max(by_label)
+    is_met = low <= least and most <= high
+    return section.row("A.util", f"{least:.0f} to {most:.0f} %", is_met=is_met, low=least, high=most)
 
 
 def _memory(section: Section, runs: Runs) -> Row:
@@ -249,8 +226,9 @@ def _memory(section: Section, runs: Runs) -> Row:
 
 
 def _acceptance(section: Section, runs: Runs) -> Row:
-    whole = [100.0 * value for value in _of(runs["pd", 16], lambda run: run.acceptance)]
-    cut = [100.0 * value for value in _of(runs["pd", 96], lambda run: run.acceptance)]
+    whole, cut = (
+        [100.0 * run.acceptance for run in runs["pd", label] if run.acceptance is not None] for label in (16, 96)
+    )
     return section.row("A.accept", mean(cut), of_single_runs(cut), all=mean(whole))
 
 
@@ -263,8 +241,7 @@ def _average(section: Section, runs: Runs) -> Row:
         for draw in range(num_draws)
     ]
     averages = {
-        engine: mean(mean(run.tokens_per_s for run in runs[engine, label]) for label in LABELS)
-        for engine in ("pd", "pdv")
+        engine: mean(mean(run.tokens_per_s for run in runs[engine, label]) for label in LABELS) for engine in ENGINES
     }
     return section.row(
         "A.average",
@@ -318,17 +295,16 @@ def _sign(ours: Sequence[Served], theirs: Sequence[Served]) -> int:
 
 def _latency(section: Section, runs: Runs) -> list[Row]:
     rows = []
-    for label in LATENCY_LABELS:
-        for engine in ("pd", "pdv"):
-            own = runs[engine, label]
-            latencies = [1e3 * value for value in _of(own, lambda run: run.latency_s)]
-            rows.append(
-                section.row(
-                    f"A.latency.{engine}.{label}",
-                    mean(latencies),
-                    of_single_runs(latencies),
-                    completed=mean(run.completed for run in own),
-                    cut=mean(len(arrivals(label)) - run.completed for run in own),
-                )
+    for label, engine in product(LATENCY_LABELS, ENGINES):
+        own = runs[engine, label]
+        latencies = [1e3 * run.latency_s for run in own if run.latency_s is not None]
+        rows.append(
+            section.row(
+                f"A.latency.{engine}.{label}",
+                mean(latencies),
+                of_single_runs(latencies),
+                completed=mean(run.completed for run in own),
+                cut=mean(len(arrivals(label)) - run.completed for run in own),
             )
+        )
     return rows

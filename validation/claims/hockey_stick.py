@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sim.devices.contention import PhiLevel
 from sim.files.json_values import Json
-from validation.claims.claimed_cells import Cell, bracket, cell, ratio, ratios, span
+from validation.claims.claimed_cells import Cell, bracket, cell, ratio, ratios
 from validation.claims.ledger import Row, Section
 
 PROFILE = "a100-sxm/llama-3.1-8b+llama-3.2-1b"
@@ -42,16 +42,18 @@ def judge(section: Section, draws: int) -> list[Row]:
 
 
 def _cell(section: Section, policy: str, rate: int, draws: int) -> Cell:
-    load: dict[str, Json] = {
-        "engine": ENGINE,
+    load = _load(section) | {"engine": ENGINE, "num_prompts": NUM_PROMPTS, "request_rate": rate}
+    return cell(policy, draws, PROFILE, load)
+
+
+def _load(section: Section) -> dict[str, Json]:
+    """Lengths and drafts of every row."""
+    return {
         "input_len": int(section.constant("input_len")),
         "output_len": int(section.constant("output_len")),
-        "num_prompts": NUM_PROMPTS,
-        "request_rate": rate,
         "num_speculative_tokens": int(section.constant("draft_tokens")),
         "acceptance": f"iid:{section.constant('acceptance')}",
     }
-    return cell(policy, draws, PROFILE, load)
 
 
 def _growth(section: Section, speculative: dict[int, Cell], plain: dict[int, Cell]) -> Row:
@@ -76,23 +78,10 @@ def _cause(section: Section, speculative: dict[int, Cell], plain: dict[int, Cell
 
 def _priority(section: Section, draws: int) -> Row:
     """The verify lane on a stream of its own: pdv against pd, gaps between rounds."""
-    load: dict[str, Json] = {
-        "input_len": int(section.constant("input_len")),
-        "output_len": int(section.constant("output_len")),
-        "num_prompts": 100,
-        "request_rate": 2,
-        "num_speculative_tokens": int(section.constant("draft_tokens")),
-        "acceptance": f"iid:{section.constant('acceptance')}",
-    }
+    load = _load(section) | {"num_prompts": 100, "request_rate": 2}
     count = max(2, min(3, draws))
     pdv, pd = (bracket(policy, count, PROFILE, load) for policy in ("pdv", "pd"))
-    by_level = ratios(pdv, pd, "p99_itl_ms")
-    values = {level.value: 100.0 * (found.value - 1.0) for level, found in by_level.items()}
-    low, high = span(list(by_level.values()))
-    return section.row(
-        "E.priority",
-        values[PhiLevel.MIDDLE],
-        (100.0 * (low - 1.0), 100.0 * (high - 1.0)),
-        is_met=all(value < 0.0 for value in values.values()),
-        **values,
-    )
+    found = ratios(pdv, pd, "p99_itl_ms")
+    more_pct = found.more_pct
+    is_met = all(value < 0.0 for value in more_pct.values())
+    return section.row("E.priority", more_pct[PhiLevel.MIDDLE.value], found.more_span_pct, is_met=is_met, **more_pct)

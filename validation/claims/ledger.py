@@ -114,6 +114,12 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def constant(self, name: str) -> float:
         return self.constants[name].value
 
+    def claimed(self, claim_id: str) -> float:
+        """The figure of a claim that is none in words."""
+        claimed = self.claim(claim_id).claimed
+        assert not isinstance(claimed, str)
+        return claimed
+
     def claim(self, claim_id: str) -> Claim:
         """Raises ValueError naming the nearest one."""
         for claim in self.claims:
@@ -138,33 +144,34 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             if claim.is_one_run and interval is not None:
                 is_met = is_met or (interval[0] <= high and low <= interval[1])
         sentence = claim.why if is_met or not claim.why_not else claim.why_not
+        verdict = claim.if_met if is_met else claim.if_not
+        return self._row(claim, simulated, interval, verdict, sentence.format(simulated=simulated, **details), details)
+
+    def untested(self, claim_id: str) -> Row:
+        """A row whose conditions are missing, as the ledger says."""
+        claim = self.claim(claim_id)
+        return self._row(claim, None, None, Verdict.NOT_TESTABLE, claim.why, {})
+
+    def _row(
+        self,
+        claim: Claim,
+        simulated: float | str | None,
+        interval: Interval | None,
+        verdict: Verdict,
+        why: str,
+        details: dict[str, Detail],
+    ) -> Row:
         return Row(
             id=claim.id,
             section=self.section,
             claimed=claim.claimed,
             simulated=simulated,
             interval=interval,
-            verdict=claim.if_met if is_met else claim.if_not,
-            why=sentence.format(simulated=simulated, **details),
+            verdict=verdict,
+            why=why,
             unit=claim.unit,
             source=claim.source or self.source,
             details=details,
-        )
-
-    def untested(self, claim_id: str, because: str = "") -> Row:
-        """A row whose conditions are missing: `because`, or as the ledger says."""
-        claim = self.claim(claim_id)
-        return Row(
-            id=claim.id,
-            section=self.section,
-            claimed=claim.claimed,
-            simulated=None,
-            interval=None,
-            verdict=Verdict.NOT_TESTABLE,
-            why=because or claim.why,
-            unit=claim.unit,
-            source=claim.source or self.source,
-            details={},
         )
 
 

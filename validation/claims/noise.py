@@ -16,7 +16,7 @@ import numpy as np
 from sim.devices.contention import PhiLevel
 from sim.draws import Floats
 from sim.files.json_values import Json
-from validation.claims.claimed_cells import bracket, cell, ratio, ratios, span
+from validation.claims.claimed_cells import bracket, cell, ratio, ratios
 from validation.claims.ledger import Row, Section
 
 PROFILE = "a100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -144,8 +144,8 @@ def _pipelined(section: Section, concurrency: int, draws: int) -> Row:
     pd, ours = (bracket(policy, draws, PROFILE, load) for policy in ("pd", "pipelined"))
     apart = cell("pipelined", draws, PROFILE, {**load, "policy_options.draft_devices": 1})
     longer = ratios(ours, pd, PIPELINED_METRIC)
-    gains = {level: 100.0 * (1.0 - found.value) for level, found in longer.items()}
-    least, most = span(list(longer.values()))
+    gains = {level: 100.0 * (1.0 - found.value) for level, found in longer.by_level.items()}
+    least, most = longer.span
     low, high = section.claim(f"D.pipelined.{concurrency}").bounds()
     return section.row(
         f"D.pipelined.{concurrency}",

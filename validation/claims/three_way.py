@@ -9,6 +9,7 @@ tokens at the datasheet's fp32 rate. The other counts of requests are judged. No
 
 from __future__ import annotations
 
+from itertools import product
 from statistics import mean
 
 import msgspec
@@ -42,23 +43,18 @@ def judge(section: Section, draws: int) -> list[Row]:
     num_draws = max(2, draws // 10)
     fitted = fit(section, num_draws)
     rows = []
-    for count in COUNTS:
-        for engine in ENGINES:
-            served = serve(section, fitted, engine, count, num_draws)
-            for figure, metric, scale in (("rate", "request_throughput", 1.0), ("mean", "mean_e2el_ms", 1e-3)):
-                low, high = served.interval(metric) or (served.mean(metric), served.mean(metric))
-                rows.append(
-                    section.row(
-                        f"C.{figure}.{engine}.{count}", scale * served.mean(metric), (scale * low, scale * high)
-                    )
-                )
+    for count, engine in product(COUNTS, ENGINES):
+        served = serve(section, fitted, engine, count, num_draws)
+        for figure, metric, scale in (("rate", "request_throughput", 1.0), ("mean", "mean_e2el_ms", 1e-3)):
+            own = served.mean(metric)
+            low, high = served.interval(metric) or (own, own)
+            rows.append(section.row(f"C.{figure}.{engine}.{count}", scale * own, (scale * low, scale * high)))
     return rows
 
 
 def fit(section: Section, draws: int) -> Profile:
     """The floor of a layer's forward at which one request takes what the three engines took in the mean."""
-    claimed = [section.claim(f"C.mean.{engine}.{FIT_COUNT}").claimed for engine in ENGINES]
-    wanted_s = mean(value for value in claimed if not isinstance(value, str))
+    wanted_s = mean(section.claimed(f"C.mean.{engine}.{FIT_COUNT}") for engine in ENGINES)
     low_s, high_s = 0.0, 5e-3
     for _ in range(FIT_STEPS):
         layer_s = (low_s + high_s) / 2.0

@@ -12,7 +12,6 @@ Not here: measured cells (validation.intervals.speedups).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 import msgspec
@@ -153,14 +152,8 @@ def tuning(seed: int, count: int) -> None:
     print(f"pooled: {100 * np.mean(pooled):.1f} % of {len(pooled)}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("question", nargs="?", choices=("capacity", "tune"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--truths", type=int, default=20)
-    parser.add_argument("--fresh", type=int, default=100)
-    chosen = parser.parse_args()
-    if chosen.question in (None, "capacity"):
-        capacity(chosen.seed, chosen.truths)
-    if chosen.question in (None, "tune"):
-        tuning(chosen.seed, chosen.fresh)
+def main(questions: list[str], seed: int = 0, truths: int = 20, fresh: int = 100) -> None:
+    if "capacity" in questions or not questions:
+        capacity(seed, truths)
+    if "tune" in questions or not questions:
+        tuning(seed, fresh)

@@ -9,10 +9,7 @@ source (docs/leaderboard.md names them), the page (validation.pages.leaderboard)
 
 from __future__ import annotations
 
-import argparse
-import csv
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,11 +26,12 @@ from sim.costs.engine import engine_of, load_engine, with_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from validation.accuracy import synchronous, timed_runs
-from validation.accuracy.closed_loops import A100, H100, SILICON, SILICON_COLUMNS, STUDY, study_table
+from validation.accuracy.closed_loops import A100, H100, SILICON, SILICON_COLUMNS, study_table
 from validation.silicon import judge as silicon
 from validation.silicon.labels import drafting, is_marked
 from validation.silicon.served_cells import Cell, cell_of
 from validation.silicon.served_cells import read_cells as read_served
+from validation.tables import grouped, off_pct, write_csv
 
 TABLE = Path(__file__).parents[2] / "docs/validation/left-out.csv"
 ELSEWHERE = "a GPU that no engine names"
@@ -108,13 +106,13 @@ def _size(errors_pct: Sequence[float]) -> float:
     return round(fmean(map(abs, errors_pct)), 1)
 
 
-def constants(data: Path, scratch: Path) -> list[Constant]:
+def constants(data: Path) -> list[Constant]:
     vllm, trtllm, older = (load_engine(name, ELSEWHERE) for name in ("vllm-0.24", "trtllm-1.0", "vllm-0.19"))
     line = Source("SpecDecode-Bench, vLLM of 2025", 1.207e-3, "step", partial(line_errors, data))
-    qwen = Source("vLLM 0.12, Qwen3-32B, TP 2", 2.19e-3, "TPOT", partial(qwen_errors, data, scratch))
+    qwen = Source("vLLM 0.12, Qwen3-32B, TP 2", 2.19e-3, "TPOT", partial(qwen_errors, data))
     llama = Source("TensorRT-LLM 1.0, Llama-3.1-8B", 0.8812e-3, "TPOT", partial(llama_errors, data))
     issue = Source("vllm#20780, vLLM of mid-2025", 0.68e-3, "TPOT at k = 2", issue_errors)
-    study = Source("vLLM 0.24, A100, EAGLE-3", 0.0, "tokens/s", partial(study_errors, data, scratch))
+    study = Source("vLLM 0.24, A100, EAGLE-3", 0.0, "tokens/s", partial(study_errors, data))
     runs = [
         Source(run.title, value_s, "mean TPOT", partial(run_errors, data, run, profile))
         for run, value_s, profile in (
@@ -151,14 +149,14 @@ def line_errors(data: Path, step_s: float) -> list[float]:
         for queries in synchronous.LINE_QUERIES
         for rows in synchronous.LINE_ROWS
     ]
-    return [100.0 * (simulated_ms / real_ms - 1.0) for real_ms, simulated_ms in pairs]
+    return [off_pct(simulated_ms, real_ms) for real_ms, simulated_ms in pairs]
 
 
-def qwen_errors(data: Path, scratch: Path, step_s: float) -> list[float]:
+def qwen_errors(data: Path, step_s: float) -> list[float]:
     bare = load(synchronous.QWEN_PROFILE)
     engine = msgspec.structs.replace(load_engine("vllm-0.12", "h100-sxm", 2), step_s=step_s)
     cells = synchronous.qwen_cells(data / synchronous.CELLS)[2]
-    judged = synchronous.judge_qwen(cells, with_engine(bare, engine), scratch / "qwen.csv")
+    judged = synchronous.judge_qwen(cells, with_engine(bare, engine))
     return [each.metrics["tpot_ms"]["error_pct"] or 0.0 for each in judged]
 
 
@@ -171,12 +169,12 @@ def llama_errors(data: Path, step_s: float) -> list[float]:
 
 def issue_errors(draft_pass_s: float) -> list[float]:
     profile = with_constant(load(synchronous.ISSUE_PROFILE), synchronous.ISSUE_ENGINE, "draft_pass_s", draft_pass_s)
-    return [100.0 * (synchronous.issue_tpot_ms(profile, 2) / synchronous.ISSUE_K2_MS - 1.0)]
+    return [off_pct(synchronous.issue_tpot_ms(profile, 2), synchronous.ISSUE_K2_MS)]
 
 
-def study_errors(data: Path, scratch: Path, draft_pass_s: float) -> list[float]:
+def study_errors(data: Path, draft_pass_s: float) -> list[float]:
     """Cells that draft; the others do not see the constant."""
-    table = study_table(data / STUDY, scratch / "a100.csv")
+    table = study_table(data)
     profile = with_constant(load(A100.profile), A100.engine, "draft_pass_s", draft_pass_s)
     judged = judge_cells(table, [False] * len(table.cells), profile, A100.setup)
     drafting_cells = [each for each in judged if each.cell.num_speculative_tokens]
@@ -193,11 +191,13 @@ def frontends(data: Path) -> Constant:
     """SGLang's time before the queue: medians of what first tokens come later than without one, by GPU."""
     with_labels = [cell_of(row) for row in read_served(data / SERVED)]
     drafts = drafting(with_labels)
-    of_gpu: dict[str, list[Cell]] = {}
-    for cell in with_labels:
-        is_of_engine = cell.engine == "sglang" and is_marked(cell) and not cell.is_exact and cell.id not in drafts
-        if is_of_engine and load_engine("sglang-0.5", cell.gpu, cell.deployment.tensor_parallel).frontend_s:
-            of_gpu.setdefault(cell.gpu, []).append(cell)
+    known = [
+        cell
+        for cell in with_labels
+        if cell.engine == "sglang" and is_marked(cell) and not cell.is_exact and cell.id not in drafts
+        if load_engine("sglang-0.5", cell.gpu, cell.deployment.tensor_parallel).frontend_s
+    ]
+    of_gpu = grouped(known, lambda cell: cell.gpu)
     sources = []
     for gpu, cells in sorted(of_gpu.items()):
         late_s = [1e-3 * (cell.ttft_ms - first_token_ms(cell, 0.0)) for cell in cells]
@@ -216,22 +216,13 @@ def first_token_ms(cell: Cell, frontend_s: float) -> float:
 
 
 def served_errors(cells: Sequence[Cell], frontend_s: float) -> list[float]:
-    return [100.0 * (first_token_ms(cell, frontend_s) / cell.ttft_ms - 1.0) for cell in cells]
+    return [off_pct(first_token_ms(cell, frontend_s), cell.ttft_ms) for cell in cells]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--out", type=Path, default=TABLE)
-    options = parser.parse_args()
+def main(data: Path, out: Path = TABLE) -> None:
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as scratch:
-        found = []
-        for constant in constants(options.data, Path(scratch)):
-            found += left_out(constant)
-            print(*found[-len(constant.sources) :], sep="\n", file=sys.stderr)
-    with options.out.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(LeftOut._fields)
-        writer.writerows(found)
-    return 0
+    found = []
+    for constant in constants(data):
+        found += left_out(constant)
+        print(*found[-len(constant.sources) :], sep="\n", file=sys.stderr)
+    write_csv(out, LeftOut._fields, found)

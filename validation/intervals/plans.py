@@ -10,7 +10,6 @@ Not here: the measured cells near them.
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from sim.costs.profile_files import load
@@ -39,26 +38,20 @@ QUESTIONS: dict[str, tuple[float, tuple[str, ...], dict[str, Any]]] = {
 LENGTHS: dict[str, Any] = {"input_len": 512, "output_len": 128}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--truths", type=int, default=20)
-    parser.add_argument("--draws", type=int, default=20)
-    chosen = parser.parse_args()
+def main(seed: int = 0, truths: int = 20, draws: int = 20) -> None:
     print("question: recommended; truths in which so many replicas hold; replicas above the median")
     for name, (rate_per_s, profiles, changes) in QUESTIONS.items():
         scenario = Scenario.of(
-            profile=profiles[0], policy="continuous", seed=chosen.seed, **LENGTHS, **changes,
+            profile=profiles[0], policy="continuous", seed=seed, **LENGTHS, **changes,
         )  # fmt: skip
         candidates = [Candidate(each, load(each)) for each in profiles]
-        found = plan(scenario, candidates, rate_per_s=rate_per_s, draws=chosen.draws)
+        found = plan(scenario, candidates, rate_per_s=rate_per_s, draws=draws)
         best = found.deployments[0]
         assert best.replicas is not None
         simulated, profile = parse_scenario(found.scenario), load(best.profile)
-        truths = truths_of(simulated, profile, chosen.truths)
-        held = held_by_replicas(simulated, truths, Routing.ROUND_ROBIN, best.replicas, rate_per_s)
+        drawn = truths_of(simulated, profile, truths)
+        held = held_by_replicas(simulated, drawn, Routing.ROUND_ROBIN, best.replicas, rate_per_s)
         print(
-            f"{name}: {best.replicas} of {best.profile} ({best.worlds_met} of {chosen.draws} draws); "
-            f"{told(held, chosen.truths)}",
+            f"{name}: {best.replicas} of {best.profile} ({best.worlds_met} of {draws} draws); {told(held, truths)}",
             flush=True,
         )

@@ -1,7 +1,7 @@
 """How often the 90 % interval of a speed-up that `tune` states holds the measured one, on cells that no fit saw, and
 what deploying its answer would have lost.
 
-    python -m validation validation.intervals.speedups DATA [--draws 20] [--workers 2]
+    python -m validation accuracy_intervals DATA [--draws 20] [--workers 2]
 
 The acceptance is told as an operator has it: once, at the longest draft that was logged, over all concurrencies; for
 shorter ones it is carried. Everything else is the shipped profile and engine. DATA as in `make accuracy-public`.
@@ -10,8 +10,6 @@ Not here: speed-ups with the acceptance of each cell (validation.accuracy.gh200,
 
 from __future__ import annotations
 
-import argparse
-import csv
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from sim.studies.tune import Tuning, tune
 from validation.accuracy.closed_loops import STUDY, study_cells
 from validation.accuracy.gh200 import DSPARK, DSPARK_PROFILE, EAGLE, PLAIN, PROFILE
 from validation.accuracy.gh200 import STUDY as GH200_STUDY
-from validation.accuracy.sections import markdown_table
+from validation.tables import csv_rows, grouped, markdown_table, write_csv
 
 A100_PROFILE, A100_WORKLOAD = "a100-sxm/llama-3.1-8b+eagle3", "gsm8k"
 FITTED_CONCURRENCY = 1
@@ -48,20 +46,15 @@ class Case:
 
 def gh200_case(folder: Path, method: str, profile: str, scratch: Path) -> Case:
     """Chat on the GH200."""
-    with (folder / "cells.csv").open(newline="") as file:
-        cells = [row for row in csv.DictReader(file) if row["workload"] == "chat" and row["method"] in (PLAIN, method)]
-    rows: dict[tuple[int, int], list[float]] = {}
-    for row in cells:
-        rows.setdefault((int(row["concurrency"]), int(row["k"])), []).append(float(row["output_tok_per_s"]))
-    measured = {setting: fmean(values) for setting, values in rows.items()}
+    cells = csv_rows(folder / "cells.csv")
+    cells = [row for row in cells if row["workload"] == "chat" and row["method"] in (PLAIN, method)]
+    settings = grouped(cells, lambda row: (int(row["concurrency"]), int(row["k"])))
+    measured = {key: fmean(float(row["output_tok_per_s"]) for row in rows) for key, rows in settings.items()}
     longest = max(k for _, k in measured)
     path = scratch / "chat.csv"
-    with (folder / "lengths_chat.csv").open(newline="") as file:
-        lengths = list(csv.DictReader(file)) * PASSES
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["arrival_time", "input_len", "output_len"])
-        writer.writerows([i, row["prompt_tokens"], row["output_tokens"]] for i, row in enumerate(lengths))
+    lengths = enumerate(csv_rows(folder / "lengths_chat.csv") * PASSES)
+    requests = ([index, row["prompt_tokens"], row["output_tokens"]] for index, row in lengths)
+    write_csv(path, ["arrival_time", "input_len", "output_len"], requests)
     scenario = Scenario.of(
         profile=profile,
         policy="continuous",
@@ -79,12 +72,7 @@ def gh200_case(folder: Path, method: str, profile: str, scratch: Path) -> Case:
 
 def quoted(path: Path, method: str, k: int) -> str:
     """Acceptance by position as logged with drafts of `k` tokens, all concurrencies together, weighted by drafts."""
-    with path.open(newline="") as file:
-        own = [
-            row
-            for row in csv.DictReader(file)
-            if (row["method"], row["workload"], int(row["k"])) == (method, "chat", k)
-        ]
+    own = [row for row in csv_rows(path) if (row["method"], row["workload"], int(row["k"])) == (method, "chat", k)]
     rates = []
     for position in range(k):
         here = [row for row in own if int(row["position"]) == position]
@@ -95,8 +83,7 @@ def quoted(path: Path, method: str, k: int) -> str:
 
 def a100_case(path: Path) -> Case:
     """EAGLE-3 of vLLM 0.24 on the A100; one draft length, so its acceptance is that length's."""
-    with path.open(newline="") as file:
-        cells = [cell for cell in study_cells(list(csv.DictReader(file))) if cell["label"] == A100_WORKLOAD]
+    cells = [cell for cell in study_cells(csv_rows(path)) if cell["label"] == A100_WORKLOAD]
     drafting = [cell for cell in cells if cell["num_speculative_tokens"]]
     kept = {cell["concurrency"] for cell in drafting} - {FITTED_CONCURRENCY}
     k = drafting[0]["num_speculative_tokens"]
@@ -138,20 +125,15 @@ def regrets(case: Case, found: Tuning) -> list[float]:
     return lost
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("data", type=Path, metavar="DATA")
-    parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=2)
-    given = parser.parse_args()
+def main(data: Path, draws: int = 20, workers: int = 2) -> None:
     warnings.simplefilter("ignore")
     held = total = 0
     widths: list[float] = []
     with TemporaryDirectory() as scratch:
         cases = [
-            gh200_case(given.data / GH200_STUDY, EAGLE, PROFILE, Path(scratch)),
-            gh200_case(given.data / GH200_STUDY, DSPARK, DSPARK_PROFILE, Path(scratch)),
-            a100_case(given.data / STUDY),
+            gh200_case(data / GH200_STUDY, EAGLE, PROFILE, Path(scratch)),
+            gh200_case(data / GH200_STUDY, DSPARK, DSPARK_PROFILE, Path(scratch)),
+            a100_case(data / STUDY),
         ]
         for case in cases:
             found = tune(
@@ -159,8 +141,8 @@ def main() -> None:
                 load(case.scenario.profile),
                 lengths=sorted({k for _, k in case.measured}),
                 concurrencies=sorted({concurrency for concurrency, _ in case.measured}),
-                draws=given.draws,
-                workers=given.workers,
+                draws=draws,
+                workers=workers,
             )
             rows = []
             for concurrency, k, real, stated, (low, high) in judged(case, found):

@@ -11,12 +11,11 @@ capacity on two GPUs, over SHUFFLES ways of taking the runs by fours. A p99 has 
 are measured that MIN_FOR_P99 of them count as independent: those runs take most of the time, and need a group in
 TAIL_SHARE.
 `kinds`: the same of means alone, for an open loop, a closed one and a trace, at the lengths that `auto` finds, with the
-pooled share, and the CPU seconds that the runs took, in one process.
+pooled share, and the CPU seconds that the runs took, in one process. `--without-tails`: means only.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 from collections import Counter
@@ -24,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -127,10 +127,8 @@ def coverage(groups: int, workers: int, *, has_tails: bool) -> None:
         long_workload = msgspec.structs.replace(settled.workload, num_prompts=20_000, num_warmups=1000)
         long = msgspec.structs.replace(settled, workload=long_workload)
         long_runs = _runs(long, profile, [child_seed(TRUTH_SEED, run) for run in range(LONG_RUN)], workers)
-        truth = {
-            key: float(np.mean([number(run, key) or 0.0 for run in long_runs]))
-            for key in (*METRICS, "completed", "effective_requests")
-        }
+        keys = (*METRICS, "completed", "effective_requests")
+        truth = {key: float(np.mean(values_of(long_runs, key))) for key in keys}
         measured: dict[tuple[int | str, int], list[Run]] = {}
         held: dict[str, float] = {}
         half: dict[str, float] = {}
@@ -147,9 +145,8 @@ def coverage(groups: int, workers: int, *, has_tails: bool) -> None:
             num_runs = REPLICATIONS * (groups // TAIL_SHARE if metric.startswith("p99") else groups)
             key = lengths[metric].workload.num_prompts, num_runs
             if key not in measured:
-                seeds = [child_seed(1000 + run // REPLICATIONS, run % REPLICATIONS) for run in range(num_runs)]
-                measured[key] = _runs(lengths[metric], profile, seeds, workers)
-            held[metric], half[metric] = covered([number(run, metric) or 0.0 for run in measured[key]], truth[metric])
+                measured[key] = _runs(lengths[metric], profile, seeds_of(num_runs), workers)
+            held[metric], half[metric] = covered(values_of(measured[key], metric), truth[metric])
         told = "  ".join(
             f"{metric} {100.0 * held[metric]:5.1f} % (±{100.0 * half[metric]:.1f} %)" for metric in metrics_asked
         )
@@ -196,17 +193,15 @@ def coverage_of_kinds(groups: int) -> None:
             long = workload if is_trace(workload) else workload.sized(20_000, 1000, 1000 * (name == "closed"))
             long_seeds = [child_seed(TRUTH_SEED, run) for run in range(LONG_RUNS[name])]
             truths = _runs(msgspec.structs.replace(settled, workload=long), profile, long_seeds, 1)
-            seeds = [child_seed(1000 + run // REPLICATIONS, run % REPLICATIONS) for run in range(REPLICATIONS * groups)]
             started_s = time.process_time()
-            runs = _runs(settled, profile, seeds, 1)
+            runs = _runs(settled, profile, seeds_of(REPLICATIONS * groups), 1)
             run_s = (time.process_time() - started_s) / len(runs)
             parts = []
             for metric in MEANS:
-                truth = float(np.mean([number(run, metric) or 0.0 for run in truths]))
-                samples = [number(run, metric) or 0.0 for run in runs]
+                truth = float(np.mean(values_of(truths, metric)))
+                samples = values_of(runs, metric)
                 held, half = covered(samples, truth)
-                own = [intervals_hold(each.tolist(), truth) for each in np.array(samples).reshape(-1, REPLICATIONS)]
-                pooled[metric] += own
+                pooled[metric] += [low <= truth <= high for low, high in intervals(samples)]
                 off = 100.0 * (float(np.mean(samples)) / truth - 1.0)
                 parts.append(f"{metric} {100.0 * held:.1f} % (±{100.0 * half:.1f} %, {off:+.2f} % off)")
             sizes = f"{length.num_prompts} requests, {length.num_warmups} and {length.num_cooldowns} left out"
@@ -215,10 +210,20 @@ def coverage_of_kinds(groups: int) -> None:
     print(f"pooled, {3 * groups} groups as they come: {shares}")
 
 
-def intervals_hold(samples: Sequence[float], truth: float) -> bool:
-    interval = interval_95(samples)
-    assert interval is not None
-    return interval[0] <= truth <= interval[1]
+def intervals(samples: Sequence[float]) -> Iterator[tuple[float, float]]:
+    """Of the `samples` by REPLICATIONS, as they come."""
+    for own in np.array(samples).reshape(-1, REPLICATIONS):
+        interval = interval_95(own.tolist())
+        assert interval is not None
+        yield interval
+
+
+def values_of(runs: Sequence[Run], metric: str) -> list[float]:
+    return [number(run, metric) or 0.0 for run in runs]
+
+
+def seeds_of(num_runs: int) -> list[int]:
+    return [child_seed(1000 + run // REPLICATIONS, run % REPLICATIONS) for run in range(num_runs)]
 
 
 def covered(samples: Sequence[float], truth: float) -> tuple[float, float]:
@@ -227,11 +232,9 @@ def covered(samples: Sequence[float], truth: float) -> tuple[float, float]:
     values, held, halves = np.array(samples), [], []
     generator = np.random.default_rng(0)
     for _ in range(SHUFFLES):
-        for own in generator.permutation(values).reshape(-1, REPLICATIONS):
-            interval = interval_95(own.tolist())
-            assert interval is not None
-            held.append(interval[0] <= truth <= interval[1])
-            halves.append((interval[1] - interval[0]) / 2.0 / truth)
+        for low, high in intervals(generator.permutation(values).tolist()):
+            held.append(low <= truth <= high)
+            halves.append((high - low) / 2.0 / truth)
     return float(np.mean(held)), float(np.median(halves))
 
 
@@ -240,17 +243,13 @@ def _runs(scenario: Scenario, profile: Profile, seeds: Sequence[int], workers: i
     return [outcome.run for outcome in run_points(points, Runner(workers))]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["load", "coverage", "kinds"])
-    parser.add_argument("--groups", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--without-tails", action="store_true", help="of coverage: means only")
-    given = parser.parse_args()
+def main(
+    what: Literal["load", "coverage", "kinds"], groups: int = 100, workers: int = 2, without_tails: bool = False
+) -> None:
     warnings.simplefilter("ignore")
-    if given.what == "load":
-        load_verdicts(given.groups)
-    elif given.what == "kinds":
-        coverage_of_kinds(given.groups)
+    if what == "load":
+        load_verdicts(groups)
+    elif what == "kinds":
+        coverage_of_kinds(groups)
     else:
-        coverage(given.groups, given.workers, has_tails=not given.without_tails)
+        coverage(groups, workers, has_tails=not without_tails)

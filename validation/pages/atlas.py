@@ -35,6 +35,7 @@ from sim.studies.evidence import CELLS, MEASURED
 from sim.studies.plan.answer import Answer
 from sim.studies.rows import model_version, profile_hash
 from sim.studies.tune import Tuning, concurrencies_of, tune
+from validation.tables import off_pct
 
 PAIRS = Path(__file__).with_name("atlas.yaml")
 OUT = Path(__file__).parents[2] / "docs"
@@ -291,10 +292,9 @@ def _published(plot: Plot, profile: Profile, tuning: Tuning) -> list[str]:
     judged = [(cell, simulated) for cell in pair.measured if (simulated := tried.get((cell.in_flight, cell.k)))]
     if not judged:
         return []
-    errors = [100.0 * (simulated / cell.speedup - 1.0) for cell, simulated in judged]
+    errors = [off_pct(simulated, cell.speedup) for cell, simulated in judged]
     loads, ks = (
-        " and ".join(str(value) for value in sorted(set(values)))
-        for values in ([cell.in_flight for cell, _ in judged], [cell.k for cell, _ in judged])
+        " and ".join(map(str, sorted({getattr(cell, name) for cell, _ in judged}))) for name in ("in_flight", "k")
     )
     span = f"{min(errors):+.1f} to {max(errors):+.1f} %" if len(errors) > 1 else f"{errors[0]:+.1f} %"
     count = f"{len(errors)} cell{'s' * (len(errors) > 1)}"

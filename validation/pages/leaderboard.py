@@ -9,18 +9,16 @@ no constant was fitted on it and its labels hold. Not here: single cells, classe
 
 from __future__ import annotations
 
-import argparse
-import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 
 from validation.accuracy.closed_loops import H100
 from validation.accuracy.open_loops import SHARED_RUN
 from validation.accuracy.open_loops import TITLE as OPEN_LOOPS
-from validation.accuracy.sections import markdown_table
 from validation.accuracy.timed_runs import RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT
+from validation.tables import csv_rows, grouped, markdown_table, mean_size
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, FOLDER, PEERS = DOCS / "leaderboard.md", DOCS / "validation", Path(__file__).parent / "peers.csv"
@@ -82,11 +80,6 @@ of vllm-0.12 and 0.19, which come from marked cells of several models, because n
 """
 
 
-def served_cells(folder: Path) -> list[dict[str, str]]:
-    with (folder / SERVED).open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def tables(text: str) -> Iterator[tuple[str, list[dict[str, str]]]]:
     """Every Markdown table of a page: the heading that it stands under, and its rows by column; of columns of one name
     the last."""
@@ -108,8 +101,8 @@ def tables(text: str) -> Iterator[tuple[str, list[dict[str, str]]]]:
 
 def size(errors: Iterable[str]) -> str:
     """Mean size of errors as they stand in a table; nothing of none."""
-    sizes = [abs(float(error.rstrip(" %"))) for error in errors if error.rstrip(" %") not in ("", "–")]
-    return f"{fmean(sizes):.1f}" if sizes else "–"
+    mean = mean_size(float(error.rstrip(" %")) for error in errors if error.rstrip(" %") not in ("", "–"))
+    return "–" if mean is None else f"{mean:.1f}"
 
 
 def beside(cells: Cells, metric: str) -> tuple[str, str]:
@@ -129,12 +122,9 @@ def served_table(first: str, groups: Mapping[str, Cells]) -> str:
     return markdown_table([first, *SERVED_HEADINGS], [served_line(*group) for group in groups.items() if group[1]])
 
 
-def grouped(cells: Cells, key: Callable[[Mapping[str, str]], str]) -> dict[str, Cells]:
-    """In the order of the keys."""
-    found: dict[str, list[Mapping[str, str]]] = {}
-    for cell in cells:
-        found.setdefault(key(cell), []).append(cell)
-    return {name: found[name] for name in sorted(found)}
+def ordered(cells: Cells, key: Callable[[Mapping[str, str]], str]) -> dict[str, Cells]:
+    """Groups in the order of their keys."""
+    return dict(sorted(grouped(cells, key).items()))
 
 
 def family(cell: Mapping[str, str]) -> str:
@@ -152,18 +142,14 @@ def degree_of(cell: Mapping[str, str]) -> str:
     return "data-parallel attention" if int(cell["data_parallel"]) > 1 else f"TP {cell['tensor_parallel']}"
 
 
-def by_load(cells: Cells) -> dict[str, Cells]:
-    return {load_of(group[0]): group for group in sorted(grouped(cells, load_of).values(), key=_smallest_load)}
-
-
-def _smallest_load(cells: Cells) -> int:
-    return min(int(cell["concurrency"]) for cell in cells)
+def by_load(cells: Cells) -> Mapping[str, Cells]:
+    return grouped(sorted(cells, key=lambda cell: int(cell["concurrency"])), load_of)
 
 
 def behind(cells: Cells) -> dict[str, list[str]]:
     """By metric, the classes in which the peer is nearer."""
     return {
-        metric: [name for name, of in grouped(cells, lambda cell: cell["class"]).items() if _is_behind(of, metric)]
+        metric: [name for name, of in ordered(cells, itemgetter("class")).items() if _is_behind(of, metric)]
         for metric in METRICS
     }
 
@@ -177,7 +163,7 @@ def answer(served: Cells, compared: Cells) -> str:
     """The page's first sentence; `compared` as run_lines has them."""
     judged = [cell for cell in served if cell["role"] == JUDGED and cell["peer_tpot_error_pct"]]
     (tpot, their_tpot), (ttft, their_ttft) = (beside(judged, metric) for metric in METRICS)
-    num_classes = len(grouped(judged, lambda cell: cell["class"]))
+    num_classes = len({cell["class"] for cell in judged})
     losses = [f"{metric.upper()} in {_named(lost, num_classes)}" for metric, lost in behind(judged).items() if lost]
     pairs = [
         (float(ours), float(theirs), line["run"], metric)
@@ -221,14 +207,11 @@ def run_lines(runs: Mapping[str, Cells], every: Cells, peers: Cells) -> Iterator
         for metric in ("TPOT", "TTFT")
     }
     yield {"run": H100.title, "other simulator": AICONFIGURATOR, "cells": str(len(cells)), **pairs, "E2EL": "–"}
-    for simulator, own in grouped([peer for peer in peers if peer["what"] == SHARED_RUN], _simulator).items():
+    shared = [peer for peer in peers if peer["what"] == SHARED_RUN]
+    for simulator, own in ordered(shared, itemgetter("simulator")).items():
         pairs = {peer["metric"]: f"{figure(runs[OPEN_LOOPS], peer['metric'])} / {peer['error_pct']}" for peer in own}
         in_order = {metric: pairs.get(metric, "–") for metric in RUN_METRICS}
         yield {"run": OPEN_LOOPS, "other simulator": simulator, "cells": "1", **in_order}
-
-
-def _simulator(peer: Mapping[str, str]) -> str:
-    return peer["simulator"]
 
 
 def mtp_lines(pairs: Cells) -> Iterator[list[str]]:
@@ -238,7 +221,7 @@ def mtp_lines(pairs: Cells) -> Iterator[list[str]]:
         spread = f", EP {pair['expert_parallel']}" if pair["expert_parallel"] != "1" else ""
         return f"{pair['group']}, TP {pair['tensor_parallel']}{spread}"
 
-    for name, rows in grouped(pairs, deployment).items():
+    for name, rows in ordered(pairs, deployment).items():
         in_load = sorted(rows, key=lambda row: int(row["concurrency"]))
         errors = [float(row["error_pct"]) for row in in_load]
         drift = f"{errors[-1] - errors[0]:+.1f}" if len(errors) > 1 else "–"
@@ -266,7 +249,7 @@ def _theirs(row: Mapping[str, str], metric: str) -> str:
 def speculation_lines(every: Cells) -> Iterator[list[str]]:
     """By GPU, engine and method: speed-ups, those that constants were fitted on apart."""
     pairs = [row for row in every if row["error"]]
-    for name, rows in grouped(pairs, lambda row: f"{row['GPU']}, {row['engine']}, {row['method']}").items():
+    for name, rows in ordered(pairs, lambda row: f"{row['GPU']}, {row['engine']}, {row['method']}").items():
         judged, fitted = ([row for row in rows if (row["role"] == "fit") == is_fit] for is_fit in (False, True))
         largest = max((abs(float(row["error"])) for row in judged), default=0.0)
         sizes = [f"{size(row['error'] for row in judged)} ({largest:.1f})" if judged else "–"]
@@ -274,17 +257,15 @@ def speculation_lines(every: Cells) -> Iterator[list[str]]:
 
 
 def page(folder: Path = FOLDER, peers_path: Path = PEERS) -> str:
-    served = served_cells(folder)
-    with peers_path.open(newline="") as file:
-        peers = list(csv.DictReader(file))
-    with (folder / LEFT_OUT).open(newline="") as file, (folder / MTP).open(newline="") as mtp:
-        left_out, drafted = list(csv.DictReader(file)), list(csv.DictReader(mtp))
+    served, left_out, drafted = (csv_rows(folder / name) for name in (SERVED, LEFT_OUT, MTP))
+    peers = csv_rows(peers_path)
     found = list(tables((folder / ACCURACY).read_text()))
     runs = {title: rows for title, rows in reversed(found) if "metric" in rows[0]}
     every = next(rows for title, rows in found if title == "Every cell")
-    judged = [cell for cell in served if cell["role"] == JUDGED]
+    by_role = grouped(served, itemgetter("role"))
+    judged = by_role[JUDGED]
     compared = list(run_lines(runs, every, peers))
-    roles = {role: [cell for cell in served if cell["role"] == role] for role in (FITTED, DOUBTFUL)}
+    roles = {role: by_role.get(role, []) for role in (FITTED, DOUBTFUL)}
     pair_headings = ["GPU, engine, method", "judged pairs", "error", "fitted on", "error there"]
     mtp_headings = ["GPU, format, lengths, degrees", "pairs", "in flight", "length fitted", "error", "drift"]
     left_headings = ["constant", "engine", "left out", "its own", "pooled", "without", "judged by", "cells"]
@@ -293,9 +274,9 @@ def page(folder: Path = FOLDER, peers_path: Path = PEERS) -> str:
             "# Leaderboard of simulators\n",
             answer(served, compared),
             HEAD,
-            served_table("engine", grouped(judged, family)),
+            served_table("engine", ordered(judged, family)),
             served_table("load of one rank", by_load(judged)),
-            served_table("GPUs of a replica", grouped(judged, degree_of)),
+            served_table("GPUs of a replica", ordered(judged, degree_of)),
             APART,
             served_table("role", roles),
             RUNS,
@@ -317,9 +298,5 @@ def page(folder: Path = FOLDER, peers_path: Path = PEERS) -> str:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=PAGE)
-    options = parser.parse_args()
-    options.out.write_text(page())
-    return 0
+def main(out: Path = PAGE) -> None:
+    out.write_text(page())

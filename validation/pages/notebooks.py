@@ -10,7 +10,6 @@ they stand and exits 1 where a text differs from what is kept. Not here: what is
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -85,23 +84,15 @@ def differences(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
     return [f"kept: {old[:300]!r}\nnow:  {new[:300]!r}" for old, new in pairs if old != new]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Execute the notebooks.")
-    parser.add_argument("names", nargs="*", help="Such as 03 or 03_anatomy_of_33x; none = all.")
-    own = parser.add_mutually_exclusive_group()
-    own.add_argument("--write", action="store_true", help="Their own settings; keep what they show.")
-    own.add_argument(
-        "--compare", action="store_true", help="Their own settings; exit 1 where they show something else."
-    )
-    given = parser.parse_args()
-    if not (given.write or given.compare):
+def main(names: list[str], write: bool = False, compare: bool = False) -> int:
+    if not (write or compare):
         os.environ["LANESIM_SMALL"] = "1"
     from nbclient.exceptions import CellExecutionError
 
     os.environ["PYTHONPATH"] = os.pathsep.join([str(FOLDER.parent), os.environ.get("PYTHONPATH", "")])
     differ = False
     for path in sorted(FOLDER.glob("*.ipynb")):
-        if given.names and not path.stem.startswith(tuple(given.names)):
+        if names and not path.stem.startswith(tuple(names)):
             continue
         started_s = time.perf_counter()
         try:
@@ -110,9 +101,9 @@ def main() -> int:
             print(f"{path.name}: {error}", file=sys.stderr)
             return 1
         print(f"{path.name}: {time.perf_counter() - started_s:.0f} s", flush=True)
-        if given.write:
+        if write:
             path.write_text(json.dumps(kept(notebook), indent=1, ensure_ascii=False) + "\n")
-        elif given.compare:
+        elif compare:
             found = differences(kept(notebook), json.loads(path.read_text()))
             differ |= bool(found)
             print("\n".join(found), file=sys.stderr)

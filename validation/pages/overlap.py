@@ -16,10 +16,9 @@ multiprocessors that hold while several lanes have work are simulated, too. Not 
 
 from __future__ import annotations
 
-import argparse
-import csv
 import re
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import linear_regression, mean
 from typing import NamedTuple
@@ -38,6 +37,7 @@ from sim.policies.options import DEFERRED, ONLY_TOGETHER
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
+from validation.tables import csv_rows, grouped, markdown_table, off_pct
 
 CHOSEN = "phi was chosen on it"
 LEFTOVER = "leftover"
@@ -72,7 +72,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def change_pct(self) -> float:
-        return 100.0 * (self.two / self.one - 1.0)
+        return off_pct(self.two, self.one)
 
     def predicted_pct(self, phi: float) -> float | None:
         """Of two plain streams at `phi`, or on the shares that the cell has."""
@@ -83,12 +83,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             return 0.0
         prefill_rate, decode_rate = self.rates or (rate(prefill, decode, phi), rate(decode, prefill, phi))
         if self.metric.startswith("TTFT"):
-            return 100.0 * (prefill / prefill_rate / (prefill + decode) - 1.0)
+            return off_pct(prefill / prefill_rate, prefill + decode)
         lost = (1.0 - decode_rate) / prefill_rate
         if "p99" in self.metric:
             ends_first = decode / decode_rate < prefill / prefill_rate
             gap = decode / decode_rate if ends_first else decode + lost * prefill
-            return 100.0 * (gap / (decode + prefill) - 1.0)
+            return off_pct(gap, decode + prefill)
         return 100.0 * (lost - 1.0) * (self.one - decode) / self.one
 
 
@@ -96,15 +96,6 @@ def rate(own: float, other: float, phi: float) -> float:
     """Of a pass that takes `own` alone, beside one that takes `other`."""
     share = own / (own + other)
     return share + phi * (1.0 - share)
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Raises ValueError where the file has no rows."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows:
-        raise ValueError(f"{str(path)!r} has no rows; want a CSV with a header")
-    return rows
 
 
 def gaps_of_chunks(rows: Sequence[Mapping[str, str]]) -> list[Cell]:
@@ -132,11 +123,11 @@ def _published(row: Mapping[str, str], alone: float | None = None, prefill: floa
 def served(rows: Sequence[Mapping[str, str]]) -> list[Cell]:
     """Mean TPOT and median TTFT of modes `off` and `stream` of one table and load; the median gap stands for a decode
     alone, the 99th percentile less it for a prefill."""
-    loads: dict[tuple[str, ...], dict[str, Mapping[str, str]]] = {}
-    for row in rows:
-        if row["tpot_mean_ms"] and row["itl_p50_ms"] and row["mode"] in ("off", "stream"):
-            load = tuple(row[key] for key in ("gpu", "table", "isl", "osl", "qps", "concurrency"))
-            loads.setdefault(load, {})[row["mode"]] = row
+    timed = [row for row in rows if row["tpot_mean_ms"] and row["itl_p50_ms"] and row["mode"] in ("off", "stream")]
+    loads = {
+        load: {row["mode"]: row for row in own}
+        for load, own in grouped(timed, itemgetter("gpu", "table", "isl", "osl", "qps", "concurrency")).items()
+    }
     return [
         Cell(
             name=f"{load[0]}, {load[1]}, {shape(load)}",
@@ -243,7 +234,7 @@ def simulated(row: Mapping[str, str], prompt_tokens: int) -> Dynamic:
     def changes(partition: dict[str, float | bool]) -> dict[str, float]:
         found = run("pd", partition)
         keys = (("TPOT mean", "mean_tpot_ms"), ("TTFT mean", "mean_ttft_ms"), ("ITL p99", "p99_itl_ms"))
-        return {metric: 100.0 * ((number(found, key) or 0.0) / (number(one, key) or 1.0) - 1.0) for metric, key in keys}
+        return {metric: off_pct(number(found, key) or 0.0, number(one, key) or 1.0) for metric, key in keys}
 
     return Dynamic(profile, changes(lanes), changes(lanes | {DEFERRED: True}))
 
@@ -258,7 +249,7 @@ def simulated_of(rows: Sequence[Mapping[str, str]]) -> Dynamic:
 
 def cells(corun: Path, modes: Path) -> list[Cell]:
     """Of both files; a cell of the first that the second has with its times is left to the second."""
-    rows, runs = read(corun), read(modes)
+    rows, runs = csv_rows(corun), csv_rows(modes)
     found = [*served(runs), *gaps_of_chunks(rows), *injected(rows, runs)]
     known = {(cell.metric, cell.one, cell.two) for cell in found}
     rest = [_published(row) for row in rows]
@@ -275,21 +266,21 @@ def error_points(found: Sequence[Cell], phi: float = ASSUMED_PHI.value) -> float
     return mean(errors) if errors else None
 
 
+def _signed(cell: Cell, *made_pct: float | None) -> list[str]:
+    """A line of a table: what was measured, and what is made of it."""
+    shown = ["–" if value is None else f"{value:+.1f}" for value in (cell.change_pct, *made_pct)]
+    return [cell.name, cell.metric, *shown]
+
+
 def page(found: Sequence[Cell], shares: Sequence[Cell] = (), dynamic: Dynamic | None = None) -> str:
     lines = ["Change from one plain stream to two, percent; closed form from published times, not simulated."]
     for is_judge, title in ((True, "Cells that judge phi"), (False, "Cells that phi was chosen on")):
-        lines += [
-            "",
-            f"{title}:",
-            "",
-            f"| cell | metric | measured | {' | '.join(FORMS)} |",
-            "|---|---|--:|--:|--:|--:|",
+        rows = [
+            _signed(cell, *(cell.predicted_pct(phi) for phi in FORMS.values()))
+            for cell in found
+            if cell.is_judge is is_judge
         ]
-        for cell in found:
-            if cell.is_judge is is_judge:
-                made = [cell.predicted_pct(phi) for phi in FORMS.values()]
-                shown = " | ".join("–" if value is None else f"{value:+.1f}" for value in made)
-                lines.append(f"| {cell.name} | {cell.metric} | {cell.change_pct:+.1f} | {shown} |")
+        lines += ["", f"{title}:", "", markdown_table(["cell", "metric", "measured", *FORMS], rows, left=2).rstrip()]
     errors = {form: error_points(found, phi) for form, phi in FORMS.items()}
     error = errors[LEFTOVER]
     if error is not None:
@@ -302,16 +293,10 @@ def page(found: Sequence[Cell], shares: Sequence[Cell] = (), dynamic: Dynamic | 
         ]
     if shares:
         lines += ["", "Shares of the multiprocessors while both lanes have work, against one stream:", ""]
-        lines += [
-            "| cell | metric | measured | closed form | simulated | prompts deferred |",
-            "|---|---|--:|--:|--:|--:|",
-        ]
-        for cell in shares:
-            made = [None, None] if dynamic is None else [dynamic.at_once[cell.metric], dynamic.deferred[cell.metric]]
-            shown = " | ".join("–" if value is None else f"{value:+.1f}" for value in made)
-            lines.append(
-                f"| {cell.name} | {cell.metric} | {cell.change_pct:+.1f} | {cell.predicted_pct(0.0):+.1f} | {shown} |"
-            )
+        simulated = [{}, {}] if dynamic is None else [dynamic.at_once, dynamic.deferred]
+        rows = [_signed(cell, cell.predicted_pct(0.0), *(of.get(cell.metric) for of in simulated)) for cell in shares]
+        headings = ["cell", "metric", "measured", "closed form", "simulated", "prompts deferred"]
+        lines.append(markdown_table(headings, rows, left=2).rstrip())
     if dynamic is not None:
         right = [cell.change_pct * dynamic.deferred[cell.metric] > 0.0 for cell in shares]
         lines += ["", f"Signs right where prompts are deferred, as that engine does it: {sum(right)} of {len(right)}."]
@@ -319,14 +304,7 @@ def page(found: Sequence[Cell], shares: Sequence[Cell] = (), dynamic: Dynamic | 
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, metavar="DATA", help="folder with corun.csv and pegainfer/")
-    data = parser.parse_args().data
+def main(data: Path) -> None:
     modes = data / "pegainfer" / "pegainfer_overlap_speculation_rtx5090.csv"
-    rows = read(modes)
+    rows = csv_rows(modes)
     print(page(cells(data / "corun.csv", modes), partitioned(rows), simulated_of(rows)))
-
-
-if __name__ == "__main__":
-    main()

@@ -86,7 +86,3 @@ def page() -> str:
 
 def main() -> None:
     PAGE.write_text(page())
-
-
-if __name__ == "__main__":
-    main()

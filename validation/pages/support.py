@@ -9,7 +9,6 @@ would see. Not here: models that nobody named (validation.pages.unprepared), ser
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from calibrate.importers.aiconfigurator.deployment import Deployment, import_dep
 from sim.costs.profile import SERVED, Profile
 from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import ModelShape
+from validation.tables import markdown_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 GPUS = ("h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm", "l40s", "rtx-4090", "rtx-pro-6000-server", "gh200")
@@ -110,8 +110,7 @@ def formats_of(name: str) -> tuple[str, ...]:
 def lines() -> Iterator[str]:
     known = shipped_entries()
     notes: dict[str, list[str]] = {}
-    yield "| model | format | " + " | ".join(GPUS) + " |"
-    yield "| :-- | :-- |" + " :-- |" * len(GPUS)
+    rows = []
     for name in CONFIGS:
         for weights in formats_of(name):
             cells = []
@@ -122,10 +121,9 @@ def lines() -> Iterator[str]:
                 if entry.note:
                     notes.setdefault(entry.note, []).append(f"{name} {weights} on {gpu}")
                 cells.append(entry.sign + " +" * bool(drafters))
-            yield f"| {name} | {weights} | {' | '.join(cells)} |"
-    yield ""
-    yield "## Reasons"
-    yield ""
+            rows.append([name, weights, *cells])
+    yield markdown_table(["model", "format", *GPUS], rows, left=2 + len(GPUS))
+    yield "## Reasons\n"
     for note, places in sorted(notes.items(), key=lambda item: (-len(item[1]), item[0])):
         shown = ", ".join(places[:6]) + (f" and {len(places) - 6} more" if len(places) > 6 else "")
         yield f"- {note}: {shown}"
@@ -138,9 +136,6 @@ aiconfigurator-core. Any other model's config.json goes through the same command
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=PAGE)
-    options = parser.parse_args()
+def main(out: Path = PAGE) -> None:
     warnings.simplefilter("ignore")
-    options.out.write_text("\n".join([HEAD, LEGEND, "", *lines()]) + "\n")
+    out.write_text("\n".join([HEAD, LEGEND, "", *lines()]) + "\n")

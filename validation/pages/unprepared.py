@@ -9,7 +9,6 @@ a profile takes MAX_S of CPU or more, or where anything is refused that should n
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import subprocess
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 import yaml
 
-from validation.accuracy.sections import markdown_table
+from validation.tables import markdown_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "unprepared.md"
 ASKED = Path(__file__).with_suffix(".yaml")
@@ -120,9 +119,6 @@ REFUSALS = """## Refused, with the reason
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=PAGE)
-    options = parser.parse_args()
+def main(out: Path = PAGE) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        options.out.write_text(page(Path(folder)))
+        out.write_text(page(Path(folder)))

@@ -11,10 +11,10 @@ difference of the first at either end changes its sign, straight lines between t
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
@@ -27,6 +27,7 @@ from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, phi_at
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import number
 from sim.run.scenario import Scenario
+from validation.tables import grouped, markdown_table
 
 PAIRS = ("a100-sxm/llama-2-7b+tinyllama-1.1b", "h100-sxm/llama-3.1-8b+llama-3.2-1b")
 ACCEPTANCES = ("iid:0.5", "iid:0.7", "iid:0.9")
@@ -139,9 +140,8 @@ overlap: in 2 pd is first from phi 0.05 … 0.15 on; in 1 not checked.'
     )
     if not stars:
         return text
-    by_policy: dict[str, list[str]] = {}
-    for policy, _, phi in (star.partition(" from ") for star in stars):
-        by_policy.setdefault(policy, []).append(phi)
+    starred = grouped([star.partition(" from ") for star in stars], itemgetter(0))
+    by_policy = {policy: [phi for _, _, phi in own] for policy, own in starred.items()}
     parts = [
         f"in {len(phis)} {policy}" + (f" is first from phi {min(phis)} … {max(phis)} on" if min(phis) else "")
         for policy, phis in by_policy.items()
@@ -149,13 +149,9 @@ overlap: in 2 pd is first from phi 0.05 … 0.15 on; in 1 not checked.'
     return f"{text} In {len(stars)} it depends on overlap: {'; '.join(parts)}."
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs/who-wins.md"))
-    parser.add_argument("--num-prompts", type=int, default=1000)
-    parser.add_argument("--replications", type=int, default=4)
-    parser.add_argument("--workers", type=int, default=1)
-    given = parser.parse_args()
+def main(
+    out: Path = Path("docs/who-wins.md"), num_prompts: int = 1000, replications: int = 4, workers: int = 1
+) -> None:
     warnings.simplefilter("ignore")
     columns = [*(level.value for level in BRACKET), PARTITION]
     bracket = (ASSUMED_PHI.low, ASSUMED_PHI.value, ASSUMED_PHI.high)
@@ -165,7 +161,7 @@ def main() -> None:
         "# Who wins, at equal caps",
         "",
         f"Lowest mean E2EL of {', '.join(POLICIES)}: azure-conv lengths, draft length 4, "
-        f"{given.num_prompts} requests, {given.replications} replications on the same draws, engine and caps as "
+        f"{num_prompts} requests, {replications} replications on the same draws, engine and caps as "
         "`lanesim compare` has them. Load is the share of the capacity of `continuous` there. `=` joins policies whose "
         "paired 95 % interval holds 0; behind the semicolon stands the next policy, and by how much it is slower. "
         f"Lanes run on plain streams at phi {phis} (assumed, docs/adr/003), and with the multiprocessors partitioned "
@@ -173,16 +169,15 @@ def main() -> None:
         "phi* says from where on which one has the lower mean, on straight lines between the three. Regenerate with "
         "`python -m validation who_wins`.",
         "",
-        "| GPU and pair | acceptance | load | req/s | " + " | ".join(titles) + " | winner | phi* |",
-        "|---|---|---|---|" + "---|" * (len(columns) + 2),
     ]
     won: Counter[str] = Counter()
     stars: list[str] = []
+    rows: list[list[str]] = []
     for pair in PAIRS:
         for acceptance in ACCEPTANCES:
             for share in SHARES:
-                scenario, profile = setting(pair, acceptance, share, given.num_prompts, given.replications)
-                by_level = row(scenario, profile, given.workers)
+                scenario, profile = setting(pair, acceptance, share, num_prompts, replications)
+                by_level = row(scenario, profile, workers)
                 measured = [by_level[level.value] for level in BRACKET]
                 cells = [cell(by_level[name]) for name in columns]
                 names = winner(measured)
@@ -191,10 +186,9 @@ def main() -> None:
                     won[" = ".join(names)] += 1
                 else:
                     stars.append(star)
-                lines.append(
-                    f"| {pair} | {acceptance} | {share:.0%} | {scenario.workload.request_rate:g} | {' | '.join(cells)} "
-                    f"| {' = '.join(names) or 'depends on overlap'} | {star} |"
-                )
-                print(lines[-1], flush=True)
+                where = [pair, acceptance, f"{share:.0%}", f"{scenario.workload.request_rate:g}"]
+                rows.append([*where, *cells, " = ".join(names) or "depends on overlap", star])
+                print(*rows[-1], sep=" | ", flush=True)
     lines[1:1] = ["", answer(won, stars)]
-    given.out.write_text("\n".join(lines) + "\n")
+    headings = ["GPU and pair", "acceptance", "load", "req/s", *titles, "winner", "phi*"]
+    out.write_text("\n".join([*lines, markdown_table(headings, rows, left=len(headings))]))

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from sim.report.pictures.panels import canvas, legend, panel, save_and_close, set_theme
+from validation.tables import grouped, markdown_table
 
 BARS = {"e2el": 15.0, "throughput": 10.0, "mechanism": 5.0}
 """Percent: mean E2EL, closed-loop throughput, mechanism error on mean and p95 E2EL."""
@@ -77,9 +78,10 @@ class Cell:
             parts[name] = 0.0 if ratio is None else 100.0 * abs(ratio * self.slowdown - 1.0)
         return max(parts, key=lambda name: parts[name])
 
-    def around(self, name: str) -> float | None:
-        """Mean of what was noted around the replays; None where it is unknown."""
-        known = [row[name] for row in self.replays if row[name] is not None]
+    @property
+    def others_cores(self) -> float | None:
+        """Mean over the replays; None where it is unknown."""
+        known = [row["others_cores"] for row in self.replays if row["others_cores"] is not None]
         return fmean(known) if known else None
 
     @staticmethod
@@ -90,11 +92,8 @@ class Cell:
 
 def cells_of(draw: Draw, load: str) -> list[Cell]:
     """The cells in the order of the policies."""
-    by_policy: dict[str, list[Row]] = {}
-    for row in draw["rows"]:
-        if row["load"] == load:
-            by_policy.setdefault(row["policy"], []).append(row)
-    return [Cell(replays) for replays in by_policy.values()]
+    own = [row for row in draw["rows"] if row["load"] == load]
+    return list(map(Cell, grouped(own, lambda row: str(row["policy"])).values()))
 
 
 # -- the page
@@ -117,19 +116,18 @@ def write_report(directory: Path, draws: Sequence[Draw]) -> None:
         "*drift*: fixed passes right before and after the replays, times as long as when the profile was measured. "
         "*others*: cores that other processes used meanwhile.",
         "",
-        *_count(draws),
+        _count(draws),
         "",
-        *_summary(draws),
+        _summary(draws),
     ]
     for number, draw in enumerate(draws, start=1):
-        lines += ["", f"## Draw {number}, open loop at {draw['rate']:g} requests/s", "", *_table(draw, "open")]
-        lines += ["", f"## Draw {number}, closed loop", "", *_table(draw, "closed")]
-        lines += ["", _profile(draw)]
-    (directory / "README.md").write_text("\n".join([*lines, "", "![Errors of every draw](errors.png)", ""]))
+        lines += [f"## Draw {number}, open loop at {draw['rate']:g} requests/s", "", _table(draw, "open")]
+        lines += [f"## Draw {number}, closed loop", "", _table(draw, "closed"), _profile(draw), ""]
+    (directory / "README.md").write_text("\n".join([*lines, "![Errors of every draw](errors.png)", ""]))
     _figure(directory / "errors.png", draws)
 
 
-def _count(draws: Sequence[Draw]) -> list[str]:
+def _count(draws: Sequence[Draw]) -> str:
     """How many of all errors are within their bars."""
     cells = [cell for draw in draws for load in ("open", "closed") for cell in cells_of(draw, load)]
     closed = [cell for draw in draws for cell in cells_of(draw, "closed")]
@@ -143,41 +141,36 @@ def _count(draws: Sequence[Draw]) -> list[str]:
         f"{name} {sum(abs(error) <= bar_pct for error in errors)} of {len(errors)}"
         for name, (errors, bar_pct) in parts.items()
     ]
-    return [f"Within their bars: {'; '.join(counts)}."]
+    return f"Within their bars: {'; '.join(counts)}."
 
 
-def _summary(draws: Sequence[Draw]) -> list[str]:
-    lines = [
-        "| policy | mean E2EL error, open | mean E2EL error, closed | throughput error, closed "
-        "| mechanism, worst of mean and p95 E2EL, both loads | what dominates |",
-        "|---|---|---|---|---|---|",
-    ]
+def _summary(draws: Sequence[Draw]) -> str:
+    rows = []
     by_load = {load: [cells_of(draw, load) for draw in draws] for load in ("open", "closed")}
     for number, first in enumerate(by_load["open"][0]):
         cells = {load: [each[number] for each in by_load[load]] for load in by_load}
         worst = [max((a.worst_mechanism, b.worst_mechanism), key=abs) for a, b in zip(*cells.values(), strict=True)]
         columns = [
+            f"`{first.policy}`",
             ", ".join(_marked(cell.error("e2el", "mean"), BARS["e2el"]) for cell in cells["open"]),
             ", ".join(_marked(cell.error("e2el", "mean"), BARS["e2el"]) for cell in cells["closed"]),
             ", ".join(_marked(cell.error("output_throughput"), BARS["throughput"]) for cell in cells["closed"]),
             ", ".join(_marked(error, BARS["mechanism"]) for error in worst),
             "; ".join(f"{load}: {', '.join(cell.dominant for cell in found)}" for load, found in cells.items()),
         ]
-        lines.append(f"| `{first.policy}` | " + " | ".join(columns) + " |")
-    return lines
+        rows.append(columns)
+    headings = [
+        "policy", "mean E2EL error, open", "mean E2EL error, closed", "throughput error, closed",
+        "mechanism, worst of mean and p95 E2EL, both loads", "what dominates",
+    ]  # fmt: skip
+    return markdown_table(headings, rows, left=len(headings))
 
 
-def _table(draw: Draw, load: str) -> list[str]:
-    lines = [
-        "| policy | mean E2EL real, simulated ms | error | p95 E2EL real, simulated ms | error "
-        "| tokens/s real, simulated | error | mechanism mean, p95 | passes alone | together | drift | others "
-        "| dominates |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    cells = cells_of(draw, load)
-    for cell in cells:
-        others = cell.around("others_cores")
+def _table(draw: Draw, load: str) -> str:
+    rows = []
+    for cell in cells_of(draw, load):
         columns = [
+            f"`{cell.policy}`",
             _beside(cell, "e2el", "mean", 1),
             _marked(cell.error("e2el", "mean"), BARS["e2el"]),
             _beside(cell, "e2el", "p95", 1),
@@ -190,11 +183,16 @@ def _table(draw: Draw, load: str) -> list[str]:
             ),
             *("-" if (ratio := cell.works_ratio(how)) is None else f"{ratio:.2f}" for how in ("alone", "together")),
             f"{cell.slowdown:.2f}",
-            "-" if others is None else f"{others:.2f}",
+            "-" if cell.others_cores is None else f"{cell.others_cores:.2f}",
             cell.dominant,
         ]
-        lines.append(f"| `{cell.policy}` | " + " | ".join(columns) + " |")
-    return lines
+        rows.append(columns)
+    headings = [
+        "policy", "mean E2EL real, simulated ms", "error", "p95 E2EL real, simulated ms", "error",
+        "tokens/s real, simulated", "error", "mechanism mean, p95", "passes alone", "together", "drift", "others",
+        "dominates",
+    ]  # fmt: skip
+    return markdown_table(headings, rows, left=len(headings))
 
 
 def _beside(cell: Cell, metric: str, statistic: str | None, digits: int) -> str:

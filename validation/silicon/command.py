@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from calibrate.importers.aiconfigurator.deployment import installed_tables
 from validation.silicon import disaggregated
@@ -25,6 +23,12 @@ from validation.silicon.judge import (
     nothing_judged,
 )
 from validation.silicon.served_cells import Cell, cell_of, read_cells
+from validation.tables import csv_rows, off_pct, plain_table
+
+COLUMNS = (
+    "class", "cells", "refused", "tpot_mean_abs_pct", "tpot_mean_pct", "peer_tpot_mean_abs_pct", "ttft_mean_abs_pct",
+)  # fmt: skip
+"""Of the table on the terminal."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -55,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.mode == "disagg":
         return disaggregated.run(rows, options)
     rows = [row for row in rows if options.only in cell_of(row).family][:: options.every]
-    peer = kindest([list(csv.DictReader(path.open(newline=""))) for path in options.peer])
+    peer = kindest(list(map(csv_rows, options.peer)))
     found, start_s = [], time.perf_counter()
     for i, entry in enumerate(judge(rows)):
         found.append(entry)
@@ -79,8 +83,8 @@ def main(words: Sequence[str] | None = None) -> int:
                 "engine": {key: value for key, value in engine_block(entry.cell).items() if value is not None},
                 "tpot_ms": round(entry.tpot_ms, 3),
                 "ttft_ms": round(entry.ttft_ms, 1),
-                "tpot_error_pct": round(100 * (entry.tpot_ms / entry.cell.tpot_ms - 1), 1),
-                "ttft_error_pct": round(100 * (entry.ttft_ms / entry.cell.ttft_ms - 1), 1),
+                "tpot_error_pct": round(off_pct(entry.tpot_ms, entry.cell.tpot_ms), 1),
+                "ttft_error_pct": round(off_pct(entry.ttft_ms, entry.cell.ttft_ms), 1),
                 "is_fitted_on": entry.is_marked,
                 "is_doubtful": entry.is_doubtful,
                 "is_starved": entry.is_starved,
@@ -90,24 +94,8 @@ def main(words: Sequence[str] | None = None) -> int:
         ],
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print_table(classes)
+    print(plain_table(classes, COLUMNS))
     return 0
-
-
-def print_table(classes: list[dict[str, Any]]) -> None:
-    columns = (
-        "class",
-        "cells",
-        "refused",
-        "tpot_mean_abs_pct",
-        "tpot_mean_pct",
-        "peer_tpot_mean_abs_pct",
-        "ttft_mean_abs_pct",
-    )
-    print("| " + " | ".join(columns) + " |")
-    print("|---" * len(columns) + "|")
-    for row in classes:
-        print("| " + " | ".join("–" if row[name] is None else str(row[name]) for name in columns) + " |")
 
 
 def _refused(found: list[Judged | tuple[Cell, str]]) -> Iterator[tuple[Cell, str]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from math import gcd
 from pathlib import Path
@@ -35,6 +36,7 @@ from validation.silicon.judge import (
     profile_of,
 )
 from validation.silicon.served_cells import Cell, cell_of
+from validation.tables import grouped, mean_size, off_pct, plain_table
 
 BUDGET = 16384
 """Tokens of one pass: longer than any prompt of the rows."""
@@ -59,11 +61,11 @@ class Judged(NamedTuple):
 
     @property
     def tpot_error_pct(self) -> float:
-        return 100.0 * (self.tpot_ms / self.cell.decode.tpot_ms - 1.0)
+        return off_pct(self.tpot_ms, self.cell.decode.tpot_ms)
 
     @property
     def ttft_error_pct(self) -> float:
-        return 100.0 * (self.ttft_ms / self.cell.decode.ttft_ms - 1.0)
+        return off_pct(self.ttft_ms, self.cell.decode.ttft_ms)
 
 
 def has_sizes(row: Mapping[str, str]) -> bool:
@@ -162,15 +164,9 @@ def family_of(row: Mapping[str, str]) -> str:
 
 def classes_of(found: Iterable[Judged | tuple[str, str, str]]) -> list[dict[str, Any]]:
     """Per family: cells judged and refused, mean and median size of the errors, mean errors."""
-    judged: dict[str, list[Judged]] = {}
-    refused: dict[str, int] = {}
-    for entry in found:
-        if isinstance(entry, Judged):
-            cell = entry.cell.decode
-            name = " ".join((cell.engine, cell.gpu.replace("-", "_"), _format(cell)))
-            judged.setdefault(name, []).append(entry)
-        else:
-            refused[entry[0]] = refused.get(entry[0], 0) + 1
+    entries = list(found)
+    judged = grouped([entry for entry in entries if isinstance(entry, Judged)], _family)
+    refused = Counter(entry[0] for entry in entries if not isinstance(entry, Judged))
     result = []
     for name in sorted({*judged, *refused}):
         rows = judged.get(name, [])
@@ -179,7 +175,7 @@ def classes_of(found: Iterable[Judged | tuple[str, str, str]]) -> list[dict[str,
             {
                 "class": name,
                 "cells": len(rows),
-                "refused": refused.get(name, 0),
+                "refused": refused[name],
                 "tpot_mean_abs_pct": _of(fmean, map(abs, tpot)),
                 "tpot_median_abs_pct": _of(median, map(abs, tpot)),
                 "tpot_mean_pct": _of(fmean, tpot),
@@ -191,8 +187,9 @@ def classes_of(found: Iterable[Judged | tuple[str, str, str]]) -> list[dict[str,
     return result
 
 
-def _format(cell: Cell) -> str:
-    return cell.family.rpartition(" ")[2]
+def _family(judged: Judged) -> str:
+    cell = judged.cell.decode
+    return " ".join((cell.engine, cell.gpu.replace("-", "_"), cell.family.rpartition(" ")[2]))
 
 
 def _of(how: Any, values: Iterable[float]) -> float | None:
@@ -230,11 +227,9 @@ def run(rows: list[dict[str, str]], options: Namespace) -> int:
         ],
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    columns = list(classes[0])
-    print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
-    for row in classes:
-        print("| " + " | ".join("–" if row[name] is None else str(row[name]) for name in columns) + " |")
-    tpot = fmean(abs(entry.tpot_error_pct) for entry in judged)
-    ttft = fmean(abs(entry.ttft_error_pct) for entry in judged)
+    print(plain_table(classes, list(classes[0])))
+    tpot, ttft = (
+        mean_size([getattr(entry, name) for entry in judged]) for name in ("tpot_error_pct", "ttft_error_pct")
+    )
     print(f"{len(judged)} of {len(found)} rows: mean size of error TPOT {tpot:.1f} %, TTFT {ttft:.1f} %")
     return 0

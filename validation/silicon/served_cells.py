@@ -5,12 +5,12 @@ Not here: which labels cannot be repaired (validation.silicon.labels).
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from calibrate.importers.aiconfigurator.deployment import Deployment
+from validation.tables import csv_rows
 
 EXACT_SOURCE, MEASURED = "aic-auto-gap-analysis", "measured="
 FORMATS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4", "int4_wo": None}
@@ -47,8 +47,7 @@ class Cell(NamedTuple):
 
 
 def read_cells(path: Path, mode: str = "agg") -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["mode"] == mode]
+    return [row for row in csv_rows(path) if row["mode"] == mode]
 
 
 def cell_of(row: Mapping[str, str]) -> Cell:

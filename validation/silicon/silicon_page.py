@@ -7,7 +7,6 @@ of the labels. Not here: the predictions (validation.silicon.judge), means by lo
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import re
@@ -19,6 +18,7 @@ from statistics import fmean, median
 from typing import Any
 
 from validation.silicon.judge import kindest
+from validation.tables import csv_rows, grouped, markdown_table, mean_size, off_pct
 
 PAGE = Path(__file__).parents[2] / "docs" / "silicon.md"
 TABLE = PAGE.parent / "validation" / "served-cells.csv"
@@ -53,8 +53,9 @@ def short(why: str) -> str:
     return re.sub(r"'?/\S*/(\S+?_config\.json)'?", r"\1", why).partition("; want one of")[0]
 
 
-def mean_size(values: list[float]) -> str:
-    return f"{fmean(map(abs, values)):.1f}" if values else "–"
+def size(values: list[float]) -> str:
+    mean = mean_size(values)
+    return "–" if mean is None else f"{mean:.1f}"
 
 
 def share_of(expressed: int, refused: int) -> str:
@@ -62,16 +63,13 @@ def share_of(expressed: int, refused: int) -> str:
     return f"{100.0 * expressed / (expressed + refused):.1f} %" if expressed + refused else ""
 
 
-def lines(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -> list[str]:
-    cells: dict[str, list[dict[str, Any]]] = {}
-    for result in results:
-        for cell in result["cells"]:
-            cells.setdefault(plain(cell), []).append(cell)
+def lines(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -> str:
+    cells = grouped([cell for result in results for cell in result["cells"]], plain)
     refused = {row["class"]: row["refused"] for result in results for row in result["classes"]}
     expressed = Counter(cell["class"] for result in results for cell in result["cells"])
     titles = ["class", "cells", "refused", "expressed", "TPOT", "signed", "on shared cells", "peer there"]
     titles += ["TTFT", "TTFT cells"]
-    rows = ["| " + " | ".join(titles) + " |", "| :-- |" + " --: |" * (len(titles) - 1)]
+    rows = []
     for name in sorted({*cells, *(name for name in refused if refused[name])}):
         of = cells.get(name, [])
         shared = [cell for cell in of if cell["id"] in peer]
@@ -79,38 +77,39 @@ def lines(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) 
         own = [cell["tpot_error_pct"] for cell in of]
         served = [cell["ttft_error_pct"] for cell in of if not cell["is_starved"]]
         figures = [
+            name,
             str(len(of)),
             str(refused.get(name, 0)),
             share_of(expressed[name], refused.get(name, 0)),
-            mean_size(own),
+            size(own),
             f"{fmean(own):+.1f}" if own else "–",
-            mean_size([cell["tpot_error_pct"] for cell in shared]),
-            mean_size(theirs),
-            mean_size(served),
+            size([cell["tpot_error_pct"] for cell in shared]),
+            size(theirs),
+            size(served),
             str(len(served)),
         ]
-        rows.append(f"| {name} | " + " | ".join(figures) + " |")
-    return rows
+        rows.append(figures)
+    return markdown_table(titles, rows)
 
 
-def all_lines(results: list[dict[str, Any]]) -> list[str]:
+def all_lines(results: list[dict[str, Any]]) -> str:
     """By class, every cell that is expressed, nothing left out of TPOT or TTFT."""
     titles = ["class", "cells", "TPOT", "median", "TTFT", "median"]
-    rows = ["| " + " | ".join(titles) + " |", "| :-- |" + " --: |" * (len(titles) - 1)]
-    cells = [cell for result in results for cell in result["cells"]]
-    for name in sorted({cell["class"] for cell in cells}):
-        figures = []
+    cells = grouped([cell for result in results for cell in result["cells"]], lambda cell: str(cell["class"]))
+    rows = []
+    for name, own in sorted(cells.items()):
+        figures = [name, str(len(own))]
         for metric in ("tpot_error_pct", "ttft_error_pct"):
-            errors = [abs(cell[metric]) for cell in cells if cell["class"] == name]
+            errors = [abs(cell[metric]) for cell in own]
             figures += [f"{fmean(errors):.1f}", f"{median(errors):.1f}"]
-        rows.append(f"| {name} | {len(errors)} | " + " | ".join(figures) + " |")
-    return rows
+        rows.append(figures)
+    return markdown_table(titles, rows)
 
 
 def peer_error(cell: Mapping[str, Any], peer: Mapping[str, Mapping[str, str]], metric: str = "tpot") -> float:
     """Percent."""
     row = peer[cell["id"]]
-    return 100.0 * (float(row[f"aic_{metric}_ms"]) / float(row[f"silicon_{metric}_ms"]) - 1.0)
+    return off_pct(float(row[f"aic_{metric}_ms"]), float(row[f"silicon_{metric}_ms"]))
 
 
 def table_text(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -> str:
@@ -137,16 +136,14 @@ def page(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -
     return "\n".join(
         [
             HEAD,
-            *lines(results, peer),
-            "",
+            lines(results, peer),
             f"Wanted: {'; '.join(bars)}; 95 % of each class's rows expressed.",
             "",
             "## All cells",
             "",
             "By class, size of the error with those apart and those whose requests wait for admission among them.",
             "",
-            *all_lines(results),
-            "",
+            all_lines(results),
             "## Refused",
             "",
             *(f"- {family}, {model} on {gpu}: {short(why)}" for family, model, gpu, why in reasons),
@@ -159,14 +156,8 @@ def page(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) -
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+")
-    parser.add_argument("--peer", type=Path, nargs="*", default=[])
-    parser.add_argument("--out", type=Path, default=PAGE)
-    parser.add_argument("--table", type=Path, default=TABLE)
-    options = parser.parse_args()
-    peer = kindest([list(csv.DictReader(path.open(newline=""))) for path in options.peer])
-    results = [json.loads(path.read_text()) for path in options.results]
-    options.out.write_text(page(results, peer))
-    options.table.write_text(table_text(results, peer))
+def main(results: list[Path], peer: tuple[Path, ...] = (), out: Path = PAGE, table: Path = TABLE) -> None:
+    predicted = kindest(list(map(csv_rows, peer)))
+    found = [json.loads(path.read_text()) for path in results]
+    out.write_text(page(found, predicted))
+    table.write_text(table_text(found, predicted))

@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from sim.workload.generate import Workload, build_requests
+from validation.tables import markdown_table
 
 PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
 RATE = {0: 12.4, 4: 14.0}
@@ -284,7 +285,6 @@ def _lines(path: str) -> list[str]:
 def page(rows: Sequence[Mapping[str, str]], rounds: int) -> str:
     """The Markdown page of one run."""
     head = ["case", "CPU, s", "memory, MB", *list(rows[0])[3:]]
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *(row.values() for row in rows))]
     return "\n".join(
         [
             "# Speed",
@@ -295,8 +295,7 @@ def page(rows: Sequence[Mapping[str, str]], rounds: int) -> str:
             "`validation/speed/releases.csv`. Compare ratios, not seconds of two machines. Compiled is what",
             "`LANESIM_COMPILE=1 pip install .` installs: the same results to the last bit (setup.py).",
             "",
-            *lines,
-            "",
+            markdown_table(head, [list(row.values()) for row in rows]),
         ]
     )
 

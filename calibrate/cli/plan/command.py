@@ -18,7 +18,6 @@ from sim.cli.options import ListOptions, parse_goodput
 
 if TYPE_CHECKING:
     from calibrate.hardware.models import Source
-    from calibrate.importers.plan_candidates import Failed
     from sim.costs.shapes import ModelShape
     from sim.run.scenario import Scenario
     from sim.studies.plan.first_pass import Candidate, Ranked, Refused
@@ -81,13 +80,10 @@ def plan_command(model: str, **flags: Any) -> None:
         result = _planned(scenario, candidates, refused, named.repository, price, flags, on_step, began_s)
     # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
     notes = [note for note in result.notes if note.startswith("<")]
-    if assumed:
-        notes.insert(0, assumed)
-    if disputed := _disputed(result, scenario, candidates, named, flags["engine"]):
-        notes.insert(0, disputed)
+    disputed = _disputed(result, scenario, candidates, named, flags["engine"])
     from msgspec.structs import replace
 
-    result = replace(result, notes=notes)
+    result = replace(result, notes=[note for note in (disputed, assumed) if note] + notes)
     if write_json(json_path, result.plain):
         from rich.console import Console
 
@@ -137,7 +133,7 @@ def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[
     from sim.costs.engine import engine_of
     from sim.costs.shapes import HEADS
     from sim.names import unknown
-    from sim.studies.plan.first_pass import Candidate, Refused
+    from sim.studies.plan.first_pass import Candidate, Refused, label_of
 
     try:
         from calibrate.importers.aiconfigurator.compact_profile import DEVICES
@@ -169,11 +165,14 @@ def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[
     if not wanted:
         raise ValueError(f"--tp, --dp: want no more than --gpus {flags['gpus']} GPUs in a replica")
     found, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder(), on_step)
+    refused = [Refused(deployment=label_of(*each.deployment[:3]), why=each.why) for each in failed]
     if not found:
-        raise ValueError(f"plan: {target.name} on {gpu}: {_why_none(failed)}")
+        # Of the deployment with the most GPUs, which is the likeliest to fit.
+        _, largest = max(zip(failed, refused, strict=True), key=lambda pair: pair[0].deployment.devices)
+        raise ValueError(f"plan: {target.name} on {gpu}: {largest.deployment}: {largest.why}")
     candidates = [Candidate(str(each.path), each.profile) for each in found]
     engine_of(flags["engine"], candidates[0].profile)
-    return candidates, [Refused(deployment=_label(each), why=each.why) for each in failed], named
+    return candidates, refused, named
 
 
 def _draft_model(name: str) -> ModelShape:
@@ -187,19 +186,6 @@ def _draft_model(name: str) -> ModelShape:
         if str(error).startswith("unknown model") and "did you mean" not in str(error):
             raise ValueError(unknown("drafter", name, [*HEADS, "or a model"])) from None
         raise
-
-
-def _label(failed: Failed) -> str:
-    from sim.studies.plan.first_pass import label_of
-
-    tp, ep, dp = failed.deployment[:3]
-    return label_of(tp, ep, dp)
-
-
-def _why_none(failed: Sequence[Failed]) -> str:
-    """Of the deployment with the most GPUs, which is the likeliest to fit."""
-    largest = max(failed, key=lambda each: each.deployment.devices)
-    return f"{_label(largest)}: {largest.why}"
 
 
 # -- the question
@@ -289,7 +275,7 @@ def _disputed(
     kernels = engine.partition("-")[0]
     deployment = Deployment(best.tp, best.ep if best.ep > 1 else None, best.dp, kernels)
     context = (scenario.workload.input_len or 0) + (scenario.workload.output_len or 0) // 2
-    theirs_ms = own_decode_ms(named.repository, profile.gpu.name, deployment, 1, context)
+    theirs_ms = own_decode_ms(named.repository, profile.gpu.name, deployment, context)
     if theirs_ms is None:
         return None
     resolved = resolve(scenario, profile, "continuous")

@@ -2,28 +2,25 @@
 
 PATH holds GPU folders of parquet tables and a YAML of each GPU's datasheet, as `systems/` there does; a table is found
 by its path `gemm/vllm/0.14.0/gemm_perf.parquet`, or by that path with `__` for every `/`.
-Two forms: "compact" fits constants, "table" keeps the models' own points (10 to 15 kB of JSON; none is shipped).
+Constants are fitted to reference models, so that others can be derived from the profile.
 Not here: reading the tables (calibrate.importers.aiconfigurator.kernel_files), fits and their errors
-(calibrate.fit.held_out), the points (calibrate.fit.table_form).
+(calibrate.fit.held_out), profiles of points (calibrate.importers.aiconfigurator.deployment).
 """
 
 from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
+from calibrate.fit.fit_errors import errors_of_draft, not_judged
 from calibrate.fit.held_out import Fitted, Tables, fit, held_out_errors
-from calibrate.fit.table_form import Rest, measured_points, model_table, table_errors
 from calibrate.hardware.datasheets import check_divides, check_fits
 from calibrate.hardware.engines import ASSUMED_HOST
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from sim.costs.datasheets import gpu_name
 from sim.costs.kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
-from sim.costs.points import ModelTable, TableKernels
-from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile
+from sim.costs.profile import SCHEMA, UNLOADED, Overlap, Profile
 from sim.costs.shapes import ModelShape, draft_model, model
 from sim.names import unknown
 
@@ -71,12 +68,6 @@ COMPACT_SOURCE = (
     "compact constants fitted by lanesim on all reference models (errors: with the model left out); element-wise and "
     "sampler constants assumed"
 )
-TABLE_SOURCE = (
-    "table of the models' own points: GEMMs interpolated between the tables' columns and depths, decode points that "
-    "the L2 cache flatters left out, noise smoothed until no time falls along an axis; chunks with history, verify and "
-    "mixed passes by rule; element-wise and sampler constants assumed"
-)
-TABLE_RULE = "by the rule of kernels.verify_rule"
 
 
 def import_aiconfigurator(
@@ -87,10 +78,9 @@ def import_aiconfigurator(
     tensor_parallel: int = 1,
     *,
     revision: str = "unrecorded revision",
-    form: Literal["compact", "table"] = "compact",
 ) -> Profile:
-    """A profile of `target` (and `draft`) on `gpu`, with held-out errors: of a fit without the model ("compact"), or of
-    interpolation without every second point ("table"). An engine adds its constants.
+    """A profile of `target` (and `draft`) on `gpu`, with the errors of a fit without each model. An engine adds its
+    constants.
 
     Raises ValueError naming the table and what is wrong with it.
     """
@@ -108,45 +98,27 @@ def import_aiconfigurator(
     names = " and ".join(shape.name for shape in shapes)
     check_fits(names, sum(shape.weight_bytes for shape in shapes), tables.gpu, tensor_parallel)
     reduce = files.all_reduce(tensor_parallel)
-    kernels: CompactKernels | TableKernels
-    if form == "table":
-        kernels = _table_kernels(tables, device, reduce, target_shape, draft_shape, tensor_parallel)
-    else:
-        kernels = _kernels(fit(tables, tensor_parallel), tables, device, reduce)
     name = f"{gpu}/{target_shape.name}" + (f"+{draft_shape.name}" if draft_shape is not None else "")
-    profile = Profile(
+    errors = held_out_errors(tables, target_shape, tensor_parallel)
+    if draft_shape is not None:
+        errors |= errors_of_draft(held_out_errors(tables, draft_shape, tensor_parallel))
+    return Profile(
         schema=SCHEMA,
         name=name if tensor_parallel == 1 else f"{name}-tp{tensor_parallel}",
         gpu=tables.gpu,
         target=target_shape,
         draft=draft_shape,
         tensor_parallel=tensor_parallel,
-        kernels=kernels,
+        kernels=_kernels(fit(tables, tensor_parallel), tables, device, reduce),
         host=ASSUMED_HOST,
         overlap=Overlap(),
-        errors={},
+        errors=errors | {"verify": not_judged(NOT_VALIDATED)},
         conditions=UNLOADED,
         source=f"{REPOSITORY}@{revision} ({LICENCE}), bf16 kernel tables: {', '.join(sorted(set(files.used)))}; "
-        f"{TABLE_SOURCE if form == 'table' else COMPACT_SOURCE}",
+        f"{COMPACT_SOURCE}",
         fingerprint=None,
         date=date.today().isoformat(),
     )
-    return msgspec.structs.replace(profile, errors=_errors(profile, tables))
-
-
-def _errors(profile: Profile, tables: Tables) -> dict[str, KindError]:
-    def of(shape: ModelShape) -> dict[str, KindError]:
-        if isinstance(profile.kernels, TableKernels):
-            return table_errors(profile, tables, shape)
-        return held_out_errors(tables, shape, profile.tensor_parallel)
-
-    errors = of(profile.target)
-    if profile.draft is not None:
-        of_draft = of(profile.draft)
-        errors |= {"draft": of_draft["decode"], "draft_body": of_draft["body"], "draft_prefill": of_draft["prefill"]}
-    rule = f"; {TABLE_RULE}" if isinstance(profile.kernels, TableKernels) else ""
-    not_validated = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=NOT_VALIDATED + rule)
-    return errors | {"verify": not_validated}
 
 
 def read_tables(files: KernelFiles, device: Device) -> Tables:
@@ -157,27 +129,6 @@ def read_tables(files: KernelFiles, device: Device) -> Tables:
         gemm=files.gemm(),
         decode=files.decode(),
         prefill=files.attention("vllm", "context_attention_perf"),
-    )
-
-
-def _table_kernels(
-    tables: Tables,
-    device: Device,
-    reduce: AllReduce | None,
-    target: ModelShape,
-    draft: ModelShape | None,
-    tensor_parallel: int,
-) -> TableKernels:
-    def table(shape: ModelShape) -> ModelTable:
-        rest = Rest(ASSUMED_ELEMENTWISE, ASSUMED_HEAD, reduce)
-        return model_table(measured_points(tables, shape, tensor_parallel), tables.gpu, shape, tensor_parallel, rest)
-
-    return TableKernels(
-        target=table(target),
-        draft=table(draft) if draft is not None else None,
-        verify_rule=VerifyAttention(kv_slowdown=device.kv_slowdown, query_tile=device.query_tile),
-        attention_implementation=device.attention,
-        kv_layout="paged",
     )
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.fit.fit_errors import Array, kind_error
+from calibrate.fit.fit_errors import Array, errors_of_draft, kind_error, not_judged
 from calibrate.fit.held_out import VERIFY_TOKENS
 from calibrate.fit.kernel_tables import AttentionTable, outside_l2
 from calibrate.fit.table_form import counts, every_second, smooth
@@ -37,7 +37,6 @@ from calibrate.importers.aiconfigurator.compact_profile import (
     LICENCE,
     NOT_VALIDATED,
     REPOSITORY,
-    TABLE_RULE,
     Device,
 )
 from calibrate.importers.aiconfigurator.grids import (
@@ -153,12 +152,9 @@ def import_deployment(
     tables = [each.table() for each in composed]
     errors = composed[0].errors()
     if draft is not None:
-        of_draft = composed[1].errors()
-        errors |= {"draft": of_draft["decode"], "draft_body": of_draft["body"], "draft_prefill": of_draft["prefill"]}
+        errors |= errors_of_draft(composed[1].errors())
     notes = f"; not from the engine's own tables: {'; '.join(lookups.notes)}" if lookups.notes else ""
-    errors["verify"] = KindError(
-        mean_error_pct=None, max_error_pct=None, points=0, held_out=f"{NOT_VALIDATED}; {TABLE_RULE}"
-    )
+    errors["verify"] = not_judged(f"{NOT_VALIDATED}; by the rule of kernels.verify_rule")
     return Profile(
         schema=SCHEMA,
         name=profile_name(gpu, target, draft, deployment),
@@ -333,16 +329,13 @@ class Composed:
         if self._lacks("generation_attention_perf", window):
             return bounded(self._decode_grid(0), window)
         if self._shape.indexer is not None:
-            points = decode_points(self._modules("generation"), self._attention_gemms_s)
-            return attention_grid(points, np.ones(len(points.seconds), dtype=np.bool_), 1.0)
+            return attention_grid(decode_points(self._modules("generation"), self._attention_gemms_s), 1.0)
         if self._shape.latent is not None:
-            points = self._latent_points("generation")
-            return attention_grid(points, np.ones(len(points.seconds), dtype=np.bool_), 1.0)
+            return attention_grid(self._latent_points("generation"), 1.0)
         points, factor = self._points("generation_attention_perf", window)
-        use = np.ones(len(points.seconds), dtype=np.bool_)
         if not window:
-            use &= outside_l2(points, self._l2_bytes, self._lookups.gpu.bandwidth_bytes_per_s)
-        return attention_grid(points, use, factor)
+            points = points.where(outside_l2(points, self._l2_bytes, self._lookups.gpu.bandwidth_bytes_per_s))
+        return attention_grid(points, factor)
 
     def _prefill_curve(self, window: int) -> Array:
         if self._lacks("context_attention_perf", window):
@@ -351,8 +344,8 @@ class Composed:
             return np.asarray(self._sparse_prompts[:, 0])
         if self._shape.latent is not None:
             points = self._latent_points("context")
-            return chunk_curve(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
-        points, _ = self._points("context_attention_perf", window)
+        else:
+            points, _ = self._points("context_attention_perf", window)
         return chunk_curve(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
 
     @cached_property

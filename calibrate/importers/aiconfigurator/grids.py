@@ -7,7 +7,6 @@ Not here: which points (deployment), reading them (kernel_files).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.fit.fit_errors import Array
 from calibrate.fit.kernel_tables import AttentionTable
@@ -19,9 +18,8 @@ CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 HISTORIES = (0, 1024, 4096, 16384, 65536)
 
 
-def attention_grid(points: AttentionTable, use: NDArray[np.bool_], factor: float) -> Array:
+def attention_grid(points: AttentionTable, factor: float) -> Array:
     """[ROWS, CONTEXTS] from points at any places: rows and contexts between measured ones linearly, none beyond."""
-    points = points.where(use)
     grid = np.full((len(ROWS), len(CONTEXTS)), np.nan)
     measured_rows = np.unique(points.sequences)
     columns = np.full((len(measured_rows), len(CONTEXTS)), np.nan)

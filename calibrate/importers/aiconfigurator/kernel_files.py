@@ -266,15 +266,11 @@ def _check_roofs(
 ) -> None:
     """Raises ValueError for the first time shorter than it can be, or where most times together are far too long (some
     tables have rows that are); `where` names a row."""
-    roof_s = _min_s(flops, num_bytes, gpu)
+    roof_s = np.maximum(flops / gpu.peak_flops, num_bytes / (CACHED * gpu.bandwidth_bytes_per_s))
     _refuse_first(where, what, seconds, roof_s, "less than", (seconds + RESOLUTION_S) * ABOVE_ROOF < roof_s)
     ratios = seconds / (roof_s + LAUNCH_S)
     if len(ratios) and float(np.median(ratios)) > 0.5 * FAR:
         _refuse_first(where, what, seconds, roof_s, f"over {0.5 * FAR:g} times", ratios > 0.5 * FAR)
-
-
-def _min_s(flops: Array, num_bytes: Array, gpu: Gpu) -> Array:
-    return np.maximum(flops / gpu.peak_flops, num_bytes / (CACHED * gpu.bandwidth_bytes_per_s))
 
 
 def _refuse_first(

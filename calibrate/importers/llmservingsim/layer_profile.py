@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from calibrate.fit.fit_errors import DRAFT_KINDS, errors_of_draft, not_judged
 from calibrate.fit.verify_rows import ATTENTION, QUERY_TILES, MixedPoints, VerifyFit, fit_verify_rule
 from calibrate.hardware.datasheets import check_divides, check_fits, datasheet
 from calibrate.hardware.engines import (
@@ -68,8 +69,6 @@ HEAD_SOURCE = (
     "draft eagle3 composed, not measured: the target's own layer with twice its QKV, its attention, its LM head and "
     "sampler by share of the vocabulary, its fusion by share of the weights"
 )
-NAMES = {"decode": "draft", "body": "draft_body", "prefill": "draft_prefill"}
-"""Kinds of the draft's errors, after those of its own table."""
 
 
 class Draft(NamedTuple):
@@ -108,8 +107,7 @@ def read_draft(
     points = layer_points(own, draft, reduce)
 
     def errors(profile: Profile) -> dict[str, KindError]:
-        found = layer_errors(profile, points, draft)
-        return {name: found[kind] for kind, name in NAMES.items()}
+        return errors_of_draft(layer_errors(profile, points, draft))
 
     return Draft(points, f"draft {draft.name} from its own tables", errors)
 
@@ -130,8 +128,7 @@ def _head_points(draft: ModelShape, target: ModelShape, files: LayerFiles, reduc
 
 def _head_errors(profile: Profile) -> dict[str, KindError]:
     del profile
-    reason = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=HEAD_SOURCE)
-    return dict.fromkeys(NAMES.values(), reason)
+    return dict.fromkeys(DRAFT_KINDS.values(), not_judged(HEAD_SOURCE))
 
 
 class _Known(NamedTuple):
@@ -232,8 +229,7 @@ def _with_rule_and_errors(profile: Profile, known: _Known, points: LayerPoints, 
     if known.files.skew is not None:
         errors |= skew_errors(known.files.skew)
     reason = f"no verify shapes there; {fitted.words}" if fitted is not None else NO_RULE
-    verify = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=reason)
-    return msgspec.structs.replace(profile, errors=errors | {"verify": verify})
+    return msgspec.structs.replace(profile, errors=errors | {"verify": not_judged(reason)})
 
 
 def _source(known: _Known, revision: str, drafted: Draft | None) -> str:

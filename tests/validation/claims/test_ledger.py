@@ -52,8 +52,8 @@ def test_a_claim_in_words_without_bounds_is_never_judged_by_itself() -> None:
 
 
 def test_a_row_without_conditions_says_so_and_has_no_figure() -> None:
-    row = SECTION.untested("X.one", "the prompts are not published")
-    assert (row.verdict, row.simulated, row.why) == (Verdict.NOT_TESTABLE, None, "the prompts are not published")
+    row = SECTION.untested("X.one")
+    assert (row.verdict, row.simulated, row.why) == (Verdict.NOT_TESTABLE, None, SECTION.claim("X.one").why)
 
 
 def test_an_unknown_claim_or_section_names_the_nearest() -> None:

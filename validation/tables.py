@@ -1,0 +1,62 @@
+"""Tables of validation: rows of CSV in and out, Markdown, groups, errors in percent.
+
+Not here: what a table holds.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    """By the names in the header. Raises ValueError where there is none."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows:
+        raise ValueError(f"{str(path)!r} has no rows; want a CSV with a header")
+    return rows
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
+    """The first `left` columns to the left, the others to the right."""
+    marks = [":--" if place < left else "--:" for place in range(len(headings))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (headings, marks, *rows)) + "\n"
+
+
+def plain_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Those `columns` of `rows`, for a terminal."""
+    texts = [["–" if row[name] is None else str(row[name]) for name in columns] for row in rows]
+    return markdown_table(columns, texts, left=len(columns)).rstrip()
+
+
+def grouped(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
+    """In order of first appearance."""
+    found: dict[Key, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def off_pct(simulated: float, real: float) -> float:
+    """Error of a simulated figure, percent of the real one."""
+    return 100.0 * (simulated / real - 1.0)
+
+
+def mean_size(errors: Iterable[float]) -> float | None:
+    """Mean size of errors; None of none."""
+    sizes = list(map(abs, errors))
+    return fmean(sizes) if sizes else None
