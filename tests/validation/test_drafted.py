@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calibrate.importers.aiconfigurator.deployment import Deployment
-from validation.silicon.drafted import Pair, grouped, judge, pairs
+from validation.silicon.drafted import Pair, fitted_groups, judge, pairs
 from validation.silicon.judge import budget_of
 from validation.silicon.served_cells import Cell
 
@@ -54,7 +54,7 @@ def test_a_pair_alone_judges_nothing() -> None:
     one, two, alone = (
         Pair(cell(11.0, **at), cell(6.0, **at)) for at in ({}, {"concurrency": 64}, {"weights": "nvfp4"})
     )
-    assert grouped([one, two, alone]) == [[one, two]]
+    assert fitted_groups([one, two, alone]) == [[one, two]]
 
 
 def test_a_step_of_the_recipe_holds_every_seats_round_and_a_prompt() -> None:

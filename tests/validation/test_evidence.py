@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -12,6 +9,7 @@ from sim.studies.evidence import CELLS, Evidence, measured
 from validation.silicon.drafted import TABLE as PAIRS
 from validation.silicon.evidence import OVER_LENGTHS, OVER_PAIRS, by_engine, drafted, served, text_of
 from validation.silicon.silicon_page import TABLE as SERVED
+from validation.tables import csv_rows
 
 ROW = {
     "mode": "agg", "backend": "trtllm", "backend_version": "1.1.0", "model_path": "nvidia/DeepSeek-R1-NVFP4",
@@ -37,20 +35,15 @@ def test_a_mean_is_over_judged_cells_of_a_gpu_engine_model_and_load() -> None:
     assert by_engine([few, many]) == {"trtllm": pytest.approx(2.3)}
 
 
-def table(path: Any) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_the_file_is_that_of_the_committed_tables() -> None:
     """The rows themselves are no part of the repository; names of classes begin with the engine's."""
     plain = [cell for cell in measured().cells if cell.source == OVER_LENGTHS]
-    judged = [line for line in table(SERVED) if line["role"] == "judged"]
+    judged = [line for line in csv_rows(SERVED) if line["role"] == "judged"]
     assert sum(cell.runs for cell in plain) == len(judged)
     for engine, error_pct in measured().served_pct.items():
         errors = [abs(float(line["tpot_error_pct"])) for line in judged if line["class"].startswith(f"{engine} ")]
         assert error_pct == pytest.approx(sum(errors) / len(errors), abs=0.1)
-    assert [cell for cell in measured().cells if cell.source == OVER_PAIRS] == drafted(table(PAIRS))
+    assert [cell for cell in measured().cells if cell.source == OVER_PAIRS] == drafted(csv_rows(PAIRS))
 
 
 def test_the_file_is_as_it_is_written() -> None:

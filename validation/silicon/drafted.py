@@ -9,8 +9,6 @@ drafts without data-parallel attention, which is left out here. Not here: plain 
 
 from __future__ import annotations
 
-import argparse
-import csv
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
@@ -24,6 +22,7 @@ from sim.run.scenario import parse_scenario
 from validation.silicon.judge import budget_of, engine_name, profile_of, raw_scenario
 from validation.silicon.labels import drafting
 from validation.silicon.served_cells import WITH_MTP, Cell, cell_of, read_cells
+from validation.tables import grouped, write_csv
 
 TABLE = Path(__file__).parents[2] / "docs/validation/mtp-pairs.csv"
 MTP_ENGINE = "trtllm-1.1"
@@ -73,10 +72,8 @@ class Judged(NamedTuple):
 def pairs(cells: Sequence[Cell]) -> list[Pair]:
     """Each drafting row with the plain row of the same set-up that is nearest in time, where one is near."""
     drafts = drafting(cells)
-    plain: dict[tuple[Any, ...], list[Cell]] = {}
-    for cell in cells:
-        if cell.model.endswith(WITH_MTP) and cell.id not in drafts and cell.day:
-            plain.setdefault(_set_up(cell), []).append(cell)
+    dated = (cell for cell in cells if cell.model.endswith(WITH_MTP) and cell.id not in drafts and cell.day)
+    plain = grouped(dated, _set_up)
     found: dict[tuple[Any, ...], Pair] = {}
     for cell in cells:
         others = plain.get(_set_up(cell), [])
@@ -137,26 +134,15 @@ def judge(group: Sequence[Pair], simulated_ms: Simulated = tpot_ms) -> list[Judg
     ]
 
 
-def grouped(found: Iterable[Pair]) -> list[list[Pair]]:
-    """Those of more than one pair: a length fitted on one alone judges nothing."""
-    groups: dict[str, list[Pair]] = {}
-    for pair in found:
-        groups.setdefault(pair.group, []).append(pair)
-    return [group for group in groups.values() if len(group) > 1]
+def fitted_groups(found: Iterable[Pair]) -> list[list[Pair]]:
+    """Of more than one pair each: a length fitted on one alone judges nothing."""
+    return [group for group in grouped(found, lambda pair: pair.group).values() if len(group) > 1]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cells", type=Path)
-    parser.add_argument("--out", type=Path, default=TABLE)
-    options = parser.parse_args()
+def main(cells: Path, out: Path = TABLE) -> None:
     warnings.simplefilter("ignore")
     lines: list[Judged] = []
-    for group in grouped(pairs([cell_of(row) for row in read_cells(options.cells)])):
+    for group in fitted_groups(pairs([cell_of(row) for row in read_cells(cells)])):
         lines += judge(group)
         print(*lines[-len(group) :], sep="\n", flush=True)
-    with options.out.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Judged._fields)
-        writer.writerows(lines)
-    return 0
+    write_csv(out, Judged._fields, lines)

@@ -9,8 +9,6 @@ in the file. Not here: the errors (validation.silicon.silicon_page, drafted), wh
 
 from __future__ import annotations
 
-import argparse
-import csv
 from collections.abc import Iterable, Mapping
 from functools import cache
 from math import log2
@@ -27,6 +25,7 @@ from validation.silicon.drafted import TABLE as PAIRS
 from validation.silicon.judge import engine_name
 from validation.silicon.served_cells import cell_of, read_cells
 from validation.silicon.silicon_page import TABLE as SERVED
+from validation.tables import csv_rows, grouped
 
 SAMPLE = "ai-dynamo/aiconfigurator@095f58a51c4c, silicon_sample.csv"
 OVER_LENGTHS = f"{SAMPLE}; mean size over lengths, formats and degrees"
@@ -98,12 +97,10 @@ def mean_cell(load: Load, errors: list[float], source: str, *, method: str = "no
 
 def by_engine(cells: Iterable[Cell]) -> dict[str, float]:
     """Mean size of TPOT's error by engine, over all runs of it."""
-    found: dict[str, list[Cell]] = {}
-    for cell in cells:
-        found.setdefault(cell.engine.partition("-")[0], []).append(cell)
+    by_name = grouped(cells, lambda cell: cell.engine.partition("-")[0])
     return {
         name: round(sum(cell.runs * cell.error_pct for cell in of) / sum(cell.runs for cell in of), 1)
-        for name, of in sorted(found.items())
+        for name, of in sorted(by_name.items())
     }
 
 
@@ -114,17 +111,12 @@ def text_of(evidence: Evidence) -> str:
     return f'{{"schema": {evidence.schema}, "served_pct": {by_name}, "cells": [\n  {lines}\n]}}\n'
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cells", type=Path)
-    options = parser.parse_args()
-    with SERVED.open(newline="") as judged, PAIRS.open(newline="") as pairs:
-        plain = served(read_cells(options.cells), csv.DictReader(judged))
-        drafts = drafted(csv.DictReader(pairs))
+def main(cells: Path) -> None:
+    plain = served(read_cells(cells), csv_rows(SERVED))
+    drafts = drafted(csv_rows(PAIRS))
     before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
     others = [cell for cell in before.cells if cell.source not in (OVER_LENGTHS, OVER_PAIRS)]
     after = Evidence(schema=before.schema, served_pct=by_engine(plain), cells=(*others, *plain, *drafts))
     CELLS.write_text(text_of(after))
     runs = sum(cell.runs for cell in plain)
     print(f"{len(plain)} means of {runs} served cells, {len(drafts)} of pairs with MTP, {len(others)} others")
-    return 0
