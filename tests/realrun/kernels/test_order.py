@@ -204,8 +204,8 @@ BUGS = [
     Bug(PairExecutor, "ended", "self._num_in_flight[index] -= 1", "self._num_in_flight[index] = 0"),
     Bug(rounds, "submit_round", "after=(draft,)", "after=()"),
     Bug(rounds, "submit_draft", "submit(serving, work, stream, after)", "submit(serving, work, stream)"),
-    Bug(Bench, "reset", "self.runs_on.run_now(self.back(pass_))", "self._gate.run(self.back(pass_))"),
-    Bug(Bench, "issue_timer", "issuer.stream.run(back)", "self._gate.run(back)"),
+    Bug(Bench, "reset", "self.runs_on.run_now(self.back(pass_))", "self.issuer(side=1).stream.run(self.back(pass_))"),
+    Bug(Bench, "issue_timer", "issuer.stream.run(back)", "self.issuer(side=1).stream.run(back)"),
 ]
 
 
