@@ -159,7 +159,7 @@ def chunk_pairs(c: PrefillAttention, tokens: float, padded: float, history: floa
     return queries * (history + 0.5 * queries + 0.5 * c.extra_keys)
 
 
-class Prompts(NamedTuple):
+class Prompts(msgspec.Struct, frozen=True, gc=False):
     """The chunks of a pass on one device, as prefill attention sees them."""
 
     head_size: float

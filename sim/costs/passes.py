@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sim.costs.kernels import AllReduce, Elementwise, Head
+from sim.costs.kernels import AllReduce, Elementwise, Head, Measured
 from sim.costs.profile import Gpu, Profile
 from sim.costs.shapes import ModelShape
 from sim.interface.work import Chunk, Work
@@ -29,8 +29,8 @@ class PassUse(NamedTuple):
     num_bytes: float
 
 
-Range = tuple[str, int, int]
-"""A bound's name, the size of a work there, and the largest one measured."""
+Excess = tuple[str, int, int]
+"""A bound's name, the size of a work there, and the largest one measured, which is less."""
 
 
 Seconds = dict[int, float]
@@ -118,8 +118,8 @@ class ModelPasses(ABC):
         """One layer's prefill attention over `chunks`, each causal, after its own history."""
 
     @abstractmethod
-    def ranges(self, work: Work) -> Sequence[Range]:
-        """Every size of `work` that was measured only up to some largest one."""
+    def beyond(self, work: Work) -> Sequence[Excess]:
+        """Every size of `work` that is larger than anything measured."""
 
     def padded_tokens(self, tokens: int) -> int:
         """The token count that runs: the next captured size, or `tokens` where no graph is."""
@@ -162,7 +162,8 @@ class ModelPasses(ABC):
         total_tokens = row_tokens
         attention_s = 0.0
         if chunks:
-            total_tokens += sum(chunk.new_tokens for chunk in chunks)
+            for chunk in chunks:
+                total_tokens += chunk.new_tokens
             attention_s = self.chunks_attention_s(chunks)
         if rows:
             if self.max_row_tokens:
@@ -229,6 +230,27 @@ def sizes(work: Work) -> tuple[int, int, int, int]:
             longest_history = history_tokens
     row_context_tokens = work.context_tokens // work.rows if work.rows else 0
     return tokens, longest_chunk, longest_history, row_context_tokens
+
+
+def beyond(measured: Measured, work: Work) -> Sequence[Excess]:
+    """As `ModelPasses.beyond` has it, where all bounds are numbers; the context of rows bounds histories, too."""
+    tokens, longest_chunk, longest_history, context_tokens = sizes(work)
+    if longest_history > context_tokens:
+        context_tokens = longest_history
+    if (
+        tokens <= measured.tokens
+        and work.rows <= measured.rows
+        and longest_chunk <= measured.chunk_tokens
+        and context_tokens <= measured.row_context_tokens
+    ):
+        return ()
+    bounds = (
+        ("tokens", tokens, measured.tokens),
+        ("rows", work.rows, measured.rows),
+        ("chunk_tokens", longest_chunk, measured.chunk_tokens),
+        ("row_context_tokens", context_tokens, measured.row_context_tokens),
+    )
+    return [bound for bound in bounds if bound[1] > bound[2]]
 
 
 def layer_rest_s(

@@ -89,25 +89,26 @@ class WorkCosts(ABC, Generic[PassesT]):
         host = self.host
         if kind is Kind.COPY:
             return Cost(0.0, host.eager_kernel_s, work.num_bytes / self.profile.gpu.bandwidth_bytes_per_s, 1)
-        passes = self.passes(work.model)
+        passes, rows, row_tokens, chunks = self.passes(work.model), work.rows, work.row_tokens, work.chunks
         self._check_range(passes, work)
-        tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
-        device_s = passes.pass_s(work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
-        launch_s = self._launch_s(passes, work.rows, tokens, has_chunks=bool(work.chunks))
+        tokens = row_tokens
+        for chunk in chunks:
+            tokens += chunk.new_tokens
+        device_s = passes.pass_s(rows, row_tokens, work.context_tokens, chunks, work.head_rows)
+        launch_s = self._launch_s(passes, rows, tokens, has_chunks=bool(chunks))
         num_kernels = passes.num_kernels
         device_s += passes.extra_s + passes.fusion_s(tokens)
-        if work.rows:
+        if rows:
             device_s += passes.phase_s
         if passes.projects_context:
             device_s += passes.slots_s(work)
-        if work.draft_tokens > 1 and work.rows:
-            later = _later_passes(work)
-            later_cost = self.cost(later)
-            launch_s += later_cost.launch_s
-            device_s += later_cost.device_s - passes.fusion_s(later.row_tokens) - passes.phase_s
-            num_kernels += later_cost.num_kernels
-        prepare_s = self._step_s + self._row_s * (work.rows + len(work.chunks))
-        if work.chunks and host.eager_step_s is not None:
+        if work.draft_tokens > 1 and rows:
+            _, later_launch_s, later_s, later_kernels = self.cost(_later_passes(work))
+            launch_s += later_launch_s
+            device_s += later_s - passes.fusion_s(rows) - passes.phase_s
+            num_kernels += later_kernels
+        prepare_s = self._step_s + self._row_s * (rows + len(chunks))
+        if chunks and host.eager_step_s is not None:
             prepare_s += host.eager_step_s - self._step_s
         if work.ahead_s:
             prepare_s = max(0.0, prepare_s - work.ahead_s)
@@ -174,9 +175,8 @@ class WorkCosts(ABC, Generic[PassesT]):
         return host.graph_launch_s
 
     def _check_range(self, passes: PassesT, work: Work) -> None:
-        for bound, got, most in passes.ranges(work):
-            if got > most:
-                self._outside(bound, Largest(got, most, work.rows))
+        for bound, got, most in passes.beyond(work):
+            self._outside(bound, Largest(got, most, work.rows))
 
     def _outside(self, size: str, largest: Largest) -> None:
         name, (got, measured, _) = self.profile.name, largest

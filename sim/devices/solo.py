@@ -50,12 +50,18 @@ class SoloDevice:
 
     def flush(self, now_s: float) -> None:
         """Report the works that have ended by `now_s`, in order."""
-        flying = self._flying
-        while flying and flying[0].end_s <= now_s:
+        flying, ended = self._flying, self.clock.ended
+        issuer_free_s, device_free_s = self._settled
+        busy_s = self.busy_s
+        while flying and (end_s := flying[0].end_s) <= now_s:
             ticket = flying.popleft()
-            self._settled = (ticket.issued_s, max(self._settled[1], ticket.end_s))
-            self.busy_s += ticket.end_s - ticket.start_s
-            self.clock.ended(ticket)
+            issuer_free_s = ticket.issued_s
+            if end_s > device_free_s:
+                device_free_s = end_s
+            busy_s += end_s - ticket.start_s
+            ended(ticket)
+        self._settled = (issuer_free_s, device_free_s)
+        self.busy_s = busy_s
 
     @property
     def is_idle(self) -> bool:
@@ -77,28 +83,25 @@ class SoloDevice:
         return left
 
     def _time(self, ticket: SimTicket) -> None:
+        work, start_s = ticket.work, self._device_free_s
         prepare_s, launch_s, device_s, _ = ticket.cost
         issue_start_s = ticket.submitted_s
         if self._issuer_free_s > issue_start_s:
             issue_start_s = self._issuer_free_s
-        prepared_s = issue_start_s + prepare_s
-        issued_s = self._issuer_free_s = prepared_s + launch_s
         ticket.issue_start_s = issue_start_s
-        ticket.prepared_s = prepared_s
-        ticket.issued_s = issued_s
-        if ticket.work.kind is HOST:
+        ticket.prepared_s = prepared_s = issue_start_s + prepare_s
+        ticket.issued_s = self._issuer_free_s = issued_s = prepared_s + launch_s
+        if work.kind is HOST:
             ticket.start_s = ticket.end_s = ticket.ready_s = issued_s
             return
-        start_s = self._device_free_s
         if prepared_s > start_s:
             start_s = prepared_s
+        ticket.start_s = start_s
         end_s = start_s + device_s
         if issued_s > end_s:
             end_s = issued_s
-        self._device_free_s = end_s
-        ticket.start_s = start_s
-        ticket.end_s = end_s
-        ticket.ready_s = end_s + (self._prompt_result_s if ticket.work.chunks else self._result_s)
+        ticket.end_s = self._device_free_s = end_s
+        ticket.ready_s = end_s + (self._prompt_result_s if work.chunks else self._result_s)
 
     def issued_wait(self, ticket: SimTicket) -> HostWait[None]:
         wait: HostWait[None] = HostWait()

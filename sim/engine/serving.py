@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
+from math import inf, isnan
 from typing import TYPE_CHECKING, Protocol
 
 from sim.engine.draft_length import Controller
@@ -228,13 +228,14 @@ class Serving:
         if self._route is not None:
             self._route(request)
             return
-        inbox, place = self.inbox, len(self.inbox)
-        self._has_priorities |= request.priority != 0
-        request.known_s = self.host.now_s
+        inbox, place, now_s = self.inbox, len(self.inbox), self.host.now_s
+        request.known_s = now_s
+        if request.priority:
+            self._has_priorities = True
         while place and inbox[place - 1].priority < request.priority:
             place -= 1
         inbox.insert(place, request)
-        self.queue.set(len(inbox), self.host.now_s)
+        self.queue.set(len(inbox), now_s)
         self.host.notify(self.intake)
 
     def admit_now(self, choose: Choose | None = None) -> Request | None:
@@ -252,11 +253,12 @@ class Serving:
 
     def _take(self, request: Request) -> None:
         """`request` waits no longer."""
+        inbox, now_s = self.inbox, self.host.now_s
         self.num_admitted += 1
-        self.inbox.remove(request)
+        inbox.remove(request)
         if request.scheduled_s != request.scheduled_s:
-            request.scheduled_s = self.host.now_s
-        self.queue.set(len(self.inbox), self.host.now_s)
+            request.scheduled_s = now_s
+        self.queue.set(len(inbox), now_s)
 
     async def admit(self, choose: Choose | None = None, *, poll_s: float | None = None) -> Request:
         """The request that `admit_now` lets in, once there is one; `choose` is asked anew whenever somebody comes or
@@ -312,28 +314,29 @@ class Serving:
         """The engine is at a step boundary: what has arrived meanwhile is queued now. `after_rows`: the step before it
         carried rows alone, of which `receive_interval` pass between two looks. With `num_rows` running, prompts may be
         held back for others to come."""
-        self._see(after_rows=after_rows)
+        self._steps_unseen += 1
+        if not after_rows or self._steps_unseen >= self.receive_interval:
+            self._steps_unseen = 0
+            if self.inbox:
+                self._see()
         self._holds_back = False
         if self.batch_wait_steps and num_rows and self.has_queued:
             tokens = num_rows + sum([request.prompt_tokens for request in self.inbox if request.queued_s >= 0.0])
             self._holds_back = self._steps_held_back < self.batch_wait_steps and tokens < self.batch_wait_tokens
             self._steps_held_back = self._steps_held_back + 1 if self._holds_back else 0
 
-    def _see(self, *, after_rows: bool) -> None:
-        self._steps_unseen += 1
-        if after_rows and self._steps_unseen < self.receive_interval:
-            return
-        self._steps_unseen = 0
+    def _see(self) -> None:
+        now_s = self.host.now_s
         for request in reversed(self.inbox):
             if request.queued_s != request.queued_s:
-                request.queued_s = self.host.now_s
+                request.queued_s = now_s
             elif not self._has_priorities:
                 break
 
     @property
     def has_queued(self) -> bool:
         """Whether somebody waits whom the engine has seen, and is not held back."""
-        return bool(self.inbox) and self.inbox[0].queued_s == self.inbox[0].queued_s and not self._holds_back
+        return bool(self.inbox) and not self._holds_back and not isnan(self.inbox[0].queued_s)
 
     def seat_now(self, max_tokens: int) -> tuple[Request, Chunk] | None:
         """The oldest waiting request and its first chunk of at most `max_tokens`, if all its tokens fit.

@@ -80,8 +80,12 @@ class SimHost(TaskHost):
         draws_by_drafter: Sequence[RunLength] = (),
     ) -> None:
         super().__init__()
-        self._env = simpy.Environment(0.0)
+        self._env = env = simpy.Environment(0.0)
+        self._queue = env._queue
+        """Its events to come."""
         self._costs = with_history(costs, self)
+        self._heard_by: HistoryCosts | None = None
+        """Costs that are told when a work ends."""
         self._draws = draws
         self._draws_by_drafter = draws_by_drafter
         self._contention = contention or Contention()
@@ -105,23 +109,22 @@ class SimHost(TaskHost):
         # As the environment's own events are, but at an absolute time: `timeout` would round now + (time - now).
         env = self._env
         event = _Call(env, callback)
-        heappush(env._queue, (time_s, LAST if is_last else NORMAL, next(env._eid), event))  # type: ignore[misc]
+        heappush(self._queue, (time_s, LAST if is_last else NORMAL, next(env._eid), event))  # type: ignore[misc]
         return event
 
     def _is_instant_over(self) -> bool:
-        queue = self._env._queue
+        queue = self._queue
         return not queue or queue[0][0] > self._env._now
 
     def _jumps_to(self, wait: Any) -> bool:
         if type(wait) is not SimTicket or wait.posts or wait.watchers:
             return False
-        ready_s, queue = wait.ready_s, self._env._queue
+        ready_s, queue, env = wait.ready_s, self._queue, self._env
         # A time that is not known yet (nan) is no time to go to; where a run ends, an event stands in the queue.
-        if not ready_s >= self._env._now or (queue and queue[0][0] <= ready_s):
+        if not ready_s >= env._now or (queue and queue[0][0] <= ready_s):
             return False
-        self._env._now = ready_s
+        env._now = ready_s
         wait.is_completed = True
-        wait.value = wait.result
         return True
 
     def run_until(self, stop_s: float | None = None) -> None:
@@ -174,9 +177,10 @@ class SimHost(TaskHost):
         return Result([run_length(r.index, r.emitted_tokens, most) if most else 0 for run_length, r, most in rows])
 
     def _build_devices(self) -> None:
-        if isinstance(self._costs, HistoryCosts):
+        if isinstance(self._costs, HistoryCosts) and len(self.streams) > 1:
             # A device with one stream reports ends late, but there nothing takes longer than its cost says.
-            self._costs.knows_ends = len(self.streams) > 1
+            self._costs.knows_ends = True
+            self._heard_by = self._costs
         by_device: dict[int | str, list[Stream]] = {}
         for stream in self.streams.values():
             by_device.setdefault(stream.device, []).append(stream)
@@ -200,23 +204,23 @@ class SimHost(TaskHost):
         return sum(busy) / len(busy) if busy else 0.0
 
     def ended(self, ticket: SimTicket) -> None:
-        work = ticket.work
-        key = (ticket.stream.name, work.kind)
-        usage = self.usage.get(key)
+        work, stream = ticket.work, ticket.stream
+        kind = work.kind
+        usage = self.usage.get((stream.name, kind))
         if usage is None:
-            usage = self.usage[key] = Usage(ticket.stream.device)
+            usage = self.usage[stream.name, kind] = Usage(stream.device)
         usage.num_works += 1
-        costs = self._costs
-        if type(costs) is HistoryCosts and costs.knows_ends and work.kind not in UNPRICED:
-            costs.ended(ticket.stream.name, ticket.end_s)
-        if work.kind is not HOST:
+        if self._heard_by is not None and kind not in UNPRICED:
+            self._heard_by.ended(stream.name, ticket.end_s)
+        if kind is not HOST:
             device_s = ticket.end_s - ticket.start_s
             usage.device_s += device_s
-            usage.tokens += work.row_tokens
+            tokens = work.row_tokens
             if work.draft_tokens:
-                usage.tokens += work.rows * (work.draft_tokens - 1)
+                tokens += work.rows * (work.draft_tokens - 1)
             for chunk in work.chunks:
-                usage.tokens += chunk.new_tokens
+                tokens += chunk.new_tokens
+            usage.tokens += tokens
             if ticket.is_cancelled:
                 usage.cancelled_s += device_s
         if self._on_work is not None:

@@ -11,12 +11,11 @@ Not here: the kernels' formulas (kernels), what all forms share (passes, work_co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 from typing import NamedTuple
 
 from sim.costs.cost import Cost
 from sim.costs.kernels import BLOCK_QUERIES, Prompts, charged_tokens, chunk_pairs, gemm_s, prefill_attention_s
-from sim.costs.passes import ModelPasses, Range, layer_rest_s, sampler_s, sizes
+from sim.costs.passes import Excess, ModelPasses, beyond, layer_rest_s, sampler_s
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.costs.work_costs import WorkCosts
@@ -132,24 +131,18 @@ class CompactPasses(ModelPasses):
         constants = self._kernels.prefill_attention
         pairs, longest, new_tokens, history_tokens = 0.0, 0, 0, 0
         for tokens, history in chunks:
-            padded = ceil(tokens / BLOCK_QUERIES) * BLOCK_QUERIES
+            padded = -(-tokens // BLOCK_QUERIES) * BLOCK_QUERIES
             pairs += chunk_pairs(constants, tokens, padded, history)
-            longest = max(longest, tokens)
+            if tokens > longest:
+                longest = tokens
             new_tokens += tokens
             history_tokens += history
         prompts = Prompts(self._head_size, self._is_small_head, pairs, longest, new_tokens * self.kv_bytes)
         new_s = prefill_attention_s(constants, self._gpu.peak_flops, self._gpu.bandwidth_bytes_per_s, prompts)
         return new_s + history_tokens * self.context_coefficient
 
-    def ranges(self, work: Work) -> Sequence[Range]:
-        measured = self._kernels.measured
-        tokens, longest_chunk, longest_history, context_tokens = sizes(work)
-        return (
-            ("tokens", tokens, measured.tokens),
-            ("rows", work.rows, measured.rows),
-            ("chunk_tokens", longest_chunk, measured.chunk_tokens),
-            ("row_context_tokens", max(longest_history, context_tokens), measured.row_context_tokens),
-        )
+    def beyond(self, work: Work) -> Sequence[Excess]:
+        return beyond(self._kernels.measured, work)
 
 
 class CompactCosts(WorkCosts[CompactPasses]):

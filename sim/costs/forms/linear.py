@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from sim.costs.cost import Cost
 from sim.costs.kernels import LinearPass, Measured
-from sim.costs.passes import ModelPasses, Range, sizes
+from sim.costs.passes import Excess, ModelPasses, beyond
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.costs.work_costs import WorkCosts
@@ -45,15 +45,8 @@ class LinearPasses(ModelPasses):
     def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
         return self._line.kv_token_s * sum(new + history for new, history in chunks) / self.layers
 
-    def ranges(self, work: Work) -> Sequence[Range]:
-        measured = self._measured
-        tokens, longest_chunk, longest_history, context_tokens = sizes(work)
-        return (
-            ("tokens", tokens, measured.tokens),
-            ("rows", work.rows, measured.rows),
-            ("chunk_tokens", longest_chunk, measured.chunk_tokens),
-            ("row_context_tokens", max(longest_history, context_tokens), measured.row_context_tokens),
-        )
+    def beyond(self, work: Work) -> Sequence[Excess]:
+        return beyond(self._measured, work)
 
 
 class LinearCosts(WorkCosts[LinearPasses]):

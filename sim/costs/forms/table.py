@@ -20,7 +20,7 @@ import msgspec
 from sim.costs.cost import Cost
 from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
 from sim.costs.kernels import VerifyAttention
-from sim.costs.passes import ModelPasses, Range, sizes
+from sim.costs.passes import Excess, ModelPasses, sizes
 from sim.costs.points import DecodeGrid, ModelTable
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
@@ -172,11 +172,11 @@ class TablePasses(ModelPasses):
         curve = grid.seconds[at_rows]
         return max(context for context, value in zip(grid.context_tokens, curve, strict=True) if value is not None)
 
-    def ranges(self, work: Work) -> Sequence[Range]:
+    def beyond(self, work: Work) -> Sequence[Excess]:
         measured, table = self._measured, self._table
         tokens, longest_chunk, longest_history, context_tokens = sizes(work)
         histories = table.prefill_attention.history_tokens
-        ranges = [
+        bounds = [
             ("tokens", tokens, measured.tokens),
             ("head_rows", work.head_rows, table.head.tokens[-1]),
             ("rows", work.rows, measured.rows),
@@ -184,11 +184,11 @@ class TablePasses(ModelPasses):
             ("history_tokens", longest_history, histories[-1] or measured.row_context_tokens),
         ]
         if work.rows:
-            ranges.append(("row_context_tokens", context_tokens, self.max_row_context_tokens(work.rows)))
+            bounds.append(("row_context_tokens", context_tokens, self.max_row_context_tokens(work.rows)))
             if table.verify_attention is not None:
                 queries = -(-work.row_tokens // work.rows)
-                ranges.append(("queries", queries, table.verify_attention.queries[-1]))
-        return ranges
+                bounds.append(("queries", queries, table.verify_attention.queries[-1]))
+        return [bound for bound in bounds if bound[1] > bound[2]]
 
     def row_curve(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowCurve:
         """What a pass of `rows` decode or verify rows costs, by context."""

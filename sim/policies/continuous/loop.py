@@ -195,6 +195,9 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
     host, kv, gaps = serving.host, serving.kv, serving.gaps
     draft_tokens = _length(serving)
     tokens_per_row = draft_tokens + 1
+    max_tokens = limits.max_num_scheduled_tokens
+    budget_per_row = tokens_per_row if limits.mixes_prompts else 0
+    """Tokens of a step that each of its rows takes from prompts."""
     is_async = limits.async_scheduling
     lookahead = serving.controller.draft_tokens_max
     is_sharing = serving.paged.is_sharing
@@ -216,7 +219,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
                 continue
             if blocks is not None:
                 blocks.take(rows.step, [])
-            budget = _prompt_budget(limits, num_rows * tokens_per_row)
+            budget = max_tokens - num_rows * budget_per_row
             plan = plan_prompts(serving, partial, limits, num_rows, budget, after_rows=after_rows and num_rows > 0)
             partial = plan.partial
             if not (num_rows or plan.chunks):
@@ -249,26 +252,27 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
             if blocks is not None:
                 blocks.take(rows.step + 1, completed)
             num_going_on = num_rows - rows.num_ending() + sum([request.output_tokens > 1 for request in completed])
-            budget = _prompt_budget(limits, num_going_on * tokens_per_row)
+            budget = max_tokens - num_going_on * budget_per_row
             num_seated = num_rows + len(completed)
             plan = plan_prompts(serving, partial, limits, num_seated, budget, after_rows=after_rows)
             partial = plan.partial
         await last
         now_s = host.now_s
         if num_going:
-            num_older = rows.num_measured - sum([count for _, count in joined])
+            num_older = rows.num_measured
+            if joined:
+                num_older -= sum([count for _, count in joined])
             if num_older:
                 gaps.add(now_s - last_step_s, num_older)
-            for since_s, count in joined:
-                gaps.add(now_s - since_s, count)
-            joined = []
-            leaving = rows.advance()
-            if leaving is not None:
-                for request in leaving:
-                    request.last_token_s = now_s
-                    request.emitted_tokens = request.output_tokens
-                    request.kv_tokens = 0
-                    serving.release(request)
+            if joined:
+                for since_s, count in joined:
+                    gaps.add(now_s - since_s, count)
+                joined = []
+            for request in rows.advance():
+                request.last_token_s = now_s
+                request.emitted_tokens = request.output_tokens
+                request.kv_tokens = 0
+                serving.release(request)
         if chunks:
             if is_apart:
                 rows.step -= 1
@@ -295,11 +299,6 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
         rows.step += 1
         if not is_apart:
             last_step_s = now_s
-
-
-def _prompt_budget(limits: EngineLimits, row_tokens: int) -> int:
-    """Tokens that prompts have in a step beside so many of rows, where these take any of it."""
-    return limits.max_num_scheduled_tokens - (row_tokens if limits.mixes_prompts else 0)
 
 
 def _joined_since(rows: Rows, measured: range, last_step_s: float) -> list[tuple[float, int]]:

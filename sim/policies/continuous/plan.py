@@ -27,9 +27,7 @@ from sim.policies.options import EngineLimits, Method
 
 DRAFT_ROW_TOKENS = 2
 """Tokens per row of a draft model's padded first pass."""
-OVER_VERIFIED = (Method.EAGLE3, Method.MTP)
-"""Whose first pass takes every verified token of a row."""
-PARALLEL, DSPARK, NGRAM = Method.PARALLEL, Method.DSPARK, Method.NGRAM
+EAGLE3, MTP, PARALLEL, DSPARK, NGRAM = Method.EAGLE3, Method.MTP, Method.PARALLEL, Method.DSPARK, Method.NGRAM
 
 
 class Step(NamedTuple):
@@ -321,7 +319,9 @@ def draft_work(load: Load, draft_tokens: int, method: Method) -> Work:
     num_rows = load.num_rows + len(completed)
     if method is NGRAM:
         return Work(kind=HOST, rows=num_rows)
-    context_tokens = load.context_tokens + sum([request.prefill_goal for request in completed])
+    context_tokens = load.context_tokens
+    for request in completed:
+        context_tokens += request.prefill_goal
     requests = () if load.rows is None else (*load.rows, *completed, *load.prompts)
     return draft_of(method, num_rows, load.row_tokens, context_tokens, load.chunks, draft_tokens, requests)
 
@@ -344,7 +344,7 @@ def draft_of(
     - dspark: the slots in one pass, LM head over all; verified tokens and prompts are projected into its KV, no more.
     """
     row_tokens, head_rows, passes, projected = DRAFT_ROW_TOKENS * num_rows, num_rows, draft_tokens, 0
-    if method in OVER_VERIFIED:
+    if method is EAGLE3 or method is MTP:
         row_tokens = verified_tokens
     elif method is PARALLEL:
         row_tokens = verified_tokens + num_rows * max(0, draft_tokens - 1)

@@ -182,15 +182,16 @@ class Rows:
                     request.index, begun.emitted_tokens, request.output_tokens, self._draft_tokens
                 )
             num_rounds = len(accepted)
-            total = int(accepted.sum())
-            last = int(accepted[-1])
+            total = int(np.add.reduce(accepted))
+            last = accepted.item(-1)
             gained = total + num_rounds
             request.num_rounds += num_rounds
             request.drafted_tokens += num_rounds * self._draft_tokens
             request.accepted_tokens += total
             start = self.step + 1
             self._advance = _grown(self._advance, start + num_rounds)
-            self._advance[start : start + num_rounds] += accepted
+            gains = self._advance[start : start + num_rounds]
+            gains += accepted
         request.kv_tokens = context_tokens + gained
         self.num_rows += 1
         self.num_measured += request.index in self._measured
@@ -228,14 +229,15 @@ class Rows:
         """Rows that must end with this step, whatever it accepts."""
         return self._ending.get(self.step, 0)
 
-    def advance(self) -> list[Request] | None:
+    def advance(self) -> Sequence[Request]:
         """Account for the step that just ended; returns the requests that leave with it."""
+        step = self.step
         self.context_tokens += self.num_rows
-        if self._draft_tokens and self.step < len(self._advance):
-            self.context_tokens += int(self._advance[self.step])
-        leaving = self._leaving.pop(self.step, None)
-        if leaving is not None:
-            self._ending.pop(self.step, None)
+        if self._draft_tokens and step < len(self._advance):
+            self.context_tokens += self._advance.item(step)
+        leaving = self._leaving.pop(step, ())
+        if leaving:
+            self._ending.pop(step, None)
             self.num_rows -= len(leaving)
             for request in leaving:
                 self.context_tokens -= request.kv_tokens
