@@ -57,6 +57,19 @@ def test_points_that_the_l2_cache_flatters_are_not_in_the_table(profile: Profile
     assert grid.seconds[0][grid.context_tokens.index(4096)] is None
 
 
+def test_batches_larger_than_an_engine_runs_are_not_in_the_table(tmp_path: Path) -> None:
+    def larger(frame: Any) -> Any:
+        import pandas as pd
+
+        widest = frame[frame.batch_size == 256]
+        more = [widest.assign(batch_size=256 * times, latency=times * widest.latency) for times in (4, 8)]
+        return pd.concat([frame, *more])
+
+    path = write_tables(tmp_path, generation_attention_perf=larger)
+    made = import_aiconfigurator(path, "a100-sxm", TARGET, None, form="table")
+    assert made.table.target.decode_attention.rows == (1, 8, 64, 256, 1024)
+
+
 def test_errors_are_those_of_every_second_point_left_out(profile: Profile) -> None:
     kinds = ("body", "verify_body", "lm_head", "decode", "decode_attention", "prefill_attention", "draft_body")
     for kind in kinds:
