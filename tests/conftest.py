@@ -3,12 +3,14 @@
 Properties take the profile `ci`, or that of `--hypothesis-profile`; tests.properties has multiples of it. `ci` draws
 the same examples every time, so that nobody's change fails by what it did not touch; `nightly` looks for others.
 
-Tests run in as many processes as there are cores: each computes in one thread, and so do processes that it starts. Those
-of a pool begin with what any of them would import.
+Tests run in as many processes as there are cores: each computes in one thread, and so does what it starts. Processes
+of a pool begin with what any of them would import. Code that freezes the heap before it times something walks what a
+test has made, and not torch and all test modules each time.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 
@@ -31,3 +33,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("nightly"):
                 item.add_marker(pytest.mark.skip(reason="nightly: ask for it with -m nightly"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.collect()
+    gc.freeze()
