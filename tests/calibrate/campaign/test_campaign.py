@@ -38,14 +38,14 @@ from sim.costs.shapes import model
 
 ROOT = Path(__file__).parents[3]
 SMALL = Campaign(
-    job=Job("tiny-target", "tiny-draft", 5.0, 4, 256),
+    job=Job("tiny-target", "tiny-draft", 9.0, 4, 256),
     loads=(Load(2, 3),),
     policies=("autoregressive", "pd"),
     input_tokens=24,
     output_tokens=8,
     repeats=1,
     replications=1,
-    corun_s=2.0,
+    corun_s=3.0,
 )
 DEADLINE_S = 300.0
 

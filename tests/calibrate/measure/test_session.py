@@ -37,7 +37,7 @@ RUN = "import sys; from calibrate.cli.main import calibrate_command; calibrate_c
 def flags(folder: Path, *more: object) -> list[str]:
     target = write_config(folder / "t" / "config.json", **SMALL)
     draft = write_config(folder / "d" / "config.json", **{**SMALL, "num_hidden_layers": 1})
-    given = ("--device", "cpu", "--target", target, "--draft", draft, "--rows", 4, "--context", 256, "--budget", 6)
+    given = ("--device", "cpu", "--target", target, "--draft", draft, "--rows", 4, "--context", 256, "--budget", 15)
     return [str(flag) for flag in ("measure", "--no-serving", *given, *more)]
 
 
