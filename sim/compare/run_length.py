@@ -96,7 +96,7 @@ def choose_run_length(
     is_closed = workload.max_concurrency is not None
     most = int((1.0 / (1.0 + MEASURED_PER_LEFT_OUT) if is_closed else MAX_WARMUP_SHARE) * num_prompts)
     num_warmups = min(num_warmups, most)
-    num_cooldowns = min(num_cooldowns, most - num_warmups) if is_closed else 0
+    num_cooldowns = min(num_cooldowns, most - num_warmups)
     return _settled(scenario, num_prompts, num_warmups, num_cooldowns, notes=tuple(notes))
 
 

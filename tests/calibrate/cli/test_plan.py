@@ -72,6 +72,11 @@ def test_flags_are_checked_before_any_table_is_read(flags: tuple[str, ...], says
     assert says in planned("no/model", "--gpu", "h200-sxm", "--input-len", "64", "--output-len", "8", *flags)
 
 
+def test_a_profile_by_its_name_is_the_one_candidate() -> None:
+    line = planned("h100-sxm/qwen3-32b", "--input-len", "64", "--output-len", "8", "--goodput", "tpot:1")
+    assert line.startswith("plan: no deployment meets TPOT 1 ms; nearest is TP1: one request alone has")
+
+
 def test_dense_models_are_split_by_tensor_alone_and_experts_in_three_ways() -> None:
     dense, sparse = model("qwen3-32b"), load("h100-sxm/qwen3-30b-a3b").target
     assert [each[:3] for each in deployments(dense, 4, "vllm", None, None, None)] == [

@@ -29,7 +29,7 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode
 from sim.costs.shapes import MODELS, Experts, Linear, ModelShape
 from sim.interface.work import Chunk, Kind, Model, Work
-from tests.calibrate.support import gemm_ms, write_tables
+from tests.calibrate.support import decode_attention_ms, gemm_ms, write_tables
 
 LLAMA = MODELS["llama-3.1-8b"]
 SPARSE = msgspec.structs.replace(
@@ -212,6 +212,27 @@ def test_verify_widens_the_experts_read_about_as_reported() -> None:
     experts = Experts(num=128, per_token=4, intermediate=2880)
     wider = [experts.unique(experts.unrelated(1, 1 + drafted)) / experts.unique(1) for drafted in (1, 4, 8)]
     assert wider == pytest.approx([1.3, 3.2, 6.1], rel=0.25)
+
+
+def test_heads_that_were_not_measured_cost_what_fewer_of_the_same_groups_do_as_many_times_over(tables: Path) -> None:
+    """Of 4 query heads on each KV head, 2 and 6 of them stand between 4 and 8, which were measured."""
+    shapes = {
+        kv_heads: msgspec.structs.replace(LLAMA, name=f"of-{kv_heads}", heads=4 * kv_heads, kv_heads=kv_heads)
+        for kv_heads in (2, 4, 6)
+    }
+    made = {kv_heads: imported(tables, shape) for kv_heads, shape in shapes.items()}
+    for kv_heads, times in ((2, 0.5), (6, 1.5)):
+        for phase in ("context", "generation"):
+            stood_in = f"{phase}_attention_perf: 16 heads on 4 KV heads of 128 stand for"
+            assert f"{stood_in} {4 * kv_heads} on {kv_heads} of 128, {times:g} times" in made[kv_heads].source
+        grid = made[kv_heads].table.target.decode_attention
+        seconds = grid.seconds[grid.rows.index(128)][grid.context_tokens.index(4096)]
+        of_rows_s = 1e-3 * decode_attention_ms(4.0 * 128 * 4096 * kv_heads * 128)
+        assert seconds == pytest.approx(of_rows_s, rel=1e-3)
+        prompts, of_four = (made[each].table.target.prefill_attention for each in (kv_heads, 4))
+        assert prompts.chunk_tokens == of_four.chunk_tokens
+        for mine, four in zip(prompts.seconds, of_four.seconds, strict=True):
+            assert mine[0] == pytest.approx(max(1.0, times) * four[0], rel=1e-3)
 
 
 def test_a_chunk_after_history_costs_its_pairs_at_the_rate_of_the_whole_prompt(tables: Path) -> None:

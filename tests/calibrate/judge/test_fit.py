@@ -126,6 +126,30 @@ def test_a_constant_that_moves_nothing_is_refused() -> None:
         fit_constants(PROFILE, ("step_s", "draft_pass_s"), ratios((2e-3, 4e-5, 0.0), LEVELS[:3]))
 
 
+@pytest.mark.parametrize(
+    ("name", "unit_s"),
+    [
+        ("gap_s", 1e-3),
+        ("draft_pass_s", 1e-3),
+        ("draft_phase_s", 1e-3),
+        ("step_s", 1e-3),
+        ("row_s", 1e-5),
+        ("frontend_s", 1e-2),
+    ],
+)
+def test_a_constant_must_move_some_value_by_a_thousandth_per_unit(name: str, unit_s: float) -> None:
+    def moved_by(share: float):
+        return lambda profile: [
+            (1.0 + share * times * getattr(profile.host, name) / unit_s) / (1.0 + share * times * 2.0)
+            for times in (0.5, 1.0)
+        ]
+
+    found = fit_constants(PROFILE, (name,), moved_by(1.1e-3))
+    assert found.values_s == pytest.approx({name: 2.0 * unit_s}, rel=1e-3)
+    with pytest.raises(ValueError, match=f"{name} moves none of the measured values"):
+        fit_constants(PROFILE, (name,), moved_by(0.9e-3))
+
+
 def test_constants_that_move_all_cells_alike_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot tell step_s from row_s"):
         fit_constants(PROFILE, ("step_s", "row_s"), ratios((2e-3, 4e-5, 0.0), [(8, 0), (8, 0), (8, 0)]))

@@ -161,6 +161,15 @@ def test_looks_close_together_tell_no_drift() -> None:
     assert clock.host_s(event) == pytest.approx(event.true_s, abs=5.0 * 60e-6)
 
 
+def test_allocations_are_those_that_torch_asked_the_driver_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is on the GPU torch has no statistics at all."""
+    gpu = cuda.Cuda(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device=None: {})
+    assert gpu.num_allocations() == 0
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device=None: {"num_device_alloc": 7, "num_ooms": 2})
+    assert gpu.num_allocations() == 7
+
+
 def test_a_cpu_has_no_graphs_and_runs_at_once() -> None:
     stream, done = Cpu().stream(), []
     stream.run(lambda: done.append(torch.is_inference_mode_enabled()))

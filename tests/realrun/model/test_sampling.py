@@ -85,3 +85,12 @@ def test_no_uniform_reaches_one() -> None:
 @pytest.mark.parametrize("seed", [0, -1, 2**70])
 def test_request_keys_fit_a_signed_64_bit_tensor(seed: int) -> None:
     assert torch.tensor(sampling.request_key(seed, 5)).dtype == torch.int64
+
+
+def test_a_higher_temperature_brings_what_is_likely_and_what_is_not_nearer() -> None:
+    """Odds of 16 to 1 are 4 to 1 at temperature 2 and 256 to 1 at a half."""
+    logits = torch.tensor([[16.0, 1.0]], dtype=torch.float64).log()
+    for temperature, odds in ((1.0, 16.0), (2.0, 4.0), (0.5, 256.0)):
+        likely, unlikely = sampling.probabilities(logits, temperature)[0].tolist()
+        assert likely / unlikely == pytest.approx(odds)
+        assert likely + unlikely == pytest.approx(1.0)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.replay.pair_executor import PairExecutor
-from realrun.replay.run import REHEARSAL_REQUESTS, Replay, replay
+from realrun.replay.run import REHEARSAL_REQUESTS, Replay, replay, result_of
 from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 from sim.costs.profile_files import load
 from sim.run.experiment import Experiment
@@ -111,11 +112,15 @@ def runs(policies: Sequence[str], *, has_graphs: bool) -> tuple[list[Replay], Co
     return [replay(experiment, executor) for experiment in experiments], device
 
 
-@pytest.mark.parametrize("policy", ["pdv", "continuous"])
-def test_a_run_of_more_requests_than_were_rehearsed_allocates_nothing(policy: str) -> None:
+@pytest.fixture(scope="module", params=["pdv", "continuous"])
+def twice(request: pytest.FixtureRequest) -> tuple[list[Replay], CountingCpu]:
+    return runs([request.param, request.param], has_graphs=False)
+
+
+def test_a_run_of_more_requests_than_were_rehearsed_allocates_nothing(twice: tuple[list[Replay], CountingCpu]) -> None:
     """The first run's mixed passes are of the kinds that the second one's rehearsal knows of: as many rows, and as many
     prompts, as fit the buffers together."""
-    done, device = runs([policy, policy], has_graphs=False)
+    done, device = twice
     assert [each.num_allocations for each in done] == [0, 0]
     assert device.count > 0
 
@@ -123,3 +128,14 @@ def test_a_run_of_more_requests_than_were_rehearsed_allocates_nothing(policy: st
 def test_a_policy_that_follows_others_allocates_nothing_although_its_captures_emptied_the_allocator() -> None:
     done, _ = runs(["pdv", "continuous"], has_graphs=True)
     assert [each.num_allocations for each in done] == [0, 0]
+
+
+def test_runs_of_which_one_went_to_the_driver_once_are_called_disturbed(
+    twice: tuple[list[Replay], CountingCpu],
+) -> None:
+    (quiet, other), _ = twice
+    for count in (0, 1):
+        replays = [quiet, replace(other, num_allocations=count)]
+        about = result_of(quiet.experiment.scenario, replays, {})["replay"]
+        assert about["num_device_allocations"] == count
+        assert about["is_disturbed_by_allocations"] is (count == 1)

@@ -60,7 +60,7 @@ def documented() -> list[str]:
 SHORTER = {
     "compare": ["--num-prompts", "12", "--replications", "2", "--workers", "2"],
     "tune": ["--num-prompts", "24", "--concurrencies", "1,64", "--lengths", "1,4", "--draws", "2", "--workers", "2"],
-    "capacity": ["--num-prompts", "60", "--workers", "2"],
+    "capacity": ["--num-prompts", "60", "--draws", "2", "--workers", "2"],
     "profiles": [],
 }
 """Fewer runs of what the pages ask for, over two processes."""

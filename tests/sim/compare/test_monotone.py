@@ -30,7 +30,7 @@ def mean_e2el_ms(profile: Profile, policy: str, rate: float, overlap: str) -> fl
         policy=policy,
         input_len=256,
         output_len=48,
-        num_prompts=120,
+        num_prompts=80,
         request_rate=rate,
         num_speculative_tokens=4,
         policy_options={"poll_s": 0.0, "spin_s": 0.0, "workers": 8},
@@ -56,14 +56,14 @@ def rising(values: list[float]) -> bool:
 @pytest.mark.parametrize("overlap", Regime)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_latency_never_falls_with_host_time_per_step(policy: str, overlap: str) -> None:
-    values = [mean_e2el_ms(own_host(step_s=step_s), policy, 3.0, overlap) for step_s in (0.0, 3e-4, 1.2e-3, 3e-3)]
+    values = [mean_e2el_ms(own_host(step_s=step_s), policy, 3.0, overlap) for step_s in (0.0, 3e-4, 3e-3)]
     assert rising(values), values
 
 
 @pytest.mark.parametrize("overlap", Regime)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_latency_never_falls_with_the_rate(policy: str, overlap: str) -> None:
-    values = [mean_e2el_ms(own_host(step_s=3e-4), policy, rate, overlap) for rate in (0.5, 1.5, 3.0, 5.0)]
+    values = [mean_e2el_ms(own_host(step_s=3e-4), policy, rate, overlap) for rate in (0.5, 2.0, 5.0)]
     assert rising(values), values
 
 
@@ -71,7 +71,7 @@ def test_latency_never_falls_with_the_rate(policy: str, overlap: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_latency_never_falls_with_a_slower_memory(policy: str, overlap: str) -> None:
     values = []
-    for share in (1.5, 1.0, 0.7, 0.5):
+    for share in (1.5, 0.9, 0.5):
         profile = own_host(step_s=3e-4)
         gpu = msgspec.structs.replace(profile.gpu, bandwidth_bytes_per_s=share * profile.gpu.bandwidth_bytes_per_s)
         values.append(mean_e2el_ms(changed(profile, gpu=gpu), policy, 2.0, overlap))

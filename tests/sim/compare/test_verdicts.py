@@ -164,6 +164,15 @@ def test_a_closed_loop_left_open_ends_with_as_many_as_come_while_the_last_ones_b
     assert found.runs[0]["num_prompts"] == length.num_prompts - length.num_warmups - length.num_cooldowns
 
 
+def test_what_is_left_out_of_a_length_left_open_is_capped_whoever_asked_for_it() -> None:
+    """A third of a closed loop, a tenth of an open one: the first ones go before the last ones."""
+    lengths = {"input_len": 64, "output_len": 16, "workload.num_warmups": 60, "workload.num_cooldowns": 300}
+    asked: dict[str, Any] = {"profile": PAIR, "policy": "continuous", **lengths}
+    for arriving, most in (({"request_rate": inf, "max_concurrency": 4}, 333), ({"request_rate": 4}, 100)):
+        _, length = choose_run_length(Scenario.of(**asked, **arriving), load(PAIR))
+        assert (length.num_prompts, length.num_warmups, length.num_cooldowns) == (1000, 60, most - 60)
+
+
 @pytest.mark.parametrize("policy", ["autoregressive", "pd"])
 def test_gaps_of_a_run_are_of_the_requests_that_are_neither_warm_up_nor_cool_down(policy: str) -> None:
     """Without drafts a gap for each token but the first, whether rows are accounted one by one or as totals."""

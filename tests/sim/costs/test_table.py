@@ -238,6 +238,14 @@ def test_unmeasured_overlap_demands_the_whole_device() -> None:
     assert EAGER.demands(rows_of(1, 50)) == EAGER.demands(prompt(Chunk(100, 0))) == (1.0, 1.0)
 
 
+def test_the_bandwidth_of_a_sparse_model_is_that_at_which_one_token_reads_its_own_experts() -> None:
+    """Two bytes for each parameter of the layers that a token is multiplied with."""
+    profile = load("h100-sxm/qwen3-30b-a3b")
+    shape, passes = profile.target, TableCosts(profile).passes(Model.TARGET)
+    read_bytes = 2.0 * shape.layers * shape.active_layer_weights
+    assert passes.bandwidth_roof * shape.layers * passes.layer_s(1) == pytest.approx(read_bytes)
+
+
 def test_a_decode_step_is_priced_in_few_calls() -> None:
     """Steps of a known shape are asked for by the million."""
     assert calls_of(EAGER.cost, rows_of(4, 200)) <= 6

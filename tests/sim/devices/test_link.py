@@ -19,9 +19,9 @@ def test_the_seeds_transfers_over_tcp_take_the_time_they_took(tokens: int, megab
     assert took_s == pytest.approx(seconds, rel=0.01)
 
 
-def test_a_handle_takes_as_long_for_much_as_for_little() -> None:
+def test_a_handle_takes_a_millisecond_for_much_and_for_little() -> None:
     little, much = (LINKS["cuda-ipc"].cost(Work(kind=Kind.COPY, num_bytes=size)).device_s for size in (1, 10**12))
-    assert little == much
+    assert little == much == 1e-3
 
 
 def test_a_link_can_be_given_by_its_two_constants() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -42,12 +43,18 @@ def test_links_are_followed(tmp_path: Path) -> None:
     assert (tmp_path / "real").read_text() == "x"
 
 
+@pytest.mark.parametrize("has_links", [True, False])
 @pytest.mark.parametrize("has_exchange", [True, False])
 def test_a_folder_is_replaced_whole_and_keeps_what_it_is_told_to(
-    has_exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_exchange: bool, has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no hard links on this file system")
+
     if not has_exchange:
         monkeypatch.setattr(write, "_exchanged", lambda one, other: False)
+    if not has_links:
+        monkeypatch.setattr(os, "link", refuse)
     out = tmp_path / "out"
     with new_folder(out) as scratch:
         (scratch / "a").write_text("1")

@@ -273,6 +273,20 @@ def test_what_is_told_within_an_instant_is_done_before_anybody_wakes_in_it(host:
     assert seen == [(1.0, True)]
 
 
+@pytest.mark.parametrize("time_s", [0.5, 10.0])
+def test_all_that_ends_at_an_instant_has_ended_before_anybody_wakes_in_it(host: Any, time_s: float) -> None:
+    seen = []
+
+    async def waiter() -> None:
+        first, second = host.sleep(time_s), host.sleep(time_s)
+        await first
+        seen.append((host.now_s, second.is_done))
+
+    host.spawn(waiter())
+    host.run_until()
+    assert seen == [(time_s, True)]
+
+
 def test_a_result_reaches_all_who_await_it_before_and_after(host: Any) -> None:
     asked, results = request(0), []
     asked.drafted = 4

@@ -75,6 +75,13 @@ def test_lines_differ_by_marker_and_dash_so_that_they_read_in_grey(drawn: dict[s
     assert len({line.get_marker() for line in lines}) == 8
 
 
+def test_no_line_of_a_grid_crosses_the_cells_of_a_heat_map(drawn: dict[str, Any]) -> None:
+    for name, has_grid in (("improvement", False), ("hockey_stick", True)):
+        axes = [axis for axis in drawn[name].axes if axis.get_visible()]
+        lines = [line for axis in axes for line in (*axis.get_xgridlines(), *axis.get_ygridlines())]
+        assert any(line.get_visible() for line in lines) is has_grid, name
+
+
 def test_a_picture_without_its_rows_says_what_it_needs(store: Path) -> None:
     points = read_points(store).where({"profile": "cpu/tiny", "workload.request_rate": 2.0})
     for name, needs in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import StringIO
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from rich.console import Console
 from sim.compare.capacity import capacity
 from sim.compare.side_by_side import compare
 from sim.costs.cost import ConstantCosts, Demands
+from sim.costs.forms.build import build_costs
 from sim.costs.profile import KindError
 from sim.costs.profile_files import load
 from sim.devices.contention import Contention, Regime
@@ -252,6 +254,19 @@ def test_a_forecast_of_a_closed_loop_keeps_littles_law() -> None:
     closed_s, _ = Forecast(lanes, COSTS, LOAD._replace(max_concurrency=3)).score(Sharing((0.4, 0.6)))
     open_s, _ = Forecast(lanes, COSTS, LOAD._replace(rate_per_s=3 / closed_s * 0.999)).score(Sharing((0.4, 0.6)))
     assert open_s == pytest.approx(closed_s, rel=0.02)
+
+
+def test_a_forecast_rises_with_the_rate_and_ever_faster() -> None:
+    """By steps of 2 %, to four fifths of what prompts could be served at: no kink where one more request finds room."""
+    costs, shares = build_costs(load(PAIR)), Sharing((0.3, 0.7))
+
+    def e2el_s(rate_per_s: float) -> float:
+        return Forecast((("prefill",), ("decode",)), costs, LOAD._replace(rate_per_s=rate_per_s)).score(shares)[0]
+
+    found = [e2el_s(1.02**step) for step in range(156)]
+    growth = [later / earlier for earlier, later in pairwise(found)]
+    assert growth[0] > 1.0
+    assert growth == sorted(growth)
 
 
 def test_auto_is_the_best_of_plain_streams_and_of_both_kinds_of_shares_in_steps_of_a_twentieth() -> None:

@@ -189,10 +189,10 @@ def test_draws_say_how_many_replicas_they_need_and_how_sure_the_recommended_are(
 
 
 def test_a_fleet_sized_by_its_draws_alone_is_that_of_the_whole_search() -> None:
-    scenario = lone_server(num_prompts=200, **{"goodput.ttft_ms": 3e3 * service_s()})
+    scenario = lone_server(num_prompts=100, **{"goodput.ttft_ms": 3e3 * service_s()})
     whole, brief = (
         highest_load(
-            scenario, load(PROFILE), target_rate=1.2 / service_s(), draws=5, workers=1, near=near, is_brief=is_brief
+            scenario, load(PROFILE), target_rate=1.2 / service_s(), draws=3, workers=1, near=near, is_brief=is_brief
         ).fleets[0]
         for near, is_brief in ((None, False), (0.5 / service_s(), True))
     )

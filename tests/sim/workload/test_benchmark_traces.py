@@ -162,6 +162,21 @@ def test_a_time_that_one_request_lacks_is_an_error_and_times_that_all_lack_are_n
     assert read_trace("vllm-bench", put(tmp_path, "r.json", json.dumps(without))).arrival_s is None
 
 
+def test_a_request_is_called_as_the_benchmark_calls_it_where_that_is_a_name(tmp_path: Path) -> None:
+    """Else by its place among the arrivals: a number, and a text that a terminal would obey, are no names."""
+
+    def ids(*names: Any) -> tuple[str, ...]:
+        entries = [
+            {"request_id": name, "request_start_time": float(at), "prompt_tokens": 9, "output_tokens": 5}
+            for at, name in enumerate(names)
+        ]
+        text = json.dumps({"benchmarks": [{"requests": {"successful": entries}}]})
+        return read_trace("guidellm", put(tmp_path, "b.json", text)).ids
+
+    assert ids("x", "chat-1 é") == ("x", "chat-1 é")
+    assert ids("x", 7, None, "\x1b[31m", "y") == ("x", "1", "2", "3", "y")
+
+
 def test_one_of_several_benchmarks_is_named(tmp_path: Path) -> None:
     path = put(tmp_path, "b.json", json.dumps({"benchmarks": GUIDELLM["benchmarks"] * 2}))
     with pytest.raises(ValueError, match=r"2 benchmarks in it; say which: FILE#benchmark=0 to 1"):

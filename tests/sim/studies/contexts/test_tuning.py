@@ -54,10 +54,11 @@ FLAGS = (
 
 def test_the_command_writes_a_table_for_each_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "t.json"
-    assert run([*FLAGS, "--contexts", "32,1k", "--json", str(out)]) == 0
+    assert run([*FLAGS, "--contexts", "32,1k", "--max-num-seqs", "2", "--json", str(out)]) == 0
     found = json.loads(out.read_text())
     assert [each["prompt_tokens"] for each in found["contexts"]] == [32, 1024]
     assert all(len(row) == 5 and row[2] <= row[3] for row in found["table"])
+    assert max(last for _, last, *_ in found["table"]) == 4, "more were in flight than the engine has seats"
     assert found["regret"] <= found["regret_without"] + 1e-9
     assert "a table for each context loses" in " ".join(capsys.readouterr().out.split())
 
