@@ -12,7 +12,6 @@ not seconds of two machines.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import platform
@@ -27,7 +26,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from sim.workload.generate import Workload, build_requests
-from validation.tables import markdown_table
+from validation.tables import csv_rows, markdown_table, write_csv
 
 PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
 RATE = {0: 12.4, 4: 14.0}
@@ -188,6 +187,7 @@ def simulated(case: Case, python: str | None, folder: Path) -> Used:
             (code, cpu_s, memory_mb), _ = child(
                 LANESIM, "sweep", str(grid), "--out", store, "--workers", "1", python=python
             )
+        assert code == 0, case
         return Used(None, cpu_s, memory_mb)
     (code, cpu_s, memory_mb), stdout = child(
         LANESIM,
@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name has it")
     parser.add_argument("--page", type=Path, help="Markdown to write")
-    parser.add_argument("--csv", type=Path, help="table to add the rows to")
+    parser.add_argument("--csv", type=Path, help="table in which the rows replace those of this release")
     options = parser.parse_args()
     pythons: dict[str, str | None] = {PURE: None}
     if options.compiled:
@@ -322,9 +322,12 @@ def main() -> None:
     if options.page is not None:
         options.page.write_text(page(rows, options.rounds))
     if options.csv is not None:
-        is_new = not options.csv.exists()
-        with options.csv.open("a", newline="") as file:
-            writer = csv.DictWriter(file, ["release", "machine", *rows[0]], lineterminator="\n")
-            if is_new:
-                writer.writeheader()
-            writer.writerows({"release": version("lanesim"), "machine": machine(), **row} for row in rows)
+        of_release = [{"release": version("lanesim"), "machine": machine(), **row} for row in rows]
+        table = replaced(csv_rows(options.csv), of_release) if options.csv.exists() else of_release
+        write_csv(options.csv, list(table[0]), [row.values() for row in table])
+
+
+def replaced(table: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """`table` with `rows` in place of those of the same release and case."""
+    new = {(row["release"], row["case"]) for row in rows}
+    return [*(row for row in table if (row["release"], row["case"]) not in new), *rows]
