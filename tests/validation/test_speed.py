@@ -5,7 +5,20 @@ from __future__ import annotations
 import sys
 
 from sim.hosts import clock
-from validation.speed.processes import BARE, CASES, COMPILED, DYNAMO, PURE, Case, Used, child, is_compiled, page, row_of
+from validation.speed.processes import (
+    BARE,
+    CASES,
+    COMPILED,
+    DYNAMO,
+    PURE,
+    Case,
+    Used,
+    child,
+    is_compiled,
+    page,
+    replaced,
+    row_of,
+)
 
 
 def case(**changes: object) -> Case:
@@ -58,3 +71,11 @@ def test_memory_is_that_of_the_process_itself() -> None:
     held = bytearray(100_000_000)
     peak_mb, _ = child("import json, sys; print(json.dumps(peak_mb()), file=sys.stderr)")
     assert 1.0 < peak_mb < 50.0 < len(held) / 1e6
+
+
+def test_rows_stand_in_for_those_of_their_release_and_case() -> None:
+    old, other, new = (
+        {"release": release, "case": "ten requests", "cpu_s": cpu_s}
+        for release, cpu_s in (("0.2.0", "0.30"), ("0.1.0", "0.40"), ("0.2.0", "0.24"))
+    )
+    assert replaced([old, other], [new]) == [other, new]
