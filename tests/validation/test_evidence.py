@@ -12,8 +12,8 @@ from validation.silicon.silicon_page import TABLE as SERVED
 from validation.tables import csv_rows
 
 ROW = {
-    "mode": "agg", "backend": "trtllm", "backend_version": "1.1.0", "model_path": "nvidia/DeepSeek-R1-NVFP4",
-    "system": "b200_sxm", "gemm_quant_mode": "nvfp4", "tp_size": "8", "attention_dp_size": "1", "moe_tp_size": "8",
+    "mode": "agg", "backend": "trtllm", "backend_version": "1.1.0", "model_path": "nvidia/Qwen3-32B-NVFP4",
+    "system": "b200_sxm", "gemm_quant_mode": "nvfp4", "tp_size": "8", "attention_dp_size": "1", "moe_tp_size": "1",
     "moe_ep_size": "1", "batch_size": "16", "isl": "1024", "osl": "1024", "silicon_ttft_ms": "100",
     "silicon_tpot_ms": "10", "silicon_data_source": "",
 }  # fmt: skip
@@ -29,7 +29,7 @@ def test_a_mean_is_over_judged_cells_of_a_gpu_engine_model_and_load() -> None:
     ]
     judged = lines(("a", "judged", "-4.0"), ("b", "judged", "2.0"), ("c", "fitted", "9.0"), ("d", "judged", "1.0"))
     few, many = served(rows, judged)
-    assert (few.gpu, few.engine, few.model, few.in_flight) == ("b200-sxm", "trtllm-1.1", "deepseek-v3", 16)
+    assert (few.gpu, few.engine, few.model, few.in_flight) == ("b200-sxm", "trtllm-1.1", "qwen3-32b", 16)
     assert (few.error_pct, few.runs) == (3.0, 2)
     assert (many.in_flight, many.error_pct, many.runs) == (64, 1.0, 1)
     assert by_engine([few, many]) == {"trtllm": pytest.approx(2.3)}

@@ -31,6 +31,8 @@ SAMPLE = "ai-dynamo/aiconfigurator@095f58a51c4c, silicon_sample.csv"
 OVER_LENGTHS = f"{SAMPLE}; mean size over lengths, formats and degrees"
 OVER_PAIRS = f"{SAMPLE}; acceptance fitted on the mean speed-up of its pairs"
 JUDGED = "judged"
+WITH_MTP = ("deepseek-v3", True)
+"""Model of every pair, as `model_of` has it."""
 
 
 class Load(NamedTuple):
@@ -76,7 +78,7 @@ def drafted(pairs: Iterable[Mapping[str, str]]) -> list[Cell]:
     errors: dict[Load, list[float]] = {}
     for line in pairs:
         gpu = line["group"].partition(" ")[0]
-        load = Load(gpu, MTP_ENGINE, *model_of("deepseek-ai/DeepSeek-R1"), nearest_power(int(line["concurrency"])))
+        load = Load(gpu, MTP_ENGINE, *WITH_MTP, nearest_power(int(line["concurrency"])))
         errors.setdefault(load, []).append(abs(float(line["error_pct"])))
     return [mean_cell(load, errors[load], OVER_PAIRS, method="mtp", k=DRAFTS) for load in sorted(errors)]
 
