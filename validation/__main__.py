@@ -42,16 +42,19 @@ PROGRAMS = {
 
 
 def main(args: list[str]) -> int:
-    """The exit code: 2 where there is no such program."""
+    """The exit code: 2 where there is no such program, or no such file as it wants."""
     if not args or args[0] not in PROGRAMS:
         lines = [f"  {name:20}{what}" for name, (_, what) in PROGRAMS.items()]
         print("\n".join(["usage: python -m validation NAME ...", *lines]), file=sys.stderr)
         return 2
     program = import_module(PROGRAMS[args[0]][0]).main
     sys.argv = [f"python -m validation {args[0]}", *args[1:]]
-    if signature(program).parameters.keys() <= {"words"}:
-        return int(program() or 0)
-    return int(program(**arguments(program, args[1:])) or 0)
+    given = {} if signature(program).parameters.keys() <= {"words"} else arguments(program, args[1:])
+    try:
+        return int(program(**given) or 0)
+    except FileNotFoundError as error:
+        print(f"{sys.argv[0]}: {error.filename}: no such file", file=sys.stderr)
+        return 2
 
 
 def arguments(program: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:

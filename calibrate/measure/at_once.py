@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from threading import Barrier, BrokenBarrierError, Thread
 
+NAME = "at once"
+"""With which the names of these threads begin."""
+
 
 def at_once(jobs: Sequence[Callable[[Barrier], None]]) -> None:
     """Run all `jobs`; each waits at the barrier when it is ready. Raises what the first failing job raised."""
@@ -21,7 +24,7 @@ def at_once(jobs: Sequence[Callable[[Barrier], None]]) -> None:
             # The others would wait for this one for ever.
             barrier.abort()
 
-    threads = [Thread(target=guarded, args=(job,)) for job in jobs]
+    threads = [Thread(target=guarded, args=(job,), name=f"{NAME} {number}") for number, job in enumerate(jobs)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from statistics import fmean, median
@@ -33,8 +34,14 @@ ROUNDS = 4
 """Each side alone, then all; every round begins with the next side."""
 MIN_PASSES = 8
 """Passes of each side in a window, however short it is."""
+WINDOWS = 3
+"""Taken, each twice as long as the last one, until every side ran while the others did."""
 IN_FLIGHT = {"graphed": 3, "eager": 2}
 """Passes of a side, one of which runs. More eager ones would fill a launch queue."""
+
+
+class Starved(ValueError):
+    """A side hardly ran while the others did."""
 
 
 class Steady(NamedTuple):
@@ -93,7 +100,7 @@ def measure(bench: Bench, cell: Cell, seconds: float) -> Rates:
     for turn in range(ROUNDS):
         for side in ((turn + step) % num for step in range(num)):
             alone[side] += periods(*_completions(bench, [sides[side]], window_s, 0))
-        for side, found in enumerate(periods(*_completions(bench, sides, window_s, turn % num))):
+        for side, found in enumerate(_together(bench, sides, window_s, turn % num)):
             together[side].append(found)
     return Rates(
         cell,
@@ -122,7 +129,7 @@ def steady(alone: Sequence[Sequence[float]], together: Sequence[Sequence[float]]
 def periods(starts_s: Sequence[float], ends_s: Sequence[Sequence[float]]) -> list[list[float]]:
     """Seconds from each completion to the next [sides][passes], while every side was at work.
 
-    `starts_s` [sides] are the first starts, `ends_s` [sides][passes] all completions. Raises ValueError where a side
+    `starts_s` [sides] are the first starts, `ends_s` [sides][passes] all completions. Raises Starved where a side
     has fewer than two completions while the other one was at work.
 
     >>> periods([0.0, 1.0], [[1.0, 3.0, 5.0, 6.0], [2.0, 4.0]])
@@ -131,7 +138,7 @@ def periods(starts_s: Sequence[float], ends_s: Sequence[Sequence[float]]) -> lis
     begins_s, over_s = max(starts_s), min(ends[-1] for ends in ends_s)
     kept = [[end_s for end_s in ends if begins_s <= end_s <= over_s] for ends in ends_s]
     if min(len(ends) for ends in kept) < 2:
-        raise ValueError("one pass hardly ran while the others did: the host is too busy to issue all")
+        raise Starved("one pass hardly ran while the others did: the host is too busy to issue all")
     return [[later_s - end_s for end_s, later_s in pairwise(ends)] for ends in kept]
 
 
@@ -153,15 +160,29 @@ def _sides(bench: Bench, cell: Cell) -> list[_Side]:
     return found
 
 
+def _together(bench: Bench, sides: Sequence[_Side], window_s: float, first: int) -> list[list[float]]:
+    """Periods of all sides at once. A thread that the machine kept from its core for one window is no busy host."""
+    for window in range(WINDOWS - 1):
+        with suppress(Starved):
+            return periods(*_completions(bench, sides, window_s, first, 2**window))
+    return periods(*_completions(bench, sides, window_s, first, 2 ** (WINDOWS - 1)))
+
+
 def _completions(
-    bench: Bench, sides: Sequence[_Side], seconds: float, first: int
+    bench: Bench, sides: Sequence[_Side], seconds: float, first: int, times: int = 1
 ) -> tuple[list[float], list[list[float]]]:
-    """First start [sides] and completions [sides][passes], seconds after a common origin; side `first` begins."""
+    """First start [sides] and completions [sides][passes], seconds after a common origin; side `first` begins. For
+    `times` times the seconds and the passes of a window."""
     bench.runs_on.synchronize()
     origin = sides[0].issuer.stream.record()
     origin.synchronize()
     issued: list[list[Pending]] = [[] for _ in sides]
-    at_once([partial(_feed, bench, sides, side, issued, seconds, first) for side in range(len(sides))])
+    at_once(
+        [
+            partial(_feed, bench, sides, side, issued, times * seconds, times * MIN_PASSES, first)
+            for side in range(len(sides))
+        ]
+    )
     bench.runs_on.synchronize()
     starts_s = [passes[0].start.seconds_after(origin) for passes in issued]
     return starts_s, [[each.end.seconds_after(origin) for each in passes] for passes in issued]
@@ -173,17 +194,18 @@ def _feed(
     side: int,
     issued: Sequence[list[Pending]],
     seconds: float,
+    min_passes: int,
     first: int,
     barrier: Barrier,
 ) -> None:
-    """Issue one side's pass until time is over and every side has had MIN_PASSES."""
+    """Issue one side's pass until time is over and every side has had `min_passes`."""
     pass_, issuer, set_back, in_flight, _ = sides[side]
     barrier.wait()
     # A broken barrier: another side failed, and will never have its passes.
     while side != first and not issued[first] and not barrier.broken:
         time.sleep(0)
     ends_s = bench.runs_on.now_s() + seconds
-    wanted = MIN_PASSES + max(IN_FLIGHT.values())
+    wanted = min_passes + max(IN_FLIGHT.values())
     while not barrier.broken and (bench.runs_on.now_s() < ends_s or any(len(passes) < wanted for passes in issued)):
         issuer.stream.run(set_back)
         issued[side].append(issuer.issue(pass_.shape, pass_.rows))

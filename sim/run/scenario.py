@@ -373,10 +373,10 @@ def parse_scenario(raw: Mapping[str, Any], profile: Profile | None = None) -> Sc
         raw["policy"] = [raw["policy"]]
     elif isinstance(raw.get("policy"), tuple):
         raw["policy"] = list(raw["policy"])
+    _check_keys(raw, Scenario, "")
     for key in ("profile", "policy"):
         if not raw.get(key):
             raise ValueError(f"{key}: none given (--{key} NAME, or `{key}:` in the scenario file)")
-    _check_keys(raw, Scenario, "")
     if profile is None and isinstance(raw["profile"], str):
         raw["profile"] = spelling(raw["profile"])
     devices = raw.get("devices")

@@ -51,6 +51,12 @@ def test_a_program_has_what_the_command_line_says_each_of_its_own_type() -> None
     }
 
 
+def test_a_file_that_is_not_there_is_one_line_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "absent.csv"
+    assert main(["evidence", str(path)]) == 2
+    assert capsys.readouterr().err == f"python -m validation evidence: {path}: no such file\n"
+
+
 @pytest.mark.parametrize("words", [["folder"], ["folder", "other"], ["folder", "load", "--num-draws", "many"]])
 def test_what_a_program_does_not_take_ends_with_exit_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:

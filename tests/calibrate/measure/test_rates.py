@@ -137,6 +137,45 @@ def test_a_side_that_hardly_ran_beside_the_other_is_refused() -> None:
         periods([0.0, 10.0], [[1.0, 2.0, 11.0], [12.0, 13.0]])
 
 
+@pytest.mark.parametrize("num_busy", [2, 3])
+def test_a_window_in_which_a_side_hardly_ran_is_taken_again_twice_as_long(
+    num_busy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread may be kept from its core for one window; a host that is always busy is told."""
+    kept: list[int] = []
+
+    def busy(starts_s: Sequence[float], ends_s: Sequence[Sequence[float]]) -> list[list[float]]:
+        found = periods(starts_s, ends_s)
+        if len(starts_s) == 2 and len(kept) < num_busy:
+            kept.append(min(map(len, found)))
+            raise rates.Starved("one pass hardly ran")
+        return found
+
+    monkeypatch.setattr(rates, "periods", busy)
+    demands = {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)}
+    if num_busy == rates.WINDOWS:
+        with pytest.raises(ValueError, match="hardly ran"):
+            measured(Cell((PREFILL, DECODE)), demands)
+    else:
+        found = measured(Cell((PREFILL, DECODE)), demands)
+        assert found.sides[0].rates == pytest.approx([0.5] * ROUNDS, rel=TOLERANCE)
+    assert [number >= 2**window * (MIN_PASSES - 1) for window, number in enumerate(kept)] == [True] * num_busy
+    assert [number < 3 * 2**window * MIN_PASSES for window, number in enumerate(kept)] == [True] * num_busy
+
+
+def test_the_device_waits_for_the_threads_at_work_and_for_no_other_one() -> None:
+    """Servers and hosts of other tests leave some, which begin and end at any time."""
+    device, is_over = ThreadedDevice(), threading.Event()
+    other = threading.Thread(target=is_over.wait)
+    other.start()
+    try:
+        found = measured(Cell((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)}, device)
+    finally:
+        is_over.set()
+        other.join()
+    assert found.sides[0].rates == pytest.approx([0.5] * ROUNDS, rel=TOLERANCE)
+
+
 def test_a_side_that_fails_ends_the_other_one_too() -> None:
     """Which would wait for its passes for ever."""
     issue, count = Issuer.issue, [0]

@@ -165,6 +165,15 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_misspelt_key_is_named_before_the_key_that_it_was_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text("profile: h100-sxm/llama-2-7b+tinyllama-1.1b\npolicyy: pd\n")
+    assert run(["compare", str(path)]) == 2
+    assert "unknown key 'policyy'; did you mean 'policy'?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["profile: [", "- a list", "profile: x\npolicy: pd\nworkload: 3\n"])
 def test_a_malformed_scenario_file_is_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "broken.yaml"
