@@ -107,14 +107,15 @@ def accepted_of(
     """What the draft of `pair`, target and draft, gets accepted of the requests of `replays`, all alike, by content
     class: for summary.json, and as tapes. `answers` are greedy ones by arrival index."""
     target, draft = pair
-    experiment = replays[0].experiment
+    drafting = [each for each in replays if each.experiment.resolved.lengths.max]
+    experiment = drafting[0].experiment
     drafted, requests = experiment.resolved.lengths.max, experiment.requests()
     tapes = [
         tape_of(target, draft, folders.prompts[r.index][0], answers[r.index][: r.output_tokens], drafted)
         for r in requests
     ]
     by_content = by_class(tapes, [folders.prompts[r.index][1] for r in requests])
-    compared = [rounds_alike(each.works, tapes, drafted) for each in replays]
+    compared = [rounds_alike(each.works, tapes, drafted) for each in drafting]
     summary = {
         "num_speculative_tokens": drafted,
         "classes": [each.summary(drafted) for each in by_content],

@@ -225,6 +225,19 @@ def prefilled(measured: Measured, executor: PairExecutor, lane: RequestQueue) ->
     return handle, truth
 
 
+def test_a_request_has_its_slot_before_an_issuer_sees_its_first_work() -> None:
+    """What an issuer does counts as the pass's launch."""
+    measured = Measured(TimedDevice())
+    executor = PairExecutor(measured.kernels, seed=3)
+    first, second = request(0, prompt=100, output=3), request(1, prompt=70, output=3)
+    host = Job(Work(kind=Kind.HOST, requests=(second,)), (0,), (0,), None)
+    work = Work(kind=Kind.PREFILL, requests=(first,), chunks=(Chunk(100, 0),), head_rows=1)
+    for job in (host, Job(work, (0,), (0,), None)):
+        executor.submitted(job)
+    measured.device.synchronize()
+    assert {100, 70} & set(measured.kernels.sequences.lengths.tolist()) == {100}
+
+
 def test_no_work_ends_after_its_result_was_there() -> None:
     """A look at two clocks nine seconds ago is wrong by more than a result's way."""
     measured = Measured(TimedDevice(drift_ppm=-50.0))

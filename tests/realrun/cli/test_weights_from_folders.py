@@ -71,7 +71,13 @@ def replay(folder: Path, out: Path, **changes: Any) -> Result:
         "prompts": folder / "prompts.jsonl",
         "out": out,
     } | {name.replace("_", "-"): value for name, value in changes.items()}
-    args = [str(part) for name, value in given.items() if value is not None for part in (f"--{name}", value)]
+    args = [
+        str(part)
+        for name, value in given.items()
+        for each in (value if isinstance(value, list) else [value])
+        if each is not None
+        for part in (f"--{name}", each)
+    ]
     return CliRunner().invoke(replay_command, args)
 
 
@@ -143,6 +149,19 @@ def test_a_simulation_plays_the_tape_and_accepts_as_many(folder: Path, replayed:
         assert simulated[key] == real[key] > 0
     assert run(["check", str(replayed / "tape.jsonl"), str(replayed / "tape-code.jsonl")]) == 0
     assert run(["validate", str(replayed), "--no-plots"]) == 0
+
+
+def test_a_policy_that_does_not_draft_may_be_replayed_beside_the_one_whose_drafts_are_on_the_tape(
+    folder: Path, replayed: Path, tmp_path: Path
+) -> None:
+    done = replay(folder, tmp_path / "r", policy=["autoregressive", "pd"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert (tmp_path / "r" / "tape.jsonl").read_text() == (replayed / "tape.jsonl").read_text()
+    both, one = (
+        json.loads((each / "summary.json").read_text())["replay"]["accepted"] for each in (tmp_path / "r", replayed)
+    )
+    assert both["classes"] == one["classes"]
+    assert both["rounds_alike"] == both["rounds_compared"] > 30
 
 
 def test_above_temperature_0_no_tape_is_written(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""Pictures of comparisons: every panel shows something, and what it shows is what the rows say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("seaborn")
+
+from sim.cli.main import run
+from sim.report.results import read_summary
+
+POLICIES = ("autoregressive", "pd")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pictures")
+
+
+@pytest.fixture(scope="module")
+def drawn(folder: Path) -> Iterator[list[Any]]:
+    """Figures in the order of drawing: of one comparison, then of two loads and of one."""
+    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
+
+    found: list[Any] = []
+    savefig = Figure.savefig
+
+    def kept(figure: Figure, file: Any, **options: Any) -> None:
+        found.append(figure)
+        savefig(figure, file, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", kept)
+        # Closed figures keep what was drawn.
+        for rate in (2, 8):
+            flags = [word for policy in POLICIES for word in ("--policy", policy)]
+            flags += ["--profile", "cpu/tiny", "--num-prompts", "12", "--output-len", "6", "--request-rate", str(rate)]
+            assert run(["compare", *flags, "--out", str(folder / str(rate)), *(["--plots"] if rate == 8 else [])]) == 0
+        for rates in ((2, 8), (2,)):
+            places = [str(folder / str(rate)) for rate in rates]
+            assert run(["plot", *places, "--out", str(folder / f"{len(rates)}.png")]) == 0
+    yield found
+    plt.close("all")
+
+
+def test_no_panel_of_any_picture_is_empty(drawn: list[Any]) -> None:
+    assert [len(figure.axes) for figure in drawn] == [3, 2, 1, 2, 2, 2]
+    for figure in drawn:
+        assert all(axis.has_data() and axis.get_visible() for axis in figure.axes)
+
+
+def test_a_step_line_of_a_latency_ends_at_all_requests_and_at_the_slowest(drawn: list[Any], folder: Path) -> None:
+    rows = {row.policy: row for row in read_summary(folder / "8").policies}
+    for axis, name in zip(drawn[0].axes, ("ttft", "tpot", "e2el"), strict=True):
+        lines = {str(line.get_label()): line for line in axis.get_lines()}
+        assert lines.keys() == set(POLICIES)
+        for policy, line in lines.items():
+            values_ms, shares = line.get_data()
+            assert len(values_ms) == 12
+            assert shares[-1] == 1.0
+            assert np.mean(values_ms) == pytest.approx(rows[policy].mean[f"mean_{name}_ms"])
+
+
+def test_bars_of_phases_are_as_long_as_requests_lasted(drawn: list[Any], folder: Path) -> None:
+    breakdown = drawn[2]
+    rows = {row.policy: row for row in read_summary(folder / "8").policies}
+    axis = breakdown.axes[0]
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    for place, policy in enumerate(names):
+        bars = [bar for bar in axis.patches if round(bar.get_y() + bar.get_height() / 2) == place]
+        assert sum(bar.get_width() for bar in bars) == pytest.approx((rows[policy].mean["mean_e2el_ms"] or 0.0) / 1e3)
+    assert breakdown.get_size_inches()[1] < 2.5
+
+
+def test_throughput_against_latency_says_how_many_loads_there_are(drawn: list[Any], folder: Path) -> None:
+    both, one = drawn[-2:]
+    assert "2 loads; hollow" in both.get_suptitle()
+    assert "1 load; hollow" in one.get_suptitle()
+    for axis in both.axes:
+        lines = [line for line in axis.get_lines() if len(line.get_xdata()) == 2]
+        assert len(lines) == len(POLICIES)
+        assert all(list(line.get_xdata()) == sorted(line.get_xdata()) for line in lines)
+    lengths = {len(line.get_xdata()) for axis in one.axes for line in axis.get_lines()}
+    assert lengths == {1}
