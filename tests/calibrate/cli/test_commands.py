@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from calibrate.cli.main import calibrate_command
@@ -180,8 +181,18 @@ def test_check_gives_the_held_out_errors_of_the_profile(capsys: pytest.CaptureFi
 
 
 def test_check_against_published_tables_compares_the_profiles_own_constants(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    savefig = Figure.savefig
+
+    def kept(figure: Figure, *args: Any, **options: Any) -> None:
+        drawn.append(figure)
+        savefig(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", kept)
     tables = write_tables(tmp_path)
     out = tmp_path / "p.json"
     calibrate("import", "aiconfigurator", tables, "--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--out", out)
@@ -189,6 +200,11 @@ def test_check_against_published_tables_compares_the_profiles_own_constants(
     result = check_result(capsys, out, "--against", tables, "--out", tmp_path / "figures")
     assert result["kinds"]["body"]["mean_error_pct"] < 3.0
     assert (tmp_path / "figures" / "check.png").stat().st_size > 10_000
+    (figure,) = drawn
+    assert {(axis.get_xscale(), axis.get_yscale()) for axis in figure.axes} == {("log", "log")}
+    for axis in figure.axes[: len(figure.axes) // 2]:
+        measured, fitted = (np.asarray(each.get_offsets())[:, 1] for each in axis.collections)
+        assert np.abs(fitted / measured - 1.0).mean() < 0.1
 
 
 def test_a_figure_without_points_and_a_missing_file_are_refused(tmp_path: Path) -> None:
