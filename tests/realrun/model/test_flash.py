@@ -145,17 +145,24 @@ def test_a_torch_that_splits_by_its_own_rule_is_not_told_how(monkeypatch: pytest
     assert set().union(*given) == {"scale", "seqused_k"}
 
 
-@pytest.mark.parametrize("attention", [Attention.FLASH, Attention.FLASH_3])
+@pytest.mark.parametrize(
+    ("attention", "precision", "takes"),
+    [
+        (Attention.FLASH, torch.float64, "bfloat16 or float16"),
+        (Attention.FLASH_3, torch.float64, "bfloat16"),
+        (Attention.FLASH_3, torch.float16, "bfloat16"),
+    ],
+)
 def test_a_precision_that_a_kernel_does_not_have_is_refused(
-    attention: Attention, monkeypatch: pytest.MonkeyPatch
+    attention: Attention, precision: torch.dtype, takes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = Decoder(tiny_model(), slots=2, max_tokens=16, attention=Attention.MATH)
 
     class OnCuda:
-        device, dtype = torch.device("cuda"), torch.float64
+        device, dtype = torch.device("cuda"), precision
 
     monkeypatch.setattr(decoder.kv, "keys", OnCuda)
-    with pytest.raises(ValueError, match=r"takes bfloat16.*, not torch.float64; use 'math'"):
+    with pytest.raises(ValueError, match=rf"takes {takes}, not {precision}; use 'math'"):
         make_attention(attention, heads=4, kv=decoder.kv)
 
 
