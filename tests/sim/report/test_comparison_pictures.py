@@ -68,6 +68,14 @@ def test_a_step_line_of_a_latency_ends_at_all_requests_and_at_the_slowest(drawn:
             assert np.mean(values_ms) == pytest.approx(rows[policy].mean[f"mean_{name}_ms"])
 
 
+def test_a_timeline_names_the_kinds_of_works_that_it_shows(drawn: list[Any]) -> None:
+    timeline = drawn[1]
+    named = [text.get_text() for legend in timeline.legends for text in legend.get_texts()]
+    assert set(named) >= {"draft", "verify", "step"}
+    colours = {bar.get_facecolor() for axis in timeline.axes for bar in axis.patches}
+    assert {patch.get_facecolor() for legend in timeline.legends for patch in legend.get_patches()} == colours
+
+
 def test_bars_of_phases_are_as_long_as_requests_lasted(drawn: list[Any], folder: Path) -> None:
     breakdown = drawn[2]
     rows = {row.policy: row for row in read_summary(folder / "8").policies}
