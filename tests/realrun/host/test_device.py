@@ -170,6 +170,19 @@ def test_allocations_are_those_that_torch_asked_the_driver_for(monkeypatch: pyte
     assert gpu.num_allocations() == 7
 
 
+def test_events_of_cuda_tell_milliseconds_from_the_earlier_one() -> None:
+    class Raw:
+        def __init__(self, at_ms: float) -> None:
+            self.at_ms = at_ms
+
+        def elapsed_time(self, later: Raw) -> float:
+            return later.at_ms - self.at_ms
+
+    raws: list[Any] = [Raw(2.0), Raw(7.0)]
+    first, later = map(cuda._CudaEvent, raws)
+    assert later.seconds_after(first) == pytest.approx(0.005)
+
+
 def test_a_cpu_has_no_graphs_and_runs_at_once() -> None:
     stream, done = Cpu().stream(), []
     stream.run(lambda: done.append(torch.is_inference_mode_enabled()))
