@@ -26,7 +26,7 @@ class Slot:
     index: int
     prompt_tokens: int
     known_tokens: int
-    """As far as results have come back."""
+    """Prompt and emitted tokens, as far as results have come back."""
     draft_lag: int
     """Most known tokens that the draft model lacks in KV, the newest included; below 1 while its KV is a draft ahead.
 

@@ -16,14 +16,14 @@ from realrun.kernels.pair_kernels import PairKernels
 from sim.interface.work import Kind, Model
 
 PROBED_TOKENS = (1, 48)
-"""Of a prompt's chunk, which no stream captures: its launch is the same whatever else runs there."""
+"""Lengths of a prompt's chunk, which no stream captures: its launch is the same whatever else runs there."""
 REPETITIONS = 40
 MIN_REPETITIONS = 2
 """Before which there is always one that does not count."""
 MAX_S = 0.5
 """Per pass; slow ones are repeated less often."""
 WARM_SHARE = 0.2
-"""Of the repetitions do not count either: a machine that did nothing for a while comes up again."""
+"""Share of the repetitions that do not count either: a machine that did nothing for a while comes up again."""
 
 
 def probe(kernels: PairKernels, issuer: Issuer) -> tuple[float, ...]:

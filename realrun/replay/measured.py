@@ -36,7 +36,7 @@ class MeasuredWork:
 
     record: WorkRecord
     eligible_s: float
-    """From when on nothing but the waking of threads kept it from being issued."""
+    """Time from when on nothing but the waking of threads kept it from being issued."""
     reacted_s: float
     """When the coroutine that awaited it had acted on its result; nan if none did."""
     padded_tokens: int
@@ -87,7 +87,7 @@ class Lasted(NamedTuple):
 
     cost: Cost
     reaction_s: float
-    """From its end on the device until whoever awaited it had acted on it; nan if nobody did."""
+    """Seconds from its end on the device until whoever awaited it had acted on it; nan if nobody did."""
 
 
 class _Group(NamedTuple):
@@ -112,7 +112,7 @@ class MeasuredCosts:
         self.now_s = 0.0
         """Time of the run that asks."""
         self.newest_reaction_s = 0.0
-        """Of the work that was priced last."""
+        """Reaction to the work that was priced last."""
         for work in sorted(works, key=lambda work: work.record.issue_start_s):
             if work.record.is_cancelled or work.record.kind == Kind.HOST:
                 continue

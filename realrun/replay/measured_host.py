@@ -25,7 +25,7 @@ class WakeLatency(NamedTuple):
 
     plain_s: float
     polled_s: float
-    """From the look that found it."""
+    """Mean seconds from the look that found the notification, where the coroutine polls."""
 
 
 class MeasuredHost(SimHost):
@@ -47,7 +47,7 @@ class MeasuredHost(SimHost):
         return ticket
 
     def ended(self, ticket: SimTicket) -> None:
-        """On a device with several streams the result becomes ready only now."""
+        """The result becomes ready: on a device with several streams only now."""
         reaction_s = self._reactions_s.pop(ticket, None)
         if reaction_s is not None:
             ticket.ready_s += reaction_s

@@ -57,7 +57,7 @@ class Replay:
     is_partial: bool
     """Interrupted before its end."""
     drift_ppm: float | None
-    """By how much the host's clock is faster than the device's (realrun.host.device)."""
+    """Parts per million by which the host's clock is faster than the device's (realrun.host.device)."""
     probed_s: list[tuple[float, ...]]
     """What realrun.replay.machine_speed took before the run and, unless it was interrupted, after it."""
 
@@ -88,8 +88,8 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
 
 
 def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: PairOptions) -> list[PassShape]:
-    """Of each kind of pass in `seen`, and of both decoding rows and prompts where the stream has either, one as large
-    as any that the run can need: every request that can be there decodes with the longest draft, and prompts fill the
+    """One pass as large as any that the run can need, of each kind in `seen`, and of both decoding rows and prompts
+    where the stream has either: every request that can be there decodes with the longest draft, and prompts fill the
     budget as far as the buffers hold both. And the same with shorter and shorter prompts."""
     limits, longest = experiment.resolved.limits, max(request.prompt_tokens for request in experiment.requests())
     max_rows = min(max_at_once(experiment), options.slots)
@@ -256,7 +256,7 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], described: dict[str
 
 
 def _loads(scenario: Scenario, profile: Profile, replays: Sequence[Replay]) -> dict[str, Load]:
-    """By policy, as its simulated capacity says."""
+    """The load on each policy, judged by its simulated capacity."""
     records: dict[str, list[RunRecord]] = {}
     for each in replays:
         records.setdefault(each.record.policy, []).append(each.record)

@@ -25,7 +25,7 @@ from sim.costs.shapes import ModelShape
 from sim.run.experiment import Experiment
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-"""By bytes per weight."""
+"""The type of weights, by their bytes."""
 SPARE_SLOTS = 8
 """For requests that are finished while their draft prefill is still under way."""
 MAX_STREAMS = 8
