@@ -16,7 +16,9 @@ from sim.cli.lazy import SOURCE
 @click.option("--from", "origin", required=True, help="Profile to start from: a name or a path.")
 @click.option("--gpu", default=None, help="GPU of the same family, such as h200-sxm [the profile's].")
 @click.option("--target", default=None, help="Other target: a known name or a config.json [the profile's].")
-@click.option("--draft", default=None, help="With --target, its draft: likewise, or eagle3, the target's own head.")
+@click.option(
+    "--draft", default=None, help="Draft that goes with --target: likewise, or eagle3, the target's own head."
+)
 @click.option("--tp", type=click.IntRange(min=2), default=None, help="GPUs that share the models [one].")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
 def derive_command(

@@ -35,7 +35,7 @@ def import_group() -> None:
 @click.option("--ep", default=None, type=int, help="Devices that the experts are spread over, instead of cut.")
 @click.option("--dp", default=1, show_default=True, help="Ranks whose attention has requests of its own.")
 @click.option("--weights", default=None, help="bf16, fp8, fp8-block, nvfp4, mxfp4 or int4; default: the config's own.")
-@click.option("--kv-dtype", default=None, help="Of the KV cache: bf16 or fp8; default: the config's own, else bf16.")
+@click.option("--kv-dtype", default=None, help="KV cache in bf16 or fp8; default: the config's own, else bf16.")
 @click.option("--engine", default="vllm", show_default=True, help="Whose kernels: vllm, sglang or trtllm[-VERSION].")
 @click.option("--nccl", is_flag=True, help="All-reduces are NCCL's alone, as in TensorRT-LLM 1.0's dense models.")
 @click.option(

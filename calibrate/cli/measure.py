@@ -49,7 +49,9 @@ MAX_NOISY = 8
     help="Fitted constants, which other models can be derived from; or the models' own points, smoothed as far as they "
     "are noisy. Their errors stand side by side in a table's profile. [table cpu, if points allow it; compact cuda]",
 )
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the random weights.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the random weights."
+)
 def measure_command(
     out: Path,
     device: str,

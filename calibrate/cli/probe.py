@@ -27,10 +27,10 @@ EXAMPLE = (
     "    --levels 1,4,16,64 --held-back 16 --out mine.json"
 )
 MIN_REQUESTS = 8
-"""Of a round of one level."""
+"""Requests in a round of one level, at least."""
 WARM_UP_WAVES = 2
-"""Of as many requests as the highest level has at once, before anything counts: servers compile, allocate and fill
-caches while they answer their first requests."""
+"""Waves of as many requests as the highest level has at once, before anything counts: servers compile, allocate and
+fill caches while they answer their first requests."""
 OF_A_MEASUREMENT = (
     *("model", "levels", "requests_per_stream", "rounds", "input_len", "output_len"),
     *("num_speculative_tokens", "seed", "measured", "timeout_s", "api_key_env"),
@@ -44,10 +44,12 @@ MAX_SPREAD_PCT = 15.0
 @click.command("probe", epilog=EXAMPLE)
 @click.argument("url", metavar="URL")
 @click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
-@click.option("--model", default=None, help="As the server names it. [its only one]")
+@click.option("--model", default=None, help="Model, as the server names it. [its only one]")
 @click.option("--levels", default="1,2,4,8,16", show_default=True, help="Requests at once, one closed loop each.")
 @click.option("--held-back", type=int, default=None, help="Level that is predicted, not fitted. [the middle one]")
-@click.option("--requests-per-stream", type=click.IntRange(min=3), default=6, show_default=True, help="Of each round.")
+@click.option(
+    "--requests-per-stream", type=click.IntRange(min=3), default=6, show_default=True, help="Requests of each round."
+)
 @click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Over the levels, by turns.")
 @click.option("--input-len", type=click.IntRange(min=1), default=128, show_default=True, help="Words of each prompt.")
 @click.option("--output-len", type=click.IntRange(min=2), default=64, show_default=True, help="Tokens asked for.")
@@ -57,7 +59,7 @@ MAX_SPREAD_PCT = 15.0
 @click.option(
     "--max-num-batched-tokens", type=click.IntRange(min=1), default=None, help="The server's. [the engine's own]"
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the prompts' words.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the prompts' words.")
 @click.option(
     "--timeout-s",
     type=click.FloatRange(min=0.0, min_open=True, max=86_400.0),

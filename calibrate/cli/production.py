@@ -103,7 +103,7 @@ def read_served(flags: dict[str, Any]) -> list[Served]:
 
 
 def plain(found: Production) -> dict[str, Any]:
-    """As `--json` has it."""
+    """What was found, as `--json` writes it."""
     return {
         "constants": [
             {"constant": name, "value_s": value_s, "half_width_s": fit.half_widths_s[name], "is_told": fit.told[name]}

@@ -99,7 +99,7 @@ EXAMPLE = (
     help="Leave the first of them out of the metrics.",
 )
 @click.option(
-    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the acceptance draws."
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the acceptance draws."
 )
 @output_options
 def cells_command(

@@ -135,7 +135,7 @@ def _path(
 
 
 def cache_folder() -> Path:
-    """Of the user, for profiles."""
+    """The user's folder for profiles: below XDG_CACHE_HOME, else ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "lanesim" / "profiles"
 

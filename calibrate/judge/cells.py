@@ -42,7 +42,7 @@ SHOWN = (
     "line", "label", "arm", "concurrency", "input_len", "output_len", "output_len_std", "output_len_max", "num_prompts",
     "num_speculative_tokens", "acceptance",
 )  # fmt: skip
-"""Of a cell, in JSON."""
+"""Fields of a cell that its JSON shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

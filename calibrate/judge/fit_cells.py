@@ -50,7 +50,7 @@ NORMAL_95 = 1.96
 WEAK = 1e-3
 """A constant that moves no metric by so much per unit is not seen by the cells."""
 ALIKE = 0.995
-"""Of two constants whose derivatives are as parallel as that, only the sum is determined."""
+"""Cosine of the derivatives by two constants beyond which only their sum is determined."""
 
 
 class Undetermined(ValueError):

@@ -38,7 +38,7 @@ class Pass(NamedTuple):
 
     shape: PassShape
     rows: list[tuple[int, int, int, int]]
-    """As realrun.kernels.device_passes.Column."""
+    """Rows of integers, their columns named by realrun.kernels.device_passes.Column."""
     known_tokens: int
     """Tokens of each slot before the pass."""
     kv_tokens: int

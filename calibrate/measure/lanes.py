@@ -63,7 +63,7 @@ class Setting(NamedTuple):
 
     @property
     def looks_per_s(self) -> float:
-        """As asked for; a busy machine skips some."""
+        """Looks that were asked for; a busy machine skips some."""
         return self.num_pollers / POLL_S
 
 

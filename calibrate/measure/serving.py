@@ -68,7 +68,7 @@ class ServingCosts:
     look_s: float
     """Seconds that the work under way loses per look of an idle worker."""
     probed_s: tuple[float, ...]
-    """As realrun.replay.machine_speed gives it, between the runs."""
+    """Seconds of fixed passes between the runs, by realrun.replay.machine_speed."""
     served: dict[str, float] = field(default_factory=dict)
     """Ratios by kind: how many times as long a pass lasts as the profile says."""
     tau_s: float | None = None

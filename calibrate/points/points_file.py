@@ -52,9 +52,9 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
     cell: Cell
     shares: tuple[float, ...]
-    """Of the multiprocessors that each side could run on."""
+    """Share of the multiprocessors that each side could run on."""
     alone_s: tuple[float, ...]
-    """On its share, where there is one."""
+    """Seconds without the others, on its share where there is one."""
     together_s: tuple[float, ...]
     rates: tuple[float, ...]
     """Completions per second beside the others, as a share of those alone."""

@@ -163,7 +163,7 @@ NEEDED = _Needed.__struct_fields__
 
 
 class _Result(_Needed, kw_only=True):
-    """With what a result may tell beside."""
+    """All that is read of a result: the means, and what it may tell beside."""
 
     max_concurrency: int | None = None
     spec_decode_num_drafts: float | None = None

@@ -297,7 +297,7 @@ def _errors_pct(profile: Profile, cell: Cell, setup: Setup) -> dict[str, float]:
 
 
 def _simulated(cell: Cell, profile: Profile, setup: Setup) -> dict[str, float]:
-    """As `simulate_cell`; what cannot be is told of the level's source."""
+    """What `simulate_cell` gives. Raises ValueError that names the level's source where it cannot be simulated."""
     try:
         return simulate_cell(cell, profile, setup)
     except ValueError as error:

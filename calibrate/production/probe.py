@@ -77,7 +77,7 @@ class _Delta(Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """As newer servers name `reasoning_content`."""
+    """Newer servers' name of `reasoning_content`."""
 
 
 class _Choice(Struct):

@@ -69,7 +69,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def quote(self) -> str:
-        """As `--acceptance` takes it."""
+        """The acceptance in `--acceptance`'s notation."""
         if self.rates:
             return "vllm:" + ",".join(f"{rate:.4g}" for rate in self.rates)
         return f"length:{self.length:.4g}@{self.draft_tokens}"
@@ -118,7 +118,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def measured(self) -> dict[str, float]:
-        """As a cell's columns have it."""
+        """The means under the names of a cell's columns, ms and tokens/s; those that are not known are left out."""
         found = {
             "ttft_ms": None if self.ttft_s is None else self.ttft_s * 1e3,
             "tpot_ms": None if self.tpot_s is None else self.tpot_s * 1e3,

@@ -33,7 +33,7 @@ ASSUMED = {
     "dspark": ("length:2.87@3", 5, "Kimi-K3's DSpark, coding"),
     "": ("length:2.73@3", 5, "a draft of 1B of the same family"),
 }
-"""By drafter: an acceptance where none is given, the longest draft to try, whose it is."""
+"""What is assumed of each drafter: an acceptance where none is given, the longest draft to try, whose it is."""
 NO_SLO = "plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS"
 ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0, max=1, min_open=True)
 
@@ -47,10 +47,12 @@ ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0,
 @click.option("--goodput", multiple=True, metavar="NAME:MS", help="SLO as ttft:1000 tpot:40 e2el:5000.")
 @click.option("--attainment", type=SHARE, default=0.95, show_default=True, help="Share that meets all SLOs.")
 @click.option("--draft", default=None, help="Drafter: eagle3, mtp, dspark, or a model. [default: none]")
-@click.option("--acceptance", default=None, help="Of its drafts, such as length:2.6@3. [default: assumed by drafter]")
+@click.option(
+    "--acceptance", default=None, help="Acceptance of its drafts, such as length:2.6@3. [default: assumed by drafter]"
+)
 @click.option("--num-speculative-tokens", "longest", type=click.IntRange(min=1), default=None, help="Longest to try.")
 @click.option("--engine", default="vllm-0.24", show_default=True, help="Whose kernels and overheads.")
-@click.option("--price", default=None, metavar="USD/gpu-h", help="Of one GPU, such as 3.5/gpu-h.")
+@click.option("--price", default=None, metavar="USD/gpu-h", help="Price of one GPU, such as 3.5/gpu-h.")
 @click.option("--energy", is_flag=True, help="Joules per output token, too.")
 @click.option("--gpus", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of a replica at most.")
 @click.option("--tp", type=click.IntRange(min=1), default=None, help="Tensor parallel. [default: searched]")
@@ -58,7 +60,9 @@ ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0,
 @click.option("--dp", type=click.IntRange(min=1), default=None, help="Data parallel attention. [default: searched]")
 @click.option("--weights", default=None, help="bf16, fp8, fp8-block, nvfp4, mxfp4, int4. [default: the checkpoint's]")
 @click.option("--kv-dtype", default=None, help="bf16 or fp8. [default: the checkpoint's]")
-@click.option("--draws", type=click.IntRange(min=1), default=20, show_default=True, help="Of costs and acceptance.")
+@click.option(
+    "--draws", type=click.IntRange(min=1), default=20, show_default=True, help="Draws of costs and acceptance."
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")

@@ -35,8 +35,8 @@ class Device(NamedTuple):
     l2_bytes: float
     attention: str
     kv_slowdown: float
-    """Of verify and mixed passes. FlashAttention-2: between the 1.8 measured on an RTX 4090 and the 1.4 on an RTX PRO
-    6000; FlashAttention-3 reads KV once whatever the queries."""
+    """Factor on the time to read KV in verify and mixed passes. FlashAttention-2: between the 1.8 measured on an RTX
+    4090 and the 1.4 on an RTX PRO 6000; FlashAttention-3 reads KV once whatever the queries."""
     query_tile: int
     """Queries of a thread block there. FlashAttention-2 at head dimension 128: 128 on A100, 64 on compute capability
     8.6, 8.9 and 12.0; FlashAttention-3 packs the queries of a KV group."""

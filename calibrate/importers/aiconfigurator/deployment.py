@@ -70,12 +70,12 @@ TOKENS = (
     1, 2, 4, 8, 16, 17, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513, 768, 1024, 1536, 2048, 3072,
     4096, 6144, 8192, 16384,
 )  # fmt: skip
-"""Of a pass, at which body and head are given: both sides of the steps that GEMMs take."""
+"""Tokens of a pass at which body and head are given: both sides of the steps that GEMMs take."""
 CHECKED_TOKENS = (3, 6, 12, 80, 112, 160, 224, 1280, 1792, 2560, 3328, 3840)
 """Measured in the finer tables, and in no profile: what interpolation is judged by."""
 MIN_CHECKED = 3
 NORMS = 2
-"""Of a layer, each behind an all-reduce."""
+"""Norms of a layer, each behind an all-reduce."""
 WIDE_NORM_S = 1e-5
 """Kernels of a norm over all heads of queries and keys, in fp32; assumed."""
 NORM_BYTES = 8.0
@@ -94,7 +94,7 @@ class Deployment(NamedTuple):
     engine: str = "vllm"
     """Whose kernels: vllm, trtllm or sglang."""
     version: str | None = None
-    """Of that engine; None: the newest tables."""
+    """Version of that engine; None: the newest tables."""
     has_nccl_alone: bool = False
     """NCCL reduces messages of any size, as TensorRT-LLM 1.0 does between some devices; else whatever is fastest."""
 
@@ -310,7 +310,7 @@ class Composed:
 
     @property
     def _full_share(self) -> float:
-        """Of the layers, those whose attention sees all tokens."""
+        """Share of the layers whose attention sees all tokens."""
         shape = self._shape
         return 1.0 - (shape.window_layers + shape.linear_layers) / shape.layers
 

@@ -44,7 +44,7 @@ matrix, that of the L40S nine more."""
 ABOVE_ROOF = 1.05
 """A kernel may seem this much faster than the compute roof: clocks boost."""
 RESOLUTION_S = 1e-6
-"""Of the coarsest published tables: a time may be rounded down by as much."""
+"""Resolution of the coarsest published tables: a time may be rounded down by as much."""
 CACHED = 4.0
 """What is read over and over may come from the L2 cache, up to so many times faster than from memory: three times is
 the most in any published table here."""
@@ -56,7 +56,7 @@ LAUNCH_S = 1e-5
 
 
 TEXT_ENDINGS = ("dtype", "_type", "_name", "backend", "distribution")
-"""Of the names of columns that hold texts; all others hold numbers."""
+"""How the names of columns that hold texts end; all others hold numbers."""
 OPTIONAL = ("window_size", "nccl_dtype", "backend")
 """Columns that only some versions of a table have."""
 
@@ -76,7 +76,7 @@ class KernelFiles:
         self._folder = places[0]
         self.used: list[str] = []
         self.engine_version: str | None = None
-        """Of vLLM's GEMM table; None before it was read."""
+        """Version of vLLM's GEMM table; None before it was read."""
 
     def datasheet(self) -> Gpu:
         path = self._root / f"{self._gpu.replace('-', '_')}.yaml"

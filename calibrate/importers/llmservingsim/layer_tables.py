@@ -89,7 +89,7 @@ class LayerPoints(NamedTuple):
     beside: RawGrid | None
     mixed: Attention
     experts: RawCurve | None = None
-    """Of `body`, what several ranks do together; None for one rank."""
+    """The part of `body` that several ranks do together; None for one rank."""
 
     def thinned(self) -> LayerPoints:
         """Every second value of each axis, the ends kept."""
@@ -209,7 +209,7 @@ def table_of(points: LayerPoints) -> ModelTable:
 
 
 def smoothing(points: LayerPoints) -> Array:
-    """By how much smoothing changes each point, relative to it: those of body, head, and attention of one kind."""
+    """Relative change [points] that smoothing makes: in body, head, and attention of one kind."""
     parts = (points.body.seconds, points.head.seconds, points.decode.seconds, points.prefill.seconds)
     changes = np.concatenate([(smooth(seconds) / seconds - 1.0).ravel() for seconds in parts])
     return np.asarray(changes[np.isfinite(changes)])
