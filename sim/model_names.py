@@ -37,7 +37,7 @@ class ProfileKey(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> ProfileKey:
-        """Of `gpu/target[+draft]`, with -tpN, -epN and -dpN anywhere after the GPU."""
+        """The key of `gpu/target[+draft]`, with -tpN, -epN and -dpN anywhere after the GPU."""
         gpu, _, models = name.lower().partition("/")
         degrees = sorted((kind, count) for kind, count in DEGREE.findall(models) if count != "1")
         target, _, draft = DEGREE.sub("", models).partition("+")

@@ -58,7 +58,7 @@ class Outcome:
     """Streams that the policy used of one GPU: the most, where it has several GPUs."""
     needs_capacity: bool
     arrivals_s: list[float]
-    """Of a trace's requests; empty for drawn ones, whose rate is known."""
+    """Arrivals of a trace's requests; empty for drawn ones, whose rate is known."""
     record: RunRecord | None
 
 

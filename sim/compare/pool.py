@@ -45,7 +45,7 @@ ENDING_S = 0.5
 _given: dict[str, Any] = {}
 """What the tasks of this process share, by name."""
 _given_number = 0
-"""Of the `started` block whose tasks share that."""
+"""Number of the `started` block whose tasks share that."""
 _numbers = count(1)
 _lasting: list[_Processes] | None = None
 """Processes of the outermost `lasting` block, one set at most; None outside."""

@@ -123,7 +123,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The comparison as plain values, ready for JSON."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 

@@ -63,14 +63,14 @@ DATASHEETS = {
         _sheet("b200-sxm", 179, 2250.0, 8000.0, 148, "blackwell-10.0", "NVIDIA B200"),
     )
 }
-"""By the name that profiles use."""
+"""Data sheets by the name that profiles use."""
 
 
 class Power(NamedTuple):
     """Watts of one GPU."""
 
     idle_w: float
-    """With nothing on it."""
+    """Power with nothing on it."""
     limit_w: float
     """TDP of the data sheet."""
 
@@ -81,10 +81,11 @@ POWER = {
     "h200-sxm": Power(75.0, 700.0),
     "b200-sxm": Power(140.0, 1000.0),
 }
-"""Of GPUs whose idle power somebody published; data sheets do not have it. What nvidia-smi read with no process on the
-GPU, in this order: 59 to 62 W (chuyishang/inference-energy@6e617d2b98e0), 69 to 73 W (digitalocean/do-dcgm-exporter and
-a guide of Nebius), 74 and 80 W (conservemode.com, serialalice.pt), 136 to 144 W (two reports of an installation). A
-process that holds a CUDA context adds 26 to 50 W (arXiv 2605.23918), which is left out."""
+"""Power of GPUs whose idle power somebody published; data sheets do not have it. What nvidia-smi read with no process
+on the GPU, in this order: 59 to 62 W (chuyishang/inference-energy@6e617d2b98e0), 69 to 73 W
+(digitalocean/do-dcgm-exporter and a guide of Nebius), 74 and 80 W (conservemode.com, serialalice.pt), 136 to 144 W (two
+reports of an installation). A process that holds a CUDA context adds 26 to 50 W (arXiv 2605.23918), which is left
+out."""
 ALIASES = {"rtx-pro-6000": "rtx-pro-6000-server"}
 """Other names of the same GPU."""
 

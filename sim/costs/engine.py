@@ -21,11 +21,11 @@ from sim.names import unknown
 
 ENGINES = Path(__file__).parent.parent / "engines"
 DEFAULT_ENGINE = "vllm-0.24"
-"""Of profiles that were measured without one."""
+"""Engine of profiles that were measured without one."""
 MEASURED_HERE = "measured here"
 """What a profile's `host.engine` says where its own machine's loop was timed, and no public engine."""
 UNNAMED = "the profile's own"
-"""Of profiles from before they named their engine."""
+"""Engine of profiles from before they named theirs."""
 ADDED_BY_AN_ENGINE = "step_s, row_s, gap_s and draft_pass_s are 0 here: an engine adds them"
 """What the source of a profile's host says where that is so."""
 CONSTANTS = (
@@ -91,7 +91,7 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request is admitted where prompt and whole answer fit beside those of all who run: nothing is preempted."""
 
     def slots_per_seat(self, drafter: str, draft_tokens: int) -> int:
-        """Of a drafter of `draft_tokens` a round.
+        """Slots of a step's token budget that are kept for the drafts of one seat, `draft_tokens` a round.
 
         >>> Rules(draft_slots={"dspark": (-1, 1)}).slots_per_seat("dspark", 7)
         6

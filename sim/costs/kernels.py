@@ -54,7 +54,7 @@ class Gemm(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
     extra_depth: float
     """Depth-equivalent of prologue and epilogue of the compute part."""
     tile_share: float
-    """Of the token count, how much is charged rounded up to the tile; the rest is charged as it is."""
+    """Share of the token count that is charged rounded up to the tile; the rest is charged as it is."""
     wave_share: float
     """How much is charged rounded up to whole waves of tiles over the multiprocessors."""
     long_kernel_change: float

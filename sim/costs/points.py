@@ -133,8 +133,8 @@ class ModelTable(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rows_beside_chunks: DecodeGrid | None = None
     """What rows of one query add to a pass that has prefill chunks; null where mixed passes were not measured."""
     experts: Curve | None = None
-    """Of `body`, what data-parallel ranks do together, by tokens of each: experts, and bringing tokens to them and
-    back; null for one rank."""
+    """The part of `body` that data-parallel ranks do together, by tokens of each: experts, and bringing tokens to them
+    and back; null for one rank."""
 
     @property
     def measured(self) -> Measured:

@@ -72,9 +72,9 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time of the CPU that drives the GPU."""
 
     eager_kernel_s: float
-    """To issue one kernel without CUDA graphs, Python included."""
+    """Time to issue one kernel without CUDA graphs, Python included."""
     graph_launch_s: float
-    """To replay one captured pass."""
+    """Time to replay one captured pass."""
     kernels_per_layer: int
     max_graph_tokens: int = 512
     """A pass of more tokens is not captured."""
@@ -85,7 +85,7 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     graph_size_step: int = 8
     """Captured token counts: `graph_small_sizes`, then multiples of `graph_size_step` up to `max_graph_tokens`."""
     result_s: float
-    """From the end of a work on the device to its result on the host: copy and wake-up."""
+    """Time from the end of a work on the device to its result on the host: copy and wake-up."""
     engine: str | None = None
     """Whose step_s, row_s, gap_s, draft_pass_s and so on these are: an engine of sim/engines that was fitted together
     with the kernels, or "measured here". None: nobody's, they are 0, and the engine of a scenario adds its own."""
@@ -111,7 +111,8 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Host time to launch a pass with prompt chunks of which no piece is captured (engine.cuda_graph decode), where it
     is more than its kernels at `eager_kernel_s` take. 0: not measured."""
     frontend_s: float = 0.0
-    """From a request's coming in to its being in the engine's queue: HTTP and tokenising, many requests at once."""
+    """Time from a request's coming in to its being in the engine's queue: HTTP and tokenising, many requests at
+    once."""
     frontend_token_s: float = 0.0
     """What each token of its prompt adds to that."""
     ngram_row_s: float = 3e-5
@@ -206,7 +207,7 @@ class ShareCurve(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     errors_pct: dict[str, float]
     """Mean size of the error by what was predicted."""
     standard_errors: dict[str, float] = {}
-    """By constant that the measurements told."""
+    """Standard error of each constant that the measurements told."""
 
     def __post_init__(self) -> None:
         _check(
@@ -267,7 +268,7 @@ class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 ROUNDED = 0.01
-"""By how much a mean may seem to exceed a largest value, both rounded."""
+"""Part, and percent, by which a mean may seem to exceed a largest value, both rounded."""
 
 
 class KindError(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -304,7 +305,7 @@ class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     launch: Literal["eager", "graphed"]
     device_s: float
     host_s: float
-    """To issue the pass; on a CPU that is the pass itself."""
+    """Time to issue the pass; on a CPU that is the pass itself."""
     half_width_pct: float
     """Half of the 95 % interval of the median device time, or of the range of several visits if wider; percent."""
     repetitions: int
@@ -314,7 +315,7 @@ class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sustained_s: float | None = None
     """Device time once more, after sustained load; of profiles that earlier versions measured."""
     l2: Literal["cold", "warm", "unknown"] = "unknown"
-    """Of the device's L2 cache before each repetition: "warm" where it may hold what the pass reads."""
+    """State of the device's L2 cache before each repetition: "warm" where it may hold what the pass reads."""
 
     def __post_init__(self) -> None:
         sizes = ("rows", "tokens", "repetitions", "device_s")

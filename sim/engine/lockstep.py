@@ -18,7 +18,7 @@ class Lockstep:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._tokens: list[int] = []
-        """Of the ranks that have begun or are about to."""
+        """Tokens of the ranks that have begun or are about to."""
         self._num_begun = self._num_ended = 0
         self._over = Signal()
 

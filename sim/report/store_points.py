@@ -84,7 +84,7 @@ class Points:
     """The rows of a store that ran, and the keys that tell them apart."""
 
     frame: pd.DataFrame
-    """As `lanesim.load` gives it; rows that failed are left out of everything but `failed`."""
+    """The frame that `lanesim.load` gives; rows that failed are left out of everything but `failed`."""
     path: Path | None = None
     """The store's folder."""
     series: tuple[str, ...] = ()

@@ -24,10 +24,10 @@ CHANGE_LOSS = 0.0005
 MIN_FOR_VERDICT = 10
 """Draws below which no table is preferred to one length."""
 SURE_SHARE = 0.95
-"""Of the draws in which a gain is one, from which it is sure."""
+"""Share of the draws in which a gain is one, from which it is sure."""
 MIN_GAIN = 0.01
-"""Of a table over one length, from which it is an answer: two equal servers were measured 1.5 % apart (vLLM 0.23 on
-GH200, swiss-ai/apertus-speculative-decoding)."""
+"""Gain of a table over one length, from which it is an answer: two equal servers were measured 1.5 % apart (vLLM 0.23
+on GH200, swiss-ai/apertus-speculative-decoding)."""
 
 
 class LengthGrid(NamedTuple):
@@ -51,7 +51,7 @@ class Fits(NamedTuple):
     """Which draft lengths a step of so many requests has room for."""
 
     max_graph_tokens: int | None
-    """Of the captured passes; None where none are captured."""
+    """Most tokens of a captured pass; None where none are captured."""
     max_tokens: int
 
     def __call__(self, k: int, batch: int) -> bool:
@@ -71,7 +71,7 @@ def best_table(grid: LengthGrid, fits: Fits, max_batch: int) -> Table:
 
 
 def shared_table(grids: Sequence[LengthGrid], fits: Fits, max_batch: int) -> Table:
-    """As `best_table`, one for several grids of the same lengths, all of one weight at the batch sizes they reach."""
+    """The best table for several grids of the same lengths, all of one weight at the batch sizes they reach."""
     sizes = np.arange(1, max_batch + 1)
     reaches = np.stack([sizes <= grid.concurrencies[-1] for grid in grids])
     reaches[:, ~reaches.any(axis=0)] = True
@@ -164,7 +164,8 @@ def best_single(grid: LengthGrid, fits: Fits) -> int:
 
 
 def plausible_lengths(grid: LengthGrid, fits: Fits, table: Table, least: float = 0.1) -> dict[int, tuple[int, ...]]:
-    """By the start of each row: the lengths that are best there in at least that share of the draws, and its own."""
+    """Lengths that are best in at least that share of the draws, and the table's own, by the start of each of its
+    rows."""
     found = {}
     for start, end, k in table:
         inside = [i for i, c in enumerate(grid.concurrencies) if start <= c <= end]
@@ -262,7 +263,7 @@ class Choice(NamedTuple):
     """What a grid's draws say is best."""
 
     table: Table
-    """Of one row where one length is as good."""
+    """The best table; it has one row where one length is as good."""
     lengths: list[int]
     """[concurrencies]; PLAIN among them."""
     gain: Gain
@@ -316,7 +317,7 @@ def regret_of(values: Floats, best: Floats) -> float:
 
 
 def gain_of(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
-    """Of [concurrencies, draws] over the same, geometric mean over the concurrencies."""
+    """Gain of values [concurrencies, draws] over the same, geometric mean over the concurrencies."""
     is_known = ((ours > 0.0) & (theirs > 0.0)).all(axis=1)
     if not is_known.any():
         return Gain(of=name, over=other_name, mean=0.0, interval=(0.0, 0.0), is_sure=False)

@@ -77,7 +77,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM's `--speculative-config`; None without speculation."""
     vllm_serve: str
     sglang_flags: str
-    """Of `python -m sglang.launch_server`; empty where SGLang cannot draft so."""
+    """Flags of `python -m sglang.launch_server`; empty where SGLang cannot draft so."""
     sglang_adaptive_config: dict[str, Any] | None
     """The file that the flags name; None for one length, and where SGLang adapts nothing but EAGLE."""
     notes: list[str] = []
@@ -102,7 +102,7 @@ def checkpoint(shape: ModelShape, placeholder: str) -> Checkpoint:
 
 
 def _weight_formats(shape: ModelShape) -> set[str]:
-    """Of the matrices, without bf16; the three ways of running mxfp4 are one format on disk."""
+    """Formats of the matrices, without bf16; the three ways of running mxfp4 are one format on disk."""
     formats = shape.formats or Formats()
     names = [formats.projections, formats.mlp, *([formats.experts] if shape.experts is not None else [])]
     return {"mxfp4" if name.startswith("mxfp4") else name for name in names} - {"bf16"}

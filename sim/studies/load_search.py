@@ -39,15 +39,15 @@ draws differ by."""
 ALONE = 1e-3
 """Share of the saturated throughput at which requests hardly ever meet."""
 REQUESTS = 2000
-"""Of a run with its length left open; a tenth more come first and do not count."""
+"""Requests of a run with its length left open; a tenth more come first and do not count."""
 SPAN_IN_BOUNDS, MAX_REQUESTS = 50.0, 20_000
-"""Of such a run: mean rate times the tightest bound on waiting, and a limit."""
+"""Length of such a run: mean rate times the tightest bound on waiting, and a limit."""
 WARMUP_SHARE = 0.1
 PILOT_KEY, FRESH_KEY = 1_000_031, 1_000_033
 """Children of the scenario's seed."""
 
 REQUESTS_PER_REPLICA = 800
-"""Of a fleet's run."""
+"""Requests of a fleet's run, per replica."""
 FLEET_KEY = 1_000_037
 """Child of the scenario's seed."""
 
@@ -193,7 +193,7 @@ class LoadSearch:
         )
 
     def own_loads(self, runner: Runner) -> OwnLoads:
-        """Of pilots, and of as many fresh replications as a narrow interval takes."""
+        """Loads of pilots, and of as many fresh replications as a narrow interval takes."""
         near = None if self._near is None else min(self._near, 0.9 * self.most)
         if near is None:
             # The first of the pilots looks everywhere, the others where it found something.
@@ -249,7 +249,7 @@ def _own_highest_under(draw: Draw) -> float:
 
 
 def with_length(scenario: Scenario, auto: int) -> Scenario:
-    """With a length, `auto` where it is left open or was by this, and a warm-up; no window."""
+    """The scenario with a length, `auto` where it is left open or was by this, and a warm-up; no window."""
     workload = scenario.workload
     is_open = workload.num_prompts in ("auto", REQUESTS) and not is_trace(workload)
     count = auto if is_open else num_prompts(scenario)
@@ -266,7 +266,7 @@ def num_prompts(scenario: Scenario) -> int:
 
 
 def joint_share(run: Run) -> float:
-    """Of requests that meet all SLOs."""
+    """Share of requests that meet all SLOs."""
     shares = run["slo_attainment"]
     assert isinstance(shares, dict)
     joint = shares["all"]

@@ -47,7 +47,7 @@ class PolicyAt(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     value: float
-    """Of the objective, mean over draws at the middle phi, or as the scenario gives overlap."""
+    """Value of the objective, mean over draws at the middle phi, or with the scenario's overlap where it gives one."""
     gain: float
     """Relative, likewise."""
     by_overlap: dict[str, Interval]
@@ -139,7 +139,7 @@ def gain(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interva
 
 
 def is_surely_better(ours: Mapping[PhiLevel, Sequence[float]], theirs: Mapping[PhiLevel, Sequence[float]]) -> bool:
-    """By MIN_GAIN or more in the mean, and at all in the whole interval, at every phi."""
+    """Whether ours gain MIN_GAIN or more in the mean, and anything in the whole interval, at every phi."""
     found = [gain(ours[level], theirs[level]) for level in ours]
     return all(mean >= MIN_GAIN and low > 0.0 for mean, (low, _) in found)
 
@@ -156,7 +156,7 @@ def choices(figures: Sequence[Figures], candidates: Sequence[str]) -> list[str]:
 
 
 def shown(by_level: Mapping[PhiLevel, Sequence[float]]) -> Sequence[float]:
-    """At the middle phi, or as the scenario gives overlap."""
+    """Values [draws] at the middle phi, or with the scenario's overlap where it gives one."""
     return by_level[PhiLevel.MIDDLE]
 
 

@@ -117,7 +117,8 @@ def _file_hash(path: str, changed_ns: int, size: int) -> str:
 
 @cache
 def _policy_hash(name: str) -> str:
-    """Of the file that a policy from elsewhere is in; empty for a built-in one, which the model's version covers."""
+    """Hash of the file that a policy from elsewhere is in; empty for a built-in one, which the model's version
+    covers."""
     if name in POLICIES:
         return ""
     try:

@@ -40,7 +40,7 @@ MARK = "store.json"
 MERGED_AT = 32
 """Parts of one writer that are merged into one: reading thousands of small files is slow."""
 TRIES, BETWEEN_S = 50, 0.1
-"""Of making a store that another process is just making, too; of reading parts that another one is merging."""
+"""Tries at making a store that another process is just making, too; at reading parts that another one is merging."""
 LABELS = ("key", "scenario_hash", "policy", "model_version", "profile_hash")
 """Texts that every row has."""
 REMARKS = ("error", "notes")
@@ -58,7 +58,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     """A grid that was run into a store."""
 
     grid: dict[str, Any]
-    """As its file has it: `scenario`, `grid` and so on."""
+    """The grid in the words of its file: `scenario`, `grid` and so on."""
     keys: list[str]
     """Dotted keys that it goes through."""
     model_version: str

@@ -49,9 +49,9 @@ from sim.workload.generate import TraceArrivals, at_most
 
 TUNING_SCHEMA = 1
 REQUESTS_PER_SLOT, MIN_REQUESTS = 8, 48
-"""Of a run with its concurrency left open; the first of them per slot are left out."""
+"""Length of a run with its concurrency left open; the first of them per slot are left out."""
 MEMORY_SHARE = 0.8
-"""Of mean requests, so that hardly any has to give way to others."""
+"""Share of the mean requests that memory holds, so that hardly any has to give way to others."""
 IDLE = "K = 0"
 IDLE_MEASURED = (
     "an engine may lose more: TPOT was 7 % longer at 2 and 22 % at 189 in flight (vLLM 0.27.1, V1 runner, vllm#49548)"
@@ -75,7 +75,7 @@ class Tuning(Stated, frozen=True, kw_only=True):
     table: list[list[int]]
     """[first batch size, last one, draft length], as vLLM has it; of one row where one length is as good."""
     gain: Gain
-    """Of the best table over the best single length, whichever is the answer."""
+    """Gain of the best table over the best single length, whichever is the answer."""
     break_even_concurrency: float | None
     """Where the best draft length from 1 on gains nothing any more; None where it does at every concurrency tried."""
     break_even_interval: tuple[float | None, float | None]
@@ -91,7 +91,7 @@ class Tuning(Stated, frozen=True, kw_only=True):
 
     @property
     def answer(self) -> Answer:
-        """Of one engine."""
+        """The answer for one engine, one replica."""
         return Answer(
             k_table=self.table,
             break_even_concurrency=self.break_even_concurrency,
@@ -252,7 +252,7 @@ def answer(
 
 
 def fits_of(scenario: Scenario, profile: Profile) -> Fits:
-    """By the captured graphs and the token budget of the scenario's engine on that GPU."""
+    """Draft lengths that fit the captured graphs and the token budget of the scenario's engine on that GPU."""
     budget = limits_of(scenario, profile).max_num_scheduled_tokens
     return Fits(max_graph_tokens=_max_graph_tokens(scenario, profile), max_tokens=budget)
 
@@ -300,7 +300,8 @@ def objective(scenario: Scenario) -> str:
 
 
 def checked(scenario: Scenario, profile: Profile, draws: int) -> Scenario:
-    """With one policy, a fixed length and a closed loop, whatever the load of the scenario was."""
+    """The scenario with fixed draft lengths. Raises ValueError unless its one policy is `continuous` and `draws` at
+    least 1."""
     if draws < 1:
         raise ValueError(f"draws={draws!r} must be at least 1")
     if len(scenario.policy) != 1 or not find_policy(scenario.policy[0]).is_continuous:
@@ -358,7 +359,7 @@ def objective_value(run: Run, scenario: Scenario) -> float:
 
 
 def objective_values(scenario: Scenario, points: Sequence[Point], stage: str, runner: Runner) -> Floats:
-    """Of every one of `points` [points], in their order."""
+    """The objective's value of every one of `points` [points], in their order."""
     return np.array([objective_value(outcome.run, scenario) for outcome in run_points(points, runner, stage)])
 
 

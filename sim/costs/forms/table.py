@@ -83,7 +83,7 @@ class TablePasses(ModelPasses):
         return value_at(self._table.body.tokens, self._table.body.seconds, tokens) * self._ratio(tokens)
 
     def fused_s(self, tokens: int) -> float:
-        """By its share of a layer's weights: the projection itself is not among the points."""
+        """Seconds of the fusion, by its share of a layer's weights: the projection itself is not among the points."""
         return self.layer_s(tokens) * self._shape.fusion_weights / self._shape.layer_weights
 
     def logits_s(self, rows: int) -> float:
@@ -282,7 +282,7 @@ def _pair_s(chunk_tokens: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 def _kv_token_s(decode: DecodeGrid) -> float:
-    """Of the measured point that reads the most KV; of several, of the fastest."""
+    """Seconds per KV token of the measured point that reads the most KV; of several, of the fastest."""
     points = [
         (rows * context, seconds)
         for rows, line in zip(decode.rows, decode.seconds, strict=True)

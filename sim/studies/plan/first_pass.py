@@ -26,7 +26,7 @@ POLICY = "continuous"
 FALLEN = 0.7
 """Share of a setting's best goodput below which more requests in flight are not tried."""
 CONTENDING = 0.95
-"""Of the best setting's goodput at some load, from which on a draft length is tried in draws."""
+"""Share of the best setting's goodput at some load, from which on a draft length is tried in draws."""
 PLAN_KEY = 1_000_039
 """Child of the scenario's seed that first passes draw from."""
 OnDone = Callable[[str, int, int], None]
@@ -46,12 +46,12 @@ class Candidate(NamedTuple):
     """A deployment that could be rented."""
 
     name: str
-    """As a scenario names its profile: shipped name or path."""
+    """The name of its profile in a scenario: shipped name or path."""
     profile: Profile
 
     @property
     def gpus(self) -> int:
-        """Of a replica."""
+        """GPUs of a replica."""
         return self.profile.tensor_parallel * self.profile.data_parallel
 
     @property
@@ -68,7 +68,7 @@ class Ranked(NamedTuple):
     k: int
     """PLAIN: without a drafter."""
     rate_per_s: float
-    """Of a replica, about; goodput of the best closed loop."""
+    """Rate of a replica, about; goodput of the best closed loop."""
     in_flight: int
     """There, of one rank."""
     gpus: int | None
@@ -85,7 +85,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     deployment: str
     why: str
     miss: float | None = None
-    """By how many times the worst SLO is missed by one request alone; None where nothing was simulated."""
+    """Times that the worst SLO is missed by one request alone; None where nothing was simulated."""
 
 
 class _Setting:
@@ -96,9 +96,9 @@ class _Setting:
         drafts = {"num_speculative_tokens": max(k, 0)}
         self.scenario = with_keys(scenario, profile=candidate.name, policy=(POLICY,), speculation=drafts)
         self.alone: Run = {}
-        """With one request at a time."""
+        """The run with one request at a time."""
         self.goodput: dict[int, float] = {}
-        """By requests in flight; empty where one alone misses the SLOs."""
+        """Goodput by requests in flight; empty where one alone misses the SLOs."""
         self.concurrencies: Sequence[int] = ()
 
     @property
@@ -175,7 +175,7 @@ def _climbed(setting: _Setting) -> tuple[Run, dict[int, float]]:
 
 
 def _ranked(settings: Sequence[_Setting], rate_per_s: float | None) -> Ranked:
-    """Of one candidate."""
+    """What the first pass says of one candidate, by the settings tried of it."""
     best = max(settings, key=lambda each: each.best)
     candidate = best.candidate
     rate = best.best * candidate.profile.data_parallel

@@ -40,7 +40,8 @@ REFINED, MARGIN = 3, 1.3
 """Candidates that are simulated in draws at most, of those that the first pass has within so many times the best; one
 more is wherever it has that cheaper than the best of these."""
 MIN_SEATS = 32
-"""Of an engine; more are twice the requests in flight at which its goodput is best: beyond that the SLOs are missed."""
+"""Fewest seats of an engine; more are twice the requests in flight at which its goodput is best: beyond that the SLOs
+are missed."""
 TUNING_DRAWS = 10
 """Draft lengths are chosen by fewer draws than replicas: what they lose differs less."""
 
@@ -51,7 +52,7 @@ class PlannedDeployment(Answer, frozen=True, kw_only=True):
     deployment: str
     profile: str
     gpus: int
-    """Of all replicas."""
+    """GPUs of all replicas."""
     tp: int
     ep: int
     dp: int
@@ -62,11 +63,11 @@ class PlannedDeployment(Answer, frozen=True, kw_only=True):
     rate_interval: tuple[float, float] | None
     """5 to 95 % of the draws."""
     output_tokens_per_s_per_gpu: float
-    """At the rate that was given, or else at that of `rate_per_replica`."""
+    """Output tokens at the rate that was given, or else at that of `rate_per_replica`."""
     worlds_met: int | None
     """Draws in which these replicas hold the SLOs; None without a rate and in a first pass."""
     is_first_pass: bool
-    """From closed loops alone: about."""
+    """Figures are rough: they come from closed loops alone."""
 
 
 class Plan(Stated, frozen=True, kw_only=True):
@@ -74,7 +75,7 @@ class Plan(Stated, frozen=True, kw_only=True):
 
     schema: int = PLAN_SCHEMA
     scenario: dict[str, Any]
-    """Of the best row."""
+    """Scenario of the best row."""
     gpu: str
     target: str
     draft: str | None
@@ -96,7 +97,7 @@ class Plan(Stated, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The plan as plain values, ready for JSON."""
         found = super().plain
         for row in found["deployments"]:
             row["nearest_evidence"] = row.pop("evidence")
@@ -195,7 +196,7 @@ class _Refined(NamedTuple):
     row: PlannedDeployment
     candidate: Candidate
     scenario: Scenario
-    """As simulated: the candidate's profile, one draft length."""
+    """The scenario that was simulated: the candidate's profile, one draft length."""
     tuning: Tuning | None
 
 
@@ -340,7 +341,7 @@ class _Refinement:
         return self._price_per_gpu_h / (3600.0 * self._per_gpu(rate, gpus)) * 1e6
 
     def _joules(self, scenario: Scenario, profile: Profile, rate: float) -> float | None:
-        """Of one rank at its part of the load, where energy was asked for."""
+        """Joules per output token of one rank at its part of the load, where energy was asked for."""
         if not self._with_energy:
             return None
         workload = msgspec.structs.replace(scenario.workload, request_rate=rate)
