@@ -16,7 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:
-    """By the names in the header. Raises ValueError where there is none."""
+    """Rows of a CSV by the names in its header. Raises ValueError where there is none."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows:

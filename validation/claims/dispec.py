@@ -35,7 +35,7 @@ STEP_BY_STEP, AHEAD = "pdv", "baseline"
 samples; or while the draft still runs."""
 MAX_DRAWS = 10
 PLAIN: dict[str, Json] = {"input_len": 16, "output_len": 200, "num_speculative_tokens": 0}
-"""Of every row that is served."""
+"""What every row that is served has."""
 
 
 def judge(section: Section, draws: int) -> list[Row]:

@@ -138,7 +138,7 @@ def constants(data: Path) -> list[Constant]:
 
 
 def with_constant(profile: Profile, engine: str, name: str, value_s: float) -> Profile:
-    """On that engine, one of its constants replaced."""
+    """The profile on that engine, one of whose constants is replaced."""
     return with_engine(profile, msgspec.structs.replace(engine_of(engine, profile), **{name: value_s}))
 
 

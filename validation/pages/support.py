@@ -44,7 +44,7 @@ A sign in brackets is not shipped: one command makes it. `+` counts shipped prof
 class Entry(NamedTuple):
     sign: str
     note: str
-    """Of `derived` and `–`: why."""
+    """The reason for `derived` and `–`; empty for the others."""
 
 
 def sign_of(profile: Profile) -> Entry:

@@ -28,7 +28,7 @@ from validation.tables import csv_rows, off_pct, plain_table
 COLUMNS = (
     "class", "cells", "refused", "tpot_mean_abs_pct", "tpot_mean_pct", "peer_tpot_mean_abs_pct", "ttft_mean_abs_pct",
 )  # fmt: skip
-"""Of the table on the terminal."""
+"""Columns of the table on the terminal."""
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -91,7 +91,7 @@ def disagg_cell_of(row: Mapping[str, str]) -> DisaggCell:
 
 
 def plain_cell(row: Mapping[str, str], deployment: Deployment, concurrency: int) -> Cell:
-    """As an aggregated row of the same model, engine and lengths would be read."""
+    """The cell that an aggregated row of the same model, engine and lengths would be."""
     as_aggregated = {**row, "batch_size": str(concurrency), "tp_size": "1", "attention_dp_size": "1"}
     return cell_of(as_aggregated)._replace(deployment=deployment, concurrency=concurrency)
 

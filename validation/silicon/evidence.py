@@ -43,7 +43,7 @@ class Load(NamedTuple):
     model: str
     has_experts: bool
     in_flight: int
-    """Of a rank, the nearest power of two."""
+    """Requests in flight on a rank, the nearest power of two."""
 
 
 def nearest_power(in_flight: int) -> int:

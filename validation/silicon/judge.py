@@ -115,7 +115,8 @@ def import_words(cell: Cell) -> list[str]:
 def profile_of(
     model: str, gpu: str, weights: str | None, kv: str | None, deployment: Deployment, drafter: str | None = None
 ) -> tuple[Profile, ModelShape]:
-    """Of a row's labels, and the model's shape; `drafter` as `sim.costs.shapes.draft_model` names them."""
+    """The profile that a row's labels stand for, and the model's shape; `drafter` is a name of
+    `sim.costs.shapes.draft_model`."""
     tables, revision = installed_tables()
     cell = Cell("", "", "", model, gpu, weights, kv, deployment, 1, 1, 1, False, "", 1.0, 1.0, "")
     path, published = target_of(cell, tables.parent / "model_configs")
@@ -165,7 +166,8 @@ def is_decode_graphed(cell: Cell) -> bool:
 
 
 def engine_block(cell: Cell) -> dict[str, Any]:
-    """Of a scenario: the engine, and what the row's recipe sets; where that is None, the engine decides."""
+    """The engine's block of a scenario: its name, and what the row's recipe sets; where that is None, the engine
+    decides."""
     return {
         "name": engine_name(cell),
         "max_num_batched_tokens": budget_of(cell),
@@ -183,7 +185,7 @@ def scenario_of(cell: Cell, profile: str) -> Scenario:
 
 
 def raw_scenario(cell: Cell, profile: str) -> dict[str, Any]:
-    """As a scenario file has it."""
+    """The row in the words of a scenario file."""
     return {
         "profile": profile,
         "policy": "autoregressive",
@@ -249,8 +251,8 @@ def _series(cell: Cell) -> tuple[Any, ...]:
 
 
 def kindest(readings: list[list[dict[str, str]]]) -> dict[str, dict[str, str]]:
-    """By id, the peer's rows in the reading of the labels whose mean TPOT error is least for that model, GPU, engine
-    and format; where that reading has no answer, another's."""
+    """The peer's row of each id, in the reading of the labels whose mean TPOT error is least for that model, GPU,
+    engine and format; where that reading has no answer, another's."""
     errors: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for i, rows in enumerate(readings):
         for row in rows:
