@@ -253,7 +253,7 @@ def _profile(path: Path) -> tuple[str, str]:
 
 
 def _engine(path: Path) -> tuple[str, str]:
-    from sim.costs.engine import load_engine
+    from sim.costs.engine_costs import load_engine
 
     return "engine", load_engine(str(path), "").name
 

@@ -82,7 +82,7 @@ def probe_command(url: str, profile_name: str, out: Path | None, json_path: str 
     predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
     from calibrate.production.exports import read_measured
     from calibrate.production.probe import base_of
-    from sim.costs.engine import engine_of
+    from sim.costs.engine_costs import engine_of
     from sim.costs.profile_files import load
 
     if Path(url).is_file():

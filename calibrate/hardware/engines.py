@@ -2,7 +2,8 @@
 
 What an engine adds to the GPU's time is data of its own (sim/engines): a profile has it only where it was fitted
 together with the kernels. Fitted here from published measurements, never per run; the tables themselves are no part of
-the project. Not here: kernels (calibrate.importers), what the constants mean (sim.costs.profile, sim.costs.kernels).
+the project. Not here: kernels (calibrate.importers), what the constants mean (sim.costs.profile,
+sim.costs.compact_kernels).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from sim.costs.engine import ADDED_BY_AN_ENGINE, EngineCosts, engine_names, host_with, load_engine
-from sim.costs.kernels import AllReduce
+from sim.costs.compact_kernels import AllReduce
+from sim.costs.engine_costs import ADDED_BY_AN_ENGINE, EngineCosts, engine_names, host_with, load_engine
 from sim.costs.profile import HostCosts
 
 ASSUMED_HOST = HostCosts(

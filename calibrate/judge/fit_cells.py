@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 
 from calibrate.judge.cell_table import Cell
-from sim.costs.kernels import CompactKernels
-from sim.costs.points import TableKernels, is_rising
+from sim.costs.compact_kernels import CompactKernels
 from sim.costs.profile import Profile
+from sim.costs.table_kernels import TableKernels, is_rising
 from sim.metrics.stats import Floats, t_975
 from sim.names import unknown
 

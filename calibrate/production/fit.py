@@ -23,7 +23,7 @@ from calibrate.judge.cells import Setup, simulate_cell
 from calibrate.judge.fit_cells import Fitted, Undetermined, check_constant, fit_constants, with_constants
 from calibrate.production.served import Accepted, Served, cell_of, pooled
 from realrun.validate.errors import THROUGHPUT
-from sim.costs.engine import engine_of, with_engine
+from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
 
 FAR_APART = 2.0

@@ -18,7 +18,7 @@ import numpy as np
 from realrun.replay.measured import MeasuredWork
 from sim.acceptance.models import MAX_DRAFT_TOKENS
 from sim.acceptance.tape import TapeAcceptance, replay
-from sim.costs.kernels import CompactKernels
+from sim.costs.compact_kernels import CompactKernels
 from sim.costs.profile import Profile
 from sim.interface.request import Request
 from sim.interface.work import Kind

@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from sim.compare.points import with_keys
+from sim.compare.point_runs import with_keys
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.interface.request import Request

@@ -4,7 +4,7 @@ A number of requests that the user gives is obeyed, and called a transient where
 run per policy says how long requests take, and where it was itself too short, a second one of the length found; then
 fresh runs of the computed length are made, the same for all policies, so that they can be paired. A length that grew
 until an interval is narrow would stop at lucky moments: such intervals covered 78 % instead of 95 in a trial.
-Not here: running (sim.run.simulate, points), the load verdict.
+Not here: running (sim.run.simulate, point_runs), the load verdict.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from sim.compare.capacity import capacity, capacity_floor
-from sim.compare.points import Outcome, Point, run_points, worth
+from sim.compare.point_runs import Outcome, Point, run_points, worth
 from sim.compare.pool import Runner
 from sim.costs.profile import Profile
 from sim.draws import child_seed

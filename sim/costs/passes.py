@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sim.costs.kernels import AllReduce, Elementwise, Head, Measured
+from sim.costs.compact_kernels import AllReduce, Elementwise, Head, Measured
 from sim.costs.profile import Gpu, Profile
 from sim.costs.shapes import ModelShape
 from sim.interface.work import Chunk, Work

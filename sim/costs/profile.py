@@ -1,8 +1,8 @@
 """The profile: its strict, versioned schema.
 
 A profile is JSON: one GPU and engine, one target with or without a draft, constants with their source and their error
-on held-out points. Not here: files (profile_files), the meaning of kernel constants and points (kernels, points), what
-a work costs (forms).
+on held-out points. Not here: files (profile_files), the meaning of kernel constants and points (compact_kernels,
+table_kernels), what a work costs (forms).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from sim.costs.kernels import CompactKernels, LinearKernels
-from sim.costs.points import TableKernels
+from sim.costs.compact_kernels import CompactKernels, LinearKernels
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
+from sim.costs.table_kernels import TableKernels
 
 SCHEMA = 1
 """Version of the schema that this code reads and writes."""

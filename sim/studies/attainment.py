@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from sim.compare.capacity import CAPACITY_KEY
-from sim.compare.points import run_points
+from sim.compare.point_runs import run_points
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, transient_note
 from sim.compare.side_by_side import CostSource, cost_source

@@ -20,9 +20,9 @@ import numpy as np
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import IidAcceptance, PerPositionAcceptance
 from sim.acceptance.quoted import Quoted, QuotedModel
-from sim.compare.points import with_keys
-from sim.costs.engine import engine_of, with_engine
-from sim.costs.kernels import CompactKernels
+from sim.compare.point_runs import with_keys
+from sim.costs.compact_kernels import CompactKernels
+from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
 from sim.draws import Floats, child_seed
 from sim.run.scenario import Scenario

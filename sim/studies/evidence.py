@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from sim.compare.points import Point, run_point
+from sim.compare.point_runs import Point, run_point
 from sim.compare.side_by_side import Comparison, Level
 from sim.compare.verdict import PolicySummary
-from sim.costs.engine import EngineCosts, engine_of, with_engine
+from sim.costs.engine_costs import EngineCosts, engine_of, with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
 from sim.draws import child_seed
 from sim.metrics.summary import number

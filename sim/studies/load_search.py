@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sim.compare.capacity import capacity
-from sim.compare.points import Point, run_point, run_points, with_keys
+from sim.compare.point_runs import Point, run_point, run_points, with_keys
 from sim.compare.pool import Runner, given
 from sim.compare.verdict import Interval
 from sim.costs.profile import Profile

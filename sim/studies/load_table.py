@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from sim.compare.points import Point
+from sim.compare.point_runs import Point
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.compare.verdict import Interval

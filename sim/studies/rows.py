@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from sim.compare.points import Point, at_phi, run_point
+from sim.compare.point_runs import Point, at_phi, run_point
 from sim.compare.pool import given
 from sim.compare.run_length import Length, choose_run_length, load_after, transient_note
 from sim.compare.side_by_side import PAIRED_METRICS

@@ -19,7 +19,7 @@ from math import inf
 
 import msgspec
 
-from sim.compare.points import with_keys
+from sim.compare.point_runs import with_keys
 from sim.compare.pool import Pool, WorkerDied, default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load

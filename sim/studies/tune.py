@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sim.compare.points import Point, run_points, with_keys
+from sim.compare.point_runs import Point, run_points, with_keys
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile

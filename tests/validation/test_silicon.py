@@ -11,7 +11,7 @@ import pytest
 from calibrate.cli.imports import aiconfigurator_command
 from calibrate.importers.aiconfigurator.deployment import PACKAGE, Deployment
 from sim.compare.side_by_side import compare
-from sim.costs.engine import load_engine
+from sim.costs.engine_costs import load_engine
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile_files import load
 from validation.silicon.command import main

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.costs.kernels import LinearKernels, LinearPass
+from sim.costs.compact_kernels import LinearKernels, LinearPass
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.run.resolve import resolve

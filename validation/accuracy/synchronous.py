@@ -16,9 +16,9 @@ import msgspec
 from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
 from calibrate.judge.cell_table import Cell, cells_of
 from calibrate.judge.cells import JudgedCell, Setup, judge_cells, simulate_cell
-from sim.costs.engine import engine_of, load_engine, with_engine
+from sim.costs.compact_kernels import CompactKernels
+from sim.costs.engine_costs import engine_of, load_engine, with_engine
 from sim.costs.forms.build import build_costs
-from sim.costs.kernels import CompactKernels
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.policies.options import EngineLimits, Method

@@ -20,7 +20,7 @@ from calibrate.importers.llmservingsim.layer_profile import import_llmservingsim
 from calibrate.judge.fit_cells import fit_constant
 from calibrate.judge.vllm_requests import RealRun, read_requests
 from calibrate.judge.vllm_runs import VllmVerdict, judge_run, scenario_of
-from sim.costs.engine import load_engine, with_engine
+from sim.costs.engine_costs import load_engine, with_engine
 from sim.costs.profile import Profile
 from sim.costs.shapes import MODELS
 from validation.accuracy.sections import Line, Section, profile_text

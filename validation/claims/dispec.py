@@ -12,7 +12,7 @@ import msgspec
 
 from sim.acceptance.conversions import iid_rate_for_length
 from sim.acceptance.models import IidAcceptance
-from sim.costs.kernels import LinearPass
+from sim.costs.compact_kernels import LinearPass
 from sim.costs.profile import Profile
 from sim.costs.shapes import kv_bytes_per_token, model
 from sim.devices.link import link_of

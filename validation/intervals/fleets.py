@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from sim.compare.points import Point, run_points
+from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load

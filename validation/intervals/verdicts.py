@@ -30,7 +30,7 @@ import numpy as np
 
 from sim.compare import capacity as capacities
 from sim.compare.capacity import capacity
-from sim.compare.points import Point, run_points
+from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
 from sim.compare.run_length import choose_run_length, load_of
 from sim.compare.side_by_side import MIN_FOR_P99

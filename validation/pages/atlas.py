@@ -22,7 +22,7 @@ from calibrate.hardware.models import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, installed_tables
 from calibrate.importers.plan_candidates import cache_folder, imported, in_kernel_format
 from sim.acceptance.forms import parse_quoted
-from sim.costs.engine import load_engine
+from sim.costs.engine_costs import load_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import HEADS

@@ -134,7 +134,7 @@ def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[
     from calibrate.cli.output import needs_analysis
     from calibrate.hardware.models import source_of, with_formats
     from sim.costs.datasheets import DATASHEETS, gpu_name
-    from sim.costs.engine import engine_of
+    from sim.costs.engine_costs import engine_of
     from sim.costs.shapes import HEADS
     from sim.names import unknown
     from sim.studies.plan.first_pass import Candidate, Refused, label_of
@@ -296,7 +296,7 @@ def _disputed(
 
 def _capacity_line(result: Plan, flags: dict[str, Any]) -> str:
     """The command that checks the best row alone, with both routings."""
-    from sim.costs.engine import DEFAULT_ENGINE
+    from sim.costs.engine_costs import DEFAULT_ENGINE
 
     best, speculation, engine = result.deployments[0], result.scenario["speculation"], result.scenario["engine"]["name"]
     words = [

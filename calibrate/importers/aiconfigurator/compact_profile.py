@@ -18,8 +18,8 @@ from calibrate.fit.held_out import Fitted, Tables, fit, held_out_errors
 from calibrate.hardware.datasheets import check_divides, check_fits
 from calibrate.hardware.engines import ASSUMED_HOST
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
+from sim.costs.compact_kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
 from sim.costs.datasheets import gpu_name
-from sim.costs.kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
 from sim.costs.profile import SCHEMA, UNLOADED, Overlap, Profile
 from sim.costs.shapes import ModelShape, draft_model, model
 from sim.names import unknown

@@ -55,13 +55,13 @@ from calibrate.importers.aiconfigurator.grids import (
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.lookups import Lookups
 from calibrate.importers.aiconfigurator.sparse import Modules, decode_points, prompt_grid
+from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.datasheets import gpu_name
 from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
-from sim.costs.kernels import VerifyAttention
 from sim.costs.passes import layer_rest_s, sampler_s
-from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels
 from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile
 from sim.costs.shapes import Formats, ModelShape
+from sim.costs.table_kernels import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels
 from sim.names import unknown
 
 PACKAGE = "aiconfigurator_core"

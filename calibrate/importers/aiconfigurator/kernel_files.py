@@ -16,7 +16,7 @@ import numpy as np
 from calibrate.fit.fit_errors import Array
 from calibrate.fit.kernel_fit import fit_all_reduce
 from calibrate.fit.kernel_tables import AttentionTable, GemmTable
-from sim.costs.kernels import AllReduce
+from sim.costs.compact_kernels import AllReduce
 from sim.costs.profile import Gpu
 from sim.files.arrow_tables import read_parquet
 from sim.files.yaml_values import read_yaml

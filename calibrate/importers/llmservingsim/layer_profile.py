@@ -50,13 +50,13 @@ from calibrate.importers.llmservingsim.layer_tables import (
     reduced_s,
     table_of,
 )
+from sim.costs.compact_kernels import AllReduce, VerifyAttention
 from sim.costs.datasheets import Datasheet
 from sim.costs.forms.build import build_costs
-from sim.costs.kernels import AllReduce, VerifyAttention
 from sim.costs.passes import ModelPasses
-from sim.costs.points import TableKernels
 from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile
 from sim.costs.shapes import EAGLE3, ModelShape
+from sim.costs.table_kernels import TableKernels
 from sim.interface.work import Model
 
 NO_RULE = "no mixed passes there, so the rule of verify rows is not fitted: nothing slows them down"

@@ -20,9 +20,9 @@ from calibrate.fit.fit_errors import Array
 from calibrate.fit.table_form import counts, every_second, rounded, smooth
 from calibrate.importers.columns import CsvTable
 from calibrate.importers.llmservingsim.layer_files import ONCE, Attention, LayerFiles
-from sim.costs.kernels import AllReduce
-from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid
+from sim.costs.compact_kernels import AllReduce
 from sim.costs.shapes import Experts, ModelShape
+from sim.costs.table_kernels import Curve, DecodeGrid, ModelTable, PrefillGrid
 
 MIN_POINTS = 3
 """Values of an axis with fewer points than this are left out: two grids of different axes may be in one file."""

@@ -5,7 +5,8 @@ Several chunks in one pass cost what each costs alone, the shortest measured chu
 the kernel's fixed time. Where no chunk with history was measured, history adds its query-key pairs at the rate of the
 longest chunk and its KV at the rate of the largest decode. Verify rows, and rows beside chunks, where they were not
 measured: TableKernels.verify_rule.
-Not here: interpolation itself (interpolation), points (sim.costs.points), what all forms share (passes, work_costs).
+Not here: interpolation itself (interpolation), points (sim.costs.table_kernels), what all forms share (passes,
+work_costs).
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.cost import Cost
 from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
-from sim.costs.kernels import VerifyAttention
 from sim.costs.passes import Excess, ModelPasses, sizes
-from sim.costs.points import DecodeGrid, ModelTable
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
+from sim.costs.table_kernels import DecodeGrid, ModelTable
 from sim.costs.work_costs import WorkCosts
 from sim.interface.work import TARGET, Chunk, Model, Work
 

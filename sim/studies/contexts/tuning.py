@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from sim.compare.points import with_keys
+from sim.compare.point_runs import with_keys
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.compare.points import Point, run_point, with_keys
+from sim.compare.point_runs import Point, run_point, with_keys
 from sim.compare.pool import Runner, given
 from sim.costs.profile import Profile
 from sim.draws import child_seed

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.compare.points import Point, run_point
+from sim.compare.point_runs import Point, run_point
 from sim.compare.pool import lasting
 from sim.costs.profile import Profile
 from sim.draws import child_seed

@@ -15,7 +15,7 @@ from calibrate.judge.cells import Setup, simulate_cell
 from calibrate.production.exports import NEEDED
 from calibrate.production.fit import fit_served, tellable
 from calibrate.production.served import Accepted, Served, cell_of
-from sim.costs.engine import with_engine, without_engine
+from sim.costs.engine_costs import with_engine, without_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode, load
 

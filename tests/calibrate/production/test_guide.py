@@ -18,7 +18,7 @@ from calibrate.judge.cells import Setup, simulate_cell
 from calibrate.production.exports import NEEDED
 from calibrate.production.served import Served, cell_of
 from sim.cli.main import run
-from sim.costs.engine import engine_of, with_engine
+from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile_files import load
 from tests.calibrate.production.test_probe import serving
 from tests.calibrate.production.test_served import load_line, look

@@ -19,7 +19,7 @@ import pytest
 import lanesim
 from sim.cli.main import run
 from sim.compare.capacity import capacity
-from sim.compare.points import at_phi
+from sim.compare.point_runs import at_phi
 from sim.draws import child_seed
 from sim.studies.grid import Grid
 from sim.studies.rows import files_hash

@@ -14,7 +14,7 @@ from math import isfinite
 
 import msgspec
 
-from sim.costs.kernels import Measured, Served, VerifyAttention
+from sim.costs.compact_kernels import Measured, Served, VerifyAttention
 from sim.plugins import shown
 
 Grid = tuple[tuple[float | None, ...], ...]

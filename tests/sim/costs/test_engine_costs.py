@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from sim.cli.options import ENGINE_NAMES
-from sim.costs.engine import (
+from sim.costs.engine_costs import (
     CONSTANTS,
     DEFAULT_ENGINE,
     ENGINES,
