@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from realrun.host.garbage_collector import frozen_heap
 from realrun.host.gpuhost import GpuHost
-from realrun.replay.measured import MeasuredWork, measured_work
+from realrun.replay.measured_costs import MeasuredWork, measured_work
 from realrun.replay.pair_executor import PairExecutor
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.models import IidAcceptance

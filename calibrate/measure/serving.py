@@ -4,7 +4,7 @@ A session (calibrate.measure.session) times passes one after the other in a loop
 wait for threads to wake up, and share interpreter and cores with whatever else the host does. A few requests served by
 bare lanes (calibrate.measure.lanes), one to three of them at once, beside workers that poll, and with pauses, say how
 much.
-Not here: a profile's other constants (calibrate.fit), replaying a scenario (realrun.replay.run).
+Not here: a profile's other constants (calibrate.fit), replaying a scenario (realrun.replay.replays).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import decoding_shapes
 from realrun.replay.machine_speed import probe
-from realrun.replay.measured import MeasuredWork, mean
+from realrun.replay.measured_costs import MeasuredWork, mean
 from realrun.replay.pair_executor import PairExecutor
 from sim.costs.forms.build import build_costs
 from sim.costs.in_service import kind_in_service
@@ -139,7 +139,7 @@ def on_gpu(profile: Profile, executor: PairExecutor, repeats: int) -> Profile:
             serve(executor, setting)
     rounds = _rounds(executor, [*busy, polled], repeats)
     of_busy = [[each.runs[setting] for each in rounds] for setting in busy]
-    # Real passes with prompt chunks are never captured (realrun.kernels.rows).
+    # Real passes with prompt chunks are never captured (realrun.kernels.host_slots).
     start = structs.replace(profile, host=structs.replace(profile.host, captures_chunks=False))
     found = ServingCosts(
         works=waits(of_busy, lambda work: not work.record.chunk_tokens),

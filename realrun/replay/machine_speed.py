@@ -1,7 +1,7 @@
 """How fast the machine is right now: two fixed passes, over and over in a loop.
 
 A profile keeps what they took when it was measured, a replay what they take before and after it: that difference is the
-machine's, not the simulator's. Not here: what is made of it (realrun.validate.compare).
+machine's, not the simulator's. Not here: what is made of it (realrun.validate.error_parts).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def probe(kernels: PairKernels, issuer: Issuer) -> tuple[float, ...]:
         with frozen_heap():
             return tuple(_mean_s(kernels, issuer, num_tokens) for num_tokens in PROBED_TOKENS)
     finally:
-        # What a stream has run says what it is used for (realrun.replay.run).
+        # What a stream has run says what it is used for (realrun.replay.replays).
         issuer.warmed = warmed
 
 

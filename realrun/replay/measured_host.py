@@ -1,6 +1,6 @@
 """The simulated host on a replay's measured times: of each work, of the reaction to it, and of waking after a signal.
 
-Not here: how a work's time is found (realrun.replay.measured).
+Not here: how a work's time is found (realrun.replay.measured_costs).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import partial
 from math import ceil, inf
 from typing import Any, NamedTuple
 
-from realrun.replay.measured import MeasuredCosts
+from realrun.replay.measured_costs import MeasuredCosts
 from sim.devices.contention import Contention
 from sim.devices.ticket import SimTicket
 from sim.hosts.clock import POLL_GRID_SLACK

@@ -20,9 +20,9 @@ import torch
 from realrun.host.clocks import Clock
 from realrun.host.device import DeviceClock
 from realrun.host.executor import Handle, Job, Outcome, RequestQueue, check_whole
+from realrun.kernels.host_slots import PromptChunk, Slot
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, Submitted
-from realrun.kernels.rows import PromptChunk, Slot
 from sim.interface.host import Stream
 from sim.interface.request import Request
 from sim.interface.work import Kind, Model

@@ -1,6 +1,6 @@
 """A profile's pair on a device of this machine: exact dimensions, random weights, slots for a scenario's requests.
 
-Not here: what runs on it (realrun.replay.run), what the machine is (realrun.host.machine).
+Not here: what runs on it (realrun.replay.replays), what the machine is (realrun.host.machine).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from realrun.kernels.pair_options import PairOptions, doubling
 from realrun.model.attention import Attention, slot_tokens, usual_attention
 from realrun.model.memory import GIB, Sizes, ledger
 from realrun.model.weights import random_model, tied_pair
-from realrun.replay.experiment import max_at_once
-from realrun.replay.genuine import Tied
+from realrun.replay.genuine_acceptance import Tied
 from realrun.replay.machine_speed import PROBED_TOKENS
+from realrun.replay.replayable import max_at_once
 from sim.costs.memory import loaded_models
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape

@@ -20,9 +20,9 @@ from calibrate.measure.pair import pair_spec
 from calibrate.measure.serving import measure_pair
 from realrun.host.machine import fingerprint
 from realrun.replay.pair_executor import PairExecutor
-from realrun.replay.run import Replay, about, replay, result_of, write_replays
+from realrun.replay.replays import Replay, about, replay, result_of, write_replays
 from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
-from realrun.validate.compare import judge, predict
+from realrun.validate.error_parts import judge, predict
 from realrun.validate.readback import read_replay, read_summary
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode

@@ -20,13 +20,13 @@ from calibrate.measure.pauses import idle_ramp
 from calibrate.measure.serving import best_tau, look_s, served
 from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.device_passes import PassShape
+from realrun.kernels.host_slots import PromptChunk
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions
-from realrun.kernels.rows import PromptChunk
 from realrun.model.weights import random_model
 from realrun.replay.machine_speed import probe
-from realrun.replay.measured import MeasuredWork
+from realrun.replay.measured_costs import MeasuredWork
 from realrun.replay.pair_executor import PairExecutor
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import IdleRamp, Profile

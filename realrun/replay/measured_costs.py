@@ -2,8 +2,8 @@
 
 A simulated work is looked up by kind, model, its requests and where each of them stood. If the replay had no such work
 it is given the mean of the nearest shapes of its kind, of equal ones those nearest in time, and that is counted. Not
-here: the host (realrun.replay.measured_host), the replay (realrun.replay.run), the verdict (realrun.validate.compare).
-No torch.
+here: the host (realrun.replay.measured_host), the replay (realrun.replay.replays), the verdict
+(realrun.validate.error_parts). No torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import log1p
 from typing import NamedTuple
 
 from realrun.host.ticket import GpuTicket
-from realrun.replay.experiment import useful_tokens
+from realrun.replay.replayable import useful_tokens
 from sim.costs.cost import Cost, Demands
 from sim.interface.work import Kind, Work
 from sim.metrics.records import WorkRecord, work_record

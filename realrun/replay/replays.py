@@ -2,7 +2,7 @@
 
 The directory is the simulator's (sim.report.results) with more columns in work.parquet, the profile, and a `replay`
 block in summary.json that says where acceptance came from, on which machine it ran, and whether it ran to its end. Not
-here: the command line (realrun.cli.replay), the comparison with the simulator (realrun.validate.compare).
+here: the command line (realrun.cli.replay), the comparison with the simulator (realrun.validate.error_parts).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from realrun.host.machine import fingerprint
 from realrun.kernels.device_passes import ChunkShape, PassShape
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions, decoding_shapes
-from realrun.replay.experiment import busy_seconds, max_at_once, usage_of
-from realrun.replay.genuine import Folders, Tied
+from realrun.replay.genuine_acceptance import Folders, Tied
 from realrun.replay.machine_speed import probe
-from realrun.replay.measured import MeasuredWork, mean, measured_work, real_columns
+from realrun.replay.measured_costs import MeasuredWork, mean, measured_work, real_columns
 from realrun.replay.measured_host import WakeLatency
 from realrun.replay.pair_executor import PairExecutor
+from realrun.replay.replayable import busy_seconds, max_at_once, usage_of
 from sim.compare.run_length import load_of
 from sim.compare.side_by_side import RESULT_SCHEMA, cost_source, paired_differences
 from sim.costs.profile import Profile

@@ -11,10 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from realrun.host.gpuhost import GpuHost
-from realrun.replay.experiment import busy_seconds, check_replayable, max_at_once, usage_of
-from realrun.replay.measured import MeasuredCosts, measured_work
+from realrun.replay.measured_costs import MeasuredCosts, measured_work
 from realrun.replay.measured_host import WakeLatency
-from realrun.validate.compare import Observed, judge
+from realrun.replay.replayable import busy_seconds, check_replayable, max_at_once, usage_of
+from realrun.validate.error_parts import Observed, judge
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.interface.request import Request

@@ -2,7 +2,8 @@
 
 It is the truth that passes read and write, so a pass may be issued before the result of the one before it is back.
 Drafted tokens lie right behind the known ones until they are verified.
-Not here: KV (realrun.model.kv), the host's account (realrun.kernels.rows), passes (realrun.kernels.device_passes).
+Not here: KV (realrun.model.kv), the host's account (realrun.kernels.host_slots), passes
+(realrun.kernels.device_passes).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from realrun.replay.measured import MeasuredWork
+from realrun.replay.measured_costs import MeasuredWork
 from sim.acceptance.models import MAX_DRAFT_TOKENS
 from sim.acceptance.tape import TapeAcceptance, replay
 from sim.costs.compact_kernels import CompactKernels

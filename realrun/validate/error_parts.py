@@ -16,8 +16,8 @@ from operator import truediv
 from statistics import fmean
 from typing import Any
 
-from realrun.replay.genuine import RecordedDraws
-from realrun.replay.measured import MeasuredCosts, MeasuredWork
+from realrun.replay.genuine_acceptance import RecordedDraws
+from realrun.replay.measured_costs import MeasuredCosts, MeasuredWork
 from realrun.replay.measured_host import MeasuredHost, WakeLatency
 from realrun.validate.divergence import first_divergence
 from realrun.validate.errors import PERCENTILES, errors
