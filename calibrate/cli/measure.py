@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from calibrate.cli.output import check_out, write
+from calibrate.cli.profile_output import check_out, write
 from sim.cli.console import progress
 from sim.cli.signals import exit_code, stopped_word
 
@@ -80,7 +80,7 @@ def measure_command(
         raise ValueError(f"{needs} ({error})") from None
     torch.set_num_threads(threads)
     from calibrate.measure.pair import DEFAULTS, pair_spec
-    from calibrate.measure.serving import measure_pair
+    from calibrate.measure.serving_overhead import measure_pair
     from realrun.host import cuda
 
     spec = pair_spec(device, **flags)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from calibrate.cli.output import A_PATH, check_out
+from calibrate.cli.profile_output import A_PATH, check_out
 from sim.cli.options import listed
 
 if TYPE_CHECKING:
-    from calibrate.production.served import Served
+    from calibrate.production.levels import Served
     from sim.costs.profile import Profile
 
 EXAMPLE = (
@@ -80,7 +80,7 @@ MAX_SPREAD_PCT = 15.0
 def probe_command(url: str, profile_name: str, out: Path | None, json_path: str | None, **flags: Any) -> None:
     """Time a server from outside: closed loops of streamed requests at several levels. One level is held back and
     predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
-    from calibrate.production.exports import read_measured
+    from calibrate.production.level_files import read_measured
     from calibrate.production.probe import base_of
     from sim.costs.engine_costs import engine_of
     from sim.costs.profile_files import load
@@ -144,7 +144,7 @@ def _again(measured: Path, profile_name: str, out: Path | None, json_path: str |
 @contextmanager
 def _keeping(measured: Path, url: str, again: str, rounds: int) -> Iterator[Callable[[list[Served]], None]]:
     """What keeps the levels so far after each round. An error within the block, or a signal, says where they are."""
-    from calibrate.production.exports import write_measured
+    from calibrate.production.level_files import write_measured
 
     done = 0
 
@@ -179,7 +179,7 @@ def _fit(
     """Fit the levels but the one held back, predict that, and write and print what comes of it."""
     from calibrate.cli.production import plain, show
     from calibrate.judge.cells import Setup
-    from calibrate.production.fit import fit_served, predicted
+    from calibrate.production.engine_fit import fit_served, predicted
     from sim.cli.console import write_json
 
     limits = {name: flags[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
@@ -190,7 +190,7 @@ def _fit(
     held = next(each for each in served if each.concurrency == held_back)
     errors_pct = predicted(found, held, setup)
     if out is not None:
-        from calibrate.cli.output import write
+        from calibrate.cli.profile_output import write
 
         write(found.profile, out)
     held_plain = {
@@ -224,9 +224,9 @@ def _drive(
     base: str, key: str | None, levels: list[int], flags: dict[str, Any], on_round: Callable[[list[Served]], None]
 ) -> list[Served]:
     """Every level measured; `on_round` hears the levels so far after each round."""
+    from calibrate.production.levels import middling
     from calibrate.production.network import Client
     from calibrate.production.probe import find, level
-    from calibrate.production.served import middling
     from sim.cli.console import progress
 
     with Client(base, timeout_s=flags["timeout_s"], key=key) as client, progress() as on_step:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrate.cli.engine_flags import engine_block, engine_options
-from calibrate.judge.output import check_outputs, output_options, print_compared, write_result
+from calibrate.judge.validation_output import check_outputs, output_options, print_compared, write_result
 from sim.cli.console import progress
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from calibrate.cli.engine_flags import POLICIES, engine_block, engine_options
-from calibrate.judge.output import check_outputs, output_options, print_compared, write_result
+from calibrate.judge.validation_output import check_outputs, output_options, print_compared, write_result
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim validate vllm --requests requests.jsonl --profile h100-sxm/llama-3.1-8b \\\n"

@@ -2,7 +2,7 @@
 user's cache folder, under a name with a hash of all that they were made from.
 
 Beside them aiconfigurator's own decode step: where it takes kernels from other tables than this importer trusts, the
-two differ, and the user should know. Not here: models by name (calibrate.hardware.models), which deployment is
+two differ, and the user should know. Not here: models by name (calibrate.hardware.model_configs), which deployment is
 best (sim.studies.plan.search).
 """
 
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.hardware.models import with_formats
+from calibrate.hardware.model_configs import with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, profile_name
 from sim.compare.pool import default_workers, given, started
 from sim.costs.profile import Profile

@@ -1,7 +1,7 @@
 """Bare lanes: requests served one after the other, end to end, on one stream or several, with nothing of a policy.
 
 Real runs of them on the threaded host, and the same simulated. Not here: what they say of serving
-(calibrate.measure.serving).
+(calibrate.measure.serving_overhead).
 """
 
 from __future__ import annotations

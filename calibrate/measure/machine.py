@@ -12,7 +12,7 @@ from time import perf_counter
 
 import torch
 
-from calibrate.hardware.datasheets import datasheet_of_device
+from calibrate.hardware.derived_profiles import datasheet_of_device
 from realrun.host import cuda
 from realrun.host.machine import device_name, processor, usable_cores, versions
 from sim.costs.profile import Gpu

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from calibrate.measure.pair import pair_spec
-from calibrate.measure.serving import measure_pair
+from calibrate.measure.serving_overhead import measure_pair
 from realrun.host.machine import fingerprint
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.replays import Replay, about, replay, result_of, write_replays

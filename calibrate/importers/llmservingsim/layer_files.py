@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.fit.fit_errors import Array
-from calibrate.hardware.datasheets import datasheet_of_device
+from calibrate.hardware.derived_profiles import datasheet_of_device
 from calibrate.importers.columns import CsvTable
 from sim.costs.datasheets import Datasheet
 from sim.costs.passes import layer_kv_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from calibrate.hardware.datasheets import datasheet
+from calibrate.hardware.derived_profiles import datasheet
 from calibrate.importers.llmservingsim.layer_files import GEMMS
 from sim.costs.shapes import MODELS, Experts, ModelShape
 

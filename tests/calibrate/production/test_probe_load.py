@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from calibrate.judge.cells import Setup
-from calibrate.production.fit import fit_served
+from calibrate.production.engine_fit import fit_served
 from calibrate.production.network import Client
 from calibrate.production.probe import find, level
 from sim.costs.compact_kernels import LinearKernels, LinearPass

@@ -165,6 +165,7 @@ def test_an_interrupt_around_a_run_keeps_what_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """The second probe comes after the first of two runs, the third before the second one."""
+    from realrun.replay import replays
 
     probed: list[tuple[float, ...]] = []
 
@@ -185,6 +186,7 @@ def test_an_interrupt_around_a_run_keeps_what_is_done(
 
 
 def test_an_interrupted_rerun_lies_beside_the_complete_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from realrun.replay import replays
 
     args = ["--policy", "baseline", "--num-prompts", "2"]
     assert replay_into(tmp_path / "full", *args).exit_code == 0

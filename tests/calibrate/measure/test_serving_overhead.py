@@ -13,11 +13,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from calibrate.measure import lanes, serving
+from calibrate.measure import lanes, serving_overhead
 from calibrate.measure.lanes import Served, Setting, simulate
 from calibrate.measure.pair import options_of, pair_spec
 from calibrate.measure.pauses import idle_ramp
-from calibrate.measure.serving import best_tau, look_s, served
+from calibrate.measure.serving_overhead import best_tau, look_s, served
 from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.device_passes import PassShape
 from realrun.kernels.host_slots import PromptChunk
@@ -112,15 +112,15 @@ def test_captured_works_and_those_on_prompts_are_told_apart_and_stand_side_by_si
         return pending
 
     with monkeypatch.context() as patch:
-        rounds = serving._rounds
+        rounds = serving_overhead._rounds
 
         def begun(*given: Any) -> Any:
             patch.setattr(Issuer, "issue", watched)
             return rounds(*given)
 
-        patch.setattr(serving, "_rounds", begun)
+        patch.setattr(serving_overhead, "_rounds", begun)
         patch.setattr(lanes, "REQUESTS_PER_LANE", 4)
-        found = serving.on_gpu(profile, PairExecutor(kernels, seed=1), 1).host
+        found = serving_overhead.on_gpu(profile, PairExecutor(kernels, seed=1), 1).host
     assert set(launched) == {(True, False), (False, True)}
     assert found.eager_step_s is not None
     assert found.eager_result_s is not None

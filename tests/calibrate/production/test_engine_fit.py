@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from calibrate.cli.production import production_command
 from calibrate.judge.cells import Setup, simulate_cell
-from calibrate.production.exports import NEEDED
-from calibrate.production.fit import fit_served, tellable
-from calibrate.production.served import Accepted, Served, cell_of
+from calibrate.production.engine_fit import fit_served, tellable
+from calibrate.production.level_files import NEEDED
+from calibrate.production.levels import Accepted, Served, cell_of
 from sim.costs.engine_costs import with_engine, without_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode, load

@@ -1,5 +1,5 @@
 """Models by their names on Hugging Face: config.json files inside the installed aiconfigurator-core, and the targets of
-shipped profiles. Not here: what a config.json says (models)."""
+shipped profiles. Not here: what a config.json says (model_configs)."""
 
 from __future__ import annotations
 

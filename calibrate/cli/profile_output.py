@@ -45,7 +45,7 @@ def write(profile: Profile, out: Path) -> None:
 
 
 def print_errors(profile: Profile, errors: dict[str, KindError]) -> None:
-    from calibrate.judge.output import print_columns
+    from calibrate.judge.validation_output import print_columns
 
     kinds_by_reason: dict[str, list[str]] = {}
     rows = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.hardware.datasheets import DATASHEETS, datasheet_of_device
+from calibrate.hardware.derived_profiles import DATASHEETS, datasheet_of_device
 
 
 @pytest.mark.parametrize(

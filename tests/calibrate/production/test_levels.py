@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from calibrate.production.exports import levels, read_bench, read_windows
+from calibrate.production.level_files import levels, read_bench, read_windows
+from calibrate.production.levels import Accepted, Served, cell_of, middling, pooled
 from calibrate.production.metrics import between, parse, served_between
-from calibrate.production.served import Accepted, Served, cell_of, middling, pooled
 
 LABELS = 'engine="0",model_name="m"'
 

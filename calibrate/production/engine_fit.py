@@ -6,7 +6,7 @@ that whatever a first token waits for bends no step. Where that shifts the first
 while others come in), both are done again. Only constants that the levels can tell are fitted: step and row times need
 several numbers of requests in flight, time per draft pass needs drafts beside none. An engine that plans ahead hides
 what a step takes on the host; where that hardly moves a level, the time between steps (`gap_s`) is fitted instead.
-Not here: what the server said (calibrate.production.served), least squares (calibrate.judge.fit_cells).
+Not here: what the server said (calibrate.production.levels), least squares (calibrate.judge.fit_cells).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from calibrate.judge.cell_table import MEASURED, Cell
 from calibrate.judge.cells import Setup, simulate_cell
 from calibrate.judge.fit_cells import Fitted, Undetermined, check_constant, fit_constants, with_constants
-from calibrate.production.served import Accepted, Served, cell_of, pooled
+from calibrate.production.levels import Accepted, Served, cell_of, pooled
 from realrun.validate.errors import THROUGHPUT
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.hardware.models import format_names, source_of
-from calibrate.hardware.published import config_names, config_of
+from calibrate.hardware.model_configs import format_names, source_of
+from calibrate.hardware.published_models import config_names, config_of
 from sim.costs.profile_files import load, shipped
 
 

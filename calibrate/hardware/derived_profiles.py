@@ -10,7 +10,7 @@ from datetime import date
 
 import msgspec
 
-from calibrate.hardware.engines import all_reduce_of, engine_of
+from calibrate.hardware.host_costs import all_reduce_of, engine_of
 from sim.costs.datasheets import DATASHEETS, Datasheet, gpu_name
 from sim.costs.profile import Gpu, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
