@@ -1,42 +1,20 @@
-"""Profiles of other GPUs and models by their data sheets, and which data sheet a name or a driver means.
+"""Profiles of other GPUs and models by their data sheets, and whether a model fits a GPU.
 
 Not here: the sheets (sim.costs.datasheets), how fast anything really runs (calibrate.measure, sim/profiles).
 """
 
 from __future__ import annotations
 
-import re
 from datetime import date
 
 import msgspec
 
 from calibrate.hardware.host_costs import all_reduce_of, engine_of
-from sim.costs.datasheets import DATASHEETS, Datasheet, gpu_name
+from sim.costs.datasheets import DATASHEETS, datasheet
 from sim.costs.profile import Gpu, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
-from sim.names import unknown
 
 GB = 1e9
-
-
-def datasheet(name: str) -> Datasheet:
-    """The datasheet of `name`; raises ValueError with the nearest name."""
-    name = gpu_name(name)
-    if name not in DATASHEETS:
-        raise ValueError(unknown("GPU", name, DATASHEETS))
-    return DATASHEETS[name]
-
-
-def datasheet_of_device(device_name: str) -> Datasheet | None:
-    """The datasheet of what a driver calls `device_name`, or None where there is none, as of a slice of a GPU (MIG)."""
-    if re.search(r"\bMIG\b", device_name):
-        return None
-    by_length = sorted(
-        ((part, sheet) for sheet in DATASHEETS.values() for part in sheet.device_names),
-        key=lambda pair: -len(pair[0]),
-    )
-    names = ((re.search(rf"\b{re.escape(part)}\b", device_name, re.IGNORECASE), sheet) for part, sheet in by_length)
-    return next((sheet for match, sheet in names if match), None)
 
 
 def check_fits(models: str, weight_bytes: int, gpu: Gpu, devices: int = 1) -> None:

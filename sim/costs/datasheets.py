@@ -1,4 +1,4 @@
-"""Datasheets of GPUs: memory, dense bf16 FLOP/s, bandwidth, multiprocessors, watts, and which are of one family.
+"""Datasheets of GPUs: memory, dense bf16 FLOP/s, bandwidth, multiprocessors, watts, families, and which one is meant.
 
 Values are NVIDIA's published data sheets and architecture papers; FLOP/s are dense, with fp32 accumulation.
 Not here: how fast anything really runs (calibrate.measure, sim/profiles).
@@ -6,9 +6,11 @@ Not here: how fast anything really runs (calibrate.measure, sim/profiles).
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from sim.costs.profile import Gpu
+from sim.names import unknown
 
 GIB = 1 << 30
 
@@ -93,3 +95,23 @@ ALIASES = {"rtx-pro-6000": "rtx-pro-6000-server"}
 def gpu_name(name: str) -> str:
     """The name that profiles use for what is called `name`; unknown names stay as they are."""
     return ALIASES.get(name, name)
+
+
+def datasheet(name: str) -> Datasheet:
+    """The datasheet of `name`; raises ValueError with the nearest name."""
+    name = gpu_name(name)
+    if name not in DATASHEETS:
+        raise ValueError(unknown("GPU", name, DATASHEETS))
+    return DATASHEETS[name]
+
+
+def datasheet_of_device(device_name: str) -> Datasheet | None:
+    """The datasheet of what a driver calls `device_name`, or None where there is none, as of a slice of a GPU (MIG)."""
+    if re.search(r"\bMIG\b", device_name):
+        return None
+    by_length = sorted(
+        ((part, sheet) for sheet in DATASHEETS.values() for part in sheet.device_names),
+        key=lambda pair: -len(pair[0]),
+    )
+    names = ((re.search(rf"\b{re.escape(part)}\b", device_name, re.IGNORECASE), sheet) for part, sheet in by_length)
+    return next((sheet for match, sheet in names if match), None)

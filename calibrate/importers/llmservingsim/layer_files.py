@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.fit.fit_errors import Array
-from calibrate.hardware.derived_profiles import datasheet_of_device
 from calibrate.importers.columns import CsvTable
-from sim.costs.datasheets import Datasheet
+from sim.costs.datasheets import Datasheet, datasheet_of_device
 from sim.costs.passes import layer_kv_bytes
 from sim.costs.shapes import ModelShape
 from sim.files.yaml_values import read_yaml

@@ -23,7 +23,7 @@ import numpy as np
 
 from calibrate.fit.fit_errors import DRAFT_KINDS, errors_of_draft, not_judged
 from calibrate.fit.verify_rows import ATTENTION, QUERY_TILES, MixedPoints, VerifyFit, fit_verify_rule
-from calibrate.hardware.derived_profiles import check_divides, check_fits, datasheet
+from calibrate.hardware.derived_profiles import check_divides, check_fits
 from calibrate.hardware.host_costs import (
     GATHER_SOURCE,
     Engine,
@@ -51,7 +51,7 @@ from calibrate.importers.llmservingsim.layer_tables import (
     table_of,
 )
 from sim.costs.compact_kernels import AllReduce, VerifyAttention
-from sim.costs.datasheets import Datasheet
+from sim.costs.datasheets import Datasheet, datasheet
 from sim.costs.forms.build import build_costs
 from sim.costs.passes import ModelPasses
 from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.hardware.derived_profiles import DATASHEETS, datasheet_of_device
+from sim.costs.datasheets import DATASHEETS, datasheet_of_device
 
 
 @pytest.mark.parametrize(
