@@ -259,7 +259,7 @@ def _engine(path: Path) -> tuple[str, str]:
 
 
 def _config(path: Path) -> tuple[str, str]:
-    from calibrate.hardware.model_configs import source_of
+    from calibrate.catalogue.model_configs import source_of
 
     return "model config", source_of(str(path), plain=False).shape.name
 

@@ -26,8 +26,8 @@ def derive_command(
 ) -> None:
     """Transfer a profile to another GPU of its family by their datasheets, to other models by its constants, or to
     several GPUs that share the models; the result is marked as not measured."""
-    from calibrate.hardware.derived_profiles import derive, split, with_models
-    from calibrate.hardware.model_configs import shapes_of
+    from calibrate.catalogue.derived_profiles import derive, split, with_models
+    from calibrate.catalogue.model_configs import shapes_of
     from sim.costs.profile_files import load
 
     check_out(out, [origin, target, draft])

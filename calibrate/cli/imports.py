@@ -65,7 +65,7 @@ def aiconfigurator_command(
 ) -> None:
     """NVIDIA aiconfigurator's tables: those inside the installed aiconfigurator-core (`pip install 'lanesim[tables]'`),
     or those below PATH, which holds GPU folders and their YAML datasheets."""
-    from calibrate.hardware.model_configs import shapes_of, with_formats
+    from calibrate.catalogue.model_configs import shapes_of, with_formats
 
     if path is not None:
         click.get_current_context().meta[SOURCE] = str(path)
@@ -134,7 +134,7 @@ def llmservingsim_command(
     out: Path,
 ) -> None:
     """LLMServingSim's tables (dense, per_sequence, attention, moe) in PATH, the folder of one GPU, model and degree."""
-    from calibrate.hardware.model_configs import shapes_of
+    from calibrate.catalogue.model_configs import shapes_of
 
     click.get_current_context().meta[SOURCE] = str(path)
     check_out(out, [target, draft, *_below(path), *_below(draft_path)])

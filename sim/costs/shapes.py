@@ -4,7 +4,7 @@ The rule is a gated-MLP transformer with grouped-query attention (kv_heads == he
 a field of its own: an ungated MLP, experts, latent or linear attention, sliding windows, number formats. Biases and
 norms are left out: Qwen2.5's QKV bias is under 0.01 % of its parameters. Dimensions are those of each model's
 config.json.
-Not here: how fast they run (sim.costs), reading a config.json (calibrate.hardware.model_configs).
+Not here: how fast they run (sim.costs), reading a config.json (calibrate.catalogue.model_configs).
 """
 
 from difflib import get_close_matches

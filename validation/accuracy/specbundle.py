@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.hardware.model_configs import source_of
+from calibrate.catalogue.model_configs import source_of
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.hardware.model_configs import source_of, with_formats
+from calibrate.catalogue.model_configs import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, installed_tables
 from calibrate.importers.plan_candidates import cache_folder, imported, in_kernel_format
 from sim.acceptance.forms import parse_quoted

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.hardware.derived_profiles import with_models
+from calibrate.catalogue.derived_profiles import with_models
 from sim.costs.datasheets import DATASHEETS
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load

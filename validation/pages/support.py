@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from calibrate.hardware.derived_profiles import with_models
-from calibrate.hardware.model_configs import source_of, with_formats
+from calibrate.catalogue.derived_profiles import with_models
+from calibrate.catalogue.model_configs import source_of, with_formats
 from calibrate.importers.aiconfigurator.compact_profile import DEVICES
 from calibrate.importers.aiconfigurator.deployed import CONFIGS, WIDE
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.hardware.model_configs import source_of
+from calibrate.catalogue.model_configs import source_of
 from sim.studies.evidence import CELLS, MEAN_SIZE, SAME_LAYERS, Cell, Evidence
 from validation.silicon.drafted import DRAFTS, MTP_ENGINE
 from validation.silicon.drafted import TABLE as PAIRS

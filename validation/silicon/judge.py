@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from calibrate.hardware.model_configs import source_of, with_formats
+from calibrate.catalogue.model_configs import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
 from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile

@@ -17,7 +17,7 @@ from sim.cli.console import OnStep, claim, progress, write_json
 from sim.cli.options import ListOptions, parse_goodput
 
 if TYPE_CHECKING:
-    from calibrate.hardware.model_configs import Source
+    from calibrate.catalogue.model_configs import Source
     from sim.costs.shapes import ModelShape
     from sim.run.scenario import Scenario
     from sim.studies.plan.first_pass import Candidate, Ranked, Refused
@@ -111,7 +111,7 @@ def _gpu_price(text: str) -> float:
 
 def _candidates(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[Candidate], list[Refused], Source]:
     """What could be rented, what cannot, and the model."""
-    from calibrate.hardware.model_configs import Source
+    from calibrate.catalogue.model_configs import Source
     from sim.costs.profile_files import load, shipped
     from sim.studies.plan.first_pass import Candidate
 
@@ -131,8 +131,8 @@ def _is_profile(path: Path) -> bool:
 
 
 def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[Candidate], list[Refused], Source]:
+    from calibrate.catalogue.model_configs import source_of, with_formats
     from calibrate.cli.profile_output import needs_analysis
-    from calibrate.hardware.model_configs import source_of, with_formats
     from sim.costs.datasheets import DATASHEETS, gpu_name
     from sim.costs.engine_costs import engine_of
     from sim.costs.shapes import HEADS
@@ -180,7 +180,7 @@ def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[
 
 
 def _draft_model(name: str) -> ModelShape:
-    from calibrate.hardware.model_configs import source_of
+    from calibrate.catalogue.model_configs import source_of
     from sim.costs.shapes import HEADS
     from sim.names import unknown
 

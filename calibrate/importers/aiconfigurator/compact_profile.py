@@ -13,10 +13,10 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
+from calibrate.catalogue.derived_profiles import check_divides, check_fits
+from calibrate.catalogue.host_costs import ASSUMED_HOST
 from calibrate.fit.fit_errors import errors_of_draft, not_judged
 from calibrate.fit.held_out import Fitted, Tables, fit, held_out_errors
-from calibrate.hardware.derived_profiles import check_divides, check_fits
-from calibrate.hardware.host_costs import ASSUMED_HOST
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from sim.costs.compact_kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
 from sim.costs.datasheets import gpu_name

@@ -23,13 +23,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from calibrate.catalogue.derived_profiles import check_fits
+from calibrate.catalogue.host_costs import ASSUMED_HOST
+from calibrate.catalogue.model_configs import format_names
 from calibrate.fit.fit_errors import Array, errors_of_draft, kind_error, not_judged
 from calibrate.fit.held_out import VERIFY_TOKENS
 from calibrate.fit.kernel_tables import AttentionTable, outside_l2
 from calibrate.fit.table_form import counts, every_second, smooth
-from calibrate.hardware.derived_profiles import check_fits
-from calibrate.hardware.host_costs import ASSUMED_HOST
-from calibrate.hardware.model_configs import format_names
 from calibrate.importers.aiconfigurator.compact_profile import (
     ASSUMED_ELEMENTWISE,
     ASSUMED_HEAD,

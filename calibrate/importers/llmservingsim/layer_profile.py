@@ -3,7 +3,7 @@
 PATH is the folder of one GPU, model and degree of parallelism, `.../bf16/tp1`: dense.csv, per_sequence.csv,
 attention.csv, of a mixture of experts moe.csv, and skew.csv and ../meta.yaml where present. They hold kernel times of
 one layer, sharded but at full dimensions otherwise, so layers and dimensions come from our table; all-reduces, gathers
-and host constants, which they do not have, from calibrate.hardware.host_costs.
+and host constants, which they do not have, from calibrate.catalogue.host_costs.
 The profile keeps the points.
 A draft's points come from the draft's own folder, or are composed from the target's. Mixed passes fit the verify rule.
 Not here, but beside this: reading (layer_files), points (layer_tables), errors (layer_errors).
@@ -21,10 +21,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.fit.fit_errors import DRAFT_KINDS, errors_of_draft, not_judged
-from calibrate.fit.verify_rows import ATTENTION, QUERY_TILES, MixedPoints, VerifyFit, fit_verify_rule
-from calibrate.hardware.derived_profiles import check_divides, check_fits
-from calibrate.hardware.host_costs import (
+from calibrate.catalogue.derived_profiles import check_divides, check_fits
+from calibrate.catalogue.host_costs import (
     GATHER_SOURCE,
     Engine,
     all_reduce_of,
@@ -33,6 +31,8 @@ from calibrate.hardware.host_costs import (
     host_costs,
     vllm_of,
 )
+from calibrate.fit.fit_errors import DRAFT_KINDS, errors_of_draft, not_judged
+from calibrate.fit.verify_rows import ATTENTION, QUERY_TILES, MixedPoints, VerifyFit, fit_verify_rule
 from calibrate.importers.llmservingsim.layer_errors import layer_errors, skew_errors
 from calibrate.importers.llmservingsim.layer_files import (
     LICENCE,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.hardware.host_costs import ASSUMED_HOST, ENGINES, REDUCE_SOURCE, Engine
+from calibrate.catalogue.host_costs import ASSUMED_HOST, ENGINES, REDUCE_SOURCE, Engine
 from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.lookups import REDUCE_RATIO

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.hardware.model_configs import format_names, source_of, with_formats
+from calibrate.catalogue.model_configs import format_names, source_of, with_formats
 from sim.costs.shapes import MODELS, Formats, ModelShape
 
 COMMON = {"vocab_size": 100, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.hardware.model_configs import format_names, source_of
-from calibrate.hardware.published_models import config_names, config_of
+from calibrate.catalogue.model_configs import format_names, source_of
+from calibrate.catalogue.published_models import config_names, config_of
 from sim.costs.profile_files import load, shipped
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from calibrate.hardware.published_models import (
+from calibrate.catalogue.published_models import (
     config_names,
     config_of,
     name_of,

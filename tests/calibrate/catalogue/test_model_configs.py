@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.hardware.model_configs import source_of, with_dtype
+from calibrate.catalogue.model_configs import source_of, with_dtype
 from sim.costs.shapes import MODELS
 
 CONFIG = {

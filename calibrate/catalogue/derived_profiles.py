@@ -9,7 +9,7 @@ from datetime import date
 
 import msgspec
 
-from calibrate.hardware.host_costs import all_reduce_of, engine_of
+from calibrate.catalogue.host_costs import all_reduce_of, engine_of
 from sim.costs.datasheets import DATASHEETS, datasheet
 from sim.costs.profile import Gpu, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape

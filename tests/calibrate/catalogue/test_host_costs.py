@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from calibrate.hardware.derived_profiles import check_divides
-from calibrate.hardware.host_costs import ASSUMED_HOST, ENGINES, all_reduce_of, engine_of, host_costs, vllm_of
+from calibrate.catalogue.derived_profiles import check_divides
+from calibrate.catalogue.host_costs import ASSUMED_HOST, ENGINES, all_reduce_of, engine_of, host_costs, vllm_of
 from sim.costs.datasheets import DATASHEETS, datasheet, gpu_name
 from sim.costs.engine_costs import load_engine
 from sim.costs.shapes import MODELS
