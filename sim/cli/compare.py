@@ -163,7 +163,7 @@ def _print_lines(scenario: Scenario, target_model: str | None, draft_model: str 
     """Prints what can be typed, what it lacks as comments."""
     from sim.costs.profile_files import load
     from sim.run.resolve import resolve_all
-    from sim.studies.deploy import checking_lines
+    from sim.studies.serve_commands import checking_lines
 
     profile = load(scenario.profile)
     resolve_all(scenario, profile)

@@ -15,8 +15,8 @@ from sim.devices.contention import BRACKET, PhiLevel
 from sim.metrics.stats import interval_95
 from sim.report.store_frame import store_frame
 from sim.run.scenario import FORMER_REGIME
-from sim.studies.rows import if_overlap
 from sim.studies.store import Store
+from sim.studies.store_rows import if_overlap
 
 if TYPE_CHECKING:
     import pandas as pd

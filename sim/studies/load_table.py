@@ -28,8 +28,8 @@ from sim.policies.adaptive import PARTS
 from sim.policies.choices import LoadTable
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, to_plain
-from sim.studies.choice import MIN_GAIN
 from sim.studies.cost_draws import Draw, cost_draws, covers
+from sim.studies.length_choice import MIN_GAIN
 from sim.studies.plan.answer import Stated
 from sim.studies.tune import REQUESTS_PER_SLOT, closed_loop, concurrencies_of, objective, objective_values, rising
 

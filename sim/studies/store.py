@@ -5,7 +5,7 @@
     STORE/parts/*.parquet  rows, a file per batch, whole or not there
 
 Nobody ever changes a file, and names of parts are never used twice, so that writers need not know of each other; a row
-that two of them wrote is the same row, and is read once. Not here: what a row says (sim.studies.rows), frames
+that two of them wrote is the same row, and is read once. Not here: what a row says (sim.studies.store_rows), frames
 (sim.report).
 """
 
@@ -30,7 +30,7 @@ from sim.files.json_values import convert, read_json
 from sim.files.lock import Busy
 from sim.files.read import CONTROL, Unreadable
 from sim.files.write import new_file, sweep_folder, write_text
-from sim.studies.rows import SCENARIO, Row, model_version
+from sim.studies.store_rows import SCENARIO, Row, model_version
 
 if TYPE_CHECKING:
     import pyarrow as pa

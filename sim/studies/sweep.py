@@ -2,7 +2,7 @@
 
 A sweep that is killed loses the runs under way, and finished ones of 1,000 requests or 2 s at most; run again, it does
 what is missing. A run is whole or not there, so nothing is kept until the first has ended: short ones go first. Memory
-does not grow with the number of points. Not here: what a grid is (grid), what a row says (rows), processes
+does not grow with the number of points. Not here: what a grid is (grid), what a row says (store_rows), processes
 (sim.compare.pool).
 """
 
@@ -26,8 +26,8 @@ from sim.costs.profile_files import load
 from sim.policies.registry import POLICIES, find_policy
 from sim.run.scenario import Scenario
 from sim.studies.grid import Grid
-from sim.studies.rows import PROFILES, Job, Row, failed_row, profile_hash, row_key, run_job, run_jobs
 from sim.studies.store import Keys, Store
+from sim.studies.store_rows import PROFILES, Job, Row, failed_row, profile_hash, row_key, run_job, run_jobs
 
 ASKED_ABOVE = 1_000_000
 """Runs above which a sweep wants to be told twice: about ten hours on two cores."""

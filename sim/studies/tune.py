@@ -4,7 +4,7 @@ evidence allows, and of that a table by batch size, or one length where a table 
 Draws are paired: all settings meet the same requests, acceptance and costs, so that ratios vary less than they do. A
 length is chosen for the least expected regret, that is what it loses on average against the best one of each draw; what
 the answer is said to lose is what choices made without a draw lose in it. Not here: draws, the words of an engine's
-command line (deploy), how it is shown (sim.cli.tune).
+command line (serve_commands), how it is shown (sim.cli.tune).
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
 from sim.run.resolve import resolve, resolve_all, sample_requests
 from sim.run.scenario import Scenario, to_plain
-from sim.studies.choice import (
+from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers
+from sim.studies.evidence import asked_of, evidence
+from sim.studies.length_choice import (
     MIN_FOR_VERDICT,
     PLAIN,
     Choice,
@@ -41,10 +43,8 @@ from sim.studies.choice import (
     regrets_of,
     tuned_point,
 )
-from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers
-from sim.studies.deploy import Deployment, deployment
-from sim.studies.evidence import asked_of, evidence
 from sim.studies.plan.answer import Answer, Stated
+from sim.studies.serve_commands import Deployment, deployment
 from sim.workload.generate import TraceArrivals, at_most
 
 TUNING_SCHEMA = 1

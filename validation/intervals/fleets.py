@@ -24,8 +24,8 @@ from sim.costs.profile_files import load
 from sim.draws import child_seed
 from sim.run.scenario import Scenario
 from sim.studies.attainment import DEFAULT_SHARE, highest_load
-from sim.studies.choice import PLAIN, length_in
 from sim.studies.cost_draws import Draw, cost_draws
+from sim.studies.length_choice import PLAIN, length_in
 from sim.studies.load_search import REQUESTS_PER_REPLICA, WARMUP_SHARE, joint_share
 from sim.studies.tune import simulate_grid, tune
 

@@ -33,7 +33,7 @@ from sim.names import unknown
 from sim.run.scenario import Scenario
 from sim.studies.evidence import CELLS, MEASURED
 from sim.studies.plan.answer import Answer
-from sim.studies.rows import model_version, profile_hash
+from sim.studies.store_rows import model_version, profile_hash
 from sim.studies.tune import Tuning, concurrencies_of, tune
 from validation.tables import off_pct
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from calibrate.catalogue.model_configs import Source
     from sim.costs.shapes import ModelShape
     from sim.run.scenario import Scenario
-    from sim.studies.plan.first_pass import Candidate, Ranked, Refused
+    from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused
     from sim.studies.plan.search import Plan
 
 EXAMPLE = (
@@ -113,7 +113,7 @@ def _candidates(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[lis
     """What could be rented, what cannot, and the model."""
     from calibrate.catalogue.model_configs import Source
     from sim.costs.profile_files import load, shipped
-    from sim.studies.plan.first_pass import Candidate
+    from sim.studies.plan.candidate_ranking import Candidate
 
     if model in shipped() or (model.endswith(".json") and _is_profile(Path(model))):
         profile = load(model)
@@ -137,7 +137,7 @@ def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[
     from sim.costs.engine_costs import engine_of
     from sim.costs.shapes import HEADS
     from sim.names import unknown
-    from sim.studies.plan.first_pass import Candidate, Refused, label_of
+    from sim.studies.plan.candidate_ranking import Candidate, Refused, label_of
 
     try:
         from calibrate.importers.aiconfigurator.compact_profile import DEVICES

@@ -18,7 +18,7 @@ from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.summary import Run, number
 from sim.run.scenario import Scenario
-from sim.studies.choice import PLAIN
+from sim.studies.length_choice import PLAIN
 from sim.studies.load_search import joint_share
 from sim.studies.tune import closed_loop, concurrencies_of
 

@@ -26,11 +26,11 @@ from sim.run.limits import limits_of
 from sim.run.scenario import Scenario, to_plain
 from sim.studies.attainment import DEFAULT_SHARE, Highest, highest_load
 from sim.studies.cost_draws import DEFAULT_DRAWS, covers
-from sim.studies.deploy import checking_lines
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import REQUESTS, with_length
 from sim.studies.plan.answer import Answer, Stated
-from sim.studies.plan.first_pass import POLICY, Candidate, OnDone, Ranked, Refused, cost, first_pass
+from sim.studies.plan.candidate_ranking import POLICY, Candidate, OnDone, Ranked, Refused, cost, first_pass
+from sim.studies.serve_commands import checking_lines
 from sim.studies.tune import Tuning, tune
 from sim.workload.generate import mean_tokens
 

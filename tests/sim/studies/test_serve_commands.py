@@ -18,7 +18,7 @@ from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import Formats, mtp_layer
 from sim.policies.options import Method
 from sim.run.scenario import Scenario
-from sim.studies.deploy import Deployment, checking_lines, deployment
+from sim.studies.serve_commands import Deployment, checking_lines, deployment
 from tests.sim.studies.server_flags import (
     SGLANG_ALGORITHMS,
     SGLANG_LAUNCH_SERVER,
