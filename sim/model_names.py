@@ -33,7 +33,7 @@ class ProfileKey(NamedTuple):
     target: str
     draft: str
     degrees: tuple[tuple[str, str], ...]
-    """Above 1, as ("tp", "2")."""
+    """Degrees above 1, as ("tp", "2")."""
 
     @classmethod
     def of(cls, name: str) -> ProfileKey:

@@ -44,7 +44,7 @@ def plain_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> st
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
-    """In order of first appearance."""
+    """The items by their key, groups in order of first appearance."""
     found: dict[Key, list[T]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)

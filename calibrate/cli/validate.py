@@ -100,7 +100,7 @@ def validate_command() -> None:
 
 
 def _tell(judged: list[Judged]) -> None:
-    """Per run the headline, each part of the error, and where the schedules part."""
+    """Print of each run the headline, each part of the error, and where the schedules part."""
     for each in judged:
         verdict = each.verdict
         print(f"{verdict['policy']}, seed {verdict['seed']}: error in % of the real run")

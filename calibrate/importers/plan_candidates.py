@@ -118,7 +118,7 @@ def imported(
 
 
 def _import(index: int) -> Profile | str:
-    """In a worker: the profile, or why there is none."""
+    """The profile, or why there is none; made in a worker."""
     try:
         return import_deployment(
             given("tables"), given("gpu"), given("target"), given("draft"), given("wanted")[index],

@@ -24,7 +24,7 @@ from realrun.kernels.pair_kernels import PairKernels
 from sim.interface.work import Kind, Model
 
 HOLD_S = 1e-3
-"""That a stream is held while a graph is issued, at least."""
+"""Seconds that a stream is held while a graph is issued, at least."""
 HOLD_SHARE = 2.0
 """And so many times what issuing took when it took longer."""
 MAX_HOLD_S = 0.2

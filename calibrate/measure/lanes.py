@@ -53,7 +53,7 @@ class Setting(NamedTuple):
     burst: int = 1
     """Requests that arrive together."""
     coroutines: int = 1
-    """That share each lane."""
+    """Coroutines that share each lane."""
     rows: int = 1
     """Requests that each coroutine drafts and verifies together."""
     is_split: bool = False

@@ -61,7 +61,7 @@ class Rates(NamedTuple):
     cell: Cell
     sides: tuple[Steady, ...]
     window_s: float
-    """That a window lasted at least, where MIN_PASSES did not take longer."""
+    """Seconds that a window lasted at least, where MIN_PASSES did not take longer."""
     shares: tuple[float, ...]
     """Share of the multiprocessors that each side could run on [sides]."""
     num_allocations: int

@@ -44,7 +44,7 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     throttled: tuple[str, ...] = ()
     """Why the clocks were below what they could be, under NVML's names."""
     place: Place | None = None
-    """That was visited; None in files of earlier versions."""
+    """The place that was visited; None in files of earlier versions."""
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):

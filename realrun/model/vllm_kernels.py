@@ -64,7 +64,7 @@ def _load() -> None:
 
 
 class VllmAttention:
-    """Over pages of 16 tokens, vLLM's default; a slot is so many of them in a row."""
+    """Attention over pages of 16 tokens, vLLM's default; a slot is so many of them in a row."""
 
     def __init__(self, heads: int, kv: SlottedKv, *, is_hopper: bool) -> None:
         self.heads, self.group, self.kv, self.is_hopper = heads, heads // kv.kv_heads, kv, is_hopper

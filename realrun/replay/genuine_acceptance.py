@@ -100,7 +100,7 @@ class Folders:
     """A pair with weights of its own, and what it is asked: texts decide what is accepted."""
 
     target: Path
-    """In the format of transformers, as `draft`."""
+    """Folder in the format of transformers, as `draft`."""
     draft: Path
     prompts: tuple[tuple[list[int], str], ...]
     """[requests] token ids and content class."""
@@ -127,7 +127,7 @@ class ClassTape(NamedTuple):
     tapes: list[list[int]]
 
     def summary(self, draft_tokens: int) -> dict[str, Any]:
-        """Over the rounds of playing each tape once with drafts of `draft_tokens`."""
+        """Acceptance over the rounds of playing each tape once with drafts of `draft_tokens`."""
         played = TapeAcceptance(tuple(np.array(tape, dtype=np.uint8) for tape in self.tapes))
         rates = played.unconditional_rates(draft_tokens)
         return {

@@ -19,9 +19,9 @@ PROBED_TOKENS = (1, 48)
 """Lengths of a prompt's chunk, which no stream captures: its launch is the same whatever else runs there."""
 REPETITIONS = 40
 MIN_REPETITIONS = 2
-"""Before which there is always one that does not count."""
+"""Fewest repetitions, before which there is always one that does not count."""
 MAX_S = 0.5
-"""Per pass; slow ones are repeated less often."""
+"""Seconds per pass; slow ones are repeated less often."""
 WARM_SHARE = 0.2
 """Share of the repetitions that do not count either: a machine that did nothing for a while comes up again."""
 

@@ -107,7 +107,7 @@ class MeasuredCosts:
         self.num_hits = self.num_misses = 0
         self._mean_reaction_s = mean([work.reacted_s - work.record.end_s for work in works])
         self._exact: dict[Key, deque[Lasted]] = {}
-        """In the order of issue: equal chunks of one prompt have one key."""
+        """Works in the order of issue: equal chunks of one prompt have one key."""
         self._groups: dict[tuple[str, str], _Group] = {}
         self.now_s = 0.0
         """Time of the run that asks."""

@@ -27,7 +27,7 @@ from sim.run.experiment import Experiment
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 """The type of weights, by their bytes."""
 SPARE_SLOTS = 8
-"""For requests that are finished while their draft prefill is still under way."""
+"""Slots for requests that are finished while their draft prefill is still under way."""
 MAX_STREAMS = 8
 """Streams that policies replayed together ask for, lanes of one name sharing theirs (realrun.kernels.pair_kernels)."""
 

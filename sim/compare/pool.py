@@ -41,7 +41,7 @@ AHEAD = 3
 OnDone = Callable[[str, int, int], None]
 """(what is being done, how many of it are done, how many there are)."""
 ENDING_S = 0.5
-"""For the threads of a pool to be gone, which takes far less."""
+"""Time for the threads of a pool to be gone, which takes far less."""
 
 _given: dict[str, Any] = {}
 """What the tasks of this process share, by name."""
@@ -366,8 +366,8 @@ def _num_threads() -> int:
 
 
 def _await_threads(num: int) -> None:
-    """Until there are `num` threads again, or ENDING_S: one that has been joined is still listed for a moment, and the
-    next workers would not be forked beside it."""
+    """Wait until there are `num` threads again, or ENDING_S: one that has been joined is still listed for a moment, and
+    the next workers would not be forked beside it."""
     until_s = time.monotonic() + ENDING_S
     while _num_threads() > num and time.monotonic() < until_s:
         time.sleep(1e-4)

@@ -121,7 +121,7 @@ class DecodeAttention(Constants, frozen=True, kw_only=True, forbid_unknown_field
 
     fixed_s: float
     row_head_s: float
-    """Per row and KV head: thread blocks to schedule."""
+    """Time per row and KV head: thread blocks to schedule."""
     bandwidth_share: float
     """Share of the peak bandwidth at which KV streams."""
     sharpness: float
@@ -145,7 +145,7 @@ class PrefillAttention(Constants, frozen=True, kw_only=True, forbid_unknown_fiel
     tile_share: float
     """Share of the queries charged rounded up to BLOCK_QUERIES."""
     block_s: float
-    """Per BLOCK_QUERIES of the longest chunk: the serial tail."""
+    """Time per BLOCK_QUERIES of the longest chunk: the serial tail."""
     kv_bandwidth_share: float
     """Share of the peak bandwidth at which the chunk's own KV is written and read: low, it is read many times."""
     small_head_change: float
@@ -225,7 +225,8 @@ class Elementwise(Constants, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Head(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """After the layers: the LM head is a GEMM over the rows that sample; the sampler reads its fp32 logits."""
+    """What comes after the layers: the LM head is a GEMM over the rows that sample; the sampler reads its fp32
+    logits."""
 
     sampler_s: float
     """Fixed time of the sampler's kernels."""
@@ -268,7 +269,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("body_ratios: ratios must be positive and finite")
 
     def body_ratio(self, tokens: int) -> float:
-        """Between the counts of `body_ratios` on their logs; beyond them the nearest holds."""
+        """The ratio at `tokens`, between the counts of `body_ratios` on their logs; beyond them the nearest holds."""
         ratios = self.body_ratios
         if not ratios:
             return 1.0
@@ -303,11 +304,11 @@ class LinearPass(Constants, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     pass_s: float
     token_s: float = 0.0
-    """Per token through the body."""
+    """Time per token through the body."""
     row_s: float = 0.0
-    """Per token position that samples."""
+    """Time per token position that samples."""
     kv_token_s: float = 0.0
-    """Per token of KV that attention reads."""
+    """Time per token of KV that attention reads."""
     launches: int | None = None
     """Kernels that an eager pass launches; null = by the layers, as the other forms have it."""
 

@@ -45,7 +45,7 @@ NO_ENGINE = "no engine"
 """Name of what a real host adds that no engine and no measurement knows."""
 ENGINE_SCHEMA = 1
 PARALLEL_EAGLE = "parallel_eagle"
-"""In `Rules`: an EAGLE head that fills all slots in one pass."""
+"""Name, in `Rules`, of an EAGLE head that fills all slots in one pass."""
 SMALL_GRAPHS, COARSE_GRAPHS = (1, 2, 4), 256
 """vLLM's captured sizes: these, multiples of 8, and of 16 from there on."""
 GIB = 2.0**30

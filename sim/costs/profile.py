@@ -58,7 +58,7 @@ class IdleRamp(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What works lose after a pause, before the machine is up again (sim.costs.in_service)."""
 
     lost_s: float
-    """In all, after a long pause."""
+    """Time that is lost in all, after a long pause."""
     pause_s: float
     """Length of a pause after which 63 % of that are lost."""
     work_s: float
@@ -299,9 +299,9 @@ class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: Literal["target", "draft"]
     rows: int
     tokens: int
-    """Per row: prompt tokens of a prefill, query tokens of a verify, tokens drafted; 1 for a decode."""
+    """Tokens of each row: prompt tokens of a prefill, query tokens of a verify, tokens drafted; 1 for a decode."""
     context_tokens: int
-    """Per row, in KV before the pass."""
+    """Tokens of each row that are in KV before the pass."""
     launch: Literal["eager", "graphed"]
     device_s: float
     host_s: float

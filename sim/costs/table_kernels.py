@@ -159,9 +159,9 @@ class TableKernels(Served, frozen=True, kw_only=True, forbid_unknown_fields=True
     target: ModelTable
     draft: ModelTable | None
     verify_rule: VerifyAttention
-    """For rows beside prefill chunks where `rows_beside_chunks` is null, and verify rows where `verify_attention` is:
-    what context adds to decode attention grows by kv_slowdown, or padded query tiles compute; without a tile, further
-    queries compute at the rate of the longest measured prefill."""
+    """The rule for rows beside prefill chunks where `rows_beside_chunks` is null, and for verify rows where
+    `verify_attention` is: what context adds to decode attention grows by kv_slowdown, or padded query tiles compute;
+    without a tile, further queries compute at the rate of the longest measured prefill."""
     attention_implementation: str
     kv_layout: str
 

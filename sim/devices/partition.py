@@ -54,7 +54,7 @@ class Place(NamedTuple):
     share: float
     """Share of the multiprocessors."""
     is_reserved: bool
-    """For this stream; False: streams without a share divide the time of what the others leave."""
+    """The share is this stream's alone; False: streams without a share divide the time of what the others leave."""
 
 
 class Partition(NamedTuple):

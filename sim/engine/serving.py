@@ -286,7 +286,7 @@ class Serving:
         return request
 
     async def came(self, *, poll_s: float | None = None) -> None:
-        """Until somebody comes, or leaves. Nobody prepared anything for the first of those who wait."""
+        """Wait until somebody comes, or leaves. Nobody prepared anything for the first of those who wait."""
         await self.host.wait(self.intake, poll_s=poll_s)
         if self.inbox:
             self.inbox[0].known_s = self.host.now_s

@@ -214,7 +214,8 @@ async def finish_round(
 
 
 async def filled(serving: Serving, lane: RequestQueue, options: PolicyOptions) -> None:
-    """Until somebody is in `lane`. Nothing is prepared for who comes from a prompt to an idle lane until it looks."""
+    """Wait until somebody is in `lane`. Nothing is prepared for who comes from a prompt to an idle lane until it
+    looks."""
     if not lane.items:
         await lane.filled(serving.host, poll_s=options.poll_s)
         for request in lane.items:

@@ -24,9 +24,9 @@ from sim.policies.options import EngineLimits, Method
 
 PREFILL = "prefill"
 SIZE_RATIO = 1.3
-"""Between two numbers of requests that are tried."""
+"""Ratio between two numbers of requests that are tried."""
 PASSES = 4
-"""In which the busy shares of lanes settle."""
+"""Passes in which the busy shares of lanes settle."""
 BISECTIONS = 14
 FULL = 0.99
 """A queue that is busier than this is taken for one that grows."""
@@ -39,7 +39,7 @@ class MeanLoad(NamedTuple):
     prompt_variation: float
     """Variance of the prompts' lengths over their squared mean."""
     context_tokens: float
-    """In KV of a request halfway through its output."""
+    """Tokens in KV of a request halfway through its output."""
     num_rounds: float
     """Verifies per request."""
     draft_tokens: int
@@ -291,7 +291,7 @@ def _numbers(most: int) -> Iterator[int]:
 
 
 def _pace_of(paces: Mapping[int, Pace], number: float) -> Pace:
-    """Between those that are known; beyond them that of the nearest."""
+    """The pace between those that are known; beyond them that of the nearest."""
     before: tuple[int, Pace] | None = None
     for known, pace in paces.items():
         if known >= number:

@@ -394,7 +394,7 @@ class _Resolver:
         return {first + index: costs for first in firsts for index in range(scenario.policy_options.prefill_devices)}
 
     def _links(self) -> dict[str, Link]:
-        """Between the GPUs of each replica, as its policy names them."""
+        """Links between the GPUs of each replica, as its policy names them."""
         if self.num_gpus == 1:
             return {}
         devices = self.scenario.devices

@@ -65,8 +65,8 @@ class Highest(msgspec.Struct, frozen=True, kw_only=True):
     load: float | None
     """Requests per second, or requests in flight; None for never and unbounded."""
     ci95: Interval | None
-    """Over replications, costs and acceptance as given; of the saturated throughput where that is the limit. None of
-    runs that are too short for steady means."""
+    """Interval of the load over replications, costs and acceptance as given; of the saturated throughput where that is
+    the limit. None of runs that are too short for steady means."""
     draws_interval: Interval | None
     """5 to 95 % of the draws; None without draws, of short runs, and where some draw has no limit."""
     draw_loads: list[float | None]
@@ -337,7 +337,7 @@ class _Answer:
         return order, min(most, ceil(CONFIDENCE * (len(order) + 1)))
 
     def _holding(self, in_draws: SharesInDraws, count: int) -> dict[int, int]:
-        """In how many draws a number of replicas is enough, for each up to those recommended.
+        """Number of draws in which each number of replicas is enough, up to those recommended.
 
         Draws are put in the order of their highest loads, so that halving finds the last of those that hold; each is
         simulated once at every number it is tried at, on the same requests.
@@ -346,7 +346,8 @@ class _Answer:
         most = sum(load > 0.0 for load in self.draw_loads)
 
         def holding(count: int, low: int, high: int, first: int) -> int:
-            """Between `low`, which hold, and `high`, beyond which none does; `first` is tried first."""
+            """Number of draws that hold, between `low`, which hold, and `high`, beyond which none does; `first` is
+            tried first."""
             self._runner.on_done(f"{self.search.policy}, {in_draws.routing.value}: {count} replicas in draws", 0, 1)
             middle = first
             while low < high:

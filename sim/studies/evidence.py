@@ -65,7 +65,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Error of the throughput over that without drafts on the same engine."""
     source: str
     runs: int = 1
-    """That the mean size of the error is over."""
+    """Runs that the mean size of the error is over."""
     has_experts: bool = False
 
 

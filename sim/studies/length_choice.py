@@ -256,7 +256,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
     mean: float
     interval: Interval
     is_sure: bool
-    """Above 0 in SURE_SHARE of the draws, and in the mean not below MIN_GAIN."""
+    """The gain is above 0 in SURE_SHARE of the draws, and in the mean not below MIN_GAIN."""
 
 
 class Choice(NamedTuple):

@@ -56,7 +56,7 @@ class Limit(StrEnum):
     """What ends the load that can be served."""
 
     SLO = "slo"
-    """Beyond it too few requests meet the SLOs."""
+    """The load beyond which too few requests meet the SLOs."""
     THROUGHPUT = "throughput"
     """The SLOs hold up to the saturated throughput."""
     NEVER = "never"
@@ -235,13 +235,14 @@ class LoadSearch:
 
 
 def _own_highest(seed: int) -> float:
-    """In a worker."""
+    """A replication's own highest load, found in a worker."""
     search: LoadSearch = given("search")
     return search.own_highest(seed, given("near"))
 
 
 def _own_highest_under(draw: Draw) -> float:
-    """In a worker. It is looked for where it was as given, times what the draw does to the saturated throughput."""
+    """The highest load under a draw, found in a worker: looked for where it was as given, times what the draw does to
+    the saturated throughput."""
     as_given: LoadSearch = given("search")
     search, own = as_given.under(draw), given("own")
     near = own if as_given.is_concurrency else own * search.saturated_per_s / as_given.saturated_per_s

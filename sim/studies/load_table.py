@@ -34,7 +34,7 @@ from sim.studies.plan.answer import Stated
 from sim.studies.tune import REQUESTS_PER_SLOT, closed_loop, concurrencies_of, objective, objective_values, rising
 
 CANDIDATES = ("pd", "unified", "pdv", "baseline")
-"""In the order in which they stay where none is surely better."""
+"""Policies in the order in which they stay where none is surely better."""
 DEFAULT_DRAWS = 4
 CLOSE = 1.3
 """Ratio of two neighbouring concurrencies between which no other one is tried."""
@@ -74,9 +74,9 @@ class PolicyTuning(Stated, frozen=True, kw_only=True):
     covers: str
     verdict: str
     adaptive_table: LoadTable
-    """For policy_options.adaptive_table."""
+    """Table for policy_options.adaptive_table."""
     hysteresis: float
-    """For policy_options.hysteresis."""
+    """Value for policy_options.hysteresis."""
     points: list[LoadPoint]
 
 

@@ -50,9 +50,9 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     """What a sweep did, in runs."""
 
     num_runs: int
-    """In the grid."""
+    """Runs of the grid."""
     num_known: int
-    """In the store before."""
+    """Runs that the store had before."""
     num_failed: int
     """Failures among those that were run now."""
 

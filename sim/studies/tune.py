@@ -71,7 +71,7 @@ class Tuning(Stated, frozen=True, kw_only=True):
     draws: int
     covers: str
     verdict: str
-    """In a line: a table, one length, or no speculation."""
+    """The answer in a line: a table, one length, or no speculation."""
     table: list[list[int]]
     """[first batch size, last one, draft length], as vLLM has it; of one row where one length is as good."""
     gain: Gain

@@ -59,7 +59,7 @@ class Point(NamedTuple):
     model: str
     phase: str
     tokens: int
-    """Through the body, in one pass."""
+    """Tokens through the body, in one pass."""
     share: float
     demands: Demands
     slowdown: float

@@ -148,7 +148,7 @@ PARTS: dict[tuple[str, str], Judge] = {
 
 
 def _judge(part: tuple[str, str]) -> list[Row]:
-    """In a worker: the rows of one part of a section."""
+    """The rows of one part of a section, made in a worker."""
     return PARTS[part](read_section(part[0]), given("draws"))
 
 

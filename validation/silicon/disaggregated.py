@@ -163,7 +163,7 @@ def family_of(row: Mapping[str, str]) -> str:
 
 
 def classes_of(found: Iterable[Judged | tuple[str, str, str]]) -> list[dict[str, Any]]:
-    """Per family: cells judged and refused, mean and median size of the errors, mean errors."""
+    """A row per family: cells judged and refused, mean and median size of the errors, mean errors."""
     entries = list(found)
     judged = grouped([entry for entry in entries if isinstance(entry, Judged)], _family)
     refused = Counter(entry[0] for entry in entries if not isinstance(entry, Judged))

@@ -29,7 +29,7 @@ MTP_ENGINE = "trtllm-1.1"
 """Engine of every pair."""
 DRAFTS = 3
 NEAR_DAYS = 10
-"""Between the two runs of a pair: engines change by more than speculation gains between months."""
+"""Most days between the two runs of a pair: engines change by more than speculation gains between months."""
 WAVES, FEWEST = 4, 16
 """Requests per seat, and in all at least."""
 FIRST_LENGTH, LONGEST_SHARE = 2.6, 0.975

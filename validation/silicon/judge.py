@@ -42,7 +42,7 @@ TRTLLM_BUDGETS = {"Llama": 16384, "gpt-oss": 20000}
 multiples of it."""
 PADDING = 64
 BATCH_WAIT = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
-"""In those of Llama-3.1-70B, at ISL and OSL 1,024 and fewer than eight GPUs."""
+"""What recipes of Llama-3.1-70B have, at ISL and OSL 1,024 and fewer than eight GPUs."""
 SGLANG = "sglang-0.5"
 MANY_CLIENTS = 16
 RECEIVE_INTERVALS = {"b200-sxm": (10, 30), "b300-sxm": (10, 10)}
@@ -57,8 +57,9 @@ CHUNKS = {("b200-sxm", "fp8"): 32768, ("b200-sxm", None): 32768, ("h200-sxm", "f
 CHUNK = 16384
 """--chunked-prefill-size in the same: by GPU and weights, and elsewhere."""
 EXACT_BUDGET = 1500
-"""In deployments that aiconfigurator generates (cells of EXACT_SOURCE): this, ISL and the concurrency. Those of vLLM
-leave it to vLLM's scheduler, whose own default is VLLM_BUDGET; chosen on the TTFT of marked cells."""
+"""The token budget of deployments that aiconfigurator generates (cells of EXACT_SOURCE) is this, ISL and the
+concurrency. Those of vLLM leave it to vLLM's scheduler, whose own default is VLLM_BUDGET; chosen on the TTFT of marked
+cells."""
 VLLM_BUDGET = 2048
 CHECKPOINTS = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",

@@ -33,9 +33,9 @@ MIN_BANDWIDTH, MIN_FLOPS = 1e10, 1e12
 
 
 MAX_SEQUENCES = 16384
-"""In a pass of any published table; contexts are longer."""
+"""Most sequences in a pass of any published table; contexts are longer."""
 ALL_REDUCE_MS = (1e-4, 1.0)
-"""Between these lies the shortest all-reduce of any table."""
+"""Bounds of the shortest all-reduce of any table."""
 
 
 HUGE = 5e8

@@ -64,7 +64,7 @@ class ExpertTable(NamedTuple):
     seconds: Array
 
     def at(self, tokens: Array) -> Array:
-        """Between measured counts linearly; beyond the last in proportion."""
+        """Seconds [tokens] at any counts: between measured ones linearly, beyond the last in proportion."""
         inside = np.interp(tokens, self.tokens, self.seconds)
         most = self.tokens[-1]
         return np.where(tokens > most, self.seconds[-1] * tokens / most, inside)

@@ -57,7 +57,7 @@ class RawGrid(NamedTuple):
         return RawGrid(first, second, seconds)
 
     def trimmed(self) -> RawGrid:
-        """Without values of an axis that have few points, and would be interpolated from almost nothing."""
+        """The grid without values of an axis that have few points, and would be interpolated from almost nothing."""
         enough = np.isfinite(self.seconds)
         rows = enough.sum(axis=1) >= min(MIN_POINTS, len(self.second))
         columns = enough[rows].sum(axis=0) >= min(MIN_POINTS, len(self.first))

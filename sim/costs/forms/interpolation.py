@@ -73,7 +73,7 @@ def filled(second_axis: Sequence[int], grid: Sequence[Sequence[float | None]]) -
 
 
 def _min_above(grid: Sequence[Sequence[float | None]]) -> list[list[float]]:
-    """Per point, the least measured time among the points no smaller in both axes."""
+    """The least measured time among the points no smaller in both axes, for each point."""
     least = [inf] * len(grid[0])
     rows = []
     for curve in reversed(grid):

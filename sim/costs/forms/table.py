@@ -139,7 +139,7 @@ class TablePasses(ModelPasses):
         return Line(kv_tokens, [value + kv * query_s for value, kv in zip(slowed, kv_tokens, strict=True)])
 
     def _verify_line(self, rows: int, queries: float) -> Line:
-        """Between the two measured counts of queries per row next to the mean one; one query is a decode."""
+        """The line between the two measured counts of queries per row next to the mean one; one query is a decode."""
         grid = self._table.verify_attention
         assert grid is not None
         decode = self._decode_line(rows)

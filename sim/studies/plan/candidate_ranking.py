@@ -72,11 +72,11 @@ class Ranked(NamedTuple):
     in_flight: int
     """There, of one rank."""
     gpus: int | None
-    """For the rate, about; None without one."""
+    """GPUs that the rate takes, about; None without one."""
     lengths: tuple[int, ...]
-    """That come near the best at some load, and 1; none where drafting never does."""
+    """Draft lengths that come near the best at some load, and 1; none where drafting never does."""
     concurrencies: tuple[int, ...]
-    """That were of use."""
+    """Requests in flight that were of use."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +162,8 @@ def _climb(settings: Sequence[_Setting], share: float, runner: Runner) -> None:
 
 
 def _climbed(setting: _Setting) -> tuple[Run, dict[int, float]]:
-    """In a worker: one request alone, and if that meets the SLOs the goodput by requests in flight, until it falls."""
+    """One request alone, and if that meets the SLOs the goodput by requests in flight, until it falls; run in a
+    worker."""
     alone = run_point(setting.point(1)).run
     if joint_share(alone) < given("share"):
         return alone, {}

@@ -57,7 +57,7 @@ class PlannedDeployment(Answer, frozen=True, kw_only=True):
     ep: int
     dp: int
     num_speculative_tokens: int
-    """That the fleet was simulated with; 0: no drafter is loaded."""
+    """Draft length that the fleet was simulated with; 0: no drafter is loaded."""
     rate_per_replica: float
     """Highest requests per second of a replica that meet the SLOs, as given."""
     rate_interval: tuple[float, float] | None
@@ -216,7 +216,7 @@ class _Refinement:
     ) -> None:
         self._with_energy, self._rate_per_s, self._share = scenario.energy, rate_per_s, share
         self.scenario = msgspec.structs.replace(scenario, energy=False)
-        """Without energy, which only the rows that are refined have."""
+        """The scenario without energy, which only the rows that are refined have."""
         self._target_model = target_model
         self._price_per_gpu_h, self._draws, self._workers, self._on_done = price_per_gpu_h, draws, workers, on_done
         self._output_tokens = mean_tokens(scenario.workload, scenario.seed)[1]
