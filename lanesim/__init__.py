@@ -13,11 +13,11 @@ acceptance model or a cost table of one's own: docs/extending.md.
 from sim.acceptance.forms import AcceptanceForm, parse_quoted, register_acceptance
 from sim.acceptance.models import Acceptance, run_lengths
 from sim.acceptance.quoted import CarriedLength, Quoted, lengths_by_k
-from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, save_profile
 from sim.costs.profile_files import load as load_profile
 from sim.costs.profile_files import shipped as profile_names
+from sim.costs.table_kernels import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid
 from sim.draws import thresholds
 from sim.engine.serving import Serving
 from sim.interface.host import Host

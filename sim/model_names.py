@@ -33,11 +33,11 @@ class ProfileKey(NamedTuple):
     target: str
     draft: str
     degrees: tuple[tuple[str, str], ...]
-    """Above 1, as ("tp", "2")."""
+    """Degrees above 1, as ("tp", "2")."""
 
     @classmethod
     def of(cls, name: str) -> ProfileKey:
-        """Of `gpu/target[+draft]`, with -tpN, -epN and -dpN anywhere after the GPU."""
+        """The key of `gpu/target[+draft]`, with -tpN, -epN and -dpN anywhere after the GPU."""
         gpu, _, models = name.lower().partition("/")
         degrees = sorted((kind, count) for kind, count in DEGREE.findall(models) if count != "1")
         target, _, draft = DEGREE.sub("", models).partition("+")

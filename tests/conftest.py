@@ -25,7 +25,7 @@ for name, max_examples in EXAMPLES.items():
 settings.load_profile("ci")
 # Read where torch and numpy are first imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-multiprocessing.set_forkserver_preload(["numpy", "sim.cli.main", "sim.compare.points", "sim.studies.tune"])
+multiprocessing.set_forkserver_preload(["numpy", "sim.cli.main", "sim.compare.point_runs", "sim.studies.tune"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

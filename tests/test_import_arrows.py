@@ -44,7 +44,7 @@ FLOORS = {
     ),
     "calibrate": (
         ("points",),
-        ("hardware",),
+        ("catalogue",),
         ("fit",),
         ("measure",),
         ("corun",),

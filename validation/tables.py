@@ -16,7 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:
-    """By the names in the header. Raises ValueError where there is none."""
+    """Rows of a CSV by the names in its header. Raises ValueError where there is none."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows:
@@ -44,7 +44,7 @@ def plain_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> st
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
-    """In order of first appearance."""
+    """The items by their key, groups in order of first appearance."""
     found: dict[Key, list[T]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)

@@ -128,7 +128,7 @@ def _attended(
 
 
 def streams(ground: Ground) -> str | None:
-    """As many as are needed, none of which waits for another."""
+    """STREAMS streams at once, none of which may wait for another; None on a device without streams. Raises Red."""
     if not ground.runs_on.is_async:
         return None
     own = [ground.runs_on.stream() for _ in range(STREAMS)]

@@ -48,7 +48,7 @@ def measure(device: str, out: Path, job: Job, repeats: int) -> None:
     """A pair's points and profile, with what was rated of two streams. Goes on where an earlier measurement was
     killed."""
     from calibrate.campaign.report import corun_table
-    from calibrate.measure.serving import measure_pair
+    from calibrate.measure.serving_overhead import measure_pair
     from sim.costs.profile_files import encode
     from sim.files.write import write_text
 

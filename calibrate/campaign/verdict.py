@@ -38,7 +38,7 @@ class Change(NamedTuple):
 
 
 def change(values: Sequence[float], beside: Sequence[float]) -> Change:
-    """Of two means, by Welch's interval of their difference.
+    """The change from the mean of `beside` to that of `values`, with Welch's interval of their difference.
 
     >>> print(change([90.0, 91.0, 89.0], [100.0, 101.0, 99.0]))
     -10.0 ± 2.3
@@ -56,7 +56,7 @@ def change(values: Sequence[float], beside: Sequence[float]) -> Change:
 
 
 def changes(loads: Mapping[int, Mapping[str, Runs]]) -> dict[str, dict[int, tuple[Change, Change]]]:
-    """By lane policy that ran beside continuous batching, by requests at once: measured and simulated."""
+    """Measured and simulated change of each lane policy that ran beside continuous batching, by requests at once."""
     return {
         lane: {
             at_once: (
@@ -77,7 +77,7 @@ def sentence(lane: str, by_load: Mapping[int, tuple[Change, Change]]) -> str:
 
 
 def _where(by_load: Mapping[int, Change]) -> str:
-    """At which loads it pays.
+    """The loads at which a policy pays, as the end of a sentence.
 
     >>> _where({1: Change(3.0, 1.0), 16: Change(-2.0, 1.0), 64: Change(-8.0, 1.0)})
     'pays from 16 at once on'

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from calibrate.cli.output import A_PATH, print_errors
+from calibrate.cli.profile_output import A_PATH, print_errors
 from sim.cli.console import claim, write_json
 
 FIGURE = "check.png"

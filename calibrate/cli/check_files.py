@@ -18,7 +18,7 @@ from sim.cli.lazy import SOURCE
 from sim.workload.bench_means import KINDS, kind_of
 
 if TYPE_CHECKING:
-    from calibrate.production.served import Served
+    from calibrate.production.levels import Served
 
 FIRST_LINES = 1
 YAML_ENDINGS = (".yaml", ".yml")
@@ -152,7 +152,7 @@ def _parquet(path: Path) -> tuple[str, str]:
 
 
 def _text(path: Path) -> tuple[str, str]:
-    from calibrate.production.exports import read_windows
+    from calibrate.production.level_files import read_windows
     from calibrate.production.metrics import samples
     from sim.files.read import lines_of
 
@@ -253,19 +253,19 @@ def _profile(path: Path) -> tuple[str, str]:
 
 
 def _engine(path: Path) -> tuple[str, str]:
-    from sim.costs.engine import load_engine
+    from sim.costs.engine_costs import load_engine
 
     return "engine", load_engine(str(path), "").name
 
 
 def _config(path: Path) -> tuple[str, str]:
-    from calibrate.hardware.models import source_of
+    from calibrate.catalogue.model_configs import source_of
 
     return "model config", source_of(str(path), plain=False).shape.name
 
 
 def _bench(path: Path) -> tuple[str, str]:
-    from calibrate.production.exports import read_bench
+    from calibrate.production.level_files import read_bench
 
     return "result of a benchmark", _at_once(read_bench(path))
 
@@ -282,7 +282,7 @@ def _saved_in_detail(path: Path) -> tuple[str, str]:
 
 def _guidellm(path: Path) -> tuple[str, str]:
     """Its levels, and its requests where it has them."""
-    from calibrate.production.exports import read_bench
+    from calibrate.production.level_files import read_bench
     from sim.files.json_values import read_json
     from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 
@@ -299,7 +299,7 @@ def _guidellm(path: Path) -> tuple[str, str]:
 
 
 def _measured(path: Path) -> tuple[str, str]:
-    from calibrate.production.exports import read_measured
+    from calibrate.production.level_files import read_measured
 
     told = ", ".join(f"{level.concurrency:.0f}" for level in read_measured(path))
     return "levels of a server", f"{told} requests at once"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from calibrate.cli.output import A_PATH, check_out, write
+from calibrate.cli.profile_output import A_PATH, check_out, write
 from sim.cli.lazy import SOURCE
 
 
@@ -16,7 +16,9 @@ from sim.cli.lazy import SOURCE
 @click.option("--from", "origin", required=True, help="Profile to start from: a name or a path.")
 @click.option("--gpu", default=None, help="GPU of the same family, such as h200-sxm [the profile's].")
 @click.option("--target", default=None, help="Other target: a known name or a config.json [the profile's].")
-@click.option("--draft", default=None, help="With --target, its draft: likewise, or eagle3, the target's own head.")
+@click.option(
+    "--draft", default=None, help="Draft that goes with --target: likewise, or eagle3, the target's own head."
+)
 @click.option("--tp", type=click.IntRange(min=2), default=None, help="GPUs that share the models [one].")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
 def derive_command(
@@ -24,8 +26,8 @@ def derive_command(
 ) -> None:
     """Transfer a profile to another GPU of its family by their datasheets, to other models by its constants, or to
     several GPUs that share the models; the result is marked as not measured."""
-    from calibrate.hardware.datasheets import derive, split, with_models
-    from calibrate.hardware.models import shapes_of
+    from calibrate.catalogue.derived_profiles import derive, split, with_models
+    from calibrate.catalogue.model_configs import shapes_of
     from sim.costs.profile_files import load
 
     check_out(out, [origin, target, draft])

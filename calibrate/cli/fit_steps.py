@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrate.cli.output import A_PATH, check_out, needs_analysis, write
+from calibrate.cli.profile_output import A_PATH, check_out, needs_analysis, write
 from sim.cli.lazy import SOURCE
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _plain(fit: StepFit) -> dict[str, Any]:
 
 
 def _print(fit: StepFit) -> None:
-    from calibrate.judge.output import print_columns
+    from calibrate.judge.validation_output import print_columns
 
     rows = []
     for step in fit.steps:

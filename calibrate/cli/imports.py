@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from calibrate.cli.output import A_PATH, check_out, needs_analysis, write
+from calibrate.cli.profile_output import A_PATH, check_out, needs_analysis, write
 from sim.cli.lazy import SOURCE
 
 TABLE_ENGINES = ("vllm", "sglang", "trtllm")
@@ -35,7 +35,7 @@ def import_group() -> None:
 @click.option("--ep", default=None, type=int, help="Devices that the experts are spread over, instead of cut.")
 @click.option("--dp", default=1, show_default=True, help="Ranks whose attention has requests of its own.")
 @click.option("--weights", default=None, help="bf16, fp8, fp8-block, nvfp4, mxfp4 or int4; default: the config's own.")
-@click.option("--kv-dtype", default=None, help="Of the KV cache: bf16 or fp8; default: the config's own, else bf16.")
+@click.option("--kv-dtype", default=None, help="KV cache in bf16 or fp8; default: the config's own, else bf16.")
 @click.option("--engine", default="vllm", show_default=True, help="Whose kernels: vllm, sglang or trtllm[-VERSION].")
 @click.option("--nccl", is_flag=True, help="All-reduces are NCCL's alone, as in TensorRT-LLM 1.0's dense models.")
 @click.option(
@@ -65,7 +65,7 @@ def aiconfigurator_command(
 ) -> None:
     """NVIDIA aiconfigurator's tables: those inside the installed aiconfigurator-core (`pip install 'lanesim[tables]'`),
     or those below PATH, which holds GPU folders and their YAML datasheets."""
-    from calibrate.hardware.models import shapes_of, with_formats
+    from calibrate.catalogue.model_configs import shapes_of, with_formats
 
     if path is not None:
         click.get_current_context().meta[SOURCE] = str(path)
@@ -134,7 +134,7 @@ def llmservingsim_command(
     out: Path,
 ) -> None:
     """LLMServingSim's tables (dense, per_sequence, attention, moe) in PATH, the folder of one GPU, model and degree."""
-    from calibrate.hardware.models import shapes_of
+    from calibrate.catalogue.model_configs import shapes_of
 
     click.get_current_context().meta[SOURCE] = str(path)
     check_out(out, [target, draft, *_below(path), *_below(draft_path)])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from calibrate.cli.output import check_out, write
+from calibrate.cli.profile_output import check_out, write
 from sim.cli.console import progress
 from sim.cli.signals import exit_code, stopped_word
 
@@ -49,7 +49,9 @@ MAX_NOISY = 8
     help="Fitted constants, which other models can be derived from; or the models' own points, smoothed as far as they "
     "are noisy. Their errors stand side by side in a table's profile. [table cpu, if points allow it; compact cuda]",
 )
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the random weights.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the random weights."
+)
 def measure_command(
     out: Path,
     device: str,
@@ -78,7 +80,7 @@ def measure_command(
         raise ValueError(f"{needs} ({error})") from None
     torch.set_num_threads(threads)
     from calibrate.measure.pair import DEFAULTS, pair_spec
-    from calibrate.measure.serving import measure_pair
+    from calibrate.measure.serving_overhead import measure_pair
     from realrun.host import cuda
 
     spec = pair_spec(device, **flags)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from calibrate.cli.output import A_PATH, check_out
+from calibrate.cli.profile_output import A_PATH, check_out
 from sim.cli.options import listed
 
 if TYPE_CHECKING:
-    from calibrate.production.served import Served
+    from calibrate.production.levels import Served
     from sim.costs.profile import Profile
 
 EXAMPLE = (
@@ -27,10 +27,10 @@ EXAMPLE = (
     "    --levels 1,4,16,64 --held-back 16 --out mine.json"
 )
 MIN_REQUESTS = 8
-"""Of a round of one level."""
+"""Requests in a round of one level, at least."""
 WARM_UP_WAVES = 2
-"""Of as many requests as the highest level has at once, before anything counts: servers compile, allocate and fill
-caches while they answer their first requests."""
+"""Waves of as many requests as the highest level has at once, before anything counts: servers compile, allocate and
+fill caches while they answer their first requests."""
 OF_A_MEASUREMENT = (
     *("model", "levels", "requests_per_stream", "rounds", "input_len", "output_len"),
     *("num_speculative_tokens", "seed", "measured", "timeout_s", "api_key_env"),
@@ -44,10 +44,12 @@ MAX_SPREAD_PCT = 15.0
 @click.command("probe", epilog=EXAMPLE)
 @click.argument("url", metavar="URL")
 @click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
-@click.option("--model", default=None, help="As the server names it. [its only one]")
+@click.option("--model", default=None, help="Model, as the server names it. [its only one]")
 @click.option("--levels", default="1,2,4,8,16", show_default=True, help="Requests at once, one closed loop each.")
 @click.option("--held-back", type=int, default=None, help="Level that is predicted, not fitted. [the middle one]")
-@click.option("--requests-per-stream", type=click.IntRange(min=3), default=6, show_default=True, help="Of each round.")
+@click.option(
+    "--requests-per-stream", type=click.IntRange(min=3), default=6, show_default=True, help="Requests of each round."
+)
 @click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Over the levels, by turns.")
 @click.option("--input-len", type=click.IntRange(min=1), default=128, show_default=True, help="Words of each prompt.")
 @click.option("--output-len", type=click.IntRange(min=2), default=64, show_default=True, help="Tokens asked for.")
@@ -57,7 +59,7 @@ MAX_SPREAD_PCT = 15.0
 @click.option(
     "--max-num-batched-tokens", type=click.IntRange(min=1), default=None, help="The server's. [the engine's own]"
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the prompts' words.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the prompts' words.")
 @click.option(
     "--timeout-s",
     type=click.FloatRange(min=0.0, min_open=True, max=86_400.0),
@@ -78,9 +80,9 @@ MAX_SPREAD_PCT = 15.0
 def probe_command(url: str, profile_name: str, out: Path | None, json_path: str | None, **flags: Any) -> None:
     """Time a server from outside: closed loops of streamed requests at several levels. One level is held back and
     predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
-    from calibrate.production.exports import read_measured
+    from calibrate.production.level_files import read_measured
     from calibrate.production.probe import base_of
-    from sim.costs.engine import engine_of
+    from sim.costs.engine_costs import engine_of
     from sim.costs.profile_files import load
 
     if Path(url).is_file():
@@ -142,7 +144,7 @@ def _again(measured: Path, profile_name: str, out: Path | None, json_path: str |
 @contextmanager
 def _keeping(measured: Path, url: str, again: str, rounds: int) -> Iterator[Callable[[list[Served]], None]]:
     """What keeps the levels so far after each round. An error within the block, or a signal, says where they are."""
-    from calibrate.production.exports import write_measured
+    from calibrate.production.level_files import write_measured
 
     done = 0
 
@@ -177,7 +179,7 @@ def _fit(
     """Fit the levels but the one held back, predict that, and write and print what comes of it."""
     from calibrate.cli.production import plain, show
     from calibrate.judge.cells import Setup
-    from calibrate.production.fit import fit_served, predicted
+    from calibrate.production.engine_fit import fit_served, predicted
     from sim.cli.console import write_json
 
     limits = {name: flags[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
@@ -188,7 +190,7 @@ def _fit(
     held = next(each for each in served if each.concurrency == held_back)
     errors_pct = predicted(found, held, setup)
     if out is not None:
-        from calibrate.cli.output import write
+        from calibrate.cli.profile_output import write
 
         write(found.profile, out)
     held_plain = {
@@ -222,9 +224,9 @@ def _drive(
     base: str, key: str | None, levels: list[int], flags: dict[str, Any], on_round: Callable[[list[Served]], None]
 ) -> list[Served]:
     """Every level measured; `on_round` hears the levels so far after each round."""
+    from calibrate.production.levels import middling
     from calibrate.production.network import Client
     from calibrate.production.probe import find, level
-    from calibrate.production.served import middling
     from sim.cli.console import progress
 
     with Client(base, timeout_s=flags["timeout_s"], key=key) as client, progress() as on_step:

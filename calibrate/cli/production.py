@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrate.cli.output import A_PATH, check_out
+from calibrate.cli.profile_output import A_PATH, check_out
 
 if TYPE_CHECKING:
-    from calibrate.production.fit import Production
-    from calibrate.production.served import Served
+    from calibrate.production.engine_fit import Production
+    from calibrate.production.levels import Served
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim calibrate production --bench-json c8.json --bench-json c32.json \\\n"
@@ -50,7 +50,7 @@ def production_command(profile_name: str, out: Path | None, json_path: str | Non
     """Fit the engine's constants and read the acceptance from a server that runs: two looks at /metrics, results of its
     benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too."""
     from calibrate.judge.cells import Setup
-    from calibrate.production.fit import fit_served
+    from calibrate.production.engine_fit import fit_served
     from sim.cli.console import progress, write_json
     from sim.costs.profile_files import load
 
@@ -67,7 +67,7 @@ def production_command(profile_name: str, out: Path | None, json_path: str | Non
         on_step("fitting", 0, 1)
         found = fit_served(profile, served, Setup(engine=engine), constants)
     if out is not None:
-        from calibrate.cli.output import write
+        from calibrate.cli.profile_output import write
 
         write(found.profile, out)
     if write_json(json_path, plain(found)):
@@ -76,7 +76,7 @@ def production_command(profile_name: str, out: Path | None, json_path: str | Non
 
 def read_served(flags: dict[str, Any]) -> list[Served]:
     """The levels of all sources. Raises ValueError where there is none, or one lacks what it needs."""
-    from calibrate.production.exports import levels, read_bench
+    from calibrate.production.level_files import levels, read_bench
     from calibrate.production.metrics import between
 
     before, after, log_path = flags["metrics_before"], flags["metrics_after"], flags["log_path"]
@@ -103,7 +103,7 @@ def read_served(flags: dict[str, Any]) -> list[Served]:
 
 
 def plain(found: Production) -> dict[str, Any]:
-    """As `--json` has it."""
+    """What was found, as `--json` writes it."""
     return {
         "constants": [
             {"constant": name, "value_s": value_s, "half_width_s": fit.half_widths_s[name], "is_told": fit.told[name]}
@@ -131,7 +131,7 @@ def plain(found: Production) -> dict[str, Any]:
 
 def show(found: Production) -> None:
     """Constants, acceptance, and the error left at each level."""
-    from calibrate.judge.output import print_columns
+    from calibrate.judge.validation_output import print_columns
 
     rows = [
         [

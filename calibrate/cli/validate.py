@@ -1,7 +1,7 @@
 """`lanesim validate`: a replay's directory, or one of the sub-commands for other kinds of real runs.
 
 The sub-commands live in modules of their own, loaded when used; one whose module is not there is not listed.
-Not here: the comparison (realrun.validate.compare), and what the sub-commands do.
+Not here: the comparison (realrun.validate.error_parts), and what the sub-commands do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sim.cli.console import claim, write_json
 from sim.cli.lazy import SOURCE, Commands, LazyGroup
 
 if TYPE_CHECKING:
-    from realrun.validate.compare import Judged
+    from realrun.validate.error_parts import Judged
 
 EXAMPLE = "Example: lanesim validate results/replay --json -"
 SUB_COMMANDS: Commands = {
@@ -65,8 +65,8 @@ class ValidateGroup(LazyGroup):
 @click.option("--plots/--no-plots", default=True, help="Draw CDFs, errors and timelines into DIRECTORY.")
 def directory_command(directory: Path, profile_name: str | None, json_path: str | None, plots: bool) -> None:
     """What `lanesim validate DIRECTORY` does."""
-    from realrun.replay.genuine import tied_profile
-    from realrun.validate.compare import judge, result_of
+    from realrun.replay.genuine_acceptance import tied_profile
+    from realrun.validate.error_parts import judge, result_of
     from realrun.validate.readback import read_replay, read_summary
     from sim.costs.profile_files import load
     from sim.report.results import others_of
@@ -100,7 +100,7 @@ def validate_command() -> None:
 
 
 def _tell(judged: list[Judged]) -> None:
-    """Per run the headline, each part of the error, and where the schedules part."""
+    """Print of each run the headline, each part of the error, and where the schedules part."""
     for each in judged:
         verdict = each.verdict
         print(f"{verdict['policy']}, seed {verdict['seed']}: error in % of the real run")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrate.cli.engine_flags import engine_block, engine_options
-from calibrate.judge.output import check_outputs, output_options, print_compared, write_result
+from calibrate.judge.validation_output import check_outputs, output_options, print_compared, write_result
 from sim.cli.console import progress
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ EXAMPLE = (
     help="Leave the first of them out of the metrics.",
 )
 @click.option(
-    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the acceptance draws."
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the acceptance draws."
 )
 @output_options
 def cells_command(

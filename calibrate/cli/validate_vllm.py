@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from calibrate.cli.engine_flags import POLICIES, engine_block, engine_options
-from calibrate.judge.output import check_outputs, output_options, print_compared, write_result
+from calibrate.judge.validation_output import check_outputs, output_options, print_compared, write_result
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim validate vllm --requests requests.jsonl --profile h100-sxm/llama-3.1-8b \\\n"
@@ -25,8 +25,8 @@ TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "ttft_ar
               help="What prompts have in common, one line per request in the same order: prefix_blocks (chained ids of "
               "16-token blocks) or input_tok_ids.")  # fmt: skip
 @click.option("--profile", required=True, help="Cost profile: gpu/target[+draft], or a path.")
-@click.option("--max-num-seqs", type=int, required=True, help="As vLLM was started with.")
-@click.option("--max-num-batched-tokens", type=int, required=True, help="As vLLM was started with.")
+@click.option("--max-num-seqs", type=int, required=True, help="The server's, as vLLM was started.")
+@click.option("--max-num-batched-tokens", type=int, required=True, help="The server's, as vLLM was started.")
 @click.option(
     "--data-parallel-size",
     type=click.IntRange(1),
@@ -39,7 +39,7 @@ TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "ttft_ar
 @click.option("--acceptance", default=None, help="iid:0.7, length:2.5, tape:FILE#FIELD, ...; needed with speculation.")
 @click.option("--policy", type=click.Choice(POLICIES), default="continuous", show_default=True)
 @click.option(
-    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the acceptance draws."
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the acceptance draws."
 )
 @output_options
 def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, seed: int, **flags: Any) -> None:

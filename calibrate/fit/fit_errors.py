@@ -42,7 +42,7 @@ def kind_error(errors: Array, held_out: str) -> KindError:
 
 
 def not_judged(why: str) -> KindError:
-    """Of a kind of which nothing was measured."""
+    """The error of a kind of which nothing was measured, and why."""
     return KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=why)
 
 

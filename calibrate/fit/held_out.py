@@ -2,7 +2,7 @@
 
 "Held out" means: the model's layer shapes are not among the bodies fitted, and its head layout is not among the
 attention points fitted (other models' and every other layout in the table are). The LM head is in no fit at all.
-Not here: reading tables (calibrate.importers), the formulas (sim.costs.kernels).
+Not here: reading tables (calibrate.importers), the formulas (sim.costs.compact_kernels).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from calibrate.fit.kernel_fit import (
     prefill_rows_s,
 )
 from calibrate.fit.kernel_tables import MAX_ROWS, AttentionTable, GemmTable, outside_l2, pass_points
-from sim.costs.kernels import DecodeAttention, Gemm, PrefillAttention
+from sim.costs.compact_kernels import DecodeAttention, Gemm, PrefillAttention
 from sim.costs.profile import Gpu, KindError
 from sim.costs.shapes import MODELS, ModelShape
 

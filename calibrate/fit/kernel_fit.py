@@ -1,7 +1,7 @@
 """Fits the compact constants to kernel tables, and measures their error on what was left out.
 
 Each fit minimises log errors with a loss that forgives outliers: kernels are chosen by heuristics and some points are
-10 % off whatever the form. The formulas are the simulator's own (sim.costs.kernels), evaluated on arrays.
+10 % off whatever the form. The formulas are the simulator's own (sim.costs.compact_kernels), evaluated on arrays.
 Not here: where tables come from (calibrate.importers), composing them into models (calibrate.fit.kernel_tables).
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.fit.fit_errors import Array
-from sim.costs.kernels import (
+from sim.costs.compact_kernels import (
     BLOCK_QUERIES,
     AllReduce,
     Charged,

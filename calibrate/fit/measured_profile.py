@@ -19,8 +19,7 @@ from calibrate.fit.pass_fit import fit_passes
 from calibrate.fit.share_fit import fit_shares
 from calibrate.points.point_works import L2_STATES, Place, place_of, work_of
 from calibrate.points.points_file import Clocks, Points
-from sim.costs.engine import MEASURED_HERE
-from sim.costs.kernels import (
+from sim.costs.compact_kernels import (
     CompactKernels,
     DecodeAttention,
     Elementwise,
@@ -30,6 +29,7 @@ from sim.costs.kernels import (
     PrefillAttention,
     VerifyAttention,
 )
+from sim.costs.engine_costs import MEASURED_HERE
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import IN_A_LOOP, SCHEMA, Gpu, HostCosts, MeasuredPoint, Overlap, Profile
 from sim.costs.profile_files import round_constant

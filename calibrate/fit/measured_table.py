@@ -25,8 +25,8 @@ from calibrate.fit.table_form import rounded, smooth
 from calibrate.points.point_works import place_of, work_of
 from sim.costs.forms.compact import CompactCosts, CompactPasses
 from sim.costs.forms.table import TableCosts, TablePasses
-from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid
 from sim.costs.profile import MeasuredPoint, Profile
+from sim.costs.table_kernels import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid
 from sim.interface.work import Chunk, Model, Work
 
 HISTORY_TOKENS = 64.0

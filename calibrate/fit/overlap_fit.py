@@ -109,7 +109,7 @@ def predicted(contention: Contention, passes: Beside) -> list[float]:
 
 
 def _errors(contention: Contention, many: Sequence[Beside]) -> Array:
-    """Of the time that each side of each takes, relative to the measured one."""
+    """Errors of the time that each side of each takes, relative to the measured one [sides of all]."""
     return (
         np.array(
             [rate / found for each in many for rate, found in zip(each.rates, predicted(contention, each), strict=True)]

@@ -19,8 +19,8 @@ from scipy.optimize import least_squares
 
 from calibrate.fit.fit_errors import Array, compare_points, not_judged, summary
 from calibrate.points.point_works import place_of, work_of
+from sim.costs.compact_kernels import CompactKernels, Measured
 from sim.costs.forms.build import build_costs
-from sim.costs.kernels import CompactKernels, Measured
 from sim.costs.profile import KindError, MeasuredPoint, Profile
 from sim.costs.profile_files import round_constant
 

@@ -32,7 +32,7 @@ BOUNDS = {
 }
 """Constants that are fitted, and between which values; large passes on four shares tell no more."""
 MIN_SHARES = 3
-"""That must have been measured: the outer ones are fitted to say how far off those between are."""
+"""Shares that must have been measured: the outer ones are fitted to say how far off those between are."""
 HELD_OUT = "passes on shares between the outermost two, alone and side by side; fitted on those two"
 
 

@@ -5,7 +5,7 @@ they profile themselves. The pass is the simulator's own: layers padded to captu
 beyond the largest captured size at least the host's time to launch it. Five constants of the layers and the launch are
 fitted; what the law then misses is kept as a ratio by tokens. Kernel tables say what single kernels take at boost
 clocks; power, clocks and memory of a loaded GPU are other (docs/adr/018).
-Not here: the law itself (sim.costs.kernels).
+Not here: the law itself (sim.costs.compact_kernels).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BOUNDS = {
     "tile_share": (0.0, 0.8),
     "wave_share": (0.0, 0.2),
 }
-"""Constants of sim.costs.kernels.Gemm that are fitted, and the bounds of each."""
+"""Constants of sim.costs.compact_kernels.Gemm that are fitted, and the bounds of each."""
 LAUNCH_BOUNDS_S = (1e-6, 1.0)
 OUTLIER = 0.03
 """Log error at which the loss turns from square to linear."""

@@ -6,7 +6,7 @@ slowed down. On LLMServingSim's four dense tables that beats each table's own be
 attention 16.0 % against 17.2 % (RTX 4090, Llama-3.1-8B), 17.0 % against 18.3 % (RTX PRO 6000), 19.7 % against 21.1 %
 (two of them) and 14.1 % against 16.4 % (Qwen3-32B on two, 8 query heads per KV head); and it carries over between head
 layouts: shares are 0.50, 0.46 and 0.53 on the RTX PRO 6000 where slowdowns are 1.6, 1.6 and 2.8.
-Not here: what the rule means (sim.costs.kernels.VerifyAttention).
+Not here: what the rule means (sim.costs.compact_kernels.VerifyAttention).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.fit.fit_errors import Array
-from sim.costs.kernels import VerifyAttention
+from sim.costs.compact_kernels import VerifyAttention
 
 ROWS_SHARE = 0.3
 """Only mixed passes are used in which the same rows alone take at least this share of the attention."""

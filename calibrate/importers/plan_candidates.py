@@ -2,7 +2,7 @@
 user's cache folder, under a name with a hash of all that they were made from.
 
 Beside them aiconfigurator's own decode step: where it takes kernels from other tables than this importer trusts, the
-two differ, and the user should know. Not here: models by name (calibrate.hardware.models), which deployment is
+two differ, and the user should know. Not here: models by name (calibrate.catalogue.model_configs), which deployment is
 best (sim.studies.plan.search).
 """
 
@@ -20,14 +20,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.hardware.models import with_formats
+from calibrate.catalogue.model_configs import with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, profile_name
 from sim.compare.pool import default_workers, given, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import UnknownProfile, load, save_profile
 from sim.costs.shapes import ModelShape
 
-MADE_FROM = ("calibrate/importers/aiconfigurator", "calibrate/fit", "calibrate/hardware", "sim/costs")
+MADE_FROM = ("calibrate/importers/aiconfigurator", "calibrate/fit", "calibrate/catalogue", "sim/costs")
 """Folders whose code a profile depends on."""
 MXFP4_KERNELS = {"hopper": "mxfp4-marlin", "blackwell": "mxfp4-fp8"}
 HOPPER, BLACKWELL = ("h100", "h200", "gh200"), ("b200", "b300", "gb200", "gb300")
@@ -118,7 +118,7 @@ def imported(
 
 
 def _import(index: int) -> Profile | str:
-    """In a worker: the profile, or why there is none."""
+    """The profile, or why there is none; made in a worker."""
     try:
         return import_deployment(
             given("tables"), given("gpu"), given("target"), given("draft"), given("wanted")[index],
@@ -135,7 +135,7 @@ def _path(
 
 
 def cache_folder() -> Path:
-    """Of the user, for profiles."""
+    """The user's folder for profiles: below XDG_CACHE_HOME, else ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "lanesim" / "profiles"
 

@@ -68,11 +68,11 @@ class Cell:
     num_prompts: int | None = None
     num_speculative_tokens: int
     acceptance: str | None = None
-    """As --acceptance takes it; None without speculation."""
+    """Acceptance in --acceptance's notation; None without speculation."""
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     num_gpu_blocks: int | None = None
-    """As vLLM logs it: one more than is used."""
+    """Blocks that vLLM logs: one more than is used."""
     label: str = ""
     arm: str = ""
     measured: Mapping[str, float] = field(default_factory=dict)
@@ -128,7 +128,7 @@ def read_cells(path: Path, renamed: Mapping[str, str], *, has_requests: bool = F
 
 
 def cells_of(name: str, rows: Sequence[Mapping[str, object]], *, has_requests: bool = False) -> CellTable:
-    """As `read_cells`, of rows at hand that all have our columns; `name` stands for the file."""
+    """The table of `rows` at hand that all have our columns, read like a file; `name` stands for the file."""
     lines = ((number, list(map(str, row.values()))) for number, row in enumerate(rows, start=2))
     return _table(name, list(rows[0]), lines, {}, has_requests=has_requests)
 

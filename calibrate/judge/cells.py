@@ -24,7 +24,7 @@ import numpy as np
 from calibrate.judge.cell_table import LENGTHS, MEASURED, Cell, CellTable
 from calibrate.judge.fit_cells import RATIO, Fitted, Undetermined, fit_constant, fit_constants
 from realrun.validate.errors import THROUGHPUT, Compared, compared, spread
-from sim.costs.engine import engine_of, with_engine
+from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import SERVED, Profile
 from sim.files.json_values import Json
 from sim.files.write import write_figure
@@ -42,7 +42,7 @@ SHOWN = (
     "line", "label", "arm", "concurrency", "input_len", "output_len", "output_len_std", "output_len_max", "num_prompts",
     "num_speculative_tokens", "acceptance",
 )  # fmt: skip
-"""Of a cell, in JSON."""
+"""Fields of a cell that its JSON shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 
 from calibrate.judge.cell_table import Cell
-from sim.costs.kernels import CompactKernels
-from sim.costs.points import TableKernels, is_rising
+from sim.costs.compact_kernels import CompactKernels
 from sim.costs.profile import Profile
+from sim.costs.table_kernels import TableKernels, is_rising
 from sim.metrics.stats import Floats, t_975
 from sim.names import unknown
 
@@ -50,7 +50,7 @@ NORMAL_95 = 1.96
 WEAK = 1e-3
 """A constant that moves no metric by so much per unit is not seen by the cells."""
 ALIKE = 0.995
-"""Of two constants whose derivatives are as parallel as that, only the sum is determined."""
+"""Cosine of the derivatives by two constants beyond which only their sum is determined."""
 
 
 class Undetermined(ValueError):

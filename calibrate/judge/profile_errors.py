@@ -15,7 +15,7 @@ import msgspec
 from calibrate.fit.fit_errors import Check, compare_points, summary
 from calibrate.judge.published_constants import check_tables
 from calibrate.points.points_file import MAY_CHANGE, read
-from sim.costs.kernels import CompactKernels
+from sim.costs.compact_kernels import CompactKernels
 from sim.costs.profile import KindError, MeasuredPoint, Profile
 from sim.costs.profile_files import load
 from sim.files.json_values import Json

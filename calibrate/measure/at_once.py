@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from threading import Barrier, BrokenBarrierError, Thread
 
 NAME = "at once"
-"""With which the names of these threads begin."""
+"""The beginning of the names of these threads."""
 
 
 def at_once(jobs: Sequence[Callable[[Barrier], None]]) -> None:

@@ -24,7 +24,7 @@ from realrun.kernels.pair_kernels import PairKernels
 from sim.interface.work import Kind, Model
 
 HOLD_S = 1e-3
-"""That a stream is held while a graph is issued, at least."""
+"""Seconds that a stream is held while a graph is issued, at least."""
 HOLD_SHARE = 2.0
 """And so many times what issuing took when it took longer."""
 MAX_HOLD_S = 0.2
@@ -38,7 +38,7 @@ class Pass(NamedTuple):
 
     shape: PassShape
     rows: list[tuple[int, int, int, int]]
-    """As realrun.kernels.device_passes.Column."""
+    """Rows of integers, their columns named by realrun.kernels.device_passes.Column."""
     known_tokens: int
     """Tokens of each slot before the pass."""
     kv_tokens: int

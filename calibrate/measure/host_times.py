@@ -13,9 +13,9 @@ from time import perf_counter
 from calibrate.measure.at_once import at_once
 from calibrate.measure.bench import Bench
 from calibrate.points.point_works import Place, place_of
-from realrun.kernels import rows
+from realrun.kernels import host_slots
+from realrun.kernels.host_slots import Slot
 from realrun.kernels.issuer import Issuer
-from realrun.kernels.rows import Slot
 from sim.costs.profile import MeasuredPoint
 
 ISSUERS = 3
@@ -41,8 +41,8 @@ def _prepare_s(bench: Bench, num_rows: int) -> float:
     for _ in range(PREPARATIONS):
         slots = [Slot(index, 8, known_tokens=8, draft_lag=1, prefilled_target=8) for index in range(num_rows)]
         started_s = perf_counter()
-        plan = rows.plan_target(slots, (), None, options)
-        rows.record_results(plan, slots, (), [[0, 1]] * num_rows)
+        plan = host_slots.plan_target(slots, (), None, options)
+        host_slots.record_results(plan, slots, (), [[0, 1]] * num_rows)
         times.append(perf_counter() - started_s)
     return median(times)
 

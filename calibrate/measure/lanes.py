@@ -1,7 +1,7 @@
 """Bare lanes: requests served one after the other, end to end, on one stream or several, with nothing of a policy.
 
 Real runs of them on the threaded host, and the same simulated. Not here: what they say of serving
-(calibrate.measure.serving).
+(calibrate.measure.serving_overhead).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from realrun.host.garbage_collector import frozen_heap
 from realrun.host.gpuhost import GpuHost
-from realrun.replay.measured import MeasuredWork, measured_work
+from realrun.replay.measured_costs import MeasuredWork, measured_work
 from realrun.replay.pair_executor import PairExecutor
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.models import IidAcceptance
@@ -53,7 +53,7 @@ class Setting(NamedTuple):
     burst: int = 1
     """Requests that arrive together."""
     coroutines: int = 1
-    """That share each lane."""
+    """Coroutines that share each lane."""
     rows: int = 1
     """Requests that each coroutine drafts and verifies together."""
     is_split: bool = False
@@ -63,7 +63,7 @@ class Setting(NamedTuple):
 
     @property
     def looks_per_s(self) -> float:
-        """As asked for; a busy machine skips some."""
+        """Looks that were asked for; a busy machine skips some."""
         return self.num_pollers / POLL_S
 
 

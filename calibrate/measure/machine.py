@@ -12,9 +12,9 @@ from time import perf_counter
 
 import torch
 
-from calibrate.hardware.datasheets import datasheet_of_device
 from realrun.host import cuda
 from realrun.host.machine import device_name, processor, usable_cores, versions
+from sim.costs.datasheets import datasheet_of_device
 from sim.costs.profile import Gpu
 
 ROOF_REPETITIONS = 7

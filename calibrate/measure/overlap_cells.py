@@ -30,7 +30,7 @@ class Grid(NamedTuple):
     draft_rows: tuple[int, ...]
     """Rows of a draft, and as many others of the verify pass beside it."""
     shares_pct: tuple[int, ...] = ()
-    """Of the multiprocessors, of a prefill beside a decode on the rest."""
+    """Percent of the multiprocessors that a prefill gets beside a decode on the rest."""
 
 
 GRIDS = {

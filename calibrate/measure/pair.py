@@ -1,6 +1,6 @@
 """The pair that is measured: its sizes, its models with random or real weights, its kernels.
 
-Not here: what a user may name a model (calibrate.hardware.models), timing (calibrate.measure.bench).
+Not here: what a user may name a model (calibrate.catalogue.model_configs), timing (calibrate.measure.bench).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 import torch
 
-from calibrate.hardware.models import FAMILIES, Source, source_of, with_dtype
+from calibrate.catalogue.model_configs import FAMILIES, Source, source_of, with_dtype
 from calibrate.measure.grid import Limits
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions, doubling

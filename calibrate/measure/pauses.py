@@ -1,6 +1,6 @@
 """What the first works after a pause lose, from one lane that served requests in pairs, with pauses between the pairs.
 
-Not here: the runs (calibrate.measure.serving), what the simulator makes of it (sim.costs.in_service).
+Not here: the runs (calibrate.measure.serving_overhead), what the simulator makes of it (sim.costs.in_service).
 """
 
 from __future__ import annotations

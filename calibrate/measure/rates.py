@@ -61,9 +61,9 @@ class Rates(NamedTuple):
     cell: Cell
     sides: tuple[Steady, ...]
     window_s: float
-    """That a window lasted at least, where MIN_PASSES did not take longer."""
+    """Seconds that a window lasted at least, where MIN_PASSES did not take longer."""
     shares: tuple[float, ...]
-    """Of the multiprocessors that each side could run on."""
+    """Share of the multiprocessors that each side could run on [sides]."""
     num_allocations: int
     """Calls of the device's allocator to the driver in the windows: 0 of a sound measurement."""
 

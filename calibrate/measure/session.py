@@ -175,7 +175,8 @@ class Session:
         points_file.append(self.path, "host", found)
 
     def _overlap(self) -> None:
-        """Of what was measured before nothing is measured again, and pairs only where it is too little for a fit."""
+        """Rates of the planned cells. What was measured before is not measured again, and pairs only where there are
+        too few for a fit."""
         known = {ran.cell for ran in points_file.read(self.path).rates}
         for ran in self.rates:
             if ran.cell not in known:

@@ -52,7 +52,8 @@ class Cell(NamedTuple):
 
     places: tuple[Place, ...]
     share_pct: int | None = None
-    """Of the multiprocessors, that the first pass is to have while the second has the rest; None: all have all."""
+    """Percent of the multiprocessors that the first pass is to have while the second has the rest; None: all have
+    all."""
 
     @property
     def name(self) -> str:

@@ -44,7 +44,7 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     throttled: tuple[str, ...] = ()
     """Why the clocks were below what they could be, under NVML's names."""
     place: Place | None = None
-    """That was visited; None in files of earlier versions."""
+    """The place that was visited; None in files of earlier versions."""
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,9 +52,9 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
     cell: Cell
     shares: tuple[float, ...]
-    """Of the multiprocessors that each side could run on."""
+    """Share of the multiprocessors that each side could run on."""
     alone_s: tuple[float, ...]
-    """On its share, where there is one."""
+    """Seconds without the others, on its share where there is one."""
     together_s: tuple[float, ...]
     rates: tuple[float, ...]
     """Completions per second beside the others, as a share of those alone."""

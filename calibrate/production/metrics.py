@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from math import inf, isfinite
 from pathlib import Path
 
-from calibrate.production.served import MAX_DRAFT_TOKENS, Accepted, Served
+from calibrate.production.levels import MAX_DRAFT_TOKENS, Accepted, Served
 from sim.files.read import read_text
 
 MAX_METRICS_BYTES = 64 << 20
@@ -97,7 +97,7 @@ def between(before: Path, after: Path, *, duration_s: float | None = None) -> Se
 def served_between(
     before: Mapping[Sample, float], after: Mapping[Sample, float], *, source: str, duration_s: float | None
 ) -> Served:
-    """As `between`, of samples at hand."""
+    """What was served between two samples at hand, as `between` tells it of files."""
     grown = Growth(before, after, source)
     prompt_tokens, output_tokens, e2el_s = (grown.mean(names) for names in (PROMPT, OUTPUT, E2EL))
     num_requests = grown.count(E2EL)
@@ -136,7 +136,7 @@ def samples(path: Path) -> dict[Sample, float]:
 
 
 def parse(text: str, where: str) -> dict[Sample, float]:
-    """As `samples`, of a text. Raises NoMetrics where it is not Prometheus' format, or no server's."""
+    """The samples of a text. Raises NoMetrics where it is not Prometheus' format, or no server's."""
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError:

@@ -105,17 +105,17 @@ class _Wire:
         self._when_ready(secured.do_handshake, selectors.EVENT_READ)
 
     def sendall(self, data: bytes) -> None:
-        """As http.client calls it."""
+        """Send all of `data`; http.client calls it."""
         rest = memoryview(data)
         while rest:
             rest = rest[self._when_ready(lambda: self._socket.send(rest), selectors.EVENT_WRITE) :]  # noqa: B023
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """As http.client calls it."""
+        """A buffered reader of the answer; http.client calls it."""
         return io.BufferedReader(_Bytes(self), READ_BYTES)
 
     def close(self) -> None:
-        """As http.client calls it, of an answer that is still being read: `end` closes."""
+        """Nothing: http.client calls it while the answer is still being read, and `end` closes."""
 
     def receive(self, buffer: memoryview) -> int:
         count = self._when_ready(lambda: self._socket.recv_into(buffer), selectors.EVENT_READ)

@@ -3,8 +3,8 @@
 Every request asks for the same number of tokens from a prompt of its own, so that no prefix is shared. How many tokens
 a prompt and an answer have is what the server says (`usage`), not what was asked for. Where there is a `/metrics`,
 drafts and steps are read from it.
-Not here: the network (calibrate.production.network), fitting (calibrate.production.fit), what a saved `/metrics` says
-(calibrate.production.metrics).
+Not here: the network (calibrate.production.network), fitting (calibrate.production.engine_fit), what a saved `/metrics`
+says (calibrate.production.metrics).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Meta, Struct
 
+from calibrate.production.levels import MAX_TOKENS, Accepted, Served
 from calibrate.production.metrics import Growth, NoMetrics, Sample, parse
 from calibrate.production.network import WAKE_S, Answer, Client, Failed, Late
-from calibrate.production.served import MAX_TOKENS, Accepted, Served
 from sim.files.json_values import convert, parse_json
 from sim.files.read import MIB
 
@@ -77,7 +77,7 @@ class _Delta(Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """As newer servers name `reasoning_content`."""
+    """Newer servers' name of `reasoning_content`."""
 
 
 class _Choice(Struct):

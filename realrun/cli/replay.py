@@ -1,4 +1,4 @@
-"""`lanesim replay`: the command line of realrun.replay.run."""
+"""`lanesim replay`: the command line of realrun.replay.replays."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
 from sim.cli.signals import exit_code, put_off, stopped_word
 
 if TYPE_CHECKING:
-    from realrun.replay.genuine import ClassTape, Folders, Tied
-    from realrun.replay.run import Replay
+    from realrun.replay.genuine_acceptance import ClassTape, Folders, Tied
+    from realrun.replay.replays import Replay
     from sim.costs.profile import Profile
     from sim.run.experiment import Experiment
     from sim.run.scenario import Scenario
@@ -77,8 +77,8 @@ def replay_command(**flags: Any) -> None:
     resolve_all(scenario, profile)
     profile, genuine = _pair(profile, flags)
     replays, described, tapes = _run(scenario, profile, genuine, flags["device"], flags["temperature"])
-    from realrun.replay.genuine import write_tapes
-    from realrun.replay.run import result_of, write_replays
+    from realrun.replay.genuine_acceptance import write_tapes
+    from realrun.replay.replays import result_of, write_replays
 
     result = result_of(scenario, replays, described)
     is_partial = result["replay"]["partial"]
@@ -95,7 +95,7 @@ def replay_command(**flags: Any) -> None:
 
 def _pair(profile: Profile, flags: dict[str, Any]) -> tuple[Profile, Tied | Folders | None]:
     """The profile of the pair that runs, and what it is where acceptance comes from the models."""
-    from realrun.replay.genuine import EPSILON, Folders, tied_profile
+    from realrun.replay.genuine_acceptance import EPSILON, Folders, tied_profile
     from sim.workload.content import read_prompt_tokens
 
     is_tape = flags["acceptance_from"] == "tape"
@@ -148,11 +148,11 @@ def _run(
             "pip install 'lanesim[gpu,analysis]'"
         ) from None
     from realrun.host import cuda
-    from realrun.replay.experiment import check_replayable
-    from realrun.replay.genuine import Folders, Tied
+    from realrun.replay.genuine_acceptance import Folders, Tied
     from realrun.replay.measured_tape import accepted_of, load_pair
     from realrun.replay.pair_executor import PairExecutor
-    from realrun.replay.run import about, replay_all
+    from realrun.replay.replayable import check_replayable
+    from realrun.replay.replays import about, replay_all
     from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 
     torch.set_num_threads(1)

@@ -51,7 +51,7 @@ def processor() -> str:
 
 
 def usable_cores() -> int:
-    """That this process may use: a container or a batch system may give it fewer than the machine has."""
+    """Cores that this process may use: a container or a batch system may give it fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -3,9 +3,9 @@
 No operation here waits for the device, copies from ordinary host memory (a scalar in torch.where would) or has a shape
 that depends on data: each may stand in a captured graph.
 
-Starts and lengths come from the device's own account (realrun.kernels.sequences), so a pass may be issued, captured in
-a CUDA graph and replayed without knowing what the passes before it accepted. Not here: choosing shapes and keeping the
-host's account (realrun.kernels.pair_kernels), streams and graphs (realrun.kernels.issuer).
+Starts and lengths come from the device's own account (realrun.kernels.device_slots), so a pass may be issued, captured
+in a CUDA graph and replayed without knowing what the passes before it accepted. Not here: choosing shapes and keeping
+the host's account (realrun.kernels.pair_kernels), streams and graphs (realrun.kernels.issuer).
 
 How tokens are packed: rows that decode or verify form one rectangle padded to the longest; prompt chunks of equal
 length share a rectangle, so they carry no padding. Body and attention see all rectangles of a pass at once.
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from realrun.kernels.sequences import Sequences
+from realrun.kernels.device_slots import Sequences
 from realrun.model import sampling
 from realrun.model.attention import Rectangle
 from realrun.model.decoder import Decoder

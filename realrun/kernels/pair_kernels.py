@@ -15,12 +15,12 @@ import torch
 
 from realrun.host import cuda
 from realrun.host.device import Device, Stream
-from realrun.kernels import rows
+from realrun.kernels import host_slots
 from realrun.kernels.device_passes import Passes, PassShape
+from realrun.kernels.device_slots import Sequences
+from realrun.kernels.host_slots import PromptChunk, RowResult, Slot
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_options import PairOptions
-from realrun.kernels.rows import PromptChunk, RowResult, Slot
-from realrun.kernels.sequences import Sequences
 from realrun.model import sampling
 from realrun.model.attention import Attention, described
 from realrun.model.decoder import Decoder
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 class Submitted:
     """A pass on its way. `result` settles the host's account of its rows, once; call it for every target pass."""
 
-    def __init__(self, pending: Pending, plan: rows.Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk]) -> None:
+    def __init__(
+        self, pending: Pending, plan: host_slots.Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk]
+    ) -> None:
         self.pending = pending
         self.plan = plan
         self._slots, self._chunks = tuple(slots), tuple(chunks)
@@ -49,7 +51,7 @@ class Submitted:
         if self._result is None:
             values = self.pending.values()
             is_target = self.plan.shape.model is Model.TARGET
-            self._result = rows.record_results(self.plan, self._slots, self._chunks, values) if is_target else []
+            self._result = host_slots.record_results(self.plan, self._slots, self._chunks, values) if is_target else []
         return self._result
 
 
@@ -170,8 +172,8 @@ class PairKernels:
     def prefill(self, chunks: Sequence[PromptChunk], issuer: Issuer, *, model: Model = Model.TARGET) -> Submitted:
         """The next piece of each chunk's prompt; the target emits the first token of prompts that end with it."""
         if model is Model.DRAFT:
-            return self._submit(issuer, rows.plan_draft((), chunks, 0, self.options), (), chunks)
-        return self._submit(issuer, rows.plan_target((), chunks, None, self.options), (), chunks)
+            return self._submit(issuer, host_slots.plan_draft((), chunks, 0, self.options), (), chunks)
+        return self._submit(issuer, host_slots.plan_target((), chunks, None, self.options), (), chunks)
 
     def draft(
         self, slots: Sequence[Slot], draft_tokens: int, issuer: Issuer, *, chunks: Sequence[PromptChunk] = ()
@@ -182,7 +184,7 @@ class PairKernels:
         """
         if not 1 <= draft_tokens <= self.options.draft_tokens_max:
             raise ValueError(f"draft_tokens={draft_tokens} must be in 1..{self.options.draft_tokens_max}")
-        return self._submit(issuer, rows.plan_draft(slots, chunks, draft_tokens, self.options), slots, chunks)
+        return self._submit(issuer, host_slots.plan_draft(slots, chunks, draft_tokens, self.options), slots, chunks)
 
     def verify(
         self,
@@ -197,7 +199,7 @@ class PairKernels:
         With `chunks` a mixed step: prompts are prefilled in the same pass. `forced` [rows] dictates how many drafted
         tokens are accepted (cut to the draft), as a tape does.
         """
-        return self._submit(issuer, rows.plan_target(slots, chunks, forced, self.options), slots, chunks)
+        return self._submit(issuer, host_slots.plan_target(slots, chunks, forced, self.options), slots, chunks)
 
     def recompute(self, slots: Sequence[Slot], num_tokens: Sequence[int], issuer: Issuer) -> Submitted:
         """Run the newest `num_tokens` tokens of the target's KV again, as engines do that cannot roll back.
@@ -205,7 +207,7 @@ class PairKernels:
         Every earlier pass of these slots must have been settled.
         """
         chunks = [PromptChunk(slot, count) for slot, count in zip(slots, num_tokens, strict=True)]
-        return self._submit(issuer, rows.plan_again(chunks, self.options), (), ())
+        return self._submit(issuer, host_slots.plan_again(chunks, self.options), (), ())
 
     def warm(self, issuer: Issuer, shapes: Sequence[PassShape], *, again: bool = False) -> None:
         """Run every shape on the issuer's stream, and capture draft and verify ones where graphs are on; `again`: also
@@ -220,7 +222,7 @@ class PairKernels:
         self.runs_on.synchronize()
 
     def _submit(
-        self, issuer: Issuer, plan: rows.Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk]
+        self, issuer: Issuer, plan: host_slots.Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk]
     ) -> Submitted:
         present = [row[0] for row in plan.inputs if row[0] != self.sequences.scratch]
         assert present, "a pass without rows"

@@ -2,7 +2,7 @@
 
 Randomness arrives as uniforms keyed by (seed, request, position), so a request's tokens do not depend on the batch it
 shares, nor on how its prompt was chunked. Not here: logits (realrun.model.decoder) and state
-(realrun.kernels.sequences).
+(realrun.kernels.device_slots).
 
 Invariant: speculation does not change the distribution of the output (Leviathan et al. 2023, theorem 3.5).
 """

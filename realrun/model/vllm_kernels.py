@@ -29,7 +29,7 @@ INSTALL = f"pip install --no-deps vllm=={VERSION}"
 
 
 class Operations(NamedTuple):
-    """By the name of their library."""
+    """vLLM's compiled operations, one namespace of torch.ops per library."""
 
     layer: Any
     cache: Any
@@ -64,7 +64,7 @@ def _load() -> None:
 
 
 class VllmAttention:
-    """Over pages of 16 tokens, vLLM's default; a slot is so many of them in a row."""
+    """Attention over pages of 16 tokens, vLLM's default; a slot is so many of them in a row."""
 
     def __init__(self, heads: int, kv: SlottedKv, *, is_hopper: bool) -> None:
         self.heads, self.group, self.kv, self.is_hopper = heads, heads // kv.kv_heads, kv, is_hopper
@@ -74,10 +74,11 @@ class VllmAttention:
                 f"attention='vllm' wants slots of whole pages: {kv.max_tokens} tokens are no multiple of 16"
             )
         self._pages = torch.arange(kv.max_tokens // self._page, dtype=torch.int32, device=kv.keys.device)
-        """Of the first slot."""
+        """Pages of the first slot [pages of a slot]; those of slot i lie i times as many further on."""
 
     def plan(self, rectangles: Sequence[Rectangle]) -> tuple[Reach, torch.Tensor, torch.Tensor | None]:
-        """With the pages of each row [rows, pages of a slot]; on Hopper the schedule that all layers share."""
+        """The reach of `rectangles`, the pages of each row [rows, pages of a slot], and on Hopper the schedule that all
+        layers share."""
         reach, kv = reach_of(rectangles, self.group, self.kv), self.kv
         table = (reach.slots * len(self._pages)).unsqueeze(1) + self._pages
         if not self.is_hopper:

@@ -1,7 +1,7 @@
 """How fast the machine is right now: two fixed passes, over and over in a loop.
 
 A profile keeps what they took when it was measured, a replay what they take before and after it: that difference is the
-machine's, not the simulator's. Not here: what is made of it (realrun.validate.compare).
+machine's, not the simulator's. Not here: what is made of it (realrun.validate.error_parts).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from realrun.kernels.pair_kernels import PairKernels
 from sim.interface.work import Kind, Model
 
 PROBED_TOKENS = (1, 48)
-"""Of a prompt's chunk, which no stream captures: its launch is the same whatever else runs there."""
+"""Lengths of a prompt's chunk, which no stream captures: its launch is the same whatever else runs there."""
 REPETITIONS = 40
 MIN_REPETITIONS = 2
-"""Before which there is always one that does not count."""
+"""Fewest repetitions, before which there is always one that does not count."""
 MAX_S = 0.5
-"""Per pass; slow ones are repeated less often."""
+"""Seconds per pass; slow ones are repeated less often."""
 WARM_SHARE = 0.2
-"""Of the repetitions do not count either: a machine that did nothing for a while comes up again."""
+"""Share of the repetitions that do not count either: a machine that did nothing for a while comes up again."""
 
 
 def probe(kernels: PairKernels, issuer: Issuer) -> tuple[float, ...]:
@@ -38,7 +38,7 @@ def probe(kernels: PairKernels, issuer: Issuer) -> tuple[float, ...]:
         with frozen_heap():
             return tuple(_mean_s(kernels, issuer, num_tokens) for num_tokens in PROBED_TOKENS)
     finally:
-        # What a stream has run says what it is used for (realrun.replay.run).
+        # What a stream has run says what it is used for (realrun.replay.replays).
         issuer.warmed = warmed
 
 

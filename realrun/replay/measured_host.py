@@ -1,6 +1,6 @@
 """The simulated host on a replay's measured times: of each work, of the reaction to it, and of waking after a signal.
 
-Not here: how a work's time is found (realrun.replay.measured).
+Not here: how a work's time is found (realrun.replay.measured_costs).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import partial
 from math import ceil, inf
 from typing import Any, NamedTuple
 
-from realrun.replay.measured import MeasuredCosts
+from realrun.replay.measured_costs import MeasuredCosts
 from sim.devices.contention import Contention
 from sim.devices.ticket import SimTicket
 from sim.hosts.clock import POLL_GRID_SLACK
@@ -25,7 +25,7 @@ class WakeLatency(NamedTuple):
 
     plain_s: float
     polled_s: float
-    """From the look that found it."""
+    """Mean seconds from the look that found the notification, where the coroutine polls."""
 
 
 class MeasuredHost(SimHost):
@@ -47,7 +47,7 @@ class MeasuredHost(SimHost):
         return ticket
 
     def ended(self, ticket: SimTicket) -> None:
-        """On a device with several streams the result becomes ready only now."""
+        """The result becomes ready: on a device with several streams only now."""
         reaction_s = self._reactions_s.pop(ticket, None)
         if reaction_s is not None:
             ticket.ready_s += reaction_s

@@ -5,7 +5,7 @@ target's own choice, the most likely one, and all before it were. As long as the
 text, so one pass of it over prompt and answer says for every position how many tokens would be accepted there
 (sim.acceptance.tape). Not covered: rejection sampling above temperature 0, trees, drafts that read the target's
 features, and rounding: near ties may fall otherwise in a pass of another shape (`genuine.rounds_alike` counts them).
-Not here: files of tapes (realrun.replay.genuine), timed passes (realrun.kernels).
+Not here: files of tapes (realrun.replay.genuine_acceptance), timed passes (realrun.kernels).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from realrun.model.weights import load_model
-from realrun.replay.genuine import ClassTape, Folders, by_class, rounds_alike
-from realrun.replay.run import Replay
+from realrun.replay.genuine_acceptance import ClassTape, Folders, by_class, rounds_alike
+from realrun.replay.replays import Replay
 from realrun.replay.testbed import dtype_of
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape

@@ -20,9 +20,9 @@ import torch
 from realrun.host.clocks import Clock
 from realrun.host.device import DeviceClock
 from realrun.host.executor import Handle, Job, Outcome, RequestQueue, check_whole
+from realrun.kernels.host_slots import PromptChunk, Slot
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, Submitted
-from realrun.kernels.rows import PromptChunk, Slot
 from sim.interface.host import Stream
 from sim.interface.request import Request
 from sim.interface.work import Kind, Model
@@ -38,7 +38,7 @@ class PairExecutor:
     def __init__(self, kernels: PairKernels, *, seed: int = 0, prompts: Sequence[Sequence[int]] = ()) -> None:
         self.kernels, self.seed, self.prompts = kernels, seed, prompts
         self._issuers: dict[tuple[str, int], Issuer] = {}
-        """By name and priority of the stream: policies give one name different priorities."""
+        """Issuers by name and priority of the stream: policies give one name different priorities."""
         self._clock: DeviceClock | None = None
         self._of: Clock | None = None
         """The host's clock that `_clock` is told by."""
@@ -65,7 +65,7 @@ class PairExecutor:
 
     @property
     def issuers(self) -> tuple[Issuer, ...]:
-        """Of every stream that has had a lane so far."""
+        """Issuers of every stream that has had a lane so far."""
         return tuple(self._issuers.values())
 
     def submitted(self, job: Job) -> None:
@@ -88,7 +88,8 @@ class PairExecutor:
 
     @property
     def drift_ppm(self) -> float | None:
-        """Of the newest run's device from its host."""
+        """Parts per million by which the host's clock is faster than that of the newest run's device; None without a
+        run."""
         return self._clock.drift_ppm if self._clock is not None else None
 
     def reset(self) -> None:

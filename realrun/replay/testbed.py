@@ -1,6 +1,6 @@
 """A profile's pair on a device of this machine: exact dimensions, random weights, slots for a scenario's requests.
 
-Not here: what runs on it (realrun.replay.run), what the machine is (realrun.host.machine).
+Not here: what runs on it (realrun.replay.replays), what the machine is (realrun.host.machine).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from realrun.kernels.pair_options import PairOptions, doubling
 from realrun.model.attention import Attention, slot_tokens, usual_attention
 from realrun.model.memory import GIB, Sizes, ledger
 from realrun.model.weights import random_model, tied_pair
-from realrun.replay.experiment import max_at_once
-from realrun.replay.genuine import Tied
+from realrun.replay.genuine_acceptance import Tied
 from realrun.replay.machine_speed import PROBED_TOKENS
+from realrun.replay.replayable import max_at_once
 from sim.costs.memory import loaded_models
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.run.experiment import Experiment
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-"""By bytes per weight."""
+"""The type of weights, by their bytes."""
 SPARE_SLOTS = 8
-"""For requests that are finished while their draft prefill is still under way."""
+"""Slots for requests that are finished while their draft prefill is still under way."""
 MAX_STREAMS = 8
 """Streams that policies replayed together ask for, lanes of one name sharing theirs (realrun.kernels.pair_kernels)."""
 

@@ -1,6 +1,6 @@
 """Where a real run and its simulation part: the first scheduling decision that differs, and the state it was taken in.
 
-Not here: what the difference costs (realrun.validate.compare).
+Not here: what the difference costs (realrun.validate.error_parts).
 """
 
 from __future__ import annotations

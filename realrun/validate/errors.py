@@ -1,6 +1,6 @@
 """What was measured beside what was simulated: one value, a run's latencies, and errors over many.
 
-Not here: where either side comes from (realrun.validate.compare, calibrate.judge.vllm_runs,
+Not here: where either side comes from (realrun.validate.error_parts, calibrate.judge.vllm_runs,
 calibrate.judge.cells). No torch.
 """
 

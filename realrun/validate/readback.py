@@ -1,6 +1,6 @@
 """A replay's results directory, read back for comparison. No torch.
 
-Not here: writing it (realrun.replay.run), judging it (realrun.validate.compare).
+Not here: writing it (realrun.replay.replays), judging it (realrun.validate.error_parts).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from realrun.replay.measured import MeasuredWork
+from realrun.replay.measured_costs import MeasuredWork
 from realrun.replay.measured_host import WakeLatency
-from realrun.validate.compare import Observed
+from realrun.validate.error_parts import Observed
 from realrun.validate.errors import LATENCIES, STATISTICS, THROUGHPUT
 from sim.compare.side_by_side import RESULT_SCHEMA
 from sim.costs.profile import Profile

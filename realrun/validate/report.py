@@ -1,7 +1,7 @@
 """Figures of a validation: latency CDFs of both sides, error by metric, and two timelines one above the other.
 
-Imports matplotlib; only called where figures are drawn. Not here: the numbers (realrun.validate.compare), the look of
-CDFs and timelines (sim.report).
+Imports matplotlib; only called where figures are drawn. Not here: the numbers (realrun.validate.error_parts), the look
+of CDFs and timelines (sim.report).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from realrun.validate.compare import Judged
+from realrun.validate.error_parts import Judged
 from realrun.validate.errors import LATENCIES
 from sim.files.write import write_figure
 from sim.metrics.summary import latencies_s

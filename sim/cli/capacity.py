@@ -25,7 +25,7 @@ EXAMPLE = (
     "--draws",
     type=click.IntRange(min=0),
     default=None,
-    help="Of costs, acceptance within errors; 0: as given. [default: 20]",
+    help="Draws of costs and acceptance within their errors; 0: as given. [default: 20]",
 )
 @VERBOSE
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")

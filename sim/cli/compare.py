@@ -60,8 +60,8 @@ EXAMPLE = (
 @VERBOSE
 @click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
 @click.option("--emit-vllm", is_flag=True, help="Run nothing: print the vLLM command lines that would check it.")
-@click.option("--target-model", default=None, help="With --emit-vllm: what to load. [default: as the profile is named]")
-@click.option("--draft-model", default=None, help="With --emit-vllm: the draft to load. [default: likewise]")
+@click.option("--target-model", default=None, help="Model to load with --emit-vllm. [default: as the profile is named]")
+@click.option("--draft-model", default=None, help="Draft to load with --emit-vllm. [default: likewise]")
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
@@ -155,7 +155,7 @@ def _scenarios(raw: dict[str, Any], lists: dict[str, list[Any]]) -> list[tuple[d
 
 
 def _spelt(value: Any) -> Any:
-    """As JSON has it: an infinite rate is a text."""
+    """The value that JSON has: an infinite rate is a text."""
     return "inf" if value == float("inf") else value
 
 
@@ -163,7 +163,7 @@ def _print_lines(scenario: Scenario, target_model: str | None, draft_model: str 
     """Prints what can be typed, what it lacks as comments."""
     from sim.costs.profile_files import load
     from sim.run.resolve import resolve_all
-    from sim.studies.deploy import checking_lines
+    from sim.studies.serve_commands import checking_lines
 
     profile = load(scenario.profile)
     resolve_all(scenario, profile)

@@ -25,7 +25,9 @@ from sim.cli.lazy import SOURCE
     "--where", multiple=True, metavar="KEY=VALUE", help="Only points with this value of a key; repeat for several."
 )
 @click.option("--series", multiple=True, metavar="KEY", help="Lines differ by this key, panels by the others; repeat.")
-@click.option("--price", default=None, metavar="USD/gpu-h", help="Of one GPU, for $ per million tokens: 2.5/gpu-h.")
+@click.option(
+    "--price", default=None, metavar="USD/gpu-h", help="Price of one GPU, for $ per million tokens: 2.5/gpu-h."
+)
 def plot_command(
     places: tuple[Path, ...],
     out: Path | None,
@@ -62,7 +64,9 @@ def plot_command(
 @click.argument("store", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="HTML file to write.")
 @click.option("--question", default=None, help="What the sweep was to answer. [default: from its grid]")
-@click.option("--price", default=None, metavar="USD/gpu-h", help="Of one GPU, for $ per million tokens: 2.5/gpu-h.")
+@click.option(
+    "--price", default=None, metavar="USD/gpu-h", help="Price of one GPU, for $ per million tokens: 2.5/gpu-h."
+)
 def report_command(store: Path, out: Path, question: str | None, price: str | None) -> None:
     """Write one page that needs no network: question, answer, pictures, tables, assumptions, errors, how to rerun."""
     from sim.files.write import write_text

@@ -96,7 +96,7 @@ def sweep_command(
 
 
 def _written(path: str | None, result: Swept | Estimate) -> bool:
-    """As `write_json`, on one line."""
+    """Write the result as one line of JSON where a path is given; False where stdout is taken by it."""
     import msgspec
 
     from sim.cli.console import write_text

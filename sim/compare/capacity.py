@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from sim.compare.points import with_keys
+from sim.compare.point_runs import with_keys
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.interface.request import Request
@@ -41,7 +41,7 @@ continuous batching for a tenth of its CPU time (A100, H100, azure-conv); the lo
 Capacity = tuple[float, tuple[float, float]]
 """Requests per second and its 95 % interval."""
 _known: dict[tuple[str, str], list[tuple[Profile, Capacity]]] = {}
-"""By scenario and policy, of each profile."""
+"""What was found of each profile, by scenario and policy."""
 
 
 def capacity(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
@@ -91,7 +91,7 @@ def _in_loop(saturated: Scenario, in_flight: int, num_prompts: int, policy: str,
 
 
 def _throughput(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
-    """Of the whole run, in the stretch in which as many are in flight as ever; kept for the process."""
+    """Throughput of the whole run, in the stretch in which as many are in flight as ever; kept for the process."""
     kept = _known.setdefault((scenario.digest, policy), [])
     for known, found in kept:
         if known is profile:

@@ -3,7 +3,8 @@
 Workers are given once what many tasks share (`given`), and last as long as the outermost `lasting` block. They are
 forked where that is safe, which is where this process has one thread. Elsewhere they start afresh and are told the
 policies and acceptances registered here; one that was written in a script or notebook cannot be imported there, and
-then the tasks run in this process, with a note. Not here: what a task is (sim.compare.points, sim.studies.rows).
+then the tasks run in this process, with a note. Not here: what a task is (sim.compare.point_runs,
+sim.studies.store_rows).
 
 What only processes need is imported where they start: it takes longer than a small run does.
 """
@@ -40,12 +41,12 @@ AHEAD = 3
 OnDone = Callable[[str, int, int], None]
 """(what is being done, how many of it are done, how many there are)."""
 ENDING_S = 0.5
-"""For the threads of a pool to be gone, which takes far less."""
+"""Time for the threads of a pool to be gone, which takes far less."""
 
 _given: dict[str, Any] = {}
 """What the tasks of this process share, by name."""
 _given_number = 0
-"""Of the `started` block whose tasks share that."""
+"""Number of the `started` block whose tasks share that."""
 _numbers = count(1)
 _lasting: list[_Processes] | None = None
 """Processes of the outermost `lasting` block, one set at most; None outside."""
@@ -365,8 +366,8 @@ def _num_threads() -> int:
 
 
 def _await_threads(num: int) -> None:
-    """Until there are `num` threads again, or ENDING_S: one that has been joined is still listed for a moment, and the
-    next workers would not be forked beside it."""
+    """Wait until there are `num` threads again, or ENDING_S: one that has been joined is still listed for a moment, and
+    the next workers would not be forked beside it."""
     until_s = time.monotonic() + ENDING_S
     while _num_threads() > num and time.monotonic() < until_s:
         time.sleep(1e-4)

@@ -4,7 +4,7 @@ A number of requests that the user gives is obeyed, and called a transient where
 run per policy says how long requests take, and where it was itself too short, a second one of the length found; then
 fresh runs of the computed length are made, the same for all policies, so that they can be paired. A length that grew
 until an interval is narrow would stop at lucky moments: such intervals covered 78 % instead of 95 in a trial.
-Not here: running (sim.run.simulate, points), the load verdict.
+Not here: running (sim.run.simulate, point_runs), the load verdict.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from sim.compare.capacity import capacity, capacity_floor
-from sim.compare.points import Outcome, Point, run_points, worth
+from sim.compare.point_runs import Outcome, Point, run_points, worth
 from sim.compare.pool import Runner
 from sim.costs.profile import Profile
 from sim.draws import child_seed
@@ -42,7 +42,7 @@ LASTING = 0.99
 """So many requests of a closed loop are left out at its end that this share of those before have theirs in a full
 machine: in an emptying one they are quicker (azure-code, 32 in flight, 1,000 requests: mean E2EL 0.8 % low)."""
 LOAD_SEED = 0
-"""Of the saturated runs that loads are judged by: points that differ in their seed alone share them."""
+"""Seed of the saturated runs that loads are judged by: points that differ in their seed alone share them."""
 PILOT_KEY = 1_000_001
 """Child of the scenario's seed that pilots draw from: they share nothing with the runs that follow."""
 ROUND_TO = 100
@@ -224,9 +224,9 @@ def _needed(scenario: Scenario, record: RunRecord) -> int:
 
 
 def _needed_for(scenario: Scenario, mean_e2el_s: float, num_filling: int = 0, num_ending: int = 0) -> int:
-    """By the mean latency, and so many that the `num_filling` are MAX_WARMUP_SHARE of them at most: at 85 % load (H100)
-    130 of 1,300 left out were too few, tokens/s was 1.9 % low, mean E2EL 3.1 %. Of a closed loop all the `num_filling`
-    and `num_ending` are left out, and come on top."""
+    """Requests that a run needs, judged by the mean latency, and so many that the `num_filling` are MAX_WARMUP_SHARE of
+    them at most: at 85 % load (H100) 130 of 1,300 left out were too few, tokens/s was 1.9 % low, mean E2EL 3.1 %. A
+    closed loop leaves out all the `num_filling` and `num_ending`, which come on top."""
     workload = scenario.workload
     if workload.max_concurrency is None and workload.request_rate == inf:
         return MIN_AUTO_PROMPTS

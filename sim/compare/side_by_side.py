@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from sim.acceptance.forms import parse_quoted
-from sim.compare.points import Outcome, Point, at_phi, run_points, worth
+from sim.compare.point_runs import Outcome, Point, at_phi, run_points, worth
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, choose_run_length, load_after, lockstep_note, transient_note
 from sim.compare.verdict import Interval, Order, Paired, PolicySummary, verdict
@@ -123,7 +123,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The comparison as plain values, ready for JSON."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 

@@ -46,7 +46,7 @@ class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
     unstable: bool
     """Requests arrive faster than they are served."""
     mean: dict[str, float | None]
-    """Of every numeric metric, under the run's keys; None where a run has none."""
+    """Mean of every numeric metric, under the run's keys; None where a run has none."""
     ci95: dict[str, Interval | None]
     """None where a longer run would not repeat the mean, or too few samples are in a tail."""
     by_overlap: dict[str, dict[str, float | None]]

@@ -1,4 +1,4 @@
-"""Datasheets of GPUs: memory, dense bf16 FLOP/s, bandwidth, multiprocessors, watts, and which are of one family.
+"""Datasheets of GPUs: memory, dense bf16 FLOP/s, bandwidth, multiprocessors, watts, families, and which one is meant.
 
 Values are NVIDIA's published data sheets and architecture papers; FLOP/s are dense, with fp32 accumulation.
 Not here: how fast anything really runs (calibrate.measure, sim/profiles).
@@ -6,9 +6,11 @@ Not here: how fast anything really runs (calibrate.measure, sim/profiles).
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from sim.costs.profile import Gpu
+from sim.names import unknown
 
 GIB = 1 << 30
 
@@ -63,14 +65,14 @@ DATASHEETS = {
         _sheet("b200-sxm", 179, 2250.0, 8000.0, 148, "blackwell-10.0", "NVIDIA B200"),
     )
 }
-"""By the name that profiles use."""
+"""Data sheets by the name that profiles use."""
 
 
 class Power(NamedTuple):
     """Watts of one GPU."""
 
     idle_w: float
-    """With nothing on it."""
+    """Power with nothing on it."""
     limit_w: float
     """TDP of the data sheet."""
 
@@ -81,10 +83,11 @@ POWER = {
     "h200-sxm": Power(75.0, 700.0),
     "b200-sxm": Power(140.0, 1000.0),
 }
-"""Of GPUs whose idle power somebody published; data sheets do not have it. What nvidia-smi read with no process on the
-GPU, in this order: 59 to 62 W (chuyishang/inference-energy@6e617d2b98e0), 69 to 73 W (digitalocean/do-dcgm-exporter and
-a guide of Nebius), 74 and 80 W (conservemode.com, serialalice.pt), 136 to 144 W (two reports of an installation). A
-process that holds a CUDA context adds 26 to 50 W (arXiv 2605.23918), which is left out."""
+"""Power of GPUs whose idle power somebody published; data sheets do not have it. What nvidia-smi read with no process
+on the GPU, in this order: 59 to 62 W (chuyishang/inference-energy@6e617d2b98e0), 69 to 73 W
+(digitalocean/do-dcgm-exporter and a guide of Nebius), 74 and 80 W (conservemode.com, serialalice.pt), 136 to 144 W (two
+reports of an installation). A process that holds a CUDA context adds 26 to 50 W (arXiv 2605.23918), which is left
+out."""
 ALIASES = {"rtx-pro-6000": "rtx-pro-6000-server"}
 """Other names of the same GPU."""
 
@@ -92,3 +95,23 @@ ALIASES = {"rtx-pro-6000": "rtx-pro-6000-server"}
 def gpu_name(name: str) -> str:
     """The name that profiles use for what is called `name`; unknown names stay as they are."""
     return ALIASES.get(name, name)
+
+
+def datasheet(name: str) -> Datasheet:
+    """The datasheet of `name`; raises ValueError with the nearest name."""
+    name = gpu_name(name)
+    if name not in DATASHEETS:
+        raise ValueError(unknown("GPU", name, DATASHEETS))
+    return DATASHEETS[name]
+
+
+def datasheet_of_device(device_name: str) -> Datasheet | None:
+    """The datasheet of what a driver calls `device_name`, or None where there is none, as of a slice of a GPU (MIG)."""
+    if re.search(r"\bMIG\b", device_name):
+        return None
+    by_length = sorted(
+        ((part, sheet) for sheet in DATASHEETS.values() for part in sheet.device_names),
+        key=lambda pair: -len(pair[0]),
+    )
+    names = ((re.search(rf"\b{re.escape(part)}\b", device_name, re.IGNORECASE), sheet) for part, sheet in by_length)
+    return next((sheet for match, sheet in names if match), None)

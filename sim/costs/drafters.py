@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from sim.costs.compact_kernels import CompactKernels
 from sim.costs.cost import Cost, CostModel, Demands
-from sim.costs.kernels import CompactKernels
 from sim.costs.passes import PassUse
 from sim.costs.profile import HostCosts, Profile
 from sim.costs.profile_files import load

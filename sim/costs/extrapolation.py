@@ -31,7 +31,7 @@ class OutsideProfileWarning(UserWarning):
 
 
 class Largest(NamedTuple):
-    """Of one size: what was asked for, up to where it was measured, and the rows of that pass."""
+    """The largest that was asked for of one size, up to where it was measured, and the rows of that pass."""
 
     got: int
     measured: int
@@ -83,7 +83,7 @@ def collecting() -> Iterator[Extrapolation]:
 
 
 def collected() -> Extrapolation | None:
-    """Of the innermost block around the caller; None outside of any."""
+    """What the innermost block around the caller has collected; None outside of any."""
     return _current.get()
 
 

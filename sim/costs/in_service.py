@@ -63,11 +63,11 @@ class HistoryCosts:
         self.knows_ends = False
         """`ended` is called when a work ends: beside others it takes longer than its cost says."""
         self._busy_until_s: dict[str, float] = {}
-        """By stream."""
+        """When each stream's last work is over, as far as is known."""
         self._num_in_flight: dict[str, int] = {}
-        """By stream, where ends are known."""
+        """Works under way on each stream, where ends are known."""
         self._left_s: dict[str, float] = {}
-        """By stream, what its later works will lose of past pauses."""
+        """What each stream's later works will lose of past pauses."""
 
     def cost(self, work: Work) -> Cost:
         prepare_s, launch_s, device_s, num_kernels = self._costs.cost(work)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.costs.engine import EngineCosts
+from sim.costs.engine_costs import EngineCosts
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sim.costs.kernels import AllReduce, Elementwise, Head, Measured
+from sim.costs.compact_kernels import AllReduce, Elementwise, Head, Measured
 from sim.costs.profile import Gpu, Profile
 from sim.costs.shapes import ModelShape
 from sim.interface.work import Chunk, Work
@@ -34,12 +34,12 @@ Excess = tuple[str, int, int]
 
 
 Seconds = dict[int, float]
-"""By tokens or rows."""
+"""Seconds by tokens or rows."""
 Parts = tuple[Seconds, Seconds, Seconds, Seconds]
 """Body, head, fusion and projection of one model on one profile; nothing else changes them."""
 MAX_MODELS = 16
 _known: dict[tuple[int, int], tuple[Profile, ModelShape, Parts]] = {}
-"""Of the models that were last asked for: points of a sweep differ in other things."""
+"""Parts of the models that were last asked for: points of a sweep differ in other things."""
 
 
 def _parts_of(profile: Profile, shape: ModelShape) -> Parts:
@@ -177,7 +177,7 @@ class ModelPasses(ABC):
     def use(
         self, rows: int, row_tokens: int, context_tokens: float, chunks: Sequence[Chunk], head_rows: int
     ) -> PassUse:
-        """As `pass_use`, of this model."""
+        """FLOPs and bytes of a pass of this model (`pass_use`)."""
         return pass_use(self._shape, self._tensor_parallel, rows, row_tokens, context_tokens, chunks, head_rows)
 
 
@@ -233,7 +233,7 @@ def sizes(work: Work) -> tuple[int, int, int, int]:
 
 
 def beyond(measured: Measured, work: Work) -> Sequence[Excess]:
-    """As `ModelPasses.beyond` has it, where all bounds are numbers; the context of rows bounds histories, too."""
+    """What `ModelPasses.beyond` finds, where all bounds are numbers; the context of rows bounds histories, too."""
     tokens, longest_chunk, longest_history, context_tokens = sizes(work)
     if longest_history > context_tokens:
         context_tokens = longest_history

@@ -1,8 +1,8 @@
 """The profile: its strict, versioned schema.
 
 A profile is JSON: one GPU and engine, one target with or without a draft, constants with their source and their error
-on held-out points. Not here: files (profile_files), the meaning of kernel constants and points (kernels, points), what
-a work costs (forms).
+on held-out points. Not here: files (profile_files), the meaning of kernel constants and points (compact_kernels,
+table_kernels), what a work costs (forms).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from sim.costs.kernels import CompactKernels, LinearKernels
-from sim.costs.points import TableKernels
+from sim.costs.compact_kernels import CompactKernels, LinearKernels
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
+from sim.costs.table_kernels import TableKernels
 
 SCHEMA = 1
 """Version of the schema that this code reads and writes."""
@@ -58,7 +58,7 @@ class IdleRamp(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What works lose after a pause, before the machine is up again (sim.costs.in_service)."""
 
     lost_s: float
-    """In all, after a long pause."""
+    """Time that is lost in all, after a long pause."""
     pause_s: float
     """Length of a pause after which 63 % of that are lost."""
     work_s: float
@@ -72,9 +72,9 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time of the CPU that drives the GPU."""
 
     eager_kernel_s: float
-    """To issue one kernel without CUDA graphs, Python included."""
+    """Time to issue one kernel without CUDA graphs, Python included."""
     graph_launch_s: float
-    """To replay one captured pass."""
+    """Time to replay one captured pass."""
     kernels_per_layer: int
     max_graph_tokens: int = 512
     """A pass of more tokens is not captured."""
@@ -85,7 +85,7 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     graph_size_step: int = 8
     """Captured token counts: `graph_small_sizes`, then multiples of `graph_size_step` up to `max_graph_tokens`."""
     result_s: float
-    """From the end of a work on the device to its result on the host: copy and wake-up."""
+    """Time from the end of a work on the device to its result on the host: copy and wake-up."""
     engine: str | None = None
     """Whose step_s, row_s, gap_s, draft_pass_s and so on these are: an engine of sim/engines that was fitted together
     with the kernels, or "measured here". None: nobody's, they are 0, and the engine of a scenario adds its own."""
@@ -111,7 +111,8 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Host time to launch a pass with prompt chunks of which no piece is captured (engine.cuda_graph decode), where it
     is more than its kernels at `eager_kernel_s` take. 0: not measured."""
     frontend_s: float = 0.0
-    """From a request's coming in to its being in the engine's queue: HTTP and tokenising, many requests at once."""
+    """Time from a request's coming in to its being in the engine's queue: HTTP and tokenising, many requests at
+    once."""
     frontend_token_s: float = 0.0
     """What each token of its prompt adds to that."""
     ngram_row_s: float = 3e-5
@@ -206,7 +207,7 @@ class ShareCurve(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     errors_pct: dict[str, float]
     """Mean size of the error by what was predicted."""
     standard_errors: dict[str, float] = {}
-    """By constant that the measurements told."""
+    """Standard error of each constant that the measurements told."""
 
     def __post_init__(self) -> None:
         _check(
@@ -267,7 +268,7 @@ class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 ROUNDED = 0.01
-"""By how much a mean may seem to exceed a largest value, both rounded."""
+"""Part, and percent, by which a mean may seem to exceed a largest value, both rounded."""
 
 
 class KindError(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -298,13 +299,13 @@ class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: Literal["target", "draft"]
     rows: int
     tokens: int
-    """Per row: prompt tokens of a prefill, query tokens of a verify, tokens drafted; 1 for a decode."""
+    """Tokens of each row: prompt tokens of a prefill, query tokens of a verify, tokens drafted; 1 for a decode."""
     context_tokens: int
-    """Per row, in KV before the pass."""
+    """Tokens of each row that are in KV before the pass."""
     launch: Literal["eager", "graphed"]
     device_s: float
     host_s: float
-    """To issue the pass; on a CPU that is the pass itself."""
+    """Time to issue the pass; on a CPU that is the pass itself."""
     half_width_pct: float
     """Half of the 95 % interval of the median device time, or of the range of several visits if wider; percent."""
     repetitions: int
@@ -314,7 +315,7 @@ class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sustained_s: float | None = None
     """Device time once more, after sustained load; of profiles that earlier versions measured."""
     l2: Literal["cold", "warm", "unknown"] = "unknown"
-    """Of the device's L2 cache before each repetition: "warm" where it may hold what the pass reads."""
+    """State of the device's L2 cache before each repetition: "warm" where it may hold what the pass reads."""
 
     def __post_init__(self) -> None:
         sizes = ("rows", "tokens", "repetitions", "device_s")

@@ -4,7 +4,7 @@ The rule is a gated-MLP transformer with grouped-query attention (kv_heads == he
 a field of its own: an ungated MLP, experts, latent or linear attention, sliding windows, number formats. Biases and
 norms are left out: Qwen2.5's QKV bias is under 0.01 % of its parameters. Dimensions are those of each model's
 config.json.
-Not here: how fast they run (sim.costs), reading a config.json (calibrate.hardware.models).
+Not here: how fast they run (sim.costs), reading a config.json (calibrate.catalogue.model_configs).
 """
 
 from difflib import get_close_matches
@@ -49,8 +49,8 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 FURTHER_SHARE = 0.6
-"""Of the experts that a token of another sequence activates anew, what a further token of the same sequence does: its
-router chooses alike. Verify passes are reported to read 1.3, 3.2 and 6.1 times the experts with 1, 4 and 8 drafted
+"""Share of the experts that a token of another sequence activates anew which a further token of the same sequence does:
+its router chooses alike. Verify passes are reported to read 1.3, 3.2 and 6.1 times the experts with 1, 4 and 8 drafted
 tokens; unrelated tokens would read 2.0, 4.7 and 8.0 times, and this share gives 1.6, 3.3 and 5.4."""
 SATURATED_SHARE = 0.95
 
@@ -132,7 +132,7 @@ class Indexer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def kv_bytes(self) -> int:
-        """Of a token in one layer: its key in 8 bits, with one scale in fp32."""
+        """Bytes of a token in one layer: its key in 8 bits, with one scale in fp32."""
         return self.dim + 4
 
 
@@ -161,7 +161,7 @@ class Linear(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def state_bytes(self) -> int:
-        """Of one sequence in all these layers: the state in fp32, the convolution's last tokens in bf16.
+        """Bytes of one sequence in all these layers: the state in fp32, the convolution's last tokens in bf16.
 
         >>> Linear(layers=2, key_heads=1, key_dim=4, value_heads=2, value_dim=4).state_bytes
         448
@@ -196,9 +196,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     experts: Experts | None = None
     latent: Latent | None = None
     indexer: Indexer | None = None
-    """Of latent attention."""
+    """Latent attention's choice of the tokens that are read; None: all are."""
     linear: Linear | None = None
-    """Of some layers; the others are as `heads` says."""
+    """Linear attention of some layers; the others are as `heads` says."""
     has_query_gate: bool = False
     """Queries are projected with a gate of their size for attention's output."""
     window: int = 0
@@ -458,7 +458,7 @@ MODELS = {
         _shape("tiny-draft", 1, 128, 344, (2, 2, 64), 1024, 2048, dtype_bytes=4),
     )
 }
-"""By name. The tiny pair is no public model: random weights in fp32, small enough to replay on any CPU."""
+"""Shapes by name. The tiny pair is no public model: random weights in fp32, small enough to replay on any CPU."""
 
 
 def model(name: str) -> ModelShape:

@@ -75,7 +75,7 @@ class Op:
         self.demands: tuple[float, float] | None = None
         device_s = ticket.cost.device_s
         self.kernels_per_s = ticket.cost.num_kernels / device_s if device_s else 0.0
-        """At rate 1; beside others each kernel waits (contention.kernel_waits_s)."""
+        """Kernels per second at rate 1; beside others each kernel waits (contention.kernel_waits_s)."""
 
     def go_on(self, now_s: float) -> None:
         """Take up a work that had the device and its issuer to itself until now; what was to come is open again."""

@@ -22,7 +22,7 @@ from sim.devices.contention import share_time
 from sim.interface.host import Stream
 
 ROUNDING = 1e-9
-"""By which a sum of shares may exceed 1."""
+"""Part by which a sum of shares may exceed 1."""
 
 
 MEASURED = ShareCurve(
@@ -52,16 +52,16 @@ class Place(NamedTuple):
     """Where a stream's works run."""
 
     share: float
-    """Of the multiprocessors."""
+    """Share of the multiprocessors."""
     is_reserved: bool
-    """For this stream; False: streams without a share divide the time of what the others leave."""
+    """The share is this stream's alone; False: streams without a share divide the time of what the others leave."""
 
 
 class Partition(NamedTuple):
     """Who runs where on one device."""
 
     places: dict[str, Place]
-    """By stream."""
+    """Place of each stream."""
     curve: ShareCurve
     only_together: bool = False
     """A work that is alone has the whole device; shares hold while works of several streams run."""
@@ -114,7 +114,8 @@ def rates_on_shares(
     alone = [curve.slowdown(mix, place.share) for mix, place in zip(mixes, places, strict=True)]
     busy = [min(1.0, cap * slowdown) for cap, slowdown in zip(caps, alone, strict=True)]
     time = [1.0] * len(places)
-    """Of its place that a work may have; one that is still being launched may be busy for less."""
+    """Part of the time of its place that a work may have [works]; one that is still being launched may be busy for
+    less."""
     dividing = [i for i, place in enumerate(places) if not place.is_reserved]
     for i, share in zip(dividing, share_time([busy[i] for i in dividing], [weights[i] for i in dividing]), strict=True):
         time[i] = busy[i] = share

@@ -42,8 +42,8 @@ class SharedDevice:
         partition: Partition | None = None,
         is_one_queue: bool = False,
     ) -> None:
-        """With a `partition` streams have shares of the multiprocessors; `is_one_queue` puts all in one FIFO, as a link
-        does."""
+        """A device whose streams have shares of the multiprocessors with a `partition`; `is_one_queue` puts all in one
+        FIFO, as a link does."""
         self.clock = clock
         self._costs = costs
         self._result_s, self._prompt_result_s = costs.result_s, prompt_result_s(costs)
@@ -68,7 +68,8 @@ class SharedDevice:
         self._slowdowns = [(1.0, False)] + [
             (own, any(own != less for less in inflations[:place])) for place, own in enumerate(inflations)
         ]
-        """Of so many launches, and whether fewer would have another: by the time that one ends, others may have."""
+        """Slowdown of so many launches, and whether fewer would have another: by the time that one ends, others may
+        have."""
         self._is_slowing = False
         """Fewer launches would have another slowdown."""
         self._running: list[Op] = []
@@ -291,7 +292,7 @@ class SharedDevice:
             self.clock.complete(op.ticket._issued)
 
     def _set_slowdowns(self, now_s: float) -> None:
-        """Of all launches that go on; a work that cannot outrun its own has another rate then."""
+        """Set the slowdown of all launches that go on; a work that cannot outrun its own has another rate then."""
         slowdown, self._is_slowing = self._slowdowns[len(self._issuing)]
         is_bound = False
         for op in self._issuing:

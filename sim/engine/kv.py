@@ -31,7 +31,7 @@ class KvPool:
 
     @property
     def max_blocks(self) -> int:
-        """That one request can have."""
+        """Most blocks that one request can have."""
         return self.num_blocks
 
     def blocks_for(self, request: Request) -> int:

@@ -18,17 +18,17 @@ class Lockstep:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._tokens: list[int] = []
-        """Of the ranks that have begun or are about to."""
+        """Tokens of the ranks that have begun or are about to."""
         self._num_begun = self._num_ended = 0
         self._over = Signal()
 
     async def between(self) -> None:
-        """Until no rank's step is under way."""
+        """Wait until no rank's step is under way."""
         while self._num_begun:
             await self._host.wait(self._over)
 
     async def begin(self, tokens: int) -> int:
-        """Until this rank's step of `tokens` tokens can begin; tokens of all ranks in it."""
+        """Wait until this rank's step of `tokens` tokens can begin; returns the tokens of all ranks in it."""
         await self.between()
         self._tokens.append(tokens)
         await self._host.sleep(0.0)  # for the others that are free at this instant
@@ -36,7 +36,7 @@ class Lockstep:
         return sum(self._tokens)
 
     async def end(self) -> None:
-        """Until the step is over for all ranks in it."""
+        """Wait until the step is over for all ranks in it."""
         self._num_ended += 1
         if self._num_ended < self._num_begun:
             await self._host.wait(self._over)

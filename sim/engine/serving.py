@@ -148,13 +148,13 @@ class Serving:
         self.names_requests = names_requests
         """Works carry their requests, whatever that costs in large batches: somebody notes them, or looks."""
         self.group = group
-        """Of data-parallel ranks in lockstep, of which this is one."""
+        """The data-parallel ranks in lockstep of which this is one."""
         self.plans_ahead = plans_ahead
         """Works of lanes are prepared while those before them run (`ahead_s`)."""
         self._submitted_s: dict[str, float] = {}
         """When the newest work was submitted, by name of its stream."""
         self.last_round: Ticket | None = None
-        """Of lanes: of the newest verify."""
+        """The newest verify of lanes."""
         self.round_ended_s = -1.0
         """Likewise: when the newest one was seen that had ended."""
         self._on_finished = [] if on_finished is None else [on_finished]
@@ -286,7 +286,7 @@ class Serving:
         return request
 
     async def came(self, *, poll_s: float | None = None) -> None:
-        """Until somebody comes, or leaves. Nobody prepared anything for the first of those who wait."""
+        """Wait until somebody comes, or leaves. Nobody prepared anything for the first of those who wait."""
         await self.host.wait(self.intake, poll_s=poll_s)
         if self.inbox:
             self.inbox[0].known_s = self.host.now_s

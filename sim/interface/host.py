@@ -96,7 +96,7 @@ class Host(Protocol):
     def sleep(self, duration_s: float) -> Wait[None]: ...
 
     def sleep_until(self, time_s: float) -> Wait[None]:
-        """Until exactly `time_s`, which now + (time - now) would miss by a rounding."""
+        """Sleep until exactly `time_s`, which now + (time - now) would miss by a rounding."""
         ...
 
     def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:

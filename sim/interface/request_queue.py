@@ -70,7 +70,7 @@ class RequestQueue:
         return self.take_now(host, at_most=at_most)
 
     async def filled(self, host: Host, *, poll_s: float | None = None) -> None:
-        """Until somebody is in it."""
+        """Wait until somebody is in it."""
         while not self.items:
             await host.wait(self.changed, poll_s=poll_s)
 

@@ -44,8 +44,8 @@ def utilisation_of(use: PassUse, time_s: float, gpu: Gpu) -> float:
 
 
 def power_of(profile: Profile) -> Power | None:
-    """Of a profile's GPU; None where that is not known, and for ranks that share experts: how much of these each reads
-    is not in `use`."""
+    """Power of a profile's GPU; None where that is not known, and for ranks that share experts: how much of these each
+    reads is not in `use`."""
     return POWER.get(gpu_name(profile.gpu.name)) if profile.data_parallel == 1 else None
 
 
@@ -56,12 +56,12 @@ class PowerTrace:
     powers: list[Power | None]
     """[devices]"""
     num_gpus: int
-    """Of each device: a tensor-parallel group."""
+    """GPUs of each device: a tensor-parallel group."""
     works: list[array[float]]
     """[devices] start, end (s) and utilisation of one work after the other."""
 
     def joules(self, start_s: float, end_s: float) -> float | None:
-        """Of all GPUs in that time, idle ones among them; None where the power of one is not known."""
+        """Energy of all GPUs in that time, idle ones among them; None where the power of one is not known."""
         total = 0.0
         for power, works in zip(self.powers, self.works, strict=True):
             if power is None:

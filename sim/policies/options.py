@@ -116,7 +116,7 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     no other has work; deferred: true (pd, pdv) lets prompts begin, and join the others, where a round ends."""
 
     def share(self, lane: str) -> float | None:
-        """Of the multiprocessors, reserved for `lane`; None where it has none of its own."""
+        """Share of the multiprocessors reserved for `lane`; None where it has none of its own."""
         assert not isinstance(self.partition, str), "whoever runs a policy chooses the shares first"
         return self.shares.get(lane)
 
@@ -236,7 +236,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """continuous: steps for which new prompts are held back while rows run, for others to come
     (TensorRT-LLM's batch_wait_timeout_iters)."""
     batch_wait_ratio: float = 0.0
-    """Of max_num_batched_tokens: prompts that come to so much with the rows are not held back."""
+    """Share of max_num_batched_tokens: prompts that come to so much with the rows are not held back."""
     whole_prompts: bool = False
     """continuous: a prompt that does not fit what a step has left waits for the next one, in place of a chunk of it
     (TensorRT-LLM without enable_chunked_prefill); only one that no step would hold is cut."""

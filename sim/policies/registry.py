@@ -44,7 +44,7 @@ Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, Non
 
 
 MAX_GPUS = 10_000
-"""Of one replica."""
+"""Most GPUs of one replica."""
 
 
 def _one(_: PolicyOptions) -> int:

@@ -125,8 +125,8 @@ async def prefilled(
 
 
 async def round_end(serving: Serving, options: PolicyOptions) -> None:
-    """With prompts deferred, until the round in flight is over: shares change between steps, by one scheduler that sees
-    a prompt's end then, too (pegainfer: docs/adr/016)."""
+    """Wait until the round in flight is over where prompts are deferred: shares change between steps, by one scheduler
+    that sees a prompt's end then, too (pegainfer: docs/adr/016)."""
     if options.defers_prompts and serving.last_round is not None and serving.round_ended_s != serving.host.now_s:
         await serving.last_round
 
@@ -214,7 +214,8 @@ async def finish_round(
 
 
 async def filled(serving: Serving, lane: RequestQueue, options: PolicyOptions) -> None:
-    """Until somebody is in `lane`. Nothing is prepared for who comes from a prompt to an idle lane until it looks."""
+    """Wait until somebody is in `lane`. Nothing is prepared for who comes from a prompt to an idle lane until it
+    looks."""
     if not lane.items:
         await lane.filled(serving.host, poll_s=options.poll_s)
         for request in lane.items:

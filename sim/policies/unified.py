@@ -63,9 +63,9 @@ async def _pipelined_worker(serving: Serving, options: PolicyOptions, limits: En
     decode_batch = limits.lane_batch(options.decode_batch, draft_tokens_max)
     decode = RequestQueue("decode")
     prompt: tuple[Request, Ticket, Ticket] | None = None
-    """In the target; tickets of that, and of the draft model's after it."""
+    """The request whose prompt is in the target; tickets of that, and of the draft model's after it."""
     drafting: tuple[Request, Ticket] | None = None
-    """In the draft model."""
+    """The request that is in the draft model, and its ticket."""
     round_: tuple[list[Request], Ticket, float] | None = None
     while True:
         num_decoding = len(decode) + (len(round_[0]) if round_ is not None else 0) + (drafting is not None)

@@ -14,7 +14,7 @@ import msgspec
 
 from sim.acceptance.models import MAX_DRAFT_TOKENS
 from sim.compare import side_by_side as experiment
-from sim.compare.points import Point, run_point
+from sim.compare.point_runs import Point, run_point
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.metrics.records import RunRecord, request_columns

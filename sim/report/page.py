@@ -261,7 +261,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]], name: str = "") 
 
 
 def table(head: Sequence[str], rows: Sequence[str], attributes: Mapping[str, str], grey: Container[int] = ()) -> str:
-    """Of rows of finished cells. With the id `points` it filters and has a chart: `data-over`, `data-show` and
+    """A table of rows of finished cells. With the id `points` it filters and has a chart: `data-over`, `data-show` and
     `data-colour` name the columns it begins with, `data-hollow` the text of the last cell that makes a dot hollow."""
     top = "".join(f"<th>{_safe(cell)}</th>" for cell in head)
     body = "".join(f"<tr{' class=grey' if i in grey else ''}>{row}</tr>\n" for i, row in enumerate(rows))

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.studies.rows import SCENARIO
 from sim.studies.store import Store
+from sim.studies.store_rows import SCENARIO
 
 if TYPE_CHECKING:
     import pandas as pd

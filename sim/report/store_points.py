@@ -15,8 +15,8 @@ from sim.devices.contention import BRACKET, PhiLevel
 from sim.metrics.stats import interval_95
 from sim.report.store_frame import store_frame
 from sim.run.scenario import FORMER_REGIME
-from sim.studies.rows import if_overlap
 from sim.studies.store import Store
+from sim.studies.store_rows import if_overlap
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +84,7 @@ class Points:
     """The rows of a store that ran, and the keys that tell them apart."""
 
     frame: pd.DataFrame
-    """As `lanesim.load` gives it; rows that failed are left out of everything but `failed`."""
+    """The frame that `lanesim.load` gives; rows that failed are left out of everything but `failed`."""
     path: Path | None = None
     """The store's folder."""
     series: tuple[str, ...] = ()

@@ -61,7 +61,7 @@ def number(value: float | None) -> str:
 
 
 def significant(value: float | None) -> str:
-    """At least three significant digits from 1 on, thousands grouped; a dash for unknown."""
+    """The number with two decimals, from 100 on with one, thousands grouped; a dash for unknown."""
     if value is None:
         return "–"
     return f"{value:,.1f}" if abs(value) >= 100.0 else f"{value:.2f}"
@@ -320,7 +320,7 @@ def notes(result: Comparison) -> list[str]:
 
 
 def _overlap_lines(result: Comparison) -> list[str]:
-    """At most three lines: where overlap was not measured, what each policy with several streams gives over phi."""
+    """Three lines at most: where overlap was not measured, what each policy with several streams gives over phi."""
     profile, devices = result.profile, result.scenario["devices"]
     phi = profile.phi
     if phi is None:

@@ -24,9 +24,9 @@ from sim.policies.options import EngineLimits, Method
 
 PREFILL = "prefill"
 SIZE_RATIO = 1.3
-"""Between two numbers of requests that are tried."""
+"""Ratio between two numbers of requests that are tried."""
 PASSES = 4
-"""In which the busy shares of lanes settle."""
+"""Passes in which the busy shares of lanes settle."""
 BISECTIONS = 14
 FULL = 0.99
 """A queue that is busier than this is taken for one that grows."""
@@ -39,14 +39,14 @@ class MeanLoad(NamedTuple):
     prompt_variation: float
     """Variance of the prompts' lengths over their squared mean."""
     context_tokens: float
-    """In KV of a request halfway through its output."""
+    """Tokens in KV of a request halfway through its output."""
     num_rounds: float
     """Verifies per request."""
     draft_tokens: int
     max_at_once: int
     """Requests that memory and caps hold."""
     max_rows: Mapping[Kind, int]
-    """Of one draft, of one verify."""
+    """Most rows of one draft, of one verify."""
     rate_per_s: float
     """Infinite where all come at once."""
     max_concurrency: int | None
@@ -58,10 +58,10 @@ class LaneWork(NamedTuple):
 
     host_s: float
     device_s: float
-    """On the whole device."""
+    """Device time on the whole device."""
     demands: tuple[float, float]
     kernels_per_s: float = 0.0
-    """At rate 1."""
+    """Kernels per second at rate 1."""
 
     def seconds(self, rate: float) -> float:
         return self.host_s + self.device_s / rate
@@ -92,7 +92,7 @@ class Pace(NamedTuple):
 
 
 class Forecast:
-    """Of groups of lanes; those of a group take turns. One group is the prefill lane."""
+    """What groups of lanes are expected to do; those of a group take turns. One group is the prefill lane."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Forecast:
     # -- from shares to paces
 
     def _paces(self, sharing: Sharing) -> dict[int, Pace]:
-        """By the number of requests that are past their prompts, rising from 1."""
+        """Paces by the number of requests that are past their prompts, rising from 1."""
         prompt, num_lanes = self._prompt, len(self._round_kinds)
         shares = list(sharing.shares or [1.0] * (num_lanes + 1))
         prompt_share, round_shares = shares.pop(self._prefill), shares
@@ -220,7 +220,7 @@ class Forecast:
         return drafts + verifies
 
     def _round_work(self, group: int, rows: float) -> LaneWork:
-        """Of a group for `rows` requests; more than fit into one work take as many more of its time."""
+        """A round's work of a group for `rows` requests; more than fit into one work take as many more of its time."""
         known = self._round_works.get((group, rows))
         if known is None:
             kinds = self._round_kinds[group]
@@ -266,7 +266,7 @@ class Forecast:
 
 
 def _rates(shares: Sequence[float], works: Sequence[LaneWork], curve: ShareCurve) -> list[float]:
-    """Of works side by side on `shares`."""
+    """Rates of works side by side on `shares` [works]."""
     ones = [1.0] * len(shares)
     places = [Place(share, True) for share in shares]
     return rates_on_shares(places, ones, ones, [work.demands for work in works], curve, 1.0)
@@ -277,7 +277,7 @@ def _each_s(works: Sequence[LaneWork], rates: Sequence[float]) -> list[float]:
 
 
 def _round_s(pace: Pace, prompt_busy: float) -> float:
-    """Of a round beside prompts for a share of the time."""
+    """Seconds of a round beside prompts for a share of the time."""
     return 1.0 / ((1.0 - prompt_busy) / pace.round_s + prompt_busy / pace.round_beside_s)
 
 
@@ -291,7 +291,7 @@ def _numbers(most: int) -> Iterator[int]:
 
 
 def _pace_of(paces: Mapping[int, Pace], number: float) -> Pace:
-    """Between those that are known; beyond them that of the nearest."""
+    """The pace between those that are known; beyond them that of the nearest."""
     before: tuple[int, Pace] | None = None
     for known, pace in paces.items():
         if known >= number:
@@ -342,8 +342,8 @@ class StepForecast:
     def lane_requests_per_s(
         self, rows: int, prompt_tokens: int, num_rounds: float, draft_tokens: int, drafter: int
     ) -> float:
-        """Of requests in a lane, `rows` at a time, with one of several draft models: what their own times allow, and
-        what the GPU does, of which each takes its prompt and its share of its rounds; whichever is less."""
+        """Requests per second in a lane, `rows` at a time, with one of several draft models: what their own times
+        allow, and what the GPU does, of which each takes its prompt and its share of its rounds; whichever is less."""
         context_tokens = round(rows * self._context_tokens)
         verified = rows * (draft_tokens + 1)
         draft = Work(
@@ -373,8 +373,8 @@ class StepForecast:
         return sum(self._costs.cost(work).device_s for work in works)
 
     def _seconds(self, works: list[Work]) -> float:
-        """Of works one after the other on one stream; with asynchronous scheduling the first was prepared while the
-        step before it ran."""
+        """Seconds of works one after the other on one stream; with asynchronous scheduling the first was prepared while
+        the step before it ran."""
         issuer_s = device_s = 0.0
         for work in works:
             prepare_s, launch_s, solo_s, _ = self._costs.cost(work)

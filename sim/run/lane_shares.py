@@ -22,14 +22,14 @@ KNOWN_LANES = (PREFILL, "decode", "draft", "verify")
 COARSE, FINE = 10, 20
 """Shares are multiples of a tenth at first, and of a twentieth in the end."""
 MARGIN = 0.15
-"""By which shares that always hold must be forecast faster than those that give way: where they were at most 12 %,
+"""Part by which shares that always hold must be forecast faster than those that give way: where they were at most 12 %,
 runs were 4 to 24 % slower (pd and pdv on two GPUs)."""
 
 Shares = dict[str, float]
 PartitionOption = dict[str, float | bool]
-"""As `policy_options.partition` has it."""
+"""Shares by lane, and options, in the form of `policy_options.partition`."""
 _Parts = tuple[int, ...]
-"""Of the device, one number per group of lanes."""
+"""Parts of the device, one number per group of lanes."""
 
 
 def check_partition(options: PolicyOptions, policies: Sequence[Policy]) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from sim.acceptance.conversions import AcceptanceSummary
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance, IidAcceptance
-from sim.costs.engine import NO_SPECULATION, PARALLEL_EAGLE, EngineCosts, engine_of, own_engine, without_engine
+from sim.costs.engine_costs import NO_SPECULATION, PARALLEL_EAGLE, EngineCosts, engine_of, own_engine, without_engine
 from sim.costs.profile import Profile
 from sim.policies.options import EngineLimits, Method
 from sim.policies.registry import Policy

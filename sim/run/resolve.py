@@ -18,7 +18,7 @@ from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance
 from sim.costs.cost import Link
 from sim.costs.drafters import DrafterCosts, draft_shape, pair_with
-from sim.costs.engine import EngineCosts, engine_of
+from sim.costs.engine_costs import EngineCosts, engine_of
 from sim.costs.forms.build import ShippedCosts, build_costs
 from sim.costs.memory import kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
@@ -49,7 +49,7 @@ HEAVY_BYTES = 60e9
 LOAD_SAMPLE = 200
 """Requests whose means tell of a workload."""
 _chosen: dict[tuple[str, str], tuple[Profile, PartitionOption | None]] = {}
-"""Of `partition: auto`, by scenario and policy, on the profile that was last: every seed asks again."""
+"""What `partition: auto` gave, by scenario and policy, on the profile that was last: every seed asks again."""
 
 
 class Caps(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,13 +91,13 @@ class Resolved:
     models: tuple[ModelShape, ...]
     """Whose weights and KV are in memory."""
     kv_bytes_per_token: int
-    """Of the models whose KV is sent between GPUs, on one of them."""
+    """KV bytes per token of the models whose KV is sent between GPUs, on one of them."""
     costs: ShippedCosts
-    """Of the profile's own pair."""
+    """Costs of the profile's own pair."""
     host_costs: ShippedCosts | DrafterCosts
-    """As `costs`; works of further draft models by their own."""
+    """What the host prices works with: `costs`; works of further draft models by their own."""
     costs_elsewhere: dict[int, ShippedCosts]
-    """By index, of GPUs that are others than the profile's."""
+    """Costs by index of GPUs that are others than the profile's."""
     links: dict[str, Link]
     contention: Contention
     regime: Regime | None
@@ -110,7 +110,7 @@ class Resolved:
     num_engines: int
     """GPUs of a replica that seat requests."""
     num_gpus: int
-    """Of one replica."""
+    """GPUs of one replica."""
     max_model_len: int | None
     """Tokens of prompt and answer at which the engine ends an answer; None: it does not."""
     max_seated: int
@@ -339,7 +339,7 @@ class _Resolver:
         return Pool(num_blocks=num_blocks, new=new)
 
     def _caps(self) -> Caps:
-        """As they act: a lane never takes more than max_num_seqs, nor than a pass has room for."""
+        """Caps that act: a lane never takes more than max_num_seqs, nor than a pass has room for."""
         limits, options, policy = self.limits, self.scenario.policy_options, self.policy
 
         def batch(key: str, given: int | None) -> int | None:
@@ -394,7 +394,7 @@ class _Resolver:
         return {first + index: costs for first in firsts for index in range(scenario.policy_options.prefill_devices)}
 
     def _links(self) -> dict[str, Link]:
-        """Between the GPUs of each replica, as its policy names them."""
+        """Links between the GPUs of each replica, as its policy names them."""
         if self.num_gpus == 1:
             return {}
         devices = self.scenario.devices

@@ -265,7 +265,7 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: float | None = None
     """Time per further token."""
     e2el_ms: float | None = None
-    """From arrival to last token."""
+    """Time from arrival to last token."""
 
     def __post_init__(self) -> None:
         for name in ("ttft_ms", "tpot_ms", "e2el_ms"):
@@ -275,7 +275,7 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bounds_ms(self) -> dict[str, float | None]:
-        """By metric, `ttft_ms` and so on."""
+        """The bound of each metric, `ttft_ms` and so on."""
         return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
@@ -304,7 +304,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     slo_classes: tuple[SloClass, ...] = ()
     """Classes of requests with priorities and SLOs of their own: name, share, priority, ttft_ms, tpot_ms, e2el_ms."""
     seed: int = 0
-    """Of arrivals, lengths and acceptance."""
+    """Seed of arrivals, lengths and acceptance."""
     replications: int = 1
     """Runs of each policy, each with a child of the seed."""
     energy: bool = False

@@ -50,7 +50,7 @@ def simulate(
 
 
 def _meter(resolved: Resolved) -> PowerMeter:
-    """Of the power of all GPUs."""
+    """A meter of the power of all GPUs."""
     elsewhere, devices = resolved.costs_elsewhere, range(resolved.scenario.devices.count * resolved.num_gpus)
     return PowerMeter(
         [elsewhere.get(index, resolved.host_costs) for index in devices],

@@ -78,7 +78,7 @@ def speculation_of(text: str) -> dict[str, Any]:
 
 
 def _method(config: dict[str, Any]) -> Method:
-    """As vLLM tells it: by name, from the model where there is none; a draft model may draft in parallel."""
+    """The method that vLLM would use: the one named, or else the model's; a draft model may draft in parallel."""
     name = config.get("method")
     if name is None:
         name = "ngram" if config.get("model") in ("ngram", "[ngram]") else "draft_model"

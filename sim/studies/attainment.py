@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from sim.compare.capacity import CAPACITY_KEY
-from sim.compare.points import run_points
+from sim.compare.point_runs import run_points
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, transient_note
 from sim.compare.side_by_side import CostSource, cost_source
@@ -51,7 +51,8 @@ from sim.workload.generate import is_trace, mean_tokens
 ATTAINMENT_SCHEMA = 1
 DEFAULT_SHARE = 0.95
 CONFIDENCE = 0.9
-"""With which the recommended replicas are enough: of n draws m hold, and a further one holds with m / (n + 1)."""
+"""Chance with which the recommended replicas are enough: of n draws m hold, and a further one holds with m / (n +
+1)."""
 MAX_REPLICAS = 1024
 ROUTINGS = (Routing.ROUND_ROBIN, Routing.LEAST_OUTSTANDING)
 
@@ -64,8 +65,8 @@ class Highest(msgspec.Struct, frozen=True, kw_only=True):
     load: float | None
     """Requests per second, or requests in flight; None for never and unbounded."""
     ci95: Interval | None
-    """Over replications, costs and acceptance as given; of the saturated throughput where that is the limit. None of
-    runs that are too short for steady means."""
+    """Interval of the load over replications, costs and acceptance as given; of the saturated throughput where that is
+    the limit. None of runs that are too short for steady means."""
     draws_interval: Interval | None
     """5 to 95 % of the draws; None without draws, of short runs, and where some draw has no limit."""
     draw_loads: list[float | None]
@@ -98,11 +99,11 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise, one fewer than these; None where one is enough."""
     usd_per_million_tokens: float | None = None
     utilisation: float | None = None
-    """Of the recommended replicas: the rate over that many times the highest load of one, as given."""
+    """Utilisation of the recommended replicas: the rate over that many times the highest load of one, as given."""
     needed: list[tuple[int | None, int]] = []
     """[replicas, draws that need so many], rising; None of the draws in which the recommended are too few."""
     confidence: float | None = None
-    """With which the recommended replicas hold in a further draw; None without draws."""
+    """Chance with which the recommended replicas hold in a further draw; None without draws."""
     attainment_by_draw: list[float] = []
     """[draws] share of requests that meet all SLOs with the recommended replicas."""
 
@@ -114,7 +115,7 @@ class Attainment(Stated, frozen=True, kw_only=True):
     scenario: dict[str, Any]
     profile: CostSource
     share: float
-    """Of requests that meet all SLOs jointly."""
+    """Share of requests that meet all SLOs jointly."""
     of: str
     """`request rate` or `concurrency`."""
     highest: list[Highest]
@@ -223,7 +224,7 @@ def highest_load(
 
 
 class _Answer:
-    """Of one policy: its highest load, and fleets of it."""
+    """What is said of one policy: its highest load, and fleets of it."""
 
     def __init__(self, search: LoadSearch, draws: Sequence[Draw], usd_per_h: float | None, runner: Runner) -> None:
         self.search, self.draws, self._usd_per_h, self._runner = search, draws, usd_per_h, runner
@@ -336,7 +337,7 @@ class _Answer:
         return order, min(most, ceil(CONFIDENCE * (len(order) + 1)))
 
     def _holding(self, in_draws: SharesInDraws, count: int) -> dict[int, int]:
-        """By number of replicas, up to those recommended: in how many draws they are enough.
+        """Number of draws in which each number of replicas is enough, up to those recommended.
 
         Draws are put in the order of their highest loads, so that halving finds the last of those that hold; each is
         simulated once at every number it is tried at, on the same requests.
@@ -345,7 +346,8 @@ class _Answer:
         most = sum(load > 0.0 for load in self.draw_loads)
 
         def holding(count: int, low: int, high: int, first: int) -> int:
-            """Between `low`, which hold, and `high`, beyond which none does; `first` is tried first."""
+            """Number of draws that hold, between `low`, which hold, and `high`, beyond which none does; `first` is
+            tried first."""
             self._runner.on_done(f"{self.search.policy}, {in_draws.routing.value}: {count} replicas in draws", 0, 1)
             middle = first
             while low < high:
@@ -406,7 +408,7 @@ def _needed(holding: dict[int, int], num_draws: int) -> list[tuple[int | None, i
 
 
 def _transient(search: LoadSearch, scenario: Scenario, runs: Sequence[Run]) -> str | None:
-    """As `compare` says it of a given length at that load."""
+    """What `compare` would say of a given length at that load."""
     workload = scenario.workload
     length = Length(num_prompts=num_prompts(scenario), num_warmups=workload.num_warmups, is_auto=not search.is_counted)
     mean_e2el_ms = _mean(runs, "mean_e2el_ms")
@@ -414,7 +416,7 @@ def _transient(search: LoadSearch, scenario: Scenario, runs: Sequence[Run]) -> s
 
 
 def _output_tokens_per_s(search: LoadSearch, rate_per_s: float) -> float:
-    """Of requests that come, and are served, at that rate."""
+    """Output tokens per second of requests that come, and are served, at that rate."""
     return rate_per_s * mean_tokens(search.scenario.workload, child_seed(search.scenario.seed, CAPACITY_KEY))[1]
 
 
@@ -424,7 +426,7 @@ def _mean(runs: Sequence[Run], metric: str) -> float | None:
 
 
 def _in_flight(runs: Sequence[Run]) -> float:
-    """By Little's law, over runs that drain."""
+    """Requests in flight by Little's law, over runs that drain."""
     return sum(
         (number(run, "request_throughput") or 0.0) * (number(run, "mean_e2el_ms") or 0.0) / 1e3 for run in runs
     ) / len(runs)
@@ -443,7 +445,7 @@ def _mean_shares(runs: Sequence[Run]) -> dict[str, float | None]:
 
 
 def _usd_per_h(price: Price, profile: Profile, resolved: Resolved) -> float:
-    """Of a replica; of a profile of one rank of several, that rank's part."""
+    """Price of a replica; of a profile of one rank of several, that rank's part."""
     own = resolved.num_gpus * profile.tensor_parallel
     return price.of_replica(own * profile.data_parallel) / profile.data_parallel
 

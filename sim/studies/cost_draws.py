@@ -20,9 +20,9 @@ import numpy as np
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import IidAcceptance, PerPositionAcceptance
 from sim.acceptance.quoted import Quoted, QuotedModel
-from sim.compare.points import with_keys
-from sim.costs.engine import engine_of, with_engine
-from sim.costs.kernels import CompactKernels
+from sim.compare.point_runs import with_keys
+from sim.costs.compact_kernels import CompactKernels
+from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
 from sim.draws import Floats, child_seed
 from sim.run.scenario import Scenario
@@ -52,7 +52,7 @@ class Draw:
     """Costs and acceptance that the evidence allows, and requests of their own."""
 
     seed: int
-    """Of its requests and what is accepted of their drafts."""
+    """Seed of its requests and what is accepted of their drafts."""
     profile: Profile
     quoted: Quoted | None
     """Acceptance; None where the scenario gives vLLM's own keys, which are exact."""
@@ -184,7 +184,7 @@ class Spread(NamedTuple):
 
     own: float
     shared: float
-    """With every other kind that was never validated either."""
+    """Deviation of the factor that every other kind which was never validated has as well."""
 
     @property
     def whole(self) -> float:
@@ -192,7 +192,7 @@ class Spread(NamedTuple):
 
 
 def kind_spreads(profile: Profile) -> dict[str, Spread]:
-    """By kind of pass: what the error of whole passes has beyond the layers'. Kinds that were never validated share
+    """What the error of whole passes has beyond the layers', by kind of pass. Kinds that were never validated share
     half of the variance that is assumed of them: they rest on the same constants."""
     body, spreads = body_spread(profile), {}
     for kind in SERVED_KINDS:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from sim.compare.points import Point, run_point
+from sim.compare.point_runs import Point, run_point
 from sim.compare.side_by_side import Comparison, Level
 from sim.compare.verdict import PolicySummary
-from sim.costs.engine import EngineCosts, engine_of, with_engine
+from sim.costs.engine_costs import EngineCosts, engine_of, with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
 from sim.draws import child_seed
 from sim.metrics.summary import number
@@ -32,9 +32,9 @@ from sim.workload.generate import num_requests
 CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
 FACTOR = 2.0
 NEAR_SATURATION = 0.7
-"""Of capacity, where that was measured; it is not where the load is surely lighter (sim.compare.capacity)."""
+"""Share of capacity, where that was measured; it is not where the load is surely lighter (sim.compare.capacity)."""
 SLOWER = 1.05
-"""Of all steps, where the elasticity of latency to them is asked for."""
+"""Factor on all steps, where the elasticity of latency to them is wanted."""
 FEW_PROMPTS = 100
 """Requests of a run that tells what the engine's constants do to a latency, where queues are short."""
 SAME_LAYERS = {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3"}
@@ -62,10 +62,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     error_pct: float
     """Simulated over measured, less one."""
     speedup_error_pct: float | None
-    """Of the throughput over that without drafts on the same engine."""
+    """Error of the throughput over that without drafts on the same engine."""
     source: str
     runs: int = 1
-    """That the mean size of the error is over."""
+    """Runs that the mean size of the error is over."""
     has_experts: bool = False
 
 
@@ -87,7 +87,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: tuple[float, float]
     """Fewest and most requests."""
     engine: str = ""
-    """As in sim/engines; its cells, of whatever version, are named before others'."""
+    """A name of sim/engines; its cells, of whatever version, are named before others'."""
 
 
 def asked_of(
@@ -200,8 +200,8 @@ def _rms_pct(cell: Cell) -> float:
 def _perturbed(
     result: Comparison, scenario: Scenario, profile: Profile, row: PolicySummary, engine: EngineCosts | None
 ) -> tuple[float | None, float | None]:
-    """By what the constants of `engine` a standard deviation higher multiply mean E2EL, None where none is given or
-    known; and near saturation its elasticity to step times. On the draws of the first replication."""
+    """Factor on mean E2EL with the constants of `engine` a standard deviation higher, None where none is given or
+    known; and near saturation its elasticity to step times. Both on the draws of the first replication."""
     based = with_engine(profile, engine_of(scenario.engine.name, profile))
     is_near = (row.load.rate_per_s or 0.0) > NEAR_SATURATION * (row.load.capacity_per_s or inf)
     first = next(run for run in result.runs if run["policy"] == row.policy)
@@ -310,7 +310,7 @@ def _distance(cell: Cell, profile: Profile, asked: Asked) -> tuple[int, bool, bo
 
 
 def _named(found: Iterable[Cell]) -> str:
-    """Of one kind; the first's GPU, engine, model and source where there are several."""
+    """A name for cells of one kind; the first's GPU, engine, model and source where there are several."""
     first, *others = found
     group = [first, *(cell for cell in others if _kind(cell) == _kind(first))]
     ks, loads = sorted({cell.k for cell in group}), sorted({cell.in_flight for cell in group})

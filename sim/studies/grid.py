@@ -56,7 +56,7 @@ class Grid:
     """
 
     source: dict[str, Any]
-    """As it was given, the scenario read."""
+    """The grid that was given, the scenario read."""
     raw: dict[str, Any]
     axes: tuple[Axis, ...]
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sim.compare.capacity import capacity
-from sim.compare.points import Point, run_point, run_points, with_keys
+from sim.compare.point_runs import Point, run_point, run_points, with_keys
 from sim.compare.pool import Runner, given
 from sim.compare.verdict import Interval
 from sim.costs.profile import Profile
@@ -39,15 +39,15 @@ draws differ by."""
 ALONE = 1e-3
 """Share of the saturated throughput at which requests hardly ever meet."""
 REQUESTS = 2000
-"""Of a run with its length left open; a tenth more come first and do not count."""
+"""Requests of a run with its length left open; a tenth more come first and do not count."""
 SPAN_IN_BOUNDS, MAX_REQUESTS = 50.0, 20_000
-"""Of such a run: mean rate times the tightest bound on waiting, and a limit."""
+"""Length of such a run: mean rate times the tightest bound on waiting, and a limit."""
 WARMUP_SHARE = 0.1
 PILOT_KEY, FRESH_KEY = 1_000_031, 1_000_033
 """Children of the scenario's seed."""
 
 REQUESTS_PER_REPLICA = 800
-"""Of a fleet's run."""
+"""Requests of a fleet's run, per replica."""
 FLEET_KEY = 1_000_037
 """Child of the scenario's seed."""
 
@@ -56,7 +56,7 @@ class Limit(StrEnum):
     """What ends the load that can be served."""
 
     SLO = "slo"
-    """Beyond it too few requests meet the SLOs."""
+    """The load beyond which too few requests meet the SLOs."""
     THROUGHPUT = "throughput"
     """The SLOs hold up to the saturated throughput."""
     NEVER = "never"
@@ -193,7 +193,7 @@ class LoadSearch:
         )
 
     def own_loads(self, runner: Runner) -> OwnLoads:
-        """Of pilots, and of as many fresh replications as a narrow interval takes."""
+        """Loads of pilots, and of as many fresh replications as a narrow interval takes."""
         near = None if self._near is None else min(self._near, 0.9 * self.most)
         if near is None:
             # The first of the pilots looks everywhere, the others where it found something.
@@ -235,13 +235,14 @@ class LoadSearch:
 
 
 def _own_highest(seed: int) -> float:
-    """In a worker."""
+    """A replication's own highest load, found in a worker."""
     search: LoadSearch = given("search")
     return search.own_highest(seed, given("near"))
 
 
 def _own_highest_under(draw: Draw) -> float:
-    """In a worker. It is looked for where it was as given, times what the draw does to the saturated throughput."""
+    """The highest load under a draw, found in a worker: looked for where it was as given, times what the draw does to
+    the saturated throughput."""
     as_given: LoadSearch = given("search")
     search, own = as_given.under(draw), given("own")
     near = own if as_given.is_concurrency else own * search.saturated_per_s / as_given.saturated_per_s
@@ -249,7 +250,7 @@ def _own_highest_under(draw: Draw) -> float:
 
 
 def with_length(scenario: Scenario, auto: int) -> Scenario:
-    """With a length, `auto` where it is left open or was by this, and a warm-up; no window."""
+    """The scenario with a length, `auto` where it is left open or was by this, and a warm-up; no window."""
     workload = scenario.workload
     is_open = workload.num_prompts in ("auto", REQUESTS) and not is_trace(workload)
     count = auto if is_open else num_prompts(scenario)
@@ -266,7 +267,7 @@ def num_prompts(scenario: Scenario) -> int:
 
 
 def joint_share(run: Run) -> float:
-    """Of requests that meet all SLOs."""
+    """Share of requests that meet all SLOs."""
     shares = run["slo_attainment"]
     assert isinstance(shares, dict)
     joint = shares["all"]

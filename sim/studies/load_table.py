@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from sim.compare.points import Point
+from sim.compare.point_runs import Point
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.compare.verdict import Interval
@@ -28,13 +28,13 @@ from sim.policies.adaptive import PARTS
 from sim.policies.choices import LoadTable
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, to_plain
-from sim.studies.choice import MIN_GAIN
 from sim.studies.cost_draws import Draw, cost_draws, covers
+from sim.studies.length_choice import MIN_GAIN
 from sim.studies.plan.answer import Stated
 from sim.studies.tune import REQUESTS_PER_SLOT, closed_loop, concurrencies_of, objective, objective_values, rising
 
 CANDIDATES = ("pd", "unified", "pdv", "baseline")
-"""In the order in which they stay where none is surely better."""
+"""Policies in the order in which they stay where none is surely better."""
 DEFAULT_DRAWS = 4
 CLOSE = 1.3
 """Ratio of two neighbouring concurrencies between which no other one is tried."""
@@ -47,7 +47,7 @@ class PolicyAt(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     value: float
-    """Of the objective, mean over draws at the middle phi, or as the scenario gives overlap."""
+    """Value of the objective, mean over draws at the middle phi, or with the scenario's overlap where it gives one."""
     gain: float
     """Relative, likewise."""
     by_overlap: dict[str, Interval]
@@ -74,9 +74,9 @@ class PolicyTuning(Stated, frozen=True, kw_only=True):
     covers: str
     verdict: str
     adaptive_table: LoadTable
-    """For policy_options.adaptive_table."""
+    """Table for policy_options.adaptive_table."""
     hysteresis: float
-    """For policy_options.hysteresis."""
+    """Value for policy_options.hysteresis."""
     points: list[LoadPoint]
 
 
@@ -139,7 +139,7 @@ def gain(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interva
 
 
 def is_surely_better(ours: Mapping[PhiLevel, Sequence[float]], theirs: Mapping[PhiLevel, Sequence[float]]) -> bool:
-    """By MIN_GAIN or more in the mean, and at all in the whole interval, at every phi."""
+    """Whether ours gain MIN_GAIN or more in the mean, and anything in the whole interval, at every phi."""
     found = [gain(ours[level], theirs[level]) for level in ours]
     return all(mean >= MIN_GAIN and low > 0.0 for mean, (low, _) in found)
 
@@ -156,7 +156,7 @@ def choices(figures: Sequence[Figures], candidates: Sequence[str]) -> list[str]:
 
 
 def shown(by_level: Mapping[PhiLevel, Sequence[float]]) -> Sequence[float]:
-    """At the middle phi, or as the scenario gives overlap."""
+    """Values [draws] at the middle phi, or with the scenario's overlap where it gives one."""
     return by_level[PhiLevel.MIDDLE]
 
 

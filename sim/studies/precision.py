@@ -18,7 +18,7 @@ from statistics import stdev
 import msgspec
 import numpy as np
 
-from sim.compare.points import Point, run_points, with_keys
+from sim.compare.point_runs import Point, run_points, with_keys
 from sim.compare.pool import OnDone, Runner
 from sim.compare.run_length import choose_run_length
 from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Drawn, drafting

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from sim.compare.pool import default_workers, prepare, registered
 from sim.costs.profile import Profile
-from sim.studies.rows import PROFILES
+from sim.studies.store_rows import PROFILES
 
 Result = TypeVar("Result")
 _prepared: list[str] = []

@@ -5,7 +5,7 @@
     STORE/parts/*.parquet  rows, a file per batch, whole or not there
 
 Nobody ever changes a file, and names of parts are never used twice, so that writers need not know of each other; a row
-that two of them wrote is the same row, and is read once. Not here: what a row says (sim.studies.rows), frames
+that two of them wrote is the same row, and is read once. Not here: what a row says (sim.studies.store_rows), frames
 (sim.report).
 """
 
@@ -30,7 +30,7 @@ from sim.files.json_values import convert, read_json
 from sim.files.lock import Busy
 from sim.files.read import CONTROL, Unreadable
 from sim.files.write import new_file, sweep_folder, write_text
-from sim.studies.rows import SCENARIO, Row, model_version
+from sim.studies.store_rows import SCENARIO, Row, model_version
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +40,7 @@ MARK = "store.json"
 MERGED_AT = 32
 """Parts of one writer that are merged into one: reading thousands of small files is slow."""
 TRIES, BETWEEN_S = 50, 0.1
-"""Of making a store that another process is just making, too; of reading parts that another one is merging."""
+"""Tries at making a store that another process is just making, too; at reading parts that another one is merging."""
 LABELS = ("key", "scenario_hash", "policy", "model_version", "profile_hash")
 """Texts that every row has."""
 REMARKS = ("error", "notes")
@@ -58,7 +58,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     """A grid that was run into a store."""
 
     grid: dict[str, Any]
-    """As its file has it: `scenario`, `grid` and so on."""
+    """The grid in the words of its file: `scenario`, `grid` and so on."""
     keys: list[str]
     """Dotted keys that it goes through."""
     model_version: str

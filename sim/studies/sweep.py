@@ -2,7 +2,7 @@
 
 A sweep that is killed loses the runs under way, and finished ones of 1,000 requests or 2 s at most; run again, it does
 what is missing. A run is whole or not there, so nothing is kept until the first has ended: short ones go first. Memory
-does not grow with the number of points. Not here: what a grid is (grid), what a row says (rows), processes
+does not grow with the number of points. Not here: what a grid is (grid), what a row says (store_rows), processes
 (sim.compare.pool).
 """
 
@@ -19,15 +19,15 @@ from math import inf
 
 import msgspec
 
-from sim.compare.points import with_keys
+from sim.compare.point_runs import with_keys
 from sim.compare.pool import Pool, WorkerDied, default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.policies.registry import POLICIES, find_policy
 from sim.run.scenario import Scenario
 from sim.studies.grid import Grid
-from sim.studies.rows import PROFILES, Job, Row, failed_row, profile_hash, row_key, run_job, run_jobs
 from sim.studies.store import Keys, Store
+from sim.studies.store_rows import PROFILES, Job, Row, failed_row, profile_hash, row_key, run_job, run_jobs
 
 ASKED_ABOVE = 1_000_000
 """Runs above which a sweep wants to be told twice: about ten hours on two cores."""
@@ -38,7 +38,7 @@ MAX_TOGETHER, LONG_RUN = 20_000, 2_000
 FIRST_TOGETHER = 100
 """Requests of the first batch, each next one twice as large, so that the first rows are kept soon."""
 FIRST_SORTED = 1_000
-"""Of so many jobs at the beginning the shortest go first."""
+"""Jobs at the beginning of which the shortest go first."""
 SAMPLE_S, SAMPLE_JOBS = 4.0, 12
 """What an estimate may take: points spread over the grid, until the time is up."""
 DIED = "its worker process died: killed, or out of memory"
@@ -50,11 +50,11 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     """What a sweep did, in runs."""
 
     num_runs: int
-    """In the grid."""
+    """Runs of the grid."""
     num_known: int
-    """In the store before."""
+    """Runs that the store had before."""
     num_failed: int
-    """Of those that were run now."""
+    """Failures among those that were run now."""
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,9 +65,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     num_sampled: int
     """Runs that were made to judge by."""
     time_s: float | None
-    """With the workers asked for; None where every sampled point failed."""
+    """Seconds with the workers asked for; None where every sampled point failed."""
     memory_mb: float
-    """Of all processes together."""
+    """Memory of all processes together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Plan:
         return [each for name in named for each in (name, name.rpartition("#")[0]) if each]
 
     def keys(self) -> set[str]:
-        """Of every row of the grid."""
+        """Keys of every row of the grid."""
         return {
             row_key(scenario, replication, self.hashes[scenario.profile])
             for scenario in self.grid.scenarios()
@@ -223,7 +223,7 @@ def together(jobs: Iterable[Job]) -> Iterator[tuple[Job, ...]]:
 
 
 def _requests(job: Job) -> int:
-    """Of one of its runs."""
+    """Requests of one of its runs."""
     count = job.scenario.workload.num_prompts
     return max(1, count) if isinstance(count, int) else LONG_RUN
 

@@ -4,7 +4,7 @@ evidence allows, and of that a table by batch size, or one length where a table 
 Draws are paired: all settings meet the same requests, acceptance and costs, so that ratios vary less than they do. A
 length is chosen for the least expected regret, that is what it loses on average against the best one of each draw; what
 the answer is said to lose is what choices made without a draw lose in it. Not here: draws, the words of an engine's
-command line (deploy), how it is shown (sim.cli.tune).
+command line (serve_commands), how it is shown (sim.cli.tune).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sim.compare.points import Point, run_points, with_keys
+from sim.compare.point_runs import Point, run_points, with_keys
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
@@ -27,7 +27,9 @@ from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
 from sim.run.resolve import resolve, resolve_all, sample_requests
 from sim.run.scenario import Scenario, to_plain
-from sim.studies.choice import (
+from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers
+from sim.studies.evidence import asked_of, evidence
+from sim.studies.length_choice import (
     MIN_FOR_VERDICT,
     PLAIN,
     Choice,
@@ -41,17 +43,15 @@ from sim.studies.choice import (
     regrets_of,
     tuned_point,
 )
-from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers
-from sim.studies.deploy import Deployment, deployment
-from sim.studies.evidence import asked_of, evidence
 from sim.studies.plan.answer import Answer, Stated
+from sim.studies.serve_commands import Deployment, deployment
 from sim.workload.generate import TraceArrivals, at_most
 
 TUNING_SCHEMA = 1
 REQUESTS_PER_SLOT, MIN_REQUESTS = 8, 48
-"""Of a run with its concurrency left open; the first of them per slot are left out."""
+"""Length of a run with its concurrency left open; the first of them per slot are left out."""
 MEMORY_SHARE = 0.8
-"""Of mean requests, so that hardly any has to give way to others."""
+"""Share of the mean requests that memory holds, so that hardly any has to give way to others."""
 IDLE = "K = 0"
 IDLE_MEASURED = (
     "an engine may lose more: TPOT was 7 % longer at 2 and 22 % at 189 in flight (vLLM 0.27.1, V1 runner, vllm#49548)"
@@ -71,11 +71,11 @@ class Tuning(Stated, frozen=True, kw_only=True):
     draws: int
     covers: str
     verdict: str
-    """In a line: a table, one length, or no speculation."""
+    """The answer in a line: a table, one length, or no speculation."""
     table: list[list[int]]
     """[first batch size, last one, draft length], as vLLM has it; of one row where one length is as good."""
     gain: Gain
-    """Of the best table over the best single length, whichever is the answer."""
+    """Gain of the best table over the best single length, whichever is the answer."""
     break_even_concurrency: float | None
     """Where the best draft length from 1 on gains nothing any more; None where it does at every concurrency tried."""
     break_even_interval: tuple[float | None, float | None]
@@ -91,7 +91,7 @@ class Tuning(Stated, frozen=True, kw_only=True):
 
     @property
     def answer(self) -> Answer:
-        """Of one engine."""
+        """The answer for one engine, one replica."""
         return Answer(
             k_table=self.table,
             break_even_concurrency=self.break_even_concurrency,
@@ -252,7 +252,7 @@ def answer(
 
 
 def fits_of(scenario: Scenario, profile: Profile) -> Fits:
-    """By the captured graphs and the token budget of the scenario's engine on that GPU."""
+    """Draft lengths that fit the captured graphs and the token budget of the scenario's engine on that GPU."""
     budget = limits_of(scenario, profile).max_num_scheduled_tokens
     return Fits(max_graph_tokens=_max_graph_tokens(scenario, profile), max_tokens=budget)
 
@@ -300,7 +300,8 @@ def objective(scenario: Scenario) -> str:
 
 
 def checked(scenario: Scenario, profile: Profile, draws: int) -> Scenario:
-    """With one policy, a fixed length and a closed loop, whatever the load of the scenario was."""
+    """The scenario with fixed draft lengths. Raises ValueError unless its one policy is `continuous` and `draws` at
+    least 1."""
     if draws < 1:
         raise ValueError(f"draws={draws!r} must be at least 1")
     if len(scenario.policy) != 1 or not find_policy(scenario.policy[0]).is_continuous:
@@ -358,7 +359,7 @@ def objective_value(run: Run, scenario: Scenario) -> float:
 
 
 def objective_values(scenario: Scenario, points: Sequence[Point], stage: str, runner: Runner) -> Floats:
-    """Of every one of `points` [points], in their order."""
+    """The objective's value of every one of `points` [points], in their order."""
     return np.array([objective_value(outcome.run, scenario) for outcome in run_points(points, runner, stage)])
 
 

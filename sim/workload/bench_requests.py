@@ -36,7 +36,7 @@ class Fields(NamedTuple):
 
     started: tuple[str, ...]
     unit: str
-    """Of its clock (sim.workload.trace_files)."""
+    """Unit of its clock (sim.workload.trace_files)."""
     prompt: str
     output: tuple[str, ...]
     id: str = ""
@@ -157,7 +157,7 @@ RESULT_READERS: dict[str, tuple[Callable[[str, dict[str, str]], Entries], Fields
     ),
     "vllm-bench": (_vllm_bench, Fields(("start_times",), "s", "input_lens", ("output_lens",), has_times=False)),
 }
-"""By dataset name: who reads the requests, and where each has what."""
+"""Who reads the requests, and where each has what, by dataset name."""
 
 
 def _document(path: str) -> Json:

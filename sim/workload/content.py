@@ -136,7 +136,7 @@ def reblocked(contents: Sequence[Content], content_tokens: int, block_tokens: in
 
 
 def read_prompt_tokens(path: Path) -> list[tuple[list[int], str]]:
-    """Of each line of a JSON-lines file the prompt's tokens (TOKEN_FIELDS) and its content `class`.
+    """Each line's prompt tokens (TOKEN_FIELDS) and content `class`, from a JSON-lines file.
 
     Raises ValueError, one line naming file and line.
     """

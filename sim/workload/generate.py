@@ -247,7 +247,7 @@ def build_requests(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKE
 
 
 def _sessions(workload: Workload, count: int, seed: int) -> Sessions:
-    """As many sessions as requests are wanted, in order of their beginning."""
+    """Sessions, as many as requests are wanted, in order of their beginning."""
     sharing = workload.sharing
     turns, forks = sharing.num_turns, sharing.num_forks
     asked, answered = _lengths(workload, count * turns, seed, forks)
@@ -292,7 +292,7 @@ def at_most(workload: Workload, count: int) -> int:
 
 
 def recorded(workload: Workload) -> Trace | None:
-    """As much of the workload's trace as a run takes; None where the workload is drawn."""
+    """The part of the workload's trace that a run takes; None where the workload is drawn."""
     return _trace(workload, num_requests(workload)) if is_trace(workload) else None
 
 

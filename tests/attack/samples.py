@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from sim.cli.main import run
-from sim.costs.engine import ENGINES
+from sim.costs.engine_costs import ENGINES
 from sim.costs.profile_files import SHIPPED
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"

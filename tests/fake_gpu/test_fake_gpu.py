@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from calibrate.hardware.datasheets import datasheet_of_device
 from realrun.kernels.device_passes import NOT_FORCED, ChunkShape, PassShape
+from sim.costs.datasheets import datasheet_of_device
 from sim.interface.work import Kind, Model
 from tests.fake_gpu.__main__ import GPUS, ROOT, Gpu, _judged, environment
 from tests.fake_gpu.site.sitecustomize import results

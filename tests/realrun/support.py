@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from realrun.kernels.host_slots import Slot
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
 from realrun.kernels.pair_options import PairOptions
-from realrun.kernels.rows import Slot
 from realrun.model.attention import Attention, Rectangle
 from realrun.model.decoder import Decoder
 from realrun.model.weights import Family, random_model

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sim.costs.engine import load_engine, with_engine
+from sim.costs.engine_costs import load_engine, with_engine
 from sim.costs.profile_files import load
 from validation.accuracy.acceptance import acceptance_section
 from validation.accuracy.drafting import length_at, pearl_section, rounds_section

@@ -9,7 +9,7 @@ import pytest
 
 from calibrate.importers.aiconfigurator.deployment import PACKAGE, Deployment
 from sim.compare.side_by_side import compare
-from sim.costs.engine import load_engine
+from sim.costs.engine_costs import load_engine
 from sim.costs.profile_files import changed, load, save_profile
 from validation.silicon.disaggregated import (
     DisaggCell,

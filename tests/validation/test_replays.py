@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from sim.costs.profile_files import load
 from sim.run.scenario import Scenario
-from validation.replays import accuracy as replay_accuracy
+from validation.replays import replay_accuracy
 
 
 def test_a_load_of_the_accuracy_report_is_replayed_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

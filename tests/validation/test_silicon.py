@@ -11,10 +11,9 @@ import pytest
 from calibrate.cli.imports import aiconfigurator_command
 from calibrate.importers.aiconfigurator.deployment import PACKAGE, Deployment
 from sim.compare.side_by_side import compare
-from sim.costs.engine import load_engine
+from sim.costs.engine_costs import load_engine
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile_files import load
-from validation.silicon.command import main
 from validation.silicon.judge import (
     LENGTH_RANGE,
     Judged,
@@ -29,6 +28,7 @@ from validation.silicon.judge import (
 )
 from validation.silicon.labels import DRAWN, DRAWN_OF, drafting, is_marked, is_outside, memory_share, repeats
 from validation.silicon.served_cells import Cell, cell_of
+from validation.silicon.silicon_command import main
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 ROW = {

@@ -68,12 +68,12 @@ def acceptance_section(data: Path) -> Section:
 
 
 def errors_pct(model: Acceptance, lengths: Sequence[float]) -> list[float]:
-    """Of the model's acceptance length at k = 1, 2, .. to the recorded `lengths`."""
+    """Errors of the model's acceptance length at k = 1, 2, .. against the recorded `lengths`, percent."""
     return [off_pct(model.expected_length(k), length) for k, length in enumerate(lengths, start=1)]
 
 
 def spec(model: Acceptance) -> str:
-    """As --acceptance takes it, four digits."""
+    """The model in --acceptance's notation, four digits."""
     if isinstance(model, BetaAcceptance):
         return f"`beta:{model.a:.4g},{model.b:.4g}`"
     assert isinstance(model, MarkovAcceptance)

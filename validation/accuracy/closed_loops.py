@@ -29,7 +29,7 @@ SILICON_COLUMNS = "isl=input_len,osl=output_len,batch_size=concurrency,silicon_t
 STUDY = "unlicensed_local_only/a100_eagle3_study/runs_summary.csv"
 STUDY_PHASES = ("phase2_results", "phase3_results")
 PROMPT_TOKENS = {"gsm8k": 717, "humaneval": 206, "rag_shared_prefix": 682}
-"""From the study's server logs: prompt and generation throughput at concurrency 1."""
+"""Prompt tokens by the study's server logs: prompt and generation throughput at concurrency 1."""
 
 Z_95 = NormalDist().inv_cdf(0.95)
 
@@ -87,9 +87,9 @@ A100 = CellRun(
 )
 TPOT_BAR_PCT = 3.5
 A100_BAR_PCT = 5.0
-"""Of each arm, mean and largest, and of the largest speed-up."""
+"""Bar for each arm, mean and largest, and for the largest speed-up."""
 GOODPUT_BAR_PCT, SPEEDUP_BAR_PCT = 6.0, 3.0
-"""Of all cells and all speed-ups, mean."""
+"""Bars for the mean over all cells and over all speed-ups."""
 
 
 class Outcome(NamedTuple):
@@ -143,7 +143,7 @@ def h100_section(data: Path, peer: Path | None = None) -> Section:
 
 
 def _peer_errors(table: CellTable, path: Path | None) -> dict[int, dict[str, float | None]]:
-    """By line of `table`: the errors of what a peer predicts for the cell of the same id, where it does."""
+    """Errors of what a peer predicts for the cell of the same id, where it does, by line of `table`."""
     if path is None:
         return {}
     predicted = {row["id"]: row for row in csv_rows(path)}
@@ -247,7 +247,7 @@ def _study_cell(
 
 
 def judged_errors(judged: Sequence[JudgedCell], metric: str) -> list[float]:
-    """Of the cells that judge, percent."""
+    """Errors of the cells that judge, percent."""
     values = [each.metrics[metric]["error_pct"] for each in judged if not each.is_fit and metric in each.metrics]
     return [value for value in values if value is not None]
 

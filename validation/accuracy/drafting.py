@@ -124,7 +124,8 @@ def length_at(accepted: Sequence[int], k: int) -> float:
 
 
 def late_errors_pct(path: Path) -> list[float]:
-    """Of LATE_SHARE of the fresh acceptance length to the late one, percent, drafter by drafter and temperature."""
+    """Errors of LATE_SHARE of the fresh acceptance length against the late one, percent, drafter by drafter and
+    temperature."""
     rows = csv_rows(path)
     lengths = {(row["stage"], row["drafter"], row["treatment"]): float(row["tau_incl_bonus"]) for row in rows}
     return [

@@ -182,7 +182,7 @@ def _crossing_texts(real: float | None, simulated: float | None) -> list[str]:
 
 
 def _regrets_pct(rows: Sequence[Row]) -> list[float]:
-    """Of each concurrency with several draft lengths: what the one that is best in the simulation loses, percent."""
+    """What the draft length that is best in the simulation loses, percent, at each concurrency with several lengths."""
     regrets = []
     for own in grouped(rows, lambda row: row.concurrency).values():
         by_k = grouped([row for row in own if row.throughput is not None], lambda row: row.k)

@@ -37,12 +37,13 @@ JUDGED = {
 }
 FITTED = ("llama-7b", 1)
 ATTENTION_WEIGHT = 1 / 3
-"""Of MonoServe's points in the fit, which are a sixth as many as MuxServe's, and the only ones below a share of 0.3."""
+"""Weight of MonoServe's points in the fit, which are a sixth as many as MuxServe's, and the only ones below a share of
+0.3."""
 QWEN = MODELS["qwen3-32b"]
 ATTENTION = msgspec.structs.replace(QWEN, layers=48, hidden=2048, heads=32, kv_heads=4)
 """Attention of Qwen3-30B-A3B."""
 DECODE_STEPS = 128
-"""Of MonoServe's decode points, one row each."""
+"""Decode steps of MonoServe's decode points, one row each."""
 GH200_BANDWIDTH = 4.0e12 / 3.35e12
 """Memory of a GH200 (96 GB) relative to that of an H100-SXM, by their datasheets."""
 GH200_SMS = 132
@@ -58,7 +59,7 @@ class Point(NamedTuple):
     model: str
     phase: str
     tokens: int
-    """Through the body, in one pass."""
+    """Tokens through the body, in one pass."""
     share: float
     demands: Demands
     slowdown: float

@@ -142,7 +142,7 @@ def open_loops_section(data: Path) -> Section:
 
 
 def _whole_run(stages: list[Judged], metric: str) -> Line:
-    """Over all requests of a run's stages."""
+    """The line of a metric over all requests of a run's stages."""
     weights = [each.stage.num_requests for each in stages]
     real, simulated = (
         fmean([getattr(of, metric) for of in group], weights=weights)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.costs.kernels import LinearKernels, LinearPass
+from sim.costs.compact_kernels import LinearKernels, LinearPass
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.run.resolve import resolve
@@ -27,7 +27,7 @@ from validation.tables import csv_rows, grouped, off_pct
 FITTED = ("AIME", "CNNDM")
 WINDOWS = range(2, 25)
 GPUS = {"H200": (2, 3), "L40S": (4, 5)}
-"""Of the reference and of PEARL, by GPU: targets on 2 and 4, the draft on one more."""
+"""GPUs of the reference and of PEARL, by kind: targets on 2 and 4, the draft on one more."""
 LIKE = "a100-pdverify/codellama-34b+tinyllama-1.1b"
 """Whose models and GPU stand in: only the two pass times matter here."""
 OUTPUT_TOKENS = 2000
@@ -57,7 +57,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one pair at one batch size."""
+    """What was fitted of one pair at one batch size."""
 
     window: int
     slowdown: float
@@ -65,7 +65,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tokens_per_step(rate: float, window: int) -> float:
-    """Of the policy: with a window a row gets 1 + rate + ... + rate^(window - 1) tokens, without one 1."""
+    """Tokens that a row gets per step of the policy: with a window 1 + rate + ... + rate^(window - 1), without one
+    1."""
     share = rate / (1.0 + rate - rate**window)
     return (1.0 - share) + share * (1.0 - rate**window) / (1.0 - rate)
 

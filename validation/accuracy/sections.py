@@ -34,7 +34,7 @@ class Line:
 
     @classmethod
     def beside(cls, what: str, real: float, simulated: float, **more: Any) -> Line:
-        """With the error of `simulated`."""
+        """The line with the error of `simulated`."""
         return cls(what=what, real=real, simulated=simulated, error_pct=off_pct(simulated, real), **more)
 
     @property
@@ -61,7 +61,7 @@ class Row:
     throughput: tuple[float, float] | None = None
     """Output tokens per second, real and simulated."""
     errors_pct: Mapping[str, float | None] = field(default_factory=dict)
-    """By `tok/s`, `TPOT` (or `ITL`), `TTFT`, `speed-up`, `acceptance length`."""
+    """Errors by `tok/s`, `TPOT` (or `ITL`), `TTFT`, `speed-up`, `acceptance length`."""
     speedup: tuple[float, float] | None = None
     peer: str = ""
     peer_errors_pct: Mapping[str, float | None] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Section:
     """Markdown below the lines."""
     has_peer: bool = False
     rows: Sequence[Row] = ()
-    """Of the matrix."""
+    """Rows that the matrix has of it."""
 
 
 def number(value: float | None) -> str:
@@ -130,7 +130,8 @@ def summary_text(sections: Sequence[Section]) -> str:
 
 
 def fitted_text(sections: Sequence[Section]) -> str:
-    """By section, the bullets that say what was fitted, from that word on; a section without one is left out."""
+    """The bullets that say what was fitted, section by section, from that word on; one without such a bullet is left
+    out."""
     lines = []
     for section in sections:
         found = [bullet[bullet.lower().index(FITTED) + len(FITTED) :] for bullet in section.about if is_fitted(bullet)]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.hardware.models import source_of
+from calibrate.catalogue.model_configs import source_of
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -33,7 +33,7 @@ TABLE = "specbundle/specbundle_h200_eagle3.csv"
 SOURCE = "sgl-project/SpecForge@a6b6b0230009 (MIT), docs/spec_bundle/public/raw_data/data.json"
 TITLE = "H200, EAGLE-3 under SGLang"
 DENSE_BAR_PCT, SPARSE_BAR_PCT = 4.0, 8.0
-"""Of the mean size of the error of speed-ups."""
+"""Bars for the mean size of the error of speed-ups."""
 GPU, ENGINE = "h200-sxm", "sglang-0.5"
 PROMPT_TOKENS, OUTPUT_TOKENS = 300, 500
 """Assumed of every data set."""
@@ -127,7 +127,7 @@ def profile_of(target: str) -> Profile:
 
 @lru_cache(maxsize=256)
 def tokens_per_s(target: str, concurrency: int, k: int, acceptance_length: float) -> float:
-    """Of a closed batch; k = 0: without drafts."""
+    """Throughput of a closed batch; k = 0: without drafts."""
     profile = profile_of(target)
     drafting: dict[str, int | str] = {"num_speculative_tokens": k}
     if k:
@@ -192,7 +192,7 @@ def _lines(what: str, judged: Sequence[Judged], bar_pct: float | None = None) ->
 
 
 def _row(judged: Judged) -> Row:
-    """Of the matrix: speed-ups alone, since throughput goes by lengths that are not published."""
+    """A row of the matrix: speed-ups alone, since throughput goes by lengths that are not published."""
     cell, degree = judged.cell, DEPLOYED[judged.cell.target][1]
     return Row(
         gpu="H200",

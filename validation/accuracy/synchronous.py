@@ -16,9 +16,9 @@ import msgspec
 from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
 from calibrate.judge.cell_table import Cell, cells_of
 from calibrate.judge.cells import JudgedCell, Setup, judge_cells, simulate_cell
-from sim.costs.engine import engine_of, load_engine, with_engine
+from sim.costs.compact_kernels import CompactKernels
+from sim.costs.engine_costs import engine_of, load_engine, with_engine
 from sim.costs.forms.build import build_costs
-from sim.costs.kernels import CompactKernels
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.policies.options import EngineLimits, Method
@@ -37,7 +37,7 @@ QWEN_SETUP = Setup(engine={"max_num_seqs": 1024, "max_num_batched_tokens": 8192}
 QWEN_DEGREES = (2, 4, 8)
 QWEN_BAR_PCT = 5.0
 TP2_BLOCKS = 18433
-"""As vLLM logs it; on more devices as many as fit."""
+"""Blocks that vLLM logs on two devices; on more devices as many as fit."""
 OUTPUT_SPREAD = 0.05
 """Standard deviation of outputs over their mean, so that the loop does not march in step."""
 
@@ -86,7 +86,7 @@ def qwen_section(data: Path) -> Section:
 
 
 def qwen_cells(folder: Path) -> dict[int, list[dict[str, str]]]:
-    """By number of devices: the rows of Qwen3-32B on H100s under vLLM 0.12 in bf16, each id once."""
+    """The rows of Qwen3-32B on H100s under vLLM 0.12 in bf16, each id once, by number of devices."""
     found: dict[int, dict[str, dict[str, str]]] = {}
     for path in sorted(folder.glob(CELLS_GLOB)):
         for row in csv_rows(path):
@@ -99,7 +99,8 @@ def qwen_cells(folder: Path) -> dict[int, list[dict[str, str]]]:
 
 
 def qwen_profile(tables: Path, degree: int) -> Profile:
-    """On `degree` devices: kernels from the tables, the ratio under load and the engine of the profile on two."""
+    """The profile of `degree` devices: kernels from the tables, the ratio under load and the engine of the profile of
+    two."""
     like = load(QWEN_PROFILE)
     own = import_aiconfigurator(tables, "h100-sxm", like.target, tensor_parallel=degree, revision=REVISION)
     assert isinstance(own.kernels, CompactKernels)

@@ -20,7 +20,7 @@ from calibrate.importers.llmservingsim.layer_profile import import_llmservingsim
 from calibrate.judge.fit_cells import fit_constant
 from calibrate.judge.vllm_requests import RealRun, read_requests
 from calibrate.judge.vllm_runs import VllmVerdict, judge_run, scenario_of
-from sim.costs.engine import load_engine, with_engine
+from sim.costs.engine_costs import load_engine, with_engine
 from sim.costs.profile import Profile
 from sim.costs.shapes import MODELS
 from validation.accuracy.sections import Line, Section, profile_text
@@ -34,7 +34,7 @@ LLMSERVINGSIM = "casys-kaist/LLMServingSim@5daddb21a545"
 AICONFIGURATOR_REVISION = "095f58a51c4c"
 ENGINE = "vllm-0.19"
 FITTED_CONSTANT = "gap_s"
-"""Of profile.host, on the TPOT mean of the RTX PRO 6000 run."""
+"""The constant of profile.host that is fitted on the TPOT mean of the RTX PRO 6000 run."""
 STATISTICS = ("mean", "p50", "p95", "p99")
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
 THROUGHPUT = "output tok/s"
@@ -50,7 +50,7 @@ class Run:
     folder: str
     flags: Mapping[str, Any]
     bars_pct: Mapping[str, float]
-    """By "TPOT mean" and the like."""
+    """Bars by "TPOT mean" and the like."""
 
 
 RTX_4090 = Run(

@@ -108,7 +108,7 @@ class Bracketed:
 
     @property
     def value(self) -> float:
-        """At the middle phi."""
+        """The ratio at the middle phi."""
         return self.by_level[PhiLevel.MIDDLE].value
 
     @property
@@ -118,7 +118,7 @@ class Bracketed:
 
     @property
     def more_pct(self) -> dict[str, float]:
-        """By how much more than the other, by name of the level."""
+        """How much more than the other, by name of the level."""
         return {level.value: off_pct(each.value, 1.0) for level, each in self.by_level.items()}
 
     @property

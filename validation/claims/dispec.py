@@ -12,7 +12,7 @@ import msgspec
 
 from sim.acceptance.conversions import iid_rate_for_length
 from sim.acceptance.models import IidAcceptance
-from sim.costs.kernels import LinearPass
+from sim.costs.compact_kernels import LinearPass
 from sim.costs.profile import Profile
 from sim.costs.shapes import kv_bytes_per_token, model
 from sim.devices.link import link_of
@@ -35,7 +35,7 @@ STEP_BY_STEP, AHEAD = "pdv", "baseline"
 samples; or while the draft still runs."""
 MAX_DRAWS = 10
 PLAIN: dict[str, Json] = {"input_len": 16, "output_len": 200, "num_speculative_tokens": 0}
-"""Of every row that is served."""
+"""What every row that is served has."""
 
 
 def judge(section: Section, draws: int) -> list[Row]:

@@ -3,7 +3,7 @@
 A section's file (validation/claims/ledger/A.yaml ...) holds claimed figures, their sources, the sentences that explain
 them, and the constants of the section with what they were fitted on. A claim is met where the simulated figure lies
 within its stated tolerance of the claimed one; the verdict follows from that and from nothing else. Not here:
-simulating (one module per section), printing (validation.claims.command).
+simulating (one module per section), printing (validation.claims.claims_command).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from sim.costs.engine import engine_of
+from sim.costs.engine_costs import engine_of
 from sim.costs.forms.build import build_costs
 from sim.devices.contention import Regime
 from sim.files.json_values import Json

@@ -64,7 +64,8 @@ class Served:
     rounds: int
     """Rounds of all requests, finished or not."""
     acceptance: float | None
-    """As it counts: accepted tokens and the correction over drafted ones, of completed requests."""
+    """Acceptance as the harness counts it: accepted tokens and the correction over drafted ones, of completed
+    requests."""
     latency_s: float | None
     """Mean over completed requests."""
     active_mean: float

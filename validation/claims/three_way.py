@@ -14,7 +14,7 @@ from statistics import mean
 
 import msgspec
 
-from sim.costs.kernels import LinearPass
+from sim.costs.compact_kernels import LinearPass
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.devices.contention import Regime

@@ -17,15 +17,15 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from sim.compare.points import Point, run_points
+from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.draws import child_seed
 from sim.run.scenario import Scenario
 from sim.studies.attainment import DEFAULT_SHARE, highest_load
-from sim.studies.choice import PLAIN, length_in
 from sim.studies.cost_draws import Draw, cost_draws
+from sim.studies.length_choice import PLAIN, length_in
 from sim.studies.load_search import REQUESTS_PER_REPLICA, WARMUP_SHARE, joint_share
 from sim.studies.tune import simulate_grid, tune
 

@@ -22,7 +22,7 @@ import msgspec
 from calibrate.judge.cell_table import parse_columns, read_cells
 from calibrate.judge.cells import judge_cells
 from sim.compare.side_by_side import compare
-from sim.costs.engine import engine_of, load_engine, with_engine
+from sim.costs.engine_costs import engine_of, load_engine, with_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from validation.accuracy import synchronous, timed_runs
@@ -138,7 +138,7 @@ def constants(data: Path) -> list[Constant]:
 
 
 def with_constant(profile: Profile, engine: str, name: str, value_s: float) -> Profile:
-    """On that engine, one of its constants replaced."""
+    """The profile on that engine, one of whose constants is replaced."""
     return with_engine(profile, msgspec.structs.replace(engine_of(engine, profile), **{name: value_s}))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from sim.costs.profile_files import load
 from sim.engine.fleet import Routing
 from sim.run.scenario import Scenario, parse_scenario
-from sim.studies.plan.first_pass import Candidate
+from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 from validation.intervals.fleets import held_by_replicas, told, truths_of
 

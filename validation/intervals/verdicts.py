@@ -30,7 +30,7 @@ import numpy as np
 
 from sim.compare import capacity as capacities
 from sim.compare.capacity import capacity
-from sim.compare.points import Point, run_points
+from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
 from sim.compare.run_length import choose_run_length, load_of
 from sim.compare.side_by_side import MIN_FOR_P99
@@ -51,7 +51,7 @@ METRICS = ("mean_e2el_ms", "p99_e2el_ms", "steady_output_throughput")
 MEANS = ("mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms", "steady_output_throughput")
 REPLICATIONS = 4
 LONG_RUNS = {"open": 40, "closed": 40, "trace": 400}
-"""Of `kinds`, whose mean is taken for the truth: 20,000 requests, or the trace."""
+"""Replications of the long runs of `kinds`, whose mean is taken for the truth: 20,000 requests, or the trace."""
 TRACE_PROMPTS = 1000
 LONG_RUN = 60
 """Replications of the long run, whose mean is taken for the truth."""
@@ -211,7 +211,7 @@ def coverage_of_kinds(groups: int) -> None:
 
 
 def intervals(samples: Sequence[float]) -> Iterator[tuple[float, float]]:
-    """Of the `samples` by REPLICATIONS, as they come."""
+    """Intervals of the `samples`, REPLICATIONS of them each, as they come."""
     for own in np.array(samples).reshape(-1, REPLICATIONS):
         interval = interval_95(own.tolist())
         assert interval is not None

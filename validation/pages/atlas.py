@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.hardware.models import source_of, with_formats
+from calibrate.catalogue.model_configs import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, installed_tables
 from calibrate.importers.plan_candidates import cache_folder, imported, in_kernel_format
 from sim.acceptance.forms import parse_quoted
-from sim.costs.engine import load_engine
+from sim.costs.engine_costs import load_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import HEADS
@@ -33,7 +33,7 @@ from sim.names import unknown
 from sim.run.scenario import Scenario
 from sim.studies.evidence import CELLS, MEASURED
 from sim.studies.plan.answer import Answer
-from sim.studies.rows import model_version, profile_hash
+from sim.studies.store_rows import model_version, profile_hash
 from sim.studies.tune import Tuning, concurrencies_of, tune
 from validation.tables import off_pct
 
@@ -42,14 +42,14 @@ OUT = Path(__file__).parents[2] / "docs"
 DONE = Path(__file__).parents[2] / "results" / "atlas"
 STUDIES = Path(__file__).parents[2] / "sim" / "studies"
 INPUT_TOKENS, OUTPUT_TOKENS = 1024, 128
-"""As `vllm bench serve` has them where nothing is said."""
+"""Lengths that `vllm bench serve` has where nothing is said."""
 MAX_IN_FLIGHT = 256
 NOT_TRIED = (2,)
 """Requests in flight between 1 and 4, which hardly differ; loops of few are the slowest to simulate."""
 LENGTHS = {"eagle3": (0, 1, 2, 3, 5, 7), "mtp": (0, 1, 2, 3, 5)}
 """Draft lengths that are tried, by method; 0 keeps the drafter loaded."""
 DRAWS = 10
-"""As many as `lanesim plan` makes for draft lengths."""
+"""Draws, as many as `lanesim plan` makes for draft lengths."""
 SCHEMA = 1
 DIGITS = 4
 TRTLLM_CONFIG = "mtp.yaml"
@@ -59,13 +59,13 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Published acceptance of a drafter."""
 
     acceptance: str
-    """As `--acceptance` takes it."""
+    """Acceptance in `--acceptance`'s notation."""
     data: str
     """What it was measured on."""
     source: str
     date: str
     drafter: str | None = None
-    """On Hugging Face; None: the checkpoint's own, or not said."""
+    """Name on Hugging Face; None: the checkpoint's own, or not said."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +80,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A line of the file."""
 
     target: str
-    """On Hugging Face."""
+    """Name on Hugging Face."""
     engine: str
     method: str
     acceptance: str
@@ -107,13 +107,13 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class AtLoad(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     k: int
-    """Of least expected regret among the drafts that were tried; 0 where none gains on average."""
+    """Draft length of least expected regret among those that were tried; 0 where none gains on average."""
     speedup: float
-    """Of the best draft from 1 on, over no speculation."""
+    """Speed-up of the best draft from 1 on, over no speculation."""
     interval: tuple[float, float]
     """5 to 95 % of the draws."""
     speedups: dict[int, float]
-    """By draft length."""
+    """Speed-up of each draft length."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,11 +137,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     one_k_regret: float
     """What it loses there on average against the best choice at each load, no speculation among them."""
     one_k_worst: float
-    """At the load where it loses most."""
+    """What it loses at the load where it loses most."""
     has_evidence: bool
     """Whether the pair was measured with drafts within a factor of two of these loads and lengths."""
     line: str
-    """To start it with."""
+    """The command that starts it."""
     notes: list[str]
 
 
@@ -232,7 +232,7 @@ def row_of(plot: Plot, *, draws: int, workers: int | None, done: Path, is_kept_o
 
 
 def _key(pair: Pair, quote: Quote, profile: Profile, draws: int) -> str:
-    """Of all that an answer is made from: the profile (its date left out), the question, and the code."""
+    """Hash of all that an answer is made from: the profile (its date left out), the question, and the code."""
     code = hashlib.sha256(CELLS.read_bytes())
     for path in sorted(STUDIES.glob("*.py")):
         code.update(path.read_bytes())
@@ -316,7 +316,8 @@ def _one_length(tuning: Tuning) -> tuple[int, list[float]]:
 
 
 def _line(pair: Pair, profile: Profile, tuning: Tuning, one_k: int) -> str:
-    """Of the pair's own engine. TensorRT-LLM has no table by load: it drafts the one length that loses least."""
+    """The command line of the pair's own engine. TensorRT-LLM has no table by load: it drafts the one length that loses
+    least."""
     if pair.engine.startswith("vllm"):
         return tuning.deployment.vllm_serve
     if pair.engine.startswith("sglang"):

@@ -47,7 +47,7 @@ Refused = Sequence[tuple[str, str]]
 _LINE = re.compile(
     rf"{MEASURED}: [^,]*, (?P<engine>[^,]*), [^,]*, (?P<drafts>.*?): (?P<errors>.*?) \((?P<count>\d+ cells?);"
 )
-"""Of `sim.studies.evidence`: GPU, engine, model, drafts and loads, errors, how many cells, source."""
+"""A line of `sim.studies.evidence`: GPU, engine, model, drafts and loads, errors, how many cells, source."""
 ASSUMED = (
     f"Every request has a prompt of {INPUT_TOKENS:,} and an output of {OUTPUT_TOKENS} tokens; a closed loop keeps 1 to "
     f"{MAX_IN_FLIGHT} of them in flight, or as many as memory holds.",
@@ -159,7 +159,7 @@ def as_markdown(rows: Sequence[Row], refused: Refused, draws: int) -> str:
 
 
 def cells(row: Row) -> list[Cell]:
-    """Of the table; a number stands beside its text."""
+    """Cells of the table; a number stands beside its text."""
     by_load = {each.concurrency: each for each in row.loads}
     form, _, figures = row.quote.acceptance.partition(":")
     quoted = figures if form == "length" else row.quote.acceptance

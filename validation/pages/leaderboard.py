@@ -147,7 +147,7 @@ def by_load(cells: Cells) -> Mapping[str, Cells]:
 
 
 def behind(cells: Cells) -> dict[str, list[str]]:
-    """By metric, the classes in which the peer is nearer."""
+    """Classes in which the peer is nearer, by metric."""
     return {
         metric: [name for name, of in ordered(cells, itemgetter("class")).items() if _is_behind(of, metric)]
         for metric in METRICS
@@ -193,7 +193,7 @@ def figure(lines: Cells, metric: str) -> str:
 
 
 def run_lines(runs: Mapping[str, Cells], every: Cells, peers: Cells) -> Iterator[dict[str, str]]:
-    """Of each run that others simulated: RUN_METRICS, lanesim's error and theirs."""
+    """A line for each run that others simulated: RUN_METRICS, lanesim's error and theirs."""
     for title in (RTX_4090.title, RTX_PRO.title, RTX_PRO_INDEPENDENT.title):
         theirs = {
             metric: size(line["its error"] for line in runs[title] if line["metric"].startswith(f"{metric} mean"))
@@ -215,7 +215,7 @@ def run_lines(runs: Mapping[str, Cells], every: Cells, peers: Cells) -> Iterator
 
 
 def mtp_lines(pairs: Cells) -> Iterator[list[str]]:
-    """By format, lengths and degrees: pairs, loads, the length that was fitted, the error and its drift."""
+    """A line per format, lengths and degrees: pairs, loads, the length that was fitted, the error and its drift."""
 
     def deployment(pair: Mapping[str, str]) -> str:
         spread = f", EP {pair['expert_parallel']}" if pair["expert_parallel"] != "1" else ""
@@ -247,7 +247,7 @@ def _theirs(row: Mapping[str, str], metric: str) -> str:
 
 
 def speculation_lines(every: Cells) -> Iterator[list[str]]:
-    """By GPU, engine and method: speed-ups, those that constants were fitted on apart."""
+    """A line per GPU, engine and method: speed-ups, those that constants were fitted on apart."""
     pairs = [row for row in every if row["error"]]
     for name, rows in ordered(pairs, lambda row: f"{row['GPU']}, {row['engine']}, {row['method']}").items():
         judged, fitted = ([row for row in rows if (row["role"] == "fit") == is_fit] for is_fit in (False, True))

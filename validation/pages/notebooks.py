@@ -59,7 +59,8 @@ def executed(path: Path) -> dict[str, Any]:
 
 
 def kept(notebook: dict[str, Any]) -> dict[str, Any]:
-    """Without what differs from machine to machine, and stamped. Raises ValueError where a path of this one shows."""
+    """The notebook without what differs from machine to machine, and stamped. Raises ValueError where a path of this
+    one shows."""
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"] = [output for output in cell["outputs"] if output.get("name") != "stderr"]

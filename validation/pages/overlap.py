@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.hardware.datasheets import with_models
+from calibrate.catalogue.derived_profiles import with_models
 from sim.costs.datasheets import DATASHEETS
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -64,18 +64,19 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     two: float
     is_judge: bool
     alone: float | None = None
-    """Of decode steps beside which nothing is prefilled, in the metric's unit."""
+    """Time of decode steps beside which nothing is prefilled, in the metric's unit."""
     prefill: float | None = None
     """A chunk's pass alone, likewise; 0 = none beside decode."""
     rates: tuple[float, float] | None = None
-    """Of prefill and decode beside each other, on shares of the multiprocessors; None = plain streams."""
+    """Rates of prefill and decode beside each other, on shares of the multiprocessors; None = plain streams."""
 
     @property
     def change_pct(self) -> float:
         return off_pct(self.two, self.one)
 
     def predicted_pct(self, phi: float) -> float | None:
-        """Of two plain streams at `phi`, or on the shares that the cell has."""
+        """The change that two plain streams at `phi` make, or shares where the cell has them, percent; None where
+        unknown."""
         if self.alone is None or self.prefill is None:
             return None
         decode, prefill = self.alone, self.prefill
@@ -93,7 +94,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rate(own: float, other: float, phi: float) -> float:
-    """Of a pass that takes `own` alone, beside one that takes `other`."""
+    """Rate of a pass that takes `own` alone, beside one that takes `other`."""
     share = own / (own + other)
     return share + phi * (1.0 - share)
 
@@ -202,9 +203,9 @@ class Dynamic(NamedTuple):
 
     profile: Profile
     at_once: Mapping[str, float]
-    """By metric, of prompts that begin when they come."""
+    """Change of each metric, with prompts that begin when they come."""
     deferred: Mapping[str, float]
-    """Of prompts that begin and end where a decode step does."""
+    """Change of each metric, with prompts that begin and end where a decode step does."""
 
 
 def simulated(row: Mapping[str, str], prompt_tokens: int) -> Dynamic:
@@ -240,7 +241,7 @@ def simulated(row: Mapping[str, str], prompt_tokens: int) -> Dynamic:
 
 
 def simulated_of(rows: Sequence[Mapping[str, str]]) -> Dynamic:
-    """Of the rows with a partition, which are at one load."""
+    """The simulation of the rows with a partition, which are at one load."""
     row = next(row for row in rows if row["mode"].startswith("green-ctx"))
     like = [other for other in rows if all(other[key] == row[key] for key in ("isl", "osl", "qps"))]
     seen = [float(other["mean_prompt_tokens"]) for other in like if other["mean_prompt_tokens"]]
@@ -248,7 +249,7 @@ def simulated_of(rows: Sequence[Mapping[str, str]]) -> Dynamic:
 
 
 def cells(corun: Path, modes: Path) -> list[Cell]:
-    """Of both files; a cell of the first that the second has with its times is left to the second."""
+    """Cells of both files; a cell of the first that the second has with its times is left to the second."""
     rows, runs = csv_rows(corun), csv_rows(modes)
     found = [*served(runs), *gaps_of_chunks(rows), *injected(rows, runs)]
     known = {(cell.metric, cell.one, cell.two) for cell in found}

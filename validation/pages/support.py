@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from calibrate.hardware.datasheets import with_models
-from calibrate.hardware.models import source_of, with_formats
+from calibrate.catalogue.derived_profiles import with_models
+from calibrate.catalogue.model_configs import source_of, with_formats
 from calibrate.importers.aiconfigurator.compact_profile import DEVICES
 from calibrate.importers.aiconfigurator.deployed import CONFIGS, WIDE
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
@@ -44,7 +44,7 @@ A sign in brackets is not shipped: one command makes it. `+` counts shipped prof
 class Entry(NamedTuple):
     sign: str
     note: str
-    """Of `derived` and `–`: why."""
+    """The reason for `derived` and `–`; empty for the others."""
 
 
 def sign_of(profile: Profile) -> Entry:

@@ -45,7 +45,7 @@ def lanesim(*arguments: str) -> Outcome:
 
 
 def import_profile(folder: Path, model: str, gpu: str, flags: str) -> tuple[Outcome, Path]:
-    """By the config.json of `model` in the folder."""
+    """The import of `model` by its config.json in the folder, and where its profile is."""
     out = folder / "imported" / f"{model}-{gpu}-{flags.replace(' ', '')}.json"
     arguments = ("--gpu", gpu, "--target", str(folder / f"{model}.json"), *flags.split(), "--out", str(out))
     return lanesim("calibrate", "import", "aiconfigurator", *arguments), out

@@ -82,7 +82,7 @@ def setting(pair: str, acceptance: str, share: float, num_prompts: int, replicat
 
 
 def row(scenario: Scenario, profile: Profile, workers: int) -> dict[str, Samples]:
-    """By phi, and with a partition: the samples of every steady policy."""
+    """Samples of every steady policy, by phi and with a partition."""
 
     def of(policies: Sequence[str], level: PhiLevel, partition: str | None = None) -> dict[str, list[float]]:
         devices = msgspec.structs.replace(scenario.devices, phi=phi_at(profile.overlap, level))

@@ -30,7 +30,7 @@ class Cell:
         self.policy = self.replays[0]["policy"]
 
     def real(self, metric: str, statistic: str | None = None) -> list[float]:
-        """As measured, replay by replay."""
+        """What was measured, replay by replay."""
         return [float(self._value(row, "contention", metric, statistic)["real"]) for row in self.replays]
 
     def simulated(self, metric: str, statistic: str | None = None) -> float:

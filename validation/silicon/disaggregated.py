@@ -91,7 +91,7 @@ def disagg_cell_of(row: Mapping[str, str]) -> DisaggCell:
 
 
 def plain_cell(row: Mapping[str, str], deployment: Deployment, concurrency: int) -> Cell:
-    """As an aggregated row of the same model, engine and lengths would be read."""
+    """The cell that an aggregated row of the same model, engine and lengths would be."""
     as_aggregated = {**row, "batch_size": str(concurrency), "tp_size": "1", "attention_dp_size": "1"}
     return cell_of(as_aggregated)._replace(deployment=deployment, concurrency=concurrency)
 
@@ -163,7 +163,7 @@ def family_of(row: Mapping[str, str]) -> str:
 
 
 def classes_of(found: Iterable[Judged | tuple[str, str, str]]) -> list[dict[str, Any]]:
-    """Per family: cells judged and refused, mean and median size of the errors, mean errors."""
+    """A row per family: cells judged and refused, mean and median size of the errors, mean errors."""
     entries = list(found)
     judged = grouped([entry for entry in entries if isinstance(entry, Judged)], _family)
     refused = Counter(entry[0] for entry in entries if not isinstance(entry, Judged))

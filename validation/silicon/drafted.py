@@ -26,16 +26,16 @@ from validation.tables import grouped, write_csv
 
 TABLE = Path(__file__).parents[2] / "docs/validation/mtp-pairs.csv"
 MTP_ENGINE = "trtllm-1.1"
-"""Of every pair."""
+"""Engine of every pair."""
 DRAFTS = 3
 NEAR_DAYS = 10
-"""Between the two runs of a pair: engines change by more than speculation gains between months."""
+"""Most days between the two runs of a pair: engines change by more than speculation gains between months."""
 WAVES, FEWEST = 4, 16
 """Requests per seat, and in all at least."""
 FIRST_LENGTH, LONGEST_SHARE = 2.6, 0.975
 """Acceptance length at which a fit begins; most that it may reach, of drafts and bonus."""
 ROUNDS = 2
-"""Of fitting it: the speed-up is nearly proportional to it."""
+"""Rounds of fitting the length: the speed-up is nearly proportional to it."""
 
 
 Simulated = Callable[[Cell, int, float], float]
@@ -135,7 +135,7 @@ def judge(group: Sequence[Pair], simulated_ms: Simulated = tpot_ms) -> list[Judg
 
 
 def fitted_groups(found: Iterable[Pair]) -> list[list[Pair]]:
-    """Of more than one pair each: a length fitted on one alone judges nothing."""
+    """Groups of more than one pair: a length fitted on one alone judges nothing."""
     return [group for group in grouped(found, lambda pair: pair.group).values() if len(group) > 1]
 
 

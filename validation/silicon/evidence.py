@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.hardware.models import source_of
+from calibrate.catalogue.model_configs import source_of
 from sim.studies.evidence import CELLS, MEAN_SIZE, SAME_LAYERS, Cell, Evidence
 from validation.silicon.drafted import DRAFTS, MTP_ENGINE
 from validation.silicon.drafted import TABLE as PAIRS
@@ -43,7 +43,7 @@ class Load(NamedTuple):
     model: str
     has_experts: bool
     in_flight: int
-    """Of a rank, the nearest power of two."""
+    """Requests in flight on a rank, the nearest power of two."""
 
 
 def nearest_power(in_flight: int) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from calibrate.hardware.models import source_of, with_formats
+from calibrate.catalogue.model_configs import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
 from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
@@ -42,7 +42,7 @@ TRTLLM_BUDGETS = {"Llama": 16384, "gpt-oss": 20000}
 multiples of it."""
 PADDING = 64
 BATCH_WAIT = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
-"""In those of Llama-3.1-70B, at ISL and OSL 1,024 and fewer than eight GPUs."""
+"""What recipes of Llama-3.1-70B have, at ISL and OSL 1,024 and fewer than eight GPUs."""
 SGLANG = "sglang-0.5"
 MANY_CLIENTS = 16
 RECEIVE_INTERVALS = {"b200-sxm": (10, 30), "b300-sxm": (10, 10)}
@@ -57,8 +57,9 @@ CHUNKS = {("b200-sxm", "fp8"): 32768, ("b200-sxm", None): 32768, ("h200-sxm", "f
 CHUNK = 16384
 """--chunked-prefill-size in the same: by GPU and weights, and elsewhere."""
 EXACT_BUDGET = 1500
-"""In deployments that aiconfigurator generates (cells of EXACT_SOURCE): this, ISL and the concurrency. Those of vLLM
-leave it to vLLM's scheduler, whose own default is VLLM_BUDGET; chosen on the TTFT of marked cells."""
+"""The token budget of deployments that aiconfigurator generates (cells of EXACT_SOURCE) is this, ISL and the
+concurrency. Those of vLLM leave it to vLLM's scheduler, whose own default is VLLM_BUDGET; chosen on the TTFT of marked
+cells."""
 VLLM_BUDGET = 2048
 CHECKPOINTS = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
@@ -115,7 +116,8 @@ def import_words(cell: Cell) -> list[str]:
 def profile_of(
     model: str, gpu: str, weights: str | None, kv: str | None, deployment: Deployment, drafter: str | None = None
 ) -> tuple[Profile, ModelShape]:
-    """Of a row's labels, and the model's shape; `drafter` as `sim.costs.shapes.draft_model` names them."""
+    """The profile that a row's labels stand for, and the model's shape; `drafter` is a name of
+    `sim.costs.shapes.draft_model`."""
     tables, revision = installed_tables()
     cell = Cell("", "", "", model, gpu, weights, kv, deployment, 1, 1, 1, False, "", 1.0, 1.0, "")
     path, published = target_of(cell, tables.parent / "model_configs")
@@ -165,7 +167,8 @@ def is_decode_graphed(cell: Cell) -> bool:
 
 
 def engine_block(cell: Cell) -> dict[str, Any]:
-    """Of a scenario: the engine, and what the row's recipe sets; where that is None, the engine decides."""
+    """The engine's block of a scenario: its name, and what the row's recipe sets; where that is None, the engine
+    decides."""
     return {
         "name": engine_name(cell),
         "max_num_batched_tokens": budget_of(cell),
@@ -183,7 +186,7 @@ def scenario_of(cell: Cell, profile: str) -> Scenario:
 
 
 def raw_scenario(cell: Cell, profile: str) -> dict[str, Any]:
-    """As a scenario file has it."""
+    """The row in the words of a scenario file."""
     return {
         "profile": profile,
         "policy": "autoregressive",
@@ -249,8 +252,8 @@ def _series(cell: Cell) -> tuple[Any, ...]:
 
 
 def kindest(readings: list[list[dict[str, str]]]) -> dict[str, dict[str, str]]:
-    """By id, the peer's rows in the reading of the labels whose mean TPOT error is least for that model, GPU, engine
-    and format; where that reading has no answer, another's."""
+    """The peer's row of each id, in the reading of the labels whose mean TPOT error is least for that model, GPU,
+    engine and format; where that reading has no answer, another's."""
     errors: dict[tuple[str, ...], dict[int, list[float]]] = {}
     for i, rows in enumerate(readings):
         for row in rows:

@@ -19,8 +19,8 @@ from validation.silicon.served_cells import WITH_MTP, Cell
 MISLABELLED = ("nvidia/Llama-3.1-8B-Instruct-FP8",)
 """Cells of H200 that imply 76 % of its peak."""
 MAX_COMPUTE, MAX_BANDWIDTH = 0.75, 0.95
-"""Of the datasheet's roofs. A cell that would take longer with these for its arithmetic and for one reading of weights
-and KV is not what its label says."""
+"""Shares of the datasheet's roofs. A cell that would take longer with these for its arithmetic and for one reading of
+weights and KV is not what its label says."""
 HAS_MTP = (*WITH_MTP, "Qwen3.5-397B-A17B", "GLM-5")
 """Models with an MTP layer of their own, which a server may draft with."""
 TWIN_RATIO = 1.5
@@ -28,7 +28,7 @@ TWIN_RATIO = 1.5
 CAMPAIGN_RATIO = 1.25
 """The same in the median over a campaign, which drafts or does not: 1.28 to 2.2 and up to 1.2 are found."""
 ROUNDING = 1e-3
-"""By which figures of one run differ between dumps."""
+"""Relative difference between figures of one run in several dumps."""
 VLLM_0_12 = frozenset(
     {
         (1024, 128, 8), (1024, 128, 64), (1024, 512, 16), (1024, 512, 128), (1024, 1024, 32),
@@ -80,8 +80,8 @@ def roof_share(cell: Cell, profile: Profile, shape: ModelShape) -> float:
 
 
 def memory_share(cell: Cell, profile: Profile) -> float:
-    """Of the KV that fits beside the weights in all of the memory, what the requests hold that were being served at
-    once. Above 1 the label's KV is not the one that was served.
+    """What the requests being served at once hold of KV, as a share of what fits beside the weights in all of the
+    memory. Above 1 the label's KV is not the one that was served.
 
     A request is served from its first token on, with half its answer in the mean; concurrency is each rank's.
     """

@@ -39,11 +39,11 @@ class Cell(NamedTuple):
     output_len: int
     is_exact: bool
     day: str
-    """On which it was measured; empty where the row does not say."""
+    """The day on which it was measured; empty where the row does not say."""
     ttft_ms: float
     tpot_ms: float
     family: str
-    """Of the class: engine, dense or MoE, GEMM format."""
+    """The class: engine, dense or MoE, GEMM format."""
 
 
 def read_cells(path: Path, mode: str = "agg") -> list[dict[str, str]]:

@@ -59,7 +59,7 @@ def size(values: list[float]) -> str:
 
 
 def share_of(expressed: int, refused: int) -> str:
-    """Of a class's rows, those apart among them; nothing for the lines of those."""
+    """Share of a class's rows that is expressed, percent, those apart among them; nothing for the lines of those."""
     return f"{100.0 * expressed / (expressed + refused):.1f} %" if expressed + refused else ""
 
 
@@ -93,7 +93,7 @@ def lines(results: list[dict[str, Any]], peer: Mapping[str, Mapping[str, str]]) 
 
 
 def all_lines(results: list[dict[str, Any]]) -> str:
-    """By class, every cell that is expressed, nothing left out of TPOT or TTFT."""
+    """A table of all cells that are expressed, class by class, nothing left out of TPOT or TTFT."""
     titles = ["class", "cells", "TPOT", "median", "TTFT", "median"]
     cells = grouped([cell for result in results for cell in result["cells"]], lambda cell: str(cell["class"]))
     rows = []

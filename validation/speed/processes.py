@@ -59,7 +59,7 @@ def peak_mb():
     with open("/proc/self/status") as file:
         return int(re.search("VmHWM:\\\\s+(\\\\d+)", file.read())[1]) / 1024
 """
-"""Of a process since it was executed; its ru_maxrss has what its parent held when it was forked, too."""
+"""Peak memory of a process since it was executed; its ru_maxrss has what its parent held when it was forked, too."""
 
 LANESIM = """
 import json, resource, sys
@@ -130,7 +130,7 @@ class Case(NamedTuple):
 
 
 class Used(NamedTuple):
-    """By one process; what it gave is that of its kind."""
+    """What one process used and gave; the latter is that of its kind."""
 
     gave: Any
     cpu_s: float

@@ -17,10 +17,10 @@ from sim.cli.console import OnStep, claim, progress, write_json
 from sim.cli.options import ListOptions, parse_goodput
 
 if TYPE_CHECKING:
-    from calibrate.hardware.models import Source
+    from calibrate.catalogue.model_configs import Source
     from sim.costs.shapes import ModelShape
     from sim.run.scenario import Scenario
-    from sim.studies.plan.first_pass import Candidate, Ranked, Refused
+    from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused
     from sim.studies.plan.search import Plan
 
 EXAMPLE = (
@@ -33,7 +33,7 @@ ASSUMED = {
     "dspark": ("length:2.87@3", 5, "Kimi-K3's DSpark, coding"),
     "": ("length:2.73@3", 5, "a draft of 1B of the same family"),
 }
-"""By drafter: an acceptance where none is given, the longest draft to try, whose it is."""
+"""What is assumed of each drafter: an acceptance where none is given, the longest draft to try, whose it is."""
 NO_SLO = "plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS"
 ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0, max=1, min_open=True)
 
@@ -47,10 +47,12 @@ ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0,
 @click.option("--goodput", multiple=True, metavar="NAME:MS", help="SLO as ttft:1000 tpot:40 e2el:5000.")
 @click.option("--attainment", type=SHARE, default=0.95, show_default=True, help="Share that meets all SLOs.")
 @click.option("--draft", default=None, help="Drafter: eagle3, mtp, dspark, or a model. [default: none]")
-@click.option("--acceptance", default=None, help="Of its drafts, such as length:2.6@3. [default: assumed by drafter]")
+@click.option(
+    "--acceptance", default=None, help="Acceptance of its drafts, such as length:2.6@3. [default: assumed by drafter]"
+)
 @click.option("--num-speculative-tokens", "longest", type=click.IntRange(min=1), default=None, help="Longest to try.")
 @click.option("--engine", default="vllm-0.24", show_default=True, help="Whose kernels and overheads.")
-@click.option("--price", default=None, metavar="USD/gpu-h", help="Of one GPU, such as 3.5/gpu-h.")
+@click.option("--price", default=None, metavar="USD/gpu-h", help="Price of one GPU, such as 3.5/gpu-h.")
 @click.option("--energy", is_flag=True, help="Joules per output token, too.")
 @click.option("--gpus", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of a replica at most.")
 @click.option("--tp", type=click.IntRange(min=1), default=None, help="Tensor parallel. [default: searched]")
@@ -58,7 +60,9 @@ ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0,
 @click.option("--dp", type=click.IntRange(min=1), default=None, help="Data parallel attention. [default: searched]")
 @click.option("--weights", default=None, help="bf16, fp8, fp8-block, nvfp4, mxfp4, int4. [default: the checkpoint's]")
 @click.option("--kv-dtype", default=None, help="bf16 or fp8. [default: the checkpoint's]")
-@click.option("--draws", type=click.IntRange(min=1), default=20, show_default=True, help="Of costs and acceptance.")
+@click.option(
+    "--draws", type=click.IntRange(min=1), default=20, show_default=True, help="Draws of costs and acceptance."
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
@@ -107,9 +111,9 @@ def _gpu_price(text: str) -> float:
 
 def _candidates(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[Candidate], list[Refused], Source]:
     """What could be rented, what cannot, and the model."""
-    from calibrate.hardware.models import Source
+    from calibrate.catalogue.model_configs import Source
     from sim.costs.profile_files import load, shipped
-    from sim.studies.plan.first_pass import Candidate
+    from sim.studies.plan.candidate_ranking import Candidate
 
     if model in shipped() or (model.endswith(".json") and _is_profile(Path(model))):
         profile = load(model)
@@ -127,13 +131,13 @@ def _is_profile(path: Path) -> bool:
 
 
 def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[Candidate], list[Refused], Source]:
-    from calibrate.cli.output import needs_analysis
-    from calibrate.hardware.models import source_of, with_formats
+    from calibrate.catalogue.model_configs import source_of, with_formats
+    from calibrate.cli.profile_output import needs_analysis
     from sim.costs.datasheets import DATASHEETS, gpu_name
-    from sim.costs.engine import engine_of
+    from sim.costs.engine_costs import engine_of
     from sim.costs.shapes import HEADS
     from sim.names import unknown
-    from sim.studies.plan.first_pass import Candidate, Refused, label_of
+    from sim.studies.plan.candidate_ranking import Candidate, Refused, label_of
 
     try:
         from calibrate.importers.aiconfigurator.compact_profile import DEVICES
@@ -176,7 +180,7 @@ def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[
 
 
 def _draft_model(name: str) -> ModelShape:
-    from calibrate.hardware.models import source_of
+    from calibrate.catalogue.model_configs import source_of
     from sim.costs.shapes import HEADS
     from sim.names import unknown
 
@@ -292,7 +296,7 @@ def _disputed(
 
 def _capacity_line(result: Plan, flags: dict[str, Any]) -> str:
     """The command that checks the best row alone, with both routings."""
-    from sim.costs.engine import DEFAULT_ENGINE
+    from sim.costs.engine_costs import DEFAULT_ENGINE
 
     best, speculation, engine = result.deployments[0], result.scenario["speculation"], result.scenario["engine"]["name"]
     words = [

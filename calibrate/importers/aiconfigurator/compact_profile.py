@@ -13,13 +13,13 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
+from calibrate.catalogue.derived_profiles import check_divides, check_fits
+from calibrate.catalogue.host_costs import ASSUMED_HOST
 from calibrate.fit.fit_errors import errors_of_draft, not_judged
 from calibrate.fit.held_out import Fitted, Tables, fit, held_out_errors
-from calibrate.hardware.datasheets import check_divides, check_fits
-from calibrate.hardware.engines import ASSUMED_HOST
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
+from sim.costs.compact_kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
 from sim.costs.datasheets import gpu_name
-from sim.costs.kernels import AllReduce, CompactKernels, Elementwise, Head, Measured, VerifyAttention
 from sim.costs.profile import SCHEMA, UNLOADED, Overlap, Profile
 from sim.costs.shapes import ModelShape, draft_model, model
 from sim.names import unknown
@@ -35,8 +35,8 @@ class Device(NamedTuple):
     l2_bytes: float
     attention: str
     kv_slowdown: float
-    """Of verify and mixed passes. FlashAttention-2: between the 1.8 measured on an RTX 4090 and the 1.4 on an RTX PRO
-    6000; FlashAttention-3 reads KV once whatever the queries."""
+    """Factor on the time to read KV in verify and mixed passes. FlashAttention-2: between the 1.8 measured on an RTX
+    4090 and the 1.4 on an RTX PRO 6000; FlashAttention-3 reads KV once whatever the queries."""
     query_tile: int
     """Queries of a thread block there. FlashAttention-2 at head dimension 128: 128 on A100, 64 on compute capability
     8.6, 8.9 and 12.0; FlashAttention-3 packs the queries of a KV group."""

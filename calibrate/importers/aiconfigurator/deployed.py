@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from calibrate.hardware.datasheets import with_models
-from calibrate.hardware.models import source_of, with_formats
+from calibrate.catalogue.derived_profiles import with_models
+from calibrate.catalogue.model_configs import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
 from sim.costs.profile_files import SHIPPED, load, ship_profile
 from sim.costs.shapes import draft_model

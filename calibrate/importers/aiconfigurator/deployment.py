@@ -23,13 +23,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from calibrate.catalogue.derived_profiles import check_fits
+from calibrate.catalogue.host_costs import ASSUMED_HOST
+from calibrate.catalogue.model_configs import format_names
 from calibrate.fit.fit_errors import Array, errors_of_draft, kind_error, not_judged
 from calibrate.fit.held_out import VERIFY_TOKENS
 from calibrate.fit.kernel_tables import AttentionTable, outside_l2
 from calibrate.fit.table_form import counts, every_second, smooth
-from calibrate.hardware.datasheets import check_fits
-from calibrate.hardware.engines import ASSUMED_HOST
-from calibrate.hardware.models import format_names
 from calibrate.importers.aiconfigurator.compact_profile import (
     ASSUMED_ELEMENTWISE,
     ASSUMED_HEAD,
@@ -55,13 +55,13 @@ from calibrate.importers.aiconfigurator.grids import (
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.lookups import Lookups
 from calibrate.importers.aiconfigurator.sparse import Modules, decode_points, prompt_grid
+from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.datasheets import gpu_name
 from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
-from sim.costs.kernels import VerifyAttention
 from sim.costs.passes import layer_rest_s, sampler_s
-from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels
 from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile
 from sim.costs.shapes import Formats, ModelShape
+from sim.costs.table_kernels import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels
 from sim.names import unknown
 
 PACKAGE = "aiconfigurator_core"
@@ -70,12 +70,12 @@ TOKENS = (
     1, 2, 4, 8, 16, 17, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513, 768, 1024, 1536, 2048, 3072,
     4096, 6144, 8192, 16384,
 )  # fmt: skip
-"""Of a pass, at which body and head are given: both sides of the steps that GEMMs take."""
+"""Tokens of a pass at which body and head are given: both sides of the steps that GEMMs take."""
 CHECKED_TOKENS = (3, 6, 12, 80, 112, 160, 224, 1280, 1792, 2560, 3328, 3840)
 """Measured in the finer tables, and in no profile: what interpolation is judged by."""
 MIN_CHECKED = 3
 NORMS = 2
-"""Of a layer, each behind an all-reduce."""
+"""Norms of a layer, each behind an all-reduce."""
 WIDE_NORM_S = 1e-5
 """Kernels of a norm over all heads of queries and keys, in fp32; assumed."""
 NORM_BYTES = 8.0
@@ -94,7 +94,7 @@ class Deployment(NamedTuple):
     engine: str = "vllm"
     """Whose kernels: vllm, trtllm or sglang."""
     version: str | None = None
-    """Of that engine; None: the newest tables."""
+    """Version of that engine; None: the newest tables."""
     has_nccl_alone: bool = False
     """NCCL reduces messages of any size, as TensorRT-LLM 1.0 does between some devices; else whatever is fastest."""
 
@@ -310,7 +310,7 @@ class Composed:
 
     @property
     def _full_share(self) -> float:
-        """Of the layers, those whose attention sees all tokens."""
+        """Share of the layers whose attention sees all tokens."""
         shape = self._shape
         return 1.0 - (shape.window_layers + shape.linear_layers) / shape.layers
 

@@ -13,7 +13,7 @@ from calibrate.fit.kernel_tables import AttentionTable
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-"""Of decode attention; shorter ones cost what 128 tokens cost."""
+"""Context tokens of a decoding row; shorter contexts cost what 128 tokens cost."""
 CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 HISTORIES = (0, 1024, 4096, 16384, 65536)
 

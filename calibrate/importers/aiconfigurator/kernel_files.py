@@ -16,7 +16,7 @@ import numpy as np
 from calibrate.fit.fit_errors import Array
 from calibrate.fit.kernel_fit import fit_all_reduce
 from calibrate.fit.kernel_tables import AttentionTable, GemmTable
-from sim.costs.kernels import AllReduce
+from sim.costs.compact_kernels import AllReduce
 from sim.costs.profile import Gpu
 from sim.files.arrow_tables import read_parquet
 from sim.files.yaml_values import read_yaml
@@ -33,9 +33,9 @@ MIN_BANDWIDTH, MIN_FLOPS = 1e10, 1e12
 
 
 MAX_SEQUENCES = 16384
-"""In a pass of any published table; contexts are longer."""
+"""Most sequences in a pass of any published table; contexts are longer."""
 ALL_REDUCE_MS = (1e-4, 1.0)
-"""Between these lies the shortest all-reduce of any table."""
+"""Bounds of the shortest all-reduce of any table."""
 
 
 HUGE = 5e8
@@ -44,7 +44,7 @@ matrix, that of the L40S nine more."""
 ABOVE_ROOF = 1.05
 """A kernel may seem this much faster than the compute roof: clocks boost."""
 RESOLUTION_S = 1e-6
-"""Of the coarsest published tables: a time may be rounded down by as much."""
+"""Resolution of the coarsest published tables: a time may be rounded down by as much."""
 CACHED = 4.0
 """What is read over and over may come from the L2 cache, up to so many times faster than from memory: three times is
 the most in any published table here."""
@@ -56,7 +56,7 @@ LAUNCH_S = 1e-5
 
 
 TEXT_ENDINGS = ("dtype", "_type", "_name", "backend", "distribution")
-"""Of the names of columns that hold texts; all others hold numbers."""
+"""How the names of columns that hold texts end; all others hold numbers."""
 OPTIONAL = ("window_size", "nccl_dtype", "backend")
 """Columns that only some versions of a table have."""
 
@@ -76,7 +76,7 @@ class KernelFiles:
         self._folder = places[0]
         self.used: list[str] = []
         self.engine_version: str | None = None
-        """Of vLLM's GEMM table; None before it was read."""
+        """Version of vLLM's GEMM table; None before it was read."""
 
     def datasheet(self) -> Gpu:
         path = self._root / f"{self._gpu.replace('-', '_')}.yaml"

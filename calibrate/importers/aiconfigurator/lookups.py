@@ -48,11 +48,12 @@ WEIGHT_ONLY = ("int4", "mxfp4", "mxfp4-fp8", "mxfp4-marlin")
 SCALED_BY_BLOCK = ("fp8-block", "nvfp4")
 """Formats whose activations get their scales at run time."""
 QUANTISE_S = 5e-6
-"""Of the kernels that find and apply them; fitted on served cells (validation/silicon/judge.py lists them)."""
+"""Seconds of the kernels that find and apply them; fitted on served cells (validation/silicon/judge.py lists them)."""
 STREAM_SHARE = 0.8
-"""Of the bandwidth, at which packed weights of a weight-only GEMM stream, and activations are quantised; assumed."""
+"""Share of the bandwidth at which packed weights of a weight-only GEMM stream, and activations are quantised;
+assumed."""
 UNPACK_SHARE = 0.85
-"""Of bf16's rate, at which they multiply; assumed."""
+"""Share of bf16's rate at which they multiply; assumed."""
 T = TypeVar("T")
 
 
@@ -63,7 +64,7 @@ class ExpertTable(NamedTuple):
     seconds: Array
 
     def at(self, tokens: Array) -> Array:
-        """Between measured counts linearly; beyond the last in proportion."""
+        """Seconds [tokens] at any counts: between measured ones linearly, beyond the last in proportion."""
         inside = np.interp(tokens, self.tokens, self.seconds)
         most = self.tokens[-1]
         return np.where(tokens > most, self.seconds[-1] * tokens / most, inside)
@@ -182,7 +183,7 @@ class Lookups:
     def _scaled_experts_s(
         self, shape: ModelShape, experts: Experts, weights: str, split: tuple[int, int], at: Array
     ) -> Array:
-        """Of the measured layout that is most like it, by the ratio of what both read and compute."""
+        """Seconds [tokens] of the measured layout that is most like it, by the ratio of what both read and compute."""
 
         def of(engine: str) -> tuple[tuple[int, ...], ExpertTable]:
             of_version = (
@@ -230,7 +231,7 @@ class Lookups:
         return np.maximum(read_s, compute_s) + LAUNCH_S
 
     def _expert_frames(self, engine: str) -> Iterator[Any]:
-        """Of every version, the newest first: a newer one may have only what was measured again."""
+        """Tables of experts of every version, the newest first: a newer one may have only what was measured again."""
         columns = ["moe_dtype", "num_tokens", *LAYOUT, *SPLIT, "distribution"]
         for path, version in self.files.versions("moe", engine, "moe_perf"):
             if path not in self._frames:
@@ -325,7 +326,7 @@ class Lookups:
         return np.asarray(REDUCE_RATIO * fastest + REDUCE_SKEW_S * np.log2(devices))
 
     def _fastest_reduce_s(self, devices: int, message_bytes: Array) -> Array | None:
-        """At each size the fastest of the tables that have so many devices; None where none has."""
+        """Seconds [messages] of the fastest table that has so many devices, at each size; None where none has."""
 
         def of(engine: str) -> tuple[Array, Array]:
             frame = self.files.read("comm", engine, "custom_allreduce_perf", ["num_gpus", "message_size"])
@@ -399,7 +400,7 @@ class Lookups:
         return None
 
     def _needed(self, of: Callable[[str], T], what: str, lacking: str) -> T:
-        """As `_first`. Raises ValueError that says what is `lacking` where no engine has it."""
+        """What `_first` gives. Raises ValueError that says what is `lacking` where no engine has it."""
         found = self._first(of, what)
         if found is None:
             raise ValueError(lacking)
@@ -422,7 +423,7 @@ TUNES_EXPERTS = ("trtllm",)
 """Engines that choose among several kernels of experts, by what they run on and how many tokens there are; the tables
 of this one have the CUTLASS backend's and DeepGEMM's, of which its recipes on Blackwell use neither for few tokens."""
 MAX_SCALES_SHARE = 0.3
-"""Of a GEMM's time is left at least."""
+"""Share of a GEMM's time that is left at least."""
 UNTUNED = {("trtllm", "nvfp4"): "sglang"}
 """TensorRT-LLM tunes its GEMMs over several kernels when it starts; its table has one kernel for all, 1.4 to 1.8 times
 SGLang's time at 64 tokens and as fast at 1,024. The faster one of the two stands."""
@@ -431,8 +432,8 @@ LAUNCH_BOUND_S = 1.5e-5
 and 170 us on B200 whatever its size, other engines' take 4."""
 REDUCE_RATIO = 1.35
 REDUCE_SKEW_S = 1e-6
-"""Of an all-reduce in service over one in the tables, where all devices arrive at once; the latter per doubling of the
-devices. Fitted on served cells (validation/silicon/judge.py lists them)."""
+"""An all-reduce in service over one in the tables, where all devices arrive at once: times, and seconds per doubling of
+the devices. Fitted on served cells (validation/silicon/judge.py lists them)."""
 SUSTAINED_RATIO = 1.17
 SUSTAINED_TOKENS = (128, 2048)
 """GEMMs of passes of so many tokens and more take that much longer in service than in the tables, which are timed at
@@ -441,11 +442,11 @@ DENTS_UP_TO = 256
 OUTLIER = 1.25
 """A GEMM slower by this factor than one of as many tokens, at least as many columns and at least as deep is a slip."""
 LAUNCH_S = 1e-5
-"""Of the kernels of an expert layer, routing among them."""
+"""Seconds to launch the kernels of an expert layer, routing among them."""
 
 
 def _expert_table(frame: Any) -> ExpertTable:
-    """Of several kernels at as many tokens the fastest."""
+    """The fastest of several kernels at as many tokens, without dents."""
     least = frame.groupby("num_tokens")["latency"].min()
     tokens, seconds = least.index.to_numpy(dtype=float), least.to_numpy(dtype=float) * 1e-3
     return ExpertTable(tokens, _no_dents(tokens, seconds))

@@ -23,7 +23,7 @@ LAUNCH_BOUND_S = 1e-4
 """A table in which no module of one token is shorter was timed launch by launch: vLLM 0.24's take 120 us whatever there
 is to do, SGLang's 30 on the same GPU. In service decode is inside CUDA graphs."""
 MIN_SHARE = 0.1
-"""Of a module's time is attention at least."""
+"""Share of a module's time that is attention at least."""
 
 
 class Modules(NamedTuple):
@@ -63,7 +63,7 @@ def _attention_s(modules: Modules, gemms_s: Callable[[Array], Array]) -> Array:
 
 
 def decode_points(modules: Modules, gemms_s: Callable[[Array], Array]) -> AttentionTable:
-    """Of rows that decode, as attention of one head."""
+    """Attention of rows that decode, as that of one head."""
     ones = np.ones(len(modules.seconds))
     context = modules.queries + modules.history
     return AttentionTable(modules.sequences, context, ones, ones, ones, _attention_s(modules, gemms_s))

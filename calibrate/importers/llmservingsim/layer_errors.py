@@ -74,7 +74,7 @@ def layer_errors(profile: Profile, points: LayerPoints, shape: ModelShape) -> di
 def _mixed_errors(
     points: LayerPoints, thin: LayerPoints, passes: TablePasses, measured_s: Callable[[int, float, int], float | None]
 ) -> dict[str, KindError]:
-    """Of chunk plus rows, a sum of two tables, where at least one of both was left out."""
+    """Errors of a chunk plus rows, a sum of two tables, where at least one of both was left out."""
     assert thin.beside is not None
     attention, whole = [], []
     for chunk, history, rows, context, seconds in zip(*(column.tolist() for column in points.mixed), strict=True):

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.fit.fit_errors import Array
-from calibrate.hardware.datasheets import datasheet_of_device
 from calibrate.importers.columns import CsvTable
-from sim.costs.datasheets import Datasheet
+from sim.costs.datasheets import Datasheet, datasheet_of_device
 from sim.costs.passes import layer_kv_bytes
 from sim.costs.shapes import ModelShape
 from sim.files.yaml_values import read_yaml
@@ -27,7 +26,7 @@ from sim.files.yaml_values import read_yaml
 REPOSITORY, LICENCE = "casys-kaist/LLMServingSim", "MIT"
 GEMMS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 ATTENTION_GEMMS = GEMMS[:2]
-"""Of a layer with experts: router, experts and their activation are in moe.csv."""
+"""GEMMs that a layer with experts has here: router, experts and their activation are in moe.csv."""
 ELEMENTWISE = {"layernorm": 2, "rotary_emb": 1, "act_fn": 1}
 """Other kernels of a layer, and how often each runs."""
 OPTIONAL = {"qk_norm": 1}
@@ -39,7 +38,8 @@ ATTENTION_COLUMNS = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 FASTER_THAN_POSSIBLE = 1.3
 """Times the datasheet's FLOP/s or bandwidth: more than any kernel, and less than models of other sizes imply."""
 SLOWER_THAN_LIKELY = 0.25
-"""Of both at once: less than any model of 0.5 B parameters or more."""
+"""Share of the datasheet's FLOP/s and of its bandwidth: less than any model of 0.5 B parameters or more reaches of
+both."""
 
 
 class Attention(NamedTuple):

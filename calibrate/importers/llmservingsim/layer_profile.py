@@ -3,7 +3,7 @@
 PATH is the folder of one GPU, model and degree of parallelism, `.../bf16/tp1`: dense.csv, per_sequence.csv,
 attention.csv, of a mixture of experts moe.csv, and skew.csv and ../meta.yaml where present. They hold kernel times of
 one layer, sharded but at full dimensions otherwise, so layers and dimensions come from our table; all-reduces, gathers
-and host constants, which they do not have, from calibrate.hardware.engines.
+and host constants, which they do not have, from calibrate.catalogue.host_costs.
 The profile keeps the points.
 A draft's points come from the draft's own folder, or are composed from the target's. Mixed passes fit the verify rule.
 Not here, but beside this: reading (layer_files), points (layer_tables), errors (layer_errors).
@@ -21,10 +21,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.fit.fit_errors import DRAFT_KINDS, errors_of_draft, not_judged
-from calibrate.fit.verify_rows import ATTENTION, QUERY_TILES, MixedPoints, VerifyFit, fit_verify_rule
-from calibrate.hardware.datasheets import check_divides, check_fits, datasheet
-from calibrate.hardware.engines import (
+from calibrate.catalogue.derived_profiles import check_divides, check_fits
+from calibrate.catalogue.host_costs import (
     GATHER_SOURCE,
     Engine,
     all_reduce_of,
@@ -33,6 +31,8 @@ from calibrate.hardware.engines import (
     host_costs,
     vllm_of,
 )
+from calibrate.fit.fit_errors import DRAFT_KINDS, errors_of_draft, not_judged
+from calibrate.fit.verify_rows import ATTENTION, QUERY_TILES, MixedPoints, VerifyFit, fit_verify_rule
 from calibrate.importers.llmservingsim.layer_errors import layer_errors, skew_errors
 from calibrate.importers.llmservingsim.layer_files import (
     LICENCE,
@@ -50,13 +50,13 @@ from calibrate.importers.llmservingsim.layer_tables import (
     reduced_s,
     table_of,
 )
-from sim.costs.datasheets import Datasheet
+from sim.costs.compact_kernels import AllReduce, VerifyAttention
+from sim.costs.datasheets import Datasheet, datasheet
 from sim.costs.forms.build import build_costs
-from sim.costs.kernels import AllReduce, VerifyAttention
 from sim.costs.passes import ModelPasses
-from sim.costs.points import TableKernels
 from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile
 from sim.costs.shapes import EAGLE3, ModelShape
+from sim.costs.table_kernels import TableKernels
 from sim.interface.work import Model
 
 NO_RULE = "no mixed passes there, so the rule of verify rows is not fitted: nothing slows them down"

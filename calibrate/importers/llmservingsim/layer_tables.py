@@ -20,9 +20,9 @@ from calibrate.fit.fit_errors import Array
 from calibrate.fit.table_form import counts, every_second, rounded, smooth
 from calibrate.importers.columns import CsvTable
 from calibrate.importers.llmservingsim.layer_files import ONCE, Attention, LayerFiles
-from sim.costs.kernels import AllReduce
-from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid
+from sim.costs.compact_kernels import AllReduce
 from sim.costs.shapes import Experts, ModelShape
+from sim.costs.table_kernels import Curve, DecodeGrid, ModelTable, PrefillGrid
 
 MIN_POINTS = 3
 """Values of an axis with fewer points than this are left out: two grids of different axes may be in one file."""
@@ -57,7 +57,7 @@ class RawGrid(NamedTuple):
         return RawGrid(first, second, seconds)
 
     def trimmed(self) -> RawGrid:
-        """Without values of an axis that have few points, and would be interpolated from almost nothing."""
+        """The grid without values of an axis that have few points, and would be interpolated from almost nothing."""
         enough = np.isfinite(self.seconds)
         rows = enough.sum(axis=1) >= min(MIN_POINTS, len(self.second))
         columns = enough[rows].sum(axis=0) >= min(MIN_POINTS, len(self.first))
@@ -89,7 +89,7 @@ class LayerPoints(NamedTuple):
     beside: RawGrid | None
     mixed: Attention
     experts: RawCurve | None = None
-    """Of `body`, what several ranks do together; None for one rank."""
+    """The part of `body` that several ranks do together; None for one rank."""
 
     def thinned(self) -> LayerPoints:
         """Every second value of each axis, the ends kept."""
@@ -209,7 +209,7 @@ def table_of(points: LayerPoints) -> ModelTable:
 
 
 def smoothing(points: LayerPoints) -> Array:
-    """By how much smoothing changes each point, relative to it: those of body, head, and attention of one kind."""
+    """Relative change [points] that smoothing makes: in body, head, and attention of one kind."""
     parts = (points.body.seconds, points.head.seconds, points.decode.seconds, points.prefill.seconds)
     changes = np.concatenate([(smooth(seconds) / seconds - 1.0).ravel() for seconds in parts])
     return np.asarray(changes[np.isfinite(changes)])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.costs.engine import EngineCosts, with_engine
+from sim.costs.compact_kernels import LinearKernels
+from sim.costs.engine_costs import EngineCosts, with_engine
 from sim.costs.forms.compact import CompactCosts
 from sim.costs.forms.linear import LinearCosts
 from sim.costs.forms.table import TableCosts
-from sim.costs.kernels import LinearKernels
-from sim.costs.points import TableKernels
 from sim.costs.profile import Profile
+from sim.costs.table_kernels import TableKernels
 
 ShippedCosts = CompactCosts | TableCosts | LinearCosts
 """Cost models of every form that a profile can have."""

@@ -5,7 +5,7 @@ exceeds the blocks' time), prefill chunk with history, verify and mixed passes (
 beside chunks: KV is streamed once, `kv_slowdown` times slower, plus the further queries' compute; no public table has
 this shape, so profiles mark it as not validated).
 `cost` is the simulator's hot path: a pass of rows alone takes one dict lookup and a few multiplications.
-Not here: the kernels' formulas (kernels), what all forms share (passes, work_costs), the file (profile).
+Not here: the kernels' formulas (compact_kernels), what all forms share (passes, work_costs), the file (profile).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sim.costs.compact_kernels import BLOCK_QUERIES, Prompts, charged_tokens, chunk_pairs, gemm_s, prefill_attention_s
 from sim.costs.cost import Cost
-from sim.costs.kernels import BLOCK_QUERIES, Prompts, charged_tokens, chunk_pairs, gemm_s, prefill_attention_s
 from sim.costs.passes import Excess, ModelPasses, beyond, layer_rest_s, sampler_s
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape

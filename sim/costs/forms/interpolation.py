@@ -35,7 +35,8 @@ def value_at(axis: Sequence[int], values: Sequence[float], at: float) -> float:
 
 
 def power_curve_at(axis: Sequence[int], curves: Sequence[Sequence[float]], at: float) -> list[float]:
-    """As `curve_at`, with powers of the axis between and beyond its points; all numbers are positive."""
+    """The curve between two measured ones, like `curve_at` with powers of the axis between and beyond its points; all
+    numbers are positive."""
     low, high, _ = place(axis, at)
     if low == high:
         return list(curves[low])
@@ -72,7 +73,7 @@ def filled(second_axis: Sequence[int], grid: Sequence[Sequence[float | None]]) -
 
 
 def _min_above(grid: Sequence[Sequence[float | None]]) -> list[list[float]]:
-    """Per point, the least measured time among the points no smaller in both axes."""
+    """The least measured time among the points no smaller in both axes, for each point."""
     least = [inf] * len(grid[0])
     rows = []
     for curve in reversed(grid):

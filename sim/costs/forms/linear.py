@@ -1,15 +1,16 @@
 """LinearCosts: the cost of a work where a report gives a few times of whole passes, and nothing of their kernels.
 
 A pass is a straight line in its tokens, rows and KV; eager launches, graphs and the engine's constants act on it as on
-every form. Not here: the constants (sim.costs.kernels.LinearKernels), what all forms share (passes, work_costs).
+every form. Not here: the constants (sim.costs.compact_kernels.LinearKernels), what all forms share (passes,
+work_costs).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sim.costs.compact_kernels import LinearPass, Measured
 from sim.costs.cost import Cost
-from sim.costs.kernels import LinearPass, Measured
 from sim.costs.passes import Excess, ModelPasses, beyond
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape

@@ -6,9 +6,9 @@ this), the roofs themselves (sim.costs.datasheets).
 
 from __future__ import annotations
 
+from sim.costs.compact_kernels import LinearKernels
 from sim.costs.datasheets import DATASHEETS, gpu_name
 from sim.costs.forms.build import build_costs
-from sim.costs.kernels import LinearKernels
 from sim.costs.passes import pass_use
 from sim.costs.profile import Gpu, Profile
 from sim.costs.shapes import WEIGHT_BITS, ModelShape
@@ -17,9 +17,10 @@ from sim.interface.work import Chunk, Model
 ANY_FLOPS, ANY_BYTES_PER_S = 2e16, 4e13
 """Dense bf16 FLOP/s and bytes/s that no chip has: several times those of the fastest that are announced."""
 CACHE_BYTES = 256e6
-"""Of the largest last-level cache (MI300X); passes over and over in a loop find so much of what they read there."""
+"""Size of the largest last-level cache (MI300X); passes over and over in a loop find so much of what they read
+there."""
 SHARE_OF_LEAST = 0.9
-"""Of the least time, what a measured pass may take: clocks, rounding, experts that a loop activates again."""
+"""Share of the least time that a measured pass may take: clocks, rounding, experts that a loop activates again."""
 DECODES = ((1, 1, 1024), (8, 1, 1024), (64, 1, 1024), (32, 5, 1024))
 """Rows, queries of each, and context of each."""
 PREFILLS = (128, 2048, 8192)

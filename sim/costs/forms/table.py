@@ -5,7 +5,8 @@ Several chunks in one pass cost what each costs alone, the shortest measured chu
 the kernel's fixed time. Where no chunk with history was measured, history adds its query-key pairs at the rate of the
 longest chunk and its KV at the rate of the largest decode. Verify rows, and rows beside chunks, where they were not
 measured: TableKernels.verify_rule.
-Not here: interpolation itself (interpolation), points (sim.costs.points), what all forms share (passes, work_costs).
+Not here: interpolation itself (interpolation), points (sim.costs.table_kernels), what all forms share (passes,
+work_costs).
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.cost import Cost
 from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
-from sim.costs.kernels import VerifyAttention
 from sim.costs.passes import Excess, ModelPasses, sizes
-from sim.costs.points import DecodeGrid, ModelTable
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
+from sim.costs.table_kernels import DecodeGrid, ModelTable
 from sim.costs.work_costs import WorkCosts
 from sim.interface.work import TARGET, Chunk, Model, Work
 
@@ -83,7 +84,7 @@ class TablePasses(ModelPasses):
         return value_at(self._table.body.tokens, self._table.body.seconds, tokens) * self._ratio(tokens)
 
     def fused_s(self, tokens: int) -> float:
-        """By its share of a layer's weights: the projection itself is not among the points."""
+        """Seconds of the fusion, by its share of a layer's weights: the projection itself is not among the points."""
         return self.layer_s(tokens) * self._shape.fusion_weights / self._shape.layer_weights
 
     def logits_s(self, rows: int) -> float:
@@ -138,7 +139,7 @@ class TablePasses(ModelPasses):
         return Line(kv_tokens, [value + kv * query_s for value, kv in zip(slowed, kv_tokens, strict=True)])
 
     def _verify_line(self, rows: int, queries: float) -> Line:
-        """Between the two measured counts of queries per row next to the mean one; one query is a decode."""
+        """The line between the two measured counts of queries per row next to the mean one; one query is a decode."""
         grid = self._table.verify_attention
         assert grid is not None
         decode = self._decode_line(rows)
@@ -282,7 +283,7 @@ def _pair_s(chunk_tokens: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 def _kv_token_s(decode: DecodeGrid) -> float:
-    """Of the measured point that reads the most KV; of several, of the fastest."""
+    """Seconds per KV token of the measured point that reads the most KV; of several, of the fastest."""
     points = [
         (rows * context, seconds)
         for rows, line in zip(decode.rows, decode.seconds, strict=True)

@@ -302,7 +302,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
 
 
 def _joined_since(rows: Rows, measured: range, last_step_s: float) -> list[tuple[float, int]]:
-    """By time after `last_step_s`, measured rows whose first token came then."""
+    """(Time, 1) of each measured row whose first token came after `last_step_s`."""
     times = [request.last_token_s for request in rows.requests if request.index in measured]
     return [(time_s, 1) for time_s in times if time_s > last_step_s]
 

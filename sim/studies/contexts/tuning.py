@@ -1,7 +1,7 @@
 """A table of draft lengths by batch size for each of several prompt lengths, and what one table for all of them loses.
 
 Rows are those of vLLM's proposal (vllm#48627): [first batch size, last one, first context, last one, draft length].
-Not here: one table (sim.studies.tune), choosing (sim.studies.choice).
+Not here: one table (sim.studies.tune), choosing (sim.studies.length_choice).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from sim.compare.points import with_keys
+from sim.compare.point_runs import with_keys
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
 from sim.run.limits import limits_of
 from sim.run.scenario import Scenario, to_plain
-from sim.studies.choice import best_table, break_even, loss_of, shared_table
 from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers
+from sim.studies.length_choice import best_table, break_even, loss_of, shared_table
 from sim.studies.plan.answer import Stated
 from sim.studies.tune import checked, concurrencies_of, fits_of, objective, rising, simulate_grid
 

@@ -16,7 +16,7 @@ class Stated(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The answer as plain values, ready for JSON."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
@@ -36,6 +36,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_million_tokens: float | None = None
     """Output tokens."""
     joules_per_output_token: float | None = None
-    """As given; None: not wanted, or the power of that GPU is not known."""
+    """Energy with costs as given; None: not wanted, or the power of that GPU is not known."""
     evidence: list[str] = []
     """The nearest measured cells and the simulator's errors there."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sim.compare.points import Point, run_point
+from sim.compare.point_runs import Point, run_point
 from sim.compare.pool import lasting
 from sim.costs.profile import Profile
 from sim.draws import child_seed
@@ -26,11 +26,11 @@ from sim.run.limits import limits_of
 from sim.run.scenario import Scenario, to_plain
 from sim.studies.attainment import DEFAULT_SHARE, Highest, highest_load
 from sim.studies.cost_draws import DEFAULT_DRAWS, covers
-from sim.studies.deploy import checking_lines
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import REQUESTS, with_length
 from sim.studies.plan.answer import Answer, Stated
-from sim.studies.plan.first_pass import POLICY, Candidate, OnDone, Ranked, Refused, cost, first_pass
+from sim.studies.plan.candidate_ranking import POLICY, Candidate, OnDone, Ranked, Refused, cost, first_pass
+from sim.studies.serve_commands import checking_lines
 from sim.studies.tune import Tuning, tune
 from sim.workload.generate import mean_tokens
 
@@ -40,7 +40,8 @@ REFINED, MARGIN = 3, 1.3
 """Candidates that are simulated in draws at most, of those that the first pass has within so many times the best; one
 more is wherever it has that cheaper than the best of these."""
 MIN_SEATS = 32
-"""Of an engine; more are twice the requests in flight at which its goodput is best: beyond that the SLOs are missed."""
+"""Fewest seats of an engine; more are twice the requests in flight at which its goodput is best: beyond that the SLOs
+are missed."""
 TUNING_DRAWS = 10
 """Draft lengths are chosen by fewer draws than replicas: what they lose differs less."""
 
@@ -51,22 +52,22 @@ class PlannedDeployment(Answer, frozen=True, kw_only=True):
     deployment: str
     profile: str
     gpus: int
-    """Of all replicas."""
+    """GPUs of all replicas."""
     tp: int
     ep: int
     dp: int
     num_speculative_tokens: int
-    """That the fleet was simulated with; 0: no drafter is loaded."""
+    """Draft length that the fleet was simulated with; 0: no drafter is loaded."""
     rate_per_replica: float
     """Highest requests per second of a replica that meet the SLOs, as given."""
     rate_interval: tuple[float, float] | None
     """5 to 95 % of the draws."""
     output_tokens_per_s_per_gpu: float
-    """At the rate that was given, or else at that of `rate_per_replica`."""
+    """Output tokens at the rate that was given, or else at that of `rate_per_replica`."""
     worlds_met: int | None
     """Draws in which these replicas hold the SLOs; None without a rate and in a first pass."""
     is_first_pass: bool
-    """From closed loops alone: about."""
+    """Figures are rough: they come from closed loops alone."""
 
 
 class Plan(Stated, frozen=True, kw_only=True):
@@ -74,7 +75,7 @@ class Plan(Stated, frozen=True, kw_only=True):
 
     schema: int = PLAN_SCHEMA
     scenario: dict[str, Any]
-    """Of the best row."""
+    """Scenario of the best row."""
     gpu: str
     target: str
     draft: str | None
@@ -96,7 +97,7 @@ class Plan(Stated, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The plan as plain values, ready for JSON."""
         found = super().plain
         for row in found["deployments"]:
             row["nearest_evidence"] = row.pop("evidence")
@@ -195,7 +196,7 @@ class _Refined(NamedTuple):
     row: PlannedDeployment
     candidate: Candidate
     scenario: Scenario
-    """As simulated: the candidate's profile, one draft length."""
+    """The scenario that was simulated: the candidate's profile, one draft length."""
     tuning: Tuning | None
 
 
@@ -215,7 +216,7 @@ class _Refinement:
     ) -> None:
         self._with_energy, self._rate_per_s, self._share = scenario.energy, rate_per_s, share
         self.scenario = msgspec.structs.replace(scenario, energy=False)
-        """Without energy, which only the rows that are refined have."""
+        """The scenario without energy, which only the rows that are refined have."""
         self._target_model = target_model
         self._price_per_gpu_h, self._draws, self._workers, self._on_done = price_per_gpu_h, draws, workers, on_done
         self._output_tokens = mean_tokens(scenario.workload, scenario.seed)[1]
@@ -340,7 +341,7 @@ class _Refinement:
         return self._price_per_gpu_h / (3600.0 * self._per_gpu(rate, gpus)) * 1e6
 
     def _joules(self, scenario: Scenario, profile: Profile, rate: float) -> float | None:
-        """Of one rank at its part of the load, where energy was asked for."""
+        """Joules per output token of one rank at its part of the load, where energy was asked for."""
         if not self._with_energy:
             return None
         workload = msgspec.structs.replace(scenario.workload, request_rate=rate)

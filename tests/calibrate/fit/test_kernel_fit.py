@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("scipy")
 
 from calibrate.fit.kernel_fit import DecodeRows, decode_rows_s, fit_decode_attention
-from sim.costs.kernels import DecodeAttention
+from sim.costs.compact_kernels import DecodeAttention
 from sim.costs.profile import Gpu
 
 GPU = Gpu(name="a100-sxm", memory_bytes=80 << 30, peak_flops=312e12, bandwidth_bytes_per_s=2e12)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calibrate.fit.verify_rows import MixedPoints, fit_verify_rule
-from sim.costs.kernels import VerifyAttention
+from sim.costs.compact_kernels import VerifyAttention
 
 KV_TOKEN_S, HEAD_SIZE, PEAK_FLOPS = 2e-9, 4096.0, 4e14
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from calibrate.hardware.datasheets import datasheet
 from calibrate.importers.llmservingsim.layer_files import GEMMS
+from sim.costs.datasheets import datasheet
 from sim.costs.shapes import MODELS, Experts, ModelShape
 
 SHAPE = MODELS["llama-3.1-8b"]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from calibrate.hardware.engines import ASSUMED_HOST, ENGINES, REDUCE_SOURCE, Engine
+from calibrate.catalogue.host_costs import ASSUMED_HOST, ENGINES, REDUCE_SOURCE, Engine
 from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.lookups import REDUCE_RATIO
-from sim.costs.engine import own_engine
+from sim.costs.engine_costs import own_engine
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from calibrate.hardware.models import with_formats
+from calibrate.catalogue.model_configs import with_formats
 from calibrate.importers.aiconfigurator.compact_profile import ASSUMED_ELEMENTWISE
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from calibrate.hardware.engines import all_reduce_of, engine_of
+from calibrate.catalogue.host_costs import all_reduce_of, engine_of
 from calibrate.importers.llmservingsim.layer_profile import import_llmservingsim
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile

@@ -16,7 +16,7 @@ from calibrate.cli.validate_cells import cells_command
 from calibrate.judge.cell_table import MEASURED, read_cells
 from calibrate.judge.cells import Setup, scenario_of, simulate_cell, varied_requests
 from calibrate.judge.fit_cells import fit_constant, parse_mark, with_constants
-from sim.costs.engine import load_engine, own_engine, with_engine, without_engine
+from sim.costs.engine_costs import load_engine, own_engine, with_engine, without_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode, load
 from tests.realrun.recorded_runs import invoke, refusal, result_of

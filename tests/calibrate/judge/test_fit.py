@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calibrate.judge.fit_cells import fit_constants
-from sim.costs.kernels import CompactKernels
+from sim.costs.compact_kernels import CompactKernels
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 

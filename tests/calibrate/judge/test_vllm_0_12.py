@@ -9,8 +9,8 @@ import pytest
 
 from calibrate.judge.cell_table import parse_columns, read_cells
 from calibrate.judge.cells import Setup, judge_cells, summary
-from sim.costs.engine import engine_of
-from sim.costs.kernels import CompactKernels
+from sim.costs.compact_kernels import CompactKernels
+from sim.costs.engine_costs import engine_of
 from sim.costs.profile_files import load
 from tests.calibrate.support import published
 

@@ -27,8 +27,8 @@ from sim.costs.forms.table import TableCosts
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.interface.work import Kind, Work
+from tests.calibrate.catalogue.test_model_configs import write_config
 from tests.calibrate.cli.test_commands import ROOT, calibrate, refusal
-from tests.calibrate.hardware.test_models import write_config
 
 SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
 MEASURED_AGAIN = 3

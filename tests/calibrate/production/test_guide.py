@@ -15,13 +15,13 @@ import msgspec
 import pytest
 
 from calibrate.judge.cells import Setup, simulate_cell
-from calibrate.production.exports import NEEDED
-from calibrate.production.served import Served, cell_of
+from calibrate.production.level_files import NEEDED
+from calibrate.production.levels import Served, cell_of
 from sim.cli.main import run
-from sim.costs.engine import engine_of, with_engine
+from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile_files import load
+from tests.calibrate.production.test_levels import load_line, look
 from tests.calibrate.production.test_probe import serving
-from tests.calibrate.production.test_served import load_line, look
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text()

@@ -19,11 +19,11 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.probe import probe_command
-from calibrate.production.exports import read_measured
+from calibrate.production.level_files import read_measured
 from calibrate.production.network import Client
 from calibrate.production.probe import Timed, base_of, find, level, middle
 from sim.cli.main import run
-from tests.calibrate.production.test_served import look
+from tests.calibrate.production.test_levels import look
 
 
 class Server(ThreadingHTTPServer):

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from calibrate.judge.cells import Setup
-from calibrate.production.fit import fit_served
+from calibrate.production.engine_fit import fit_served
 from calibrate.production.network import Client
 from calibrate.production.probe import find, level
-from sim.costs.engine import with_engine, without_engine
-from sim.costs.kernels import LinearKernels, LinearPass
+from sim.costs.compact_kernels import LinearKernels, LinearPass
+from sim.costs.engine_costs import with_engine, without_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 

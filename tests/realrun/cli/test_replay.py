@@ -165,7 +165,7 @@ def test_an_interrupt_around_a_run_keeps_what_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """The second probe comes after the first of two runs, the third before the second one."""
-    from realrun.replay import run as replay
+    from realrun.replay import replays
 
     probed: list[tuple[float, ...]] = []
 
@@ -175,7 +175,7 @@ def test_an_interrupt_around_a_run_keeps_what_is_done(
             raise KeyboardInterrupt
         return probed[-1]
 
-    monkeypatch.setattr(replay, "probe", interrupted)
+    monkeypatch.setattr(replays, "probe", interrupted)
     done = replay_into(tmp_path / "cut", "--policy", "pd", "--policy", "baseline")
     assert done.exit_code == 130
     summary = json.loads((tmp_path / "cut" / "summary.json").read_text())
@@ -186,7 +186,7 @@ def test_an_interrupt_around_a_run_keeps_what_is_done(
 
 
 def test_an_interrupted_rerun_lies_beside_the_complete_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from realrun.replay import run as replay
+    from realrun.replay import replays
 
     args = ["--policy", "baseline", "--num-prompts", "2"]
     assert replay_into(tmp_path / "full", *args).exit_code == 0
@@ -199,7 +199,7 @@ def test_an_interrupted_rerun_lies_beside_the_complete_replay(tmp_path: Path, mo
             raise KeyboardInterrupt
         return probe(kernels, issuer)
 
-    monkeypatch.setattr(replay, "probe", interrupted)
+    monkeypatch.setattr(replays, "probe", interrupted)
     assert replay_into(tmp_path / "full", *args).exit_code == 130
     assert {path.name: path.read_bytes() for path in (tmp_path / "full").iterdir()} == before
     assert json.loads((tmp_path / "full.partial" / "summary.json").read_text())["replay"]["partial"]

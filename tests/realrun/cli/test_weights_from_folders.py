@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 import lanesim
 from realrun.cli.replay import replay_command
 from realrun.model.weights import random_model, tied_pair
-from realrun.replay.genuine import by_class, rounds_alike, tied_profile
+from realrun.replay.genuine_acceptance import by_class, rounds_alike, tied_profile
 from realrun.replay.measured_tape import tape_of
 from sim.acceptance.tape import read_tapes
 from sim.cli.main import run

@@ -13,10 +13,10 @@ pytest.importorskip("transformers")
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
+from realrun.kernels.host_slots import Slot
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import decoding_shapes
-from realrun.kernels.rows import Slot
 from realrun.model.attention import Attention
 from realrun.model.weights import random_model, tied_pair
 from sim.interface.work import Kind

@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from realrun.kernels.device_passes import ChunkShape, PassShape
+from realrun.kernels.host_slots import Slot
 from realrun.kernels.issuer import STAGING_DEPTH, Issuer
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
 from realrun.kernels.pair_options import decoding_shapes
-from realrun.kernels.rows import Slot
 from realrun.model.attention import Attention
 from realrun.model.weights import tied_pair
 from sim.interface.work import Kind, Model

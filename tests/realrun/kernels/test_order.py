@@ -19,9 +19,9 @@ pytest.importorskip("transformers")
 
 from calibrate.measure.bench import Bench
 from calibrate.points.point_works import Place
+from realrun.kernels.host_slots import PromptChunk
 from realrun.kernels.issuer import STAGING_DEPTH, Issuer, Pending
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.rows import PromptChunk
 from realrun.model.weights import tied_pair
 from realrun.replay.pair_executor import PairExecutor, PairLane
 from sim.interface.request import Request

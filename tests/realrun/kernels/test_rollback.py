@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from realrun.kernels.host_slots import Slot
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.kernels.rows import Slot
 from realrun.model.kv import SlottedKv
 from realrun.model.weights import tied_pair
 from tests.realrun.support import prefill_in_chunks, prompts, tiny_model, tiny_options

@@ -78,8 +78,8 @@ def test_a_tape_dictates_what_is_accepted(policy: str) -> None:
 
 
 def test_computed_tokens_are_at_least_the_useful_ones() -> None:
-    from realrun.replay.experiment import useful_tokens
-    from realrun.replay.measured import measured_work
+    from realrun.replay.measured_costs import measured_work
+    from realrun.replay.replayable import useful_tokens
 
     pair, _ = executor()
     for ticket in run("pd", pair, PolicyOptions(poll_s=0.0005), PeriodicDraws(), EngineLimits()):

@@ -16,7 +16,7 @@ from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.replay.pair_executor import PairExecutor
-from realrun.replay.run import REHEARSAL_REQUESTS, Replay, replay, result_of
+from realrun.replay.replays import REHEARSAL_REQUESTS, Replay, replay, result_of
 from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
 from sim.costs.profile_files import load
 from sim.run.experiment import Experiment

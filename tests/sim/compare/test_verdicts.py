@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sim.compare.capacity import capacity, capacity_floor, peak_in_flight
-from sim.compare.points import Point, run_points
+from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
 from sim.compare.run_length import choose_run_length, load_of
 from sim.compare.side_by_side import PAIRED_METRICS, Comparison, break_even, compare, paired_differences

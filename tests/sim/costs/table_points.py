@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.costs.kernels import VerifyAttention
-from sim.costs.points import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid
+from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape
+from sim.costs.table_kernels import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid
 
 SHAPE = ModelShape(
     name="m",

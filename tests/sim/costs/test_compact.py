@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.extrapolation import OutsideProfileWarning
-from sim.costs.forms.build import build_costs
-from sim.costs.forms.compact import CompactCosts, CompactPasses
-from sim.costs.kernels import (
+from sim.costs.compact_kernels import (
     BLOCK_QUERIES,
     REFERENCE_DEPTH,
     Charged,
@@ -25,6 +22,9 @@ from sim.costs.kernels import (
     VerifyAttention,
     gemm_s,
 )
+from sim.costs.extrapolation import OutsideProfileWarning
+from sim.costs.forms.build import build_costs
+from sim.costs.forms.compact import CompactCosts, CompactPasses
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape

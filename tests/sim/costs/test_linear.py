@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from sim.costs.compact_kernels import LinearPass
 from sim.costs.forms.build import build_costs
-from sim.costs.kernels import LinearPass
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load
 from sim.interface.work import Chunk, Kind, Model, Work

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from sim.cli.main import run
+from sim.costs.compact_kernels import LinearKernels, LinearPass
 from sim.costs.forms.physics import check_physics
-from sim.costs.kernels import LinearKernels, LinearPass
-from sim.costs.points import TableKernels
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode, load, shipped
+from sim.costs.table_kernels import TableKernels
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sim.cli import main as cli
-from sim.costs.engine import own_engine
+from sim.costs.engine_costs import own_engine
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import UNLOADED, Profile
 from sim.costs.profile_files import UnknownProfile, decode, encode, load, shipped

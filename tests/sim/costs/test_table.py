@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.extrapolation import WORDS, OutsideProfileWarning
 from sim.costs.forms.build import build_costs
 from sim.costs.forms.interpolation import filled
 from sim.costs.forms.table import TableCosts
-from sim.costs.kernels import VerifyAttention
 from sim.costs.profile_files import load
 from sim.costs.shapes import Latent
 from sim.costs.work_costs import OutsideProfile

@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sim.costs.engine import EngineCosts, load_engine, with_engine
+from sim.costs.engine_costs import EngineCosts, load_engine, with_engine
 from sim.costs.forms.build import build_costs
 from sim.costs.memory import kv_capacity_tokens, pool_bytes_per_token
 from sim.costs.profile_files import load

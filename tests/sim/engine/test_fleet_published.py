@@ -8,7 +8,7 @@ from itertools import cycle, islice
 
 import pytest
 
-from calibrate.hardware.datasheets import split
+from calibrate.catalogue.derived_profiles import split
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.interface.request import Request

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from sim.costs.forms.build import build_costs
-from sim.costs.points import Curve
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
+from sim.costs.table_kernels import Curve
 from sim.interface.request import Request
 from sim.interface.work import Chunk, Kind, Work
 from sim.metrics.records import RunRecord

@@ -25,7 +25,7 @@ from sim.report.notebook import compare, sweep
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, to_plain
 from sim.run.simulate import simulate
-from sim.studies.rows import scenario_columns
+from sim.studies.store_rows import scenario_columns
 from tests.sim.support import SECONDS, AlwaysAccept, SimRun, request
 
 IDLE_W, LIMIT_W = POWER["a100-sxm"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.engine import Rules, load_engine
+from sim.costs.engine_costs import Rules, load_engine
 from sim.costs.profile_files import load
 from sim.interface.work import Model
 from sim.metrics.records import RunRecord

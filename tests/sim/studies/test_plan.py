@@ -15,7 +15,7 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.report.plans import draft_lengths, print_plan
 from sim.run.scenario import Scenario
-from sim.studies.plan.first_pass import Candidate, Ranked, Refused, first_pass
+from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, first_pass
 from sim.studies.plan.search import Plan, plan
 from sim.studies.tune import TunedPoint
 

@@ -19,11 +19,11 @@ import pytest
 import lanesim
 from sim.cli.main import run
 from sim.compare.capacity import capacity
-from sim.compare.points import at_phi
+from sim.compare.point_runs import at_phi
 from sim.draws import child_seed
 from sim.studies.grid import Grid
-from sim.studies.rows import files_hash
 from sim.studies.store import MARK, Keys, Store
+from sim.studies.store_rows import files_hash
 from sim.studies.sweep import Plan, short_first, sweep, together
 
 SCENARIO: dict[str, Any] = {

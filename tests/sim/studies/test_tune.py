@@ -14,7 +14,7 @@ import pytest
 from sim.cli.main import run
 from sim.costs.profile_files import load
 from sim.run.scenario import Scenario
-from sim.studies.choice import PLAIN, Fits, LengthGrid, best_single, best_table, cheapest_path, length_in
+from sim.studies.length_choice import PLAIN, Fits, LengthGrid, best_single, best_table, cheapest_path, length_in
 from sim.studies.tune import answer, concurrencies_of, tune
 from tests.calibrate.support import published
 

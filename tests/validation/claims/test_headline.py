@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from validation.claims.command import main
+from validation.claims.claims_command import main
 from validation.claims.headline import judge
 from validation.claims.ledger import Row, Verdict, read_section
 from validation.claims.prototype import Harness

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from validation.claims.command import PARTS, claimed_text, simulated_text, tally, to_plain
+from validation.claims.claims_command import PARTS, claimed_text, simulated_text, tally, to_plain
 from validation.claims.ledger import Claim, Row, Section, Verdict, read_section
 
 CLAIM = Claim(id="X.one", claimed=100.0, within_pct=10, why="got {simulated:.0f}, of {all}", source="a report")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sim.cli.main import run
-from sim.studies.choice import best_table, loss_of, shared_table
 from sim.studies.contexts.tuning import AtContext, rows_by_context
+from sim.studies.length_choice import best_table, loss_of, shared_table
 from tests.sim.studies.test_tune import ANY, grid
 
 SHORT = grid((1, 64), k0=[0.9, 0.9], k4=[1.5, 0.5])

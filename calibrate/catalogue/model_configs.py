@@ -1,0 +1,397 @@
+"""Models by what a user names them: a name of the table, of a repository on Hugging Face or of a shipped profile's
+target, a Hugging Face config.json, a local directory of weights.
+
+A config.json is read by what its keys mean, for the architectures named here; a key that changes the layers in a way
+that ModelShape cannot say is refused by its name, never passed over. Keys of vision towers and of training are.
+Not here: the table (sim.costs.shapes), building and loading models (realrun.model.weights).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from calibrate.catalogue.published_models import (
+    config_names,
+    config_of,
+    name_of,
+    profile_target,
+    quantisation_beside,
+    repository_of,
+    without_format,
+)
+from sim.costs.shapes import HEADS, KV_BITS, MODELS, WEIGHT_BITS, Experts, Formats, Indexer, Latent, Linear, ModelShape
+from sim.files.json_values import Json, read_json
+from sim.model_names import model_key
+from sim.names import unknown
+
+FAMILIES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""`model_type` of a config.json -> family of the real passes."""
+GATED = (
+    *FAMILIES, "phi3", "olmo2", "olmo3", "granite", "gemma", "gemma2", "gemma3_text", "smollm3", "seed_oss",
+    "ministral", "mistral3_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "mixtral",
+    "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "olmoe",
+    "granitemoe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v32", "glm_moe_dsa",
+)  # fmt: skip
+"""Architectures with a gated MLP."""
+UNGATED = ("opt", "gpt_neox", "gpt2", "phi", "starcoder2", "nemotron", "gpt_bigcode")
+"""Architectures whose MLP is up and down alone."""
+EXPERTS_ARE_THE_MLP = ("mixtral", "gpt_oss", "minimax_m2", "granitemoe", "olmoe")
+"""`intermediate_size` there is an expert's."""
+NOT_UNDERSTOOD = {
+    "index_topk_freq": "an indexer that several layers share",
+    "linear_attn_config": "linear attention",
+    "attention_chunk_size": "chunked attention",
+    "ssm_cfg": "state-space layers",
+    "mamba_num_heads": "state-space layers",
+    "mamba_d_state": "state-space layers",
+    "hybrid_override_pattern": "state-space layers",
+    "num_kv_shared_layers": "layers that share KV",
+    "compress_ratios": "compressed KV",
+}
+"""Keys that change what a layer is, where they are set."""
+LINEAR = "linear_attention"
+"""A kind in `layer_types`, understood beside the sizes of its heads."""
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+NEEDED = {
+    "layers": ("num_hidden_layers", "n_layer"),
+    "hidden": ("hidden_size", "n_embd"),
+    "intermediate": ("intermediate_size", "ffn_dim", "n_inner"),
+    "heads": ("num_attention_heads", "n_head"),
+    "vocab": ("vocab_size",),
+    "max_context": ("max_position_embeddings", "n_positions"),
+}
+"""Keys that say each field; the first is the usual one."""
+QUANTISED = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
+"""`quant_method` -> weight format, where no more needs to be known."""
+EVERY_OTHER, EVERY_SIXTH_FULL = "gemma2", "gemma3_text"
+GATED_QUERIES = "qwen3_next"
+"""Has gates beside its queries without saying so (attn_output_gate)."""
+FULL_INTERVAL = 4
+"""One layer of so many is not linear, where neither layer_types nor full_attention_interval says which."""
+
+
+Config = dict[str, Json]
+"""What a config.json holds."""
+
+
+class Source(NamedTuple):
+    """A model to build."""
+
+    shape: ModelShape
+    family: str | None = None
+    """None: it follows from the name."""
+    weights: Path | None = None
+    """Where real weights are; None: nowhere."""
+    repository: str | None = None
+    """Name on Hugging Face, which `vllm serve` loads; None where a file was named, or a format of no repository."""
+
+
+def source_of(name: str, *, plain: bool = True) -> Source:
+    """Raises ValueError for what is neither a name that is known here or to `published`, nor a config.json, nor a
+    directory that holds one; and, if `plain`, for a model that only tables of its own kernels can price."""
+    path = Path(name)
+    if path.is_dir():
+        has_weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
+        source = _from_config(path / "config.json", path if has_weights else None)
+    elif path.suffix == ".json":
+        source = _from_config(path, None)
+    else:
+        source = _by_name(name)
+    if plain and not source.shape.is_plain:
+        raise ValueError(
+            f"{name}: {_special(source.shape)} has no cost form here, only in "
+            "`lanesim calibrate import aiconfigurator`; want a dense decoder in one number format"
+        )
+    return source
+
+
+def _by_name(name: str) -> Source:
+    """A config of that very format, else the same layers in the format that the name ends in."""
+    plain, weights = without_format(name)
+    source = None if weights == "bf16" else _known(name)
+    if source is None and weights is not None and (source := _known(plain) or _of_profile(plain)) is not None:
+        source = Source(with_formats(source.shape, weights, None), source.family)
+    if source is None and (source := _of_profile(name)) is None:
+        raise ValueError(
+            f"{unknown('model', name, [*MODELS, *config_names()]).partition(' (known')[0]} (a Hugging Face name, a "
+            "config.json or a directory that holds one)"
+        )
+    return source._replace(repository=name) if "/" in name else source
+
+
+def _known(name: str) -> Source | None:
+    """A model of the table or of a published config."""
+    path = config_of(name)
+    repository = None if path is None else repository_of(path)
+    if name in MODELS:
+        return Source(MODELS[name], repository=repository)
+    if path is not None:
+        source = _from_config(path, None, beside=quantisation_beside(path))
+        return source._replace(shape=msgspec.structs.replace(source.shape, name=name_of(path)), repository=repository)
+    return Source(MODELS[key]) if (key := model_key(name)) in MODELS else None
+
+
+def _of_profile(name: str) -> Source | None:
+    target = profile_target(name)
+    return None if target is None else Source(target)
+
+
+def _special(shape: ModelShape) -> str:
+    """What about `shape` is not plain, in words."""
+    if shape.experts is not None:
+        return "a mixture-of-experts model"
+    if shape.latent is not None:
+        return "latent attention"
+    if shape.linear is not None:
+        return "linear attention"
+    return "sliding-window attention" if shape.window_layers else "a quantised model"
+
+
+def shapes_of(target: str, draft: str | None, *, plain: bool = True) -> tuple[ModelShape, ModelShape | None]:
+    """Dimensions of a target and its draft; `eagle3`, `mtp` and `dspark` are the target's own."""
+    shape = source_of(target, plain=plain).shape
+    if draft is None:
+        return shape, None
+    return shape, HEADS[draft](shape) if draft in HEADS else source_of(draft, plain=plain).shape
+
+
+def with_dtype(shape: ModelShape, dtype: str) -> ModelShape:
+    """`shape` with the bytes of `dtype`. Raises ValueError for an unknown one."""
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"dtype={dtype!r} must be one of {', '.join(DTYPE_BYTES)}")
+    return msgspec.structs.replace(shape, dtype_bytes=DTYPE_BYTES[dtype])
+
+
+def with_formats(shape: ModelShape, weights: str | None, kv: str | None) -> ModelShape:
+    """`shape` with its weights in `weights` and its KV in `kv`; None leaves what the model's own files say.
+
+    As checkpoints are published: fp8 is for all layers; of 4 bits, a model with experts has its experts (and with nvfp4
+    its MLPs) so, and attention stays. Raises ValueError for an unknown format.
+    """
+    own = shape.formats or Formats()
+    if weights is not None:
+        if weights not in WEIGHT_BITS:
+            raise ValueError(unknown("weight format", weights, WEIGHT_BITS))
+        is_narrow_sparse = shape.experts is not None and WEIGHT_BITS[weights] < 8.0
+        own = Formats(
+            projections="bf16" if is_narrow_sparse else weights,
+            mlp="bf16" if is_narrow_sparse and weights != "nvfp4" else weights,
+            experts=weights if shape.experts is not None else "bf16",
+            kv=own.kv,
+        )
+    if kv is not None:
+        if kv not in KV_BITS:
+            raise ValueError(unknown("KV format", kv, KV_BITS))
+        own = msgspec.structs.replace(own, kv=kv)
+    return msgspec.structs.replace(shape, formats=None if own == Formats() else own)
+
+
+def format_names(shape: ModelShape) -> str:
+    """The formats as a name's ending: empty where all is bf16, else such as `-fp8` or `-fp8-kv8`."""
+    formats = shape.formats
+    if formats is None:
+        return ""
+    weights = formats.experts if shape.experts is not None else formats.mlp
+    return ("" if weights == "bf16" else f"-{weights}") + ("-kv8" if formats.kv == "fp8" else "")
+
+
+def _from_config(path: Path, weights: Path | None, *, beside: Config | None = None) -> Source:
+    """`beside`: the quantisation where the config does not say it."""
+    config = _read(path)
+    outer = config
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        config = {**{key: config[key] for key in ("tie_word_embeddings",) if key in config}, **text}
+    kind = str(config.get("model_type"))
+    if kind not in (*GATED, *UNGATED):
+        raise ValueError(
+            f"{path}: model_type={config.get('model_type')!r} is not understood; "
+            f"want one of {', '.join(sorted((*GATED, *UNGATED)))}"
+        )
+    for key, what in NOT_UNDERSTOOD.items():
+        if config.get(key):
+            raise ValueError(f"{path}: {key}={_short(config[key])}: {what} has no cost form here")
+    dimensions: dict[str, Any] = {field: _whole(path, config, keys) for field, keys in NEEDED.items()}
+    kv_heads = 1 if config.get("multi_query") is True else _count(path, config, "num_key_value_heads")
+    head_dim = _count(path, config, "head_dim") or dimensions["hidden"] // dimensions["heads"]
+    if head_dim < 1:
+        raise ValueError(f"{path}: hidden_size={dimensions['hidden']} is less than one for each head")
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    name = (path.parent.name if path.name == "config.json" else path.stem).lower()
+    window, window_layers = _window(path, config, kind, dimensions["layers"])
+    try:
+        shape = ModelShape(
+            name=name or "model",
+            kv_heads=kv_heads or dimensions["heads"],
+            head_dim=head_dim,
+            tied_embeddings=bool(config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)),
+            dtype_bytes=DTYPE_BYTES.get(dtype, 2),
+            is_gated=kind in GATED,
+            experts=_experts(path, config, kind, dimensions["intermediate"]),
+            latent=_latent(path, config),
+            indexer=_indexer(path, config),
+            linear=_linear(path, config, dimensions["layers"]),
+            has_query_gate=bool(config.get("attn_output_gate", kind == GATED_QUERIES)),
+            has_wide_qk_norm=config.get("qk_norm_type") == "per_layer",
+            window=window,
+            window_layers=window_layers,
+            **dimensions,
+        )
+        quantisation = config.get("quantization_config") or outer.get("quantization_config")
+        if beside is not None and not (isinstance(quantisation, dict) and quantisation.get("quant_method")):
+            quantisation = beside
+        if isinstance(quantisation, dict):
+            shape = _quantised(path, shape, quantisation)
+    except ValueError as error:
+        raise ValueError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
+    return Source(shape, FAMILIES.get(kind), weights)
+
+
+COMPRESSED = {"int4": "int4", "float8": "fp8", "float4": "nvfp4"}
+"""Type and bits of compressed-tensors' weights."""
+TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "opt")
+
+
+def _experts(path: Path, config: Config, kind: str, intermediate: int) -> Experts | None:
+    found = [key for key in EXPERTS if config.get(key)]
+    if not found:
+        return None
+    per_token = config.get("num_experts_per_tok") or config.get("experts_per_token")
+    if not isinstance(per_token, int):
+        raise ValueError(f"{path}: mixture-of-experts ({found[0]}) without num_experts_per_tok")
+    own = config.get("moe_intermediate_size")
+    if own is None and kind not in EXPERTS_ARE_THE_MLP:
+        raise ValueError(f"{path}: mixture-of-experts ({found[0]}) without moe_intermediate_size")
+    if (
+        config.get("mlp_only_layers")
+        or config.get("decoder_sparse_step", 1) != 1
+        or config.get("moe_layer_freq", 1) != 1
+    ):
+        raise ValueError(f"{path}: layers with and without experts in turn (mlp_only_layers, decoder_sparse_step, ...)")
+    wide = intermediate if own is None else _whole(path, config, ("moe_intermediate_size",))
+    shared = _count(path, config, "shared_expert_intermediate_size", "shared_intermediate_size")
+    return Experts(
+        num=_whole(path, config, (found[0],)),
+        per_token=per_token,
+        intermediate=wide,
+        shared_intermediate=shared or _count(path, config, "n_shared_experts") * wide,
+        dense_layers=_count(path, config, "first_k_dense_replace"),
+    )
+
+
+def _latent(path: Path, config: Config) -> Latent | None:
+    if not config.get("kv_lora_rank"):
+        return None
+    keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    kv_rank, nope, rope, value = (_whole(path, config, (key,)) for key in keys)
+    query_rank = _count(path, config, "q_lora_rank")
+    return Latent(query_rank=query_rank, kv_rank=kv_rank, nope_dim=nope, rope_dim=rope, value_dim=value)
+
+
+def _indexer(path: Path, config: Config) -> Indexer | None:
+    if not config.get("index_topk"):
+        return None
+    heads, dim, tokens = (_whole(path, config, (key,)) for key in ("index_n_heads", "index_head_dim", "index_topk"))
+    return Indexer(heads=heads, dim=dim, tokens=tokens)
+
+
+def _linear(path: Path, config: Config, layers: int) -> Linear | None:
+    if not config.get("linear_num_key_heads"):
+        return None
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        num = sum(each == LINEAR for each in kinds)
+    else:
+        num = layers - layers // (_count(path, config, "full_attention_interval") or FULL_INTERVAL)
+    keys = ("linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads", "linear_value_head_dim")
+    key_heads, key_dim, value_heads, value_dim = (_whole(path, config, (key,)) for key in keys)
+    return Linear(
+        layers=num,
+        key_heads=key_heads,
+        key_dim=key_dim,
+        value_heads=value_heads,
+        value_dim=value_dim,
+        conv_width=_whole(path, config, ("linear_conv_kernel_dim",)),
+    )
+
+
+def _window(path: Path, config: Config, kind: str, layers: int) -> tuple[int, int]:
+    """Tokens of the sliding window and how many layers have it; (0, 0) where none has."""
+    window = _count(path, config, "sliding_window")
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        if len(kinds) != layers:
+            raise ValueError(f"{path}: layer_types names {len(kinds)} layers, num_hidden_layers={layers}")
+        known = {"sliding_attention", "full_attention", "attention"}
+        if config.get("linear_num_key_heads"):
+            known.add(LINEAR)
+        strange = sorted({str(each) for each in kinds} - known)
+        if strange:
+            raise ValueError(f"{path}: layer_types has {', '.join(strange)}, which has no cost form here")
+        num = sum(each == "sliding_attention" for each in kinds)
+        if num and not window:
+            raise ValueError(f"{path}: layer_types has sliding_attention, and there is no sliding_window")
+        return (window, num) if num else (0, 0)
+    if not window or config.get("use_sliding_window") is False:
+        return 0, 0
+    if kind == EVERY_OTHER:
+        return window, layers // 2
+    if kind == EVERY_SIXTH_FULL:
+        return window, layers - layers // (_count(path, config, "sliding_window_pattern") or 6)
+    first = _count(path, config, "max_window_layers") if config.get("use_sliding_window") else 0
+    return (window, layers - first) if first < layers else (0, 0)
+
+
+def _quantised(path: Path, shape: ModelShape, config: Config) -> ModelShape:
+    """`shape` in the formats of its checkpoint. Raises ValueError for those that are not known."""
+    method = str(config.get("quant_method"))
+    if method == "fp8" and config.get("weight_block_size"):
+        return with_formats(shape, "fp8-block", None)
+    if method in QUANTISED:
+        return with_formats(shape, QUANTISED[method], None)
+    if method == "modelopt":
+        algorithm = str(config.get("quant_algo")).lower()
+        kv = "fp8" if "fp8" in str(config.get("kv_cache_scheme") or config.get("kv_cache_quant_algo")).lower() else None
+        if algorithm in ("fp8", "nvfp4"):
+            return with_formats(shape, algorithm, kv)
+    if method == "compressed-tensors":
+        groups = config.get("config_groups")
+        first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+        weights = first.get("weights") if isinstance(first, dict) else None
+        spelt = f"{weights.get('type')}{weights.get('num_bits')}" if isinstance(weights, dict) else ""
+        if spelt in COMPRESSED:
+            return with_formats(shape, COMPRESSED[spelt], None)
+    raise ValueError(
+        f"{path}: quantization_config (quant_method={method!r}) is not understood; leave it out and give --weights"
+    )
+
+
+def _count(path: Path, config: Config, *keys: str) -> int:
+    """The first of `keys` that is there, 0 where none is."""
+    return _whole(path, config, keys) if any(config.get(key) for key in keys) else 0
+
+
+def _short(value: Json) -> str:
+    text = str(value)
+    return text if len(text) < 40 else text[:37] + "..."
+
+
+def _read(path: Path) -> Config:
+    config = read_json(path, "model config")
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: must hold a JSON object, got {type(config).__name__}")
+    return config
+
+
+def _whole(path: Path, config: Config, keys: tuple[str, ...]) -> int:
+    key = next((key for key in keys if config.get(key) is not None), keys[0])
+    value = config.get(key)
+    if key == "intermediate_size" and value is None and config.get("hidden_size"):
+        value = config.get("moe_intermediate_size")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{path}: {key}={value!r} must be a whole number of at least 1")
+    return value

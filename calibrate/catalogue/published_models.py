@@ -1,0 +1,109 @@
+"""Models by their names on Hugging Face: config.json files inside the installed aiconfigurator-core, and the targets of
+shipped profiles. Not here: what a config.json says (model_configs)."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from sim.costs.profile_files import load, shipped
+from sim.costs.shapes import ModelShape
+from sim.files.json_values import Json, read_json
+from sim.model_names import ProfileKey, model_key
+
+PACKAGE, FOLDER = "aiconfigurator_core", "model_configs"
+CONFIG, QUANTISATION = "_config.json", "_hf_quant_config.json"
+FORMATS = {
+    "fp8-dynamic": "fp8",
+    "fp8-static-pertensor": "fp8",
+    "fp8-block": "fp8-block",
+    "fp8": "fp8",
+    "nvfp4": "nvfp4",
+    "fp4": "nvfp4",
+    "gptq-int4": "int4",
+    "awq": "int4",
+    "quantized.w4a16": "int4",
+    "w4a16": "int4",
+    "bf16": "bf16",
+}
+"""Ending of a repository's name -> weight format."""
+BLOCK_SCALED = ("qwen", "deepseek", "glm", "zai-org")
+"""Organisations, and families where none is named, whose own -FP8 is scaled by blocks of 128 x 128."""
+
+
+def config_names() -> list[str]:
+    """`organisation/model` of every config there is, sorted; none where the package is not installed."""
+    return sorted(repository_of(path) for path in _configs())
+
+
+def repository_of(path: Path) -> str:
+    """`organisation/model` of a config."""
+    return path.name.removesuffix(CONFIG).replace("--", "/")
+
+
+def without_format(name: str) -> tuple[str, str | None]:
+    """A name in lower case without its ending for a weight format, and that format.
+
+    >>> without_format("RedHatAI/Qwen3-32B-FP8-dynamic"), without_format("Qwen/Qwen3-32B")
+    (('redhatai/qwen3-32b', 'fp8'), ('qwen/qwen3-32b', None))
+    """
+    lower = name.lower()
+    for ending, weights in FORMATS.items():
+        plain = lower.removesuffix(f"-{ending}")
+        if plain != lower:
+            is_block = ending == "fp8" and plain.startswith(BLOCK_SCALED)
+            return plain, "fp8-block" if is_block else weights
+    return lower, None
+
+
+def config_of(name: str) -> Path | None:
+    """The config of a repository: of that very name, else of a fine-tune of the same layers and formats. Formats of
+    one name are not those of another organisation's."""
+    wanted, key = name.lower(), model_key(name)
+    organisation = wanted.rpartition("/")[0] if without_format(name)[1] else ""
+    by_name = {
+        own: path
+        for path in _configs()
+        if (own := repository_of(path)).lower().partition("/")[0] == organisation or not organisation
+    }
+    for is_same in (
+        lambda own: own.lower() == wanted,
+        lambda own: own.lower().partition("/")[2] == wanted.rpartition("/")[2],
+        lambda own: model_key(own) == key,
+    ):
+        found = [path for own, path in sorted(by_name.items()) if is_same(own)]
+        if found:
+            return found[0]
+    return None
+
+
+def quantisation_beside(path: Path) -> dict[str, Json] | None:
+    """What NVIDIA's quantiser wrote into a file of its own, as a config's `quantization_config` has it."""
+    beside = path.with_name(path.name.removesuffix(CONFIG) + QUANTISATION)
+    if not beside.exists():
+        return None
+    raw = read_json(beside, "quantisation config")
+    own = raw.get("quantization") if isinstance(raw, dict) else None
+    return {"quant_method": "modelopt", **own} if isinstance(own, dict) else None
+
+
+def name_of(path: Path) -> str:
+    """A model's own name, such as qwen3-32b of Qwen--Qwen3-32B-FP8_config.json."""
+    return model_key(without_format(repository_of(path))[0])
+
+
+def profile_target(name: str) -> ModelShape | None:
+    """The target of a shipped profile, in its formats; None where no profile is of that model."""
+    key = model_key(name)
+    for each in shipped():
+        if ProfileKey.of(each).target == key:
+            return load(each).target
+    return None
+
+
+def _configs() -> list[Path]:
+    spec = find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        return []
+    paths = (Path(spec.origin).parent / FOLDER).glob(f"*{CONFIG}")
+    return [path for path in paths if not path.name.endswith(QUANTISATION)]

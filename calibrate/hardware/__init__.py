@@ -1,1 +1,0 @@
-"""What is known before anything is measured: datasheets, engines' constants, models by name."""

@@ -1,0 +1,308 @@
+"""Constants of the engine from levels of load that a server was seen at, and how well they tell levels left out.
+
+In two stages. What a step takes is fitted on time per output token where that is known, else on tokens per second. What
+a request spends before the engine's queue is fitted on time to the first token, with those constants as they are, so
+that whatever a first token waits for bends no step. Where that shifts the first stage (a closed loop has fewer rows
+while others come in), both are done again. Only constants that the levels can tell are fitted: step and row times need
+several numbers of requests in flight, time per draft pass needs drafts beside none. An engine that plans ahead hides
+what a step takes on the host; where that hardly moves a level, the time between steps (`gap_s`) is fitted instead.
+Not here: what the server said (calibrate.production.levels), least squares (calibrate.judge.fit_cells).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from calibrate.judge.cell_table import MEASURED, Cell
+from calibrate.judge.cells import Setup, simulate_cell
+from calibrate.judge.fit_cells import Fitted, Undetermined, check_constant, fit_constants, with_constants
+from calibrate.production.levels import Accepted, Served, cell_of, pooled
+from realrun.validate.errors import THROUGHPUT
+from sim.costs.engine_costs import engine_of, with_engine
+from sim.costs.profile import Profile
+
+FAR_APART = 2.0
+"""Requests in flight of two levels that tell a constant per row from one per step."""
+FITTED = ("tpot_ms", THROUGHPUT)
+"""What a step's constants are fitted on: the first that a level has."""
+STEP, ROW, GAP = "step_s", "row_s", "gap_s"
+"""The constants of every step: on the host, on the host per row, on the device."""
+HIDDEN_SHARE, SMALL_S = 0.5, 5e-5
+"""STEP is hidden where so much of it moves every level by less than this share of what as much of GAP does."""
+FRONTEND, FIRST_TOKEN = "frontend_s", "ttft_ms"
+"""The constant before the engine, and what tells it."""
+LONGEST_FRONTEND_S = 1.0
+"""More than that is a queue's wait: prompts that wait for seats or memory, which levels of means do not show."""
+SETTLED = 0.005
+"""Relative change of what the first stage was fitted on that the second may make before both are done again: as far
+as levels repeat."""
+MAX_TURNS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A level of load: what was seen, and what the fitted profile gives there."""
+
+    served: Served
+    errors_pct: dict[str, float]
+    """Errors by metric: simulated over measured, less 1."""
+    predicted_pct: dict[str, float]
+    """The same with constants of all other levels; empty where those tell none."""
+
+    @property
+    def fitted_metric(self) -> str:
+        """What of it the constants of a step are fitted on."""
+        return _metric(self.served.measured)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Production:
+    """What a server told."""
+
+    profile: Profile
+    """The profile with all its constants."""
+    fits: list[Fitted]
+    """Fits of what a step takes; then, where levels tell it, of the time before the engine, a step's constants being as
+    they are."""
+    levels: list[Level]
+    accepted: Accepted | None
+    unfitted: Mapping[str, str]
+    """Constants that the levels might have told and do not, and why."""
+
+
+def fit_served(
+    profile: Profile, served: Sequence[Served], setup: Setup, constants: Sequence[str] | None = None
+) -> Production:
+    """The profile with the engine's constants of the server, and what is left of each level's error.
+
+    `constants` are by default those that the levels can tell. Raises ValueError.
+    """
+    if not served:
+        raise ValueError("nothing was seen of the server")
+    profile = with_engine(profile, engine_of(setup.engine.get("name"), profile))
+    cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
+    noises = _noise(served, FITTED), _noise(served, (FIRST_TOKEN,))
+    unfitted: dict[str, str] = {}
+    if constants is None:
+        fits, unfitted = _tellable_fits(profile, cells, setup, tellable(served), noises)
+    else:
+        _check(constants)
+        try:
+            fits = _fits(profile, cells, setup, constants, noises=noises)
+        except Undetermined as error:
+            raise ValueError(f"--constants: {_sources(cells)}: {error}; {_instead(error.constant)}") from None
+    names = [name for fit in fits for name in fit.values_s]
+    told = ", ".join(map(str, fits))
+    best = fits[-1].profile
+    source = f"{best.host.source}; {told} fitted by lanesim on {len(cells)} levels of a running server"
+    fitted = msgspec.structs.replace(best, host=msgspec.structs.replace(best.host, source=source))
+    levels = [
+        Level(
+            served=each,
+            errors_pct=_errors_pct(fitted, cell, setup),
+            predicted_pct=_left_out(profile, cells, place, setup, names, fits),
+        )
+        for place, (each, cell) in enumerate(zip(served, cells, strict=True))
+    ]
+    return Production(
+        profile=fitted,
+        fits=fits,
+        levels=levels,
+        accepted=pooled(
+            [each.accepted for each in served if each.accepted is not None],
+            ", ".join(dict.fromkeys(each.source for each in served)),
+        ),
+        unfitted=unfitted,
+    )
+
+
+def tellable(served: Sequence[Served]) -> list[str]:
+    """The constants that levels of these loads can tell: of a step always, of a row where loads differ, of a draft pass
+    where some drafted and others did not, of what stands before the engine where first tokens were timed."""
+    loads = [each.concurrency for each in served]
+    names = ["step_s"]
+    if max(loads) >= FAR_APART * min(loads):
+        names.append("row_s")
+    if len({each.accepted is None for each in served}) > 1 and len(served) > len(names):
+        names.append("draft_pass_s")
+    if any(each.ttft_s is not None for each in served):
+        names.append(FRONTEND)
+    return names
+
+
+def _check(constants: Sequence[str]) -> None:
+    for name in constants:
+        check_constant(name)
+    if len(set(constants)) < len(constants):
+        raise ValueError(f"--constants {','.join(constants)}: each constant once")
+    if set(constants) <= {FRONTEND}:
+        raise ValueError(f"--constants {FRONTEND}: name a constant of a step as well, such as {STEP},{FRONTEND}")
+
+
+def _instead(constant: str) -> str:
+    """What to do about a constant that the levels do not tell."""
+    return f"try {GAP} in its place" if constant == STEP else "leave it out"
+
+
+def _tellable_fits(
+    profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str], noises: tuple[float, float]
+) -> tuple[list[Fitted], dict[str, str]]:
+    """Both stages with those of `names` that the levels tell, GAP in the place of a hidden STEP; and why each of the
+    others is left out. Raises ValueError where they tell no constant of a step."""
+    unfitted: dict[str, str] = {}
+    if _is_hidden(profile, cells, setup):
+        why = f"moves these levels less than half as much as {GAP} does: the engine plans ahead"
+        unfitted = {name: why for name in names if name in (STEP, ROW)}
+        names = [GAP, *(name for name in names if name not in unfitted)]
+    while set(names) - {FRONTEND}:
+        try:
+            return _fits(profile, cells, setup, names, noises=noises), unfitted
+        except Undetermined as error:
+            unfitted[error.constant] = error.why
+            names = [name for name in names if name != error.constant]
+    why = "; ".join(f"{name} {reason}" for name, reason in unfitted.items())
+    raise ValueError(f"{_sources(cells)}: these levels tell no constant of a step: {why}")
+
+
+def _is_hidden(profile: Profile, cells: Sequence[Cell], setup: Setup) -> bool:
+    """Whether these levels show little of what a step takes on the host, as where it is prepared while another runs."""
+    bare, with_step, with_gap = (
+        np.log(_ratios(with_constants(profile, {STEP: 0.0, ROW: 0.0, GAP: 0.0, **added}), cells, setup))
+        for added in ({}, {STEP: SMALL_S}, {GAP: SMALL_S})
+    )
+    return bool(np.abs(with_step - bare).max() < HIDDEN_SHARE * np.abs(with_gap - bare).max())
+
+
+def _sources(cells: Sequence[Cell]) -> str:
+    return ", ".join(dict.fromkeys(cell.label for cell in cells))
+
+
+def _fits(
+    profile: Profile,
+    cells: Sequence[Cell],
+    setup: Setup,
+    names: Sequence[str],
+    near: Sequence[Fitted] = (),
+    noises: tuple[float, float] = (0.0, 0.0),
+) -> list[Fitted]:
+    """Both stages; the last one's profile has all constants. They begin `near` those of more levels; `noises` are of
+    what each stage is fitted on."""
+    step_noise, frontend_noise = noises
+    of_steps = [name for name in names if name != FRONTEND]
+    known = {name: value_s for fit in near for name, value_s in fit.values_s.items()}
+    if FRONTEND in known:
+        profile = with_constants(profile, {FRONTEND: known[FRONTEND]})
+    steps = _fit(profile, cells, setup, of_steps, known, step_noise)
+    if FRONTEND not in names:
+        return [steps]
+    timed = [cell for cell in cells if FIRST_TOKEN in cell.measured]
+    if not timed:
+        raise Undetermined(FRONTEND, "cannot be determined: no level has a time to the first token")
+    for turn in range(MAX_TURNS):
+        frontend = _frontend(steps.profile, timed, setup, known, frontend_noise)
+        profiles = steps.profile, frontend.profile
+        before, after = (np.array(_ratios(candidate, cells, setup)) for candidate in profiles)
+        if turn == MAX_TURNS - 1 or float(np.abs(np.log(after / before)).max()) < SETTLED:
+            break
+        known = {**steps.values_s, **frontend.values_s}
+        steps = _fit(frontend.profile, cells, setup, of_steps, known, step_noise)
+    return [steps, frontend]
+
+
+def _fit(
+    profile: Profile,
+    cells: Sequence[Cell],
+    setup: Setup,
+    names: Sequence[str],
+    near: Mapping[str, float],
+    noise: float,
+) -> Fitted:
+    """Constants of a step."""
+    try:
+        return fit_constants(profile, names, partial(_ratios, cells=cells, setup=setup), near, noise)
+    except Undetermined:
+        raise
+    except ValueError as error:
+        sources = _sources(cells)
+        raise ValueError(str(error) if sources in str(error) else f"{sources}: {error}") from None
+
+
+def _noise(served: Sequence[Served], metrics: Sequence[str]) -> float:
+    """Relative standard error of levels in the first of `metrics` that each has repeats of; 0 where none has."""
+    found = [
+        next((each.repeats_pct[name] / 100.0 for name in metrics if name in each.repeats_pct), 0.0) for each in served
+    ]
+    return float(np.sqrt(np.mean(np.square(found))))
+
+
+def _ratios(profile: Profile, cells: Sequence[Cell], setup: Setup, metric: str | None = None) -> list[float]:
+    """Simulated over measured `metric` of each cell, by default time per token."""
+    found = []
+    for cell in cells:
+        name = metric or _metric(cell.measured)
+        ratio = _simulated(cell, profile, setup)[MEASURED[name]] / cell.measured[name]
+        found.append(1.0 / ratio if name == THROUGHPUT else ratio)
+    return found
+
+
+def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mapping[str, float], noise: float) -> Fitted:
+    """What stands before the engine. Raises Undetermined."""
+    ratios = partial(_ratios, cells=cells, setup=setup, metric=FIRST_TOKEN)
+    try:
+        found = fit_constants(profile, [FRONTEND], ratios, near, noise)
+    except Undetermined:
+        raise
+    except ValueError as error:
+        raise Undetermined(FRONTEND, f"cannot be fitted: {error}") from None
+    value_s = found.values_s[FRONTEND]
+    if value_s > LONGEST_FRONTEND_S:
+        raise Undetermined(
+            FRONTEND,
+            f"cannot be determined: first tokens came {value_s:.1f} s later than the engine explains, which is no "
+            "frontend but requests that waited for a seat; measure with as many in flight as the server has seats for",
+        )
+    return found
+
+
+def predicted(found: Production, held_back: Served, setup: Setup) -> dict[str, float]:
+    """Errors, percent by metric, at a level that no constant is of."""
+    return _errors_pct(found.profile, cell_of(held_back, 1), setup)
+
+
+def _left_out(
+    profile: Profile,
+    cells: Sequence[Cell],
+    place: int,
+    setup: Setup,
+    names: Sequence[str],
+    near: Sequence[Fitted],
+) -> dict[str, float]:
+    """Errors at one level of constants that are of the others; none where those cannot tell them."""
+    others = [cell for other, cell in enumerate(cells) if other != place]
+    try:
+        fits = _fits(profile, others, setup, names, near)
+    except ValueError:
+        return {}
+    return _errors_pct(fits[-1].profile, cells[place], setup)
+
+
+def _errors_pct(profile: Profile, cell: Cell, setup: Setup) -> dict[str, float]:
+    found = _simulated(cell, profile, setup)
+    return {metric: 100.0 * (found[MEASURED[metric]] / real - 1.0) for metric, real in cell.measured.items()}
+
+
+def _simulated(cell: Cell, profile: Profile, setup: Setup) -> dict[str, float]:
+    """What `simulate_cell` gives. Raises ValueError that names the level's source where it cannot be simulated."""
+    try:
+        return simulate_cell(cell, profile, setup)
+    except ValueError as error:
+        raise ValueError(f"{cell.label}: {error}") from None
+
+
+def _metric(measured: Mapping[str, float]) -> str:
+    return next(metric for metric in FITTED if metric in measured)

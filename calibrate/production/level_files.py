@@ -1,0 +1,229 @@
+"""Levels of load and acceptance from files: a server's log, results of benchmarks, and what `lanesim probe` measured.
+
+Of a log the lines count that vLLM and SGLang print every few seconds. A line is a mean over some seconds. Those that
+begin or end a level mix two, so a line counts where its neighbours ran as many requests and none waits. Logs do not say
+how long prompts and outputs are. A result is one level or several. What a probe measured is written before anything is
+fitted on it, so that a fit can be had again without the server. Not here: requests one by one
+(calibrate.judge.vllm_requests).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from calibrate.production.levels import Accepted, Served, pooled
+from sim.files.json_values import Json, convert, parse_json
+from sim.files.read import lines_of, read_text
+from sim.files.write import write_text
+from sim.workload.bench_means import bench_rows
+
+NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
+COUNT = r"([0-9]{1,12})"
+VLLM_LOAD = re.compile(
+    rf"Avg prompt throughput: {NUMBER} tokens/s, Avg generation throughput: {NUMBER} tokens/s, "
+    rf"Running: {COUNT} reqs, (?:Swapped: {COUNT} reqs, )?(?:Pending|Waiting): {COUNT} reqs"
+)
+VLLM_ACCEPTED = re.compile(
+    rf"SpecDecoding metrics: Mean acceptance length: {NUMBER},.*?Accepted: {COUNT} tokens, Drafted: {COUNT} tokens, "
+    r"Per-position acceptance rate: ([01]\.[0-9]{1,6}(?:, [01]\.[0-9]{1,6})*)(?:, Avg|$)"
+)
+SGLANG_LOAD = re.compile(
+    rf"Decode batch.*?#running-req: {COUNT},.*?(?:accept len: {NUMBER},)?.*?"
+    rf"gen throughput \(token/s\): {NUMBER}, #queue-req: {COUNT}"
+)
+SGLANG_LENGTH = re.compile(rf"accept len: {NUMBER}")
+MIN_LINES = 2
+"""Lines that a level needs to count."""
+
+
+MEASURED_SCHEMA = 1
+
+
+class _Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file of a probe."""
+
+    schema: int
+    url: str
+    levels: list[Served]
+
+    def __post_init__(self) -> None:
+        if self.schema != MEASURED_SCHEMA:
+            raise ValueError(f"schema {self.schema} is not {MEASURED_SCHEMA}, which this version reads")
+        loads = {level.concurrency for level in self.levels if level.concurrency.is_integer()}
+        if len(loads) < max(2, len(self.levels)):
+            raise ValueError("want at least two levels, each of another whole number of requests at once")
+
+
+def write_measured(path: Path, url: str, served: Sequence[Served]) -> None:
+    """Replace `path` by these levels of the server at `url`. Raises ValueError where it cannot be written."""
+    measured = _Measured(schema=MEASURED_SCHEMA, url=url, levels=list(served))
+    write_text(path, msgspec.json.format(msgspec.json.encode(measured), indent=1).decode() + "\n")
+
+
+def read_measured(path: Path) -> list[Served]:
+    """The levels that `write_measured` wrote, by requests at once. Raises ValueError, one line naming the file."""
+    where = f"measured levels {str(path)!r}"
+    levels = convert(parse_json(read_text(path, "measured levels"), where), _Measured, where).levels
+    return sorted(levels, key=lambda level: level.concurrency)
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """One line: a mean over some seconds."""
+
+    running: int
+    waiting: int
+    output_tokens_per_s: float
+    accepted: Accepted | None = None
+
+
+def levels(
+    path: Path, *, prompt_tokens: float, output_tokens: float, num_speculative_tokens: int | None = None
+) -> list[Served]:
+    """Means by requests running, of those levels that lasted; `num_speculative_tokens` for SGLang's lines, which tell
+    the acceptance length alone. Raises ValueError, one line naming the file."""
+    windows = list(read_windows((text for _, text in lines_of(path, "log")), num_speculative_tokens))
+    where = f"log {str(path)!r}"
+    if not windows:
+        raise ValueError(f"{where}: no line of vLLM ('Avg generation throughput') or SGLang ('Decode batch') in it")
+    by_running: dict[int, list[Window]] = {}
+    for window in _settled(windows):
+        by_running.setdefault(window.running, []).append(window)
+    kept = {running: own for running, own in sorted(by_running.items()) if len(own) >= MIN_LINES}
+    if not kept:
+        raise ValueError(
+            f"{where}: its {len(windows)} lines never show {MIN_LINES} of the same load with the same before and "
+            "after; hold a number of requests in flight for half a minute"
+        )
+    return [
+        Served(
+            source=f"{path.name}, {running} running",
+            concurrency=float(running),
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            output_tokens_per_s=sum(window.output_tokens_per_s for window in own) / len(own),
+            accepted=pooled([window.accepted for window in own if window.accepted is not None], where),
+        )
+        for running, own in kept.items()
+    ]
+
+
+def read_windows(lines: Iterable[str], num_speculative_tokens: int | None = None) -> Iterable[Window]:
+    """The lines that say something, in order; acceptance belongs to the line of load before it."""
+    last: Window | None = None
+    for line in lines:
+        if found := VLLM_LOAD.search(line):
+            if last is not None:
+                yield last
+            last = Window(running=int(found[3]), waiting=int(found[5]), output_tokens_per_s=float(found[2]))
+        elif (found := VLLM_ACCEPTED.search(line)) and last is not None:
+            rates = tuple(map(float, found[4].split(", ")))
+            drafts = int(found[3]) / len(rates)
+            last = msgspec.structs.replace(last, accepted=Accepted(drafts=drafts, draft_tokens=len(rates), rates=rates))
+        elif found := SGLANG_LOAD.search(line):
+            if last is not None:
+                yield last
+            length = SGLANG_LENGTH.search(line)
+            accepted = _of_length(1.0, float(length[1]), num_speculative_tokens) if length else None
+            last = Window(
+                running=int(found[1]), waiting=int(found[4]), output_tokens_per_s=float(found[3]), accepted=accepted
+            )
+    if last is not None:
+        yield last
+
+
+def _settled(windows: Sequence[Window]) -> list[Window]:
+    """Those with as many running before and after, and none waiting."""
+    return [
+        now
+        for before, now, after in zip(windows, windows[1:], windows[2:], strict=False)
+        if now.running > 0 and now.waiting == 0 and before.running == now.running == after.running
+    ]
+
+
+Number = Annotated[float, msgspec.Meta(ge=0.0)]
+
+
+class _Needed(msgspec.Struct, kw_only=True):
+    """Means that a level is told by."""
+
+    completed: Number
+    total_input_tokens: Number
+    total_output_tokens: Number
+    output_throughput: Number
+    mean_ttft_ms: Number
+    mean_tpot_ms: Number
+
+
+NEEDED = _Needed.__struct_fields__
+
+
+class _Result(_Needed, kw_only=True):
+    """All that is read of a result: the means, and what it may tell beside."""
+
+    max_concurrency: int | None = None
+    spec_decode_num_drafts: float | None = None
+    spec_decode_per_position_acceptance_rates: list[float] | None = None
+    spec_decode_acceptance_length: float | None = None
+
+
+def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list[Served]:
+    """The levels that the results in a file tell (sim.workload.bench_means). Raises ValueError, one line naming the
+    file and what is missing.
+
+    Requests in flight are `max_concurrency` where the run reached it; at a rate, by Little's law, throughput times mean
+    E2EL. Acceptance where the benchmark had it from the server.
+    """
+    rows = bench_rows(path)
+    where = f"bench result {str(path)!r}"
+    return [
+        _level(
+            row,
+            where if len(rows) == 1 else f"{where} result {number}",
+            path.name if len(rows) == 1 else f"{path.name} {number}",
+            num_speculative_tokens,
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
+def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tokens: int | None) -> Served:
+    result = convert(row, _Result, where)
+    completed = int(result.completed)
+    if completed < 1 or result.total_output_tokens < completed:
+        raise ValueError(f"{where}: no request completed, or some without a token")
+    output_tokens = result.total_output_tokens / completed
+    e2el_s = (result.mean_ttft_ms + (output_tokens - 1.0) * result.mean_tpot_ms) / 1e3
+    in_flight = result.output_throughput / output_tokens * e2el_s
+    limit = result.max_concurrency
+    return Served(
+        source=source,
+        concurrency=float(limit) if limit is not None and in_flight > 0.75 * limit else max(1.0, in_flight),
+        prompt_tokens=result.total_input_tokens / completed,
+        output_tokens=output_tokens,
+        ttft_s=result.mean_ttft_ms / 1e3,
+        tpot_s=result.mean_tpot_ms / 1e3,
+        output_tokens_per_s=result.output_throughput,
+        accepted=_accepted(result, num_speculative_tokens),
+        num_requests=completed,
+    )
+
+
+def _accepted(result: _Result, num_speculative_tokens: int | None) -> Accepted | None:
+    drafts = result.spec_decode_num_drafts or 1.0
+    rates = tuple(result.spec_decode_per_position_acceptance_rates or ())
+    length = result.spec_decode_acceptance_length
+    if rates:
+        return Accepted(drafts=drafts, draft_tokens=len(rates), rates=rates)
+    return _of_length(drafts, length, num_speculative_tokens)
+
+
+def _of_length(drafts: float, length: float | None, num_speculative_tokens: int | None) -> Accepted | None:
+    """Where the acceptance length alone is told; None where it is not, or not of how many tokens."""
+    if not length or not num_speculative_tokens:
+        return None
+    return Accepted(drafts=drafts, draft_tokens=num_speculative_tokens, rates=(), mean_length=length)

@@ -1,0 +1,282 @@
+"""A scenario on real hardware: every policy and seed in turn, and the results directory of what happened.
+
+The directory is the simulator's (sim.report.results) with more columns in work.parquet, the profile, and a `replay`
+block in summary.json that says where acceptance came from, on which machine it ran, and whether it ran to its end. Not
+here: the command line (realrun.cli.replay), the comparison with the simulator (realrun.validate.error_parts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from realrun.host.garbage_collector import frozen_heap
+from realrun.host.gpuhost import GpuHost
+from realrun.host.machine import fingerprint
+from realrun.kernels.device_passes import ChunkShape, PassShape
+from realrun.kernels.pair_kernels import PairKernels
+from realrun.kernels.pair_options import PairOptions, decoding_shapes
+from realrun.replay.genuine_acceptance import Folders, Tied
+from realrun.replay.machine_speed import probe
+from realrun.replay.measured_costs import MeasuredWork, mean, measured_work, real_columns
+from realrun.replay.measured_host import WakeLatency
+from realrun.replay.pair_executor import PairExecutor
+from realrun.replay.replayable import busy_seconds, max_at_once, usage_of
+from sim.compare.run_length import load_of
+from sim.compare.side_by_side import RESULT_SCHEMA, cost_source, paired_differences
+from sim.costs.profile import Profile
+from sim.costs.profile_files import encode
+from sim.interface.work import Kind, Model
+from sim.metrics.load import Load, Verdict, needs_capacity
+from sim.metrics.records import RunRecord
+from sim.metrics.summary import summarise
+from sim.report.results import read_columns, write_parquet, write_results
+from sim.run.experiment import Accounts, Experiment
+from sim.run.scenario import Scenario, to_plain
+
+SHORTER = 4
+"""Times that each prompt of a rehearsal is shorter than the one before."""
+REHEARSAL_REQUESTS = 4
+"""Requests served before the measured run, at once: first passes pick algorithms, and show who runs what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """One measured run."""
+
+    experiment: Experiment
+    record: RunRecord
+    works: list[MeasuredWork]
+    wake: WakeLatency
+    num_allocations: int
+    """Times the device allocator went to the driver during the run: not 0 means that it disturbed the times."""
+    is_partial: bool
+    """Interrupted before its end."""
+    drift_ppm: float | None
+    """Parts per million by which the host's clock is faster than the device's (realrun.host.device)."""
+    probed_s: list[tuple[float, ...]]
+    """What realrun.replay.machine_speed took before the run and, unless it was interrupted, after it."""
+
+
+def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
+    """Serve a few requests untimed, then run the largest pass of each kind on the streams that ran such, so that the
+    measured run meets nothing for the first time.
+
+    Captures need what a first run tells, and empty the allocator, of what earlier policies left there too: so the
+    largest passes come after them, those that have run before once more, and a few requests are served again.
+    """
+    _serve_a_few(experiment, executor)
+    kernels = executor.kernels
+    seen = {issuer: tuple(issuer.warmed) for issuer in executor.issuers}
+    if kernels.options.cuda_graphs:
+        is_fixed = experiment.scenario.speculation.controller == "fixed"
+        drafts = experiment.resolved.lengths
+        lengths = [drafts.given] if is_fixed else list(range(1, drafts.max + 1))
+        shapes = decoding_shapes(kernels.options, lengths, has_draft=drafts.max > 0)
+        for issuer, own in seen.items():
+            # A stream that only prefills needs no graph, one that only verifies none of drafts.
+            used = {(shape.kind, shape.model) for shape in own}
+            kernels.warm(issuer, [shape for shape in shapes if (shape.kind, shape.model) in used])
+    for issuer, own in seen.items():
+        kernels.warm(issuer, largest_passes(own, experiment, kernels.options), again=kernels.options.cuda_graphs)
+    if kernels.options.cuda_graphs:
+        _serve_a_few(experiment, executor)
+
+
+def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: PairOptions) -> list[PassShape]:
+    """One pass as large as any that the run can need, of each kind in `seen`, and of both decoding rows and prompts
+    where the stream has either: every request that can be there decodes with the longest draft, and prompts fill the
+    budget as far as the buffers hold both. And the same with shorter and shorter prompts."""
+    limits, longest = experiment.resolved.limits, max(request.prompt_tokens for request in experiment.requests())
+    max_rows = min(max_at_once(experiment), options.slots)
+    found, kinds = [], dict.fromkeys((shape.kind, shape.model, shape.rows > 0, bool(shape.chunks)) for shape in seen)
+    for kind, model in ((Kind.STEP, Model.TARGET), (Kind.DRAFT, Model.DRAFT)):
+        # A few requests that come at once may never meet in one pass.
+        if {part for _, of, *both in list(kinds) if of is model for part in (0, 1) if both[part]} == {0, 1}:
+            kinds[kind, model, True, True] = None
+    for kind, model, has_rows, has_chunks in kinds:
+        rows = options.padded_rows(max_rows) if has_rows else 0
+        # A draft catches up on two tokens at most.
+        width = 1 if not has_rows else 2 if model is Model.DRAFT else experiment.resolved.lengths.max + 1
+        # Buckets double, and rows that are padding leave their tokens to prompts.
+        tokens = max(1, limits.max_num_batched_tokens - (rows + 1) // 2 * width)
+        num_chunks = max(1, min(max_rows, options.max_rows - rows, tokens // longest))
+        chunks = [ChunkShape(num_chunks, min(longest, tokens), model is Model.TARGET)]
+        rest = tokens - num_chunks * longest
+        if 0 < rest < longest and num_chunks < min(max_rows, options.max_rows - rows):
+            chunks.append(ChunkShape(1, rest, is_sampled=False))
+        drafted = experiment.resolved.lengths.max if kind is Kind.DRAFT and has_rows else 0
+        shape = PassShape(kind, model, rows, width, drafted, tuple(chunks) if has_chunks else ())
+        found.append(shape)
+        # An allocator keeps small tensors apart from large ones.
+        lengths = [longest // SHORTER**step for step in range(1, 10) if longest // SHORTER**step] if has_chunks else []
+        found += [shape._replace(chunks=(ChunkShape(1, length, model is Model.TARGET),)) for length in lengths]
+    return sorted(found, key=lambda shape: -shape.num_tokens)
+
+
+def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
+    with GpuHost(executor, experiment.draws() if experiment.is_dictated else None) as host:
+        requests = experiment.requests()[:REHEARSAL_REQUESTS]
+        for request in requests:
+            request.arrival_s = 0.0
+        experiment.start(host, requests)
+        host.run_until()
+    executor.reset()
+
+
+def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
+    """Run one policy in real time. An interrupt (Ctrl-C) ends it early and marks it partial.
+
+    Raises PolicyStalled if the policy stops with requests unserved.
+    """
+    rehearse(experiment, executor)
+    probed_s = [probe(executor.kernels, executor.issuers[0])]
+    runs_on = executor.kernels.runs_on
+    allocations = runs_on.num_allocations()
+    is_partial = False
+    with frozen_heap(), GpuHost(executor, experiment.draws() if experiment.is_dictated else None) as host:
+        serving = experiment.start(host, experiment.requests())
+        try:
+            host.run_until(experiment.scenario.window.stop_s)
+        except KeyboardInterrupt:
+            is_partial = True
+        end_s = host.now_s
+    if not is_partial:
+        experiment.check_served(serving)
+    executor.reset()
+    num_allocations = runs_on.num_allocations() - allocations
+    if not is_partial:
+        try:
+            probed_s.append(probe(executor.kernels, executor.issuers[0]))
+        except KeyboardInterrupt:
+            is_partial = True
+    works = [measured_work(ticket) for ticket in host.works]
+    records = [work.record for work in works]
+    return Replay(
+        experiment=experiment,
+        record=experiment.record(
+            serving,
+            Accounts(
+                now_s=end_s,
+                usage=usage_of(records),
+                device_busy_s=busy_seconds(records),
+                num_polls=host.num_polls,
+                works=records,
+            ),
+        ),
+        works=works,
+        wake=WakeLatency(mean(host.reactions.wake_latencies_s[False]), mean(host.reactions.wake_latencies_s[True])),
+        num_allocations=num_allocations,
+        is_partial=is_partial,
+        drift_ppm=executor.drift_ppm,
+        probed_s=probed_s,
+    )
+
+
+def replay_all(
+    experiments: Sequence[Experiment], executor: PairExecutor, *, on_run: Callable[[Replay], None]
+) -> list[Replay]:
+    """Every experiment in turn; the first interrupted one is the last."""
+    done: list[Replay] = []
+    for experiment in experiments:
+        try:
+            done.append(replay(experiment, executor))
+        except KeyboardInterrupt:
+            # Between two runs: what is done is kept.
+            if not done:
+                raise
+            break
+        on_run(done[-1])
+        if done[-1].is_partial:
+            break
+    return done
+
+
+def about(kernels: PairKernels, device: str, genuine: Tied | Folders | None = None) -> dict[str, Any]:
+    """The machine, the models and the sampling, as summary.json has them; `genuine` is a pair that decides itself what
+    is accepted."""
+    tied = genuine if isinstance(genuine, Tied) else None
+    weights = "random" if tied is None else "random, the target's later layers scaled down"
+    return {
+        "acceptance": "tape" if genuine is None else "model",
+        "epsilon": None if tied is None else tied.epsilon,
+        "draft_layers": None if tied is None else tied.draft_layers,
+        "temperature": kernels.options.temperature,
+        "device": device,
+        "implementation": kernels.implementation,
+        "weights": "loaded" if isinstance(genuine, Folders) else weights,
+        "fingerprint": fingerprint(device.partition(":")[0]),
+    }
+
+
+def result_of(scenario: Scenario, replays: Sequence[Replay], described: dict[str, Any]) -> dict[str, Any]:
+    """What summary.json holds; `described` as `about` has it."""
+    profile = replays[0].experiment.resolved.profile
+    bounds_ms, workload = scenario.goodput.bounds_ms, scenario.workload
+    first, last = workload.num_warmups, workload.num_cooldowns
+    runs = [summarise(each.record, goodput_ms=bounds_ms, num_warmups=first, num_cooldowns=last) for each in replays]
+    loads = _loads(scenario, profile, replays)
+    for run in runs:
+        load = loads[str(run["policy"])]
+        run |= {"load": load.verdict.value, "unstable": load.verdict is Verdict.OVERLOADED}
+    is_partial = any(each.is_partial for each in replays) or len(runs) < len(scenario.policy) * scenario.replications
+    num_allocations = sum(each.num_allocations for each in replays)
+    return {
+        "schema": RESULT_SCHEMA,
+        "scenario": to_plain(scenario),
+        "scenario_hash": scenario.digest,
+        "profile": msgspec.to_builtins(cost_source(profile)),
+        "replay": {
+            **described,
+            "partial": is_partial,
+            "num_device_allocations": num_allocations,
+            "is_disturbed_by_allocations": num_allocations > 0,
+            "slots": replays[0].experiment.resolved.num_slots,
+            "runs": [
+                {
+                    "policy": each.record.policy,
+                    "seed": each.record.seed,
+                    "partial": each.is_partial,
+                    "num_device_allocations": each.num_allocations,
+                    "plain_wake_s": each.wake.plain_s,
+                    "polled_wake_s": each.wake.polled_s,
+                    "clock_drift_ppm": each.drift_ppm,
+                    "probed_s": each.probed_s,
+                }
+                for each in replays
+            ],
+        },
+        "runs": runs,
+        "paired": [] if is_partial else msgspec.to_builtins(paired_differences(scenario.policy, runs, loads, {})),
+    }
+
+
+def _loads(scenario: Scenario, profile: Profile, replays: Sequence[Replay]) -> dict[str, Load]:
+    """The load on each policy, judged by its simulated capacity."""
+    records: dict[str, list[RunRecord]] = {}
+    for each in replays:
+        records.setdefault(each.record.policy, []).append(each.record)
+    return {
+        policy: load_of(
+            scenario,
+            profile,
+            policy,
+            is_in_doubt=any(needs_capacity(record) for record in own),
+            arrivals_s=[request.arrival_s for request in own[0].requests],
+        )
+        for policy, own in records.items()
+    }
+
+
+def write_replays(directory: Path, scenario: Scenario, result: dict[str, Any], replays: Sequence[Replay]) -> None:
+    """The results directory: sim.report.results, the further columns of work.parquet, and the profile."""
+    write_results(directory, scenario, result, [each.record for each in replays])
+    if any(each.works for each in replays):
+        columns = read_columns(directory / "work.parquet")
+        works = [work for each in replays for work in each.works]
+        write_parquet(directory / "work.parquet", columns | real_columns(works))
+    (directory / "profile.json").write_bytes(encode(replays[0].experiment.resolved.profile))

@@ -1,0 +1,127 @@
+"""Runs over several processes: points in, outcomes out.
+
+A point is everything that determines one run, so it does not matter where it is run. Not here: processes
+(sim.compare.pool), which points there are (sim.compare.side_by_side, sim.studies).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sim.compare.pool import Runner
+from sim.costs.profile import Profile
+from sim.files.arrow_tables import writing_parquet
+from sim.metrics.load import needs_capacity
+from sim.metrics.records import RunRecord, request_parts
+from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+from sim.workload.generate import is_trace, num_requests
+
+WORTH_A_POOL = 4_000
+"""Requests in all from which several processes pay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run: a policy of a scenario, whose length is settled, with one seed."""
+
+    scenario: Scenario
+    policy: str
+    seed: int
+    profile: Profile
+    phi: float | None = None
+    """Stands in for the scenario's `devices.phi`."""
+    percentiles: tuple[float, ...] = PERCENTILES
+    is_detailed: bool = False
+    record_works: bool = False
+    keeps_works: bool = True
+    """Whether recorded works come back with the record, or only what was read from them."""
+    keeps_record: bool = False
+    rows_path: str | None = None
+    """Parquet file to write the requests to, where they are wanted without the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a point gave."""
+
+    run: Run
+    num_streams: int
+    """Streams that the policy used of one GPU: the most, where it has several GPUs."""
+    needs_capacity: bool
+    arrivals_s: list[float]
+    """Arrivals of a trace's requests; empty for drawn ones, whose rate is known."""
+    record: RunRecord | None
+
+
+def with_keys(scenario: Scenario, **changes: Any) -> Scenario:
+    """`scenario` with other values of some keys, those of a block as a mapping: `workload={"request_rate": 8.0}`."""
+    blocks = {
+        name: msgspec.structs.replace(getattr(scenario, name), **changed)
+        for name, changed in changes.items()
+        if isinstance(changed, Mapping)
+    }
+    return msgspec.structs.replace(scenario, **changes | blocks)
+
+
+def at_phi(scenario: Scenario, phi: float) -> Scenario:
+    return with_keys(scenario, devices={"phi": phi})
+
+
+def run_point(point: Point) -> Outcome:
+    """Simulate one point in this process."""
+    scenario = point.scenario
+    if point.phi is not None:
+        scenario = at_phi(scenario, point.phi)
+    record = simulate(resolve(scenario, point.profile, point.policy), point.seed, record_works=point.record_works)
+    run = summarise(
+        record,
+        percentiles=point.percentiles,
+        goodput_ms=scenario.goodput.bounds_ms,
+        num_warmups=scenario.workload.num_warmups,
+        num_cooldowns=scenario.workload.num_cooldowns,
+    )
+    if point.is_detailed:
+        run |= detailed(record)
+    if point.rows_path is not None:
+        with writing_parquet(Path(point.rows_path)) as write:
+            for columns in request_parts(record):
+                write(columns)
+    kept = record if point.keeps_works else replace(record, works=[], kv_series=[])
+    return Outcome(
+        run=run,
+        num_streams=_num_streams(record),
+        needs_capacity=needs_capacity(record),
+        arrivals_s=[request.arrival_s for request in record.requests] if is_trace(scenario.workload) else [],
+        record=kept if point.keeps_record else None,
+    )
+
+
+def _num_streams(record: RunRecord) -> int:
+    used = {(usage.device, usage.stream) for usage in record.usage if usage.kind != "host"}
+    return max(Counter(device for device, _ in used).values(), default=0)
+
+
+def worth(points: Sequence[Point], runner: Runner) -> Runner:
+    """`runner`; where its workers are left open, one for points that are not worth starting others."""
+    if runner.workers is None and sum(num_requests(point.scenario.workload) for point in points) < WORTH_A_POOL:
+        return replace(runner, workers=1)
+    return runner
+
+
+def run_points(points: Sequence[Point], runner: Runner | None = None, stage: str = "simulating") -> list[Outcome]:
+    """[points] what each gave, in their order.
+
+    An exception of a run is raised here, and the runs that have not begun are dropped then, as they are on an
+    interrupt. Raises WorkerDied.
+    """
+    uses = {name for point in points for name in (point.policy, point.scenario.speculation.acceptance_name)}
+    return (runner or Runner()).run(run_point, points, stage, uses)

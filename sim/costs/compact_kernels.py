@@ -1,0 +1,325 @@
+"""The compact form of kernel costs: a few physical constants per GPU, and the formulas that turn them into seconds.
+
+The formulas use arithmetic alone, so they take floats (sim.costs.forms.compact) and arrays (calibrate.fit.kernel_fit)
+alike: what is fitted is what runs. All are monotone: more tokens, more context or less bandwidth never make a kernel
+faster. Not here: what a pass is made of (sim.costs.forms.compact), files (sim.costs.profile).
+"""
+
+from bisect import bisect_left
+from math import ceil, inf, isfinite, log
+from typing import NamedTuple
+
+import msgspec
+
+REFERENCE_DEPTH = 4096
+"""Depth (inner dimension) at which `depth_s` counts in full."""
+BLOCK_QUERIES = 128
+"""Queries that one thread block of a prefill attention kernel handles (FlashAttention-2 and 3)."""
+
+
+class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all groups of constants: numbers are finite, counts positive, and only `long_kernel_change` is signed."""
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if value is None:
+                continue
+            if not isfinite(value):
+                raise ValueError(f"{field}={value!r} must be finite")
+            if value < 0.0 and field != "long_kernel_change":
+                raise ValueError(f"{field}={value!r} must not be negative")
+            if value == 0 and (isinstance(value, int) or field in _DIVISORS):
+                raise ValueError(f"{field}={value!r} must be positive")
+            if field == "sharpness" and value < 1.0:
+                raise ValueError(f"sharpness={value!r} must be at least 1")
+
+
+_DIVISORS = frozenset({"compute_share", "bandwidth_share", "kv_bandwidth_share", "tile_compute_share"})
+
+
+class Gemm(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A weight GEMM of `tokens` rows: (compute^p + memory^p)^(1/p) + fixed. See `gemm_s`."""
+
+    compute_share: float
+    """Share of the peak FLOP/s that a long kernel reaches."""
+    bandwidth_share: float
+    """Share of the peak bandwidth at which weights and activations stream."""
+    fixed_s: float
+    """Start and end of one kernel."""
+    depth_s: float
+    """Serial loop over a depth of REFERENCE_DEPTH."""
+    sharpness: float
+    """p: how fully compute and memory overlap (infinite: max, 1: sum)."""
+    extra_depth: float
+    """Depth-equivalent of prologue and epilogue of the compute part."""
+    tile_share: float
+    """Share of the token count that is charged rounded up to the tile; the rest is charged as it is."""
+    wave_share: float
+    """How much is charged rounded up to whole waves of tiles over the multiprocessors."""
+    long_kernel_change: float
+    """Relative change of compute time in kernels much longer than `long_kernel_s`: power throttling if positive."""
+    long_kernel_s: float
+    tile_tokens: int
+    small_tile_tokens: int
+    """Tile where the token count does not exceed SMALL_TILES_UP_TO."""
+    tile_columns: int
+    multiprocessors: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tile_share + self.wave_share > 1.0:
+            raise ValueError(f"tile_share + wave_share = {self.tile_share + self.wave_share} must not exceed 1")
+        if self.long_kernel_change <= -1.0:
+            raise ValueError(f"long_kernel_change={self.long_kernel_change!r} must be above -1")
+
+
+SMALL_TILES_UP_TO = 64
+"""Token counts up to this run on small tiles."""
+
+
+class Charged(NamedTuple):
+    """Token counts that a GEMM is charged for: as they are, rounded up to tiles, and to waves of tiles."""
+
+    exact: float
+    tiles: float
+    waves: float
+
+
+def charged_tokens(constants: Gemm, tokens: int, columns: int) -> Charged:
+    """`tokens` as the kernel grid rounds it for a matrix of `columns` columns."""
+    if tokens <= SMALL_TILES_UP_TO:
+        tiles = ceil(tokens / constants.small_tile_tokens) * constants.small_tile_tokens
+        return Charged(tokens, tiles, tiles)
+    rows = ceil(tokens / constants.tile_tokens)
+    tiles = rows * constants.tile_tokens
+    blocks = rows * ceil(columns / constants.tile_columns)
+    in_waves = ceil(blocks / constants.multiprocessors) * constants.multiprocessors
+    waves = in_waves * constants.tile_tokens * constants.tile_columns / columns
+    return Charged(tokens, tiles, max(float(tiles), waves))
+
+
+def gemm_s(
+    c: Gemm, peak_flops: float, bandwidth: float, charged: Charged, columns: float, depth: float, dtype_bytes: float
+) -> float:
+    """Seconds of one [tokens, depth] x [depth, columns] GEMM with weights that are not in cache."""
+    tokens = (
+        (1.0 - c.tile_share - c.wave_share) * charged.exact
+        + c.tile_share * charged.tiles
+        + c.wave_share * charged.waves
+    )
+    compute = 2.0 * tokens * columns * (depth + c.extra_depth) / (c.compute_share * peak_flops)
+    compute *= 1.0 + c.long_kernel_change * compute / (compute + c.long_kernel_s)
+    moved = dtype_bytes * (columns * depth + charged.exact * (columns + depth))
+    memory = moved / (c.bandwidth_share * bandwidth)
+    together: float = (compute**c.sharpness + memory**c.sharpness) ** (1.0 / c.sharpness)
+    return together + c.fixed_s + c.depth_s * depth / REFERENCE_DEPTH
+
+
+class DecodeAttention(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Attention with one query per row, KV write included: fixed + (blocks^p + KV bytes^p)^(1/p)."""
+
+    fixed_s: float
+    row_head_s: float
+    """Time per row and KV head: thread blocks to schedule."""
+    bandwidth_share: float
+    """Share of the peak bandwidth at which KV streams."""
+    sharpness: float
+
+
+def decode_attention_s(c: DecodeAttention, bandwidth: float, row_heads: float, kv_bytes: float) -> float:
+    """Seconds per layer; `row_heads` = rows x KV heads, `kv_bytes` = bytes of KV read, all on one device."""
+    blocks = c.row_head_s * row_heads
+    memory = kv_bytes / (c.bandwidth_share * bandwidth)
+    together: float = (blocks**c.sharpness + memory**c.sharpness) ** (1.0 / c.sharpness)
+    return c.fixed_s + together
+
+
+class PrefillAttention(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Causal attention of whole prompts or chunks, KV write included."""
+
+    fixed_s: float
+    compute_share: float
+    extra_keys: float
+    """Keys-equivalent that every query pays beside those it attends to: loads, softmax, epilogue."""
+    tile_share: float
+    """Share of the queries charged rounded up to BLOCK_QUERIES."""
+    block_s: float
+    """Time per BLOCK_QUERIES of the longest chunk: the serial tail."""
+    kv_bandwidth_share: float
+    """Share of the peak bandwidth at which the chunk's own KV is written and read: low, it is read many times."""
+    small_head_change: float
+    """Relative slowdown where the head dimension is below 128."""
+
+
+def chunk_pairs(c: PrefillAttention, tokens: float, padded: float, history: float) -> float:
+    """Query-key pairs that one causal chunk of `tokens` after `history` is charged for; `padded` is `tokens` rounded up
+    to BLOCK_QUERIES."""
+    queries = tokens + c.tile_share * (padded - tokens)
+    return queries * (history + 0.5 * queries + 0.5 * c.extra_keys)
+
+
+class Prompts(msgspec.Struct, frozen=True, gc=False):
+    """The chunks of a pass on one device, as prefill attention sees them."""
+
+    head_size: float
+    """Query heads x head dimension."""
+    is_small_head: float
+    """1.0 where the head dimension is below 128, else 0.0."""
+    pairs: float
+    """Sum of `chunk_pairs`."""
+    longest: float
+    """Tokens of the longest chunk."""
+    kv_bytes: float
+    """Keys and values of all chunks, one layer, history left out."""
+
+
+def prefill_attention_s(c: PrefillAttention, peak_flops: float, bandwidth: float, prompts: Prompts) -> float:
+    """Seconds per layer, the reading of history left out."""
+    compute = 4.0 * prompts.head_size * prompts.pairs / (c.compute_share * peak_flops)
+    compute *= 1.0 + c.small_head_change * prompts.is_small_head
+    memory = prompts.kv_bytes / (c.kv_bandwidth_share * bandwidth)
+    return c.fixed_s + compute + memory + c.block_s * prompts.longest / BLOCK_QUERIES
+
+
+class VerifyAttention(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Decode rows in a pass where some row has several queries, or that stands beside prefill chunks.
+
+    KV streams once, `kv_slowdown` times slower, or the padded query tiles are computed, whichever takes longer.
+    FlashAttention-3 packs the queries of a KV group and keeps 1.0 and 1; FlashAttention-2 loses packing and split-KV in
+    such a pass, and every head of every row computes a whole tile (docs/adr/008).
+    """
+
+    kv_slowdown: float
+    query_tile: int = 1
+    """Queries that one thread block computes whether there are so many or not; 1 where none is wasted."""
+    tile_compute_share: float = 0.73
+    """Share of the peak FLOP/s at which whole tiles compute: what FlashAttention-2 reaches on A100 (Dao 2023,
+    arXiv 2307.08691)."""
+
+    def padded_queries(self, queries: float) -> int:
+        """Queries per row and head that are computed for a mean of `queries`."""
+        return ceil(queries / self.query_tile) * self.query_tile
+
+    def tile_kv_token_s(self, queries: float, head_size: float, peak_flops: float) -> float:
+        """Seconds per layer and token of KV to compute the padded tiles of a row of `queries`; 0 where none is padded.
+
+        `head_size` = query heads x head dimension on one device.
+        """
+        if self.query_tile == 1:
+            return 0.0
+        return 4.0 * head_size * self.padded_queries(queries) / (self.tile_compute_share * peak_flops)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kv_slowdown < 1.0:
+            raise ValueError(f"kv_slowdown={self.kv_slowdown!r} must be at least 1")
+
+
+class Elementwise(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Norms, rotary embedding and activation of one layer: kernel_s x kernels + bytes / (bandwidth_share x peak)."""
+
+    bandwidth_share: float
+    kernel_s: float
+    kernels_per_layer: int
+
+
+class Head(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What comes after the layers: the LM head is a GEMM over the rows that sample; the sampler reads its fp32
+    logits."""
+
+    sampler_s: float
+    """Fixed time of the sampler's kernels."""
+    sampler_passes: float
+    """Times that the sampler streams the logits."""
+
+
+class AllReduce(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tensor parallelism: two of these per layer, fixed_s + bytes / bytes_per_s."""
+
+    fixed_s: float
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bytes_per_s <= 0.0:
+            raise ValueError("bytes_per_s must be positive")
+
+
+class Measured(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The largest of everything that was measured; beyond it a cost is extrapolated."""
+
+    tokens: int
+    rows: int
+    row_context_tokens: int
+    chunk_tokens: int
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a GPU under load makes of the layers of a pass, over what kernels say that were timed one by one."""
+
+    body_ratios: tuple[tuple[int, float], ...] = ()
+    """(tokens, ratio): what the layers of a pass take, attention left out, over what the kernels say."""
+
+    def __post_init__(self) -> None:
+        tokens = [count for count, _ in self.body_ratios]
+        if tokens != sorted(set(tokens)) or any(count < 1 for count in tokens):
+            raise ValueError(f"body_ratios: tokens {tokens} must rise from at least 1")
+        if not all(0.0 < ratio < inf for _, ratio in self.body_ratios):
+            raise ValueError("body_ratios: ratios must be positive and finite")
+
+    def body_ratio(self, tokens: int) -> float:
+        """The ratio at `tokens`, between the counts of `body_ratios` on their logs; beyond them the nearest holds."""
+        ratios = self.body_ratios
+        if not ratios:
+            return 1.0
+        place = bisect_left(ratios, (tokens, 0.0))
+        if place == 0 or place == len(ratios):
+            return ratios[min(place, len(ratios) - 1)][1]
+        (low, before), (high, after) = ratios[place - 1 : place + 1]
+        share = log(tokens / low) / log(high / low)
+        return before + share * (after - before)
+
+
+class CompactKernels(Served, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="compact"):
+    """All constants of one GPU, engine and attention implementation."""
+
+    gemm: Gemm
+    decode_attention: DecodeAttention
+    """Grouped queries."""
+    multi_head_decode_attention: DecodeAttention
+    """Models in which every query head has its own KV head."""
+    prefill_attention: PrefillAttention
+    verify_attention: VerifyAttention
+    elementwise: Elementwise
+    head: Head
+    all_reduce: AllReduce | None
+    attention_implementation: str
+    kv_layout: str
+    measured: Measured
+
+
+class LinearPass(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model's pass as a straight line: pass_s + token_s x tokens + row_s x rows that sample + kv_token_s x KV."""
+
+    pass_s: float
+    token_s: float = 0.0
+    """Time per token through the body."""
+    row_s: float = 0.0
+    """Time per token position that samples."""
+    kv_token_s: float = 0.0
+    """Time per token of KV that attention reads."""
+    launches: int | None = None
+    """Kernels that an eager pass launches; null = by the layers, as the other forms have it."""
+
+
+class LinearKernels(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="linear"
+):
+    """What is known where only a few times of whole passes were published."""
+
+    target: LinearPass
+    draft: LinearPass | None
+    attention_implementation: str
+    kv_layout: str
+    measured: Measured

@@ -1,0 +1,329 @@
+"""Engines: what a serving engine of one version adds to the GPU's time, and the limits that it sets itself untold.
+
+A profile says what the GPU takes; an engine adds a few constants, as they were measured on that GPU or, for a pair that
+never was, pooled over what was, with the spread. Data in sim/engines, one JSON per engine and version. A profile that
+was measured together with an engine keeps those constants of its own in `host` and names the engine there.
+Not here: what the constants do to a work (sim.costs.work_costs), how they are fitted (calibrate, realrun.validate).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import isfinite
+from pathlib import Path
+
+import msgspec
+
+from sim.costs.profile import LONGEST_S, Gpu, HostCosts, Profile
+from sim.files.json_values import convert, parse_json
+from sim.files.read import read_text
+from sim.names import unknown
+
+ENGINES = Path(__file__).parent.parent / "engines"
+DEFAULT_ENGINE = "vllm-0.24"
+"""Engine of profiles that were measured without one."""
+MEASURED_HERE = "measured here"
+"""What a profile's `host.engine` says where its own machine's loop was timed, and no public engine."""
+UNNAMED = "the profile's own"
+"""Engine of profiles from before they named theirs."""
+ADDED_BY_AN_ENGINE = "step_s, row_s, gap_s and draft_pass_s are 0 here: an engine adds them"
+"""What the source of a profile's host says where that is so."""
+CONSTANTS = (
+    "step_s",
+    "row_s",
+    "draft_pass_s",
+    "draft_phase_s",
+    "gap_s",
+    "frontend_s",
+    "frontend_token_s",
+    "uneven_launch_s",
+    "prompt_launch_s",
+)
+MEMORY = ("reserved_bytes", "draft_reserved_bytes")
+NO_SPECULATION = "none"
+NO_ENGINE = "no engine"
+"""Name of what a real host adds that no engine and no measurement knows."""
+ENGINE_SCHEMA = 1
+PARALLEL_EAGLE = "parallel_eagle"
+"""Name, in `Rules`, of an EAGLE head that fills all slots in one pass."""
+SMALL_GRAPHS, COARSE_GRAPHS = (1, 2, 4), 256
+"""vLLM's captured sizes: these, multiples of 8, and of 16 from there on."""
+GIB = 2.0**30
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of what an engine's file holds."""
+
+
+class CapRule(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The limits that an engine sets itself on GPUs of at least this memory; the first rule that fits holds."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    min_memory_gib: float = 0.0
+    not_on: tuple[str, ...] = ()
+    """Beginnings of names of GPUs that it leaves out."""
+
+    def __post_init__(self) -> None:
+        for field in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)!r} must be at least 1")
+
+    def holds_on(self, gpu: Gpu) -> bool:
+        return gpu.memory_bytes >= self.min_memory_gib * GIB and not gpu.name.startswith(self.not_on)
+
+
+class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one version of an engine does beside its steps, each as its source has it (`rules_source` of its file); an
+    engine without one of them does nothing of the kind. Drafters go by `Method`, and by PARALLEL_EAGLE."""
+
+    draft_slots: dict[str, tuple[int, int]] = {}
+    """Drafter -> (a, b): a + b k slots of a step's token budget are kept for the drafts of each seat."""
+    drops_cached_block: tuple[str, ...] = ()
+    """Drafters whose requests compute the last block again that was found of their prefix, for its features."""
+    max_graph_tokens: int | None = None
+    """Captured sizes end here, at two steps' tokens of all seats, and at the token budget; multiples of a row's."""
+    ends_at_max_model_len: bool = False
+    """An answer ends where prompt and answer are as long as the context."""
+    whole_prompts: bool = False
+    """No chunked prefill: a prompt waits for a step that has room for all of it."""
+    no_evict: bool = False
+    """A request is admitted where prompt and whole answer fit beside those of all who run: nothing is preempted."""
+
+    def slots_per_seat(self, drafter: str, draft_tokens: int) -> int:
+        """Slots of a step's token budget that are kept for the drafts of one seat, `draft_tokens` a round.
+
+        >>> Rules(draft_slots={"dspark": (-1, 1)}).slots_per_seat("dspark", 7)
+        6
+        """
+        fixed, per_token = self.draft_slots.get(drafter, (0, 0))
+        return fixed + per_token * draft_tokens
+
+    def graph_sizes(self, max_num_seqs: int, draft_tokens: int, max_num_batched_tokens: int) -> list[int] | None:
+        """Token counts that are captured as CUDA graphs, rising; None where there is no rule.
+
+        >>> Rules(max_graph_tokens=512).graph_sizes(8, 2, 2048)
+        [3, 6, 9, 18, 24, 33, 42, 48]
+        """
+        if self.max_graph_tokens is None:
+            return None
+        row = draft_tokens + 1
+        end = min(2 * max_num_seqs * row, self.max_graph_tokens, max_num_batched_tokens)
+        sizes = [*SMALL_GRAPHS, *range(8, min(end + 1, COARSE_GRAPHS), 8), *range(COARSE_GRAPHS, end + 1, 16)]
+        rounded = {-(-size // row) * row for size in sizes}
+        return sorted(size for size in rounded if size <= end)
+
+
+class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one engine adds on one GPU, seconds. The meaning of each constant: sim.costs.profile.HostCosts."""
+
+    name: str
+    step_s: float
+    row_s: float
+    draft_pass_s: float
+    gap_s: float
+    is_async: bool
+    """It plans a step while the one before it runs, where nothing is drafted and nobody says otherwise."""
+    source: str
+    error_pct: float | None
+    """Half the range of the measurements that `step_s` was pooled from, percent of it; None where there was one."""
+    async_methods: tuple[str, ...] = ()
+    """What it drafts with and still plans ahead, untold: `none` or values of speculation.method."""
+    measured_on: str = ""
+    """GPU of the measurements."""
+    is_pooled: bool = False
+    """Some constant was never measured with this engine on this GPU."""
+    frontend_s: float = 0.0
+    frontend_token_s: float = 0.0
+    draft_phase_s: float = 0.0
+    uneven_launch_s: float = 0.0
+    prompt_launch_s: float = 0.0
+    reserved_bytes: int = 0
+    """Memory per GPU that it keeps beside weights and KV: activations, CUDA graphs. 0: not measured."""
+    draft_reserved_bytes: int = 0
+    """The same for a drafter, beside the drafter's weights and KV."""
+    caps: tuple[CapRule, ...] = ()
+    rules: Rules = Rules()
+    scope: str = ""
+    """Engine, GPU and tensor-parallel degrees that the constants are for; they act nowhere else."""
+    mixes_prompts: bool = True
+    """Prompt chunks share a step with the rows that decode; False: they go first, in steps of their own."""
+
+    def __post_init__(self) -> None:
+        for field in CONSTANTS:
+            value = getattr(self, field)
+            if not isfinite(value) or value < 0.0:
+                raise ValueError(f"engine {self.name!r}: {field}={value!r} must be finite and not negative")
+            if value > LONGEST_S:
+                raise ValueError(f"engine {self.name!r}: {field}={value!r} must be at most {LONGEST_S:g} seconds")
+        for field in MEMORY:
+            if getattr(self, field) < 0:
+                raise ValueError(f"engine {self.name!r}: {field}={getattr(self, field)!r} must not be negative")
+        if self.is_async != (NO_SPECULATION in self.async_methods):
+            raise ValueError(f"engine {self.name!r}: is_async says whether async_methods holds {NO_SPECULATION!r}")
+
+    def plans_ahead(self, method: str) -> bool:
+        """Whether it schedules asynchronously by default when drafting with `method`; `none` drafts nothing."""
+        return method in self.async_methods
+
+    def cap_rule(self, gpu: Gpu) -> CapRule:
+        """The limits that hold on `gpu` untold."""
+        return next(rule for rule in self.caps if rule.holds_on(gpu))
+
+
+class _Measured(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The constants on some GPUs."""
+
+    gpus: tuple[str, ...]
+    """None of them: all that no other entry names."""
+    tensor_parallel: tuple[int, ...] = ()
+    """GPUs that share a model; none of them: any number that no earlier entry of the same GPU names."""
+    step_s: float
+    row_s: float
+    draft_pass_s: float
+    gap_s: float
+    error_pct: float | None
+    is_pooled: bool
+    measured_on: str
+    source: str
+    frontend_s: float = 0.0
+    frontend_token_s: float = 0.0
+    draft_phase_s: float = 0.0
+    uneven_launch_s: float = 0.0
+    prompt_launch_s: float = 0.0
+    reserved_bytes: int = 0
+    draft_reserved_bytes: int = 0
+
+    def holds_on(self, gpu: str, tensor_parallel: int) -> bool:
+        is_shared = not self.tensor_parallel or tensor_parallel in self.tensor_parallel
+        return is_shared and (gpu in self.gpus or not self.gpus)
+
+
+class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """sim/engines/NAME.json."""
+
+    schema: int
+    name: str
+    async_methods: tuple[str, ...]
+    async_source: str
+    caps: tuple[CapRule, ...]
+    caps_source: str
+    rules: Rules = Rules()
+    rules_source: str = ""
+    constants: tuple[_Measured, ...]
+    mixes_prompts: bool = True
+
+    def __post_init__(self) -> None:
+        if self.schema != ENGINE_SCHEMA:
+            raise ValueError(f"schema={self.schema!r} must be {ENGINE_SCHEMA}")
+        if not self.constants or self.constants[-1].gpus or not all(entry.gpus for entry in self.constants[:-1]):
+            raise ValueError("the last of `constants`, and no other, is for all other GPUs: gpus = []")
+        if self.constants[-1].tensor_parallel:
+            raise ValueError("the last of `constants` is for any number of GPUs: tensor_parallel = []")
+        for entry in self.constants:
+            for field in CONSTANTS:
+                if not 0.0 <= getattr(entry, field) <= LONGEST_S:
+                    raise ValueError(f"{field}={getattr(entry, field)!r} must be 0 to {LONGEST_S:g} seconds")
+            for field in MEMORY:
+                if getattr(entry, field) < 0:
+                    raise ValueError(f"{field}={getattr(entry, field)!r} must not be negative")
+        last = self.caps[-1] if self.caps else None
+        if last is None or last.min_memory_gib or last.not_on:
+            raise ValueError("the last of `caps` must hold on every GPU")
+
+
+def engine_names() -> list[str]:
+    """Engines that come with lanesim, sorted."""
+    return sorted(path.stem for path in ENGINES.glob("*.json"))
+
+
+def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
+    """The engine called `name`, or the one in the JSON file of that path, where `tensor_parallel` GPUs called `gpu`
+    share a model.
+
+    Raises ValueError with the nearest name, or with what is wrong in the file.
+
+    >>> load_engine("vllm-0.12", "h100-sxm").step_s
+    0.00219
+    """
+    is_path = name.endswith(".json")
+    if not is_path and name not in engine_names():
+        raise ValueError(unknown("engine", name, engine_names()))
+    held = _read(Path(name) if is_path else ENGINES / f"{name}.json")
+    entry = next(entry for entry in held.constants if entry.holds_on(gpu, tensor_parallel))
+    return EngineCosts(
+        name=held.name,
+        **{name: getattr(entry, name) for name in (*CONSTANTS, *MEMORY)},
+        is_async=NO_SPECULATION in held.async_methods,
+        source=f"{'pooled: ' if entry.is_pooled else ''}{entry.source}",
+        error_pct=entry.error_pct,
+        async_methods=held.async_methods,
+        measured_on=entry.measured_on,
+        is_pooled=entry.is_pooled,
+        caps=held.caps,
+        rules=held.rules,
+        scope=_scope(held.name, entry),
+        mixes_prompts=held.mixes_prompts,
+    )
+
+
+def _scope(name: str, entry: _Measured) -> str:
+    gpus = ", ".join(entry.gpus) or "any GPU not measured"
+    degrees = f", tensor parallel {', '.join(map(str, entry.tensor_parallel))}" if entry.tensor_parallel else ""
+    return f"{name} on {gpus}{degrees}"
+
+
+@lru_cache(maxsize=32)
+def _read(path: Path) -> _EngineFile:
+    where = f"engine file {str(path)!r}"
+    return convert(parse_json(read_text(path, "engine file"), where), _EngineFile, where)
+
+
+def own_engine(profile: Profile) -> EngineCosts | None:
+    """The engine that `profile` was measured with: its own constants, with the limits and the scheduling of the engine
+    of that name; None for a profile that says only what the GPU takes."""
+    host = profile.host
+    if host.engine is None and not any(getattr(host, name) for name in CONSTANTS):
+        return None
+    name = host.engine or UNNAMED
+    is_public = name in engine_names()
+    like = load_engine(name if is_public else DEFAULT_ENGINE, profile.gpu.name, profile.tensor_parallel)
+    return msgspec.structs.replace(
+        like,
+        name=name,
+        **{constant: getattr(host, constant) for constant in CONSTANTS},
+        is_async=is_public and like.is_async,
+        async_methods=like.async_methods if is_public else (),
+        rules=like.rules if is_public else Rules(),
+        source=host.source,
+        error_pct=None,
+        measured_on=profile.gpu.name,
+        is_pooled=False,
+    )
+
+
+def engine_of(name: str | None, profile: Profile) -> EngineCosts:
+    """The engine called `name` on the profile's GPU. None, or the name of the profile's own, is that one; where it has
+    none, None is DEFAULT_ENGINE. Raises ValueError."""
+    own = own_engine(profile)
+    if own is not None and name in (None, own.name):
+        return own
+    return load_engine(name or DEFAULT_ENGINE, profile.gpu.name, profile.tensor_parallel)
+
+
+def without_engine(profile: Profile) -> EngineCosts:
+    """Nothing added to `profile`, and nothing planned ahead: passes that an engine's own loop never drove."""
+    ideal = load_engine("ideal", profile.gpu.name)
+    return msgspec.structs.replace(ideal, name=NO_ENGINE, is_async=False, async_methods=(), source=NO_ENGINE)
+
+
+def with_engine(profile: Profile, engine: EngineCosts) -> Profile:
+    """`profile` with the constants of `engine` in place of its own, as if it had been measured with it."""
+    return msgspec.structs.replace(profile, host=host_with(profile.host, engine))
+
+
+def host_with(host: HostCosts, engine: EngineCosts) -> HostCosts:
+    """`host` with the constants, the name and the source of `engine`."""
+    constants = {constant: getattr(engine, constant) for constant in CONSTANTS}
+    source = host.source.replace(ADDED_BY_AN_ENGINE, f"{engine.name}: {engine.source}")
+    return msgspec.structs.replace(host, engine=engine.name, source=source, **constants)

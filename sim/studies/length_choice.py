@@ -1,0 +1,353 @@
+"""Choosing among draft lengths, given what each is worth at every concurrency in every draw. Pure.
+
+A length is chosen for the least expected regret: what it loses on average against the best one of each draw.
+Not here: where the values come from, and the whole answer (tune).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, exp, inf, log, log2
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from sim.compare.verdict import Interval
+from sim.draws import Floats
+from sim.studies.cost_draws import HIGH_PERCENT, LOW_PERCENT, interval_90
+
+PLAIN = -1
+"""Stands for the engine without a drafter, beside draft lengths from 0 (a drafter is loaded and idle) on."""
+CHANGE_LOSS = 0.0005
+"""Relative throughput that a further row of the table must save: less is the grid's interpolation."""
+MIN_FOR_VERDICT = 10
+"""Draws below which no table is preferred to one length."""
+SURE_SHARE = 0.95
+"""Share of the draws in which a gain is one, from which it is sure."""
+MIN_GAIN = 0.01
+"""Gain of a table over one length, from which it is an answer: two equal servers were measured 1.5 % apart (vLLM 0.23
+on GH200, swiss-ai/apertus-speculative-decoding)."""
+
+
+class LengthGrid(NamedTuple):
+    """Throughputs, or goodputs [concurrencies, settings, draws]; settings are PLAIN and draft lengths."""
+
+    concurrencies: tuple[int, ...]
+    settings: tuple[int, ...]
+    values: Floats
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(k for k in self.settings if k != PLAIN)
+
+    def of(self, setting: int) -> Floats:
+        """[concurrencies, draws]."""
+        found: Floats = self.values[:, self.settings.index(setting), :]
+        return found
+
+
+class Fits(NamedTuple):
+    """Which draft lengths a step of so many requests has room for."""
+
+    max_graph_tokens: int | None
+    """Most tokens of a captured pass; None where none are captured."""
+    max_tokens: int
+
+    def __call__(self, k: int, batch: int) -> bool:
+        """Whether `batch` rows of a draft of `k` fit; nothing drafted fits always."""
+        tokens = batch * (k + 1)
+        is_captured = self.max_graph_tokens is None or tokens <= self.max_graph_tokens
+        return k <= 0 or (is_captured and tokens <= self.max_tokens)
+
+
+Table = tuple[tuple[int, int, int], ...]
+
+
+def best_table(grid: LengthGrid, fits: Fits, max_batch: int) -> Table:
+    """The lengths of least expected regret by batch size, between the grid's concurrencies by its values on their
+    logarithms; a further row must save CHANGE_LOSS of the throughput over the sizes it changes."""
+    return shared_table([grid], fits, max_batch)
+
+
+def shared_table(grids: Sequence[LengthGrid], fits: Fits, max_batch: int) -> Table:
+    """The best table for several grids of the same lengths, all of one weight at the batch sizes they reach."""
+    sizes = np.arange(1, max_batch + 1)
+    reaches = np.stack([sizes <= grid.concurrencies[-1] for grid in grids])
+    reaches[:, ~reaches.any(axis=0)] = True
+    losses = np.stack([_losses(grid, fits, sizes) for grid in grids])
+    mean = np.where(reaches[:, None, :], losses, 0.0).sum(axis=0) / reaches.sum(axis=0)
+    chosen = cheapest_path(mean, np.log2(sizes + 1.0) - np.log2(sizes), CHANGE_LOSS)
+    return _rows([grids[0].lengths[place] for place in chosen])
+
+
+def loss_of(grid: LengthGrid, fits: Fits, table: Sequence[Sequence[int]]) -> float:
+    """What `table` loses on average against the best setting of each draw, mean over the concurrencies."""
+    lost = []
+    for i, concurrency in enumerate(grid.concurrencies):
+        able = [k for k in grid.settings if k == PLAIN or fits(k, concurrency)]
+        best = np.stack([grid.of(k)[i] for k in able]).max(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            lost.append(np.nan_to_num(1.0 - grid.of(length_in(table, concurrency))[i] / best).mean())
+    return float(np.mean(lost))
+
+
+def _losses(grid: LengthGrid, fits: Fits, sizes: np.ndarray[Any, Any]) -> Floats:
+    """[lengths, sizes] expected regret of each length; infinite where it does not fit."""
+    lengths, max_batch = grid.lengths, len(sizes)
+    losses = np.full((len(lengths), max_batch), inf)
+    values = np.stack([_at_sizes(grid.of(k), grid.concurrencies, sizes) for k in lengths])
+    allowed = np.array([[fits(k, int(size)) for size in sizes] for k in lengths])
+    best = np.where(allowed[:, :, None], values, -inf).max(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        regret = np.nan_to_num(1.0 - values / best[None, :, :]).mean(axis=2)
+    losses[allowed] = regret[allowed]
+    if lengths[0] > 0:
+        # Beyond what fits any of them, the shortest is what is left.
+        losses[0, ~allowed.any(axis=0)] = 0.0
+    return losses
+
+
+def cheapest_path(losses: Floats, weights: Floats, change_loss: float) -> list[int]:
+    """[sizes] which row of `losses` [lengths, sizes] to take, where every change costs `change_loss`; sizes weigh as
+    much as their share of an octave."""
+    num_lengths, num_sizes = losses.shape
+    total = losses[:, 0] * weights[0]
+    came_from = np.zeros((num_lengths, num_sizes), dtype=np.int64)
+    for size in range(1, num_sizes):
+        changed = int(np.argmin(total))
+        stay = total <= total[changed] + change_loss
+        came_from[:, size] = np.where(stay, np.arange(num_lengths), changed)
+        total = np.where(stay, total, total[changed] + change_loss) + losses[:, size] * weights[size]
+    place = int(np.argmin(total))
+    path = [place]
+    for size in range(num_sizes - 1, 0, -1):
+        place = int(came_from[place, size])
+        path.append(place)
+    return path[::-1]
+
+
+def _at_sizes(values: Floats, concurrencies: Sequence[int], sizes: np.ndarray[Any, Any]) -> Floats:
+    """[sizes, draws] from [concurrencies, draws]: values per request, straight on the logarithm of the concurrency."""
+    places = np.log2(sizes)
+    known = [log2(concurrency) for concurrency in concurrencies]
+    per_request = values / np.asarray(concurrencies, dtype=float)[:, None]
+    found = np.stack([np.interp(places, known, per_request[:, draw]) for draw in range(values.shape[1])], axis=1)
+    scaled: Floats = found * sizes[:, None]
+    return scaled
+
+
+def _rows(by_size: Sequence[int]) -> Table:
+    rows: list[tuple[int, int, int]] = []
+    for size, k in enumerate(by_size, start=1):
+        if rows and rows[-1][2] == k:
+            rows[-1] = rows[-1][0], size, k
+        else:
+            rows.append((size, size, k))
+    return tuple(rows)
+
+
+def length_in(table: Sequence[Sequence[int]], batch: int) -> int:
+    """The table's length at a batch size; beyond its end the last one."""
+    found = [k for start, _, k in table if start <= batch]
+    return found[-1] if found else table[0][2]
+
+
+def best_single(grid: LengthGrid, fits: Fits) -> int:
+    """The one length of least expected regret over all concurrencies, PLAIN among them, that fits at all of them."""
+    able = [k for k in grid.settings if k == PLAIN or (k > 0 and fits(k, grid.concurrencies[-1]))]
+    values = np.stack([grid.of(k) for k in able])
+    best = values.max(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        regret = np.nan_to_num(1.0 - values / best).mean(axis=(1, 2))
+    return able[int(np.argmin(regret))]
+
+
+def plausible_lengths(grid: LengthGrid, fits: Fits, table: Table, least: float = 0.1) -> dict[int, tuple[int, ...]]:
+    """Lengths that are best in at least that share of the draws, and the table's own, by the start of each of its
+    rows."""
+    found = {}
+    for start, end, k in table:
+        inside = [i for i, c in enumerate(grid.concurrencies) if start <= c <= end]
+        chances = [chances_best(grid, fits, i) for i in inside]
+        likely = {j for chance in chances for j, share in chance.items() if share >= least}
+        found[start] = tuple(sorted(likely | {k}))
+    return found
+
+
+def chances_best(grid: LengthGrid, fits: Fits, i: int) -> dict[int, float]:
+    able = [k for k in grid.lengths if fits(k, grid.concurrencies[i])] or [grid.lengths[0]]
+    values = np.stack([grid.of(k)[i] for k in able])
+    winners = np.argmax(values, axis=0)
+    return {k: float(np.mean(winners == place)) for place, k in enumerate(able)}
+
+
+def break_even(grid: LengthGrid, fits: Fits) -> tuple[float | None, tuple[float | None, float | None]]:
+    """Median and 5 to 95 % over the draws, outwards to the nearest draw; infinite ones are None."""
+    found = sorted(_crossing(grid, fits, draw) for draw in range(grid.values.shape[2]))
+
+    def at(rank: float) -> float | None:
+        value = found[min(max(int(rank), 1), len(found)) - 1]
+        return None if value == inf else value
+
+    ranks = len(found) + 1
+    return at(ranks / 2), (at(LOW_PERCENT / 100.0 * ranks), at(ceil(HIGH_PERCENT / 100.0 * ranks)))
+
+
+def _crossing(grid: LengthGrid, fits: Fits, draw: int) -> float:
+    """The concurrency beyond which no draft pays in one draw, straight on logarithms; infinite where the largest one
+    tried still gains, 0 where the smallest one does not."""
+    gains = []
+    for i, concurrency in enumerate(grid.concurrencies):
+        able = [grid.of(k)[i, draw] for k in grid.lengths if k > 0 and fits(k, concurrency)]
+        plain = grid.of(PLAIN)[i, draw]
+        best = max(able, default=0.0)
+        gains.append(log(best / plain) if best > 0.0 and plain > 0.0 else (-1.0 if plain > 0.0 else 0.0))
+    if gains[-1] > 0.0:
+        return inf
+    last = max((i for i, gain in enumerate(gains) if gain > 0.0), default=None)
+    if last is None:
+        return 0.0
+    part = gains[last] / (gains[last] - gains[last + 1])
+    low, high = (log(concurrency) for concurrency in grid.concurrencies[last : last + 2])
+    return exp(low + part * (high - low))
+
+
+# -- the choice, and what it gains and loses
+
+
+class LengthAt(msgspec.Struct, frozen=True, kw_only=True):
+    """One draft length at one concurrency; 0 = a drafter is loaded and drafts nothing."""
+
+    k: int
+    speedup: float | None
+    """Mean over the draws, against the engine without a drafter; None where that reaches nothing."""
+    interval: Interval | None
+    """5 to 95 % of the draws."""
+    expected_regret: float
+    """What it loses on average against the best length of each draw, share."""
+    chance_best: float
+    fits_graphs: bool
+    """All its rows' tokens fit the captured graphs."""
+
+
+class TunedPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One concurrency that was simulated, and the length that the answer has there."""
+
+    concurrency: int
+    k: int
+    speedup: float | None
+    interval: Interval | None
+    expected_regret: float
+    """What the answer loses there in draws that had no part in choosing it; by as many choices, each without one."""
+    lengths: list[LengthAt]
+
+    @property
+    def best_draft(self) -> LengthAt:
+        """The draft length from 1 on of least expected regret there."""
+        return min((each for each in self.lengths if each.k > 0), key=lambda each: each.expected_regret)
+
+
+class Gain(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean over the concurrencies of what one setting has over another, relative, with 5 to 95 % of the draws."""
+
+    of: str
+    over: str
+    mean: float
+    interval: Interval
+    is_sure: bool
+    """The gain is above 0 in SURE_SHARE of the draws, and in the mean not below MIN_GAIN."""
+
+
+class Choice(NamedTuple):
+    """What a grid's draws say is best."""
+
+    table: Table
+    """The best table; it has one row where one length is as good."""
+    lengths: list[int]
+    """[concurrencies]; PLAIN among them."""
+    gain: Gain
+    is_table: bool
+
+
+def choice_of(grid: LengthGrid, fits: Fits, max_batch: int, *, may_be_table: bool) -> Choice:
+    table, one = best_table(grid, fits, max_batch), best_single(grid, fits)
+    by_table = np.stack([grid.of(length_in(table, c))[i] for i, c in enumerate(grid.concurrencies)])
+    gain = gain_of("the table", "no speculation" if one == PLAIN else f"K = {one}", by_table, grid.of(one))
+    if len(table) > 1 and gain.is_sure and may_be_table:
+        return Choice(table, [length_in(table, concurrency) for concurrency in grid.concurrencies], gain, True)
+    return Choice(((1, max_batch, max(one, 0)),), [one] * len(grid.concurrencies), gain, False)
+
+
+def regrets_of(grid: LengthGrid, fits: Fits, max_batch: int) -> list[float]:
+    """[concurrencies] what a choice loses in a draw that had no part in it: each draw judges the choice of all others
+    (leave-one-out). One draw alone judges its own."""
+    num_draws = grid.values.shape[2]
+    lost = np.full((len(grid.concurrencies), num_draws), np.nan)
+    for draw in range(num_draws):
+        others = grid if num_draws == 1 else grid._replace(values=np.delete(grid.values, draw, axis=2))
+        choice = choice_of(others, fits, max_batch, may_be_table=num_draws >= MIN_FOR_VERDICT)
+        for i, k in enumerate(choice.lengths):
+            best = best_by_draw(grid, fits, i)[draw]
+            if best > 0.0:
+                lost[i, draw] = 1.0 - grid.of(k)[i, draw] / best
+    return [0.0 if np.isnan(row).all() else max(0.0, float(np.nanmean(row))) for row in lost]
+
+
+def best_by_draw(grid: LengthGrid, fits: Fits, i: int) -> Floats:
+    """[draws] what the best length of each reaches."""
+    settings = [grid.of(k)[i] for k in grid.settings if k == PLAIN or fits(k, grid.concurrencies[i])]
+    found: Floats = np.stack(settings).max(axis=0)
+    return found
+
+
+def speedup_of(grid: LengthGrid, i: int, setting: int) -> tuple[float | None, Interval | None]:
+    plain = grid.of(PLAIN)[i]
+    if not (plain > 0.0).all():
+        return None, None
+    ratios = grid.of(setting)[i] / plain
+    return float(ratios.mean()), interval_90(ratios)
+
+
+def regret_of(values: Floats, best: Floats) -> float:
+    is_known = best > 0.0
+    if not is_known.any():
+        return 0.0
+    return max(0.0, float((1.0 - values[is_known] / best[is_known]).mean()))
+
+
+def gain_of(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
+    """Gain of values [concurrencies, draws] over the same, geometric mean over the concurrencies."""
+    is_known = ((ours > 0.0) & (theirs > 0.0)).all(axis=1)
+    if not is_known.any():
+        return Gain(of=name, over=other_name, mean=0.0, interval=(0.0, 0.0), is_sure=False)
+    gains: Floats = np.exp(np.log(ours[is_known] / theirs[is_known]).mean(axis=0)) - 1.0
+    interval = interval_90(gains)
+    mean = float(gains.mean())
+    is_sure = float((gains > 0.0).mean()) >= SURE_SHARE and mean >= MIN_GAIN
+    return Gain(of=name, over=other_name, mean=mean, interval=interval, is_sure=is_sure)
+
+
+def tuned_point(grid: LengthGrid, fits: Fits, i: int, chosen: int, regret: float) -> TunedPoint:
+    concurrency = grid.concurrencies[i]
+    chances, best = chances_best(grid, fits, i), best_by_draw(grid, fits, i)
+    lengths = [
+        LengthAt(
+            k=k,
+            speedup=speedup_of(grid, i, k)[0],
+            interval=speedup_of(grid, i, k)[1],
+            expected_regret=regret_of(grid.of(k)[i], best),
+            chance_best=chances.get(k, 0.0),
+            fits_graphs=fits(k, concurrency),
+        )
+        for k in grid.lengths
+    ]
+    speedup, interval = speedup_of(grid, i, chosen)
+    return TunedPoint(
+        concurrency=concurrency,
+        k=max(chosen, 0),
+        speedup=speedup,
+        interval=interval,
+        expected_regret=regret,
+        lengths=lengths,
+    )

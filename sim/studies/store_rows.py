@@ -1,0 +1,244 @@
+"""One point of a store: what identifies it, and the row it gives, which is a function of that alone.
+
+A row is flat: `key`, labels, the resolved scenario under `scenario.KEY` as JSON, and the metrics of the run; a point
+that fails has its error in place of metrics. All points draw from children of the scenario's seed, whatever else
+differs between them, so any two can be compared draw by draw. Not here: which points there are (grid), where rows are
+kept (store).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sim.compare.point_runs import Point, at_phi, run_point
+from sim.compare.pool import given
+from sim.compare.run_length import Length, choose_run_length, load_after, transient_note
+from sim.compare.side_by_side import PAIRED_METRICS
+from sim.costs.extrapolation import collecting
+from sim.costs.profile import Profile
+from sim.devices.contention import BRACKET, PhiLevel, phi_at
+from sim.draws import child_seed
+from sim.metrics.load import Verdict
+from sim.metrics.summary import Run, number
+from sim.policies.registry import POLICIES, find_policy
+from sim.run.resolve import resolve_all
+from sim.run.scenario import Scenario
+
+Row = dict[str, bool | str | int | float | None]
+SCENARIO = "scenario."
+"""Begins the columns that hold the resolved scenario."""
+PROFILES = "profiles"
+"""What workers are given: profiles by the name that scenarios have for them."""
+MODEL_ROOMS = (
+    "interface", "acceptance", "workload", "costs", "devices", "hosts", "engine", "policies", "metrics", "run",
+    "compare",
+)  # fmt: skip
+"""Rooms of sim whose code, with draws.py and the engines, makes the numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Replications of one scenario with one policy that are to be run in one worker."""
+
+    scenario: Scenario
+    profile_hash: str
+    replications: tuple[int, ...]
+
+
+def scenario_hash(scenario: Scenario) -> str:
+    """Hash of a resolved scenario, its seed and number of replications left out: rows of one hash are its draws."""
+    return msgspec.structs.replace(scenario, seed=0, replications=1).digest
+
+
+def row_key(scenario: Scenario, replication: int, profile_hash: str) -> str:
+    """What a row is kept under, 32 hex digits: scenario, seed, profile, files it reads, and the code that runs it."""
+    parts = (
+        scenario_hash(scenario),
+        child_seed(scenario.seed, replication),
+        profile_hash,
+        files_hash(scenario),
+        _policy_hash(scenario.policy[0]),
+        model_version(),
+    )
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+@cache
+def model_version() -> str:
+    """Version of the distribution and a hash of the code and engines that make the numbers: `0.1.0+5f0c1a2b`."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    sim = Path(__file__).parent.parent
+    found = hashlib.sha256()
+    for path in sorted([sim / "draws.py", *(path for room in MODEL_ROOMS for path in (sim / room).rglob("*.py"))]):
+        found.update(path.relative_to(sim).as_posix().encode() + path.read_bytes())
+    for path in sorted((sim / "engines").glob("*.json")):
+        found.update(path.read_bytes())
+    try:
+        release = version("lanesim")
+    except PackageNotFoundError:
+        release = "unknown"
+    return f"{release}+{found.hexdigest()[:8]}"
+
+
+def profile_hash(profile: Profile) -> str:
+    """Hash of all constants of a profile, 16 hex digits."""
+    return hashlib.sha256(msgspec.json.encode(profile, order="deterministic")).hexdigest()[:16]
+
+
+def files_hash(scenario: Scenario) -> str:
+    """Hash of the user's files that the scenario reads, beside its profile; empty where it reads none."""
+    paths = [scenario.workload.dataset_path, scenario.engine.name, scenario.devices.prefill_profile]
+    for quoted in (scenario.speculation.acceptance, scenario.speculation.stale_acceptance):
+        name, _, path = (quoted or "").partition(":")
+        paths.append(path.strip() if name.strip().lower() == "tape" else None)
+    # A path may name a part of its file after a #.
+    whole = [part for path in paths if path for part in (path, path.rpartition("#")[0]) if part]
+    read = [Path(path) for path in whole if Path(path).is_file()]
+    return "-".join(_file_hash(str(path), (about := path.stat()).st_mtime_ns, about.st_size) for path in read)
+
+
+@cache
+def _file_hash(path: str, changed_ns: int, size: int) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+@cache
+def _policy_hash(name: str) -> str:
+    """Hash of the file that a policy from elsewhere is in; empty for a built-in one, which the model's version
+    covers."""
+    if name in POLICIES:
+        return ""
+    try:
+        module = sys.modules.get(find_policy(name).build.__module__)
+    except ValueError:
+        return ""
+    file = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
+
+
+def run_job(job: Job) -> list[Row]:
+    """The rows of a job; errors of a run are rows, too."""
+    with warnings.catch_warnings(record=True) as heard, collecting() as extrapolation:
+        warnings.simplefilter("always")
+        try:
+            rows = list(_rows(job))
+        except Exception as error:
+            rows = [failed_row(job, replication, _told(error)) for replication in job.replications]
+    said = [*(str(warning.message) for warning in heard), str(extrapolation)]
+    notes = "; ".join(dict.fromkeys(text for text in said if text))
+    return [row | {"notes": notes or None} for row in rows]
+
+
+def run_jobs(jobs: Sequence[Job]) -> list[list[Row]]:
+    """The rows of each job."""
+    return [run_job(job) for job in jobs]
+
+
+def failed_row(job: Job, replication: int, error: str) -> Row:
+    return _labels(job, replication) | {"error": error}
+
+
+def _told(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+
+
+def _labels(job: Job, replication: int) -> Row:
+    scenario = job.scenario
+    labels: Row = {
+        "key": row_key(scenario, replication, job.profile_hash),
+        "scenario_hash": scenario_hash(scenario),
+        "policy": scenario.policy[0],
+        "seed": child_seed(scenario.seed, replication),
+        "replication": replication,
+        "model_version": model_version(),
+        "profile_hash": job.profile_hash,
+        "error": None,
+        "notes": None,
+    }
+    return labels | {SCENARIO + key: text for key, text in scenario_columns(scenario)}
+
+
+def scenario_columns(scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """Dotted keys of a resolved scenario and their values as JSON."""
+    plain = msgspec.to_builtins(scenario)
+    for key in ("schema", "policy", "replications", *(() if scenario.energy else ("energy",))):
+        del plain[key]
+    yield from ((key, json.dumps(value)) for key, value in _flat(plain))
+
+
+def _flat(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in block.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", None if value == {} else value
+
+
+def _rows(job: Job) -> Iterator[Row]:
+    scenario, policy = job.scenario, job.scenario.policy[0]
+    profile: Profile = given(PROFILES)[scenario.profile]
+    resolve_all(scenario, profile)
+    settled, length = choose_run_length(scenario, profile)
+    for replication in job.replications:
+        point = Point(scenario=settled, policy=policy, seed=child_seed(scenario.seed, replication), profile=profile)
+        outcome = run_point(point)
+        load = load_after(settled, profile, policy, [outcome])
+        is_open = not profile.overlap.measured and not scenario.devices.is_overlap_given
+        phis: dict[PhiLevel, float] = {}
+        if is_open and outcome.num_streams > 1 and outcome.run["partition"] is None:
+            phis = {level: phi_at(profile.overlap, level) for level in BRACKET if level is not PhiLevel.MIDDLE}
+        others = {level: run_point(dataclasses.replace(point, phi=phi)) for level, phi in phis.items()}
+        is_steady_throughout = load.is_steady and all(
+            load_after(at_phi(settled, phis[level]), profile, policy, [other]).is_steady
+            for level, other in others.items()
+        )
+        yield _labels(job, replication) | {
+            "load": load.verdict.value,
+            "unstable": load.verdict is Verdict.OVERLOADED,
+            "is_steady": load.is_steady,
+            "is_steady_throughout": is_steady_throughout,
+            "is_transient": _is_transient(settled, length, outcome.run),
+            "capacity_per_s": load.capacity_per_s,
+            "num_warmups": length.num_warmups,
+            "num_cooldowns": length.num_cooldowns,
+            **dict(_metrics(outcome.run)),
+            **{
+                if_overlap(metric, level): number(other.run, metric)
+                for level, other in others.items()
+                for metric in PAIRED_METRICS
+            },
+        }
+
+
+def if_overlap(metric: str, level: PhiLevel) -> str:
+    """Column of what `metric` would be at an end of phi's bracket, where overlap was not measured."""
+    return f"{metric}_if_{level.value}"
+
+
+def _is_transient(scenario: Scenario, length: Length, run: Run) -> bool:
+    """A given length that is too short for steady means."""
+    mean_ms = number(run, "mean_e2el_ms")
+    return transient_note(scenario, length, None if mean_ms is None else mean_ms / 1e3) is not None
+
+
+def _metrics(run: Run) -> Iterator[tuple[str, bool | str | int | float | None]]:
+    """A run's metrics without blocks: `kind_utilization.draft` and the like."""
+    for key, value in run.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{name}", part) for name, part in value.items())
+        elif not isinstance(value, list) and key not in ("policy", "seed"):
+            yield key, value

@@ -1,0 +1,163 @@
+"""Any config.json: published parameter counts come out, and what is not understood is refused by its name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibrate.catalogue.model_configs import format_names, source_of, with_formats
+from sim.costs.shapes import MODELS, Formats, ModelShape
+
+COMMON = {"vocab_size": 100, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}
+GPT_OSS_120B = {
+    "model_type": "gpt_oss", "num_hidden_layers": 36, "hidden_size": 2880, "intermediate_size": 2880,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128,
+    "num_experts_per_tok": 4, "sliding_window": 128, "vocab_size": 201088, "max_position_embeddings": 131072,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "quantization_config": {"quant_method": "mxfp4"},
+}  # fmt: skip
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "intermediate_size": 18432,
+    "moe_intermediate_size": 2048, "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256,
+    "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 3, "q_lora_rank": 1536,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280,
+    "max_position_embeddings": 163840, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048, "intermediate_size": 6144,
+    "moe_intermediate_size": 768, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+    "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936, "max_position_embeddings": 40960,
+}  # fmt: skip
+MIXTRAL_8X7B = {
+    "model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "vocab_size": 32000, "max_position_embeddings": 32768, "sliding_window": None,
+}  # fmt: skip
+GEMMA_2_27B = {
+    "model_type": "gemma2", "num_hidden_layers": 46, "hidden_size": 4608, "intermediate_size": 36864,
+    "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "sliding_window": 4096,
+    "vocab_size": 256000, "max_position_embeddings": 8192,
+}  # fmt: skip
+QWEN3_NEXT = {
+    "model_type": "qwen3_next", "num_hidden_layers": 48, "hidden_size": 2048, "intermediate_size": 5120,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts": 512,
+    "num_experts_per_tok": 10, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+    "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
+    "linear_num_value_heads": 32, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "vocab_size": 151936,
+}  # fmt: skip
+OPT_13B = {
+    "model_type": "opt", "num_hidden_layers": 40, "hidden_size": 5120, "ffn_dim": 20480, "num_attention_heads": 40,
+    "vocab_size": 50272, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+SPARSE = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
+
+
+def shape_of(folder: Path, config: dict[str, Any], **changes: Any) -> ModelShape:
+    path = folder / "some-model.json"
+    path.write_text(json.dumps({**COMMON, **config, **changes}))
+    return source_of(str(path), plain=False).shape
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "active_billions"),
+    [
+        (GPT_OSS_120B, 116.8, 5.1),
+        (DEEPSEEK_V3, 671.0, 37.0),
+        (QWEN3_30B_A3B, 30.5, 3.3),
+        (MIXTRAL_8X7B, 46.7, 12.9),
+        (GEMMA_2_27B, 27.2, 27.2),
+        (OPT_13B, 12.85, 12.85),
+        (QWEN3_NEXT, 80.0, 3.5),
+    ],
+)
+def test_published_parameter_counts_come_out(
+    tmp_path: Path, config: dict[str, Any], billions: float, active_billions: float
+) -> None:
+    shape = shape_of(tmp_path, config)
+    assert shape.params / 1e9 == pytest.approx(billions, rel=0.01)
+    head = shape.vocab * shape.hidden
+    active = shape.layers * shape.active_layer_weights + head
+    assert active / 1e9 == pytest.approx(active_billions, rel=0.12)
+
+
+def test_layers_and_formats_are_the_checkpoints_own(tmp_path: Path) -> None:
+    oss = shape_of(tmp_path, GPT_OSS_120B)
+    assert (oss.window, oss.window_layers, oss.formats) == (128, 18, Formats(experts="mxfp4"))
+    assert oss.weight_bytes / 1e9 == pytest.approx(65.2, rel=0.01)
+    deepseek = shape_of(tmp_path, DEEPSEEK_V3)
+    assert deepseek.formats == Formats(projections="fp8-block", mlp="fp8-block", experts="fp8-block")
+    assert deepseek.kv_bytes_per_token == 61 * 576 * 2
+    gemma = shape_of(tmp_path, GEMMA_2_27B)
+    assert (gemma.window_layers, gemma.tied_embeddings) == (23, True)
+    assert shape_of(tmp_path, MIXTRAL_8X7B).window_layers == 0
+
+
+def test_an_indexer_has_matrices_and_a_key_of_every_token(tmp_path: Path) -> None:
+    plain, sparse = shape_of(tmp_path, DEEPSEEK_V3), shape_of(tmp_path, DEEPSEEK_V3, **SPARSE)
+    assert sparse.params - plain.params == 61 * (64 * 128 * 1536 + (128 + 64) * 7168)
+    assert sparse.kv_bytes_per_token - plain.kv_bytes_per_token == 61 * 132
+
+
+def test_layers_of_linear_attention_keep_no_kv(tmp_path: Path) -> None:
+    shape = shape_of(tmp_path, QWEN3_NEXT)
+    assert (shape.linear_layers, shape.has_query_gate) == (36, True)
+    assert shape.kv_bytes_per_token == 12 * 2 * 2 * 256 * 2
+    listed = shape_of(tmp_path, QWEN3_NEXT, layer_types=["linear_attention", "full_attention"] * 24)
+    assert listed.linear_layers == 24
+    named = {"model_type": "qwen3_5_moe_text", "attn_output_gate": False}
+    assert not shape_of(tmp_path, {**QWEN3_NEXT, **named}).has_query_gate
+
+
+def test_a_text_model_inside_a_larger_one_is_found(tmp_path: Path) -> None:
+    shape = shape_of(tmp_path, {"model_type": "kimi_k25", "text_config": {**COMMON, **DEEPSEEK_V3}})
+    assert shape.latent is not None
+
+
+def test_formats_as_checkpoints_have_them(tmp_path: Path) -> None:
+    dense, sparse = MODELS["llama-3.1-8b"], shape_of(tmp_path, QWEN3_30B_A3B)
+    assert with_formats(dense, "fp8", "fp8").formats == Formats(projections="fp8", mlp="fp8", kv="fp8")
+    assert with_formats(sparse, "nvfp4", None).formats == Formats(mlp="nvfp4", experts="nvfp4")
+    assert with_formats(sparse, "int4", None).formats == Formats(experts="int4")
+    assert with_formats(with_formats(dense, "fp8", None), "bf16", None) == dense
+    assert format_names(with_formats(dense, "fp8", "fp8")) == "-fp8-kv8"
+    with pytest.raises(ValueError, match="did you mean 'nvfp4'"):
+        with_formats(dense, "nvfp5", None)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (DEEPSEEK_V3, {"index_topk": 2048}, "index_n_heads=None must be a whole number"),
+        (QWEN3_30B_A3B, SPARSE, "indexer goes with latent attention alone"),
+        (DEEPSEEK_V3, {**SPARSE, "index_topk_freq": 4}, "index_topk_freq=4: an indexer that several layers share"),
+        (GPT_OSS_120B, {"layer_types": ["linear_attention"] * 36}, "layer_types has linear_attention"),
+        (QWEN3_NEXT, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim=0 must be a whole number"),
+        (QWEN3_NEXT, {"layer_types": ["full_attention"] * 48}, "linear.layers=0 must be at least 1"),
+        (QWEN3_NEXT, {"layer_types": ["linear_attention"] * 48}, "linear.layers=48 must be below layers=48"),
+        (QWEN3_NEXT, {"layer_types": ["linear_attention"] * 2}, "layer_types names 2 layers, num_hidden_layers=48"),
+        (GPT_OSS_120B, {"num_experts_per_tok": None}, "mixture-of-experts"),
+        (QWEN3_30B_A3B, {"decoder_sparse_step": 2}, "layers with and without experts in turn"),
+        (QWEN3_30B_A3B, {"moe_intermediate_size": None}, "without moe_intermediate_size"),
+        (MIXTRAL_8X7B, {"quantization_config": {"quant_method": "aqlm"}}, "quant_method='aqlm'"),
+        (MIXTRAL_8X7B, {"model_type": "jamba"}, "model_type='jamba' is not understood"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        shape_of(tmp_path, config, **changes)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_measuring_and_other_tables_take_plain_models_alone(tmp_path: Path) -> None:
+    path = tmp_path / "oss.json"
+    path.write_text(json.dumps(GPT_OSS_120B))
+    with pytest.raises(ValueError, match="a mixture-of-experts model has no cost form here"):
+        source_of(str(path))

@@ -1,0 +1,251 @@
+# ruff: noqa: E402
+"""What serving adds, measured on the threaded host: structure and hand-made runs; seconds are never asserted."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from typing import Any
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from calibrate.measure import lanes, serving_overhead
+from calibrate.measure.lanes import Served, Setting, simulate
+from calibrate.measure.pair import options_of, pair_spec
+from calibrate.measure.pauses import idle_ramp
+from calibrate.measure.serving_overhead import best_tau, look_s, served
+from realrun.host.garbage_collector import frozen_heap
+from realrun.kernels.device_passes import PassShape
+from realrun.kernels.host_slots import PromptChunk
+from realrun.kernels.issuer import Issuer
+from realrun.kernels.pair_kernels import PairKernels
+from realrun.kernels.pair_options import PairOptions
+from realrun.model.weights import random_model
+from realrun.replay.machine_speed import probe
+from realrun.replay.measured_costs import MeasuredWork
+from realrun.replay.pair_executor import PairExecutor
+from sim.costs.forms.build import build_costs
+from sim.costs.profile import IdleRamp, Profile
+from sim.costs.profile_files import load
+from sim.hosts.simulated import SimHost
+from sim.interface.work import Chunk, Kind, Model, Work
+from sim.metrics.records import WorkRecord
+from tests.realrun.replay.test_rehearsal import CountingCpu
+from tests.realrun.support import Attention
+
+BUSY = Served(
+    setting=Setting(draft_tokens=4),
+    works=[],
+    submitted=[],
+    span_s=0.4,
+    e2els_s=[0.049, 0.050, 0.051],
+)
+VERIFY = Work(kind=Kind.VERIFY, rows=2, row_tokens=10, context_tokens=100, head_rows=10)
+DRAFT = Work(kind=Kind.DRAFT, model=Model.DRAFT, rows=2, row_tokens=2, context_tokens=100, head_rows=2, draft_tokens=4)
+
+RECORD = WorkRecord(
+    kind="",
+    model="",
+    stream="lane 0",
+    device="0",
+    submitted_s=0.0,
+    issue_start_s=0.0,
+    issued_s=0.0,
+    start_s=0.0,
+    end_s=0.0,
+    ready_s=0.0,
+    rows=0,
+    row_tokens=0,
+    context_tokens=0,
+    chunk_tokens=0,
+    draft_tokens=0,
+    is_cancelled=False,
+    requests=(),
+)
+
+
+def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> Served:
+    """A run whose works lasted so long."""
+    works = []
+    for work, last_s in zip(submitted, lasts_s, strict=True):
+        record = msgspec.structs.replace(
+            RECORD, kind=work.kind.value, model=work.model.value, issued_s=last_s, end_s=last_s
+        )
+        works.append(MeasuredWork(record=record, eligible_s=0.0, reacted_s=0.0, padded_tokens=0, emitted=()))
+    return dataclasses.replace(BUSY, works=works, submitted=submitted, **about)
+
+
+def test_what_a_look_takes_is_what_works_last_longer_by_looks_per_second() -> None:
+    """Verify takes 3 ms instead of 2, draft as before, at 1,000 looks a second: (4 / 3 - 1) / 1000."""
+    plain = lasting([VERIFY, DRAFT], [0.002, 0.001])
+    one = BUSY.setting._replace(num_pollers=1)
+    polled = lasting([VERIFY, DRAFT], [0.003, 0.001], setting=one)
+    assert look_s([(plain, polled)]) == pytest.approx(1e-3 / 3.0)
+    assert look_s([(polled, dataclasses.replace(plain, setting=one))]) == 0.0
+
+
+def test_serving_on_a_gpu_is_measured_with_the_graphs_that_a_replay_launches() -> None:
+    spec = pair_spec("cuda", "llama-3.1-8b", "llama-3.2-1b", "bfloat16", 64, 4096, "flash-3", 0)
+    options = options_of(spec)
+    assert options.cuda_graphs
+    assert options.batch_buckets == (1, 2, 4, 8, 16, 32, 64)
+
+
+def test_captured_works_and_those_on_prompts_are_told_apart_and_stand_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every decoding pass of the judged rounds is a graph, every prompt's is not."""
+    profile, launched = load("cpu/tiny"), []
+    models = [random_model(shape, dtype=torch.float32) for shape in (profile.target, profile.draft) if shape]
+    options = PairOptions(slots=4, max_tokens=160, attention=Attention.FLASH_CPU, draft_tokens_max=4)
+    # Past the check of attention, which on a CPU reads lengths back: nothing is really captured here.
+    object.__setattr__(options, "cuda_graphs", True)
+    object.__setattr__(options, "batch_buckets", (1, 4))
+    kernels, issue = PairKernels(*models, options, runs_on=CountingCpu()), Issuer.issue
+
+    def watched(self: Issuer, shape: PassShape, rows: Any) -> Any:
+        launched.append((bool(shape.chunks), (pending := issue(self, shape, rows)).is_graph))
+        return pending
+
+    with monkeypatch.context() as patch:
+        rounds = serving_overhead._rounds
+
+        def begun(*given: Any) -> Any:
+            patch.setattr(Issuer, "issue", watched)
+            return rounds(*given)
+
+        patch.setattr(serving_overhead, "_rounds", begun)
+        patch.setattr(lanes, "REQUESTS_PER_LANE", 4)
+        found = serving_overhead.on_gpu(profile, PairExecutor(kernels, seed=1), 1).host
+    assert set(launched) == {(True, False), (False, True)}
+    assert found.eager_step_s is not None
+    assert found.eager_result_s is not None
+    assert not found.captures_chunks
+    assert "eager_step_s and eager_result_s" in found.source
+
+
+def test_prompts_are_priced_by_what_eager_works_add_and_decoding_ones_by_what_graphs_do() -> None:
+    profile = load("h100-sxm/llama-2-7b+tinyllama-1.1b")
+    prompt = Work(kind=Kind.PREFILL, chunks=(Chunk(100, 0),), head_rows=1)
+    host = msgspec.structs.replace(profile.host, step_s=1e-3, eager_step_s=3e-3, result_s=2e-3, eager_result_s=5e-3)
+    plain, told = (
+        build_costs(msgspec.structs.replace(profile, host=each))
+        for each in (msgspec.structs.replace(host, eager_step_s=None, eager_result_s=None), host)
+    )
+    assert told.cost(prompt).prepare_s - plain.cost(prompt).prepare_s == pytest.approx(2e-3)
+    assert told.cost(VERIFY) == plain.cost(VERIFY)
+    for costs, result_s in ((plain, 2e-3), (told, 5e-3)):
+        sim = SimHost(costs, None)
+        tickets = {}
+
+        async def submit(sim: Any = sim, tickets: Any = tickets) -> None:
+            stream = sim.stream("gpu")
+            for work in (prompt, VERIFY):
+                tickets[work.kind] = sim.run(work, stream)
+                await tickets[work.kind]
+
+        sim.spawn(submit())
+        sim.run_until()
+        waits_s = {kind: ticket.ready_s - ticket.end_s for kind, ticket in tickets.items()}
+        assert waits_s == pytest.approx({Kind.PREFILL: result_s, Kind.VERIFY: 2e-3})
+
+
+def test_a_pass_in_service_is_compared_with_the_profile_by_kind_and_run() -> None:
+    profile = load("cpu/tiny")
+    costs = build_costs(profile, cuda_graph=False)
+    verify_s, draft_s = (costs.cost(work).device_s for work in (VERIFY, DRAFT))
+    runs = [
+        lasting([VERIFY, VERIFY, VERIFY, DRAFT], [1.1 * verify_s, 1.2 * verify_s, 1.6 * verify_s, 0.9 * draft_s]),
+        lasting([VERIFY], [1.4 * verify_s]),
+    ]
+    assert served(profile, [runs[:1], runs[1:]]) == pytest.approx({"verify": 1.35, "draft": 0.9})
+    twice = [lasting([VERIFY], [factor * verify_s]) for factor in (1.2, 5.0)]
+    assert served(profile, [[runs[1], *twice]]) == pytest.approx({"verify": 1.4})
+
+
+def test_tau_is_found_again_on_a_machine_that_became_slower_than_its_profile() -> None:
+    profile = synchronous(load("cpu/tiny"), tau_s=40e-6)
+    pairs = []
+    for number in (2, 3):
+        one, several = (simulate(profile, Setting(lanes, 4)) for lanes in (1, number))
+        pairs.append((stretched(one, 1.3), stretched(several, 1.3)))
+    assert best_tau(profile, pairs) == pytest.approx(40e-6, rel=0.15)
+
+
+@pytest.mark.parametrize("paces", [(1.0, 1.0, 1.0), (1.0, 1.4, 0.8)])
+def test_a_ramp_is_found_again_while_the_machine_drifts(paces: tuple[float, ...]) -> None:
+    """Planted: 12 ms lost by a long pause, 63 % of it by 20 ms, 63 % of it within 5 ms of work."""
+    planted = IdleRamp(lost_s=0.012, pause_s=0.020, work_s=0.005)
+    plain = synchronous(load("cpu/tiny"))
+    profile = msgspec.structs.replace(plain, host=msgspec.structs.replace(plain.host, idle_ramp=planted))
+    service_s = simulate(plain, Setting(1, 4)).span_s / 8
+    periods_s = [2.0 * service_s + pause_s for pause_s in (0.01, 0.04, 0.16)]
+    settings = [Setting(1, 4), *(Setting(1, 4, period_s=period_s, burst=2) for period_s in periods_s)]
+    runs = [simulate(profile, setting) for setting in settings]
+    rounds = [[stretched(run, pace * (1.0 + 0.05 * number)) for number, run in enumerate(runs)] for pace in paces]
+    found = idle_ramp(rounds)
+    assert found is not None
+    assert found.lost_s == pytest.approx(planted.lost_s, rel=0.2)
+    assert found.pause_s == pytest.approx(planted.pause_s, rel=0.35)
+    assert found.work_s == pytest.approx(planted.work_s, rel=0.35)
+
+
+def test_requests_that_lose_nothing_by_a_pause_make_no_ramp() -> None:
+    plain = synchronous(load("cpu/tiny"))
+    settings = [Setting(1, 4), *(Setting(1, 4, period_s=period_s, burst=2) for period_s in (0.4, 0.6))]
+    assert idle_ramp([[simulate(plain, setting) for setting in settings]]) is None
+
+
+def stretched(run: Served, pace: float) -> Served:
+    """`run` on a machine that takes so many times as long."""
+    works = [
+        dataclasses.replace(
+            work,
+            eligible_s=pace * work.eligible_s,
+            record=msgspec.structs.replace(
+                work.record, start_s=pace * work.record.start_s, end_s=pace * work.record.end_s
+            ),
+        )
+        for work in run.works
+    ]
+    setting = run.setting._replace(period_s=pace * run.setting.period_s)
+    e2els_s = [pace * each_s for each_s in run.e2els_s]
+    return dataclasses.replace(run, setting=setting, works=works, span_s=pace * run.span_s, e2els_s=e2els_s)
+
+
+def synchronous(profile: Profile, tau_s: float = 1e-5) -> Profile:
+    overlap = msgspec.structs.replace(
+        profile.overlap, tau_s=tau_s, takes_turns=True, has_priorities=False, measured=True
+    )
+    host = msgspec.structs.replace(profile.host, is_synchronous=True)
+    return msgspec.structs.replace(profile, host=host, overlap=overlap)
+
+
+def test_a_probe_changes_nothing_that_requests_or_streams_go_by() -> None:
+    target = random_model(load("cpu/tiny").target, dtype=torch.float32)
+    kernels = PairKernels(target, None, PairOptions(slots=2, max_tokens=48, attention=Attention.FLASH_CPU))
+    issuer = kernels.issuer("gpu")
+    slot = kernels.admit([1, 2, 3], 0)
+    kernels.prefill([PromptChunk(slot, 3)], issuer).result()
+    state = [kernels.sequences.tokens, kernels.sequences.lengths, kernels.target.kv.lengths]
+    before, warmed = [tensor[:-1].clone() for tensor in state], set(issuer.warmed)
+    assert min(probe(kernels, issuer)) > 0.0
+    assert all(torch.equal(tensor[:-1], kept) for tensor, kept in zip(state, before, strict=True))
+    assert issuer.warmed == warmed
+    short = PairKernels(target, None, PairOptions(slots=2, max_tokens=32, attention=Attention.FLASH_CPU))
+    assert probe(short, short.issuer("gpu")) == ()
+
+
+def test_a_frozen_heap_is_thawed_by_whoever_froze_it() -> None:
+    gc.unfreeze()
+    with frozen_heap():
+        frozen = gc.get_freeze_count()
+        with frozen_heap():
+            pass
+        assert min(frozen, gc.get_freeze_count()) > 0
+    assert gc.get_freeze_count() == 0
+    gc.freeze()

@@ -1,0 +1,182 @@
+"""A server whose constants are known: they come back from its levels of load, and each level from the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from calibrate.cli.production import production_command
+from calibrate.judge.cells import Setup, simulate_cell
+from calibrate.production.engine_fit import fit_served, tellable
+from calibrate.production.level_files import NEEDED
+from calibrate.production.levels import Accepted, Served, cell_of
+from sim.costs.engine_costs import with_engine, without_engine
+from sim.costs.profile import Profile
+from sim.costs.profile_files import encode, load
+
+PAIR = "h100-sxm/llama-3.1-8b+eagle3"
+RATES = (0.7, 0.45, 0.25)
+
+
+def bare() -> Profile:
+    profile = load(PAIR)
+    return with_engine(profile, without_engine(profile))
+
+
+def real() -> Profile:
+    """A server with 1.5 ms per step, 40 us per row, and 12 ms before the engine."""
+    host = msgspec.structs.replace(bare().host, step_s=1.5e-3, row_s=4e-5, frontend_s=12e-3)
+    return msgspec.structs.replace(bare(), host=host)
+
+
+def results_of(folder: Path, levels: tuple[int, ...], *, drafts: bool) -> list[str]:
+    """What `vllm bench serve` would write of it at each level; `--bench-json` flags."""
+    flags = []
+    for level in levels:
+        accepted = Accepted(drafts=1.0, draft_tokens=3, rates=RATES) if drafts else None
+        asked = Served(
+            source="x", concurrency=level, prompt_tokens=200, output_tokens=40, tpot_s=1.0, accepted=accepted
+        )
+        found: dict[str, Any] = simulate_cell(cell_of(asked, 1), real(), Setup(engine={}))
+        result = {key: found[key] for key in NEEDED} | {"max_concurrency": level}
+        if drafts:
+            result["spec_decode_per_position_acceptance_rates"] = list(RATES)
+        path = folder / f"c{level}.json"
+        path.write_text(json.dumps(result))
+        flags += ["--bench-json", str(path)]
+    return flags
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_constants_of_a_server_come_back_from_its_benchmarks(tmp_path: Path, drafts: bool) -> None:
+    profile, out = tmp_path / "bare.json", tmp_path / "mine.json"
+    profile.write_bytes(encode(bare()))
+    flags = results_of(tmp_path, (1, 4, 32), drafts=drafts)
+    done = CliRunner().invoke(
+        production_command, [*flags, "--profile", str(profile), "--out", str(out), "--json", str(tmp_path / "r.json")]
+    )
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "r.json").read_text())
+    found = {each["constant"]: each["value_s"] for each in result["constants"]}
+    assert found == {
+        "step_s": pytest.approx(1.5e-3, rel=0.02),
+        "row_s": pytest.approx(4e-5, rel=0.02),
+        "frontend_s": pytest.approx(12e-3, rel=0.02),
+    }
+    assert [each["is_told"] for each in result["constants"]] == [True, True, True]
+    assert result["acceptance"] == ("vllm:0.7,0.45,0.25" if drafts else None)
+    for level in result["levels"]:
+        assert max(map(abs, level["errors_pct"].values())) < 1.0
+        assert level["left_out_error_pct"] == level["left_out_errors_pct"]["tpot_ms"]
+        assert max(map(abs, level["left_out_errors_pct"].values())) < 3.0
+    mine = load(str(out))
+    assert (mine.host.engine, mine.host.step_s) == (bare().host.engine, pytest.approx(1.5e-3, rel=0.02))
+    assert mine.host.frontend_s == pytest.approx(12e-3, rel=0.02)
+    assert "fitted by lanesim on 3 levels of a running server" in mine.host.source
+
+
+def seen(concurrency: float, **shift_s: float) -> Served:
+    """The server at a level; `ttft_s` and `tpot_s` are added to its times."""
+    asked = Served(source="x", concurrency=concurrency, prompt_tokens=200, output_tokens=40, tpot_s=1.0)
+    found: dict[str, Any] = simulate_cell(cell_of(asked, 1), real(), Setup(engine={}))
+    return msgspec.structs.replace(
+        asked,
+        ttft_s=found["mean_ttft_ms"] / 1e3 + shift_s.get("ttft_s", 0.0),
+        tpot_s=found["mean_tpot_ms"] / 1e3 + shift_s.get("tpot_s", 0.0),
+    )
+
+
+def test_whatever_a_first_token_waits_for_bends_no_step() -> None:
+    levels = [seen(1), seen(4), seen(16, ttft_s=0.1)]
+    found = fit_served(bare(), levels, Setup(engine={}))
+    assert found.fits[0].values_s == {
+        "step_s": pytest.approx(1.5e-3, rel=0.02),
+        "row_s": pytest.approx(4e-5, rel=0.02),
+    }
+    assert not found.fits[1].told["frontend_s"]
+
+
+def test_intervals_are_no_narrower_than_rounds_of_one_level_repeat() -> None:
+    level, names = seen(4), ["step_s", "frontend_s"]
+    levels = [level], [msgspec.structs.replace(level, repeats_pct={"tpot_ms": 10.0, "ttft_ms": 20.0})]
+    exact, wide = (fit_served(bare(), each, Setup(engine={}), names).fits for each in levels)
+    # 0.5 % and t of one degree of freedom without repeats.
+    least = 12.706 * 0.005
+    assert wide[0].values_s == exact[0].values_s
+    ratios = [b.half_widths_s[name] / a.half_widths_s[name] for a, b, name in zip(exact, wide, names, strict=True)]
+    assert ratios == [pytest.approx(1.96 * 0.1 / least, rel=1e-3), pytest.approx(1.96 * 0.2 / least, rel=1e-3)]
+
+
+def test_a_wait_too_long_for_a_frontend_is_left_out_and_said_or_refused_where_it_was_asked_for() -> None:
+    levels = [seen(1, ttft_s=2.0), seen(4, ttft_s=3.0)]
+    found = fit_served(bare(), levels, Setup(engine={}))
+    assert [list(fit.values_s) for fit in found.fits] == [["step_s", "row_s"]]
+    assert "requests that waited for a seat" in found.unfitted["frontend_s"]
+    assert found.profile.host.frontend_s == 0.0
+    with pytest.raises(ValueError, match="requests that waited for a seat"):
+        fit_served(bare(), levels, Setup(engine={}), ["step_s", "frontend_s"])
+
+
+@pytest.mark.parametrize(
+    ("constants", "message"),
+    [
+        (
+            ["step_s", "frontend_s"],
+            "--constants: x: frontend_s cannot be determined: no level has a time to the first token",
+        ),
+        (["frontend_s"], "--constants frontend_s: name a constant of a step as well"),
+        (["step_s", "step_s"], "--constants step_s,step_s: each constant once"),
+    ],
+)
+def test_a_frontend_that_no_level_tells_is_refused(constants: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit_served(bare(), [msgspec.structs.replace(seen(1), ttft_s=None)], Setup(engine={}), constants)
+
+
+def level(concurrency: float, *, drafts: bool, ttft_s: float | None = None) -> Served:
+    accepted = Accepted(drafts=1.0, draft_tokens=3, rates=RATES) if drafts else None
+    return Served(
+        source="x",
+        concurrency=concurrency,
+        prompt_tokens=10,
+        output_tokens=10,
+        ttft_s=ttft_s,
+        tpot_s=0.01,
+        accepted=accepted,
+    )
+
+
+@pytest.mark.parametrize(
+    ("levels", "constants"),
+    [
+        ([(8, False)], ["step_s"]),
+        ([(8, False), (9, False)], ["step_s"]),
+        ([(1, True), (8, True)], ["step_s", "row_s"]),
+        ([(1, False), (8, False), (8, True)], ["step_s", "row_s", "draft_pass_s"]),
+    ],
+)
+def test_only_constants_that_the_levels_can_tell_are_fitted(
+    levels: list[tuple[float, bool]], constants: list[str]
+) -> None:
+    assert tellable([level(concurrency, drafts=drafts) for concurrency, drafts in levels]) == constants
+    timed = [level(concurrency, drafts=drafts, ttft_s=0.1) for concurrency, drafts in levels]
+    assert tellable(timed) == [*constants, "frontend_s"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "nothing to read"),
+        (["--metrics-before", "a.txt"], "belong together"),
+        (["--log", "server.log"], "add --input-len and --output-len"),
+    ],
+)
+def test_what_is_missing_is_said(flags: list[str], message: str) -> None:
+    done = CliRunner().invoke(production_command, [*flags, "--profile", PAIR])
+    assert isinstance(done.exception, ValueError)
+    assert message in str(done.exception)

@@ -1,0 +1,220 @@
+"""What servers say of themselves: looks at metrics, logs and results as levels of load; what is missing is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from calibrate.production.level_files import levels, read_bench, read_windows
+from calibrate.production.levels import Accepted, Served, cell_of, middling, pooled
+from calibrate.production.metrics import between, parse, served_between
+
+LABELS = 'engine="0",model_name="m"'
+
+
+def look(requests: int, steps: int, *, drafts: int = 0, accepted: tuple[int, ...] = ()) -> str:
+    """`/metrics` of vLLM after `requests` of 100 prompt and 41 output tokens: TTFT 50 ms, TPOT 10 ms."""
+    histograms = {
+        "time_to_first_token_seconds": (requests, 0.05 * requests),
+        "request_time_per_output_token_seconds": (requests, 0.01 * requests),
+        "e2e_request_latency_seconds": (requests, 0.45 * requests),
+        "request_prompt_tokens": (requests, 100 * requests),
+        "request_generation_tokens": (requests, 41 * requests),
+        "iteration_tokens_total": (steps, 141 * requests),
+    }
+    lines = ["# HELP vllm:num_requests_running Number of requests.", "# TYPE vllm:num_requests_running gauge"]
+    lines.append(f"vllm:num_requests_running{{{LABELS}}} 3.0")
+    for name, (count, total) in histograms.items():
+        lines += [f"# TYPE vllm:{name} histogram", f'vllm:{name}_bucket{{{LABELS},le="+Inf"}} {count}']
+        lines += [f"vllm:{name}_count{{{LABELS}}} {count}", f"vllm:{name}_sum{{{LABELS}}} {total}"]
+    counters = {"generation_tokens": 41 * requests, "prompt_tokens": 100 * requests}
+    if drafts:
+        counters |= {"spec_decode_num_drafts": drafts, "spec_decode_num_draft_tokens": drafts * len(accepted)}
+    for name, value in counters.items():
+        lines += [f"# TYPE vllm:{name} counter", f"vllm:{name}_total{{{LABELS}}} {value}"]
+    if drafts:
+        lines.append("# TYPE vllm:spec_decode_num_accepted_tokens_per_pos counter")
+        for place, count in enumerate(accepted):
+            name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+            lines.append(f'{name}{{{LABELS},position="{place}"}} {count}')
+    return "\n".join([*lines, "# HELP python_gc gc", "# TYPE python_gc counter", "python_gc_total 3.0"]) + "\n"
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_two_looks_tell_means_of_what_was_served_between_them(tmp_path: Path) -> None:
+    """30 more requests of 40 tokens after the first, in 150 more steps: 8 at once."""
+    before, after = written(tmp_path / "a.txt", look(10, 77)), written(tmp_path / "b.txt", look(40, 227))
+    found = between(before, after)
+    assert (found.num_requests, found.concurrency) == (30, pytest.approx(30 * 40 / 150))
+    assert (found.prompt_tokens, found.output_tokens) == (pytest.approx(100.0), pytest.approx(41.0))
+    assert (found.ttft_s, found.tpot_s) == (pytest.approx(0.05), pytest.approx(0.01))
+    assert (found.accepted, found.output_tokens_per_s) == (None, None)
+
+
+def test_drafts_between_two_looks_tell_their_rates_and_how_many_tokens_a_step_writes(tmp_path: Path) -> None:
+    """600 more drafts of 2 tokens, 420 and 180 of them accepted so far: 2 tokens per verify."""
+    before = look(10, 50, drafts=100, accepted=(90, 10))
+    after = look(40, 200, drafts=700, accepted=(510, 190))
+    found = served_between(parse(before, "a"), parse(after, "b"), source="b", duration_s=10.0)
+    assert found.accepted == Accepted(drafts=600, draft_tokens=2, rates=(0.7, 0.3))
+    assert found.accepted is not None
+    assert (found.accepted.length, found.accepted.quote) == (2.0, "vllm:0.7,0.3")
+    assert found.concurrency == pytest.approx(30 * 40 / (150 * 2.0))
+    assert found.output_tokens_per_s == pytest.approx(30 * 41 / 10.0)
+
+
+def test_a_server_that_counts_no_steps_is_told_by_littles_law() -> None:
+    before, after = (
+        {sample: value for sample, value in parse(text, "x").items() if "iteration" not in sample[0]}
+        for text in (look(10, 1), look(40, 1))
+    )
+    with pytest.raises(ValueError, match="--duration-s"):
+        served_between(before, after, source="b", duration_s=None)
+    assert served_between(before, after, source="b", duration_s=5.0).concurrency == pytest.approx(30 * 0.45 / 5.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (look(40, 200), look(10, 50), "fell from one look to the next: the server was restarted"),
+        (look(10, 50), look(10, 50), "no request was finished between the two looks"),
+        ("python_gc_total 3.0\n", look(10, 50), "no metric of vLLM"),
+        ("vllm:x{a=\n", look(10, 50), "not in Prometheus' text format"),
+    ],
+)
+def test_looks_that_tell_nothing_are_refused(tmp_path: Path, before: str, after: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        between(written(tmp_path / "a.txt", before), written(tmp_path / "b.txt", after))
+
+
+def load_line(running: int, tokens_per_s: float, waiting: int = 0) -> str:
+    return (
+        "INFO 07-01 12:00:00 [loggers.py:118] Engine 000: Avg prompt throughput: 812.3 tokens/s, Avg generation "
+        f"throughput: {tokens_per_s} tokens/s, Running: {running} reqs, Waiting: {waiting} reqs, GPU KV cache usage: "
+        "3.2%, Prefix cache hit rate: 0.0%"
+    )
+
+
+def spec_line(rates: str, drafted: int) -> str:
+    return (
+        "INFO 07-01 12:00:00 [metrics.py:96] SpecDecoding metrics: Mean acceptance length: 2.00, Accepted throughput: "
+        f"41.20 tokens/s, Drafted throughput: 60.58 tokens/s, Accepted: 100 tokens, Drafted: {drafted} tokens, "
+        f"Per-position acceptance rate: {rates}, Avg Draft acceptance rate: 50.0%"
+    )
+
+
+def test_a_log_tells_the_levels_that_lasted(tmp_path: Path) -> None:
+    """The first and last line of a level mix it with its neighbour; one where requests wait is no level."""
+    lines = [load_line(8, 100.0), load_line(8, 400.0), load_line(8, 420.0), load_line(8, 410.0), load_line(8, 300.0)]
+    lines += [load_line(64, 900.0, waiting=3) for _ in range(5)] + ["something else"]
+    found = levels(written(tmp_path / "server.log", "\n".join(lines)), prompt_tokens=100, output_tokens=40)
+    assert [(each.concurrency, each.output_tokens_per_s) for each in found] == [(8.0, pytest.approx(410.0))]
+
+
+def test_acceptance_in_a_log_is_weighted_by_its_drafts(tmp_path: Path) -> None:
+    lines = [load_line(4, 100.0)]
+    for rates, drafted in (("0.800, 0.400", 200), ("0.600, 0.200", 600)):
+        lines += [load_line(4, 100.0), spec_line(rates, drafted)]
+    lines += [load_line(4, 100.0)]
+    (found,) = levels(written(tmp_path / "server.log", "\n".join(lines)), prompt_tokens=100, output_tokens=40)
+    assert found.accepted is not None
+    assert found.accepted.draft_tokens == 2
+    assert found.accepted.rates == (pytest.approx(0.65), pytest.approx(0.25))
+
+
+def test_sglangs_lines_tell_load_and_acceptance_length() -> None:
+    line = (
+        "[2025-07-01 12:00:00] Decode batch. #running-req: 8, #token: 4096, token usage: 0.02, accept len: 2.50, "
+        "cuda graph: True, gen throughput (token/s): 404.5, #queue-req: 0"
+    )
+    (window,) = read_windows([line], num_speculative_tokens=3)
+    assert (window.running, window.waiting, window.output_tokens_per_s) == (8, 0, 404.5)
+    assert window.accepted is not None
+    assert window.accepted.quote == "length:2.5@3"
+    (without,) = read_windows([line.replace("accept len: 2.50, ", "")])
+    assert (without.running, without.output_tokens_per_s, without.accepted) == (8, 404.5, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("nothing\n", "no line of vLLM"), (load_line(8, 1.0) + "\n", "never show 2 of the same load")]
+)
+def test_logs_that_tell_no_level_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        levels(written(tmp_path / "server.log", text), prompt_tokens=100, output_tokens=40)
+
+
+RESULT = {
+    "completed": 50,
+    "total_input_tokens": 5000,
+    "total_output_tokens": 2050,
+    "output_throughput": 800.0,
+    "mean_ttft_ms": 50.0,
+    "mean_tpot_ms": 10.0,
+    "max_concurrency": 8,
+}
+
+
+def test_a_benchmarks_result_is_a_level_at_its_concurrency_or_by_littles_law(tmp_path: Path) -> None:
+    """41 tokens at 800/s, 0.45 s each: 8.78 in flight."""
+    (closed,) = read_bench(written(tmp_path / "r.json", json.dumps(RESULT)))
+    assert (closed.concurrency, closed.tpot_s, closed.prompt_tokens) == (8.0, 0.01, 100.0)
+    (open_loop,) = read_bench(written(tmp_path / "o.json", json.dumps(RESULT | {"max_concurrency": None})))
+    assert open_loop.concurrency == pytest.approx(800.0 / 41 * 0.45)
+
+
+def test_a_benchmarks_result_without_what_is_needed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="missing required field `mean_tpot_ms`"):
+        read_bench(written(tmp_path / "r.json", json.dumps({k: v for k, v in RESULT.items() if k != "mean_tpot_ms"})))
+
+
+def test_a_level_is_a_closed_loop_of_mean_lengths() -> None:
+    accepted = Accepted(drafts=10, draft_tokens=2, rates=(0.7, 0.3))
+    level = Served(
+        source="r.json", concurrency=7.6, prompt_tokens=100.4, output_tokens=41.0, tpot_s=0.01, accepted=accepted
+    )
+    cell = cell_of(level, 3)
+    assert (cell.concurrency, cell.input_len, cell.output_len) == (8, 100, 41)
+    assert (cell.num_speculative_tokens, cell.acceptance, cell.measured) == (2, "vllm:0.7,0.3", {"tpot_ms": 10.0})
+
+
+def test_drafts_of_several_lengths_are_not_pooled() -> None:
+    with pytest.raises(ValueError, match=r"server.log: draft lengths 2, 3 in one source"):
+        pooled([Accepted(drafts=1, draft_tokens=k, rates=(0.5,) * k) for k in (2, 3)], "server.log")
+
+
+def test_a_level_is_the_median_of_its_rounds_metric_by_metric_with_the_drafts_of_all() -> None:
+    rounds = [
+        Served(
+            source="4 at once",
+            concurrency=4.0,
+            prompt_tokens=64.0,
+            output_tokens=tokens,
+            ttft_s=ttft_s,
+            tpot_s=0.004 / rate,
+            output_tokens_per_s=1000.0 * rate,
+            accepted=Accepted(drafts=10.0, draft_tokens=1, rates=(accepted,)),
+            num_requests=5,
+        )
+        for rate, ttft_s, tokens, accepted in ((1.0, 0.5, 30.0, 0.4), (0.2, 0.02, 33.0, 0.5), (1.6, 0.01, 33.0, 0.9))
+    ]
+    found = middling(rounds)
+    assert (found.output_tokens_per_s, found.tpot_s, found.ttft_s) == (1000.0, 0.004, 0.02)
+    assert (found.output_tokens, found.num_requests) == (32.0, 15)
+    assert found.spreads_pct == {
+        "ttft_ms": pytest.approx(1225.0),
+        "tpot_ms": pytest.approx(218.75),
+        "output_throughput": pytest.approx(70.0),
+    }
+    # 1000, 200 and 1600: a standard deviation of 702.4 over the root of 3, a median's error 1.2533 times a mean's.
+    assert found.repeats_pct["output_throughput"] == pytest.approx(1.2533 * 70.24 / 3**0.5, rel=1e-3)
+    assert found.accepted is not None
+    assert (found.accepted.drafts, found.accepted.rates) == (30.0, (pytest.approx(0.6),))
+    assert middling(rounds[:1]) is rounds[0]
+    assert middling([msgspec.structs.replace(each, ttft_s=None) for each in rounds]).ttft_s is None

@@ -1,0 +1,297 @@
+"""The simulator on a replay's measured times, and the account of what differs. Replays here are exact: threads on the
+virtual clock, works of constant time. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from realrun.host.gpuhost import GpuHost
+from realrun.replay.measured_costs import MeasuredCosts, measured_work
+from realrun.replay.measured_host import WakeLatency
+from realrun.replay.replayable import busy_seconds, check_replayable, max_at_once, usage_of
+from realrun.validate.error_parts import Observed, judge
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.interface.request import Request
+from sim.interface.work import Kind, Model, Work
+from sim.metrics.summary import summarise
+from sim.policies import works as works_of
+from sim.policies.options import Method
+from sim.run.experiment import Accounts, Experiment
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario, parse_scenario
+from sim.run.simulate import simulate
+from tests.realrun.virtual import ConstantExecutor, VirtualClock
+from tests.sim.support import ON_ONE_GPU
+
+UNEVEN = {Kind.PREFILL: 0.0101, Kind.DRAFT: 0.00203, Kind.VERIFY: 0.00507, Kind.STEP: 0.00611}
+"""No two works end at the same instant, which rounding could take apart."""
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+SECONDS = {Kind.PREFILL: 0.010, Kind.DRAFT: 0.002, Kind.VERIFY: 0.005, Kind.STEP: 0.006}
+
+
+def scenario(policy: str, **more: Any) -> Scenario:
+    workload = {"num_prompts": 30, "request_rate": 40, "input_len": 64, "output_len": 24, **more.pop("workload", {})}
+    return parse_scenario({"profile": "cpu/tiny", "policy": policy, "workload": workload, **more})
+
+
+def experiment(policy: str, profile: Profile | None = None, num_slots: int = 30, **more: Any) -> Experiment:
+    return Experiment(resolve(scenario(policy, **more), profile or load("cpu/tiny"), policy, num_slots=num_slots), 3)
+
+
+def observe(run: Experiment, seconds: dict[Kind, float] | None = None) -> Observed:
+    with GpuHost(ConstantExecutor(seconds or SECONDS), run.draws(), clock=VirtualClock()) as host:
+        serving = run.start(host, run.requests())
+        host.run_until()
+    works = [measured_work(ticket) for ticket in host.works]
+    records = [work.record for work in works]
+    accounts = Accounts(
+        now_s=host.now_s,
+        usage=usage_of(records),
+        device_busy_s=busy_seconds(records),
+        num_polls=host.num_polls,
+        works=records,
+    )
+    record = run.record(serving, accounts)
+    return Observed(
+        experiment=run,
+        run=summarise(record),
+        requests=record.requests,
+        works=works,
+        wake=WakeLatency(0.0, 0.0),
+        is_partial=False,
+    )
+
+
+@pytest.mark.parametrize("more", [{}, {"workload": {"request_rate": "inf", "max_concurrency": 5}}])
+@pytest.mark.parametrize("policy", ON_ONE_GPU)
+def test_on_measured_times_the_simulator_schedules_exactly_as_the_replay_did(policy: str, more: dict[str, Any]) -> None:
+    verdict = judge(observe(experiment(policy, **more), UNEVEN)).verdict
+    assert verdict["divergence"] is None
+    assert verdict["lookups"]["missed"] == 0
+    for statistic in ("mean", "p50", "p95", "p99"):
+        for metric in ("ttft", "tpot", "itl", "e2el"):
+            assert verdict["decomposition"]["mechanism"][metric][statistic]["error_pct"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("policy", "num_hidden"), [("baseline", 0), ("pd", 1)])
+def test_the_time_the_host_took_to_act_on_each_result_is_part_of_the_mechanism(policy: str, num_hidden: int) -> None:
+    """One request: every work that somebody awaited ends 3 ms later for the policy, on one stream and on two.
+
+    But for the target's prefill, which a prefill lane awaits: meanwhile the draft model's own goes on.
+    """
+    observed = observe(experiment(policy, workload={"num_prompts": 1}))
+    slow = [dataclasses.replace(work, reacted_s=work.reacted_s + 0.003) for work in observed.works]
+    num_awaited = sum(work.reacted_s == work.reacted_s for work in slow)
+    verdict = judge(dataclasses.replace(observed, works=slow)).verdict
+    e2el_ms = verdict["decomposition"]["mechanism"]["e2el"]["mean"]
+    assert num_awaited > 3
+    assert e2el_ms["simulated"] - e2el_ms["real"] == pytest.approx(3.0 * (num_awaited - num_hidden))
+
+
+@pytest.mark.parametrize(("policy", "poll_s"), [("baseline", 0.001), ("pd", 0.0), ("pd", 0.001)])
+def test_the_time_to_wake_up_after_a_signal_is_part_of_the_mechanism(policy: str, poll_s: float) -> None:
+    """One request: who takes it in wakes 2 ms late, and so does the decode lane; `baseline` has none, never polls."""
+    observed = observe(experiment(policy, workload={"num_prompts": 1}, policy_options={"poll_s": poll_s}))
+    is_polled = poll_s > 0.0 and policy == "pd"
+    wake = WakeLatency(0.0 if is_polled else 0.002, 0.002 if is_polled else 0.0)
+    e2el_ms = judge(dataclasses.replace(observed, wake=wake)).verdict["decomposition"]["mechanism"]["e2el"]["mean"]
+    assert e2el_ms["simulated"] - e2el_ms["real"] == pytest.approx(2.0 if policy == "baseline" else 4.0)
+
+
+def test_the_last_part_of_the_decomposition_is_the_headline() -> None:
+    verdict = judge(observe(experiment("pd"))).verdict
+    assert verdict["metrics"] == verdict["decomposition"]["contention"]
+    assert set(verdict["decomposition"]) == {"mechanism", "cost", "contention"}
+    real, simulated, error_pct = (verdict["metrics"]["e2el"]["mean"][k] for k in ("real", "simulated", "error_pct"))
+    assert error_pct == pytest.approx(100.0 * (simulated - real) / real)
+
+
+def test_a_machine_that_changed_since_its_profile_was_measured_is_told() -> None:
+    """Two fixed passes of 1 and 4 ms then, of 1.2 and 4 ms before the run, of twice as long after it."""
+    run = experiment("pd")
+    assert judge(observe(run)).verdict["machine"] is None
+    profile = run.resolved.profile
+    host = msgspec.structs.replace(profile.host, probed_s=(0.001, 0.004))
+    probed = dataclasses.replace(
+        observe(experiment("pd", msgspec.structs.replace(profile, host=host))),
+        probed_s=[(0.0012, 0.004), (0.002, 0.008)],
+    )
+    assert judge(probed).verdict["machine"] == pytest.approx([1.1, 2.0])
+    assert judge(dataclasses.replace(probed, probed_s=[()])).verdict["machine"] is None
+
+
+def test_an_experiment_is_what_the_simulator_runs() -> None:
+    """The ingredients that a replay shares with its simulation are those of `lanesim compare`."""
+    run = experiment("pdv")
+    simulated = judge(observe(run)).simulated
+    record = simulate(resolve(run.scenario, run.resolved.profile, "pdv"), 3, record_works=True)
+    assert [r.last_token_s for r in simulated.requests] == [r.last_token_s for r in record.requests]
+    assert summarise(simulated) == summarise(record)
+
+
+@pytest.mark.parametrize("policy", ["baseline", "pdv", "continuous"])
+def test_acceptance_that_was_recorded_is_what_the_simulation_plays(policy: str) -> None:
+    """The recorded counts in place of the tape that made them: the simulations cannot tell."""
+    observed = observe(experiment(policy))
+    dictated = judge(observed).verdict
+    genuine = dataclasses.replace(observed.experiment, is_dictated=False)
+    assert judge(dataclasses.replace(observed, experiment=genuine)).verdict == dictated
+
+
+def test_what_the_models_would_have_accepted_elsewhere_is_unknown() -> None:
+    observed = observe(experiment("pd", workload={"num_prompts": 2}))
+    genuine = dataclasses.replace(observed.experiment, is_dictated=False)
+    last = max(number for number, work in enumerate(observed.works) if work.record.kind == "verify")
+    cut = dataclasses.replace(observed, experiment=genuine, works=observed.works[:last])
+    with pytest.raises(ValueError, match="where the replay did not"):
+        judge(cut)
+    bare = [dataclasses.replace(work, accepted=()) for work in observed.works]
+    with pytest.raises(ValueError, match="replay it again"):
+        judge(dataclasses.replace(observed, experiment=genuine, works=bare))
+
+
+def test_works_that_overlapped_are_told_from_those_alone() -> None:
+    times = judge(observe(experiment("pd", workload={"num_prompts": 2, "request_rate": "inf"}))).verdict["works"]
+    assert times["prefill target"]["real_alone_s"] == pytest.approx(0.010)
+    assert times["prefill target"]["real_together_s"] == pytest.approx(0.010)
+
+
+def test_the_first_divergent_decision_is_named_with_both_sides() -> None:
+    """A real side that batched otherwise: its second verify carries one request fewer."""
+    observed = observe(experiment("pd", workload={"request_rate": "inf", "num_prompts": 6}))
+    batches = [n for n, work in enumerate(observed.works) if work.record.kind == "verify" and work.record.rows > 1]
+    work = observed.works[batches[0]]
+    cut = replace(work.record, requests=work.record.requests[:-1])
+    observed.works[batches[0]] = dataclasses.replace(work, record=cut, emitted=work.emitted[:-1])
+    verdict = judge(observed).verdict
+    found = verdict["divergence"]
+    assert found is not None
+    assert found["stream"] == "decode"
+    assert set(found["real"]["requests"]) < set(found["simulated"]["requests"])
+    assert found["real"]["num_waiting"] + found["real"]["num_active"] + found["real"]["num_finished"] == 6
+    assert verdict["lookups"]["missed"] == 1
+
+
+def test_a_work_the_replay_never_had_gets_the_mean_of_the_nearest_shapes() -> None:
+    observed = observe(experiment("pd"))
+    costs = MeasuredCosts(observed.works)
+    stranger = Request(index=99, id="x", arrival_s=0.0, prompt_tokens=1, output_tokens=9)
+    work = Work(kind=Kind.VERIFY, requests=(stranger,), rows=1, row_tokens=5, context_tokens=70, head_rows=5)
+    assert costs.cost(work).device_s == pytest.approx(0.005)
+    assert (costs.num_hits, costs.num_misses) == (0, 1)
+
+
+def test_a_kind_the_replay_never_had_is_refused() -> None:
+    costs = MeasuredCosts(observe(experiment("pd")).works)
+    with pytest.raises(ValueError, match="the replay holds no step work of the target model"):
+        costs.cost(Work(kind=Kind.STEP))
+
+
+def test_a_tape_must_last_as_long_as_the_run(tmp_path: Any) -> None:
+    tape = tmp_path / "tape.jsonl"
+    tape.write_text("[1,2,1,2,1,2]\n" * 30)
+    speculation = {"acceptance": f"tape:{tape}"}
+    with pytest.raises(ValueError, match="request 0 has 6 positions and its output 24 tokens"):
+        check_replayable(experiment("pd", speculation=speculation))
+    tape.write_text("[1,2,1,2,1,2]\n" * 3)
+    with pytest.raises(ValueError, match="holds 3 requests and the run has 30"):
+        check_replayable(experiment("pd", speculation=speculation))
+    check_replayable(experiment("autoregressive", speculation=speculation))
+
+
+def test_slots_are_counted_by_who_can_be_in_flight_together() -> None:
+    assert max_at_once(experiment("pd")) == 30
+    assert max_at_once(experiment("pd", workload={"max_concurrency": 7})) == 7
+    for policy in ("continuous", "pd", "baseline"):
+        assert max_at_once(experiment(policy, engine={"max_num_seqs": 9})) == 9
+
+
+def test_a_replay_is_of_no_other_engine_and_plans_nothing_ahead() -> None:
+    """The profile's own constants and name; on a GPU's profile, which has none, nothing is added."""
+    own = experiment("continuous", num_slots=3).resolved
+    assert own.engine.name == "measured here"
+    assert own.costs.host.step_s == own.profile.host.step_s > 0.0
+    bare = experiment("continuous", load(PAIR), num_slots=3).resolved
+    assert bare.engine.name == "no engine"
+    assert bare.costs.host.step_s == 0.0
+    assert not bare.limits.async_scheduling
+    check_replayable(experiment("pd", num_slots=3, engine={"name": "measured here"}))
+    with pytest.raises(ValueError, match=r"'vllm-0.12' can be simulated only: .*\(measured here\)"):
+        experiment("pd", engine={"name": "vllm-0.12"})
+
+
+def test_equal_chunks_of_one_prompt_get_the_time_of_each() -> None:
+    """A prompt of 30 in chunks of 10, each with more history than the one before: 1, 2 and 3 s of each model."""
+    run = experiment("pd", workload={"num_prompts": 1, "input_len": 30}, engine={"max_num_batched_tokens": 10})
+    works = observe(run).works
+    chunks = [work for work in works if work.record.kind == "prefill"]
+    assert [(work.record.model, work.record.chunk_tokens) for work in chunks] == [("target", 10)] * 3 + [
+        ("draft", 10)
+    ] * 3
+    timed = [
+        dataclasses.replace(work, record=replace(work.record, end_s=work.record.start_s + 1.0 + number % 3))
+        for number, work in enumerate(chunks)
+    ]
+    costs = MeasuredCosts(timed)
+    (request,) = run.requests()
+    for model in Model:
+        planned = works_of.prefill(request, model, 10)
+        assert [costs.cost(work).device_s for work in planned] == pytest.approx([1.0, 2.0, 3.0])
+    assert (costs.num_hits, costs.num_misses) == (6, 0)
+
+
+def test_a_scenario_without_kv_cannot_be_replayed() -> None:
+    with pytest.raises(ValueError, match="kv=none can be simulated only"):
+        check_replayable(experiment("pd", load(PAIR), policy_options={"kv": "none"}))
+
+
+@pytest.mark.parametrize("policy", ["pd", "continuous"])
+def test_a_replay_hides_nothing_and_refuses_to_plan_ahead(policy: str) -> None:
+    with pytest.raises(ValueError, match="async_scheduling=true can be simulated only"):
+        check_replayable(experiment(policy, load(PAIR), engine={"async_scheduling": True}))
+
+
+def test_lanes_on_shares_cannot_be_replayed() -> None:
+    with pytest.raises(ValueError, match=r"policy_options\.partition can be simulated only"):
+        check_replayable(experiment("pd", load(PAIR), policy_options={"partition": {"prefill": 0.4, "decode": 0.6}}))
+    with pytest.raises(ValueError, match=r"policy_options\.partition can be simulated only"):
+        check_replayable(experiment("pdv", load(PAIR), policy_options={"partition": "auto"}))
+
+
+def test_slots_bound_how_many_are_served_at_once() -> None:
+    run = experiment("pd", num_slots=4, workload={"request_rate": "inf"})
+    observed = observe(run)
+    assert all(request.is_finished for request in observed.requests)
+    starts = [(request.scheduled_s, 1) for request in observed.requests]
+    ends = [(request.last_token_s, -1) for request in observed.requests]
+    active = peak = 0
+    for _, change in sorted(starts + ends):
+        active += change
+        peak = max(peak, active)
+    assert peak == 4
+
+
+def test_a_pair_with_an_eagle_head_is_simulated_as_one_and_refused_as_a_replay() -> None:
+    """One assembly: what the simulator takes for EAGLE-3 cannot be replayed as a draft model of its own."""
+    name = "h100-sxm/llama-3.1-8b+eagle3"
+    eagle = parse_scenario({"profile": name, "policy": "continuous", "workload": {"num_prompts": 3, "output_len": 24}})
+    run = Experiment(resolve(eagle, load(name), "continuous", num_slots=3), 0)
+    assert run.resolved.limits.method is Method.EAGLE3
+    with GpuHost(ConstantExecutor(SECONDS), run.draws(), clock=VirtualClock()) as host:
+        run.start(host, run.requests())
+        host.run_until()
+    drafts = [ticket.work for ticket in host.works if ticket.work.kind is Kind.DRAFT]
+    simulated = simulate(resolve(eagle, load(name), "continuous"), 0, record_works=True)
+    ours = [work for work in simulated.works if work.kind == "draft"]
+    later = [(work.rows, work.row_tokens) for work in drafts if not work.chunks]
+    assert later
+    assert set(later) <= {(rows, 5 * rows) for rows in (1, 2, 3)}
+    assert {(work.rows, work.row_tokens) for work in ours if not work.chunk_tokens} <= set(later)
+    with pytest.raises(ValueError, match="drafts by eagle3, which can be simulated only"):
+        check_replayable(run)

@@ -1,0 +1,234 @@
+"""The command lines that would check a scenario on the GPU: what they ask for is what was simulated."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sim.cli.main import run
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load, shipped
+from sim.costs.shapes import Formats, mtp_layer
+from sim.policies.options import Method
+from sim.run.scenario import Scenario
+from sim.studies.serve_commands import Deployment, checking_lines, deployment
+from tests.sim.studies.server_flags import (
+    SGLANG_ALGORITHMS,
+    SGLANG_LAUNCH_SERVER,
+    VLLM_BENCH_SERVE,
+    VLLM_METHODS,
+    VLLM_SERVE,
+    VLLM_SPECULATIVE_CONFIG,
+)
+
+HEAD = "h100-sxm/llama-3.1-8b+eagle3"
+ROWS = [[1, 16, 3], [17, 64, 1]]
+
+FLAGS = [
+    "compare", "--emit-vllm", "--policy", "continuous", "--profile", "h100-sxm/llama-3.1-8b+llama-3.2-1b",
+    "--input-len", "300", "--output-len", "50", "--request-rate", "4", "--num-prompts", "200",
+    "--max-num-seqs", "64", "--max-num-batched-tokens", "4096", "--num-speculative-tokens", "3",
+]  # fmt: skip
+
+
+def lines(capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
+    assert run([*FLAGS, *more]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def flags_of(line: str) -> dict[str, str]:
+    return {flag: value for flag, value in pairwise(shlex.split(line)) if flag.startswith("--")}
+
+
+def test_the_server_has_the_caps_and_drafts_that_were_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+    serve, *_ = lines(capsys)
+    assert serve.startswith("vllm serve meta-llama/Llama-3.1-8B ")
+    asked = flags_of(serve)
+    assert (asked["--max-num-seqs"], asked["--max-num-batched-tokens"]) == ("64", "4096")
+    assert json.loads(asked["--speculative-config"]) == {
+        "method": "draft_model",
+        "model": "meta-llama/Llama-3.2-1B",
+        "num_speculative_tokens": 3,
+    }
+
+
+def test_the_benchmark_sends_what_was_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+    _, bench, note = lines(capsys, "--max-concurrency", "32", "--goodput", "ttft:200", "tpot:50")
+    asked = flags_of(bench)
+    wanted = {
+        "--random-input-len": "300",
+        "--random-output-len": "50",
+        "--num-prompts": "200",
+        "--request-rate": "4",
+        "--max-concurrency": "32",
+    }
+    assert {name: asked[name] for name in wanted} == wanted
+    assert bench.endswith("--goodput ttft:200 tpot:50")
+    assert note.startswith("# iid:")
+
+
+def test_lengths_that_vary_are_said_to_be_means(capsys: pytest.CaptureFixture[str]) -> None:
+    varied = [flag for flag in FLAGS if flag not in ("--input-len", "300", "--output-len", "50")]
+    assert run([*varied, "--dataset-name", "azure-conv"]) == 0
+    _, bench, note, _ = capsys.readouterr().out.splitlines()
+    lengths = flags_of(bench)
+    assert f"{lengths['--random-input-len']} and {lengths['--random-output-len']} tokens" in note
+
+
+def scenario(profile: str = HEAD, **changes: Any) -> Scenario:
+    given = {"policy": "continuous", "input_len": 64, "output_len": 16, "request_rate": 2, "num_speculative_tokens": 3}
+    return Scenario.of(profile=profile, **given | changes)
+
+
+def sparse(**changes: Any) -> Profile:
+    """Experts in mxfp4 and KV in 8 bits, on ranks of two devices."""
+    profile = load("h200-sxm/gpt-oss-120b+eagle3")
+    formats = msgspec.structs.replace(profile.target.formats or Formats(), kv="fp8")
+    target = msgspec.structs.replace(profile.target, formats=formats)
+    return msgspec.structs.replace(profile, target=target, **changes)
+
+
+def with_mtp() -> Profile:
+    profile = load(HEAD)
+    return msgspec.structs.replace(profile, draft=mtp_layer(profile.target))
+
+
+def deployed(profile: Profile, table: list[list[int]] = ROWS, **changes: Any) -> Deployment:
+    return deployment(scenario(**changes), profile, table, {})
+
+
+def check_known(found: Deployment, bench: str = "vllm bench serve") -> None:
+    """Every flag, key and method is one that the servers know, and every model one that can exist."""
+    serve = shlex.split(found.vllm_serve)
+    assert {word for word in serve if word.startswith("--")} <= VLLM_SERVE
+    assert {word for word in shlex.split(bench) if word.startswith("--")} <= VLLM_BENCH_SERVE
+    config = found.speculative_config
+    if config is not None:
+        assert set(config) <= VLLM_SPECULATIVE_CONFIG
+        assert config["method"] in VLLM_METHODS
+    sglang = shlex.split(found.sglang_flags)
+    assert {word for word in sglang if word.startswith("--")} <= SGLANG_LAUNCH_SERVER
+    flags = dict(pairwise(sglang))
+    assert flags.get("--speculative-algorithm", "EAGLE") in SGLANG_ALGORITHMS
+    models = [serve[2], (config or {}).get("model"), flags.get("--speculative-draft-model-path")]
+    for model in models:
+        assert model is None or model.count("/") == 1 or model in ("<target>", "<draft>"), model
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_flag_and_key_is_one_that_the_servers_know(name: str) -> None:
+    profile = load(name)
+    for k, given in ((3 if profile.draft is not None else 0, profile), (0, profile)):
+        asked = scenario(name, num_speculative_tokens=k, burstiness=0.5, max_concurrency=8)
+        found = deployment(asked, given, [[1, 16, k], [17, 64, k and 1]], {})
+        serve, bench, _ = checking_lines(asked, given)
+        check_known(found, bench)
+        check_known(msgspec.structs.replace(found, vllm_serve=serve), bench)
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_every_method_is_spelt_as_the_servers_spell_it(method: Method) -> None:
+    asked = scenario(
+        "cpu/tiny", **{"speculation.method": method.value, "engine.cuda_graph": False, "num_gpu_blocks": 99}
+    )
+    check_known(deployment(asked, load("cpu/tiny"), ROWS, {}))
+
+
+def test_mtp_names_no_model() -> None:
+    found = deployed(with_mtp())
+    assert found.speculative_config == {
+        "method": "mtp",
+        "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": ROWS,
+    }
+    assert "--speculative-draft-model-path" not in found.sglang_flags
+    assert "--speculative-algorithm NEXTN" in found.sglang_flags
+    check_known(found)
+
+
+def test_weights_that_no_known_repository_holds_are_a_placeholder_with_a_note() -> None:
+    four_bits = deployed(load("b200-sxm/llama-3.1-8b-nvfp4"), [[1, 64, 0]])
+    assert four_bits.vllm_serve.startswith("vllm serve '<target>' ")
+    assert four_bits.notes == ["<target> stands for a checkpoint of llama-3.1-8b with nvfp4 weights"]
+    eight_bits = deployed(load("h100-sxm/llama-3.1-8b-fp8"), [[1, 64, 0]])
+    for line in (eight_bits.vllm_serve, eight_bits.sglang_flags):
+        assert "meta-llama/Llama-3.1-8B " in line
+        assert "--quantization fp8" in line
+    assert (deployed(load(HEAD)).speculative_config or {})["model"] == "<draft>"
+    published = load("h100-sxm/gpt-oss-120b")
+    assert deployed(published, [[1, 64, 0]]).vllm_serve.startswith("vllm serve openai/gpt-oss-120b ")
+    unpacked = msgspec.structs.replace(published.target, formats=None)
+    assert "<target>" in deployed(msgspec.structs.replace(published, target=unpacked), [[1, 64, 0]]).vllm_serve
+
+
+def test_ranks_experts_and_kv_formats_of_the_profile_are_in_the_lines() -> None:
+    found = deployed(sparse(tensor_parallel=2, data_parallel=4))
+    vllm, sglang = flags_of(found.vllm_serve), flags_of(found.sglang_flags)
+    assert (vllm["--tensor-parallel-size"], vllm["--data-parallel-size"], vllm["--kv-cache-dtype"]) == ("2", "4", "fp8")
+    assert "--enable-expert-parallel" in found.vllm_serve
+    assert (sglang["--tp-size"], sglang["--attn-dp-size"], sglang["--ep-size"]) == ("8", "4", "8")
+    assert sglang["--kv-cache-dtype"] == "fp8_e4m3"
+    assert int(sglang["--max-running-requests"]) == 4 * int(vllm["--max-num-seqs"])
+    assert found.sglang_adaptive_config is None
+    assert any(note.startswith("vLLM turns the table off") for note in found.notes)
+    check_known(found)
+
+
+@pytest.mark.parametrize(("spread", "is_parallel"), [(None, False), (1, False), (4, True)])
+def test_experts_are_spread_where_the_profile_says_so(spread: int | None, is_parallel: bool) -> None:
+    found = deployed(sparse(tensor_parallel=4, expert_parallel=spread))
+    assert ("--enable-expert-parallel" in found.vllm_serve) is is_parallel
+    assert ("--ep-size 4" in found.sglang_flags) is is_parallel
+
+
+def test_a_load_on_one_rank_is_that_on_every_rank() -> None:
+    asked = scenario(num_prompts=100, max_concurrency=6)
+    bench = flags_of(checking_lines(asked, sparse(data_parallel=4))[1])
+    assert (bench["--num-prompts"], bench["--request-rate"], bench["--max-concurrency"]) == ("400", "8", "24")
+
+
+def test_a_pool_smaller_than_the_longest_context_is_no_reason_not_to_start() -> None:
+    assert "--max-model-len auto" in deployed(load("rtx-4090/llama-3.1-8b"), [[1, 64, 0]]).vllm_serve
+    assert "--max-model-len" not in deployed(load("h100-sxm/llama-3.1-8b"), [[1, 64, 0]]).vllm_serve
+
+
+def test_the_table_by_batch_size_is_in_the_checking_line(capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"method": "eagle3", "num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": ROWS}
+    flags = ["--input-len", "64", "--output-len", "16", "--request-rate", "2"]
+    asked = ["compare", "--emit-vllm", "--policy", "continuous", "--profile", HEAD, *flags]
+    assert run([*asked, "--draft-model", "a/head", "--speculative-config", json.dumps(config)]) == 0
+    serve = capsys.readouterr().out.splitlines()[0]
+    assert json.loads(flags_of(serve)["--speculative-config"]) == config | {"model": "a/head"}
+
+
+def test_acceptance_under_vllms_key_is_checked_under_it() -> None:
+    serve, _, notes = checking_lines(scenario(**{"speculation.synthetic_acceptance_length": 2.5}), load(HEAD))
+    config = json.loads(flags_of(serve)["--speculative-config"])
+    assert (config["rejection_sample_method"], config["synthetic_acceptance_length"]) == ("synthetic", 2.5)
+    assert not any("random prompts" in note for note in notes)
+
+
+def test_a_scenario_that_never_drafts_has_no_speculative_config() -> None:
+    serve, _, _ = checking_lines(scenario(policy="autoregressive"), load(HEAD))
+    assert "speculative" not in serve
+
+
+def test_what_cannot_be_simulated_has_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", "--emit-vllm", "--policy", "continuous", "--profile", "rtx-4090/llama-3.1-8b"]) == 2
+    assert "needs a draft model" in capsys.readouterr().err
+
+
+def test_the_guide_shows_the_lines_that_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[3] / "docs/guide.md").read_text()
+    shown = re.search(r"^\$ (lanesim compare --emit-vllm .*?)^(vllm serve .*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    command, answer = (re.sub(r"\s+", " ", part.replace("\\\n", " ")).strip() for part in shown.groups())
+    assert run(shlex.split(command)[1:]) == 0
+    assert " ".join(capsys.readouterr().out.split()) == answer

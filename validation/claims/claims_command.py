@@ -1,0 +1,166 @@
+"""`python -m validation claims`: the ledger simulated, on a terminal and as JSON.
+
+Sections are simulated over several processes. Not here: what a section simulates (one module each).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+
+import click
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sim.cli.console import claim, progress, write_json
+from sim.compare.pool import Runner, given
+from sim.files.json_values import Json
+from sim.names import unknown
+from sim.report.tables import print_table
+from validation.claims import colocated, deployment, dispec, headline, hockey_stick, measured, noise, three_way
+from validation.claims.ledger import SECTIONS, Row, Section, Verdict, read_section
+
+EXAMPLE = "\b\nExample:\n  python -m validation claims --section C --section F"
+STYLES = {
+    Verdict.REPRODUCED: "green",
+    Verdict.EXPLAINED: "cyan",
+    Verdict.REFUTED: "red",
+    Verdict.NOT_TESTABLE: "dim",
+}
+RESULT_SCHEMA = 1
+
+
+@click.command("claims", epilog=EXAMPLE)
+@click.option("--section", "sections", multiple=True, metavar="A..H", help="Only this section; repeat for several.")
+@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the rows as JSON; - = stdout.")
+@click.option("--draws", type=click.IntRange(min=2), default=None, help="Draws behind a row; fewer are quicker.")
+@click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
+def claims_command(sections: tuple[str, ...], json_path: str | None, draws: int | None, workers: int | None) -> None:
+    """The ledger of published claims: claimed, simulated, verdict, and the sentence that explains it."""
+    names = [name.upper() for name in dict.fromkeys(sections)] or list(SECTIONS)
+    for name in names:
+        if name not in SECTIONS:
+            raise ValueError(unknown("section", name, SECTIONS))
+    claim(files={"--json": json_path})
+    with progress() as on_step:
+        rows = judge_all(names, draws=draws or DRAWS, workers=workers, on_done=on_step)
+    if write_json(json_path, to_plain(rows)):
+        print_rows(Console(), rows)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Exit 2 and one line for bad input, as `lanesim` has it."""
+    try:
+        claims_command.main(words, prog_name="python -m validation claims", standalone_mode=False)
+    except (click.ClickException, ValueError, OSError) as error:
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        print(f"claims: {message}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def to_plain(rows: Sequence[Row]) -> dict[str, Json]:
+    """What `claims --json` holds."""
+    return {"schema": RESULT_SCHEMA, "rows": [msgspec.to_builtins(row) for row in rows]}
+
+
+def print_rows(console: Console, rows: Sequence[Row]) -> None:
+    """A line per row, by section, why and source below it, and how many of each verdict there are at the end."""
+    for name in sorted({row.section for row in rows}):
+        section = read_section(name)
+        own = [row for row in rows if row.section == name]
+        console.print(f"\n[bold]{name}. {section.title}[/]")
+        console.print(section.source, style="dim", highlight=False)
+        table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0))
+        for title in ("id", "claimed", "simulated [95 %]", "verdict"):
+            table.add_column(title, overflow="fold", no_wrap=title in ("id", "verdict"))
+        for row in own:
+            table.add_row(row.id, claimed_text(row), simulated_text(row), f"[{STYLES[row.verdict]}]{row.verdict}[/]")
+        print_table(console, table)
+        for row in own:
+            console.print(f"[bold]{row.id}[/] {escape(row.why)} [dim]({escape(row.source)})[/]", highlight=False)
+    console.print(f"\n{tally(rows)}", highlight=False)
+
+
+def tally(rows: Sequence[Row]) -> str:
+    """Such as `41 rows: 30 reproduced, 8 explained, 2 refuted, 1 not testable`.
+
+    >>> tally([])
+    '0 rows'
+    """
+    counts = Counter(row.verdict for row in rows)
+    parts = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
+    return f"{len(rows)} rows" + (f": {', '.join(parts)}" if parts else "")
+
+
+def claimed_text(row: Row) -> str:
+    return row.claimed if isinstance(row.claimed, str) else f"{figure(row.claimed)}{_unit(row)}"
+
+
+def simulated_text(row: Row) -> str:
+    if row.simulated is None:
+        return "–"
+    text = row.simulated if isinstance(row.simulated, str) else f"{figure(row.simulated)}{_unit(row)}"
+    if row.interval is not None:
+        text += f" [{figure(row.interval[0])}, {figure(row.interval[1])}]"
+    return text
+
+
+def _unit(row: Row) -> str:
+    return f" {row.unit}" if row.unit and row.unit != "ratio" else ""
+
+
+def figure(value: float) -> str:
+    """Three significant digits, thousands grouped.
+
+    >>> figure(46150.0), figure(33.72), figure(0.348), figure(0)
+    ('46,150', '33.7', '0.348', '0')
+    """
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+# -- simulating
+
+
+DRAWS = 100
+"""Draws of draws behind a row of single runs; sections whose rows are means take a few of them."""
+Judge = Callable[[Section, int], list[Row]]
+PARTS: dict[tuple[str, str], Judge] = {
+    ("A", ""): headline.judge,
+    ("G", "a100"): partial(deployment.judge, gpu="a100"),
+    ("G", "h100"): partial(deployment.judge, gpu="h100"),
+    ("B", ""): colocated.judge,
+    ("C", ""): three_way.judge,
+    ("D", ""): noise.judge,
+    ("E", ""): hockey_stick.judge,
+    ("F", ""): dispec.judge,
+    ("H", ""): measured.judge,
+}
+"""Who judges a section, or a part of one that is long; the longest first."""
+
+
+def _judge(part: tuple[str, str]) -> list[Row]:
+    """The rows of one part of a section, made in a worker."""
+    return PARTS[part](read_section(part[0]), given("draws"))
+
+
+def judge_all(
+    names: Sequence[str], *, draws: int, workers: int | None, on_done: Callable[[str, int, int], None]
+) -> list[Row]:
+    """The rows of the sections `names`, in their order and the ledger's; `on_done` hears how many parts are done.
+
+    Raises ValueError for a section that is not in the ledger.
+    """
+    order = [claim.id for name in names for claim in read_section(name).claims]
+    parts = [part for part in PARTS if part[0] in names]
+    judged = Runner(workers, on_done).run(_judge, parts, "judging", (), draws=draws)
+    places = {claim_id: place for place, claim_id in enumerate(order)}
+    return sorted(chain.from_iterable(judged), key=lambda row: places[row.id])
