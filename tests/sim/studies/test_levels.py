@@ -65,7 +65,7 @@ def test_near_saturation_a_level_answers_to_step_times_by_more_than_their_error(
 
 
 def test_near_a_capacity_that_was_not_measured_a_level_answers_to_step_times_too() -> None:
-    """A closed loop reaches 30 of 34 requests/s, so that 24 need no saturated run; they are near capacity all the same."""
+    """A closed loop reaches 30 of 34 requests/s, so that 24 need no saturated run; they are near 34 all the same."""
     given: dict[str, Any] = {"policy": "autoregressive", "num_speculative_tokens": 0, "max_num_seqs": 64}
     result, (heavy,) = compared("a100-sxm/llama-3.1-8b", **given, request_rate=24, num_prompts=500)
     _, (light,) = compared("a100-sxm/llama-3.1-8b", **given, request_rate=4, num_prompts=500)
