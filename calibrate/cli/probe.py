@@ -41,7 +41,7 @@ MAX_SPREAD_PCT = 15.0
 """Rounds that differ by more are said to be noisy: a median of them is no better than that."""
 
 
-@click.command("probe", epilog=EXAMPLE)
+@click.command("probe", epilog=EXAMPLE, short_help="Time a server that runs, and fit a profile to it.")
 @click.argument("url", metavar="URL")
 @click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
 @click.option("--model", default=None, help="Model, as the server names it. [its only one]")

@@ -90,7 +90,13 @@ def directory_command(directory: Path, profile_name: str | None, json_path: str 
             print(f"figures in {directory}")
 
 
-@click.group("validate", cls=ValidateGroup, directory=directory_command, epilog=EXAMPLE)
+@click.group(
+    "validate",
+    cls=ValidateGroup,
+    directory=directory_command,
+    epilog=EXAMPLE,
+    short_help="The simulator against a replay, a vLLM run, or measured cells: how far off, and why.",
+)
 def validate_command() -> None:
     """Simulate the scenario and tape of the replay in DIRECTORY, and say how far off the simulator was and why.
 

@@ -86,7 +86,10 @@ def progress() -> Iterator[OnStep]:
 
 @contextmanager
 def notes(tell: Callable[[str], None]) -> Iterator[None]:
-    """Have each warning of the block told once, when it ends: a line per kind, and one on what was extrapolated."""
+    """Have each warning of the block told once, when it ends: a line per kind, and one on what was extrapolated.
+
+    A kind whose texts differ by run has a `merged` that makes one of them.
+    """
     from sim.costs.extrapolation import collecting
 
     said: dict[type[Warning], dict[str, None]] = {}
@@ -99,7 +102,8 @@ def notes(tell: Callable[[str], None]) -> Iterator[None]:
         try:
             yield
         finally:
-            for text in (*map("; ".join, said.values()), str(extrapolation)):
+            kinds = [getattr(category, "merged", "; ".join)(texts) for category, texts in said.items()]
+            for text in (*kinds, str(extrapolation)):
                 if text:
                     tell(f"note: {text}")
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 SOURCE = "lanesim.source"
 """Key of click's meta for the file or directory that the command is about, which errors name."""
+LINE = 100
+"""Most characters of what the help says of a command that is not built in."""
 Commands = Mapping[str, tuple[str, str]]
 """Name -> (module:attribute, one line for the help)."""
 
@@ -21,7 +23,8 @@ Commands = Mapping[str, tuple[str, str]]
 class LazyGroup(click.Group):
     """Sub-commands by name from `commands` and, with `entry_points`, from what is installed in that group.
 
-    The help lists built-in ones without importing them; one whose module is not there is not listed.
+    The help lists built-in ones without importing them; one whose module is not there is not listed. It imports
+    installed ones for their line.
     """
 
     def __init__(self, *args: Any, commands: Commands, entry_points: str | None = None, **more: Any) -> None:
@@ -63,7 +66,17 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, self._lazy[name][1] if name in self._lazy else "") for name in self.list_commands(ctx)]
+        rows = [(name, self._line(name)) for name in self.list_commands(ctx)]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
+
+    def _line(self, name: str) -> str:
+        """What the help says of a command; nothing of an installed one that cannot be imported."""
+        if name in self._lazy:
+            return self._lazy[name][1]
+        try:
+            command = self._installed()[name].load()
+        except ImportError:
+            return ""
+        return str(command.get_short_help_str(LINE))

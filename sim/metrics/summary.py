@@ -199,28 +199,29 @@ def _slo_shares(finished: Sequence[Request], slo_ms: dict[str, float | None]) ->
 
 
 def _steady_throughput(record: RunRecord, measured: Sequence[Request]) -> float | None:
-    """Output tokens per second of requests that end between the first measured arrival and the last one.
+    """Output tokens per second between the first measured arrival and the last one, or until all have drained where
+    that is more.
 
-    `output_throughput`, as vLLM defines it, counts the time until all have drained as well, and so is lower than what
-    a longer run shows. None where all arrive at once.
+    `output_throughput`, as vLLM defines it, counts the drain as well, and so is lower than what a longer run shows.
+    Where requests come faster than they are served, most is served after the last arrival. Tokens count when they come
+    out, whether or not their request ends in time: what counted requests that end would call the slower of two policies
+    the one that serves less (report 002). None where all arrive at once.
     """
     if len(measured) < 2:
         return None
     start_s, end_s = measured[0].arrival_s, min(measured[-1].arrival_s, record.end_s)
-    tokens = sum(
-        request.emitted_tokens
-        for request in record.requests
-        if request.is_finished and start_s < request.last_token_s <= end_s
-    )
-    return _ratio(tokens, end_s - start_s)
+    if end_s <= start_s:
+        return None
+    stretches_s = (end_s, record.end_s)
+    return max(_emitted(record.requests, start_s, stop_s) / (stop_s - start_s) for stop_s in stretches_s)
 
 
 def _emitted(requests: Sequence[Request], start_s: float, end_s: float) -> float:
-    """Tokens of finished requests that came out in a stretch of time: the first of each when it did, the others evenly
-    up to its last. Where answers differ much in length, long ones that end in a stretch tell less of it."""
-    done = [request for request in requests if request.is_finished]
-    first, last = (np.array([getattr(each, name) for each in done]) for name in ("first_token_s", "last_token_s"))
-    others = np.array([each.emitted_tokens - 1 for each in done])
+    """Tokens that came out in a stretch of time: the first of each request when it did, the others evenly up to its
+    last. Where answers differ much in length, long ones that end in a stretch tell less of it."""
+    begun = [request for request in requests if request.emitted_tokens]
+    first, last = (np.array([getattr(each, name) for each in begun]) for name in ("first_token_s", "last_token_s"))
+    others = np.array([each.emitted_tokens - 1 for each in begun])
     span = np.where(last > first, last - first, 1.0)
     part = np.clip(np.minimum(last, end_s) - np.maximum(first, start_s), 0.0, None) / span
     is_in = (start_s < first) & (first <= end_s)

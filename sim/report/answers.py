@@ -269,7 +269,10 @@ def tuning_sentence(result: Tuning) -> str:
     if middle is None:
         return f"{text}; drafting pays at every load tried"
     from_load, to_load = (_at_load(value, result) for value in result.break_even_interval)
-    return f"{text}; above {middle:.0f} in flight ({from_load} to {to_load}) no draft length gains any more"
+    return (
+        f"{text}; in half of the draws no draft length gains anything above {middle:.0f} in flight ({from_load} to "
+        f"{to_load} in 90 %)"
+    )
 
 
 def _at_load(value: float | None, result: Tuning) -> str:

@@ -45,7 +45,13 @@ NAMES = {
     "mean_tpot_ms": "TPOT mean (ms)",
     "mean_e2el_ms": "E2EL mean (ms)",
     "steady_output_throughput": "output (tok/s)",
+    "output_throughput": "output (tok/s)",
 }
+WHOLE_RUN = {
+    "steady_output_throughput": "output_throughput",
+    "steady_output_throughput_per_gpu": "output_throughput_per_gpu",
+}
+"""What the table has where all requests arrive at once, so that no part of a run is steady."""
 
 
 def number(value: float | None) -> str:
@@ -123,7 +129,7 @@ def comparison_tables(
     for table in _policies(result, columns, console):
         print_table(console, table)
     if len(result.policies) > 1:
-        print_table(console, _paired(result.paired, result.policies[0].policy))
+        print_table(console, _paired(result))
     for line in notes(result) if is_verbose else comparison_in_brief(result):
         say(console, line, "dim")
     say(console, result.verdict, "bold")
@@ -194,7 +200,12 @@ def _columns(result: Comparison, percentiles: Sequence[float]) -> list[tuple[str
     if any(bound is not None for bound in result.scenario["goodput"].values()):
         columns.append(("request_goodput", "goodput", "req/s"))
         columns.append(("slo_attainment", "meet SLO", "% of requests"))
-    return columns
+    return [(_shown(result, key), title, unit) for key, title, unit in columns]
+
+
+def _shown(result: Comparison, key: str) -> str:
+    """`key`, or its neighbour of the whole run where no policy has it."""
+    return key if any(row.mean.get(key) is not None for row in result.policies) else WHOLE_RUN.get(key, key)
 
 
 def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], console: Console) -> list[Table]:
@@ -256,17 +267,19 @@ def _slo_cell(result: Comparison, policy: str) -> str:
     return "\n".join([f"{means.get('all', 0.0):.1f}", *(parts if len(parts) > 1 else [])])
 
 
-def _paired(rows: Sequence[Paired], first: str) -> Table:
+def _paired(result: Comparison) -> Table:
+    first = result.policies[0].policy
+    shown = [_shown(result, metric) for metric in PAIRED_SHOWN]
     title = f"difference to {first} on the same draws [95 % interval]"
     table = new_table(["policy"], [], [], title=title, title_justify="left", show_edge=False)
-    for metric in PAIRED_SHOWN:
+    for metric in shown:
         table.add_column(NAMES[metric], justify="right", overflow="fold")
     by_policy: dict[str, dict[str, Paired]] = {}
-    for row in rows:
+    for row in result.paired:
         if row.b == first:
             by_policy.setdefault(row.a, {})[row.metric] = row
     for policy, metrics in by_policy.items():
-        table.add_row(policy, *(_difference(metrics[metric]) for metric in PAIRED_SHOWN))
+        table.add_row(policy, *(_difference(metrics[metric]) for metric in shown))
     return table
 
 
@@ -306,9 +319,12 @@ def notes(result: Comparison) -> list[str]:
     lines += _power_lines(result) + _load_lines(result) + _tail_lines(result)
     if result.length.num_cooldowns:
         lines.append("output: tokens that come before the last arrival that is measured")
+    elif _shown(result, "steady_output_throughput") == "output_throughput":
+        lines.append("output: tokens of the whole run, the drain included, as vLLM counts")
     else:
         lines.append(
-            "output: tokens of requests that end before the last arrival; with the drain, as vLLM counts, in the JSON"
+            "output: tokens that come before the last arrival, or until the end where that is more; with the drain, as "
+            "vLLM counts, in the JSON"
         )
     left_out = [(result.length.num_warmups, "first"), (result.length.num_cooldowns, "last")]
     parts = [f"the {which} {count}" for count, which in left_out if count]
@@ -335,7 +351,7 @@ def _overlap_lines(result: Comparison) -> list[str]:
     if not lanes:
         return []
     lines = [f"overlap of streams: phi {phi.value:g}, bracket {phi.low:g} to {phi.high:g} ({phi.source})"]
-    for metric in ("mean_e2el_ms", "steady_output_throughput"):
+    for metric in ("mean_e2el_ms", _shown(result, "steady_output_throughput")):
         spans = [
             f"{row.policy} {' / '.join(number(means[metric]) for means in row.by_overlap.values())}" for row in lanes
         ]
@@ -426,7 +442,9 @@ def level_lines(result: Comparison) -> list[str]:
         if width > WIDER * min(widths.values())
     ]
     known = sum(level.num_cells > 0 for level in result.levels)
-    where = "cells like these" if known == len(widths) else "served cells, none like these" if not known else "cells"
+    where = (
+        "cells like these" if known == len(widths) else "served cells, none like these" if not known else "served cells"
+    )
     text = f"a server's mean E2EL may be {_percents(alike)} off{', ' * bool(others)}{', '.join(others)}"
     text += f" (95 %): errors {_percents([level.error_pct for level in result.levels])} on {where}"
     engine = [max(0.0, level.engine_pct) for level in result.levels if level.engine_pct is not None]

@@ -8,7 +8,7 @@ scenario resolves to (sim.run.resolve), the loop over policies and seeds (sim.co
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
@@ -41,7 +41,24 @@ class BeyondContextWarning(UserWarning):
 
 
 class CutAnswerWarning(UserWarning):
-    """The engine ends answers before they are as long as the workload has them."""
+    """The engine ends answers before they are as long as the workload has them: so many of how many, and where."""
+
+    @staticmethod
+    def merged(texts: Iterable[str]) -> str:
+        """Of each place where answers end, the run with the largest share of them.
+
+        >>> CutAnswerWarning.merged(["1 of 200 answers end there", "3 of 480 answers end there"])
+        'up to 3 of 480 answers end there'
+        """
+        runs: dict[str, list[tuple[int, int]]] = {}
+        for text in texts:
+            num_cut, _, num_requests, place = text.split(" ", 3)
+            runs.setdefault(place, []).append((int(num_cut), int(num_requests)))
+        worst = {place: max(cut, key=lambda counts: counts[0] / counts[1]) for place, cut in runs.items()}
+        return "; ".join(
+            f"{'up to ' * (len(runs[place]) > 1)}{num_cut} of {num_requests} {place}"
+            for place, (num_cut, num_requests) in worst.items()
+        )
 
 
 class WindowWarning(UserWarning):

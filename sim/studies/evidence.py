@@ -16,12 +16,15 @@ from pathlib import Path
 
 import msgspec
 
+from sim.compare.capacity import capacity_floor
 from sim.compare.point_runs import Point, run_point
+from sim.compare.run_length import LOAD_SEED
 from sim.compare.side_by_side import Comparison, Level
 from sim.compare.verdict import PolicySummary
 from sim.costs.engine_costs import EngineCosts, engine_of, with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
 from sim.draws import child_seed
+from sim.metrics.load import BUSY_SHARE
 from sim.metrics.summary import number
 from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
@@ -32,7 +35,7 @@ from sim.workload.generate import num_requests
 CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
 FACTOR = 2.0
 NEAR_SATURATION = 0.7
-"""Share of capacity, where that was measured; it is not where the load is surely lighter (sim.compare.capacity)."""
+"""Share of capacity, or of what it surely exceeds where it was not measured (sim.compare.capacity)."""
 SLOWER = 1.05
 """Factor on all steps, where the elasticity of latency to them is wanted."""
 FEW_PROMPTS = 100
@@ -203,7 +206,7 @@ def _perturbed(
     """Factor on mean E2EL with the constants of `engine` a standard deviation higher, None where none is given or
     known; and near saturation its elasticity to step times. Both on the draws of the first replication."""
     based = with_engine(profile, engine_of(scenario.engine.name, profile))
-    is_near = (row.load.rate_per_s or 0.0) > NEAR_SATURATION * (row.load.capacity_per_s or inf)
+    is_near = _is_near_saturation(scenario, profile, row)
     first = next(run for run in result.runs if run["policy"] == row.policy)
     known_ms = number(first, "mean_e2el_ms")
 
@@ -219,6 +222,18 @@ def _perturbed(
     slowed = ratio(exp(engine.error_pct / 100.0)) if engine is not None and engine.error_pct else None
     steeper = ratio(SLOWER, SLOWER) if is_near else None
     return slowed, None if steeper is None else max(1.0, log(steeper) / log(SLOWER))
+
+
+def _is_near_saturation(scenario: Scenario, profile: Profile, row: PolicySummary) -> bool:
+    """Whether latency answers to step times by more than their own share. A load that is lighter than capacity, which
+    was not measured then, may still be near it."""
+    rate_per_s, limit_per_s = row.load.rate_per_s, row.load.capacity_per_s
+    if rate_per_s is None or (row.mean["device_utilization"] or 0.0) <= BUSY_SHARE:
+        return False
+    if limit_per_s is None:
+        saturated = msgspec.structs.replace(scenario, seed=LOAD_SEED)
+        limit_per_s = capacity_floor(saturated, row.policy, profile, rate_per_s / NEAR_SATURATION)
+    return rate_per_s > NEAR_SATURATION * limit_per_s
 
 
 def _mean_ms(scenario: Scenario, policy: str, profile: Profile) -> float | None:

@@ -38,7 +38,7 @@ NO_SLO = "plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS"
 ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0, max=1, min_open=True)
 
 
-@click.command("plan", cls=ListOptions, epilog=EXAMPLE)
+@click.command("plan", cls=ListOptions, epilog=EXAMPLE, short_help="From a model's name to what to rent.")
 @click.argument("model")
 @click.option("--gpu", default=None, help="GPU, such as h200-sxm; a profile's name has its own.")
 @click.option("--rate", type=ABOVE_0, default=None, help="Requests per second; without: the most of one replica.")

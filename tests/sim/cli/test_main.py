@@ -44,6 +44,14 @@ def test_compare_prints_only_json_and_repeats_bit_for_bit(capsys: pytest.Capture
     assert pair["ci95"][0] <= pair["difference"] <= pair["ci95"][1]
 
 
+def test_the_help_has_a_line_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    lines = capsys.readouterr().out.partition("Commands:")[2].partition("Example:")[0].splitlines()
+    named = {line.split()[0]: line.split()[1:] for line in lines if line.startswith("  ") and line[2:3].strip()}
+    assert {"compare", "plan", "probe", "replay", "validate", "calibrate"} <= set(named)
+    assert not [name for name, words in named.items() if not words]
+
+
 def test_every_run_has_every_key_and_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
     result = result_of(capsys, "--policy", "autoregressive", "--policy", "pd", "--output-len", "1")
     keys = [set(r) for r in result["runs"]]

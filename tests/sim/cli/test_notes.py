@@ -37,6 +37,16 @@ def test_several_workers_say_what_one_says(capfd: pytest.CaptureFixture[str]) ->
     assert said[0] == said[1]
 
 
+def test_answers_that_end_early_are_one_note_of_the_run_that_has_most(capfd: pytest.CaptureFixture[str]) -> None:
+    """Replications differ in how many of 60 answers the context of 4,096 tokens ends."""
+    flags = ["--policy", "autoregressive", "--profile", "h100-sxm/llama-2-7b", "--replications", "6"]
+    assert run(["compare", *flags, "--num-prompts", "60", "--request-rate", "1"]) == 0
+    (line,) = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"lanesim: note: up to \d of 60 answers end where prompt and answer are 4096 tokens, as in vllm-0.24", line
+    )
+
+
 def test_a_tuned_answer_has_one_line_on_what_it_extrapolates(capfd: pytest.CaptureFixture[str]) -> None:
     """Contexts of 1,500 tokens and more in more rows than were measured with more than 1,024."""
     flags = ["--profile", "h200-sxm/llama-3.1-8b+eagle3", "--acceptance", "length:2.6@3", "--lengths", "1,3"]

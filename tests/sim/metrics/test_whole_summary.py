@@ -185,8 +185,8 @@ def test_every_key_of_a_summary() -> None:
             "p90_itl_ms": 1600.0,
             "p95_itl_ms": 1800.0,
             "p99_itl_ms": 1960.0,
-            "steady_output_throughput": (7 + 5 + 1 + 2) / 10,
-            "steady_output_throughput_per_gpu": (7 + 5 + 1 + 2) / 10 / 2,
+            "steady_output_throughput": (2 + 5 / 13 + 5 + 1 + 2 + 1) / 10,
+            "steady_output_throughput_per_gpu": (2 + 5 / 13 + 5 + 1 + 2 + 1) / 10 / 2,
             "throughput_completed_window": 18 / 25,
             "throughput_emitted_window": 21 / 25,
             "prefix_cache_hit_tokens": 450,
@@ -345,9 +345,23 @@ def test_a_run_whose_requests_arrive_at_once_has_no_steady_part() -> None:
 
 
 def test_the_steady_part_ends_with_the_run() -> None:
-    """Requests of 4 tokens that end at 5 and 8 s; the last arrival of 12 s comes after the end of the run, at 7 s."""
+    """From 3 to 7 s come all 4 tokens of one request, and the first of the other with half of the 3 behind it; the last
+    arrival of 12 s comes after the end of the run."""
     cut = [asked(0, (3, 3, 4, 5), (10, 4)), asked(1, (4, 4, 6, 8), (10, 4)), asked(2, (12, 12, 13, 14), (10, 4))]
-    assert summarise(record(requests=cut, end_s=7.0))["steady_output_throughput"] == pytest.approx(4 / 4)
+    assert summarise(record(requests=cut, end_s=7.0))["steady_output_throughput"] == pytest.approx((4 + 1 + 1.5) / 4)
+
+
+def test_steady_output_counts_tokens_of_requests_that_end_later() -> None:
+    """No request ends between the arrivals at 0 and 10 s; the first tokens of both come there, and 7 of the 14 others
+    of the first."""
+    slow = [asked(0, (0, 0, 3, 17), (10, 15)), asked(1, (10, 10, 10, 30), (10, 3))]
+    assert summarise(record(requests=slow, end_s=30.0))["steady_output_throughput"] == pytest.approx((1 + 7 + 1) / 10)
+
+
+def test_steady_output_of_an_overloaded_run_is_that_of_the_whole_run() -> None:
+    """Arrivals end at 1 s, when nothing has come yet; 20 tokens come until 11 s."""
+    late = [asked(0, (0, 0, 2, 6), (10, 10)), asked(1, (1, 6, 7, 11), (10, 10))]
+    assert summarise(record(requests=late, end_s=11.0))["steady_output_throughput"] == pytest.approx(20 / 11)
 
 
 def test_nothing_is_rejected_where_nothing_was_drafted_or_computed() -> None:

@@ -255,7 +255,9 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "vllm serve meta-llama/Llama-3.1-8B" in out
     assert " draft 3 tokens, whatever the load: " in " ".join(out.split()[-50:])
-    assert " ".join(out.split()).endswith("in flight (7 to more than 16) no draft length gains any more")
+    # A median, beside mean gains that may still exceed 1 at that load.
+    assert "; in half of the draws no draft length gains anything above " in " ".join(out.split())
+    assert " ".join(out.split()).endswith("in flight (7 to more than 16 in 90 %)")
     assert "which may be nothing" not in out
 
 
