@@ -24,8 +24,8 @@ class LazyGroup(click.Group):
     The help lists built-in ones without importing them; one whose module is not there is not listed.
     """
 
-    def __init__(self, *args: Any, commands: Commands, entry_points: str | None = None, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, name: str, *, commands: Commands, entry_points: str | None = None, **more: Any) -> None:
+        super().__init__(name, **more)
         self._lazy, self._entry_points = commands, entry_points
 
     def _installed(self) -> dict[str, EntryPoint]:
