@@ -237,12 +237,12 @@ def _scenario(flags: PlanFlags, candidates: Sequence[Candidate]) -> tuple[Scenar
             "method": draft.name if draft.name in ASSUMED else "draft_model",
         }
     goodput = {f"{name}_ms": bound for name, bound in parse_goodput(flags["goodput"]).items()}
-    workload = {"dataset_name": "fixed", "input_len": flags["input_len"], "output_len": flags["output_len"]}
-    raw = {
+    lengths = {"input_len": flags["input_len"], "output_len": flags["output_len"]}
+    raw: dict[str, Json] = {
         "profile": candidates[0].name,
         "policy": ["continuous"],
         "engine": {"name": flags["engine"]},
-        "workload": workload,
+        "workload": {"dataset_name": "fixed", **lengths},
         "speculation": speculation,
         "goodput": goodput,
         "seed": flags["seed"],
