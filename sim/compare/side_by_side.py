@@ -25,6 +25,7 @@ from sim.compare.verdict import Interval, Order, Paired, PolicySummary, verdict
 from sim.costs.profile import Phi, Profile
 from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, Regime, phi_at, phi_of
 from sim.draws import child_seed
+from sim.files.json_values import Json
 from sim.metrics.load import Load, Verdict
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import interval_95
@@ -122,9 +123,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The nearest measured cells and the simulator's errors there."""
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, Json]:
         """As JSON has it."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
+        found: dict[str, Json] = msgspec.to_builtins(self)
         return found
 
 

@@ -22,6 +22,7 @@ from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
 from sim.costs.work_costs import graph_sizes
 from sim.draws import Floats
+from sim.files.json_values import Json
 from sim.metrics.summary import Run, number
 from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
@@ -346,7 +347,11 @@ def closed_loop(scenario: Scenario, concurrency: int) -> Scenario:
     if isinstance(workload.num_prompts, int):
         count = workload.num_prompts
     sized = workload.sized(count, workload.num_warmups or min(concurrency, count // 4))
-    loop = {"request_rate": inf, "max_concurrency": concurrency, "trace_arrivals": TraceArrivals.RESCALED}
+    loop: dict[str, Json] = {
+        "request_rate": inf,
+        "max_concurrency": concurrency,
+        "trace_arrivals": TraceArrivals.RESCALED,
+    }
     return with_keys(msgspec.structs.replace(scenario, workload=sized), workload=loop)
 
 
