@@ -13,7 +13,6 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -32,7 +31,7 @@ from sim.metrics.stats import interval_95
 from sim.metrics.summary import PERCENTILES, Run, number
 from sim.policies.registry import find_policy
 from sim.run.resolve import resolve_all
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import PlainScenario, Scenario, to_plain
 
 RESULT_SCHEMA = 2
 PAIRED_METRICS = (
@@ -102,7 +101,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What `compare --json` holds."""
 
     schema: int = RESULT_SCHEMA
-    scenario: dict[str, Any]
+    scenario: PlainScenario
     """Resolved, as plain data."""
     scenario_hash: str
     profile: CostSource

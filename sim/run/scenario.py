@@ -344,9 +344,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(to_plain(self), order="deterministic")).hexdigest()[:16]
 
 
-def to_plain(scenario: Scenario) -> dict[str, Any]:
+PlainScenario = dict[str, Any]
+"""As `to_plain` has it."""
+
+
+def to_plain(scenario: Scenario) -> PlainScenario:
     """The resolved scenario as plain data for YAML and JSON; an infinite rate becomes the string inf."""
-    plain: dict[str, Any] = msgspec.to_builtins(scenario)
+    plain: PlainScenario = msgspec.to_builtins(scenario)
     if plain["workload"]["request_rate"] in (None, inf):
         plain["workload"]["request_rate"] = "inf"
     plain["policy"] = list(plain["policy"])

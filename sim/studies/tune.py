@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,7 +26,7 @@ from sim.metrics.summary import Run, number
 from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
 from sim.run.resolve import resolve, resolve_all, sample_requests
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import PlainScenario, Scenario, to_plain
 from sim.studies.choice import (
     MIN_FOR_VERDICT,
     PLAIN,
@@ -66,7 +65,7 @@ class Tuning(Stated, frozen=True, kw_only=True):
     """What `tune --json` holds."""
 
     schema: int = TUNING_SCHEMA
-    scenario: dict[str, Any]
+    scenario: PlainScenario
     profile: CostSource
     objective: str
     draws: int
@@ -327,7 +326,7 @@ def rising(name: str, values: Iterable[int], least: int) -> tuple[int, ...]:
 
 def _point(scenario: Scenario, concurrency: int, setting: int, most: int, draw: Draw) -> Point:
     """One closed loop. A length of 0 beside others has the drafter loaded, as a table's 0 has."""
-    changes: dict[str, Any]
+    changes: dict[str, Json]
     if setting == 0:
         changes = {
             "num_speculative_tokens": most,
