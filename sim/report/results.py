@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim.compare.side_by_side import PAIRED_METRICS, RESULT_SCHEMA, Comparison
-from sim.files.arrow_tables import join_parquet, read_parquet, writing_parquet
+from sim.files.arrow_tables import Columns, join_parquet, read_parquet, writing_parquet
 from sim.files.json_values import Json, convert, parse_json, value_at
 from sim.files.read import CONTROL, Unreadable, read_text
 from sim.files.write import new_folder
@@ -157,7 +157,7 @@ def write_results(
     (directory / SUMMARY).write_text(to_json(result))
 
 
-def write_parquet(path: Path, columns: dict[str, list[Any]]) -> None:
+def write_parquet(path: Path, columns: Columns) -> None:
     """One parquet file; nan becomes null. Raises ValueError if pyarrow is not installed."""
     with writing_parquet(path) as write:
         write(columns)

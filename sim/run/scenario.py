@@ -325,7 +325,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"seed={self.seed} must be at most {MAX_SEED}: tables of results hold it in 64 bits")
 
     @classmethod
-    def of(cls, source: Mapping[str, Json] | str | Path | None = None, /, **changes: Any) -> Scenario:
+    def of(cls, source: Mapping[str, Any] | str | Path | None = None, /, **changes: Any) -> Scenario:
         """A scenario from a file or raw mapping, and `changes` on top: flat names as flags of `lanesim compare` have
         them, whole blocks, or dotted keys.
 

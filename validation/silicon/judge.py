@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -216,7 +216,7 @@ def judge(rows: Iterable[Mapping[str, str]]) -> Iterator[Judged | tuple[Cell, st
     """Every run judged, or refused with the reason, those that constants were fitted on first."""
     cells = sorted(map(cell_of, rows), key=lambda cell: not is_marked(cell))
     again = repeats(cells)
-    first: dict[tuple[Any, ...], float] = {}
+    first: dict[tuple[Hashable, ...], float] = {}
     drafting_ids = drafting(cells)
     for cell in sorted(cells, key=lambda cell: cell.concurrency):
         first.setdefault(_series(cell), cell.ttft_ms)
@@ -244,7 +244,7 @@ def _is_beyond(cell: Cell, profile: Profile, shape: ModelShape) -> bool:
     return roof_share(cell, profile, shape) > 1.0 or memory_share(cell, profile) > 1.0
 
 
-def _series(cell: Cell) -> tuple[Any, ...]:
+def _series(cell: Cell) -> tuple[Hashable, ...]:
     return (*cell[1:8], cell.input_len, cell.output_len)
 
 
