@@ -26,6 +26,7 @@ from calibrate.importers.aiconfigurator.deployment import Deployment, import_dep
 from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape, draft_model
+from sim.files.json_values import Json
 from sim.run.scenario import Scenario, parse_scenario
 from validation.silicon.labels import drafting, is_marked, is_outside, memory_share, repeats, roof_share
 from validation.silicon.served_cells import BLACKWELL, Cell, cell_of
@@ -41,7 +42,7 @@ TRTLLM_BUDGETS = {"Llama": 16384, "gpt-oss": 20000}
 """--max_num_tokens in those of TensorRT-LLM, by model; DeepSeek's have the concurrency, ISL and PADDING, in whole
 multiples of it."""
 PADDING = 64
-BATCH_WAIT = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
+BATCH_WAIT: dict[str, Json] = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
 """In those of Llama-3.1-70B, at ISL and OSL 1,024 and fewer than eight GPUs."""
 SGLANG = "sglang-0.5"
 MANY_CLIENTS = 16
@@ -151,7 +152,7 @@ def receive_interval(cell: Cell) -> int:
     return many if cell.concurrency >= MANY_CLIENTS else few
 
 
-def batch_wait(cell: Cell) -> dict[str, Any]:
+def batch_wait(cell: Cell) -> dict[str, Json]:
     """How long prompts are held back for others, as the recipe of the cell has it."""
     has_wait = cell.engine == "trtllm" and not cell.is_exact and "Llama" in cell.model
     is_short = (cell.input_len, cell.output_len) == (1024, 1024)
@@ -164,7 +165,7 @@ def is_decode_graphed(cell: Cell) -> bool:
     return is_recipe and "Llama" in cell.model and cell.gpu.partition("-")[0] in BLACKWELL
 
 
-def engine_block(cell: Cell) -> dict[str, Any]:
+def engine_block(cell: Cell) -> dict[str, Json]:
     """Of a scenario: the engine, and what the row's recipe sets; where that is None, the engine decides."""
     return {
         "name": engine_name(cell),
@@ -271,7 +272,7 @@ def _peer_group(row: Mapping[str, str]) -> tuple[str, ...]:
     return row["model_path"], row["system"], row["backend"], row["gemm_quant_mode"]
 
 
-def classes_of(found: list[Judged | tuple[Cell, str]], peer: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
+def classes_of(found: list[Judged | tuple[Cell, str]], peer: Mapping[str, Mapping[str, str]]) -> list[dict[str, Json]]:
     """A row per class, and one each for the marked and the doubtful rows of it."""
     classes: dict[str, list[Judged]] = {}
     refused: dict[str, int] = {}
@@ -281,7 +282,7 @@ def classes_of(found: list[Judged | tuple[Cell, str]], peer: Mapping[str, Mappin
             classes.setdefault(entry.cell.family + suffix, []).append(entry)
         else:
             refused[entry[0].family] = refused.get(entry[0].family, 0) + 1
-    result = []
+    result: list[dict[str, Json]] = []
     for name in sorted({*classes, *refused}):
         rows = classes.get(name, [])
         served = [row for row in rows if not row.is_starved]
