@@ -6,11 +6,12 @@ Not here: the checks of the values (sim.run.scenario).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import click
 
-from sim.files.json_values import Json
+if TYPE_CHECKING:
+    from sim.files.json_values import Json
 
 F = TypeVar("F", bound=Callable[..., None])
 
