@@ -7,14 +7,15 @@ decide (sim.acceptance.models).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-Draws = np.ndarray[Any, np.dtype[np.uint32]]
-Integers = np.ndarray[Any, np.dtype[np.int64]]
-Floats = np.ndarray[Any, np.dtype[np.float64]]
+Words = NDArray[np.uint64]
+Draws = NDArray[np.uint32]
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 DRAW_RANGE = 1 << 31
 """Draws are integers in [0, DRAW_RANGE): a chance p is hit where draw < round(p * DRAW_RANGE), exact at 0 and 1."""

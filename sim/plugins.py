@@ -53,38 +53,38 @@ def loaded(what: str, entry: EntryPoint, kind: type[Kind]) -> Kind:
     return found
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """`value` for a message, on one line and not long."""
     return f"{' '.join(repr(value).split()):.60}"
 
 
-def checked_name(what: str, value: Any) -> str:
+def checked_name(what: str, value: object) -> str:
     """`value` where it can be the name of something registered. Raises PluginError."""
     if not isinstance(value, str) or not NAME.match(value):
         raise PluginError(f"{what} {shown(value)}: want a name of letters, digits and _ . + -, at most 100")
     return value
 
 
-def checked_text(what: str, value: Any) -> str:
+def checked_text(what: str, value: object) -> str:
     """`value` where it is a text without control characters. Raises PluginError."""
     if not isinstance(value, str) or CONTROL.search(value):
         raise PluginError(f"{what}={shown(value)}: want a text without control characters")
     return value
 
 
-def checked_count(what: str, value: Any, least: int, most: int = 2**31) -> int:
+def checked_count(what: str, value: object, least: int, most: int = 2**31) -> int:
     """`value` where it is a whole number, numpy's among them, from `least` to `most`. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
         raise PluginError(f"{what}={shown(value)} must be at least {least} and at most {most}, a whole number")
     return int(value)
 
 
-def checked_counts(what: str, values: Any, least: int, most: int = 2**31) -> list[int]:
+def checked_counts(what: str, values: object, least: int, most: int = 2**31) -> list[int]:
     """The same of each of `values`, a list or an array."""
     return [checked_count(what, value, least, most) for value in checked_list(what, values)]
 
 
-def checked_reals(what: str, values: Any, low: float, high: float) -> list[float]:
+def checked_reals(what: str, values: object, low: float, high: float) -> list[float]:
     """Each of `values` where it is a number above `low` and below `high`. Raises ValueError."""
     found = checked_list(what, values)
     for value in found:
@@ -93,7 +93,7 @@ def checked_reals(what: str, values: Any, low: float, high: float) -> list[float
     return [float(value) for value in found]
 
 
-def checked_list(what: str, values: Any) -> list[Any]:
+def checked_list(what: str, values: object) -> list[Any]:
     """`values` as a list, where they are several. Raises ValueError."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise PluginError(f"{what}={shown(values)}: want a list")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -283,12 +283,13 @@ def _saved_in_detail(path: Path) -> tuple[str, str]:
 def _guidellm(path: Path) -> tuple[str, str]:
     """Its levels, and its requests where it has them."""
     from calibrate.production.level_files import read_bench
-    from sim.files.json_values import read_json
+    from sim.files.json_values import read_json, value_at
     from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 
     found = []
     content = read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
-    benchmarks = content["benchmarks"] if isinstance(content["benchmarks"], list) else []
+    listed = value_at(content, "benchmarks")
+    benchmarks = listed if isinstance(listed, list) else []
     has_requests = [isinstance(each, dict) and bool(each.get("requests")) for each in benchmarks]
     if not any(has_requests) or any(isinstance(each, dict) and "metrics" in each for each in benchmarks):
         found.append(_at_once(read_bench(path)))
@@ -307,11 +308,11 @@ def _measured(path: Path) -> tuple[str, str]:
 
 def _tuning(path: Path) -> tuple[str, str]:
     """What `lanesim tune --json` wrote."""
-    from sim.files.json_values import convert, read_json
+    from sim.files.json_values import convert, read_json, value_at
 
     raw = read_json(path, "table")
     wanted = f"table {str(path)!r}: want `table` with [start, end, k] rows, as `lanesim tune` writes"
-    rows = convert(raw["table"], list[tuple[int, int, int]], wanted)
+    rows = convert(value_at(raw, "table"), list[tuple[int, int, int]], wanted)
     for before, (first, last, k) in zip([0, *(last for _, last, _ in rows)], rows, strict=False):
         if not before < first <= last or k < 0:
             raise ValueError(f"{wanted}; got [{first}, {last}, {k}] after {before}")
@@ -339,7 +340,7 @@ _OBJECTS: tuple[tuple[set[str], Callable[[Path], tuple[str, str]]], ...] = (
 """Keys that tell a kind of object, and what reads it."""
 
 
-def _has_lengths(names: set[Any]) -> bool:
+def _has_lengths(names: set[str]) -> bool:
     from sim.workload.traces import ALIASES
 
     return bool(names & set(ALIASES["prompt"])) and bool(names & set(ALIASES["output"]))

@@ -6,22 +6,31 @@ Not here: the checks of the values (sim.run.scenario).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from sim.files.json_values import Json
+
+F = TypeVar("F", bound=Callable[..., None])
 
 POLICIES = ("continuous", "autoregressive")
 """The engines that are vLLM's; `autoregressive` drafts nothing."""
-SETTINGS = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "block_size",
-    "long_prefill_token_threshold",
-    "async_scheduling",
-    "enable_prefix_caching",
-)
+
+
+class EngineFlags(TypedDict, total=False):
+    """Flags of both commands about the engine, by parameter; None where not given."""
+
+    engine_name: str | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    num_gpu_blocks: int | None
+    block_size: int | None
+    async_scheduling: bool | None
+    enable_prefix_caching: bool | None
+    long_prefill_token_threshold: int | None
+    method: str | None
 
 
 def engine_options(function: F) -> F:
@@ -44,19 +53,21 @@ def engine_options(function: F) -> F:
     return function
 
 
-def engine_block(flags: dict[str, Any]) -> dict[str, Any]:
+def engine_block(flags: EngineFlags) -> dict[str, Json]:
     """The scenario's `engine` block. Raises ValueError where no usable KV block is left."""
-    block: dict[str, Any] = {}
-    if flags.get("engine_name") is not None:
-        block["name"] = flags["engine_name"]
-    for name in SETTINGS:
-        if flags.get(name) is not None:
-            block[name] = flags[name]
     num_blocks = flags.get("num_gpu_blocks")
-    if num_blocks is not None:
-        if num_blocks < 2:
-            raise ValueError(
-                f"--num-gpu-blocks {num_blocks} must be at least 2: vLLM counts a null block that is never used"
-            )
-        block["num_gpu_blocks"] = num_blocks - 1
-    return block
+    if num_blocks is not None and num_blocks < 2:
+        raise ValueError(
+            f"--num-gpu-blocks {num_blocks} must be at least 2: vLLM counts a null block that is never used"
+        )
+    block = {
+        "name": flags.get("engine_name"),
+        "max_num_seqs": flags.get("max_num_seqs"),
+        "max_num_batched_tokens": flags.get("max_num_batched_tokens"),
+        "block_size": flags.get("block_size"),
+        "long_prefill_token_threshold": flags.get("long_prefill_token_threshold"),
+        "async_scheduling": flags.get("async_scheduling"),
+        "enable_prefix_caching": flags.get("enable_prefix_caching"),
+        "num_gpu_blocks": None if num_blocks is None else num_blocks - 1,
+    }
+    return {name: value for name, value in block.items() if value is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +12,7 @@ from sim.cli.lazy import SOURCE
 
 if TYPE_CHECKING:
     from calibrate.fit.step_times import StepFit
+    from sim.files.json_values import Json
 
 
 @click.command(
@@ -49,7 +50,7 @@ def fit_steps_command(path: Path, name: str, source: str | None, json_path: str 
         save_profile(fit.profile, out)
 
 
-def _plain(fit: StepFit) -> dict[str, Any]:
+def _plain(fit: StepFit) -> dict[str, Json]:
     """What `--json` holds."""
     return {
         "profile": fit.profile.name,

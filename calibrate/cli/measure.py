@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import click
 
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 MIN_BUDGET_S = 5.0
 MAX_NOISY = 8
 """Noisy points that are told one by one."""
+
+
+class PairFlags(TypedDict):
+    """Flags that say what is built (calibrate.measure.pair.pair_spec)."""
+
+    target: str
+    draft: str | None
+    dtype: str | None
+    rows: int | None
+    context: int | None
+    attention: str | None
+    seed: int
 
 
 @click.command(
@@ -59,7 +71,7 @@ def measure_command(
     budget: float | None,
     serving: bool,
     form: Literal["compact", "table"] | None,
-    **flags: Any,
+    **flags: Unpack[PairFlags],
 ) -> None:
     """Time this machine's prefill, draft and verify passes, alone and in pairs, and fit a profile to them.
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 from click.core import ParameterSource
@@ -21,6 +21,7 @@ from sim.cli.options import listed
 if TYPE_CHECKING:
     from calibrate.production.levels import Served
     from sim.costs.profile import Profile
+    from sim.files.json_values import Json
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim probe http://localhost:8000 --profile h100-sxm/llama-3.1-8b \\\n"
@@ -41,7 +42,27 @@ MAX_SPREAD_PCT = 15.0
 """Rounds that differ by more are said to be noisy: a median of them is no better than that."""
 
 
-@click.command("probe", epilog=EXAMPLE, short_help="Time a server that runs, and fit a profile to it.")
+class ProbeFlags(TypedDict):
+    """Flags about the levels and the fit, by parameter."""
+
+    model: str | None
+    levels: str
+    held_back: int | None
+    requests_per_stream: int
+    rounds: int
+    input_len: int
+    output_len: int
+    num_speculative_tokens: int | None
+    engine_name: str | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    seed: int
+    timeout_s: float
+    api_key_env: str | None
+    measured: Path | None
+
+
+@click.command("probe", epilog=EXAMPLE)
 @click.argument("url", metavar="URL")
 @click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
 @click.option("--model", default=None, help="Model, as the server names it. [its only one]")
@@ -77,7 +98,9 @@ MAX_SPREAD_PCT = 15.0
 )
 @click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
-def probe_command(url: str, profile_name: str, out: Path | None, json_path: str | None, **flags: Any) -> None:
+def probe_command(
+    url: str, profile_name: str, out: Path | None, json_path: str | None, **flags: Unpack[ProbeFlags]
+) -> None:
     """Time a server from outside: closed loops of streamed requests at several levels. One level is held back and
     predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
     from calibrate.production.level_files import read_measured
@@ -109,8 +132,8 @@ def probe_command(url: str, profile_name: str, out: Path | None, json_path: str 
         _fit(profile, served, held_back, flags, out, json_path)
 
 
-def _held_back(flags: dict[str, Any], levels: Sequence[int]) -> int:
-    held_back: int = levels[len(levels) // 2] if flags["held_back"] is None else flags["held_back"]
+def _held_back(flags: ProbeFlags, levels: Sequence[int]) -> int:
+    held_back = levels[len(levels) // 2] if flags["held_back"] is None else flags["held_back"]
     if held_back not in levels:
         raise ValueError(f"--held-back {held_back} is none of the levels {','.join(map(str, levels))}")
     return held_back
@@ -132,9 +155,10 @@ def _flag(name: str) -> str:
     return "--engine" if name == "engine_name" else f"--{name.replace('_', '-')}"
 
 
-def _again(measured: Path, profile_name: str, out: Path | None, json_path: str | None, flags: dict[str, Any]) -> str:
+def _again(measured: Path, profile_name: str, out: Path | None, json_path: str | None, flags: ProbeFlags) -> str:
     """The command that fits what is kept in `measured` as this one would have."""
-    given = {"--profile": profile_name, **{_flag(name): flags[name] for name in OF_A_FIT}, "--out": out}
+    fit = dict(flags)
+    given = {"--profile": profile_name, **{_flag(name): fit[name] for name in OF_A_FIT}, "--out": out}
     words = [
         word for flag, value in {**given, "--json": json_path}.items() if value is not None for word in (flag, value)
     ]
@@ -172,7 +196,7 @@ def _fit(
     profile: Profile,
     served: Sequence[Served],
     held_back: int,
-    flags: dict[str, Any],
+    flags: ProbeFlags,
     out: Path | None,
     json_path: str | None,
 ) -> None:
@@ -182,8 +206,11 @@ def _fit(
     from calibrate.production.engine_fit import fit_served, predicted
     from sim.cli.console import write_json
 
-    limits = {name: flags[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
-    engine = {"name": flags["engine_name"], **limits}
+    engine = {
+        "name": flags["engine_name"],
+        "max_num_seqs": flags["max_num_seqs"],
+        "max_num_batched_tokens": flags["max_num_batched_tokens"],
+    }
     setup = Setup(engine={name: value for name, value in engine.items() if value is not None}, warmup_waves=1)
     fitted_on = [each for each in served if each.concurrency != held_back]
     found = fit_served(profile, fitted_on, setup)
@@ -193,7 +220,7 @@ def _fit(
         from calibrate.cli.profile_output import write
 
         write(found.profile, out)
-    held_plain = {
+    held_plain: dict[str, Json] = {
         "concurrency": held_back,
         "measured": held.measured,
         "errors_pct": errors_pct,
@@ -221,7 +248,7 @@ def _levels(text: str) -> list[int]:
 
 
 def _drive(
-    base: str, key: str | None, levels: list[int], flags: dict[str, Any], on_round: Callable[[list[Served]], None]
+    base: str, key: str | None, levels: list[int], flags: ProbeFlags, on_round: Callable[[list[Served]], None]
 ) -> list[Served]:
     """Every level measured; `on_round` hears the levels so far after each round."""
     from calibrate.production.levels import middling

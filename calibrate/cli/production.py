@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -12,11 +12,27 @@ from calibrate.cli.profile_output import A_PATH, check_out
 if TYPE_CHECKING:
     from calibrate.production.engine_fit import Production
     from calibrate.production.levels import Served
+    from sim.files.json_values import Json
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim calibrate production --bench-json c8.json --bench-json c32.json \\\n"
     "    --profile h100-sxm/llama-3.1-8b --out mine.json"
 )
+
+
+class ProductionFlags(TypedDict):
+    """Flags about the sources and the fit, by parameter."""
+
+    metrics_before: Path | None
+    metrics_after: Path | None
+    duration_s: float | None
+    bench_json: tuple[Path, ...]
+    log_path: Path | None
+    input_len: int | None
+    output_len: int | None
+    num_speculative_tokens: int | None
+    engine_name: str | None
+    constants: str | None
 
 
 @click.command("production", epilog=EXAMPLE)
@@ -46,7 +62,9 @@ EXAMPLE = (
 )
 @click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
-def production_command(profile_name: str, out: Path | None, json_path: str | None, **flags: Any) -> None:
+def production_command(
+    profile_name: str, out: Path | None, json_path: str | None, **flags: Unpack[ProductionFlags]
+) -> None:
     """Fit the engine's constants and read the acceptance from a server that runs: two looks at /metrics, results of its
     benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too."""
     from calibrate.judge.cells import Setup
@@ -74,7 +92,7 @@ def production_command(profile_name: str, out: Path | None, json_path: str | Non
         show(found)
 
 
-def read_served(flags: dict[str, Any]) -> list[Served]:
+def read_served(flags: ProductionFlags) -> list[Served]:
     """The levels of all sources. Raises ValueError where there is none, or one lacks what it needs."""
     from calibrate.production.level_files import levels, read_bench
     from calibrate.production.metrics import between
@@ -86,7 +104,7 @@ def read_served(flags: dict[str, Any]) -> list[Served]:
         )
     num_tokens = flags["num_speculative_tokens"]
     served = [level for path in flags["bench_json"] for level in read_bench(path, num_speculative_tokens=num_tokens)]
-    if before is not None:
+    if before is not None and after is not None:
         served.append(between(before, after, duration_s=flags["duration_s"]))
     if log_path is not None:
         if flags["input_len"] is None or flags["output_len"] is None:
@@ -102,7 +120,7 @@ def read_served(flags: dict[str, Any]) -> list[Served]:
     return served
 
 
-def plain(found: Production) -> dict[str, Any]:
+def plain(found: Production) -> dict[str, Json]:
     """What was found, as `--json` writes it."""
     return {
         "constants": [

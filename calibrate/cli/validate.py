@@ -34,8 +34,8 @@ DIRECTORY = "DIRECTORY"
 class ValidateGroup(LazyGroup):
     """`directory`, which takes over whatever does not begin with the name of a sub-command."""
 
-    def __init__(self, *args: Any, directory: click.Command, commands: Commands = SUB_COMMANDS, **more: Any) -> None:
-        super().__init__(*args, commands=commands, **more)
+    def __init__(self, name: str, *, directory: click.Command, commands: Commands = SUB_COMMANDS, **more: Any) -> None:
+        super().__init__(name, commands=commands, **more)
         self._directory = directory
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

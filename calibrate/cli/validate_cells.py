@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from calibrate.cli.engine_flags import engine_block, engine_options
-from calibrate.judge.validation_output import check_outputs, output_options, print_compared, write_result
+from calibrate.cli.engine_flags import EngineFlags, engine_block, engine_options
+from calibrate.judge.validation_output import OutputFlags, check_outputs, output_options, print_compared, write_result
 from sim.cli.console import progress
 
 if TYPE_CHECKING:
@@ -22,6 +22,14 @@ EXAMPLE = (
     "\b\nExample:\n  lanesim validate cells silicon.csv --profile h100-sxm/llama-3.1-8b --fit concurrency=8 \\\n"
     "    --columns isl=input_len,osl=output_len,batch_size=concurrency,silicon_tpot_ms=tpot_ms"
 )
+
+
+class CellsFlags(EngineFlags, OutputFlags):
+    """Flags that are passed on, by parameter."""
+
+    waves: int
+    warmup_waves: int
+    seed: int
 
 
 @click.command("cells", epilog=EXAMPLE)
@@ -112,7 +120,7 @@ def cells_command(
     fit_ratios: str | None,
     requests_path: Path | None,
     acceptance_spread: float | None,
-    **flags: Any,
+    **flags: Unpack[CellsFlags],
 ) -> None:
     """Simulate the closed-loop cells of TABLE.csv and say how far off the simulator was at each.
 
@@ -161,7 +169,7 @@ def cells_command(
     with progress() as on_step:
         judged = judge_cells(table, is_fit, profile, setup, partial(on_step, "simulating"))
     result = result_of(table, judged, profile, setup, fitted, metrics)
-    if flags["plots"]:
+    if flags["plots"] and flags["out"] is not None:
         draw_cells(flags["out"], judged, f"{profile.name}: error of {len(judged)} closed-loop cells")
     if flags["fitted_profile"] is not None:
         from sim.costs.profile_files import encode

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from calibrate.cli.engine_flags import POLICIES, engine_block, engine_options
-from calibrate.judge.validation_output import check_outputs, output_options, print_compared, write_result
+from calibrate.cli.engine_flags import POLICIES, EngineFlags, engine_block, engine_options
+from calibrate.judge.validation_output import OutputFlags, check_outputs, output_options, print_compared, write_result
+
+if TYPE_CHECKING:
+    from sim.files.json_values import Json
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim validate vllm --requests requests.jsonl --profile h100-sxm/llama-3.1-8b \\\n"
     "    --max-num-seqs 256 --max-num-batched-tokens 2048 --num-gpu-blocks 2588"
 )
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "ttft_arrival": "TTFT from arrival"}
+
+
+class VllmFlags(EngineFlags, OutputFlags):
+    """Flags that are passed on, by parameter."""
+
+    data_parallel_size: int
+    num_speculative_tokens: int
+    acceptance: str | None
 
 
 @click.command("vllm", epilog=EXAMPLE)
@@ -42,7 +53,9 @@ TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "ttft_ar
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the acceptance draws."
 )
 @output_options
-def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, seed: int, **flags: Any) -> None:
+def vllm_command(
+    path: Path, prompts: Path | None, profile: str, policy: str, seed: int, **flags: Unpack[VllmFlags]
+) -> None:
     """Simulate the requests of a real vLLM run, at their recorded arrivals, and say how far off the simulator was.
 
     TTFT and E2EL count from queued_ts, when the engine took a request in; ttft_arrival from arrival_time. The offset of
@@ -58,7 +71,7 @@ def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, se
     speculation = _speculation(flags, policy)
     engine = engine_block(flags)
     loaded = load(profile)
-    real = read_requests(path, prompts, engine.get("block_size", BLOCK_TOKENS))
+    real = read_requests(path, prompts, flags["block_size"] or BLOCK_TOKENS)
     ranks = flags["data_parallel_size"]
     if loaded.target.experts is not None and loaded.data_parallel != ranks:
         raise ValueError(
@@ -74,7 +87,7 @@ def vllm_command(path: Path, prompts: Path | None, profile: str, policy: str, se
         _tell(verdict.result)
 
 
-def _speculation(flags: dict[str, Any], policy: str) -> dict[str, Any]:
+def _speculation(flags: VllmFlags, policy: str) -> dict[str, Json]:
     """The scenario's `speculation` block. Raises ValueError for a policy that drafts nothing, or no acceptance."""
     tokens, acceptance = flags["num_speculative_tokens"], flags["acceptance"]
     if tokens > 0 and policy == "autoregressive":

@@ -49,7 +49,7 @@ SHOWN = (
 class Setup:
     """What holds for all cells of a table."""
 
-    engine: Mapping[str, Any]
+    engine: Mapping[str, Json]
     """The scenario's `engine` block; a cell's own columns come first."""
     waves: int = WAVES
     """Requests per place in flight, where the table has no num_prompts."""
@@ -61,6 +61,12 @@ class Setup:
     acceptance_spread: float | None = None
     """How requests differ in draws, for cells whose acceptance does not say (sim.acceptance.spread)."""
     seed: int = 0
+
+    @property
+    def engine_name(self) -> str | None:
+        """None: the profile's own."""
+        name = self.engine.get("name")
+        return None if name is None else str(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +199,7 @@ def fit_on_cells(
     The profile carries the others of that engine from then on, and says what was fitted on what. Raises ValueError
     where a marked cell lacks a metric, and where the cells cannot tell the constants.
     """
-    profile = with_engine(profile, engine_of(setup.engine.get("name"), profile))
+    profile = with_engine(profile, engine_of(setup.engine_name, profile))
     cells = _marked_cells(table, is_fit, metrics)
 
     def ratios(candidate: Profile) -> list[float]:
@@ -326,7 +332,7 @@ def result_of(
     return {
         "schema": CELLS_SCHEMA,
         "profile": {"name": profile.name, "source": profile.source},
-        "engine": {**setup.engine, "name": engine_of(setup.engine.get("name"), profile).name},
+        "engine": {**setup.engine, "name": engine_of(setup.engine_name, profile).name},
         "waves": setup.waves,
         "warmup_waves": setup.warmup_waves,
         "requests_per_pass": len(setup.requests) or None,

@@ -5,17 +5,30 @@ Not here: the results (calibrate.judge.vllm_runs, calibrate.judge.cells).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, NotRequired, TypedDict, TypeVar
 
 import click
 
 from sim.cli.console import claim, write_text
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from realrun.validate.errors import Compared
+    from sim.files.json_values import Json
+
+F = TypeVar("F", bound=Callable[..., None])
 
 RESULT = "validation.json"
+
+
+class OutputFlags(TypedDict):
+    """Flags that say where results go, by parameter."""
+
+    json_path: str | None
+    out: Path | None
+    plots: bool
+    fitted_profile: NotRequired[Path | None]
 
 
 def output_options(function: F) -> F:
@@ -32,10 +45,10 @@ def output_options(function: F) -> F:
     return function
 
 
-def check_outputs(flags: dict[str, Any], inputs: Iterable[str | Path | None]) -> None:
+def check_outputs(flags: OutputFlags, inputs: Iterable[str | Path | None]) -> None:
     """Hold --out, --json and --fitted-profile until the command ends. Raises ValueError, before any work, where one
     cannot be, or is one of the `inputs`."""
-    out: Path | None = flags["out"]
+    out = flags["out"]
     if flags["plots"] and out is None:
         raise ValueError("--plots draws into a directory: add --out DIR")
     if out is not None and out.exists() and not out.is_dir():
@@ -45,7 +58,7 @@ def check_outputs(flags: dict[str, Any], inputs: Iterable[str | Path | None]) ->
     claim(files=files, inputs=inputs)
 
 
-def write_result(result: dict[str, Any], flags: dict[str, Any]) -> None:
+def write_result(result: Mapping[str, Json], flags: OutputFlags) -> None:
     """`result` as JSON into --out and --json."""
     from sim.files import write
     from sim.report.results import to_json
@@ -58,7 +71,7 @@ def write_result(result: dict[str, Any], flags: dict[str, Any]) -> None:
 
 
 def print_compared(
-    title: str, headings: Sequence[str], rows: Iterable[tuple[Sequence[str], dict[str, Any]]], lines: Iterable[str]
+    title: str, headings: Sequence[str], rows: Iterable[tuple[Sequence[str], Compared]], lines: Iterable[str]
 ) -> None:
     """A table of what was measured beside what was simulated, each row with its texts under `headings`, the first of
     which may fold; `lines` below it."""

@@ -22,6 +22,7 @@ from realrun.validate import errors
 from sim.costs.profile import Profile
 from sim.engine.fleet import Routing
 from sim.engine.time_series import GapSamples
+from sim.files.json_values import Json
 from sim.files.write import write_figure
 from sim.interface.request import Request
 from sim.metrics import summary
@@ -55,8 +56,8 @@ def scenario_of(
     num_requests: int,
     profile: str,
     policy: str,
-    engine: dict[str, Any],
-    speculation: dict[str, Any],
+    engine: Mapping[str, Json],
+    speculation: Mapping[str, Json],
     seed: int,
     ranks: int = 1,
 ) -> Scenario:

@@ -10,8 +10,8 @@ Not here: which passes (calibrate.measure.grid), how often (calibrate.measure.re
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +22,9 @@ from realrun.kernels.device_passes import NOT_FORCED, ChunkShape, PassShape
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_kernels import PairKernels
 from sim.interface.work import Kind, Model
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 HOLD_S = 1e-3
 """Seconds that a stream is held while a graph is issued, at least."""
@@ -189,7 +192,13 @@ def count_kernels(bench: Bench, place: Place, issuer: Issuer) -> int:
     class Counter(TorchDispatchMode):  # type: ignore[misc]
         num_kernels = 0
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self,
+            func: OpOverload,
+            types: Sequence[type],
+            args: tuple[torch.Tensor, ...] = (),
+            kwargs: Mapping[str, torch.Tensor] | None = None,
+        ) -> torch.Tensor:
             if not getattr(func, "is_view", False):
                 Counter.num_kernels += 1
             return func(*args, **(kwargs or {}))

@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from calibrate.points.point_works import Place
+from sim.costs.profile import Launch, Role
 
 VERIFY_TOKENS = ((2, 8), (2, 5, 8), (2, 3, 5, 8), (2, 3, 4, 5, 6, 7, 8))
 """Query tokens per row of verify passes, by level."""
@@ -45,16 +46,15 @@ def grid(limits: Limits, level: int) -> list[Place]:
     rows = spread(1, limits.rows, NUM_ROWS[level])
     widest = max(VERIFY_TOKENS[level][-1], limits.draft_tokens) + 2
     contexts = spread(MIN_CONTEXT, limits.slot_tokens - widest, NUM_CONTEXTS[level])
-    launch = "graphed" if limits.has_graphs else "eager"
+    launches: list[Launch] = ["eager", "graphed"] if limits.has_graphs else ["eager"]
+    launch = launches[-1]
     places = _prefills("target", limits, level)
     if limits.has_draft:
         places += _prefills("draft", limits, max(0, level - 1))
     for num_rows in rows:
         for context in contexts:
             # Eager passes have the same kernels: what launching them takes, decoding and prefilling tell.
-            places += [
-                Place("decode", "target", num_rows, 1, context, each) for each in dict.fromkeys(("eager", launch))
-            ]
+            places += [Place("decode", "target", num_rows, 1, context, each) for each in launches]
             places += [
                 Place("verify", "target", num_rows, tokens, context, launch)
                 for tokens in VERIFY_TOKENS[level]
@@ -68,7 +68,7 @@ def grid(limits: Limits, level: int) -> list[Place]:
     return sorted(set(places), key=_shuffled)
 
 
-def _prefills(model: str, limits: Limits, level: int) -> list[Place]:
+def _prefills(model: Role, limits: Limits, level: int) -> list[Place]:
     longest = min(limits.slot_tokens - 2, limits.pass_tokens)
     places = []
     for tokens in spread(min(MIN_CHUNK, longest), longest, NUM_CHUNKS[level]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from realrun.host.garbage_collector import frozen_heap
 from realrun.host.gpuhost import GpuHost
@@ -32,6 +32,7 @@ from sim.interface.work import Kind, Work
 from sim.metrics.records import work_record
 from sim.policies import rounds
 from sim.policies.options import PolicyOptions
+from sim.run.experiment import SpawningHost
 
 REQUESTS_PER_LANE = 8
 PROMPT_TOKENS, OUTPUT_TOKENS = (32, 88, 48, 72), 24
@@ -133,7 +134,7 @@ def _served(setting: Setting, serving: Serving, works: Sequence[tuple[Work, Meas
     )
 
 
-def start(host: Any, setting: Setting) -> Serving:
+def start(host: SpawningHost, setting: Setting) -> Serving:
     """Start the lanes, their pollers and the arrivals of their requests on any host."""
     requests = [
         Request(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from calibrate.measure.grid import Limits, spread
 from calibrate.points.point_works import Cell, Place
+from sim.costs.profile import Launch
 
 DRAFT_TOKENS = 4
 """Tokens per row of a draft; a verify row has one query token more."""
@@ -37,8 +38,11 @@ GRIDS = {
     "cuda": Grid((128, 512, 1024, 2048), (1, 8, 32, 128), (1, 8, 32, 64), (20, 40, 60, 80)),
     "cpu": Grid((16, 64), (1, 4), (1, 4)),
 }
-CAPTURED, EAGER = ("graphed", "graphed"), ("eager", "eager")
-LAUNCHES = {
+Launches = tuple[Launch, Launch]
+"""Of the two sides of a pair."""
+CAPTURED: Launches = ("graphed", "graphed")
+EAGER: Launches = ("eager", "eager")
+LAUNCHES: dict[str, tuple[Launches, ...]] = {
     "prefill": (CAPTURED, ("eager", "graphed"), EAGER),
     "draft": (CAPTURED, EAGER),
     "shares": (CAPTURED, EAGER),
@@ -74,7 +78,7 @@ def cells_within(limits: Limits) -> list[Cell]:
     overlap is asked for, and launching is known from elsewhere. Last prefill, draft and verify at once, which no fit
     uses. As far as there are slots.
     """
-    launch = "graphed" if limits.has_graphs else "eager"
+    launch: Launch = "graphed" if limits.has_graphs else "eager"
     context = (limits.slot_tokens - limits.draft_tokens) // 4
     longest, rows = min(limits.pass_tokens, limits.slot_tokens // 2), spread(1, limits.rows // 2, 3)
     chunks = (longest // 4, longest) if limits.has_graphs else GRIDS["cpu"].chunk_tokens
@@ -105,22 +109,22 @@ def _telling(chunks: tuple[int, ...], draft_rows: tuple[int, ...], context_token
     return [*(Cell((prefill, prefill)) for prefill in prefills), *map(Cell, product(prefills, drafts))]
 
 
-def _prefill(chunk_tokens: int, context_tokens: int, launch: str) -> Place:
+def _prefill(chunk_tokens: int, context_tokens: int, launch: Launch) -> Place:
     """Prompts no longer than the context: a longer chunk is several of them, as in an engine."""
     prompts = max(1, chunk_tokens // context_tokens)
     return Place("prefill", "target", prompts, min(chunk_tokens, context_tokens), 0, launch)
 
 
-def _draft_and_verify(rows: int, context_tokens: int, launches: tuple[str, str]) -> Cell:
+def _draft_and_verify(rows: int, context_tokens: int, launches: Launches) -> Cell:
     verify = Place("verify", "target", rows, DRAFT_TOKENS + 1, context_tokens, launches[1])
     return Cell((_draft(rows, context_tokens, launches[0]), verify))
 
 
-def _draft(rows: int, context_tokens: int, launch: str) -> Place:
+def _draft(rows: int, context_tokens: int, launch: Launch) -> Place:
     return Place("draft", "draft", rows, DRAFT_TOKENS, context_tokens, launch)
 
 
-def _launches(kind: str, device: str) -> tuple[tuple[str, str], ...]:
+def _launches(kind: str, device: str) -> tuple[Launches, ...]:
     return LAUNCHES[kind] if device == "cuda" else (EAGER,)
 
 

@@ -123,12 +123,12 @@ class Session:
                     most=MAX_REPETITIONS // held.num_visits,
                 )
             point = MeasuredPoint(
-                kind=place.kind,  # type: ignore[arg-type]
-                model=place.model,  # type: ignore[arg-type]
+                kind=place.kind,
+                model=place.model,
                 rows=place.rows,
                 tokens=place.tokens,
                 context_tokens=place.context_tokens,
-                launch=place.launch,  # type: ignore[arg-type]
+                launch=place.launch,
                 device_s=timing.device_s,
                 host_s=timing.host_s,
                 half_width_pct=round(timing.half_width_pct, 2),

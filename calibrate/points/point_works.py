@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from sim.costs.profile import MeasuredPoint
+from sim.costs.profile import Launch, MeasuredPoint, PassKind, Role
 from sim.costs.shapes import ModelShape
 from sim.interface.work import Chunk, Kind, Model, Work
 
@@ -30,12 +30,12 @@ COLD = 2.0
 class Place(NamedTuple):
     """Where a point lies in the grid; fields as in MeasuredPoint."""
 
-    kind: str
-    model: str
+    kind: PassKind
+    model: Role
     rows: int
     tokens: int
     context_tokens: int
-    launch: str
+    launch: Launch
 
     @property
     def name(self) -> str:

@@ -84,7 +84,7 @@ def fit_served(
     """
     if not served:
         raise ValueError("nothing was seen of the server")
-    profile = with_engine(profile, engine_of(setup.engine.get("name"), profile))
+    profile = with_engine(profile, engine_of(setup.engine_name, profile))
     cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
     noises = _noise(served, FITTED), _noise(served, (FIRST_TOKEN,))
     unfitted: dict[str, str] = {}

@@ -17,15 +17,19 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from errno import EINPROGRESS, EWOULDBLOCK
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
 
+from sim.files.json_values import Json
 from sim.files.read import printable
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 CONNECT_S = 10.0
 TIMEOUT_S = 300.0
@@ -73,7 +77,9 @@ class _Expired(Exception):
 class _Wire:
     """A connected socket that reads and writes until a deadline, and reads at most so many bytes."""
 
-    def __init__(self, kind: int, address: Any, stopped: threading.Event, deadline_s: float) -> None:
+    def __init__(
+        self, kind: int, address: tuple[str | int | bytes, ...], stopped: threading.Event, deadline_s: float
+    ) -> None:
         self.deadline_s = deadline_s
         self.bytes_left = 0
         self.waits = 0
@@ -168,7 +174,7 @@ class _Bytes(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         return self._wire.receive(memoryview(buffer))
 
 
@@ -282,7 +288,7 @@ class Client:
         return kind(f"{self.url}{path}", printable(reason[: 4 * MAX_SHOWN])[:MAX_SHOWN])
 
     @contextmanager
-    def ask(self, path: str, body: dict[str, Any] | None = None, *, max_bytes: int) -> Iterator[Answer]:
+    def ask(self, path: str, body: Mapping[str, Json] | None = None, *, max_bytes: int) -> Iterator[Answer]:
         """GET `path` below the address, or POST `body` as JSON there. Of the answer, head and body, at most
         `max_bytes` are read, until `timeout_s`. Raises Failed."""
         deadline_s = time.monotonic() + self.timeout_s

@@ -26,7 +26,7 @@ from msgspec import Meta, Struct
 from calibrate.production.levels import MAX_TOKENS, Accepted, Served
 from calibrate.production.metrics import Growth, NoMetrics, Sample, parse
 from calibrate.production.network import WAKE_S, Answer, Client, Failed, Late
-from sim.files.json_values import convert, parse_json
+from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import MIB
 
 MAX_METRICS_BYTES = 8 * MIB
@@ -118,9 +118,9 @@ class Endpoint:
     def path(self) -> str:
         return "/v1/chat/completions" if self.is_chat else "/v1/completions"
 
-    def body(self, prompt: str, output_tokens: int) -> dict[str, Any]:
+    def body(self, prompt: str, output_tokens: int) -> dict[str, Json]:
         """Greedy, streamed, of a fixed length where the server takes vLLM's `ignore_eos`."""
-        asked: dict[str, Any] = {
+        asked: dict[str, Json] = {
             "model": self.model,
             "max_tokens": output_tokens,
             "temperature": 0.0,

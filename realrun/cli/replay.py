@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from realrun.replay.genuine_acceptance import ClassTape, Folders, Tied
     from realrun.replay.replays import Replay
     from sim.costs.profile import Profile
+    from sim.files.json_values import Json
     from sim.run.experiment import Experiment
     from sim.run.scenario import Scenario
 
@@ -28,7 +29,22 @@ REPLAY_EXAMPLE = (
 )
 
 
-@click.command("replay", cls=ListOptions, epilog=REPLAY_EXAMPLE, short_help="The same policies on real hardware.")
+class ReplayFlags(NamedTuple):
+    """Flags of this command alone, by parameter."""
+
+    device: str
+    out: Path
+    acceptance_from: str
+    target_weights: Path | None
+    draft_weights: Path | None
+    prompts: Path | None
+    epsilon: float | None
+    draft_layers: int | None
+    temperature: float
+    overwrite: bool
+
+
+@click.command("replay", cls=ListOptions, epilog=REPLAY_EXAMPLE)
 @scenario_options
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), required=True, help="Where the passes run.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Results directory.")
@@ -67,16 +83,18 @@ def replay_command(**flags: Any) -> None:
 
     path = flags["scenario"]
     raw = gather(flags)
-    raw.setdefault("workload", {}).setdefault("num_prompts", NUM_PROMPTS)
+    own = ReplayFlags(**flags)
+    workload = raw.setdefault("workload", {})
+    if isinstance(workload, dict):
+        workload.setdefault("num_prompts", NUM_PROMPTS)
     scenario = parse_scenario(raw)
-    out: Path = flags["out"]
-    folders = [flags[name] for name in ("target_weights", "draft_weights", "prompts")]
+    out, folders = own.out, [own.target_weights, own.draft_weights, own.prompts]
     claim(folders={"--out": out}, inputs=[*inputs_of(path, scenario), *folders])
-    check_out(out, scenario.digest, overwrite=flags["overwrite"], is_replay=True)
+    check_out(out, scenario.digest, overwrite=own.overwrite, is_replay=True)
     profile = load(scenario.profile)
     resolve_all(scenario, profile)
-    profile, genuine = _pair(profile, flags)
-    replays, described, tapes = _run(scenario, profile, genuine, flags["device"], flags["temperature"])
+    profile, genuine = _pair(profile, own)
+    replays, described, tapes = _run(scenario, profile, genuine, own.device, own.temperature)
     from realrun.replay.genuine_acceptance import write_tapes
     from realrun.replay.replays import result_of, write_replays
 
@@ -93,26 +111,26 @@ def replay_command(**flags: Any) -> None:
         raise SystemExit(exit_code())
 
 
-def _pair(profile: Profile, flags: dict[str, Any]) -> tuple[Profile, Tied | Folders | None]:
+def _pair(profile: Profile, flags: ReplayFlags) -> tuple[Profile, Tied | Folders | None]:
     """The profile of the pair that runs, and what it is where acceptance comes from the models."""
     from realrun.replay.genuine_acceptance import EPSILON, Folders, tied_profile
     from sim.workload.content import read_prompt_tokens
 
-    is_tape = flags["acceptance_from"] == "tape"
-    own = [flags[name] for name in ("target_weights", "draft_weights", "prompts")]
+    is_tape = flags.acceptance_from == "tape"
+    target, draft, prompts = own = flags.target_weights, flags.draft_weights, flags.prompts
     for name in ("epsilon", "draft_layers", *(("target_weights", "draft_weights", "prompts") if is_tape else ())):
-        if flags[name] is not None and (is_tape or any(own)):
-            flag = f"--{name.replace('_', '-')} {flags[name]}"
+        value = getattr(flags, name)
+        if value is not None and (is_tape or any(own)):
+            flag = f"--{name.replace('_', '-')} {value}"
             if is_tape:
                 raise ValueError(f"{flag} needs --acceptance-from model; a tape dictates acceptance")
             raise ValueError(f"{flag} makes a draft of the target's first layers; leave it out, or --draft-weights")
     if not any(own):
         if is_tape:
             return profile, None
-        epsilon = EPSILON if flags["epsilon"] is None else flags["epsilon"]
-        return tied_profile(profile, epsilon, flags["draft_layers"])
-    target, draft, prompts = own
-    if not all(own):
+        epsilon = EPSILON if flags.epsilon is None else flags.epsilon
+        return tied_profile(profile, epsilon, flags.draft_layers)
+    if target is None or draft is None or prompts is None:
         raise ValueError("want --target-weights, --draft-weights and --prompts together: texts decide what is accepted")
     return profile, Folders(target=target, draft=draft, prompts=tuple(read_prompt_tokens(prompts)))
 
@@ -135,7 +153,7 @@ def _experiments(scenario: Scenario, profile: Profile, max_requests: int, *, is_
 
 def _run(
     scenario: Scenario, profile: Profile, genuine: Tied | Folders | None, device_name: str, temperature: float
-) -> tuple[list[Replay], dict[str, Any], list[ClassTape]]:
+) -> tuple[list[Replay], dict[str, Json], list[ClassTape]]:
     """Build the pair and replay everything; also what there is to say about it, and what was accepted."""
     try:
         import pyarrow  # noqa: F401

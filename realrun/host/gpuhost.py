@@ -20,10 +20,10 @@ from realrun.host.executor import Executor, Job
 from realrun.host.reactions import Looks, Reactions
 from realrun.host.threads import Baton, Done, Failed, HostStuck, Issued, StreamThreads
 from realrun.host.ticket import GpuTicket
-from sim.hosts.clock import Callback, Task, TaskHost
+from sim.hosts.clock import Callback, TaskHost
 from sim.hosts.simulated import RunLength
 from sim.interface.host import Stream
-from sim.interface.wait import HostWait, Signal, Wait
+from sim.interface.wait import HostWait, Signal, Task, Wait
 from sim.interface.work import NO_RESULT, Kind, Result, Work
 
 WATCHDOG_S = 300.0

@@ -17,9 +17,8 @@ from realrun.host.clocks import Clock, Mailbox
 from realrun.host.executor import Job, RequestQueue
 from realrun.host.reactions import Reactions
 from realrun.host.ticket import LOOK_AGAIN, GpuTicket
-from sim.hosts.clock import Task
 from sim.interface.host import Stream
-from sim.interface.wait import HostWait
+from sim.interface.wait import HostWait, Task
 
 CLOSE = object()
 """Last message to a thread."""
@@ -50,7 +49,7 @@ class Baton:
         self._task = task
         self._keeper = keeper
         self._turns: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[HostWait[Any] | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"policy {name}", daemon=True)
         self._thread.start()
 
@@ -67,7 +66,7 @@ class Baton:
             self.waits_for = None
             raise reply
         self.waits_for = reply
-        return reply  # type: ignore[no-any-return]
+        return reply
 
     def close(self, grace_s: float) -> None:
         """End the coroutine where it waits, and its thread."""

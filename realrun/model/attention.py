@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -277,7 +278,7 @@ class Flash3Attention:
         return out
 
 
-def flash_3() -> Any:
+def flash_3() -> ModuleType:
     """The operations that fa3-fwd registers. Raises ValueError where it is not installed or does not load."""
     try:
         import fa3_fwd_interface  # noqa: F401
@@ -285,7 +286,8 @@ def flash_3() -> Any:
         raise ValueError(
             f"attention='flash-3' needs the package fa3-fwd ({error}): pip install 'lanesim[gpu-fa3]', or use 'flash'"
         ) from None
-    return torch.ops.fa3_fwd
+    operations: ModuleType = torch.ops.fa3_fwd
+    return operations
 
 
 class GatheringAttention:

@@ -12,15 +12,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from realrun.host import cuda
 from realrun.model.attention import HOPPER, PAGE_TOKENS, Attention, Reach, Rectangle, check_runs, reach_of
 from realrun.model.decoder import Decoder, LayerWeights
 from realrun.model.kv import SlottedKv
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VERSION = "0.33.0"
 """Whose operations these are: others have other arguments."""
@@ -31,10 +36,10 @@ INSTALL = f"pip install --no-deps vllm=={VERSION}"
 class Operations(NamedTuple):
     """vLLM's compiled operations, one namespace of torch.ops per library."""
 
-    layer: Any
-    cache: Any
-    flash_2: Any
-    flash_3: Any
+    layer: ModuleType
+    cache: ModuleType
+    flash_2: ModuleType
+    flash_3: ModuleType
 
 
 def operations() -> Operations:
@@ -174,7 +179,7 @@ class VllmAttention:
 class VllmDecoder(Decoder):
     """The same pass in eleven launches a layer, or thirteen with norms of queries and keys."""
 
-    def __init__(self, model: Any, **sizes: Any) -> None:
+    def __init__(self, model: PreTrainedModel, **sizes: Any) -> None:
         super().__init__(model, **sizes)
         self._ops, half = operations(), self.head_dim // 2
         self._cos_sin = torch.cat((self._cos[:, 0, :half], self._signed_sin[:, 0, half:]), dim=-1).contiguous()
@@ -216,11 +221,11 @@ class VllmDecoder(Decoder):
             queries, keys = self._normed(queries, layer.query_norm), self._normed(keys, layer.key_norm)
         return queries, keys, values
 
-    def _normed(self, hidden: torch.Tensor, norm: Any) -> torch.Tensor:
+    def _normed(self, hidden: torch.Tensor, norm: nn.Module) -> torch.Tensor:
         out = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
         self._ops.layer.rms_norm(out, hidden, norm.weight, norm.variance_epsilon)
         return out
 
-    def _add_and_norm(self, hidden: torch.Tensor, residual: torch.Tensor, norm: Any) -> None:
+    def _add_and_norm(self, hidden: torch.Tensor, residual: torch.Tensor, norm: nn.Module) -> None:
         """`residual` becomes the sum of both, `hidden` its norm."""
         self._ops.layer.fused_add_rms_norm(hidden, residual, norm.weight, norm.variance_epsilon)

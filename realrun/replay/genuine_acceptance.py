@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from sim.acceptance.models import MAX_DRAFT_TOKENS
 from sim.acceptance.tape import TapeAcceptance, replay
 from sim.costs.compact_kernels import CompactKernels
 from sim.costs.profile import Profile
+from sim.files.json_values import Json
 from sim.interface.request import Request
 from sim.interface.work import Kind
 
@@ -126,7 +127,7 @@ class ClassTape(NamedTuple):
     name: str
     tapes: list[list[int]]
 
-    def summary(self, draft_tokens: int) -> dict[str, Any]:
+    def summary(self, draft_tokens: int) -> dict[str, Json]:
         """Acceptance over the rounds of playing each tape once with drafts of `draft_tokens`."""
         played = TapeAcceptance(tuple(np.array(tape, dtype=np.uint8) for tape in self.tapes))
         rates = played.unconditional_rates(draft_tokens)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from realrun.host.ticket import GpuTicket
 from realrun.replay.replayable import useful_tokens
 from sim.costs.cost import Cost, Demands
+from sim.files.json_values import Json
 from sim.interface.work import Kind, Work
 from sim.metrics.records import WorkRecord, work_record
 
@@ -175,7 +176,7 @@ def mean(values: Sequence[float], *, default: float = 0.0) -> float:
     return sum(known) / len(known) if known else default
 
 
-def real_columns(works: Sequence[MeasuredWork]) -> dict[str, list[object]]:
+def real_columns(works: Sequence[MeasuredWork]) -> dict[str, list[Json]]:
     """Columns of work.parquet that only a real run has."""
     return {
         "eligible_s": [work.eligible_s for work in works],

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,8 +22,11 @@ from realrun.replay.replays import Replay
 from realrun.replay.testbed import dtype_of
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
-from sim.files.json_values import read_json
+from sim.files.json_values import Json, read_json, value_at
 from sim.run.experiment import Experiment
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 HEAD_ROWS = 256
 """Positions whose logits are in memory at once."""
@@ -40,7 +43,7 @@ SIZES = {
 
 def load_pair(
     folders: Folders, profile: Profile, experiments: Sequence[Experiment], device: torch.device
-) -> tuple[Any, Any]:
+) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Target and draft of `profile` with the weights of two folders.
 
     Raises ValueError, one line, for a folder without weights, vocabularies that differ, models that are not those of
@@ -73,15 +76,13 @@ def load_pair(
     return target, draft
 
 
-def _words(folder: Path) -> Any:
+def _words(folder: Path) -> Json:
     """The vocabulary of a folder with a tokenizer; None where there is none to compare."""
     path = folder / "tokenizer.json"
-    found = read_json(path, "tokenizer", has_prose=True) if path.is_file() else None
-    model = found.get("model") if isinstance(found, dict) else None
-    return model.get("vocab") if isinstance(model, dict) else None
+    return value_at(read_json(path, "tokenizer", has_prose=True), "model.vocab") if path.is_file() else None
 
 
-def _check_same(config: Any, shape: ModelShape, where: str) -> None:
+def _check_same(config: PretrainedConfig, shape: ModelShape, where: str) -> None:
     for key, name in SIZES.items():
         if getattr(config, key) != getattr(shape, name):
             raise ValueError(
@@ -90,7 +91,7 @@ def _check_same(config: Any, shape: ModelShape, where: str) -> None:
             )
 
 
-def _check_context(target: Any, draft: Any, longest: int, draft_tokens: int) -> None:
+def _check_context(target: PreTrainedModel, draft: PreTrainedModel, longest: int, draft_tokens: int) -> None:
     """Raise ValueError where prompt, answer and one draft behind it do not fit what a model was made for."""
     for what, model in (("target", target), ("draft", draft)):
         context = model.config.max_position_embeddings
@@ -102,8 +103,8 @@ def _check_context(target: Any, draft: Any, longest: int, draft_tokens: int) -> 
 
 
 def accepted_of(
-    pair: Sequence[Any], folders: Folders, replays: Sequence[Replay], answers: Mapping[int, Sequence[int]]
-) -> tuple[dict[str, Any], list[ClassTape]]:
+    pair: Sequence[PreTrainedModel], folders: Folders, replays: Sequence[Replay], answers: Mapping[int, Sequence[int]]
+) -> tuple[dict[str, Json], list[ClassTape]]:
     """What the draft of `pair`, target and draft, gets accepted of the requests of `replays`, all alike, by content
     class: for summary.json, and as tapes. `answers` are greedy ones by arrival index."""
     target, draft = pair
@@ -115,8 +116,8 @@ def accepted_of(
         for r in requests
     ]
     by_content = by_class(tapes, [folders.prompts[r.index][1] for r in requests])
-    compared = [rounds_alike(each.works, tapes, drafted) for each in drafting]
-    summary = {
+    compared = [rounds_alike(each.works, tapes, drafted) for each in replays]
+    summary: dict[str, Json] = {
         "num_speculative_tokens": drafted,
         "classes": [each.summary(drafted) for each in by_content],
         "rounds_compared": sum(rounds for rounds, _ in compared),
@@ -125,7 +126,9 @@ def accepted_of(
     return summary, by_content
 
 
-def tape_of(target: Any, draft: Any, prompt: Sequence[int], answer: Sequence[int], draft_tokens: int) -> list[int]:
+def tape_of(
+    target: PreTrainedModel, draft: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int], draft_tokens: int
+) -> list[int]:
     """Tokens that a greedy draft yields at each position of `answer`, the target's own greedy text, up to where that
     ends itself. Behind the answer the target goes on for `draft_tokens`, so that its last drafts count whole."""
     answer, is_over = _until_end(answer, target)
@@ -142,7 +145,7 @@ def tape_of(target: Any, draft: Any, prompt: Sequence[int], answer: Sequence[int
     return yields[:0:-1][: len(answer)]
 
 
-def _until_end(answer: Sequence[int], target: Any) -> tuple[list[int], bool]:
+def _until_end(answer: Sequence[int], target: PreTrainedModel) -> tuple[list[int], bool]:
     """The answer up to the target's own end of text; whether there is one."""
     generation = getattr(target, "generation_config", None)
     known = [getattr(each, "eos_token_id", None) for each in (target.config, generation)]
@@ -151,7 +154,7 @@ def _until_end(answer: Sequence[int], target: Any) -> tuple[list[int], bool]:
     return list(answer[:count]), count is not None
 
 
-def _continued(target: Any, text: Sequence[int], count: int) -> list[int]:
+def _continued(target: PreTrainedModel, text: Sequence[int], count: int) -> list[int]:
     """`count` greedy tokens of the target after `text`."""
     tokens, past, found = torch.tensor([text], device=target.lm_head.weight.device), None, []
     for _ in range(count):

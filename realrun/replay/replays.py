@@ -7,7 +7,7 @@ here: the command line (realrun.cli.replay), the comparison with the simulator (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from sim.compare.run_length import load_of
 from sim.compare.side_by_side import RESULT_SCHEMA, cost_source, paired_differences
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode
+from sim.files.json_values import Json
 from sim.interface.work import Kind, Model
 from sim.metrics.load import Load, Verdict, needs_capacity
 from sim.metrics.records import RunRecord
@@ -196,7 +197,7 @@ def replay_all(
     return done
 
 
-def about(kernels: PairKernels, device: str, genuine: Tied | Folders | None = None) -> dict[str, Any]:
+def about(kernels: PairKernels, device: str, genuine: Tied | Folders | None = None) -> dict[str, Json]:
     """The machine, the models and the sampling, as summary.json has them; `genuine` is a pair that decides itself what
     is accepted."""
     tied = genuine if isinstance(genuine, Tied) else None
@@ -213,7 +214,7 @@ def about(kernels: PairKernels, device: str, genuine: Tied | Folders | None = No
     }
 
 
-def result_of(scenario: Scenario, replays: Sequence[Replay], described: dict[str, Any]) -> dict[str, Any]:
+def result_of(scenario: Scenario, replays: Sequence[Replay], described: Mapping[str, Json]) -> dict[str, Any]:
     """What summary.json holds; `described` as `about` has it."""
     profile = replays[0].experiment.resolved.profile
     bounds_ms, workload = scenario.goodput.bounds_ms, scenario.workload
@@ -272,7 +273,7 @@ def _loads(scenario: Scenario, profile: Profile, replays: Sequence[Replay]) -> d
     }
 
 
-def write_replays(directory: Path, scenario: Scenario, result: dict[str, Any], replays: Sequence[Replay]) -> None:
+def write_replays(directory: Path, scenario: Scenario, result: Mapping[str, Json], replays: Sequence[Replay]) -> None:
     """The results directory: sim.report.results, the further columns of work.parquet, and the profile."""
     write_results(directory, scenario, result, [each.record for each in replays])
     if any(each.works for each in replays):

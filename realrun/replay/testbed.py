@@ -6,7 +6,7 @@ Not here: what runs on it (realrun.replay.replays), what the machine is (realrun
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,6 +23,9 @@ from sim.costs.memory import loaded_models
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.run.experiment import Experiment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 """The type of weights, by their bytes."""
@@ -79,7 +82,7 @@ def build_kernels(
     temperature: float,
     seed: int,
     tied: Tied | None = None,
-    loaded: Sequence[Any] = (),
+    loaded: Sequence[PreTrainedModel] = (),
 ) -> PairKernels:
     """The pair with random weights, or `tied`, or target and draft `loaded`; without drafts in sight only the target.
 

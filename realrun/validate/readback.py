@@ -25,7 +25,7 @@ from sim.metrics.records import WorkRecord
 from sim.report.results import REAL_COLUMNS, REQUESTS, SUMMARY, WORKS, read_columns
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve
-from sim.run.scenario import Scenario, parse_scenario, to_plain
+from sim.run.scenario import PlainScenario, Scenario, parse_scenario, to_plain
 from sim.run.scenario_file import read_scenario
 
 Columns = Mapping[str, list[Any]]
@@ -82,7 +82,7 @@ class _Replay(msgspec.Struct):
 class _Summary(msgspec.Struct):
     """What is needed of summary.json."""
 
-    scenario: dict[str, Any]
+    scenario: PlainScenario
     scenario_hash: str
     runs: list[_Run]
     replay: _Replay

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp
 from statistics import NormalDist
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from sim.acceptance.conversions import (
 )
 from sim.acceptance.models import MAX_DRAFT_TOKENS, Acceptance, IidAcceptance, PerPositionAcceptance
 from sim.acceptance.tape import TapeAcceptance
+from sim.draws import Integers
 from sim.plugins import checked_count, shown
 
 DRIFT_FALLING, DRIFT_RISING = 0.11, 0.03
@@ -52,7 +53,7 @@ class Chances(Protocol):
     def random(self) -> float:
         """Uniform in [0, 1)."""
 
-    def integers(self, high: int, /, *, size: int) -> Any:
+    def integers(self, high: int, /, *, size: int) -> Integers:
         """`size` whole numbers from 0 to `high` - 1."""
 
 

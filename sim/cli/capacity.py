@@ -30,7 +30,17 @@ EXAMPLE = (
 @VERBOSE
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
-def capacity_command(**flags: Any) -> None:
+def capacity_command(
+    share: float,
+    is_concurrency: bool,
+    target_rate: float | None,
+    price: str | None,
+    draws: int | None,
+    verbose: bool,
+    workers: int | None,
+    json_path: str | None,
+    **flags: Any,
+) -> None:
     """Highest request rate at which a share of the requests meets all SLOs (--goodput) jointly, with its interval over
     runs, and its range over draws of what costs and acceptance might as well be.
 
@@ -42,18 +52,26 @@ def capacity_command(**flags: Any) -> None:
     from sim.run.scenario import parse_scenario
     from sim.studies.attainment import highest_load
 
-    options = {name: flags.pop(name) for name in ("share", "is_concurrency", "target_rate", "draws", "workers")}
-    text = flags.pop("price")
-    price = None if text is None else Price.of_text(text)
-    json_path, is_verbose, path = flags.pop("json_path"), flags.pop("verbose"), flags["scenario"]
+    replica_price = None if price is None else Price.of_text(price)
+    path = flags["scenario"]
     scenario = parse_scenario(gather(flags))
     claim(files={"--json": json_path}, inputs=inputs_of(path, scenario))
     say_trace(scenario.workload, is_quiet=json_path == "-")
     with progress() as on_step:
-        result = highest_load(scenario, load(scenario.profile), price=price, on_done=on_step, **options)
+        result = highest_load(
+            scenario,
+            load(scenario.profile),
+            share=share,
+            is_concurrency=is_concurrency,
+            target_rate=target_rate,
+            price=replica_price,
+            draws=draws,
+            workers=workers,
+            on_done=on_step,
+        )
     if write_json(json_path, result.plain):
         from rich.console import Console
 
         from sim.report.answers import print_attainment
 
-        print_attainment(Console(), result, is_verbose=is_verbose)
+        print_attainment(Console(), result, is_verbose=verbose)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -14,6 +15,7 @@ from sim.names import unknown
 if TYPE_CHECKING:
     from sim.compare.side_by_side import Comparison
     from sim.costs.profile import Profile
+    from sim.files.json_values import Json
     from sim.metrics.records import RunRecord
     from sim.run.scenario import Scenario
 
@@ -22,6 +24,29 @@ EXAMPLE = (
     "\b\nExample:\n  lanesim compare --policy baseline --policy pd --policy pdv \\\n"
     "    --profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4 --replications 3"
 )
+
+
+class CompareFlags(NamedTuple):
+    """Flags of this command alone, by parameter."""
+
+    percentile_metrics: str | None
+    metric_percentiles: str | None
+    json_path: str | None
+    save_detailed: bool
+    result_dir: Path | None
+    out: Path | None
+    with_works: bool | None
+    plots: bool
+    workers: int | None
+    max_cpu_s: float
+    draws: int
+    until_ci: float | None
+    energy: bool
+    verbose: bool
+    overwrite: bool
+    emit_vllm: bool
+    target_model: str | None
+    draft_model: str | None
 
 
 @click.command("compare", cls=ListOptions, epilog=EXAMPLE)
@@ -67,77 +92,78 @@ def compare_command(**flags: Any) -> None:
     from sim.costs.profile_files import load
     from sim.report.results import OWN_FILES, check_out
 
-    path, out, json_path = flags["scenario"], flags["out"], flags["json_path"]
-    lists: dict[str, list[Any]] = {}
+    path = flags["scenario"]
+    lists: dict[str, list[Json]] = {}
     raw = gather(flags, lists)
-    if flags["energy"]:
+    own = CompareFlags(**flags)
+    if own.energy:
         raw["energy"] = True
-    percentiles = _percentiles(flags["metric_percentiles"])
-    _check(flags, is_grid=bool(lists))
+    percentiles = _percentiles(own.metric_percentiles)
+    _check(own, is_grid=bool(lists))
     scenarios = _scenarios(raw, lists)
-    if flags["emit_vllm"]:
-        _print_lines(scenarios[0][1], flags["target_model"], flags["draft_model"])
+    if own.emit_vllm:
+        _print_lines(scenarios[0][1], own.target_model, own.draft_model)
         return
     claim(
-        files={"--json": json_path},
-        folders={"--out": out},
-        added_to={"--result-dir": flags["result_dir"]},
+        files={"--json": own.json_path},
+        folders={"--out": own.out},
+        added_to={"--result-dir": own.result_dir},
         inputs=[each for _, scenario in scenarios for each in inputs_of(path, scenario)],
         own_names=OWN_FILES,
     )
-    if out is not None:
-        check_out(out, scenarios[0][1].digest, overwrite=flags["overwrite"])
+    if own.out is not None:
+        check_out(own.out, scenarios[0][1].digest, overwrite=own.overwrite)
     profiles = {scenario.profile: load(scenario.profile) for _, scenario in scenarios}
     points = []
     for keys, scenario in scenarios:
         if not lists:
-            say_trace(scenario.workload, is_quiet=json_path == "-")
-        result = _compared(scenario, profiles[scenario.profile], percentiles, flags)
+            say_trace(scenario.workload, is_quiet=own.json_path == "-")
+        result = _compared(scenario, profiles[scenario.profile], percentiles, own)
         if lists:
             points.append({"keys": {key: _spelt(value) for key, value in keys.items()}} | result.plain)
         else:
-            write_json(json_path, result.plain)
-        if flags["result_dir"] is not None:
+            write_json(own.json_path, result.plain)
+        if own.result_dir is not None:
             from sim.report.bench import write_bench_results
 
-            write_bench_results(flags["result_dir"], result)
-        if json_path != "-":
+            write_bench_results(own.result_dir, result)
+        if own.json_path != "-":
             from rich.console import Console
 
             from sim.report.tables import comparison_tables
 
             if lists:
                 print(", ".join(f"{key}={value}" for key, value in keys.items()))
-            if out is not None:
-                print(f"results in {out}")
-            asked = percentiles if flags["metric_percentiles"] else []
-            comparison_tables(Console(), result, asked, is_verbose=flags["verbose"])
+            if own.out is not None:
+                print(f"results in {own.out}")
+            asked = percentiles if own.metric_percentiles else []
+            comparison_tables(Console(), result, asked, is_verbose=own.verbose)
     if lists:
         grid = {key: [_spelt(value) for value in values] for key, values in lists.items()}
-        write_json(json_path, {"grid": grid, "points": points})
+        write_json(own.json_path, {"grid": grid, "points": points})
 
 
-def _check(flags: dict[str, Any], *, is_grid: bool) -> None:
+def _check(flags: CompareFlags, *, is_grid: bool) -> None:
     """Raise ValueError for flags that do not go together; several values per flag, a grid, go with few."""
     for name in ("target_model", "draft_model"):
-        if flags[name] is not None and not flags["emit_vllm"]:
+        if getattr(flags, name) is not None and not flags.emit_vllm:
             raise ValueError(f"--{name.replace('_', '-')} goes with --emit-vllm; a simulation loads nothing")
     for name in ("out", "plots", "result_dir", "with_works", "save_detailed", "until_ci", "emit_vllm"):
-        if is_grid and flags[name]:
+        if is_grid and getattr(flags, name):
             flag = "works" if name == "with_works" else name.replace("_", "-")
             raise ValueError(f"--{flag} goes with one value per flag; for a grid, see `lanesim sweep --help`")
-    for name in (flags["percentile_metrics"] or METRICS[0]).split(","):
+    for name in (flags.percentile_metrics or METRICS[0]).split(","):
         if name.strip() not in METRICS:
             raise ValueError(unknown("--percentile-metrics metric", name.strip(), METRICS))
-    if flags["plots"] and flags["out"] is None:
+    if flags.plots and flags.out is None:
         raise ValueError("--plots draws into a results directory: add --out DIR")
-    if flags["with_works"] and flags["out"] is None:
+    if flags.with_works and flags.out is None:
         raise ValueError("--works records into a results directory: add --out DIR")
-    if flags["save_detailed"] and flags["json_path"] is None and flags["result_dir"] is None:
+    if flags.save_detailed and flags.json_path is None and flags.result_dir is None:
         raise ValueError("--save-detailed adds to the JSON: say where with --json FILE or --result-dir DIR")
 
 
-def _scenarios(raw: dict[str, Any], lists: dict[str, list[Any]]) -> list[tuple[dict[str, Any], Scenario]]:
+def _scenarios(raw: dict[str, Json], lists: dict[str, list[Json]]) -> list[tuple[dict[str, Json], Scenario]]:
     """Every combination of the values of flags that have several, by dotted key, and its scenario."""
     from copy import deepcopy
     from itertools import product
@@ -154,7 +180,7 @@ def _scenarios(raw: dict[str, Any], lists: dict[str, list[Any]]) -> list[tuple[d
     return scenarios
 
 
-def _spelt(value: Any) -> Any:
+def _spelt(value: Json) -> Json:
     """The value that JSON has: an infinite rate is a text."""
     return "inf" if value == float("inf") else value
 
@@ -181,32 +207,27 @@ def _percentiles(text: str | None) -> list[float]:
     return list(PERCENTILES) if values is None else values
 
 
-def _compared(scenario: Scenario, profile: Profile, percentiles: list[float], flags: dict[str, Any]) -> Comparison:
+def _compared(scenario: Scenario, profile: Profile, percentiles: list[float], flags: CompareFlags) -> Comparison:
     """Compare, and write the results directory where there is one. Requests go to disk run by run; records stay for
     figures and works."""
-    workers, with_plots = flags["workers"], flags["plots"]
-    if flags["until_ci"] is not None:
+    workers, with_plots = flags.workers, flags.plots
+    if flags.until_ci is not None:
         from sim.studies.precision import sized
 
         with progress() as on_step:
-            scenario = sized(scenario, profile, flags["until_ci"], workers=workers, on_done=on_step)
-    with_works = with_plots if flags["with_works"] is None else flags["with_works"]
-    options = {
-        "percentiles": percentiles,
-        "record_works": with_works,
-        "is_detailed": flags["save_detailed"],
-        "max_cpu_s": flags["max_cpu_s"],
-        "workers": workers,
-    }
-    if flags["out"] is None:
-        return _run(scenario, profile, flags, **options)
+            scenario = sized(scenario, profile, flags.until_ci, workers=workers, on_done=on_step)
+    with_works = with_plots if flags.with_works is None else flags.with_works
+    if flags.out is None:
+        return _run(scenario, profile, flags, percentiles, record_works=with_works)
     from sim.report.results import rows_of, write_results, writing
 
     records: list[RunRecord] = []
-    with writing(flags["out"]) as scratch:
+    with writing(flags.out) as scratch:
         with rows_of(scratch) as rows_in:
             on_run = records.append if with_plots or with_works else None
-            result = _run(scenario, profile, flags, on_run=on_run, rows_in=rows_in, **options)
+            result = _run(
+                scenario, profile, flags, percentiles, record_works=with_works, on_run=on_run, rows_in=rows_in
+            )
         if with_plots:
             from sim.report.pictures.figures import draw_comparison
 
@@ -215,7 +236,16 @@ def _compared(scenario: Scenario, profile: Profile, percentiles: list[float], fl
     return result
 
 
-def _run(scenario: Scenario, profile: Profile, flags: dict[str, Any], **options: Any) -> Comparison:
+def _run(
+    scenario: Scenario,
+    profile: Profile,
+    flags: CompareFlags,
+    percentiles: list[float],
+    *,
+    record_works: bool,
+    on_run: Callable[[RunRecord], None] | None = None,
+    rows_in: Path | None = None,
+) -> Comparison:
     """Compare with a progress bar; with what survives the draws, and the nearest measured cells."""
     import msgspec
 
@@ -224,11 +254,22 @@ def _run(scenario: Scenario, profile: Profile, flags: dict[str, Any], **options:
     from sim.studies.precision import over_draws, wider_than
 
     with progress() as on_step:
-        result = compare(scenario, profile, on_done=on_step, **options)
-    if flags["until_ci"] is not None:
-        result = msgspec.structs.replace(result, notes=[*result.notes, *wider_than(result, flags["until_ci"])])
-    if flags["draws"]:
+        result = compare(
+            scenario,
+            profile,
+            percentiles=percentiles,
+            on_run=on_run,
+            on_done=on_step,
+            record_works=record_works,
+            is_detailed=flags.save_detailed,
+            workers=flags.workers,
+            max_cpu_s=flags.max_cpu_s,
+            rows_in=rows_in,
+        )
+    if flags.until_ci is not None:
+        result = msgspec.structs.replace(result, notes=[*result.notes, *wider_than(result, flags.until_ci)])
+    if flags.draws:
         with progress() as on_step:
-            result = over_draws(result, profile, flags["draws"], workers=flags["workers"], on_done=on_step)
+            result = over_draws(result, profile, flags.draws, workers=flags.workers, on_done=on_step)
     near = evidence(profile, asked_of_comparison(result, profile))
     return msgspec.structs.replace(result, evidence=near, levels=levels(result, profile))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sim.files.json_values import Json
@@ -47,7 +47,7 @@ def progress() -> Iterator[OnStep]:
         yield ProgressLines()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
     from rich.text import Text
 
@@ -60,7 +60,7 @@ def progress() -> Iterator[OnStep]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn(), TimeLeft())
     # Without a thread that redraws: beside one, workers would not be forked.
     bars = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
-    tasks: dict[str, Any] = {}
+    tasks: dict[str, TaskID] = {}
     drawn_s = 0.0
 
     def on_step(stage: str, done: int, total: int) -> None:
@@ -94,7 +94,7 @@ def notes(tell: Callable[[str], None]) -> Iterator[None]:
 
     said: dict[type[Warning], dict[str, None]] = {}
 
-    def hear(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    def hear(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
         said.setdefault(category, {}).setdefault(str(message))
 
     with warnings.catch_warnings(), collecting() as extrapolation:

@@ -27,8 +27,8 @@ class LazyGroup(click.Group):
     installed ones for their line.
     """
 
-    def __init__(self, *args: Any, commands: Commands, entry_points: str | None = None, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, name: str, *, commands: Commands, entry_points: str | None = None, **more: Any) -> None:
+        super().__init__(name, **more)
         self._lazy, self._entry_points = commands, entry_points
 
     def _installed(self) -> dict[str, EntryPoint]:

@@ -15,9 +15,10 @@ import click
 from sim.names import unknown
 
 if TYPE_CHECKING:
+    from sim.files.json_values import Json
     from sim.run.scenario import Scenario
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., None])
 T = TypeVar("T")
 
 BOUND = re.compile(r"[A-Za-z0-9_]+:[-+.0-9eE]+")
@@ -85,14 +86,16 @@ SHARED = ("policy", *FLAGS, "speculative_config", "goodput", "overrides")
 """Flags of every command that takes a scenario, by their parameters."""
 
 
-class Listed(click.ParamType[Any]):
+class Listed(click.ParamType[float | list[float]]):
     """A number, or several with commas between: a small grid, where a command takes one."""
 
     def __init__(self, kind: type[int] | type[float]) -> None:
-        self.kind: click.ParamType[Any] = click.INT if kind is int else click.FLOAT
+        self.kind: click.ParamType[float] = click.INT if kind is int else click.FLOAT
         self.name = "integer" if kind is int else "float"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | list[float]:
         if isinstance(value, str) and "," in value:
             return [self.kind.convert(part.strip(), param, ctx) for part in value.split(",")]
         return self.kind.convert(value, param, ctx)
@@ -129,7 +132,7 @@ def scenario_options(function: F) -> F:
     return function
 
 
-def gather(flags: dict[str, Any], lists: dict[str, list[Any]] | None = None) -> dict[str, Any]:
+def gather(flags: dict[str, Any], lists: dict[str, list[Json]] | None = None) -> dict[str, Json]:
     """The raw scenario of a command line; removes from `flags` what it used. Raises ValueError.
 
     Flags with several values go into `lists` by their dotted key, the first into the scenario; without `lists` they are
@@ -139,7 +142,7 @@ def gather(flags: dict[str, Any], lists: dict[str, list[Any]] | None = None) -> 
     from sim.run.scenario_file import FLAT_NAMES, parse_override, read_scenario, set_dotted
 
     path = flags.pop("scenario")
-    raw: dict[str, Any] = {}
+    raw: dict[str, Json] = {}
     if path is not None:
         click.get_current_context().meta[SOURCE] = str(path)
         raw = read_scenario(path)

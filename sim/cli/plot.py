@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from sim.cli.console import claim
 from sim.cli.lazy import SOURCE
+
+if TYPE_CHECKING:
+    from sim.files.json_values import Json
 
 
 @click.command("plot", epilog="Example: lanesim plot results/store --price 2.5/gpu-h")
@@ -104,7 +107,7 @@ def _plot_store(
     claim(added_to={"--out": out or store / "figures"})
     set_theme()
     click.get_current_context().meta[SOURCE] = str(store)
-    wanted: dict[str, list[Any]] = {}
+    wanted: dict[str, list[Json]] = {}
     for key, value in map(parse_override, where):
         wanted.setdefault(key, []).append(value)
     points = read_points(store).where(wanted)

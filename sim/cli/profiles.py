@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from sim.files.json_values import Json
 
 LONGEST_LIST = 12
 """Values shown of a list."""
@@ -91,7 +94,7 @@ def show_command(name: str, is_json: bool) -> None:
         _print_block(plain[block], "  ")
 
 
-def _print_block(block: object, indent: str) -> None:
+def _print_block(block: Json, indent: str) -> None:
     if not isinstance(block, dict):
         print(f"{indent}{block}")
         return
@@ -105,7 +108,7 @@ def _print_block(block: object, indent: str) -> None:
             print(f"{indent}{key}: {'none' if value == {} else value}")
 
 
-def _shortened(values: Sequence[Any]) -> str:
+def _shortened(values: Sequence[Json]) -> str:
     """A list as one line."""
     if values and isinstance(values[0], list | tuple):
         return f"{len(values)} x {len(values[0])} values; --json has them"

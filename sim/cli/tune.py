@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -19,6 +19,21 @@ EXAMPLE = (
     "\b\nExample:\n  lanesim tune --profile h100-sxm/llama-3.1-8b+eagle3 --acceptance length:2.6@3 \\\n"
     "    --num-speculative-tokens 5 --max-num-seqs 32 --input-len 512 --output-len 128"
 )
+
+
+class TuneFlags(NamedTuple):
+    """Flags of this command alone, by parameter."""
+
+    lengths: str | None
+    concurrencies: str | None
+    contexts: str | None
+    draws: int | None
+    policies: str | None
+    target_model: str | None
+    draft_model: str | None
+    workers: int | None
+    verbose: bool
+    json_path: str | None
 
 
 @click.command("tune", cls=ListOptions, epilog=EXAMPLE)
@@ -56,22 +71,27 @@ def tune_command(**flags: Any) -> None:
     that policy instead: which lane policy at which load, and the hysteresis.
     """
     from sim.run.scenario import parse_scenario
+    from sim.run.scenario_file import set_dotted
 
-    json_path, is_verbose, path = flags.pop("json_path"), flags.pop("verbose"), flags["scenario"]
-    options = {name: flags.pop(name) for name in OWN_OPTIONS}
-    if options["contexts"] and flags.get("input_len") is not None:
+    path = flags["scenario"]
+    if flags["contexts"] and flags["input_len"] is not None:
         raise ValueError("--input-len: not with --contexts, which are the prompts' lengths")
     raw = gather(flags)
+    own = TuneFlags(**flags)
     raw.setdefault("policy", ["continuous"])
-    lengths = options["lengths"] = listed("--lengths", options["lengths"], int, WHOLE)
-    options["concurrencies"] = listed("--concurrencies", options["concurrencies"], int, WHOLE)
+    lengths = listed("--lengths", own.lengths, int, WHOLE)
+    concurrencies = listed("--concurrencies", own.concurrencies, int, WHOLE)
     if lengths:
-        raw.setdefault("speculation", {})["num_speculative_tokens"] = max(lengths)
+        set_dotted(raw, "speculation.num_speculative_tokens", max(lengths))
     scenario = parse_scenario(raw)
-    claim(files={"--json": json_path}, inputs=inputs_of(path, scenario))
-    say_trace(scenario.workload, is_quiet=json_path == "-")
-    result = (_policies if scenario.policy == ("adaptive",) else _lengths)(scenario, options)
-    if write_json(json_path, result.plain):
+    claim(files={"--json": own.json_path}, inputs=inputs_of(path, scenario))
+    say_trace(scenario.workload, is_quiet=own.json_path == "-")
+    result: Tuning | ContextTuning | PolicyTuning
+    if scenario.policy == ("adaptive",):
+        result = _policies(scenario, own, concurrencies)
+    else:
+        result = _lengths(scenario, own, lengths, concurrencies)
+    if write_json(own.json_path, result.plain):
         from rich.console import Console
 
         from sim.report.answers import print_contexts, print_policies, print_tuning
@@ -80,58 +100,74 @@ def tune_command(**flags: Any) -> None:
 
         console = Console()
         if isinstance(result, Tuning):
-            print_tuning(console, result, is_verbose=is_verbose)
+            print_tuning(console, result, is_verbose=own.verbose)
         elif isinstance(result, ContextTuning):
             print_contexts(console, result)
         else:
             print_policies(console, result)
 
 
-OWN_OPTIONS = (
-    "draws", "target_model", "draft_model", "workers", "concurrencies", "lengths", "policies", "contexts",
-)  # fmt: skip
 WHOLE = "whole numbers with commas, such as 0,1,3"
 FOR_LENGTHS = ("lengths", "contexts", "target_model", "draft_model")
 
 
-def _lengths(scenario: Scenario, options: dict[str, Any]) -> Tuning | ContextTuning:
+def _lengths(
+    scenario: Scenario, own: TuneFlags, lengths: list[int] | None, concurrencies: list[int] | None
+) -> Tuning | ContextTuning:
     from sim.costs.profile_files import load
     from sim.studies.cost_draws import DEFAULT_DRAWS
     from sim.studies.tune import tune
 
-    if options.pop("policies") is not None:
+    if own.policies is not None:
         raise ValueError("--policies: lane policies are chosen by load with --policy adaptive only")
-    if options["draws"] is None:
-        options["draws"] = DEFAULT_DRAWS
-    contexts = listed("--contexts", options.pop("contexts"), _tokens, "token counts with commas, such as 1k,8k,32k")
+    draws = DEFAULT_DRAWS if own.draws is None else own.draws
+    contexts = listed("--contexts", own.contexts, _tokens, "token counts with commas, such as 1k,8k,32k")
     if contexts is not None:
         from sim.studies.contexts.tuning import tune_contexts
 
         for name in ("target_model", "draft_model"):
-            if options.pop(name):
+            if getattr(own, name):
                 raise ValueError(f"--{name.replace('_', '-')}: not with --contexts, which prints rows alone")
         with progress() as on_step:
-            return tune_contexts(scenario, load(scenario.profile), contexts, on_done=on_step, **options)
+            return tune_contexts(
+                scenario,
+                load(scenario.profile),
+                contexts,
+                concurrencies=concurrencies,
+                lengths=lengths,
+                draws=draws,
+                workers=own.workers,
+                on_done=on_step,
+            )
     with progress() as on_step:
-        return tune(scenario, load(scenario.profile), on_done=on_step, **options)
+        return tune(
+            scenario,
+            load(scenario.profile),
+            concurrencies=concurrencies,
+            lengths=lengths,
+            draws=draws,
+            workers=own.workers,
+            target_model=own.target_model,
+            draft_model=own.draft_model,
+            on_done=on_step,
+        )
 
 
-def _policies(scenario: Scenario, options: dict[str, Any]) -> PolicyTuning:
+def _policies(scenario: Scenario, own: TuneFlags, concurrencies: list[int] | None) -> PolicyTuning:
     from sim.costs.profile_files import load
     from sim.studies.load_table import CANDIDATES, DEFAULT_DRAWS, tune_policies
 
     for name in FOR_LENGTHS:
-        if options[name] is not None:
+        if getattr(own, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')}: --policy adaptive chooses policies, not draft lengths")
     with progress() as on_step:
         return tune_policies(
             scenario,
             load(scenario.profile),
-            candidates=listed("--policies", options["policies"] or None, str.strip, "policies with commas")
-            or CANDIDATES,
-            concurrencies=options["concurrencies"],
-            draws=DEFAULT_DRAWS if options["draws"] is None else options["draws"],
-            workers=options["workers"],
+            candidates=listed("--policies", own.policies or None, str.strip, "policies with commas") or CANDIDATES,
+            concurrencies=concurrencies,
+            draws=DEFAULT_DRAWS if own.draws is None else own.draws,
+            workers=own.workers,
             on_done=on_step,
         )
 

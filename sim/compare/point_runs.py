@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from sim.compare.pool import Runner
 from sim.costs.profile import Profile
 from sim.files.arrow_tables import writing_parquet
+from sim.files.json_values import Json
 from sim.metrics.load import needs_capacity
 from sim.metrics.records import RunRecord, request_parts
 from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
@@ -62,7 +62,7 @@ class Outcome:
     record: RunRecord | None
 
 
-def with_keys(scenario: Scenario, **changes: Any) -> Scenario:
+def with_keys(scenario: Scenario, **changes: Json | msgspec.Struct) -> Scenario:
     """`scenario` with other values of some keys, those of a block as a mapping: `workload={"request_rate": 8.0}`."""
     blocks = {
         name: msgspec.structs.replace(getattr(scenario, name), **changed)

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count, islice
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -300,26 +300,30 @@ def _listen(function: Callable[[Task], Result], task: Task, number: int, pickled
     return Heard(result, list(said), extrapolation)
 
 
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
+Call = Callable[[], object]
 
 
 def registered() -> list[Call]:
     """The calls that make what is registered here known elsewhere, as far as it can be imported there."""
     homeless = {id(build) for _, build in _unimportable()}
     calls: list[Call] = [
-        (registry.register, (policy,)) for policy in registry.registered() if id(policy.build) not in homeless
+        partial(registry.register, policy) for policy in registry.registered() if id(policy.build) not in homeless
     ]
-    return calls + [(forms.register_acceptance, entry) for entry in forms.registered() if id(entry[1]) not in homeless]
+    return calls + [
+        partial(forms.register_acceptance, *entry) for entry in forms.registered() if id(entry[1]) not in homeless
+    ]
 
 
-def _unimportable() -> list[tuple[str, Callable[..., Any]]]:
+def _unimportable() -> list[tuple[str, registry.Build | forms.Build]]:
     """What is registered here, by name, and written in a script, a notebook or inside a function."""
-    named: list[tuple[str, Callable[..., Any]]] = [(policy.name, policy.build) for policy in registry.registered()]
+    named: list[tuple[str, registry.Build | forms.Build]] = [
+        (policy.name, policy.build) for policy in registry.registered()
+    ]
     named += [(name, build) for name, build, _ in forms.registered()]
     return [(name, build) for name, build in named if not _can_be_imported(build)]
 
 
-def _can_be_imported(build: Callable[..., Any]) -> bool:
+def _can_be_imported(build: registry.Build | forms.Build) -> bool:
     module = sys.modules.get(build.__module__)
     is_there = getattr(module, build.__qualname__, None) is build
     return is_there and build.__module__ != "__main__" and getattr(module, "__file__", None) is not None
@@ -341,8 +345,8 @@ def _start_worker(shared: Mapping[str, Any], calls: list[Call], block: int) -> N
 def prepare(shared: Mapping[str, Any], calls: list[Call], number: int = 0) -> None:
     """Have what is registered in this process, and what tasks of block `number` share."""
     global _given_number, _lasting
-    for register, arguments in calls:
-        register(*arguments)
+    for register in calls:
+        register()
     _given.clear()
     _given.update(shared)
     # A copy of a process has no processes.

@@ -13,7 +13,6 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -25,13 +24,14 @@ from sim.compare.verdict import Interval, Order, Paired, PolicySummary, verdict
 from sim.costs.profile import Phi, Profile
 from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, Regime, phi_at, phi_of
 from sim.draws import child_seed
+from sim.files.json_values import Json
 from sim.metrics.load import Load, Verdict
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import PERCENTILES, Run, number
 from sim.policies.registry import find_policy
 from sim.run.resolve import resolve_all
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import PlainScenario, Scenario, to_plain
 
 RESULT_SCHEMA = 2
 PAIRED_METRICS = (
@@ -101,7 +101,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What `compare --json` holds."""
 
     schema: int = RESULT_SCHEMA
-    scenario: dict[str, Any]
+    scenario: PlainScenario
     """Resolved, as plain data."""
     scenario_hash: str
     profile: CostSource
@@ -122,9 +122,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The nearest measured cells and the simulator's errors there."""
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, Json]:
         """The comparison as plain values, ready for JSON."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
+        found: dict[str, Json] = msgspec.to_builtins(self)
         return found
 
 

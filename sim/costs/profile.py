@@ -292,17 +292,22 @@ class KindError(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 )
 
 
+PassKind = Literal["prefill", "decode", "draft", "verify"]
+Role = Literal["target", "draft"]
+Launch = Literal["eager", "graphed"]
+
+
 class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time of one pass on the profile's own machine, as measured: medians over `repetitions`."""
 
-    kind: Literal["prefill", "decode", "draft", "verify"]
-    model: Literal["target", "draft"]
+    kind: PassKind
+    model: Role
     rows: int
     tokens: int
     """Tokens of each row: prompt tokens of a prefill, query tokens of a verify, tokens drafted; 1 for a decode."""
     context_tokens: int
     """Tokens of each row that are in KV before the pass."""
-    launch: Literal["eager", "graphed"]
+    launch: Launch
     device_s: float
     host_s: float
     """Time to issue the pass; on a CPU that is the pass itself."""

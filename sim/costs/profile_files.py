@@ -10,7 +10,7 @@ import msgspec
 
 from sim.costs.forms.physics import check_physics
 from sim.costs.profile import SCHEMA, Profile
-from sim.files.json_values import convert, parse_json
+from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import Unreadable, read_text
 from sim.files.write import write_text
 from sim.model_names import nearest_profile, same_profile
@@ -109,7 +109,7 @@ def decode(content: str | bytes, where: str) -> Profile:
 
 def encode(profile: Profile) -> bytes:
     """`profile` as JSON, one line per top-level key: short, and readable in a diff."""
-    raw: dict[str, Any] = msgspec.to_builtins(profile)
+    raw: dict[str, Json] = msgspec.to_builtins(profile)
     lines = ",\n".join(f"  {_json(key)}: {_json(value)}" for key, value in raw.items())
     return f"{{\n{lines}\n}}\n".encode()
 
@@ -159,7 +159,7 @@ def changed(profile: Profile, **fields: Any) -> Profile:
     return convert(raw, Profile, f"profile {profile.name!r}")
 
 
-def _json(value: Any) -> str:
+def _json(value: Json) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
 
 

@@ -9,13 +9,18 @@ import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from sim.files.json_values import Json
 from sim.files.read import CONTROL, MAX_TABLE_BYTES, lines_of, opened
 
 if TYPE_CHECKING:
+    from _csv import Reader
+
     import pyarrow as pa
 
+Columns = Mapping[str, Sequence[Json]]
+"""By name, all as long as each other."""
 MAX_CELLS = 2_000_000_000
 """A Parquet file's rows times columns: a file of a few KB can say that it holds more than any memory."""
 
@@ -73,7 +78,7 @@ def read_parquet(path: str | Path, what: str, columns: Sequence[str] | None = No
 
 
 @contextmanager
-def writing_parquet(path: Path) -> Iterator[Callable[[Mapping[str, Sequence[Any]]], None]]:
+def writing_parquet(path: Path) -> Iterator[Callable[[Columns], None]]:
     """A Parquet file that is written in parts: what is yielded takes the columns of each; nan becomes null.
 
     The first part says which columns there are, and their types.
@@ -85,7 +90,7 @@ def writing_parquet(path: Path) -> Iterator[Callable[[Mapping[str, Sequence[Any]
         raise ValueError("writing Parquet needs the analysis extra: pip install 'lanesim[analysis]'") from None
     writer: pq.ParquetWriter | None = None
 
-    def write(columns: Mapping[str, Sequence[Any]]) -> None:
+    def write(columns: Columns) -> None:
         nonlocal writer
         known = {} if writer is None else {field.name: field.type for field in writer.schema}
         arrays = {name: pa.array(values, type=known.get(name), from_pandas=True) for name, values in columns.items()}
@@ -124,7 +129,7 @@ def _lines(path: str | Path, what: str) -> Iterator[str]:
         yield line
 
 
-def _rows(reader: Any, where: str, width: int) -> Iterator[tuple[int, list[str]]]:
+def _rows(reader: Reader, where: str, width: int) -> Iterator[tuple[int, list[str]]]:
     while (cells := _next(reader, where)) is not None:
         if not any(map(str.strip, cells)):
             continue
@@ -133,7 +138,7 @@ def _rows(reader: Any, where: str, width: int) -> Iterator[tuple[int, list[str]]
         yield reader.line_num, cells
 
 
-def _next(reader: Any, where: str) -> list[str] | None:
+def _next(reader: Reader, where: str) -> list[str] | None:
     try:
         return next(reader, None)
     except csv.Error as error:

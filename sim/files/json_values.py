@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -41,19 +41,19 @@ class _Fault(Exception):
     """Something wrong that the standard library lets pass."""
 
 
-def read_json(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES, has_prose: bool = False) -> Any:
+def read_json(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES, has_prose: bool = False) -> Json:
     """The value in a JSON file. Raises ValueError naming file and key, or line."""
     return parse_json(read_text(path, what, max_bytes=max_bytes), f"{what} {str(path)!r}", has_prose=has_prose)
 
 
-def json_lines(path: str | Path, what: str, *, has_prose: bool = False) -> Iterator[tuple[int, Any]]:
+def json_lines(path: str | Path, what: str, *, has_prose: bool = False) -> Iterator[tuple[int, Json]]:
     """The value on each line that is not blank, and the line's number."""
     for number, line in lines_of(path, what):
         if line.strip():
             yield number, parse_json(line, f"{what} {str(path)!r}", number, has_prose=has_prose)
 
 
-def parse_json(text: str, where: str, line: int | None = None, *, has_prose: bool = False) -> Any:
+def parse_json(text: str, where: str, line: int | None = None, *, has_prose: bool = False) -> Json:
     """The value that `text` spells; `where` it stands begins every message, `line` is given for one line of a file.
 
     `has_prose`: its texts are counted and never shown, and may hold any character.
@@ -68,7 +68,7 @@ def parse_json(text: str, where: str, line: int | None = None, *, has_prose: boo
             raise RecursionError
         is_suspect = not has_prose and _SUSPECT.search(text) is not None
         try:
-            value = _DECODER.decode(text)
+            value: Json = _DECODER.decode(text)
         except _Fault:
             value, is_suspect = _LENIENT.decode(text), True
         if is_suspect:
@@ -92,7 +92,7 @@ def value_at(value: Json, path: str) -> Json:
     return value
 
 
-def convert(value: Any, kind: type[T], where: str) -> T:
+def convert(value: Json, kind: type[T], where: str) -> T:
     """`value` checked to be a `kind`. Raises ValueError naming the key, and the number that stands there.
 
     >>> from typing import Annotated
@@ -111,14 +111,16 @@ def convert(value: Any, kind: type[T], where: str) -> T:
         raise ValueError(f"{where}: {key}{told}") from None
 
 
-def _given(value: Any, path: str, problem: str) -> str:
+def _given(value: Json, path: str, problem: str) -> str:
     """The number at `path`, where msgspec does not say it and the way there is known."""
     if ", got " in problem or "[...]" in path:
         return ""
     for name, index in _STEP.findall(path):
-        try:
-            value = value[int(index)] if index else value[name]
-        except (KeyError, IndexError, TypeError):
+        if index and isinstance(value, Sequence) and int(index) < len(value):
+            value = value[int(index)]
+        elif isinstance(value, Mapping) and name in value:
+            value = value[name]
+        else:
             return ""
     return f", got {value:.12g}" if isinstance(value, int | float) else ""
 
@@ -181,7 +183,7 @@ _LENIENT = json.JSONDecoder(
 )
 
 
-def _refuse_faults(value: Any, where: str, path: str = "") -> None:
+def _refuse_faults(value: Json | _Fault, where: str, path: str = "") -> None:
     """Raise ValueError for the first thing in `value` that the standard library lets pass and we do not."""
     key = f"{path[-80:]!r} " if path else ""
     if isinstance(value, _Fault):

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from sim.files.lock import LOCK, Busy, locked
 
@@ -46,7 +45,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         scratch.write_bytes(content)
 
 
-def write_figure(path: Path, draw: Callable[[Path], Any]) -> None:
+def write_figure(path: Path, draw: Callable[[Path], object]) -> None:
     """Replace `path` by what `draw` writes to a scratch file of the same suffix."""
     with new_file(path) as scratch:
         draw(scratch)

@@ -9,14 +9,16 @@ Not here: opening files (sim.files.read), what the keys mean.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from copy import deepcopy
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from sim.files.json_values import MAX_DEPTH, MAX_WHOLE
+from sim.files.json_values import MAX_DEPTH, MAX_WHOLE, Json
 from sim.files.read import CONTROL, MAX_CONFIG_BYTES, read_text
+
+if TYPE_CHECKING:
+    from yaml.events import Event, ScalarEvent
 
 MAX_VALUES = 100_000
 """Values of one file, aliases unfolded."""
@@ -35,12 +37,12 @@ class _Wrong(Exception):
     """(line from 1, what is wrong)."""
 
 
-def read_yaml(path: str | Path, what: str) -> Any:
+def read_yaml(path: str | Path, what: str) -> Json:
     """The value in a YAML file. Raises ValueError naming file, line and key."""
     return parse_yaml(read_text(path, what, max_bytes=MAX_CONFIG_BYTES), f"{what} {str(path)!r}")
 
 
-def parse_yaml(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Json:
     """The value that `text` spells, null for an empty one; `where` it stands begins every message.
 
     >>> parse_yaml("{rate: 1e3, at: 1:30, octal: 010, is: yes}", "note")
@@ -60,7 +62,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ValueError(f"{where} line {line}: not valid YAML: {problem}") from None
 
 
-def plain_scalar(text: str) -> Any:
+def plain_scalar(text: str) -> Json:
     """What an unquoted word means under the core schema: null, true or false, a number, or itself.
 
     Raises ValueError for numbers that none of 64 bits can hold.
@@ -85,7 +87,7 @@ def plain_scalar(text: str) -> Any:
     return text
 
 
-def yaml_text(value: Any) -> str:
+def yaml_text(value: Json) -> str:
     """`value` as YAML that reads the same under 1.1 and 1.2: texts that either takes for something else are quoted.
 
     >>> print(yaml_text({"policy": "pd", "label": "1e3", "rate": 1000.0}), end="")
@@ -96,7 +98,7 @@ def yaml_text(value: Any) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
+        def ignore_aliases(self, data: Json) -> bool:
             return True
 
     Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _REAL, list("-+.0123456789"))
@@ -112,39 +114,42 @@ class _Document:
         import yaml
 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        self._events: Iterator[Any] = iter(yaml.parse(text, Loader=loader))
-        self._anchored: dict[str, tuple[Any, int]] = {}
+        self._events = iter(yaml.parse(text, Loader=loader))
+        self._anchored: dict[str, tuple[Json, int]] = {}
         """Value by anchor, and how many values it holds."""
         self._num_values = 0
 
-    def value(self) -> Any:
-        found: Any = None
+    def value(self) -> Json:
+        from yaml import events
+
+        found: Json = None
         has_one = False
         for event in self._events:
-            name = type(event).__name__
-            if name == "DocumentStartEvent":
+            if isinstance(event, events.DocumentStartEvent):
                 if has_one:
                     raise _Wrong(_line(event), "a second document begins; want one")
                 found, has_one = self._node(next(self._events), 0), True
         return found
 
-    def _node(self, event: Any, depth: int) -> Any:
-        name = type(event).__name__
-        if name == "AliasEvent":
-            if event.anchor not in self._anchored:
+    def _node(self, event: Event, depth: int) -> Json:
+        from yaml import events
+
+        if isinstance(event, events.AliasEvent):
+            if event.anchor is None or event.anchor not in self._anchored:
                 raise _Wrong(_line(event), f"alias *{event.anchor} stands for nothing above it")
             value, size = self._anchored[event.anchor]
             self._count(event, size)
             return deepcopy(value)
+        assert isinstance(event, events.ScalarEvent | events.CollectionStartEvent)
         if event.tag is not None:
             raise _Wrong(_line(event), f"tag {event.tag!r:.60}: want plain values without tags")
         if depth > MAX_DEPTH:
             raise _Wrong(_line(event), f"nested deeper than {MAX_DEPTH} levels")
         before = self._num_values
         self._count(event, 1)
-        if name == "ScalarEvent":
+        if isinstance(event, events.ScalarEvent):
             value = _scalar(event)
-        elif name == "SequenceStartEvent":
+        elif isinstance(event, events.SequenceStartEvent):
             value = self._list(depth)
         else:
             value = self._mapping(depth)
@@ -152,16 +157,20 @@ class _Document:
             self._anchored[event.anchor] = (value, self._num_values - before)
         return value
 
-    def _list(self, depth: int) -> list[Any]:
+    def _list(self, depth: int) -> list[Json]:
+        from yaml import events
+
         values = []
-        while type(event := next(self._events)).__name__ != "SequenceEndEvent":
+        while not isinstance(event := next(self._events), events.SequenceEndEvent):
             values.append(self._node(event, depth + 1))
         return values
 
-    def _mapping(self, depth: int) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        while type(event := next(self._events)).__name__ != "MappingEndEvent":
-            if type(event).__name__ != "ScalarEvent" or event.tag is not None or event.anchor is not None:
+    def _mapping(self, depth: int) -> dict[str, Json]:
+        from yaml import events
+
+        values: dict[str, Json] = {}
+        while not isinstance(event := next(self._events), events.MappingEndEvent):
+            if not isinstance(event, events.ScalarEvent) or event.tag is not None or event.anchor is not None:
                 raise _Wrong(_line(event), "a key must be a plain text")
             key = _text(event)
             if key in values:
@@ -169,13 +178,13 @@ class _Document:
             values[key] = self._node(next(self._events), depth + 1)
         return values
 
-    def _count(self, event: Any, values: int) -> None:
+    def _count(self, event: Event, values: int) -> None:
         self._num_values += values
         if self._num_values > MAX_VALUES:
             raise _Wrong(_line(event), f"more than {MAX_VALUES} values, aliases unfolded")
 
 
-def _scalar(event: Any) -> Any:
+def _scalar(event: ScalarEvent) -> Json:
     text = _text(event)
     if not event.implicit[0]:
         return text
@@ -185,14 +194,13 @@ def _scalar(event: Any) -> Any:
         raise _Wrong(_line(event), str(error)) from None
 
 
-def _text(event: Any) -> str:
+def _text(event: ScalarEvent) -> str:
     bad = CONTROL.search(event.value)
     if bad:
         raise _Wrong(_line(event), f"the text {event.value!r:.40} holds a control character; remove it")
-    text: str = event.value
-    return text
+    return event.value
 
 
-def _line(event: Any) -> int:
-    number: int = event.start_mark.line + 1
-    return number
+def _line(event: Event) -> int:
+    assert event.start_mark is not None
+    return event.start_mark.line + 1

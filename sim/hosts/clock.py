@@ -6,19 +6,18 @@ A host built on this supplies the clock (`at`, `now_s`) and the works. Not here:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from math import ceil
 from typing import Any, TypeVar
 
 from mypy_extensions import mypyc_attr
 
 from sim.interface.host import Stream
-from sim.interface.wait import TIMED_OUT, HostWait, Signal, Wait
+from sim.interface.wait import TIMED_OUT, HostWait, Signal, Task, Wait
 
 POLL_GRID_SLACK = 1e-9
 """A notification this share of a poll after a grid point still counts as on it (float rounding)."""
 
-Task = Coroutine[Any, None, None]
 Callback = Callable[[Any], None]
 """What a clock calls when it is due, with an event of its own that nobody reads."""
 V = TypeVar("V")

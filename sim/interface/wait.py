@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from typing import Any, Generic, Protocol, TypeVar
 
 from mypy_extensions import mypyc_attr
@@ -10,6 +10,9 @@ from mypy_extensions import mypyc_attr
 T_co = TypeVar("T_co", covariant=True)
 
 TIMED_OUT = -1
+
+Task = Coroutine[Any, None, None]
+"""What a host runs: a coroutine that awaits waits."""
 
 
 class Wait(Protocol[T_co]):

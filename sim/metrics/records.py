@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from sim.engine.time_series import GapSamples
+from sim.files.json_values import Json
 from sim.interface.host import Stream
 from sim.interface.request import Request
 from sim.interface.work import Kind, Model, Work
@@ -150,13 +151,13 @@ class RunRecord:
     """None unless energy was asked for."""
 
 
-def request_parts(record: RunRecord) -> Iterator[dict[str, list[Any]]]:
+def request_parts(record: RunRecord) -> Iterator[dict[str, list[Json]]]:
     """The columns of PART_ROWS requests at a time: all at once would take more memory than the run."""
     for first in range(0, max(1, len(record.requests)), PART_ROWS):
         yield request_columns(record, record.requests[first : first + PART_ROWS])
 
 
-def request_columns(record: RunRecord, requests: Sequence[Request] | None = None) -> dict[str, list[Any]]:
+def request_columns(record: RunRecord, requests: Sequence[Request] | None = None) -> dict[str, list[Json]]:
     """The requests of a run, or some of them, as columns: one list [requests] per field, unfinished ones marked
     censored."""
     if requests is None:

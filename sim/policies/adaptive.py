@@ -9,20 +9,20 @@ the load is so far beyond its edge. `lanesim tune --policy adaptive` finds a tab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from sim.engine.serving import Choose, Serving
 from sim.engine.time_series import GaugePart
 from sim.hosts.view import HostView
 from sim.interface.request import Request
+from sim.interface.wait import Task
 from sim.policies import baseline, pd, pdv, unified
 from sim.policies.choices import LoadTable, row_for
 from sim.policies.options import EngineLimits, PolicyOptions
 
-PARTS: dict[str, Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, None, None]]]] = {
+PARTS: dict[str, Callable[[Serving, PolicyOptions, EngineLimits], list[Task]]] = {
     "baseline": baseline.coroutines,
     "pd": pd.coroutines,
     "pdv": pdv.coroutines,
@@ -64,7 +64,7 @@ class Part(Serving):
         self.whole.release(request)
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
     table = options.adaptive_table
     if isinstance(table, str):
         table = seed_table(is_heavy=False)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
-
 from sim.engine.serving import Serving
 from sim.interface.host import Stream
+from sim.interface.wait import Task
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
     stream = serving.host.stream("gpu")
     return [_worker(serving, options, stream) for _ in range(options.workers)]
 

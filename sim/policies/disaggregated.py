@@ -8,8 +8,7 @@ memory of prefill GPUs is not accounted: a prompt leaves when it is sent.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from sim.engine.draft_pool import DraftPool
 from sim.engine.kv import SpreadPool
@@ -17,6 +16,7 @@ from sim.engine.serving import Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
 from sim.interface.request_queue import RequestQueue
+from sim.interface.wait import Task
 from sim.interface.work import Kind, Work
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
@@ -54,7 +54,7 @@ class _Pools:
         return self.draft[self.drafts.join(request, self._host.now_s)]
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
     pools = _Pools(serving, options)
     return [
         *(_decode_gpu(serving, options, limits, pools, index) for index in range(options.decode_devices)),

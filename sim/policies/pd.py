@@ -5,17 +5,15 @@ Source: reports 002, 004.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
-
 from sim.engine.serving import Serving
 from sim.interface.host import Stream
 from sim.interface.request_queue import RequestQueue
+from sim.interface.wait import Task
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
     decode = RequestQueue("decode")
     decode_stream = serving.host.stream("decode", priority=options.priority(1), sm_share=options.share("decode"))
     prefill_stream = serving.host.stream("prefill", sm_share=options.share("prefill"))

@@ -6,19 +6,17 @@ active ones, 1 unless told otherwise, the decode lane drafts and verifies as one
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
-
 from sim.engine.serving import Serving
 from sim.interface.host import Stream
 from sim.interface.request_queue import RequestQueue
+from sim.interface.wait import Task
 from sim.policies import rounds
 from sim.policies.choices import is_atomic, verify_goes_first
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 from sim.policies.pd import prefill_lane
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
     decode, verify = RequestQueue("decode"), RequestQueue("verify")
     decode_stream = serving.host.stream("decode", priority=options.priority(2), sm_share=options.share("decode"))
     verify_stream = serving.host.stream("verify", priority=options.priority(1), sm_share=options.share("verify"))

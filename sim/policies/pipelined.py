@@ -12,13 +12,13 @@ own (`draft_devices: 1`).
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from sim.engine.serving import Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
 from sim.interface.request_queue import RequestQueue
+from sim.interface.wait import Task
 from sim.interface.work import Kind, Model, Work
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
@@ -26,7 +26,7 @@ from sim.policies.pd import prefill_lane
 from sim.policies.rounds import DraftPrompts
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
     decode, host = RequestQueue("decode"), serving.host
     verify_stream = host.stream("verify", priority=options.priority(1))
     draft_stream = host.stream("draft", device=min(1, options.draft_devices), priority=options.priority(2))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, fields
-from typing import Any
 
 from sim.engine.serving import Serving
 from sim.interface.host import Host
+from sim.interface.wait import Task
 from sim.names import unknown
 from sim.plugins import (
     PluginError,
@@ -40,7 +40,7 @@ CONTINUOUS_SETTINGS = (
     "batch_wait_max_tokens_ratio",
 )
 """Keys of the engine that continuous batching alone obeys."""
-Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Coroutine[Any, None, None]]]
+Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Task]]
 
 
 MAX_GPUS = 10_000
@@ -51,7 +51,7 @@ def _one(_: PolicyOptions) -> int:
     return 1
 
 
-async def _named(what: str, task: Coroutine[Any, None, None]) -> None:
+async def _named(what: str, task: Task) -> None:
     with naming_plugin(what):
         await task
 
@@ -130,9 +130,7 @@ class Policy:
         count = checked_count(f"{what}: GPUs of a replica", num_gpus, 1, MAX_GPUS)
         return count, checked_count(f"{what}: GPUs that seat requests", num_engines, 1, count)
 
-    def coroutines(
-        self, serving: Serving, options: PolicyOptions, limits: EngineLimits
-    ) -> list[Coroutine[Any, None, None]]:
+    def coroutines(self, serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
         """What `build` makes; an exception in it, or in a coroutine of a plug-in, names the policy."""
         if POLICIES.get(self.name) is self:
             return self.build(serving, options, limits)

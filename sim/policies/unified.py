@@ -6,13 +6,13 @@ call ends in a synchronisation, so a loop is at most one prefill and then one ro
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sim.engine.serving import Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
 from sim.interface.request_queue import RequestQueue
+from sim.interface.wait import Task
 from sim.policies import rounds
 from sim.policies.choices import group, may_prefill
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
@@ -24,7 +24,7 @@ class _Streams(NamedTuple):
     prefill: Stream
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
     host = serving.host
     streams = _Streams(
         draft=host.stream("draft", priority=options.priority(2), sm_share=options.share("draft")),

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sim.compare.side_by_side import PAIRED_METRICS, RESULT_SCHEMA, Comparison
-from sim.files.arrow_tables import join_parquet, read_parquet, writing_parquet
-from sim.files.json_values import Json, convert, parse_json
+from sim.files.arrow_tables import Columns, join_parquet, read_parquet, writing_parquet
+from sim.files.json_values import Json, convert, parse_json, value_at
 from sim.files.read import CONTROL, Unreadable, read_text
 from sim.files.write import new_folder
 from sim.files.yaml_values import yaml_text
@@ -99,12 +99,11 @@ def _held(directory: Path) -> _Held:
     path = directory / SUMMARY
     try:
         summary = parse_json(read_text(path, "summary"), "summary")
-        replay = summary.get("replay")
-        digest = summary.get("scenario_hash")
-        is_partial = isinstance(replay, dict) and replay.get("partial") is True
-        return _Held(digest if isinstance(digest, str) else None, replay is not None, is_partial)
-    except (ValueError, AttributeError):
+    except ValueError:
         return _Held()
+    replay, digest = value_at(summary, "replay"), value_at(summary, "scenario_hash")
+    is_partial = value_at(replay, "partial") is True
+    return _Held(digest if isinstance(digest, str) else None, replay is not None, is_partial)
 
 
 @contextmanager
@@ -158,7 +157,7 @@ def write_results(
     (directory / SUMMARY).write_text(to_json(result))
 
 
-def write_parquet(path: Path, columns: dict[str, list[Any]]) -> None:
+def write_parquet(path: Path, columns: Columns) -> None:
     """One parquet file; nan becomes null. Raises ValueError if pyarrow is not installed."""
     with writing_parquet(path) as write:
         write(columns)

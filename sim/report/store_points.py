@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.devices.contention import BRACKET, PhiLevel
+from sim.files.json_values import Json
 from sim.metrics.stats import interval_95
 from sim.report.store_frame import store_frame
 from sim.run.scenario import FORMER_REGIME
@@ -128,7 +129,7 @@ class Points:
         assert self.path is not None
         return Store(self.path).scenario(key)
 
-    def where(self, fixed: Mapping[str, Setting | list[Setting]]) -> Points:
+    def where(self, fixed: Mapping[str, Json]) -> Points:
         """Only the rows with these values, or with one of a list of them. Raises ValueError naming one not there."""
         frame = self.frame
         for given, wanted in fixed.items():
@@ -295,7 +296,7 @@ def _under(draw: Draw, metric: str, level: PhiLevel) -> float:
     return own if level is PhiLevel.MIDDLE or other is None or other != other else float(other)
 
 
-def _has(column: pd.Series, value: Setting) -> pd.Series:
+def _has(column: pd.Series, value: Json) -> pd.Series:
     return column.isna() if value is None or value != value else column == value
 
 

@@ -15,6 +15,7 @@ from sim.compare.side_by_side import MIN_FOR_P99, Comparison
 from sim.compare.verdict import Order, Paired, PolicySummary
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
+from sim.files.json_values import Json
 from sim.metrics.load import Verdict
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
 from sim.studies.evidence import shortened
@@ -169,7 +170,7 @@ def _scheduling_line(result: Comparison) -> str:
 
 def _caps_lines(result: Comparison) -> tuple[list[str], list[str]]:
     """The caps that all policies share, and those in which they differ; a line of each, if there are any."""
-    caps: dict[str, dict[str, object]] = {}
+    caps: dict[str, dict[str, Json]] = {}
     for run in result.runs:
         own = run.get("caps")
         if isinstance(own, dict):

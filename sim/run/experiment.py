@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -25,6 +25,7 @@ from sim.engine.time_series import GaugePart
 from sim.hosts.view import HostView
 from sim.interface.host import Host
 from sim.interface.request import Request
+from sim.interface.wait import Task
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario
@@ -68,7 +69,7 @@ class WindowWarning(UserWarning):
 class SpawningHost(Host, Protocol):
     """A host that runs coroutines."""
 
-    def spawn(self, task: Any) -> None: ...
+    def spawn(self, task: Task) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

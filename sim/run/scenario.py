@@ -27,6 +27,7 @@ from sim.engine.adaptive_length import Band, bands_by_start
 from sim.engine.controllers import CONTROLLERS
 from sim.engine.draft_length import BatchTable, check_table
 from sim.engine.fleet import Routing
+from sim.files.json_values import Json
 from sim.names import unknown
 from sim.plugins import shown
 from sim.policies.options import Method, PolicyOptions
@@ -343,9 +344,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(to_plain(self), order="deterministic")).hexdigest()[:16]
 
 
-def to_plain(scenario: Scenario) -> dict[str, Any]:
+PlainScenario = dict[str, Any]
+"""As `to_plain` has it."""
+
+
+def to_plain(scenario: Scenario) -> PlainScenario:
     """The resolved scenario as plain data for YAML and JSON; an infinite rate becomes the string inf."""
-    plain: dict[str, Any] = msgspec.to_builtins(scenario)
+    plain: PlainScenario = msgspec.to_builtins(scenario)
     if plain["workload"]["request_rate"] in (None, inf):
         plain["workload"]["request_rate"] = "inf"
     plain["policy"] = list(plain["policy"])
@@ -354,7 +359,7 @@ def to_plain(scenario: Scenario) -> dict[str, Any]:
     return plain
 
 
-def raw_scenario(source: Mapping[str, Any] | str | Path | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+def raw_scenario(source: Mapping[str, Json] | str | Path | None, changes: Mapping[str, Json]) -> dict[str, Json]:
     """Raw data of a file or mapping with `changes` on top, as `Scenario.of` takes them."""
     if source is not None and not isinstance(source, Mapping | str | Path):
         raise ValueError(f"scenario {shown(source)}: want a Scenario, a mapping of keys, or the path of a file")
@@ -365,14 +370,15 @@ def raw_scenario(source: Mapping[str, Any] | str | Path | None, changes: Mapping
     return raw
 
 
-def parse_scenario(raw: Mapping[str, Any], profile: Profile | None = None) -> Scenario:
+def parse_scenario(raw: Mapping[str, Json], profile: Profile | None = None) -> Scenario:
     """A checked scenario from raw data; default lengths are those of its profile, which is looked up unless it is
     given. Raises ValueError, one line naming the key."""
     raw = dict(raw)
-    if isinstance(raw.get("policy"), str):
-        raw["policy"] = [raw["policy"]]
-    elif isinstance(raw.get("policy"), tuple):
-        raw["policy"] = list(raw["policy"])
+    policy = raw.get("policy")
+    if isinstance(policy, str):
+        raw["policy"] = [policy]
+    elif isinstance(policy, tuple):
+        raw["policy"] = list(policy)
     _check_keys(raw, Scenario, "")
     for key in ("profile", "policy"):
         if not raw.get(key):
@@ -435,7 +441,7 @@ def field_types(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
     return get_type_hints(struct)
 
 
-def _check_keys(raw: Mapping[str, Any], struct: type[msgspec.Struct], prefix: str) -> None:
+def _check_keys(raw: Mapping[str, Json], struct: type[msgspec.Struct], prefix: str) -> None:
     hints = field_types(struct)
     for key, value in raw.items():
         if key not in struct.__struct_fields__:

@@ -6,8 +6,8 @@ Not here: what a scenario may say (sim.run.scenario).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from sim.files.json_values import Json
 from sim.files.yaml_values import parse_yaml, read_yaml
 
 FLAT_NAMES = {
@@ -35,7 +35,7 @@ FLAT_NAMES = {
 """Names of flags, and of keywords in Python, and the dotted keys they stand for."""
 
 
-def read_scenario(path: Path) -> dict[str, Any]:
+def read_scenario(path: Path) -> dict[str, Json]:
     """The raw mapping of a scenario file. Raises ValueError naming the file."""
     raw = read_yaml(path, "scenario file")
     if not isinstance(raw, dict):
@@ -43,7 +43,7 @@ def read_scenario(path: Path) -> dict[str, Any]:
     return raw
 
 
-def set_dotted(raw: dict[str, Any], key: str, value: Any) -> None:
+def set_dotted(raw: dict[str, Json], key: str, value: Json) -> None:
     """Put `value` at dotted `key`, making the mappings on the way."""
     *parents, last = key.split(".")
     for parent in parents:
@@ -54,7 +54,7 @@ def set_dotted(raw: dict[str, Any], key: str, value: Any) -> None:
     raw[last] = value
 
 
-def parse_override(text: str) -> tuple[str, Any]:
+def parse_override(text: str) -> tuple[str, Json]:
     """`a.b=value` as key and YAML value."""
     key, equals, value = text.partition("=")
     if not equals or not key:

@@ -7,9 +7,7 @@ Not here: reading scenario files (scenario_file), what the keys mean (scenario).
 
 from __future__ import annotations
 
-from typing import Any
-
-from sim.files.json_values import parse_json
+from sim.files.json_values import Json, parse_json
 from sim.names import unknown
 from sim.policies.options import Method
 
@@ -55,7 +53,7 @@ WITHOUT_EFFECT = (
 )
 
 
-def speculation_of(text: str) -> dict[str, Any]:
+def speculation_of(text: str) -> dict[str, Json]:
     """The `speculation` block that the JSON object `text` stands for. Raises ValueError.
 
     >>> speculation_of('{"method": "eagle3", "model": "some/head", "num_speculative_tokens": 3}')
@@ -68,7 +66,7 @@ def speculation_of(text: str) -> dict[str, Any]:
     for key in config:
         if key not in known:
             raise ValueError(unknown("key of --speculative-config", key, known))
-    block: dict[str, Any] = {"method": _method(config).value}
+    block: dict[str, Json] = {"method": _method(config).value}
     block |= {key: config[key] for key in TAKEN if config.get(key) is not None}
     if "num_speculative_tokens" not in block:
         raise ValueError("--speculative-config: num_speculative_tokens is missing, and no profile says it")
@@ -77,7 +75,7 @@ def speculation_of(text: str) -> dict[str, Any]:
     return block
 
 
-def _method(config: dict[str, Any]) -> Method:
+def _method(config: dict[str, Json]) -> Method:
     """The method that vLLM would use: the one named, or else the model's; a draft model may draft in parallel."""
     name = config.get("method")
     if name is None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import ceil, inf, isfinite
-from typing import Any
 
 import msgspec
 
@@ -30,7 +29,7 @@ from sim.metrics.price import Price
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
 from sim.run.resolve import Resolved, resolve_all
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import PlainScenario, Scenario, to_plain
 from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import (
@@ -112,7 +111,7 @@ class Attainment(Stated, frozen=True, kw_only=True):
     """What `capacity --json` holds."""
 
     schema: int = ATTAINMENT_SCHEMA
-    scenario: dict[str, Any]
+    scenario: PlainScenario
     profile: CostSource
     share: float
     """Share of requests that meet all SLOs jointly."""

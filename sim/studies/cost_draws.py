@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, hypot, log2, pi, sqrt
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from sim.compare.point_runs import with_keys
 from sim.costs.compact_kernels import CompactKernels
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
-from sim.draws import Floats, child_seed
+from sim.draws import Floats, Integers, child_seed
 from sim.run.scenario import Scenario
 
 DRAW_KEY = 1_000_021
@@ -159,7 +159,7 @@ class _DrawChances:
         self._factor += 1
         return min(max(self._strata(self._factor - 1, self._draw), MIN_CHANCE), 1.0 - MIN_CHANCE)
 
-    def integers(self, high: int, /, *, size: int) -> Any:
+    def integers(self, high: int, /, *, size: int) -> Integers:
         """What is drawn again from itself has no shares."""
         return np.random.default_rng(int(self.random() * 2**53)).integers(high, size=size)
 

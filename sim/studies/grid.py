@@ -16,15 +16,15 @@ else. Each policy is a point of its own, those of a list in place of one among t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from sim.files.json_values import Json
 from sim.names import unknown
 from sim.plugins import shown
 from sim.run.scenario import Scenario, field_types, parse_scenario
@@ -34,6 +34,8 @@ from sim.workload.generate import Workload
 KEYS = ("scenario", "grid", "zip", "replications")
 CHECKED_WHOLE = 10_000
 """Scenarios up to which every combination is checked before the first run, not only every value."""
+Row = tuple[Json, ...]
+"""Values of keys that vary together [keys]."""
 FASTEST = {"workload.request_rate", "seed"}
 """Varied last: points that differ in these alone share the measured capacity."""
 
@@ -43,7 +45,7 @@ class Axis:
     """Keys that vary together, and the values they have together: `rows` [values][keys]."""
 
     keys: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
+    rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +57,13 @@ class Grid:
     (2, [1.0, 2.0])
     """
 
-    source: dict[str, Any]
+    source: dict[str, Json]
     """The grid that was given, the scenario read."""
-    raw: dict[str, Any]
+    raw: dict[str, Json]
     axes: tuple[Axis, ...]
 
     @classmethod
-    def of(cls, source: Mapping[str, Any] | str | Path) -> Grid:
+    def of(cls, source: Mapping[str, Json] | str | Path) -> Grid:
         """A grid from a file or raw mapping. Raises ValueError, one line naming the key."""
         if isinstance(source, str | Path):
             raw = read_scenario(Path(source))
@@ -74,7 +76,7 @@ class Grid:
         return cls._of(source, Path())
 
     @classmethod
-    def _of(cls, raw: Mapping[str, Any], folder: Path) -> Grid:
+    def _of(cls, raw: Mapping[str, Json], folder: Path) -> Grid:
         for key in raw:
             if key not in KEYS:
                 raise ValueError(unknown("key of a grid file", str(key), KEYS))
@@ -100,15 +102,15 @@ class Grid:
         """Dotted keys that the grid goes through."""
         return [key for axis in self.axes for key in axis.keys]
 
-    def values_of(self, key: str) -> list[Any]:
-        """The values that a dotted key takes on; none where the grid does not say."""
+    def values_of(self, key: str) -> list[str]:
+        """The values that a dotted key takes on, as texts; none where the grid does not say."""
         for axis in self.axes:
             if key in axis.keys:
-                return list(dict.fromkeys(row[axis.keys.index(key)] for row in axis.rows))
-        value: Any = self.raw
+                return list(dict.fromkeys(str(row[axis.keys.index(key)]) for row in axis.rows))
+        value: Json = self.raw
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        return [] if value is None else [value]
+        return [] if value is None else [str(value)]
 
     @property
     def num_scenarios(self) -> int:
@@ -122,7 +124,7 @@ class Grid:
         for axis in self.axes:
             if "replications" in axis.keys:
                 place = axis.keys.index("replications")
-                total = sum(int(row[place]) for row in axis.rows)
+                total = sum(msgspec.convert(row[place], int, strict=False) for row in axis.rows)
                 return self.num_scenarios // len(axis.rows) * total
         counts = parse_scenario(self._at([axis.rows[0] for axis in self.axes])).replications
         return self.num_scenarios * counts
@@ -151,20 +153,20 @@ class Grid:
             rows.append(axis.rows[place])
         return self._resolved(rows[::-1])
 
-    def _resolved(self, rows: Any) -> Scenario:
+    def _resolved(self, rows: Sequence[Row]) -> Scenario:
         try:
             return parse_scenario(self._at(rows))
         except ValueError as error:
             raise ValueError(f"grid at {self._named(rows)}: {error}") from None
 
-    def _at(self, rows: Any) -> dict[str, Any]:
+    def _at(self, rows: Sequence[Row]) -> dict[str, Json]:
         raw = copy.deepcopy(self.raw)
         for axis, row in zip(self.axes, rows, strict=True):
             for key, value in zip(axis.keys, row, strict=True):
                 set_dotted(raw, key, value)
         return raw
 
-    def _named(self, rows: Any) -> str:
+    def _named(self, rows: Sequence[Row]) -> str:
         pairs = [
             f"{key}={value}"
             for axis, row in zip(self.axes, rows, strict=True)
@@ -183,7 +185,7 @@ class Grid:
                 pass
 
 
-def _axes(product_of: Any, zipped: Any, scenario: dict[str, Any]) -> Iterator[Axis]:
+def _axes(product_of: Json, zipped: Json, scenario: dict[str, Json]) -> Iterator[Axis]:
     if not isinstance(product_of, Mapping):
         raise ValueError("grid: want a block of dotted keys with a list of values each")
     groups = [zipped] if isinstance(zipped, Mapping) else zipped
@@ -215,9 +217,10 @@ def _one_policy_each(axis: Axis) -> Axis:
     if "policy" not in axis.keys:
         return axis
     at = axis.keys.index("policy")
-    rows: dict[str, tuple[Any, ...]] = {}
+    rows: dict[str, Row] = {}
     for row in axis.rows:
-        for policy in row[at] if isinstance(row[at], list | tuple) else [row[at]]:
+        named = row[at]
+        for policy in named if isinstance(named, list | tuple) else [named]:
             if not isinstance(policy, str):
                 raise ValueError(f"policy: want the name of a policy, or a list of names, got {policy!r}")
             own = (*row[:at], policy, *row[at + 1 :])
@@ -233,7 +236,7 @@ def _spoken(lengths: Mapping[str, int]) -> str:
     return ", ".join(f"{key}: {length}" for key, length in lengths.items())
 
 
-def _lists(block: Mapping[Any, Any], where: str) -> Iterator[tuple[str, list[Any]]]:
+def _lists(block: Mapping[str, Json], where: str) -> Iterator[tuple[str, list[Json]]]:
     for key, values in block.items():
         if isinstance(values, tuple):
             values = list(values)

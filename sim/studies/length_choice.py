@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil, exp, inf, log, log2
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.compare.verdict import Interval
 from sim.draws import Floats
@@ -92,7 +93,7 @@ def loss_of(grid: LengthGrid, fits: Fits, table: Sequence[Sequence[int]]) -> flo
     return float(np.mean(lost))
 
 
-def _losses(grid: LengthGrid, fits: Fits, sizes: np.ndarray[Any, Any]) -> Floats:
+def _losses(grid: LengthGrid, fits: Fits, sizes: NDArray[np.int64]) -> Floats:
     """[lengths, sizes] expected regret of each length; infinite where it does not fit."""
     lengths, max_batch = grid.lengths, len(sizes)
     losses = np.full((len(lengths), max_batch), inf)
@@ -127,7 +128,7 @@ def cheapest_path(losses: Floats, weights: Floats, change_loss: float) -> list[i
     return path[::-1]
 
 
-def _at_sizes(values: Floats, concurrencies: Sequence[int], sizes: np.ndarray[Any, Any]) -> Floats:
+def _at_sizes(values: Floats, concurrencies: Sequence[int], sizes: NDArray[np.int64]) -> Floats:
     """[sizes, draws] from [concurrencies, draws]: values per request, straight on the logarithm of the concurrency."""
     places = np.log2(sizes)
     known = [log2(concurrency) for concurrency in concurrencies]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from math import ceil, exp, inf, isinf, log, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +22,7 @@ from sim.compare.verdict import Interval
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
+from sim.files.json_values import Json
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run
 from sim.run.scenario import Scenario
@@ -126,7 +127,7 @@ class LoadSearch:
 
     def point(self, load: float, seed: int) -> Point:
         """One run at that load."""
-        changes: dict[str, Any] = {"request_rate": load, "max_concurrency": None}
+        changes: dict[str, Json] = {"request_rate": load, "max_concurrency": None}
         if self.is_concurrency:
             changes = {"request_rate": inf, "max_concurrency": round(load)}
         changes["trace_arrivals"] = self.scenario.workload.trace_arrivals.at_rate

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
-from typing import Any
 
 import msgspec
 
@@ -27,7 +26,7 @@ from sim.names import unknown
 from sim.policies.adaptive import PARTS
 from sim.policies.choices import LoadTable
 from sim.run.resolve import resolve_all
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import PlainScenario, Scenario, to_plain
 from sim.studies.cost_draws import Draw, cost_draws, covers
 from sim.studies.length_choice import MIN_GAIN
 from sim.studies.plan.answer import Stated
@@ -67,7 +66,7 @@ class PolicyTuning(Stated, frozen=True, kw_only=True):
     """What `lanesim tune --policy adaptive --json` holds."""
 
     schema: int = 1
-    scenario: dict[str, Any]
+    scenario: PlainScenario
     profile: CostSource
     objective: str
     draws: int

@@ -10,12 +10,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from functools import partial
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
 
-from sim.compare.pool import default_workers, prepare, registered
+from sim.compare.pool import Call, default_workers, prepare, registered
 from sim.costs.profile import Profile
 from sim.studies.store_rows import PROFILES
 
+P = ParamSpec("P")
 Result = TypeVar("Result")
 _prepared: list[str] = []
 """Token of what this worker was prepared for last."""
@@ -24,21 +27,23 @@ _prepared: list[str] = []
 class RayExecutor(Executor):
     """Hands calls to Ray tasks."""
 
-    def __init__(self, ray: Any, shared: Mapping[str, Any]) -> None:
+    def __init__(self, ray: ModuleType, shared: Mapping[str, Any]) -> None:
         self._token = os.urandom(8).hex()
         self._shared = ray.put((dict(shared), registered()))
         self._call = ray.remote(num_cpus=1)(_call)
 
-    def submit(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
-        future: Future[Result] = self._call.remote(self._token, self._shared, function, args, kwargs).future()
+    def submit(self, function: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Future[Result]:
+        future: Future[Result] = self._call.remote(
+            self._token, self._shared, partial(function, *args, **kwargs)
+        ).future()
         return future
 
 
-def _call(token: str, shared: Any, function: Callable[..., Result], args: Any, kwargs: Any) -> Result:
+def _call(token: str, shared: tuple[Mapping[str, Any], list[Call]], task: Callable[[], Result]) -> Result:
     if _prepared != [token]:
         prepare(*shared)
         _prepared[:] = [token]
-    return function(*args, **kwargs)
+    return task()
 
 
 @contextmanager

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import Formats, ModelShape
+from sim.files.json_values import Json
 from sim.policies.options import Method
 from sim.policies.registry import find_policy
 from sim.run.limits import engine_for, limits_of
@@ -73,12 +74,12 @@ class Checkpoint(NamedTuple):
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """What to type."""
 
-    speculative_config: dict[str, Any] | None
+    speculative_config: dict[str, Json] | None
     """vLLM's `--speculative-config`; None without speculation."""
     vllm_serve: str
     sglang_flags: str
     """Flags of `python -m sglang.launch_server`; empty where SGLang cannot draft so."""
-    sglang_adaptive_config: dict[str, Any] | None
+    sglang_adaptive_config: dict[str, Json] | None
     """The file that the flags name; None for one length, and where SGLang adapts nothing but EAGLE."""
     notes: list[str] = []
     """What the lines lack, or engines make of them."""
@@ -230,7 +231,7 @@ def _draft(profile: Profile, method: Method, given: str | None) -> Checkpoint | 
 
 def _checking_config(
     scenario: Scenario, profile: Profile, method: Method, draft: Checkpoint | None
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, Json], list[str]]:
     """The speculative config of a scenario as it stands, and what vLLM has not."""
     speculation = scenario.speculation
     k = speculation.num_speculative_tokens
@@ -244,9 +245,9 @@ def _checking_config(
     return config, notes
 
 
-def _speculative_config(method: Method, draft: Checkpoint | None, longest: int, table: Table) -> dict[str, Any]:
+def _speculative_config(method: Method, draft: Checkpoint | None, longest: int, table: Table) -> dict[str, Json]:
     is_parallel = method is Method.PARALLEL
-    config: dict[str, Any] = {"method": (Method.DRAFT_MODEL if is_parallel else method).value}
+    config: dict[str, Json] = {"method": (Method.DRAFT_MODEL if is_parallel else method).value}
     if draft is not None:
         config["model"] = draft.name
     config["num_speculative_tokens"] = longest
@@ -258,7 +259,7 @@ def _speculative_config(method: Method, draft: Checkpoint | None, longest: int, 
 
 
 def _vllm_serve(
-    scenario: Scenario, profile: Profile, target: Checkpoint, speculative_config: Mapping[str, Any] | None
+    scenario: Scenario, profile: Profile, target: Checkpoint, speculative_config: Mapping[str, Json] | None
 ) -> str:
     engine, limits, kv = scenario.engine, limits_of(scenario, profile), _kv_format(profile)
     is_short = _kv_tokens(scenario, profile, with_draft=speculative_config is not None) < profile.target.max_context
@@ -334,7 +335,7 @@ def _sglang_speculation(method: Method, draft: Checkpoint | None, table: Table) 
 
 def _sglang_bands(
     method: Method, profile: Profile, table: Table, plausible: Mapping[int, Sequence[int]]
-) -> dict[str, Any] | None:
+) -> dict[str, Json] | None:
     """Bands from the rows. The length of the row is always among the candidates."""
     if len(table) == 1 or method is not Method.EAGLE3 or _shares_experts(profile):
         return None

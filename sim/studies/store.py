@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from sim.files.arrow_tables import read_parquet
-from sim.files.json_values import convert, read_json
+from sim.files.arrow_tables import Columns, read_parquet
+from sim.files.json_values import Json, convert, read_json
 from sim.files.lock import Busy
 from sim.files.read import CONTROL, Unreadable
 from sim.files.write import new_file, sweep_folder, write_text
@@ -102,7 +103,7 @@ class Store:
             raise ValueError(f"--out {str(path)!r} cannot be written: {error.strerror or error}") from None
         return store
 
-    def begin(self, grid: Mapping[str, Any], keys: Sequence[str]) -> None:
+    def begin(self, grid: Mapping[str, Json], keys: Sequence[str]) -> None:
         """Note that `grid` is run into this store, unless that is known."""
         text = json.dumps(grid, sort_keys=True, default=str)
         name = hashlib.sha256(f"{model_version()} {text}".encode()).hexdigest()[:16]
@@ -199,7 +200,7 @@ class Store:
                 time.sleep(BETWEEN_S)
         raise ValueError(f"store {str(self.path)!r}: parts vanish while they are read; is something clearing it?")
 
-    def _write(self, columns: Mapping[str, list[Any]]) -> Path:
+    def _write(self, columns: Columns) -> Path:
         try:
             import pyarrow as pa
         except ImportError:
@@ -223,7 +224,7 @@ def files_of(path: Path) -> list[Path]:
 class Keys:
     """A set of keys in 32 bytes each, since there may be millions."""
 
-    def __init__(self, found: Iterable[Any]) -> None:
+    def __init__(self, found: Iterable[NDArray[np.bytes_]]) -> None:
         self._sorted = np.unique(np.concatenate([np.array([], dtype="S32"), *found]))
 
     def __contains__(self, key: str) -> bool:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -29,6 +28,7 @@ from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, PhiLevel, phi_at
 from sim.draws import child_seed
+from sim.files.json_values import Json
 from sim.metrics.load import Verdict
 from sim.metrics.summary import Run, number
 from sim.policies.registry import POLICIES, find_policy
@@ -180,7 +180,7 @@ def scenario_columns(scenario: Scenario) -> Iterator[tuple[str, str]]:
     yield from ((key, json.dumps(value)) for key, value in _flat(plain))
 
 
-def _flat(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(block: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
     for key, value in block.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")

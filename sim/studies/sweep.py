@@ -110,13 +110,13 @@ class Plan:
     def uses(self) -> list[str]:
         """Policies and acceptances of the grid."""
         found = self.grid.values_of("policy")
-        return found + [str(value).partition(":")[0] for value in self.grid.values_of("speculation.acceptance")]
+        return found + [value.partition(":")[0] for value in self.grid.values_of("speculation.acceptance")]
 
     @property
     def inputs(self) -> list[str]:
         """What runs of the grid may read: profiles, engines, traces and tapes, by name or path."""
         keys = ("profile", "engine.name", "workload.dataset_path", "speculation.acceptance")
-        named = [str(value).removeprefix("tape:") for key in keys for value in self.grid.values_of(key)]
+        named = [value.removeprefix("tape:") for key in keys for value in self.grid.values_of(key)]
         return [each for name in named for each in (name, name.rpartition("#")[0]) if each]
 
     def keys(self) -> set[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,11 +21,12 @@ from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
 from sim.costs.work_costs import graph_sizes
 from sim.draws import Floats
+from sim.files.json_values import Json
 from sim.metrics.summary import Run, number
 from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
 from sim.run.resolve import resolve, resolve_all, sample_requests
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import PlainScenario, Scenario, to_plain
 from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.length_choice import (
@@ -65,7 +65,7 @@ class Tuning(Stated, frozen=True, kw_only=True):
     """What `tune --json` holds."""
 
     schema: int = TUNING_SCHEMA
-    scenario: dict[str, Any]
+    scenario: PlainScenario
     profile: CostSource
     objective: str
     draws: int
@@ -327,7 +327,7 @@ def rising(name: str, values: Iterable[int], least: int) -> tuple[int, ...]:
 
 def _point(scenario: Scenario, concurrency: int, setting: int, most: int, draw: Draw) -> Point:
     """One closed loop. A length of 0 beside others has the drafter loaded, as a table's 0 has."""
-    changes: dict[str, Any]
+    changes: dict[str, Json]
     if setting == 0:
         changes = {
             "num_speculative_tokens": most,
@@ -347,7 +347,11 @@ def closed_loop(scenario: Scenario, concurrency: int) -> Scenario:
     if isinstance(workload.num_prompts, int):
         count = workload.num_prompts
     sized = workload.sized(count, workload.num_warmups or min(concurrency, count // 4))
-    loop = {"request_rate": inf, "max_concurrency": concurrency, "trace_arrivals": TraceArrivals.RESCALED}
+    loop: dict[str, Json] = {
+        "request_rate": inf,
+        "max_concurrency": concurrency,
+        "trace_arrivals": TraceArrivals.RESCALED,
+    }
     return with_keys(msgspec.structs.replace(scenario, workload=sized), workload=loop)
 
 

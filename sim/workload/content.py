@@ -144,7 +144,7 @@ def read_prompt_tokens(path: Path) -> list[tuple[list[int], str]]:
     for number, row in json_lines(path, "prompts"):
         where = f"prompts {str(path)!r} line {number}"
         field = next((name for name in TOKEN_FIELDS if isinstance(row, dict) and name in row), None)
-        if field is None:
+        if field is None or not isinstance(row, dict):
             raise ValueError(f"{where}: want an object with {' or '.join(TOKEN_FIELDS)}, the tokens of a prompt")
         tokens = listed(row[field], where, field)
         if not tokens:

@@ -10,11 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from calibrate.cli.engine_flags import engine_block
+from calibrate.cli.engine_flags import EngineFlags, engine_block
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
 from calibrate.importers.llmservingsim.layer_profile import import_llmservingsim
 from calibrate.judge.fit_cells import fit_constant
@@ -48,7 +47,7 @@ class Run:
 
     title: str
     folder: str
-    flags: Mapping[str, Any]
+    flags: EngineFlags
     bars_pct: Mapping[str, float]
     """Bars by "TPOT mean" and the like."""
 
@@ -124,7 +123,7 @@ def judged(real: RealRun, run: Run, profile: Profile) -> VllmVerdict:
         len(real.requests),
         profile.name,
         "continuous",
-        engine_block(dict(run.flags)),
+        engine_block(run.flags),
         {},
         0,
     )

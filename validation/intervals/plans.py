@@ -10,16 +10,15 @@ Not here: the measured cells near them.
 
 from __future__ import annotations
 
-from typing import Any
-
 from sim.costs.profile_files import load
 from sim.engine.fleet import Routing
+from sim.files.json_values import Json
 from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 from validation.intervals.fleets import held_by_replicas, told, truths_of
 
-QUESTIONS: dict[str, tuple[float, tuple[str, ...], dict[str, Any]]] = {
+QUESTIONS: dict[str, tuple[float, tuple[str, ...], dict[str, Json]]] = {
     "H100, qwen3-32b, 1 or 2 GPUs a replica": (
         40.0,
         ("h100-sxm/qwen3-32b", "h100-sxm/qwen3-32b-tp2"),
@@ -35,7 +34,7 @@ QUESTIONS: dict[str, tuple[float, tuple[str, ...], dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """Requests per second, shipped profiles, the rest of the scenario."""
-LENGTHS: dict[str, Any] = {"input_len": 512, "output_len": 128}
+LENGTHS: dict[str, Json] = {"input_len": 512, "output_len": 128}
 
 
 def main(seed: int = 0, truths: int = 20, draws: int = 20) -> None:

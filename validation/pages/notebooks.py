@@ -24,22 +24,24 @@ from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 CELL_LIMIT_S = 1800
+Notebook = dict[str, Any]
+"""As its file has it: `cells` and `metadata`."""
 
 
-def stamp(notebook: dict[str, Any]) -> dict[str, str]:
+def stamp(notebook: Notebook) -> dict[str, str]:
     """What the outputs of a notebook belong to: the release, and 16 hex digits of its code."""
     code = [_joined(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return {"version": version("lanesim"), "code": hashlib.sha256(json.dumps(code).encode()).hexdigest()[:16]}
 
 
-def texts(notebook: dict[str, Any]) -> Iterator[str]:
+def texts(notebook: Notebook) -> Iterator[str]:
     """What the cells printed or showed, pictures left out."""
     for cell in notebook["cells"]:
         for output in cell.get("outputs", ()):
             yield _joined(output.get("text") or output.get("data", {}).get("text/plain", ""))
 
 
-def executed(path: Path) -> dict[str, Any]:
+def executed(path: Path) -> Notebook:
     """The notebook with its outputs. Raises CellExecutionError."""
     import nbformat
     from nbclient import NotebookClient
@@ -54,13 +56,12 @@ def executed(path: Path) -> dict[str, Any]:
             coalesce_streams=True,
             resources={"metadata": {"path": folder}},
         ).execute()
-    found: dict[str, Any] = json.loads(nbformat.writes(notebook))  # type: ignore[no-untyped-call]
+    found: Notebook = json.loads(nbformat.writes(notebook))  # type: ignore[no-untyped-call]
     return found
 
 
-def kept(notebook: dict[str, Any]) -> dict[str, Any]:
-    """The notebook without what differs from machine to machine, and stamped. Raises ValueError where a path of this
-    one shows."""
+def kept(notebook: Notebook) -> Notebook:
+    """Without what differs from machine to machine, and stamped. Raises ValueError where a path of this one shows."""
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell["outputs"] = [output for output in cell["outputs"] if output.get("name") != "stderr"]
@@ -77,7 +78,7 @@ def _joined(text: str | list[str]) -> str:
     return text if isinstance(text, str) else "".join(text)
 
 
-def differences(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+def differences(now: Notebook, before: Notebook) -> list[str]:
     """A line or two for each text of two kept notebooks that is not the same; pictures are not compared."""
     if now["metadata"]["lanesim"] != before["metadata"].get("lanesim"):
         return ["what is kept is of other code or another release"]

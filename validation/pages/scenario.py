@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from sim.files.json_values import Json
 from sim.run.scenario import Scenario
 
 PAGE = Path(__file__).parents[2] / "docs" / "scenario.md"
@@ -55,7 +56,7 @@ def values_of(hint: Any) -> str:
     return f" One of {', '.join(kinds[0])}." if kinds else ""
 
 
-def shown(value: Any) -> str:
+def shown(value: Json) -> str:
     if isinstance(value, StrEnum):
         return str(value.value)
     if value is None:

@@ -14,16 +14,17 @@ import json
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import gcd
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from calibrate.importers.aiconfigurator.deployment import Deployment
 from sim.compare.side_by_side import compare
 from sim.costs.profile_files import save_profile
+from sim.files.json_values import Json
 from sim.run.scenario import Scenario
 from validation.silicon.judge import (
     FEW_WAVES,
@@ -162,12 +163,12 @@ def family_of(row: Mapping[str, str]) -> str:
     return " ".join((row["backend"], row["system"], row["gemm_quant_mode"] or "bf16"))
 
 
-def classes_of(found: Iterable[Judged | tuple[str, str, str]]) -> list[dict[str, Any]]:
+def classes_of(found: Iterable[Judged | tuple[str, str, str]]) -> list[dict[str, Json]]:
     """A row per family: cells judged and refused, mean and median size of the errors, mean errors."""
     entries = list(found)
     judged = grouped([entry for entry in entries if isinstance(entry, Judged)], _family)
     refused = Counter(entry[0] for entry in entries if not isinstance(entry, Judged))
-    result = []
+    result: list[dict[str, Json]] = []
     for name in sorted({*judged, *refused}):
         rows = judged.get(name, [])
         tpot, ttft = [row.tpot_error_pct for row in rows], [row.ttft_error_pct for row in rows]
@@ -192,7 +193,7 @@ def _family(judged: Judged) -> str:
     return " ".join((cell.engine, cell.gpu.replace("-", "_"), cell.family.rpartition(" ")[2]))
 
 
-def _of(how: Any, values: Iterable[float]) -> float | None:
+def _of(how: Callable[[list[float]], float], values: Iterable[float]) -> float | None:
     known = list(values)
     return round(how(known), 2) if known else None
 

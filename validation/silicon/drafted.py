@@ -10,12 +10,12 @@ drafts without data-parallel attention, which is left out here. Not here: plain 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import date
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sim.compare.side_by_side import compare
 from sim.run.scenario import parse_scenario
@@ -74,7 +74,7 @@ def pairs(cells: Sequence[Cell]) -> list[Pair]:
     drafts = drafting(cells)
     dated = (cell for cell in cells if cell.model.endswith(WITH_MTP) and cell.id not in drafts and cell.day)
     plain = grouped(dated, _set_up)
-    found: dict[tuple[Any, ...], Pair] = {}
+    found: dict[tuple[Hashable, ...], Pair] = {}
     for cell in cells:
         others = plain.get(_set_up(cell), [])
         if cell.id not in drafts or not cell.day or not others or cell.deployment.data_parallel > 1:
@@ -85,7 +85,7 @@ def pairs(cells: Sequence[Cell]) -> list[Pair]:
     return sorted(found.values(), key=lambda pair: (pair.group, pair.plain.deployment.devices, pair.plain.concurrency))
 
 
-def _set_up(cell: Cell) -> tuple[Any, ...]:
+def _set_up(cell: Cell) -> tuple[Hashable, ...]:
     """DeepSeek-R1 and -V3 are one architecture."""
     lengths = cell.concurrency, cell.input_len, cell.output_len
     return cell.engine, cell.gpu, cell.weights, cell.deployment, *lengths

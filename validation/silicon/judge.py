@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -26,6 +26,7 @@ from calibrate.importers.aiconfigurator.deployment import Deployment, import_dep
 from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape, draft_model
+from sim.files.json_values import Json
 from sim.run.scenario import Scenario, parse_scenario
 from validation.silicon.labels import drafting, is_marked, is_outside, memory_share, repeats, roof_share
 from validation.silicon.served_cells import BLACKWELL, Cell, cell_of
@@ -41,7 +42,7 @@ TRTLLM_BUDGETS = {"Llama": 16384, "gpt-oss": 20000}
 """--max_num_tokens in those of TensorRT-LLM, by model; DeepSeek's have the concurrency, ISL and PADDING, in whole
 multiples of it."""
 PADDING = 64
-BATCH_WAIT = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
+BATCH_WAIT: dict[str, Json] = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
 """What recipes of Llama-3.1-70B have, at ISL and OSL 1,024 and fewer than eight GPUs."""
 SGLANG = "sglang-0.5"
 MANY_CLIENTS = 16
@@ -153,7 +154,7 @@ def receive_interval(cell: Cell) -> int:
     return many if cell.concurrency >= MANY_CLIENTS else few
 
 
-def batch_wait(cell: Cell) -> dict[str, Any]:
+def batch_wait(cell: Cell) -> dict[str, Json]:
     """How long prompts are held back for others, as the recipe of the cell has it."""
     has_wait = cell.engine == "trtllm" and not cell.is_exact and "Llama" in cell.model
     is_short = (cell.input_len, cell.output_len) == (1024, 1024)
@@ -166,9 +167,8 @@ def is_decode_graphed(cell: Cell) -> bool:
     return is_recipe and "Llama" in cell.model and cell.gpu.partition("-")[0] in BLACKWELL
 
 
-def engine_block(cell: Cell) -> dict[str, Any]:
-    """The engine's block of a scenario: its name, and what the row's recipe sets; where that is None, the engine
-    decides."""
+def engine_block(cell: Cell) -> dict[str, Json]:
+    """Of a scenario: the engine, and what the row's recipe sets; where that is None, the engine decides."""
     return {
         "name": engine_name(cell),
         "max_num_batched_tokens": budget_of(cell),
@@ -219,7 +219,7 @@ def judge(rows: Iterable[Mapping[str, str]]) -> Iterator[Judged | tuple[Cell, st
     """Every run judged, or refused with the reason, those that constants were fitted on first."""
     cells = sorted(map(cell_of, rows), key=lambda cell: not is_marked(cell))
     again = repeats(cells)
-    first: dict[tuple[Any, ...], float] = {}
+    first: dict[tuple[Hashable, ...], float] = {}
     drafting_ids = drafting(cells)
     for cell in sorted(cells, key=lambda cell: cell.concurrency):
         first.setdefault(_series(cell), cell.ttft_ms)
@@ -247,7 +247,7 @@ def _is_beyond(cell: Cell, profile: Profile, shape: ModelShape) -> bool:
     return roof_share(cell, profile, shape) > 1.0 or memory_share(cell, profile) > 1.0
 
 
-def _series(cell: Cell) -> tuple[Any, ...]:
+def _series(cell: Cell) -> tuple[Hashable, ...]:
     return (*cell[1:8], cell.input_len, cell.output_len)
 
 
@@ -274,7 +274,7 @@ def _peer_group(row: Mapping[str, str]) -> tuple[str, ...]:
     return row["model_path"], row["system"], row["backend"], row["gemm_quant_mode"]
 
 
-def classes_of(found: list[Judged | tuple[Cell, str]], peer: Mapping[str, Mapping[str, str]]) -> list[dict[str, Any]]:
+def classes_of(found: list[Judged | tuple[Cell, str]], peer: Mapping[str, Mapping[str, str]]) -> list[dict[str, Json]]:
     """A row per class, and one each for the marked and the doubtful rows of it."""
     classes: dict[str, list[Judged]] = {}
     refused: dict[str, int] = {}
@@ -284,7 +284,7 @@ def classes_of(found: list[Judged | tuple[Cell, str]], peer: Mapping[str, Mappin
             classes.setdefault(entry.cell.family + suffix, []).append(entry)
         else:
             refused[entry[0].family] = refused.get(entry[0].family, 0) + 1
-    result = []
+    result: list[dict[str, Json]] = []
     for name in sorted({*classes, *refused}):
         rows = classes.get(name, [])
         served = [row for row in rows if not row.is_starved]

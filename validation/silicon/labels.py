@@ -7,9 +7,8 @@ row is read (validation.silicon.served_cells).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from statistics import median
-from typing import Any
 
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
@@ -90,23 +89,23 @@ def memory_share(cell: Cell, profile: Profile) -> float:
     return served * (cell.input_len + 0.5 * cell.output_len) / kv_capacity_tokens(profile, 1.0)
 
 
-def labels_of(cell: Cell) -> tuple[Any, ...]:
+def labels_of(cell: Cell) -> tuple[Hashable, ...]:
     """What tells cells apart that may draft unmarked; DeepSeek-R1 and -V3 are one architecture."""
     model = "DeepSeek" if cell.model.endswith(WITH_MTP) else cell.model
     widths = cell.deployment.devices, cell.concurrency * cell.deployment.data_parallel
     return model, cell.engine, cell.gpu, cell.weights, *widths, cell.input_len, cell.output_len
 
 
-def slowest_of(cells: Iterable[Cell]) -> dict[tuple[Any, ...], float]:
+def slowest_of(cells: Iterable[Cell]) -> dict[tuple[Hashable, ...], float]:
     """TPOT of the slowest cell with each labels, of models that have an MTP layer."""
-    slowest: dict[tuple[Any, ...], float] = {}
+    slowest: dict[tuple[Hashable, ...], float] = {}
     for cell in cells:
         if cell.model.endswith(HAS_MTP):
             slowest[labels_of(cell)] = max(slowest.get(labels_of(cell), 0.0), cell.tpot_ms)
     return slowest
 
 
-def campaigns_of(cell: Cell) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def campaigns_of(cell: Cell) -> tuple[tuple[Hashable, ...], tuple[Hashable, ...]]:
     """What one day's runs of a model have in common; and those that keep whole experts on a device, or cut all."""
     deployment = cell.deployment
     server = labels_of(cell)[0], cell.engine, cell.version, cell.gpu, cell.weights, deployment.data_parallel > 1
@@ -118,7 +117,7 @@ def drafting(cells: Sequence[Cell]) -> set[str]:
     that repeat one of these."""
     slowest, counts = slowest_of(cells), Counter(map(labels_of, cells))
     found: set[str] = set()
-    of_campaign: dict[tuple[Any, ...], dict[str, float | None]] = {}
+    of_campaign: dict[tuple[Hashable, ...], dict[str, float | None]] = {}
     for cell in cells:
         if cell.model.endswith(HAS_MTP):
             ratio = slowest[labels_of(cell)] / cell.tpot_ms if counts[labels_of(cell)] > 1 else None
@@ -140,7 +139,7 @@ def repeats(cells: Iterable[Cell]) -> set[str]:
 
 def first_rows(cells: Iterable[Cell]) -> dict[str, str]:
     """The first row of the same run, by the name of each: one with its labels and figures."""
-    known: dict[tuple[Any, ...], list[Cell]] = {}
+    known: dict[tuple[Hashable, ...], list[Cell]] = {}
     found = {}
     for cell in cells:
         same = known.setdefault(_set_up(cell), [])
@@ -151,7 +150,7 @@ def first_rows(cells: Iterable[Cell]) -> dict[str, str]:
     return found
 
 
-def _set_up(cell: Cell) -> tuple[Any, ...]:
+def _set_up(cell: Cell) -> tuple[Hashable, ...]:
     lengths = cell.concurrency, cell.input_len, cell.output_len
     return cell.engine, cell.model, cell.gpu, cell.weights, cell.kv, cell.deployment, *lengths
 

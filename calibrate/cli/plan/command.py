@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -19,6 +19,7 @@ from sim.cli.options import ListOptions, parse_goodput
 if TYPE_CHECKING:
     from calibrate.catalogue.model_configs import Source
     from sim.costs.shapes import ModelShape
+    from sim.files.json_values import Json
     from sim.run.scenario import Scenario
     from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused
     from sim.studies.plan.search import Plan
@@ -38,7 +39,34 @@ NO_SLO = "plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS"
 ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0, max=1, min_open=True)
 
 
-@click.command("plan", cls=ListOptions, epilog=EXAMPLE, short_help="From a model's name to what to rent.")
+class PlanFlags(TypedDict):
+    """Flags by parameter."""
+
+    gpu: str | None
+    rate: float | None
+    input_len: int
+    output_len: int
+    goodput: tuple[str, ...]
+    attainment: float
+    draft: str | None
+    acceptance: str | None
+    longest: int | None
+    engine: str
+    price: str | None
+    energy: bool
+    gpus: int
+    tp: int | None
+    ep: int | None
+    dp: int | None
+    weights: str | None
+    kv_dtype: str | None
+    draws: int
+    seed: int
+    workers: int | None
+    json_path: str | None
+
+
+@click.command("plan", cls=ListOptions, epilog=EXAMPLE)
 @click.argument("model")
 @click.option("--gpu", default=None, help="GPU, such as h200-sxm; a profile's name has its own.")
 @click.option("--rate", type=ABOVE_0, default=None, help="Requests per second; without: the most of one replica.")
@@ -66,7 +94,7 @@ ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0,
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
-def plan_command(model: str, **flags: Any) -> None:
+def plan_command(model: str, **flags: Unpack[PlanFlags]) -> None:
     """Which deployment of MODEL to rent: a Hugging Face name, a config.json, or a profile's name.
 
     Splits over GPUs are searched, with and without the drafter; the best few are simulated in draws of what costs and
@@ -109,7 +137,7 @@ def _gpu_price(text: str) -> float:
     return price.usd_per_h
 
 
-def _candidates(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[Candidate], list[Refused], Source]:
+def _candidates(model: str, flags: PlanFlags, on_step: OnStep) -> tuple[list[Candidate], list[Refused], Source]:
     """What could be rented, what cannot, and the model."""
     from calibrate.catalogue.model_configs import Source
     from sim.costs.profile_files import load, shipped
@@ -120,7 +148,7 @@ def _candidates(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[lis
         return [Candidate(model, profile)], [], Source(profile.target)
     if flags["gpu"] is None:
         raise ValueError(f"--gpu is missing: {model!r} is a model, want such as --gpu h200-sxm")
-    return _imported(model, flags, on_step)
+    return _imported(model, flags["gpu"], flags, on_step)
 
 
 def _is_profile(path: Path) -> bool:
@@ -130,7 +158,9 @@ def _is_profile(path: Path) -> bool:
     return isinstance(found, dict) and "kernels" in found
 
 
-def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[Candidate], list[Refused], Source]:
+def _imported(
+    model: str, wanted_gpu: str, flags: PlanFlags, on_step: OnStep
+) -> tuple[list[Candidate], list[Refused], Source]:
     from calibrate.catalogue.model_configs import source_of, with_formats
     from calibrate.cli.profile_output import needs_analysis
     from sim.costs.datasheets import DATASHEETS, gpu_name
@@ -145,13 +175,13 @@ def _imported(model: str, flags: dict[str, Any], on_step: OnStep) -> tuple[list[
         from calibrate.importers.plan_candidates import cache_folder, deployments, imported, in_kernel_format
     except ImportError as error:
         raise needs_analysis(error) from None
-    gpu = flags["gpu"] if flags["gpu"] in DEVICES else gpu_name(flags["gpu"].lower())
+    gpu = wanted_gpu if wanted_gpu in DEVICES else gpu_name(wanted_gpu.lower())
     if gpu not in DEVICES:
         if gpu in DATASHEETS:
             raise ValueError(
                 f"no kernel tables of GPU {gpu!r}, only of {', '.join(DEVICES)}; a profile's name needs none"
             )
-        raise ValueError(unknown("GPU", flags["gpu"], DEVICES))
+        raise ValueError(unknown("GPU", wanted_gpu, DEVICES))
     name = flags["draft"]
     draft = _draft_model(name) if name is not None and name not in HEADS else None
     tables, source = installed_tables()
@@ -195,12 +225,12 @@ def _draft_model(name: str) -> ModelShape:
 # -- the question
 
 
-def _scenario(flags: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[Scenario, str | None]:
+def _scenario(flags: PlanFlags, candidates: Sequence[Candidate]) -> tuple[Scenario, str | None]:
     """And a word on what was assumed."""
     from sim.run.scenario import parse_scenario
 
     draft, assumed = candidates[0].profile.draft, None
-    speculation: dict[str, Any] = {"num_speculative_tokens": 0}
+    speculation: dict[str, Json] = {"num_speculative_tokens": 0}
     if draft is not None:
         acceptance, longest, whose = ASSUMED.get(draft.name, ASSUMED[""])
         if flags["acceptance"] is None:
@@ -211,12 +241,12 @@ def _scenario(flags: dict[str, Any], candidates: Sequence[Candidate]) -> tuple[S
             "method": draft.name if draft.name in ASSUMED else "draft_model",
         }
     goodput = {f"{name}_ms": bound for name, bound in parse_goodput(flags["goodput"]).items()}
-    workload = {"dataset_name": "fixed", "input_len": flags["input_len"], "output_len": flags["output_len"]}
-    raw = {
+    lengths = {"input_len": flags["input_len"], "output_len": flags["output_len"]}
+    raw: dict[str, Json] = {
         "profile": candidates[0].name,
         "policy": ["continuous"],
         "engine": {"name": flags["engine"]},
-        "workload": workload,
+        "workload": {"dataset_name": "fixed", **lengths},
         "speculation": speculation,
         "goodput": goodput,
         "seed": flags["seed"],
@@ -231,7 +261,7 @@ def _planned(
     refused: Sequence[Refused],
     repository: str | None,
     price: float | None,
-    flags: dict[str, Any],
+    flags: PlanFlags,
     on_step: OnStep,
     began_s: float,
 ) -> Plan:
@@ -294,7 +324,7 @@ def _disputed(
     )
 
 
-def _capacity_line(result: Plan, flags: dict[str, Any]) -> str:
+def _capacity_line(result: Plan, flags: PlanFlags) -> str:
     """The command that checks the best row alone, with both routings."""
     from sim.costs.engine_costs import DEFAULT_ENGINE
 

@@ -7,10 +7,11 @@ Not here: what is made of them (calibrate.importers.aiconfigurator.compact_profi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from calibrate.fit.fit_errors import Array
@@ -19,10 +20,12 @@ from calibrate.fit.kernel_tables import AttentionTable, GemmTable
 from sim.costs.compact_kernels import AllReduce
 from sim.costs.profile import Gpu
 from sim.files.arrow_tables import read_parquet
+from sim.files.json_values import convert, value_at
 from sim.files.yaml_values import read_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 MESSAGE_BYTES = (4 << 10, 64 << 20)
 """All-reduces of a pass: one token of 2,048 dimensions to 4,096 tokens of 8,192, in bf16."""
@@ -61,6 +64,14 @@ OPTIONAL = ("window_size", "nccl_dtype", "backend")
 """Columns that only some versions of a table have."""
 
 
+class _Sheet(msgspec.Struct):
+    """What a datasheet says of its GPU; numbers may be spelt as Python spells them."""
+
+    mem_capacity: int | float | str
+    bfloat16_tc_flops: int | float | str
+    mem_bw: int | float | str
+
+
 class KernelFiles:
     """The tables of one GPU below `path`; `used` collects the engine and version of each one read. Of several versions
     of a table the newest is read that is no newer than `version`, the oldest where all are; None: the newest."""
@@ -81,14 +92,14 @@ class KernelFiles:
     def datasheet(self) -> Gpu:
         path = self._root / f"{self._gpu.replace('-', '_')}.yaml"
         try:
-            sheet = read_yaml(path, "datasheet")["gpu"]
+            sheet = convert(value_at(read_yaml(path, "datasheet"), "gpu"), _Sheet, "gpu")
             gpu = Gpu(
                 name=self._gpu,
-                memory_bytes=int(sheet["mem_capacity"]),
-                peak_flops=float(sheet["bfloat16_tc_flops"]),
-                bandwidth_bytes_per_s=float(sheet["mem_bw"]),
+                memory_bytes=int(sheet.mem_capacity),
+                peak_flops=float(sheet.bfloat16_tc_flops),
+                bandwidth_bytes_per_s=float(sheet.mem_bw),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except ValueError as error:
             reason = " ".join(str(error).split())
             raise ValueError(
                 f"{path.name}: no datasheet of {self._gpu!r} (gpu: mem_bw, mem_capacity, bfloat16_tc_flops): {reason}"
@@ -155,7 +166,7 @@ class KernelFiles:
             frame["latency"].to_numpy(dtype=float) * 1e-3,
         )
 
-    def _check_attention(self, table: str, frame: pd.DataFrame, columns: dict[str, Any]) -> None:
+    def _check_attention(self, table: str, frame: pd.DataFrame, columns: Mapping[str, Array]) -> None:
         """Raises ValueError for times that cannot be true, and for contexts in the column of batches."""
         batch, queries, history = (columns[name] for name in ("batch_size", "isl", "step"))
         if batch.max() > MAX_SEQUENCES:
@@ -168,7 +179,7 @@ class KernelFiles:
         num_bytes = 4.0 * batch * (queries + history) * columns["num_key_value_heads"] * columns["head_dim"]
         self._check(table, "attention", frame, flops, num_bytes)
 
-    def _check(self, table: str, what: str, frame: pd.DataFrame, flops: Any, num_bytes: Any) -> None:
+    def _check(self, table: str, what: str, frame: pd.DataFrame, flops: Array, num_bytes: Array) -> None:
         def where(index: int) -> str:
             return f"{table} of {self._gpu!r}, row {frame.index[index]}"
 
@@ -223,7 +234,7 @@ class KernelFiles:
             raise ValueError(f"{path.name}: no column {missing[0]!r}; columns are {', '.join(names)}")
         for column in [*columns, "latency", *(name for name in OPTIONAL if name in names)]:
             _check_type(path.name, column, table.schema.field(column).type)
-        frame: Any = table.to_pandas()
+        frame: pd.DataFrame = table.to_pandas()
         latency = frame["latency"].to_numpy(dtype=float)
         numbers = frame[[column for column in columns if frame[column].dtype.kind in "iuf"]].to_numpy(dtype=float)
         if not np.isfinite(latency).all() or not np.isfinite(numbers).all():
@@ -234,7 +245,7 @@ class KernelFiles:
         return frame
 
 
-def _check_type(where: str, column: str, kind: Any) -> None:
+def _check_type(where: str, column: str, kind: pa.DataType) -> None:
     """Raise ValueError for an Arrow type that the column cannot have."""
     from pyarrow import types
 
@@ -252,7 +263,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:4])
 
 
-def _check_grid(gpu: str, axes: list[Any], seconds: Any) -> None:
+def _check_grid(gpu: str, axes: Sequence[Array], seconds: Array) -> None:
     """Every (n, k) is measured at every m, save the huge ones; the token counts of a model that these lack are left
     out (calibrate.fit.kernel_tables.GemmTable)."""
     holes = np.isnan(seconds).any(axis=0) & (axes[1][:, None] * axes[2][None, :] < HUGE)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.sparse import Modules, read_modules
 from sim.costs.profile import Gpu
 from sim.costs.shapes import WEIGHT_BITS, Experts, Linear, ModelShape
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ENGINES = ("vllm", "sglang", "trtllm")
 """Whose tables there are, in the order in which they stand in for one another."""
@@ -79,7 +82,7 @@ class Lookups:
         self.engine = engine
         self.notes: list[str] = []
         self._gemms: dict[str, GemmTable | None] = {}
-        self._frames: dict[Path, Any] = {}
+        self._frames: dict[Path, pd.DataFrame] = {}
 
     @cached_property
     def gpu(self) -> Gpu:
@@ -230,7 +233,7 @@ class Lookups:
         )
         return np.maximum(read_s, compute_s) + LAUNCH_S
 
-    def _expert_frames(self, engine: str) -> Iterator[Any]:
+    def _expert_frames(self, engine: str) -> Iterator[pd.DataFrame]:
         """Tables of experts of every version, the newest first: a newer one may have only what was measured again."""
         columns = ["moe_dtype", "num_tokens", *LAYOUT, *SPLIT, "distribution"]
         for path, version in self.files.versions("moe", engine, "moe_perf"):
@@ -445,7 +448,7 @@ LAUNCH_S = 1e-5
 """Seconds to launch the kernels of an expert layer, routing among them."""
 
 
-def _expert_table(frame: Any) -> ExpertTable:
+def _expert_table(frame: pd.DataFrame) -> ExpertTable:
     """The fastest of several kernels at as many tokens, without dents."""
     least = frame.groupby("num_tokens")["latency"].min()
     tokens, seconds = least.index.to_numpy(dtype=float), least.to_numpy(dtype=float) * 1e-3
@@ -472,7 +475,7 @@ def _no_dents(tokens: Array, seconds: Array) -> Array:
     return lifted
 
 
-def _state_curve(frame: Any, axis: str) -> tuple[Array, Array]:
+def _state_curve(frame: pd.DataFrame, axis: str) -> tuple[Array, Array]:
     """(tokens, seconds) of the kernels of linear attention together, each once: of several models with the same heads
     the least."""
     phase = "generation" if axis == "batch_size" else "context"
@@ -483,7 +486,7 @@ def _state_curve(frame: Any, axis: str) -> tuple[Array, Array]:
     return least.index.to_numpy(dtype=float), least.to_numpy(dtype=float) * 1e-3
 
 
-def _curve(frame: Any) -> tuple[Array, Array]:
+def _curve(frame: pd.DataFrame) -> tuple[Array, Array]:
     """(message bytes, seconds) of two-byte elements, rising."""
     if frame.empty:
         raise ValueError("none")

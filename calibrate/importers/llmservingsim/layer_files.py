@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from calibrate.importers.columns import CsvTable
 from sim.costs.datasheets import Datasheet, datasheet_of_device
 from sim.costs.passes import layer_kv_bytes
 from sim.costs.shapes import ModelShape
+from sim.files.json_values import Json
 from sim.files.yaml_values import read_yaml
 
 REPOSITORY, LICENCE = "casys-kaist/LLMServingSim", "MIT"
@@ -215,7 +216,7 @@ def _sum(table: CsvTable, axis: str, times: dict[str, int]) -> tuple[NDArray[np.
     return counts, total
 
 
-def _read_meta(path: Path) -> dict[str, Any] | None:
+def _read_meta(path: Path) -> dict[str, Json] | None:
     if not path.exists():
         return None
     meta = read_yaml(path, "tables' record")
@@ -224,7 +225,7 @@ def _read_meta(path: Path) -> dict[str, Any] | None:
     return meta
 
 
-def _check_meta(meta: dict[str, Any], sheet: Datasheet, shape: ModelShape) -> None:
+def _check_meta(meta: dict[str, Json], sheet: Datasheet, shape: ModelShape) -> None:
     """The GPU that was profiled, and sizes of the model: those of the last degree that was profiled, sharded."""
     device = meta.get("gpu")
     if isinstance(device, str):

@@ -24,13 +24,14 @@ a step carries (plan).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sim.engine.serving import RoundDraws, Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
+from sim.interface.wait import Task
 from sim.policies.continuous.plan import (
     NGRAM,
     Load,
@@ -54,7 +55,7 @@ EASED_SHARE = 0.9
 takes as long as some steps."""
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Coroutine[Any, None, None]]:
+def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
     stream = serving.host.stream("gpu")
     if serving.draws is not None and can_be_totals(serving, limits):
         return [by_totals(serving, limits, stream, serving.draws)]

@@ -8,9 +8,10 @@ Not here: which steps there are (sim.policies.continuous.loop).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.engine.paged import PagedPool
 from sim.engine.serving import RoundDraws
@@ -18,8 +19,8 @@ from sim.interface.request import Request
 
 _GROWTH_STEPS = 4096
 
-Accepted = np.ndarray[Any, np.dtype[np.int8]]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
+Accepted = NDArray[np.int8]
+Ints = NDArray[np.int64]
 
 
 class Begun(NamedTuple):

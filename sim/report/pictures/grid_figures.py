@@ -10,12 +10,13 @@ import json
 import warnings
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.costs.profile_files import load as load_profile
 from sim.draws import child_seed
+from sim.files.json_values import Json
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats
 from sim.report.pictures.panels import canvas, headline, label_points, legend, panel
@@ -251,12 +252,13 @@ def draw_timeline(points: Points) -> Figure:
         own = rows[rows["policy"] == policy]
         if own.empty:
             continue
-        raw: dict[str, Any] = {"policy": policy}
+        raw: dict[str, Json] = {"policy": policy}
         for name, text in points.scenario(own.iloc[0]["key"]).items():
             if json.loads(text) is not None:
                 set_dotted(raw, name, json.loads(text))
-        raw["workload"]["num_prompts"] = min(TIMELINE_PROMPTS, int(own.iloc[0]["num_prompts"]))
-        raw["workload"]["num_warmups"] = raw["workload"]["num_cooldowns"] = 0
+        set_dotted(raw, "workload.num_prompts", min(TIMELINE_PROMPTS, int(own.iloc[0]["num_prompts"])))
+        for name in ("num_warmups", "num_cooldowns"):
+            set_dotted(raw, f"workload.{name}", 0)
         try:
             records.append(_again(raw, policy))
         except ValueError as error:
@@ -268,7 +270,7 @@ def draw_timeline(points: Points) -> Figure:
     return timelines(f"What runs when: {title}", records)
 
 
-def _again(raw: dict[str, Any], policy: str) -> RunRecord:
+def _again(raw: dict[str, Json], policy: str) -> RunRecord:
     scenario = parse_scenario(raw)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import sqrt
-from typing import Any
 
 import msgspec
 
@@ -18,7 +17,7 @@ from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
 from sim.run.limits import limits_of
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import PlainScenario, Scenario, to_plain
 from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers
 from sim.studies.length_choice import best_table, break_even, loss_of, shared_table
 from sim.studies.plan.answer import Stated
@@ -47,7 +46,7 @@ class ContextTuning(Stated, frozen=True, kw_only=True):
     """What `tune --contexts --json` holds."""
 
     schema: int = CONTEXTS_SCHEMA
-    scenario: dict[str, Any]
+    scenario: PlainScenario
     profile: CostSource
     objective: str
     draws: int

@@ -6,18 +6,18 @@ not ask for is None or empty. Not here: how it is found.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
+
+from sim.files.json_values import Json
 
 
 class Stated(msgspec.Struct, frozen=True, kw_only=True):
     """All that a study says."""
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, Json]:
         """The answer as plain values, ready for JSON."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
+        found: dict[str, Json] = msgspec.to_builtins(self)
         return found
 
 

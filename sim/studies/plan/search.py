@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import ceil, log2
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,9 +21,10 @@ from sim.compare.pool import lasting
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
+from sim.files.json_values import Json
 from sim.metrics.summary import number
 from sim.run.limits import limits_of
-from sim.run.scenario import Scenario, to_plain
+from sim.run.scenario import PlainScenario, Scenario, to_plain
 from sim.studies.attainment import DEFAULT_SHARE, Highest, highest_load
 from sim.studies.cost_draws import DEFAULT_DRAWS, covers
 from sim.studies.evidence import asked_of, evidence
@@ -74,7 +75,7 @@ class Plan(Stated, frozen=True, kw_only=True):
     """What `plan --json` holds."""
 
     schema: int = PLAN_SCHEMA
-    scenario: dict[str, Any]
+    scenario: PlainScenario
     """Scenario of the best row."""
     gpu: str
     target: str
@@ -96,12 +97,12 @@ class Plan(Stated, frozen=True, kw_only=True):
     notes: list[str]
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, Json]:
         """The plan as plain values, ready for JSON."""
-        found = super().plain
-        for row in found["deployments"]:
+        rows = [msgspec.to_builtins(row) for row in self.deployments]
+        for row in rows:
             row["nearest_evidence"] = row.pop("evidence")
-        return found
+        return super().plain | {"deployments": rows}
 
 
 @lasting()
