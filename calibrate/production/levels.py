@@ -1,6 +1,6 @@
 """What a running server says of itself at one level of load, whatever said it; and that as a closed-loop cell.
 
-Not here: reading metrics, logs and results (calibrate.production.metrics, .exports), driving a server
+Not here: reading metrics, logs and results (calibrate.production.metrics, .level_files), driving a server
 (calibrate.production.probe), fitting (calibrate.production.engine_fit).
 """
 
