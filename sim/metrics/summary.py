@@ -199,21 +199,21 @@ def _slo_shares(finished: Sequence[Request], slo_ms: dict[str, float | None]) ->
 
 
 def _steady_throughput(record: RunRecord, measured: Sequence[Request]) -> float | None:
-    """Output tokens per second between the first measured arrival and the last one, or until all have drained where
-    that is more.
+    """Output tokens per second between the first measured arrival and the last one; in an open loop until all have
+    drained, where that is more: if requests come faster than they are served, most is served after the last arrival.
 
     `output_throughput`, as vLLM defines it, counts the drain as well, and so is lower than what a longer run shows.
-    Where requests come faster than they are served, most is served after the last arrival. Tokens count when they come
-    out, whether or not their request ends in time: what counted requests that end would call the slower of two policies
-    the one that serves less (report 002). None where all arrive at once.
+    Tokens count when they come out, whether or not their request ends in time. Counted by requests that end, the slower
+    of two policies would seem to serve less (report 002), and a closed loop up to a generation more than it does: 12 %
+    for 64 requests, 8 at once. None where all arrive at once.
     """
     if len(measured) < 2:
         return None
     start_s, end_s = measured[0].arrival_s, min(measured[-1].arrival_s, record.end_s)
     if end_s <= start_s:
         return None
-    stretches_s = (end_s, record.end_s)
-    return max(_emitted(record.requests, start_s, stop_s) / (stop_s - start_s) for stop_s in stretches_s)
+    ends_s = (end_s, record.end_s) if record.is_open_loop else (end_s,)
+    return max(_emitted(record.requests, start_s, stop_s) / (stop_s - start_s) for stop_s in ends_s)
 
 
 def _emitted(requests: Sequence[Request], start_s: float, end_s: float) -> float:

@@ -281,7 +281,8 @@ def tune(
     workers: int | None = None,
     **changes: Any,
 ) -> Tuning:
-    """The best draft length by batch size: `lanesim tune`; `source` and `changes` as in `compare`.
+    """The best draft length by batch size: `lanesim tune`; `source` and `changes` as in `compare`. The policy is
+    `continuous` unless given.
 
     `lengths` are tried at `concurrencies`, in so many `draws`. Raises ValueError for what cannot be tuned.
 
@@ -291,12 +292,16 @@ def tune(
     >>> [point.concurrency for point in found.points]
     [1, 4]
     """
-    scenario, profile = _scenario(source, changes)
+    if lengths is not None:
+        lengths = checked_counts("lengths", lengths, 0, MAX_DRAFT_TOKENS)
+        changes = changes | {"num_speculative_tokens": max(lengths, default=0)}
+    raw = raw_scenario(to_plain(source) if isinstance(source, Scenario) else source, {})
+    scenario, profile = _scenario({"policy": "continuous"} | raw, changes)
     return run_tuning(
         scenario,
         profile,
         concurrencies=None if concurrencies is None else checked_counts("concurrencies", concurrencies, 1),
-        lengths=None if lengths is None else checked_counts("lengths", lengths, 0, MAX_DRAFT_TOKENS),
+        lengths=lengths,
         draws=checked_count("draws", draws, 1),
         workers=None if workers is None else checked_count("workers", workers, 1),
     )

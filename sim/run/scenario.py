@@ -445,7 +445,9 @@ def _check_keys(raw: Mapping[str, Json], struct: type[msgspec.Struct], prefix: s
     hints = field_types(struct)
     for key, value in raw.items():
         if key not in struct.__struct_fields__:
-            raise ValueError(unknown("key", f"{prefix}{key}", [prefix + name for name in struct.__struct_fields__]))
+            known = [prefix + name for name in struct.__struct_fields__]
+            flat = [] if prefix else [dotted for dotted in FLAT_NAMES.values() if "." in dotted]
+            raise ValueError(unknown("key", f"{prefix}{key}", [*known, *flat]))
         hint = hints[key]
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
             if not isinstance(value, Mapping):

@@ -362,6 +362,8 @@ def test_steady_output_of_an_overloaded_run_is_that_of_the_whole_run() -> None:
     """Arrivals end at 1 s, when nothing has come yet; 20 tokens come until 11 s."""
     late = [asked(0, (0, 0, 2, 6), (10, 10)), asked(1, (1, 6, 7, 11), (10, 10))]
     assert summarise(record(requests=late, end_s=11.0))["steady_output_throughput"] == pytest.approx(20 / 11)
+    closed = summarise(record(requests=late, end_s=11.0, is_open_loop=False))
+    assert closed["steady_output_throughput"] == 0.0
 
 
 def test_nothing_is_rejected_where_nothing_was_drafted_or_computed() -> None:
