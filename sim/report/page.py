@@ -104,6 +104,11 @@ def _answers(points: Points) -> str:
             f"Each line is the best of up to {num_settings} settings: the best of many is also the luckiest of those "
             "near it, so trust the interval against the next one, not the rank alone."
         )
+    if any(rank.second is not None for rank in ranks):
+        notes.append(
+            "Intervals, and what is clear, are of other draws of the same workload; errors of costs and acceptance are "
+            "not in them (`lanesim compare --draws`)."
+        )
     if points.rows.groupby("scenario_hash").size().min() < 2:
         notes.append("One replication: no interval can be given; add `replications: 5`.")
     if bool(points.rows["is_transient"].any()):

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.compare.side_by_side import MIN_FOR_P99
 from sim.devices.contention import BRACKET, PhiLevel
 from sim.files.json_values import Json
 from sim.metrics.stats import interval_95
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 THROUGHOUT = "is_steady_throughout"
 """Column of rows: the load is steady at every phi of the bracket; older stores have none."""
+EFFECTIVE = "effective_requests"
+"""Column of rows: requests that count as independent; older stores have none."""
 RATE, CONCURRENCY = "workload.request_rate", "workload.max_concurrency"
 K, ACCEPTANCE = "speculation.num_speculative_tokens", "speculation.acceptance"
 LOADS = {RATE: "requests/s", CONCURRENCY: "requests in flight, at most"}
@@ -153,24 +156,31 @@ class Points:
 
     def means(self, metrics: Sequence[str]) -> pd.DataFrame:
         """One row per point: its keys, for each metric `M`, `M.low` and `M.high` of the 95 % interval of the mean,
-        which only steady loads with two or more replications have, `is_overloaded`, `is_steady`, `replications`."""
+        which only steady loads with two or more replications have, and of a 99th percentile only those of as many
+        requests as `lanesim compare` wants for it; `is_overloaded`, `is_steady`, `replications`."""
         import pandas as pd
 
         # A panel's rows may all have one load, say, and its picture asks for it all the same.
         keys = [key for key in dict.fromkeys([*self.keys, *WORDS, *LOADS]) if key in self.rows]
         has = [metric for metric in metrics if metric in self.rows]
-        columns = {name: self.rows[name].tolist() for name in {*keys, *has, "scenario_hash", "is_steady", "unstable"}}
+        counts = [EFFECTIVE] if EFFECTIVE in self.rows else []
+        needed = {*keys, *has, *counts, "scenario_hash", "is_steady", "unstable"}
+        columns = {name: self.rows[name].tolist() for name in needed}
         rows = []
         for places in self._places("scenario_hash"):
             row: Draw = {key: columns[key][places[0]] for key in [*keys, "scenario_hash"]}
             row["is_steady"] = all(columns["is_steady"][place] for place in places)
             row["is_overloaded"] = any(columns["unstable"][place] for place in places)
             row["replications"] = len(places)
+            effective = [columns[EFFECTIVE][place] for place in places] if counts else []
+            num_effective = sum(count for count in effective if count == count)
             for metric in metrics:
                 known = [float(columns[metric][place]) for place in places] if metric in columns else []
                 known = [value for value in known if value == value]
                 mean = sum(known) / len(known) if known else float("nan")
-                interval = interval_95(known) if row["is_steady"] and len(known) == len(places) else None
+                is_told = row["is_steady"] and len(known) == len(places)
+                is_tail = metric.startswith("p99") and num_effective < MIN_FOR_P99
+                interval = interval_95(known) if is_told and not is_tail else None
                 row[metric] = mean
                 row[f"{metric}.low"], row[f"{metric}.high"] = interval or (mean, mean)
             rows.append(row)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 import lanesim
+from sim.compare.side_by_side import MIN_FOR_P99
 from sim.metrics.stats import interval_95
 from sim.report.store_points import ACCEPTANCE, RATE, K, Points, refuse_former
 
@@ -42,6 +43,17 @@ def test_means_have_the_interval_of_their_replications_unless_the_load_is_not_st
     assert found[METRIC].tolist() == [13.0, 13.0]
     assert (found[f"{METRIC}.low"][0], found[f"{METRIC}.high"][0]) == interval_95(values)
     assert (found[f"{METRIC}.low"][1], found[f"{METRIC}.high"][1]) == (13.0, 13.0)
+
+
+def test_a_99th_percentile_has_an_interval_only_of_as_many_requests_as_a_comparison_wants() -> None:
+    tail = "p99_ttft_ms"
+    few, many = ({"effective_requests": count / 2} for count in (MIN_FOR_P99 - 2, MIN_FOR_P99))
+    rows = [row("pd", 1.0, seed, 10.0, **{tail: 30.0 + seed}, **few) for seed in range(2)]
+    rows += [row("pd", 2.0, seed, 10.0, **{tail: 30.0 + seed}, **many) for seed in range(2)]
+    found = points(*rows).means([METRIC, tail])
+    assert found[tail].tolist() == [30.5, 30.5]
+    assert (found[f"{tail}.low"][0], found[f"{tail}.high"][0]) == (30.5, 30.5)
+    assert (found[f"{tail}.low"][1], found[f"{tail}.high"][1]) == interval_95([30.0, 31.0])
 
 
 def test_differences_are_taken_draw_by_draw() -> None:
