@@ -3,7 +3,7 @@
 Every model answers two questions: the expected rates, in closed form, and the run lengths of given requests and
 positions from keyed draws. Position p of a request means that p output tokens are out; drafted token j (0-based) from
 there is decided by the draw of position p + j, so two rounds share no draw unless they cover the same position.
-Not here: the text forms (sim.acceptance.forms), fits (sim.acceptance.fit), caching (sim.acceptance.draws).
+Not here: the text forms (sim.acceptance.forms), caching (sim.acceptance.draws).
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""What a work costs: the protocol that every cost model fulfils, and the two that need no profile.
-
-Those are constants, for tests whose sums are made by hand, and a link between devices. Not here: any number of a GPU;
+"""What a work costs: the protocol that every cost model fulfils, and the one that needs no profile, a link between
+devices. Not here: any number of a GPU;
 those live in profiles (sim.costs.profile) and models of them (sim.costs.forms).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -57,31 +55,6 @@ def prompt_result_s(costs: CostModel) -> float:
     host = getattr(costs, "host", None)
     own_s: float | None = getattr(host, "eager_result_s", None)
     return costs.result_s if own_s is None else own_s
-
-
-class ConstantCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """A cost model: `device_s` per kind (0 where absent), and the same host times for every work."""
-
-    device_s: Mapping[Kind, float]
-    prepare_s: float = 0.0
-    launch_s: float = 0.0
-    result_s: float = 0.0
-    num_kernels: int = 1
-    demand: Demands = Demands(1.0, 1.0)
-    inflation_per_issuer: float = 0.0
-    """Each further issuer slows all of them by this much."""
-
-    def cost(self, work: Work) -> Cost:
-        if work.kind is Kind.HOST:
-            return Cost(work.host_s, 0.0, 0.0, 0)
-        prepare_s = max(0.0, self.prepare_s - work.ahead_s)
-        return Cost(prepare_s, self.launch_s, self.device_s.get(work.kind, 0.0), self.num_kernels)
-
-    def demands(self, work: Work) -> Demands:
-        return self.demand
-
-    def host_inflation(self, num_issuers: int) -> float:
-        return 1.0 + self.inflation_per_issuer * (num_issuers - 1)
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

@@ -420,12 +420,9 @@ class Serving:
         if requests:
             self.kv.held.add(held, self.host.now_s)
 
-    def commit_round(self, request: Request, accepted: int) -> None:
-        """Verify accepted `accepted` of the draft: roll the rest back, emit these and the target's own token."""
-        self.commit_rounds([request], [accepted])
-
     def commit_rounds(self, requests: Sequence[Request], accepted: Iterable[int]) -> list[Request]:
-        """Commit a batch; returns the requests that go on."""
+        """Verify accepted `accepted` [requests] tokens of the drafts: roll the rest back, emit these and the target's
+        own token. Returns the requests that go on."""
         now_s, measured, saw_round = self.host.now_s, self.measured, self.controller.saw_round
         going_on: list[Request] = []
         finished: list[Request] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sim.costs.cost import ConstantCosts, Demands, Link
+from sim.costs.cost import Demands, Link
 from sim.devices.ticket import SimTicket
 from sim.engine.controllers import build_controller
 from sim.engine.draft_length import Controller, SameLength
@@ -29,6 +29,7 @@ from sim.policies.disaggregated import LINK
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 from sim.policies.registry import POLICIES, Policy, find_policy, register
 from sim.run.limits import draft_slots
+from tests.sim.constant_costs import ConstantCosts
 
 in_pure_python = pytest.mark.skipif(
     not clock.__file__.endswith(".py"),

@@ -12,7 +12,7 @@ from math import factorial
 import numpy as np
 import pytest
 
-from sim.costs.cost import ConstantCosts, Cost, Demands
+from sim.costs.cost import Cost, Demands
 from sim.engine.serving import Serving
 from sim.hosts.simulated import SimHost
 from sim.interface.host import Stream
@@ -21,6 +21,7 @@ from sim.interface.work import Model, Work
 from sim.metrics.stats import interval_95
 from sim.policies import works
 from sim.policies.options import EngineLimits, PolicyOptions
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import PeriodicDraws, SimRun, serve
 
 pytestmark = pytest.mark.slow

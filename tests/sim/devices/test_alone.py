@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.cost import ConstantCosts, Cost
+from sim.costs.cost import Cost
 from sim.costs.profile import Overlap
 from sim.devices.contention import Contention, Regime, contention_of
 from sim.devices.shared import SharedDevice
@@ -18,6 +18,7 @@ from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Work
 from tests.properties import examples
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import PeriodicDraws, in_pure_python
 
 

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.cost import ConstantCosts, Cost, Demands, Link
+from sim.costs.cost import Cost, Demands, Link
 from sim.devices.contention import Contention, Regime, fill_rates, priority_weights, share_time
 from sim.devices.shared import SharedDevice
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Model, Work
 from tests.properties import examples
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, PeriodicDraws
 
 DRAFT = Work(kind=Kind.DRAFT, model=Model.DRAFT, draft_tokens=4)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.cost import ConstantCosts, Demands, Link
+from sim.costs.cost import Demands, Link
 from sim.costs.profile import ShareCurve
 from sim.devices.contention import Contention
 from sim.devices.partition import MEASURED, Place, rates_on_shares
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Work
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.devices.test_devices import DRAFT, PREFILL, VERIFY, times
 from tests.sim.support import SECONDS, PeriodicDraws
 

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from sim.costs.cost import ConstantCosts, Cost, Link
+from sim.costs.cost import Cost, Link
 from sim.devices.shared import SharedDevice
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Work
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import PeriodicDraws
 
 DRAFT, VERIFY, PREFILL, HOST, COPY = Kind.DRAFT, Kind.VERIFY, Kind.PREFILL, Kind.HOST, Kind.COPY

@@ -280,7 +280,7 @@ def seated(prompt: int, *, computed: int, emitted: int = 1, num_blocks: int = 10
     for _ in range(emitted - 1):
         serving.paged.grow(asked, asked.context_tokens + 1)
         serving.open_round(asked, 0)
-        serving.commit_round(asked, 0)
+        serving.commit_rounds([asked], [0])
     return serving, asked
 
 
@@ -332,7 +332,7 @@ def test_the_step_under_way_fills_blocks_that_are_found_again() -> None:
     asked.in_flight = 1
     serving.preempt(asked)
     asked.in_flight = 0
-    serving.commit_round(asked, 0)
+    serving.commit_rounds([asked], [0])
     assert serving.seat_now(100) == (asked, Chunk(1, 32))
 
 
@@ -345,7 +345,7 @@ def test_drafts_under_way_are_not_found_again_but_count_when_they_are_accepted()
     serving.preempt(asked)
     assert serving.kv.held.value == 0
     asked.in_flight = 0
-    serving.commit_round(asked, 4)
+    serving.commit_rounds([asked], [4])
     assert (asked.drafted_tokens, asked.accepted_tokens, asked.emitted_tokens) == (4, 4, 6)
     assert serving.kv.held.value == 0
     assert serving.seat_now(100) == (asked, Chunk(18, 16))
@@ -367,7 +367,7 @@ def test_a_round_under_way_is_not_rolled_back_in_a_request_that_was_preempted() 
     asked.in_flight = 5
     serving.preempt(asked)
     asked.in_flight = 0
-    serving.commit_round(asked, 2)
+    serving.commit_rounds([asked], [2])
     assert (asked.emitted_tokens, asked.drafted, serving.kv.held.value) == (4, 0, 0)
 
 
@@ -379,7 +379,7 @@ def test_a_request_whose_last_token_was_under_way_waits_no_longer() -> None:
     serving.open_round(asked[0], 0)
     asked[0].in_flight = 1
     serving.preempt(asked[0])
-    serving.commit_round(asked[0], 0)
+    serving.commit_rounds([asked[0]], [0])
     assert (asked[0].is_finished, list(serving.inbox), serving.queue.value) == (True, [asked[1]], 1)
     assert (serving.num_active, serving.num_finished, serving.paged.num_free) == (0, 1, 10)
 
@@ -401,7 +401,7 @@ def test_a_round_holds_its_draft_and_one_more_and_keeps_what_was_accepted() -> N
     assert serving.kv.held.value == 25
     serving.trim_draft(asked, 3)
     assert (serving.kv.held.value, asked.drafted) == (24, 3)
-    serving.commit_round(asked, 2)
+    serving.commit_rounds([asked], [2])
     assert (serving.kv.held.value, asked.drafted, asked.emitted_tokens) == (23, 0, 4)
 
 
@@ -417,7 +417,7 @@ def test_a_round_is_counted_where_something_was_drafted(
     serving.seat_now(100)
     serving.commit_chunk(asked, 10)
     serving.open_round(asked, drafted)
-    serving.commit_round(asked, accepted)
+    serving.commit_rounds([asked], [accepted])
     assert (asked.num_rounds, asked.drafted_tokens, asked.accepted_tokens) == counts
     assert asked.needs_catch_up is needs_catch_up
     assert served.drafts.rounds == ([(drafted, accepted)] if drafted else [])
@@ -440,7 +440,7 @@ def test_output_is_cut_at_what_was_asked_and_acceptance_is_not() -> None:
     serving.admit_now()
     serving.commit_prefill(asked)
     serving.open_round(asked, 4)
-    serving.commit_round(asked, 4)
+    serving.commit_rounds([asked], [4])
     assert (asked.emitted_tokens, asked.accepted_tokens) == (3, 4)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from sim.costs.cost import ConstantCosts
 from sim.hosts.clock import TaskHost
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
 from sim.interface.wait import TIMED_OUT, Signal, Wait
 from sim.interface.work import Kind, Result, Work
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, request
 
 HOSTS: dict[str, Callable[[], Any]] = {

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from sim.costs.cost import ConstantCosts, Demands
+from sim.costs.cost import Demands
 from sim.interface.work import Work
 from sim.policies.options import BatchBy, Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, PeriodicDraws, SimRun, log_order, request, run_on_script
 
 UNCONTENDED = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sim.costs.cost import ConstantCosts, Demands, Link
+from sim.costs.cost import Demands, Link
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.request import Request
 from sim.interface.work import Chunk, Kind, Model, Work
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, request
 
 FREE = Demands(0.0, 0.0)

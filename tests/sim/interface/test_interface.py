@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from sim.costs.cost import ConstantCosts
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
 from sim.interface.host import Host
 from sim.interface.request_queue import RequestQueue
 from sim.interface.wait import TIMED_OUT, Signal
 from sim.interface.work import Kind, Work
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, PeriodicDraws, request
 
 HOSTS: dict[str, Callable[[], Any]] = {

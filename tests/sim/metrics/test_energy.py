@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from sim.cli.main import run as command
-from sim.costs.cost import ConstantCosts, Demands
+from sim.costs.cost import Demands
 from sim.costs.datasheets import DATASHEETS, POWER, Power
 from sim.costs.forms.build import build_costs
 from sim.costs.passes import PassUse
@@ -26,6 +26,7 @@ from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, to_plain
 from sim.run.simulate import simulate
 from sim.studies.store_rows import scenario_columns
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, SimRun, request
 
 IDLE_W, LIMIT_W = POWER["a100-sxm"]

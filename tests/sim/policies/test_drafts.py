@@ -8,7 +8,7 @@ import pytest
 
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.models import IidAcceptance
-from sim.costs.cost import ConstantCosts, Demands
+from sim.costs.cost import Demands
 from sim.costs.drafters import DrafterCosts, pair_with
 from sim.costs.profile_files import load
 from sim.engine.draft_choice import DraftChoice
@@ -17,6 +17,7 @@ from sim.policies.options import PolicyOptions
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.hosts.test_contract import outcome, requests
 from tests.sim.support import AlwaysAccept, PeriodicDraws, SimRun, request
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import pytest
 
-from sim.costs.cost import ConstantCosts, Demands
+from sim.costs.cost import Demands
 from sim.devices.contention import Contention
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits, KvMode, PolicyOptions
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.devices.test_partition import LINEAR
 from tests.sim.support import SECONDS, AlwaysAccept, SimRun, request
 

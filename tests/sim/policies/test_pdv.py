@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from sim.costs.cost import ConstantCosts, Demands
+from sim.costs.cost import Demands
 from sim.devices.contention import Contention, Regime
 from sim.interface.work import Kind
 from sim.policies.options import BatchBy, Batching, EngineLimits, KvMode, PolicyOptions
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, NotedController, SimRun, WorkLog, request
 
 ROUND = 6

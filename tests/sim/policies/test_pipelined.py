@@ -7,13 +7,14 @@ from itertools import pairwise
 
 import pytest
 
-from sim.costs.cost import ConstantCosts, Demands
+from sim.costs.cost import Demands
 from sim.costs.profile_files import load
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, UNCONTENDED, AlwaysAccept, NeverAccept, SimRun, request
 
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.cost import ConstantCosts, Demands
+from sim.costs.cost import Demands
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES
 from sim.run.limits import draft_slots
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, SimRun, request
 
 LANES = [name for name, policy in POLICIES.items() if not policy.is_continuous]

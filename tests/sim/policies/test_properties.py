@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.cost import ConstantCosts, Cost
+from sim.costs.cost import Cost
 from sim.engine.draft_length import ByBatch
 from sim.interface.request import Request
 from sim.interface.work import Work
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES
 from tests.properties import examples
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import PeriodicDraws, SimRun
 
 arrival_s = st.floats(0.0, 40.0).map(lambda value: round(value, 2))

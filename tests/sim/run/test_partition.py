@@ -12,7 +12,7 @@ from rich.console import Console
 
 from sim.compare.capacity import capacity
 from sim.compare.side_by_side import compare
-from sim.costs.cost import ConstantCosts, Demands
+from sim.costs.cost import Demands
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import KindError
 from sim.costs.profile_files import load
@@ -28,6 +28,7 @@ from sim.run.lane_shares import best_partition
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
+from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, NotedController, SimRun, request
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"

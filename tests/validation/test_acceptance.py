@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from sim.acceptance.draws import AcceptanceDraws
-from sim.acceptance.fit import fit_beta, fit_markov
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance
 from sim.acceptance.tape import TapeAcceptance, Tapes, read_tapes, replay
+from validation.accuracy.acceptance import fit_beta, fit_markov
 
 pytest.importorskip("scipy")
 
-RECORDED = Path(__file__).parents[4] / "shared/data/unlicensed_local_only/specdecode_bench"
+RECORDED = Path(__file__).parents[3] / "shared/data/unlicensed_local_only/specdecode_bench"
 needs_recordings = pytest.mark.skipif(not RECORDED.is_dir(), reason="the local recordings are absent")
 LENGTHS = range(1, 8)
 
