@@ -1,7 +1,8 @@
 """The text forms of acceptance: what people write becomes something quoted, or a model at one draft length.
 
 Not here: what a quote means at other draft lengths (sim.acceptance.quoted), the conversions at one (conversions), the
-models' mathematics (models), recorded tapes (tape), a request's draws (draws), and fits to recordings (validation.accuracy.acceptance).
+models' mathematics (models), recorded tapes (tape), a request's draws (draws), fits to recordings
+(validation.accuracy.acceptance).
 """
 
 from __future__ import annotations
