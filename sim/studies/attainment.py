@@ -44,7 +44,7 @@ from sim.studies.load_search import (
     num_prompts,
     with_length,
 )
-from sim.studies.plan.answer import Answer, Stated
+from sim.studies.plan.answer import Stated
 from sim.workload.generate import is_trace, mean_tokens
 
 ATTAINMENT_SCHEMA = 1
@@ -126,21 +126,6 @@ class Attainment(Stated, frozen=True, kw_only=True):
     notes: list[str]
     evidence: list[str]
     """The nearest measured cells and the simulator's errors there."""
-
-    @property
-    def answers(self) -> list[Answer]:
-        """[fleets] of one policy and routing each."""
-        return [
-            Answer(
-                k_table=[],
-                attainment_by_draw=fleet.attainment_by_draw,
-                replicas=fleet.replicas,
-                utilisation=fleet.utilisation,
-                usd_per_million_tokens=fleet.usd_per_million_tokens,
-                evidence=self.evidence,
-            )
-            for fleet in self.fleets
-        ]
 
 
 @lasting()

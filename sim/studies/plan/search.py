@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.compare.point_runs import Point, run_point
+from sim.compare.point_runs import Point, run_point, with_keys
 from sim.compare.pool import lasting
 from sim.costs.profile import Profile
 from sim.draws import child_seed
@@ -25,7 +25,7 @@ from sim.files.json_values import Json
 from sim.metrics.summary import number
 from sim.run.limits import limits_of
 from sim.run.scenario import PlainScenario, Scenario, to_plain
-from sim.studies.attainment import DEFAULT_SHARE, Highest, highest_load
+from sim.studies.attainment import DEFAULT_SHARE, Fleet, Highest, highest_load
 from sim.studies.cost_draws import DEFAULT_DRAWS, covers
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import REQUESTS, with_length
@@ -228,9 +228,8 @@ class _Refinement:
         scenario = msgspec.structs.replace(self.scenario, profile=candidate.name, policy=(POLICY,))
         tuning = self._tuned(scenario, ranked)
         k = _length_at(tuning, ranked.in_flight)
-        speculation = msgspec.structs.replace(scenario.speculation, num_speculative_tokens=k)
-        engine = msgspec.structs.replace(scenario.engine, max_num_seqs=_seats(scenario, profile, ranked.in_flight))
-        scenario = msgspec.structs.replace(scenario, speculation=speculation, engine=engine)
+        seats = _seats(scenario, profile, ranked.in_flight)
+        scenario = with_keys(scenario, speculation={"num_speculative_tokens": k}, engine={"max_num_seqs": seats})
         found = highest_load(
             scenario,
             profile,
@@ -246,7 +245,7 @@ class _Refinement:
         highest = found.highest[0]
         if not highest.load or (found.fleets and found.fleets[0].replicas is None):
             return Refused(deployment=candidate.label, why=f"too few requests meet {_bounds(scenario)}, even alone")
-        return _Refined(self._row(ranked, scenario, tuning, highest, found.answers), candidate, scenario, tuning)
+        return _Refined(self._row(ranked, scenario, tuning, highest, found.fleets), candidate, scenario, tuning)
 
     def _tuned(self, scenario: Scenario, ranked: Ranked) -> Tuning | None:
         if not ranked.lengths:
@@ -267,7 +266,7 @@ class _Refinement:
         )
 
     def _row(
-        self, ranked: Ranked, scenario: Scenario, tuning: Tuning | None, highest: Highest, fleets: Sequence[Answer]
+        self, ranked: Ranked, scenario: Scenario, tuning: Tuning | None, highest: Highest, fleets: Sequence[Fleet]
     ) -> PlannedDeployment:
         profile, load = ranked.candidate.profile, highest.load or 0.0
         ranks, interval = profile.data_parallel, highest.draws_interval
@@ -345,8 +344,7 @@ class _Refinement:
         """Joules per output token of one rank at its part of the load, where energy was asked for."""
         if not self._with_energy:
             return None
-        workload = msgspec.structs.replace(scenario.workload, request_rate=rate)
-        scenario = with_length(msgspec.structs.replace(scenario, workload=workload, energy=True), REQUESTS)
+        scenario = with_length(with_keys(scenario, workload={"request_rate": rate}, energy=True), REQUESTS)
         point = Point(scenario=scenario, policy=POLICY, seed=child_seed(scenario.seed, 0), profile=profile)
         return number(run_point(point).run, "joules_per_output_token")
 
