@@ -9,7 +9,8 @@ PAIR := llama-2-7b+tinyllama-1.1b
 CAMPAIGN ?= cuda
 FAST := acceptance costs devices engine files hosts interface metrics policies workload
 # As many processes as there are cores, up to four. Neighbours run in one process, so that files share what they build.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+# Bytecode is kept whatever the shell says: these processes, those that tests start and the next run import the same.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 .PHONY: demo test test-fast test-real mutation mutation-drawn gpu fake-gpu notebooks docs dist accuracy accuracy-public check format clean claims atlas
 

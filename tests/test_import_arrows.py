@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -80,13 +81,19 @@ def files() -> dict[str, Path]:
 FILES = files()
 
 
+@cache
+def statements(path: Path, is_top_level_only: bool) -> list[ast.Import | ast.ImportFrom]:
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if is_top_level_only else ast.walk(tree)
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imported(path: Path, *, is_top_level_only: bool = False) -> Iterator[str]:
     """Dotted names that a file imports, type-checking imports and those inside functions among them."""
-    tree = ast.parse(path.read_text())
-    for node in tree.body if is_top_level_only else ast.walk(tree):
+    for node in statements(path, is_top_level_only):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 yield whole if whole in FILES else node.module

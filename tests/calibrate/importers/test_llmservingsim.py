@@ -108,14 +108,24 @@ def sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_experts(write_layer_tables(tmp_path_factory.mktemp("sparse") / "tp1"), SPARSE.experts)
 
 
+@pytest.fixture(scope="module")
+def of_experts(sparse_folder: Path) -> dict[int, Profile]:
+    """By ranks."""
+    gpu = "rtx-pro-6000-server"
+    return {
+        ranks: import_llmservingsim(sparse_folder, gpu, SPARSE, None, 1, ranks, engine_version="0.19")
+        for ranks in (1, 2)
+    }
+
+
 @pytest.mark.parametrize("tokens", [1, 4, 24, 1024])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_layer_of_experts_costs_what_those_that_are_activated_do(
-    sparse_folder: Path, tokens: int, ranks: int
+    of_experts: dict[int, Profile], tokens: int, ranks: int
 ) -> None:
     """Those of all ranks' tokens, drawn uniformly, at least the fewest that were measured; of two ranks a device has
     half of them, and moves all tokens."""
-    profile = import_llmservingsim(sparse_folder, "rtx-pro-6000-server", SPARSE, None, 1, ranks, engine_version="0.19")
+    profile = of_experts[ranks]
     assert SPARSE.experts is not None
     shared_us = experts_us(tokens, max(2.0, SPARSE.experts.unique(ranks * tokens) / ranks))
     if ranks == 2:
@@ -140,8 +150,7 @@ def test_every_kind_has_its_error_on_points_left_out(profile: Profile) -> None:
     assert profile.errors["verify"].points == 0
 
 
-def test_verify_rows_cost_what_rows_beside_a_chunk_do(folder: Path) -> None:
-    profile = import_llmservingsim(folder, "rtx-4090", SHAPE)
+def test_verify_rows_cost_what_rows_beside_a_chunk_do(profile: Profile) -> None:
     assert "by the rule of rows beside a chunk" in profile.errors["verify"].held_out
     rows, context, queries = 64, 2048, 4
     work = Work(

@@ -35,7 +35,8 @@ def test_the_demo_fits_a_screen_and_ends_with_its_sentence(tmp_path: Path, capsy
 
 
 def test_all_that_an_answer_rests_on_is_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["compare", "--policy", "pd", "--profile", PAIR, "--num-prompts", "5", "--workers", "1"]
+    flags = ["compare", "--policy", "pd", "--profile", PAIR, "--num-prompts", "5", "--request-rate", "0.2"]
+    flags += ["--workers", "1"]
     assert run(flags) == 0
     brief = capsys.readouterr().out
     assert run([*flags, "--verbose"]) == 0

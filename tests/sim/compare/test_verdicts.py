@@ -265,6 +265,7 @@ def test_lanes_are_shown_over_phi_and_single_streams_are_not() -> None:
 @pytest.mark.parametrize(
     ("policy", "changes"),
     [
+        ("baseline", {}),
         ("continuous", {"devices.count": 2}),
         ("autoregressive", {"devices.count": 3}),
         ("disaggregated", {"input_len": 32, "policy_options.draft_devices": 1}),

@@ -21,7 +21,7 @@ features a round late. Source: Future-Outlier/speculative-decoding-benchmark @ 1
 def rounds_of(rates: Sequence[float], seed: int) -> Iterator[int]:
     """Accepted of seven drafted tokens, round after round, by such shares."""
     draws = np.random.default_rng(seed).random(100_000)
-    return iter([int(sum(draw < rate for rate in rates)) for draw in draws])
+    return iter((draws[:, None] < rates).sum(axis=1).tolist())
 
 
 def lengths(controller: Feedback, rounds: Iterator[int], num_decisions: int, queue: int = 0) -> list[int]:

@@ -93,7 +93,7 @@ def test_trace_and_plot_commands_work_on_a_results_directory(
 
 def test_the_breakdown_is_of_the_runs_and_requests_that_the_table_is_of() -> None:
     given = Scenario.of(
-        profile=PAIR, policy="pd", num_prompts=40, num_warmups=10, request_rate=4.0, replications=2, seed=3
+        profile=PAIR, policy="pd", num_prompts=40, num_warmups=10, request_rate=1.0, replications=2, seed=3
     )
     records: list[RunRecord] = []
     found = compare(given, load(PAIR), on_run=records.append, record_works=True, workers=1)

@@ -193,12 +193,12 @@ def test_the_shipped_calibrated_table_follows_the_better_lane_at_either_end(conc
 
 @pytest.mark.slow
 def test_the_shipped_table_is_quicker_than_either_lane_and_than_itself_without_hysteresis() -> None:
-    """Mean E2EL of six seeds: 2.9 s, without hysteresis 3 % more; pd and pdv 8 % more (standard errors 1 to 4 %)."""
+    """Mean E2EL of four seeds: 2.9 s, without hysteresis 3 % more; pd and pdv 8 % more (standard errors 1 to 4 %)."""
 
     def mean_s(policy: str, **changes: object) -> float:
         given = Scenario.of(SCENARIOS / "adaptive-calibrated.yaml", num_prompts=400, **changes)
-        runs = [simulate(resolve(given, load(given.profile), policy), seed).requests for seed in range(1, 7)]
-        return sum(each.last_token_s - each.arrival_s for run in runs for each in run) / (6 * 400)
+        runs = [simulate(resolve(given, load(given.profile), policy), seed).requests for seed in range(1, 5)]
+        return sum(each.last_token_s - each.arrival_s for run in runs for each in run) / (4 * 400)
 
     own = mean_s("adaptive")
     assert own < 0.985 * mean_s("adaptive", **{"policy_options.hysteresis": 0.0})

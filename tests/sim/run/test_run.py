@@ -67,11 +67,11 @@ def test_closed_loop_throughput_keeps_within_its_asymptotic_bounds() -> None:
 def acceptance_length(**speculation: object) -> float:
     raw = {
         "profile": PAIR,
-        "policy": "pd",
+        "policy": "continuous",
         "speculation": speculation,
         "workload": {"input_len": 50, "output_len": 400},
     }
-    record = simulate(resolve(parse_scenario(raw), load(PAIR), "pd"), 0)
+    record = simulate(resolve(parse_scenario(raw), load(PAIR), "continuous"), 0)
     drafts = sum(request.num_rounds for request in record.requests)
     return 1.0 + sum(request.accepted_tokens for request in record.requests) / drafts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from math import exp, factorial, floor
 from typing import Any
 
@@ -14,16 +15,18 @@ from sim.cli.main import run
 from sim.costs.profile import SERVED_KINDS, KindError, Profile
 from sim.costs.profile_files import load
 from sim.draws import child_seed
+from sim.engine.fleet import Routing
 from sim.metrics.price import Price
 from sim.metrics.summary import summarise
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from sim.studies.attainment import highest_load
+from sim.studies.attainment import Attainment, highest_load
 from sim.studies.cost_draws import BODY_KINDS, cost_draws
 from sim.studies.load_search import FRESH_KEY, Limit, LoadSearch
 
 PROFILE = "h100-sxm/llama-3.1-8b"
+IN_TURN = (Routing.ROUND_ROBIN,)
 
 
 def lone_server(**changes: Any) -> Scenario:
@@ -47,14 +50,20 @@ def share_within(rate_per_s: float, wait_s: float, service: float) -> float:
     )
 
 
+@cache
+def found_of_long_runs() -> Attainment:
+    """One answer that several tests read: TTFT within 5 services, of as many requests as steady means take."""
+    scenario = lone_server(num_prompts=1000, **{"goodput.ttft_ms": 5e3 * service_s()})
+    return highest_load(scenario, load(PROFILE), draws=5, workers=1)
+
+
 @pytest.mark.slow
 def test_the_highest_rate_is_that_of_m_d_1_within_its_interval() -> None:
     """TTFT within 5 services for 95 % of the requests: at 69 % utilisation. One seed; the interval misses one time in
     twenty."""
     service = service_s()
     bound_s = 5.0 * service
-    scenario = lone_server(num_prompts=1200, **{"goodput.ttft_ms": bound_s * 1e3})
-    found = highest_load(scenario, load(PROFILE), draws=0, workers=1).highest[0]
+    found = found_of_long_runs().highest[0]
     low, high = 0.01 / service, 0.999 / service
     for _ in range(50):
         middle = (low + high) / 2.0
@@ -64,6 +73,16 @@ def test_the_highest_rate_is_that_of_m_d_1_within_its_interval() -> None:
     assert found.ci95 is not None
     assert found.ci95[0] < low < found.ci95[1]
     assert found.ci95[1] - found.ci95[0] < 0.25 * low
+
+
+def test_the_load_has_a_range_over_its_draws_which_say_what_they_are_of() -> None:
+    found = found_of_long_runs()
+    one = found.highest[0]
+    assert len(one.draw_loads) == found.draws == 5
+    assert one.draws_interval is not None
+    assert one.load is not None
+    assert one.draws_interval[0] < one.load < one.draws_interval[1]
+    assert "layers by token count" in found.covers
 
 
 def highest(**bounds_ms: float) -> Any:
@@ -107,9 +126,21 @@ def test_the_highest_concurrency_meets_the_slo_and_one_more_does_not() -> None:
     assert (found.of, found.highest[0].load) == ("concurrency", 4.0)
 
 
-def fleet_share(
-    scenario: Scenario, replicas: int, routing: str, rate: float, bound_ms: float, profile: Profile | None = None
-) -> float:
+@cache
+def three_services() -> Scenario:
+    """TTFT within three services."""
+    return lone_server(num_prompts=300, **{"goodput.ttft_ms": 3e3 * service_s()})
+
+
+@cache
+def found_for_a_rate() -> Attainment:
+    """One answer that several tests read: 1.2 replicas' throughput, priced, in ten draws."""
+    return highest_load(
+        three_services(), load(PROFILE), target_rate=1.2 / service_s(), price=Price(2.0, None), draws=10, workers=1
+    )
+
+
+def fleet_share(replicas: int, routing: str, rate: float, bound_ms: float, profile: Profile | None = None) -> float:
     """Of requests within the bound, simulated anew with another seed."""
     changed = lone_server(
         num_prompts=2000, request_rate=rate, **{"devices.count": replicas, "devices.routing": routing}
@@ -122,11 +153,8 @@ def fleet_share(
 
 def test_the_recommended_replicas_meet_the_slo_and_one_fewer_does_not() -> None:
     """And requests that go to the least busy one need no more of them than requests that take turns."""
-    bound_ms = 3.0 * service_s() * 1e3
-    scenario = lone_server(num_prompts=300, **{"goodput.ttft_ms": bound_ms})
-    rate = 1.2 / service_s()
-    found = highest_load(scenario, load(PROFILE), target_rate=rate, price=Price(2.0, None), draws=0, workers=1)
-    by_routing = {fleet.routing: fleet for fleet in found.fleets}
+    bound_ms, rate = 3e3 * service_s(), 1.2 / service_s()
+    by_routing = {fleet.routing: fleet for fleet in found_for_a_rate().fleets}
     assert list(by_routing) == ["round-robin", "least-outstanding"]
     for routing, fleet in by_routing.items():
         assert fleet.replicas is not None
@@ -134,8 +162,9 @@ def test_the_recommended_replicas_meet_the_slo_and_one_fewer_does_not() -> None:
         assert fleet.one_fewer is not None
         assert fleet.enough.meets
         assert not fleet.one_fewer.meets
-        assert fleet_share(scenario, fleet.replicas, routing, rate, bound_ms) >= 0.95
-        assert fleet_share(scenario, fleet.replicas - 1, routing, rate, bound_ms) < 0.95
+        assert fleet.replicas == fleet.enough.replicas == fleet.one_fewer.replicas + 1
+        assert fleet_share(fleet.replicas, routing, rate, bound_ms) >= 0.95
+        assert fleet_share(fleet.replicas - 1, routing, rate, bound_ms) < 0.95
         assert fleet.usd_per_million_tokens == pytest.approx(2.0 * fleet.replicas / (rate * 3600.0) * 1e6, rel=0.05)
     assert by_routing["least-outstanding"].replicas <= by_routing["round-robin"].replicas  # type: ignore[operator]
 
@@ -144,7 +173,8 @@ def test_a_rate_that_one_replica_only_perhaps_can_serve_takes_two() -> None:
     """At 69.2 % utilisation 95 % are within five services: the interval of a few runs lies on both sides of that."""
     service = service_s()
     scenario = lone_server(num_prompts=150, **{"goodput.ttft_ms": 5e3 * service})
-    fleet = highest_load(scenario, load(PROFILE), target_rate=0.692 / service, draws=0, workers=1).fleets[0]
+    rate = 0.692 / service
+    fleet = highest_load(scenario, load(PROFILE), target_rate=rate, draws=0, routings=IN_TURN, workers=1).fleets[0]
     assert fleet.replicas == 2
     assert fleet.one_fewer is not None
     low, high = fleet.one_fewer.ci95
@@ -154,16 +184,15 @@ def test_a_rate_that_one_replica_only_perhaps_can_serve_takes_two() -> None:
 @pytest.mark.slow
 def test_the_recommended_replicas_hold_in_18_of_20_truths_and_are_one_above_the_median_at_most() -> None:
     """Truths are profiles within their errors, drawn one by one. Two replicas just do as given, and in the median."""
-    bound_ms = 3.0 * service_s() * 1e3
-    scenario = lone_server(num_prompts=300, **{"goodput.ttft_ms": bound_ms})
-    rate = 1.33 / service_s()
-    fleet = highest_load(scenario, load(PROFILE), target_rate=rate, workers=1).fleets[0]
+    bound_ms, rate = 3e3 * service_s(), 1.33 / service_s()
+    scenario = three_services()
+    fleet = highest_load(scenario, load(PROFILE), target_rate=rate, routings=IN_TURN, workers=1).fleets[0]
     assert fleet.replicas is not None
     assert fleet.enough is not None
     truths = [cost_draws(scenario, load(PROFILE), 1, seed)[0].profile for seed in range(500, 520)]
 
     def num_holding(replicas: int) -> int:
-        shares = [fleet_share(scenario, replicas, "round-robin", rate, bound_ms, truth) for truth in truths]
+        shares = [fleet_share(replicas, "round-robin", rate, bound_ms, truth) for truth in truths]
         return sum(share >= 0.95 for share in shares)
 
     assert 10 <= num_holding(fleet.enough.replicas) < 18
@@ -172,15 +201,9 @@ def test_the_recommended_replicas_hold_in_18_of_20_truths_and_are_one_above_the_
 
 
 def test_draws_say_how_many_replicas_they_need_and_how_sure_the_recommended_are() -> None:
-    scenario = lone_server(num_prompts=1000, **{"goodput.ttft_ms": 3e3 * service_s()})
-    found = highest_load(scenario, load(PROFILE), target_rate=1.2 / service_s(), draws=10, workers=1)
+    found = found_for_a_rate()
     one, fleet = found.highest[0], found.fleets[0]
-    assert len(one.draw_loads) == found.draws == 10
-    assert one.draws_interval is not None
-    assert one.ci95 is not None
     assert one.load is not None
-    assert one.draws_interval[0] < one.load < one.draws_interval[1]
-    assert "layers by token count" in found.covers
     assert sum(draws for _, draws in fleet.needed) == 10
     enough = sum(draws for count, draws in fleet.needed if count is not None and count <= (fleet.replicas or 0))
     assert fleet.confidence == pytest.approx(enough / 11)
@@ -192,7 +215,14 @@ def test_a_fleet_sized_by_its_draws_alone_is_that_of_the_whole_search() -> None:
     scenario = lone_server(num_prompts=100, **{"goodput.ttft_ms": 3e3 * service_s()})
     whole, brief = (
         highest_load(
-            scenario, load(PROFILE), target_rate=1.2 / service_s(), draws=3, workers=1, near=near, is_brief=is_brief
+            scenario,
+            load(PROFILE),
+            target_rate=1.2 / service_s(),
+            draws=3,
+            routings=IN_TURN,
+            near=near,
+            is_brief=is_brief,
+            workers=1,
         ).fleets[0]
         for near, is_brief in ((None, False), (0.5 / service_s(), True))
     )
@@ -206,21 +236,16 @@ def test_without_uncertainty_every_draw_has_the_load_as_given() -> None:
     exact = KindError(mean_error_pct=0.0, max_error_pct=0.0, points=9, held_out="example")
     profile = msgspec.structs.replace(load(PROFILE), errors=dict.fromkeys((*SERVED_KINDS, *BODY_KINDS), exact))
     profile = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, engine="none"))
-    found = highest_load(
-        lone_server(num_prompts=300, **{"goodput.ttft_ms": 3e3 * service_s()}),
-        profile,
-        draws=3,
-        workers=1,
-    )
+    found = highest_load(three_services(), profile, draws=3, workers=1)
     assert found.highest[0].draw_loads == pytest.approx([found.highest[0].load] * 3, rel=0.03)
 
 
 def test_bounds_that_some_draws_never_meet_leave_those_without_replicas() -> None:
     bound_ms = 1.02 * service_s() * 1e3
     scenario = lone_server(num_prompts=60, **{"goodput.ttft_ms": bound_ms})
-    found = highest_load(scenario, load(PROFILE), target_rate=2.0, share=0.5, workers=1)
+    found = highest_load(scenario, load(PROFILE), target_rate=2.0, share=0.5, draws=10, workers=1)
     never = sum(value == 0.0 for value in found.highest[0].draw_loads)
-    assert 0 < never < 20
+    assert 0 < never < 10
     assert all(fleet.needed[-1] == (None, never) for fleet in found.fleets)
 
 
@@ -237,8 +262,7 @@ def test_a_run_of_one_request_has_no_interval_and_is_called_a_transient() -> Non
 
 
 def test_the_attainment_at_the_load_is_that_of_all_of_the_answers_own_runs() -> None:
-    scenario = lone_server(num_prompts=300, **{"goodput.ttft_ms": 3e3 * service_s()})
-    found = highest_load(scenario, load(PROFILE), draws=0, workers=1).highest[0]
+    scenario, found = three_services(), found_for_a_rate().highest[0]
     search = LoadSearch(
         msgspec.structs.replace(
             scenario, workload=msgspec.structs.replace(scenario.workload, num_warmups=int(0.1 * 300))
@@ -268,12 +292,13 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
     flags = [*CAPACITY, "--goodput", "ttft:30", "e2el:100", "--price", "2.5/h"]
     assert run([*flags, "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["share"] == 0.95
+    assert (result["share"], result["draws"]) == (0.95, 20)
     assert {"policy", "limit", "load", "ci95", "saturated_per_s"} <= set(result["highest"][0])
-    assert run(flags) == 0
+    assert run([*flags, "--target-rate", "50", "--draws", "0"]) == 0
     out = capsys.readouterr().out
     assert "highest request rate at which 95 % of requests meet all SLOs" in out
     assert "$/M tokens" in out
+    assert "draws" not in out
     assert run([*flags, "--target-rate", "50", "--draws", "9", "--verbose"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert re.search(r"1 replicas, \d+ % utilised, .* enough with 90 % confidence: 1 replicas in 9 of 9 draws", out)
@@ -283,8 +308,6 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
         r"output tokens$",
         out,
     )
-    assert run([*flags, "--target-rate", "50", "--draws", "0"]) == 0
-    assert "draws" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

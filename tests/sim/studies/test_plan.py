@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from io import StringIO
 from typing import Any
 
@@ -38,6 +39,12 @@ def planned(given: Scenario, *names: str, **options: Any) -> Plan:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return plan(given, candidates(*names), draws=3, workers=1, **options)
+
+
+@cache
+def planned_with_drafts() -> Plan:
+    """One answer that several tests read."""
+    return planned(scenario(PAIR, k=2), PAIR, price_per_gpu_h=3.5)
 
 
 def ranked(given: Scenario, *names: str, rate: float | None = None) -> tuple[list[Ranked], list[Refused]]:
@@ -90,7 +97,7 @@ def test_without_a_rate_the_most_requests_per_gpu_come_first_in_one_replica() ->
 
 
 def test_a_drafter_that_pays_is_in_the_row_and_its_lengths_are_by_load() -> None:
-    found = planned(scenario(PAIR, k=2), PAIR)
+    found = planned_with_drafts()
     best = found.deployments[0]
     assert best.num_speculative_tokens in (1, 2)
     assert found.tuning is not None
@@ -107,7 +114,7 @@ def test_a_drafter_that_pays_is_in_the_row_and_its_lengths_are_by_load() -> None
 
 def test_five_rows_and_a_dispute_are_fewer_than_25_lines() -> None:
     """The longest answer: as for DeepSeek-V3 on eight B200, where no rate is given."""
-    found = planned(scenario(PAIR, k=2), PAIR, price_per_gpu_h=3.5)
+    found = planned_with_drafts()
     about = msgspec.structs.replace(found.deployments[0], is_first_pass=True, rate_interval=None)
     longest = msgspec.structs.replace(
         found,
@@ -142,7 +149,7 @@ def test_what_a_fleet_needs_is_shown_for_a_rate_alone() -> None:
 
 
 def test_the_best_draft_lengths_are_grouped_by_load_with_what_they_gain() -> None:
-    found = planned(scenario(PAIR, k=2), PAIR).tuning
+    found = planned_with_drafts().tuning
     assert found is not None
     first = found.points[0]
 

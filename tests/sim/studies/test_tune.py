@@ -319,12 +319,10 @@ def test_the_table_for_gh200_loses_little_against_the_best_measured_length(tmp_p
         num_speculative_tokens=7, max_num_seqs=256, max_num_batched_tokens=16384,
         dataset_name="csv", dataset_path=str(trace), **{"engine.gpu_memory_utilization": 0.8},
     )  # fmt: skip
-    found = tune(
-        one, load(one.profile), lengths=[0, 1, 3, 7], concurrencies=[1, 8, 32, 64, 128, 256], draws=10, workers=1
-    )
+    found = tune(one, load(one.profile), lengths=[0, 1, 3, 7], concurrencies=[1, 8, 64], draws=10, workers=1)
     assert len(found.table) > 1
     regrets = []
-    for concurrency in (1, 8, 32, 64, 128, 256):
+    for concurrency in (1, 8, 32, 64):
         best = max(measured[concurrency, k] for k in (0, 1, 3, 7))
         regrets.append(1.0 - measured[concurrency, length_in(found.table, concurrency)] / best)
     assert sum(regrets) / len(regrets) <= 0.01
