@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -74,12 +74,12 @@ class Checkpoint(NamedTuple):
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """What to type."""
 
-    speculative_config: dict[str, Json] | None
+    speculative_config: dict[str, Any] | None
     """vLLM's `--speculative-config`; None without speculation."""
     vllm_serve: str
     sglang_flags: str
     """Flags of `python -m sglang.launch_server`; empty where SGLang cannot draft so."""
-    sglang_adaptive_config: dict[str, Json] | None
+    sglang_adaptive_config: dict[str, Any] | None
     """The file that the flags name; None for one length, and where SGLang adapts nothing but EAGLE."""
     notes: list[str] = []
     """What the lines lack, or engines make of them."""
