@@ -279,6 +279,10 @@ def _at_load(value: float | None, result: Tuning) -> str:
     return f"more than {result.points[-1].concurrency}" if value is None else f"{value:.0f}"
 
 
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
 def _span(values: Sequence[str]) -> str:
     return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
@@ -291,7 +295,12 @@ def attainment_sentence(result: Attainment) -> str:
     parts += [f"{found.policy} {_load(found)}" for found in ranked[1:]]
     enough = [fleet for fleet in result.fleets if fleet.replicas is not None]
     if enough:
-        parts.append(_fewest(min(enough, key=lambda fleet: fleet.replicas or 0), result))
+        fewest = min(enough, key=lambda fleet: fleet.replicas or 0)
+        parts.append(_fewest(fewest, result))
+        alike = dict.fromkeys(fleet.policy for fleet in enough if fleet.replicas == fewest.replicas)
+        others = [policy for policy in alike if policy != fewest.policy]
+        if others:
+            parts.append(f"as many of {_listed(others)} do")
     elif result.target_rate is not None:
         parts.append(f"no number of replicas holds {result.target_rate:g} requests/s within them")
     return "; ".join(parts)

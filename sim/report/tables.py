@@ -146,10 +146,12 @@ def _head(result: Comparison, *, is_verbose: bool) -> list[str]:
     if workload["max_concurrency"]:
         load += f", at most {workload['max_concurrency']} at once"
     engine = result.runs[0].get("engine")
+    drafts = "no speculation"
+    if any(row.mean["spec_decode_num_drafts"] for row in result.policies):
+        drafts = f"k={speculation['num_speculative_tokens']}, {speculation['acceptance']}"
     lines = [
         f"[bold]{escape(result.profile.name)}[/]  {escape(f'engine {engine}, ') if engine else ''}{escape(load)}, "
-        f"{escape(workload['dataset_name'])} lengths, k={speculation['num_speculative_tokens']}, "
-        f"{escape(speculation['acceptance'])}, "
+        f"{escape(workload['dataset_name'])} lengths, {escape(drafts)}, "
         f"{scenario['replications']} replications from seed {scenario['seed']}"
     ]
     shared, differing = _caps_lines(result)

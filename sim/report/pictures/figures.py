@@ -125,7 +125,7 @@ def draw_throughput_latency(path: Path, results: Sequence[Comparison]) -> None:
             for profile in profiles
         ]
     legend(figure, axes, handles)
-    loads = "1 load" if len(results) == 1 else f"{len(results)} loads"
+    of = "1 result" if len(results) == 1 else f"{len(results)} results"
     whose = profiles[0] if len(profiles) == 1 else f"{len(profiles)} profiles"
-    headline(figure, f"Mean TTFT and E2EL against throughput, {loads}; hollow: overloaded\n{whose}")
+    headline(figure, f"Mean TTFT and E2EL against throughput, {of}; hollow: overloaded\n{whose}")
     save_and_close(figure, path)

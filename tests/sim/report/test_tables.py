@@ -13,3 +13,10 @@ def test_output_of_a_burst_is_that_of_the_whole_run_in_both_tables() -> None:
     rows = [line.split() for line in str(result).splitlines()]
     assert [row[-2] for row in rows if row[:1] == ["pd"] and row[1] != "and"] == [f"{pd:.0f}"]
     assert [row[-1] for row in rows if row[:1] == ["baseline"] and "+" in row[1]] == [f"{baseline - pd:.0f}"]
+
+
+def test_a_run_that_drafts_nothing_has_no_draft_length_in_its_head() -> None:
+    policies = {"k=4, iid:0.7": ["autoregressive", "pd"], "no speculation": ["autoregressive"]}
+    for text, policy in policies.items():
+        head = str(lanesim.compare(profile="cpu/tiny", policy=policy, num_prompts=4, output_len=4, request_rate=4))
+        assert f"fixed lengths, {text}, 1 replications" in " ".join(head.split())

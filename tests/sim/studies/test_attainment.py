@@ -18,10 +18,11 @@ from sim.draws import child_seed
 from sim.engine.fleet import Routing
 from sim.metrics.price import Price
 from sim.metrics.summary import summarise
+from sim.report.answers import attainment_sentence
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from sim.studies.attainment import Attainment, highest_load
+from sim.studies.attainment import Attainment, Fleet, highest_load
 from sim.studies.cost_draws import BODY_KINDS, cost_draws
 from sim.studies.load_search import FRESH_KEY, Limit, LoadSearch
 
@@ -337,3 +338,23 @@ def test_a_bare_price_is_refused_where_a_replica_has_several_gpus(capsys: pytest
     assert run(["capacity", "--profile", "a100-sxm/llama-3.1-70b-tp4", *flags]) == 2
     wanted = "a replica has 4 GPUs here; write 3.5/gpu-h or 3.5/replica-h\n"
     assert capsys.readouterr().err.endswith(wanted)
+
+
+def test_the_sentence_names_every_policy_that_takes_as_few_replicas() -> None:
+    """A third one holds it with one more."""
+    loads = {"pd": 30.0, "continuous": 28.0, "autoregressive": 16.0}
+    scenario = lone_server(num_prompts=300, **{"goodput.ttft_ms": 1000.0})
+    found = highest_load(scenario, load(PROFILE), draws=0, workers=1)
+    several = msgspec.structs.replace(
+        found,
+        highest=[msgspec.structs.replace(found.highest[0], policy=policy, load=held) for policy, held in loads.items()],
+        target_rate=40.0,
+        fleets=[
+            Fleet(policy=policy, routing=routing, replicas=3 if policy == "autoregressive" else 2)
+            for policy in loads
+            for routing in ("round-robin", "least-outstanding")
+        ],
+    )
+    assert attainment_sentence(several).endswith(
+        "; 40 requests/s take 2 replicas of pd (round-robin); as many of continuous do"
+    )
