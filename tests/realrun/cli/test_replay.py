@@ -28,7 +28,7 @@ from realrun.cli.replay import replay_command
 from realrun.host.gpuhost import GpuHost
 from realrun.replay.machine_speed import probe
 from sim.compare.side_by_side import RESULT_SCHEMA
-from sim.costs.profile_files import load
+from sim.costs.profile_files import load, save_profile
 from sim.files.yaml_values import read_yaml, yaml_text
 from sim.report.results import read_columns
 from tests.attack.mutations import damaged
@@ -97,6 +97,32 @@ def test_validation_says_per_metric_how_far_off_and_why(replayed: Path) -> None:
     summary = json.loads((replayed / "summary.json").read_text())
     for run, real in zip(result["runs"], summary["runs"], strict=True):
         assert run["metrics"]["e2el"]["mean"]["real"] == real["mean_e2el_ms"]
+
+
+def test_another_profile_is_judged_by_the_replay_as_it_was(replayed: Path, tmp_path: Path) -> None:
+    """A copy of the replay's own changes nothing; one whose GEMMs take three times as long is slower."""
+    own = load(str(replayed / "profile.json"))
+    assert own.compact is not None
+    factor = 3.0
+    gemm = msgspec.structs.replace(
+        own.compact.gemm,
+        fixed_s=factor * own.compact.gemm.fixed_s,
+        compute_share=own.compact.gemm.compute_share / factor,
+        bandwidth_share=own.compact.gemm.bandwidth_share / factor,
+    )
+    slower = msgspec.structs.replace(own, kernels=msgspec.structs.replace(own.compact, gemm=gemm))
+    errors = []
+    for name, profile in (("copy", own), ("slower", slower)):
+        save_profile(profile, tmp_path / f"{name}.json")
+        done = invoke(
+            validate_command, str(replayed), "--profile", str(tmp_path / f"{name}.json"), "--json", "-", "--no-plots"
+        )
+        assert done.exit_code == 0, (done.output, done.exception)
+        errors.append(json.loads(done.output)["metrics"]["e2el"]["mean"])
+    usual = json.loads(invoke(validate_command, str(replayed), "--json", "-", "--no-plots").output)
+    assert errors[0] == usual["metrics"]["e2el"]["mean"]
+    assert errors[1]["real"] == errors[0]["real"]
+    assert errors[1]["simulated"] > 1.5 * errors[0]["simulated"]
 
 
 def test_one_request_at_a_time_is_scheduled_alike_on_both_sides(tmp_path: Path) -> None:

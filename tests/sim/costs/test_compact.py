@@ -363,6 +363,18 @@ def test_a_draft_head_projects_the_features_that_it_reads_to_one() -> None:
     assert passes.fused_s(5) == pytest.approx(10.0 + 2 * (3 + 5 * (3 + 1)))
 
 
+def test_queries_are_charged_by_whole_blocks_of_128() -> None:
+    """At a second per pair; a token's own keys and values take 4 s."""
+    share = 4.0 / PLAIN.gpu.peak_flops
+    attention = msgspec.structs.replace(
+        PLAIN.compact.prefill_attention, tile_share=1.0, extra_keys=0.0, compute_share=share
+    )
+    passes = CompactPasses(with_kernels(prefill_attention=attention), TINY_SHAPE, ())
+    one, whole, more = (passes.chunks_attention_s([Chunk(tokens, 0)]) for tokens in (1, 128, 129))
+    assert whole - one == pytest.approx(127 * 4)
+    assert more - whole == pytest.approx(0.5 * (256**2 - 128**2) + 4)
+
+
 @pytest.mark.parametrize("lengths", [(300, 100), (100, 300)])
 def test_the_tail_of_prefill_attention_is_that_of_the_longest_chunk(lengths: tuple[int, int]) -> None:
     attention = msgspec.structs.replace(PLAIN.compact.prefill_attention, block_s=128.0)
