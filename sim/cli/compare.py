@@ -114,7 +114,7 @@ def compare_command(**flags: Any) -> None:
     if own.out is not None:
         check_out(own.out, scenarios[0][1].digest, overwrite=own.overwrite)
     profiles = {scenario.profile: load(scenario.profile) for _, scenario in scenarios}
-    points = []
+    points, sentences = [], []
     for keys, scenario in scenarios:
         if not lists:
             say_trace(scenario.workload, is_quiet=own.json_path == "-")
@@ -133,11 +133,15 @@ def compare_command(**flags: Any) -> None:
             from sim.report.tables import comparison_tables
 
             if lists:
-                print(", ".join(f"{key}={value}" for key, value in keys.items()))
+                values = ", ".join(f"{key}={value}" for key, value in keys.items())
+                sentences.append(f"{values}: {result.verdict}")
+                print(values)
             if own.out is not None:
                 print(f"results in {own.out}")
             asked = percentiles if own.metric_percentiles else []
             comparison_tables(Console(), result, asked, is_verbose=own.verbose)
+    for sentence in sentences:
+        print(sentence)
     if lists:
         grid = {key: [_spelt(value) for value in values] for key, values in lists.items()}
         write_json(own.json_path, {"grid": grid, "points": points})

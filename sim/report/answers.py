@@ -132,10 +132,10 @@ def _times(speedup: float | None, *, is_chosen: bool) -> str:
 
 def print_attainment(console: Console, result: Attainment, *, is_verbose: bool = False) -> None:
     """One row per policy, one per fleet for the target rate, what they rest on, and last the sentence."""
-    unit = "in flight" if result.of == "concurrency" else "req/s"
+    unit, saturated = ("in flight", "saturated req/s") if result.of == "concurrency" else ("req/s", "saturated")
     has_draws = any(found.draws_interval is not None for found in result.highest)
     has_price = any(found.usd_per_million_tokens is not None for found in result.highest)
-    columns = [unit, "95 % of runs", *["90 % of draws"] * has_draws, "saturated", "tok/s", *["$/M tokens"] * has_price]
+    columns = [unit, "95 % of runs", *["90 % of draws"] * has_draws, saturated, "tok/s", *["$/M tokens"] * has_price]
     rows = [
         [
             found.policy,

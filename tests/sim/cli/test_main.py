@@ -238,3 +238,11 @@ def test_a_scenario_file_with_a_key_twice_is_refused(capsys: pytest.CaptureFixtu
     file.write_text("profile: cpu/tiny\npolicy: pd\nworkload:\n  num_prompts: 3\n  num_prompts: 4\n")
     assert run(["compare", str(file)]) == 2
     assert "line 5: key 'num_prompts' stands twice" in capsys.readouterr().err
+
+
+def test_several_values_of_a_flag_end_with_a_sentence_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(compare("--policy", "continuous", "--num-speculative-tokens", "0,2")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    plain, drafted = lines[-2:]
+    assert plain.startswith("speculation.num_speculative_tokens=0: continuous (no speculation): mean E2EL ")
+    assert drafted.startswith("speculation.num_speculative_tokens=2: continuous: mean E2EL ")

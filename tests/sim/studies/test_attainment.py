@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from io import StringIO
 from math import exp, factorial, floor
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from sim.cli.main import run
 from sim.costs.profile import SERVED_KINDS, KindError, Profile
@@ -18,7 +20,7 @@ from sim.draws import child_seed
 from sim.engine.fleet import Routing
 from sim.metrics.price import Price
 from sim.metrics.summary import summarise
-from sim.report.answers import attainment_sentence
+from sim.report.answers import attainment_sentence, print_attainment
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
@@ -125,6 +127,9 @@ def test_the_highest_concurrency_meets_the_slo_and_one_more_does_not() -> None:
     scenario = lone_server(num_prompts=200, **{"goodput.ttft_ms": 4.5 * service_s() * 1e3})
     found = highest_load(scenario, load(PROFILE), is_concurrency=True, draws=0, workers=1)
     assert (found.of, found.highest[0].load) == ("concurrency", 4.0)
+    out = StringIO()
+    print_attainment(Console(file=out, width=120), found)
+    assert re.search(r"in flight +95 % of runs +saturated req/s +tok/s", out.getvalue())
 
 
 @cache
