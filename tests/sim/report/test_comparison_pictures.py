@@ -87,10 +87,10 @@ def test_bars_of_phases_are_as_long_as_requests_lasted(drawn: list[Any], folder:
     assert breakdown.get_size_inches()[1] < 2.5
 
 
-def test_throughput_against_latency_says_how_many_loads_there_are(drawn: list[Any], folder: Path) -> None:
+def test_throughput_against_latency_says_how_many_results_there_are(drawn: list[Any], folder: Path) -> None:
     both, one = drawn[-2:]
-    assert "2 loads; hollow" in both.get_suptitle()
-    assert "1 load; hollow" in one.get_suptitle()
+    assert "2 results; hollow" in both.get_suptitle()
+    assert "1 result; hollow" in one.get_suptitle()
     for axis in both.axes:
         lines = [line for line in axis.get_lines() if len(line.get_xdata()) == 2]
         assert len(lines) == len(POLICIES)
