@@ -62,7 +62,7 @@ class ProbeFlags(TypedDict):
     measured: Path | None
 
 
-@click.command("probe", epilog=EXAMPLE)
+@click.command("probe", epilog=EXAMPLE, short_help="Time a server that runs, and fit a profile to it.")
 @click.argument("url", metavar="URL")
 @click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
 @click.option("--model", default=None, help="Model, as the server names it. [its only one]")

@@ -44,7 +44,7 @@ class ReplayFlags(NamedTuple):
     overwrite: bool
 
 
-@click.command("replay", cls=ListOptions, epilog=REPLAY_EXAMPLE)
+@click.command("replay", cls=ListOptions, epilog=REPLAY_EXAMPLE, short_help="The same policies on real hardware.")
 @scenario_options
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), required=True, help="Where the passes run.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Results directory.")

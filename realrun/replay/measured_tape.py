@@ -116,7 +116,7 @@ def accepted_of(
         for r in requests
     ]
     by_content = by_class(tapes, [folders.prompts[r.index][1] for r in requests])
-    compared = [rounds_alike(each.works, tapes, drafted) for each in replays]
+    compared = [rounds_alike(each.works, tapes, drafted) for each in drafting]
     summary: dict[str, Json] = {
         "num_speculative_tokens": drafted,
         "classes": [each.summary(drafted) for each in by_content],

@@ -66,7 +66,7 @@ class PlanFlags(TypedDict):
     json_path: str | None
 
 
-@click.command("plan", cls=ListOptions, epilog=EXAMPLE)
+@click.command("plan", cls=ListOptions, epilog=EXAMPLE, short_help="From a model's name to what to rent.")
 @click.argument("model")
 @click.option("--gpu", default=None, help="GPU, such as h200-sxm; a profile's name has its own.")
 @click.option("--rate", type=ABOVE_0, default=None, help="Requests per second; without: the most of one replica.")
