@@ -40,7 +40,7 @@ def test_every_system_of_the_seeds_runs_as_its_page_says(
     """On a few requests, so far apart that nobody asks for capacity."""
     monkeypatch.chdir(ROOT)
     _, *args = shlex.split(command)
-    apart = [] if "inf" in args else ["--request-rate", "0.2"]
+    apart = [] if "inf" in args else ["--request-rate", "0.02"]
     assert run([*args, *apart, "--num-prompts", "3", "--replications", "1", "--json", "-"]) == 0
     assert all(row["completed"] for row in json.loads(capsys.readouterr().out)["runs"])
 

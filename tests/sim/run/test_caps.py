@@ -125,7 +125,7 @@ def test_lanes_take_as_many_as_the_engine_unless_told_otherwise() -> None:
 
 
 def test_equal_caps_stand_in_the_json_of_every_policy() -> None:
-    found = compare(scenario(list(POLICIES), num_prompts=8), load(PAIR))
+    found = compare(scenario(list(POLICIES), num_prompts=8, request_rate=0.1), load(PAIR))
     caps = {str(run["policy"]): run["caps"] for run in found.runs}
     assert [list(own.items())[:2] for own in caps.values()] == [
         [("max_num_seqs", 1024), ("max_num_batched_tokens", 8192)]
@@ -164,9 +164,8 @@ def test_lane_batches_are_told_as_they_act(changes: dict[str, Any], decode_batch
 
 
 def test_a_gpu_has_the_limits_that_vllms_server_gives_it() -> None:
-    a100 = compare(
-        scenario("pd", "a100-sxm/llama-2-7b+tinyllama-1.1b", num_prompts=4), load("a100-sxm/llama-2-7b+tinyllama-1.1b")
-    )
+    profile = "a100-sxm/llama-2-7b+tinyllama-1.1b"
+    a100 = compare(scenario("pd", profile, num_prompts=4, request_rate=0.1), load(profile))
     assert a100.runs[0]["caps"] == {
         "max_num_seqs": 256,
         "max_num_batched_tokens": 2048,
