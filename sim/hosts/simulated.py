@@ -129,7 +129,13 @@ class SimHost(TaskHost):
 
     def run_until(self, stop_s: float | None = None) -> None:
         """Advance until nothing more can happen, or to `stop_s`."""
-        self._env.run(until=stop_s)
+        try:
+            self._env.run(until=stop_s)
+        except BaseException:
+            # Python would complain of each that was never awaited.
+            for _, task in self._ready:
+                task.close()
+            raise
         for device in self._devices.values():
             device.flush(self.now_s)
         if stop_s is None and self._env._queue:

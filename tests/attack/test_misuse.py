@@ -3,6 +3,7 @@ broke it; nothing is cast, passed over or found out later."""
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 from collections.abc import Callable, Iterator
@@ -237,8 +238,27 @@ def test_a_misuse_is_one_line_that_names_what_broke_a_rule(
 
 def test_a_plug_in_that_breaks_ends_a_command_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     lanesim.register(lanesim.Policy(name="mine", summary="s", source="x", build=breaking))
+    # What other tests left is theirs.
+    gc.collect()
     assert run(["compare", "--profile", "cpu/tiny", "--policy", "mine", "--num-prompts", "4", "--workers", "1"]) == 2
     assert capsys.readouterr().err == "lanesim: policy 'mine': KeyError: 'inside'\n"
+
+
+def test_nothing_is_said_of_arrivals_that_a_broken_policy_kept_from_beginning(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """Arrivals begin behind the policy, whose first step fails."""
+
+    def build(serving: Any, options: Any, limits: Any) -> list[Any]:
+        async def worker() -> None:
+            broken()
+
+        return [worker()]
+
+    with pytest.raises(ValueError, match="KeyError: 'inside'"):
+        scheduling(build=build)
+    gc.collect()
+    assert [str(each.message) for each in recwarn if "never awaited" in str(each.message)] == []
 
 
 def test_coroutines_of_a_policy_that_is_refused_are_closed() -> None:
