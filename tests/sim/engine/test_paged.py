@@ -181,6 +181,21 @@ def test_a_reservation_is_for_a_whole_life_and_comes_back_whole() -> None:
     assert engine.pool.free_blocks == 9
 
 
+def test_nothing_is_found_of_a_table_that_became_a_reservation() -> None:
+    """Its blocks are counted from then on, and named no longer: what they hold may change unseen."""
+    first, second = (request(index, prompt=64, output=10) for index in range(2))
+    for each in (first, second):
+        each.content = (1, 2, 3, 4)
+    pool = PagedPool(40, 16, 0)
+    pool.expect([first, second])
+    assert pool.seat(first, 64) == 0
+    assert pool.reserve_again(first)
+    assert pool.seat(second, 64) == 0
+    pool.release(first)
+    pool.release(second)
+    assert pool.num_held == 0
+
+
 def test_a_reservation_that_becomes_a_table_keeps_what_is_in_use() -> None:
     engine = Engine(40, num_blocks=9)
     first = engine.serving.admit_now()
