@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -142,3 +143,17 @@ def test_a_users_script_is_type_checked_against_the_wheel(wheel: Path, tmp_path:
     for line, name, message in zip(sorted(said), ["script1.py", "script2.py"], WRONG_LINES.values(), strict=True):
         assert line.startswith(f"{name}:")
         assert message in line
+
+
+def test_the_suite_with_torch_names_every_room_whose_tests_need_it_and_none_that_is_gone() -> None:
+    listed = re.search(r"addprefix tests/calibrate/,([\w ]+)\)", (ROOT / "Makefile").read_text())
+    assert listed is not None
+    rooms = ROOT / "tests" / "calibrate"
+    needing = {
+        path.relative_to(rooms).parts[0]
+        for path in rooms.rglob("test_*.py")
+        if 'importorskip("torch")' in path.read_text()
+    }
+    names = set(listed[1].split())
+    assert needing <= names
+    assert {name for name in names if not (rooms / name).is_dir()} == set()
