@@ -30,7 +30,7 @@ test-fast: .venv/.dev            ## half a minute: pure rules, properties on few
 
 test-real: .venv/.real           ## the real-hardware backend's tests; installs torch (pinned) first
 	# The rest of tests/calibrate needs no torch: `make test` runs it.
-	$(PYTEST) tests/realrun $(addprefix tests/calibrate/,campaign catalogue cli corun measure points)
+	$(PYTEST) tests/realrun $(addprefix tests/calibrate/,campaign catalogue cli corun fit measure points)
 
 mutation: .venv/.dev             ## how many of the committed mutants the tests kill, into docs/testing.md
 	$(BIN)/python -m tests.mutants
