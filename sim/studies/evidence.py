@@ -38,8 +38,9 @@ NEAR_SATURATION = 0.7
 """Share of capacity, or of what it surely exceeds where it was not measured (sim.compare.capacity)."""
 SLOWER = 1.05
 """Factor on all steps, where the elasticity of latency to them is wanted."""
-FEW_PROMPTS = 100
-"""Requests of a run that tells what the engine's constants do to a latency, where queues are short."""
+FEW_PROMPTS, MANY_PROMPTS = 100, 1000
+"""Requests, at most, of a run that tells what constants do to a latency: where queues are short, and near saturation.
+There a longer run's queues grow longer: where 10,000 requests told an elasticity of 3.0, 1,000 told one of 2.4."""
 SAME_LAYERS = {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3"}
 """Models of another's layers -> the name of its cells."""
 Z_975 = 1.96
@@ -207,19 +208,21 @@ def _perturbed(
     known; and near saturation its elasticity to step times. Both on the draws of the first replication."""
     based = with_engine(profile, engine_of(scenario.engine.name, profile))
     is_near = _is_near_saturation(scenario, profile, row)
+    error_pct = engine.error_pct if engine is not None else None
+    if not error_pct and not is_near:
+        return None, None
+    own, enough = scenario, MANY_PROMPTS if is_near else FEW_PROMPTS
     first = next(run for run in result.runs if run["policy"] == row.policy)
-    known_ms = number(first, "mean_e2el_ms")
+    before_ms = number(first, "mean_e2el_ms")
+    if num_requests(scenario.workload) > enough:
+        own = msgspec.structs.replace(scenario, workload=scenario.workload.sized(enough))
+        before_ms = _mean_ms(own, row.policy, based)
 
     def ratio(engine_factor: float, passes: float = 1.0) -> float | None:
-        own, before_ms, workload = scenario, known_ms, scenario.workload
-        if not is_near and num_requests(workload) > FEW_PROMPTS:
-            # Where queues are short, few requests tell.
-            own = msgspec.structs.replace(scenario, workload=workload.sized(FEW_PROMPTS))
-            before_ms = _mean_ms(own, row.policy, based)
         after_ms = _mean_ms(own, row.policy, _with_times(based, engine=engine_factor, passes=passes))
         return after_ms / before_ms if after_ms and before_ms else None
 
-    slowed = ratio(exp(engine.error_pct / 100.0)) if engine is not None and engine.error_pct else None
+    slowed = ratio(exp(error_pct / 100.0)) if error_pct else None
     steeper = ratio(SLOWER, SLOWER) if is_near else None
     return slowed, None if steeper is None else max(1.0, log(steeper) / log(SLOWER))
 
