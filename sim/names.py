@@ -1,8 +1,8 @@
-"""One way to say that a name is not known."""
+"""What is said of names: that one is not known, and several in one sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -19,3 +19,12 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     nearest = [lower[each] for each in found]
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"unknown {what} {name!r}{hint} (known: {', '.join(names)})"
+
+
+def in_words(names: Sequence[str]) -> str:
+    """The names as a sentence has them; empty for none.
+
+    >>> in_words(["pd", "pdv", "unified"])
+    'pd, pdv and unified'
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

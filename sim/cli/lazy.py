@@ -34,9 +34,9 @@ class LazyGroup(click.Group):
     def _installed(self) -> dict[str, EntryPoint]:
         if self._entry_points is None:
             return {}
-        from importlib.metadata import entry_points
+        from sim.plugins import installed
 
-        return {entry.name: entry for entry in entry_points(group=self._entry_points)}
+        return installed(self._entry_points)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         built_in = [name for name, (place, _) in self._lazy.items() if find_spec(place.partition(":")[0])]
@@ -75,8 +75,10 @@ class LazyGroup(click.Group):
         """What the help says of a command; nothing of an installed one that cannot be imported."""
         if name in self._lazy:
             return self._lazy[name][1]
+        from sim.plugins import PluginError, loaded
+
         try:
-            command = self._installed()[name].load()
-        except ImportError:
+            command = loaded(f"command {name!r}", self._installed()[name], click.Command)
+        except PluginError:
             return ""
-        return str(command.get_short_help_str(LINE))
+        return command.get_short_help_str(LINE)

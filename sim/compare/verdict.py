@@ -13,6 +13,7 @@ from math import ceil
 import msgspec
 
 from sim.metrics.load import Load, Verdict
+from sim.names import in_words
 
 
 class Order(StrEnum):
@@ -104,7 +105,7 @@ class _Sentence:
     def _head(self) -> str:
         """Who is fastest, or which of several."""
         best, reference, first = self._best, self._reference, [self._best, *self._rivals]
-        spans = _listed([_span(row) for row in first])
+        spans = in_words([_span(row) for row in first])
         if not self._rivals:
             if not self._others:
                 return f"{self._name(best)}: mean E2EL {spans} ms"
@@ -121,7 +122,7 @@ class _Sentence:
                 "or more tell that from chance"
             )
         hanging = [HANGS_ON[order] for order in orders if order in HANGS_ON]
-        names = _listed([self._name(row) for row in first])
+        names = in_words([self._name(row) for row in first])
         if not hanging:
             return f"{names} serve fastest, with no difference that shows: mean E2EL {spans} ms"
         on = f"{' and '.join(hanging)}{_phis(pairs)}"
@@ -160,7 +161,7 @@ def _not_steady(rows: Sequence[PolicySummary]) -> list[str]:
     by_why: dict[str, list[str]] = {}
     for row in rows:
         by_why.setdefault(_WHY.get(row.load.verdict, "without one request served"), []).append(row.policy)
-    return [f"{_listed(names)} {'is' if len(names) == 1 else 'are'} {why}" for why, names in by_why.items()]
+    return [f"{in_words(names)} {'is' if len(names) == 1 else 'are'} {why}" for why, names in by_why.items()]
 
 
 _WHY = {
@@ -198,7 +199,3 @@ def _phis(pairs: Sequence[Paired]) -> str:
     """` (phi* 0.09)`: where an order flips."""
     shown = list(dict.fromkeys(f"{row.break_even_phi:.2f}" for row in pairs if row.break_even_phi is not None))
     return f" (phi* {', '.join(shown)})" if shown else ""
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from sim.compare.side_by_side import CostSource
 from sim.compare.verdict import Interval
+from sim.names import in_words
 from sim.report.pictures.store_figures import named
 from sim.report.store_points import Points
 from sim.report.tables import costs_line, in_brief, measured_width, new_table, number, print_table, say
@@ -279,10 +280,6 @@ def _at_load(value: float | None, result: Tuning) -> str:
     return f"more than {result.points[-1].concurrency}" if value is None else f"{value:.0f}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
 def _span(values: Sequence[str]) -> str:
     return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
@@ -300,7 +297,7 @@ def attainment_sentence(result: Attainment) -> str:
         alike = dict.fromkeys(fleet.policy for fleet in enough if fleet.replicas == fewest.replicas)
         others = [policy for policy in alike if policy != fewest.policy]
         if others:
-            parts.append(f"as many of {_listed(others)} do")
+            parts.append(f"as many of {in_words(others)} do")
     elif result.target_rate is not None:
         parts.append(f"no number of replicas holds {result.target_rate:g} requests/s within them")
     return "; ".join(parts)

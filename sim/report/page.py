@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from sim.costs.profile_files import load as load_profile
 from sim.files.yaml_values import yaml_text
+from sim.names import in_words
 from sim.report.pictures.grid_figures import pictures
 from sim.report.pictures.panels import save, set_theme
 from sim.report.pictures.store_figures import NotDrawn, named
@@ -82,7 +83,7 @@ def document(title: str, body: str) -> str:
 
 def _question(points: Points) -> str:
     choices = [spoken(key).partition(" (")[0] for key in points.keys if key not in points.conditions]
-    which = " and ".join([", ".join(choices[:-1]), choices[-1]] if len(choices) > 1 else choices) or "setting"
+    which = in_words(choices) or "setting"
     loads = "" if points.load is None else f" at {_range(points.values(points.load))} {spoken(points.load)}"
     return f"Which {which} serves fastest{loads}?"
 

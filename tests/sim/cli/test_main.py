@@ -246,3 +246,15 @@ def test_several_values_of_a_flag_end_with_a_sentence_for_each(capsys: pytest.Ca
     plain, drafted = lines[-2:]
     assert plain.startswith("speculation.num_speculative_tokens=0: continuous (no speculation): mean E2EL ")
     assert drafted.startswith("speculation.num_speculative_tokens=2: continuous: mean E2EL ")
+
+
+@pytest.mark.parametrize("place", ["sim.names:absent", "absent_package:command", "sim.names:unknown"])
+def test_the_help_is_there_whatever_an_installed_command_turns_out_to_be(
+    place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from importlib import metadata
+
+    mine = metadata.EntryPoint("mine", place, "lanesim.commands")
+    monkeypatch.setattr(metadata, "entry_points", lambda *, group: metadata.EntryPoints([mine]))
+    assert run(["--help"]) == 0
+    assert "\n  mine" in capsys.readouterr().out
