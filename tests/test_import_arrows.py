@@ -28,6 +28,7 @@ FLOORS = {
         ("hosts",),
         ("engine",),
         ("policies",),
+        ("reference",),
         ("metrics",),
         ("run",),
         ("compare",),
@@ -169,6 +170,13 @@ def test_sim_imports_heavy_libraries_only_where_they_are_used() -> None:
         if other.split(".")[0] in ONLY_WHERE_USED
     }
     assert found == set()
+
+
+def test_the_reference_takes_nothing_of_what_is_held_equal_to_it() -> None:
+    pure = {"sim.costs.cost", "sim.interface.request", "sim.interface.work", "sim.policies.options"}
+    assert {name for name in imported(FILES["sim.reference"]) if name.startswith("sim")} <= pure | {
+        "sim.policies.works"
+    }
 
 
 def test_policies_know_no_clock_no_random_numbers_and_no_simpy() -> None:

@@ -1,0 +1,249 @@
+"""The simulator in SimPy's idiom: four schedulers of speculative decoding on one GPU, a process per worker or lane.
+
+A *request* is prefilled in target and draft model, which brings its first token, then goes through *rounds*: draft K
+tokens, verify them in one pass of the target, keep what is accepted and one more. A *stream* is a FIFO of works on the
+GPU; a *lane* a Store of requests and a process that takes batches. The fast simulator is held equal to this for open
+arrivals, one draft length, plain streams, lanes that poll and no planning ahead. Not here: what a pass computes, costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+import simpy
+
+from sim.costs.cost import CostModel, prompt_result_s
+from sim.interface.request import Request
+from sim.interface.work import Model, Work
+from sim.policies import works
+from sim.policies.options import EngineLimits, PolicyOptions
+
+Steps = Generator[simpy.Event, Any, Any]
+Stream = tuple[simpy.Resource, simpy.Resource]  # one launches its works; one of them at a time is on the GPU
+
+
+class Setup(NamedTuple):
+    """A server with one GPU. `phi` is the rate at which a work goes on while other streams' kernels hold it."""
+
+    costs: CostModel
+    run_length: Callable[[int, int, int], int]  # (request index, output tokens so far, drafted) -> accepted
+    draft_tokens: int
+    phi: float
+    limits: EngineLimits
+    options: PolicyOptions
+    num_blocks: int
+    blocks_for: Callable[[Request], int]
+
+
+class Pass:
+    """A work in flight: the seconds that are left of each part, and events for the end of each."""
+
+    def __init__(self, env: simpy.Environment, work: Work, costs: CostModel) -> None:
+        self.prepare_s, self.launch_s, self.device_s, num_kernels = costs.cost(work)
+        self.kernel_s = self.device_s / num_kernels
+        self.result_s = prompt_result_s(costs) if work.chunks else costs.result_s
+        self.prepared, self.launched, self.ended = env.event(), env.event(), env.event()
+
+
+class Gpu:
+    """Works that share a GPU, and one interpreter while they are launched."""
+
+    def __init__(self, env: simpy.Environment, costs: CostModel, phi: float) -> None:
+        self.env, self.costs, self.phi = env, costs, phi
+        self.launching: list[Pass] = []
+        self.running: list[Pass] = []
+        self.sharing = env.process(self.share())
+
+    def submit(self, work: Work, stream: Stream, after: Sequence[simpy.Event] = ()) -> tuple[simpy.Event, simpy.Event]:
+        """Queue `work`, to run `after` others end. Returns the events that its result is on the host, and its end."""
+        new = Pass(self.env, work, self.costs)
+        self.env.process(self.turn(new, stream[0], self.launching, (), new.launched, 0.0))
+        after = (new.prepared, *after)
+        return self.env.process(self.turn(new, stream[1], self.running, after, new.ended, new.result_s)), new.ended
+
+    def turn(self, new: Pass, one: simpy.Resource, joined: list[Pass], after: Any, over: Any, then_s: float) -> Steps:
+        with one.request() as turn:
+            yield self.env.all_of([turn, *after])
+            joined.append(new)
+            self.sharing.interrupt()
+            yield over
+        yield self.env.timeout(then_s)
+
+    def share(self) -> Steps:
+        """Let all go on at their rates until one is through with a part, or another joins."""
+        while True:
+            slowdown = self.costs.host_inflation(max(1, len(self.launching)))
+            parts = [(each, "prepare_s" if each.prepare_s else "launch_s", 1.0 / slowdown) for each in self.launching]
+            parts += [(each, "device_s", rate) for each, rate in self.rates(slowdown).items()]
+            due_s = [getattr(each, part) / rate if rate else inf for each, part, rate in parts]
+            passed_s, since_s = min((each_s for each_s in due_s if each_s), default=inf), self.env.now
+            try:
+                yield self.env.timeout(passed_s) if passed_s < inf else self.env.event()
+            except simpy.Interrupt:
+                passed_s = self.env.now - since_s
+            for (each, part, rate), left_s in zip(parts, due_s, strict=True):
+                setattr(each, part, 0.0 if left_s <= passed_s else getattr(each, part) - passed_s * rate)
+            for each in [each for each in self.launching if not each.prepare_s]:
+                if not each.prepared.triggered:
+                    each.prepared.succeed()
+                if not each.launch_s:
+                    self.launching.remove(each)
+                    each.launched.succeed()
+            for each in [each for each in self.running if not each.device_s and each.launched.triggered]:
+                self.running.remove(each)
+                each.ended.succeed()
+
+    def rates(self, slowdown: float) -> dict[Pass, float]:
+        """Device seconds per second of each work: its share s of the GPU's time, by the length of its kernels since all
+        are in one FIFO, and phi of the others' share: s + phi (1 - s). None outruns its launch, or leaves time idle."""
+        caps = {job: min(1.0, job.device_s / job.launch_s / slowdown) if job.launch_s else 1.0 for job in self.running}
+        shares, left, sharing = dict(caps), 1.0, [*caps] if len(caps) > 1 else []
+        while sharing:
+            unit = left / (sum(each.kernel_s for each in sharing) or 1.0)
+            capped = [each for each in sharing if each.kernel_s * unit >= caps[each]]
+            if not capped:
+                shares |= {each: each.kernel_s * unit for each in sharing}
+            left = max(0.0, left - sum(caps[each] for each in capped))
+            sharing = [each for each in sharing if each not in capped] if capped else []
+        return {each: min(caps[each], share + self.phi * (1.0 - share)) for each, share in shares.items()}
+
+
+class Server:
+    """Requests in the queue, on seats and in lanes; each scheduler is one process or several."""
+
+    def __init__(self, env: simpy.Environment, setup: Setup) -> None:
+        self.env, self.setup, self.options = env, setup, setup.options
+        batches = (setup.options.decode_batch, setup.options.verify_batch)
+        self.decode_batch, self.verify_batch = (setup.limits.lane_batch(b, setup.draft_tokens) for b in batches)
+        self.gpu = Gpu(env, setup.costs, setup.phi)
+        self.draft, self.verify, self.prefill = ((simpy.Resource(env), simpy.Resource(env)) for _ in range(3))
+        self.waiting, self.decoding, self.verifying = simpy.Store(env), simpy.Store(env), simpy.Store(env)
+        self.seats = simpy.Container(env, setup.limits.max_num_seqs, init=setup.limits.max_num_seqs)
+        self.blocks = simpy.Container(env, setup.num_blocks, init=setup.num_blocks)
+        self.verify_took = env.event()  # the verify lane takes a batch
+
+    def arrivals(self, requests: Sequence[Request]) -> Steps:
+        for request in requests:
+            yield self.env.timeout(request.arrival_s - self.env.now)
+            request.drafted = self.setup.draft_tokens
+            self.waiting.put(request)
+
+    def worker(self) -> Steps:
+        """Baseline: one request at a time, end to end."""
+        while True:
+            request = yield self.waiting.get()
+            yield self.seats.get(1) & self.blocks.get(self.setup.blocks_for(request))
+            yield self.prompt(request, self.draft, None)[1]
+            while not request.is_finished:
+                yield from self.round([request], self.draft, self.draft, None)
+
+    def prefill_lane(self) -> Steps:
+        """PD and PDV: one prompt after the other; the next queues up behind the last one's part in the draft model."""
+        drafting: simpy.Event | None = None
+        while True:
+            if request := self.admit():
+                in_target, in_both = self.prompt(request, self.prefill, self.decoding)
+            if drafting or not request:
+                yield drafting or self.env.timeout(self.options.poll_s)
+            if request:
+                yield in_target
+            drafting = in_both if request else None
+
+    def decode_lane(self, verify: Stream, hybrid_requests: float) -> Steps:
+        """Drafts, and verifies as well while so few are active: in PD always. Lets a long verify queue go first."""
+        while True:
+            batch = yield from self.take(self.decoding, self.decode_batch)
+            if self.seats.capacity - self.seats.level <= hybrid_requests:
+                yield from self.round(batch, self.draft, verify, self.decoding)
+                continue
+            while len(self.verifying.items) > len(self.decoding.items) + len(batch) + self.options.verify_lead:
+                yield self.verify_took
+            yield self.gpu.submit(works.draft(batch, self.setup.draft_tokens), self.draft)[0]
+            for request in batch:
+                self.verifying.put(request)
+
+    def verify_lane(self) -> Steps:
+        """PDV: verifies, and sends back to be drafted for."""
+        while True:
+            batch = yield from self.take(self.verifying, self.verify_batch)
+            self.verify_took, _ = self.env.event(), self.verify_took.succeed()
+            yield from self.round(batch, None, self.verify, self.decoding)
+
+    def one_worker(self) -> Steps:
+        """Unified: keeps a prompt and a round in flight, and follows up whichever ends first."""
+        batch: list[Request] = []
+        round_ = in_target = drafting = None
+        while True:
+            num_decoding = len(self.decoding.items) + len(batch) + bool(drafting)
+            has_room = num_decoding < self.options.queue_factor * self.decode_batch
+            if not in_target and has_room and (request := self.admit()):
+                in_target, in_both = self.prompt(request, self.prefill, self.decoding)
+            if not batch and self.decoding.items:
+                batch = [self.decoding.items.pop(0) for _ in self.decoding.items[: self.decode_batch]]
+                round_ = self.env.process(self.round(batch, self.draft, self.verify, self.decoding))
+            flying = [each for each in (round_, in_target, drafting) if each]
+            yield self.env.any_of(flying) if flying else self.env.timeout(self.options.spin_s)
+            if round_ and round_.triggered:
+                batch, round_ = [], None
+            if in_target and in_target.triggered and not drafting:
+                in_target, drafting = None, in_both
+            drafting = None if drafting and drafting.triggered else drafting
+
+    def admit(self) -> Request | None:
+        """The oldest request that waits, if there are a seat and blocks for it."""
+        oldest: Request | None = next(iter(self.waiting.items), None)
+        if oldest is None or not self.seats.level or self.blocks.level < self.setup.blocks_for(oldest):
+            return None
+        self.seats.get(1), self.blocks.get(self.setup.blocks_for(oldest)), self.waiting.get()
+        return oldest
+
+    def take(self, lane: simpy.Store, at_most: int) -> Steps:
+        while not lane.items:
+            yield self.env.timeout(self.options.poll_s)
+        return [lane.items.pop(0) for _ in lane.items[:at_most]]
+
+    def prompt(self, request: Request, stream: Stream, lane: Any) -> tuple[simpy.Event, simpy.Event]:
+        """The prompt through both models, in pieces that a pass has room for; it is in the target, and in both."""
+        at_most = self.setup.limits.max_num_batched_tokens
+        target, draft = (works.prefill(request, model, at_most) for model in (Model.TARGET, Model.DRAFT))
+        results = [self.gpu.submit(work, stream)[0] for work in [*target, *draft]]
+        return results[len(target) - 1], self.env.process(self.join(request, results[-1], lane))
+
+    def join(self, request: Request, prefilled: simpy.Event, lane: Any) -> Steps:
+        yield prefilled
+        request.prefilled_tokens, request.first_token_s = request.prompt_tokens, self.env.now
+        self.emit(request, 1, lane)
+
+    def round(self, batch: list[Request], draft: Stream | None, verify: Stream, lane: Any) -> Steps:
+        """Draft, unless that is done, and verify."""
+        drafts = [self.gpu.submit(works.draft(batch, self.setup.draft_tokens), draft)[1]] if draft else []
+        yield self.gpu.submit(works.verify(batch), verify, after=drafts)[0]
+        for request in batch:
+            accepted = self.setup.run_length(request.index, request.emitted_tokens, request.drafted)
+            request.needs_catch_up = accepted == request.drafted
+            self.emit(request, accepted + 1, lane)
+
+    def emit(self, request: Request, num_tokens: int, lane: Any) -> None:
+        request.emitted_tokens = min(request.output_tokens, request.emitted_tokens + num_tokens)
+        request.last_token_s = self.env.now
+        if request.is_finished:
+            self.seats.put(1), self.blocks.put(self.setup.blocks_for(request))
+        elif lane is not None:
+            lane.put(request)
+
+
+def simulate(policy: str, requests: Sequence[Request], setup: Setup) -> None:
+    """Serve fresh `requests`, in order of arrival; they have the times of their tokens then, seconds."""
+    server, hybrid = Server(env := simpy.Environment(), setup), setup.options.hybrid_requests
+    processes = {
+        "baseline": [server.worker() for _ in range(setup.options.workers)],
+        "pd": [server.decode_lane(server.draft, inf), server.prefill_lane()],
+        "pdv": [server.decode_lane(server.verify, hybrid), server.verify_lane(), server.prefill_lane()],
+        "unified": [server.one_worker()],
+    }
+    for process in [*processes[policy], server.arrivals(requests)]:
+        env.process(process)
+    while any(not request.is_finished for request in requests):
+        env.step()

@@ -1,0 +1,118 @@
+"""The fast simulator against the one in SimPy's idiom: every request's times are equal, with constants and profiles."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim import reference
+from sim.costs.cost import Cost
+from sim.costs.profile_files import load
+from sim.interface.request import Request
+from sim.interface.work import Kind, Work
+from sim.run.experiment import Experiment
+from sim.run.resolve import Resolved, resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+from tests.properties import examples
+from tests.sim.constant_costs import ConstantCosts
+
+TOLERANCE_S = 1e-9
+"""Times are sums of thousands of others, in another order here and there."""
+PROFILES = ("h100-sxm/llama-2-7b+tinyllama-1.1b", "a100-sxm/llama-3.1-8b+llama-3.2-1b")
+POLICIES = ("baseline", "pd", "pdv", "unified")
+
+
+def drawn_requests(draw: random.Random, rate_per_s: float) -> list[Request]:
+    """Poisson arrivals; no two things happen at the same instant by chance."""
+    arrival_s, requests = 0.0, []
+    for index in range(draw.randint(1, 25)):
+        arrival_s += draw.expovariate(rate_per_s)
+        prompt, output = draw.randint(1, 700), draw.randint(1, 40)
+        requests.append(Request(index, f"r{index}", arrival_s, prompt_tokens=prompt, output_tokens=output))
+    return requests
+
+
+class DrawnCosts(ConstantCosts, frozen=True, kw_only=True):
+    """Constants of each kind's own. Works with equally many kernels, or equal launches, that begin together would end
+    together, and the last bit of a sum would say whose lane looks first."""
+
+    def cost(self, work: Work) -> Cost:
+        prepare_s, launch_s, device_s, num_kernels = ConstantCosts.cost(self, work)
+        nth = (Kind.PREFILL, Kind.DRAFT, Kind.VERIFY).index(work.kind)
+        return Cost(prepare_s, launch_s * (1.0 + 0.1 * nth), device_s, num_kernels + nth)
+
+
+def drawn_costs(draw: random.Random) -> DrawnCosts:
+    return DrawnCosts(
+        device_s={kind: draw.uniform(0.001, 0.08) for kind in (Kind.PREFILL, Kind.DRAFT, Kind.VERIFY)},
+        prepare_s=draw.choice((0.0, draw.uniform(0.0, 0.004))),
+        launch_s=draw.choice((0.0, draw.uniform(0.0, 0.05))),
+        result_s=draw.choice((0.0, draw.uniform(0.0, 0.001))),
+        num_kernels=draw.randint(1, 500),
+        inflation_per_issuer=draw.choice((0.0, draw.uniform(0.0, 1.5))),
+    )
+
+
+def drawn_server(draw: random.Random, policy: str) -> Resolved:
+    name = draw.choice(PROFILES)
+    scenario = Scenario.of(
+        profile=name,
+        policy=policy,
+        acceptance=f"iid:{draw.uniform(0.1, 0.95):.3f}",
+        num_speculative_tokens=draw.randint(1, 6),
+        **{
+            "engine.name": "ideal",
+            "engine.async_scheduling": False,
+            "engine.max_num_seqs": draw.randint(1, 24),
+            "engine.max_num_batched_tokens": draw.choice((128, 512, 2048)),
+            "engine.num_gpu_blocks": draw.choice((48, 100, 2000)),
+            "engine.cuda_graph": draw.choice((True, False)),
+            "devices.phi": draw.choice((0.0, 0.07, 0.25, 1.0)),
+            "policy_options.workers": draw.randint(1, 6),
+            "policy_options.decode_batch": draw.choice((None, 1, 3, 6)),
+            "policy_options.verify_batch": draw.choice((None, 1, 4, 12)),
+            "policy_options.poll_s": draw.uniform(0.0005, 0.01),
+            "policy_options.spin_s": draw.uniform(0.0005, 0.01),
+            "policy_options.verify_lead": draw.randint(0, 4),
+            "policy_options.hybrid_requests": draw.randint(0, 3),
+            "policy_options.queue_factor": draw.choice((0.5, 1.2, 3.0)),
+        },
+    )
+    return resolve(scenario, load(name), policy)
+
+
+def by_reference(resolved: Resolved, seed: int, requests: Sequence[Request]) -> None:
+    pool = resolved.pool.new()
+    setup = reference.Setup(
+        costs=resolved.host_costs,
+        run_length=Experiment(resolved, seed).draws().run_length,
+        draft_tokens=resolved.lengths.given,
+        phi=resolved.contention.phi,
+        limits=resolved.limits,
+        options=resolved.options,
+        num_blocks=pool.num_blocks,
+        blocks_for=pool.blocks_for,
+    )
+    reference.simulate(resolved.policy.name, requests, setup)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(seed=st.integers(0, 2**32), is_constant=st.booleans())
+@examples(0.5)
+def test_a_scheduler_serves_as_in_simpys_idiom(policy: str, seed: int, is_constant: bool) -> None:
+    draw = random.Random(seed)
+    resolved = drawn_server(draw, policy)
+    if is_constant:
+        resolved = replace(resolved, host_costs=drawn_costs(draw))  # type: ignore[arg-type]
+    requests, again = (drawn_requests(random.Random(seed), rate_per_s=20.0) for _ in range(2))
+    by_reference(resolved, seed, requests)
+    simulate(resolved, seed, requests=again)
+    for one, other in zip(requests, again, strict=True):
+        assert one.first_token_s == pytest.approx(other.first_token_s, rel=0.0, abs=TOLERANCE_S), one.id
+        assert one.last_token_s == pytest.approx(other.last_token_s, rel=0.0, abs=TOLERANCE_S), one.id
