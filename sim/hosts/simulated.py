@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappush
+from math import inf
 from typing import Any, Protocol
 
 import simpy
 from mypy_extensions import mypyc_attr
-from simpy.events import NORMAL
+from simpy.events import NORMAL, EventPriority
 
 from sim.costs.cost import CostModel, Link
 from sim.costs.in_service import UNPRICED, HistoryCosts, with_history
@@ -25,7 +26,7 @@ from sim.hosts.clock import Callback, TaskHost
 from sim.interface.host import Stream
 from sim.interface.work import HOST, STEP, VERIFY, Kind, Result, Work
 
-LAST = NORMAL + 1
+LAST = EventPriority(NORMAL + 1)
 """SimPy priority behind every ordinary event of an instant."""
 
 
@@ -44,6 +45,31 @@ class _Call(simpy.Event):
     def __init__(self, env: simpy.Environment, callback: Callback) -> None:
         self.env = env
         self.callbacks = [callback]
+
+
+class VirtualTime(simpy.Environment):
+    """An environment whose events are due at times, not after delays: now + (time - now) may be another time.
+
+    Its clock may also go ahead to where something happens that needs no event.
+    """
+
+    def call_at(self, time_s: float, callback: Callback, priority: EventPriority) -> simpy.Event:
+        """Call `callback` with the event that is returned here, at `time_s`, as `schedule` would after a delay."""
+        event = _Call(self, callback)
+        heappush(self._queue, (time_s, priority, next(self._eid), event))
+        return event
+
+    @property
+    def is_instant_over(self) -> bool:
+        return not self._queue or self._queue[0][0] > self._now
+
+    def jumps_to(self, time_s: float) -> bool:
+        """Go on at `time_s` if nothing is due up to then; whether it did. A time that is not known yet is nan."""
+        queue = self._queue
+        if time_s >= self._now and (not queue or queue[0][0] > time_s):
+            self._now = time_s
+            return True
+        return False
 
 
 class Usage:
@@ -80,9 +106,7 @@ class SimHost(TaskHost):
         draws_by_drafter: Sequence[RunLength] = (),
     ) -> None:
         super().__init__()
-        self._env = env = simpy.Environment(0.0)
-        self._queue = env._queue
-        """Its events to come."""
+        self._env = VirtualTime(0.0)
         self._costs = with_history(costs, self)
         self._heard_by: HistoryCosts | None = None
         """Costs that are told when a work ends."""
@@ -103,27 +127,20 @@ class SimHost(TaskHost):
 
     @property
     def now_s(self) -> float:
-        return self._env._now
+        return self._env.now
 
     def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> simpy.Event:
-        # As the environment's own events are, but at an absolute time: `timeout` would round now + (time - now).
-        env = self._env
-        event = _Call(env, callback)
-        heappush(self._queue, (time_s, LAST if is_last else NORMAL, next(env._eid), event))  # type: ignore[misc]
-        return event
+        return self._env.call_at(time_s, callback, LAST if is_last else NORMAL)
 
     def _is_instant_over(self) -> bool:
-        queue = self._queue
-        return not queue or queue[0][0] > self._env._now
+        return self._env.is_instant_over
 
     def _jumps_to(self, wait: Any) -> bool:
         if type(wait) is not SimTicket or wait.posts or wait.watchers:
             return False
-        ready_s, queue, env = wait.ready_s, self._queue, self._env
-        # A time that is not known yet (nan) is no time to go to; where a run ends, an event stands in the queue.
-        if not ready_s >= env._now or (queue and queue[0][0] <= ready_s):
+        # Where a run ends, an event stands in the queue.
+        if not self._env.jumps_to(wait.ready_s):
             return False
-        env._now = ready_s
         wait.is_completed = True
         return True
 
@@ -138,7 +155,7 @@ class SimHost(TaskHost):
             raise
         for device in self._devices.values():
             device.flush(self.now_s)
-        if stop_s is None and self._env._queue:
+        if stop_s is None and self._env.peek() < inf:
             # Works that nobody waits for, of streams that were alone, have no events until they are asked after.
             self.run_until()
 
