@@ -10,6 +10,7 @@ acceptance model or a cost table of one's own: docs/extending.md.
 [['continuous', 30], ['pd', 30]]
 """
 
+from sim import reference
 from sim.acceptance.forms import AcceptanceForm, parse_quoted, register_acceptance
 from sim.acceptance.models import Acceptance, run_lengths
 from sim.acceptance.quoted import CarriedLength, Quoted, lengths_by_k
@@ -27,7 +28,18 @@ from sim.interface.work import Chunk, Kind, Model, Work
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import Policy, policy_names, register
-from sim.report.notebook import Comparison, Results, Simulation, compare, load, paired, simulate, sweep, tune
+from sim.report.notebook import (
+    Comparison,
+    Results,
+    Simulation,
+    compare,
+    load,
+    paired,
+    simulate,
+    simulate_in_simpy,
+    sweep,
+    tune,
+)
 from sim.run.scenario import Scenario
 
 __all__ = [
@@ -66,12 +78,14 @@ __all__ = [
     "parse_quoted",
     "policy_names",
     "profile_names",
+    "reference",
     "register",
     "register_acceptance",
     "rounds",
     "run_lengths",
     "save_profile",
     "simulate",
+    "simulate_in_simpy",
     "sweep",
     "thresholds",
     "tune",

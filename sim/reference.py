@@ -20,6 +20,7 @@ from sim.interface.work import Model, Work
 from sim.policies import works
 from sim.policies.options import EngineLimits, PolicyOptions
 
+POLICIES = ("baseline", "pd", "pdv", "unified")
 Steps = Generator[simpy.Event, Any, Any]
 Stream = tuple[simpy.Resource, simpy.Resource]  # one launches its works; one of them at a time is on the GPU
 

@@ -17,6 +17,7 @@ from sim.compare import side_by_side as experiment
 from sim.compare.point_runs import Point, run_point
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
+from sim.interface.request import Request
 from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import PERCENTILES, Run
 from sim.names import unknown
@@ -25,8 +26,9 @@ from sim.report.bench import read_bench_rows
 from sim.report.results import read_columns, read_summary
 from sim.report.store_frame import UNITS, frame_of, store_frame
 from sim.report.store_points import Setting, read_points
-from sim.run.resolve import resolve_all
+from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
+from sim.run.simulate import simulate_in_simpy as in_simpy
 from sim.studies.cost_draws import DEFAULT_DRAWS
 from sim.studies.grid import Grid
 from sim.studies.store import MARK, Keys, Store
@@ -143,6 +145,21 @@ def simulate(source: Source = None, /, **changes: Any) -> Simulation:
     outcome = run_point(point)
     assert outcome.record is not None
     return Simulation(metrics=outcome.run, record=outcome.record)
+
+
+def simulate_in_simpy(source: Source = None, /, **changes: Any) -> list[Request]:
+    """The requests that `simulate` serves, as the simulator in SimPy's idiom (`reference`) serves them: open arrivals,
+    one draft length, lanes of one GPU that poll, an engine without a frontend that plans no step ahead.
+
+    >>> import lanesim
+    >>> keys = {"engine.name": "ideal", "engine.async_scheduling": False}
+    >>> scenario = lanesim.Scenario.of(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=10, **keys)
+    >>> one, *_ = lanesim.simulate_in_simpy(scenario)
+    >>> abs(one.last_token_s - lanesim.simulate(scenario).record.requests[0].last_token_s) < 1e-9
+    True
+    """
+    scenario, profile = _scenario(source, changes)
+    return in_simpy(resolve(scenario, profile, scenario.policy[0]), scenario.seed)
 
 
 def _scenario(source: Source, changes: dict[str, Any]) -> tuple[Scenario, Profile]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from sim import reference
 from sim.acceptance.draws import AcceptanceDraws
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
@@ -47,6 +48,36 @@ def simulate(
         experiment.check_served(serving)
         record = experiment.record(serving, accounts_of(host, []))
     return record if meter is None else replace(record, power=meter.trace)
+
+
+def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request] | None = None) -> list[Request]:
+    """The requests of `simulate` as sim.reference serves them. Raises ValueError for what it does not know."""
+    scenario, limits, controller = resolved.scenario, resolved.limits, resolved.lengths
+    unknown = {
+        f"policy {resolved.policy.name!r}": resolved.policy.name not in reference.POLICIES,
+        "draft length that is 0 or changes": not controller.constant,
+        "closed loop": scenario.workload.max_concurrency is not None,
+        "several replicas": scenario.devices.count > 1,
+        "planning ahead (engine.async_scheduling)": limits.async_scheduling,
+        "frontend's time (engine.name)": resolved.engine.frontend_s + resolved.engine.frontend_token_s > 0.0,
+        "lanes that do not poll": not resolved.options.poll_s * resolved.options.spin_s,
+    }
+    if any(unknown.values()):
+        raise ValueError(f"sim.reference has no {', no '.join(name for name, is_so in unknown.items() if is_so)}")
+    experiment, pool = Experiment(resolved, seed), resolved.pool.new()
+    served = list(requests) if requests is not None else experiment.requests()
+    setup = reference.Setup(
+        costs=resolved.host_costs,
+        run_length=experiment.draws().run_length,
+        draft_tokens=controller.given,
+        phi=resolved.contention.phi,
+        limits=limits,
+        options=resolved.options,
+        num_blocks=pool.num_blocks,
+        blocks_for=pool.blocks_for,
+    )
+    reference.simulate(resolved.policy.name, served, setup)
+    return served
 
 
 def _meter(resolved: Resolved) -> PowerMeter:

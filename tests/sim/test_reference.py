@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,17 +15,15 @@ from sim.costs.cost import Cost
 from sim.costs.profile_files import load
 from sim.interface.request import Request
 from sim.interface.work import Kind, Work
-from sim.run.experiment import Experiment
 from sim.run.resolve import Resolved, resolve
 from sim.run.scenario import Scenario
-from sim.run.simulate import simulate
+from sim.run.simulate import simulate, simulate_in_simpy
 from tests.properties import examples
 from tests.sim.constant_costs import ConstantCosts
 
 TOLERANCE_S = 1e-9
 """Times are sums of thousands of others, in another order here and there."""
 PROFILES = ("h100-sxm/llama-2-7b+tinyllama-1.1b", "a100-sxm/llama-3.1-8b+llama-3.2-1b")
-POLICIES = ("baseline", "pd", "pdv", "unified")
 
 
 def drawn_requests(draw: random.Random, rate_per_s: float) -> list[Request]:
@@ -88,22 +86,7 @@ def drawn_server(draw: random.Random, policy: str) -> Resolved:
     return resolve(scenario, load(name), policy)
 
 
-def by_reference(resolved: Resolved, seed: int, requests: Sequence[Request]) -> None:
-    pool = resolved.pool.new()
-    setup = reference.Setup(
-        costs=resolved.host_costs,
-        run_length=Experiment(resolved, seed).draws().run_length,
-        draft_tokens=resolved.lengths.given,
-        phi=resolved.contention.phi,
-        limits=resolved.limits,
-        options=resolved.options,
-        num_blocks=pool.num_blocks,
-        blocks_for=pool.blocks_for,
-    )
-    reference.simulate(resolved.policy.name, requests, setup)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", reference.POLICIES)
 @given(seed=st.integers(0, 2**32), is_constant=st.booleans())
 @examples(0.5)
 def test_a_scheduler_serves_as_in_simpys_idiom(policy: str, seed: int, is_constant: bool) -> None:
@@ -112,8 +95,25 @@ def test_a_scheduler_serves_as_in_simpys_idiom(policy: str, seed: int, is_consta
     if is_constant:
         resolved = replace(resolved, host_costs=drawn_costs(draw))  # type: ignore[arg-type]
     requests, again = (drawn_requests(random.Random(seed), rate_per_s=20.0) for _ in range(2))
-    by_reference(resolved, seed, requests)
+    simulate_in_simpy(resolved, seed, requests)
     simulate(resolved, seed, requests=again)
     for one, other in zip(requests, again, strict=True):
         assert one.first_token_s == pytest.approx(other.first_token_s, rel=0.0, abs=TOLERANCE_S), one.id
         assert one.last_token_s == pytest.approx(other.last_token_s, rel=0.0, abs=TOLERANCE_S), one.id
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"policy": "continuous"}, "no policy 'continuous'"),
+        ({"num_speculative_tokens": 0}, "no draft length that is 0"),
+        ({"max_concurrency": 4, "request_rate": float("inf")}, "no closed loop"),
+        ({"engine.async_scheduling": True}, "no planning ahead"),
+        ({"policy_options.poll_s": 0.0}, "no lanes that do not poll"),
+    ],
+)
+def test_the_reference_refuses_what_it_does_not_know(changes: dict[str, Any], named: str) -> None:
+    known = {"profile": PROFILES[0], "policy": "pd", "engine.name": "ideal", "engine.async_scheduling": False}
+    scenario = Scenario.of(**(known | changes))
+    with pytest.raises(ValueError, match=named):
+        simulate_in_simpy(resolve(scenario, load(PROFILES[0]), scenario.policy[0]), 0)

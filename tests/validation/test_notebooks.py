@@ -18,6 +18,7 @@ from validation.pages.notebooks import differences, kept, stamp
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 ALLOWED = {
+    "inspect",
     "json",
     "subprocess",
     "sys",
@@ -39,8 +40,8 @@ def cells(path: Path, kind: str) -> list[str]:
     return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
 
 
-def test_there_are_six() -> None:
-    assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05", "06"]
+def test_there_are_seven() -> None:
+    assert [path.stem[:2] for path in NOTEBOOKS] == ["00", "01", "02", "03", "04", "05", "06"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
