@@ -128,11 +128,10 @@ class Experiment:
             warnings.warn(f"{text} leave no room for an answer in {engine}", RejectedWarning, stacklevel=2)
         is_open = workload.request_rate < inf and not is_trace(workload)
         if cut_s is not None and is_open and num_sent == num_requests(workload):
-            warnings.warn(
-                f"{num_sent} requests end before window.arrivals_end_s={cut_s:g}; raise workload.num_prompts to fill it",
-                WindowWarning,
-                stacklevel=2,
+            text = (
+                f"{num_sent} requests end before window.arrivals_end_s={cut_s:g}; raise workload.num_prompts to fill it"
             )
+            warnings.warn(text, WindowWarning, stacklevel=2)
         return found
 
     def _named(self, request: Request) -> str:

@@ -37,7 +37,16 @@ from sim.policies.adaptive import seed_table
 from sim.policies.disaggregated import LINK
 from sim.policies.options import PREEMPTIVE, EngineLimits, Method, PolicyOptions, rows_per_work
 from sim.policies.registry import Policy, find_policy
-from sim.run.checks import IgnoredKeyWarning, check_policy, ignored_keys, is_lockstep
+from sim.run.checks import (
+    BeyondMemoryWarning,
+    IgnoredKeyWarning,
+    ShortAcceptanceWarning,
+    beyond_memory,
+    check_policy,
+    ignored_keys,
+    is_lockstep,
+    short_rates,
+)
 from sim.run.forecast import MeanLoad, StepForecast
 from sim.run.lane_shares import PartitionOption, best_partition
 from sim.run.limits import DraftLengths, build_acceptance, draft_slots, drafter_of, engine_for, limits_on, served_by
@@ -143,10 +152,17 @@ def resolve(scenario: Scenario, profile: Profile, policy: str, *, num_slots: int
 
 
 def resolve_all(scenario: Scenario, profile: Profile) -> list[Resolved]:
-    """[policies of the scenario] each resolved; warns of keys that a policy ignores."""
+    """[policies of the scenario] each resolved; warns of keys that a policy ignores, of more KV blocks than fit, and of
+    fewer acceptance rates than drafts have tokens."""
     found = [resolve(scenario, profile, policy) for policy in scenario.policy]
-    for line in ignored_keys(scenario):
-        warnings.warn(line, IgnoredKeyWarning, stacklevel=2)
+    largest = max((one.models for one in found), key=len)
+    for lines, category in (
+        (ignored_keys(scenario), IgnoredKeyWarning),
+        (beyond_memory(scenario, profile, largest), BeyondMemoryWarning),
+        (short_rates(scenario), ShortAcceptanceWarning),
+    ):
+        for line in lines:
+            warnings.warn(line, category, stacklevel=2)
     return found
 
 

@@ -411,8 +411,12 @@ def parse_scenario(raw: Mapping[str, Json], profile: Profile | None = None) -> S
         count = workload.get("num_prompts")
         if isinstance(count, str) and count != AUTO:
             workload["num_prompts"] = _count(count)
-        if workload.get("dataset_name") in TIMED_TRACES and "request_rate" not in workload:
-            workload.setdefault("trace_arrivals", "recorded")
+        if "request_rate" not in workload:
+            if workload.get("dataset_name") in TIMED_TRACES:
+                workload.setdefault("trace_arrivals", "recorded")
+            # A closed loop, as in `vllm bench serve`.
+            if workload.get("max_concurrency") is not None and workload.get("trace_arrivals") != "recorded":
+                workload["request_rate"] = inf
     try:
         return msgspec.convert(raw, Scenario, strict=False)
     except msgspec.ValidationError as error:

@@ -71,7 +71,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     burstiness: float = 1.0
     """Shape of the gamma distribution of gaps between arrivals: 1 is Poisson, less is burstier."""
     max_concurrency: int | None = None
-    """Requests that the server works on at once; arrivals do not change."""
+    """Requests that the server works on at once. Where no request_rate is given it is inf then, a closed loop, as in
+    `vllm bench serve`; a trace that is replayed as recorded keeps its arrivals."""
     input_len: int | None = None
     """Prompt tokens of every request, whatever the dataset says."""
     output_len: int | None = None

@@ -23,17 +23,18 @@ SAMPLE = 200
 
 
 class AllRejected(ValueError):
-    """No request leaves room for an answer."""
+    """No prompt leaves room for an answer."""
 
-    def __init__(self, prompt_tokens: int, max_model_len: int) -> None:
+    def __init__(self, dataset_path: str | None, prompt_tokens: int, max_model_len: int) -> None:
         """`prompt_tokens` of the shortest prompt."""
-        super().__init__(prompt_tokens, max_model_len)
+        super().__init__(dataset_path, prompt_tokens, max_model_len)
 
     def __str__(self) -> str:
-        prompt_tokens, max_model_len = self.args
+        dataset_path, prompt_tokens, max_model_len = self.args
         return (
-            f"every request is rejected: the shortest prompt has {prompt_tokens} tokens, and a prompt and its answer "
-            f"have at most {max_model_len} (engine.max_model_len; by default the model's context)"
+            f"every request{f' of {dataset_path!r}' if dataset_path else ''} is rejected: the shortest prompt has "
+            f"{prompt_tokens} tokens, and a prompt and its answer have at most {max_model_len} (engine.max_model_len; "
+            "by default the model's context)"
         )
 
 
@@ -116,5 +117,5 @@ class Served(msgspec.Struct, frozen=True):
         if not (outputs > room).any():
             return None
         if not (room > 0).any():
-            raise AllRejected(int(prompts.min()), self.max_model_len)
+            raise AllRejected(self.workload.dataset_path, int(prompts.min()), self.max_model_len)
         return room > 0, np.minimum(outputs, room)
