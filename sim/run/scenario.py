@@ -65,11 +65,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = None
     """Tokens of one target pass, under every policy; null = the engine's own limit on that GPU."""
     max_model_len: int | None = None
-    """vLLM: an answer ends when prompt and answer have this many tokens; null = the target's context."""
+    """vLLM: an answer ends when prompt and answer have this many tokens, and a prompt that has as many is rejected
+    (`rejected_requests` of a run); null = the target's context."""
     block_size: int = 16
     """Tokens of a KV block."""
     num_gpu_blocks: int | None = None
-    """KV blocks; null = as many as fit beside the weights."""
+    """KV blocks; null = as many as fit beside the weights. More than memory holds are simulated, with a note."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory for weights, KV and passes."""
     cuda_graph: bool | str = True
