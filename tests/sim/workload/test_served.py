@@ -13,13 +13,12 @@ from sim.cli.main import run
 from sim.compare.capacity import capacity
 from sim.compare.run_length import load_of
 from sim.costs.profile_files import load
-from sim.engine.fleet import Routing
 from sim.metrics.price import Price
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from sim.studies.attainment import highest_load
-from sim.studies.plan.candidate_ranking import Candidate
+from sim.studies.plan.candidate_ranking import Candidate, first_pass
 from sim.studies.plan.search import plan
 from sim.studies.serve_commands import checking_lines
 from sim.studies.tune import concurrencies_of
@@ -138,18 +137,35 @@ def test_the_load_of_a_trace_is_of_the_requests_that_are_sent(tmp_path: Path) ->
         assert found.rate_per_s == pytest.approx(1.0, rel=0.01)
 
 
-def test_highest_loads_tokens_and_prices_are_those_of_the_answers_that_are_served() -> None:
-    found = [
-        highest_load(
-            scenario(**lengths, **SLO), load(PROFILE), draws=0, target_rate=30.0, price=Price.of_text("3.6/gpu-h"),
-            routings=(Routing.ROUND_ROBIN,), workers=1,
-        )
+def test_the_highest_load_its_tokens_and_their_price_are_those_of_the_answers_that_are_served() -> None:
+    price = Price.of_text("3.6/gpu-h")
+    cut, sent_cut = (
+        highest_load(scenario(**lengths, **SLO), load(PROFILE), draws=0, price=price, is_brief=True, workers=1).highest[
+            0
+        ]
         for lengths in (CUT, SENT_CUT)
-    ]  # fmt: skip
-    assert found[0].highest == found[1].highest
-    assert found[0].fleets == found[1].fleets
-    (fleet,) = found[0].fleets
-    assert fleet.usd_per_million_tokens == pytest.approx(fleet.replicas * 1e6 * 3.6 / 3600.0 / (30.0 * 100))
+    )
+    assert cut == sent_cut
+    assert cut.usd_per_million_tokens == pytest.approx(1e6 * 3.6 / 3600.0 / (100 * (cut.load or 0.0)))
+
+
+def test_tokens_and_prices_of_a_rate_are_of_the_requests_among_it_that_are_served(tmp_path: Path) -> None:
+    """Half as many requests again are sent at the highest load, and yield as many tokens."""
+    loose = {"goodput.ttft_ms": 1e7}
+    sent, served = (
+        highest_load(
+            scenario(**mixed(tmp_path, rejected), **loose),
+            load(PROFILE),
+            draws=0,
+            price=Price.of_text("3.6/gpu-h"),
+            is_brief=True,
+            workers=1,
+        ).highest[0]
+        for rejected in (True, False)
+    )
+    assert sent.load == pytest.approx(1.5 * (served.load or 0.0))
+    assert sent.output_tokens_per_s == pytest.approx(served.output_tokens_per_s)
+    assert sent.usd_per_million_tokens == pytest.approx(served.usd_per_million_tokens)
 
 
 def test_a_plan_is_that_of_the_answers_that_are_served() -> None:
@@ -158,6 +174,22 @@ def test_a_plan_is_that_of_the_answers_that_are_served() -> None:
         for lengths in (CUT, SENT_CUT)
     ]
     assert rows[0].deployments == rows[1].deployments
+
+
+def test_a_first_pass_rates_a_candidate_by_the_requests_that_are_sent(tmp_path: Path) -> None:
+    """Half as many again, but for loops that are shorter by the rejected ones."""
+    (sent,), (served,) = (
+        first_pass(
+            scenario(policy="continuous", **mixed(tmp_path, rejected), **SLO),
+            [Candidate(PROFILE, load(PROFILE))],
+            None,
+            0.95,
+            1,
+            lambda *_: None,
+        )[0]
+        for rejected in (True, False)
+    )
+    assert 1.1 * served.rate_per_s < sent.rate_per_s < 1.6 * served.rate_per_s
 
 
 def test_the_benchmarks_line_sends_what_is_served() -> None:
