@@ -77,15 +77,14 @@ class Served(msgspec.Struct, frozen=True):
         """New requests in order of arrival, index 0 first, of those that are sent until `end_s`; at a low rate that may
         be none. Raises ValueError where all are rejected, and for a trace that cannot be served."""
         columns = build_columns(self.workload, seed, block_tokens)
-        if columns.arrival_s[-1] > end_s:
-            columns = columns.kept(columns.arrival_s <= end_s)
+        is_sent = columns.arrival_s <= end_s
         fitted = self._fitted(columns.prompt_tokens, columns.output_tokens)
         if fitted is None:
-            return ServedRequests(columns.requests())
-        is_served, answers = fitted
-        num_cut = int(np.count_nonzero(is_served & (answers < columns.output_tokens)))
+            return ServedRequests((columns if is_sent.all() else columns.kept(is_sent)).requests())
+        is_served, answers = fitted[0] & is_sent, fitted[1]
         kept = columns._replace(output_tokens=answers).kept(is_served)
-        return ServedRequests(kept.requests(), num_cut, len(columns.ids) - len(kept.ids))
+        num_cut = int(np.count_nonzero(is_served & (answers < columns.output_tokens)))
+        return ServedRequests(kept.requests(), num_cut, int(np.count_nonzero(is_sent & ~is_served)))
 
     def sample(self, seed: int) -> ServedRequests:
         """SAMPLE requests that tell of the workload, more where all of these are rejected; of a trace no more than it
