@@ -157,6 +157,16 @@ def parse_quoted(text: str) -> Quoted:
         raise ValueError(f"{error}; write {_nearest(name, values)}") from None
 
 
+def num_rates(text: str) -> int | None:
+    """Rates by place in the draft that `text` lists; None where it is of another form.
+
+    >>> num_rates("vllm:.54,.33,.21~1.1"), num_rates("iid:.7")
+    (3, None)
+    """
+    name, _, rest = text.partition(":")
+    return rest.count(",") + 1 if name.strip().lower() in ("vllm", "per-position") else None
+
+
 def _bare_number(text: str) -> str | None:
     """How a number without a name is meant; None for what is none."""
     try:

@@ -42,7 +42,7 @@ FLAGS: dict[str, tuple[type, str]] = {
     "profile": (str, "Cost profile: gpu/target[+draft], or a path."),
     "request_rate": (float, "Requests per second; inf = all at once."),
     "burstiness": (float, "Gamma shape of arrivals; 1 = Poisson."),
-    "max_concurrency": (int, "Most requests in flight."),
+    "max_concurrency": (int, "Most requests in flight; without --request-rate a closed loop of as many."),
     "num_prompts": (str, "Requests per run; auto = as many as steady means take."),
     "num_warmups": (int, "First requests left out of the metrics."),
     "dataset_name": (

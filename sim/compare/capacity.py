@@ -19,13 +19,11 @@ from sim.policies.registry import find_policy
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, Window
 from sim.run.simulate import simulate
-from sim.workload.generate import at_most, build_requests, mean_tokens
+from sim.workload.generate import at_most
 
 GENERATIONS = 6
 """A saturated run serves this many times what can be in flight: one generation fills the batch, one drains it."""
 FEWEST, MOST = 120, 12_000
-SAMPLE = 200
-"""Requests whose mean length tells how many fit in memory."""
 CAPACITY_KEY = 1_000_003
 """Child of the scenario's seed that saturated runs draw from: they share nothing with the runs they judge."""
 
@@ -39,7 +37,7 @@ give way, and each place is taken so often; no such loop of fewer. It reaches 92
 continuous batching for a tenth of its CPU time (A100, H100, azure-conv); the low end of its own interval is trusted."""
 
 Capacity = tuple[float, tuple[float, float]]
-"""Requests per second and its 95 % interval."""
+"""Requests per second that may be sent, rejected ones among them, and its 95 % interval."""
 _known: dict[tuple[str, str], list[tuple[Profile, Capacity]]] = {}
 """What was found of each profile, by scenario and policy."""
 
@@ -96,10 +94,13 @@ def _throughput(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
     for known, found in kept:
         if known is profile:
             return found
-    record = simulate(resolve(scenario, profile, policy), child_seed(scenario.seed, CAPACITY_KEY))
+    resolved, seed = resolve(scenario, profile, policy), child_seed(scenario.seed, CAPACITY_KEY)
+    record = simulate(resolved, seed)
     in_flight = scenario.workload.max_concurrency or peak_in_flight(record.requests)
-    lengths = mean_tokens(scenario.workload, child_seed(scenario.seed, CAPACITY_KEY))
-    found = saturated_throughput(record.requests, in_flight, lengths)
+    mean = resolved.served.mean_tokens(seed)
+    rate, (low, high) = saturated_throughput(record.requests, in_flight, (mean.prompt, mean.output))
+    # Rejected requests take nothing, and count as those that are sent do.
+    found = rate / mean.served_share, (low / mean.served_share, high / mean.served_share)
     kept.append((profile, found))
     return found
 
@@ -112,12 +113,13 @@ def forget() -> None:
 def _saturated(scenario: Scenario, policy: str, profile: Profile) -> tuple[Scenario, int]:
     """All requests at once, as many as it takes; and how many of them can be in flight."""
     resolved = resolve(scenario, profile, policy)
-    few = scenario.workload.sized(at_most(scenario.workload, SAMPLE))
-    sample = build_requests(msgspec.structs.replace(few, request_rate=inf), child_seed(scenario.seed, CAPACITY_KEY))
+    burst = msgspec.structs.replace(scenario.workload, request_rate=inf)
+    sent = msgspec.structs.replace(resolved.served, workload=burst).sample(child_seed(scenario.seed, CAPACITY_KEY))
     pool = resolved.pool.new()
-    blocks = sum(pool.blocks_for(request) for request in sample) / len(sample)
+    blocks = sum(pool.blocks_for(request) for request in sent.requests) / len(sent.requests)
     in_flight = min(resolved.max_seated, max(1, int(pool.num_blocks / blocks)))
-    num_prompts = at_most(scenario.workload, min(MOST, max(FEWEST, GENERATIONS * in_flight)))
+    num_prompts = min(MOST, max(FEWEST, int(GENERATIONS * in_flight / sent.served_share)))
+    num_prompts = at_most(scenario.workload, num_prompts)
     # Where nobody drafts, it does not matter how well.
     names = ("acceptance", "stale_acceptance", "synthetic_acceptance_length", "synthetic_acceptance_rates")
     usual = type(scenario.speculation)()

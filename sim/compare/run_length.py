@@ -25,6 +25,7 @@ from sim.metrics.load import Load, Verdict, judge, trace_rate
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, mser_5
 from sim.policies.registry import find_policy
+from sim.run.limits import served_by
 from sim.run.scenario import Scenario
 from sim.workload.generate import MIN_AUTO_PROMPTS, TraceArrivals, is_trace, trace_length
 
@@ -159,7 +160,7 @@ def load_of(
 ) -> Load:
     """How a policy's load stands to its capacity, which is measured, from `seed`, only where that `is_in_doubt`.
 
-    `arrivals_s` of a trace's requests, in order; the rate of drawn ones is known.
+    `arrivals_s` of a trace's requests that are served, in order; the rate at which drawn ones are sent is known.
     """
     workload = scenario.workload
     if workload.max_concurrency is not None:
@@ -167,6 +168,8 @@ def load_of(
     rate, error_per_s = workload.request_rate, 0.0
     if is_trace(workload) and workload.trace_arrivals is not TraceArrivals.POISSON:
         rate, error_per_s = trace_rate(arrivals_s)
+        served_share = served_by(scenario, profile).mean_tokens(seed).served_share
+        rate, error_per_s = rate / served_share, error_per_s / served_share
     if rate == inf:
         return Load(verdict=Verdict.BURST, rate_per_s=None)
     if not is_in_doubt:

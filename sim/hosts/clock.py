@@ -6,7 +6,9 @@ A host built on this supplies the clock (`at`, `now_s`) and the works. Not here:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from math import ceil
 from typing import Any, TypeVar
 
@@ -46,6 +48,18 @@ class FirstWait(HostWait[int]):
             if wait.is_done:
                 return index
         raise AssertionError("a first() woke with none of its waits done")
+
+
+@contextmanager
+def own_generators() -> Iterator[None]:
+    """Async generators that begin within belong to no event loop: one that runs in this thread (Jupyter's) would close
+    them, once they are dropped, by a task of its own, which fails."""
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        yield
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
 
 
 class _TimedFirst(FirstWait):

@@ -12,7 +12,7 @@ from functools import partial
 from math import nan
 from typing import Any
 
-from sim.hosts.clock import Callback, TaskHost
+from sim.hosts.clock import Callback, TaskHost, own_generators
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
 from sim.interface.work import NO_RESULT, Kind, Result, Work
@@ -67,9 +67,10 @@ class SteppedHost(TaskHost):
 
     def run_until(self, stop_s: float | None = None) -> None:
         """Advance until nothing more can happen, or to `stop_s`."""
-        while self._events and (stop_s is None or self._events[0][0] < stop_s):
-            self._now_s, _, _, callback = heapq.heappop(self._events)
-            callback(None)
+        with own_generators():
+            while self._events and (stop_s is None or self._events[0][0] < stop_s):
+                self._now_s, _, _, callback = heapq.heappop(self._events)
+                callback(None)
         if stop_s is not None:
             self._now_s = stop_s
 

@@ -22,7 +22,7 @@ from sim.devices.partition import check_shares, partition_of
 from sim.devices.shared import SharedDevice
 from sim.devices.solo import SoloDevice
 from sim.devices.ticket import Device, SimTicket
-from sim.hosts.clock import Callback, TaskHost
+from sim.hosts.clock import Callback, TaskHost, own_generators
 from sim.interface.host import Stream
 from sim.interface.work import HOST, STEP, VERIFY, Kind, Result, Work
 
@@ -147,7 +147,8 @@ class SimHost(TaskHost):
     def run_until(self, stop_s: float | None = None) -> None:
         """Advance until nothing more can happen, or to `stop_s`."""
         try:
-            self._env.run(until=stop_s)
+            with own_generators():
+                self._env.run(until=stop_s)
         except BaseException:
             # Python would complain of each that was never awaited.
             for _, task in self._ready:

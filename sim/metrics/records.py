@@ -111,6 +111,8 @@ class RunRecord:
     """Ordered by arrival index. Unfinished ones are censored."""
     slo_classes: Sequence[SloClass] = ()
     """Classes of the requests, if they are of several."""
+    num_rejected: int = 0
+    """Requests beside these whose prompts left no room for an answer."""
     gaps: GapSamples
     end_s: float
     """When the run stopped: last completion, or the window's end."""

@@ -74,6 +74,7 @@ def summarise(
         "num_prompts": len(measured),
         "completed": len(finished),
         "censored": len(measured) - len(finished),
+        "rejected_requests": record.num_rejected,
         "preemptions": sum(request.num_preemptions for request in measured),
         "duration": duration_s,
         "total_input_tokens": sum(request.prompt_tokens for request in finished),

@@ -14,7 +14,7 @@ from typing import Any
 from sim.compare.side_by_side import Comparison
 from sim.files.json_values import Json
 from sim.files.write import write_text
-from sim.metrics.summary import Run
+from sim.metrics.summary import Run, number
 from sim.workload.bench_means import bench_rows
 
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors", "start_times", "tpots", "e2els")
@@ -24,7 +24,7 @@ BACKEND = "lanesim"
 def bench_result(comparison: Comparison, run: Run) -> dict[str, Json]:
     """One run under the keys of a result file; `date` is not among them, since a simulation has none.
 
-    Per-request lists where the run has them. `failed` counts requests that the window cut.
+    Per-request lists where the run has them. `failed` counts requests that the window cut, and rejected ones.
     """
     scenario = comparison.scenario
     workload = scenario["workload"]
@@ -42,7 +42,7 @@ def bench_result(comparison: Comparison, run: Run) -> dict[str, Json]:
         "request_rate": workload["request_rate"],
         "burstiness": workload["burstiness"],
         "max_concurrency": workload["max_concurrency"],
-        "failed": run["censored"],
+        "failed": (number(run, "censored") or 0) + (number(run, "rejected_requests") or 0),
     } | flat
 
 

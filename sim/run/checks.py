@@ -5,11 +5,15 @@ Not here: what a scenario's keys may be by themselves (sim.run.scenario), resolv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from sim.acceptance.forms import parse_quoted
+from sim.acceptance.forms import num_rates, parse_quoted
 from sim.costs.drafters import pair_with
+from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
+from sim.costs.shapes import ModelShape
 from sim.engine.controllers import VERIFYING
 from sim.policies.adaptive import check_table
 from sim.policies.options import Batching, EngineLimits, KvMode, Method, PolicyOptions
@@ -21,6 +25,14 @@ from sim.run.scenario import Engine, Scenario
 
 class IgnoredKeyWarning(UserWarning):
     """A key of the scenario means nothing to a policy that it is given for."""
+
+
+class BeyondMemoryWarning(UserWarning):
+    """More KV blocks are given than the GPU's memory holds."""
+
+
+class ShortAcceptanceWarning(UserWarning):
+    """A list of acceptance rates is shorter than the drafts."""
 
 
 def is_lockstep(scenario: Scenario, profile: Profile, policy: Policy) -> bool:
@@ -135,3 +147,35 @@ def ignored_keys(scenario: Scenario) -> list[str]:
             by = [policy.name for policy in policies if policy.takes is not None and not policy.is_continuous]
             ignored("engine", key, value, by)
     return lines
+
+
+def short_rates(scenario: Scenario) -> list[str]:
+    """One line per list of fewer acceptance rates than drafts have tokens, where some policy drafts."""
+    speculation = scenario.speculation
+    if not any(find_policy(name).is_speculative for name in scenario.policy):
+        return []
+    quotes = [(speculation.acceptance, speculation.num_speculative_tokens)]
+    if speculation.synthetic_acceptance_length or speculation.synthetic_acceptance_rates:
+        quotes = []
+    quotes += [(each.acceptance, each.num_speculative_tokens) for each in speculation.drafts]
+    counts = [(text, num_rates(text), draft_tokens) for text, draft_tokens in quotes]
+    return [
+        f"acceptance {text} has {count} rate{'s' * (count > 1)} for drafts of {draft_tokens} tokens: the last "
+        "conditional one repeats"
+        for text, count, draft_tokens in counts
+        if count is not None and count < draft_tokens
+    ]
+
+
+def beyond_memory(scenario: Scenario, profile: Profile, models: Sequence[ModelShape]) -> list[str]:
+    """A line on given KV blocks that the GPU cannot hold beside the weights of `models`, were all its memory used."""
+    given, block_size = scenario.engine.num_gpu_blocks, scenario.engine.block_size
+    if given is None:
+        return []
+    most = kv_capacity_tokens(profile, 1.0, with_draft=len(models) > 1, beside=models[2:]) // block_size
+    if given <= most:
+        return []
+    return [
+        f"engine.num_gpu_blocks={given} is beyond the GPU's memory: beside the weights {profile.name!r} has room for "
+        f"{most} blocks of {block_size} tokens; a server would fail where this one serves"
+    ]

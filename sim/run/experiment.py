@@ -30,7 +30,8 @@ from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
 from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario
 from sim.workload.classes import assign_classes
-from sim.workload.generate import build_requests, is_trace
+from sim.workload.generate import is_trace, num_requests
+from sim.workload.served import ServedRequests
 
 
 class PolicyStalled(RuntimeError):
@@ -41,14 +42,14 @@ class BeyondContextWarning(UserWarning):
     """Requests are longer than the target's context."""
 
 
-class CutAnswerWarning(UserWarning):
-    """The engine ends answers before they are as long as the workload has them: so many of how many, and where."""
+class _CountedWarning(UserWarning):
+    """So many of how many requests, and what became of them."""
 
     @staticmethod
     def merged(texts: Iterable[str]) -> str:
-        """Of each place where answers end, the run with the largest share of them.
+        """The run with the largest share, of each thing that became of requests.
 
-        >>> CutAnswerWarning.merged(["1 of 200 answers end there", "3 of 480 answers end there"])
+        >>> _CountedWarning.merged(["1 of 200 answers end there", "3 of 480 answers end there"])
         'up to 3 of 480 answers end there'
         """
         runs: dict[str, list[tuple[int, int]]] = {}
@@ -60,6 +61,14 @@ class CutAnswerWarning(UserWarning):
             f"{'up to ' * (len(runs[place]) > 1)}{num_cut} of {num_requests} {place}"
             for place, (num_cut, num_requests) in worst.items()
         )
+
+
+class CutAnswerWarning(_CountedWarning):
+    """The engine ends answers before they are as long as the workload has them."""
+
+
+class RejectedWarning(_CountedWarning):
+    """The engine has no room for an answer to a prompt."""
 
 
 class WindowWarning(UserWarning):
@@ -98,46 +107,32 @@ class Experiment:
         return self.resolved.scenario
 
     def requests(self) -> list[Request]:
-        """New requests that arrive within the window, in order of arrival; at a low rate that may be none."""
-        workload, cut_s = self.scenario.workload, self.scenario.window.arrivals_end_s
-        requests = build_requests(workload, self.seed, self.scenario.engine.block_size)
-        self._end_answers(requests)
-        assign_classes(requests, self.scenario.slo_classes, self.seed)
-        if cut_s is None:
-            return requests
-        if requests[-1].arrival_s <= cut_s and workload.request_rate < inf and not is_trace(workload):
-            warnings.warn(
-                f"{len(requests)} requests end before window.arrivals_end_s={cut_s:g}; raise workload.num_prompts to "
-                "fill it",
-                WindowWarning,
-                stacklevel=2,
-            )
-        return [request for request in requests if request.arrival_s <= cut_s]
+        """The requests of `served`."""
+        return self.served().requests
 
-    def _end_answers(self, requests: Sequence[Request]) -> None:
-        """Answers are no longer than the engine lets them be. A prompt that leaves no room for one is refused where the
-        scenario says how much there is; a model's own context is warned of (`_check_they_fit`)."""
-        longest = self.resolved.max_model_len
-        if longest is None:
-            return
-        num_cut = 0
-        for request in requests:
-            room = longest - request.prompt_tokens
-            if room < 1 and self.scenario.engine.max_model_len is not None:
-                raise ValueError(
-                    f"{self._named(request)}: a prompt of {request.prompt_tokens} tokens has no room for an answer in "
-                    f"engine.max_model_len={longest}"
-                )
-            if 0 < room < request.output_tokens:
-                request.output_tokens = room
-                num_cut += 1
-        if num_cut:
-            warnings.warn(
-                f"{num_cut} of {len(requests)} answers end where prompt and answer are {longest} tokens, as in "
-                f"{self.resolved.engine.name}",
-                CutAnswerWarning,
-                stacklevel=3,
+    def served(self) -> ServedRequests:
+        """New requests that arrive within the window and are served, in order of arrival; at a low rate that may be
+        none. Warns of answers that end early, and of rejected requests."""
+        workload, cut_s = self.scenario.workload, self.scenario.window.arrivals_end_s
+        found = self.resolved.served.requests(
+            self.seed, self.scenario.engine.block_size, inf if cut_s is None else cut_s
+        )
+        assign_classes(found.requests, self.scenario.slo_classes, self.seed)
+        num_sent, engine = len(found.requests) + found.num_rejected, self.resolved.engine.name
+        tokens = self.resolved.served.max_model_len
+        if found.num_cut:
+            text = f"{found.num_cut} of {num_sent} answers end where prompt and answer are {tokens} tokens"
+            warnings.warn(f"{text}, as in {engine}", CutAnswerWarning, stacklevel=2)
+        if found.num_rejected:
+            text = f"{found.num_rejected} of {num_sent} requests are rejected: prompts of {tokens} tokens or more"
+            warnings.warn(f"{text} leave no room for an answer in {engine}", RejectedWarning, stacklevel=2)
+        is_open = workload.request_rate < inf and not is_trace(workload)
+        if cut_s is not None and is_open and num_sent == num_requests(workload):
+            text = (
+                f"{num_sent} requests end before window.arrivals_end_s={cut_s:g}; raise workload.num_prompts to fill it"
             )
+            warnings.warn(text, WindowWarning, stacklevel=2)
+        return found
 
     def _named(self, request: Request) -> str:
         path = self.scenario.workload.dataset_path
@@ -243,7 +238,7 @@ class Experiment:
             batch_wait=resolved.limits.batch_wait,
             frontend_s=resolved.engine.frontend_s,
             frontend_token_s=resolved.engine.frontend_token_s,
-            measured=self.scenario.workload.measured,
+            measured=self.scenario.workload.measured(len(requests)),
             kv_bytes_per_token=resolved.kv_bytes_per_token,
             draws=draws if self.scenario.window.stop_s is None else None,
             names_requests=is_recorded,

@@ -15,6 +15,7 @@ from sim.costs.profile import Profile
 from sim.policies.options import EngineLimits, Method
 from sim.policies.registry import Policy
 from sim.run.scenario import Scenario, Speculation
+from sim.workload.served import Served
 
 
 class DraftLengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,15 +103,15 @@ def limits_on(
     )
 
 
-def max_model_len(engine: EngineCosts, scenario: Scenario, profile: Profile) -> int | None:
-    """Tokens at which `engine` ends an answer, prompt included; None for one that has no such rule. Raises ValueError
-    where the scenario gives that one a length."""
-    given = scenario.engine.max_model_len
+def served_by(scenario: Scenario, profile: Profile, engine: EngineCosts | None = None) -> Served:
+    """The scenario's workload as `engine` serves it, by default the scenario's own. Raises ValueError where it gives a
+    context to one that ends no answer by it."""
+    engine, given = engine or engine_for(scenario, profile), scenario.engine.max_model_len
     if engine.rules.ends_at_max_model_len:
-        return given or profile.target.max_context
+        return Served(scenario.workload, given or profile.target.max_context)
     if given is not None:
         raise ValueError(f"engine.max_model_len={given} is vLLM's; engine {engine.name!r} ends no answer by it")
-    return None
+    return Served(scenario.workload)
 
 
 def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int:

@@ -37,17 +37,25 @@ from sim.policies.adaptive import seed_table
 from sim.policies.disaggregated import LINK
 from sim.policies.options import PREEMPTIVE, EngineLimits, Method, PolicyOptions, rows_per_work
 from sim.policies.registry import Policy, find_policy
-from sim.run.checks import IgnoredKeyWarning, check_policy, ignored_keys, is_lockstep
+from sim.run.checks import (
+    BeyondMemoryWarning,
+    IgnoredKeyWarning,
+    ShortAcceptanceWarning,
+    beyond_memory,
+    check_policy,
+    ignored_keys,
+    is_lockstep,
+    short_rates,
+)
 from sim.run.forecast import MeanLoad, StepForecast
 from sim.run.lane_shares import PartitionOption, best_partition
-from sim.run.limits import DraftLengths, build_acceptance, draft_slots, drafter_of, engine_for, limits_on, max_model_len
+from sim.run.limits import DraftLengths, build_acceptance, draft_slots, drafter_of, engine_for, limits_on, served_by
 from sim.run.scenario import Scenario
-from sim.workload.generate import Workload, build_requests, is_trace, trace_length
+from sim.workload.generate import is_trace
+from sim.workload.served import Served
 
 HEAVY_BYTES = 60e9
 """Weights of a target that report 002's table calls heavy: 34B and more, in bf16."""
-LOAD_SAMPLE = 200
-"""Requests whose means tell of a workload."""
 _chosen: dict[tuple[str, str], tuple[Profile, PartitionOption | None]] = {}
 """What `partition: auto` gave, by scenario and policy, on the profile that was last: every seed asks again."""
 
@@ -111,8 +119,8 @@ class Resolved:
     """GPUs of a replica that seat requests."""
     num_gpus: int
     """GPUs of one replica."""
-    max_model_len: int | None
-    """Tokens of prompt and answer at which the engine ends an answer; None: it does not."""
+    served: Served
+    """The workload as the engine serves it."""
     max_seated: int
     """Requests that one replica admits at once, memory apart."""
 
@@ -144,10 +152,17 @@ def resolve(scenario: Scenario, profile: Profile, policy: str, *, num_slots: int
 
 
 def resolve_all(scenario: Scenario, profile: Profile) -> list[Resolved]:
-    """[policies of the scenario] each resolved; warns of keys that a policy ignores."""
+    """[policies of the scenario] each resolved; warns of keys that a policy ignores, of more KV blocks than fit, and of
+    fewer acceptance rates than drafts have tokens."""
     found = [resolve(scenario, profile, policy) for policy in scenario.policy]
-    for line in ignored_keys(scenario):
-        warnings.warn(line, IgnoredKeyWarning, stacklevel=2)
+    largest = max((one.models for one in found), key=len)
+    for lines, category in (
+        (ignored_keys(scenario), IgnoredKeyWarning),
+        (beyond_memory(scenario, profile, largest), BeyondMemoryWarning),
+        (short_rates(scenario), ShortAcceptanceWarning),
+    ):
+        for line in lines:
+            warnings.warn(line, category, stacklevel=2)
     return found
 
 
@@ -160,6 +175,7 @@ class _Resolver:
         if self.is_real and scenario.energy:
             raise ValueError("energy is simulated only: a replay reads no power; leave it out")
         self.engine = engine_for(scenario, profile, is_real=self.is_real)
+        self.served = served_by(scenario, profile, self.engine)
         self.limits = limits_on(
             self.engine, scenario, profile, is_speculative=policy.is_speculative, is_real=self.is_real
         )
@@ -219,7 +235,7 @@ class _Resolver:
             acceptances=self.acceptances,
             num_engines=self.num_engines,
             num_gpus=self.num_gpus,
-            max_model_len=max_model_len(self.engine, scenario, profile),
+            served=self.served,
             max_seated=self.max_seated,
         )
 
@@ -298,7 +314,7 @@ class _Resolver:
     def _means(self) -> tuple[float, float]:
         """Tokens of a prompt and of an output, of the workload's sample; drawn when a controller first asks."""
         if self._known_means is None:
-            self._known_means = _mean_lengths(sample_requests(self.scenario))
+            self._known_means = _mean_lengths(self.served.sample(self.scenario.seed).requests)
         return self._known_means
 
     # -- memory and limits
@@ -420,8 +436,8 @@ class _Resolver:
 
     def _mean_load(self, pool: Pool, caps: Caps) -> MeanLoad:
         """The scenario in means, the same for all its seeds."""
-        workload, sample = self.scenario.workload, sample_requests(self.scenario)
-        count = len(sample)
+        workload, sent = self.scenario.workload, self.served.sample(self.scenario.seed)
+        sample, count = sent.requests, len(sent.requests)
         prompt, output = _mean_lengths(sample)
         (draft_tokens,) = self._controller().lengths_for(sample[:1])
         per_round = 1.0
@@ -429,7 +445,7 @@ class _Resolver:
             per_round = build_acceptance(self.scenario.speculation, draft_tokens).expected_length(draft_tokens)
         empty = pool.new()
         blocks = sum(empty.blocks_for(request) for request in sample) / count
-        rate, span_s = workload.request_rate, sample[-1].arrival_s - sample[0].arrival_s
+        rate, span_s = workload.request_rate * sent.served_share, sample[-1].arrival_s - sample[0].arrival_s
         if is_trace(workload):
             rate = (count - 1) / span_s if span_s else inf
         max_drafted = caps.decode_batch or self.max_seated
@@ -445,13 +461,6 @@ class _Resolver:
             max_concurrency=workload.max_concurrency,
             plans_ahead=self.limits.async_scheduling,
         )
-
-
-def sample_requests(scenario: Scenario) -> list[Request]:
-    """Requests whose means tell of the workload, the same for all seeds; of a trace no more than it has."""
-    workload: Workload = scenario.workload
-    count = min(LOAD_SAMPLE, trace_length(workload)) if is_trace(workload) else LOAD_SAMPLE
-    return build_requests(workload.sized(count), scenario.seed)
 
 
 def _mean_lengths(requests: Sequence[Request]) -> tuple[float, float]:

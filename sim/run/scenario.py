@@ -65,11 +65,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int | None = None
     """Tokens of one target pass, under every policy; null = the engine's own limit on that GPU."""
     max_model_len: int | None = None
-    """vLLM: an answer ends when prompt and answer have this many tokens; null = the target's context."""
+    """vLLM: an answer ends when prompt and answer have this many tokens, and a prompt that has as many is rejected
+    (`rejected_requests` of a run); null = the target's context."""
     block_size: int = 16
     """Tokens of a KV block."""
     num_gpu_blocks: int | None = None
-    """KV blocks; null = as many as fit beside the weights."""
+    """KV blocks; null = as many as fit beside the weights. More than memory holds are simulated, with a note."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory for weights, KV and passes."""
     cuda_graph: bool | str = True
@@ -411,8 +412,12 @@ def parse_scenario(raw: Mapping[str, Json], profile: Profile | None = None) -> S
         count = workload.get("num_prompts")
         if isinstance(count, str) and count != AUTO:
             workload["num_prompts"] = _count(count)
-        if workload.get("dataset_name") in TIMED_TRACES and "request_rate" not in workload:
-            workload.setdefault("trace_arrivals", "recorded")
+        if "request_rate" not in workload:
+            if workload.get("dataset_name") in TIMED_TRACES:
+                workload.setdefault("trace_arrivals", "recorded")
+            # A closed loop, as in `vllm bench serve`.
+            if workload.get("max_concurrency") is not None and workload.get("trace_arrivals") != "recorded":
+                workload["request_rate"] = inf
     try:
         return msgspec.convert(raw, Scenario, strict=False)
     except msgspec.ValidationError as error:

@@ -18,6 +18,7 @@ from sim.metrics.energy import PowerMeter
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord, work_record
 from sim.run.experiment import Accounts, Experiment
 from sim.run.resolve import Resolved
+from sim.workload.served import ServedRequests
 
 OnWork = Callable[[SimTicket], None]
 
@@ -33,7 +34,8 @@ def simulate(
     Raises ValueError for requests that no KV memory of this profile can hold, PolicyStalled for a stuck policy.
     """
     experiment = Experiment(resolved, seed)
-    requests = list(requests) if requests is not None else experiment.requests()
+    served = experiment.served() if requests is None else ServedRequests(list(requests))
+    requests = served.requests
     draws = experiment.draws(requests)
     meter = _meter(resolved) if resolved.scenario.energy else None
     hear = None if meter is None else meter.hear
@@ -47,7 +49,7 @@ def simulate(
         host.run_until(resolved.scenario.window.stop_s)
         experiment.check_served(serving)
         record = experiment.record(serving, accounts_of(host, []))
-    return record if meter is None else replace(record, power=meter.trace)
+    return replace(record, num_rejected=served.num_rejected, power=None if meter is None else meter.trace)
 
 
 def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request] | None = None) -> list[Request]:

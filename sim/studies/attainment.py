@@ -28,6 +28,7 @@ from sim.engine.fleet import Routing
 from sim.metrics.price import Price
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
+from sim.run.limits import served_by
 from sim.run.resolve import Resolved, resolve_all
 from sim.run.scenario import PlainScenario, Scenario, to_plain
 from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers, interval_90
@@ -45,7 +46,7 @@ from sim.studies.load_search import (
     with_length,
 )
 from sim.studies.plan.answer import Stated
-from sim.workload.generate import is_trace, mean_tokens
+from sim.workload.generate import is_trace
 
 ATTAINMENT_SCHEMA = 1
 DEFAULT_SHARE = 0.95
@@ -401,7 +402,8 @@ def _transient(search: LoadSearch, scenario: Scenario, runs: Sequence[Run]) -> s
 
 def _output_tokens_per_s(search: LoadSearch, rate_per_s: float) -> float:
     """Output tokens per second of requests that come, and are served, at that rate."""
-    return rate_per_s * mean_tokens(search.scenario.workload, child_seed(search.scenario.seed, CAPACITY_KEY))[1]
+    mean = served_by(search.scenario, search.profile).mean_tokens(child_seed(search.scenario.seed, CAPACITY_KEY))
+    return rate_per_s * mean.output_per_sent
 
 
 def _mean(runs: Sequence[Run], metric: str) -> float | None:

@@ -19,9 +19,9 @@ from sim.costs.shapes import Formats, ModelShape
 from sim.files.json_values import Json
 from sim.policies.options import Method
 from sim.policies.registry import find_policy
-from sim.run.limits import engine_for, limits_of
+from sim.run.limits import engine_for, limits_of, served_by
 from sim.run.scenario import Scenario
-from sim.workload.generate import mean_tokens, num_requests
+from sim.workload.generate import num_requests
 
 REPOSITORIES = {
     "apertus-8b": "swiss-ai/Apertus-8B-2509",
@@ -157,7 +157,8 @@ def checking_lines(
     if speculation.num_speculative_tokens and any(find_policy(name).is_speculative for name in scenario.policy):
         config, more = _checking_config(scenario, profile, method, draft)
         notes += [draft.note if draft is not None else None, *more]
-    prompt_tokens, output_tokens = (round(mean) for mean in mean_tokens(workload, scenario.seed))
+    means = served_by(scenario, profile).mean_tokens(scenario.seed)
+    prompt_tokens, output_tokens = round(means.prompt), round(means.output)
     if workload.random_range_ratio is not None:
         prompt_tokens, output_tokens = (
             fixed or mean for fixed, mean in zip(workload.fixed_len, (prompt_tokens, output_tokens), strict=True)

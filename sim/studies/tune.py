@@ -25,7 +25,7 @@ from sim.files.json_values import Json
 from sim.metrics.summary import Run, number
 from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
-from sim.run.resolve import resolve, resolve_all, sample_requests
+from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import PlainScenario, Scenario, to_plain
 from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers
 from sim.studies.evidence import asked_of, evidence
@@ -138,7 +138,7 @@ def concurrencies_of(scenario: Scenario, profile: Profile) -> tuple[int, ...]:
     """1, 2, 4 and so on up to the engine's seats, the scenario's own max_concurrency, or MEMORY_SHARE of the requests
     that memory holds, whichever is fewest: a batch that is kept small by memory is no larger with more in flight."""
     resolved = resolve(scenario, profile, scenario.policy[0])
-    sample, pool = sample_requests(scenario), resolved.pool.new()
+    sample, pool = resolved.served.sample(scenario.seed).requests, resolved.pool.new()
     held = pool.num_blocks * len(sample) / sum(pool.blocks_for(request) for request in sample)
     seats = resolved.limits.max_num_seqs
     most = max(1, min(seats, scenario.workload.max_concurrency or seats, int(MEMORY_SHARE * held)))

@@ -5,15 +5,15 @@ arrivals, a longer run begins with the same requests. Closed loops are the serve
 are warm-ups. Not here: the length tables (sim.workload.lengths) and recorded traces (sim.workload.traces).
 """
 
-import sys
 from enum import StrEnum
 from functools import lru_cache
 from math import ceil, floor, inf, isfinite
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.draws import Floats, Integers
 from sim.interface.request import Request
@@ -37,6 +37,7 @@ MIN_AUTO_PROMPTS = 1000
 """Requests of a run whose length is left to lanesim, before it is known how many it needs."""
 MEAN_SAMPLE = 20_000
 """Draws whose mean stands for a workload's mean length."""
+Mask = NDArray[np.bool_]
 _ARRIVALS, _PROMPTS, _OUTPUTS, _PREFIXES = range(4)
 """Streams of the seed."""
 
@@ -70,7 +71,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     burstiness: float = 1.0
     """Shape of the gamma distribution of gaps between arrivals: 1 is Poisson, less is burstier."""
     max_concurrency: int | None = None
-    """Requests that the server works on at once; arrivals do not change."""
+    """Requests that the server works on at once. Where no request_rate is given it is inf then, a closed loop, as in
+    `vllm bench serve`; a trace that is replayed as recorded keeps its arrivals."""
     input_len: int | None = None
     """Prompt tokens of every request, whatever the dataset says."""
     output_len: int | None = None
@@ -97,12 +99,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     num_forks: int = 1
     """Answers to each prompt, asked for at the same time; a session goes on from the first."""
 
-    @property
-    def measured(self) -> range:
-        """Arrival indices of the requests that are no warm-up and no cool-down."""
-        if self.num_cooldowns and isinstance(self.num_prompts, int):
-            return range(self.num_warmups, self.num_prompts - self.num_cooldowns)
-        return range(self.num_warmups, sys.maxsize)
+    def measured(self, count: int) -> range:
+        """Arrival indices of those of `count` requests that are no warm-up and no cool-down."""
+        return range(self.num_warmups, count - self.num_cooldowns)
 
     def sized(self, num_prompts: int, num_warmups: int = 0, num_cooldowns: int = 0) -> "Workload":
         """The same with so many requests."""
@@ -218,32 +217,64 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class Columns(NamedTuple):
+    """Requests as they are sent, in order of arrival, a column [requests] per field."""
+
+    ids: list[str]
+    arrival_s: Floats
+    prompt_tokens: Integers
+    output_tokens: Integers
+    contents: list[Content]
+    """Empty where nothing is known of any."""
+
+    def kept(self, is_kept: Mask) -> "Columns":
+        """Those of the requests that are marked."""
+        indices = np.flatnonzero(is_kept).tolist()
+        return Columns(
+            [self.ids[index] for index in indices],
+            self.arrival_s[is_kept],
+            self.prompt_tokens[is_kept],
+            self.output_tokens[is_kept],
+            [self.contents[index] for index in indices] if self.contents else [],
+        )
+
+    def requests(self) -> list[Request]:
+        """New ones, index 0 first."""
+        lengths = self.prompt_tokens.tolist(), self.output_tokens.tolist()
+        rows = zip(range(len(self.ids)), self.ids, self.arrival_s.tolist(), *lengths, strict=True)
+        if not self.contents:
+            return [Request(*row) for row in rows]
+        return [Request(*row, content) for row, content in zip(rows, self.contents, strict=True)]
+
+
 def build_requests(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKENS) -> list[Request]:
-    """The requests of `workload` in order of arrival, index 0 first, their content in blocks of `block_tokens`.
+    """The requests of `workload` as they are sent, however long (as they are served: sim.workload.served)."""
+    return build_columns(workload, seed, block_tokens).requests()
+
+
+def build_columns(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKENS) -> Columns:
+    """The requests of `workload` in order of arrival, their content in blocks of `block_tokens`.
 
     A trace without arrival times gets drawn ones. Raises ValueError for a trace that cannot be served.
     """
     count = num_requests(workload)
-    contents: list[Content] = []
     if is_trace(workload):
         trace = _trace(workload, count, block_tokens)
-        arrivals = _trace_arrivals(trace, workload, seed)
-        prompts, outputs, ids = trace.prompt_tokens, trace.output_tokens, list(trace.ids)
         contents = reblocked(trace.contents, trace.content_tokens, block_tokens, trace.source)
-    elif workload.sharing != Sharing(turn_gap_s=workload.turn_gap_s):
+        arrivals = _trace_arrivals(trace, workload, seed)
+        return Columns(list(trace.ids), arrivals, trace.prompt_tokens, trace.output_tokens, contents)
+    ids = [str(index) for index in range(count)]
+    if workload.sharing != Sharing(turn_gap_s=workload.turn_gap_s):
         drawn = requests_of(_sessions(workload, count, seed), workload.sharing, count, block_tokens)
-        return [
-            Request(index, str(index), each.arrival_s, each.prompt_tokens, each.output_tokens, each.content)
-            for index, each in enumerate(drawn)
-        ]
-    else:
-        arrivals = arrival_times(count, workload.request_rate, workload.burstiness, seed)
-        prompts, outputs = _lengths(workload, count, seed)
-        ids = [str(index) for index in range(count)]
-    columns = zip(range(count), ids, arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
-    if not contents:
-        return [Request(*row) for row in columns]
-    return [Request(*row, content) for row, content in zip(columns, contents, strict=True)]
+        return Columns(
+            ids,
+            np.array([each.arrival_s for each in drawn]),
+            np.array([each.prompt_tokens for each in drawn]),
+            np.array([each.output_tokens for each in drawn]),
+            [each.content for each in drawn],
+        )
+    arrivals = arrival_times(count, workload.request_rate, workload.burstiness, seed)
+    return Columns(ids, arrivals, *_lengths(workload, count, seed), [])
 
 
 def _sessions(workload: Workload, count: int, seed: int) -> Sessions:
@@ -261,20 +292,17 @@ def _sessions(workload: Workload, count: int, seed: int) -> Sessions:
     )
 
 
-def mean_tokens(workload: Workload, seed: int) -> tuple[float, float]:
-    """(prompt, output) tokens of a request in the mean: a whole trace's, or of MEAN_SAMPLE draws where they vary."""
+def sent_lengths(workload: Workload, seed: int) -> tuple[Integers, Integers]:
+    """Prompt and output tokens of requests as they are sent, whose means are the workload's: a whole trace's, or of
+    MEAN_SAMPLE draws."""
     if is_trace(workload):
         trace = _trace(workload, None)
-        prompts, outputs = trace.prompt_tokens, trace.output_tokens
-    elif workload.sharing.requests_per_session > 1:
-        sample = build_requests(workload.sized(MEAN_SAMPLE), seed)
-        return (
-            sum(request.prompt_tokens for request in sample) / MEAN_SAMPLE,
-            sum(request.output_tokens for request in sample) / MEAN_SAMPLE,
-        )
-    else:
-        prompts, outputs = _lengths(workload, MEAN_SAMPLE, seed)
-    return workload.prefix_len + float(prompts.mean()), float(outputs.mean())
+        return trace.prompt_tokens, trace.output_tokens
+    if workload.sharing.requests_per_session > 1:
+        columns = build_columns(workload.sized(MEAN_SAMPLE), seed)
+        return columns.prompt_tokens, columns.output_tokens
+    prompts, outputs = _lengths(workload, MEAN_SAMPLE, seed)
+    return workload.prefix_len + prompts, outputs
 
 
 def is_trace(workload: Workload) -> bool:

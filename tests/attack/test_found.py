@@ -187,14 +187,21 @@ def test_a_hostile_file_is_one_line_that_names_it(
     assert name in refusal(capsys, "check", str(path))
 
 
-@pytest.mark.parametrize("limit", [[], ["--set", "engine.max_model_len=1000"]])
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ([], "every request of '{}' is rejected: "),
+        (["--set", "engine.max_model_len=1000"], "every request of '{}' is rejected: "),
+        (["--engine", "sglang-0.5"], "request 0 of '{}': prompt 600000 + output 3 tokens need "),
+    ],
+)
 def test_a_prompt_that_nothing_holds_names_its_trace(
-    limit: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    limit: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "t.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,600000,3\n")
     args = [*COMPARE, "--dataset-name", "csv", "--dataset-path", str(path), "--num-prompts", "1", *limit]
-    assert f"request 0 of '{path}': " in refusal(capsys, *args)
+    assert said.format(path) in refusal(capsys, *args)
 
 
 LAUNCHES: dict[str, tuple[list[str], str]] = {

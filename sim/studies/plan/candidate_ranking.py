@@ -17,6 +17,7 @@ from sim.compare.pool import Runner, given
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.summary import Run, number
+from sim.run.limits import served_by
 from sim.run.scenario import Scenario
 from sim.studies.length_choice import PLAIN
 from sim.studies.load_search import joint_share
@@ -179,7 +180,8 @@ def _ranked(settings: Sequence[_Setting], rate_per_s: float | None) -> Ranked:
     """What the first pass says of one candidate, by the settings tried of it."""
     best = max(settings, key=lambda each: each.best)
     candidate = best.candidate
-    rate = best.best * candidate.profile.data_parallel
+    means = served_by(best.scenario, candidate.profile).mean_tokens(best.scenario.seed)
+    rate = best.best / means.served_share * candidate.profile.data_parallel
     useful = tuple(count for count in best.concurrencies if best.goodput.get(count, 0.0) >= FALLEN * best.goodput[1])
     near = {
         setting.k

@@ -23,7 +23,7 @@ from sim.draws import child_seed
 from sim.engine.fleet import Routing
 from sim.files.json_values import Json
 from sim.metrics.summary import number
-from sim.run.limits import limits_of
+from sim.run.limits import limits_of, served_by
 from sim.run.scenario import PlainScenario, Scenario, to_plain
 from sim.studies.attainment import DEFAULT_SHARE, Fleet, Highest, highest_load
 from sim.studies.cost_draws import DEFAULT_DRAWS, covers
@@ -33,7 +33,6 @@ from sim.studies.plan.answer import Answer, Stated
 from sim.studies.plan.candidate_ranking import POLICY, Candidate, OnDone, Ranked, Refused, cost, first_pass
 from sim.studies.serve_commands import checking_lines
 from sim.studies.tune import Tuning, tune
-from sim.workload.generate import mean_tokens
 
 PLAN_SCHEMA = 1
 ROWS = 5
@@ -220,7 +219,6 @@ class _Refinement:
         """The scenario without energy, which only the rows that are refined have."""
         self._target_model = target_model
         self._price_per_gpu_h, self._draws, self._workers, self._on_done = price_per_gpu_h, draws, workers, on_done
-        self._output_tokens = mean_tokens(scenario.workload, scenario.seed)[1]
 
     def __call__(self, ranked: Ranked) -> _Refined | Refused:
         candidate = ranked.candidate
@@ -275,6 +273,7 @@ class _Refinement:
         replicas = 1 if fleet is None else ceil((fleet.replicas or 1) / ranks)
         shares = fleet.attainment_by_draw if fleet is not None else []
         rate = self._rate_per_s or load * ranks
+        per_gpu = self._per_gpu(ranked.candidate, rate, replicas * ranked.candidate.gpus)
         k = scenario.speculation.num_speculative_tokens
         loads = (highest.in_flight, highest.in_flight)
         return PlannedDeployment(
@@ -293,8 +292,8 @@ class _Refinement:
             utilisation=rate / (replicas * ranks * load),
             rate_per_replica=load * ranks,
             rate_interval=None if interval is None else (interval[0] * ranks, interval[1] * ranks),
-            output_tokens_per_s_per_gpu=self._per_gpu(rate, replicas * ranked.candidate.gpus),
-            usd_per_million_tokens=self._usd(rate, replicas * ranked.candidate.gpus),
+            output_tokens_per_s_per_gpu=per_gpu,
+            usd_per_million_tokens=self._usd(per_gpu),
             joules_per_output_token=self._joules(scenario, profile, rate / (replicas * ranks)),
             evidence=evidence(profile, [asked_of(scenario, profile, POLICY, loads)]),
             is_first_pass=False,
@@ -304,6 +303,7 @@ class _Refinement:
         """A row of the first pass alone."""
         candidate, rate = ranked.candidate, self._rate_per_s or ranked.rate_per_s
         gpus = ranked.gpus or candidate.gpus
+        per_gpu = self._per_gpu(candidate, rate, gpus)
         return PlannedDeployment(
             deployment=candidate.label,
             profile=candidate.name,
@@ -318,8 +318,8 @@ class _Refinement:
             utilisation=rate / (gpus // candidate.gpus * ranked.rate_per_s),
             rate_per_replica=ranked.rate_per_s,
             rate_interval=None,
-            output_tokens_per_s_per_gpu=self._per_gpu(rate, gpus),
-            usd_per_million_tokens=self._usd(rate, gpus),
+            output_tokens_per_s_per_gpu=per_gpu,
+            usd_per_million_tokens=self._usd(per_gpu),
             is_first_pass=True,
         )
 
@@ -332,13 +332,14 @@ class _Refinement:
         order = _order(self.about(ranked), self._rate_per_s)
         return len(refined) < ROWS and order < min(_order(each.row, self._rate_per_s) for each in refined)
 
-    def _per_gpu(self, rate: float, gpus: int) -> float:
-        return rate * self._output_tokens / gpus
+    def _per_gpu(self, candidate: Candidate, rate: float, gpus: int) -> float:
+        scenario = msgspec.structs.replace(self.scenario, profile=candidate.name)
+        return rate * served_by(scenario, candidate.profile).mean_tokens(scenario.seed).output_per_sent / gpus
 
-    def _usd(self, rate: float, gpus: int) -> float | None:
+    def _usd(self, output_tokens_per_s_per_gpu: float) -> float | None:
         if self._price_per_gpu_h is None:
             return None
-        return self._price_per_gpu_h / (3600.0 * self._per_gpu(rate, gpus)) * 1e6
+        return self._price_per_gpu_h / (3600.0 * output_tokens_per_s_per_gpu) * 1e6
 
     def _joules(self, scenario: Scenario, profile: Profile, rate: float) -> float | None:
         """Joules per output token of one rank at its part of the load, where energy was asked for."""

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[3]
 MAX_LINES = 2
 PAIR = "a100-sxm/llama-3.1-8b+llama-3.2-1b"
 LONG = ["--input-len", "140000", "--output-len", "40", "--num-prompts", "4", "--request-rate", "2"]
+LONG += ["--set", "engine.max_model_len=150000"]
 """Requests longer than what was measured and than the model was made for."""
 
 

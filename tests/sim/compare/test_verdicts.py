@@ -220,7 +220,8 @@ def test_no_more_than_a_tenth_is_left_out_of_a_length_left_open() -> None:
 def test_a_second_pilot_makes_no_run_shorter_than_the_first_one_asked_for() -> None:
     """With this seed the pilot of 1,000 requests asks for 1,400, and the one of 1,400 for 1,300."""
     asked: dict[str, Any] = {"profile": ALONE, "policy": "autoregressive", "dataset_name": "azure-conv"}
-    _, length = choose_run_length(Scenario.of(**asked, num_speculative_tokens=0, request_rate=8, seed=5), load(ALONE))
+    asked |= {"num_speculative_tokens": 0, "request_rate": 8, "engine.max_model_len": 100_000}
+    _, length = choose_run_length(Scenario.of(**asked, seed=5), load(ALONE))
     assert length.num_prompts == 1400
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import sys
+
 import pytest
 
+import lanesim
 from sim.costs.cost import Demands, Link
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.request import Request
 from sim.interface.work import Chunk, Kind, Model, Work
+from sim.policies.registry import POLICIES
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, request
 
@@ -216,3 +222,27 @@ def test_a_step_alone_costs_no_event() -> None:
     machine.run_until()
     assert machine.now_s == 500.0
     assert numbers == [1]
+
+
+# -- beside an event loop
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_simulation_within_a_running_event_loop_leaves_nothing_to_it(policy: str) -> None:
+    """As in a notebook: lanes that wait for a next prompt when all is over are dropped without a task of the loop. The
+    hooks of the loop are its own again then."""
+    complaints: list[dict[str, object]] = []
+
+    async def cell() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        hooks = sys.get_asyncgen_hooks()
+        lanesim.simulate(profile="cpu/tiny", policy=policy, num_prompts=4, request_rate=10)
+        assert sys.get_asyncgen_hooks() == hooks
+        gc.collect()
+        assert len(asyncio.all_tasks()) == 1
+        await asyncio.sleep(0)
+        gc.collect()
+
+    asyncio.run(cell())
+    assert complaints == []

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from sim.compare.side_by_side import compare
+from sim.costs.memory import kv_capacity_blocks
 from sim.costs.profile_files import load
 from sim.metrics.records import RunRecord
 from sim.policies.options import PolicyOptions
 from sim.policies.registry import POLICIES, Policy
 from sim.report.tables import comparison_tables
-from sim.run.checks import IgnoredKeyWarning, ignored_keys
+from sim.run.checks import BeyondMemoryWarning, IgnoredKeyWarning, ignored_keys
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 from sim.run.scenario_file import read_scenario
@@ -194,6 +195,35 @@ def test_a_key_that_a_policy_ignores_is_a_note() -> None:
     ]
     with pytest.warns(IgnoredKeyWarning, match="verify_batch=12 means nothing to continuous, pd"):
         resolve_all(given, load(PAIR))
+
+
+def test_kv_blocks_beyond_the_gpus_memory_are_a_note_that_says_how_many_fit() -> None:
+    """Without the draft's weights and KV more fit."""
+    profile = load(PAIR)
+    for policy, with_draft in (("pd", True), ("autoregressive", False)):
+        most = kv_capacity_blocks(profile, 16, 1.0, with_draft=with_draft)
+        with pytest.warns(
+            BeyondMemoryWarning, match=rf"num_gpu_blocks={most + 1} is beyond .* has room for {most} blo"
+        ):
+            resolve_all(scenario(policy, num_gpu_blocks=most + 1), profile)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            resolve_all(scenario(policy, num_gpu_blocks=most), profile)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "noted"),
+    [("vllm:.7", "vllm:.7 has 1 rate for"), ("per-position:.8,.6~1.1", "has 2 rates for"), ("iid:.7", None)],
+)
+def test_fewer_rates_than_drafted_tokens_are_a_note(acceptance: str, noted: str | None) -> None:
+    def said(policy: str, draft_tokens: int) -> list[str]:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            resolve_all(scenario(policy, acceptance=acceptance, num_speculative_tokens=draft_tokens), load(PAIR))
+        return [str(each.message) for each in found]
+
+    assert [noted in text and "drafts of 3 tokens" in text for text in said("pd", 3) if noted] == [True] * bool(noted)
+    assert said("pd", 1) == said("autoregressive", 3) == []
 
 
 def test_every_option_means_something_to_some_policy() -> None:

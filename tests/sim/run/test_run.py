@@ -36,8 +36,10 @@ def test_more_bandwidth_never_slows_a_lone_request(policy: str) -> None:
 
 
 def test_a_request_beyond_the_models_context_is_noted() -> None:
+    raw = {"workload": {"num_prompts": 1, "input_len": 5000}, "engine": {"max_model_len": 6000}}
+    resolved = resolve(parse_scenario({"profile": PAIR, "policy": "pd"} | raw), load(PAIR), "pd")
     with pytest.warns(UserWarning, match=r"requests longer than llama-2-7b's context of 4096 tokens"):
-        simulate(resolve(scenario("pd", num_prompts=1, input_len=5000), load(PAIR), "pd"), 0)
+        simulate(resolved, 0)
 
 
 def test_a_window_counts_what_it_cuts() -> None:

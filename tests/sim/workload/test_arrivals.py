@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
@@ -11,6 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from sim.cli.main import run
+from sim.run.scenario import Scenario
 from sim.workload.generate import TraceArrivals, Workload, arrival_times, build_requests
 from sim.workload.traces import rescaled
 
@@ -66,3 +69,21 @@ def test_arrivals_all_at_once_have_no_shape_to_rescale() -> None:
     with pytest.raises(ValueError, match="all arrive at once"):
         rescaled(np.zeros(3), 4.0, "trace.csv")
     assert rescaled(np.zeros(1), 4.0, "trace.csv").tolist() == [0.0]
+
+
+def test_concurrency_without_a_rate_is_a_closed_loop(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in `vllm bench serve`; a trace that is replayed has its recorded arrivals, which nobody gave a rate."""
+
+    def workload(**keys: Any) -> Workload:
+        return Scenario.of({"profile": "cpu/tiny", "policy": "pd", "workload": keys}).workload
+
+    assert workload(max_concurrency=2).request_rate == inf
+    assert workload(max_concurrency=2, request_rate=3).request_rate == 3.0
+    assert workload().request_rate == workload(max_concurrency=None).request_rate == 4.0
+    timed = {"dataset_name": "trace-azure", "dataset_path": write(AZURE), "max_concurrency": 2}
+    assert workload(**timed).trace_arrivals is TraceArrivals.RECORDED
+    assert workload(**timed, trace_arrivals="poisson").request_rate == inf
+    flags = ["--profile", "cpu/tiny", "--policy", "pd", "--num-prompts", "4", "--max-concurrency", "2"]
+    assert run(["compare", *flags, "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["scenario"]["workload"]["request_rate"], found["runs"][0]["load"]) == ("inf", "closed")

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from sim.workload.content import Chains, common, read_prompts, reblocked
-from sim.workload.generate import Workload, build_requests, mean_tokens
+from sim.workload.generate import Workload, build_requests
+from sim.workload.served import Served
 from sim.workload.traces import read_trace
 from tests.calibrate.support import published
 
@@ -196,7 +197,7 @@ def test_requests_come_at_the_rate_that_was_asked_for() -> None:
 
 def test_mean_lengths_count_the_conversation_so_far() -> None:
     told = Workload(dataset_name="fixed", input_len=20, output_len=12, prefix_len=100, num_turns=2, turn_gap_s=0.0)
-    assert mean_tokens(told, 0) == (100 + 20 + 32 / 2, 12.0)
+    assert Served(told).mean_tokens(0)[:2] == (100 + 20 + 32 / 2, 12.0)
 
 
 @pytest.mark.parametrize(

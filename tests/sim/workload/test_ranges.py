@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sim.compare.run_length import lockstep_note
 from sim.run.scenario import Scenario
-from sim.workload.generate import Workload, build_requests, mean_tokens
+from sim.workload.generate import Workload, build_requests
+from sim.workload.served import Served
 
 LOOP: dict[str, Any] = {"profile": "h100-sxm/llama-3.1-8b+eagle3", "policy": ["continuous"], "request_rate": "inf"}
 
@@ -28,7 +29,7 @@ def test_a_range_ratio_draws_every_length_around_the_mean_as_vllm_does() -> None
     assert set(outputs) == set(range(8, 13))
     assert all(outputs.count(tokens) == pytest.approx(800, rel=0.1) for tokens in range(8, 13))
     workload = Workload(input_len=1000, output_len=10, random_range_ratio=0.2)
-    assert mean_tokens(workload, 0) == pytest.approx((1000.0, 10.0), rel=0.01)
+    assert Served(workload).mean_tokens(0)[:2] == pytest.approx((1000.0, 10.0), rel=0.01)
 
 
 def test_a_length_range_draws_from_one_share_to_another() -> None:

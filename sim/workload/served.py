@@ -1,0 +1,120 @@
+"""A workload as an engine serves it: answers end where prompt and answer are as long as its context lets them be, and a
+prompt that leaves no room for one token is rejected, as vLLM does with HTTP 400.
+
+Everybody who counts requests or their tokens has them from here. Not here: requests as they are sent
+(sim.workload.generate), which engines end answers, and where (sim.run.limits).
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from sim.draws import Integers
+from sim.interface.request import Request
+from sim.workload.content import BLOCK_TOKENS
+from sim.workload.generate import MEAN_SAMPLE, Mask, Workload, at_most, build_columns, sent_lengths
+
+SAMPLE = 200
+"""Requests that tell of a workload."""
+
+
+class AllRejected(ValueError):
+    """No prompt leaves room for an answer."""
+
+    def __init__(self, dataset_path: str | None, prompt_tokens: int, max_model_len: int) -> None:
+        """`prompt_tokens` of the shortest prompt."""
+        super().__init__(dataset_path, prompt_tokens, max_model_len)
+
+    def __str__(self) -> str:
+        dataset_path, prompt_tokens, max_model_len = self.args
+        return (
+            f"every request{f' of {dataset_path!r}' if dataset_path else ''} is rejected: the shortest prompt has "
+            f"{prompt_tokens} tokens, and a prompt and its answer have at most {max_model_len} (engine.max_model_len; "
+            "by default the model's context)"
+        )
+
+
+class ServedRequests(NamedTuple):
+    """Requests that an engine serves, and how many of those that are sent differ."""
+
+    requests: list[Request]
+    num_cut: int = 0
+    """Requests among them whose answers end early."""
+    num_rejected: int = 0
+    """Requests beside them."""
+
+    @property
+    def served_share(self) -> float:
+        return len(self.requests) / (len(self.requests) + self.num_rejected)
+
+
+class MeanTokens(NamedTuple):
+    """Means over the requests that are served."""
+
+    prompt: float
+    output: float
+    served_share: float = 1.0
+    """Requests that are served over those that are sent."""
+
+    @property
+    def output_per_sent(self) -> float:
+        """Output tokens per request that is sent: none of a rejected one."""
+        return self.output * self.served_share
+
+
+class Served(msgspec.Struct, frozen=True):
+    """A workload and the context of the engine that serves it."""
+
+    workload: Workload
+    max_model_len: int | None = None
+    """Tokens of prompt and answer at most; None: the engine ends no answer."""
+
+    def requests(self, seed: int, block_tokens: int = BLOCK_TOKENS, end_s: float = inf) -> ServedRequests:
+        """New requests in order of arrival, index 0 first, of those that are sent until `end_s`; at a low rate that may
+        be none. Raises ValueError where all are rejected, and for a trace that cannot be served."""
+        columns = build_columns(self.workload, seed, block_tokens)
+        is_sent = columns.arrival_s <= end_s
+        fitted = self._fitted(columns.prompt_tokens, columns.output_tokens)
+        if fitted is None:
+            return ServedRequests((columns if is_sent.all() else columns.kept(is_sent)).requests())
+        is_served, answers = fitted[0] & is_sent, fitted[1]
+        kept = columns._replace(output_tokens=answers).kept(is_served)
+        num_cut = int(np.count_nonzero(is_served & (answers < columns.output_tokens)))
+        return ServedRequests(kept.requests(), num_cut, int(np.count_nonzero(is_sent & ~is_served)))
+
+    def sample(self, seed: int) -> ServedRequests:
+        """SAMPLE requests that tell of the workload, more where all of these are rejected; of a trace no more than it
+        has. Raises ValueError as `requests` does."""
+        few, many = (
+            msgspec.structs.replace(self, workload=self.workload.sized(at_most(self.workload, count)))
+            for count in (SAMPLE, MEAN_SAMPLE)
+        )
+        try:
+            return few.requests(seed)
+        except AllRejected:
+            return many.requests(seed)
+
+    def mean_tokens(self, seed: int) -> MeanTokens:
+        """Means of a whole trace, or of MEAN_SAMPLE draws. Raises ValueError where all are rejected."""
+        prompts, outputs = sent_lengths(self.workload, seed)
+        fitted = self._fitted(prompts, outputs)
+        if fitted is None:
+            return MeanTokens(float(prompts.mean()), float(outputs.mean()))
+        is_served, answers = fitted
+        share = float(is_served.mean())
+        return MeanTokens(float(prompts[is_served].mean()), float(answers[is_served].mean()), share)
+
+    def _fitted(self, prompts: Integers, outputs: Integers) -> tuple[Mask, Integers] | None:
+        """[requests] which are served, and the tokens of their answers; None where all are served as they are sent."""
+        if self.max_model_len is None:
+            return None
+        room = self.max_model_len - prompts
+        if not (outputs > room).any():
+            return None
+        if not (room > 0).any():
+            raise AllRejected(self.workload.dataset_path, int(prompts.min()), self.max_model_len)
+        return room > 0, np.minimum(outputs, room)

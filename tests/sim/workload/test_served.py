@@ -1,0 +1,219 @@
+"""The served workload: answers cut at the context, prompts without room for one rejected, and from every command the
+figures of a workload that was sent so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.cli.main import run
+from sim.compare.capacity import capacity
+from sim.compare.run_length import load_of
+from sim.costs.profile_files import load
+from sim.metrics.price import Price
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+from sim.studies.attainment import highest_load
+from sim.studies.plan.candidate_ranking import Candidate, first_pass
+from sim.studies.plan.search import plan
+from sim.studies.serve_commands import checking_lines
+from sim.studies.tune import concurrencies_of
+from sim.workload.generate import TraceArrivals, Workload, build_requests
+from sim.workload.served import SAMPLE, Served
+
+PROFILE = "h100-sxm/llama-3.1-8b"
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+CONTEXT = 1000
+SLO = {"goodput.ttft_ms": 5000.0, "goodput.tpot_ms": 100.0}
+
+
+def scenario(**changes: Any) -> Scenario:
+    given = {"profile": PROFILE, "policy": "autoregressive", "num_prompts": 60, "num_speculative_tokens": 0, "seed": 3}
+    return Scenario.of(**given | {"engine.max_model_len": CONTEXT} | changes)
+
+
+def trace(path: Path, *lengths: tuple[int, int]) -> Workload:
+    """Requests a second apart."""
+    rows = [f"{second},{prompt},{output}" for second, (prompt, output) in enumerate(lengths)]
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]))
+    return Workload(dataset_name="csv", dataset_path=str(path), trace_arrivals=TraceArrivals.RECORDED)
+
+
+CUT, SENT_CUT = {"input_len": 900, "output_len": 500}, {"input_len": 900, "output_len": 100}
+"""Requests whose answers are cut, and the same work sent as it is served."""
+
+
+def mixed(path: Path, rejected: bool) -> dict[str, Any]:
+    """A trace, every third request of which is rejected, or lacks them."""
+    count = 240
+    rows = [(1000, 50) if i % 3 == 0 else (200, 50) for i in range(count)]
+    sent = trace(path / f"{rejected}.csv", *(row for row in rows if rejected or row[0] < CONTEXT))
+    return {"dataset_name": "csv", "dataset_path": sent.dataset_path, "num_prompts": "auto", "request_rate": 1.0}
+
+
+def test_the_context_ends_answers_and_rejects_prompts_that_leave_no_room_for_one(tmp_path: Path) -> None:
+    """Requests that follow a rejected one keep their names, and count on without it."""
+    workload = trace(tmp_path / "t.csv", (999, 5), (1000, 5), (1001, 5), (900, 100), (900, 101), (1, 1))
+    found = Served(workload, CONTEXT).requests(0)
+    lengths = [(each.prompt_tokens, each.output_tokens) for each in found.requests]
+    assert lengths == [(999, 1), (900, 100), (900, 100), (1, 1)]
+    assert [(each.index, each.arrival_s) for each in found.requests] == [(0, 0.0), (1, 3.0), (2, 4.0), (3, 5.0)]
+    assert [each.id for each in found.requests] == [build_requests(workload, 0)[place].id for place in (0, 3, 4, 5)]
+    assert (found.num_cut, found.num_rejected, found.served_share) == (2, 2, 4 / 6)
+    assert Served(workload, CONTEXT).requests(0, end_s=2.0).num_rejected == 2
+    assert Served(workload, CONTEXT).requests(0, end_s=1.0)[1:] == (1, 1)
+    first_rejected = trace(tmp_path / "r.csv", (1000, 5), (1, 1))
+    assert Served(first_rejected, CONTEXT).requests(0, end_s=0.5) == ([], 0, 1)
+    assert len(Served(workload).requests(0).requests) == 6
+
+
+def test_means_are_of_what_is_served_and_rejected_requests_yield_nothing(tmp_path: Path) -> None:
+    mean = Served(trace(tmp_path / "t.csv", (999, 5), (1000, 5), (401, 3), (1000, 9)), CONTEXT).mean_tokens(0)
+    assert mean == (700.0, 2.0, 0.5)
+    assert mean.output_per_sent == 1.0
+
+
+def test_turns_that_outgrow_the_context_are_rejected() -> None:
+    """Prompts of 300, 700 and 1,100 tokens."""
+    talk = Workload(input_len=300, output_len=100, dataset_name="fixed", num_turns=3, num_prompts=90, turn_gap_s=0.1)
+    found = Served(talk, CONTEXT).requests(0)
+    assert {each.prompt_tokens for each in found.requests} == {300, 700}
+    assert found.num_rejected == sum(each.prompt_tokens > 1000 for each in build_requests(talk, 0)) > 20
+    assert Served(talk, CONTEXT).mean_tokens(0).served_share == pytest.approx(2 / 3, abs=0.01)
+
+
+def test_a_sample_goes_on_where_the_first_requests_are_rejected(tmp_path: Path) -> None:
+    late = trace(tmp_path / "t.csv", *[(CONTEXT, 1)] * SAMPLE, (10, 1))
+    assert [each.prompt_tokens for each in Served(late, CONTEXT).sample(0).requests] == [10]
+
+
+@pytest.mark.parametrize("command", ["compare", "capacity", "tune"])
+def test_requests_that_are_all_rejected_are_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--profile", PAIR, "--policy", "continuous", "--input-len", "4096"]
+    assert run([command, *args, *(["--goodput", "ttft:5000"] if command == "capacity" else [])]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "every request is rejected: the shortest prompt has 4096 tokens, and a prompt and its answer have" in line
+
+
+def test_rejected_requests_are_in_the_json_of_a_run_and_in_one_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent = trace(tmp_path / "t.csv", (200, 3), (4096, 3), (200, 9), (4200, 3))
+    args = ["--profile", PAIR, "--policy", "pd", "--policy", "pdv", "--dataset-name", "csv"]
+    assert run(["compare", *args, "--dataset-path", str(sent.dataset_path), "--json", "-"]) == 0
+    printed = capsys.readouterr()
+    for one in json.loads(printed.out)["runs"]:
+        assert (one["num_prompts"], one["completed"], one["censored"], one["rejected_requests"]) == (2, 2, 0, 2)
+    (line,) = [line for line in printed.err.splitlines() if "rejected" in line]
+    assert "2 of 4 requests are rejected: prompts of 4096 tokens or more leave no room for an answer in" in line
+
+
+# -- twins: the same work, sent as it is served
+
+
+def test_capacity_is_that_of_the_answers_that_are_served(tmp_path: Path) -> None:
+    profile = load(PROFILE)
+    rates = [capacity(scenario(**lengths), "autoregressive", profile) for lengths in (CUT, SENT_CUT)]
+    assert rates[0] == rates[1]
+
+
+def test_capacity_counts_the_requests_that_are_sent(tmp_path: Path) -> None:
+    """A third of them takes nothing."""
+    (sent, _), (served, _) = (
+        capacity(scenario(**mixed(tmp_path, rejected)), "autoregressive", load(PROFILE)) for rejected in (True, False)
+    )
+    assert sent == pytest.approx(1.5 * served, rel=1e-9)
+
+
+def test_the_load_of_a_trace_is_of_the_requests_that_are_sent(tmp_path: Path) -> None:
+    """One a second."""
+    for rejected in (True, False):
+        given = scenario(**mixed(tmp_path, rejected))
+        served = resolve(given, load(PROFILE), "autoregressive").served.requests(0).requests
+        arrivals_s = [request.arrival_s for request in served]
+        found = load_of(given, load(PROFILE), "autoregressive", is_in_doubt=False, arrivals_s=arrivals_s)
+        assert found.rate_per_s == pytest.approx(1.0, rel=0.01)
+
+
+def test_the_highest_load_its_tokens_and_their_price_are_those_of_the_answers_that_are_served() -> None:
+    price = Price.of_text("3.6/gpu-h")
+    cut, sent_cut = (
+        highest_load(scenario(**lengths, **SLO), load(PROFILE), draws=0, price=price, is_brief=True, workers=1).highest[
+            0
+        ]
+        for lengths in (CUT, SENT_CUT)
+    )
+    assert cut == sent_cut
+    assert cut.usd_per_million_tokens == pytest.approx(1e6 * 3.6 / 3600.0 / (100 * (cut.load or 0.0)))
+
+
+def test_tokens_and_prices_of_a_rate_are_of_the_requests_among_it_that_are_served(tmp_path: Path) -> None:
+    """Half as many requests again are sent at the highest load, and yield as many tokens."""
+    loose = {"goodput.ttft_ms": 1e7}
+    sent, served = (
+        highest_load(
+            scenario(**mixed(tmp_path, rejected), **loose),
+            load(PROFILE),
+            draws=0,
+            price=Price.of_text("3.6/gpu-h"),
+            is_brief=True,
+            workers=1,
+        ).highest[0]
+        for rejected in (True, False)
+    )
+    assert sent.load == pytest.approx(1.5 * (served.load or 0.0))
+    assert sent.output_tokens_per_s == pytest.approx(served.output_tokens_per_s)
+    assert sent.usd_per_million_tokens == pytest.approx(served.usd_per_million_tokens)
+
+
+def test_a_plan_is_that_of_the_answers_that_are_served() -> None:
+    rows = [
+        plan(scenario(policy="continuous", **lengths, **SLO), [Candidate(PROFILE, load(PROFILE))], draws=2, workers=1)
+        for lengths in (CUT, SENT_CUT)
+    ]
+    assert rows[0].deployments == rows[1].deployments
+
+
+def test_a_first_pass_rates_a_candidate_by_the_requests_that_are_sent(tmp_path: Path) -> None:
+    """Half as many again, but for loops that are shorter by the rejected ones."""
+    (sent,), (served,) = (
+        first_pass(
+            scenario(policy="continuous", **mixed(tmp_path, rejected), **SLO),
+            [Candidate(PROFILE, load(PROFILE))],
+            None,
+            0.95,
+            1,
+            lambda *_: None,
+        )[0]
+        for rejected in (True, False)
+    )
+    assert 1.1 * served.rate_per_s < sent.rate_per_s < 1.6 * served.rate_per_s
+
+
+def test_the_benchmarks_line_sends_what_is_served() -> None:
+    serve, bench, _ = checking_lines(scenario(**CUT), load(PROFILE))
+    assert "--random-output-len 100 " in bench
+    assert f"--max-model-len {CONTEXT}" in serve
+
+
+def test_memory_holds_as_many_requests_as_are_as_long_as_they_are_served() -> None:
+    few = {"policy": "continuous", "engine.num_gpu_blocks": 640}
+    found = [concurrencies_of(scenario(**lengths, **few), load(PROFILE)) for lengths in (CUT, SENT_CUT)]
+    assert found[0] == found[1]
+
+
+def test_a_run_without_its_rejected_requests_is_the_same_run(tmp_path: Path) -> None:
+    """Warm-ups and cool-downs are among the requests that are served, and gaps are of those between them."""
+    ends = []
+    for rejected in (True, False):
+        given = scenario(
+            **mixed(tmp_path, rejected), policy="continuous",
+            **{"workload.num_warmups": 5, "workload.num_cooldowns": 5},
+        )  # fmt: skip
+        record = simulate(resolve(given, load(PROFILE), "continuous"), 0)
+        ends.append((record.num_rejected, sum(record.gaps.counts)))
+    assert ends == [(80, 150 * 49), (0, 150 * 49)]
