@@ -20,7 +20,7 @@ import msgspec
 
 from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.cost import Cost
-from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
+from sim.costs.forms.interpolation import curve_at, filled, middle, power_curve_at, value_at
 from sim.costs.passes import Excess, ModelPasses, sizes
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
@@ -196,12 +196,13 @@ class TablePasses(ModelPasses):
         rest_s = self.padded_body_s(row_tokens, rows, row_tokens) + self.head_s(head_rows) + self.extra_s
         line = self._line(rows, row_tokens, False)
         seconds = [rest_s + self.layers * attention_s for attention_s in line.seconds]
-        points = pairwise(zip(line.kv_tokens, seconds, strict=True))
-        slopes = [(high_s - low_s) / (high - low) for (low, low_s), (high, high_s) in points] or [0.0]
+        points = list(zip(line.kv_tokens, seconds, strict=True))
+        pairs = [*pairwise(points), (points[middle(line.kv_tokens)], points[-1])]
+        slopes = [(high_s - low_s) / (high - low) if high > low else 0.0 for (low, low_s), (high, high_s) in pairs]
         return RowCurve(
             kv_tokens=[0, *line.kv_tokens],
             seconds=[seconds[0], *seconds],
-            slopes=[0.0, *slopes, slopes[-1]] if len(seconds) > 1 else [0.0, 0.0],
+            slopes=[0.0, *slopes],
             launch_s=launch_s,
             max_context_tokens=rows * self.max_row_context_tokens(rows),
         )
