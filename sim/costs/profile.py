@@ -116,7 +116,8 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     frontend_token_s: float = 0.0
     """What each token of its prompt adds to that."""
     ngram_row_s: float = 3e-5
-    """Host time per row to look up an n-gram draft; the default is assumed, not measured."""
+    """Host time per row to look up an n-gram draft, once the row's tokens are sampled; the default is assumed, not
+    measured."""
     is_synchronous: bool = False
     """Issuing a pass is executing it, as on a CPU: a work holds its issuer to its end, so that nothing of the next one
     is hidden behind it, and issuers slow each other down as `overlap` says, not by inflation."""

@@ -26,7 +26,7 @@ from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.costs.table_kernels import DecodeGrid, ModelTable
 from sim.costs.work_costs import WorkCosts
-from sim.interface.work import TARGET, Chunk, Model, Work
+from sim.interface.work import HOST, TARGET, Chunk, Model, Work
 
 
 class Line(NamedTuple):
@@ -226,7 +226,7 @@ class TableCosts(WorkCosts[TablePasses]):
             tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
             return alone._replace(device_s=alone.device_s + self.passes(work.model).shared_s(tokens, work.group_tokens))
         rows = work.rows
-        if work.chunks or not rows:
+        if work.chunks or not rows or work.kind is HOST:
             return self._any_cost(work)
         passes = self._target if work.model is TARGET else self.passes(work.model)
         row_tokens = work.row_tokens
