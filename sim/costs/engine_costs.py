@@ -326,7 +326,8 @@ def with_engine(profile: Profile, engine: EngineCosts) -> Profile:
 
 
 def host_with(host: HostCosts, engine: EngineCosts) -> HostCosts:
-    """`host` with the constants, the name and the source of `engine`, which schedules as it does."""
+    """`host` with the constants, the name and the source of `engine`; how a server schedules is kept for its own."""
     constants = {constant: getattr(engine, constant) for constant in CONSTANTS}
     source = host.source.replace(ADDED_BY_AN_ENGINE, f"{engine.name}: {engine.source}")
-    return msgspec.structs.replace(host, engine=engine.name, is_async=None, source=source, **constants)
+    is_async = host.is_async if engine.name == host.engine else None
+    return msgspec.structs.replace(host, engine=engine.name, is_async=is_async, source=source, **constants)
