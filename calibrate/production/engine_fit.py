@@ -139,7 +139,7 @@ def fit_served(
         tried = _tried(profile, cells, setup, names, noises)
         if tried:
             form = tried[0].form
-            profile = _of_form(profile, form, cells[0], setup)
+            profile = _of_form(profile, form, max(cells, key=_load), setup)
         fits, unfitted = _tellable_fits(profile, cells, setup, names, noises, form)
     else:
         _check(constants)
@@ -179,9 +179,9 @@ def _tried(
 ) -> list[Tried]:
     """The forms that the levels without the largest load tell, that with the least error there first; of tied ones the
     simplest, and the engine's own scheduling. Empty where the other loads tell no time per row."""
-    most = max(cell.concurrency for cell in cells)
+    most = max(map(_load, cells))
     others, held_back = ([cell for cell in cells if (cell.concurrency == most) is is_most] for is_most in (False, True))
-    loads = [cell.concurrency for cell in others]
+    loads = list(map(_load, others))
     if ROW not in names or not loads or max(loads) < FAR_APART * min(loads):
         return []
     is_async = limits_of(scenario_of(held_back[0], profile, setup), profile).async_scheduling
@@ -413,6 +413,10 @@ def _simulated(cell: Cell, profile: Profile, setup: Setup) -> dict[str, float]:
         return simulate_cell(cell, profile, setup)
     except ValueError as error:
         raise ValueError(f"{cell.label}: {error}") from None
+
+
+def _load(cell: Cell) -> int:
+    return cell.concurrency
 
 
 def _token_s(cell: Cell) -> float:

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from calibrate.cli.probe import probe_command
 from calibrate.cli.production import production_command
 from calibrate.judge.cells import Setup, simulate_cell
 from calibrate.production.engine_fit import Form, fit_served, tellable
-from calibrate.production.level_files import NEEDED
+from calibrate.production.level_files import NEEDED, write_measured
 from calibrate.production.levels import Accepted, Served, cell_of
 from sim.cli.main import run
 from sim.costs.engine_costs import load_engine, own_engine, with_engine, without_engine
@@ -192,6 +193,22 @@ def test_the_command_that_a_fit_ends_with_simulates_the_server(tmp_path: Path) -
     assert run([*shlex.split(command), "--num-prompts", "32", "--json", str(tmp_path / "r.json")]) == 0
     (simulated,) = json.loads((tmp_path / "r.json").read_text())["runs"]
     assert simulated["mean_tpot_ms"] == pytest.approx(24.0, rel=0.05)
+
+
+def test_a_level_held_back_that_is_far_off_is_said_first_and_the_probe_ends_with_a_command(tmp_path: Path) -> None:
+    times_s = {1: 0.0205, 2: 0.021, 4: 0.044, 8: 0.024}
+    served = [
+        Served(source=f"{rows} at once", concurrency=float(rows), prompt_tokens=50, output_tokens=20, tpot_s=tpot_s)
+        for rows, tpot_s in times_s.items()
+    ]
+    measured = tmp_path / "m.measured.json"
+    write_measured(measured, "http://localhost:1", served)
+    flags = [str(measured), "--profile", "h100-sxm/llama-3.1-8b", "--held-back", "4"]
+    done = CliRunner().invoke(probe_command, flags)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert "are left at the level held back" in lines[0]
+    assert lines[-1].endswith("lanesim profiles show h100-sxm/llama-3.1-8b")
 
 
 def test_a_fit_that_writes_nothing_ends_with_its_command_that_does(tmp_path: Path) -> None:
