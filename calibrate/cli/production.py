@@ -126,7 +126,7 @@ def read_served(flags: ProductionFlags) -> list[Served]:
 
 
 def advice(found: Production, profile_name: str, out: Path | None, held_back_pct: Mapping[str, float] = {}) -> str:
-    """What may be built on the fit, in one sentence, and the command to go on with. `held_back_pct` are the errors at a
+    """The use of the fit in one sentence, and the command to go on with. `held_back_pct` are the errors at a
     level that neither constants nor form are of."""
     if doubt(found, held_back_pct):
         command = ["lanesim", "profiles", "show", profile_name]
@@ -157,7 +157,7 @@ def advice(found: Production, profile_name: str, out: Path | None, held_back_pct
 
 
 def doubt(found: Production, held_back_pct: Mapping[str, float]) -> str:
-    """That the constants do not describe the server, where they do not; else empty."""
+    """A warning where the constants do not describe the server; else empty."""
     from calibrate.production.engine_fit import FITTED, MAX_LEFT_PCT
 
     error_pct, where = found.left
@@ -217,7 +217,7 @@ def plain(found: Production) -> dict[str, Json]:
 
 
 def show(found: Production, held_back_pct: Mapping[str, float] = {}) -> None:
-    """Whether to doubt them, constants, acceptance, and the error left at each level."""
+    """A warning where no form fits, then constants, acceptance, and the error left at each level."""
     from calibrate.judge.validation_output import print_columns
 
     if doubts := doubt(found, held_back_pct):

@@ -178,7 +178,7 @@ def _tried(
     profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str], noises: tuple[float, float]
 ) -> list[Tried]:
     """The forms that the levels without the largest load tell, that with the least error there first; of tied ones the
-    simplest, and the engine's own scheduling. Empty where the other loads tell no time per row."""
+    simplest, and the engine's default scheduling. Empty where the other loads tell no time per row."""
     most = max(map(_load, cells))
     others, held_back = ([cell for cell in cells if (cell.concurrency == most) is is_most] for is_most in (False, True))
     loads = list(map(_load, others))

@@ -90,8 +90,8 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whose step_s, row_s, gap_s, draft_pass_s and so on these are: an engine of sim/engines that was fitted together
     with the kernels, or "measured here". None: nobody's, they are 0, and the engine of a scenario adds its own."""
     is_async: bool | None = None
-    """Whether that engine plans a step while the one before it runs, where levels of a server showed it; None: as the
-    engine of that name does untold."""
+    """Asynchronous scheduling (a step is planned while the one before it runs) where levels of a server showed it or
+    its absence; None: the default of the engine of that name."""
     step_s: float
     """Scheduling, input preparation and output processing before each work."""
     row_s: float

@@ -107,7 +107,7 @@ def test_scheduling_follows_version_and_method(name: str, methods: set[str]) -> 
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_profile_says_how_its_server_schedules_whatever_the_engine_does_untold(is_async: bool) -> None:
+def test_a_profile_says_how_its_server_schedules_whatever_the_engines_default(is_async: bool) -> None:
     profile = with_engine(load(PAIR), load_engine("vllm-0.24", "h100-sxm"))
     profile = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, is_async=is_async))
     for same in (profile, with_engine(profile, engine_of(None, profile))):
