@@ -1,4 +1,4 @@
-"""Tables of validation: rows of CSV in and out, Markdown, groups, errors in percent.
+"""Tables of validation: rows of CSV in and out, Markdown, groups, errors in percent; profiles as their files have them.
 
 Not here: what a table holds.
 """
@@ -9,10 +9,20 @@ import csv
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
+
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load, save_profile
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
+
+
+def as_written(profile: Profile) -> Profile:
+    """`profile` as commands have it: written to a file and read from there. Raises ValueError where they refuse it."""
+    with TemporaryDirectory() as folder:
+        return load(save_profile(profile, Path(folder) / f"{profile.name.replace('/', '-')}.json"))
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:

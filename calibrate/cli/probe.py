@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 from click.core import ParameterSource
 
-from calibrate.cli.profile_output import A_PATH, check_out
+from calibrate.cli.profile_output import A_PATH, check_out, print_saved, save
 from sim.cli.options import listed
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def probe_command(
         profile = load(profile_name)
         served = read_measured(Path(url))
         held_back = _held_back(flags, [int(each.concurrency) for each in served])
-        _fit(profile, served, held_back, flags, out, json_path)
+        _fit(profile, profile_name, served, held_back, flags, out, json_path)
         return
     base = base_of(url)
     key = _key(flags["api_key_env"])
@@ -129,7 +129,7 @@ def probe_command(
     engine_of(flags["engine_name"], profile)
     with _keeping(measured, base, _again(measured, profile_name, out, json_path, flags), flags["rounds"]) as keep:
         served = _drive(base, key, levels, flags, keep)
-        _fit(profile, served, held_back, flags, out, json_path)
+        _fit(profile, profile_name, served, held_back, flags, out, json_path)
 
 
 def _held_back(flags: ProbeFlags, levels: Sequence[int]) -> int:
@@ -194,6 +194,7 @@ def _keeping(measured: Path, url: str, again: str, rounds: int) -> Iterator[Call
 
 def _fit(
     profile: Profile,
+    profile_name: str,
     served: Sequence[Served],
     held_back: int,
     flags: ProbeFlags,
@@ -201,7 +202,7 @@ def _fit(
     json_path: str | None,
 ) -> None:
     """Fit the levels but the one held back, predict that, and write and print what comes of it."""
-    from calibrate.cli.production import plain, show
+    from calibrate.cli.production import advice, plain, show
     from calibrate.judge.cells import Setup
     from calibrate.production.engine_fit import fit_served, predicted
     from sim.cli.console import write_json
@@ -217,17 +218,16 @@ def _fit(
     held = next(each for each in served if each.concurrency == held_back)
     errors_pct = predicted(found, held, setup)
     if out is not None:
-        from calibrate.cli.profile_output import write
-
-        write(found.profile, out)
+        save(found.profile, out)
     held_plain: dict[str, Json] = {
         "concurrency": held_back,
         "measured": held.measured,
         "errors_pct": errors_pct,
         "spreads_pct": held.spreads_pct,
     }
-    if write_json(json_path, plain(found) | {"held_back": held_plain}):
-        show(found)
+    ending = advice(found, profile_name, out, errors_pct)
+    if write_json(json_path, plain(found) | {"held_back": held_plain, "next": ending}):
+        show(found, errors_pct)
         told = ", ".join(f"{name} {error:+.1f} %" for name, error in errors_pct.items())
         print(f"held back, {held_back} at once, predicted: {told}")
         for each in served:
@@ -238,6 +238,9 @@ def _fit(
                 print(f"{each.source}: {count} of {each.sent} requests failed: {reason}")
         if any(spread > MAX_SPREAD_PCT for each in served for spread in each.spreads_pct.values()):
             print("rounds of one load differ: let nothing else use the server and this machine, or add --rounds")
+        if out is not None:
+            print_saved(found.profile, out)
+        print(ending)
 
 
 def _levels(text: str) -> list[int]:

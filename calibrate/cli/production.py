@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
+from click.core import ParameterSource
 
-from calibrate.cli.profile_output import A_PATH, check_out
+from calibrate.cli.profile_output import A_PATH, check_out, print_saved, save
 
 if TYPE_CHECKING:
     from calibrate.production.engine_fit import Production
@@ -85,11 +88,13 @@ def production_command(
         on_step("fitting", 0, 1)
         found = fit_served(profile, served, Setup(engine=engine), constants)
     if out is not None:
-        from calibrate.cli.profile_output import write
-
-        write(found.profile, out)
-    if write_json(json_path, plain(found)):
+        save(found.profile, out)
+    ending = advice(found, profile_name, out)
+    if write_json(json_path, plain(found) | {"next": ending}):
         show(found)
+        if out is not None:
+            print_saved(found.profile, out)
+        print(ending)
 
 
 def read_served(flags: ProductionFlags) -> list[Served]:
@@ -120,9 +125,73 @@ def read_served(flags: ProductionFlags) -> list[Served]:
     return served
 
 
+def advice(found: Production, profile_name: str, out: Path | None, held_back_pct: Mapping[str, float] = {}) -> str:
+    """The use of the fit in one sentence, and the command to go on with. `held_back_pct` are the errors at a
+    level that neither constants nor form are of."""
+    if doubt(found, held_back_pct):
+        command = ["lanesim", "profiles", "show", profile_name]
+        return f"See whether the profile is of this server's GPU, model, weights and degree: {shlex.join(command)}"
+    if out is None:
+        context = click.get_current_context()
+        return f"Nothing was written; to keep the constants as a profile: {shlex.join(_again(context))} --out mine.json"
+    largest = max(found.levels, key=lambda level: level.served.concurrency).served
+    loop = {
+        "--profile": out,
+        "--request-rate": "inf",
+        "--max-concurrency": round(largest.concurrency),
+        "--input-len": max(1, round(largest.prompt_tokens)),
+        "--output-len": max(2, round(largest.output_tokens)),
+    }
+    command = ["lanesim", "compare", "--policy", "autoregressive"]
+    if found.accepted is not None:
+        command += ["--policy", "continuous"]
+        loop |= {
+            "--num-speculative-tokens": found.accepted.draft_tokens,
+            "--acceptance": found.accepted.quote,
+        }
+    command += [str(word) for flag, value in loop.items() for word in (flag, value)]
+    chosen = (
+        "" if found.tried else "; how the engine schedules was not tested, which takes levels at three loads or more"
+    )
+    return f"{out} has the server's constants{chosen}; to simulate its largest load: {shlex.join(command)}"
+
+
+def doubt(found: Production, held_back_pct: Mapping[str, float]) -> str:
+    """A warning where the constants do not describe the server; else empty."""
+    from calibrate.production.engine_fit import FITTED, MAX_LEFT_PCT
+
+    error_pct, where = found.left
+    metric = next((name for name in FITTED if name in held_back_pct), None)
+    if metric is not None and abs(held_back_pct[metric]) > abs(error_pct):
+        error_pct, where = held_back_pct[metric], "the level held back"
+    if abs(error_pct) <= MAX_LEFT_PCT:
+        return ""
+    forms = "of no form tried" if len(found.tried) > 1 else "not of this form"
+    return f"This server is {forms}: {error_pct:+.0f} % are left at {where}. Do not build on these constants."
+
+
+def _again(context: click.Context) -> list[str]:
+    """The command as it was given."""
+    words = ["lanesim", *([] if context.command.name == "probe" else ["calibrate"]), str(context.command.name)]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        values = context.params[name] if parameter.multiple else [context.params[name]]
+        is_flag = isinstance(parameter, click.Option)
+        words += [str(word) for value in values for word in ((parameter.opts[-1], value) if is_flag else (value,))]
+    return words
+
+
 def plain(found: Production) -> dict[str, Json]:
     """What was found, as `--json` writes it."""
     return {
+        "left_error_pct": found.left[0],
+        "forms": [
+            {"is_async": form.is_async, "has_row_s": form.has_rows, "held_back_error_pct": each.error_pct}
+            for each in found.tried
+            for form in (each.form,)
+        ],
         "constants": [
             {"constant": name, "value_s": value_s, "half_width_s": fit.half_widths_s[name], "is_told": fit.told[name]}
             for fit in found.fits
@@ -147,10 +216,12 @@ def plain(found: Production) -> dict[str, Json]:
     }
 
 
-def show(found: Production) -> None:
-    """Constants, acceptance, and the error left at each level."""
+def show(found: Production, held_back_pct: Mapping[str, float] = {}) -> None:
+    """A warning where no form fits, then constants, acceptance, and the error left at each level."""
     from calibrate.judge.validation_output import print_columns
 
+    if doubts := doubt(found, held_back_pct):
+        print(doubts)
     rows = [
         [
             level.served.source,
@@ -163,6 +234,11 @@ def show(found: Production) -> None:
         for level in found.levels
     ]
     lines = list(map(str, found.fits))
+    if found.tried:
+        forms = ", ".join(f"{each.form} {each.error_pct:+.1f} %" for each in found.tried)
+        lines.append(
+            f"form of a step, fitted without the largest load, and its error there, the chosen one first: {forms}"
+        )
     if found.unfitted:
         names_by_reason: dict[str, list[str]] = {}
         for name, reason in found.unfitted.items():

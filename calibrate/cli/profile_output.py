@@ -36,10 +36,22 @@ def check_out(
 
 
 def write(profile: Profile, out: Path) -> None:
-    """Write the profile, whole or not at all, and print its errors."""
+    """Save the profile and print its errors."""
+    save(profile, out)
+    print_saved(profile, out)
+
+
+def save(profile: Profile, out: Path) -> None:
+    """Write the profile, whole or not at all. Raises ValueError, and writes nothing, where every command would refuse
+    the file."""
+    from sim.costs.forms.physics import check_physics
     from sim.costs.profile_files import save_profile
 
+    check_physics(profile)
     save_profile(profile, out)
+
+
+def print_saved(profile: Profile, out: Path) -> None:
     print_errors(profile, profile.errors)
     print(f"profile {profile.name} in {out}")
 

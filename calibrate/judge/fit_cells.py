@@ -239,8 +239,13 @@ def fit_constants(
     def values_s(counts: Floats) -> dict[str, float]:
         return dict(zip(names, (counts * units).tolist(), strict=True))
 
+    simulated: dict[bytes, Floats] = {}
+
     def errors(counts: Floats) -> Floats:
-        return np.asarray(np.log(ratios(with_constants(profile, values_s(counts)))), dtype=float)
+        key = counts.tobytes()
+        if key not in simulated:
+            simulated[key] = np.asarray(np.log(ratios(with_constants(profile, values_s(counts)))), dtype=float)
+        return simulated[key]
 
     def slopes(counts: Floats) -> Floats:
         """[values, constants] change of each error per unit of each constant."""

@@ -6,6 +6,9 @@ that whatever a first token waits for bends no step. Where that shifts the first
 while others come in), both are done again. Only constants that the levels can tell are fitted: step and row times need
 several numbers of requests in flight, time per draft pass needs drafts beside none. An engine that plans ahead hides
 what a step takes on the host; where that hardly moves a level, the time between steps (`gap_s`) is fitted instead.
+
+Which law a step follows is not taken on trust: with levels at three loads or more, the engine's scheduling and the
+other one, each with and without a time per row, are fitted without the largest load, which then judges them.
 Not here: what the server said (calibrate.production.levels), least squares (calibrate.judge.fit_cells).
 """
 
@@ -14,17 +17,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from calibrate.judge.cell_table import MEASURED, Cell
-from calibrate.judge.cells import Setup, simulate_cell
-from calibrate.judge.fit_cells import Fitted, Undetermined, check_constant, fit_constants, with_constants
+from calibrate.judge.cells import Setup, scenario_of, simulate_cell
+from calibrate.judge.fit_cells import (
+    NORMAL_95,
+    Fitted,
+    Undetermined,
+    check_constant,
+    fit_constants,
+    with_constants,
+)
 from calibrate.production.levels import Accepted, Served, cell_of, pooled
 from realrun.validate.errors import THROUGHPUT
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
+from sim.run.limits import limits_of
 
 FAR_APART = 2.0
 """Requests in flight of two levels that tell a constant per row from one per step."""
@@ -42,6 +55,10 @@ SETTLED = 0.005
 """Relative change of what the first stage was fitted on that the second may make before both are done again: as far
 as levels repeat."""
 MAX_TURNS = 3
+MAX_LEFT_PCT = 10.0
+"""Error of a level beyond which the constants do not describe the server."""
+TIED_PCT = 1.0
+"""Points by which a form must predict the largest load better than a simpler one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +77,24 @@ class Level:
         return _metric(self.served.measured)
 
 
+class Form(NamedTuple):
+    """A law of a step: whether the host's part is hidden while the device runs, and whether it grows with the rows."""
+
+    is_async: bool
+    has_rows: bool
+
+    def __str__(self) -> str:
+        return f"{'a' if self.is_async else ''}synchronous {'with' if self.has_rows else 'without'} {ROW}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A form fitted without the largest load, and the error that it has there, percent."""
+
+    form: Form
+    error_pct: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Production:
     """What a server told."""
@@ -73,6 +108,16 @@ class Production:
     accepted: Accepted | None
     unfitted: Mapping[str, str]
     """Constants that the levels might have told and do not, and why."""
+    tried: Sequence[Tried] = ()
+    """Forms of a step, the chosen one first; none where the loads are too few to choose, or constants were given."""
+
+    @property
+    def left(self) -> tuple[float, str]:
+        """The largest error, percent, of what the steps were fitted on, and of which level; that of the form on the
+        largest load without it counts, too."""
+        errors = [(level.errors_pct[level.fitted_metric], level.served.source) for level in self.levels]
+        errors += [(each.error_pct, "the largest load, held back") for each in self.tried[:1]]
+        return max(errors, key=lambda error: abs(error[0]))
 
 
 def fit_served(
@@ -88,24 +133,31 @@ def fit_served(
     cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
     noises = _noise(served, FITTED), _noise(served, (FIRST_TOKEN,))
     unfitted: dict[str, str] = {}
+    tried: list[Tried] = []
     if constants is None:
-        fits, unfitted = _tellable_fits(profile, cells, setup, tellable(served), noises)
+        names, form = tellable(served), None
+        tried = _tried(profile, cells, setup, names, noises)
+        if tried:
+            form = tried[0].form
+            profile = _of_form(profile, form, max(cells, key=_load), setup)
+        fits, unfitted = _tellable_fits(profile, cells, setup, names, noises, form)
     else:
         _check(constants)
         try:
-            fits = _fits(profile, cells, setup, constants, noises=noises)
+            fits = _fits(profile, cells, setup, constants, {}, noises)
         except Undetermined as error:
             raise ValueError(f"--constants: {_sources(cells)}: {error}; {_instead(error.constant)}") from None
-    names = [name for fit in fits for name in fit.values_s]
     told = ", ".join(map(str, fits))
     best = fits[-1].profile
     source = f"{best.host.source}; {told} fitted by lanesim on {len(cells)} levels of a running server"
+    if tried:
+        source += f", {tried[0].form}"
     fitted = msgspec.structs.replace(best, host=msgspec.structs.replace(best.host, source=source))
     levels = [
         Level(
             served=each,
             errors_pct=_errors_pct(fitted, cell, setup),
-            predicted_pct=_left_out(profile, cells, place, setup, names, fits),
+            predicted_pct=_left_out(profile, cells, place, setup, fits),
         )
         for place, (each, cell) in enumerate(zip(served, cells, strict=True))
     ]
@@ -118,7 +170,53 @@ def fit_served(
             ", ".join(dict.fromkeys(each.source for each in served)),
         ),
         unfitted=unfitted,
+        tried=tried,
     )
+
+
+def _tried(
+    profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str], noises: tuple[float, float]
+) -> list[Tried]:
+    """The forms that the levels without the largest load tell, that with the least error there first; of tied ones the
+    simplest, and the engine's default scheduling. Empty where the other loads tell no time per row."""
+    most = max(map(_load, cells))
+    others, held_back = ([cell for cell in cells if (cell.concurrency == most) is is_most] for is_most in (False, True))
+    loads = list(map(_load, others))
+    if ROW not in names or not loads or max(loads) < FAR_APART * min(loads):
+        return []
+    is_async = limits_of(scenario_of(held_back[0], profile, setup), profile).async_scheduling
+    tie_pct = max(TIED_PCT, 100.0 * NORMAL_95 * noises[0])
+    of_steps = [name for name in names if name != FRONTEND]
+    tried: list[Tried] = []
+    for has_rows, plans_ahead in product((False, True), (is_async, not is_async)):
+        form = Form(plans_ahead, has_rows)
+        like = _of_form(profile, form, held_back[0], setup)
+        try:
+            (fit,), unfitted = _tellable_fits(like, others, setup, of_steps, noises, form)
+        except ValueError:
+            continue
+        if has_rows and ROW in unfitted:
+            continue
+        furthest = max(_ratios(fit.profile, held_back, setup), key=lambda ratio: abs(np.log(ratio)))
+        tried.append(Tried(form=form, error_pct=100.0 * (furthest - 1.0)))
+        if abs(tried[-1].error_pct) <= tie_pct:
+            break  # No other could be better by more than ties are.
+    if not tried:
+        return []
+    least_pct = min(abs(each.error_pct) for each in tried)
+    chosen = next(each for each in tried if abs(each.error_pct) <= least_pct + tie_pct)
+    return [chosen, *(each for each in tried if each is not chosen)]
+
+
+def _of_form(profile: Profile, form: Form, cell: Cell, setup: Setup) -> Profile:
+    """`profile` with the scheduling of `form`, said where the engine itself would not serve `cell` so; and with no time
+    per row where the form has none and what a step takes on the host shows."""
+    host = profile.host
+    if limits_of(scenario_of(cell, profile, setup), profile).async_scheduling is not form.is_async:
+        host = msgspec.structs.replace(host, is_async=form.is_async)
+    if not form.is_async and not form.has_rows:
+        host = msgspec.structs.replace(host, row_s=0.0)
+    return msgspec.structs.replace(profile, host=host)
 
 
 def tellable(served: Sequence[Served]) -> list[str]:
@@ -150,18 +248,31 @@ def _instead(constant: str) -> str:
 
 
 def _tellable_fits(
-    profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str], noises: tuple[float, float]
+    profile: Profile,
+    cells: Sequence[Cell],
+    setup: Setup,
+    names: Sequence[str],
+    noises: tuple[float, float],
+    form: Form | None,
 ) -> tuple[list[Fitted], dict[str, str]]:
-    """Both stages with those of `names` that the levels tell, GAP in the place of a hidden STEP; and why each of the
-    others is left out. Raises ValueError where they tell no constant of a step."""
+    """Both stages with those of `names` that the levels tell and the `form` has, GAP in the place of a hidden STEP; and
+    why each of the others is left out. Raises ValueError where they tell no constant of a step."""
     unfitted: dict[str, str] = {}
+    near: dict[str, float] = {}
     if _is_hidden(profile, cells, setup):
+        has_rows = form is not None and form.has_rows
         why = f"moves these levels less than half as much as {GAP} does: the engine plans ahead"
-        unfitted = {name: why for name in names if name in (STEP, ROW)}
+        unfitted = {name: why for name in names if name in (STEP, ROW) and not (name == ROW and has_rows)}
         names = [GAP, *(name for name in names if name not in unfitted)]
+        if has_rows:
+            # Hidden up to some load: begin where the host alone explains the level that it could explain.
+            near[ROW] = min(_token_s(cell) / cell.concurrency for cell in cells)
+    elif form is not None and not form.has_rows and ROW in names:
+        unfitted[ROW] = "is 0: without it the largest load is predicted as well"
+        names = [name for name in names if name != ROW]
     while set(names) - {FRONTEND}:
         try:
-            return _fits(profile, cells, setup, names, noises=noises), unfitted
+            return _fits(profile, cells, setup, names, near, noises), unfitted
         except Undetermined as error:
             unfitted[error.constant] = error.why
             names = [name for name in names if name != error.constant]
@@ -187,14 +298,14 @@ def _fits(
     cells: Sequence[Cell],
     setup: Setup,
     names: Sequence[str],
-    near: Sequence[Fitted] = (),
+    near: Mapping[str, float],
     noises: tuple[float, float] = (0.0, 0.0),
 ) -> list[Fitted]:
-    """Both stages; the last one's profile has all constants. They begin `near` those of more levels; `noises` are of
-    what each stage is fitted on."""
+    """Both stages; the last one's profile has all constants. They begin at those of `near`; `noises` are of what each
+    stage is fitted on."""
     step_noise, frontend_noise = noises
     of_steps = [name for name in names if name != FRONTEND]
-    known = {name: value_s for fit in near for name, value_s in fit.values_s.items()}
+    known = dict(near)
     if FRONTEND in known:
         profile = with_constants(profile, {FRONTEND: known[FRONTEND]})
     steps = _fit(profile, cells, setup, of_steps, known, step_noise)
@@ -279,13 +390,13 @@ def _left_out(
     cells: Sequence[Cell],
     place: int,
     setup: Setup,
-    names: Sequence[str],
     near: Sequence[Fitted],
 ) -> dict[str, float]:
-    """Errors at one level of constants that are of the others; none where those cannot tell them."""
+    """Errors at one level of constants, those of `near`, that are of the others; none where those cannot tell them."""
     others = [cell for other, cell in enumerate(cells) if other != place]
+    known = {name: value_s for fit in near for name, value_s in fit.values_s.items()}
     try:
-        fits = _fits(profile, others, setup, names, near)
+        fits = _fits(profile, others, setup, list(known), known)
     except ValueError:
         return {}
     return _errors_pct(fits[-1].profile, cells[place], setup)
@@ -302,6 +413,17 @@ def _simulated(cell: Cell, profile: Profile, setup: Setup) -> dict[str, float]:
         return simulate_cell(cell, profile, setup)
     except ValueError as error:
         raise ValueError(f"{cell.label}: {error}") from None
+
+
+def _load(cell: Cell) -> int:
+    return cell.concurrency
+
+
+def _token_s(cell: Cell) -> float:
+    """Time per output token, that of a loop that does nothing else where only tokens per second are known."""
+    metric = _metric(cell.measured)
+    value = cell.measured[metric]
+    return cell.concurrency / value if metric == THROUGHPUT else value / 1e3
 
 
 def _metric(measured: Mapping[str, float]) -> str:

@@ -331,6 +331,12 @@ def _tokens(client: Client, endpoint: Endpoint, answer: Answer, output_tokens: i
             )
     if tokens.pieces and not is_whole:
         raise client.failure(endpoint.path, "ends its stream without [DONE] and without usage")
+    counted = tokens.usage.completion_tokens
+    if counted is not None and counted < tokens.pieces:
+        raise client.failure(
+            endpoint.path,
+            f"says in its usage that it wrote {counted} tokens, and its stream has {tokens.pieces} pieces of text",
+        )
     return tokens
 
 

@@ -288,12 +288,15 @@ def own_engine(profile: Profile) -> EngineCosts | None:
     name = host.engine or UNNAMED
     is_public = name in engine_names()
     like = load_engine(name if is_public else DEFAULT_ENGINE, profile.gpu.name, profile.tensor_parallel)
+    async_methods = like.async_methods if is_public else ()
+    if host.is_async is not None:
+        async_methods = load_engine("ideal", profile.gpu.name).async_methods if host.is_async else ()
     return msgspec.structs.replace(
         like,
         name=name,
         **{constant: getattr(host, constant) for constant in CONSTANTS},
-        is_async=is_public and like.is_async,
-        async_methods=like.async_methods if is_public else (),
+        is_async=NO_SPECULATION in async_methods,
+        async_methods=async_methods,
         rules=like.rules if is_public else Rules(),
         source=host.source,
         error_pct=None,
@@ -323,7 +326,8 @@ def with_engine(profile: Profile, engine: EngineCosts) -> Profile:
 
 
 def host_with(host: HostCosts, engine: EngineCosts) -> HostCosts:
-    """`host` with the constants, the name and the source of `engine`."""
+    """`host` with the constants, the name and the source of `engine`; how a server schedules is kept for its own."""
     constants = {constant: getattr(engine, constant) for constant in CONSTANTS}
     source = host.source.replace(ADDED_BY_AN_ENGINE, f"{engine.name}: {engine.source}")
-    return msgspec.structs.replace(host, engine=engine.name, source=source, **constants)
+    is_async = host.is_async if engine.name == host.engine else None
+    return msgspec.structs.replace(host, engine=engine.name, is_async=is_async, source=source, **constants)

@@ -89,6 +89,9 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine: str | None = None
     """Whose step_s, row_s, gap_s, draft_pass_s and so on these are: an engine of sim/engines that was fitted together
     with the kernels, or "measured here". None: nobody's, they are 0, and the engine of a scenario adds its own."""
+    is_async: bool | None = None
+    """Asynchronous scheduling (a step is planned while the one before it runs) where levels of a server showed it or
+    its absence; None: the default of the engine of that name."""
     step_s: float
     """Scheduling, input preparation and output processing before each work."""
     row_s: float
@@ -116,7 +119,8 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     frontend_token_s: float = 0.0
     """What each token of its prompt adds to that."""
     ngram_row_s: float = 3e-5
-    """Host time per row to look up an n-gram draft; the default is assumed, not measured."""
+    """Host time per row to look up an n-gram draft, once the row's tokens are sampled; the default is assumed, not
+    measured."""
     is_synchronous: bool = False
     """Issuing a pass is executing it, as on a CPU: a work holds its issuer to its end, so that nothing of the next one
     is hidden behind it, and issuers slow each other down as `overlap` says, not by inflation."""

@@ -374,13 +374,16 @@ class StepForecast:
 
     def _seconds(self, works: list[Work]) -> float:
         """Seconds of works one after the other on one stream; with asynchronous scheduling the first was prepared while
-        the step before it ran."""
-        issuer_s = device_s = 0.0
+        the step before it ran. N-grams are looked up when its result is there."""
+        issuer_s = device_s = lookup_s = 0.0
         for work in works:
             prepare_s, launch_s, solo_s, _ = self._costs.cost(work)
+            if work.kind is Kind.HOST:
+                lookup_s += prepare_s
+                continue
             if work is works[0] and self._limits.async_scheduling:
                 prepare_s = 0.0
             ready_s = issuer_s + prepare_s
             issuer_s = ready_s + launch_s
             device_s = max(max(device_s, ready_s) + solo_s, issuer_s)
-        return device_s + self._costs.result_s
+        return device_s + self._costs.result_s + lookup_s

@@ -27,7 +27,7 @@ from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from validation.accuracy.closed_loops import error_lines
 from validation.accuracy.sections import Line, Row, Section
-from validation.tables import csv_rows, off_pct
+from validation.tables import as_written, csv_rows, off_pct
 
 TABLE = "specbundle/specbundle_h200_eagle3.csv"
 SOURCE = "sgl-project/SpecForge@a6b6b0230009 (MIT), docs/spec_bundle/public/raw_data/data.json"
@@ -122,7 +122,8 @@ def profile_of(target: str) -> Profile:
     tables, revision = installed_tables()
     shape = source_of(str(tables.parent / "model_configs" / f"{config}_config.json"), plain=False).shape
     draft = draft_model("eagle3", msgspec.structs.replace(shape, formats=None))
-    return import_deployment(tables, GPU, shape, draft, Deployment(degree, engine="sglang"), source=revision)
+    profile = import_deployment(tables, GPU, shape, draft, Deployment(degree, engine="sglang"), source=revision)
+    return as_written(profile)
 
 
 @lru_cache(maxsize=256)

@@ -26,7 +26,7 @@ from sim.run.forecast import StepForecast
 from validation.accuracy.closed_loops import cells_table, error_lines, judged_errors
 from validation.accuracy.matrix import rows_of_cells
 from validation.accuracy.sections import Line, Row, Section, number, percent, profile_text
-from validation.tables import csv_rows, markdown_table, off_pct
+from validation.tables import as_written, csv_rows, markdown_table, off_pct
 
 CELLS = "aiconfigurator"
 CELLS_GLOB = "silicon_*.csv"
@@ -105,7 +105,7 @@ def qwen_profile(tables: Path, degree: int) -> Profile:
     own = import_aiconfigurator(tables, "h100-sxm", like.target, tensor_parallel=degree, revision=REVISION)
     assert isinstance(own.kernels, CompactKernels)
     kernels = msgspec.structs.replace(own.kernels, body_ratios=like.compact.body_ratios)
-    return msgspec.structs.replace(own, kernels=kernels, host=like.host, conditions=like.conditions)
+    return as_written(msgspec.structs.replace(own, kernels=kernels, host=like.host, conditions=like.conditions))
 
 
 def judge_qwen(cells: Sequence[Mapping[str, str]], profile: Profile) -> list[JudgedCell]:

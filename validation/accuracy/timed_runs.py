@@ -23,6 +23,7 @@ from sim.costs.engine_costs import load_engine, with_engine
 from sim.costs.profile import Profile
 from sim.costs.shapes import MODELS
 from validation.accuracy.sections import Line, Section, profile_text
+from validation.tables import as_written
 
 SHAPE = MODELS["llama-3.1-8b"]
 RUNS = "llmservingsim/bench/examples"
@@ -75,14 +76,15 @@ RTX_PRO_INDEPENDENT = Run(
 def llmservingsim_profile(data: Path, folder: str, gpu: str) -> Profile:
     """Llama-3.1-8B from LLMServingSim's own kernel tables of that GPU."""
     path = data / TABLES / folder / "meta-llama/Llama-3.1-8B/bf16/tp1"
-    return import_llmservingsim(path, gpu, SHAPE, revision=LLMSERVINGSIM.partition("@")[2])
+    return as_written(import_llmservingsim(path, gpu, SHAPE, revision=LLMSERVINGSIM.partition("@")[2]))
 
 
 def aiconfigurator_profile(data: Path) -> Profile:
     """Llama-3.1-8B from aiconfigurator's tables of that GPU, without the gap fitted on the run itself."""
     gpu = "rtx-pro-6000-server"
     profile = import_deployment(data / "aiconfigurator", gpu, SHAPE, None, Deployment(), source=AICONFIGURATOR_REVISION)
-    return with_engine(profile, msgspec.structs.replace(load_engine(ENGINE, gpu), gap_s=0.0, source="no device gap"))
+    without_gap = msgspec.structs.replace(load_engine(ENGINE, gpu), gap_s=0.0, source="no device gap")
+    return as_written(with_engine(profile, without_gap))
 
 
 def sections(data: Path) -> list[Section]:
@@ -139,7 +141,7 @@ def _fitted(data: Path, run: Run, profile: Profile) -> tuple[Profile, float]:
         return error_pct
 
     fitted = fit_constant(profile, FITTED_CONSTANT, slowness_pct)
-    return fitted.profile, 1e3 * fitted.values_s[FITTED_CONSTANT]
+    return as_written(fitted.profile), 1e3 * fitted.values_s[FITTED_CONSTANT]
 
 
 def real_run(data: Path, run: Run) -> RealRun:

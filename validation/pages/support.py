@@ -22,7 +22,7 @@ from calibrate.importers.aiconfigurator.deployment import Deployment, import_dep
 from sim.costs.profile import SERVED, Profile
 from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import ModelShape
-from validation.tables import markdown_table
+from validation.tables import as_written, markdown_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 GPUS = ("h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm", "l40s", "rtx-4090", "rtx-pro-6000-server", "gh200")
@@ -89,10 +89,11 @@ def tried(gpu: str, name: str, weights: str) -> Entry:
             shape = with_formats(shape, weights, None)
         if gpu in DEVICES:
             deployment = Deployment(WIDE.get(name, 1))
-            return bracketed(sign_of(import_deployment(tables, gpu, shape, None, deployment, source=revision)))
+            profile = import_deployment(tables, gpu, shape, None, deployment, source=revision)
+            return bracketed(sign_of(as_written(profile)))
         if weights != "bf16" or not shape.is_plain:
             return Entry("–", f"no tables of {gpu}: constants of a dense model in bf16 price such models alone")
-        return bracketed(sign_of(with_models(load(CONSTANTS[gpu]), shape, None)))
+        return bracketed(sign_of(as_written(with_models(load(CONSTANTS[gpu]), shape, None))))
     except ValueError as error:
         return Entry("–", " ".join(str(error).split()).replace(str(path), path.name))
 

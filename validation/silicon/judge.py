@@ -30,6 +30,7 @@ from sim.files.json_values import Json
 from sim.run.scenario import Scenario, parse_scenario
 from validation.silicon.labels import drafting, is_marked, is_outside, memory_share, repeats, roof_share
 from validation.silicon.served_cells import BLACKWELL, Cell, cell_of
+from validation.tables import as_written
 
 LENGTH_RANGE = (0.8, 1.0)
 """InferenceX's client draws lengths uniformly between these shares of ISL and OSL; the other client (aiperf, standard
@@ -124,7 +125,7 @@ def profile_of(
     path, published = target_of(cell, tables.parent / "model_configs")
     shape = with_formats(source_of(str(path), plain=False).shape, published, kv)
     draft = draft_model(drafter, shape) if drafter else None
-    return import_deployment(tables, gpu, shape, draft, deployment, source=revision), shape
+    return as_written(import_deployment(tables, gpu, shape, draft, deployment, source=revision)), shape
 
 
 def engine_name(cell: Cell) -> str:

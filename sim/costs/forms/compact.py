@@ -19,7 +19,7 @@ from sim.costs.passes import Excess, ModelPasses, beyond, layer_rest_s, sampler_
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.costs.work_costs import WorkCosts
-from sim.interface.work import TARGET, Chunk, Model, Work
+from sim.interface.work import HOST, TARGET, Chunk, Model, Work
 
 
 class RowPart(NamedTuple):
@@ -156,7 +156,7 @@ class CompactCosts(WorkCosts[CompactPasses]):
     def cost(self, work: Work) -> Cost:
         """Solo cost of `work`."""
         rows = work.rows
-        if work.chunks or not rows:
+        if work.chunks or not rows or work.kind is HOST:
             return self._any_cost(work)
         passes = self._target if work.model is TARGET else self.passes(work.model)
         row_tokens = work.row_tokens

@@ -1,7 +1,10 @@
 """Piecewise interpolation of measured times over one or two axes of counts, and what holds outside them.
 
-Below the first point a time is that of the first point; beyond the last one it goes on with the last slope (linear) or
-exponent (power). Times that never fall along their axes are interpolated to times that never fall.
+Below the first point a time is that of the first point; beyond the last one it goes on from there with the slope
+(linear) or exponent (power) of the upper half of the axis. Kernels go by tiles, so neighbours may lie on one step of a
+staircase, whose slope says nothing of what lies beyond: of points 16 tokens apart, the last two had a prompt of 8,192
+tokens take two fifths of the least possible time.
+Times that never fall along their axes are interpolated to times that never fall.
 GEMMs and decode attention are nearly affine in tokens and context, so they are interpolated linearly; whole prompts'
 attention lies between linear and quadratic in tokens, so powers (straight lines between logs) fit it better.
 calibrate.fit.table_form has the figures.
@@ -17,15 +20,26 @@ from math import inf, log
 
 
 def place(axis: Sequence[int], at: float) -> tuple[int, int, float]:
-    """Indices of the points below and above `at` and the weight of the upper one: 0 below the axis, above 1 beyond it.
+    """Indices of the points below and above `at` and the weight of the upper one: 0 below the axis, above 1 beyond it,
+    where the points are `middle` and the last.
 
     `axis` rises; of a single point both indices are its own.
     """
     if len(axis) == 1 or at <= axis[0]:
         return 0, 0, 0.0
     upper = min(bisect_right(axis, at), len(axis) - 1)
-    low = axis[upper - 1]
-    return upper - 1, upper, (at - low) / (axis[upper] - low)
+    lower = upper - 1 if at <= axis[-1] else middle(axis)
+    low = axis[lower]
+    return lower, upper, (at - low) / (axis[upper] - low)
+
+
+def middle(axis: Sequence[int]) -> int:
+    """Index of the last point of the rising `axis` in its lower half, from which the line to its end goes on beyond.
+
+    >>> middle((1, 1000, 1024, 2032, 2048)), middle((1000, 1024)), middle((1000,))
+    (2, 0, 0)
+    """
+    return max(0, bisect_right(axis, axis[-1] / 2) - 1)
 
 
 def value_at(axis: Sequence[int], values: Sequence[float], at: float) -> float:

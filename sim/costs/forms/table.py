@@ -20,13 +20,13 @@ import msgspec
 
 from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.cost import Cost
-from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
+from sim.costs.forms.interpolation import curve_at, filled, middle, power_curve_at, value_at
 from sim.costs.passes import Excess, ModelPasses, sizes
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.costs.table_kernels import DecodeGrid, ModelTable
 from sim.costs.work_costs import WorkCosts
-from sim.interface.work import TARGET, Chunk, Model, Work
+from sim.interface.work import HOST, TARGET, Chunk, Model, Work
 
 
 class Line(NamedTuple):
@@ -196,12 +196,13 @@ class TablePasses(ModelPasses):
         rest_s = self.padded_body_s(row_tokens, rows, row_tokens) + self.head_s(head_rows) + self.extra_s
         line = self._line(rows, row_tokens, False)
         seconds = [rest_s + self.layers * attention_s for attention_s in line.seconds]
-        points = pairwise(zip(line.kv_tokens, seconds, strict=True))
-        slopes = [(high_s - low_s) / (high - low) for (low, low_s), (high, high_s) in points] or [0.0]
+        points = list(zip(line.kv_tokens, seconds, strict=True))
+        pairs = [*pairwise(points), (points[middle(line.kv_tokens)], points[-1])]
+        slopes = [(high_s - low_s) / (high - low) if high > low else 0.0 for (low, low_s), (high, high_s) in pairs]
         return RowCurve(
             kv_tokens=[0, *line.kv_tokens],
             seconds=[seconds[0], *seconds],
-            slopes=[0.0, *slopes, slopes[-1]] if len(seconds) > 1 else [0.0, 0.0],
+            slopes=[0.0, *slopes],
             launch_s=launch_s,
             max_context_tokens=rows * self.max_row_context_tokens(rows),
         )
@@ -225,7 +226,7 @@ class TableCosts(WorkCosts[TablePasses]):
             tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
             return alone._replace(device_s=alone.device_s + self.passes(work.model).shared_s(tokens, work.group_tokens))
         rows = work.rows
-        if work.chunks or not rows:
+        if work.chunks or not rows or work.kind is HOST:
             return self._any_cost(work)
         passes = self._target if work.model is TARGET else self.passes(work.model)
         row_tokens = work.row_tokens

@@ -1,9 +1,10 @@
 """Continuous batching as in vLLM v1: every step one target pass of verify rows and prefill chunks under a token budget.
 
-Drafting follows the target pass on the same stream and the step is over when both are: then tokens are emitted. Without
-speculation this is `autoregressive`. With asynchronous scheduling the next step is planned while the last one is under
-way, without its results: what arrives meanwhile waits one step longer, and the host's preparation is hidden behind the
-device.
+Drafting follows the target pass on the same stream and the step is over when both are: then tokens are emitted. N-grams
+are looked up on the host once the sampled tokens are there, as vLLM proposes after sampling, so that nothing hides
+them, asynchronous scheduling neither. Without speculation this is `autoregressive`. With asynchronous scheduling the
+next step is planned while the last one is under way, without its results: what arrives meanwhile waits one step longer,
+and the host's preparation is hidden behind the device.
 
 Two loops decide the same. `by_rows` looks at every row in every step. `by_totals` costs no more for a larger batch: a
 request's draws are known when it joins, so the step in which it leaves and the tokens it adds to the context in every
@@ -32,6 +33,7 @@ from sim.engine.serving import RoundDraws, Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
 from sim.interface.wait import Task
+from sim.interface.work import Work
 from sim.policies.continuous.plan import (
     NGRAM,
     Load,
@@ -89,11 +91,11 @@ def _submit(
     ahead_s: float,
     group_tokens: int = 0,
 ) -> tuple[Ticket, Ticket]:
-    """The target pass of a step that was planned `ahead_s` before now, and the drafts that follow it; tickets of the
-    former, and of the last work."""
+    """The target pass of a step that was planned `ahead_s` before now, and a model's drafts that follow it; tickets of
+    the former, and of the last work."""
     run = serving.host.run
     target = last = run(step_work(load, ahead_s, group_tokens), stream)
-    if draft_tokens or (serving.controller.draft_tokens_max and method is not NGRAM):
+    if serving.controller.draft_tokens_max and method is not NGRAM:
         last = run(draft_work(load, draft_tokens, method), stream)
     return target, last
 
@@ -111,6 +113,8 @@ class Flight(NamedTuple):
     lengths: Mapping[int, int]
     """Draft lengths by arrival index."""
     started_s: float
+    lookup: Work | None = None
+    """The search for n-grams that goes on from the sampled tokens."""
     accepted: Sequence[int] | None = None
     """Accepted drafted tokens of each row where they are known already; None = as the target's ticket tells."""
 
@@ -165,6 +169,8 @@ async def by_rows(
             planned = plan_step(serving, running, limits, flight.lengths, after_rows=after_rows)
             planned_at_s = host.now_s
         await flight.last
+        if flight.lookup is not None:
+            await host.run(flight.lookup, stream)
         if group is not None:
             await group.end()
         step, lengths = flight.step, flight.lengths
@@ -183,9 +189,12 @@ def start_step(
     as long as the longest that the controller chooses."""
     requests = (*step.rows, *step.prompts)
     lengths = serving.controller.lengths_for(requests)
-    target, last = _submit(serving, load_of(step), stream, method, max(lengths), ahead_s, group_tokens)
+    load, longest = load_of(step), max(lengths)
+    target, last = _submit(serving, load, stream, method, longest, ahead_s, group_tokens)
     by_index = dict(zip([request.index for request in requests], lengths, strict=True))
-    return Flight(step, target, last, by_index, serving.host.now_s)
+    has_lookup = method is NGRAM and longest and (load.num_rows or load.completed)
+    lookup = draft_work(load, longest, method) if has_lookup else None
+    return Flight(step, target, last, by_index, serving.host.now_s, lookup)
 
 
 # -- rows as totals
@@ -246,7 +255,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
             if serving.inbox and not has_room(serving, limits, num_rows + len(completed), partial):
                 running, under_way, accepted = _under_way(serving, rows, step, last_step_s, is_apart=is_apart)
                 lengths = {request.index: draft_tokens for request in running}
-                flight = Flight(under_way, target, last, lengths, started_s, accepted)
+                flight = Flight(under_way, target, last, lengths, started_s, accepted=accepted)
                 rows, plan, last_step_s = await _until_eased(serving, limits, stream, rows, running, flight)
                 partial, joined = None, _joined_since(rows, serving.measured, last_step_s)
                 continue

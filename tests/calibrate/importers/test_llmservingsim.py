@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from calibrate.catalogue.host_costs import all_reduce_of, engine_of
+from calibrate.cli.profile_output import write
 from calibrate.importers.llmservingsim.layer_profile import import_llmservingsim
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
@@ -19,6 +20,7 @@ from tests.calibrate.importers.layer_tables import (
     CONTEXTS,
     SHAPE,
     SLOWDOWN,
+    TOKENS,
     chunk_us,
     decode_us,
     elementwise_us,
@@ -64,6 +66,39 @@ def test_the_command_writes_the_points_of_the_tables(folder: Path, tmp_path: Pat
     assert "casys-kaist/LLMServingSim@abc (MIT)" in profile.source
     assert profile.table.draft is None
     assert decode(encode(profile), "copy") == profile
+
+
+def by_tiles(folder: Path, tile: int = 128) -> None:
+    """dense.csv with points 16 tokens apart and the times of whole tiles, as published tables have them."""
+    path = folder / "dense.csv"
+    header, *lines = path.read_text().splitlines()
+    times = {(name, int(tokens)): time for name, tokens, time in (line.split(",") for line in lines)}
+    points = [
+        (tokens, tokens if tokens <= 16 else -(-tokens // tile) * tile)
+        for tokens in (*TOKENS[:16], *range(32, 2049, 16))
+    ]
+    names = dict.fromkeys(name for name, _ in times)
+    rows = [f"{name},{tokens},{times[name, charged]}" for name in names for tokens, charged in points]
+    path.write_text("\n".join([header, *rows, ""]))
+
+
+def test_every_command_takes_the_file_of_tables_whose_kernels_go_by_tiles(tmp_path: Path) -> None:
+    folder, out = write_layer_tables(tmp_path / "tp1"), tmp_path / "p.json"
+    by_tiles(folder)
+    calibrate("import", "llmservingsim", folder, "--gpu", "rtx-4090", "--target", "llama-3.1-8b", "--out", out)
+    prompt = Work(kind=Kind.STEP, chunks=(Chunk(8192, 0),), head_rows=1)
+    shape_us = SHAPE.layers * (layer_us(8192) + chunk_us(8192)) + lm_head_us(1) + sampler_us(1)
+    assert device_s(load(out), prompt) == pytest.approx(1e-6 * shape_us, rel=0.03)
+
+
+def test_what_every_command_would_refuse_is_not_written(profile: Profile, tmp_path: Path) -> None:
+    body = profile.table.target.body
+    faster = msgspec.structs.replace(body, seconds=tuple(seconds / 10.0 for seconds in body.seconds))
+    target = msgspec.structs.replace(profile.table.target, body=faster)
+    kernels = msgspec.structs.replace(profile.table, target=target)
+    with pytest.raises(ValueError, match="by the roofs of the data sheet of rtx-4090"):
+        write(msgspec.structs.replace(profile, kernels=kernels), tmp_path / "p.json")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_decode_pass_costs_what_the_law_says(profile: Profile) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,16 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from calibrate.cli.probe import probe_command
 from calibrate.cli.production import production_command
 from calibrate.judge.cells import Setup, simulate_cell
-from calibrate.production.engine_fit import fit_served, tellable
-from calibrate.production.level_files import NEEDED
+from calibrate.production.engine_fit import Form, fit_served, tellable
+from calibrate.production.level_files import NEEDED, write_measured
 from calibrate.production.levels import Accepted, Served, cell_of
-from sim.costs.engine_costs import with_engine, without_engine
+from sim.cli.main import run
+from sim.costs.engine_costs import load_engine, own_engine, with_engine, without_engine
 from sim.costs.profile import Profile
-from sim.costs.profile_files import encode, load
+from sim.costs.profile_files import encode, load, save_profile
 
 PAIR = "h100-sxm/llama-3.1-8b+eagle3"
 RATES = (0.7, 0.45, 0.25)
@@ -120,6 +123,107 @@ def test_a_wait_too_long_for_a_frontend_is_left_out_and_said_or_refused_where_it
     assert found.profile.host.frontend_s == 0.0
     with pytest.raises(ValueError, match="requests that waited for a seat"):
         fit_served(bare(), levels, Setup(engine={}), ["step_s", "frontend_s"])
+
+
+def forms_server(levels: tuple[int, ...], **host: Any) -> list[Served]:
+    """A server on vLLM 0.24, which plans ahead, with these constants of the host in place of its own."""
+    profile = with_engine(load(PAIR), load_engine("vllm-0.24", "h100-sxm"))
+    profile = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, **host))
+    found = []
+    for level in levels:
+        asked = Served(source=f"c{level}", concurrency=level, prompt_tokens=50, output_tokens=20, tpot_s=1.0)
+        tpot_s = simulate_cell(cell_of(asked, 1), profile, Setup(engine={}))["mean_tpot_ms"] / 1e3
+        found.append(msgspec.structs.replace(asked, tpot_s=tpot_s))
+    return found
+
+
+SYNCHRONOUS = {"is_async": False, "step_s": 5e-3}
+FORMS: list[tuple[dict[str, Any], str, Form, dict[str, float]]] = [
+    (SYNCHRONOUS | {"row_s": 0.0}, "vllm-0.12", Form(False, False), {"step_s": 5e-3}),
+    (SYNCHRONOUS | {"row_s": 4e-4}, "vllm-0.24", Form(False, True), {"step_s": 5e-3, "row_s": 4e-4}),
+    ({"gap_s": 5e-3}, "vllm-0.24", Form(True, False), {"gap_s": 5e-3}),
+    ({"gap_s": 3e-3, "row_s": 3e-3}, "vllm-0.24", Form(True, True), {"gap_s": 3e-3, "row_s": 3e-3}),
+]
+
+
+@pytest.mark.parametrize(("host", "engine", "form", "constants"), FORMS, ids=[str(form) for _, _, form, _ in FORMS])
+def test_the_form_of_a_servers_steps_is_chosen_by_the_largest_load(
+    host: dict[str, Any], engine: str, form: Form, constants: dict[str, float], tmp_path: Path
+) -> None:
+    found = fit_served(load(PAIR), forms_server((1, 3, 6, 9), **host), Setup(engine={"name": engine}))
+    assert found.tried[0].form == form
+    assert abs(found.tried[0].error_pct) < 1.0
+    assert found.fits[0].values_s == {name: pytest.approx(value, rel=0.02) for name, value in constants.items()}
+    own = own_engine(load(save_profile(found.profile, tmp_path / "mine.json")))
+    assert own is not None
+    assert own.is_async is form.is_async
+
+
+def benchmarks(folder: Path, tpot_ms: dict[int, float]) -> list[str]:
+    """`--bench-json` flags of results with these times per token."""
+    flags = []
+    for level, each_ms in tpot_ms.items():
+        tokens = {"completed": level, "total_input_tokens": 50 * level, "total_output_tokens": 20 * level}
+        times = {"mean_ttft_ms": 20.0, "mean_tpot_ms": each_ms, "output_throughput": 1e3 * level / each_ms}
+        path = folder / f"c{level}.json"
+        path.write_text(json.dumps({"max_concurrency": level, "duration": 1.0} | tokens | times))
+        flags += ["--bench-json", str(path)]
+    return flags
+
+
+def told(flags: list[str]) -> list[str]:
+    done = CliRunner().invoke(production_command, flags)
+    assert done.exit_code == 0, done.output
+    return [line for line in done.output.splitlines() if line.strip()]
+
+
+def test_a_server_of_no_form_is_said_first(tmp_path: Path) -> None:
+    flags = benchmarks(tmp_path, {1: 10.0, 2: 40.0, 4: 12.0})
+    lines = told([*flags, "--profile", "h100-sxm/llama-3.1-8b"])
+    assert lines[0].startswith("This server is of no form tried: ")
+    assert lines[-1].endswith("lanesim profiles show h100-sxm/llama-3.1-8b")
+
+
+def test_the_command_that_a_fit_ends_with_simulates_the_server(tmp_path: Path) -> None:
+    out = tmp_path / "mine.json"
+    flags = benchmarks(tmp_path, {rows: 20.0 + 0.5 * rows for rows in (1, 4, 8)})
+    lines = told([*flags, "--profile", "h100-sxm/llama-3.1-8b", "--out", str(out)])
+    assert lines[0].startswith("levels of load")
+    _, _, command = lines[-1].partition("to simulate its largest load: lanesim ")
+    assert run([*shlex.split(command), "--num-prompts", "32", "--json", str(tmp_path / "r.json")]) == 0
+    (simulated,) = json.loads((tmp_path / "r.json").read_text())["runs"]
+    assert simulated["mean_tpot_ms"] == pytest.approx(24.0, rel=0.05)
+
+
+def test_a_level_held_back_that_is_far_off_is_said_first_and_the_probe_ends_with_a_command(tmp_path: Path) -> None:
+    times_s = {1: 0.0205, 2: 0.021, 4: 0.044, 8: 0.024}
+    served = [
+        Served(source=f"{rows} at once", concurrency=float(rows), prompt_tokens=50, output_tokens=20, tpot_s=tpot_s)
+        for rows, tpot_s in times_s.items()
+    ]
+    measured = tmp_path / "m.measured.json"
+    write_measured(measured, "http://localhost:1", served)
+    flags = [str(measured), "--profile", "h100-sxm/llama-3.1-8b", "--held-back", "4"]
+    done = CliRunner().invoke(probe_command, flags)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert "are left at the level held back" in lines[0]
+    assert lines[-1].endswith("lanesim profiles show h100-sxm/llama-3.1-8b")
+
+
+def test_a_fit_that_writes_nothing_ends_with_its_command_that_does(tmp_path: Path) -> None:
+    flags = [*benchmarks(tmp_path, {1: 10.0}), "--profile", "h100-sxm/llama-3.1-8b"]
+    _, _, again = told(flags)[-1].partition("to keep the constants as a profile: ")
+    assert shlex.split(again) == ["lanesim", "calibrate", "production", *flags, "--out", "mine.json"]
+
+
+def test_json_on_stdout_is_alone_there_where_a_profile_is_written(tmp_path: Path) -> None:
+    flags = benchmarks(tmp_path, {1: 10.0})
+    done = CliRunner().invoke(
+        production_command,
+        [*flags, "--profile", "h100-sxm/llama-3.1-8b", "--out", str(tmp_path / "mine.json"), "--json", "-"],
+    )
+    assert json.loads(done.stdout)["next"].startswith(str(tmp_path / "mine.json"))
 
 
 @pytest.mark.parametrize(

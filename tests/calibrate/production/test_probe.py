@@ -20,8 +20,8 @@ from click.testing import CliRunner
 
 from calibrate.cli.probe import probe_command
 from calibrate.production.level_files import read_measured
-from calibrate.production.network import Client
-from calibrate.production.probe import Timed, base_of, find, level, middle
+from calibrate.production.network import Client, Failed
+from calibrate.production.probe import Timed, base_of, find, level, middle, stream
 from sim.cli.main import run
 from tests.calibrate.production.test_levels import look
 
@@ -43,10 +43,13 @@ class Server(ThreadingHTTPServer):
         first_s: float = 0.0,
         prompt_tokens: int = 70,
         stop_at: int | None = None,
+        usage_tokens: int | None = None,
     ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.is_chat, self.is_strict, self.has_metrics, self.answer = is_chat, is_strict, has_metrics, answer
         self.first_s, self.prompt_tokens, self.stop_at = first_s, prompt_tokens, stop_at
+        self.usage_tokens = usage_tokens
+        """Tokens that it says it wrote, where these are not those it was asked for."""
         self.asked: list[dict[str, Any]] = []
         self.now = self.most = self.streams = 0
         self.lock = threading.Lock()
@@ -113,7 +116,10 @@ class Handler(BaseHTTPRequestHandler):
             choice = {"delta": {"content": "a b"}} if self.server.is_chat else {"text": "a b"}
             self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
             self.wfile.flush()
-        usage = {"prompt_tokens": self.server.prompt_tokens, "completion_tokens": asked["max_tokens"]}
+        usage = {
+            "prompt_tokens": self.server.prompt_tokens,
+            "completion_tokens": self.server.usage_tokens or asked["max_tokens"],
+        }
         self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
 
 
@@ -204,6 +210,14 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 def timed(sent_s: float, last_s: float, tokens: int = 2) -> Timed:
     return Timed(sent_s=sent_s, first_s=sent_s, last_s=last_s, prompt_tokens=1, output_tokens=tokens)
+
+
+def test_a_usage_of_fewer_tokens_than_the_stream_has_pieces_is_refused() -> None:
+    with serving(usage_tokens=2) as server, Client(server.url) as client:
+        endpoint = find(client, None)
+        message = "says in its usage that it wrote 2 tokens, and its stream has 8 pieces of text"
+        with pytest.raises(Failed, match=message):
+            stream(client, endpoint, "river", 16)
 
 
 def test_a_levels_middle_leaves_out_the_first_of_each_stream_and_what_drains() -> None:

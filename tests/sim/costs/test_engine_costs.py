@@ -106,6 +106,18 @@ def test_scheduling_follows_version_and_method(name: str, methods: set[str]) -> 
     assert engine.is_async is ("none" in methods)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_profile_says_how_its_server_schedules_whatever_the_engines_default(is_async: bool) -> None:
+    profile = with_engine(load(PAIR), load_engine("vllm-0.24", "h100-sxm"))
+    profile = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, is_async=is_async))
+    for same in (profile, with_engine(profile, engine_of(None, profile))):
+        own = engine_of("vllm-0.24", same)
+        assert [own.is_async, *map(own.plans_ahead, ("eagle3", "draft_model"))] == [is_async] * 3
+    other = with_engine(profile, load_engine("vllm-0.12", "h100-sxm"))
+    assert not engine_of(None, other).is_async
+    assert engine_of(None, with_engine(other, load_engine("vllm-0.24", "h100-sxm"))).is_async
+
+
 @pytest.mark.parametrize(
     ("gpu", "memory_gib", "caps"),
     [

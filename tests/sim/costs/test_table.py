@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.extrapolation import WORDS, OutsideProfileWarning
 from sim.costs.forms.build import build_costs
-from sim.costs.forms.interpolation import filled
+from sim.costs.forms.interpolation import filled, power_curve_at, value_at
 from sim.costs.forms.table import TableCosts
 from sim.costs.profile_files import load
 from sim.costs.shapes import Latent
+from sim.costs.table_kernels import Curve, DecodeGrid, PrefillGrid
 from sim.costs.work_costs import OutsideProfile
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.sim.costs.table_points import HOLES, KV_TOKEN_S, PAIR_S, POINTS, SHAPE, VERIFY, table
@@ -260,3 +261,46 @@ def test_a_served_gpus_ratio_acts_on_the_layers_of_a_table() -> None:
     )
     assert [served.body_s(n) / plain.body_s(n) for n in (1, 8, 32, 128, 4096)] == pytest.approx([1, 1, 1.25, 1.5, 1.5])
     assert served.head_s(8) == plain.head_s(8)
+
+
+STAIRS = msgspec.structs.replace(
+    POINTS,
+    body=Curve(tokens=(1, 100, 200, 300, 310, 320), seconds=(1.0, 10.0, 20.0, 32.0, 32.0, 32.0)),
+    decode_attention=DecodeGrid(
+        rows=(1, 8, 14, 16),
+        context_tokens=(10, 50, 99, 100),
+        seconds=tuple((t, t + 4, t + 9, t + 9) for t in (1.0, 4.0, 8.0, 8.0)),
+    ),
+    prefill_attention=PrefillGrid(
+        chunk_tokens=(10, 160, 310, 320), history_tokens=(0,), seconds=((1.0,), (4.0,), (16.0,), (16.0,))
+    ),
+)
+"""The last points of each axis lie on one step of a staircase: flat between them, and rising over the upper half."""
+STEPPED = TableCosts(table(STAIRS), cuda_graph=False)
+
+
+def test_beyond_the_last_point_a_staircase_goes_on_as_its_upper_half_rises() -> None:
+    passes = STEPPED.passes(Model.TARGET)
+    assert passes.layer_s(320 + 160) == pytest.approx(32.0 + (32.0 - 10.0) / 220 * 160)
+    assert passes.chunks_attention_s([Chunk(640, 0)]) == pytest.approx(16.0 * 4.0)
+    assert passes.rows_s(1, 1, 150, beside_chunks=False) == pytest.approx(10.0 + 5.0)
+    assert passes.rows_s(24, 24, 24 * 10, beside_chunks=False) == pytest.approx(8.0 + 4.0)
+
+
+@pytest.mark.parametrize("rows", [1, 9, 16, 40])
+def test_rows_beyond_the_longest_context_cost_as_much_alone_as_by_the_sum_of_their_parts(rows: int) -> None:
+    for context in (60, 100, 101, 1000):
+        kv_tokens = rows * context
+        work = rows_of(rows, kv_tokens - rows)
+        by_parts = STEPPED.passes(Model.TARGET).pass_s(rows, rows, work.context_tokens, (), rows)
+        assert STEPPED.cost(work).device_s == pytest.approx(by_parts)
+
+
+@given(at=st.lists(st.floats(300.0, 5000.0), min_size=2, max_size=2).map(sorted))
+def test_beyond_the_last_point_times_start_from_it_and_rise(at: list[float]) -> None:
+    low, high = (value_at(STAIRS.body.tokens, STAIRS.body.seconds, tokens) for tokens in at)
+    assert low <= high
+    assert value_at(STAIRS.body.tokens, STAIRS.body.seconds, 320 + 1e-9) == pytest.approx(32.0)
+    chunks, curves = STAIRS.prefill_attention.chunk_tokens, STAIRS.prefill_attention.seconds
+    low_curve, high_curve = (power_curve_at(chunks, curves, tokens) for tokens in at)
+    assert low_curve <= high_curve

@@ -9,6 +9,7 @@ import pytest
 from sim.costs.engine_costs import EngineCosts, load_engine, with_engine
 from sim.costs.forms.build import build_costs
 from sim.costs.memory import kv_capacity_tokens, pool_bytes_per_token
+from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.interface.work import Chunk, Kind, Model, Work
 from sim.metrics.records import RunRecord
@@ -164,3 +165,10 @@ def test_a_run_has_the_pool_that_its_engine_leaves() -> None:
     found = simulate(resolve(scenario, load(name), "continuous"), 0).kv_capacity_tokens
     assert found == pytest.approx(433_872, rel=5e-4)
     assert found % 16 == 0
+
+
+@pytest.mark.parametrize("profile", [load(COMPACT), load(LINEAR), table()], ids=["compact", "linear", "table"])
+def test_a_lookup_of_ngrams_takes_the_host_its_time_a_row_and_no_device(profile: Profile) -> None:
+    host = msgspec.structs.replace(profile.host, ngram_row_s=2e-5)
+    cost = build_costs(msgspec.structs.replace(profile, host=host)).cost(Work(kind=Kind.HOST, rows=28))
+    assert cost == (pytest.approx(28 * 2e-5), 0.0, 0.0, 0)

@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.costs.forms.build import build_costs
+from sim.costs.profile_files import load
 from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits, Method
+from sim.run.forecast import StepForecast
 from tests.properties import examples
 from tests.sim.support import AlwaysAccept, NeverAccept, PeriodicDraws, SimRun, request
 
@@ -159,6 +162,24 @@ def test_an_ngram_draft_takes_host_time_and_no_pass_of_a_model() -> None:
     limits = EngineLimits(method=Method.NGRAM)
     run = SimRun("continuous", [request(0)], draws=AlwaysAccept(), limits=limits, draft_tokens=4)
     assert [ticket.work.kind for ticket in run.tickets] == [Kind.STEP, Kind.HOST, Kind.STEP, Kind.HOST]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_ngrams_are_looked_up_between_the_sampled_tokens_and_the_next_step(is_async: bool) -> None:
+    """vLLM proposes after sampling: nothing hides the lookup, and a step with it is as long as the forecast says."""
+    limits = EngineLimits(method=Method.NGRAM, async_scheduling=is_async)
+    costs = build_costs(load("h100-sxm/llama-3.1-8b"))
+    asked = [request(index, prompt=16, output=200) for index in range(4)]
+    run = SimRun("continuous", asked, draws=NeverAccept(), costs=costs, limits=limits, draft_tokens=3)
+    works = run.tickets[1:100]
+    for step, lookup, later in zip(works[1::2], works[2::2], works[3::2], strict=False):
+        assert (step.work.kind, lookup.work.kind, lookup.work.rows) == (Kind.STEP, Kind.HOST, 4)
+        assert lookup.issue_start_s == step.ready_s
+        assert later.issue_start_s == lookup.ready_s == pytest.approx(step.ready_s + 4 * costs.host.ngram_row_s)
+    middle, context_tokens = works[49:52], works[49].work.context_tokens / 4
+    assert middle[0].work.kind is Kind.STEP
+    forecast = StepForecast(costs, limits, context_tokens, has_draft=True).round_s(4, 3)
+    assert middle[2].issue_start_s - middle[0].issue_start_s == pytest.approx(forecast, rel=1e-6)
 
 
 def test_an_eagle_head_takes_every_verified_token_in_its_first_pass() -> None:
