@@ -115,7 +115,7 @@ def _modelopt(path: Path, quantisation: Quantisation) -> str:
 
 
 def _compressed(path: Path, quantisation: Quantisation) -> str:
-    """The one format of all groups."""
+    """The format that all groups share."""
     groups = quantisation.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise _refused(path, f"config_groups={groups!r}", "one group or several of one format")
@@ -130,7 +130,7 @@ def _group(path: Path, name: str, group: Json) -> str:
     if not isinstance(group, dict) or not isinstance(weights, dict):
         raise _refused(path, f"{name} without weights", "groups with weights")
     if group.get("targets") not in (None, ["Linear"]):
-        raise _refused(path, f"{name} with targets of its own", "targets=['Linear']")
+        raise _refused(path, f"{name} with targets for some layers", "targets=['Linear']")
     activations = group.get("input_activations")
     met = activations.get("num_bits") if isinstance(activations, dict) else None
     spelt = (weights.get("type"), weights.get("num_bits"), met)

@@ -89,7 +89,7 @@ class Source(NamedTuple):
     repository: str | None = None
     """Name on Hugging Face, which `vllm serve` loads; None where a file was named, or a format of no repository."""
     assumed: str | None = None
-    """What the config alone does not say, for a note."""
+    """An assumption that the config alone does not state, for a note."""
 
 
 def source_of(name: str, *, plain: bool = True) -> Source:

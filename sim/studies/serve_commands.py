@@ -75,7 +75,7 @@ NOTED = frozenset((
     "workload.dataset_name", "workload.dataset_path", "workload.length_range", "speculation.acceptance",
     "speculation.controller",
 ))  # fmt: skip
-"""Keys that have a note to themselves."""
+"""Keys that a note of theirs is about."""
 VLLM_POLICIES = ("autoregressive", "continuous")
 WITHOUT_MODEL = (Method.NGRAM, Method.MTP)
 """Methods that draft from the target's own checkpoint, or from no weights at all."""

@@ -44,7 +44,7 @@ FITTED: Mapping[str, Mapping[str, object]] = {
     },
     "acceptance length of each group of pairs": {"engine": "trtllm-1.1", "method": "mtp"},
 }  # fmt: skip
-"""What was fitted on cells or chosen by them (docs/accuracy.md, docs/validation/served-cells.md) -> their fields."""
+"""Constants that were fitted on cells or chosen by them (docs/accuracy.md, docs/validation/served-cells.md) -> their fields."""
 
 
 class Load(NamedTuple):
@@ -86,7 +86,7 @@ def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]
 
 
 def fitted_by(cell: Cell) -> str | None:
-    """What saw this cell before; None where it judges."""
+    """The constant that was fitted on this cell; None where it judges."""
     if cell.source == OVER_LENGTHS:
         return None
     for name, fields in FITTED.items():

@@ -174,7 +174,7 @@ def plan(
 
 
 def _lines(best: _Refined, rate_per_s: float | None, target_model: str | None) -> tuple[str, str, list[str]]:
-    """What starts the best deployment, what loads it, and in what they differ from what was simulated."""
+    """The lines that start the best deployment and load it, and their differences from what was simulated."""
     scenario, profile = best.scenario, best.candidate.profile
     k = scenario.speculation.num_speculative_tokens
     line = deployment(scenario, profile, ((1, 1, k),), {}, target_model=target_model)

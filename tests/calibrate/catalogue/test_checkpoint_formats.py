@@ -85,7 +85,7 @@ def test_a_checkpoint_in_other_formats_is_refused_in_one_line(
 def test_groups_that_are_for_some_layers_alone_are_refused(tmp_path: Path) -> None:
     quantisation = compressed(FLOAT8)
     quantisation["config_groups"]["group_0"]["targets"] = ["re:.*mlp.*"]
-    with pytest.raises(ValueError, match="group_0 with targets of its own"):
+    with pytest.raises(ValueError, match="group_0 with targets for some layers"):
         source_of(str(write_config(tmp_path / "m.json", quantization_config=quantisation)), plain=False)
 
 
