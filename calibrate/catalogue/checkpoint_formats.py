@@ -43,8 +43,9 @@ class Stored(NamedTuple):
     """Parts of which matrices stay in 16 bits."""
 
 
-def quantisation_of(path: Path, *configs: dict[str, Json]) -> Quantisation | None:
-    """The quantisation that one of `configs`, read from `path`, or a file beside it states; None where none does."""
+def quantisation_of(path: Path, *configs: dict[str, Json]) -> tuple[Path, Quantisation] | None:
+    """The quantisation that one of `configs`, read from `path`, or a file beside it states, and that file; None where
+    none does."""
     stated: Quantisation | None = None
     for config in configs:
         for key in KEYS:
@@ -54,12 +55,11 @@ def quantisation_of(path: Path, *configs: dict[str, Json]) -> Quantisation | Non
             if not isinstance(value, dict):
                 raise ValueError(f"{path}: {key}={value!r} must be an object with quant_method")
             stated = value
-    if stated is not None and stated.get("quant_method"):
-        return stated
-    return _beside(path) or stated
+    beside = None if stated is not None and stated.get("quant_method") else _beside(path)
+    return beside or (None if stated is None else (path, stated))
 
 
-def _beside(path: Path) -> Quantisation | None:
+def _beside(path: Path) -> tuple[Path, Quantisation] | None:
     beside = path.with_name(path.name.removesuffix(CONFIG) + BESIDE)
     if not beside.exists():
         return None
@@ -67,7 +67,7 @@ def _beside(path: Path) -> Quantisation | None:
     inner = raw.get("quantization") if isinstance(raw, dict) else None
     if not isinstance(inner, dict):
         raise ValueError(f"{beside}: quantization={inner!r} must be an object with quant_algo")
-    return {**inner, "quant_method": "modelopt"}
+    return beside, {**inner, "quant_method": "modelopt"}
 
 
 def stored_formats(path: Path, quantisation: Quantisation) -> Stored:

@@ -248,11 +248,11 @@ def _from_config(path: Path, weights: Path | None) -> Source:
             window_layers=window_layers,
             **dimensions,
         )
-        quantisation = quantisation_of(path, config, outer)
-        if quantisation is not None:
-            shape = _quantised(path, shape, quantisation)
     except ValueError as error:
         raise ValueError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
+    stated = quantisation_of(path, config, outer)
+    if stated is not None:
+        shape = _quantised(*stated, shape)
     assumed = f"{dtype} weights are served in 16 bits (--dtype auto)" if DTYPE_BYTES[str(dtype)] > 2 else None
     return Source(shape, FAMILIES.get(kind), weights, assumed=assumed)
 
@@ -352,7 +352,7 @@ def _window(path: Path, config: Config, kind: str, layers: int) -> tuple[int, in
     return (window, layers - first) if first < layers else (0, 0)
 
 
-def _quantised(path: Path, shape: ModelShape, quantisation: Config) -> ModelShape:
+def _quantised(path: Path, quantisation: Config, shape: ModelShape) -> ModelShape:
     """`shape` in the formats of its checkpoint. Raises ValueError for those that are not known."""
     stored = stored_formats(path, quantisation)
     quantised = with_formats(shape, stored.weights, stored.kv)

@@ -44,7 +44,7 @@ FITTED: Mapping[str, Mapping[str, object]] = {
     },
     "acceptance length of each group of pairs": {"engine": "trtllm-1.1", "method": "mtp"},
 }  # fmt: skip
-"""Constants that were fitted on cells or chosen by them (docs/accuracy.md, docs/validation/served-cells.md) -> their fields."""
+"""Constants fitted on cells or chosen by them (docs/accuracy.md, docs/validation/served-cells.md) -> their fields."""
 
 
 class Load(NamedTuple):
