@@ -28,12 +28,13 @@ class PluginError(ValueError):
 
 @contextmanager
 def naming_plugin(what: str) -> Iterator[None]:
-    """An exception of the block as PluginError that begins with `what`, such as `policy 'mine'`."""
+    """An exception of the block as PluginError that begins with `what`, such as `policy 'mine'`. SystemExit is one: a
+    plug-in does not end its caller."""
     try:
         yield
     except PluginError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 

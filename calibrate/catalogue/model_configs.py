@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from calibrate.catalogue.checkpoint_formats import quantisation_of, stored_formats
 from calibrate.catalogue.published_models import (
     config_names,
     config_of,
     name_of,
     profile_target,
-    quantisation_beside,
     repository_of,
     without_format,
 )
@@ -55,6 +55,8 @@ NOT_UNDERSTOOD = {
 LINEAR = "linear_attention"
 """A kind in `layer_types`, understood beside the sizes of its heads."""
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+SERVED_BYTES = {"float32": 2, "bfloat16": 2, "float16": 2}
+"""Bytes of a number as it is served, by the config's dtype: `--dtype auto` of vLLM and SGLang serves float32 in 16."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 NEEDED = {
     "layers": ("num_hidden_layers", "n_layer"),
@@ -65,8 +67,6 @@ NEEDED = {
     "max_context": ("max_position_embeddings", "n_positions"),
 }
 """Keys that say each field; the first is the usual one."""
-QUANTISED = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4", "gptq": "int4"}
-"""`quant_method` -> weight format, where no more needs to be known."""
 EVERY_OTHER, EVERY_SIXTH_FULL = "gemma2", "gemma3_text"
 GATED_QUERIES = "qwen3_next"
 """Has gates beside its queries without saying so (attn_output_gate)."""
@@ -88,6 +88,8 @@ class Source(NamedTuple):
     """Where real weights are; None: nowhere."""
     repository: str | None = None
     """Name on Hugging Face, which `vllm serve` loads; None where a file was named, or a format of no repository."""
+    assumed: str | None = None
+    """An assumption that the config alone does not state, for a note."""
 
 
 def source_of(name: str, *, plain: bool = True) -> Source:
@@ -130,7 +132,7 @@ def _known(name: str) -> Source | None:
     if name in MODELS:
         return Source(MODELS[name], repository=repository)
     if path is not None:
-        source = _from_config(path, None, beside=quantisation_beside(path))
+        source = _from_config(path, None)
         return source._replace(shape=msgspec.structs.replace(source.shape, name=name_of(path)), repository=repository)
     return Source(MODELS[key]) if (key := model_key(name)) in MODELS else None
 
@@ -199,12 +201,13 @@ def format_names(shape: ModelShape) -> str:
     return ("" if weights == "bf16" else f"-{weights}") + ("-kv8" if formats.kv == "fp8" else "")
 
 
-def _from_config(path: Path, weights: Path | None, *, beside: Config | None = None) -> Source:
-    """`beside`: the quantisation where the config does not say it."""
+def _from_config(path: Path, weights: Path | None) -> Source:
     config = _read(path)
     outer = config
     text = config.get("text_config")
-    if isinstance(text, dict):
+    if text is not None and not isinstance(text, dict):
+        raise ValueError(f"{path}: text_config={_short(text)} must be an object")
+    if text is not None:
         config = {**{key: config[key] for key in ("tie_word_embeddings",) if key in config}, **text}
     kind = str(config.get("model_type"))
     if kind not in (*GATED, *UNGATED):
@@ -216,11 +219,15 @@ def _from_config(path: Path, weights: Path | None, *, beside: Config | None = No
         if config.get(key):
             raise ValueError(f"{path}: {key}={_short(config[key])}: {what} has no cost form here")
     dimensions: dict[str, Any] = {field: _whole(path, config, keys) for field, keys in NEEDED.items()}
-    kv_heads = 1 if config.get("multi_query") is True else _count(path, config, "num_key_value_heads")
-    head_dim = _count(path, config, "head_dim") or dimensions["hidden"] // dimensions["heads"]
+    kv_heads = 1 if _flag(path, config, "multi_query") else _given(path, config, "num_key_value_heads")
+    head_dim = _given(path, config, "head_dim") or dimensions["hidden"] // dimensions["heads"]
     if head_dim < 1:
         raise ValueError(f"{path}: hidden_size={dimensions['hidden']} is less than one for each head")
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    dtype = next(
+        (each[key] for each in (config, outer) for key in ("dtype", "torch_dtype") if each.get(key)), "bfloat16"
+    )
+    if dtype not in SERVED_BYTES:
+        raise ValueError(f"{path}: dtype={_short(dtype)} is not understood; want one of {', '.join(SERVED_BYTES)}")
     name = (path.parent.name if path.name == "config.json" else path.stem).lower()
     window, window_layers = _window(path, config, kind, dimensions["layers"])
     try:
@@ -228,31 +235,28 @@ def _from_config(path: Path, weights: Path | None, *, beside: Config | None = No
             name=name or "model",
             kv_heads=kv_heads or dimensions["heads"],
             head_dim=head_dim,
-            tied_embeddings=bool(config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT)),
-            dtype_bytes=DTYPE_BYTES.get(dtype, 2),
+            tied_embeddings=_flag(path, config, "tie_word_embeddings", kind in TIED_BY_DEFAULT),
+            dtype_bytes=SERVED_BYTES[str(dtype)],
             is_gated=kind in GATED,
             experts=_experts(path, config, kind, dimensions["intermediate"]),
             latent=_latent(path, config),
             indexer=_indexer(path, config),
             linear=_linear(path, config, dimensions["layers"]),
-            has_query_gate=bool(config.get("attn_output_gate", kind == GATED_QUERIES)),
+            has_query_gate=_flag(path, config, "attn_output_gate", kind == GATED_QUERIES),
             has_wide_qk_norm=config.get("qk_norm_type") == "per_layer",
             window=window,
             window_layers=window_layers,
             **dimensions,
         )
-        quantisation = config.get("quantization_config") or outer.get("quantization_config")
-        if beside is not None and not (isinstance(quantisation, dict) and quantisation.get("quant_method")):
-            quantisation = beside
-        if isinstance(quantisation, dict):
-            shape = _quantised(path, shape, quantisation)
     except ValueError as error:
         raise ValueError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
-    return Source(shape, FAMILIES.get(kind), weights)
+    stated = quantisation_of(path, config, outer)
+    if stated is not None:
+        shape = _quantised(*stated, shape)
+    assumed = f"{dtype} weights are served in 16 bits (--dtype auto)" if DTYPE_BYTES[str(dtype)] > 2 else None
+    return Source(shape, FAMILIES.get(kind), weights, assumed=assumed)
 
 
-COMPRESSED = {"int4": "int4", "float8": "fp8", "float4": "nvfp4"}
-"""Type and bits of compressed-tensors' weights."""
 TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "opt")
 
 
@@ -323,6 +327,8 @@ def _window(path: Path, config: Config, kind: str, layers: int) -> tuple[int, in
     """Tokens of the sliding window and how many layers have it; (0, 0) where none has."""
     window = _count(path, config, "sliding_window")
     kinds = config.get("layer_types")
+    if not isinstance(kinds, list | None):
+        raise ValueError(f"{path}: layer_types={_short(kinds)} must be a list")
     if isinstance(kinds, list):
         if len(kinds) != layers:
             raise ValueError(f"{path}: layer_types names {len(kinds)} layers, num_hidden_layers={layers}")
@@ -336,7 +342,7 @@ def _window(path: Path, config: Config, kind: str, layers: int) -> tuple[int, in
         if num and not window:
             raise ValueError(f"{path}: layer_types has sliding_attention, and there is no sliding_window")
         return (window, num) if num else (0, 0)
-    if not window or config.get("use_sliding_window") is False:
+    if not window or not _flag(path, config, "use_sliding_window", True):
         return 0, 0
     if kind == EVERY_OTHER:
         return window, layers // 2
@@ -346,33 +352,34 @@ def _window(path: Path, config: Config, kind: str, layers: int) -> tuple[int, in
     return (window, layers - first) if first < layers else (0, 0)
 
 
-def _quantised(path: Path, shape: ModelShape, config: Config) -> ModelShape:
+def _quantised(path: Path, quantisation: Config, shape: ModelShape) -> ModelShape:
     """`shape` in the formats of its checkpoint. Raises ValueError for those that are not known."""
-    method = str(config.get("quant_method"))
-    if method == "fp8" and config.get("weight_block_size"):
-        return with_formats(shape, "fp8-block", None)
-    if method in QUANTISED:
-        return with_formats(shape, QUANTISED[method], None)
-    if method == "modelopt":
-        algorithm = str(config.get("quant_algo")).lower()
-        kv = "fp8" if "fp8" in str(config.get("kv_cache_scheme") or config.get("kv_cache_quant_algo")).lower() else None
-        if algorithm in ("fp8", "nvfp4"):
-            return with_formats(shape, algorithm, kv)
-    if method == "compressed-tensors":
-        groups = config.get("config_groups")
-        first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
-        weights = first.get("weights") if isinstance(first, dict) else None
-        spelt = f"{weights.get('type')}{weights.get('num_bits')}" if isinstance(weights, dict) else ""
-        if spelt in COMPRESSED:
-            return with_formats(shape, COMPRESSED[spelt], None)
-    raise ValueError(
-        f"{path}: quantization_config (quant_method={method!r}) is not understood; leave it out and give --weights"
-    )
+    stored = stored_formats(path, quantisation)
+    quantised = with_formats(shape, stored.weights, stored.kv)
+    wide = [part for part in stored.left if getattr(quantised.formats, part) != "bf16"]
+    if wide:
+        raise ValueError(
+            f"{path}: quantization_config leaves matrices of {' and '.join(wide)} in 16 bits, which {stored.weights} "
+            "here has narrow; leave it out and give --weights"
+        )
+    return quantised
 
 
 def _count(path: Path, config: Config, *keys: str) -> int:
     """The first of `keys` that is there, 0 where none is."""
     return _whole(path, config, keys) if any(config.get(key) for key in keys) else 0
+
+
+def _given(path: Path, config: Config, key: str) -> int | None:
+    """None where `key` is absent or null, which has a default; 0 is no number of heads."""
+    return None if config.get(key) is None else _whole(path, config, (key,))
+
+
+def _flag(path: Path, config: Config, key: str, default: bool = False) -> bool:
+    value = config.get(key, default)
+    if not isinstance(value, bool | None):
+        raise ValueError(f"{path}: {key}={_short(value)} must be true or false")
+    return bool(value)
 
 
 def _short(value: Json) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import ModelShape
-from sim.files.json_values import Json, read_json
 from sim.model_names import ProfileKey, model_key
 
 PACKAGE, FOLDER = "aiconfigurator_core", "model_configs"
@@ -75,16 +74,6 @@ def config_of(name: str) -> Path | None:
         if found:
             return found[0]
     return None
-
-
-def quantisation_beside(path: Path) -> dict[str, Json] | None:
-    """What NVIDIA's quantiser wrote into a file of its own, as a config's `quantization_config` has it."""
-    beside = path.with_name(path.name.removesuffix(CONFIG) + QUANTISATION)
-    if not beside.exists():
-        return None
-    raw = read_json(beside, "quantisation config")
-    own = raw.get("quantization") if isinstance(raw, dict) else None
-    return {"quant_method": "modelopt", **own} if isinstance(own, dict) else None
 
 
 def name_of(path: Path) -> str:

@@ -261,7 +261,8 @@ def _engine(path: Path) -> tuple[str, str]:
 def _config(path: Path) -> tuple[str, str]:
     from calibrate.catalogue.model_configs import source_of
 
-    return "model config", source_of(str(path), plain=False).shape.name
+    source = source_of(str(path), plain=False)
+    return "model config", ", ".join(text for text in (source.shape.name, source.assumed) if text)
 
 
 def _bench(path: Path) -> tuple[str, str]:

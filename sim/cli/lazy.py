@@ -43,16 +43,20 @@ class LazyGroup(click.Group):
         return [*built_in, *sorted(set(self._installed()) - set(self._lazy))]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name in self._lazy:
-            module, _, attribute = self._lazy[name][0].partition(":")
-            if find_spec(module) is None:
-                return None
-            command = getattr(import_module(module), attribute)
-        elif name in (installed := self._installed()):
-            command = installed[name].load()
-        else:
+        if name not in self._lazy:
+            return self._loaded(name) if name in self._installed() else None
+        module, _, attribute = self._lazy[name][0].partition(":")
+        if find_spec(module) is None:
             return None
+        command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
+        return command
+
+    def _loaded(self, name: str) -> click.Command:
+        """An installed package's. Raises PluginError."""
+        from sim.plugins import loaded
+
+        command: click.Command = loaded(f"command {name!r}", self._installed()[name], click.Command)
         return command
 
     def resolve_command(
@@ -75,10 +79,9 @@ class LazyGroup(click.Group):
         """What the help says of a command; nothing of an installed one that cannot be imported."""
         if name in self._lazy:
             return self._lazy[name][1]
-        from sim.plugins import PluginError, loaded
+        from sim.plugins import PluginError
 
         try:
-            command = loaded(f"command {name!r}", self._installed()[name], click.Command)
-        except PluginError:
-            return ""
-        return command.get_short_help_str(LINE)
+            return self._loaded(name).get_short_help_str(LINE)
+        except PluginError as error:
+            return f"(broken: {error})"

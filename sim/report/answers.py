@@ -36,9 +36,8 @@ def print_tuning(console: Console, result: Tuning, *, is_verbose: bool = False) 
     say(console, f"{result.objective} against no speculation, by draft length K")
     print_table(console, table)
     deployment = result.deployment
-    say(console, deployment.vllm_serve)
-    if deployment.sglang_flags:
-        say(console, f"python -m sglang.launch_server {deployment.sglang_flags}")
+    if deployment.start:
+        say(console, deployment.start)
     if deployment.sglang_adaptive_config is not None:
         say(console, f"speculative_adaptive.json: {json.dumps(deployment.sglang_adaptive_config)}")
     notes = [*deployment.notes, *(note for note in result.notes if not note.startswith(IDLE))]

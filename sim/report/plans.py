@@ -42,7 +42,7 @@ def print_plan(console: Console, result: Plan, *, capacity_line: str) -> None:
         say(shortened(result.deployments[0].evidence))
     for note in result.notes[:MAX_NOTES]:
         say(note)
-    for line in (f"start: {result.vllm_serve}", f"check: {capacity_line}"):
+    for line in (*([f"start: {result.start}"] if result.start else []), f"check: {capacity_line}"):
         say(continued(line, console.width), soft_wrap=True)
 
 

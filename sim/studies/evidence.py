@@ -3,8 +3,9 @@
 Cells are real serving runs, or means over some, with the source of their figures (sim/evidence/cells.json, made as
 docs/accuracy.md and validation.silicon.evidence say); no measured file is part of the project. A cell is near where
 GPU, target and drafting method are the question's and its requests in flight, and draft length, are within a factor of
-two of some that were asked about; of those the same engine's come first. Not here: errors of kernels, which a profile
-states itself.
+two of some that were asked about; of those the same engine's come first. Every cell is judged: no constant was fitted
+on it. An error of a speed-up is no evidence of a level, whose errors cancel in it, and stands on its own line. Not
+here: errors of kernels, which a profile states itself.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ NONE = "none"
 """The method where nothing is drafted."""
 MEAN_SIZE = "(mean size)"
 """How a metric ends whose errors have no sign."""
+SPEEDUP = "speed-up"
+"""How a metric begins that is a ratio of two levels."""
 MEASURED, UNMEASURED, NEAREST = "measured nearest", "not measured", "nearest measured,"
 """How lines of evidence begin, and what comes in place of near cells."""
 
@@ -71,6 +74,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     runs: int = 1
     """Runs that the mean size of the error is over."""
     has_experts: bool = False
+
+    @property
+    def is_level(self) -> bool:
+        """A latency or throughput was measured, not a ratio of two."""
+        return not self.metric.startswith(SPEEDUP)
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,8 +132,8 @@ def measured() -> Evidence:
 
 
 def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
-    """The cells near each question and their errors, a line per kind of them; questions without any share a line where
-    the same cells come nearest.
+    """The cells near each question and their errors, a line for levels and one for speed-ups; questions without levels
+    share a line where the same cells come nearest.
 
     >>> import lanesim
     >>> profile = lanesim.load_profile("gh200/apertus-8b+eagle3")
@@ -136,20 +144,22 @@ def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
     lines: list[str] = []
     unmeasured: dict[str, list[Asked]] = {}
     differing: dict[str, list[str]] = {}
+    has_speedups = False
     for question in asked:
         like = (cell for cell in measured().cells if not _differs(cell, gpu, model, question))
         near = sorted(filter(partial(_is_near, question), like), key=partial(_is_other_engine, question))
-        if near:
-            lines.append(f"{MEASURED}: {_named(near)}")
-            continue
-        nearest, names = _nearest(profile, question)
-        unmeasured.setdefault(nearest, []).append(question)
-        differing.setdefault(nearest, []).extend(names)
+        near_levels, near_speedups = ([cell for cell in near if cell.is_level is kind] for kind in (True, False))
+        lines += [f"{MEASURED}: {_named(cells)}" for cells in (near_levels, near_speedups) if cells]
+        has_speedups = has_speedups or bool(near_speedups)
+        if not near_levels:
+            nearest, names = _nearest(profile, question)
+            unmeasured.setdefault(nearest, []).append(question)
+            differing.setdefault(nearest, []).extend(names)
     for nearest, questions in unmeasured.items():
         another = " and ".join(dict.fromkeys(differing[nearest])) or "load"
         lines.append(
-            f"{UNMEASURED}: nothing on {gpu} with {model} within a factor of {FACTOR:g} of these loads "
-            f"({_loads(questions)}); {NEAREST} with another {another}: {nearest}"
+            f"{UNMEASURED}: {'no level' if has_speedups else 'nothing'} on {gpu} with {model} within a factor of "
+            f"{FACTOR:g} of these loads ({_loads(questions)}); {NEAREST} with another {another}: {nearest}"
         )
     return list(dict.fromkeys(lines))
 
@@ -157,11 +167,11 @@ def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
 def levels(result: Comparison, profile: Profile) -> list[Level]:
     """The interval of each policy's mean E2EL where it is steady.
 
-    The simulator is as far off as it was on cells of the same GPU, target and method, at whatever load, and on served
-    cells that no fit saw, which count as one more: so 51 of 51 cells lie in what the others say, and 47 with 5 % for
-    the latter. Constants of the engine that were pooled over others come on top, unless the cells were measured with
-    it, by a run with all of them a standard deviation higher. Near saturation latency answers to errors of step times
-    by its elasticity to them.
+    The simulator is as far off as it was on levels of the same GPU, target and method, at whatever load, and on served
+    cells in all, which count as one more: so 36 of 36 single cells lie in what the others say, and 33 with 5 % for the
+    latter. Constants of the engine that were pooled over others come on top, unless the
+    cells were measured with it, by a run with all of them a standard deviation higher. Near saturation latency answers
+    to errors of step times by its elasticity to them.
     """
     scenario = parse_scenario(result.scenario)
     engine = engine_of(scenario.engine.name, profile)
@@ -171,7 +181,11 @@ def levels(result: Comparison, profile: Profile) -> list[Level]:
         mean_ms, ci95 = row.mean["mean_e2el_ms"], row.ci95["mean_e2el_ms"]
         if mean_ms is None or not row.load.is_steady:
             continue
-        like = [cell for cell in measured().cells if not _differs(cell, profile.gpu.name, profile.target.name, asked)]
+        like = [
+            cell
+            for cell in measured().cells
+            if cell.is_level and not _differs(cell, profile.gpu.name, profile.target.name, asked)
+        ]
         num_cells = sum(cell.runs for cell in like)
         squares = sum(cell.runs * _rms_pct(cell) ** 2 for cell in like)
         error_pct = sqrt((served_pct**2 + squares) / (num_cells + 1))
@@ -255,7 +269,9 @@ def _with_times(profile: Profile, *, engine: float, passes: float = 1.0) -> Prof
 def _nearest(profile: Profile, asked: Asked) -> tuple[str, list[str]]:
     """The cells that come nearest where none is near, and in what they differ."""
     gpu, model = profile.gpu.name, profile.target.name
-    ranked = sorted(measured().cells, key=lambda cell: _distance(cell, profile, asked))
+    ranked = sorted(
+        (cell for cell in measured().cells if cell.is_level), key=lambda cell: _distance(cell, profile, asked)
+    )
     differs = _differs(ranked[0], gpu, model, asked)
     return _named(cell for cell in ranked if _differs(cell, gpu, model, asked) == differs), differs
 
@@ -346,7 +362,7 @@ def _named(found: Iterable[Cell]) -> str:
 
 
 def _kind(cell: Cell) -> tuple[str, ...]:
-    return cell.gpu, cell.engine, cell.model, cell.method, cell.source
+    return cell.gpu, cell.engine, cell.model, cell.method, cell.metric, cell.source
 
 
 def _method(name: str) -> str:

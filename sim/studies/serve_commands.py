@@ -1,7 +1,8 @@
 """A tuned draft length in the words of engines: vLLM's speculative config and command line, SGLang's flags and bands.
 
-Every line is for the engine's own limits as they were simulated, on as many GPUs as the profile has. Flags and keys are
-those of vLLM 0.33 and SGLang 0.5.23. Not here: which length (tune).
+A line is of the engine that was simulated alone, with its limits, on as many GPUs as the profile has. An engine of no
+server, `ideal` or a loop of one's own, keeps to vLLM's scheduler and has its line, with a note. Flags and keys are of
+vLLM 0.33 and SGLang 0.5.23. Not here: which length (tune).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sim.files.json_values import Json
 from sim.policies.options import Method
 from sim.policies.registry import find_policy
 from sim.run.limits import engine_for, limits_of, served_by
-from sim.run.scenario import Scenario
+from sim.run.scenario import Engine, Scenario, to_plain
 from sim.workload.generate import num_requests
 
 REPOSITORIES = {
@@ -55,8 +56,27 @@ SGLANG_ALGORITHMS = {
     Method.DRAFT_MODEL: "STANDALONE",
     Method.NGRAM: "NGRAM",
 }
+VLLM, SGLANG, TRTLLM = "vllm", "sglang", "trtllm"
+"""Beginnings of engines' names: servers. None of TensorRT-LLM's flags is written here."""
 SGLANG_CONFIG = "speculative_adaptive.json"
 SGLANG_KV = {"fp8": "fp8_e4m3"}
+CARRIED = frozenset((
+    "schema", "profile", "policy", "seed", "replications", "energy", "engine.name", "engine.max_num_seqs",
+    "engine.max_num_batched_tokens", "engine.max_model_len", "engine.block_size", "engine.num_gpu_blocks",
+    "engine.gpu_memory_utilization", "engine.async_scheduling", "engine.enable_prefix_caching",
+    "engine.enable_chunked_prefill", "engine.long_prefill_token_threshold", "workload.num_prompts",
+    "workload.request_rate", "workload.burstiness", "workload.max_concurrency", "workload.input_len",
+    "workload.output_len", "workload.random_range_ratio", "speculation.method", "speculation.num_speculative_tokens",
+    "speculation.num_speculative_tokens_per_batch_size", "speculation.synthetic_acceptance_length",
+    "speculation.synthetic_acceptance_rates", "goodput.ttft_ms", "goodput.tpot_ms", "goodput.e2el_ms",
+))  # fmt: skip
+"""Keys of a scenario that vLLM's lines carry, or that change no run."""
+NOTED = frozenset((
+    "workload.dataset_name", "workload.dataset_path", "workload.length_range", "speculation.acceptance",
+    "speculation.controller",
+))  # fmt: skip
+"""Keys that a note of theirs is about."""
+VLLM_POLICIES = ("autoregressive", "continuous")
 WITHOUT_MODEL = (Method.NGRAM, Method.MTP)
 """Methods that draft from the target's own checkpoint, or from no weights at all."""
 Table = Sequence[Sequence[int]]
@@ -77,12 +97,18 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     speculative_config: dict[str, Any] | None
     """vLLM's `--speculative-config`; None without speculation."""
     vllm_serve: str
+    """Empty where another engine was simulated."""
     sglang_flags: str
-    """Flags of `python -m sglang.launch_server`; empty where SGLang cannot draft so."""
+    """Flags of `python -m sglang.launch_server`; empty where another engine was simulated or SGLang cannot draft so."""
     sglang_adaptive_config: dict[str, Any] | None
     """The file that the flags name; None for one length, and where SGLang adapts nothing but EAGLE."""
     notes: list[str] = []
     """What the lines lack, or engines make of them."""
+
+    @property
+    def start(self) -> str:
+        """The line that starts the engine that was simulated; empty where none does."""
+        return self.vllm_serve or (f"python -m sglang.launch_server {self.sglang_flags}" if self.sglang_flags else "")
 
 
 def checkpoint(shape: ModelShape, placeholder: str) -> Checkpoint:
@@ -120,20 +146,37 @@ def deployment(
 ) -> Deployment:
     """The lines for `table`; `plausible` lengths by the start of its rows are what SGLang may choose from there. Models
     are the repositories of the profile's, where known, unless others are given."""
-    limits = limits_of(scenario, profile)
+    limits, server = limits_of(scenario, profile), server_of(scenario, profile)
     target = checkpoint(profile.target, TARGET) if target_model is None else Checkpoint(target_model)
     draft = _draft(profile, limits.method, draft_model)
     longest = max(row[2] for row in table)
+    is_vllm, is_sglang = server == VLLM, server == SGLANG
     config = _speculative_config(limits.method, draft, longest, table) if longest else None
-    bands = _sglang_bands(limits.method, profile, table, plausible) if longest else None
-    notes = [target.note, draft.note if draft is not None and longest else None, *_notes(profile, limits.method, table)]
+    bands = _sglang_bands(limits.method, profile, table, plausible) if longest and is_sglang else None
+    flags = _sglang_flags(scenario, profile, target, draft, table, has_bands=bands is not None) if is_sglang else ""
+    notes = [target.note, draft.note if draft is not None and longest else None]
+    notes.append(_stands_in(scenario, profile) if is_vllm else None)
+    notes += _notes(profile, limits.method, table, is_vllm=is_vllm)
+    if not (is_vllm or flags):
+        notes.append(f"no line starts {engine_for(scenario, profile).name} as it was simulated")
     return Deployment(
-        speculative_config=config,
-        vllm_serve=_vllm_serve(scenario, profile, target, config),
-        sglang_flags=_sglang_flags(scenario, profile, target, draft, table, has_bands=bands is not None),
+        speculative_config=config if is_vllm else None,
+        vllm_serve=_vllm_serve(scenario, profile, target, config) if is_vllm else "",
+        sglang_flags=flags,
         sglang_adaptive_config=bands,
         notes=[note for note in notes if note is not None],
     )
+
+
+def server_of(scenario: Scenario, profile: Profile) -> str:
+    """The server whose engine is simulated; vLLM's for an engine of no server, which has its limits."""
+    family = engine_for(scenario, profile).name.partition("-")[0]
+    return family if family in (SGLANG, TRTLLM) else VLLM
+
+
+def _stands_in(scenario: Scenario, profile: Profile) -> str | None:
+    name = engine_for(scenario, profile).name
+    return None if name.startswith(VLLM) else f"engine {name!r} is no server's: the line is vLLM's, with its limits"
 
 
 def checking_lines(
@@ -142,23 +185,28 @@ def checking_lines(
     """The `vllm serve` and `vllm bench serve` lines that would check a scenario on the GPU, and in what they differ.
 
     Prompts are random, of the workload's mean lengths where they vary. A scenario on one rank of several is that load
-    on every rank.
+    on every rank. Raises ValueError for an engine that vLLM's line does not start.
 
     >>> import lanesim
     >>> given = lanesim.Scenario.of(profile="cpu/tiny", policy="continuous", input_len=64, request_rate=4)
     >>> checking_lines(given, lanesim.load_profile(given.profile))[1].split()[:3]
     ['vllm', 'bench', 'serve']
     """
+    if server_of(scenario, profile) != VLLM:
+        raise ValueError(
+            f"engine {engine_for(scenario, profile).name!r} is simulated, which a vLLM line does not start; want a "
+            "vllm-... engine, or `lanesim tune`, which prints SGLang's flags"
+        )
     workload, speculation = scenario.workload, scenario.speculation
     method, ranks = limits_of(scenario, profile).method, profile.data_parallel
     target = checkpoint(profile.target, TARGET) if target_model is None else Checkpoint(target_model)
     draft = _draft(profile, method, draft_model)
-    config, notes = None, [target.note]
+    config, notes = None, [target.note, _stands_in(scenario, profile), _not_carried(scenario)]
     if speculation.num_speculative_tokens and any(find_policy(name).is_speculative for name in scenario.policy):
         config, more = _checking_config(scenario, profile, method, draft)
         notes += [draft.note if draft is not None else None, *more]
     means = served_by(scenario, profile).mean_tokens(scenario.seed)
-    prompt_tokens, output_tokens = round(means.prompt), round(means.output)
+    prompt_tokens, output_tokens = round(means.prompt) - workload.prefix_len, round(means.output)
     if workload.random_range_ratio is not None:
         prompt_tokens, output_tokens = (
             fixed or mean for fixed, mean in zip(workload.fixed_len, (prompt_tokens, output_tokens), strict=True)
@@ -177,6 +225,7 @@ def checking_lines(
     flags: Flags = {
         "model": target.name,
         "dataset-name": "random",
+        "random-prefix-len": workload.prefix_len or None,
         "random-input-len": prompt_tokens,
         "random-output-len": output_tokens,
         "num-prompts": ranks * num_requests(workload),
@@ -195,9 +244,35 @@ def checking_lines(
             f"workload.length_range={list(workload.length_range)}: vllm bench draws around a mean; every request has "
             "its mean lengths"
         )
+    if workload.dataset_path is not None:
+        notes.append(f"{workload.dataset_name}: requests arrive at random, not as the trace has them")
     serve = _vllm_serve(scenario, profile, target, config)
     bench = shlex.join(["vllm", "bench", "serve", *_words(flags)])
     return serve, bench, [note for note in notes if note is not None]
+
+
+def _not_carried(scenario: Scenario) -> str | None:
+    """The keys that are not at their defaults and that no flag says."""
+    default = Scenario(profile=scenario.profile, policy=scenario.policy)
+    before, after = dict(_leaves(to_plain(default))), dict(_leaves(to_plain(scenario)))
+    carried = {*CARRIED, *NOTED}
+    if scenario.workload.num_prefixes == 1:
+        carried.add("workload.prefix_len")
+    if isinstance(scenario.engine.cuda_graph, bool):
+        carried.add("engine.cuda_graph")
+    differs = {key: value for key, value in after.items() if key not in carried and value != before.get(key)}
+    left = [key if isinstance(value, list | tuple) else f"{key}={value}" for key, value in differs.items()]
+    left += [f"policy={name}" for name in scenario.policy if name not in VLLM_POLICIES]
+    return f"not in these lines: {', '.join(left)}" if left else None
+
+
+def _leaves(plain: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+    """Every key of nested blocks, dotted, and its value."""
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 Flags = Mapping[str, str | float | Sequence[str] | None]
@@ -237,7 +312,7 @@ def _checking_config(
     speculation = scenario.speculation
     k = speculation.num_speculative_tokens
     table: Table = speculation.num_speculative_tokens_per_batch_size or ((1, 1, k),)
-    config, notes = _speculative_config(method, draft, k, table), _notes(profile, method, table)
+    config, notes = _speculative_config(method, draft, k, table), _notes(profile, method, table, is_vllm=True)
     for key in ("synthetic_acceptance_length", "synthetic_acceptance_rates"):
         if (value := getattr(speculation, key)) is not None:
             config |= {"rejection_sample_method": "synthetic", key: value}
@@ -273,13 +348,25 @@ def _vllm_serve(
         "enable-expert-parallel": _expert_parallel(profile) > 1,
         "quantization": target.quantization,
         "kv-cache-dtype": kv if kv != "bf16" else None,
-        "block-size": None if engine.num_gpu_blocks is None else engine.block_size,
+        "block-size": engine.block_size if engine.num_gpu_blocks is not None or engine.block_size != 16 else None,
         "num-gpu-blocks-override": engine.num_gpu_blocks,
+        "long-prefill-token-threshold": engine.long_prefill_token_threshold or None,
+        **_switches(engine),
         "max-model-len": engine.max_model_len or ("auto" if is_short else None),
         "enforce-eager": not engine.cuda_graph,
         "speculative-config": None if speculative_config is None else json.dumps(speculative_config),
     }
     return shlex.join(["vllm", "serve", target.name, *_words(flags)])
+
+
+def _switches(engine: Engine) -> Flags:
+    """Flags of vLLM that stand alone, where the scenario says other than the engine does."""
+    given = {
+        "async-scheduling": engine.async_scheduling,
+        "enable-chunked-prefill": engine.enable_chunked_prefill,
+        "enable-prefix-caching": None if engine.enable_prefix_caching else False,
+    }
+    return {name if value else f"no-{name}": True for name, value in given.items() if value is not None}
 
 
 def _several(count: int) -> int | None:
@@ -298,7 +385,7 @@ def _sglang_flags(
     """SGLang divides both limits among ranks that share their experts; replicas have them each."""
     limits, ranks = limits_of(scenario, profile), profile.data_parallel
     shares = ranks if _shares_experts(profile) else 1
-    eager = None if scenario.engine.cuda_graph else "disabled"
+    eager, blocks = None if scenario.engine.cuda_graph else "disabled", scenario.engine.num_gpu_blocks
     drafts = max(row[2] for row in table) > 0
     # Ranks that share their experts cannot have a draft model of its own.
     is_able = not (limits.method is Method.DRAFT_MODEL and _shares_experts(profile))
@@ -313,6 +400,9 @@ def _sglang_flags(
         "ep-size": _several(_expert_parallel(profile)),
         "quantization": target.quantization,
         "kv-cache-dtype": SGLANG_KV.get(_kv_format(profile)),
+        "max-total-tokens": None if blocks is None else blocks * scenario.engine.block_size,
+        "enable-mixed-chunk": scenario.engine.enable_mixed_chunk or None,
+        "scheduler-recv-interval": _several(scenario.engine.scheduler_recv_interval),
         "cuda-graph-backend-decode": eager,
         "cuda-graph-backend-prefill": eager,
         **(_sglang_speculation(limits.method, draft, table) if drafts else {}),
@@ -343,9 +433,11 @@ def _sglang_bands(
     return {str(start): {"candidate_steps": sorted({*plausible.get(start, ()), k})} for start, _, k in table}
 
 
-def _notes(profile: Profile, method: Method, table: Table) -> list[str]:
-    """What engines make of a table, of experts spread over some devices, and of methods that they lack."""
-    notes = []
+def _notes(profile: Profile, method: Method, table: Table, *, is_vllm: bool) -> list[str]:
+    """What vLLM makes of a table, of experts spread over some devices, and of methods that it lacks."""
+    notes: list[str] = []
+    if not is_vllm:
+        return notes
     if profile.data_parallel > 1 and len({k for _, _, k in table}) > 1:
         longest = max(k for _, _, k in table)
         notes.append(f"vLLM turns the table off under data parallelism and drafts {longest} at every batch size")

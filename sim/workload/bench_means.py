@@ -13,7 +13,7 @@
                      output_len.mean, throughput.output_tokens_per_sec, count. Its time per token counts chunks, so
                      TPOT is (request_latency - time_to_first_token) / (output_len - 1)
                      (kubernetes-sigs/inference-perf, docs/reports.md)
-    InferenceX       hw, conc, isl, osl, mean_ttft and mean_tpot (s), output_tput_per_gpu, tp
+    InferenceX       hw, conc, isl, osl, mean_ttft and mean_tpot (s), output_tput_per_gpu, tp; rows of one engine
                      (SemiAnalysisAI/InferenceX, utils/process_result.py)
 
 Not here: requests one by one (sim.workload.bench_requests), a frame of rows (sim.report.bench).
@@ -151,7 +151,7 @@ def _inference_perf(result: Mapping[str, Json], where: str) -> dict[str, Json]:
 
 
 def _inferencex(result: Mapping[str, Json], where: str) -> dict[str, Json]:
-    gpus = _number(result, "tp", where) if _has(result, "tp") else 1.0
+    gpus = _one_engine_gpus(result, where)
     concurrency = int(_number(result, "conc", where))
     row: dict[str, Json] = {
         "backend": "inferencex",
@@ -168,6 +168,21 @@ def _inferencex(result: Mapping[str, Json], where: str) -> dict[str, Json]:
             "total_output_tokens": _number(result, "osl", where) * concurrency,
         }
     return row | {name: result[name] for name in ("hw", "framework", "precision") if isinstance(result.get(name), str)}
+
+
+def _one_engine_gpus(result: Mapping[str, Json], where: str) -> float:
+    """GPUs that the throughput was divided by: `tp` of one engine. Rows of several nodes divide by their decode GPUs,
+    and rows in stages by tp x pp x pcp in some versions alone: both are refused."""
+    for key in ("is_multinode", "disagg"):
+        if result.get(key) not in (None, False):
+            raise ValueError(f"{where}: {key}={result[key]!r} is not understood; want a row of one engine on one node")
+    for key in ("pp", "pp_size", "pcp", "pcp_size"):
+        if _has(result, key) and _number(result, key, where) != 1.0:
+            raise ValueError(f"{where}: {key}={result[key]!r} is not understood; want 1")
+    gpus = _number(result, "tp", where)
+    if gpus < 1.0:
+        raise ValueError(f"{where}: tp={result['tp']!r} must be at least 1")
+    return gpus
 
 
 def _row(

@@ -46,6 +46,11 @@ def test_the_innermost_plugin_is_named_once() -> None:
         raise TypeError("no")
 
 
+def test_a_plugin_that_exits_does_not_end_its_caller() -> None:
+    with pytest.raises(PluginError, match=r"^policy 'mine': SystemExit: 0$"), naming_plugin("policy 'mine'"):
+        raise SystemExit(0)
+
+
 def test_an_interrupt_is_no_exception_of_a_plugin() -> None:
     with pytest.raises(KeyboardInterrupt), naming_plugin("policy 'mine'"):
         raise KeyboardInterrupt

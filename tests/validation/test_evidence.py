@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from sim.studies.evidence import CELLS, Evidence, measured
-from validation.silicon.drafted import TABLE as PAIRS
-from validation.silicon.evidence import OVER_LENGTHS, OVER_PAIRS, by_engine, drafted, served, text_of
+from validation.silicon.evidence import FITTED, OVER_LENGTHS, by_engine, fitted_by, served, text_of
 from validation.silicon.silicon_page import TABLE as SERVED
 from validation.tables import csv_rows
 
@@ -43,7 +42,18 @@ def test_the_file_is_that_of_the_committed_tables() -> None:
     for engine, error_pct in measured().served_pct.items():
         errors = [abs(float(line["tpot_error_pct"])) for line in judged if line["class"].startswith(f"{engine} ")]
         assert error_pct == pytest.approx(sum(errors) / len(errors), abs=0.1)
-    assert [cell for cell in measured().cells if cell.source == OVER_PAIRS] == drafted(csv_rows(PAIRS))
+
+
+def test_no_cell_that_a_constant_was_fitted_on_is_in_the_file() -> None:
+    assert [cell for cell in measured().cells if fitted_by(cell) is not None] == []
+
+
+def test_a_cell_is_fitted_where_all_that_names_a_fit_is_the_same() -> None:
+    judged = next(cell for cell in measured().cells if (cell.gpu, cell.workload) == ("a100-sxm", "humaneval"))
+    fitted = msgspec.structs.replace(judged, workload="gsm8k", method="none")
+    assert fitted_by(judged) is None
+    assert fitted_by(fitted) == next(iter(FITTED))
+    assert fitted_by(msgspec.structs.replace(fitted, source=OVER_LENGTHS)) is None
 
 
 def test_the_file_is_as_it_is_written() -> None:

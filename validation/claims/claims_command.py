@@ -29,6 +29,7 @@ from validation.claims.ledger import SECTIONS, Row, Section, Verdict, read_secti
 EXAMPLE = "\b\nExample:\n  python -m validation claims --section C --section F"
 STYLES = {
     Verdict.REPRODUCED: "green",
+    Verdict.FITTED: "yellow",
     Verdict.EXPLAINED: "cyan",
     Verdict.REFUTED: "red",
     Verdict.NOT_TESTABLE: "dim",

@@ -27,6 +27,8 @@ class Verdict(StrEnum):
 
     REPRODUCED = "reproduced"
     """The simulator gets it from the stated conditions."""
+    FITTED = "fitted"
+    """It gets it because a constant that it is simulated with was fitted on this very figure."""
     EXPLAINED = "explained"
     """It gets it, and shows what caused it."""
     REFUTED = "refuted"

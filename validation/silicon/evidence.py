@@ -1,10 +1,9 @@
 """Writes what lanesim shows as evidence of served cells, in sim/evidence/cells.json:
 `python -m validation evidence CELLS.csv`.
 
-Of judged cells (docs/validation/served-cells.csv) the mean size of TPOT's error per GPU, engine, model and load; of
-pairs that draft with MTP (docs/validation/mtp-pairs.csv) that of the speed-up. Cells of other sources stay as they are
-in the file. Not here: the errors (validation.silicon.silicon_page, drafted), what is near a question
-(sim.studies.evidence).
+Of judged cells (docs/validation/served-cells.csv) the mean size of TPOT's error per GPU, engine, model and load. Cells
+of other sources stay as they are in the file, but those that something was fitted on or chosen by (FITTED), which are
+no evidence. Not here: the errors (validation.silicon.silicon_page), what is near a question (sim.studies.evidence).
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from calibrate.catalogue.model_configs import source_of
-from sim.studies.evidence import CELLS, MEAN_SIZE, SAME_LAYERS, Cell, Evidence
-from validation.silicon.drafted import DRAFTS, MTP_ENGINE
-from validation.silicon.drafted import TABLE as PAIRS
+from sim.studies.evidence import CELLS, MEAN_SIZE, NONE, SAME_LAYERS, Cell, Evidence
 from validation.silicon.judge import engine_name
 from validation.silicon.served_cells import cell_of, read_cells
 from validation.silicon.silicon_page import TABLE as SERVED
@@ -29,10 +26,25 @@ from validation.tables import csv_rows, grouped
 
 SAMPLE = "ai-dynamo/aiconfigurator@095f58a51c4c, silicon_sample.csv"
 OVER_LENGTHS = f"{SAMPLE}; mean size over lengths, formats and degrees"
-OVER_PAIRS = f"{SAMPLE}; acceptance fitted on the mean speed-up of its pairs"
 JUDGED = "judged"
-WITH_MTP = ("deepseek-v3", True)
-"""Model of every pair, as `model_of` has it."""
+FITTED: Mapping[str, Mapping[str, object]] = {
+    "ratio by tokens and frontend_s of vllm-0.24": {
+        "gpu": "a100-sxm", "engine": "vllm-0.24", "method": "none", "workload": "gsm8k",
+    },
+    "draft_pass_s of vllm-0.24": {
+        "gpu": "a100-sxm", "engine": "vllm-0.24", "method": "eagle3", "workload": "gsm8k", "in_flight": 1,
+    },
+    "gap_s of vllm-0.19": {"gpu": "rtx-pro-6000-server", "engine": "vllm-0.19", "model": "llama-3.1-8b"},
+    "step_s of trtllm-1.0": {"gpu": "h100-sxm", "engine": "trtllm-1.0", "model": "llama-3.1-8b", "in_flight": 8},
+    "step_s, draft_pass_s and gap_s of sglang-0.5": {
+        "gpu": "h200-sxm", "engine": "sglang-0.5", "model": "llama-3.1-8b", "method": "eagle3",
+    },
+    "Experts.unrelated, chosen after they had been seen": {
+        "gpu": "h200-sxm", "model": "gpt-oss-120b", "method": "eagle3", "k": 3,
+    },
+    "acceptance length of each group of pairs": {"engine": "trtllm-1.1", "method": "mtp"},
+}  # fmt: skip
+"""Constants fitted on cells or chosen by them (docs/accuracy.md, docs/validation/served-cells.md) -> their fields."""
 
 
 class Load(NamedTuple):
@@ -73,23 +85,23 @@ def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]
     return [mean_cell(load, errors[load], OVER_LENGTHS) for load in sorted(errors)]
 
 
-def drafted(pairs: Iterable[Mapping[str, str]]) -> list[Cell]:
-    """Means over lines of mtp-pairs.csv."""
-    errors: dict[Load, list[float]] = {}
-    for line in pairs:
-        gpu = line["group"].partition(" ")[0]
-        load = Load(gpu, MTP_ENGINE, *WITH_MTP, nearest_power(int(line["concurrency"])))
-        errors.setdefault(load, []).append(abs(float(line["error_pct"])))
-    return [mean_cell(load, errors[load], OVER_PAIRS, method="mtp", k=DRAFTS) for load in sorted(errors)]
+def fitted_by(cell: Cell) -> str | None:
+    """The constant that was fitted on this cell; None where it judges."""
+    if cell.source == OVER_LENGTHS:
+        return None
+    for name, fields in FITTED.items():
+        if all(getattr(cell, field) == value for field, value in fields.items()):
+            return name
+    return None
 
 
-def mean_cell(load: Load, errors: list[float], source: str, *, method: str = "none", k: int = 0) -> Cell:
+def mean_cell(load: Load, errors: list[float], source: str) -> Cell:
     return Cell(
         **load._asdict(),
-        method=method,
-        k=k,
+        method=NONE,
+        k=0,
         workload="random",
-        metric=f"{'speed-up' if k else 'TPOT'} {MEAN_SIZE}",
+        metric=f"TPOT {MEAN_SIZE}",
         error_pct=round(fmean(errors), 1),
         speedup_error_pct=None,
         source=source,
@@ -115,10 +127,13 @@ def text_of(evidence: Evidence) -> str:
 
 def main(cells: Path) -> None:
     plain = served(read_cells(cells), csv_rows(SERVED))
-    drafts = drafted(csv_rows(PAIRS))
     before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
-    others = [cell for cell in before.cells if cell.source not in (OVER_LENGTHS, OVER_PAIRS)]
-    after = Evidence(schema=before.schema, served_pct=by_engine(plain), cells=(*others, *plain, *drafts))
+    others = [cell for cell in before.cells if cell.source != OVER_LENGTHS]
+    judged = [cell for cell in others if fitted_by(cell) is None]
+    after = Evidence(schema=before.schema, served_pct=by_engine(plain), cells=(*judged, *plain))
     CELLS.write_text(text_of(after))
     runs = sum(cell.runs for cell in plain)
-    print(f"{len(plain)} means of {runs} served cells, {len(drafts)} of pairs with MTP, {len(others)} others")
+    print(
+        f"{len(plain)} means of {runs} served cells, {len(judged)} others; "
+        f"{len(others) - len(judged)} that something was fitted on left out"
+    )

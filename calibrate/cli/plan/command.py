@@ -115,7 +115,7 @@ def plan_command(model: str, **flags: Unpack[PlanFlags]) -> None:
     disputed = _disputed(result, scenario, candidates, named, flags["engine"])
     from msgspec.structs import replace
 
-    result = replace(result, notes=[note for note in (disputed, assumed) if note] + notes)
+    result = replace(result, notes=[note for note in (disputed, assumed, named.assumed) if note] + notes)
     if write_json(json_path, result.plain):
         from rich.console import Console
 

@@ -31,7 +31,7 @@ from sim.studies.evidence import asked_of, evidence
 from sim.studies.load_search import REQUESTS, with_length
 from sim.studies.plan.answer import Answer, Stated
 from sim.studies.plan.candidate_ranking import POLICY, Candidate, OnDone, Ranked, Refused, cost, first_pass
-from sim.studies.serve_commands import checking_lines
+from sim.studies.serve_commands import VLLM, checking_lines, deployment, server_of
 from sim.studies.tune import Tuning, tune
 
 PLAN_SCHEMA = 1
@@ -91,7 +91,10 @@ class Plan(Stated, frozen=True, kw_only=True):
     tuning: Tuning | None
     """Draft length by load, of the best row; None where no drafter contends."""
     refused: list[Refused]
+    start: str
+    """The line that starts the engine that was simulated; empty where none is known."""
     vllm_serve: str
+    """The same where that is vLLM, else empty, as is `vllm_bench`."""
     vllm_bench: str
     notes: list[str]
 
@@ -147,9 +150,7 @@ def plan(
     best = refined[0]
     rows = [row.row for row in refined] + [refine.about(each) for each in waiting]
     profile = best.candidate.profile
-    serve, bench, notes = checking_lines(best.scenario, profile, target_model=target_model)
-    if rate_per_s is None and best.tuning is not None and len(best.tuning.table) > 1:
-        serve = best.tuning.deployment.vllm_serve
+    start, bench, notes = _lines(best, rate_per_s, target_model)
     return Plan(
         scenario=to_plain(best.scenario),
         gpu=profile.gpu.name,
@@ -164,10 +165,24 @@ def plan(
         deployments=rows[:ROWS],
         tuning=best.tuning,
         refused=list(refused),
-        vllm_serve=serve,
+        start=start,
+        vllm_serve=start if server_of(best.scenario, profile) == VLLM else "",
         vllm_bench=bench,
         notes=notes,
     )
+
+
+def _lines(best: _Refined, rate_per_s: float | None, target_model: str | None) -> tuple[str, str, list[str]]:
+    """The lines that start the best deployment and load it, and their differences from what was simulated."""
+    scenario, profile = best.scenario, best.candidate.profile
+    k = scenario.speculation.num_speculative_tokens
+    line = deployment(scenario, profile, ((1, 1, k),), {}, target_model=target_model)
+    start, bench, notes = line.start, "", line.notes
+    if server_of(scenario, profile) == VLLM:
+        start, bench, notes = checking_lines(scenario, profile, target_model=target_model)
+    if rate_per_s is None and best.tuning is not None and len(best.tuning.table) > 1:
+        start = best.tuning.deployment.start
+    return start, bench, notes
 
 
 def _check(scenario: Scenario, candidates: Sequence[Candidate], rate_per_s: float | None, draws: int) -> None:

@@ -43,7 +43,8 @@ def test_a_config_gives_exact_dimensions_and_its_folder_the_name(tmp_path: Path)
     shape = source.shape
     assert (shape.name, source.family, source.weights) == ("my-model", "qwen3", None)
     assert (shape.layers, shape.hidden, shape.intermediate, shape.heads, shape.kv_heads) == (2, 64, 128, 4, 2)
-    assert (shape.head_dim, shape.vocab, shape.tied_embeddings, shape.dtype_bytes) == (32, 100, True, 4)
+    assert (shape.head_dim, shape.vocab, shape.tied_embeddings, shape.dtype_bytes) == (32, 100, True, 2)
+    assert source.assumed == "float32 weights are served in 16 bits (--dtype auto)"
 
 
 def test_a_directory_with_weights_is_to_be_loaded(tmp_path: Path) -> None:
@@ -67,6 +68,13 @@ def test_what_a_config_leaves_out_has_the_librarys_defaults(tmp_path: Path) -> N
         ({"hidden_size": "64"}, "hidden_size='64' must be a whole number"),
         ({"num_hidden_layers": None}, "num_hidden_layers=None"),
         ({"num_key_value_heads": 3}, "multiple of kv_heads=3"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads=0 must be a whole number of at least 1"),
+        ({"head_dim": 0}, "head_dim=0 must be a whole number of at least 1"),
+        ({"torch_dtype": "float8_e4m3fn"}, "dtype=float8_e4m3fn is not understood; want one of float32"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings=false must be true or false"),
+        ({"layer_types": "full_attention"}, "layer_types=full_attention must be a list"),
+        ({"text_config": "qwen3"}, "text_config=qwen3 must be an object"),
+        ({"quantization_config": "gptq"}, "quantization_config='gptq' must be an object with quant_method"),
     ],
 )
 def test_a_config_that_cannot_be_is_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

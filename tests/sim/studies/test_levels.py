@@ -14,9 +14,9 @@ from sim.compare.side_by_side import Comparison, Level, compare
 from sim.costs.profile_files import load
 from sim.report.tables import comparison_tables, level_lines
 from sim.run.scenario import Scenario
-from sim.studies.evidence import levels
+from sim.studies.evidence import Asked, evidence, levels, measured
 
-EAGLE = "h100-sxm/llama-3.1-8b+eagle3"
+EAGLE, SPEEDUPS = "h100-sxm/llama-3.1-8b+eagle3", "h200-sxm/llama-3.1-8b+eagle3"
 
 
 def compared(profile: str, **changes: Any) -> tuple[Comparison, list[Level]]:
@@ -40,6 +40,24 @@ def test_a_level_near_measured_cells_is_as_sure_as_the_simulator_was_there() -> 
     assert near.interval[0] == pytest.approx(near.mean_e2el_ms * exp(-half(near)))
     assert far.num_cells == 0
     assert far.error_pct > 2.0 * near.error_pct
+
+
+def test_errors_of_speedups_are_no_evidence_of_a_level() -> None:
+    """28 speed-ups of Llama-3.3-70B with EAGLE-3 were measured on an H200 with SGLang, and no level."""
+    result, _ = compared(SPEEDUPS, policy="continuous", engine="sglang-0.5")
+    profile = load(SPEEDUPS)
+    profile = msgspec.structs.replace(profile, target=msgspec.structs.replace(profile.target, name="llama-3.1-70b"))
+    near = [cell for cell in measured().cells if cell.source.endswith("Llama-3.3-70B")]
+    assert [cell.is_level for cell in near] == [False] * 28
+    (level,) = levels(result, profile)
+    assert level.num_cells == 0
+    asked = Asked(method="eagle3", ks=(3,), in_flight=(8.0, 8.0), engine="sglang-0.5")
+    speedup, line = evidence(profile, [asked])
+    assert speedup.startswith(
+        "measured nearest: h200-sxm, sglang-0.5, llama-3.1-70b, eagle3, K = 3, 8 in flight: speed-up"
+    )
+    assert line.startswith("not measured: no level on h200-sxm with llama-3.1-70b")
+    assert "speed-up" not in line
 
 
 def test_pooled_constants_of_an_engine_show_in_a_level_and_those_of_measured_cells_do_not() -> None:

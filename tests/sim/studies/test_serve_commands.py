@@ -18,6 +18,7 @@ from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import Formats, mtp_layer
 from sim.policies.options import Method
 from sim.run.scenario import Scenario
+from sim.studies.serve_commands import SGLANG_ALGORITHMS as SGLANG_METHODS
 from sim.studies.serve_commands import Deployment, checking_lines, deployment
 from tests.sim.studies.server_flags import (
     SGLANG_ALGORITHMS,
@@ -30,6 +31,7 @@ from tests.sim.studies.server_flags import (
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
 ROWS = [[1, 16, 3], [17, 64, 1]]
+SGLANG = "sglang-0.5"
 
 FLAGS = [
     "compare", "--emit-vllm", "--policy", "continuous", "--profile", "h100-sxm/llama-3.1-8b+llama-3.2-1b",
@@ -117,7 +119,11 @@ def check_known(found: Deployment, bench: str = "vllm bench serve") -> None:
     assert {word for word in sglang if word.startswith("--")} <= SGLANG_LAUNCH_SERVER
     flags = dict(pairwise(sglang))
     assert flags.get("--speculative-algorithm", "EAGLE") in SGLANG_ALGORITHMS
-    models = [serve[2], (config or {}).get("model"), flags.get("--speculative-draft-model-path")]
+    models = [
+        serve[2] if serve else flags.get("--model-path"),
+        (config or {}).get("model"),
+        flags.get("--speculative-draft-model-path"),
+    ]
     for model in models:
         assert model is None or model.count("/") == 1 or model in ("<target>", "<draft>"), model
 
@@ -131,6 +137,8 @@ def test_every_flag_and_key_is_one_that_the_servers_know(name: str) -> None:
         serve, bench, _ = checking_lines(asked, given)
         check_known(found, bench)
         check_known(msgspec.structs.replace(found, vllm_serve=serve), bench)
+        sglang = scenario(name, num_speculative_tokens=k, engine=SGLANG)
+        check_known(deployment(sglang, given, [[1, 16, k], [17, 64, k and 1]], {}))
 
 
 @pytest.mark.parametrize("method", list(Method))
@@ -139,26 +147,31 @@ def test_every_method_is_spelt_as_the_servers_spell_it(method: Method) -> None:
         "cpu/tiny", **{"speculation.method": method.value, "engine.cuda_graph": False, "num_gpu_blocks": 99}
     )
     check_known(deployment(asked, load("cpu/tiny"), ROWS, {}))
+    if method in SGLANG_METHODS:
+        sglang = msgspec.structs.replace(asked, engine=msgspec.structs.replace(asked.engine, name=SGLANG))
+        check_known(deployment(sglang, load("cpu/tiny"), ROWS, {}))
 
 
 def test_mtp_names_no_model() -> None:
-    found = deployed(with_mtp())
+    found, sglang = deployed(with_mtp()), deployed(with_mtp(), engine=SGLANG)
     assert found.speculative_config == {
         "method": "mtp",
         "num_speculative_tokens": 3,
         "num_speculative_tokens_per_batch_size": ROWS,
     }
-    assert "--speculative-draft-model-path" not in found.sglang_flags
-    assert "--speculative-algorithm NEXTN" in found.sglang_flags
+    assert "--speculative-draft-model-path" not in sglang.sglang_flags
+    assert "--speculative-algorithm NEXTN" in sglang.sglang_flags
     check_known(found)
+    check_known(sglang)
 
 
 def test_weights_that_no_known_repository_holds_are_a_placeholder_with_a_note() -> None:
     four_bits = deployed(load("b200-sxm/llama-3.1-8b-nvfp4"), [[1, 64, 0]])
     assert four_bits.vllm_serve.startswith("vllm serve '<target>' ")
     assert four_bits.notes == ["<target> stands for a checkpoint of llama-3.1-8b with nvfp4 weights"]
-    eight_bits = deployed(load("h100-sxm/llama-3.1-8b-fp8"), [[1, 64, 0]])
-    for line in (eight_bits.vllm_serve, eight_bits.sglang_flags):
+    eight_bits = load("h100-sxm/llama-3.1-8b-fp8")
+    for engine in ("vllm-0.24", SGLANG):
+        line = deployed(eight_bits, [[1, 64, 0]], engine=engine).start
         assert "meta-llama/Llama-3.1-8B " in line
         assert "--quantization fp8" in line
     assert (deployed(load(HEAD)).speculative_config or {})["model"] == "<draft>"
@@ -169,23 +182,73 @@ def test_weights_that_no_known_repository_holds_are_a_placeholder_with_a_note() 
 
 
 def test_ranks_experts_and_kv_formats_of_the_profile_are_in_the_lines() -> None:
-    found = deployed(sparse(tensor_parallel=2, data_parallel=4))
-    vllm, sglang = flags_of(found.vllm_serve), flags_of(found.sglang_flags)
+    ranks = sparse(tensor_parallel=2, data_parallel=4)
+    found, other = deployed(ranks), deployed(ranks, engine=SGLANG, max_num_seqs=1024)
+    vllm, sglang = flags_of(found.vllm_serve), flags_of(other.sglang_flags)
     assert (vllm["--tensor-parallel-size"], vllm["--data-parallel-size"], vllm["--kv-cache-dtype"]) == ("2", "4", "fp8")
     assert "--enable-expert-parallel" in found.vllm_serve
     assert (sglang["--tp-size"], sglang["--attn-dp-size"], sglang["--ep-size"]) == ("8", "4", "8")
     assert sglang["--kv-cache-dtype"] == "fp8_e4m3"
-    assert int(sglang["--max-running-requests"]) == 4 * int(vllm["--max-num-seqs"])
-    assert found.sglang_adaptive_config is None
+    assert sglang["--max-running-requests"] == str(4 * 1024)
+    assert other.sglang_adaptive_config is None
     assert any(note.startswith("vLLM turns the table off") for note in found.notes)
     check_known(found)
+    check_known(other)
 
 
 @pytest.mark.parametrize(("spread", "is_parallel"), [(None, False), (1, False), (4, True)])
 def test_experts_are_spread_where_the_profile_says_so(spread: int | None, is_parallel: bool) -> None:
-    found = deployed(sparse(tensor_parallel=4, expert_parallel=spread))
-    assert ("--enable-expert-parallel" in found.vllm_serve) is is_parallel
-    assert ("--ep-size 4" in found.sglang_flags) is is_parallel
+    found = sparse(tensor_parallel=4, expert_parallel=spread)
+    assert ("--enable-expert-parallel" in deployed(found).vllm_serve) is is_parallel
+    assert ("--ep-size 4" in deployed(found, engine=SGLANG).sglang_flags) is is_parallel
+
+
+def test_a_line_is_of_the_engine_that_was_simulated_alone() -> None:
+    profile = load(HEAD)
+    vllm, sglang, trtllm, ideal = (
+        deployed(profile, engine=name) for name in ("vllm-0.24", SGLANG, "trtllm-1.1", "ideal")
+    )
+    assert (vllm.sglang_flags, vllm.sglang_adaptive_config) == ("", None)
+    assert (sglang.vllm_serve, sglang.speculative_config) == ("", None)
+    assert sglang.start == f"python -m sglang.launch_server {sglang.sglang_flags}"
+    assert trtllm.start == ""
+    assert "no line starts trtllm-1.1 as it was simulated" in trtllm.notes
+    assert ideal.start.startswith("vllm serve ")
+    assert "engine 'ideal' is no server's: the line is vLLM's, with its limits" in ideal.notes
+
+
+def test_a_line_has_the_limits_and_switches_that_were_simulated() -> None:
+    given = {"num_gpu_blocks": 2000, "max_num_seqs": 48, "max_num_batched_tokens": 4096}
+    switches = {"engine.enable_prefix_caching": False, "engine.enable_chunked_prefill": True}
+    serve = deployed(load(HEAD), **given, **switches, **{"engine.async_scheduling": False}).vllm_serve
+    for flag in ("--no-enable-prefix-caching", "--enable-chunked-prefill", "--no-async-scheduling"):
+        assert flag in serve.split()
+    mixed = {"engine.enable_mixed_chunk": True, "engine.scheduler_recv_interval": 10}
+    flags = flags_of(deployed(load(HEAD), engine=SGLANG, **given, **mixed).start)
+    assert (flags["--max-running-requests"], flags["--chunked-prefill-size"]) == ("48", "4096")
+    assert (flags["--max-total-tokens"], flags["--scheduler-recv-interval"]) == ("32000", "10")
+    assert "--enable-mixed-chunk" in flags
+
+
+def test_vllms_lines_are_refused_for_another_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*FLAGS, "--engine", SGLANG]) == 2
+    assert "engine 'sglang-0.5' is simulated, which a vLLM line does not start" in capsys.readouterr().err
+
+
+def test_what_the_lines_do_not_carry_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    classes = "slo_classes=[{name: chat, share: 0.3, priority: 1}, {name: batch, share: 0.7}]"
+    more = ("--set", "workload.num_turns=4", "--set", classes, "--set", "engine.cuda_graph=decode")
+    _, _, note, *_ = lines(capsys, *more, "--set", "workload.prefix_len=256", "--set", "workload.num_prefixes=3")
+    assert note.startswith("# not in these lines: ")
+    for key in ("workload.num_turns=4", "workload.num_prefixes=3", "slo_classes", "engine.cuda_graph=decode"):
+        assert key in note
+
+
+def test_one_shared_prefix_is_in_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    _, bench, *notes = lines(capsys, "--set", "workload.prefix_len=256")
+    asked = flags_of(bench)
+    assert (asked["--random-prefix-len"], asked["--random-input-len"]) == ("256", "300")
+    assert not any("not in these lines" in note for note in notes)
 
 
 def test_a_load_on_one_rank_is_that_on_every_rank() -> None:

@@ -199,7 +199,8 @@ def test_the_command_line_parses_and_its_config_is_vllms() -> None:
 
 
 def test_sglangs_bands_begin_with_the_rows_and_hold_their_lengths() -> None:
-    found = answer(scenario(), load(HEAD), grid((1, 64), k0=[0.9, 0.95], k1=[1.2, 0.9], k4=[1.5, 0.5]))
+    asked = scenario(engine="sglang-0.5")
+    found = answer(asked, load(HEAD), grid((1, 64), k0=[0.9, 0.95], k1=[1.2, 0.9], k4=[1.5, 0.5]))
     bands = found.deployment.sglang_adaptive_config
     assert bands is not None
     assert [int(key) for key in bands] == [start for start, _, _ in found.table]

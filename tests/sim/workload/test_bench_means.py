@@ -107,6 +107,28 @@ def test_a_cell_of_inferencex_is_a_level_of_its_clients(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tp": None}, "no number under 'tp'"),
+        ({"tp": 0}, "tp=0 must be at least 1"),
+        ({"pp": 2}, "pp=2 is not understood; want 1"),
+        ({"pcp_size": 4}, "pcp_size=4 is not understood"),
+        ({"disagg": True}, "disagg=True is not understood; want a row of one engine on one node"),
+        ({"tp": None, "is_multinode": True, "num_decode_gpu": 32}, "is_multinode=True is not understood"),
+    ],
+)
+def test_a_row_of_inferencex_whose_gpus_are_not_those_of_one_engine_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    cell = {"hw": "h200", "conc": 4, "tp": 8, "pp": 1, "isl": 1024, "osl": 512, "tput_per_gpu": 30.0}
+    cell |= {"output_tput_per_gpu": 10.0, "mean_ttft": 0.2, "mean_tpot": 0.05, **changes}
+    with pytest.raises(ValueError) as caught:
+        read_bench(put(tmp_path, json.dumps([cell])))
+    assert message in str(caught.value)
+    assert "entry 0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("result", "message"),
     [
         (AIPERF | {"inter_token_latency": {"unit": "ms"}}, "no number under 'inter_token_latency.avg'"),

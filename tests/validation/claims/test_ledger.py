@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
 from validation.claims.claims_command import PARTS, claimed_text, simulated_text, tally, to_plain
-from validation.claims.ledger import Claim, Row, Section, Verdict, read_section
+from validation.claims.ledger import SECTIONS, Claim, Row, Section, Verdict, read_section
 
 CLAIM = Claim(id="X.one", claimed=100.0, within_pct=10, why="got {simulated:.0f}, of {all}", source="a report")
 WORDS = Claim(id="X.words", claimed="better everywhere", why="yes", why_not="no", source="a report")
@@ -27,6 +28,19 @@ def test_a_figure_within_its_tolerance_is_reproduced_and_beyond_it_refuted(
         assert Section(section="X", title="", source="", claims=[ONE_RUN]).row("X.run", None).verdict.value == verdict
     else:
         assert SECTION.row("X.one", simulated, all=7).verdict.value == verdict
+
+
+def test_a_figure_that_a_constant_was_fitted_on_is_fitted_and_not_reproduced() -> None:
+    names_a_fit = re.compile(r"\(fit|\bfit:|both fit")
+    for name in SECTIONS:
+        for claim in read_section(name).claims:
+            if names_a_fit.search(claim.source) or claim.why.startswith(("fit", "the floor per layer is fitted")):
+                assert claim.if_met is Verdict.FITTED, claim.id
+    fitted = [claim.id for name in SECTIONS for claim in read_section(name).claims if claim.if_met is Verdict.FITTED]
+    assert len(fitted) == 27
+    row = read_section("F").row("F.single.graph", 68.0)
+    assert row.verdict is Verdict.FITTED
+    assert tally([row, row]) == "2 rows: 2 fitted"
 
 
 def test_the_tolerance_of_a_negative_figure_reaches_to_both_sides() -> None:
