@@ -11,6 +11,7 @@ import click
 
 from calibrate.cli.profile_output import A_PATH, check_out, needs_analysis, write
 from sim.cli.lazy import SOURCE
+from sim.cli.options import OVERWRITE
 
 TABLE_ENGINES = ("vllm", "sglang", "trtllm")
 IMPORT_EXAMPLE = (
@@ -47,6 +48,7 @@ def import_group() -> None:
 )
 @click.option("--revision", default=None, help="Revision of the tables at PATH, for the record.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
+@OVERWRITE
 def aiconfigurator_command(
     path: Path | None,
     gpu: str,
@@ -121,6 +123,7 @@ def _engine(text: str) -> tuple[str, str | None]:
 @click.option("--engine-version", default=None, help="vLLM version of all-reduces and gap; default: PATH's meta.yaml.")
 @click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
+@OVERWRITE
 def llmservingsim_command(
     path: Path,
     gpu: str,

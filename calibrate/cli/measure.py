@@ -13,6 +13,7 @@ import click
 
 from calibrate.cli.profile_output import check_out, write
 from sim.cli.console import progress
+from sim.cli.options import OVERWRITE
 from sim.cli.signals import exit_code, stopped_word
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class PairFlags(TypedDict):
 @click.option("--target", required=True, help="Target: a known name, a config.json, or a directory of weights.")
 @click.option("--draft", default=None, help="Draft model, likewise.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Profile to write; its points lie beside.")
+@OVERWRITE
 @click.option("--budget", type=float, default=None, metavar="SECONDS", help="Rough time to spend [120 cpu, 480 cuda].")
 @click.option("--dtype", default=None, help="float32 [cpu], bfloat16 [cuda], float16, float64.")
 @click.option("--rows", type=int, default=None, help="Most rows of a pass [16 cpu, 32 cuda].")

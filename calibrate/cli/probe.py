@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from calibrate.cli.profile_output import A_PATH, check_out
-from sim.cli.options import listed
+from sim.cli.options import OVERWRITE, listed
 
 if TYPE_CHECKING:
     from calibrate.production.levels import Served
@@ -98,6 +98,7 @@ class ProbeFlags(TypedDict):
 )
 @click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
+@OVERWRITE
 def probe_command(
     url: str, profile_name: str, out: Path | None, json_path: str | None, **flags: Unpack[ProbeFlags]
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from calibrate.cli.profile_output import A_PATH, check_out
+from sim.cli.options import OVERWRITE
 
 if TYPE_CHECKING:
     from calibrate.production.engine_fit import Production
@@ -62,6 +63,7 @@ class ProductionFlags(TypedDict):
 )
 @click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
+@OVERWRITE
 def production_command(
     profile_name: str, out: Path | None, json_path: str | None, **flags: Unpack[ProductionFlags]
 ) -> None:

@@ -135,12 +135,12 @@ def cells_command(
     speed-up in output_throughput is compared, too.
     """
     from calibrate.judge.cell_table import MEASURED, parse_columns, read_cells, read_request_list
-    from calibrate.judge.cells import Setup, draw_cells, fit_on_cells, judge_cells, result_of
+    from calibrate.judge.cells import FIGURE, Setup, draw_cells, fit_on_cells, judge_cells, result_of
     from calibrate.judge.fit_cells import RATIO, check_constant, marked, parse_mark, parse_ratios
     from sim.costs.profile_files import load
     from sim.names import unknown
 
-    check_outputs(flags, [path, requests_path, profile_name, flags["engine_name"]])
+    check_outputs(flags, [path, requests_path, profile_name, flags["engine_name"]], [FIGURE])
     _check_fit(fits, fit_ratios, flags["fitted_profile"])
     metrics = fit_metric.split(",")
     constants = fit_constant.split(",") if fit_ratios is None else parse_ratios(fit_ratios)

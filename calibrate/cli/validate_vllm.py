@@ -62,12 +62,12 @@ def vllm_command(
     the two clocks is the least queued_ts - arrival_time. TPOT leaves out requests of one output token.
     """
     from calibrate.judge.vllm_requests import read_requests
-    from calibrate.judge.vllm_runs import draw_vllm, judge_run, scenario_of
+    from calibrate.judge.vllm_runs import FIGURES, draw_vllm, judge_run, scenario_of
     from sim.costs.profile_files import load
     from sim.workload.content import BLOCK_TOKENS
 
     tape = (flags["acceptance"] or "").removeprefix("tape:")
-    check_outputs(flags, [path, prompts, profile, flags["engine_name"], tape, tape.rpartition("#")[0]])
+    check_outputs(flags, [path, prompts, profile, flags["engine_name"], tape, tape.rpartition("#")[0]], FIGURES)
     speculation = _speculation(flags, policy)
     engine = engine_block(flags)
     loaded = load(profile)

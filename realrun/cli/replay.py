@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from sim.cli.console import claim
-from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
+from sim.cli.options import OVERWRITE, ListOptions, gather, inputs_of, scenario_options
 from sim.cli.signals import exit_code, put_off, stopped_word
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ class ReplayFlags(NamedTuple):
     epsilon: float | None
     draft_layers: int | None
     temperature: float
-    overwrite: bool
 
 
 @click.command("replay", cls=ListOptions, epilog=REPLAY_EXAMPLE, short_help="The same policies on real hardware.")
@@ -67,7 +66,7 @@ class ReplayFlags(NamedTuple):
 )
 @click.option("--draft-layers", type=click.IntRange(min=1), default=None, help="model: of the draft [target's / 8].")
 @click.option("--temperature", type=click.FloatRange(min=0.0), default=0.0, help="0 = greedy kernels, above = sampled.")
-@click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
+@OVERWRITE
 def replay_command(**flags: Any) -> None:
     """Run the same policies on real hardware, in real time, and record what happened.
 
@@ -77,7 +76,7 @@ def replay_command(**flags: Any) -> None:
     they accept is also written as tapes for --acceptance tape:FILE, of all requests and of each content class.
     """
     from sim.costs.profile_files import load
-    from sim.report.results import check_out, place_of, writing
+    from sim.report.results import check_parquet, place_of, writing
     from sim.run.resolve import resolve_all
     from sim.run.scenario import parse_scenario
 
@@ -90,7 +89,7 @@ def replay_command(**flags: Any) -> None:
     scenario = parse_scenario(raw)
     out, folders = own.out, [own.target_weights, own.draft_weights, own.prompts]
     claim(folders={"--out": out}, inputs=[*inputs_of(path, scenario), *folders])
-    check_out(out, scenario.digest, overwrite=own.overwrite, is_replay=True)
+    check_parquet()
     profile = load(scenario.profile)
     resolve_all(scenario, profile)
     profile, genuine = _pair(profile, own)

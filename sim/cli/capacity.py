@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from sim.cli.console import claim, progress, say_trace, write_json
-from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, scenario_options
+from sim.cli.options import OVERWRITE, VERBOSE, ListOptions, gather, inputs_of, scenario_options
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim capacity --profile h100-sxm/llama-3.1-8b --policy autoregressive \\\n"
@@ -30,6 +30,7 @@ EXAMPLE = (
 @VERBOSE
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
+@OVERWRITE
 def capacity_command(
     share: float,
     is_concurrency: bool,

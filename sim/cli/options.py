@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sim.cli.console import CONSENT
 from sim.names import unknown
 
 if TYPE_CHECKING:
@@ -79,6 +80,14 @@ FLAGS: dict[str, tuple[type, str]] = {
 }
 
 
+def _consent(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    context.meta[CONSENT] = is_given
+
+
+OVERWRITE = click.option(
+    "--overwrite", is_flag=True, expose_value=False, callback=_consent, help="Replace output files that are there."
+)
+"""Consent of every command that writes; sim.cli.console.claim asks for it."""
 VERBOSE = click.option("--verbose", is_flag=True, help="Print all that the answer rests on; the JSON always has it.")
 
 

@@ -10,6 +10,7 @@ import click
 
 from sim.cli.console import claim, progress, say_trace
 from sim.cli.lazy import SOURCE
+from sim.cli.options import OVERWRITE
 
 if TYPE_CHECKING:
     from sim.studies.sweep import Estimate, Swept
@@ -30,6 +31,7 @@ EXAMPLE = (
 @click.option("--dry-run", is_flag=True, help="Only say how many points there are, and what they would take.")
 @click.option("--yes", is_flag=True, help="Run a very large grid without being asked.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write what was done as JSON; - = stdout.")
+@OVERWRITE
 def sweep_command(
     grid: Path,
     out: Path,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from sim.cli.console import claim, progress, say_trace, write_json
-from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, listed, scenario_options
+from sim.cli.options import OVERWRITE, VERBOSE, ListOptions, gather, inputs_of, listed, scenario_options
 
 if TYPE_CHECKING:
     from sim.run.scenario import Scenario
@@ -63,6 +63,7 @@ class TuneFlags(NamedTuple):
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @VERBOSE
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
+@OVERWRITE
 def tune_command(**flags: Any) -> None:
     """Best draft length by load, as a vLLM table and SGLang's bands, with what it gains and how sure that is.
 

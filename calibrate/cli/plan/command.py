@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from sim.cli.console import OnStep, claim, progress, write_json
-from sim.cli.options import ListOptions, parse_goodput
+from sim.cli.options import OVERWRITE, ListOptions, parse_goodput
 
 if TYPE_CHECKING:
     from calibrate.catalogue.model_configs import Source
@@ -94,6 +94,7 @@ class PlanFlags(TypedDict):
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
+@OVERWRITE
 def plan_command(model: str, **flags: Unpack[PlanFlags]) -> None:
     """Which deployment of MODEL to rent: a Hugging Face name, a config.json, or a profile's name.
 
