@@ -49,7 +49,7 @@ def destinations(
     ...     print("work")
     work
     """
-    read = [Path(path) for path in inputs if path is not None]
+    read = [Path(path) for path in inputs if path not in (None, "")]
     wanted = [(flag, path, True) for flag, path in folders.items() if path is not None]
     wanted += [(flag, Path(path), False) for flag, path in files.items() if path is not None and str(path) != "-"]
     with ExitStack() as stack:
