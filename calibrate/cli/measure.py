@@ -78,7 +78,7 @@ def measure_command(
     """Time this machine's prefill, draft and verify passes, alone and in pairs, and fit a profile to them.
 
     Runs the passes of `lanesim replay`, with random weights of the exact dimensions. What was measured is kept in
-    OUT.points.jsonl as it comes; the same command again goes on from there, and with the other --form fits it anew.
+    OUT.points.jsonl as it comes; the same command again goes on from there, and with the other --form and --overwrite fits it anew.
     """
     check_out(out, [flags["target"], flags["draft"]])
     if budget is not None and not MIN_BUDGET_S <= budget < float("inf"):

@@ -10,7 +10,7 @@ from sim.cli.console import claim
 from sim.cli.options import OVERWRITE
 
 
-@click.command("trace", epilog="Example: lanesim trace results/demo-h100")
+@click.command("trace", epilog="Example: lanesim trace results/demo-h100 --works 500 --out first.json")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="File to write; default DIR/trace.json.")
 @OVERWRITE

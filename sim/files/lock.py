@@ -191,9 +191,9 @@ def _check_not_shipped(flag: str, path: Path, place: Path) -> None:
 
 def _check_absent(flag: str, path: Path, place: Path, is_folder: bool) -> None:
     """Raise ValueError where something is there that would be replaced: no device, pipe or empty folder is."""
-    if is_folder and place.is_dir() and any(place.iterdir()):
+    if is_folder and os.path.isdir(place) and os.listdir(place):
         raise ValueError(f"{flag} {str(path)!r} is not empty; choose another or add --overwrite")
-    if not is_folder and place.is_file():
+    if not is_folder and os.path.isfile(place):
         raise ValueError(f"{flag} {str(path)!r} exists; choose another or add --overwrite")
 
 
