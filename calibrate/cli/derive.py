@@ -20,7 +20,7 @@ from sim.cli.options import OVERWRITE
 @click.option(
     "--draft", default=None, help="Draft that goes with --target: likewise, or eagle3, the target's own head."
 )
-@click.option("--tp", type=click.IntRange(min=2), default=None, help="GPUs that share the models [one].")
+@click.option("--tp", type=click.IntRange(2, 1024), default=None, help="GPUs that share the models [one].")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
 @OVERWRITE
 def derive_command(

@@ -9,6 +9,7 @@ import click
 
 from calibrate.cli.engine_flags import POLICIES, EngineFlags, engine_block, engine_options
 from calibrate.judge.validation_output import OutputFlags, check_outputs, output_options, print_compared, write_result
+from sim.cli.options import COUNT, GPUS
 
 if TYPE_CHECKING:
     from sim.files.json_values import Json
@@ -36,17 +37,26 @@ class VllmFlags(EngineFlags, OutputFlags):
               help="What prompts have in common, one line per request in the same order: prefix_blocks (chained ids of "
               "16-token blocks) or input_tok_ids.")  # fmt: skip
 @click.option("--profile", required=True, help="Cost profile: gpu/target[+draft], or a path.")
-@click.option("--max-num-seqs", type=int, required=True, help="The server's, as vLLM was started.")
-@click.option("--max-num-batched-tokens", type=int, required=True, help="The server's, as vLLM was started.")
+@click.option(
+    "--max-num-seqs", type=click.IntRange(max=COUNT), required=True, help="The server's, as vLLM was started."
+)
+@click.option(
+    "--max-num-batched-tokens",
+    type=click.IntRange(max=1000 * COUNT),
+    required=True,
+    help="The server's, as vLLM was started.",
+)
 @click.option(
     "--data-parallel-size",
-    type=click.IntRange(1),
+    type=GPUS,
     default=1,
     show_default=True,
     help="Ranks, each with seats and KV of its own; a request goes to the least busy.",
 )
 @engine_options
-@click.option("--num-speculative-tokens", type=int, default=0, show_default=True, help="0 = no speculation.")
+@click.option(
+    "--num-speculative-tokens", type=click.IntRange(max=126), default=0, show_default=True, help="0 = no speculation."
+)
 @click.option("--acceptance", default=None, help="iid:0.7, length:2.5, tape:FILE#FIELD, ...; needed with speculation.")
 @click.option("--policy", type=click.Choice(POLICIES), default="continuous", show_default=True)
 @click.option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from sim.cli.console import claim
-from sim.cli.options import OVERWRITE, ListOptions, gather, inputs_of, scenario_options
+from sim.cli.options import OVERWRITE, ListOptions, Number, gather, inputs_of, scenario_options
 from sim.cli.signals import exit_code, put_off, stopped_word
 
 if TYPE_CHECKING:
@@ -60,12 +60,14 @@ class ReplayFlags(NamedTuple):
 @click.option("--prompts", type=click.Path(path_type=Path), help="model: JSON lines of input_tok_ids and class.")
 @click.option(
     "--epsilon",
-    type=click.FloatRange(min=0.0),
+    type=Number(0.0, 1e6),
     default=None,
     help="model: weight of the target's later layers, 0 = draft and target agree [0.2, about .65 accepted greedily].",
 )
-@click.option("--draft-layers", type=click.IntRange(min=1), default=None, help="model: of the draft [target's / 8].")
-@click.option("--temperature", type=click.FloatRange(min=0.0), default=0.0, help="0 = greedy kernels, above = sampled.")
+@click.option(
+    "--draft-layers", type=click.IntRange(1, 10_000), default=None, help="model: of the draft [target's / 8]."
+)
+@click.option("--temperature", type=Number(0.0, 1e6), default=0.0, help="0 = greedy kernels, above = sampled.")
 @OVERWRITE
 def replay_command(**flags: Any) -> None:
     """Run the same policies on real hardware, in real time, and record what happened.

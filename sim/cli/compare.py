@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from sim.cli.console import claim, progress, say_trace, write_json
-from sim.cli.options import OVERWRITE, VERBOSE, ListOptions, gather, inputs_of, listed, scenario_options
+from sim.cli.options import (
+    DRAWS,
+    OVERWRITE,
+    SECONDS,
+    SHARE,
+    VERBOSE,
+    WORKERS,
+    ListOptions,
+    gather,
+    inputs_of,
+    listed,
+    scenario_options,
+)
 from sim.names import unknown
 
 if TYPE_CHECKING:
@@ -68,17 +80,17 @@ class CompareFlags(NamedTuple):
     help="Record every work of the first replication (work.parquet, trace.json); slower. [default: with --plots]",
 )
 @click.option("--plots", is_flag=True, help="Draw latency CDFs and a lane timeline into --out.")
-@click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
+@click.option("--workers", type=WORKERS, default=None, help="Processes. [default: one per core]")
 @click.option(
     "--max-cpu-s",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=SECONDS,
     default=60.0,
     show_default=True,
     help="CPU budget of `num_prompts: auto`.",
 )
-@click.option("--draws", type=int, default=0, help="Draws within the errors of costs and acceptance; 0 = none.")
+@click.option("--draws", type=DRAWS, default=0, help="Draws within the errors of costs and acceptance; 0 = none.")
 @click.option(
-    "--until-ci", type=float, default=None, metavar="SHARE", help="Replications until intervals are 0.05 of the means."
+    "--until-ci", type=SHARE, default=None, metavar="SHARE", help="Replications until intervals are 0.05 of the means."
 )
 @click.option("--energy", is_flag=True, help="Watts of a GPU and joules per output token, too.")
 @VERBOSE
