@@ -12,7 +12,7 @@ import click
 from calibrate.cli.engine_flags import EngineFlags, engine_block, engine_options
 from calibrate.judge.validation_output import OutputFlags, check_outputs, output_options, print_compared, write_result
 from sim.cli.console import progress
-from sim.cli.options import COUNT, Number
+from sim.cli.options import COUNT, UP_TO_BILLION, Number
 
 if TYPE_CHECKING:
     from calibrate.judge.cells import JudgedCell
@@ -95,7 +95,7 @@ class CellsFlags(EngineFlags, OutputFlags):
     default=None,
     help="Where the table has no such column [the engine's].",
 )
-@click.option("--max-num-batched-tokens", type=click.IntRange(max=1000 * COUNT), default=None, help="Likewise [2048].")
+@click.option("--max-num-batched-tokens", type=UP_TO_BILLION, default=None, help="Likewise [2048].")
 @engine_options
 @click.option(
     "--waves",

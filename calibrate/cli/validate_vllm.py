@@ -9,7 +9,7 @@ import click
 
 from calibrate.cli.engine_flags import POLICIES, EngineFlags, engine_block, engine_options
 from calibrate.judge.validation_output import OutputFlags, check_outputs, output_options, print_compared, write_result
-from sim.cli.options import COUNT, GPUS
+from sim.cli.options import COUNT, GPUS, UP_TO_BILLION
 
 if TYPE_CHECKING:
     from sim.files.json_values import Json
@@ -42,7 +42,7 @@ class VllmFlags(EngineFlags, OutputFlags):
 )
 @click.option(
     "--max-num-batched-tokens",
-    type=click.IntRange(max=1000 * COUNT),
+    type=UP_TO_BILLION,
     required=True,
     help="The server's, as vLLM was started.",
 )

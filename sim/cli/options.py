@@ -97,6 +97,7 @@ class Number(click.FloatRange):
 
 
 TOKENS = click.IntRange(1, 10_000_000)
+UP_TO_BILLION = click.IntRange(max=1_000_000_000)
 WORKERS = click.IntRange(1, 1024)
 GPUS = click.IntRange(1, 1024)
 DRAFT_TOKENS = click.IntRange(1, 126)
