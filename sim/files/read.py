@@ -34,6 +34,8 @@ MAX_LINE_BYTES = 16 * MIB
 """One line of such a table."""
 GZIP_END_BYTES = 4
 """An archive's last bytes: how many it unpacks to."""
+DEFLATED = 1032
+"""Times its size that an archive can unpack to at most (RFC 1951: 258 bytes from two bits)."""
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that a terminal obeys or no file can hold; tab and line ends are none of them."""
 
@@ -130,11 +132,13 @@ def lines_of(path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES) -
 
 
 def _check_unpacked(file: BinaryIO, most: int, where: str) -> None:
-    """Raise ValueError where an archive says at its end that it unpacks to more, as one of a single part does."""
-    if file.seek(0, os.SEEK_END) >= GZIP_END_BYTES:
+    """Raise ValueError where an archive says at its end that it unpacks to more, as one of a single part does; one that
+    was cut off says anything."""
+    packed = file.seek(0, os.SEEK_END)
+    if packed >= GZIP_END_BYTES:
         file.seek(-GZIP_END_BYTES, os.SEEK_END)
         num_bytes = int.from_bytes(file.read(GZIP_END_BYTES), "little")
-        if num_bytes > most:
+        if most < num_bytes <= DEFLATED * packed:
             raise ValueError(f"{where} unpacks to {num_bytes // MIB} MiB, and at most {most // MIB} are read")
     file.seek(0)
 
