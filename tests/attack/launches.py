@@ -30,7 +30,7 @@ import click
 
 from sim.cli.main import run
 from sim.cli.options import Listed
-from tests.sim.cli.test_consent import commands
+from tests.sim.cli.test_consent import READ, commands
 
 LIMIT_S, LIMIT_GB = 60.0, 2.0
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -193,17 +193,23 @@ def launch(drawn: random.Random, names: Sequence[str], all_commands: Sequence[tu
                 click.INT,
                 click.FLOAT,
             )
-            words.append(drawn.choice(NUMBERS if is_number and drawn.random() < 0.85 else (*TEXTS, *names, *names)))
+            # A pipe that nobody reads is waited for, as in a shell.
+            known = names if option.name in READ else [name for name in names if name != "pipe"]
+            words.append(drawn.choice(NUMBERS if is_number and drawn.random() < 0.85 else (*TEXTS, *known, *known)))
     for flag, value in SMALL.items():
         if any(flag in each.opts for each in parameters) and flag not in words and path in FEW:
             words += [flag, "1" if (path, flag) == ("tune", "--draws") else value]
     return words
 
 
+class Late(BaseException):
+    """Time is up; no error that a command would answer to."""
+
+
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
     def stop(*_: object) -> None:
-        raise TimeoutError(f"longer than {seconds:g} s")
+        raise Late(f"longer than {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
