@@ -75,7 +75,7 @@ docs: .venv/.docs               ## the site, in results/site; a page, link or na
 
 dist: .venv/.dist               ## wheel and sdist in dist/, checked
 	rm -rf dist build
-	$(BIN)/python -m build --quiet
+	$(BIN)/python -m build --quiet $(BUILD)
 	$(BIN)/twine check --strict dist/*
 
 accuracy: .venv/.real            ## docs/validation/cpu: the tiny pair measured, predicted and replayed here, three times

@@ -13,6 +13,8 @@ from importlib import import_module
 from inspect import Parameter, signature
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from sim.files.lock import check_destinations
+
 PROGRAMS = {
     "accuracy": ("validation.accuracy.accuracy_page", "docs/accuracy.md: real runs of others beside simulated ones"),
     "accuracy_intervals": ("validation.intervals.speedups", "how often tune's interval of a speed-up holds"),
@@ -42,6 +44,8 @@ PROGRAMS = {
     "who_wins": ("validation.pages.who_wins", "docs/who-wins.md: the fastest policy by load"),
 }
 """Name -> (module with a `main`, what it does)."""
+OUTPUTS = ("out", "table")
+"""Parameters of programs that name what is written: files, or a folder."""
 
 
 def main(args: list[str]) -> int:
@@ -62,6 +66,7 @@ def main(args: list[str]) -> int:
 
 def arguments(program: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
     """What a command line says of `program`'s parameters, each of its own type. Exits with 2 as argparse does."""
+    outputs = [name for name in OUTPUTS if name in signature(program).parameters]
     about = sys.modules[program.__module__].__doc__
     parser = ArgumentParser(prog=sys.argv[0], description=about, formatter_class=RawDescriptionHelpFormatter)
     hints = get_type_hints(program)
@@ -78,7 +83,16 @@ def arguments(program: Callable[..., Any], words: Sequence[str]) -> dict[str, An
             parser.add_argument(name, **how)
         else:
             parser.add_argument(f"--{name.replace('_', '-')}", default=parameter.default, **how)
-    return vars(parser.parse_args(words))
+    if outputs:
+        parser.add_argument("--overwrite", action="store_true", help="Replace output files that are there.")
+    given = vars(parser.parse_args(words))
+    # What a program writes by itself is its page of the repository.
+    named = {f"--{name}": given[name] for name in outputs if given[name] != parser.get_default(name)}
+    try:
+        check_destinations(named, overwrite=given.pop("overwrite", False))
+    except ValueError as error:
+        parser.error(str(error))
+    return given
 
 
 if __name__ == "__main__":

@@ -15,15 +15,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from calibrate.campaign.plan import ALWAYS, CAMPAIGNS, SMOKE, done_file
+from calibrate.campaign.plan import ALWAYS, CAMPAIGNS, DONE, SMOKE, SMOKE_FILE, done_file
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Exit code: 0 every step is done, 1 one failed (after a red smoke step none is begun, else the others went on)."""
+    """Exit code: 0 every step is done, 1 one failed (after a red smoke step none is begun, else the others went on), 2
+    OUT is somebody else's."""
     parser = argparse.ArgumentParser(prog="python -m calibrate.campaign", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="directory for everything that is measured")
     parser.add_argument("--device", choices=sorted(CAMPAIGNS), default="cuda", help="cuda wants 80 GB [%(default)s]")
     given = parser.parse_args(args)
+    if given.out.exists() and not _is_ours(given.out):
+        print(f"campaign: {str(given.out)!r} is there and of no campaign; choose another directory", file=sys.stderr)
+        return 2
     given.out.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []
     for step in CAMPAIGNS[given.device].steps:
@@ -46,6 +50,12 @@ def main(args: Sequence[str] | None = None) -> int:
         return 1
     print(f"campaign: done; what to send is in {given.out / 'send'} (docs/gpu.md)")
     return 0
+
+
+def _is_ours(out: Path) -> bool:
+    """A folder that is empty, or that a campaign began."""
+    held = {path.name for path in out.iterdir()} if out.is_dir() else None
+    return held is not None and (not held or bool(held & {SMOKE_FILE, DONE}))
 
 
 def _run(device: str, out: Path, step: str) -> bool:

@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 SMOKE, CORUN, MEASURE, REPLAY, REPORT = "smoke", "corun", "measure ", "replay ", "report"
 
 
+SMOKE_FILE = "smoke.json"
+"""What the first step leaves in the campaign's directory."""
+DONE = "done"
+"""The folder there of steps that are over."""
 ALWAYS = SMOKE, REPORT
 """Steps of a moment, run in every call."""
 
 
 def done_file(out: Path, step: str) -> Path:
     """It is there when the step is over."""
-    return out / "done" / step.replace(" ", "-")
+    return out / DONE / step.replace(" ", "-")
 
 
 class Job(NamedTuple):

@@ -11,8 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from calibrate.campaign.plan import Campaign, Job
-from calibrate.campaign.smoke import SMOKE_FILE
+from calibrate.campaign.plan import SMOKE_FILE, Campaign, Job
 from calibrate.campaign.verdict import BESIDE, Runs, changes, sentence
 from calibrate.corun.__main__ import answer
 from calibrate.corun.rates_file import Table

@@ -16,7 +16,7 @@ from time import perf_counter, sleep
 
 import torch
 
-from calibrate.campaign.plan import Campaign, Job
+from calibrate.campaign.plan import SMOKE_FILE, Campaign, Job
 from calibrate.measure import machine
 from calibrate.measure.bench import Bench
 from calibrate.measure.clocks import Driver
@@ -34,7 +34,6 @@ from sim.costs.shapes import ModelShape
 from sim.files.json_values import Json
 from sim.files.write import write_text
 
-SMOKE_FILE = "smoke.json"
 NEEDED = ("torch", "transformers", "scipy", "pyarrow")
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 """Largest difference from the reference, as a share of its largest value: some units in the last place."""

@@ -8,6 +8,7 @@ import click
 
 from calibrate.cli.profile_output import A_PATH, print_errors
 from sim.cli.console import claim, write_json
+from sim.cli.options import OVERWRITE
 
 FIGURE = "check.png"
 PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
@@ -22,6 +23,7 @@ PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
     help="Measured profile, points file (.jsonl) or folder of aiconfigurator tables; default: its held-out errors.",
 )
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
+@OVERWRITE
 @click.option("--out", type=A_PATH, default=None, help="Directory for the figure check.png.")
 def check_command(profile: str, against: Path | None, json_path: str | None, out: Path | None) -> None:
     """Error of PROFILE (a name or a path) per kind: a table, and a figure of measured against fitted."""

@@ -15,6 +15,7 @@ import click
 
 from sim.cli.console import claim, write_json
 from sim.cli.lazy import SOURCE
+from sim.cli.options import OVERWRITE
 from sim.workload.bench_means import KINDS, kind_of
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ TEXT_ENDINGS = (".log", ".txt", ".prom")
 @click.command("check", epilog="Example: lanesim check scenario.yaml results/demo-h100 profile.json")
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write what was found as JSON; - = stdout.")
+@OVERWRITE
 def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
     """Say what each FILE is, and whether it is sound; nothing is run.
 

@@ -8,6 +8,7 @@ import click
 
 from calibrate.cli.profile_output import A_PATH, check_out, write
 from sim.cli.lazy import SOURCE
+from sim.cli.options import OVERWRITE
 
 
 @click.command(
@@ -19,8 +20,9 @@ from sim.cli.lazy import SOURCE
 @click.option(
     "--draft", default=None, help="Draft that goes with --target: likewise, or eagle3, the target's own head."
 )
-@click.option("--tp", type=click.IntRange(min=2), default=None, help="GPUs that share the models [one].")
+@click.option("--tp", type=click.IntRange(2, 1024), default=None, help="GPUs that share the models [one].")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
+@OVERWRITE
 def derive_command(
     origin: str, gpu: str | None, target: str | None, draft: str | None, tp: int | None, out: Path
 ) -> None:

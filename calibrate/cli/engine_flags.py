@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import click
 
+from sim.cli.options import UP_TO_BILLION
+
 if TYPE_CHECKING:
     from sim.files.json_values import Json
 
@@ -38,14 +40,14 @@ def engine_options(function: F) -> F:
     decorators = [
         click.option("--engine", "engine_name", default=None, help="Engine and version that it was, such as vllm-0.12 "
                      "(`lanesim compare --help` has them); default: the profile's own, else vllm-0.24."),
-        click.option("--num-gpu-blocks", type=int, default=None, help="KV blocks as vLLM logs them; one is its null "
+        click.option("--num-gpu-blocks", type=UP_TO_BILLION, help="KV blocks as vLLM logs them; one is its null "
                      "block, never used, so N - 1 are simulated. Default: what fits beside the weights."),
-        click.option("--block-size", type=int, default=None, help="Tokens of a KV block [16]."),
+        click.option("--block-size", type=UP_TO_BILLION, default=None, help="Tokens of a KV block [16]."),
         click.option("--async-scheduling/--no-async-scheduling", "async_scheduling", default=None,
                      help="Schedule the next step before this one's tokens are out [as the engine does by itself]."),
         click.option("--prefix-caching/--no-prefix-caching", "enable_prefix_caching", default=None,
                      help="Find blocks again that another request, or the preempted one itself, computed [on]."),
-        click.option("--long-prefill-token-threshold", type=int, default=None, help="Longest chunk of one prompt."),
+        click.option("--long-prefill-token-threshold", type=UP_TO_BILLION, help="Longest chunk of one prompt."),
         click.option("--method", default=None, help="Speculation: draft_model, eagle3, ngram."),
     ]  # fmt: skip
     for decorate in reversed(decorators):

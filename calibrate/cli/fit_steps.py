@@ -9,6 +9,7 @@ import click
 
 from calibrate.cli.profile_output import A_PATH, check_out, needs_analysis, write
 from sim.cli.lazy import SOURCE
+from sim.cli.options import OVERWRITE
 
 if TYPE_CHECKING:
     from calibrate.fit.step_times import StepFit
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 @click.option("--profile", "name", required=True, help="Profile of that GPU and model to start from: a name or a path.")
 @click.option("--source", default=None, help="Where the curve comes from, for the record [its file's name].")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the fit as JSON; - = stdout.")
+@OVERWRITE
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
 def fit_steps_command(path: Path, name: str, source: str | None, json_path: str | None, out: Path) -> None:
     """Fit a profile's roofs, sharpness and launch to CURVE.csv, steps of a serving engine.

@@ -11,6 +11,7 @@ import click
 
 from calibrate.cli.profile_output import A_PATH, check_out, needs_analysis, write
 from sim.cli.lazy import SOURCE
+from sim.cli.options import GPUS, OVERWRITE
 
 TABLE_ENGINES = ("vllm", "sglang", "trtllm")
 IMPORT_EXAMPLE = (
@@ -31,9 +32,9 @@ def import_group() -> None:
 @click.option("--gpu", required=True, help="GPU, such as h200-sxm.")
 @click.option("--target", required=True, help="Target model: a Hugging Face name, one of a profile, or a config.json.")
 @click.option("--draft", default=None, help="Draft model, likewise.")
-@click.option("--tp", default=1, show_default=True, help="Devices that share the models (tensor parallel).")
-@click.option("--ep", default=None, type=int, help="Devices that the experts are spread over, instead of cut.")
-@click.option("--dp", default=1, show_default=True, help="Ranks whose attention has requests of its own.")
+@click.option("--tp", type=GPUS, default=1, show_default=True, help="Devices that share the models (tensor parallel).")
+@click.option("--ep", default=None, type=GPUS, help="Devices that the experts are spread over, instead of cut.")
+@click.option("--dp", type=GPUS, default=1, show_default=True, help="Ranks whose attention has requests of its own.")
 @click.option("--weights", default=None, help="bf16, fp8, fp8-block, nvfp4, mxfp4 or int4; default: the config's own.")
 @click.option("--kv-dtype", default=None, help="KV cache in bf16 or fp8; default: the config's own, else bf16.")
 @click.option("--engine", default="vllm", show_default=True, help="Whose kernels: vllm, sglang or trtllm[-VERSION].")
@@ -47,6 +48,7 @@ def import_group() -> None:
 )
 @click.option("--revision", default=None, help="Revision of the tables at PATH, for the record.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
+@OVERWRITE
 def aiconfigurator_command(
     path: Path | None,
     gpu: str,
@@ -116,11 +118,16 @@ def _engine(text: str) -> tuple[str, str | None]:
     "--draft", default=None, help="Draft model, likewise, with --draft-path; or eagle3, the target's own head."
 )
 @click.option("--draft-path", type=A_PATH, default=None, help="The draft's folder of tables, same GPU and degree.")
-@click.option("--tp", default=1, show_default=True, help="Devices that share the models: PATH's own degree, tpN.")
-@click.option("--dp", default=1, show_default=True, help="Ranks with requests of their own that share the experts.")
+@click.option(
+    "--tp", type=GPUS, default=1, show_default=True, help="Devices that share the models: PATH's own degree, tpN."
+)
+@click.option(
+    "--dp", type=GPUS, default=1, show_default=True, help="Ranks with requests of their own that share the experts."
+)
 @click.option("--engine-version", default=None, help="vLLM version of all-reduces and gap; default: PATH's meta.yaml.")
 @click.option("--revision", default="unrecorded revision", help="Revision of the tables, for the record.")
 @click.option("--out", type=A_PATH, required=True, help="Profile to write.")
+@OVERWRITE
 def llmservingsim_command(
     path: Path,
     gpu: str,

@@ -13,6 +13,7 @@ import click
 
 from calibrate.cli.profile_output import check_out, write
 from sim.cli.console import progress
+from sim.cli.options import COUNT, OVERWRITE, SECONDS, TOKENS, WORKERS
 from sim.cli.signals import exit_code, stopped_word
 
 if TYPE_CHECKING:
@@ -43,16 +44,19 @@ class PairFlags(TypedDict):
 @click.option("--target", required=True, help="Target: a known name, a config.json, or a directory of weights.")
 @click.option("--draft", default=None, help="Draft model, likewise.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Profile to write; its points lie beside.")
-@click.option("--budget", type=float, default=None, metavar="SECONDS", help="Rough time to spend [120 cpu, 480 cuda].")
+@OVERWRITE
+@click.option(
+    "--budget", type=SECONDS, default=None, metavar="SECONDS", help="Rough time to spend [120 cpu, 480 cuda]."
+)
 @click.option("--dtype", default=None, help="float32 [cpu], bfloat16 [cuda], float16, float64.")
-@click.option("--rows", type=int, default=None, help="Most rows of a pass [16 cpu, 32 cuda].")
-@click.option("--context", type=int, default=None, help="Tokens per row, multiple of 256 [512 cpu, 2048 cuda].")
+@click.option("--rows", type=click.IntRange(1, COUNT), default=None, help="Most rows of a pass [16 cpu, 32 cuda].")
+@click.option("--context", type=TOKENS, default=None, help="Tokens per row, multiple of 256 [512 cpu, 2048 cuda].")
 @click.option(
     "--attention",
     default=None,
     help="Implementation [flash-cpu; on cuda flash-3 on Hopper, else flash]; vllm: its kernels (docs/gpu.md).",
 )
-@click.option("--threads", type=int, default=1, show_default=True, help="CPU threads inside one pass.")
+@click.option("--threads", type=WORKERS, default=1, show_default=True, help="CPU threads inside one pass.")
 @click.option("--serving/--no-serving", default=True, help="Also what serving adds to the passes [1-2 minutes; on].")
 @click.option(
     "--form",
@@ -76,7 +80,8 @@ def measure_command(
     """Time this machine's prefill, draft and verify passes, alone and in pairs, and fit a profile to them.
 
     Runs the passes of `lanesim replay`, with random weights of the exact dimensions. What was measured is kept in
-    OUT.points.jsonl as it comes; the same command again goes on from there, and with the other --form fits it anew.
+    OUT.points.jsonl as it comes; the same command again goes on from there, and with the other --form and --overwrite
+    fits it anew.
     """
     check_out(out, [flags["target"], flags["draft"]])
     if budget is not None and not MIN_BUDGET_S <= budget < float("inf"):

@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from calibrate.cli.profile_output import A_PATH, check_out, print_saved, save
-from sim.cli.options import listed
+from sim.cli.options import COUNT, DRAFT_TOKENS, OVERWRITE, SEEDS, TOKENS, listed
 
 if TYPE_CHECKING:
     from calibrate.production.levels import Served
@@ -27,6 +27,8 @@ EXAMPLE = (
     "\b\nExample:\n  lanesim probe http://localhost:8000 --profile h100-sxm/llama-3.1-8b \\\n"
     "    --levels 1,4,16,64 --held-back 16 --out mine.json"
 )
+MAX_LEVEL = 10_000
+"""Requests at once, each a connection."""
 MIN_REQUESTS = 8
 """Requests in a round of one level, at least."""
 WARM_UP_WAVES = 2
@@ -67,20 +69,27 @@ class ProbeFlags(TypedDict):
 @click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
 @click.option("--model", default=None, help="Model, as the server names it. [its only one]")
 @click.option("--levels", default="1,2,4,8,16", show_default=True, help="Requests at once, one closed loop each.")
-@click.option("--held-back", type=int, default=None, help="Level that is predicted, not fitted. [the middle one]")
 @click.option(
-    "--requests-per-stream", type=click.IntRange(min=3), default=6, show_default=True, help="Requests of each round."
+    "--held-back",
+    type=click.IntRange(1, MAX_LEVEL),
+    default=None,
+    help="Level that is predicted, not fitted. [the middle one]",
 )
-@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Over the levels, by turns.")
-@click.option("--input-len", type=click.IntRange(min=1), default=128, show_default=True, help="Words of each prompt.")
-@click.option("--output-len", type=click.IntRange(min=2), default=64, show_default=True, help="Tokens asked for.")
-@click.option("--num-speculative-tokens", type=click.IntRange(min=1), default=None, help="Not needed with /metrics.")
+@click.option(
+    "--requests-per-stream", type=click.IntRange(3, COUNT), default=6, show_default=True, help="Requests of each round."
+)
+@click.option(
+    "--rounds", type=click.IntRange(1, COUNT), default=7, show_default=True, help="Over the levels, by turns."
+)
+@click.option("--input-len", type=TOKENS, default=128, show_default=True, help="Words of each prompt.")
+@click.option(
+    "--output-len", type=click.IntRange(2, TOKENS.max), default=64, show_default=True, help="Tokens asked for."
+)
+@click.option("--num-speculative-tokens", type=DRAFT_TOKENS, default=None, help="Not needed with /metrics.")
 @click.option("--engine", "engine_name", default=None, help="Engine to start from [as in compare].")
-@click.option("--max-num-seqs", type=click.IntRange(min=1), default=None, help="The server's. [the engine's own]")
-@click.option(
-    "--max-num-batched-tokens", type=click.IntRange(min=1), default=None, help="The server's. [the engine's own]"
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the prompts' words.")
+@click.option("--max-num-seqs", type=click.IntRange(1, COUNT), default=None, help="The server's. [the engine's own]")
+@click.option("--max-num-batched-tokens", type=TOKENS, default=None, help="The server's. [the engine's own]")
+@click.option("--seed", type=SEEDS, default=0, show_default=True, help="Seed of the prompts' words.")
 @click.option(
     "--timeout-s",
     type=click.FloatRange(min=0.0, min_open=True, max=86_400.0),
@@ -98,6 +107,7 @@ class ProbeFlags(TypedDict):
 )
 @click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
+@OVERWRITE
 def probe_command(
     url: str, profile_name: str, out: Path | None, json_path: str | None, **flags: Unpack[ProbeFlags]
 ) -> None:
@@ -247,6 +257,8 @@ def _levels(text: str) -> list[int]:
     levels = sorted(set(listed("--levels", text, int, "numbers of requests at once, such as 1,4,16") or ()))
     if levels[0] < 1 or len(levels) < 2:
         raise ValueError(f"--levels {text!r}: want at least two different ones, each at least 1: one is held back")
+    if levels[-1] > MAX_LEVEL:
+        raise ValueError(f"--levels {text!r}: want {MAX_LEVEL} requests at once at most")
     return levels
 
 

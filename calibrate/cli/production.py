@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from calibrate.cli.profile_output import A_PATH, check_out, print_saved, save
+from sim.cli.options import DRAFT_TOKENS, OVERWRITE, SECONDS, TOKENS
 
 if TYPE_CHECKING:
     from calibrate.production.engine_fit import Production
@@ -42,7 +43,7 @@ class ProductionFlags(TypedDict):
 @click.option("--metrics-before", type=A_PATH, default=None, help="A saved look at /metrics.")
 @click.option("--metrics-after", type=A_PATH, default=None, help="Another, later one of the same server.")
 @click.option(
-    "--duration-s", type=float, default=None, help="Seconds between the looks; where the server counts no steps."
+    "--duration-s", type=SECONDS, default=None, help="Seconds between the looks; where the server counts no steps."
 )
 @click.option(
     "--bench-json",
@@ -51,11 +52,11 @@ class ProductionFlags(TypedDict):
     help="Result of `vllm bench serve --save-result`, GuideLLM, AIPerf or inference-perf; repeat.",
 )
 @click.option("--log", "log_path", type=A_PATH, default=None, help="The server's log; with --input-len, --output-len.")
-@click.option("--input-len", type=click.IntRange(min=1), default=None, help="Mean prompt tokens of what the log saw.")
-@click.option("--output-len", type=click.IntRange(min=2), default=None, help="Mean output tokens of what the log saw.")
+@click.option("--input-len", type=TOKENS, default=None, help="Mean prompt tokens of what the log saw.")
 @click.option(
-    "--num-speculative-tokens", type=click.IntRange(min=1), default=None, help="Where the source has no rates."
+    "--output-len", type=click.IntRange(2, TOKENS.max), default=None, help="Mean output tokens of what the log saw."
 )
+@click.option("--num-speculative-tokens", type=DRAFT_TOKENS, default=None, help="Where the source has no rates.")
 @click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
 @click.option("--engine", "engine_name", default=None, help="Engine to start from [as in compare].")
 @click.option(
@@ -65,6 +66,7 @@ class ProductionFlags(TypedDict):
 )
 @click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
+@OVERWRITE
 def production_command(
     profile_name: str, out: Path | None, json_path: str | None, **flags: Unpack[ProductionFlags]
 ) -> None:

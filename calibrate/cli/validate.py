@@ -13,6 +13,7 @@ import click
 
 from sim.cli.console import claim, write_json
 from sim.cli.lazy import SOURCE, Commands, LazyGroup
+from sim.cli.options import OVERWRITE
 
 if TYPE_CHECKING:
     from realrun.validate.error_parts import Judged
@@ -62,6 +63,7 @@ class ValidateGroup(LazyGroup):
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--profile", "profile_name", default=None, help="Cost profile, name or path; default: the replay's own.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
+@OVERWRITE
 @click.option("--plots/--no-plots", default=True, help="Draw CDFs, errors and timelines into DIRECTORY.")
 def directory_command(directory: Path, profile_name: str | None, json_path: str | None, plots: bool) -> None:
     """What `lanesim validate DIRECTORY` does."""
@@ -73,7 +75,12 @@ def directory_command(directory: Path, profile_name: str | None, json_path: str 
 
     click.get_current_context().meta[SOURCE] = str(directory)
     drawn_in = directory if plots and directory.is_dir() else None
-    claim(files={"--json": json_path}, added_to={"--plots": drawn_in}, inputs=[profile_name, *others_of(directory)])
+    claim(
+        files={"--json": json_path},
+        added_to={"--plots": drawn_in},
+        adds={"--plots": sorted(directory.glob("validation-*.png"))},
+        inputs=[profile_name, *others_of(directory)],
+    )
     scenario, summary = read_summary(directory)
     profile = load(profile_name if profile_name is not None else directory / "profile.json")
     if profile_name is not None and summary["replay"]["acceptance"] == "model":

@@ -12,6 +12,7 @@ import click
 from calibrate.cli.engine_flags import EngineFlags, engine_block, engine_options
 from calibrate.judge.validation_output import OutputFlags, check_outputs, output_options, print_compared, write_result
 from sim.cli.console import progress
+from sim.cli.options import COUNT, UP_TO_BILLION, Number
 
 if TYPE_CHECKING:
     from calibrate.judge.cells import JudgedCell
@@ -83,17 +84,22 @@ class CellsFlags(EngineFlags, OutputFlags):
 )
 @click.option(
     "--acceptance-spread",
-    type=click.FloatRange(min=0.0),
+    type=Number(0.0, 1e6),
     default=None,
     metavar="S",
     help="Requests differ in draws by a standard deviation of S on the logit scale; the cells' rates stay their mean.",
 )
-@click.option("--max-num-seqs", type=int, default=None, help="Where the table has no such column [the engine's].")
-@click.option("--max-num-batched-tokens", type=int, default=None, help="Likewise [2048].")
+@click.option(
+    "--max-num-seqs",
+    type=click.IntRange(max=COUNT),
+    default=None,
+    help="Where the table has no such column [the engine's].",
+)
+@click.option("--max-num-batched-tokens", type=UP_TO_BILLION, default=None, help="Likewise [2048].")
 @engine_options
 @click.option(
     "--waves",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, COUNT),
     default=10,
     show_default=True,
     help="num_prompts = waves x concurrency where the table does not say; 10 keep the filling and draining of "
@@ -101,7 +107,7 @@ class CellsFlags(EngineFlags, OutputFlags):
 )
 @click.option(
     "--warmup-waves",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, COUNT),
     default=0,
     show_default=True,
     help="Leave the first of them out of the metrics.",
@@ -135,12 +141,12 @@ def cells_command(
     speed-up in output_throughput is compared, too.
     """
     from calibrate.judge.cell_table import MEASURED, parse_columns, read_cells, read_request_list
-    from calibrate.judge.cells import Setup, draw_cells, fit_on_cells, judge_cells, result_of
+    from calibrate.judge.cells import FIGURE, Setup, draw_cells, fit_on_cells, judge_cells, result_of
     from calibrate.judge.fit_cells import RATIO, check_constant, marked, parse_mark, parse_ratios
     from sim.costs.profile_files import load
     from sim.names import unknown
 
-    check_outputs(flags, [path, requests_path, profile_name, flags["engine_name"]])
+    check_outputs(flags, [path, requests_path, profile_name, flags["engine_name"]], [FIGURE])
     _check_fit(fits, fit_ratios, flags["fitted_profile"])
     metrics = fit_metric.split(",")
     constants = fit_constant.split(",") if fit_ratios is None else parse_ratios(fit_ratios)

@@ -9,6 +9,7 @@ import click
 
 from calibrate.cli.engine_flags import POLICIES, EngineFlags, engine_block, engine_options
 from calibrate.judge.validation_output import OutputFlags, check_outputs, output_options, print_compared, write_result
+from sim.cli.options import COUNT, GPUS, UP_TO_BILLION
 
 if TYPE_CHECKING:
     from sim.files.json_values import Json
@@ -36,17 +37,26 @@ class VllmFlags(EngineFlags, OutputFlags):
               help="What prompts have in common, one line per request in the same order: prefix_blocks (chained ids of "
               "16-token blocks) or input_tok_ids.")  # fmt: skip
 @click.option("--profile", required=True, help="Cost profile: gpu/target[+draft], or a path.")
-@click.option("--max-num-seqs", type=int, required=True, help="The server's, as vLLM was started.")
-@click.option("--max-num-batched-tokens", type=int, required=True, help="The server's, as vLLM was started.")
+@click.option(
+    "--max-num-seqs", type=click.IntRange(max=COUNT), required=True, help="The server's, as vLLM was started."
+)
+@click.option(
+    "--max-num-batched-tokens",
+    type=UP_TO_BILLION,
+    required=True,
+    help="The server's, as vLLM was started.",
+)
 @click.option(
     "--data-parallel-size",
-    type=click.IntRange(1),
+    type=GPUS,
     default=1,
     show_default=True,
     help="Ranks, each with seats and KV of its own; a request goes to the least busy.",
 )
 @engine_options
-@click.option("--num-speculative-tokens", type=int, default=0, show_default=True, help="0 = no speculation.")
+@click.option(
+    "--num-speculative-tokens", type=click.IntRange(max=126), default=0, show_default=True, help="0 = no speculation."
+)
 @click.option("--acceptance", default=None, help="iid:0.7, length:2.5, tape:FILE#FIELD, ...; needed with speculation.")
 @click.option("--policy", type=click.Choice(POLICIES), default="continuous", show_default=True)
 @click.option(
@@ -62,12 +72,12 @@ def vllm_command(
     the two clocks is the least queued_ts - arrival_time. TPOT leaves out requests of one output token.
     """
     from calibrate.judge.vllm_requests import read_requests
-    from calibrate.judge.vllm_runs import draw_vllm, judge_run, scenario_of
+    from calibrate.judge.vllm_runs import FIGURES, draw_vllm, judge_run, scenario_of
     from sim.costs.profile_files import load
     from sim.workload.content import BLOCK_TOKENS
 
     tape = (flags["acceptance"] or "").removeprefix("tape:")
-    check_outputs(flags, [path, prompts, profile, flags["engine_name"], tape, tape.rpartition("#")[0]])
+    check_outputs(flags, [path, prompts, profile, flags["engine_name"], tape, tape.rpartition("#")[0]], FIGURES)
     speculation = _speculation(flags, policy)
     engine = engine_block(flags)
     loaded = load(profile)

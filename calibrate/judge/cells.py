@@ -36,6 +36,7 @@ from sim.run.simulate import simulate
 from sim.workload.generate import num_requests
 
 CELLS_SCHEMA = 1
+FIGURE = "validation-cells.png"
 WAVES = 10
 CELL_INCHES, MAX_INCHES = 0.28, 24.0
 SHOWN = (
@@ -402,4 +403,4 @@ def draw_cells(directory: Path, judged: Sequence[JudgedCell], title: str) -> Non
     axes[0][0].legend(frameon=False, ncols=2)
     axes[-1][0].set_xticks(range(len(judged)), [each.cell.name for each in judged], rotation=90, fontsize=6)
     headline(figure, title)
-    write_figure(directory / "validation-cells.png", partial(save_and_close, figure))
+    write_figure(directory / FIGURE, partial(save_and_close, figure))

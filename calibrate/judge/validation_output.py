@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict, TypeVar
 import click
 
 from sim.cli.console import claim, write_text
+from sim.cli.options import OVERWRITE
 
 if TYPE_CHECKING:
     from realrun.validate.errors import Compared
@@ -32,22 +33,23 @@ class OutputFlags(TypedDict):
 
 
 def output_options(function: F) -> F:
-    """Add --json, --out and --plots."""
+    """Add --json, --out, --plots and --overwrite."""
     decorators = [
         click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout."),
         click.option(
             "--out", type=click.Path(path_type=Path), default=None, help=f"Directory for {RESULT} and figures."
         ),
         click.option("--plots", is_flag=True, help="Draw figures into --out."),
+        OVERWRITE,
     ]
     for decorate in reversed(decorators):
         function = decorate(function)
     return function
 
 
-def check_outputs(flags: OutputFlags, inputs: Iterable[str | Path | None]) -> None:
-    """Hold --out, --json and --fitted-profile until the command ends. Raises ValueError, before any work, where one
-    cannot be, or is one of the `inputs`."""
+def check_outputs(flags: OutputFlags, inputs: Iterable[str | Path | None], figures: Sequence[str]) -> None:
+    """Hold --out, --json and --fitted-profile until the command ends, and see whether `figures` may go into --out.
+    Raises ValueError, before any work, where one cannot be, or is one of the `inputs`."""
     out = flags["out"]
     if flags["plots"] and out is None:
         raise ValueError("--plots draws into a directory: add --out DIR")
@@ -55,7 +57,8 @@ def check_outputs(flags: OutputFlags, inputs: Iterable[str | Path | None]) -> No
         raise ValueError(f"--out {str(out)!r} is a file; want a directory")
     result = None if out is None else out / RESULT
     files = {"--out": result, "--json": flags["json_path"], "--fitted-profile": flags.get("fitted_profile")}
-    claim(files=files, inputs=inputs)
+    drawn = [out / name for name in figures] if out is not None and flags["plots"] else []
+    claim(files=files, added_to={"--plots": out if drawn else None}, adds={"--plots": drawn}, inputs=inputs)
 
 
 def write_result(result: Mapping[str, Json], flags: OutputFlags) -> None:

@@ -34,6 +34,7 @@ from sim.run.scenario import Scenario, parse_scenario, to_plain
 from sim.run.simulate import simulate
 
 VALIDATION_SCHEMA = 1
+FIGURES = ("validation-scatter.png", "validation-cdf.png")
 LATENCIES = (*errors.LATENCIES, "ttft_arrival")
 COLUMNS = "arrival=arrival_time,unit=s,prompt=input_toks,output=output_toks,id=request_id"
 """What sim.workload.traces needs to be told to read such a file as a workload."""
@@ -155,10 +156,8 @@ def draw_vllm(directory: Path, verdict: VllmVerdict) -> None:
     result = verdict.result
     title = f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests of a real vLLM run"
     sides = {"real": real, "simulated": simulated}
-    write_figure(
-        directory / "validation-scatter.png", partial(_draw_scatter, title=title, real=real, simulated=simulated)
-    )
-    write_figure(directory / "validation-cdf.png", partial(draw_cdfs, title=title, sides=sides))
+    write_figure(directory / FIGURES[0], partial(_draw_scatter, title=title, real=real, simulated=simulated))
+    write_figure(directory / FIGURES[1], partial(draw_cdfs, title=title, sides=sides))
 
 
 def _draw_scatter(path: Path, title: str, real: Mapping[str, Floats], simulated: Mapping[str, Floats]) -> None:

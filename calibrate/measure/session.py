@@ -58,10 +58,10 @@ class Session:
         self.driver = Driver(self._gpu and self._gpu.uuid)
         self._fingerprint = fingerprint(spec.device, spec.dtype, self.driver.version)
         if path.exists():
-            points_file.mend(path)
             former = points_file.read(path)
             points_file.check_same(path, former, self._fingerprint, spec.as_options())
             points_file.check_host(path, former)
+            points_file.mend(path)
         self._kernels = build(spec)
         self.bench = Bench(self._kernels)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from sim.cli.console import claim
-from sim.cli.options import ListOptions, gather, inputs_of, scenario_options
+from sim.cli.options import OVERWRITE, ListOptions, Number, gather, inputs_of, scenario_options
 from sim.cli.signals import exit_code, put_off, stopped_word
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ class ReplayFlags(NamedTuple):
     epsilon: float | None
     draft_layers: int | None
     temperature: float
-    overwrite: bool
 
 
 @click.command("replay", cls=ListOptions, epilog=REPLAY_EXAMPLE, short_help="The same policies on real hardware.")
@@ -61,13 +60,15 @@ class ReplayFlags(NamedTuple):
 @click.option("--prompts", type=click.Path(path_type=Path), help="model: JSON lines of input_tok_ids and class.")
 @click.option(
     "--epsilon",
-    type=click.FloatRange(min=0.0),
+    type=Number(0.0, 1e6),
     default=None,
     help="model: weight of the target's later layers, 0 = draft and target agree [0.2, about .65 accepted greedily].",
 )
-@click.option("--draft-layers", type=click.IntRange(min=1), default=None, help="model: of the draft [target's / 8].")
-@click.option("--temperature", type=click.FloatRange(min=0.0), default=0.0, help="0 = greedy kernels, above = sampled.")
-@click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
+@click.option(
+    "--draft-layers", type=click.IntRange(1, 10_000), default=None, help="model: of the draft [target's / 8]."
+)
+@click.option("--temperature", type=Number(0.0, 1e6), default=0.0, help="0 = greedy kernels, above = sampled.")
+@OVERWRITE
 def replay_command(**flags: Any) -> None:
     """Run the same policies on real hardware, in real time, and record what happened.
 
@@ -77,7 +78,7 @@ def replay_command(**flags: Any) -> None:
     they accept is also written as tapes for --acceptance tape:FILE, of all requests and of each content class.
     """
     from sim.costs.profile_files import load
-    from sim.report.results import check_out, place_of, writing
+    from sim.report.results import check_parquet, place_of, writing
     from sim.run.resolve import resolve_all
     from sim.run.scenario import parse_scenario
 
@@ -90,7 +91,7 @@ def replay_command(**flags: Any) -> None:
     scenario = parse_scenario(raw)
     out, folders = own.out, [own.target_weights, own.draft_weights, own.prompts]
     claim(folders={"--out": out}, inputs=[*inputs_of(path, scenario), *folders])
-    check_out(out, scenario.digest, overwrite=own.overwrite, is_replay=True)
+    check_parquet()
     profile = load(scenario.profile)
     resolve_all(scenario, profile)
     profile, genuine = _pair(profile, own)

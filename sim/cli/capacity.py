@@ -7,7 +7,18 @@ from typing import Any
 import click
 
 from sim.cli.console import claim, progress, say_trace, write_json
-from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, scenario_options
+from sim.cli.options import (
+    DRAWS,
+    OVERWRITE,
+    RATE,
+    SHARE,
+    VERBOSE,
+    WORKERS,
+    ListOptions,
+    gather,
+    inputs_of,
+    scenario_options,
+)
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim capacity --profile h100-sxm/llama-3.1-8b --policy autoregressive \\\n"
@@ -17,19 +28,20 @@ EXAMPLE = (
 
 @click.command("capacity", cls=ListOptions, epilog=EXAMPLE)
 @scenario_options
-@click.option("--attainment", "share", type=float, default=0.95, show_default=True, help="Share that meets all SLOs.")
+@click.option("--attainment", "share", type=SHARE, default=0.95, show_default=True, help="Share that meets all SLOs.")
 @click.option("--concurrency", "is_concurrency", is_flag=True, help="Highest number in flight in place of the rate.")
-@click.option("--target-rate", type=float, default=None, help="Requests per second to find the replicas for.")
+@click.option("--target-rate", type=RATE, default=None, help="Requests per second to find the replicas for.")
 @click.option("--price", default=None, metavar="USD/gpu-h", help="3.5/gpu-h, or 7/replica-h.")
 @click.option(
     "--draws",
-    type=click.IntRange(min=0),
+    type=DRAWS,
     default=None,
     help="Draws of costs and acceptance within their errors; 0: as given. [default: 20]",
 )
 @VERBOSE
-@click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
+@click.option("--workers", type=WORKERS, default=None, help="Processes. [default: one per core]")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
+@OVERWRITE
 def capacity_command(
     share: float,
     is_concurrency: bool,

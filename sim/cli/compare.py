@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from sim.cli.console import claim, progress, say_trace, write_json
-from sim.cli.options import VERBOSE, ListOptions, gather, inputs_of, listed, scenario_options
+from sim.cli.options import (
+    DRAWS,
+    OVERWRITE,
+    SECONDS,
+    SHARE,
+    VERBOSE,
+    WORKERS,
+    ListOptions,
+    gather,
+    inputs_of,
+    listed,
+    scenario_options,
+)
 from sim.names import unknown
 
 if TYPE_CHECKING:
@@ -43,7 +55,6 @@ class CompareFlags(NamedTuple):
     until_ci: float | None
     energy: bool
     verbose: bool
-    overwrite: bool
     emit_vllm: bool
     target_model: str | None
     draft_model: str | None
@@ -69,28 +80,28 @@ class CompareFlags(NamedTuple):
     help="Record every work of the first replication (work.parquet, trace.json); slower. [default: with --plots]",
 )
 @click.option("--plots", is_flag=True, help="Draw latency CDFs and a lane timeline into --out.")
-@click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
+@click.option("--workers", type=WORKERS, default=None, help="Processes. [default: one per core]")
 @click.option(
     "--max-cpu-s",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=SECONDS,
     default=60.0,
     show_default=True,
     help="CPU budget of `num_prompts: auto`.",
 )
-@click.option("--draws", type=int, default=0, help="Draws within the errors of costs and acceptance; 0 = none.")
+@click.option("--draws", type=DRAWS, default=0, help="Draws within the errors of costs and acceptance; 0 = none.")
 @click.option(
-    "--until-ci", type=float, default=None, metavar="SHARE", help="Replications until intervals are 0.05 of the means."
+    "--until-ci", type=SHARE, default=None, metavar="SHARE", help="Replications until intervals are 0.05 of the means."
 )
 @click.option("--energy", is_flag=True, help="Watts of a GPU and joules per output token, too.")
 @VERBOSE
-@click.option("--overwrite", is_flag=True, help="Replace another scenario's results in --out.")
+@OVERWRITE
 @click.option("--emit-vllm", is_flag=True, help="Run nothing: print the vLLM command lines that would check it.")
 @click.option("--target-model", default=None, help="Model to load with --emit-vllm. [default: as the profile is named]")
 @click.option("--draft-model", default=None, help="Draft to load with --emit-vllm. [default: likewise]")
 def compare_command(**flags: Any) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
-    from sim.report.results import OWN_FILES, check_out
+    from sim.report.results import OWN_FILES, check_parquet
 
     path = flags["scenario"]
     lists: dict[str, list[Json]] = {}
@@ -108,11 +119,12 @@ def compare_command(**flags: Any) -> None:
         files={"--json": own.json_path},
         folders={"--out": own.out},
         added_to={"--result-dir": own.result_dir},
+        adds={"--result-dir": _bench_files(own.result_dir, scenarios[0][1])},
         inputs=[each for _, scenario in scenarios for each in inputs_of(path, scenario)],
         own_names=OWN_FILES,
     )
     if own.out is not None:
-        check_out(own.out, scenarios[0][1].digest, overwrite=own.overwrite)
+        check_parquet()
     profiles = {scenario.profile: load(scenario.profile) for _, scenario in scenarios}
     points, sentences = [], []
     for keys, scenario in scenarios:
@@ -165,6 +177,17 @@ def _check(flags: CompareFlags, *, is_grid: bool) -> None:
         raise ValueError("--works records into a results directory: add --out DIR")
     if flags.save_detailed and flags.json_path is None and flags.result_dir is None:
         raise ValueError("--save-detailed adds to the JSON: say where with --json FILE or --result-dir DIR")
+
+
+def _bench_files(folder: Path | None, scenario: Scenario) -> list[Path]:
+    """Where --result-dir puts each run."""
+    from sim.draws import child_seed
+    from sim.report.bench import bench_path
+
+    if folder is None:
+        return []
+    rate, seeds = scenario.workload.request_rate, [child_seed(scenario.seed, r) for r in range(scenario.replications)]
+    return [bench_path(folder, policy, rate, seed) for policy in scenario.policy for seed in seeds]
 
 
 def _scenarios(raw: dict[str, Json], lists: dict[str, list[Json]]) -> list[tuple[dict[str, Json], Scenario]]:

@@ -24,6 +24,8 @@ OnStep = Callable[[str, int, int], None]
 LINE_EVERY_S = 10.0
 DRAWN_EVERY_S = 0.1
 """A bar."""
+CONSENT = "lanesim.overwrite"
+"""Key of click's meta for whether the running command may replace what is there."""
 
 
 class ProgressLines:
@@ -113,19 +115,29 @@ def claim(
     files: Mapping[str, str | Path | None] = {},
     folders: Mapping[str, Path | None] = {},
     added_to: Mapping[str, Path | None] = {},
+    adds: Mapping[str, Iterable[Path]] = {},
     inputs: Iterable[str | Path | None] = (),
     own_names: Collection[str] = (),
 ) -> None:
     """Check, compare with `inputs` and lock what the running command will write to, until it ends.
 
-    As sim.files.lock.destinations has it. Raises ValueError.
+    As sim.files.lock.destinations has it, with the consent of the command's --overwrite. Raises ValueError.
     """
     import click
 
     from sim.files.lock import destinations
 
-    held = destinations(files=files, folders=folders, added_to=added_to, inputs=inputs, own_names=own_names)
-    click.get_current_context().with_resource(held)
+    context = click.get_current_context()
+    held = destinations(
+        files=files,
+        folders=folders,
+        added_to=added_to,
+        adds=adds,
+        inputs=inputs,
+        own_names=own_names,
+        overwrite=context.meta.get(CONSENT, False),
+    )
+    context.with_resource(held)
 
 
 def say_trace(workload: Workload, *, is_quiet: bool) -> None:

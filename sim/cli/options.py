@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sim.cli.console import CONSENT
 from sim.names import unknown
 
 if TYPE_CHECKING:
@@ -79,6 +80,43 @@ FLAGS: dict[str, tuple[type, str]] = {
 }
 
 
+MAX_DRAWS = 10_000
+"""Each is a profile in memory, of some kB, and several runs; sim.studies.cost_draws has the same bound."""
+COUNT = 1_000_000
+"""Most of anything that is counted on a command line."""
+
+
+class Number(click.FloatRange):
+    """A number in a range; click has nan in every one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
+TOKENS = click.IntRange(1, 10_000_000)
+UP_TO_BILLION = click.IntRange(max=1_000_000_000)
+WORKERS = click.IntRange(1, 1024)
+GPUS = click.IntRange(1, 1024)
+DRAFT_TOKENS = click.IntRange(1, 126)
+"""As sim.acceptance.models has it, which a command line does not wait for."""
+SEEDS = click.IntRange(0, 2**63 - 1)
+DRAWS = click.IntRange(0, MAX_DRAWS)
+RATE = Number(0.0, 1e6, min_open=True)
+SHARE = Number(0.0, 1.0, min_open=True)
+SECONDS = Number(0.0, 1e6, min_open=True)
+
+
+def _consent(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    context.meta[CONSENT] = is_given
+
+
+OVERWRITE = click.option(
+    "--overwrite", is_flag=True, expose_value=False, callback=_consent, help="Replace output files that are there."
+)
+"""Consent of every command that writes; sim.cli.console.claim asks for it."""
 VERBOSE = click.option("--verbose", is_flag=True, help="Print all that the answer rests on; the JSON always has it.")
 
 

@@ -10,6 +10,7 @@ import click
 
 from sim.cli.console import claim
 from sim.cli.lazy import SOURCE
+from sim.cli.options import OVERWRITE
 
 if TYPE_CHECKING:
     from sim.files.json_values import Json
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--price", default=None, metavar="USD/gpu-h", help="Price of one GPU, for $ per million tokens: 2.5/gpu-h."
 )
+@OVERWRITE
 def plot_command(
     places: tuple[Path, ...],
     out: Path | None,
@@ -70,6 +72,7 @@ def plot_command(
 @click.option(
     "--price", default=None, metavar="USD/gpu-h", help="Price of one GPU, for $ per million tokens: 2.5/gpu-h."
 )
+@OVERWRITE
 def report_command(store: Path, out: Path, question: str | None, price: str | None) -> None:
     """Write one page that needs no network: question, answer, pictures, tables, assumptions, errors, how to rerun."""
     from sim.files.write import write_text
@@ -96,7 +99,7 @@ def _plot_store(
     from sim.names import unknown
     from sim.report.pictures.grid_figures import pictures
     from sim.report.pictures.panels import set_theme
-    from sim.report.pictures.store_figures import write_pictures
+    from sim.report.pictures.store_figures import picture_files, write_pictures
     from sim.report.store_points import read_points
     from sim.run.scenario_file import parse_override
 
@@ -104,7 +107,8 @@ def _plot_store(
     for name in only:
         if name not in drawable:
             raise ValueError(unknown("picture", name, drawable))
-    claim(added_to={"--out": out or store / "figures"})
+    folder, chosen = out or store / "figures", {name: drawable[name] for name in only or drawable}
+    claim(added_to={"--out": folder}, adds={"--out": picture_files(folder, chosen)})
     set_theme()
     click.get_current_context().meta[SOURCE] = str(store)
     wanted: dict[str, list[Json]] = {}
@@ -112,8 +116,7 @@ def _plot_store(
         wanted.setdefault(key, []).append(value)
     points = read_points(store).where(wanted)
     points = replace(points, series=tuple(points.key(name) for name in series))
-    chosen = {name: drawable[name] for name in only or drawable}
-    files, missing = write_pictures(out or store / "figures", points, chosen)
+    files, missing = write_pictures(folder, points, chosen)
     if only and missing:
         raise ValueError("; ".join(f"{name}: {why}" for name, why in missing.items()))
     for file in files:

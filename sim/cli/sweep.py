@@ -10,6 +10,7 @@ import click
 
 from sim.cli.console import claim, progress, say_trace
 from sim.cli.lazy import SOURCE
+from sim.cli.options import OVERWRITE, WORKERS
 
 if TYPE_CHECKING:
     from sim.studies.sweep import Estimate, Swept
@@ -24,12 +25,13 @@ EXAMPLE = (
 @click.command("sweep", epilog=EXAMPLE)
 @click.argument("grid", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="STORE", help="Store to add to.")
-@click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
+@click.option("--workers", type=WORKERS, default=None, help="Processes. [default: one per core]")
 @click.option("--pool", type=click.Choice(["process", "ray"]), default="process", help="ray: a cluster's workers.")
 @click.option("--resume", is_flag=True, help="Run points again that failed, too; all that is missing is run anyway.")
 @click.option("--dry-run", is_flag=True, help="Only say how many points there are, and what they would take.")
 @click.option("--yes", is_flag=True, help="Run a very large grid without being asked.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write what was done as JSON; - = stdout.")
+@OVERWRITE
 def sweep_command(
     grid: Path,
     out: Path,

@@ -7,12 +7,16 @@ from pathlib import Path
 import click
 
 from sim.cli.console import claim
+from sim.cli.options import COUNT, OVERWRITE
 
 
-@click.command("trace", epilog="Example: lanesim trace results/demo-h100")
+@click.command("trace", epilog="Example: lanesim trace results/demo-h100 --works 500 --out first.json")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="File to write; default DIR/trace.json.")
-@click.option("--works", type=click.IntRange(min=1), default=None, help="Show only the first N works of each run.")
+@OVERWRITE
+@click.option(
+    "--works", type=click.IntRange(1, 1000 * COUNT), default=None, help="Show only the first N works of each run."
+)
 def trace_command(directory: Path, out: Path | None, works: int | None) -> None:
     """Write a trace of all works of every recorded run in DIRECTORY; open it at ui.perfetto.dev.
 

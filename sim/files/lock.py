@@ -1,6 +1,8 @@
-"""Destinations: whether something can be written there, that it is nothing we read, and that nobody else writes there.
+"""Destinations: whether something can be written there, with whose consent, that it is nothing we read, and that
+nobody else writes there.
 
-All of it is asked before any work begins, and the lock is held until the work is written. A lock is the operating
+Nothing that is there is replaced without consent, nothing that lanesim ships is replaced at all. All of it is checked
+before any work begins, and the lock is held until the work is written. A lock is the operating
 system's, so a process that was killed leaves none behind, but its file, `.NAME.lanesim.lock`, which the next one takes
 away.
 Not here: writing (sim.files.write).
@@ -13,6 +15,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+SHIPPED = Path(__file__).resolve().parent.parent
+"""The installed package with its profiles, engines and evidence: no output goes there."""
 LOCK = "lanesim.lock"
 """How the name of a lock's file ends: nobody else's does, so none of a user's is emptied and taken away."""
 _HELD: set[Path] = set()
@@ -29,21 +33,23 @@ def destinations(
     files: Mapping[str, str | Path | None] = {},
     folders: Mapping[str, Path | None] = {},
     added_to: Mapping[str, Path | None] = {},
+    adds: Mapping[str, Iterable[Path]] = {},
     inputs: Iterable[str | Path | None] = (),
     own_names: Collection[str] = (),
+    overwrite: bool = False,
 ) -> Iterator[None]:
     """Hold the places that a command will write to, by the flag that named each; none and `-` are left out.
 
     `folders` are replaced whole. Into those `added_to` it puts files beside what is there, as others may meanwhile:
-    they are made and not held. `inputs` are files that it reads, `own_names` what it puts into a folder itself. Raises
-    ValueError, one line, where a destination cannot be written, is an input or another destination, or is held by
-    another process.
+    they are made and not held; `adds` are those files, by the same flags. `inputs` are files that it reads,
+    `own_names` what it puts into a folder itself. Raises ValueError, one line, where a destination cannot be written,
+    is an input, another destination or shipped, is held by another process, or is there and `overwrite` is false.
 
     >>> with destinations(files={"--json": "/dev/null", "--log": "-"}, inputs=["scenario.yaml"]):
     ...     print("work")
     work
     """
-    read = [Path(path) for path in inputs if path is not None]
+    read = [Path(path) for path in inputs if path not in (None, "")]
     wanted = [(flag, path, True) for flag, path in folders.items() if path is not None]
     wanted += [(flag, Path(path), False) for flag, path in files.items() if path is not None and str(path) != "-"]
     with ExitStack() as stack:
@@ -53,12 +59,15 @@ def destinations(
             if place in taken:
                 raise ValueError(f"{flag} {str(path)!r} is where {taken[place]} goes, too; choose another")
             taken[place] = flag
+            _check_not_shipped(flag, path, place)
             _check_not_read(flag, path, place, read, is_folder)
             if not is_folder and place.parent in taken and place.name in own_names:
                 raise ValueError(
                     f"{flag} {str(path)!r} is a file that {taken[place.parent]} has already; choose another"
                 )
             (_check_folder if is_folder else _check_file)(flag, path, place)
+            if not overwrite:
+                _check_absent(flag, path, place, is_folder)
         for flag, path, is_folder in wanted:
             if is_folder or not _is_stream(path):
                 stack.enter_context(locked(path, f"{flag} {str(path)!r}"))
@@ -66,8 +75,22 @@ def destinations(
             if folder is not None:
                 if (place := _resolved(flag, folder)) in taken:
                     raise ValueError(f"{flag} {str(folder)!r} is where {taken[place]} goes, too; choose another")
+                _check_not_shipped(flag, folder, place)
+                for path in adds.get(flag, ()):
+                    _check_not_shipped(flag, path, _resolved(flag, path))
+                    if not overwrite:
+                        _check_absent(flag, path, _resolved(flag, path), is_folder=False)
                 stack.callback(_leave_no_empty, _made(flag, folder))
         yield
+
+
+def check_destinations(
+    paths: Mapping[str, Path | None], *, overwrite: bool, inputs: Iterable[str | Path | None] = ()
+) -> None:
+    """Raise ValueError as `destinations` does, for files and folders of programs that hold none of them."""
+    folders = {flag: path for flag, path in paths.items() if path is not None and path.is_dir()}
+    with destinations(files={**paths, **dict.fromkeys(folders)}, folders=folders, inputs=inputs, overwrite=overwrite):
+        pass
 
 
 @contextmanager
@@ -157,6 +180,21 @@ def _check_not_read(flag: str, path: Path, place: Path, inputs: list[Path], is_f
             raise ValueError(f"{flag} {str(path)!r} is read, too, and would be written over; choose another")
         if is_folder and place in real.parents:
             raise ValueError(f"{flag} {str(path)!r} holds {str(each)!r}, which is read; choose another")
+
+
+def _check_not_shipped(flag: str, path: Path, place: Path) -> None:
+    if SHIPPED in (place, *place.parents):
+        raise ValueError(
+            f"{flag} {str(path)!r} is in the installed package, which nothing is written to; choose another"
+        )
+
+
+def _check_absent(flag: str, path: Path, place: Path, is_folder: bool) -> None:
+    """Raise ValueError where something is there that would be replaced: no device, pipe or empty folder is."""
+    if is_folder and os.path.isdir(place) and os.listdir(place):
+        raise ValueError(f"{flag} {str(path)!r} is not empty; choose another or add --overwrite")
+    if not is_folder and os.path.isfile(place):
+        raise ValueError(f"{flag} {str(path)!r} exists; choose another or add --overwrite")
 
 
 def _check_file(flag: str, path: Path, place: Path) -> None:

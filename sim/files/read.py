@@ -24,9 +24,18 @@ MAX_CONFIG_BYTES = MIB
 MAX_BYTES = 256 * MIB
 """A JSON file that is read at once: profiles and summaries are KBs, measured tables a few MB."""
 MAX_TABLE_BYTES = 4096 * MIB
-"""A table that is read row by row: a hundred million requests."""
+"""A table that is read row by row."""
+MAX_LINES = 10_000_000
+"""Of such a table: as many requests as a run may have."""
+MAX_UNPACKED, FREE_UNPACKED_BYTES = 50, 16 * MIB
+"""Times its size that an archive of more than so many bytes may unpack to: tables of text pack to a tenth, an archive
+that is made to fill a memory to a thousandth."""
 MAX_LINE_BYTES = 16 * MIB
 """One line of such a table."""
+GZIP_END_BYTES = 4
+"""An archive's last bytes: how many it unpacks to."""
+DEFLATED = 1032
+"""Times its size that an archive can unpack to at most (RFC 1951: 258 bytes from two bits)."""
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that a terminal obeys or no file can hold; tab and line ends are none of them."""
 
@@ -91,7 +100,10 @@ def lines_of(path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES) -
     ValueError naming the line."""
     with ExitStack() as stack:
         file = stack.enter_context(opened(path, what, max_bytes=max_bytes))
+        most = max_bytes
         if str(path).endswith(".gz"):
+            most = min(most, max(FREE_UNPACKED_BYTES, MAX_UNPACKED * os.fstat(file.fileno()).st_size))
+            _check_unpacked(file, most, f"{what} {str(path)!r}")
             file = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
         number = num_bytes = 0
         while True:
@@ -105,8 +117,10 @@ def lines_of(path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES) -
                 return
             number += 1
             num_bytes += len(line)
-            if num_bytes > max_bytes:
-                raise ValueError(f"{what} {str(path)!r} has more than the {max_bytes // MIB} MiB that are read")
+            if num_bytes > most:
+                raise ValueError(f"{what} {str(path)!r} has more than the {most // MIB} MiB that are read")
+            if number > MAX_LINES:
+                raise ValueError(f"{what} {str(path)!r} has more than the {MAX_LINES:,} lines that are read")
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(
                     f"{what} {str(path)!r} line {number}: longer than {MAX_LINE_BYTES // MIB} MiB; is it no text?"
@@ -115,6 +129,18 @@ def lines_of(path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES) -
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
                 raise ValueError(f"{what} {str(path)!r} line {number}: not UTF-8 text") from None
+
+
+def _check_unpacked(file: BinaryIO, most: int, where: str) -> None:
+    """Raise ValueError where an archive says at its end that it unpacks to more, as one of a single part does; one that
+    was cut off says anything."""
+    packed = file.seek(0, os.SEEK_END)
+    if packed >= GZIP_END_BYTES:
+        file.seek(-GZIP_END_BYTES, os.SEEK_END)
+        num_bytes = int.from_bytes(file.read(GZIP_END_BYTES), "little")
+        if most < num_bytes <= DEFLATED * packed:
+            raise ValueError(f"{where} unpacks to {num_bytes // MIB} MiB, and at most {most // MIB} are read")
+    file.seek(0)
 
 
 def printable(text: str) -> str:

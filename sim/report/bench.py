@@ -46,12 +46,17 @@ def bench_result(comparison: Comparison, run: Run) -> dict[str, Json]:
     } | flat
 
 
+def bench_path(folder: Path, policy: Json, request_rate: Json, seed: Json) -> Path:
+    """The file of one run."""
+    return folder / f"{policy}-{request_rate}qps-{seed}.json"
+
+
 def write_bench_results(folder: Path, comparison: Comparison) -> list[Path]:
     """A file per policy and replication, named `POLICY-RATEqps-SEED.json`; their paths."""
     paths = []
     for run in comparison.runs:
         result = bench_result(comparison, run)
-        path = folder / f"{run['policy']}-{result['request_rate']}qps-{run['seed']}.json"
+        path = bench_path(folder, run["policy"], result["request_rate"], run["seed"])
         write_text(path, json.dumps(result, allow_nan=False) + "\n")
         paths.append(path)
     return paths

@@ -50,29 +50,10 @@ RESULT_FILES = (
 OWN_FILES = (SUMMARY, *RESULT_FILES)
 
 
-def check_out(out: Path, digest: str, *, overwrite: bool, is_replay: bool = False) -> None:
-    """Raise ValueError if `out` cannot take results of the scenario with this hash: what is there is of another one, or
-    was measured (`is_replay`) where this is simulated, or the other way round."""
+def check_parquet() -> None:
+    """Raise ValueError where results cannot be written for want of a library."""
     if find_spec("pyarrow") is None:
         raise ValueError("--out writes parquet and needs the analysis extra: pip install 'lanesim[analysis]'")
-    if overwrite or not out.is_dir():
-        return
-    if not (out / SUMMARY).exists():
-        if any(out.iterdir()):
-            raise ValueError(f"--out {str(out)!r} is not empty and holds no results; choose another or add --overwrite")
-        return
-    held = _held(out)
-    if held.digest != digest:
-        raise ValueError(
-            f"--out {str(out)!r} holds results of another scenario ({held.digest or 'unreadable'}, now {digest}); "
-            "choose another directory or add --overwrite"
-        )
-    if held.is_replay != is_replay:
-        kinds = ("a simulation", "a replay")
-        raise ValueError(
-            f"--out {str(out)!r} holds {kinds[held.is_replay]} of this scenario, and this is {kinds[is_replay]}; "
-            "choose another directory or add --overwrite"
-        )
 
 
 def place_of(out: Path, *, is_partial: bool) -> Path:

@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from sim.acceptance.models import MAX_DRAFT_TOKENS
 from sim.costs.profile import Profile
 from sim.costs.profile_files import default_lengths, spelling
 from sim.costs.work_costs import GRAPHED_DECODE, GRAPHED_DRAFT
@@ -33,13 +34,58 @@ from sim.plugins import shown
 from sim.policies.options import Method, PolicyOptions
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.workload.classes import SloClass, check_classes
-from sim.workload.generate import AUTO, TIMED_TRACES, Workload
+from sim.workload.generate import AUTO, MAX_PROMPTS, TIMED_TRACES, Workload
 
 SCENARIO_SCHEMA = 1
 MAX_SEED = 2**63 - 1
 FORMER_REGIME = "shared"
 RENAMED_DATASET = "sharegpt-like", "sharegpt-long"
 """Old name and new one."""
+
+
+MAX_TOKENS = 10_000_000
+MOST: dict[str, float] = {
+    "workload.request_rate": 1e6,
+    "workload.burstiness": 1e6,
+    "workload.max_concurrency": 1_000_000,
+    "workload.input_len": MAX_TOKENS,
+    "workload.output_len": MAX_TOKENS,
+    "workload.prefix_len": MAX_TOKENS,
+    "workload.num_prefixes": MAX_PROMPTS,
+    "workload.num_turns": 10_000,
+    "workload.num_forks": 10_000,
+    "workload.turn_gap_s": 1e6,
+    "engine.max_num_seqs": 1_000_000,
+    "engine.max_num_batched_tokens": 1_000_000_000,
+    "engine.max_model_len": 1_000_000_000,
+    "engine.block_size": 1_000_000,
+    "engine.num_gpu_blocks": 1_000_000_000,
+    "engine.long_prefill_token_threshold": 1_000_000_000,
+    "engine.scheduler_recv_interval": 1_000_000,
+    "engine.batch_wait_timeout_iters": 1_000_000,
+    "speculation.num_speculative_tokens": MAX_DRAFT_TOKENS,
+    "speculation.draft_hysteresis": 1e6,
+    "window.arrivals_end_s": 1e9,
+    "window.stop_s": 1e9,
+    "goodput.ttft_ms": 1e12,
+    "goodput.tpot_ms": 1e12,
+    "goodput.e2el_ms": 1e12,
+    "policy_options.workers": 10_000,
+    "policy_options.decode_batch": 1_000_000,
+    "policy_options.verify_batch": 1_000_000,
+    "policy_options.prefill_chunk_tokens": 1_000_000_000,
+    "replications": 10_000,
+}
+"""Largest values of keys that no simulation means more of: beyond them time, memory or 64 bits end, not the input. An
+infinite rate is a closed loop's, and is none."""
+
+
+def _check_most(scenario: Scenario) -> None:
+    for key, most in MOST.items():
+        block, _, name = key.rpartition(".")
+        value = getattr(getattr(scenario, block) if block else scenario, name)
+        if value is not None and value > most and value != inf:
+            raise ValueError(f"{key}={value!r} must be at most {most:,.0f}")
 
 
 def _at_least(block: str, struct: msgspec.Struct, **least: int) -> None:
@@ -322,6 +368,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"policy: {', '.join(self.policy)} names one twice")
         _at_least("", self, seed=0, replications=1)
         check_classes(self.slo_classes)
+        _check_most(self)
         if self.seed > MAX_SEED:
             raise ValueError(f"seed={self.seed} must be at most {MAX_SEED}: tables of results hold it in 64 bits")
 

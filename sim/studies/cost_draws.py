@@ -30,6 +30,7 @@ from sim.run.scenario import Scenario
 DRAW_KEY = 1_000_021
 """Child of the seed that draws come from: adding or leaving out runs changes none of them."""
 DEFAULT_DRAWS = 20
+MAX_DRAWS = 10_000
 LOW_PERCENT, HIGH_PERCENT = 5.0, 95.0
 """Intervals over draws hold 90 % of them."""
 SHUFFLES = 200
@@ -81,6 +82,8 @@ def cost_draws(scenario: Scenario, profile: Profile, count: int, seed: int) -> l
     """
     if scenario.speculation.drafts:
         raise ValueError("draws know the errors of one draft model: leave speculation.drafts out, or --draws")
+    if count > MAX_DRAWS:
+        raise ValueError(f"draws={count} must be at most {MAX_DRAWS:,}")
     quoted = _quoted(scenario)
     # The engine's constants become the profile's own, so that they can be drawn as well.
     based = with_engine(profile, engine_of(scenario.engine.name, profile))

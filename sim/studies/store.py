@@ -2,7 +2,7 @@
 
     STORE/store.json       the schema, written when the store is made
     STORE/grids/*.json     the grids that were run into it, each once per version of the model
-    STORE/parts/*.parquet  rows, a file per batch, whole or not there
+    STORE/parts/*.parquet  rows, a file per batch, whole or not there; named `NUMBER-DIGEST`, the digest of its bytes
 
 Nobody ever changes a file, and names of parts are never used twice, so that writers need not know of each other; a row
 that two of them wrote is the same row, and is read once. Not here: what a row says (sim.studies.store_rows), frames
@@ -12,6 +12,7 @@ that two of them wrote is the same row, and is read once. Not here: what a row s
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -29,8 +30,8 @@ from numpy.typing import NDArray
 from sim.files.arrow_tables import Columns, read_parquet
 from sim.files.json_values import Json, convert, read_json
 from sim.files.lock import Busy
-from sim.files.read import CONTROL, Unreadable
-from sim.files.write import new_file, sweep_folder, write_text
+from sim.files.read import CONTROL, MAX_TABLE_BYTES, Unreadable, read_bytes
+from sim.files.write import sweep_folder, write_bytes, write_text
 from sim.studies.store_rows import SCENARIO, Row, model_version
 
 if TYPE_CHECKING:
@@ -51,7 +52,11 @@ WORDS = ("load", "engine")
 COUNTS = ("seed", "replication")
 VERDICTS = ("is_steady", "unstable")
 """True or false of every row that ran."""
+SHARES = ("rejected_token_share", "device_utilization", "device_idle_share")
+"""Metrics from 0 to 1; no metric is below 0."""
+ROUNDING = 1e-6
 KEY = re.compile(r"[0-9a-f]{32}\Z")
+DIGEST_DIGITS = 32
 _NO_ARROW = "a store is Parquet and needs the analysis extra: pip install 'lanesim[analysis]'"
 
 
@@ -210,9 +215,11 @@ class Store:
     def _write_table(self, table: pa.Table) -> Path:
         import pyarrow.parquet as pq
 
-        path = self.path / "parts" / f"{os.urandom(8).hex()}.parquet"
-        with new_file(path) as scratch:
-            pq.write_table(table, scratch, compression="zstd")
+        content = io.BytesIO()
+        pq.write_table(table, content, compression="zstd")
+        digest = hashlib.sha256(content.getbuffer()).hexdigest()[:DIGEST_DIGITS]
+        path = self.path / "parts" / f"{os.urandom(8).hex()}-{digest}.parquet"
+        write_bytes(path, content.getvalue())
         return path
 
 
@@ -237,8 +244,9 @@ class Keys:
 
 def _part(path: Path, columns: Sequence[str] | None) -> pa.Table:
     """The rows of a part as an Arrow table, or `columns` of them. Raises ValueError where they are none."""
-    table = read_parquet(path, "part of a store", columns)
     where = f"part of a store {str(path)!r}"
+    _check_digest(path, where)
+    table = read_parquet(path, "part of a store", columns)
     if "error" not in table.column_names:
         import pyarrow as pa
 
@@ -251,6 +259,15 @@ def _part(path: Path, columns: Sequence[str] | None) -> pa.Table:
     if columns is None:
         _check_verdicts(table, where)
     return table
+
+
+def _check_digest(path: Path, where: str) -> None:
+    """Raise ValueError unless a part holds the bytes that its name has the digest of; earlier versions gave none."""
+    digest = path.stem.partition("-")[2]
+    if digest:
+        held = hashlib.sha256(read_bytes(path, "part of a store", max_bytes=MAX_TABLE_BYTES))
+        if held.hexdigest()[:DIGEST_DIGITS] != digest:
+            raise ValueError(f"{where} is damaged; remove it, and the same sweep runs its points again")
 
 
 def _check_verdicts(table: pa.Table, where: str) -> None:
@@ -287,6 +304,11 @@ def _check(name: str, column: pa.ChunkedArray, where: str) -> None:
         raise ValueError(f"{where} must hold {wanted}, got {kind}")
     if pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py():
         raise ValueError(f"{where} holds a value that is not finite")
+    if (pa.types.is_floating(kind) or pa.types.is_integer(kind)) and not is_text:
+        least, most = pc.min_max(column).as_py().values()
+        if least is not None and (least < -ROUNDING or (name in SHARES and most > 1.0 + ROUNDING)):
+            wanted = "numbers from 0 to 1" if name in SHARES else "numbers of at least 0"
+            raise ValueError(f"{where} must hold {wanted}, got {least:g} to {most:g}")
     if has_texts and name not in REMARKS:
         for text in pc.unique(column).to_pylist():
             if text is not None:

@@ -37,6 +37,9 @@ SEEDED = ["compare", "--profile", PAIR, *TINY_RUN, "--workers", "1", "--seed"]
 PLACES = [["decode", "target", 1, 1, context, "eager"] for context in (16, 32, 48)]
 
 
+OVER = "--overwrite"
+
+
 def lanesim(*args: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         assert run(args) == 0, args
@@ -49,7 +52,7 @@ def seed_of(path: Path) -> int:
 
 
 def write_results(folder: Path, seed: int = 1) -> None:
-    lanesim(*SEEDED, str(seed), "--works", "--out", str(folder / "r"), "--overwrite")
+    lanesim(*SEEDED, str(seed), "--works", "--out", str(folder / "r"), OVER)
 
 
 def results(folder: Path) -> set[object]:
@@ -58,7 +61,7 @@ def results(folder: Path) -> set[object]:
 
 
 def write_json(folder: Path, seed: int = 1) -> None:
-    lanesim(*SEEDED, str(seed), "--json", str(folder / "x.json"), "--result-dir", str(folder / "runs"))
+    lanesim(*SEEDED, str(seed), "--json", str(folder / "x.json"), "--result-dir", str(folder / "runs"), OVER)
 
 
 def json_files(folder: Path) -> set[object]:
@@ -69,7 +72,7 @@ def json_files(folder: Path) -> set[object]:
 
 
 def write_trace(folder: Path, works: int = 1) -> None:
-    lanesim("trace", str(folder / "r"), "--works", str(works))
+    lanesim("trace", str(folder / "r"), "--works", str(works), OVER)
 
 
 def trace(folder: Path) -> set[object]:
@@ -78,7 +81,7 @@ def trace(folder: Path) -> set[object]:
 
 
 def write_profile(folder: Path, origin: str = "h100-sxm/llama-2-7b") -> None:
-    lanesim("calibrate", "derive", "--from", origin, "--gpu", "h200-sxm", "--out", str(folder / "p.json"))
+    lanesim("calibrate", "derive", "--from", origin, "--gpu", "h200-sxm", "--out", str(folder / "p.json"), OVER)
 
 
 def profile(folder: Path) -> set[object]:
@@ -115,7 +118,7 @@ def store(folder: Path) -> set[object]:
 
 
 def write_pictures(folder: Path) -> None:
-    lanesim("plot", str(folder / "store"), "--only", "throughput_latency", "--out", str(folder / "figures"))
+    lanesim("plot", str(folder / "store"), "--only", "throughput_latency", "--out", str(folder / "figures"), OVER)
 
 
 def pictures(folder: Path) -> set[object]:
@@ -126,7 +129,7 @@ def pictures(folder: Path) -> set[object]:
 
 
 def write_page(folder: Path) -> None:
-    lanesim("report", str(folder / "store"), "--out", str(folder / "page.html"))
+    lanesim("report", str(folder / "store"), "--out", str(folder / "page.html"), OVER)
 
 
 def page(folder: Path) -> set[object]:

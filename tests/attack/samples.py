@@ -551,8 +551,8 @@ def samples(folder: Path) -> dict[str, Sample]:
             "m.json", MEASURED.encode(), (("probe", "{}", "--profile", PAIR, "--json", "{folder}/j.json"),), every=4
         ),
         "summary": part(made, "summary.json", ("plot", "{folder}", "--out", "{folder}/x.png")),
-        "requests.parquet": part(made, "requests.parquet", ("trace", "{folder}")),
-        "work.parquet": part(made, "work.parquet", ("trace", "{folder}")),
+        "requests.parquet": part(made, "requests.parquet", ("trace", "{folder}", "--overwrite")),
+        "work.parquet": part(made, "work.parquet", ("trace", "{folder}", "--overwrite")),
         "replay summary": replay_part("summary.json"),
         "replay scenario": replay_part("scenario.yaml"),
         "replay requests": replay_part("requests.parquet"),
@@ -561,7 +561,7 @@ def samples(folder: Path) -> dict[str, Sample]:
         "store mark": store_part("store.json"),
         "store grid": store_part("grids/", ("report", "{folder}", "--out", "{folder}/r.html")),
         "store rows": store_part(
-            "parts/", ("plot", "{folder}", "--out", "{folder}/figures", "--only", "throughput_latency")
+            "parts/", ("plot", "{folder}", "--out", "{folder}/figures", "--only", "throughput_latency", "--overwrite")
         ),
     }
 

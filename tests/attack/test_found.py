@@ -321,7 +321,7 @@ def test_spoilt_works_are_one_line(
     files = simulated if command == "trace" else replayed
     laid(files, tmp_path, "work.parquet", table_with(files["work.parquet"], column, change))
     before = (tmp_path / "trace.json").read_bytes() if command == "trace" else b""
-    errors = refusal(capsys, command, str(tmp_path))
+    errors = refusal(capsys, command, str(tmp_path), "--overwrite")
     assert "work.parquet" in errors
     assert says in errors
     assert before == ((tmp_path / "trace.json").read_bytes() if command == "trace" else b"")

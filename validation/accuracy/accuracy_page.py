@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+from sim.files.lock import check_destinations
 from sim.files.write import write_text
 from validation.accuracy.acceptance import acceptance_section
 from validation.accuracy.closed_loops import a100_section, h100_section
@@ -133,13 +134,21 @@ def failures_text(built: Built) -> str:
     return "".join(f"\n**{failure}**\n" for failure in built.failures)
 
 
+PAGE = Path(__file__).parents[2] / "docs/accuracy.md"
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m validation accuracy", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, metavar="DATA_FOLDER")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "docs/accuracy.md")
+    parser.add_argument("--out", type=Path, default=PAGE)
     parser.add_argument("--only", choices=list(PARTS), action="append", help="Parts to run; repeat for several.")
     parser.add_argument("--peer", type=Path, help="CSV of another predictor's figures for the H100's cells.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace output files that are there.")
     chosen = parser.parse_args(words)
+    try:
+        check_destinations({} if chosen.out == PAGE else {"--out": chosen.out}, overwrite=chosen.overwrite)
+    except ValueError as error:
+        parser.error(str(error))
     if not chosen.data.is_dir():
         parser.error(f"{str(chosen.data)!r} is no folder; want the one with aiconfigurator/ and llmservingsim/ in it")
     built = build(chosen.data, chosen.only or list(PARTS), chosen.peer)

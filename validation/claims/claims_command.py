@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.cli.console import claim, progress, write_json
+from sim.cli.options import MAX_DRAWS, OVERWRITE, WORKERS
 from sim.compare.pool import Runner, given
 from sim.files.json_values import Json
 from sim.names import unknown
@@ -40,8 +41,9 @@ RESULT_SCHEMA = 1
 @click.command("claims", epilog=EXAMPLE)
 @click.option("--section", "sections", multiple=True, metavar="A..H", help="Only this section; repeat for several.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the rows as JSON; - = stdout.")
-@click.option("--draws", type=click.IntRange(min=2), default=None, help="Draws behind a row; fewer are quicker.")
-@click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
+@OVERWRITE
+@click.option("--draws", type=click.IntRange(2, MAX_DRAWS), default=None, help="Draws behind a row; fewer are quicker.")
+@click.option("--workers", type=WORKERS, default=None, help="Processes. [default: one per core]")
 def claims_command(sections: tuple[str, ...], json_path: str | None, draws: int | None, workers: int | None) -> None:
     """The ledger of published claims: claimed, simulated, verdict, and the sentence that explains it."""
     names = [name.upper() for name in dict.fromkeys(sections)] or list(SECTIONS)

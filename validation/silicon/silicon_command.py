@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from calibrate.importers.aiconfigurator.deployment import installed_tables
+from sim.files.lock import check_destinations
 from validation.silicon import disaggregated
 from validation.silicon import judge as judging
 from validation.silicon.judge import (
@@ -47,8 +48,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--mode", choices=("agg", "disagg"), default="agg", help="which rows (validation.silicon.disaggregated)"
     )
+    parser.add_argument("--overwrite", action="store_true", help="Replace output files that are there.")
     options = parser.parse_args(words)
     warnings.simplefilter("ignore")
+    try:
+        check_destinations({"--json": options.out}, overwrite=options.overwrite, inputs=[options.cells, *options.peer])
+    except ValueError as error:
+        return fail(str(error), 2)
     try:
         installed_tables()
         rows = read_cells(options.cells, options.mode)

@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from sim.files.lock import check_destinations
 from sim.workload.generate import Workload, build_requests
 from validation.tables import csv_rows, markdown_table, write_csv
 
@@ -307,7 +308,12 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name has it")
     parser.add_argument("--page", type=Path, help="Markdown to write")
     parser.add_argument("--csv", type=Path, help="table in which the rows replace those of this release")
+    parser.add_argument("--overwrite", action="store_true", help="Replace output files that are there.")
     options = parser.parse_args()
+    try:
+        check_destinations({"--page": options.page}, overwrite=options.overwrite)
+    except ValueError as error:
+        parser.error(str(error))
     pythons: dict[str, str | None] = {PURE: None}
     if options.compiled:
         if not is_compiled(options.compiled):

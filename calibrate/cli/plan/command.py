@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from sim.cli.console import OnStep, claim, progress, write_json
-from sim.cli.options import ListOptions, parse_goodput
+from sim.cli.options import (
+    DRAFT_TOKENS,
+    GPUS,
+    MAX_DRAWS,
+    OVERWRITE,
+    RATE,
+    SEEDS,
+    SHARE,
+    TOKENS,
+    WORKERS,
+    ListOptions,
+    parse_goodput,
+)
 
 if TYPE_CHECKING:
     from calibrate.catalogue.model_configs import Source
@@ -36,7 +48,6 @@ ASSUMED = {
 }
 """What is assumed of each drafter: an acceptance where none is given, the longest draft to try, whose it is."""
 NO_SLO = "plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS"
-ABOVE_0, SHARE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0, max=1, min_open=True)
 
 
 class PlanFlags(TypedDict):
@@ -69,31 +80,32 @@ class PlanFlags(TypedDict):
 @click.command("plan", cls=ListOptions, epilog=EXAMPLE, short_help="From a model's name to what to rent.")
 @click.argument("model")
 @click.option("--gpu", default=None, help="GPU, such as h200-sxm; a profile's name has its own.")
-@click.option("--rate", type=ABOVE_0, default=None, help="Requests per second; without: the most of one replica.")
-@click.option("--input-len", type=click.IntRange(min=1), required=True, help="Prompt tokens.")
-@click.option("--output-len", type=click.IntRange(min=1), required=True, help="Output tokens.")
+@click.option("--rate", type=RATE, default=None, help="Requests per second; without: the most of one replica.")
+@click.option("--input-len", type=TOKENS, required=True, help="Prompt tokens.")
+@click.option("--output-len", type=TOKENS, required=True, help="Output tokens.")
 @click.option("--goodput", multiple=True, metavar="NAME:MS", help="SLO as ttft:1000 tpot:40 e2el:5000.")
 @click.option("--attainment", type=SHARE, default=0.95, show_default=True, help="Share that meets all SLOs.")
 @click.option("--draft", default=None, help="Drafter: eagle3, mtp, dspark, or a model. [default: none]")
 @click.option(
     "--acceptance", default=None, help="Acceptance of its drafts, such as length:2.6@3. [default: assumed by drafter]"
 )
-@click.option("--num-speculative-tokens", "longest", type=click.IntRange(min=1), default=None, help="Longest to try.")
+@click.option("--num-speculative-tokens", "longest", type=DRAFT_TOKENS, default=None, help="Longest to try.")
 @click.option("--engine", default="vllm-0.24", show_default=True, help="Whose kernels and overheads.")
 @click.option("--price", default=None, metavar="USD/gpu-h", help="Price of one GPU, such as 3.5/gpu-h.")
 @click.option("--energy", is_flag=True, help="Joules per output token, too.")
-@click.option("--gpus", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of a replica at most.")
-@click.option("--tp", type=click.IntRange(min=1), default=None, help="Tensor parallel. [default: searched]")
-@click.option("--ep", type=click.IntRange(min=1), default=None, help="Expert parallel. [default: searched]")
-@click.option("--dp", type=click.IntRange(min=1), default=None, help="Data parallel attention. [default: searched]")
+@click.option("--gpus", type=GPUS, default=8, show_default=True, help="GPUs of a replica at most.")
+@click.option("--tp", type=GPUS, default=None, help="Tensor parallel. [default: searched]")
+@click.option("--ep", type=GPUS, default=None, help="Expert parallel. [default: searched]")
+@click.option("--dp", type=GPUS, default=None, help="Data parallel attention. [default: searched]")
 @click.option("--weights", default=None, help="bf16, fp8, fp8-block, nvfp4, mxfp4, int4. [default: the checkpoint's]")
 @click.option("--kv-dtype", default=None, help="bf16 or fp8. [default: the checkpoint's]")
 @click.option(
-    "--draws", type=click.IntRange(min=1), default=20, show_default=True, help="Draws of costs and acceptance."
+    "--draws", type=click.IntRange(1, MAX_DRAWS), default=20, show_default=True, help="Draws of costs and acceptance."
 )
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--workers", type=click.IntRange(min=1), default=None, help="Processes. [default: one per core]")
+@click.option("--seed", type=SEEDS, default=0, show_default=True)
+@click.option("--workers", type=WORKERS, default=None, help="Processes. [default: one per core]")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
+@OVERWRITE
 def plan_command(model: str, **flags: Unpack[PlanFlags]) -> None:
     """Which deployment of MODEL to rent: a Hugging Face name, a config.json, or a profile's name.
 

@@ -7,7 +7,7 @@ Imports matplotlib and seaborn; only called where pictures were asked for. Not h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -321,6 +321,12 @@ def draw_acceptance(points: Points) -> Figure:
 
 
 Picture = Callable[[Points], "Figure"]
+SUFFIXES = (".png", ".svg")
+
+
+def picture_files(folder: Path, names: Iterable[str]) -> list[Path]:
+    """What `write_pictures` may write."""
+    return [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
 
 
 def write_pictures(folder: Path, points: Points, pictures: Mapping[str, Picture]) -> tuple[list[Path], dict[str, str]]:
@@ -339,8 +345,7 @@ def write_pictures(folder: Path, points: Points, pictures: Mapping[str, Picture]
             missing[name] = str(reason)
             continue
         with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-            for suffix in (".png", ".svg"):
-                path = folder / f"{name}{suffix}"
+            for path in picture_files(folder, [name]):
                 write_figure(path, partial(save, figure))
                 files.append(path)
         plt.close(figure)

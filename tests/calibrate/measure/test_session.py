@@ -109,7 +109,7 @@ def test_the_profile_has_points_errors_fingerprint_and_costs(folder: Path) -> No
 def test_running_it_again_measures_nothing_and_gives_the_same_profile(folder: Path) -> None:
     points, before = folder / "p.points.jsonl", load(folder / "p.json")
     content = points.read_bytes()
-    calibrate(*flags(folder, "--out", folder / "p.json"))
+    calibrate(*flags(folder, "--out", folder / "p.json", "--overwrite"))
     assert points.read_bytes() == content
     assert load(folder / "p.json") == before
 
@@ -145,7 +145,7 @@ def test_too_few_points_for_a_table_that_nobody_asked_for_make_a_compact_profile
     assert written == [(tmp_path / "p.points.jsonl").read_bytes()]
     assert written[0].count(b"\n") == len(points)
     assert not isinstance(build_costs(load(tmp_path / "p.json")), TableCosts)
-    assert "too few points" in refusal(*flags(folder, "--out", tmp_path / "p.json", "--form", "table"))
+    assert "too few points" in refusal(*flags(folder, "--out", tmp_path / "p.json", "--form", "table", "--overwrite"))
 
 
 @pytest.mark.slow

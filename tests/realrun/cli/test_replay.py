@@ -226,7 +226,7 @@ def test_an_interrupted_rerun_lies_beside_the_complete_replay(tmp_path: Path, mo
         return probe(kernels, issuer)
 
     monkeypatch.setattr(replays, "probe", interrupted)
-    assert replay_into(tmp_path / "full", *args).exit_code == 130
+    assert replay_into(tmp_path / "full", *args, "--overwrite").exit_code == 130
     assert {path.name: path.read_bytes() for path in (tmp_path / "full").iterdir()} == before
     assert json.loads((tmp_path / "full.partial" / "summary.json").read_text())["replay"]["partial"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "full.partial"]
@@ -251,8 +251,8 @@ def test_what_cannot_be_replayed_is_one_clear_line(tmp_path: Path, args: list[st
     assert not (tmp_path / "out").exists()
 
 
-def test_results_of_another_scenario_are_not_overwritten(replayed: Path) -> None:
-    with pytest.raises(ValueError, match="holds results of another scenario"):
+def test_results_that_are_there_are_not_overwritten(replayed: Path) -> None:
+    with pytest.raises(ValueError, match="is not empty; choose another or add --overwrite"):
         raise _error(replay_into(replayed, "--policy", "pd"))
 
 
@@ -266,11 +266,11 @@ def test_a_directory_without_a_replay_is_refused(tmp_path: Path, replayed: Path)
     scenario = (copied / "scenario.yaml").read_text()
     (copied / "scenario.yaml").write_text(scenario.replace("seed: 0", "seed: 1"))
     with pytest.raises(ValueError, match="is not the scenario that was replayed: seed is 1, was 0"):
-        raise _error(invoke(validate_command, str(copied)))
+        raise _error(invoke(validate_command, str(copied), "--overwrite"))
     summary = json.loads((copied / "summary.json").read_text())
     (copied / "summary.json").write_text(json.dumps({**summary, "schema": 99}))
     with pytest.raises(ValueError, match=f"schema=99 must be {RESULT_SCHEMA}"):
-        raise _error(invoke(validate_command, str(copied)))
+        raise _error(invoke(validate_command, str(copied), "--overwrite"))
 
 
 def test_a_replay_from_before_a_key_existed_is_validated(tmp_path: Path, replayed: Path) -> None:

@@ -96,22 +96,6 @@ def test_output_over_input_is_refused_before_the_work(
     assert "choose another" in refusal_before_the_work(arguments, inputs, capsys)
 
 
-def test_results_of_a_replay_are_not_replaced_by_a_simulation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "r"
-    command = ["compare", "--profile", PAIR, *SMALL, "--out", str(out)]
-    assert run(command) == 0
-    summary = (out / "summary.json").read_text()
-    (out / "summary.json").write_text(summary.replace('"schema"', '"replay": {}, "schema"', 1))
-    before = content(out)
-    capsys.readouterr()
-    assert run(command) == 2
-    assert "holds a replay of this scenario, and this is a simulation" in capsys.readouterr().err
-    assert content(out) == before
-    assert run([*command, "--overwrite"]) == 0
-
-
 @pytest.mark.parametrize("flag", ["--out", "--json"])
 def test_a_second_process_is_refused_before_the_work(flag: str, tmp_path: Path) -> None:
     place = tmp_path / "place"
@@ -239,7 +223,7 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_results(
 
     monkeypatch.setattr(Path, "write_text", full)
     capsys.readouterr()
-    assert run(command) == 2
+    assert run([*command, "--overwrite"]) == 2
     assert capsys.readouterr().err == f"lanesim: {str(out)!r} cannot be written: No space left on device\n"
     assert content(tmp_path) == before
 

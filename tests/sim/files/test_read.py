@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,29 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         list(lines_of(path, "trace"))
     path.write_text("1234\n56")
     assert list(lines_of(path, "trace")) == [(1, "1234\n"), (2, "56")]
+
+
+def test_an_archive_that_unpacks_to_far_more_than_it_is_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is opened where its end says so; as it is read where it has several parts, of which the last is small."""
+    path = tmp_path / "trace.csv.gz"
+    monkeypatch.setattr(read, "FREE_UNPACKED_BYTES", 1 << 20)
+    packed = gzip.compress(b"0,8,2\n" * 1_000_000)
+    path.write_bytes(packed)
+    with pytest.raises(ValueError, match="unpacks to 5 MiB, and at most 1 are read"):
+        next(lines_of(path, "trace"))
+    path.write_bytes(packed + gzip.compress(b"0,8,2\n"))
+    with pytest.raises(ValueError, match="has more than the 1 MiB that are read"):
+        list(lines_of(path, "trace"))
+
+
+def test_a_table_of_too_many_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "MAX_LINES", 3)
+    path = tmp_path / "trace.csv"
+    path.write_text("1\n2\n3\n4\n")
+    with pytest.raises(ValueError, match="has more than the 3 lines that are read"):
+        list(lines_of(path, "trace"))
 
 
 def test_text_that_is_not_utf_8_names_its_line(tmp_path: Path) -> None:

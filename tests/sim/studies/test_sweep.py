@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -289,12 +290,54 @@ def test_rows_that_ran_say_whether_they_kept_up(
     import pyarrow.parquet as pq
 
     run_into(tmp_path / "s")
-    (part,) = (tmp_path / "s" / "parts").iterdir()
+    part = of_an_earlier_version(tmp_path / "s")
     pq.write_table(damage(pq.read_table(part), name), part)
     assert run(["sweep", str(written(tmp_path / "g.yaml", GRID)), "--out", str(tmp_path / "s")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert f"{part.name}': column '{name}' must be true or false in every row that ran" in error
+
+
+def of_an_earlier_version(store: Path) -> Path:
+    """The store's one part under a name without a digest."""
+    (part,) = (store / "parts").iterdir()
+    return part.rename(part.with_name("0123456789abcdef.parquet"))
+
+
+def test_a_part_without_a_digest_is_read(tmp_path: Path) -> None:
+    run_into(tmp_path / "s")
+    before = Store(tmp_path / "s").table()
+    of_an_earlier_version(tmp_path / "s")
+    assert Store(tmp_path / "s").table().equals(before)
+
+
+def test_no_flipped_byte_of_a_part_loads_as_another_figure(tmp_path: Path) -> None:
+    run_into(tmp_path / "s")
+    (part,) = (tmp_path / "s" / "parts").iterdir()
+    content, drawn = part.read_bytes(), random.Random(41)
+    for _ in range(200):
+        flipped = bytearray(content)
+        flipped[drawn.randrange(len(content))] ^= 1 << drawn.randrange(8)
+        part.write_bytes(flipped)
+        with pytest.raises(ValueError, match="is damaged; remove it, and the same sweep runs its points again"):
+            Store(tmp_path / "s").table()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [("mean_ttft_ms", -5.0, "numbers of at least 0"), ("device_utilization", 1.5, "numbers from 0 to 1")],
+)
+def test_a_metric_out_of_its_range_is_refused(name: str, value: float, wanted: str, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    run_into(tmp_path / "s")
+    part = of_an_earlier_version(tmp_path / "s")
+    table = pq.read_table(part)
+    column = pa.array([value, *table[name].to_pylist()[1:]])
+    pq.write_table(table.set_column(table.column_names.index(name), name, column), part)
+    with pytest.raises(ValueError, match=f"column '{name}' must hold {wanted}"):
+        Store(tmp_path / "s").table()
 
 
 BAD = {

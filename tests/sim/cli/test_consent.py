@@ -1,0 +1,245 @@
+"""Consent: no output of any command replaces what is there without --overwrite, and nothing shipped is replaced at all.
+
+The commands and their options are read from the command line itself, so an output option that is new fails here until
+it is tried. Not here: outputs over inputs (tests.sim.cli.test_outputs).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from calibrate.campaign.__main__ import main as campaign
+from sim.cli.main import lanesim, run
+from sim.costs.profile_files import SHIPPED, load
+from sim.draws import child_seed
+from validation.__main__ import main as validation
+
+PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+READ = {
+    *("acceptance", "against", "api_key_env", "attention", "bench_json", "columns", "concurrencies", "constants"),
+    *("contexts", "controller", "dataset_name", "dataset_path", "directory", "draft", "draft_model", "draft_path"),
+    *("draft_weights", "dtype", "engine", "engine_name", "engine_version", "fit_constant", "fit_metric", "fit_ratios"),
+    *("fits", "goodput", "gpu", "grid", "kv_dtype", "lengths", "levels", "log_path", "method", "metric_percentiles"),
+    *(
+        "metrics_after",
+        "metrics_before",
+        "model",
+        "name",
+        "num_prompts",
+        "only",
+        "origin",
+        "overrides",
+        "path",
+        "paths",
+    ),
+    *("percentile_metrics", "places", "policies", "policy", "price", "profile", "profile_name", "prompts", "question"),
+    *("requests_path", "revision", "scenario", "series", "source", "speculative_config", "store", "target"),
+    *("target_model", "target_weights", "url", "weights", "where"),
+}
+"""Parameters of text that name nothing which is written; every other one is an output."""
+SLO = "--goodput ttft:500 tpot:40"
+VLLM = "validate vllm --requests x.jsonl --profile {pair} --max-num-seqs 8 --max-num-batched-tokens 512"
+OUTPUTS: dict[tuple[str, str], str] = {
+    ("compare", "--json"): "compare --profile {pair} --policy pd --json there",
+    ("compare", "--out"): "compare --profile {pair} --policy pd --out full",
+    ("compare", "--result-dir"): "compare --profile {pair} --policy pd --request-rate 4 --result-dir bench",
+    ("sweep", "--out"): "sweep grid.yaml --out full",
+    ("sweep", "--json"): "sweep grid.yaml --out new --json there",
+    ("plot", "--out"): "plot r --out there",
+    ("report", "--out"): "report s --out there",
+    ("check", "--json"): "check x.csv --json there",
+    ("capacity", "--json"): f"capacity --profile {{pair}} --policy pd {SLO} --json there",
+    ("tune", "--json"): "tune --profile {pair} --json there",
+    ("trace", "--out"): "trace r --out there",
+    ("calibrate measure", "--out"): "calibrate measure --device cpu --target tiny-target --out there.json",
+    (
+        "calibrate import aiconfigurator",
+        "--out",
+    ): "calibrate import aiconfigurator --gpu h200-sxm --target llama-3.1-8b --out there.json",
+    (
+        "calibrate import llmservingsim",
+        "--out",
+    ): "calibrate import llmservingsim r --gpu rtx-4090 --target llama-3.1-8b --out there.json",
+    ("calibrate derive", "--out"): "calibrate derive --from {pair} --gpu h200-sxm --out there.json",
+    ("calibrate fit-steps", "--json"): "calibrate fit-steps x.csv --profile {pair} --out new.json --json there",
+    ("calibrate fit-steps", "--out"): "calibrate fit-steps x.csv --profile {pair} --out there.json",
+    ("calibrate production", "--out"): "calibrate production --bench-json x.jsonl --profile {pair} --out there.json",
+    ("calibrate production", "--json"): "calibrate production --bench-json x.jsonl --profile {pair} --json there",
+    ("calibrate check", "--json"): "calibrate check {pair} --json there",
+    ("calibrate check", "--out"): "calibrate check {pair} --out figures",
+    ("plan", "--json"): f"plan llama-3.1-8b --gpu h200-sxm --input-len 8 --output-len 8 {SLO} --json there",
+    ("probe", "--measured"): "probe http://localhost:1 --profile {pair} --measured there",
+    ("probe", "--out"): "probe http://localhost:1 --profile {pair} --out there.json",
+    ("probe", "--json"): "probe http://localhost:1 --profile {pair} --json there",
+    ("replay", "--out"): "replay --profile cpu/tiny --policy pd --device cpu --out full",
+    ("validate", "--json"): "validate r --no-plots --json there",
+    ("validate cells", "--fitted-profile"): "validate cells x.csv --profile {pair} --fit concurrency=1 "
+    "--fitted-profile there.json",
+    ("validate cells", "--json"): "validate cells x.csv --profile {pair} --json there",
+    ("validate cells", "--out"): "validate cells x.csv --profile {pair} --out figures",
+    ("validate vllm", "--json"): VLLM + " --json there",
+    ("validate vllm", "--out"): VLLM + " --out figures",
+}
+"""A command line by command and output option, which names a file that is there, or a folder with one."""
+UNNAMED = {
+    "levels beside a profile": "probe http://localhost:1 --profile {pair} --out new.json",
+    "levels of no profile": "probe http://localhost:1 --profile {pair}",
+    "a trace": "trace r",
+    "a figure over directories": "plot r",
+    "pictures of a store": "plot s",
+    "pictures in a folder": "plot s --out figures",
+    "figures of a replay": "validate r",
+    "figures of cells": "validate cells x.csv --profile {pair} --plots --out drawn",
+    "figures of a run": VLLM + " --plots --out drawn",
+}
+"""Outputs that a command names by itself."""
+SHIPPED_FILE = str(SHIPPED / "cpu" / "tiny.json")
+SHIPPED_OUTPUTS = {
+    "a profile": f"calibrate derive --from {{pair}} --gpu h200-sxm --overwrite --out {SHIPPED_FILE}",
+    "by another name": "calibrate derive --from {pair} --gpu h200-sxm --overwrite --out link.json",
+    "measured levels": f"probe http://localhost:1 --profile cpu/tiny --overwrite --measured {SHIPPED_FILE}",
+    "a result": f"capacity --profile {{pair}} --policy pd {SLO} --overwrite --json {SHIPPED_FILE}",
+    "an engine": "compare --profile {pair} --policy pd --overwrite --json "
+    + str(SHIPPED.parent / "engines/ideal.json"),
+    "the folder of all": f"compare --profile {{pair}} --policy pd --overwrite --out {SHIPPED}",
+    "a new one": f"compare --profile {{pair}} --policy pd --result-dir {SHIPPED}/mine",
+}
+
+
+def commands(command: click.Command = lanesim, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command that can be run, by its words after `lanesim`."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    if (directory := getattr(command, "_directory", None)) is not None:
+        yield path, directory
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        assert inner is not None
+        yield from commands(inner, f"{path} {name}".strip())
+
+
+def outputs(command: click.Command) -> Iterator[str]:
+    """Flags of what a command writes."""
+    for parameter in command.params:
+        is_text = isinstance(parameter.type, click.Path | click.File) or parameter.type is click.STRING
+        if is_text and parameter.name not in READ:
+            yield parameter.opts[0]
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which every output is there, and inputs that nobody looks into."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("r", "s/parts", "s/figures", "full", "bench", "figures", "drawn"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "s/store.json").write_text('{"schema": 1}')
+    (tmp_path / "grid.yaml").write_text(f"scenario: {{profile: {PAIR}, policy: pd}}\ngrid: {{seed: [0, 1]}}\n")
+    figures = ("check.png", "validation.json", "throughput_latency.png")
+    for name in (
+        *("there", "there.json", "x.csv", "x.jsonl", "new.measured.json", "probe.measured.json"),
+        *(
+            "full/x",
+            f"bench/pd-4.0qps-{child_seed(0, 0)}.json",
+            "r/summary.json",
+            "r/trace.json",
+            "r/validation-cdf-pd-0.png",
+        ),
+        *("throughput_latency.png", "s/figures/throughput_latency.svg", *(f"figures/{name}" for name in figures)),
+        *("drawn/validation-cells.png", "drawn/validation-cdf.png"),
+    ):
+        (tmp_path / name).write_text(f"bytes of {name}")
+    (tmp_path / "link.json").symlink_to(SHIPPED_FILE)
+    return tmp_path
+
+
+def refusal(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a command is refused with before it works, all files as they were."""
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert run(line.format(pair=PAIR).split()) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    return said.err
+
+
+def test_every_output_option_of_every_command_is_tried_here_and_its_command_has_overwrite() -> None:
+    found = {path: (command, list(outputs(command))) for path, command in commands()}
+    assert {(path, flag) for path, (_, flags) in found.items() for flag in flags} == OUTPUTS.keys()
+    for path, (command, flags) in found.items():
+        consents = [parameter for parameter in command.params if "--overwrite" in parameter.opts]
+        assert bool(consents) is bool(flags), path
+
+
+@pytest.mark.parametrize("line", [*OUTPUTS.values(), *UNNAMED.values()], ids=[*map(" ".join, OUTPUTS), *UNNAMED])
+def test_what_is_there_is_not_replaced_without_consent(
+    line: str, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refusal(line, there, capsys)
+    assert "add --overwrite" in message or "is no store; choose another" in message
+
+
+@pytest.mark.parametrize("line", SHIPPED_OUTPUTS.values(), ids=SHIPPED_OUTPUTS)
+def test_nothing_is_written_into_the_installed_package(
+    line: str, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in SHIPPED.parent.rglob("*.json")}
+    assert "is in the installed package" in refusal(line, there, capsys)
+    assert {path: path.stat().st_mtime_ns for path in SHIPPED.parent.rglob("*.json")} == before
+
+
+def test_a_link_to_what_is_there_is_that(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (there / "other.json").symlink_to(there / "there.json")
+    line = "calibrate derive --from {pair} --gpu h200-sxm --out other.json"
+    assert "'other.json' exists" in refusal(line, there, capsys)
+    assert run([*line.format(pair=PAIR).split(), "--overwrite"]) == 0
+    assert load(there / "there.json").gpu.name == "h200-sxm"
+
+
+def test_what_is_written_anew_needs_consent_and_a_stream_none(there: Path) -> None:
+    line = f"check {SHIPPED_FILE} --json".split()
+    assert run([*line, "new.json"]) == 0
+    assert run([*line, "new.json"]) == 2
+    assert run([*line, "new.json", "--overwrite"]) == 0
+    assert run([*line, "/dev/null"]) == 0
+
+
+def test_a_file_that_is_no_points_file_is_not_gone_on_with(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unfinished last line is cut off only of a file of ours."""
+    pytest.importorskip("torch")
+    (there / "mine.points.jsonl").write_text('{"somebody": 1}\n{"else": 2}')
+    line = "calibrate measure --device cpu --target tiny-target --budget 1000 --out mine.json"
+    assert "points file" in refusal(line, there, capsys)
+
+
+def test_a_campaign_leaves_a_folder_of_somebody_elses_alone(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in ("full", "there"):
+        assert campaign([place, "--device", "cpu"]) == 2
+        assert "of no campaign" in capsys.readouterr().err
+    assert [path.name for path in (there / "full").iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("program", ["support --out there", "atlas --out full", "silicon x.csv --json there"])
+def test_a_program_that_judges_asks_for_consent_too(
+    program: str, there: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (there / "there").read_bytes()
+    try:
+        code: object = validation(program.split())
+    except SystemExit as exit_:
+        code = exit_.code
+    assert code == 2
+    assert "add --overwrite" in capsys.readouterr().err
+    assert (there / "there").read_bytes() == before
+
+
+def test_probes_levels_are_not_a_shipped_profile_by_its_name(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(SHIPPED_FILE, there / "mine.json")
+    line = "probe http://localhost:1 --profile mine.json --overwrite --measured ./mine.json"
+    assert "is read, too" in refusal(line, there, capsys)
