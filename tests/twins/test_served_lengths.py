@@ -44,10 +44,16 @@ def figures(result: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in result.items() if key not in ASKED_ALONE}
 
 
-@twin(questions(), BEYOND)
-def test_answers_that_max_model_len_ends_are_compared_as_answers_of_that_length(asked: Asked, beyond: int) -> Pair:
+RATES = st.sampled_from((1.0, 10.0, 30.0, 100.0))
+"""Up to saturation and beyond it."""
+
+
+@twin(questions(), BEYOND, RATES)
+def test_answers_that_max_model_len_ends_are_compared_as_answers_of_that_length(
+    asked: Asked, beyond: int, rate: float
+) -> Pair:
     """A1."""
-    return Pair(*(figures(answer("compare", each)) for each in cut(asked, beyond)))
+    return Pair(*(figures(answer("compare", each)) for each in cut({**asked, "request-rate": rate}, beyond)))
 
 
 @twin(questions(profiles=(TINY, PAIR)), BEYOND)
