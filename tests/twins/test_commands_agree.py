@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import msgspec
+import yaml
 from hypothesis import strategies as st
 
 import lanesim
@@ -13,17 +14,19 @@ from sim.costs.profile import KindError, Profile
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 from tests.twins.drawn import PAIR, PAIRS, TABLE, TINY, constants, questions, several
-from tests.twins.twin import Asked, Pair, answer, folder, only, runs, said, twin, words
+from tests.twins.twin import Asked, Pair, answer, flat, folder, nested, only, runs, said, twin, words
 
 FEW = st.sampled_from(("autoregressive", "continuous"))
 CONTINUOUS = st.just("continuous")
-KNOWN = KindError(mean_error_pct=0.0, max_error_pct=0.0, points=1, held_out="constant, so that draws differ in requests")
+KNOWN = KindError(
+    mean_error_pct=0.0, max_error_pct=0.0, points=1, held_out="constant, so that draws differ in requests"
+)
 CAPACITY = {"goodput": ["ttft:2000", "tpot:400"], "max-num-seqs": 4, "request-rate": None, "num-prompts": 60}
 
 
 def certain(profile: Profile) -> Profile:
     """`profile` whose costs no draw moves."""
-    return msgspec.structs.replace(profile, errors={kind: KNOWN for kind in (*profile.errors, "draft_prefill")})
+    return msgspec.structs.replace(profile, errors=dict.fromkeys((*profile.errors, "draft_prefill"), KNOWN))
 
 
 # -- points within their intervals
@@ -176,8 +179,7 @@ def test_a_table_for_one_context_is_that_of_prompts_of_this_length(asked: Asked)
 @twin(questions(profiles=(TINY, PAIR), policy=CONTINUOUS, **{"request-rate": None}), share=0.05)
 def test_tune_is_the_same_in_python(asked: Asked) -> Pair:
     flags = ("--draws", "2", "--concurrencies", "1,4", "--lengths", "0,2")
-    flat = {name.replace("-", "_"): value for name, value in asked.items()}
-    mine = lanesim.tune(**flat, concurrencies=(1, 4), lengths=(0, 2), draws=2, workers=1)
+    mine = lanesim.tune(**flat(asked), concurrencies=(1, 4), lengths=(0, 2), draws=2, workers=1)
     return Pair(answer("tune", asked, *flags), json.loads(json.dumps(mine.plain)))
 
 
@@ -226,10 +228,6 @@ def test_draws_of_one_policy_are_shown(asked: Asked) -> Pair:
 
 @twin(questions(policy=several, profiles=PAIRS), rel=1e-9, share=0.05)
 def test_pairs_of_a_store_are_pairs_of_a_comparison(asked: Asked) -> Pair:
-    import yaml
-
-    from tests.twins.test_ways_of_asking import nested
-
     with folder() as place:
         grid = {"scenario": nested(asked), "replications": 3}
         (place / "grid.yaml").write_text(yaml.safe_dump(grid))
@@ -239,9 +237,7 @@ def test_pairs_of_a_store_are_pairs_of_a_comparison(asked: Asked) -> Pair:
     found = runs({**asked, "replications": 3})
     by_policy = {name: [run["mean_e2el_ms"] for run in found if run["policy"] == name] for name in asked["policy"]}
     base = by_policy[asked["policy"][0]]
-    changes = {
-        name: 100.0 * (sum(values) / sum(base) - 1.0) for name, values in by_policy.items() if name in rows
-    }
+    changes = {name: 100.0 * (sum(values) / sum(base) - 1.0) for name, values in by_policy.items() if name in rows}
     return Pair(rows, changes)
 
 

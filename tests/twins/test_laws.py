@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import lanesim
 from sim.costs.profile import Profile
 from tests.twins.drawn import PAIR, PAIRS, SPLIT, TABLE, TINY, constants, questions, scaled, several
-from tests.twins.twin import Asked, Pair, answer, folder, only, runs, said, twin, with_set, words
+from tests.twins.twin import Asked, Pair, answer, flat, folder, runs, said, twin, with_set, words
 
 LANE = st.sampled_from(("autoregressive", "continuous", "pd", "pdv", "unified", "baseline"))
 WITHOUT_OVERLAP = {"set": {"devices.overlap": "serial"}}
@@ -19,24 +19,30 @@ WITHOUT_OVERLAP = {"set": {"devices.overlap": "serial"}}
 
 def simulated(profile: Profile, asked: Asked) -> dict[str, Any]:
     """Metrics of one run on a profile in memory."""
-    flat = {name.replace("-", "_"): value for name, value in asked.items() if name not in ("set", "goodput", "profile")}
-    found = lanesim.compare(profile=profile, **flat | dict(asked.get("set", {}))).runs[0]
-    return dict(found)
+    return dict(
+        lanesim.compare(profile=profile, **{key: value for key, value in flat(asked).items() if key != "profile"}).runs[
+            0
+        ]
+    )
 
 
 # -- scales
+
+POLLED = {
+    "pd": {"policy_options.poll_s": 0.001},
+    "pdv": {"policy_options.poll_s": 0.001},
+    "unified": {"policy_options.spin_s": 1e-5},
+}
 
 
 @twin(constants(), questions(profiles=(TINY,)), st.sampled_from((0.5, 2.0, 7.0)), rel=1e-6)
 def test_costs_and_gaps_so_many_times_as_long_make_latencies_so_many_times_as_long(
     profile: Profile, asked: Asked, factor: float
 ) -> Pair:
-    lazy = {"policy_options.poll_s": 0.001, "policy_options.spin_s": 1e-5}
+    lazy = POLLED.get(asked["policy"], {})
     slower = {key: factor * value for key, value in lazy.items()}
     one = simulated(profile, {**asked, "set": lazy})
-    other = simulated(
-        scaled(profile, factor), {**asked, "request-rate": asked["request-rate"] / factor, "set": slower}
-    )
+    other = simulated(scaled(profile, factor), {**asked, "request-rate": asked["request-rate"] / factor, "set": slower})
     keys = ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "mean_e2el_ms", "duration")
     return Pair([factor * one[key] for key in keys], [other[key] for key in keys])
 
@@ -94,7 +100,9 @@ def test_slos_that_all_meet_leave_the_throughput(asked: Asked) -> Pair:
 
 @twin(questions(), st.floats(1.0, 500.0), st.floats(1.0, 4.0))
 def test_a_looser_slo_is_met_by_no_fewer(asked: Asked, ms: float, looser: float) -> Pair:
-    tight, loose = (runs({**asked, "goodput": [f"ttft:{bound!r}", f"e2el:{10 * bound!r}"]})[0] for bound in (ms, ms * looser))
+    tight, loose = (
+        runs({**asked, "goodput": [f"ttft:{bound!r}", f"e2el:{10 * bound!r}"]})[0] for bound in (ms, ms * looser)
+    )
     return Pair(True, tight["request_goodput"] <= loose["request_goodput"])
 
 
@@ -123,7 +131,11 @@ def test_what_was_sent_is_completed_or_censored(asked: Asked, stop_s: float | No
 def test_means_are_those_of_the_requests(asked: Asked) -> Pair:
     pairs = []
     for run in runs(asked, "--save-detailed"):
-        lists = {"ttft": run["ttfts"], "e2el": run["e2els"], "tpot": [each for each in run["tpots"] if each is not None]}
+        lists = {
+            "ttft": run["ttfts"],
+            "e2el": run["e2els"],
+            "tpot": [each for each in run["tpots"] if each is not None],
+        }
         of_requests = {name: 1e3 * sum(values) / len(values) for name, values in lists.items()}
         of_requests["input"], of_requests["output"] = sum(run["input_lens"]), sum(run["output_lens"])
         of_requests["rate"] = len(run["e2els"]) / run["duration"]
@@ -156,7 +168,6 @@ def test_the_tables_of_a_results_folder_sum_to_its_summary(asked: Asked) -> Pair
 
 @twin(questions(policy=LANE, profiles=(TINY, PAIR)), rel=1e-6)
 def test_one_stream_is_busy_as_long_as_its_works_last(asked: Asked) -> Pair:
-    flat = {name.replace("-", "_"): value for name, value in asked.items()}
     with folder() as place:
         said("compare", *words(asked), "--workers", "1", "--out", str(place / "r"), "--works")
         (run,) = json.loads((place / "r" / "summary.json").read_text())["runs"]
@@ -165,7 +176,6 @@ def test_one_stream_is_busy_as_long_as_its_works_last(asked: Asked) -> Pair:
     for start_s, end_s in sorted(works[works["kind"] != "host"][["start_s", "end_s"]].values.tolist()):
         busy += max(0.0, end_s - max(start_s, end))
         end = max(end, end_s)
-    assert flat["policy"]
     return Pair(busy, run["device_utilization"] * run["duration"])
 
 

@@ -6,7 +6,8 @@ Not here: settings that mean the same (test_same_settings), what two commands sa
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
+from html import unescape
 from typing import Any
 
 import msgspec
@@ -17,27 +18,27 @@ import lanesim
 from sim.costs.engine_costs import ENGINES as ENGINE_FILES
 from sim.costs.profile_files import SHIPPED
 from sim.draws import child_seed
-from sim.run.scenario_file import FLAT_NAMES
 from tests.twins.drawn import ENGINE, ENGINES, PAIR, PAIRS, TABLE, TINY, questions, several
-from tests.twins.twin import Asked, Pair, answer, folder, only, or_refused, runs, said, twin, with_set, without, words
+from tests.twins.twin import (
+    Asked,
+    Pair,
+    answer,
+    dotted,
+    flat,
+    folder,
+    nested,
+    only,
+    or_refused,
+    runs,
+    said,
+    twin,
+    with_set,
+    without,
+    words,
+)
 
 ONE_PROCESS = ("--workers", "1")
 names = st.sampled_from(lanesim.profile_names())
-
-
-def dotted(asked: Asked) -> dict[str, Any]:
-    """The question under the scenario's dotted keys."""
-    flat = {name.replace("-", "_"): value for name, value in asked.items() if name != "set"}
-    return {FLAT_NAMES.get(name, name): value for name, value in flat.items()} | dict(asked.get("set", {}))
-
-
-def nested(asked: Asked) -> dict[str, Any]:
-    """The question as a scenario file has it."""
-    found: dict[str, Any] = {}
-    for key, value in dotted(asked).items():
-        block, _, name = key.rpartition(".")
-        (found.setdefault(block, {}) if block else found)[name] = value
-    return found
 
 
 @twin(questions())
@@ -55,8 +56,7 @@ def test_flags_are_dotted_keys(asked: Asked) -> Pair:
 
 @twin(questions())
 def test_flags_are_python(asked: Asked) -> Pair:
-    flat = {name.replace("-", "_"): value for name, value in asked.items()}
-    mine = lanesim.compare(**flat)
+    mine = lanesim.compare(**flat(asked))
     there = answer("compare", asked)
     known = msgspec.to_builtins(mine)
     for later in ("evidence", "levels"):  # Of the command alone, which looks them up.
@@ -70,7 +70,9 @@ def test_flags_over_a_file_are_the_file_with_their_values(asked: Asked) -> Pair:
     with folder() as place:
         path = place / "scenario.yaml"
         path.write_text(yaml.safe_dump(nested(asked)))
-        over = said("compare", str(path), "--seed", str(other["seed"]), "--output-len", "7", *ONE_PROCESS, "--json", "-")
+        over = said(
+            "compare", str(path), "--seed", str(other["seed"]), "--output-len", "7", *ONE_PROCESS, "--json", "-"
+        )
     return Pair(answer("compare", other), json.loads(over))
 
 
@@ -86,7 +88,10 @@ def test_a_profile_by_name_is_the_one_at_its_path(asked: Asked, name: str) -> Pa
 def test_what_profiles_show_prints_is_the_file(name: str) -> Pair:
     shown = json.loads(said("profiles", "show", name, "--json"))
     held = json.loads((SHIPPED / f"{name}.json").read_text())
-    return Pair(held, {key: value for key, value in shown.items() if key in held} | {k: _pruned(shown[k], held[k]) for k in held})
+    return Pair(
+        held,
+        {key: value for key, value in shown.items() if key in held} | {k: _pruned(shown[k], held[k]) for k in held},
+    )
 
 
 def _pruned(shown: Any, held: Any) -> Any:
@@ -156,7 +161,7 @@ def test_a_result_file_of_the_benchmark_is_the_run(asked: Asked) -> Pair:
     with folder() as place:
         said("compare", *words(asked), *ONE_PROCESS, "--result-dir", str(place / "r"))
         (path,) = (place / "r").iterdir()
-        frame, mine = lanesim.load(path), lanesim.compare(**{k.replace("-", "_"): v for k, v in asked.items()}).frame()
+        frame, mine = lanesim.load(path), lanesim.compare(**flat(asked)).frame()
     shared = [name for name in mine.columns if name in frame.columns and mine[name].dtype.kind in "if"]
     assert len(shared) > 40, shared
     return Pair(frame[shared].values.tolist(), mine[shared].values.tolist())
@@ -189,8 +194,7 @@ def test_the_first_replications_of_a_longer_comparison_are_a_shorter_one(asked: 
 @twin(questions(), st.integers(0, 3))
 def test_a_replication_is_a_simulation_with_its_seed(asked: Asked, replication: int) -> Pair:
     run = runs({**asked, "replications": replication + 1}, "--save-detailed")[replication]
-    flat = {name.replace("-", "_"): value for name, value in asked.items()}
-    one = lanesim.simulate(**flat | {"seed": child_seed(asked["seed"], replication)}).metrics
+    one = lanesim.simulate(**flat(asked) | {"seed": child_seed(asked["seed"], replication)}).metrics
     return Pair({key: value for key, value in run.items() if key in one}, dict(one))
 
 
@@ -216,7 +220,7 @@ def test_points_of_a_sweep_are_comparisons(asked: Asked) -> Pair:
         frame = swept(asked, place, "workload.request_rate", RATES)
     pairs = []
     for rate in RATES:
-        mine = lanesim.compare(**{k.replace("-", "_"): v for k, v in asked.items()} | {"request_rate": rate}).frame()
+        mine = lanesim.compare(**flat(asked) | {"request_rate": rate}).frame()
         mine = mine.set_index("policy")
         own = frame[frame["workload.request_rate"] == rate].set_index("policy").loc[mine.index]
         shared = [name for name in mine.columns if name in own.columns and mine[name].dtype.kind in "if"]
@@ -236,9 +240,6 @@ def test_one_worker_does_what_two_do(asked: Asked) -> Pair:
 
 @twin(questions(policy=several, profiles=PAIRS), share=0.02)
 def test_a_report_shows_the_stores_figures(asked: Asked) -> Pair:
-    import re
-    from html import unescape
-
     with folder() as place:
         frame = swept(asked, place, "workload.request_rate", RATES)
         said("report", str(place / "store"), "--out", str(place / "page.html"))
@@ -290,7 +291,7 @@ def test_recorded_works_change_no_figure(asked: Asked) -> Pair:
 @twin(questions(engine=ENGINE))
 def test_what_one_spelling_refuses_the_other_refuses(asked: Asked) -> Pair:
     wrong = with_set(asked, engine__max_model_len=1)
-    in_python = {name.replace("-", "_"): value for name, value in asked.items()} | {"engine.max_model_len": 1}
+    in_python = flat(asked) | {"engine.max_model_len": 1}
     return Pair(
         or_refused(lambda: only(runs(wrong), "mean_e2el_ms")),
         or_refused(lambda: only(lanesim.compare(**in_python).runs, "mean_e2el_ms")),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import lanesim
 from calibrate.catalogue.model_configs import source_of
+from sim.costs.engine_costs import engine_of
 from sim.costs.extrapolation import collecting
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
@@ -22,7 +23,7 @@ from sim.costs.table_kernels import TableKernels
 from sim.interface.work import Chunk, Kind, Model, Work
 from sim.workload.bench_means import bench_rows
 from tests.twins.drawn import LINEAR, PAIR, TABLE, TINY, constants, questions
-from tests.twins.twin import Asked, Pair, folder, or_refused, runs, said, twin, words
+from tests.twins.twin import Asked, Pair, flat, folder, or_refused, runs, said, twin, words
 
 TABLES = [name for name in lanesim.profile_names() if isinstance(lanesim.load_profile(name).kernels, TableKernels)]
 tables = st.sampled_from(TABLES)
@@ -33,8 +34,6 @@ tables = st.sampled_from(TABLES)
 
 def prompt_s(profile: Profile, tokens: int) -> float:
     """Device seconds of a pass over one prompt."""
-    from sim.costs.engine_costs import engine_of
-
     costs = build_costs(profile, engine_of(None, profile))
     work = Work(kind=Kind.PREFILL, model=Model.TARGET, requests=(), chunks=(Chunk(tokens, 0),))
     with collecting():
@@ -65,7 +64,7 @@ def test_a_point_more_beside_the_last_one_changes_little_beyond_it(name: str, ti
     return Pair(prompt_s(profile, times * last), prompt_s(with_body(profile, step), times * last))
 
 
-@twin(tables, rel=0.15)
+@twin(tables, rel=0.3)
 def test_half_of_a_table_says_what_the_other_half_holds(name: str) -> Pair:
     """A2."""
     profile = lanesim.load_profile(name)
@@ -83,12 +82,12 @@ def test_half_of_a_table_says_what_the_other_half_holds(name: str) -> Pair:
 def test_each_lookup_of_an_ngram_takes_its_time_in_every_form(asked: Asked) -> Pair:
     """A3: the engine proposes after it has sampled, so that nothing hides it."""
     profile, lookup_s = lanesim.load_profile(asked["profile"]), 0.01
-    flat = {name.replace("-", "_"): value for name, value in asked.items() if name != "profile"}
-    flat |= {"request_rate": "inf", "max_concurrency": 1, "output_len": 12, "speculation.method": "ngram"}
+    own = {key: value for key, value in flat(asked).items() if key != "profile"}
+    own |= {"request_rate": "inf", "max_concurrency": 1, "output_len": 12, "speculation.method": "ngram"}
     found = []
     for more in (0.0, lookup_s):
         host = msgspec.structs.replace(profile.host, ngram_row_s=more)
-        found.append(lanesim.compare(profile=msgspec.structs.replace(profile, host=host), **flat).runs[0])
+        found.append(lanesim.compare(profile=msgspec.structs.replace(profile, host=host), **own).runs[0])
     rounds = found[0]["spec_decode_num_drafts"] / found[0]["completed"]
     return Pair(found[1]["mean_e2el_ms"] - found[0]["mean_e2el_ms"], 1e3 * lookup_s * rounds)
 
@@ -97,8 +96,7 @@ def test_each_lookup_of_an_ngram_takes_its_time_in_every_form(asked: Asked) -> P
 def test_a_lookup_takes_none_of_the_device(asked: Asked) -> Pair:
     """A3."""
     profile = lanesim.load_profile(asked["profile"])
-    flat = {name.replace("-", "_"): value for name, value in asked.items() if name != "profile"}
-    run = lanesim.compare(profile=profile, **flat, **{"speculation.method": "ngram"}).runs[0]
+    run = lanesim.compare(**flat(asked) | {"profile": profile, "speculation.method": "ngram"}).runs[0]
     busy = run["kind_utilization"]
     return Pair({kind: share for kind, share in busy.items() if kind in ("host", "draft") and share}, {})
 
@@ -211,7 +209,9 @@ def test_a_row_per_gpu_is_the_same_whoever_splits_it(tp: int, per_gpu: float, co
     one_node = throughput({"tp": tp})
     spread = {"is_multinode": True, "num_prefill_gpu": 2 * tp, "num_decode_gpu": tp, "decode_tp": tp, "prefill_tp": tp}
     several = throughput(spread)
-    return Pair(True, several in (one_node, "refused", None) or (isinstance(several, float) and several > 1.9 * one_node))
+    return Pair(
+        True, several in (one_node, "refused", None) or (isinstance(several, float) and several > 1.9 * one_node)
+    )
 
 
 # -- engines that run
@@ -220,8 +220,10 @@ def test_a_row_per_gpu_is_the_same_whoever_splits_it(tp: int, per_gpu: float, co
 @twin(constants(row_s=st.floats(1e-4, 2e-3)), rel=0.03, share=0.05)
 def test_an_engine_that_was_fitted_to_a_server_is_that_server(profile: Profile) -> Pair:
     """A9: the server is a simulated one, whose steps are planned after each other and take a time per row."""
-    levels = (1, 4, 12)
-    bare = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, engine=None, step_s=0.0, row_s=0.0))
+    levels = (1, 3, 8)
+    bare = msgspec.structs.replace(
+        profile, host=msgspec.structs.replace(profile.host, engine=None, step_s=0.0, row_s=0.0)
+    )
     with folder() as place:
         lanesim.save_profile(profile, place / "server.json")
         lanesim.save_profile(bare, place / "bare.json")
@@ -234,7 +236,7 @@ def test_an_engine_that_was_fitted_to_a_server_is_that_server(profile: Profile) 
         flags = ["--profile", str(place / "bare.json"), "--out", str(place / "fitted.json")]
         said("calibrate", "production", *benches, *flags)
         tpots = [
-            [runs(at_level(place / f"{name}.json", level))[0]["mean_tpot_ms"] for level in (*levels, 8)]
+            [runs(at_level(place / f"{name}.json", level))[0]["mean_tpot_ms"] for level in (*levels, 6)]
             for name in ("server", "fitted")
         ]
     return Pair(*tpots)
@@ -242,6 +244,6 @@ def test_an_engine_that_was_fitted_to_a_server_is_that_server(profile: Profile) 
 
 def at_level(profile: Path, concurrency: int) -> dict[str, Any]:
     return {
-        "profile": profile, "policy": "autoregressive", "num-prompts": 4 * concurrency, "request-rate": "inf",
-        "max-concurrency": concurrency, "input-len": 20, "output-len": 30,
+        "profile": profile, "policy": "autoregressive", "num-prompts": 2 * concurrency, "request-rate": "inf",
+        "max-concurrency": concurrency, "input-len": 8, "output-len": 12,
     }  # fmt: skip

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 
 from sim.cli.main import run
+from sim.run.scenario_file import FLAT_NAMES
 from tests.properties import examples
 
 Json = Any
@@ -161,6 +162,26 @@ def with_set(asked: Asked, **changes: Json) -> dict[str, Json]:
     """`asked` with other values of dotted keys, written with two underscores for a dot."""
     keys = {key.replace("__", "."): value for key, value in changes.items()}
     return {**asked, "set": {**asked.get("set", {}), **keys}}
+
+
+def flat(asked: Asked) -> dict[str, Json]:
+    """The question as keywords of Python."""
+    named = {name.replace("-", "_"): value for name, value in asked.items() if name != "set"}
+    return named | dict(asked.get("set", {}))
+
+
+def dotted(asked: Asked) -> dict[str, Any]:
+    """The question under the scenario's dotted keys."""
+    return {FLAT_NAMES.get(name, name): value for name, value in flat(asked).items()}
+
+
+def nested(asked: Asked) -> dict[str, Any]:
+    """The question as a scenario file has it."""
+    found: dict[str, Any] = {}
+    for key, value in dotted(asked).items():
+        block, _, name = key.rpartition(".")
+        (found.setdefault(block, {}) if block else found)[name] = value
+    return found
 
 
 @contextmanager
