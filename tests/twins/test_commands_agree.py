@@ -1,4 +1,4 @@
-"""Twins of two commands that are asked one thing: compare, capacity, tune, plan, their intervals and their sentences."""
+"""Twins of two commands that are asked one thing: compare, capacity, tune, plan; their intervals, their sentences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTINUOUS = st.just("continuous")
 KNOWN = KindError(
     mean_error_pct=0.0, max_error_pct=0.0, points=1, held_out="constant, so that draws differ in requests"
 )
-CAPACITY = {"goodput": ["ttft:2000", "tpot:400"], "max-num-seqs": 4, "request-rate": None, "num-prompts": 60}
+CAPACITY = {"goodput": ["ttft:2000", "tpot:400"], "max-num-seqs": 4, "request-rate": None, "num-prompts": 30}
 
 
 def certain(profile: Profile) -> Profile:
@@ -127,7 +127,7 @@ def test_policies_capacities_are_each_its_own(asked: Asked) -> Pair:
     return Pair(both, alone)
 
 
-@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), share=0.05)
+@twin(questions(profiles=(TINY,), policy=FEW, **CAPACITY), share=0.05)
 def test_a_tenth_of_the_capacity_takes_one_replica(asked: Asked) -> Pair:
     (highest,) = answer("capacity", asked, "--draws", "0")["highest"]
     if not highest["load"]:
@@ -148,17 +148,17 @@ def test_what_capacity_holds_compare_finds_within_the_slos(asked: Asked) -> Pair
 # -- draft lengths
 
 
-@twin(constants(), st.integers(1, 4), st.integers(1, 4), st.floats(0.3, 0.9), rel=0.03, share=0.05)
+@twin(constants(), st.integers(1, 4), st.integers(1, 4), st.floats(0.3, 0.9), rel=0.05, share=0.05)
 def test_the_gain_that_tune_states_is_the_one_that_compare_measures(
     profile: Profile, in_flight: int, k: int, alpha: float
 ) -> Pair:
     """Costs that no draw moves: gains differ by requests alone."""
-    asked = {"profile": certain(profile), "policy": "continuous", "input_len": 20, "output_len": 60,
-             "num_prompts": 120, "acceptance": f"iid:{alpha!r}"}  # fmt: skip
-    found = lanesim.tune(**asked, concurrencies=(in_flight,), lengths=(0, k), draws=6, workers=1)
+    asked = {"profile": certain(profile), "policy": "continuous", "input_len": 20, "output_len": 30,
+             "num_prompts": 60, "acceptance": f"iid:{alpha!r}"}  # fmt: skip
+    found = lanesim.tune(**asked, concurrencies=(in_flight,), lengths=(0, k), draws=3, workers=1)
     (point,) = found.points
     gain = next(each.speedup for each in point.lengths if each.k == k)
-    loop = {"request_rate": "inf", "max_concurrency": in_flight, "num_warmups": in_flight, "replications": 3}
+    loop = {"request_rate": "inf", "max_concurrency": in_flight, "num_warmups": in_flight, "replications": 2}
     rates = [
         [run["steady_output_throughput"] for run in lanesim.compare(**asked, **loop, num_speculative_tokens=each).runs]
         for each in (k, 0)
@@ -170,7 +170,7 @@ def test_the_gain_that_tune_states_is_the_one_that_compare_measures(
 def test_a_table_for_one_context_is_that_of_prompts_of_this_length(asked: Asked) -> Pair:
     """A10."""
     bare = {name: value for name, value in asked.items() if name != "input-len"}
-    flags = ("--draws", "2", "--concurrencies", "1,4", "--lengths", "0,2")
+    flags = ("--draws", "10", "--concurrencies", "1,4", "--lengths", "0,2")
     one = answer("tune", {**bare, "num-speculative-tokens": None}, *flags, "--contexts", str(asked["input-len"]))
     other = answer("tune", {**asked, "num-speculative-tokens": None}, *flags)
     return Pair([each["table"] for each in one["contexts"]], [other["table"]])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import lanesim
 from sim.devices.contention import BRACKET, phi_at, phi_of
 from sim.run.resolve import resolve
-from tests.twins.drawn import ENGINE, ENGINES, LANES, PAIR, PAIRS, TABLE, TINY, questions, several
+from tests.twins.drawn import ENGINE, ENGINES, LANES, PAIR, PAIRS, TABLE, TINY, questions
 from tests.twins.twin import (
     Asked,
     Pair,
@@ -220,7 +220,7 @@ def test_vllms_synthetic_rates_are_logged_rates(asked: Asked, rates: list[float]
     )
 
 
-@twin(questions(profiles=PAIRS, policy=several), K)
+@twin(questions(profiles=(TINY, PAIR)), K)
 def test_nothing_accepted_is_nothing_accepted_in_any_form(asked: Asked, k: int) -> Pair:
     own = {**asked, "num-speculative-tokens": k}
     forms = ("iid:0", "length:1", "per-position:0", "vllm:" + ",".join(["0"] * k))

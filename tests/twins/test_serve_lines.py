@@ -34,8 +34,13 @@ SAME = (
     "burstiness",
     "seed",
 )
-RENAMED = {"random-input-len": "input-len", "random-output-len": "output-len", "random-range-ratio": "random-range-ratio",
-           "num-gpu-blocks-override": "num-gpu-blocks", "speculative-config": "speculative-config"}  # fmt: skip
+RENAMED = {
+    "random-input-len": "input-len",
+    "random-output-len": "output-len",
+    "random-range-ratio": "random-range-ratio",
+    "num-gpu-blocks-override": "num-gpu-blocks",
+    "speculative-config": "speculative-config",
+}
 KEYS = {"gpu-memory-utilization": "engine.gpu_memory_utilization", "block-size": "engine.block_size",
         "max-model-len": "engine.max_model_len"}  # fmt: skip
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import re
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import yaml
 from hypothesis import strategies as st
 
@@ -238,6 +240,7 @@ def test_one_worker_does_what_two_do(asked: Asked) -> Pair:
     return Pair(*frames)
 
 
+@pytest.mark.nightly  # Ten seconds, most of them pictures.
 @twin(questions(policy=several, profiles=PAIRS), share=0.02)
 def test_a_report_shows_the_stores_figures(asked: Asked) -> Pair:
     with folder() as place:

@@ -58,7 +58,7 @@ def test_a_point_more_beside_the_last_one_changes_little_beyond_it(name: str, ti
     """A2: kernels take as long for 16 tokens fewer, a stair."""
     profile = lanesim.load_profile(name)
     points = body(profile)
-    (before, before_s), (last, last_s) = points[-2:]
+    (before, _), (last, last_s) = points[-2:]
     assume(last - 16 > before)
     step = [*points[:-1], (last - 16, last_s), (last, last_s)]
     return Pair(prompt_s(profile, times * last), prompt_s(with_body(profile, step), times * last))
