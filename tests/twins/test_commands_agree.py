@@ -173,7 +173,13 @@ def test_a_table_for_one_context_is_that_of_prompts_of_this_length(asked: Asked)
     flags = ("--draws", "10", "--concurrencies", "1,4", "--lengths", "0,2")
     one = answer("tune", {**bare, "num-speculative-tokens": None}, *flags, "--contexts", str(asked["input-len"]))
     other = answer("tune", {**asked, "num-speculative-tokens": None}, *flags)
-    return Pair([each["table"] for each in one["contexts"]], [other["table"]])
+    (at_context,) = one["contexts"]
+    return Pair(*([length_at(found["table"], batch) for batch in (1, 4)] for found in (at_context, other)))
+
+
+def length_at(table: list[list[int]], batch: int) -> int:
+    """The draft length that a vLLM table has for a batch."""
+    return next(k for start, end, k in table if start <= batch <= end)
 
 
 @twin(questions(profiles=(TINY, PAIR), policy=CONTINUOUS, **{"request-rate": None}), share=0.05)
