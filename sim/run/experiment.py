@@ -260,22 +260,23 @@ class Experiment:
         resolved, devices = self.resolved, self.scenario.devices
         requests = list(serving.requests[: serving.num_arrived])
         is_drained = serving.is_all_finished and requests
-        kv, now_s = serving.kv, accounts.now_s
+        end_s = max(request.last_token_s for request in requests) if is_drained else accounts.now_s
+        kv = serving.kv
         return RunRecord(
             policy=resolved.policy.name,
             seed=self.seed,
             requests=requests,
             slo_classes=self.scenario.slo_classes,
             gaps=serving.gaps,
-            end_s=max(request.last_token_s for request in requests) if is_drained else now_s,
+            end_s=end_s,
             window_s=self.scenario.window.stop_s,
             usage=accounts.usage,
             num_gpus=devices.count * resolved.num_gpus * resolved.profile.tensor_parallel,
             device_busy_s=accounts.device_busy_s,
             num_polls=accounts.num_polls,
-            queue_mean=serving.queue.mean(now_s),
+            queue_mean=serving.queue.mean(end_s),
             queue_peak=serving.queue.peak,
-            kv_tokens_mean=kv.held.mean(now_s),
+            kv_tokens_mean=kv.held.mean(end_s),
             kv_tokens_peak=kv.held.peak,
             kv_capacity_tokens=kv.num_blocks * kv.block_size,
             cache_block_tokens=kv.block_size if isinstance(kv, PagedPool) and kv.is_caching else None,

@@ -1,0 +1,258 @@
+"""Twins of two commands that are asked one thing: compare, capacity, tune, plan; their intervals, their sentences."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import yaml
+from hypothesis import strategies as st
+
+import lanesim
+from sim.costs.profile import KindError, Profile
+from sim.studies.plan.candidate_ranking import Candidate
+from sim.studies.plan.search import plan
+from tests.twins.drawn import PAIR, PAIRS, TABLE, TINY, constants, questions, several
+from tests.twins.twin import Asked, Pair, answer, flat, folder, nested, only, runs, said, twin, words
+
+FEW = st.sampled_from(("autoregressive", "continuous"))
+CONTINUOUS = st.just("continuous")
+KNOWN = KindError(
+    mean_error_pct=0.0, max_error_pct=0.0, points=1, held_out="constant, so that draws differ in requests"
+)
+CAPACITY = {"goodput": ["ttft:2000", "tpot:400"], "max-num-seqs": 4, "request-rate": None, "num-prompts": 30}
+
+
+def certain(profile: Profile) -> Profile:
+    """`profile` whose costs no draw moves."""
+    return msgspec.structs.replace(profile, errors=dict.fromkeys((*profile.errors, "draft_prefill"), KNOWN))
+
+
+# -- points within their intervals
+
+
+def strays(value: Any, where: str = "") -> list[str]:
+    """Points outside the interval that stands beside them, and intervals that begin after their end."""
+    beside = {
+        "ci95": ("difference", "load", "rate_per_s_known"),
+        "interval": ("speedup", "mean", "mean_e2el_ms"),
+        "draws_interval": ("load",),
+        "break_even_interval": ("break_even_concurrency",),
+        "rate_interval": ("rate_per_replica",),
+    }
+    found = []
+    if isinstance(value, dict):
+        for key, names in beside.items():
+            interval = value.get(key)
+            if isinstance(interval, dict):  # By metric, beside a mean of each.
+                means = value.get("mean") or {}
+                pairs = [(f"{key}.{name}", means.get(name), held) for name, held in interval.items()]
+            else:
+                pairs = [(f"{key} of {name}", value.get(name), interval) for name in names]
+            for name, point, held in pairs:
+                if held is None or not isinstance(point, int | float):
+                    continue
+                low, high = (float("inf") if end is None else end for end in held)
+                slack = 1e-9 * max(abs(point), 1.0)
+                if not low - slack <= point <= high + slack:
+                    found.append(f"{where}.{name}: {point} is not in {held}")
+        for key, each in value.items():
+            found += strays(each, f"{where}.{key}")
+    elif isinstance(value, list):
+        for place, each in enumerate(value):
+            found += strays(each, f"{where}[{place}]")
+    return found
+
+
+@twin(questions(policy=several, profiles=PAIRS, replications=3))
+def test_means_of_a_comparison_lie_in_their_intervals(asked: Asked) -> Pair:
+    return Pair(strays(answer("compare", asked)), [])
+
+
+@twin(questions(policy=several, profiles=(TINY, PAIR), replications=2), share=0.05)
+def test_differences_in_draws_lie_in_their_intervals(asked: Asked) -> Pair:
+    return Pair(strays(answer("compare", asked, "--draws", "4")), [])
+
+
+@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), share=0.05)
+def test_a_capacity_lies_in_its_intervals(asked: Asked) -> Pair:
+    return Pair(strays(answer("capacity", asked, "--draws", "20")), [])
+
+
+@twin(questions(profiles=(TINY, PAIR, TABLE), policy=CONTINUOUS, **{"request-rate": None}), share=0.05)
+def test_gains_of_a_draft_length_lie_in_their_intervals(asked: Asked) -> Pair:
+    return Pair(strays(answer("tune", asked, "--draws", "5", "--concurrencies", "1,4")), [])
+
+
+@twin(st.integers(0, 50), share=0.025)
+def test_a_plan_lies_in_its_intervals(seed: int) -> Pair:
+    """A8."""
+    return Pair(strays(planned(seed, draws=19)), [])
+
+
+def planned(seed: int, *, draws: int, rate_per_s: float | None = None) -> Any:
+    profile = lanesim.load_profile("h100-sxm/llama-2-7b")
+    scenario = lanesim.Scenario.of(
+        profile=profile.name, policy="continuous", input_len=300, output_len=12, num_prompts=60, seed=seed,
+        num_speculative_tokens=0, **{"engine.max_num_seqs": 4, "goodput": {"ttft_ms": 1000.0, "tpot_ms": 50.0}},
+    )  # fmt: skip
+    found = plan(scenario, [Candidate(profile.name, profile)], rate_per_s=rate_per_s, draws=draws, workers=1)
+    return msgspec.to_builtins(found)
+
+
+@twin(st.integers(0, 50), rel=0.03, share=0.025)
+def test_a_row_of_a_plan_is_what_capacity_says_of_it(seed: int) -> Pair:
+    """A8."""
+    (row, *_), scenario = (found := planned(seed, draws=2, rate_per_s=25.0))["deployments"], found["scenario"]
+    with folder() as place:
+        path = place / "scenario.json.yaml"
+        path.write_text(json.dumps(scenario))
+        flags = ["--draws", "2", "--target-rate", "25", "--workers", "1", "--json", "-"]
+        checked = json.loads(said("capacity", str(path), *flags))
+    (fleet, *_), (highest,) = checked["fleets"], checked["highest"]
+    return Pair((row["replicas"], row["rate_per_replica"]), (fleet["replicas"], highest["load"]))
+
+
+# -- loads
+
+
+@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), share=0.05)
+def test_policies_capacities_are_each_its_own(asked: Asked) -> Pair:
+    both = answer("capacity", {**asked, "policy": ["autoregressive", "continuous"]}, "--draws", "2")["highest"]
+    alone = [
+        answer("capacity", {**asked, "policy": policy}, "--draws", "2")["highest"][0]
+        for policy in ("autoregressive", "continuous")
+    ]
+    return Pair(both, alone)
+
+
+@twin(questions(profiles=(TINY,), policy=FEW, **CAPACITY), share=0.05)
+def test_a_tenth_of_the_capacity_takes_one_replica(asked: Asked) -> Pair:
+    (highest,) = answer("capacity", asked, "--draws", "0")["highest"]
+    if not highest["load"]:
+        return Pair(1, 1)
+    found = answer("capacity", asked, "--draws", "0", "--target-rate", str(0.1 * highest["load"]))
+    return Pair([fleet["replicas"] for fleet in found["fleets"]], [1, 1])
+
+
+@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), share=0.05)
+def test_what_capacity_holds_compare_finds_within_the_slos(asked: Asked) -> Pair:
+    (highest,) = answer("capacity", asked, "--draws", "0")["highest"]
+    if not highest["load"]:
+        return Pair(True, True)
+    (run,) = runs({**asked, "request-rate": 0.5 * highest["load"], "num-prompts": 200})
+    return Pair(run["slo_attainment"]["all"] >= 0.95, True)
+
+
+# -- draft lengths
+
+
+@twin(constants(), st.integers(1, 4), st.integers(1, 4), st.floats(0.3, 0.9), rel=0.05, share=0.05)
+def test_the_gain_that_tune_states_is_the_one_that_compare_measures(
+    profile: Profile, in_flight: int, k: int, alpha: float
+) -> Pair:
+    """Costs that no draw moves: gains differ by requests alone."""
+    asked = {"profile": certain(profile), "policy": "continuous", "input_len": 20, "output_len": 30,
+             "num_prompts": 60, "acceptance": f"iid:{alpha!r}"}  # fmt: skip
+    found = lanesim.tune(**asked, concurrencies=(in_flight,), lengths=(0, k), draws=3, workers=1)
+    (point,) = found.points
+    gain = next(each.speedup for each in point.lengths if each.k == k)
+    loop = {"request_rate": "inf", "max_concurrency": in_flight, "num_warmups": in_flight, "replications": 2}
+    rates = [
+        [run["steady_output_throughput"] for run in lanesim.compare(**asked, **loop, num_speculative_tokens=each).runs]
+        for each in (k, 0)
+    ]
+    return Pair(gain, sum(rates[0]) / sum(rates[1]))
+
+
+@twin(questions(profiles=(TINY, TABLE), policy=CONTINUOUS, **{"request-rate": None}), share=0.05)
+def test_a_table_for_one_context_is_that_of_prompts_of_this_length(asked: Asked) -> Pair:
+    """A10."""
+    bare = {name: value for name, value in asked.items() if name != "input-len"}
+    flags = ("--draws", "10", "--concurrencies", "1,4", "--lengths", "0,2")
+    one = answer("tune", {**bare, "num-speculative-tokens": None}, *flags, "--contexts", str(asked["input-len"]))
+    other = answer("tune", {**asked, "num-speculative-tokens": None}, *flags)
+    (at_context,) = one["contexts"]
+    return Pair(*([length_at(found["table"], batch) for batch in (1, 4)] for found in (at_context, other)))
+
+
+def length_at(table: list[list[int]], batch: int) -> int:
+    """The draft length that a vLLM table has for a batch."""
+    return next(k for start, end, k in table if start <= batch <= end)
+
+
+@twin(questions(profiles=(TINY, PAIR), policy=CONTINUOUS, **{"request-rate": None}), share=0.05)
+def test_tune_is_the_same_in_python(asked: Asked) -> Pair:
+    flags = ("--draws", "2", "--concurrencies", "1,4", "--lengths", "0,2")
+    mine = lanesim.tune(**flat(asked), concurrencies=(1, 4), lengths=(0, 2), draws=2, workers=1)
+    return Pair(answer("tune", asked, *flags), json.loads(json.dumps(mine.plain)))
+
+
+# -- verdicts
+
+
+def winner(found: dict[str, Any]) -> str | None:
+    """The policy that the sentence names as fastest."""
+    name, says, _ = found["verdict"].partition(" serves fastest")
+    return name if says else None
+
+
+@twin(questions(policy=st.just(["autoregressive", "continuous"]), replications=5, profiles=PAIRS))
+def test_of_policies_that_are_one_nobody_wins(asked: Asked) -> Pair:
+    """A8: without drafts they are the same."""
+    return Pair(winner(answer("compare", {**asked, "num-speculative-tokens": 0})), None)
+
+
+RIVALS = st.sampled_from((["continuous", "pd"], ["pd", "unified"], ["autoregressive", "continuous"]))
+
+
+@twin(questions(policy=RIVALS, profiles=(TINY, PAIR), replications=3, **{"num-prompts": 40}), share=0.1)
+def test_who_wins_wins_in_draws_of_costs_and_acceptance_too(asked: Asked) -> Pair:
+    """A8."""
+    usual = winner(answer("compare", asked))
+    return Pair(usual, None if usual is None else winner(answer("compare", asked, "--draws", "10")))
+
+
+@twin(questions(policy=st.just(["continuous", "pd", "unified"]), profiles=(TINY,), replications=2), share=0.05)
+def test_draws_change_no_figure_of_the_runs(asked: Asked) -> Pair:
+    return Pair(runs(asked), runs(asked, "--draws", "3"))
+
+
+@twin(questions(profiles=(TINY, PAIR), policy=CONTINUOUS), share=0.05)
+def test_draws_of_one_policy_are_shown(asked: Asked) -> Pair:
+    """A10: what is asked for and cannot be had is refused or said."""
+    try:
+        text = said("compare", *words(asked), "--draws", "3", "--workers", "1", "--verbose")
+    except ValueError:
+        return Pair(True, True)
+    return Pair("draws" in text, True)
+
+
+# -- differences draw by draw
+
+
+@twin(questions(policy=several, profiles=PAIRS), rel=1e-9, share=0.05)
+def test_pairs_of_a_store_are_pairs_of_a_comparison(asked: Asked) -> Pair:
+    with folder() as place:
+        grid = {"scenario": nested(asked), "replications": 3}
+        (place / "grid.yaml").write_text(yaml.safe_dump(grid))
+        said("sweep", str(place / "grid.yaml"), "--out", str(place / "store"), "--workers", "1")
+        frame = lanesim.paired(place / "store", base=asked["policy"][0], metrics=("mean_e2el_ms",))
+    rows = {row["policy"]: row["change_pct"] for _, row in frame.iterrows()}
+    found = runs({**asked, "replications": 3})
+    by_policy = {name: [run["mean_e2el_ms"] for run in found if run["policy"] == name] for name in asked["policy"]}
+    base = by_policy[asked["policy"][0]]
+    changes = {name: 100.0 * (sum(values) / sum(base) - 1.0) for name, values in by_policy.items() if name in rows}
+    return Pair(rows, changes)
+
+
+@twin(questions(policy=several, profiles=PAIRS, replications=2))
+def test_means_are_over_the_runs(asked: Asked) -> Pair:
+    found = answer("compare", asked)
+    key = "mean_e2el_ms"
+    pairs = []
+    for row in found["policies"]:
+        own = only([run for run in found["runs"] if run["policy"] == row["policy"]], key)
+        pairs.append((row["mean"][key], sum(each[key] for each in own) / len(own)))
+    return Pair(*zip(*pairs, strict=True))

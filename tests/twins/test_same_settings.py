@@ -1,0 +1,320 @@
+"""Twins of settings that mean the same: a default that is given, a form of acceptance in another, one of many.
+
+Not here: spellings of one setting (test_ways_of_asking).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+import lanesim
+from sim.devices.contention import BRACKET, phi_at, phi_of
+from sim.run.resolve import resolve
+from tests.twins.drawn import ENGINE, ENGINES, LANES, PAIR, PAIRS, TABLE, TINY, questions
+from tests.twins.twin import (
+    Asked,
+    Pair,
+    answer,
+    flat,
+    folder,
+    only,
+    runs,
+    twin,
+    with_set,
+    without,
+    write_lines,
+)
+
+LATENCIES = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "output_throughput", "duration")
+CONTINUOUS = st.just("continuous")
+CONTINUOUSLY = ("autoregressive", "continuous", "unified", "baseline")
+lane = st.sampled_from(LANES)
+
+
+def scenario(asked: Asked) -> lanesim.Scenario:
+    return lanesim.Scenario.of(**flat(asked))
+
+
+def resolved(asked: Asked) -> Any:
+    return resolve(scenario(asked), lanesim.load_profile(asked["profile"]), asked["policy"])
+
+
+# -- defaults that are given
+
+
+@twin(questions())
+def test_the_blocks_that_fit_are_what_null_means(asked: Asked) -> Pair:
+    return Pair(runs(asked), runs({**asked, "num-gpu-blocks": resolved(asked).pool.num_blocks}))
+
+
+@twin(questions(profiles=(TINY, PAIR)), st.sampled_from(ENGINES))
+def test_an_engines_caps_are_what_null_means(asked: Asked, engine: str) -> Pair:
+    own = {**asked, "engine": engine}
+    caps = runs(own)[0]["caps"]
+    names = {"max-num-seqs": caps["max_num_seqs"], "max-num-batched-tokens": caps["max_num_batched_tokens"]}
+    return Pair(runs(own), runs({**own, **names}))
+
+
+@twin(questions(profiles=(TINY, PAIR)), st.sampled_from(("sglang-0.5", "vllm-0.24", "trtllm-1.1")))
+def test_an_engines_scheduling_is_what_null_means(asked: Asked, engine: str) -> Pair:
+    own = {**asked, "engine": engine}
+    limits = resolved(own).limits
+    given = with_set(
+        own,
+        engine__async_scheduling=limits.async_scheduling,
+        engine__enable_mixed_chunk=limits.mixes_prompts,
+        engine__enable_chunked_prefill=not limits.whole_prompts,
+        engine__long_prefill_token_threshold=limits.max_num_batched_tokens,
+    )
+    return Pair(runs(own), runs(given))
+
+
+@twin(questions(profiles=(PAIR,), policy=lane))
+def test_the_middle_phi_is_what_null_means(asked: Asked) -> Pair:
+    phi = phi_of(lanesim.load_profile(asked["profile"]).overlap).value
+    return Pair(runs(asked), runs(with_set(asked, devices__phi=phi)))
+
+
+@twin(questions(profiles=(PAIR,), policy=lane))
+def test_the_ends_of_the_bracket_are_runs_with_that_phi(asked: Asked) -> Pair:
+    overlap = lanesim.load_profile(asked["profile"]).overlap
+    (policy,) = answer("compare", asked)["policies"]
+    own = {level.value: runs(with_set(asked, devices__phi=phi_at(overlap, level)))[0] for level in BRACKET}
+    by_phi = policy["by_overlap"]
+    return Pair(by_phi, {level: {key: own[level][key] for key in by_phi[level]} for level in by_phi})
+
+
+@twin(questions(profiles=(PAIR,), policy=lane))
+def test_no_overlap_at_all_is_the_serial_form(asked: Asked) -> Pair:
+    return Pair(runs(with_set(asked, devices__phi=0.0)), runs(with_set(asked, devices__overlap="serial")))
+
+
+@twin(questions())
+def test_the_context_is_what_no_max_model_len_means(asked: Asked) -> Pair:
+    own = {**asked, "engine": ENGINE}
+    context = lanesim.load_profile(asked["profile"]).target.max_context
+    return Pair(runs(own), runs(with_set(own, engine__max_model_len=context)))
+
+
+@twin(questions())
+def test_values_that_change_nothing_change_nothing(asked: Asked) -> Pair:
+    idle = {
+        "workload.random_range_ratio": 0.0,
+        "workload.num_turns": 1,
+        "workload.num_forks": 1,
+        "workload.prefix_len": 0,
+        "workload.burstiness": 1.0,
+        "workload.num_warmups": 0,
+        "workload.num_cooldowns": 0,
+        "engine.scheduler_recv_interval": 1,
+        "engine.batch_wait_timeout_iters": 0,
+        "devices.count": 1,
+        "devices.routing": "least-outstanding",
+        "window.stop_s": 1e6,
+    }
+    given = runs({**asked, "set": idle})
+    windowed = ("throughput_completed_window", "throughput_emitted_window")
+    return Pair(without(runs(asked), *windowed), without(given, *windowed))
+
+
+@twin(questions())
+def test_lengths_between_once_and_once_are_the_length(asked: Asked) -> Pair:
+    return Pair(runs(asked), runs(with_set(asked, workload__length_range=[1.0, 1.0])))
+
+
+@twin(questions())
+def test_a_bound_that_nobody_reaches_is_none(asked: Asked) -> Pair:
+    """Of an open loop: as many may be in flight as there are."""
+    return Pair(
+        only(runs(asked), *LATENCIES), only(runs({**asked, "max-concurrency": asked["num-prompts"]}), *LATENCIES)
+    )
+
+
+@twin(questions(**{"request-rate": "inf"}))
+def test_all_at_once_is_a_closed_loop_of_all(asked: Asked) -> Pair:
+    loop = {**asked, "max-concurrency": asked["num-prompts"]}
+    return Pair(only(runs(asked), *LATENCIES), only(runs(loop), *LATENCIES))
+
+
+# -- drafting
+
+
+@twin(questions(policy=CONTINUOUS, profiles=(*PAIRS, TABLE)), st.sampled_from(ENGINES))
+def test_continuous_that_drafts_nothing_is_autoregressive(asked: Asked, engine: str) -> Pair:
+    own = {**asked, "engine": engine if asked["profile"] in (TINY, PAIR) else None, "num-speculative-tokens": 0}
+    plain = {**own, "policy": "autoregressive"}
+    return Pair(without(runs(own), "policy"), without(runs(plain), "policy"))
+
+
+@twin(questions(policy=st.just("autoregressive")), st.integers(0, 7))
+def test_a_policy_that_never_drafts_hears_nothing_of_drafts(asked: Asked, k: int) -> Pair:
+    return Pair(runs(asked), runs({**asked, "num-speculative-tokens": k, "acceptance": "iid:0.1"}))
+
+
+@twin(questions(policy=CONTINUOUS))
+def test_a_table_of_one_row_is_one_length(asked: Asked) -> Pair:
+    k = asked["num-speculative-tokens"]
+    table = with_set(
+        {**asked, "controller": "by_batch"}, speculation__num_speculative_tokens_per_batch_size=[[1, 4096, k]]
+    )
+    return Pair(only(runs(asked), *LATENCIES), only(runs(table), *LATENCIES))
+
+
+def expected_tokens(alpha: float, k: int) -> float:
+    return sum(alpha**place for place in range(k + 1))
+
+
+ALPHA, K = st.floats(0.05, 0.95), st.integers(1, 6)
+
+
+@twin(questions(profiles=PAIRS), ALPHA, K)
+def test_a_rate_is_that_rate_at_every_place(asked: Asked, alpha: float, k: int) -> Pair:
+    own = {**asked, "num-speculative-tokens": k}
+    at_all = "per-position:" + ",".join([repr(alpha)] * k)
+    return Pair(runs({**own, "acceptance": f"iid:{alpha!r}"}), runs({**own, "acceptance": at_all}))
+
+
+@twin(questions(profiles=PAIRS), ALPHA, K, rel=1e-6)
+def test_unconditional_rates_are_products_of_conditional_ones(asked: Asked, alpha: float, k: int) -> Pair:
+    own = {**asked, "num-speculative-tokens": k}
+    as_logged = "vllm:" + ",".join(repr(alpha ** (place + 1)) for place in range(k))
+    return Pair(runs({**own, "acceptance": f"iid:{alpha!r}"}), runs({**own, "acceptance": as_logged}))
+
+
+@twin(questions(profiles=PAIRS), ALPHA, K, rel=1e-6)
+def test_a_rate_is_the_length_that_it_comes_to(asked: Asked, alpha: float, k: int) -> Pair:
+    own = {**asked, "num-speculative-tokens": k, "num-prompts": 6}
+    length = f"length:{expected_tokens(alpha, k)!r}@{k}"
+    return Pair(runs({**own, "acceptance": f"iid:{alpha!r}"}), runs({**own, "acceptance": length}))
+
+
+@twin(questions(profiles=PAIRS), st.floats(1.05, 3.0), st.integers(3, 6))
+def test_a_length_at_the_drafts_in_use_needs_no_number(asked: Asked, length: float, k: int) -> Pair:
+    own = {**asked, "num-speculative-tokens": k}
+    return Pair(
+        runs({**own, "acceptance": f"length:{length!r}"}), runs({**own, "acceptance": f"length:{length!r}@{k}"})
+    )
+
+
+@twin(questions(profiles=PAIRS, policy=CONTINUOUS), st.floats(0.1, 0.9), st.integers(2, 6))
+def test_one_logged_rate_says_as_much_as_a_length_measured_with_one_draft(asked: Asked, rate: float, k: int) -> Pair:
+    """A10: at longer drafts both leave the further places open, and say so."""
+    own = {**asked, "num-speculative-tokens": k}
+    found = []
+    for text in (f"vllm:{rate!r}", f"length:{1.0 + rate!r}@1"):
+        result = answer("compare", {**own, "acceptance": text})
+        found.append((only(result["runs"], *LATENCIES), ["standard error" in note for note in result["notes"]]))
+    return Pair(*found)
+
+
+@twin(questions(profiles=PAIRS, policy=CONTINUOUS), st.lists(st.floats(0.1, 0.9), min_size=1, max_size=5))
+def test_vllms_synthetic_rates_are_logged_rates(asked: Asked, rates: list[float]) -> Pair:
+    falling = sorted(rates, reverse=True)
+    own = {**asked, "num-speculative-tokens": len(falling)}
+    keys = with_set(own, speculation__synthetic_acceptance_rates=falling)
+    return Pair(
+        only(runs({**own, "acceptance": "vllm:" + ",".join(map(repr, falling))}), *LATENCIES),
+        only(runs(keys), *LATENCIES),
+    )
+
+
+@twin(questions(profiles=(TINY, PAIR)), K)
+def test_nothing_accepted_is_nothing_accepted_in_any_form(asked: Asked, k: int) -> Pair:
+    own = {**asked, "num-speculative-tokens": k}
+    forms = ("iid:0", "length:1", "per-position:0", "vllm:" + ",".join(["0"] * k))
+    first, *others = [runs({**own, "acceptance": form}) for form in forms]
+    return Pair([first] * len(others), others)
+
+
+@twin(questions(profiles=(TINY, PAIR)))
+def test_a_policy_chosen_for_every_load_is_that_policy(asked: Asked) -> Pair:
+    own = {**asked, "policy": "pd"}
+    table = with_set({**asked, "policy": "adaptive"}, policy_options__adaptive_table=[[1, "pd"]])
+    return Pair(only(runs(own), *LATENCIES), only(runs(table), *LATENCIES))
+
+
+# -- workloads
+
+
+@twin(questions(profiles=(TINY, PAIR)), rel=1e-9)
+def test_generated_requests_that_are_recorded_and_replayed_are_served_alike(asked: Asked) -> Pair:
+    # Polls fall on a grid of the clock, which begins with the first request of a trace.
+    asked = asked if asked["policy"] in CONTINUOUSLY else with_set(asked, policy_options__poll_s=0.0)
+    (run,) = runs(asked, "--save-detailed")
+    rows = [
+        {"arrival_s": arrival - run["start_times"][0], "input_len": prompt, "output_len": output}
+        for arrival, prompt, output in zip(run["start_times"], run["input_lens"], run["output_lens"], strict=True)
+    ]
+    return Pair(only([run], "ttfts", "e2els", "tpots"), only(replayed(asked, rows), "ttfts", "e2els", "tpots"))
+
+
+def replayed(asked: Asked, rows: list[dict[str, Any]], name: str = "jsonl") -> list[dict[str, Any]]:
+    with folder() as place:
+        path = write_lines(place / "trace.jsonl", rows)
+        left_out = ("input-len", "output-len", "num-prompts", "request-rate")
+        own = {key: value for key, value in asked.items() if key not in left_out}
+        return runs({**own, "dataset-name": name, "dataset-path": path}, "--save-detailed")
+
+
+TIMES = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 64), st.integers(1, 20)), min_size=2, max_size=8)
+
+
+@twin(questions(profiles=(TINY, PAIR)), TIMES)
+def test_a_trace_in_milliseconds_is_the_trace_in_seconds(asked: Asked, rows: list[tuple[int, int, int]]) -> Pair:
+    ordered = sorted(rows)
+    in_ms = [{"timestamp": ms, "input_length": i, "output_length": o, "hash_ids": []} for ms, i, o in ordered]
+    in_s = [{"arrival_s": ms / 1e3, "input_len": i, "output_len": o} for ms, i, o in ordered]
+    return Pair(replayed(asked, in_ms, "mooncake"), replayed(asked, in_s))
+
+
+@twin(questions(profiles=(TINY, PAIR)), TIMES)
+def test_a_trace_at_its_own_rate_is_the_recorded_one(asked: Asked, rows: list[tuple[int, int, int]]) -> Pair:
+    ordered = sorted({ms: (ms, i, o) for ms, i, o in [(0, 9, 9), (2000, 9, 9), *rows]}.values())
+    in_s = [{"arrival_s": ms / 1e3, "input_len": i, "output_len": o} for ms, i, o in ordered]
+    rate = (len(ordered) - 1) / (ordered[-1][0] / 1e3)
+    rescaled = with_set(asked, workload__request_rate=rate, workload__trace_arrivals="rescaled")
+    keys = ("mean_ttft_ms", "mean_e2el_ms")
+    return Pair(_rounded(only(replayed(asked, in_s), *keys)), _rounded(only(replayed(rescaled, in_s), *keys)))
+
+
+def _rounded(values: list[dict[str, Any]]) -> list[dict[str, str]]:
+    return [{key: f"{value:.6g}" for key, value in each.items()} for each in values]
+
+
+@twin(questions(profiles=(TINY, PAIR)), st.integers(2, 3), rel=1e-9)
+def test_replicas_in_turn_serve_as_many_lone_ones(asked: Asked, count: int) -> Pair:
+    """A fleet is its members."""
+    (run,) = runs(asked, "--save-detailed")
+    rows = [
+        {"arrival_s": arrival, "input_len": 20 + 7 * place, "output_len": 3 + place}
+        for place, arrival in enumerate(run["start_times"])
+    ]
+    own = {**asked, "acceptance": "iid:0"}
+    (together,) = replayed(with_set(own, devices__count=count), rows)
+    ends = [0.0] * len(rows)
+    for member in range(count):
+        (alone,) = replayed(own, rows[member::count])
+        ends[member::count] = alone["e2els"]
+    return Pair(together["e2els"], ends)
+
+
+@twin(questions(profiles=(TINY, PAIR)), st.integers(1, 3))
+def test_classes_that_are_all_alike_are_the_slos_of_all(asked: Asked, num: int) -> Pair:
+    bounds = {"ttft_ms": 60.0, "tpot_ms": 4.0}
+    classes = [{"name": f"c{place}", "share": 1.0 / num, **bounds} for place in range(num)]
+    (split,) = runs({**asked, "set": {"slo_classes": classes}})
+    (whole,) = runs({**asked, "goodput": ["ttft:60", "tpot:4"]})
+    of = split["slo_classes"]
+    good = sum((of[f"c{place}.slo_attainment"] or 0.0) * of[f"c{place}.completed"] for place in range(num))
+    return Pair(round(good, 6), round(whole["slo_attainment"]["all"] * whole["completed"], 6))
+
+
+@twin(questions(profiles=(PAIR,), policy=st.just("disaggregated")))
+def test_a_link_by_name_is_its_figures(asked: Asked) -> Pair:
+    from sim.devices.link import link_of
+
+    link = link_of("nvlink")
+    spelt = f"{1e3 * link.latency_s!r}:{link.bytes_per_s / 1e9!r}"
+    return Pair(runs(with_set(asked, devices__link="nvlink")), runs(with_set(asked, devices__link=spelt)))

@@ -1,0 +1,191 @@
+"""Twins of a scenario and the command lines that would check it: read back, they are the scenario.
+
+Issue 41, A4 and A10.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.twins.drawn import PAIR, TABLE, TINY, questions
+from tests.twins.twin import Asked, Pair, answer, or_refused, runs, said, twin, with_set, words
+
+CONTINUOUS = st.just("continuous")
+OF_OTHERS = (
+    "model",
+    "dataset-name",
+    "ignore-eos",
+    "save-result",
+    "save-detailed",
+    "quantization",
+    "tensor-parallel-size",
+)
+"""Flags that say nothing which a scenario does not know."""
+SAME = (
+    "max-num-seqs",
+    "max-num-batched-tokens",
+    "request-rate",
+    "num-prompts",
+    "max-concurrency",
+    "burstiness",
+    "seed",
+)
+RENAMED = {
+    "random-input-len": "input-len",
+    "random-output-len": "output-len",
+    "random-range-ratio": "random-range-ratio",
+    "num-gpu-blocks-override": "num-gpu-blocks",
+    "speculative-config": "speculative-config",
+}
+KEYS = {"gpu-memory-utilization": "engine.gpu_memory_utilization", "block-size": "engine.block_size",
+        "max-model-len": "engine.max_model_len"}  # fmt: skip
+
+
+def flags_of(line: str) -> dict[str, str]:
+    """The flags of a command line by name."""
+    found: dict[str, str] = {}
+    name = ""
+    for word in shlex.split(line):
+        if word.startswith("--"):
+            name = word[2:]
+            found[name] = ""
+        elif name:
+            found[name] = f"{found[name]} {word}".strip()
+    return found
+
+
+def read_back(text: str, asked: Asked) -> dict[str, Any]:
+    """The question that `vllm serve` and `vllm bench serve` were asked, on the same profile."""
+    serve, bench, *_ = text.splitlines()
+    flags = flags_of(serve) | flags_of(bench)
+    found: dict[str, Any] = {
+        name: asked[name] for name in ("profile", "policy", "acceptance", "engine") if name in asked
+    }
+    keys: dict[str, Any] = {}
+    for name, value in flags.items():
+        if name in SAME:
+            found[name] = value
+        elif name in RENAMED:
+            found[RENAMED[name]] = value
+        elif name in KEYS and value != "auto":
+            keys[KEYS[name]] = json.loads(value)
+        elif name == "goodput":
+            found["goodput"] = value.split()
+        elif name == "enforce-eager":
+            keys["engine.cuda_graph"] = False
+    return found | ({"set": keys} if keys else {})
+
+
+WAYS = st.sampled_from(
+    (
+        {},
+        {"max-concurrency": 3},
+        {"request-rate": "inf", "max-concurrency": 2},
+        {"random-range-ratio": 0.3},
+        {"burstiness": 0.5},
+        {"goodput": ["ttft:200", "tpot:9"]},
+        {"num-gpu-blocks": 600},
+        {"max-num-seqs": 5, "max-num-batched-tokens": 512},
+        {"num-speculative-tokens": 0},
+        {"set": {"engine.max_model_len": 700}},
+        {"set": {"engine.gpu_memory_utilization": 0.7}},
+        {"set": {"engine.cuda_graph": False}},
+    )
+)
+
+
+@twin(questions(profiles=(PAIR, TABLE), policy=CONTINUOUS), WAYS, share=0.3)
+def test_a_line_for_vllm_read_back_is_the_scenario(asked: Asked, way: dict[str, Any]) -> Pair:
+    own = {**asked, **way}
+    return Pair(runs(own), runs(read_back(said("compare", *words(own), "--emit-vllm"), own)))
+
+
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"workload.prefix_len": 200},
+    {"workload.num_turns": 3},
+    {"workload.num_forks": 2},
+    {"slo_classes": [{"name": "a", "share": 0.5, "ttft_ms": 99.0}, {"name": "b", "share": 0.5, "priority": 1}]},
+    {"workload.length_range": [0.5, 1.0]},
+    {"engine.enable_prefix_caching": False},
+    {"engine.long_prefill_token_threshold": 64},
+    {"engine.enable_chunked_prefill": False},
+    {"engine.async_scheduling": False},
+    {"engine.max_model_len": 600},
+    {"engine.cuda_graph": "decode"},
+    {"speculation.controller": "feedback"},
+    {"devices.count": 2},
+    {"devices.routing": "least-outstanding", "devices.count": 2},
+    {"window.stop_s": 2.0},
+    {"workload.num_warmups": 3},
+    {"speculation.acceptance": "iid:0.1"},
+)
+
+
+@twin(questions(profiles=(PAIR,), policy=CONTINUOUS), share=0.05)
+def test_another_scenario_has_another_line_or_a_note(asked: Asked) -> Pair:
+    """A10: what a line does not say, it says that it does not."""
+
+    def lines(change: dict[str, Any]) -> Any:
+        return or_refused(lambda: said("compare", *words({**asked, "set": change}), "--emit-vllm"))
+
+    usual = lines({})
+    return Pair([change for change in CHANGES if lines(change) == usual], [])
+
+
+OTHER_ENGINES = ("sglang-0.5", "trtllm-1.1")
+
+
+@twin(questions(profiles=(PAIR,), policy=CONTINUOUS), st.sampled_from(OTHER_ENGINES))
+def test_a_line_for_vllm_is_of_a_scenario_on_vllm(asked: Asked, engine: str) -> Pair:
+    """A10: refused, or noted."""
+    text = or_refused(lambda: said("compare", *words({**asked, "engine": engine}), "--emit-vllm"))
+    return Pair(True, text == "refused" or engine.partition("-")[0] in text.lower())
+
+
+TUNED = {"request-rate": None, "num-speculative-tokens": None, "lengths": "0,1,2", "concurrencies": "1,4", "draws": 2}
+
+
+@twin(
+    questions(profiles=(TABLE, PAIR), policy=CONTINUOUS, **TUNED),
+    st.sampled_from(("vllm-0.24", "sglang-0.5")),
+    share=0.05,
+)
+def test_the_caps_in_a_line_are_those_that_were_simulated(asked: Asked, engine: str) -> Pair:
+    """A4, A10."""
+    found = answer("tune", {**asked, "engine": engine})
+    k = max(row[2] for row in found["table"])
+    bare = {name: value for name, value in asked.items() if name not in TUNED}
+    (run,) = runs({**bare, "engine": engine, "num-speculative-tokens": k})
+    flags = flags_of(found["deployment"]["vllm_serve"]) | flags_of(found["deployment"]["sglang_flags"])
+    names = ("max-num-seqs", "max-num-batched-tokens") if engine.startswith("vllm") else ("max-running-requests",)
+    caps = [run["caps"]["max_num_seqs"], run["caps"]["max_num_batched_tokens"]][: len(names)]
+    return Pair([int(flags[name]) for name in names], caps)
+
+
+@twin(questions(profiles=(TABLE,), policy=CONTINUOUS, **TUNED), st.sampled_from(OTHER_ENGINES), share=0.025)
+def test_a_tuned_line_is_for_the_engine_that_was_simulated(asked: Asked, engine: str) -> Pair:
+    """A10."""
+    found = answer("tune", {**asked, "engine": engine})["deployment"]
+    notes = " ".join(found["notes"])
+    return Pair(True, not found["vllm_serve"] or engine.partition("-")[0] in notes.lower())
+
+
+@twin(questions(profiles=(TABLE, TINY), policy=CONTINUOUS, **TUNED), share=0.05)
+def test_the_config_in_a_line_is_the_table(asked: Asked) -> Pair:
+    found = answer("tune", asked)
+    config, table = found["deployment"]["speculative_config"], found["table"]
+    if config is None:
+        return Pair(max(row[2] for row in table), 0)
+    rows = config.get("num_speculative_tokens_per_batch_size", table)
+    assert json.dumps(config) in found["deployment"]["vllm_serve"].replace("'", "")
+    return Pair((config["num_speculative_tokens"], rows), (max(row[2] for row in table), table))
+
+
+@twin(questions(profiles=(PAIR,), policy=CONTINUOUS))
+def test_an_emitted_line_is_the_same_from_a_key(asked: Asked) -> Pair:
+    keys = with_set({name: value for name, value in asked.items() if name != "seed"}, seed=asked["seed"])
+    return Pair(*(said("compare", *words(each), "--emit-vllm") for each in (asked, keys)))

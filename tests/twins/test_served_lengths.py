@@ -1,0 +1,209 @@
+"""Twins of requests that an engine serves otherwise than they were asked: cut at a length, refused, or too many.
+
+Issue 41, A1; and what follows from the served lengths: rates, tokens per second, money.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+import lanesim
+from sim.studies.plan.candidate_ranking import Candidate
+from sim.studies.plan.search import plan
+from tests.twins.drawn import ENGINE, PAIR, TABLE, TINY, questions
+from tests.twins.twin import Asked, Pair, answer, folder, noted, only, runs, twin, with_set, words, write_lines
+
+CONTEXT = {name: lanesim.load_profile(name).target.max_context for name in (TINY, PAIR)}
+BEYOND = st.integers(1, 400)
+"""Tokens that are asked beyond what is served."""
+ASKED_ALONE = ("scenario", "scenario_hash", "notes")
+"""Parts of an answer that repeat the question."""
+PLANNED = (
+    "replicas",
+    "rate_per_replica",
+    "rate_interval",
+    "output_tokens_per_s_per_gpu",
+    "usd_per_million_tokens",
+    "utilisation",
+    "attainment_by_draw",
+)
+
+
+def cut(asked: Asked, beyond: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same served work under engine.max_model_len: asked for longer, and as long as it is."""
+    served = with_set(
+        {**asked, "engine": ENGINE}, engine__max_model_len=int(asked["input-len"]) + int(asked["output-len"])
+    )
+    return {**served, "output-len": int(asked["output-len"]) + beyond}, served
+
+
+def figures(result: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in result.items() if key not in ASKED_ALONE}
+
+
+RATES = st.sampled_from((1.0, 10.0, 30.0, 100.0))
+"""Up to saturation and beyond it."""
+
+
+@twin(questions(), BEYOND, RATES)
+def test_answers_that_max_model_len_ends_are_compared_as_answers_of_that_length(
+    asked: Asked, beyond: int, rate: float
+) -> Pair:
+    """A1."""
+    return Pair(*(figures(answer("compare", each)) for each in cut({**asked, "request-rate": rate}, beyond)))
+
+
+@twin(questions(profiles=(TINY, PAIR)), BEYOND)
+def test_answers_that_the_models_context_ends_are_compared_as_answers_of_that_length(asked: Asked, beyond: int) -> Pair:
+    """A1."""
+    given = {**asked, "engine": ENGINE, "input-len": CONTEXT[asked["profile"]] - asked["output-len"]}
+    longer = {**given, "output-len": asked["output-len"] + beyond}
+    return Pair(*(figures(answer("compare", each)) for each in (longer, given)))
+
+
+CAPACITY = {
+    "goodput": ["ttft:2000", "tpot:400"],
+    "max-num-seqs": 4,
+    "draws": 0,
+    "price": "2/gpu-h",
+    "request-rate": None,
+}
+FEW = st.sampled_from(("autoregressive", "continuous"))
+
+
+@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), BEYOND, share=0.05)
+def test_the_capacity_of_answers_that_are_cut_is_that_of_short_ones(asked: Asked, beyond: int) -> Pair:
+    """A1."""
+    return Pair(*(figures(answer("capacity", each)) for each in cut(asked, beyond)))
+
+
+@twin(questions(profiles=(TINY,), policy=FEW, **CAPACITY), BEYOND, share=0.05)
+def test_the_replicas_for_a_rate_of_answers_that_are_cut_are_those_of_short_ones(asked: Asked, beyond: int) -> Pair:
+    """A1."""
+    pair = (answer("capacity", each, "--target-rate", "3") for each in cut(asked, beyond))
+    return Pair(*(figures(each) for each in pair))
+
+
+TUNED = {"lengths": "0,2", "concurrencies": "1,3", "draws": 2, "request-rate": None, "num-speculative-tokens": None}
+
+
+@twin(questions(profiles=(TINY, TABLE), policy=st.just("continuous"), **TUNED), BEYOND, share=0.05)
+def test_the_draft_length_for_answers_that_are_cut_is_that_for_short_ones(asked: Asked, beyond: int) -> Pair:
+    """A1."""
+    return Pair(*(figures(answer("tune", each)) for each in cut(asked, beyond)))
+
+
+@twin(st.integers(40, 400), st.integers(4, 24), BEYOND, share=0.025)
+def test_a_plan_for_answers_that_are_cut_is_that_for_short_ones(prompt: int, output: int, beyond: int) -> Pair:
+    """A1."""
+    profile = lanesim.load_profile("h100-sxm/llama-2-7b")
+    given = {
+        "engine.max_model_len": prompt + output,
+        "engine.max_num_seqs": 4,
+        "goodput": {"ttft_ms": 1000.0, "tpot_ms": 50.0},
+        "num_prompts": 30,
+        "num_speculative_tokens": 0,
+    }
+    rows = []
+    for asked in (output + beyond, output):
+        scenario = lanesim.Scenario.of(
+            profile=profile.name, policy="continuous", input_len=prompt, output_len=asked, **given
+        )
+        found = plan(
+            scenario, [Candidate(profile.name, profile)], rate_per_s=3.0, price_per_gpu_h=2.0, draws=1, workers=1
+        )
+        rows.append(only([msgspec.to_builtins(row) for row in found.deployments], *PLANNED))
+    return Pair(*rows)
+
+
+LENGTHS = st.lists(st.tuples(st.integers(4, 60), st.integers(2, 30)), min_size=3, max_size=8)
+
+
+def recorded(pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    """A request every 50 ms."""
+    return [
+        {"arrival_s": 0.05 * place, "input_len": prompt, "output_len": output}
+        for place, (prompt, output) in enumerate(pairs)
+    ]
+
+
+LONGEST = 64
+ON_A_TRACE = {
+    "request-rate": None, "num-prompts": None, "input-len": None, "output-len": None, "engine": ENGINE,
+    "dataset-name": "jsonl", "set": {"engine.max_model_len": LONGEST},
+}  # fmt: skip
+
+
+@twin(questions(profiles=(TINY,), **ON_A_TRACE), LENGTHS)
+def test_a_trace_of_answers_that_are_cut_is_served_as_the_trace_of_short_ones(
+    asked: Asked, lengths: list[tuple[int, int]]
+) -> Pair:
+    """A1."""
+    short = [(prompt, min(output, LONGEST - prompt)) for prompt, output in lengths]
+    with folder() as place:
+        found = []
+        for name, pairs in (("asked", lengths), ("short", short)):
+            path = write_lines(place / f"{name}.jsonl", recorded(pairs))
+            found.append(answer("compare", {**asked, "dataset-path": path}, "--save-detailed"))
+    return Pair(*(figures(each) for each in found))
+
+
+@twin(questions(profiles=(TINY,), **ON_A_TRACE), LENGTHS, st.integers(LONGEST, 3000))
+def test_a_prompt_without_room_for_an_answer_changes_nothing_for_the_others(
+    asked: Asked, lengths: list[tuple[int, int]], prompt: int
+) -> Pair:
+    """A1: vLLM answers it with 400."""
+    rows = recorded(lengths)
+    refused = {"arrival_s": rows[1]["arrival_s"], "input_len": prompt, "output_len": 5}
+    with folder() as place:
+        found = []
+        for name, each in (("without", rows), ("with", [*rows[:2], refused, *rows[2:]])):
+            path = write_lines(place / f"{name}.jsonl", each)
+            (only_run,) = runs({**asked, "dataset-path": path, "acceptance": "iid:0"}, "--save-detailed")
+            found.append([value for value in only_run["e2els"] if value is not None])
+    return Pair(*found)
+
+
+@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), BEYOND, rel=1e-9, share=0.05)
+def test_capacity_times_the_tokens_of_a_served_request_is_its_throughput(asked: Asked, beyond: int) -> Pair:
+    """A1."""
+    longer, _ = cut(asked, beyond)
+    (highest,) = answer("capacity", longer)["highest"]
+    if highest["load"] is None:
+        return Pair(None, None)
+    own = {name: value for name, value in longer.items() if name not in ("draws", "price", "goodput")}
+    (run,) = runs({**own, "request-rate": highest["load"]})
+    return Pair(highest["output_tokens_per_s"] / highest["load"], run["total_output_tokens"] / run["completed"])
+
+
+@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), BEYOND, rel=1e-9, share=0.05)
+def test_dollars_per_token_times_tokens_per_second_are_dollars_per_second(asked: Asked, beyond: int) -> Pair:
+    (highest,) = answer("capacity", cut(asked, beyond)[0])["highest"]
+    usd, tokens = highest["usd_per_million_tokens"], highest["output_tokens_per_s"]
+    return Pair(None if usd is None else usd * tokens * 3600 / 1e6, None if usd is None else 2.0)
+
+
+@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), rel=0.08, share=0.05)
+def test_the_saturated_rate_is_that_of_a_closed_loop_whose_queue_is_never_empty(asked: Asked) -> Pair:
+    (highest,) = answer("capacity", {**asked, "acceptance": "iid:0.6"})["highest"]
+    own = {name: value for name, value in asked.items() if name not in ("draws", "price", "goodput")}
+    loop = {"request-rate": "inf", "max-concurrency": 12, "num-prompts": 400, "acceptance": "iid:0.6"}
+    (run,) = runs({**own, **loop})
+    return Pair(highest["saturated_per_s"] * asked["output-len"], run["steady_output_throughput"])
+
+
+@twin(questions(request_rate=None), st.integers(1, 6))
+def test_a_bound_on_requests_in_flight_alone_is_a_closed_loop(asked: Asked, in_flight: int) -> Pair:
+    """A10: as in vllm bench, whose rate is infinite unless one is given."""
+    loop = {**{name: value for name, value in asked.items() if name != "request-rate"}, "max-concurrency": in_flight}
+    return Pair(runs(loop), runs({**loop, "request-rate": "inf"}))
+
+
+@twin(questions(profiles=(TINY, PAIR)))
+def test_blocks_beyond_memory_are_told_from_those_that_fit(asked: Asked) -> Pair:
+    """A10: refused, or said."""
+    said_of_it = noted("compare", *words({**asked, "num-gpu-blocks": 10**8}), "--workers", "1")
+    return Pair([line for line in said_of_it if "memory" in line] != [], True)

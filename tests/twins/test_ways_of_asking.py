@@ -1,0 +1,301 @@
+"""Twins of one question in several spellings: flags, files, --set, Python; and of one answer in several forms.
+
+Not here: settings that mean the same (test_same_settings), what two commands say of one thing (test_commands_agree).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import strategies as st
+
+import lanesim
+from sim.costs.engine_costs import ENGINES as ENGINE_FILES
+from sim.costs.profile_files import SHIPPED
+from sim.draws import child_seed
+from tests.twins.drawn import ENGINE, ENGINES, PAIR, PAIRS, TABLE, TINY, questions, several
+from tests.twins.twin import (
+    Asked,
+    Pair,
+    answer,
+    dotted,
+    flat,
+    folder,
+    nested,
+    only,
+    or_refused,
+    runs,
+    said,
+    twin,
+    with_set,
+    without,
+    words,
+)
+
+ONE_PROCESS = ("--workers", "1")
+names = st.sampled_from(lanesim.profile_names())
+
+
+@twin(questions())
+def test_flags_are_the_file(asked: Asked) -> Pair:
+    with folder() as place:
+        path = place / "scenario.yaml"
+        path.write_text(yaml.safe_dump(nested(asked)))
+        return Pair(answer("compare", asked), json.loads(said("compare", str(path), *ONE_PROCESS, "--json", "-")))
+
+
+@twin(questions())
+def test_flags_are_dotted_keys(asked: Asked) -> Pair:
+    return Pair(answer("compare", asked), answer("compare", {"set": dotted(asked)}))
+
+
+@twin(questions())
+def test_flags_are_python(asked: Asked) -> Pair:
+    mine = lanesim.compare(**flat(asked))
+    there = answer("compare", asked)
+    known = msgspec.to_builtins(mine)
+    for later in ("evidence", "levels"):  # Of the command alone, which looks them up.
+        there.pop(later), known.pop(later)
+    return Pair(there, known)
+
+
+@twin(questions())
+def test_flags_over_a_file_are_the_file_with_their_values(asked: Asked) -> Pair:
+    other = {**asked, "seed": asked["seed"] + 1, "output-len": 7}
+    with folder() as place:
+        path = place / "scenario.yaml"
+        path.write_text(yaml.safe_dump(nested(asked)))
+        over = said(
+            "compare", str(path), "--seed", str(other["seed"]), "--output-len", "7", *ONE_PROCESS, "--json", "-"
+        )
+    return Pair(answer("compare", other), json.loads(over))
+
+
+@twin(questions(), names)
+def test_a_profile_by_name_is_the_one_at_its_path(asked: Asked, name: str) -> Pair:
+    """A2: by the path a profile is checked, too."""
+    own = {**asked, "profile": name, "policy": "autoregressive"}
+    own.pop("num-speculative-tokens"), own.pop("acceptance")
+    return Pair(runs(own), runs({**own, "profile": SHIPPED / f"{name}.json"}))
+
+
+@twin(names)
+def test_what_profiles_show_prints_is_the_file(name: str) -> Pair:
+    shown = json.loads(said("profiles", "show", name, "--json"))
+    held = json.loads((SHIPPED / f"{name}.json").read_text())
+    return Pair(
+        held,
+        {key: value for key, value in shown.items() if key in held} | {k: _pruned(shown[k], held[k]) for k in held},
+    )
+
+
+def _pruned(shown: Any, held: Any) -> Any:
+    """`shown` without the defaults that the file leaves out."""
+    if isinstance(held, dict) and isinstance(shown, dict):
+        return {key: _pruned(value, held[key]) for key, value in shown.items() if key in held}
+    return shown
+
+
+@twin(names)
+def test_a_saved_profile_is_the_one_in_memory(name: str) -> Pair:
+    profile = lanesim.load_profile(name)
+    with folder() as place:
+        again = lanesim.load_profile(lanesim.save_profile(profile, place / "mine.json"))
+    return Pair(msgspec.to_builtins(profile), msgspec.to_builtins(again))
+
+
+@twin(questions(profiles=(TINY, PAIR)), st.sampled_from(ENGINES))
+def test_an_engine_by_name_is_the_one_at_its_path(asked: Asked, name: str) -> Pair:
+    return Pair(runs({**asked, "engine": name}), runs({**asked, "engine": ENGINE_FILES / f"{name}.json"}))
+
+
+@twin(questions(policy=st.just("continuous")), st.integers(1, 5))
+def test_vllms_speculative_config_is_our_flags(asked: Asked, k: int) -> Pair:
+    method = "eagle3" if asked["profile"] == TABLE else "draft_model"
+    config = json.dumps({"method": method, "model": "some/draft", "num_speculative_tokens": k})
+    bare = {name: value for name, value in asked.items() if name != "num-speculative-tokens"}
+    return Pair(runs({**asked, "num-speculative-tokens": k}), runs({**bare, "speculative-config": config}))
+
+
+@twin(questions())
+def test_json_on_stdout_is_json_in_a_file(asked: Asked) -> Pair:
+    with folder() as place:
+        said("compare", *words(asked), *ONE_PROCESS, "--json", str(place / "r.json"))
+        return Pair(answer("compare", asked), json.loads((place / "r.json").read_text()))
+
+
+@twin(questions(policy=several, profiles=PAIRS), share=0.05)
+def test_the_scenario_of_a_results_folder_gives_the_same_results(asked: Asked) -> Pair:
+    with folder() as place:
+        said("compare", *words(asked), *ONE_PROCESS, "--out", str(place / "r"))
+        again = said("compare", str(place / "r" / "scenario.yaml"), *ONE_PROCESS, "--json", "-")
+        return Pair(answer("compare", asked), json.loads(again))
+
+
+@twin(questions(policy=several, profiles=PAIRS), share=0.05)
+def test_the_scenario_in_the_json_asks_for_that_json(asked: Asked) -> Pair:
+    first = answer("compare", asked)
+    with folder() as place:
+        path = place / "scenario.yaml"
+        path.write_text(yaml.safe_dump(first["scenario"]))
+        return Pair(first, json.loads(said("compare", str(path), *ONE_PROCESS, "--json", "-")))
+
+
+@twin(questions(policy=several, profiles=PAIRS), share=0.05)
+def test_a_loaded_results_folder_is_the_json(asked: Asked) -> Pair:
+    with folder() as place:
+        said("compare", *words(asked), *ONE_PROCESS, "--out", str(place / "r"))
+        loaded = lanesim.load(place / "r")
+    mine = lanesim.Results(comparison=loaded.comparison, runs=loaded.comparison.frame(), requests=None)
+    assert mine.runs.equals(loaded.runs)
+    return Pair(answer("compare", asked), loaded.comparison.plain)
+
+
+@twin(questions())
+def test_a_result_file_of_the_benchmark_is_the_run(asked: Asked) -> Pair:
+    with folder() as place:
+        said("compare", *words(asked), *ONE_PROCESS, "--result-dir", str(place / "r"))
+        (path,) = (place / "r").iterdir()
+        frame, mine = lanesim.load(path), lanesim.compare(**flat(asked)).frame()
+    shared = [name for name in mine.columns if name in frame.columns and mine[name].dtype.kind in "if"]
+    assert len(shared) > 40, shared
+    return Pair(frame[shared].values.tolist(), mine[shared].values.tolist())
+
+
+@twin(questions(policy=several, profiles=PAIRS))
+def test_policies_side_by_side_are_each_by_itself(asked: Asked) -> Pair:
+    alone = [run for policy in asked["policy"] for run in runs({**asked, "policy": policy})]
+    return Pair(runs(asked), alone)
+
+
+@twin(questions(policy=several, profiles=PAIRS, replications=3))
+def test_the_order_of_policies_changes_nothing_that_is_said(asked: Asked) -> Pair:
+    """A8: the winner, too."""
+    said_of = []
+    for policies in (asked["policy"], asked["policy"][::-1]):
+        found = answer("compare", {**asked, "policy": policies})
+        parts = sorted(found["verdict"].replace(" and ", ", ").replace(" or ", ", ").replace(";", ",").split(", "))
+        own = {run["policy"] + str(run["replication"]): run for run in found["runs"]}
+        said_of.append((own, len(parts)))
+    return Pair(*said_of)
+
+
+@twin(questions(), st.integers(1, 3), st.integers(1, 3))
+def test_the_first_replications_of_a_longer_comparison_are_a_shorter_one(asked: Asked, few: int, more: int) -> Pair:
+    longer = runs({**asked, "replications": few + more})
+    return Pair(runs({**asked, "replications": few}), longer[:few])
+
+
+@twin(questions(), st.integers(0, 3))
+def test_a_replication_is_a_simulation_with_its_seed(asked: Asked, replication: int) -> Pair:
+    run = runs({**asked, "replications": replication + 1}, "--save-detailed")[replication]
+    one = lanesim.simulate(**flat(asked) | {"seed": child_seed(asked["seed"], replication)}).metrics
+    return Pair({key: value for key, value in run.items() if key in one}, dict(one))
+
+
+@twin(questions(policy=several, profiles=PAIRS), st.lists(st.sampled_from((0.5, 1.0, 3.0)), min_size=2, unique=True))
+def test_several_values_of_a_flag_are_a_comparison_each(asked: Asked, rates: list[float]) -> Pair:
+    grid = answer("compare", {**asked, "request-rate": ",".join(map(str, rates))})["points"]
+    return Pair([point["runs"] for point in grid], [runs({**asked, "request-rate": rate}) for rate in rates])
+
+
+def swept(asked: Asked, place: Path, key: str, values: list[Any], workers: int = 1) -> Any:
+    """The frame of a sweep over `values` of a dotted key."""
+    (place / "grid.yaml").write_text(yaml.safe_dump({"scenario": nested(asked), "grid": {key: values}}))
+    said("sweep", str(place / "grid.yaml"), "--out", str(place / "store"), "--workers", str(workers))
+    return lanesim.load(place / "store")
+
+
+RATES = [0.5, 2.0]
+
+
+@twin(questions(policy=several, profiles=PAIRS), share=0.05)
+def test_points_of_a_sweep_are_comparisons(asked: Asked) -> Pair:
+    with folder() as place:
+        frame = swept(asked, place, "workload.request_rate", RATES)
+    pairs = []
+    for rate in RATES:
+        mine = lanesim.compare(**flat(asked) | {"request_rate": rate}).frame()
+        mine = mine.set_index("policy")
+        own = frame[frame["workload.request_rate"] == rate].set_index("policy").loc[mine.index]
+        shared = [name for name in mine.columns if name in own.columns and mine[name].dtype.kind in "if"]
+        assert len(shared) > 40, shared
+        pairs.append((own[shared].fillna(-1).to_dict(), mine[shared].fillna(-1).to_dict()))
+    return Pair(*zip(*pairs, strict=True))
+
+
+@twin(questions(policy=several, profiles=PAIRS), share=0.02)
+def test_one_worker_does_what_two_do(asked: Asked) -> Pair:
+    frames = []
+    for workers in (1, 2):
+        with folder() as place:
+            frames.append(swept(asked, place, "workload.request_rate", RATES, workers).fillna("none").to_dict("list"))
+    return Pair(*frames)
+
+
+@pytest.mark.nightly  # Ten seconds, most of them pictures.
+@twin(questions(policy=several, profiles=PAIRS), share=0.02)
+def test_a_report_shows_the_stores_figures(asked: Asked) -> Pair:
+    with folder() as place:
+        frame = swept(asked, place, "workload.request_rate", RATES)
+        said("report", str(place / "store"), "--out", str(place / "page.html"))
+        page = (place / "page.html").read_text()
+    table = page.partition('id="points"')[2].partition("</table>")[0]
+    shown = sorted(unescape(value) for value in re.findall(r'data-value="([^"]*)"', table))
+    held = frame["mean_e2el_ms"].tolist()
+    return Pair(sorted(held), sorted(each for each in held if any(_close(each, text) for text in shown)))
+
+
+def _close(value: float, text: str) -> bool:
+    try:
+        return abs(float(text) - value) <= 1e-6 * abs(value)
+    except ValueError:
+        return False
+
+
+@twin(questions(policy=several, profiles=PAIRS, replications=2))
+def test_the_table_shows_the_figures_of_the_json(asked: Asked) -> Pair:
+    from sim.report.tables import number
+
+    text, found = said("compare", *words(asked), *ONE_PROCESS), answer("compare", asked)
+    assert found["verdict"] in text
+    lines = text.splitlines()
+    pairs = []
+    for row in found["policies"]:
+        name = row["policy"]
+        shown = next(line.split() for line in lines if line.split()[:1] == [name])
+        keys = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "p99_itl_ms", "mean_e2el_ms")
+        pairs.append((shown[1:7], [number(row["mean"][key]) for key in keys]))
+    return Pair(*zip(*pairs, strict=True))
+
+
+@twin(questions(), st.sampled_from((50.0, 75.0, 99.9)))
+def test_a_percentile_more_changes_no_other_figure(asked: Asked, percent: float) -> Pair:
+    usual, (more,) = runs(asked), runs(asked, "--metric-percentiles", f"{percent:g},90")
+    assert percent != 50.0 or more["p50_e2el_ms"] == more["median_e2el_ms"]
+    return Pair(usual, [{key: value for key, value in more.items() if key in usual[0]}])
+
+
+@twin(questions())
+def test_recorded_works_change_no_figure(asked: Asked) -> Pair:
+    with folder() as place:
+        said("compare", *words(asked), *ONE_PROCESS, "--out", str(place / "r"), "--works")
+        recorded = json.loads((place / "r" / "summary.json").read_text())["runs"]
+    return Pair(without(runs(asked), "phases_ms"), without(recorded, "phases_ms"))
+
+
+@twin(questions(engine=ENGINE))
+def test_what_one_spelling_refuses_the_other_refuses(asked: Asked) -> Pair:
+    wrong = with_set(asked, engine__max_model_len=1)
+    in_python = flat(asked) | {"engine.max_model_len": 1}
+    return Pair(
+        or_refused(lambda: only(runs(wrong), "mean_e2el_ms")),
+        or_refused(lambda: only(lanesim.compare(**in_python).runs, "mean_e2el_ms")),
+    )
