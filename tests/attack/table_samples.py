@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.attack.samples import (
-    ALONE,
     AZURE,
     BENCH,
     CONFIG,
