@@ -274,7 +274,7 @@ DEFECTS: dict[str, tuple[Row, str]] = {
         {"num_speculative_tokens": 3, "acceptance_length": 4.5},
         "line 3: acceptance_length=4.5 must be in 1..4",
     ),
-    "prompt beyond memory": ({"input_len": 9_000_000}, "line 3: request 0"),
+    "prompt beyond the context": ({"input_len": 9_000_000}, "line 3: every request is rejected"),
 }
 
 
