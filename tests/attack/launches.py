@@ -253,7 +253,7 @@ def apart(words: list[str], how: str) -> tuple[int | str, str]:
 
 
 def problem(code: int | str, err: str) -> str | None:
-    """What is wrong with the end of a launch."""
+    """Fault of the end of a launch; None where there is none."""
     if isinstance(code, str):
         return code
     lines = [line for line in err.splitlines() if not line.startswith(("lanesim: note:", "WARNING", "Usage"))]
