@@ -18,7 +18,7 @@ SMOKE, CORUN, MEASURE, REPLAY, REPORT = "smoke", "corun", "measure ", "replay ",
 
 
 SMOKE_FILE = "smoke.json"
-"""What the first step leaves in the campaign's directory."""
+"""File of the first step in the campaign's directory."""
 DONE = "done"
 """The folder there of steps that are over."""
 ALWAYS = SMOKE, REPORT

@@ -204,13 +204,7 @@ class MeasuredLength:
         0 at k = measured_k; 2.6 at 3 has 0.023 at k/K = 1/3, 0.020 at 2/3, 0.051 at 5/3 and 0.092 at 7/3. The spread
         is that of measured drafts (DRIFT_FALLING); docs/acceptance.md has the table.
         """
-        here = self.model(k).expected_length(k)
-        chances = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
-        drawn = [
-            replace(self, drift=split_normal(chance, DRIFT_FALLING, DRIFT_RISING)).model(k).expected_length(k)
-            for chance in chances.tolist()
-        ]
-        return float(np.mean(np.square(np.array(drawn) / here - 1.0)) ** 0.5)
+        return _drift_error(self, k)
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
         errors = [f"{100.0 * self.standard_error(k):.0f} % at k={k}" for k in sorted(set(ks)) if k != self.measured_k]
@@ -221,6 +215,17 @@ class MeasuredLength:
             f"standard error of the length: {', '.join(errors)}. Measured drafts yield more than that at shorter k "
             "and less at longer",
         )
+
+
+def _drift_error(quoted: MeasuredLength | MeasuredRates, k: int) -> float:
+    """Root mean square of the relative differences of the length at `k` with and without the drift that draws have."""
+    here = quoted.model(k).expected_length(k)
+    chances = (np.arange(_NUM_QUANTILES) + 0.5) / _NUM_QUANTILES
+    drawn = [
+        replace(quoted, drift=split_normal(chance, DRIFT_FALLING, DRIFT_RISING)).model(k).expected_length(k)
+        for chance in chances.tolist()
+    ]
+    return float(np.mean(np.square(np.array(drawn) / here - 1.0)) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,13 +263,18 @@ class MeasuredRates:
         return replace(self, drift=drift, lift=min(_MAX_LIFT, split_normal(rng.random(), LIFT_LESS, LIFT_MORE)))
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
-        """On shorter drafts; that longer ones repeat a rate is said of every scenario (sim.run.checks)."""
-        if min(ks, default=self.measured_k) >= self.measured_k:
-            return ()
-        return (
-            f"vllm: has {self.measured_k} rates; shorter drafts take the first of them, and recordings show "
-            "acceptance lengths 1 to 6 % above that",
-        )
+        measured_k, lines = self.measured_k, []
+        if min(ks := sorted(set(ks)), default=measured_k) < measured_k:
+            lines.append(
+                f"vllm: has {measured_k} rates; shorter drafts take the first of them, and recordings show "
+                "acceptance lengths 1 to 6 % above that"
+            )
+        if errors := [f"{100.0 * _drift_error(self, k):.0f} % at k={k}" for k in ks if k > measured_k]:
+            lines.append(
+                f"vllm: has {measured_k} rates; longer drafts repeat the last conditional one; standard error of the "
+                f"length: {', '.join(errors)}"
+            )
+        return tuple(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

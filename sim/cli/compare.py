@@ -180,7 +180,7 @@ def _check(flags: CompareFlags, *, is_grid: bool) -> None:
 
 
 def _bench_files(folder: Path | None, scenario: Scenario) -> list[Path]:
-    """Where --result-dir puts each run."""
+    """Files of the runs in --result-dir."""
     from sim.draws import child_seed
     from sim.report.bench import bench_path
 

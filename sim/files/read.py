@@ -26,7 +26,7 @@ MAX_BYTES = 256 * MIB
 MAX_TABLE_BYTES = 4096 * MIB
 """A table that is read row by row."""
 MAX_LINES = 10_000_000
-"""Of such a table: as many requests as a run may have."""
+"""Lines of such a table: as many requests as a run may have."""
 MAX_UNPACKED, FREE_UNPACKED_BYTES = 50, 16 * MIB
 """Times its size that an archive of more than so many bytes may unpack to: tables of text pack to a tenth, an archive
 that is made to fill a memory to a thousandth."""

@@ -325,7 +325,7 @@ SUFFIXES = (".png", ".svg")
 
 
 def picture_files(folder: Path, names: Iterable[str]) -> list[Path]:
-    """What `write_pictures` may write."""
+    """Files that `write_pictures` may write."""
     return [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
 
 
