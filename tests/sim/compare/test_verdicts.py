@@ -378,7 +378,8 @@ def test_an_order_that_flips_within_the_bracket_has_its_break_even() -> None:
 
 
 def test_of_four_equal_policies_one_comparison_in_twenty_orders_any() -> None:
-    """Policies of one distribution, on draws of their own: pairs by themselves order some in 19 % of 400."""
+    """Of one distribution, on draws of their own: each pair by itself, some are ordered in 25 % of 400. Allowed are 5 %
+    and two standard errors."""
     names = ["a", "b", "c", "d"]
     loads = {name: Load(verdict=Verdict.STABLE, rate_per_s=1.0) for name in names}
     rng = np.random.default_rng(0)
@@ -387,7 +388,7 @@ def test_of_four_equal_policies_one_comparison_in_twenty_orders_any() -> None:
         runs = [{"policy": name} | steps(float(rng.normal(100.0, 5.0))) for name in names for _ in range(3)]
         found = [row for row in paired_differences(names, runs, loads, {}) if row.metric == METRIC]
         ordered += any(row.order is not Order.SAME for row in found)
-    assert ordered / 400 <= 0.05
+    assert ordered / 400 <= 0.05 + 2.0 * (0.05 * 0.95 / 400) ** 0.5
 
 
 def test_a_latency_whose_spread_grows_with_it_is_told_from_a_fifth_of_it_by_three_draws() -> None:
@@ -405,8 +406,8 @@ def test_a_latency_whose_spread_grows_with_it_is_told_from_a_fifth_of_it_by_thre
 
 
 def test_where_an_order_flips_has_an_interval() -> None:
-    """12, 10 and 8 s against 9 cross at 0.16; 0.1 s either way moves that by 0.009, and the mean of three by t / sqrt(3)
-    times as much."""
+    """12, 10 and 8 s against 9 cross at 0.16; 0.1 s either way moves that by 0.009, the mean of three draws by t over
+    sqrt(3) of it."""
     loads = {name: Load(verdict=Verdict.STABLE, rate_per_s=1.0) for name in ("continuous", "pd")}
     draws = (-0.1, 0.0, 0.1)
     runs = [{"policy": "continuous"} | steps(9.0) for _ in draws]
