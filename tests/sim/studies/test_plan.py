@@ -17,6 +17,7 @@ from sim.costs.profile_files import load
 from sim.report.plans import draft_lengths, print_plan
 from sim.run.scenario import Scenario
 from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, first_pass
+from sim.studies.plan.disputed import with_world
 from sim.studies.plan.search import Plan, plan
 from sim.studies.tune import TunedPoint
 
@@ -88,6 +89,25 @@ def test_the_fewest_gpus_for_the_rate_come_first_and_the_sentence_says_so() -> N
     assert found.verdict.startswith(f"rent {best.gpus} x h100-sxm: {best.replicas} replica")
     assert best.worlds_met == sum(share >= 0.95 for share in best.attainment_by_draw)
     assert best.usd_per_million_tokens == pytest.approx(2.0 * best.gpus / (20.0 * 32 * 3600.0) * 1e6)
+
+
+def test_where_tables_dispute_the_sentence_says_what_either_world_comes_to() -> None:
+    """The best row at a rate; by tables in which passes take 2.5 times as long, or as long as here, or an hour."""
+    found = planned(scenario(), ONE, rate_per_s=100.0)
+    best = found.deployments[0]
+
+    def other_gpus(ratio: float) -> str:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            told = with_world(found, load(ONE), ratio, "vllm's own", workers=1)
+        head, _, world = told.verdict.rpartition("; or ")
+        assert head == found.verdict
+        return world
+
+    slower = int(other_gpus(2.5).removesuffix(" GPUs if vllm's own tables hold"))
+    assert other_gpus(1.0) == f"{best.gpus} GPUs if vllm's own tables hold"
+    assert slower > best.gpus
+    assert other_gpus(1e5) == "none that meets the SLOs if vllm's own tables hold"
 
 
 def test_without_a_rate_the_most_requests_per_gpu_come_first_in_one_replica() -> None:
