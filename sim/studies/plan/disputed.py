@@ -15,8 +15,12 @@ from sim.compare.pool import OnDone
 from sim.costs.profile import SERVED_KINDS, Profile
 from sim.engine.fleet import Routing
 from sim.run.scenario import parse_scenario
-from sim.studies.attainment import highest_load
+from sim.studies.attainment import Attainment, highest_load
 from sim.studies.plan.search import Plan
+
+MOST_TIMES = 4
+"""Fleets are simulated where a replica serves at least this part of the requests that the ratio leaves it: with fewer,
+some draws hardly ever meet the SLOs."""
 
 
 def with_world(
@@ -33,23 +37,31 @@ def with_world(
     best, host = result.deployments[0], profile.host
     served = {kind: ratio * host.served.get(kind, 1.0) for kind in SERVED_KINDS}
     slower = msgspec.structs.replace(profile, host=msgspec.structs.replace(host, served=served))
-    found = highest_load(
-        msgspec.structs.replace(parse_scenario(result.scenario), energy=False),
-        slower,
-        share=result.share,
-        target_rate=result.rate_per_s,
-        draws=result.draws,
-        routings=(Routing.ROUND_ROBIN,),
-        near=best.rate_per_replica / best.dp / ratio,
-        is_brief=True,
-        workers=workers,
-        on_done=on_done,
-    )
-    load, replicas = found.highest[0].load, found.fleets[0].replicas if found.fleets else None
-    if not load or (result.rate_per_s is not None and replicas is None):
+    scenario = msgspec.structs.replace(parse_scenario(result.scenario), energy=False)
+    near = best.rate_per_replica / best.dp / ratio
+
+    def found(rate_per_s: float | None, draws: int) -> Attainment:
+        return highest_load(
+            scenario,
+            slower,
+            share=result.share,
+            target_rate=rate_per_s,
+            draws=draws,
+            routings=(Routing.ROUND_ROBIN,),
+            near=near,
+            is_brief=True,
+            workers=workers,
+            on_done=on_done,
+        )
+
+    load, per_replica = found(None, 0).highest[0].load or 0.0, best.gpus // (best.replicas or 1)
+    if load == 0.0:
         comes_to = "none that meets the SLOs"
-    elif replicas is None:
+    elif result.rate_per_s is None:
         comes_to = f"{load * best.dp:.3g} requests/s"
+    elif load < near / MOST_TIMES:
+        comes_to = f"more than {MOST_TIMES} times as many GPUs"
     else:
-        comes_to = f"{ceil(replicas / best.dp) * best.gpus // (best.replicas or 1)} GPUs"
+        fleet = found(result.rate_per_s, result.draws).fleets[0]
+        comes_to = f"{ceil((fleet.replicas or 1) / best.dp) * per_replica} GPUs"
     return msgspec.structs.replace(result, verdict=f"{result.verdict}; or {comes_to} if {whose} tables hold")

@@ -92,8 +92,8 @@ def test_the_fewest_gpus_for_the_rate_come_first_and_the_sentence_says_so() -> N
 
 
 def test_where_tables_dispute_the_sentence_says_what_either_world_comes_to() -> None:
-    """The best row at a rate; by tables in which passes take 2.5 times as long, or as long as here, or an hour."""
-    found = planned(scenario(), ONE, rate_per_s=100.0)
+    """The best row at a rate; by tables in which passes take 1.5 times as long, as long as here, or far longer."""
+    found = planned(scenario(), ONE, rate_per_s=40.0)
     best = found.deployments[0]
 
     def other_gpus(ratio: float) -> str:
@@ -104,10 +104,10 @@ def test_where_tables_dispute_the_sentence_says_what_either_world_comes_to() -> 
         assert head == found.verdict
         return world
 
-    slower = int(other_gpus(2.5).removesuffix(" GPUs if vllm's own tables hold"))
+    slower = int(other_gpus(1.5).removesuffix(" GPUs if vllm's own tables hold"))
     assert other_gpus(1.0) == f"{best.gpus} GPUs if vllm's own tables hold"
     assert slower > best.gpus
-    assert other_gpus(1e5) == "none that meets the SLOs if vllm's own tables hold"
+    assert other_gpus(100.0) == "none that meets the SLOs if vllm's own tables hold"
 
 
 def test_without_a_rate_the_most_requests_per_gpu_come_first_in_one_replica() -> None:
