@@ -116,6 +116,18 @@ def test_without_a_rate_the_most_requests_per_gpu_come_first_in_one_replica() ->
     assert best.output_tokens_per_s_per_gpu == pytest.approx(best.rate_per_replica * 32 / best.gpus)
 
 
+def test_a_planned_rate_is_inside_its_own_interval() -> None:
+    """With costs as given this fleet serves 30.0 requests/s, in two draws 29.5 and 29.7."""
+    given = Scenario.of(
+        profile=ONE, policy="continuous", input_len=256, output_len=2, num_prompts=1000, num_speculative_tokens=0,
+        seed=4, **{"goodput.ttft_ms": 300.0},
+    )  # fmt: skip
+    best = plan(given, candidates(ONE), draws=2, workers=1).deployments[0]
+    assert best.rate_interval is not None
+    low, high = best.rate_interval
+    assert low <= best.rate_per_replica <= high
+
+
 def test_a_drafter_that_pays_is_in_the_row_and_its_lengths_are_by_load() -> None:
     found = planned_with_drafts()
     best = found.deployments[0]
