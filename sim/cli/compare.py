@@ -51,7 +51,7 @@ class CompareFlags(NamedTuple):
     plots: bool
     workers: int | None
     max_cpu_s: float
-    draws: int
+    draws: int | None
     until_ci: float | None
     energy: bool
     verbose: bool
@@ -88,7 +88,13 @@ class CompareFlags(NamedTuple):
     show_default=True,
     help="CPU budget of `num_prompts: auto`.",
 )
-@click.option("--draws", type=DRAWS, default=0, help="Draws within the errors of costs and acceptance; 0 = none.")
+@click.option(
+    "--draws",
+    type=DRAWS,
+    default=None,
+    help="Draws within the errors of costs and acceptance, which orders must hold in; 0 = none. [default: 10 where "
+    "policies are ordered, so short that they take no longer than the runs]",
+)
 @click.option(
     "--until-ci", type=SHARE, default=None, metavar="SHARE", help="Replications until intervals are 0.05 of the means."
 )
@@ -295,7 +301,7 @@ def _run(
         )
     if flags.until_ci is not None:
         result = msgspec.structs.replace(result, notes=[*result.notes, *wider_than(result, flags.until_ci)])
-    if flags.draws:
+    if flags.draws != 0:
         with progress() as on_step:
             result = over_draws(result, profile, flags.draws, workers=flags.workers, on_done=on_step)
     near = evidence(profile, asked_of_comparison(result, profile))

@@ -15,6 +15,7 @@ from math import inf
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from sim.acceptance.forms import parse_quoted
 from sim.compare.point_runs import Outcome, Point, at_phi, run_points, worth
@@ -27,7 +28,7 @@ from sim.draws import child_seed
 from sim.files.json_values import Json
 from sim.metrics.load import Load, Verdict
 from sim.metrics.records import RunRecord
-from sim.metrics.stats import interval_95
+from sim.metrics.stats import chance_of_none, holm, interval_95
 from sim.metrics.summary import PERCENTILES, Run, number
 from sim.policies.registry import find_policy
 from sim.run.resolve import resolve_all
@@ -52,6 +53,8 @@ LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_
 """Keys of a run that say which run it is and how it went, rather than measure it."""
 MIN_FOR_P99 = 10_000
 """Independent requests (`effective_requests`) over all replications that an interval of a 99th percentile needs."""
+PHI_STEPS, PHI_DIGITS = 250, 4
+"""Parts of phi's bracket, at the ends of which an order may flip."""
 
 
 class CostSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +78,18 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     mean: float
     interval: Interval
-    """5 to 95 % of the draws."""
+    """5 to 95 % of the draws, of fewer than 19 all, and what the replications leave open."""
     order: Order
+
+
+class DrawnLevel(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy's mean E2EL over draws that the evidence allows."""
+
+    policy: str
+    mean_e2el_ms: float
+    """Mean with costs as given."""
+    interval: Interval
+    """Likewise."""
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +128,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str = ""
     """The sentence that it comes to."""
     drawn: list[Drawn] = []
-    """Differences in draws, where they were asked for."""
+    """Differences in draws, where some were made."""
+    drawn_levels: list[DrawnLevel] = []
+    """Means in these draws."""
     levels: list[Level] = []
     """Intervals of levels, end to end, of policies with steady means."""
     evidence: list[str] = []
@@ -335,8 +350,7 @@ def _numbers(runs: Sequence[Run], key: str) -> list[float] | None:
 
 
 def _mean(runs: Sequence[Run], key: str) -> float | None:
-    samples = _numbers(runs, key)
-    return sum(samples) / len(samples) if samples else None
+    return mean_of(_numbers(runs, key) or [])
 
 
 def paired_differences(
@@ -350,41 +364,58 @@ def paired_differences(
 ) -> list[Paired]:
     """`a` - `b` draw by draw for every pair of policies, `b` listed before `a`. Only steady pairs get an interval; no
     order is stated of a policy that is `bounded`, whose figures are an upper bound of overlap, or at a phi where either
-    is `unsteady`."""
-    rows = []
-    for first, second in combinations(policies, 2):
-        theirs, ours = _of_policy(first, runs), _of_policy(second, runs)
-        is_steady = loads[first].is_steady and loads[second].is_steady
-        for metric in PAIRED_METRICS:
-            difference, interval = _difference(ours, theirs, metric)
-            by_overlap: dict[str, float | None] = {}
-            is_stated = is_steady and not {first, second} & set(bounded)
-            orders = [_order(interval, is_stated)]
-            if first in levels or second in levels:
-                orders = []
-                for level in BRACKET:
-                    one = levels[second][level] if second in levels else ours
-                    other = levels[first][level] if first in levels else theirs
-                    by_overlap[level.value], there = _difference(one, other, metric)
-                    is_steady_there = is_steady and not {(first, level), (second, level)} & set(unsteady)
-                    orders.append(_order(there, is_steady_there))
-            is_open = len(set(orders)) > 1
-            rows.append(
+    is `unsteady`. All orders of a metric hold together: of policies that are equal, one comparison in twenty states
+    any."""
+    pairs = list(combinations(policies, 2))
+    steady = {pair for pair in pairs if all(loads[policy].is_steady for policy in pair)}
+    stated = {
+        level: [
+            pair
+            for pair in pairs
+            if pair in steady and not any(policy in bounded or (policy, level) in unsteady for policy in pair)
+        ]
+        for level in BRACKET
+    }
+    own = {policy: _of_policy(policy, runs) for policy in policies}
+    phis = phi.low, phi.value, phi.high
+    rows: dict[tuple[str, str], list[Paired]] = {pair: [] for pair in pairs}
+    for metric in PAIRED_METRICS:
+        samples = {
+            (policy, level): _numbers(levels[policy][level] if policy in levels else own[policy], metric) or []
+            for policy in policies
+            for level in BRACKET
+        }
+        orders = {
+            level: dict(
+                zip(stated[level], _orders([_both(samples, pair, level) for pair in stated[level]]), strict=True)
+            )
+            for level in BRACKET
+        }
+        for pair in pairs:
+            first, second = pair
+            differences = {level: _less(*_both(samples, pair, level)) for level in BRACKET}
+            here = differences[PhiLevel.MIDDLE]
+            shown = BRACKET if {first, second} & set(levels) else (PhiLevel.MIDDLE,)
+            said = {orders[level].get(pair, Order.NONE) for level in shown}
+            by_overlap = {level.value: mean_of(differences[level]) for level in shown} if len(shown) > 1 else {}
+            flips_at = break_even(phis, [*by_overlap.values()]) if len(said) > 1 else None
+            rows[pair].append(
                 Paired(
                     a=second,
                     b=first,
                     metric=metric,
-                    difference=difference,
-                    ci95=interval if is_steady else None,
-                    unstable=not is_steady,
-                    order=Order.OVERLAP if is_open else orders[0],
+                    difference=mean_of(here),
+                    ci95=interval_95(here) if pair in steady else None,
+                    unstable=pair not in steady,
+                    order=Order.OVERLAP if len(said) > 1 else said.pop(),
                     by_overlap=by_overlap,
-                    break_even_phi=break_even((phi.low, phi.value, phi.high), [*by_overlap.values()])
-                    if is_open
-                    else None,
+                    break_even_phi=flips_at,
+                    break_even_ci95=None
+                    if flips_at is None
+                    else open_phis(phis, [interval_95(each) for each in differences.values()]),
                 )
             )
-    return rows
+    return [row for pair in pairs for row in rows[pair]]
 
 
 def break_even(phis: Sequence[float], differences: Sequence[float | None]) -> float | None:
@@ -399,18 +430,56 @@ def break_even(phis: Sequence[float], differences: Sequence[float | None]) -> fl
     return None
 
 
-def _difference(ours: Sequence[Run], theirs: Sequence[Run], metric: str) -> tuple[float | None, Interval | None]:
-    a, b = _numbers(ours, metric), _numbers(theirs, metric)
-    if a is None or b is None:
-        return None, None
-    differences = [one - other for one, other in zip(a, b, strict=True)]
-    return sum(differences) / len(differences), interval_95(differences)
+def open_phis(phis: Sequence[float], intervals: Sequence[Interval | None]) -> Interval | None:
+    """The lowest and the highest phi at which the interval of a difference holds 0, straight lines between neighbours;
+    None where some phi has no interval, or none holds 0.
+
+    >>> open_phis((0.0, 0.25), ((-1.01, -0.81), (0.79, 1.19)))
+    (0.102, 0.14)
+    """
+    known = [interval for interval in intervals if interval is not None]
+    at = np.linspace(phis[0], phis[-1], PHI_STEPS + 1)
+    if len(known) < len(intervals):
+        return None
+    low, high = (np.interp(at, phis, ends) for ends in zip(*known, strict=True))
+    open_at = at[(low <= 0.0) & (high >= 0.0)].round(PHI_DIGITS).tolist()
+    return (open_at[0], open_at[-1]) if open_at else None
 
 
-def _order(interval: Interval | None, is_steady: bool) -> Order:
-    if interval is None or not is_steady:
+def mean_of(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+Both = tuple[list[float], list[float]]
+
+
+def _both(samples: Mapping[tuple[str, PhiLevel], list[float]], pair: tuple[str, str], level: PhiLevel) -> Both:
+    """[draws] of the second and of the first of `pair`."""
+    return samples[pair[1], level], samples[pair[0], level]
+
+
+def _less(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """[draws] differences; none where some draw of either has no value."""
+    return [one - other for one, other in zip(ours, theirs, strict=True)] if ours and theirs else []
+
+
+def _orders(pairs: Sequence[Both]) -> list[Order]:
+    """What may be said of each pair: the interval of its mean difference leaves out 0, and it is significant among all
+    pairs. What is tested is the difference over the sum of both: near saturation a latency's spread grows with its
+    mean, and in milliseconds three draws tell it from nothing."""
+    intervals = [interval_95(_less(*pair)) for pair in pairs]
+    clear = holm([chance_of_none([_share(*both) for both in zip(*pair, strict=True)]) for pair in pairs])
+    return [_order(interval, is_clear) for interval, is_clear in zip(intervals, clear, strict=True)]
+
+
+def _share(a: float, b: float) -> float:
+    return 0.0 if a == b else (a - b) / (abs(a) + abs(b))
+
+
+def _order(interval: Interval | None, is_clear: bool) -> Order:
+    if interval is None:
         return Order.NONE
     low, high = interval
-    if high < 0.0:
-        return Order.LOWER
-    return Order.HIGHER if low > 0.0 else Order.SAME
+    if low <= 0.0 <= high or not is_clear:
+        return Order.SAME
+    return Order.LOWER if high < 0.0 else Order.HIGHER

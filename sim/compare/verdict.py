@@ -70,6 +70,9 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     break_even_phi: float | None = None
     """Where the mean difference changes its sign, a straight line between two neighbouring phi of the bracket; None
     where the order does not depend on overlap, or the mean difference keeps its sign."""
+    break_even_ci95: Interval | None = None
+    """The lowest and the highest phi of the bracket at which the mean difference's 95 % interval holds 0, with draws of
+    costs the interval over these."""
 
 
 def verdict(policies: Sequence[PolicySummary], paired: Iterable[Paired], drafting: Collection[str]) -> str:
@@ -196,6 +199,14 @@ def _percent(value: float) -> str:
 
 
 def _phis(pairs: Sequence[Paired]) -> str:
-    """` (phi* 0.09)`: where an order flips."""
-    shown = list(dict.fromkeys(f"{row.break_even_phi:.2f}" for row in pairs if row.break_even_phi is not None))
-    return f" (phi* {', '.join(shown)})" if shown else ""
+    """` (phi* 0.09, within 0.05 to 0.14)`: where an order flips."""
+    shown = list(dict.fromkeys(flip for row in pairs if (flip := flips_at(row)) is not None))
+    return f" (phi* {'; '.join(shown)})" if shown else ""
+
+
+def flips_at(row: Paired) -> str | None:
+    """`0.09, within 0.05 to 0.14`: phi* with its interval; None where the mean difference keeps its sign."""
+    if row.break_even_phi is None:
+        return None
+    phi = f"{row.break_even_phi:.2f}"
+    return phi if row.break_even_ci95 is None else f"{phi}, within {{:.2f}} to {{:.2f}}".format(*row.break_even_ci95)

@@ -1,4 +1,4 @@
-"""Small statistics: weighted percentiles, t-intervals over replications.
+"""Small statistics: weighted percentiles, t-intervals and tests over replications.
 
 Not here: which metrics exist (sim.metrics.summary).
 """
@@ -6,7 +6,7 @@ Not here: which metrics exist (sim.metrics.summary).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isqrt, sqrt
+from math import atan, cos, isqrt, pi, sin, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -43,6 +43,47 @@ def interval_95(samples: Sequence[float]) -> tuple[float, float] | None:
     spread = sqrt(sum((sample - mean) ** 2 for sample in samples) / (count - 1))
     half = t_975(count - 1) * spread / sqrt(count)
     return mean - half, mean + half
+
+
+def chance_of_none(samples: Sequence[float]) -> float:
+    """Chance that independent `samples` of mean 0 have a mean at least as far from it (two-sided t-test); 1 for fewer
+    than two, which tell nothing."""
+    count = len(samples)
+    if count < 2:
+        return 1.0
+    mean = sum(samples) / count
+    spread = sqrt(sum((sample - mean) ** 2 for sample in samples) / (count - 1))
+    if spread == 0.0:
+        return 0.0 if mean else 1.0
+    return _t_beyond(abs(mean) * sqrt(count) / spread, count - 1)
+
+
+def _t_beyond(value: float, degrees: int) -> float:
+    """Chance that Student's t is further from 0 than `value`, by its finite series (A&S 26.7.3, 26.7.4)."""
+    angle = atan(value / sqrt(degrees))
+    is_odd, cosine = degrees % 2, cos(angle)
+    term = cosine if is_odd else 1.0
+    total = 0.0
+    for power in range(1 + is_odd, degrees, 2):
+        total += term
+        term *= cosine**2 * power / (power + 1)
+    within = 2.0 / pi * (angle + sin(angle) * total) if is_odd else sin(angle) * total
+    return max(0.0, 1.0 - within)
+
+
+def holm(chances: Sequence[float], level: float = 0.05) -> list[bool]:
+    """Which of the tests with these `chances` are significant if one false finding among all of them is to have a
+    chance of `level` at most. Source: Holm 1979 (Scandinavian Journal of Statistics 6), sequentially rejective.
+
+    >>> holm([0.03, 0.01, 0.04]), holm([0.02, 0.01, 0.04])
+    ([False, True, False], [True, True, True])
+    """
+    found = [False] * len(chances)
+    for rank, place in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
+        if chances[place] > level / (len(chances) - rank):
+            break
+        found[place] = True
+    return found
 
 
 def weighted_percentiles(values: Floats, counts: Floats, percents: Sequence[float]) -> list[float]:

@@ -98,8 +98,11 @@ def print_contexts(console: Console, result: ContextTuning) -> None:
     print_table(console, table)
     say(console, f"num_speculative_tokens_per_batch_size, as vllm#48627 proposes it: {json.dumps(result.table)}")
     say(console, f"regrets: mean over {result.draws} {result.covers}", "dim")
+    for line in result.not_simulated:
+        say(console, f"not simulated: {line}")
     mean, without = 100 * result.regret, 100 * result.regret_without
-    say(console, f"a table for each context loses {mean:.1f} %, one for all of them {without:.1f} %", "bold")
+    losses = f"a table for each context loses {mean:.1f} %, one for all of them {without:.1f} %"
+    say(console, f"{result.verdict}; {losses}", "bold")
 
 
 def print_policies(console: Console, result: PolicyTuning) -> None:

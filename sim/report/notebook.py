@@ -31,6 +31,7 @@ from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate_in_simpy as in_simpy
 from sim.studies.cost_draws import DEFAULT_DRAWS
 from sim.studies.grid import Grid
+from sim.studies.precision import over_draws
 from sim.studies.store import MARK, Keys, Store
 from sim.studies.sweep import Plan, ready, rows_of
 from sim.studies.sweep import sweep as run_sweep
@@ -94,11 +95,19 @@ class Comparison(experiment.Comparison, frozen=True, kw_only=True):
 Source = Scenario | Mapping[str, Any] | str | Path | None
 
 
-def compare(source: Source = None, /, *, percentiles: Sequence[float] = PERCENTILES, **changes: Any) -> Comparison:
+def compare(
+    source: Source = None,
+    /,
+    *,
+    percentiles: Sequence[float] = PERCENTILES,
+    draws: int | None = None,
+    **changes: Any,
+) -> Comparison:
     """Run every policy of a scenario with every seed, on the same draws.
 
     `source` is a Scenario, a scenario file or a raw mapping; `changes` as in `Scenario.of`, where `profile` may be a
-    loaded one, too. Raises ValueError for input that cannot run.
+    loaded one, too. Orders must hold in `draws` of costs and acceptance: ten unless given, 0 for none. Raises
+    ValueError for input that cannot run.
 
     >>> import lanesim
     >>> result = lanesim.compare(profile="cpu/tiny", policy=("continuous", "pd"), num_prompts=20, request_rate=10)
@@ -108,6 +117,8 @@ def compare(source: Source = None, /, *, percentiles: Sequence[float] = PERCENTI
     percents = checked_reals("percentiles", percentiles, 0.0, 100.0)
     scenario, profile = _scenario(source, changes)
     found = experiment.compare(scenario, profile, percentiles=percents)
+    if draws != 0:
+        found = over_draws(found, profile, None if draws is None else checked_count("draws", draws, 2))
     return Comparison(**msgspec.structs.asdict(found))
 
 

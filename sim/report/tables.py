@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from sim.compare.side_by_side import MIN_FOR_P99, Comparison
-from sim.compare.verdict import Order, Paired, PolicySummary
+from sim.compare.verdict import Order, Paired, PolicySummary, flips_at
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
 from sim.files.json_values import Json
@@ -291,8 +291,8 @@ def _difference(row: Paired) -> str:
         return number(None)
     sign = "+" if row.difference > 0 else ""
     text = f"{sign}{number(row.difference)}"
-    if row.break_even_phi is not None:
-        return f"{text}\n{row.order.value}, phi* {row.break_even_phi:.2f}"
+    if (phi := flips_at(row)) is not None:
+        return f"{text}\n{row.order.value}\nphi* {phi}"
     if row.order in (Order.OVERLAP, Order.DRAWS):
         return f"{text}\n{row.order.value}"
     if row.ci95:

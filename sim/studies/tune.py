@@ -211,10 +211,6 @@ def answer(
     num_draws = grid.values.shape[2]
     choice = choice_of(grid, fits, max_batch, may_be_table=num_draws >= MIN_FOR_VERDICT)
     table, chosen = choice.table, choice.lengths
-    if choice.is_table:
-        verdict = "a table: " + ", ".join(f"K = {k} for {start}..{end}" for start, end, k in table)
-    else:
-        verdict = "no speculation" if chosen[0] == PLAIN else f"one length: K = {chosen[0]}"
     regrets = regrets_of(grid, fits, max_batch)
     points = [tuned_point(grid, fits, i, k, regret) for i, (k, regret) in enumerate(zip(chosen, regrets, strict=True))]
     middle, interval = break_even(grid, fits)
@@ -225,7 +221,7 @@ def answer(
         objective=objective(scenario),
         draws=num_draws,
         covers=covers(scenario, profile),
-        verdict=verdict,
+        verdict=sentence(choice),
         table=[list(row) for row in table],
         gain=choice.gain,
         break_even_concurrency=middle,
@@ -249,6 +245,13 @@ def answer(
             ],
         ),
     )
+
+
+def sentence(choice: Choice) -> str:
+    """`a table: K = 3 for 1..8, K = 0 for 9..64`, one length, or no speculation."""
+    if choice.is_table:
+        return "a table: " + ", ".join(f"K = {k} for {start}..{end}" for start, end, k in choice.table)
+    return "no speculation" if choice.lengths[0] == PLAIN else f"one length: K = {choice.lengths[0]}"
 
 
 def fits_of(scenario: Scenario, profile: Profile) -> Fits:

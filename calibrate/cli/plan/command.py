@@ -124,9 +124,16 @@ def plan_command(model: str, **flags: Unpack[PlanFlags]) -> None:
         result = _planned(scenario, candidates, refused, named.repository, price, flags, on_step, began_s)
     # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
     notes = [note for note in result.notes if note.startswith("<")]
-    disputed = _disputed(result, scenario, candidates, named, flags["engine"])
+    disputed, ratio = _disputed(result, scenario, candidates, named, flags["engine"])
     from msgspec.structs import replace
 
+    if ratio is not None:
+        from sim.studies.plan.disputed import with_world
+
+        profile = next(each.profile for each in candidates if each.name == result.deployments[0].profile)
+        whose = f"{flags['engine'].partition('-')[0]}'s own"
+        with progress() as on_step:
+            result = with_world(result, profile, ratio, whose, workers=flags["workers"], on_done=on_step)
     result = replace(result, notes=[note for note in (disputed, assumed, named.assumed) if note] + notes)
     if write_json(json_path, result.plain):
         from rich.console import Console
@@ -307,10 +314,11 @@ def _planned(
 
 def _disputed(
     result: Plan, scenario: Scenario, candidates: Sequence[Candidate], named: Source, engine: str
-) -> str | None:
-    """Where aiconfigurator's own decode step of the best row contradicts this importer's."""
+) -> tuple[str | None, float | None]:
+    """Aiconfigurator's own decode step of the best row beside this importer's, and where they contradict each other so
+    many times as long it is."""
     if named.repository is None:
-        return None
+        return None, None
     from calibrate.importers.aiconfigurator.deployment import Deployment
     from calibrate.importers.plan_candidates import DISPUTED, own_decode_ms
     from sim.run.forecast import StepForecast
@@ -323,17 +331,18 @@ def _disputed(
     context = (scenario.workload.input_len or 0) + (scenario.workload.output_len or 0) // 2
     theirs_ms = own_decode_ms(named.repository, profile.gpu.name, deployment, context)
     if theirs_ms is None:
-        return None
+        return None, None
     resolved = resolve(scenario, profile, "continuous")
     ours_ms = 1e3 * StepForecast(resolved.costs, resolved.limits, context, has_draft=False).round_s(1, 0)
     stood_in = profile.source.partition("not from the engine's own tables: ")[2]
     whose = f" ({stood_in.split(';')[0]})" if stood_in else ""
     if max(theirs_ms / ours_ms, ours_ms / theirs_ms) < DISPUTED:
-        return f"a decode step takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by aiconfigurator-core"
-    return (
+        return f"a decode step takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by aiconfigurator-core", None
+    disputed = (
         f"tables dispute: a decode step takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by aiconfigurator-core "
         f"({kernels}'s own); measure it before you rent"
     )
+    return disputed, theirs_ms / ours_ms
 
 
 def _capacity_line(result: Plan, flags: PlanFlags) -> str:

@@ -16,12 +16,13 @@ from sim.compare.point_runs import with_keys
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
+from sim.names import in_words
 from sim.run.limits import limits_of
 from sim.run.scenario import PlainScenario, Scenario, to_plain
 from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers
-from sim.studies.length_choice import best_table, break_even, loss_of, shared_table
+from sim.studies.length_choice import MIN_FOR_VERDICT, best_table, break_even, choice_of, loss_of, shared_table
 from sim.studies.plan.answer import Stated
-from sim.studies.tune import checked, concurrencies_of, fits_of, objective, rising, simulate_grid
+from sim.studies.tune import checked, concurrencies_of, fits_of, objective, rising, sentence, simulate_grid
 
 CONTEXTS_SCHEMA = 1
 FIXED = "fixed"
@@ -31,8 +32,11 @@ class AtContext(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts of one length."""
 
     prompt_tokens: int
+    verdict: str
+    """What `tune` answers for prompts of this length: a table, one length, or no speculation."""
     table: list[list[int]]
-    """[first batch size, last one, draft length]; 0 has the drafter loaded, as `tune` has it."""
+    """[first batch size, last one, draft length]; 0 has the drafter loaded, as `tune` has it. The last batch size is
+    the most requests in flight that were simulated."""
     break_even_concurrency: float | None
     """Where no draft length gains anything over an engine without a drafter; None where some always does."""
     regret: float
@@ -57,6 +61,10 @@ class ContextTuning(Stated, frozen=True, kw_only=True):
     the bound is their geometric mean."""
     table_without: list[list[int]]
     """The one table for all contexts, of least regret over them."""
+    verdict: str
+    """The sentence: those of the contexts."""
+    not_simulated: list[str]
+    """Loads that the engine takes and no row is for, or for which a row stands that was tried at other ones."""
     regret: float
     """Mean over the contexts, of a table for each."""
     regret_without: float
@@ -95,18 +103,19 @@ def tune_contexts(
             on_done(f"{tokens} tokens: {stage}", done, total)
 
         grids.append(simulate_grid(of_length, drawn, tried, candidates, Runner(workers, on_step)))
-    max_batch = max(limits_of(scenario, profile).max_num_seqs, *(grid.concurrencies[-1] for grid in grids))
-    without = shared_table(grids, fits, max_batch)
-    tables = [best_table(grid, fits, max_batch) for grid in grids]
+    without = shared_table(grids, fits, max(grid.concurrencies[-1] for grid in grids))
+    tables = [best_table(grid, fits, grid.concurrencies[-1]) for grid in grids]
+    choices = [choice_of(grid, fits, grid.concurrencies[-1], may_be_table=draws >= MIN_FOR_VERDICT) for grid in grids]
     found = [
         AtContext(
             prompt_tokens=tokens,
+            verdict=sentence(choice),
             table=[list(row) for row in table],
             break_even_concurrency=break_even(grid, fits)[0],
             regret=loss_of(grid, fits, table),
             regret_without=loss_of(grid, fits, without),
         )
-        for tokens, grid, table in zip(prompts, grids, tables, strict=True)
+        for tokens, grid, table, choice in zip(prompts, grids, tables, choices, strict=True)
     ]
     return ContextTuning(
         scenario=to_plain(scenario),
@@ -117,9 +126,26 @@ def tune_contexts(
         contexts=found,
         table=rows_by_context(found, profile.target.max_context),
         table_without=[list(row) for row in without],
+        verdict="; ".join(f"{each.prompt_tokens} tokens: {each.verdict}" for each in found),
+        not_simulated=_not_simulated(found, limits_of(scenario, profile).max_num_seqs, profile.target.max_context),
         regret=sum(each.regret for each in found) / len(found),
         regret_without=sum(each.regret_without for each in found) / len(found),
     )
+
+
+def _not_simulated(found: Sequence[AtContext], max_num_seqs: int, max_context: int) -> list[str]:
+    """What the rows leave out, and what they are stretched over."""
+    by_last: dict[int, list[str]] = {}
+    for each in found:
+        by_last.setdefault(each.table[-1][1], []).append(str(each.prompt_tokens))
+    lines = [
+        f"more than {last} in flight with prompts of {in_words(tokens)} tokens (the engine takes {max_num_seqs})"
+        for last, tokens in by_last.items()
+        if last < max_num_seqs
+    ]
+    first, last = found[0].prompt_tokens, found[-1].prompt_tokens
+    beyond = [f"below {first}"] * (first > 1) + [f"above {last}"] * (last < max_context)
+    return [*lines, f"prompts {in_words(beyond)} tokens: their rows are those of the nearest"] if beyond else lines
 
 
 def rows_by_context(found: Sequence[AtContext], max_context: int) -> list[list[int]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import ceil, log2
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -59,7 +60,8 @@ class PlannedDeployment(Answer, frozen=True, kw_only=True):
     num_speculative_tokens: int
     """Draft length that the fleet was simulated with; 0: no drafter is loaded."""
     rate_per_replica: float
-    """Highest requests per second of a replica that meet the SLOs, as given."""
+    """Highest requests per second of a replica that meet the SLOs, the median of the draws; as given where there is no
+    interval."""
     rate_interval: tuple[float, float] | None
     """5 to 95 % of the draws."""
     output_tokens_per_s_per_gpu: float
@@ -281,8 +283,9 @@ class _Refinement:
     def _row(
         self, ranked: Ranked, scenario: Scenario, tuning: Tuning | None, highest: Highest, fleets: Sequence[Fleet]
     ) -> PlannedDeployment:
-        profile, load = ranked.candidate.profile, highest.load or 0.0
-        ranks, interval = profile.data_parallel, highest.draws_interval
+        profile, interval = ranked.candidate.profile, highest.draws_interval
+        ranks, in_draws = profile.data_parallel, [load for load in highest.draw_loads if load is not None]
+        load = (highest.load or 0.0) if interval is None else median(in_draws)
         fleet = fleets[0] if fleets else None
         # The fleet is one of ranks; of replicas there are as many as have them all.
         replicas = 1 if fleet is None else ceil((fleet.replicas or 1) / ranks)

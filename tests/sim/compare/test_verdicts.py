@@ -6,6 +6,7 @@ from math import inf
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from sim.compare.capacity import capacity, capacity_floor, peak_in_flight
@@ -13,7 +14,7 @@ from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
 from sim.compare.run_length import choose_run_length, load_of
 from sim.compare.side_by_side import PAIRED_METRICS, Comparison, break_even, compare, paired_differences
-from sim.compare.verdict import Order
+from sim.compare.verdict import METRIC, Order
 from sim.costs.profile_files import changed, load
 from sim.devices.contention import BRACKET, PhiLevel, Regime
 from sim.interface.request import Request
@@ -375,6 +376,49 @@ def test_an_order_that_flips_within_the_bracket_has_its_break_even() -> None:
     agreed = paired_differences(["continuous", "pd"], [*runs, *levels[PhiLevel.MIDDLE]], loads, {})
     assert {(pair.order, pair.break_even_phi) for pair in agreed} == {(Order.HIGHER, None)}
     assert "break_even_phi" in msgspec.to_builtins(found[0])
+
+
+def test_of_four_equal_policies_one_comparison_in_twenty_orders_any() -> None:
+    """Of one distribution, on draws of their own: each pair by itself, some are ordered in 25 % of 400. Allowed are 5 %
+    and two standard errors."""
+    names = ["a", "b", "c", "d"]
+    loads = {name: Load(verdict=Verdict.STABLE, rate_per_s=1.0) for name in names}
+    rng = np.random.default_rng(0)
+    ordered = 0
+    for _ in range(400):
+        runs = [{"policy": name} | steps(float(rng.normal(100.0, 5.0))) for name in names for _ in range(3)]
+        found = [row for row in paired_differences(names, runs, loads, {}) if row.metric == METRIC]
+        ordered += any(row.order is not Order.SAME for row in found)
+    assert ordered / 400 <= 0.05 + 2.0 * (0.05 * 0.95 / 400) ** 0.5
+
+
+def test_a_latency_whose_spread_grows_with_it_is_told_from_a_fifth_of_it_by_three_draws() -> None:
+    """One policy near saturation among four: in milliseconds its differences are not significant beside six others."""
+    takes = {
+        "a": (530.0, 532.9, 531.5),
+        "b": (628.4, 628.1, 630.4),
+        "c": (534.0, 536.7, 535.2),
+        "d": (2315.0, 2212.0, 2951.0),
+    }
+    runs = [{"policy": name} | steps(value) for name, values in takes.items() for value in values]
+    loads = {name: Load(verdict=Verdict.STABLE, rate_per_s=1.0) for name in takes}
+    found = [row for row in paired_differences([*takes], runs, loads, {}) if row.metric == METRIC]
+    assert {row.order for row in found if row.a == "d"} == {Order.HIGHER}
+
+
+def test_where_an_order_flips_has_an_interval() -> None:
+    """12, 10 and 8 s against 9 cross at 0.16; 0.1 s either way moves that by 0.009, the mean of three draws by t over
+    sqrt(3) of it."""
+    loads = {name: Load(verdict=Verdict.STABLE, rate_per_s=1.0) for name in ("continuous", "pd")}
+    draws = (-0.1, 0.0, 0.1)
+    runs = [{"policy": "continuous"} | steps(9.0) for _ in draws]
+    levels = {
+        level: [{"policy": "pd"} | steps(s + draw) for draw in draws]
+        for level, s in zip(BRACKET, (12.0, 10.0, 8.0), strict=True)
+    }
+    found = paired_differences(["continuous", "pd"], [*runs, *levels[PhiLevel.MIDDLE]], loads, {"pd": levels})
+    half = 0.009 * 4.3027 / 3**0.5
+    assert found[0].break_even_ci95 == pytest.approx((0.16 - half, 0.16 + half), abs=0.0011)
 
 
 def test_no_order_rests_on_an_end_of_the_bracket_where_a_policy_is_overloaded() -> None:

@@ -17,6 +17,7 @@ from sim.costs.profile_files import load
 from sim.report.plans import draft_lengths, print_plan
 from sim.run.scenario import Scenario
 from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, first_pass
+from sim.studies.plan.disputed import with_world
 from sim.studies.plan.search import Plan, plan
 from sim.studies.tune import TunedPoint
 
@@ -90,10 +91,41 @@ def test_the_fewest_gpus_for_the_rate_come_first_and_the_sentence_says_so() -> N
     assert best.usd_per_million_tokens == pytest.approx(2.0 * best.gpus / (20.0 * 32 * 3600.0) * 1e6)
 
 
+def test_where_tables_dispute_the_sentence_says_what_either_world_comes_to() -> None:
+    """The best row at a rate; by tables in which passes take 1.5 times as long, as long as here, or far longer."""
+    found = planned(scenario(), ONE, rate_per_s=40.0)
+    best = found.deployments[0]
+
+    def other_gpus(ratio: float) -> str:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            told = with_world(found, load(ONE), ratio, "vllm's own", workers=1)
+        head, _, world = told.verdict.rpartition("; or ")
+        assert head == found.verdict
+        return world
+
+    slower = int(other_gpus(1.5).removesuffix(" GPUs if vllm's own tables hold"))
+    assert other_gpus(1.0) == f"{best.gpus} GPUs if vllm's own tables hold"
+    assert slower > best.gpus
+    assert other_gpus(100.0) == "none that meets the SLOs if vllm's own tables hold"
+
+
 def test_without_a_rate_the_most_requests_per_gpu_come_first_in_one_replica() -> None:
     best = planned(scenario(), ONE, FOUR).deployments[0]
     assert (best.replicas, best.worlds_met) == (1, None)
     assert best.output_tokens_per_s_per_gpu == pytest.approx(best.rate_per_replica * 32 / best.gpus)
+
+
+def test_a_planned_rate_is_inside_its_own_interval() -> None:
+    """With costs as given this fleet serves 30.0 requests/s, in two draws 29.5 and 29.7."""
+    given = Scenario.of(
+        profile=ONE, policy="continuous", input_len=256, output_len=2, num_prompts=1000, num_speculative_tokens=0,
+        seed=4, **{"goodput.ttft_ms": 300.0},
+    )  # fmt: skip
+    best = plan(given, candidates(ONE), draws=2, workers=1).deployments[0]
+    assert best.rate_interval is not None
+    low, high = best.rate_interval
+    assert low <= best.rate_per_replica <= high
 
 
 def test_a_drafter_that_pays_is_in_the_row_and_its_lengths_are_by_load() -> None:

@@ -36,7 +36,7 @@ def test_a_context_that_holds_fewer_requests_has_no_say_beyond_them() -> None:
 def at(prompt_tokens: int, *table: tuple[int, int, int]) -> AtContext:
     rows = [list(row) for row in table]
     return AtContext(
-        prompt_tokens=prompt_tokens, table=rows, break_even_concurrency=None, regret=0.0, regret_without=0.0
+        prompt_tokens=prompt_tokens, verdict="", table=rows, break_even_concurrency=None, regret=0.0, regret_without=0.0
     )
 
 
@@ -61,6 +61,25 @@ def test_the_command_writes_a_table_for_each_context(tmp_path: Path, capsys: pyt
     assert max(last for _, last, *_ in found["table"]) == 4, "more were in flight than the engine has seats"
     assert found["regret"] <= found["regret_without"] + 1e-9
     assert "a table for each context loses" in " ".join(capsys.readouterr().out.split())
+
+
+def test_no_row_is_for_a_load_that_was_not_simulated_and_the_sentence_is_tunes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "t.json"
+    assert run([*FLAGS, "--contexts", "32,64", "--max-num-seqs", "64", "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert {last for _, last, *_ in found["table"] + found["table_without"]} <= set(range(1, 5)), (
+        "4 in flight were tried"
+    )
+    assert all(each["table"][-1][1] == 4 for each in found["contexts"])
+    assert found["not_simulated"][0] == "more than 4 in flight with prompts of 32 and 64 tokens (the engine takes 64)"
+    assert found["verdict"].startswith(f"32 tokens: {found['contexts'][0]['verdict']}; 64 tokens: ")
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"not simulated: {found['not_simulated'][0]}" in text
+    assert found["verdict"] in text
+    assert run([*FLAGS, "--input-len", "32", "--max-num-seqs", "64", "--json", str(out)]) == 0
+    assert json.loads(out.read_text())["verdict"] == found["contexts"][0]["verdict"]
 
 
 @pytest.mark.parametrize(
