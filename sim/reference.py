@@ -1,9 +1,9 @@
 """The simulator in SimPy's idiom: four schedulers of speculative decoding on one GPU, a process per worker or lane.
 
-A *request* is prefilled in target and draft model, which brings its first token, then goes through *rounds*: draft K
-tokens, verify them in one pass of the target, keep what is accepted and one more. A *stream* is a FIFO of works on the
-GPU; a *lane* a Store of requests and a process that takes batches. The fast simulator is held equal to this for open
-arrivals, one draft length, plain streams, lanes that poll and no planning ahead. Not here: what a pass computes, costs.
+A *request*'s prompt goes through the target and then the draft model: its first token is out. Then it goes through
+*rounds*: draft K tokens, verify them in a pass of the target, keep those accepted and one more. A *stream* is a FIFO of
+works on the GPU; a *lane* a process that polls a Store and serves batches of it. What `sim.hosts` runs is held equal to
+this: Poisson or other open arrivals, one draft length. Not here: what a pass computes (works) and what it costs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sim.policies.options import EngineLimits, PolicyOptions
 
 POLICIES = ("baseline", "pd", "pdv", "unified")
 Steps = Generator[simpy.Event, Any, Any]
-Stream = tuple[simpy.Resource, simpy.Resource]  # one launches its works; one of them at a time is on the GPU
+Stream = tuple[simpy.Resource, simpy.Resource]  # the turn to be launched by its thread, and to be on the GPU
 
 
 class Setup(NamedTuple):
-    """A server with one GPU. `phi` is the rate at which a work goes on while other streams' kernels hold it."""
+    """A server with one GPU; while kernels of other streams hold the GPU a work goes on at the rate `phi`."""
 
     costs: CostModel
     run_length: Callable[[int, int, int], int]  # (request index, output tokens so far, drafted) -> accepted
@@ -58,11 +58,11 @@ class Gpu:
         self.sharing = env.process(self.share())
 
     def submit(self, work: Work, stream: Stream, after: Sequence[simpy.Event] = ()) -> tuple[simpy.Event, simpy.Event]:
-        """Queue `work`, to run `after` others end. Returns the events that its result is on the host, and its end."""
-        new = Pass(self.env, work, self.costs)
-        self.env.process(self.turn(new, stream[0], self.launching, (), new.launched, 0.0))
+        """Queue `work`, to run `after` others have ended. Two events: its result is on the host, and it has ended."""
+        new, (thread, order) = Pass(self.env, work, self.costs), stream
+        self.env.process(self.turn(new, thread, self.launching, (), new.launched, 0.0))
         after = (new.prepared, *after)
-        return self.env.process(self.turn(new, stream[1], self.running, after, new.ended, new.result_s)), new.ended
+        return self.env.process(self.turn(new, order, self.running, after, new.ended, new.result_s)), new.ended
 
     def turn(self, new: Pass, one: simpy.Resource, joined: list[Pass], after: Any, over: Any, then_s: float) -> Steps:
         with one.request() as turn:
@@ -97,8 +97,8 @@ class Gpu:
                 each.ended.succeed()
 
     def rates(self, slowdown: float) -> dict[Pass, float]:
-        """Device seconds per second of each work: its share s of the GPU's time, by the length of its kernels since all
-        are in one FIFO, and phi of the others' share: s + phi (1 - s). None outruns its launch, or leaves time idle."""
+        """Device seconds per second of works side by side. The GPU runs a kernel of each in turn, so a work's share of
+        its time goes by the length of its kernels, but none ends before its launch does; phi of the rest is added."""
         caps = {job: min(1.0, job.device_s / job.launch_s / slowdown) if job.launch_s else 1.0 for job in self.running}
         shares, left, sharing = dict(caps), 1.0, [*caps] if len(caps) > 1 else []
         while sharing:
@@ -127,12 +127,12 @@ class Server:
 
     def arrivals(self, requests: Sequence[Request]) -> Steps:
         for request in requests:
-            yield self.env.timeout(request.arrival_s - self.env.now)
+            yield self.env.timeout(max(0.0, request.arrival_s - self.env.now))
             request.drafted = self.setup.draft_tokens
             self.waiting.put(request)
 
     def worker(self) -> Steps:
-        """Baseline: one request at a time, end to end."""
+        """Baseline: one of several on one stream, each with a request of its own, end to end."""
         while True:
             request = yield self.waiting.get()
             yield self.seats.get(1) & self.blocks.get(self.setup.blocks_for(request))
@@ -153,7 +153,7 @@ class Server:
             drafting = in_both if request else None
 
     def decode_lane(self, verify: Stream, hybrid_requests: float) -> Steps:
-        """Drafts, and verifies as well while so few are active: in PD always. Lets a long verify queue go first."""
+        """Drafts, and verifies as well while so few have seats: in PD always. Lets a long verify queue go first."""
         while True:
             batch = yield from self.take(self.decoding, self.decode_batch)
             if self.seats.capacity - self.seats.level <= hybrid_requests:
