@@ -39,8 +39,7 @@ def interval_95(samples: Sequence[float]) -> tuple[float, float] | None:
     count = len(samples)
     if count < 2:
         return None
-    mean = sum(samples) / count
-    spread = sqrt(sum((sample - mean) ** 2 for sample in samples) / (count - 1))
+    mean, spread = _mean_and_spread(samples)
     half = t_975(count - 1) * spread / sqrt(count)
     return mean - half, mean + half
 
@@ -48,14 +47,19 @@ def interval_95(samples: Sequence[float]) -> tuple[float, float] | None:
 def chance_of_none(samples: Sequence[float]) -> float:
     """Chance that independent `samples` of mean 0 have a mean at least as far from it (two-sided t-test); 1 for fewer
     than two, which tell nothing."""
-    count = len(samples)
-    if count < 2:
+    if not samples[1:]:
         return 1.0
-    mean = sum(samples) / count
-    spread = sqrt(sum((sample - mean) ** 2 for sample in samples) / (count - 1))
+    mean, spread = _mean_and_spread(samples)
     if spread == 0.0:
         return 0.0 if mean else 1.0
-    return _t_beyond(abs(mean) * sqrt(count) / spread, count - 1)
+    return _t_beyond(abs(mean) * sqrt(len(samples)) / spread, len(samples) - 1)
+
+
+def _mean_and_spread(samples: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation of at least two samples."""
+    count = len(samples)
+    mean = sum(samples) / count
+    return mean, sqrt(sum((sample - mean) ** 2 for sample in samples) / (count - 1))
 
 
 def _t_beyond(value: float, degrees: int) -> float:

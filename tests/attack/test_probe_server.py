@@ -219,7 +219,7 @@ def test_a_key_is_sent_and_never_shown(
     assert server.heads
     assert all(b"Authorization: Bearer sk-not-to-be-seen" in each for each in server.heads)
     with hostile(MODELS, whole("wrong key: sk-not-to-be-seen", "401 Unauthorized")) as server:
-        assert probe(server.url, tmp_path, *flags) == 2
+        assert probe(server.url, tmp_path, *flags, "--overwrite") == 2
     shown = capsys.readouterr()
     assert "answers 401: wrong key: ***" in shown.err
     texts = [shown.out, shown.err, *(path.read_text() for path in tmp_path.iterdir())]

@@ -164,9 +164,23 @@ def test_the_report_is_written_whole_and_says_what_could_not_be_run(tmp_path: Pa
     assert text.index("1 of 1 bars met.") < text.index("## Errors by class") < text.index("## What was fitted")
     assert "step_s = " in text[text.index("## What was fitted") :]
     assert f"]({CELLS})" in text
-    assert main([str(tmp_path / "data"), "--out", str(out), "--only", "h100", "--peer", str(write_peer(tmp_path))]) == 0
+    assert (
+        main(
+            [
+                str(tmp_path / "data"),
+                "--out",
+                str(out),
+                "--only",
+                "h100",
+                "--peer",
+                str(write_peer(tmp_path)),
+                "--overwrite",
+            ]
+        )
+        == 0
+    )
     assert "aiconfigurator 0.12: TPOT -50.0" in cells.read_text()
-    assert main([str(tmp_path / "data"), "--out", str(out), "--only", "h100", "--only", "a100"]) == 1
+    assert main([str(tmp_path / "data"), "--out", str(out), "--only", "h100", "--only", "a100", "--overwrite"]) == 1
     assert all("a100 could not be run: " in page.read_text() for page in (out, cells))
 
 

@@ -228,7 +228,7 @@ def failure_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tupl
     """Exit code and the one line; what an earlier run wrote is left alone."""
     out = Path(arguments[2])
     out.write_text("earlier")
-    code = main(arguments)
+    code = main([*arguments, "--overwrite"])
     (line,) = capsys.readouterr().err.splitlines()
     assert out.read_text() == "earlier"
     return code, line

@@ -145,7 +145,7 @@ def test_the_command_writes_the_profile_and_prints_the_fit(tmp_path: Path) -> No
     assert result["constants"]["compute_share"]["value"] == pytest.approx(0.6, rel=0.01)
     assert [step["tokens"] for step in result["steps"]] == [*CAPTURED, *EAGER]
     assert load(out).conditions == SERVED
-    done = invoke(calibrate_command, *args)
+    done = invoke(calibrate_command, *args, "--overwrite")
     assert "eager_launch_s: 27 " in done.output
     assert "profile h100-sxm/llama-3.1-8b in" in done.output
 

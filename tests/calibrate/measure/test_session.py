@@ -217,15 +217,12 @@ def test_a_pair_with_real_weights_is_measured_and_says_so(weights: Path, tmp_pat
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--budget", "-3"), "--budget -3 must be at least 5"),
-        (("--budget", "inf"), "--budget inf"),
+        (("--budget", "3"), "--budget 3 must be at least 5"),
         (("--context", 100), "must be in 256..512"),
         (("--context", 1024), "must be in 256..512"),
-        (("--rows", 0), "--rows 0"),
         (("--dtype", "int8"), "dtype='int8'"),
         (("--attention", "efficient"), "unknown attention 'efficient'"),
         (("--attention", "flash"), "runs on cuda only"),
-        (("--threads", 0), "--threads 0"),
         (("--target", "llama-9"), "unknown model 'llama-9'"),
         (("--target", "tiny-target"), "must share vocabulary"),
         (("--out", "p.yaml"), "must end with .json"),

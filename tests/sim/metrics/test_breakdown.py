@@ -76,7 +76,7 @@ def test_trace_and_plot_commands_work_on_a_results_directory(
         == 0
     )
     first = (out / "trace.json").read_text()
-    assert run(["trace", str(out)]) == 0
+    assert run(["trace", str(out), "--overwrite"]) == 0
     assert (out / "trace.json").read_text() == first
     assert run(["plot", str(out), "--out", str(figure)]) == 0
     assert figure.read_bytes().startswith(b"\x89PNG")

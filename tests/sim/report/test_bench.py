@@ -27,7 +27,7 @@ def test_every_run_is_a_result_file_with_vllms_keys_and_lists_where_asked(tmp_pa
     result = json.loads(files[0].read_text())
     assert set(result) >= KEYS
     assert "ttfts" not in result
-    assert run([*flags, "--save-detailed"]) == 0
+    assert run([*flags, "--save-detailed", "--overwrite"]) == 0
     assert len(json.loads(files[0].read_text())["ttfts"]) == 4
 
 

@@ -320,9 +320,9 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
     ("flags", "words"),
     [
         ([], "no SLO given"),
-        (["--goodput", "ttft:60", "--attainment", "1.5"], "above 0 and below 1"),
+        (["--goodput", "ttft:60", "--attainment", "1.5"], "--attainment': 1.5 is not in the range"),
         (["--goodput", "ttft:60", "--price", "cheap"], "dollars per hour"),
-        (["--goodput", "ttft:60", "--target-rate", "-1"], "above 0"),
+        (["--goodput", "ttft:60", "--target-rate", "-1"], "--target-rate': -1.0 is not in the range"),
     ],
 )
 def test_bad_questions_are_one_line(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

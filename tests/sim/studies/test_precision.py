@@ -69,4 +69,4 @@ def test_the_command_makes_that_many(capsys: pytest.CaptureFixture[str]) -> None
     result = json.loads(capsys.readouterr().out)
     assert result["scenario"]["replications"] == len(result["runs"]) >= 2
     assert run(["compare", "--profile", PAIR, "--policy", "pd", *flags, "--until-ci", "2"]) == 2
-    assert "such as 0.05" in capsys.readouterr().err
+    assert "--until-ci': 2.0 is not in the range" in capsys.readouterr().err
