@@ -79,6 +79,23 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     draft_slots: dict[str, tuple[int, int]] = {}
     """Drafter -> (a, b): a + b k slots of a step's token budget are kept for the drafts of each seat."""
+    slots_of_scheduled: bool = False
+    """They are kept for each request that a step carries, and not for each seat."""
+    null_blocks: int = 0
+    """KV blocks that no request gets."""
+    seats_lookahead: bool = False
+    """A request is seated with slots for its next draft, as it is later in every step."""
+    seats_first_chunk: bool = False
+    """A request is seated where its first chunk fits; False: where all that it has would."""
+    spares_lone_prompt: bool = False
+    """long_prefill_token_threshold does not cut the prompt of the only request that there is."""
+    preempts_by_priority: bool = False
+    """Where requests have priorities, the lowest of those that run, the latest of them, loses its memory, and waits by
+    its priority; False: the last that was seated, which waits ahead of all."""
+    has_prefill_interval: bool = False
+    """It has a prefill_schedule_interval."""
+    trims_at_max_model_len: bool = False
+    """No draft, and no slot for one, reaches beyond the context."""
     drops_cached_block: tuple[str, ...] = ()
     """Drafters whose requests compute the last block again that was found of their prefix, for its features."""
     max_graph_tokens: int | None = None

@@ -10,6 +10,7 @@ is named for that request alone. Not here: who is preempted (sim.policies.contin
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from itertools import chain
@@ -53,7 +54,9 @@ class PagedPool(KvPool):
         "_tables",
         "drops_cached_block",
         "is_caching",
+        "max_tokens",
         "num_free",
+        "seats_first_chunk",
     )
 
     def __init__(
@@ -64,8 +67,14 @@ class PagedPool(KvPool):
         *,
         is_caching: bool = True,
         drops_cached_block: bool = False,
+        seats_first_chunk: bool = False,
+        max_tokens: int | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size, draft_slots)
+        self.seats_first_chunk = seats_first_chunk
+        """A request is seated where its first chunk fits, and not only where all that it has would."""
+        self.max_tokens = sys.maxsize if max_tokens is None else max_tokens
+        """Slots of one request at most, look-ahead included."""
         self.is_caching = is_caching
         self.drops_cached_block = drops_cached_block
         """The last block found of a prefix is computed again: a drafter wants its features."""
@@ -114,9 +123,9 @@ class PagedPool(KvPool):
             if low:
                 self._num_common[request.index] = low
 
-    def seat(self, request: Request, tokens: int) -> int | None:
-        """Give `request` a table for what is found of its prefix and for `tokens` at most after that; returns the
-        tokens found. None, and nothing changes, unless all that it has would fit.
+    def seat(self, request: Request, tokens: int, lookahead: int = 0) -> int | None:
+        """Give `request` a table for what is found of its prefix and for `tokens` at most after that, and `lookahead`
+        more; returns the tokens found. None, and nothing changes, unless all that it has would fit, and this.
 
         Found are whole blocks, and never the last token, which is computed again for its logits.
         """
@@ -127,23 +136,30 @@ class PagedPool(KvPool):
         num_users = self._num_users
         free = [block for block in found if block not in num_users]
         num_in_use = len(found) - len(free)
-        if -(-goal // self.block_size) - num_in_use > self.num_free:
+        history_tokens = len(found) * self.block_size
+        end = min(goal, history_tokens + tokens)
+        needed = min(end + lookahead, self.max_tokens)
+        if not self.seats_first_chunk and needed < goal:
+            needed = goal
+        if -(-needed // self.block_size) - num_in_use > self.num_free:
             return None
         num_users.update(found)
         for block in free:
             del self._freed[block]
         self.num_shared += num_in_use
         self.num_free -= len(free)
-        history_tokens = len(found) * self.block_size
         self._tables[request.index] = _Table(found)
-        self.grow(request, min(goal, history_tokens + tokens))
+        self.grow(request, end, lookahead)
         return history_tokens
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         """Extend the table of `request` to hold the `num_tokens` that it has by the end of a step and `lookahead` more.
         False, and nothing changes, where too few blocks are free."""
         table = self._tables[request.index]
-        missing = -(-(num_tokens + lookahead) // self.block_size) - len(table.named) - table.num_counted
+        slots = num_tokens + lookahead
+        if slots > self.max_tokens:
+            slots = self.max_tokens
+        missing = -(-slots // self.block_size) - len(table.named) - table.num_counted
         if missing > 0:
             if missing > self.num_free:
                 return False
@@ -300,8 +316,8 @@ class SlottedPool(PagedPool):
     def reserve(self, request: Request) -> bool:
         return len(self._reserved) < self._max_requests and super().reserve(request)
 
-    def seat(self, request: Request, tokens: int) -> int | None:
-        return super().seat(request, tokens) if len(self._tables) < self._max_requests else None
+    def seat(self, request: Request, tokens: int, lookahead: int = 0) -> int | None:
+        return super().seat(request, tokens, lookahead) if len(self._tables) < self._max_requests else None
 
     def preempt(self, request: Request, num_tokens: int) -> None:
         raise ValueError(

@@ -222,8 +222,21 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one target pass: prompt chunks, and drafted tokens plus one per row."""
     draft_slots: int = 0
     """continuous: tokens of each pass that the engine keeps free for the drafts of every seat."""
+    slots_per_request: int = 0
+    """continuous: such tokens for each request that a pass carries, in place of every seat."""
+    seats_lookahead: bool = False
+    """continuous: a request is seated with slots for its next draft."""
+    max_model_len: int | None = None
+    """continuous: no draft reaches beyond it."""
+    prefill_schedule_interval: int = 1
+    """continuous: steps from one that may carry prompts to the next while rows decode, unless somebody waited behind
+    the last such step."""
+    preempts_by_priority: bool = False
+    """continuous: where requests have priorities, the lowest one that runs gives way, the latest of those."""
     long_prefill_token_threshold: int = 0
     """Longest chunk of one prompt in a step; 0 = the budget."""
+    spares_lone_prompt: bool = False
+    """The only request that there is has chunks as long as the budget."""
     async_scheduling: bool = False
     """Plan a step while the one before it is under way."""
     mixes_prompts: bool = True

@@ -190,6 +190,7 @@ def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, Page
             "engine.max_num_batched_tokens": settings.max_num_batched_tokens,
             "engine.max_model_len": settings.max_model_len,
             "engine.long_prefill_token_threshold": settings.long_prefill_token_threshold,
+            "engine.prefill_schedule_interval": settings.prefill_schedule_interval,
             "engine.enable_chunked_prefill": settings.enable_chunked_prefill,
             "engine.async_scheduling": settings.async_scheduling,
         },
@@ -198,11 +199,13 @@ def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, Page
     limits = limits_on(costs, scenario, profile)
     drops_block = draft_tokens > 0 and drafter_of(method, profile) in costs.rules.drops_cached_block
     pool = PagedPool(
-        settings.num_gpu_blocks,
+        settings.num_gpu_blocks - costs.rules.null_blocks,
         settings.block_size,
         0,
         is_caching=settings.enable_prefix_caching,
         drops_cached_block=drops_block,
+        seats_first_chunk=costs.rules.seats_first_chunk,
+        max_tokens=limits.max_model_len,
     )
     controller = build_controller("by_batch" if table else "fixed", draft_tokens, table=table)
     return limits, pool, controller

@@ -86,59 +86,104 @@ def _fill(
     has_prompts: bool = True,
 ) -> Step:
     budget = limits.max_num_scheduled_tokens if has_prompts else sys.maxsize
+    slots = limits.slots_per_request
     longest = limits.long_prefill_token_threshold or budget
+    if limits.spares_lone_prompt and len(running) + len(serving.inbox) == 1:
+        longest = budget
     lookahead = serving.controller.draft_tokens_max if limits.method is not NGRAM else 0
+    max_model_len = limits.max_model_len or sys.maxsize
+    is_deferred = limits.prefill_schedule_interval > 1 and _defers_prompts(serving, running, limits)
     grow = serving.paged.grow
     step = Step([], [], [], ())
     chunks: list[Chunk] = []
     has_preempted = False
     index = 0
-    while index < len(running) and budget > 0:
+    while index < len(running) and budget > slots:
         request = running[index]
         index += 1
         in_flight = request.in_flight
         prefilled = request.prefilled_tokens
         missing = request.prefill_goal - prefilled - in_flight
         if missing > 0:
-            tokens, held = min(missing, longest, budget), prefilled + in_flight
+            if is_deferred:
+                continue
+            tokens, held = min(missing, longest, budget - slots), prefilled + in_flight
         elif not has_rows or (in_flight and request.emitted_tokens + 1 >= request.output_tokens):
             continue
         else:
             held = request.context_tokens + in_flight
             tokens = 1 + (drafting[request.index] if drafting is not None and in_flight else request.drafted)
-            if tokens > budget:
-                tokens = budget
+            if tokens > budget - slots:
+                tokens = budget - slots
+            if tokens >= max_model_len - held:
+                tokens = max_model_len - held - 1
+                if tokens <= 0:
+                    continue
         while not grow(request, held + tokens, lookahead):
             has_preempted = True
-            victim = running.pop()
-            serving.preempt(victim)
+            if limits.preempts_by_priority and serving.has_priorities:
+                place = _lowest(running)
+                index -= place < index - 1
+                victim = running.pop(place)
+                budget += _taken_out(step, chunks, victim, slots)
+                serving.preempt(victim, by_priority=True)
+            else:
+                victim = running.pop()
+                serving.preempt(victim)
             if victim is request:
                 break
         if request.is_preempted:
             break
-        budget -= tokens
+        budget -= tokens + slots
         if missing > 0:
             step.prompts.append(request)
             chunks.append(Chunk(tokens, held))
         else:
             step.rows.append(request)
             step.row_tokens.append(tokens)
-    num_seats = limits.max_num_seqs if has_prompts and not has_preempted else 0
-    while budget > 0 and len(running) < num_seats and serving.has_queued:
+    num_seats = limits.max_num_seqs if has_prompts and not has_preempted and not is_deferred else 0
+    while budget > slots and len(running) < num_seats and serving.has_queued:
         oldest = serving.inbox[0]
-        if limits.holds_back(oldest.prompt_tokens + oldest.emitted_tokens, budget):
+        if limits.holds_back(oldest.prompt_tokens + oldest.emitted_tokens, budget - slots):
             break
         if limits.no_evict and not serving.paged.fits_beside(running, oldest):
             break
-        seated = serving.seat_now(min(budget, longest))
+        seated = serving.seat_now(min(budget - slots, longest), lookahead if limits.seats_lookahead else 0)
         if seated is None:
             break
         request, chunk = seated
         running.append(request)
         step.prompts.append(request)
         chunks.append(chunk)
-        budget -= chunk.new_tokens
+        budget -= chunk.new_tokens + slots
+    if not is_deferred and not has_preempted:
+        serving.has_left_waiting = bool(serving.inbox)
     return step._replace(chunks=tuple(chunks))
+
+
+def _defers_prompts(serving: Serving, running: Sequence[Request], limits: EngineLimits) -> bool:
+    """Whether prompts wait for a later step: rows decode, and the last step with prompts left nobody waiting."""
+    if (serving.num_plans - 1) % limits.prefill_schedule_interval == 0 or serving.has_left_waiting:
+        return False
+    return any(request.prefill_goal <= request.prefilled_tokens + request.in_flight for request in running)
+
+
+def _lowest(running: Sequence[Request]) -> int:
+    """Place of the request that gives way where priorities say who: of the lowest ones the one that came last."""
+    return max(range(len(running)), key=lambda place: (-running[place].priority, running[place].index))
+
+
+def _taken_out(step: Step, chunks: list[Chunk], victim: Request, slots: int) -> int:
+    """Tokens that the step has back, in which `victim` was already."""
+    if victim in step.rows:
+        place = step.rows.index(victim)
+        del step.rows[place]
+        return step.row_tokens.pop(place) + slots
+    if victim in step.prompts:
+        place = step.prompts.index(victim)
+        del step.prompts[place]
+        return chunks.pop(place).new_tokens + slots
+    return 0
 
 
 def begin_step(serving: Serving, planned: Step) -> Step:
