@@ -26,11 +26,13 @@ _POSITION_BITS = 32
 class _Table:
     """A request's blocks: `named` ones first, then those that are only counted."""
 
-    __slots__ = ("named", "num_counted")
+    __slots__ = ("cached_tokens", "named", "num_counted")
 
     def __init__(self, named: list[int]) -> None:
         self.named = named
         self.num_counted = 0
+        self.cached_tokens = 0
+        """Those whose whole blocks have keys: planned, and known when they were."""
 
     def __len__(self) -> int:
         return len(self.named) + self.num_counted
@@ -52,10 +54,12 @@ class PagedPool(KvPool):
         "_num_common",
         "_num_users",
         "_tables",
+        "caches_results",
         "drops_cached_block",
         "is_caching",
         "max_tokens",
         "num_free",
+        "reuses_blank_first",
         "seats_first_chunk",
     )
 
@@ -68,11 +72,17 @@ class PagedPool(KvPool):
         is_caching: bool = True,
         drops_cached_block: bool = False,
         seats_first_chunk: bool = False,
+        caches_results: bool = True,
+        reuses_blank_first: bool = False,
         max_tokens: int | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size, draft_slots)
         self.seats_first_chunk = seats_first_chunk
         """A request is seated where its first chunk fits, and not only where all that it has would."""
+        self.caches_results = caches_results
+        """Blocks that the end of a step fills have keys then; False: with the plan of the next step, if there is one."""
+        self.reuses_blank_first = reuses_blank_first
+        """Blocks that never had a key are taken before all others."""
         self.max_tokens = sys.maxsize if max_tokens is None else max_tokens
         """Slots of one request at most, look-ahead included."""
         self.is_caching = is_caching
@@ -165,14 +175,17 @@ class PagedPool(KvPool):
                 return False
             self.take(missing)
             table.num_counted += missing
+        known_tokens = request.prompt_tokens + request.emitted_tokens
+        table.cached_tokens = num_tokens if num_tokens < known_tokens else known_tokens
         if self._num_common and len(table.named) < self._num_common.get(request.index, 0):
             self._name(request, table, min(num_tokens, request.prompt_tokens))
         return True
 
-    def preempt(self, request: Request, num_tokens: int) -> None:
-        """Free the table of `request`; what holds whole blocks of its first `num_tokens` can be found again."""
+    def preempt(self, request: Request) -> None:
+        """Free the table of `request`; whole blocks of what was cached can be found again."""
         table = self._tables.pop(request.index)
         if self.is_caching:
+            num_tokens = self._cached(request, table)
             self._name(request, table, num_tokens)
             for position in range(len(table.named), num_tokens // self.block_size):
                 self._append(table, self._own_key(request, position))
@@ -184,9 +197,16 @@ class PagedPool(KvPool):
             super().release(request)
         table = self._tables.pop(request.index, None)
         if table is not None:
+            table.cached_tokens = self._cached(request, table)
             if len(table.named) < self._num_common.get(request.index, 0):
-                self._name(request, table, request.prompt_tokens + request.output_tokens - 1)
+                self._name(request, table, table.cached_tokens)
             self._free(table)
+
+    def _cached(self, request: Request, table: _Table) -> int:
+        """Tokens of `request` whose whole blocks have keys when it gives them back."""
+        if not self.caches_results:
+            return table.cached_tokens
+        return max(table.cached_tokens, request.context_tokens)
 
     def take(self, num_blocks: int) -> None:
         """Use `num_blocks` free ones, longest free first; what they held is lost."""
@@ -287,9 +307,16 @@ class PagedPool(KvPool):
 
     def _free(self, table: _Table) -> None:
         freed, num_users = self._freed, self._num_users
-        if table.num_counted:
+        num_counted = table.num_counted
+        if self.reuses_blank_first:
+            num_blank = num_counted
+            if self.is_caching:
+                num_blank = min(num_counted, len(table) - table.cached_tokens // self.block_size)
+            self._next_free += num_blank
+            num_counted -= num_blank
+        if num_counted:
             self._newest += 1
-            freed[self._newest] = table.num_counted
+            freed[self._newest] = num_counted
         num_in_use = 0
         for block in reversed(table.named):
             others = num_users[block] - 1
@@ -319,7 +346,7 @@ class SlottedPool(PagedPool):
     def seat(self, request: Request, tokens: int, lookahead: int = 0) -> int | None:
         return super().seat(request, tokens, lookahead) if len(self._tables) < self._max_requests else None
 
-    def preempt(self, request: Request, num_tokens: int) -> None:
+    def preempt(self, request: Request) -> None:
         raise ValueError(
             f"KV memory ran out: request {request.id} would be preempted, which a replay cannot do; raise "
             "engine.num_gpu_blocks, or lower --max-concurrency"

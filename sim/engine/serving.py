@@ -368,8 +368,7 @@ class Serving:
     def preempt(self, request: Request, *, by_priority: bool = False) -> None:
         """Take the memory of `request`; it waits ahead of all others, or of those that came after it and whose priority
         is not above its (`by_priority`). A step under way still brings its tokens."""
-        known = request.prompt_tokens + request.emitted_tokens
-        self.paged.preempt(request, min(request.context_tokens + request.in_flight, known))
+        self.paged.preempt(request)
         self._hold(request, -request.kv_tokens)
         self._share()
         request.is_preempted = True

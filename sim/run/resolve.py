@@ -324,6 +324,7 @@ class _Resolver:
         num_engines, num_slots, is_caching = self.num_engines, self.num_slots, engine.enable_prefix_caching
         drafter = drafter_of(self.limits.method, self.profile)
         rules, max_tokens = self.engine.rules, self.limits.max_model_len
+        is_async = self.limits.async_scheduling
         drops_block = self.draft_tokens > 0 and drafter in rules.drops_cached_block
 
         def new() -> KvPool:
@@ -337,6 +338,8 @@ class _Resolver:
                     is_caching=is_caching,
                     drops_cached_block=drops_block,
                     seats_first_chunk=rules.seats_first_chunk,
+                    caches_results=is_async or not rules.caches_planned_only,
+                    reuses_blank_first=rules.reuses_blank_first,
                     max_tokens=max_tokens,
                 )
             if num_engines > 1:

@@ -205,6 +205,8 @@ def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, Page
         is_caching=settings.enable_prefix_caching,
         drops_cached_block=drops_block,
         seats_first_chunk=costs.rules.seats_first_chunk,
+        caches_results=settings.async_scheduling or not costs.rules.caches_planned_only,
+        reuses_blank_first=costs.rules.reuses_blank_first,
         max_tokens=limits.max_model_len,
     )
     controller = build_controller("by_batch" if table else "fixed", draft_tokens, table=table)
