@@ -56,6 +56,7 @@ def drawn_log(feature: str, seed: int, engine: str) -> Log:
 
     steps: list[Decision] = []
     emitted: list[dict[int, int]] = []
+    proposed: list[dict[int, int]] = []
     arrived: list[Arrival] = []
     flight: tuple[int, Planned] | None = None
     for _ in range(MAX_STEPS):
@@ -80,6 +81,7 @@ def drawn_log(feature: str, seed: int, engine: str) -> Log:
         if planned.tokens:
             steps.append(Decision(planned.tokens, planned.drafts, tuple(planned.preempted), planned.admitted))
             emitted.append({})
+            proposed.append({})
         due = (number, planned)
         if settings.async_scheduling:
             due, flight = flight, (due if planned.tokens else None)
@@ -94,7 +96,10 @@ def drawn_log(feature: str, seed: int, engine: str) -> Log:
             new = scheduler.update(planned, rounds, drafted)
             if planned.tokens:
                 emitted[number] = new
-    return Log(f"{feature}-{seed}", engine, settings, tuple(arrived), tuple(steps), tuple(emitted))
+                if drafted is not None:
+                    proposed[number] = {index: count for index, count in drafted.items() if index in new}
+    behind = tuple(proposed) if settings.method == "ngram" else ()
+    return Log(f"{feature}-{seed}", engine, settings, tuple(arrived), tuple(steps), tuple(emitted), behind)
 
 
 def _at(request: Arrival, step: int) -> Arrival:

@@ -59,6 +59,8 @@ class Log(msgspec.Struct, frozen=True):
     steps: tuple[Decision, ...]
     emitted: tuple[dict[int, int], ...]
     """[steps] new tokens by request."""
+    proposed: tuple[dict[int, int], ...] = ()
+    """[steps] drafts made behind the step by request, where they vary; () where nobody noted them, or they do not."""
 
 
 class Tape(NamedTuple):
@@ -72,11 +74,15 @@ def tape_of(log: Log) -> Tape:
     accepted: dict[tuple[int, int], int] = {}
     drafted: dict[tuple[int, int], int] = {}
     out = dict.fromkeys(range(len(log.requests)), 0)
-    for step, emitted in zip(log.steps, log.emitted, strict=True):
+    proposed = log.proposed or ({},) * len(log.steps)
+    for step, emitted, behind in zip(log.steps, log.emitted, proposed, strict=True):
         for index, count in emitted.items():
             accepted[index, out[index]] = count - 1
-            drafted[index, out[index]] = step.drafts.get(index, 0)
+            if not log.proposed:
+                drafted[index, out[index]] = step.drafts.get(index, 0)
             out[index] += count
+            if index in behind:
+                drafted[index, out[index]] = behind[index]
     return Tape(accepted, drafted)
 
 
