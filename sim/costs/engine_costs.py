@@ -88,6 +88,8 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     where the request ends or gives way before; False: at once."""
     reuses_blank_first: bool = False
     """Blocks that were never whole are taken before all others that are free."""
+    pads_last_token: bool = False
+    """A first chunk of one token, beside rows or behind a prefix that was found, is as long as a round."""
     seats_lookahead: bool = False
     """A request is seated with slots for its next draft, as it is later in every step."""
     seats_first_chunk: bool = False

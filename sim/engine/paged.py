@@ -14,13 +14,27 @@ import sys
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from sim.engine.kv import KvPool
 from sim.interface.request import Request
+from sim.interface.work import Chunk
 
 _POSITION_BITS = 32
 """Blocks that only their request can ask for are keyed by its index and their position, below 0; contents by ids from
 0."""
+
+
+class Padding(NamedTuple):
+    """What a request's first chunk is padded to that is its last token alone: as many as a round has, so that a step of
+    rows stays uniform. 0: it is not."""
+
+    tokens: int = 0
+    beside_rows: bool = False
+    """The step has rows; without them a prompt of one token is no row, and what was found of a longer one still is."""
+
+
+NO_PADDING = Padding()
 
 
 class _Table:
@@ -133,11 +147,12 @@ class PagedPool(KvPool):
             if low:
                 self._num_common[request.index] = low
 
-    def seat(self, request: Request, tokens: int, lookahead: int = 0) -> int | None:
+    def seat(self, request: Request, tokens: int, lookahead: int = 0, padded: Padding = NO_PADDING) -> Chunk | None:
         """Give `request` a table for what is found of its prefix and for `tokens` at most after that, and `lookahead`
-        more; returns the tokens found. None, and nothing changes, unless all that it has would fit, and this.
+        more; returns the chunk after what was found. None, and nothing changes, unless all that it has would fit, and
+        this.
 
-        Found are whole blocks, and never the last token, which is computed again for its logits.
+        A chunk of one token is `padded`, or waits for a step with room. Found are whole blocks, and never the last token, which is computed again for its logits.
         """
         goal = request.prompt_tokens + request.emitted_tokens
         found = self._found(request, (goal - 1) // self.block_size)
@@ -148,6 +163,11 @@ class PagedPool(KvPool):
         num_in_use = len(found) - len(free)
         history_tokens = len(found) * self.block_size
         end = min(goal, history_tokens + tokens)
+        if padded.tokens and goal - history_tokens == 1 and (padded.beside_rows or history_tokens):
+            if history_tokens + padded.tokens < self.max_tokens:
+                if padded.tokens > tokens:
+                    return None
+                end = history_tokens + padded.tokens
         needed = min(end + lookahead, self.max_tokens)
         if not self.seats_first_chunk and needed < goal:
             needed = goal
@@ -160,7 +180,7 @@ class PagedPool(KvPool):
         self.num_free -= len(free)
         self._tables[request.index] = _Table(found)
         self.grow(request, end, lookahead)
-        return history_tokens
+        return Chunk(end - history_tokens, history_tokens)
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         """Extend the table of `request` to hold the `num_tokens` that it has by the end of a step and `lookahead` more.
@@ -233,6 +253,10 @@ class PagedPool(KvPool):
         """Give `request` so many of the blocks that were taken by number alone that its table has `num_blocks`."""
         table = self._tables[request.index]
         table.num_counted = num_blocks - len(table.named)
+
+    def assign_cached(self, request: Request, num_tokens: int) -> None:
+        """What was known of `request` when its last step was planned."""
+        self._tables[request.index].cached_tokens = num_tokens
 
     def unreserve(self, request: Request, num_tokens: int) -> None:
         """Turn a reservation into a table for `num_tokens`, which is never more."""
@@ -343,8 +367,8 @@ class SlottedPool(PagedPool):
     def reserve(self, request: Request) -> bool:
         return len(self._reserved) < self._max_requests and super().reserve(request)
 
-    def seat(self, request: Request, tokens: int, lookahead: int = 0) -> int | None:
-        return super().seat(request, tokens, lookahead) if len(self._tables) < self._max_requests else None
+    def seat(self, request: Request, tokens: int, lookahead: int = 0, padded: Padding = NO_PADDING) -> Chunk | None:
+        return super().seat(request, tokens, lookahead, padded) if len(self._tables) < self._max_requests else None
 
     def preempt(self, request: Request) -> None:
         raise ValueError(

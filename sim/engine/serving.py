@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool
 from sim.engine.lockstep import Lockstep
-from sim.engine.paged import PagedPool
+from sim.engine.paged import NO_PADDING, Padding, PagedPool
 from sim.engine.time_series import GapSamples, Gauge
 from sim.interface.host import Host, Stream, Ticket
 from sim.interface.request import Request
@@ -343,7 +343,9 @@ class Serving:
         """Whether somebody waits whom the engine has seen, and is not held back."""
         return bool(self.inbox) and not self._holds_back and not isnan(self.inbox[0].queued_s)
 
-    def seat_now(self, max_tokens: int, lookahead: int = 0) -> tuple[Request, Chunk] | None:
+    def seat_now(
+        self, max_tokens: int, lookahead: int = 0, padded: Padding = NO_PADDING
+    ) -> tuple[Request, Chunk] | None:
         """The oldest waiting request and its first chunk of at most `max_tokens`, if all its tokens fit, and
         `lookahead` behind the chunk.
 
@@ -352,9 +354,10 @@ class Serving:
         if not self.inbox:
             return None
         request = self.inbox[0]
-        history = self.paged.seat(request, max_tokens, lookahead)
-        if history is None:
+        chunk = self.paged.seat(request, max_tokens, lookahead, padded)
+        if chunk is None:
             return None
+        history = chunk.history_tokens
         goal = request.prompt_tokens + request.emitted_tokens
         self._take(request)
         if not request.is_preempted:
@@ -363,7 +366,7 @@ class Serving:
         request.prefill_goal, request.prefilled_tokens = goal, history
         self._hold(request, history)
         self._share()
-        return request, Chunk(min(goal - history, max_tokens), history)
+        return request, chunk
 
     def preempt(self, request: Request, *, by_priority: bool = False) -> None:
         """Take the memory of `request`; it waits ahead of all others, or of those that came after it and whose priority
@@ -402,7 +405,8 @@ class Serving:
         self.commit_chunk(request, request.prompt_tokens)
 
     def commit_chunk(self, request: Request, new_tokens: int) -> None:
-        """`new_tokens` more of the prompt are in KV; the last of them bring the next output token."""
+        """`new_tokens` more of the prompt are in KV, padding left out; the last of them bring the next output token."""
+        new_tokens = min(new_tokens, request.prefill_goal - request.prefilled_tokens)
         request.prefilled_tokens += new_tokens
         if not request.is_preempted:
             self._hold(request, new_tokens)

@@ -224,6 +224,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """continuous: tokens of each pass that the engine keeps free for the drafts of every seat."""
     slots_per_request: int = 0
     """continuous: such tokens for each request that a pass carries, in place of every seat."""
+    padded_tokens: int = 0
+    """continuous: tokens of a chunk that would be a request's last token alone, as of a round; 0: one."""
     seats_lookahead: bool = False
     """continuous: a request is seated with slots for its next draft."""
     max_model_len: int | None = None

@@ -85,7 +85,7 @@ def limits_on(
     caps = engine.cap_rule(profile.gpu)
     draft_tokens = scenario.speculation.num_speculative_tokens
     chunks = given.enable_chunked_prefill
-    rules = engine.rules
+    rules, is_fixed = engine.rules, scenario.speculation.controller == "fixed"
     slots = rules.slots_per_seat(drafter_of(method, profile), draft_tokens) if is_drafting else 0
     if given.prefill_schedule_interval > 1 and not rules.has_prefill_interval:
         raise ValueError(
@@ -97,6 +97,7 @@ def limits_on(
         max_num_batched_tokens=given.max_num_batched_tokens or caps.max_num_batched_tokens,
         draft_slots=0 if rules.slots_of_scheduled else slots,
         slots_per_request=slots if rules.slots_of_scheduled else 0,
+        padded_tokens=draft_tokens + 1 if rules.pads_last_token and is_drafting and is_fixed else 0,
         seats_lookahead=rules.seats_lookahead,
         max_model_len=max_model_len(engine, scenario, profile) if rules.trims_at_max_model_len else None,
         prefill_schedule_interval=given.prefill_schedule_interval,

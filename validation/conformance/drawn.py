@@ -12,6 +12,17 @@ from collections.abc import Iterator
 from realrun.installed.vllm_scheduler import Planned, SchedulerSettings, VllmScheduler
 from validation.conformance.logs import Arrival, Decision, Log
 
+SINCE = {
+    "draft_model": 19,
+    "parallel_draft_model": 19,
+    "parallel_eagle": 19,
+    "async_parallel_eagle": 19,
+    "by_batch": 24,
+    "interval": 24,
+    "dspark": 32,
+}
+"""vLLM's minor version from which on a feature is drawn; all others always. A seated request has drafts where one token
+is padded to a round: nothing drafted them, and none is accepted."""
 FEATURES = (
     "plain",
     "ngram",
@@ -90,7 +101,7 @@ def drawn_log(feature: str, seed: int, engine: str) -> Log:
             rounds = {
                 index: accepted(index, scheduler.emitted(index), count)
                 for index, count in planned.drafts.items()
-                if scheduler.is_unfinished(index)
+                if scheduler.is_unfinished(index) and index not in planned.admitted
             }
             drafted = _ngrams(draw, planned, settings) if settings.method == "ngram" else None
             new = scheduler.update(planned, rounds, drafted)
@@ -187,6 +198,7 @@ def _requests(draw: random.Random, feature: str, longest: int, block_size: int) 
 
 
 def drawn_logs(features: tuple[str, ...], seeds: range, engine: str) -> Iterator[Log]:
+    minor = int(engine.rpartition(".")[2])
     for feature in features:
-        for seed in seeds:
+        for seed in seeds if SINCE.get(feature, 0) <= minor else ():
             yield drawn_log(feature, seed, engine)

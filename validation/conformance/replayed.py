@@ -148,6 +148,10 @@ class _Replay:
             tokens = {request.index: count for request, count in rows}
             tokens |= {request.index: chunk.new_tokens for request, chunk in prompts}
             drafts = {request.index: count - 1 for request, count in rows if count > 1}
+            for request, chunk in prompts:
+                padding = chunk.history_tokens + chunk.new_tokens - request.prefill_goal
+                if padding > 0:
+                    drafts[request.index] = padding
             cached = {
                 request.index: chunk.history_tokens
                 for request, chunk in prompts

@@ -20,6 +20,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
+from sim.engine.paged import NO_PADDING, Padding
 from sim.engine.serving import Serving
 from sim.interface.request import Request
 from sim.interface.work import DRAFT, DRAFT_MODEL, HOST, STEP, Chunk, Work
@@ -52,7 +53,7 @@ class Step(NamedTuple):
         return [
             request
             for request, chunk in zip(self.prompts, self.chunks, strict=True)
-            if chunk.history_tokens + chunk.new_tokens == request.prefill_goal
+            if chunk.history_tokens + chunk.new_tokens >= request.prefill_goal
         ]
 
 
@@ -142,13 +143,14 @@ def _fill(
             step.rows.append(request)
             step.row_tokens.append(tokens)
     num_seats = limits.max_num_seqs if has_prompts and not has_preempted and not is_deferred else 0
+    padding = Padding(limits.padded_tokens, bool(step.rows)) if not step.prompts else NO_PADDING
     while budget > slots and len(running) < num_seats and serving.has_queued:
         oldest = serving.inbox[0]
         if limits.holds_back(oldest.prompt_tokens + oldest.emitted_tokens, budget - slots):
             break
         if limits.no_evict and not serving.paged.fits_beside(running, oldest):
             break
-        seated = serving.seat_now(min(budget - slots, longest), lookahead if limits.seats_lookahead else 0)
+        seated = serving.seat_now(min(budget - slots, longest), lookahead if limits.seats_lookahead else 0, padding)
         if seated is None:
             break
         request, chunk = seated
@@ -269,37 +271,40 @@ def plan_prompts(
     num_seated: int,
     budget: int,
     *,
+    num_rows: int,
     after_rows: bool = False,
 ) -> PromptPlan:
-    """Chunks within `budget`: of `partial` first, then of new prompts while `num_seated` others leave seats.
+    """Chunks within `budget` beside `num_rows`: of `partial` first, then of new prompts while `num_seated` others leave
+    seats.
     `after_rows`: the step before this one carries rows alone."""
     serving.take_in(after_rows=after_rows, num_rows=num_seated + (partial is not None))
     if partial is None and not serving.inbox:
         return PromptPlan([], (), [], None, serving.host.now_s)
-    pool, lookahead = serving.paged, serving.controller.draft_tokens_max
+    pool, lookahead, slots = serving.paged, serving.controller.draft_tokens_max, limits.slots_per_request
+    padding = Padding(limits.padded_tokens, num_rows > 0) if partial is None else NO_PADDING
     prompts: list[Request] = []
     chunks: list[Chunk] = []
     completed: list[Request] = []
-    while budget > 0:
+    while budget > slots:
         if partial is not None:
             request, history_tokens = partial
-            chunk = Chunk(min(request.prompt_tokens - history_tokens, budget), history_tokens)
+            chunk = Chunk(min(request.prompt_tokens - history_tokens, budget - slots), history_tokens)
             if pool.is_sharing:
                 pool.grow(request, history_tokens + chunk.new_tokens, lookahead)
         else:
             if not serving.has_queued or num_seated + len(prompts) >= limits.max_num_seqs:
                 break
-            if limits.holds_back(serving.inbox[0].prompt_tokens, budget):
+            if limits.holds_back(serving.inbox[0].prompt_tokens, budget - slots):
                 break
-            admitted = _admit(serving, budget)
+            admitted = _admit(serving, budget - slots, lookahead if limits.seats_lookahead else 0, padding)
             if admitted is None:
                 break
             request, chunk = admitted
         planned_tokens = chunk.history_tokens + chunk.new_tokens
         prompts.append(request)
         chunks.append(chunk)
-        budget -= chunk.new_tokens
-        if planned_tokens == request.prompt_tokens:
+        budget -= chunk.new_tokens + slots
+        if planned_tokens >= request.prompt_tokens:
             partial = None
             completed.append(request)
         else:
@@ -307,14 +312,20 @@ def plan_prompts(
     return PromptPlan(prompts, tuple(chunks), completed, partial, serving.host.now_s)
 
 
-def _admit(serving: Serving, max_tokens: int) -> tuple[Request, Chunk] | None:
-    """The oldest waiting request and its first chunk; None where nothing is ever preempted and it does not fit."""
+def _admit(serving: Serving, max_tokens: int, lookahead: int, padding: Padding) -> tuple[Request, Chunk] | None:
+    """The oldest waiting request and its first chunk; None where nothing is ever preempted and it does not fit, and
+    where the chunk would be padded beyond `max_tokens`."""
     if not serving.paged.is_sharing:
+        new_tokens = min(serving.inbox[0].prompt_tokens, max_tokens)
+        if new_tokens == 1 == serving.inbox[0].prompt_tokens and padding.tokens and padding.beside_rows:
+            if padding.tokens > max_tokens:
+                return None
+            new_tokens = padding.tokens
         request = serving.admit_now()
-        return None if request is None else (request, Chunk(min(request.prompt_tokens, max_tokens), 0))
-    serving.kv.reserve(serving.inbox[0])
-    seated = serving.seat_now(max_tokens)
-    assert seated is not None
+        return None if request is None else (request, Chunk(new_tokens, 0))
+    seated = serving.seat_now(max_tokens, lookahead, padding)
+    if seated is not None:
+        serving.kv.reserve(seated[0])
     return seated
 
 
