@@ -101,6 +101,8 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     its priority; False: the last that was seated, which waits ahead of all."""
     has_prefill_interval: bool = False
     """It has a prefill_schedule_interval."""
+    defers_last_token: bool = True
+    """Which holds back a request of which one token is left to compute, too."""
     trims_at_max_model_len: bool = False
     """No draft, and no slot for one, reaches beyond the context."""
     drops_cached_block: tuple[str, ...] = ()

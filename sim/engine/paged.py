@@ -25,16 +25,18 @@ _POSITION_BITS = 32
 0."""
 
 
-class Padding(NamedTuple):
-    """What a request's first chunk is padded to that is its last token alone: as many as a round has, so that a step of
-    rows stays uniform. 0: it is not."""
+class FirstChunk(NamedTuple):
+    """What a step wants of the first chunk of a request."""
 
-    tokens: int = 0
+    padded_tokens: int = 0
+    """Tokens of one that is a request's last token alone, as of a round, so that the step's rows stay uniform; 0: one."""
     beside_rows: bool = False
-    """The step has rows; without them a prompt of one token is no row, and what was found of a longer one still is."""
+    """The step has rows; without them one is padded only behind a prefix that was found."""
+    last_only: bool = False
+    """Prompts wait, but for such a last token."""
 
 
-NO_PADDING = Padding()
+ANY_CHUNK = FirstChunk()
 
 
 class _Table:
@@ -147,12 +149,12 @@ class PagedPool(KvPool):
             if low:
                 self._num_common[request.index] = low
 
-    def seat(self, request: Request, tokens: int, lookahead: int = 0, padded: Padding = NO_PADDING) -> Chunk | None:
+    def seat(self, request: Request, tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK) -> Chunk | None:
         """Give `request` a table for what is found of its prefix and for `tokens` at most after that, and `lookahead`
         more; returns the chunk after what was found. None, and nothing changes, unless all that it has would fit, and
         this.
 
-        A chunk of one token is `padded`, or waits for a step with room. Found are whole blocks, and never the last token, which is computed again for its logits.
+        Found are whole blocks, and never the last token, which is computed again for its logits.
         """
         goal = request.prompt_tokens + request.emitted_tokens
         found = self._found(request, (goal - 1) // self.block_size)
@@ -163,11 +165,14 @@ class PagedPool(KvPool):
         num_in_use = len(found) - len(free)
         history_tokens = len(found) * self.block_size
         end = min(goal, history_tokens + tokens)
-        if padded.tokens and goal - history_tokens == 1 and (padded.beside_rows or history_tokens):
-            if history_tokens + padded.tokens < self.max_tokens:
-                if padded.tokens > tokens:
+        if goal - history_tokens > 1:
+            if first.last_only:
+                return None
+        elif first.padded_tokens and (first.beside_rows or history_tokens):
+            if history_tokens + first.padded_tokens < self.max_tokens:
+                if first.padded_tokens > tokens:
                     return None
-                end = history_tokens + padded.tokens
+                end = history_tokens + first.padded_tokens
         needed = min(end + lookahead, self.max_tokens)
         if not self.seats_first_chunk and needed < goal:
             needed = goal
@@ -367,8 +372,8 @@ class SlottedPool(PagedPool):
     def reserve(self, request: Request) -> bool:
         return len(self._reserved) < self._max_requests and super().reserve(request)
 
-    def seat(self, request: Request, tokens: int, lookahead: int = 0, padded: Padding = NO_PADDING) -> Chunk | None:
-        return super().seat(request, tokens, lookahead, padded) if len(self._tables) < self._max_requests else None
+    def seat(self, request: Request, tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK) -> Chunk | None:
+        return super().seat(request, tokens, lookahead, first) if len(self._tables) < self._max_requests else None
 
     def preempt(self, request: Request) -> None:
         raise ValueError(

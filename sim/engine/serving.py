@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool
 from sim.engine.lockstep import Lockstep
-from sim.engine.paged import NO_PADDING, Padding, PagedPool
+from sim.engine.paged import ANY_CHUNK, FirstChunk, PagedPool
 from sim.engine.time_series import GapSamples, Gauge
 from sim.interface.host import Host, Stream, Ticket
 from sim.interface.request import Request
@@ -344,7 +344,7 @@ class Serving:
         return bool(self.inbox) and not self._holds_back and not isnan(self.inbox[0].queued_s)
 
     def seat_now(
-        self, max_tokens: int, lookahead: int = 0, padded: Padding = NO_PADDING
+        self, max_tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK
     ) -> tuple[Request, Chunk] | None:
         """The oldest waiting request and its first chunk of at most `max_tokens`, if all its tokens fit, and
         `lookahead` behind the chunk.
@@ -354,7 +354,7 @@ class Serving:
         if not self.inbox:
             return None
         request = self.inbox[0]
-        chunk = self.paged.seat(request, max_tokens, lookahead, padded)
+        chunk = self.paged.seat(request, max_tokens, lookahead, first)
         if chunk is None:
             return None
         history = chunk.history_tokens

@@ -233,6 +233,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     prefill_schedule_interval: int = 1
     """continuous: steps from one that may carry prompts to the next while rows decode, unless somebody waited behind
     the last such step."""
+    defers_last_token: bool = True
+    """Prompts of which one token is left to compute wait like all others."""
     preempts_by_priority: bool = False
     """continuous: where requests have priorities, the lowest one that runs gives way, the latest of those."""
     long_prefill_token_threshold: int = 0

@@ -101,6 +101,7 @@ def limits_on(
         seats_lookahead=rules.seats_lookahead,
         max_model_len=max_model_len(engine, scenario, profile) if rules.trims_at_max_model_len else None,
         prefill_schedule_interval=given.prefill_schedule_interval,
+        defers_last_token=rules.defers_last_token,
         preempts_by_priority=rules.preempts_by_priority,
         spares_lone_prompt=rules.spares_lone_prompt,
         long_prefill_token_threshold=given.long_prefill_token_threshold,

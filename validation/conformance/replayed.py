@@ -189,6 +189,8 @@ def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, Page
             "policy": ["continuous"],
             "speculation.method": method.value,
             "num_speculative_tokens": draft_tokens,
+            "speculation.controller": "by_batch" if table else "fixed",
+            "speculation.num_speculative_tokens_per_batch_size": table,
             "engine.name": engine,
             "engine.max_num_seqs": settings.max_num_seqs,
             "engine.max_num_batched_tokens": settings.max_num_batched_tokens,

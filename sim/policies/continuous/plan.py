@@ -20,7 +20,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
-from sim.engine.paged import NO_PADDING, Padding
+from sim.engine.paged import ANY_CHUNK, FirstChunk
 from sim.engine.serving import Serving
 from sim.interface.request import Request
 from sim.interface.work import DRAFT, DRAFT_MODEL, HOST, STEP, Chunk, Work
@@ -142,15 +142,16 @@ def _fill(
         else:
             step.rows.append(request)
             step.row_tokens.append(tokens)
-    num_seats = limits.max_num_seqs if has_prompts and not has_preempted and not is_deferred else 0
-    padding = Padding(limits.padded_tokens, bool(step.rows)) if not step.prompts else NO_PADDING
+    can_seat = has_prompts and not has_preempted and not (is_deferred and limits.defers_last_token)
+    num_seats = limits.max_num_seqs if can_seat else 0
+    first = FirstChunk(0 if step.prompts else limits.padded_tokens, bool(step.rows), is_deferred)
     while budget > slots and len(running) < num_seats and serving.has_queued:
         oldest = serving.inbox[0]
         if limits.holds_back(oldest.prompt_tokens + oldest.emitted_tokens, budget - slots):
             break
         if limits.no_evict and not serving.paged.fits_beside(running, oldest):
             break
-        seated = serving.seat_now(min(budget - slots, longest), lookahead if limits.seats_lookahead else 0, padding)
+        seated = serving.seat_now(min(budget - slots, longest), lookahead if limits.seats_lookahead else 0, first)
         if seated is None:
             break
         request, chunk = seated
@@ -281,7 +282,7 @@ def plan_prompts(
     if partial is None and not serving.inbox:
         return PromptPlan([], (), [], None, serving.host.now_s)
     pool, lookahead, slots = serving.paged, serving.controller.draft_tokens_max, limits.slots_per_request
-    padding = Padding(limits.padded_tokens, num_rows > 0) if partial is None else NO_PADDING
+    first = FirstChunk(limits.padded_tokens, num_rows > 0) if partial is None else ANY_CHUNK
     prompts: list[Request] = []
     chunks: list[Chunk] = []
     completed: list[Request] = []
@@ -296,7 +297,7 @@ def plan_prompts(
                 break
             if limits.holds_back(serving.inbox[0].prompt_tokens, budget - slots):
                 break
-            admitted = _admit(serving, budget - slots, lookahead if limits.seats_lookahead else 0, padding)
+            admitted = _admit(serving, budget - slots, lookahead if limits.seats_lookahead else 0, first)
             if admitted is None:
                 break
             request, chunk = admitted
@@ -312,18 +313,18 @@ def plan_prompts(
     return PromptPlan(prompts, tuple(chunks), completed, partial, serving.host.now_s)
 
 
-def _admit(serving: Serving, max_tokens: int, lookahead: int, padding: Padding) -> tuple[Request, Chunk] | None:
+def _admit(serving: Serving, max_tokens: int, lookahead: int, first: FirstChunk) -> tuple[Request, Chunk] | None:
     """The oldest waiting request and its first chunk; None where nothing is ever preempted and it does not fit, and
     where the chunk would be padded beyond `max_tokens`."""
     if not serving.paged.is_sharing:
         new_tokens = min(serving.inbox[0].prompt_tokens, max_tokens)
-        if new_tokens == 1 == serving.inbox[0].prompt_tokens and padding.tokens and padding.beside_rows:
-            if padding.tokens > max_tokens:
+        if new_tokens == 1 == serving.inbox[0].prompt_tokens and first.padded_tokens and first.beside_rows:
+            if first.padded_tokens > max_tokens:
                 return None
-            new_tokens = padding.tokens
+            new_tokens = first.padded_tokens
         request = serving.admit_now()
         return None if request is None else (request, Chunk(new_tokens, 0))
-    seated = serving.seat_now(max_tokens, lookahead, padding)
+    seated = serving.seat_now(max_tokens, lookahead, first)
     if seated is not None:
         serving.kv.reserve(seated[0])
     return seated
