@@ -36,6 +36,7 @@ FLOORS = {
         ("cli",),
     ),
     "realrun": (
+        ("installed",),
         ("host",),
         ("model",),
         ("kernels",),
@@ -57,7 +58,7 @@ FLOORS = {
     ),
     "validation": (
         ("tables",),
-        ("claims", "silicon", "accuracy", "replays", "speed"),
+        ("claims", "silicon", "accuracy", "replays", "speed", "conformance"),
         ("intervals", "pages"),
         ("__main__",),
     ),

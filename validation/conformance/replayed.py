@@ -50,8 +50,13 @@ class Difference(NamedTuple):
 
 
 def differences(log: Log, engine: str | None = None) -> list[Difference]:
-    """Steps in which `continuous`, under `engine` or the log's own, decides otherwise; most follow from the first."""
-    mine, found = replayed(log, engine), []
+    """Steps in which `continuous`, under `engine` or the log's own, decides otherwise; most follow from the first. All
+    of them where that engine has no such setting."""
+    found = []
+    try:
+        mine = replayed(log, engine)
+    except ValueError:
+        mine = []
     for number in range(max(len(mine), len(log.steps))):
         simulated = mine[number] if number < len(mine) else None
         real = log.steps[number] if number < len(log.steps) else None
