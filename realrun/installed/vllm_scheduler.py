@@ -62,6 +62,7 @@ class Planned(NamedTuple):
     sampling: list[int]
     """Those of whom the step brings tokens."""
     preempted: list[int]
+    """Those that gave way since the last step with tokens."""
     admitted: dict[int, int]
     """Tokens of its prefix that each request seated in this step has from the cache."""
     draft_tokens: int
@@ -126,7 +127,7 @@ class VllmScheduler:
                 admitted[index] = computed[index]
             if self._samples(request):
                 sampling.append(index)
-        for index, before in self._num_preempted.items():
+        for index, before in self._num_preempted.items() if tokens else ():
             now = self._requests[index].num_preemptions
             if now > before:
                 preempted.append(index)
@@ -176,7 +177,10 @@ class VllmScheduler:
             if request.is_finished():
                 del self._requests[index], self._num_preempted[index]
         if self.settings.num_speculative_tokens and not self.settings.async_scheduling:
-            lengths = [planned.draft_tokens if drafted is None else drafted.get(int(name), 0) for name in names]
+            lengths = [
+                (planned.draft_tokens if drafted is None else drafted.get(index, 0)) if index in sampling else 0
+                for index in planned.tokens
+            ]
             self._scheduler.update_draft_token_ids(self._vllm.drafts(names, lengths))
         return emitted
 

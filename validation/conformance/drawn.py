@@ -52,7 +52,8 @@ MAX_STEPS = 3000
 
 def drawn_log(feature: str, seed: int, engine: str) -> Log:
     """One schedule as the installed scheduler decides it. Raises what that one raises for settings that it refuses."""
-    settings, requests, rate = drawn(feature, seed)
+    minor = int(engine.rpartition(".")[2])
+    settings, requests, rate = drawn(feature, seed, ("draft_model", "eagle3") if minor >= SINCE["draft_model"] else ("eagle3",))
     scheduler = VllmScheduler(settings)
     draw = random.Random(f"accepted {feature} {seed}")
     accepts: dict[tuple[int, int], int] = {}
@@ -130,16 +131,17 @@ def _prompt(index: int, request: Arrival, block_size: int) -> list[int]:
     return tokens + [start + position for position in range(request.prompt_tokens - len(tokens))]
 
 
-def drawn(feature: str, seed: int) -> tuple[SchedulerSettings, list[Arrival], float]:
-    """Settings, requests by their steps, and the share of drafts that are accepted."""
+def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerSettings, list[Arrival], float]:
+    """Settings, requests by their steps, and the share of drafts that are accepted. Of `methods` a feature is drawn with
+    that has none of its own."""
     draw = random.Random(f"{feature} {seed}")
     method = next((name for name in ("draft_model", "eagle3", "mtp", "dspark", "ngram") if name in feature), None)
     if "parallel_eagle" in feature:
         method = "eagle3"
     if feature == "by_batch":
-        method = draw.choice(("draft_model", "eagle3"))
+        method = draw.choice(methods)
     elif method is None and feature not in ("plain", "async") and draw.random() < 0.4:
-        method = draw.choice(("draft_model", "eagle3"))
+        method = draw.choice(methods)
     draft_tokens = draw.choice((1, 2, 3, 5, 7)) if method else 0
     block_size = draw.choice((4, 8, 16, 32))
     max_num_seqs = draw.choice((1, 2, 3, 4, 8, 16))

@@ -129,15 +129,14 @@ def _real(name: str, held: dict[str, Any]) -> Log:
     def by_index(values: dict[str, int]) -> dict[int, int]:
         return {index_of[key]: value for key, value in values.items()}
 
-    decisions = tuple(
-        Decision(
-            by_index(step["scheduled"]),
-            by_index(step["drafts"]),
-            tuple(sorted(index_of[key] for key in step["preempted"])),
-            by_index(step["cached"]) if "cached" in step else None,
-        )
-        for step in steps
-    )
+    decisions, preempted = [], set[int]()
+    for step in held["steps"]:
+        preempted |= {index_of[key] for key in step["preempted"]}
+        if step["scheduled"]:
+            cached = by_index(step["cached"]) if "cached" in step else None
+            gave_way = tuple(sorted(preempted))
+            decisions.append(Decision(by_index(step["scheduled"]), by_index(step["drafts"]), gave_way, cached))
+            preempted.clear()
     brought = [by_index(step.get("new", {})) for step in held["steps"]]
     emitted = _settled(decisions, brought if not is_ahead else _a_call_later(held["steps"], brought), arrivals)
     method = METHODS.get(spec, "draft_model")
@@ -152,7 +151,7 @@ def _real(name: str, held: dict[str, Any]) -> Log:
         num_speculative_tokens=arguments["k"] if method else 0,
     )
     engine = f"vllm-{arguments.get('version', '0.32')}"
-    return Log(name, engine, settings, tuple(arrivals), decisions, emitted)
+    return Log(name, engine, settings, tuple(arrivals), tuple(decisions), emitted)
 
 
 def _a_call_later(steps: Sequence[dict[str, Any]], brought: Sequence[dict[int, int]]) -> list[dict[int, int]]:

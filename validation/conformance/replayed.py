@@ -103,6 +103,8 @@ class _Replay:
         self.running: list[Request] = []
         self.found: list[Decision] = []
         self.num_arrived = 0
+        self.num_preemptions = [0] * len(self.requests)
+        """[requests] by the last step with tokens: one that gave way in an empty plan counts with the next step."""
 
     def decisions(self) -> list[Decision]:
         serving, limits, requests = self.serving, self.limits, self.requests
@@ -140,7 +142,7 @@ class _Replay:
         while self.num_arrived < len(arrivals) and arrivals[self.num_arrived].step <= len(self.found):
             self._arrive()
         seated = {request.index for request in self.running}
-        before = [request.num_preemptions for request in self.requests]
+        before = self.num_preemptions
         step = plan_step(self.serving, self.running, self.limits, drafting)
         if not step.is_empty:
             preempted = [
@@ -163,6 +165,7 @@ class _Replay:
                 if request.index not in seated or request.index in preempted
             }
             self.found.append(Decision(tokens, drafts, tuple(preempted), cached))
+            self.num_preemptions = [request.num_preemptions for request in self.requests]
         return step
 
     def _commit(self, step: Step, lengths: dict[int, int]) -> None:

@@ -72,7 +72,12 @@ def plan_step(
     """
     serving.take_in(after_rows=after_rows, num_rows=len(running))
     if limits.mixes_prompts:
-        return _fill(serving, running, limits, drafting)
+        num_running = len(running)
+        step = _fill(serving, running, limits, drafting)
+        if step.is_empty and len(running) < num_running and drafting is None:
+            # The lowest priority gave way, was the first to be planned, and ended the step: the others come now.
+            return plan_step(serving, running, limits, drafting, after_rows=after_rows)
+        return step
     prompts = _fill(serving, running, limits, drafting, has_rows=False)
     return prompts if prompts.prompts else _fill(serving, running, limits, drafting, has_prompts=False)
 
@@ -114,6 +119,8 @@ def _fill(
         else:
             held = request.context_tokens + in_flight
             tokens = 1 + (drafting[request.index] if drafting is not None and in_flight else request.drafted)
+            if tokens > longest:
+                tokens = longest
             if tokens > budget - slots:
                 tokens = budget - slots
             if tokens >= max_model_len - held:
