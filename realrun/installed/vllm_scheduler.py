@@ -86,6 +86,8 @@ class VllmScheduler:
         self._num_preempted: dict[int, int] = {}
         self._sampled: Callable[[int, int], int] = _own_token
         self._num_calls = 0
+        self._gave_way: set[int] = set()
+        """Preempted in plans without tokens."""
 
     @property
     def version(self) -> str:
@@ -119,7 +121,10 @@ class VllmScheduler:
         output = scheduler.schedule(**throttles)
         tokens = {int(name): count for name, count in output.num_scheduled_tokens.items()}
         drafts = {int(name): len(ids) for name, ids in output.scheduled_spec_decode_tokens.items()}
-        computed, sampling, preempted, admitted = {}, [], [], {}
+        computed: dict[int, int] = {}
+        admitted: dict[int, int] = {}
+        sampling: list[int] = []
+        preempted: list[int] = []
         for index, count in tokens.items():
             request = self._requests[index]
             computed[index] = request.num_computed_tokens - count
@@ -127,15 +132,17 @@ class VllmScheduler:
                 admitted[index] = computed[index]
             if self._samples(request):
                 sampling.append(index)
-        for index, before in self._num_preempted.items() if tokens else ():
+        for index, before in self._num_preempted.items():
             now = self._requests[index].num_preemptions
             if now > before:
-                preempted.append(index)
+                self._gave_way.add(index)
                 self._num_preempted[index] = now
+        if tokens:
+            preempted, self._gave_way = sorted(self._gave_way), set()
         draft_tokens = getattr(output, "num_spec_tokens_to_schedule", None)
         if not self.settings.num_speculative_tokens_per_batch_size or draft_tokens is None:
             draft_tokens = self.settings.num_speculative_tokens
-        return Planned(tokens, drafts, computed, sampling, sorted(preempted), admitted, draft_tokens, output)
+        return Planned(tokens, drafts, computed, sampling, preempted, admitted, draft_tokens, output)
 
     def _samples(self, request: Any) -> bool:
         """Whether the step just planned ends with a token of `request`: its last chunk, or a round."""

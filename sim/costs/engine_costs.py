@@ -20,7 +20,7 @@ from sim.files.read import read_text
 from sim.names import unknown
 
 ENGINES = Path(__file__).parent.parent / "engines"
-DEFAULT_ENGINE = "vllm-0.24"
+DEFAULT_ENGINE = "vllm-0.32"
 """Engine of profiles that were measured without one."""
 MEASURED_HERE = "measured here"
 """What a profile's `host.engine` says where its own machine's loop was timed, and no public engine."""

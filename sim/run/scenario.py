@@ -59,7 +59,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Which engine serves, its limits and its memory, under vLLM's names."""
 
     name: str | None = None
-    """An engine of sim/engines, or a JSON file; null = the one the profile was measured with, else vllm-0.24."""
+    """An engine of sim/engines, or a JSON file; null = the one the profile was measured with, else vllm-0.32."""
     max_num_seqs: int | None = None
     """Requests admitted and unfinished, under every policy; null = the engine's own limit on that GPU."""
     max_num_batched_tokens: int | None = None
