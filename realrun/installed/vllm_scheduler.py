@@ -274,9 +274,7 @@ class _Vllm:
             block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
         )
         groups = [self._kv.KVCacheGroupSpec([MAIN_GROUP], spec)]
-        blocks = self._kv.KVCacheConfig(
-            num_blocks=settings.num_gpu_blocks, kv_cache_tensors=[], kv_cache_groups=groups
-        )
+        blocks = self._kv.KVCacheConfig(num_blocks=settings.num_gpu_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
         return kind(
             vllm_config=config,
             kv_cache_config=blocks,

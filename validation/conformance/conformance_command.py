@@ -101,7 +101,9 @@ def _drawn(folder: Path, seeds: range, engine: str | None, keep: int, out: Path 
             if num_logs[feature] <= keep:
                 kept.append(log)
             began = time.perf_counter()
-        print(f"{feature:22}{num_logs[feature]:6} schedules {num_differ[feature]:6} differ {num_steps[feature]:8} steps")
+        print(
+            f"{feature:22}{num_logs[feature]:6} schedules {num_differ[feature]:6} differ {num_steps[feature]:8} steps"
+        )
     total = sum(num_steps.values())
     print(
         f"vLLM {__version__} under {engine or own}: {sum(num_logs.values())} schedules, {sum(num_differ.values())} differ, "

@@ -53,7 +53,9 @@ MAX_STEPS = 3000
 def drawn_log(feature: str, seed: int, engine: str) -> Log:
     """One schedule as the installed scheduler decides it. Raises what that one raises for settings that it refuses."""
     minor = int(engine.rpartition(".")[2])
-    settings, requests, rate = drawn(feature, seed, ("draft_model", "eagle3") if minor >= SINCE["draft_model"] else ("eagle3",))
+    settings, requests, rate = drawn(
+        feature, seed, ("draft_model", "eagle3") if minor >= SINCE["draft_model"] else ("eagle3",)
+    )
     scheduler = VllmScheduler(settings)
     draw = random.Random(f"accepted {feature} {seed}")
     accepts: dict[tuple[int, int], int] = {}
@@ -151,7 +153,9 @@ def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerS
     if is_whole:
         budget = max(budget, 512 + max_num_seqs * (draft_tokens + 1))
     requests = _requests(draw, feature, longest, block_size)
-    needed = max(-(-(each.prompt_tokens + each.output_tokens + 2 * draft_tokens + 2) // block_size) for each in requests)
+    needed = max(
+        -(-(each.prompt_tokens + each.output_tokens + 2 * draft_tokens + 2) // block_size) for each in requests
+    )
     is_short = draw.random() < 0.5
     num_blocks = needed + 1 + draw.randint(0, 2 * needed) if is_short else needed * (max_num_seqs + 1) + 50
     max_model_len = 512

@@ -251,9 +251,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
         target, last = _submit(serving, load, stream, limits.method, draft_tokens, started_s - step.at_s)
         if is_async:
             if serving.inbox and not has_room(serving, limits, num_rows + len(completed), partial):
-                running, under_way, accepted = _under_way(
-                    serving, limits, rows, step, last_step_s, is_apart=is_apart
-                )
+                running, under_way, accepted = _under_way(serving, limits, rows, step, last_step_s, is_apart=is_apart)
                 lengths = {request.index: draft_tokens for request in running}
                 flight = Flight(under_way, target, last, lengths, started_s, accepted)
                 rows, plan, last_step_s = await _until_eased(serving, limits, stream, rows, running, flight)
