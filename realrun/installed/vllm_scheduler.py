@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ import msgspec
 
 MAIN_GROUP = "layer"
 """The one layer whose KV the pool holds."""
+OWN_TOKENS, POSITION_BITS = 1 << 40, 24
+"""Tokens that no other request has begin here, above all ids of content."""
 QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -84,7 +86,7 @@ class VllmScheduler:
         self._hasher = self._vllm.hasher(settings)
         self._requests: dict[int, Any] = {}
         self._num_preempted: dict[int, int] = {}
-        self._sampled: Callable[[int, int], int] = _own_token
+        self._contents: dict[int, tuple[int, ...]] = {}
         self._num_calls = 0
         self._gave_way: set[int] = set()
         """Preempted in plans without tokens."""
@@ -100,17 +102,25 @@ class VllmScheduler:
     def add(
         self,
         index: int,
-        tokens: Sequence[int],
+        prompt_tokens: int,
         max_tokens: int,
         *,
         arrival_time: float,
         priority: int = 0,
+        content: tuple[int, ...] = (),
     ) -> None:
-        """Request `index` with the prompt `tokens` comes in; the lowest `priority` goes first."""
+        """Request `index` comes in; the lowest `priority` goes first. Its tokens are those of `content`, chained ids of
+        whole blocks from its beginning, and nobody else's behind these."""
+        tokens = [self._token(index, content, position) for position in range(prompt_tokens)]
         request = self._vllm.request(index, tokens, max_tokens, arrival_time, priority, self._hasher)
+        self._contents[index] = content
         self._requests[index] = request
         self._num_preempted[index] = 0
         self._scheduler.add_request(request)
+
+    def _token(self, index: int, content: tuple[int, ...], position: int) -> int:
+        block = position // self.settings.block_size
+        return content[block] if block < len(content) else OWN_TOKENS + (index << POSITION_BITS) + position
 
     def schedule(self) -> Planned:
         """The next step; without tokens where there is nothing to do."""
@@ -171,8 +181,9 @@ class VllmScheduler:
         sampled: list[list[int]] = []
         for index in planned.tokens:
             if index in sampling and index in before:
-                first = before[index]
-                sampled.append([self._sampled(index, first + i) for i in range(accepted.get(index, 0) + 1)])
+                content, first = self._contents[index], before[index] + self._requests[index].num_prompt_tokens
+                ends = first + accepted.get(index, 0) + 1
+                sampled.append([self._token(index, content, position) for position in range(first, ends)])
             else:
                 sampled.append([])
         self._scheduler.update_from_output(planned.output, self._vllm.runner_output(names, sampled))
@@ -182,7 +193,7 @@ class VllmScheduler:
             if request.num_output_tokens > first:
                 emitted[index] = request.num_output_tokens - first
             if request.is_finished():
-                del self._requests[index], self._num_preempted[index]
+                del self._requests[index], self._num_preempted[index], self._contents[index]
         if self.settings.num_speculative_tokens and not self.settings.async_scheduling:
             lengths = [
                 (planned.draft_tokens if drafted is None else drafted.get(index, 0)) if index in sampling else 0
@@ -190,11 +201,6 @@ class VllmScheduler:
             ]
             self._scheduler.update_draft_token_ids(self._vllm.drafts(names, lengths))
         return emitted
-
-
-def _own_token(index: int, position: int) -> int:
-    """A token that no other request has, so that nothing of an answer is shared."""
-    return 1_000_000 + 4096 * index + position
 
 
 class _Vllm:
@@ -371,3 +377,10 @@ def _model(settings: SchedulerSettings) -> SimpleNamespace:
         return_sampling_mask=False,
         max_logprobs=0,
     )
+
+
+def installed_version() -> str:
+    """Raises ImportError where no vLLM, or nothing that it needs, is installed."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    return str(import_module("vllm.version").__version__)

@@ -8,9 +8,11 @@ Not here: what the constants do to a work (sim.costs.work_costs), how they are f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -18,6 +20,10 @@ from sim.costs.profile import LONGEST_S, Gpu, HostCosts, Profile
 from sim.files.json_values import convert, parse_json
 from sim.files.read import read_text
 from sim.names import unknown
+from sim.plugins import PluginError, installed, naming_plugin, shown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENGINES = Path(__file__).parent.parent / "engines"
 DEFAULT_ENGINE = "vllm-0.32"
@@ -170,6 +176,8 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The same for a drafter, beside the drafter's weights and KV."""
     caps: tuple[CapRule, ...] = ()
     rules: Rules = Rules()
+    scheduler: str | None = None
+    """Name of the installed engine whose own scheduler plans; None: `continuous` does."""
     scope: str = ""
     """Engine, GPU and tensor-parallel degrees that the constants are for; they act nowhere else."""
     mixes_prompts: bool = True
@@ -274,7 +282,10 @@ def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
     """
     is_path = name.endswith(".json")
     if not is_path and name not in engine_names():
-        raise ValueError(unknown("engine", name, engine_names()))
+        installed = installed_engines()
+        if name in installed:
+            return _scheduled_by(name, gpu, tensor_parallel)
+        raise ValueError(unknown("engine", name, [*engine_names(), *sorted(installed)]))
     held = _read(Path(name) if is_path else ENGINES / f"{name}.json")
     entry = next(entry for entry in held.constants if entry.holds_on(gpu, tensor_parallel))
     return EngineCosts(
@@ -291,6 +302,41 @@ def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
         scope=_scope(held.name, entry),
         mixes_prompts=held.mixes_prompts,
     )
+
+
+class InstalledEngine(NamedTuple):
+    """An engine beside us whose own scheduler plans the steps of continuous batching.
+
+    What an entry point of `lanesim.engines` names is a function that returns one, and raises ValueError with one line
+    where the engine is not there.
+    """
+
+    label: str
+    """What tables call it, with its version."""
+    like: str
+    """Engine file whose constants, caps and rules it has."""
+    serve: Callable[..., Any]
+    """(serving, limits, stream) -> the coroutine that serves."""
+
+
+def installed_engines() -> dict[str, EntryPoint]:
+    return installed("lanesim.engines")
+
+
+@lru_cache(maxsize=8)
+def installed_engine(name: str) -> InstalledEngine:
+    """The one that the entry point called `name` gives. Raises ValueError."""
+    with naming_plugin(f"engine {name!r}"):
+        made = installed_engines()[name].load()()
+    if not isinstance(made, InstalledEngine):
+        raise PluginError(f"engine {name!r} gives {shown(made)}: want a lanesim.InstalledEngine")
+    return made
+
+
+def _scheduled_by(name: str, gpu: str, tensor_parallel: int) -> EngineCosts:
+    engine = installed_engine(name)
+    like = load_engine(engine.like, gpu, tensor_parallel)
+    return msgspec.structs.replace(like, name=engine.label, scheduler=name)
 
 
 def _scope(name: str, entry: _Measured) -> str:

@@ -207,8 +207,10 @@ class PagedPool(KvPool):
         return True
 
     def preempt(self, request: Request) -> None:
-        """Free the table of `request`; whole blocks of what was cached can be found again."""
-        table = self._tables.pop(request.index)
+        """Free the table of `request`, where it has one here; whole blocks of what was cached can be found again."""
+        table = self._tables.pop(request.index, None)
+        if table is None:
+            return
         if self.is_caching:
             num_tokens = self._cached(request, table)
             self._name(request, table, num_tokens)

@@ -357,6 +357,11 @@ class Serving:
         chunk = self.paged.seat(request, max_tokens, lookahead, first)
         if chunk is None:
             return None
+        self.seat(request, chunk)
+        return request, chunk
+
+    def seat(self, request: Request, chunk: Chunk) -> None:
+        """`request` waits no longer: its first chunk is `chunk`, behind tokens that are in memory."""
         history = chunk.history_tokens
         goal = request.prompt_tokens + request.emitted_tokens
         self._take(request)
@@ -366,7 +371,6 @@ class Serving:
         request.prefill_goal, request.prefilled_tokens = goal, history
         self._hold(request, history)
         self._share()
-        return request, chunk
 
     def preempt(self, request: Request, *, by_priority: bool = False) -> None:
         """Take the memory of `request`; it waits ahead of all others, or of those that came after it and whose priority

@@ -261,6 +261,9 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """continuous: admit a request where prompt and whole answer fit beside those of all who run (TensorRT-LLM's
     GUARANTEED_NO_EVICT), so that nothing is preempted; False: where its prompt fits (vLLM)."""
     method: Method = Method.DRAFT_MODEL
+    scheduler: str | None = None
+    """continuous: an installed engine whose own scheduler plans the steps, by its name in the entry points
+    `lanesim.engines`; None: `continuous` does."""
 
     @property
     def max_num_scheduled_tokens(self) -> int:

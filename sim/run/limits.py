@@ -113,6 +113,7 @@ def limits_on(
         whole_prompts=rules.whole_prompts if chunks is None else not chunks,
         no_evict=rules.no_evict,
         method=method,
+        scheduler=engine.scheduler,
     )
 
 

@@ -13,6 +13,8 @@ from realrun.installed.vllm_scheduler import Planned, SchedulerSettings, VllmSch
 from validation.conformance.logs import Arrival, Decision, Log
 
 SINCE = {
+    "async_eagle3": 19,
+    "async_mtp": 19,
     "draft_model": 19,
     "parallel_draft_model": 19,
     "parallel_eagle": 19,
@@ -53,9 +55,10 @@ MAX_STEPS = 3000
 def drawn_log(feature: str, seed: int, engine: str) -> Log:
     """One schedule as the installed scheduler decides it. Raises what that one raises for settings that it refuses."""
     minor = int(engine.rpartition(".")[2])
-    settings, requests, rate = drawn(
-        feature, seed, ("draft_model", "eagle3") if minor >= SINCE["draft_model"] else ("eagle3",)
-    )
+    methods: tuple[str, ...] = ("draft_model", "eagle3") if minor >= SINCE["draft_model"] else ("eagle3",)
+    if "async" in feature and minor < SINCE["async_eagle3"]:
+        methods = ()
+    settings, requests, rate = drawn(feature, seed, methods)
     scheduler = VllmScheduler(settings)
     draw = random.Random(f"accepted {feature} {seed}")
     accepts: dict[tuple[int, int], int] = {}
@@ -73,6 +76,7 @@ def drawn_log(feature: str, seed: int, engine: str) -> Log:
     proposed: list[dict[int, int]] = []
     arrived: list[Arrival] = []
     flight: tuple[int, Planned] | None = None
+    due: tuple[int, Planned] | None
     for _ in range(MAX_STEPS):
         if not scheduler.num_unfinished and flight is None:
             if len(arrived) == len(requests):
@@ -84,10 +88,11 @@ def drawn_log(feature: str, seed: int, engine: str) -> Log:
             index = len(arrived)
             scheduler.add(
                 index,
-                _prompt(index, request, settings.block_size),
+                request.prompt_tokens,
                 request.output_tokens,
                 arrival_time=float(index),
                 priority=request.priority,
+                content=request.content,
             )
             arrived.append(request)
         planned = scheduler.schedule()
@@ -126,13 +131,6 @@ def _ngrams(draw: random.Random, planned: Planned, settings: SchedulerSettings) 
     return {index: draw.choice((0, 0, most, most, draw.randint(0, most))) for index in planned.tokens}
 
 
-def _prompt(index: int, request: Arrival, block_size: int) -> list[int]:
-    """Tokens of the prompt: equal in blocks of equal content, nobody else's elsewhere."""
-    tokens = [content for content in request.content for _ in range(block_size)][: request.prompt_tokens]
-    start = 10_000_000 + 100_000 * index
-    return tokens + [start + position for position in range(request.prompt_tokens - len(tokens))]
-
-
 def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerSettings, list[Arrival], float]:
     """Settings, requests by their steps, and the share of drafts that are accepted. Of `methods` a feature is drawn with
     that has none of its own."""
@@ -142,7 +140,7 @@ def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerS
         method = "eagle3"
     if feature == "by_batch":
         method = draw.choice(methods)
-    elif method is None and feature not in ("plain", "async") and draw.random() < 0.4:
+    elif method is None and methods and feature not in ("plain", "async") and draw.random() < 0.4:
         method = draw.choice(methods)
     draft_tokens = draw.choice((1, 2, 3, 5, 7)) if method else 0
     block_size = draw.choice((4, 8, 16, 32))

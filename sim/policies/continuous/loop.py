@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
 from typing import NamedTuple
 
+from sim.costs.engine_costs import installed_engine
 from sim.engine.serving import RoundDraws, Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
@@ -57,6 +58,8 @@ takes as long as some steps."""
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
     stream = serving.host.stream("gpu")
+    if limits.scheduler is not None:
+        return [installed_engine(limits.scheduler).serve(serving, limits, stream)]
     if serving.draws is not None and can_be_totals(serving, limits):
         return [by_totals(serving, limits, stream, serving.draws)]
     return [_by_rows(serving, limits, stream)]
