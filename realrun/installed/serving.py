@@ -145,7 +145,7 @@ def _settings(serving: Serving, limits: EngineLimits) -> SchedulerSettings:
     return SchedulerSettings(
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=max(limits.max_model_len or 0, longest + 1),
+        max_model_len=max(limits.max_model_len or 0, longest),
         num_gpu_blocks=pool.num_blocks + 1,
         block_size=pool.block_size,
         enable_prefix_caching=pool.is_caching,
