@@ -1,11 +1,14 @@
 """Continuous batching as the installed vLLM's own scheduler plans it, under lanesim's clock, costs and acceptance.
 
-Its loop is that of `continuous` (sim.policies.continuous.loop), with plans of theirs in place of ours: who is seated, how
-many tokens each gets, who gives way, what the prefix cache finds. Blocks are counted there, and not in our pool.
+Its loop is that of `continuous` (sim.policies.continuous.loop), with plans of theirs in place of ours: who is seated,
+how many tokens each gets, who gives way, what the prefix cache finds. Blocks are counted there, and not in our pool.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from realrun.installed.vllm_scheduler import Planned, SchedulerSettings, VllmScheduler, installed_version
 from sim.costs.engine_costs import InstalledEngine, engine_names
 from sim.engine.serving import Serving
 from sim.interface.host import Stream
@@ -14,8 +17,6 @@ from sim.interface.work import Chunk
 from sim.policies.continuous.loop import Flight, start_step
 from sim.policies.continuous.plan import Step, begin_step, commit_step
 from sim.policies.options import EngineLimits, Method
-
-from realrun.installed.vllm_scheduler import Planned, SchedulerSettings, VllmScheduler, installed_version
 
 METHODS = {
     Method.DRAFT_MODEL: ("draft_model", False),
@@ -124,7 +125,7 @@ class _Engine:
                 row_tokens.append(tokens)
         return Step(rows, row_tokens, prompts, tuple(chunks))
 
-    def commit(self, flight: Flight, planned: Planned, accepted: tuple[int, ...]) -> None:
+    def commit(self, flight: Flight, planned: Planned, accepted: Sequence[int]) -> None:
         """The step's results, ours and theirs."""
         serving, rows = self.serving, flight.step.rows
         by_index = {request.index: count for request, count in zip(rows, accepted, strict=True)}

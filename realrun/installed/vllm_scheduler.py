@@ -1,9 +1,9 @@
 """vLLM's own `Scheduler`, of whatever version can be imported, driven alone: requests in, a plan out, results in.
 
-Theirs: scheduler, queues, KV cache manager, block pool, hashes, output processing, and the methods of their configurations
-from which budgets and look-ahead follow. Ours: what a runner would return, as many accepted drafts as the caller says.
-Neither a model nor a kernel is loaded, so that its sources, unpacked from a wheel, are enough beside torch. Not here: who
-decides what is accepted and how time passes (realrun.installed.serving, validation.conformance).
+Theirs: scheduler, queues, KV cache manager, block pool, hashes, output processing, and the methods of their
+configurations from which budgets and look-ahead follow. Ours: what a runner would return, as many accepted drafts as
+the caller says. Neither a model nor a kernel is loaded, so that its sources, unpacked from a wheel, are enough beside
+torch. Not here: who decides what is accepted and how time passes (realrun.installed.serving, validation.conformance).
 """
 
 from __future__ import annotations
@@ -348,7 +348,8 @@ def _digest(value: object) -> bytes:
 
 
 def _bare(kind: Any) -> Any:
-    """An object of `kind`, with its methods and simple defaults, that checks nothing: whoever makes it says the rest."""
+    """An object of `kind`, with its methods and simple defaults, that checks nothing: whoever makes it says the
+    rest."""
     return object.__new__(kind)
 
 

@@ -90,8 +90,8 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     null_blocks: int = 0
     """KV blocks that no request gets."""
     caches_planned_only: bool = False
-    """Scheduling synchronously: a block that the end of a step fills can be found when the next step is planned, and not
-    where the request ends or gives way before; False: at once."""
+    """Scheduling synchronously: a block that the end of a step fills can be found when the next step is planned, and
+    not where the request ends or gives way before; False: at once."""
     reuses_blank_first: bool = False
     """Blocks that were never whole are taken before all others that are free."""
     pads_last_token: bool = False

@@ -29,7 +29,8 @@ class FirstChunk(NamedTuple):
     """What a step wants of the first chunk of a request."""
 
     padded_tokens: int = 0
-    """Tokens of one that is a request's last token alone, as of a round, so that the step's rows stay uniform; 0: one."""
+    """Tokens of one that is a request's last token alone, as of a round, so that the step's rows stay uniform; 0:
+    one."""
     beside_rows: bool = False
     """The step has rows; without them one is padded only behind a prefix that was found."""
     last_only: bool = False
@@ -96,7 +97,8 @@ class PagedPool(KvPool):
         self.seats_first_chunk = seats_first_chunk
         """A request is seated where its first chunk fits, and not only where all that it has would."""
         self.caches_results = caches_results
-        """Blocks that the end of a step fills have keys then; False: with the plan of the next step, if there is one."""
+        """Blocks that the end of a step fills have keys then; False: with the plan of the next step, if there is
+        one."""
         self.reuses_blank_first = reuses_blank_first
         """Blocks that never had a key are taken before all others."""
         self.max_tokens = sys.maxsize if max_tokens is None else max_tokens
@@ -168,11 +170,10 @@ class PagedPool(KvPool):
         if goal - history_tokens > 1:
             if first.last_only:
                 return None
-        elif first.padded_tokens and (first.beside_rows or history_tokens):
-            if history_tokens + first.padded_tokens < self.max_tokens:
-                if first.padded_tokens > tokens:
-                    return None
-                end = history_tokens + first.padded_tokens
+        elif (first.beside_rows or history_tokens) and history_tokens + first.padded_tokens < self.max_tokens:
+            if first.padded_tokens > tokens:
+                return None
+            end = max(end, history_tokens + first.padded_tokens)
         needed = min(end + lookahead, self.max_tokens)
         if not self.seats_first_chunk and needed < goal:
             needed = goal

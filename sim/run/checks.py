@@ -56,8 +56,8 @@ def check_policy(
         check_table(scenario.policy_options.adaptive_table)
     if limits.scheduler is not None and not policy.is_continuous:
         raise ValueError(
-            f"engine {scenario.engine.name!r} schedules continuous batching: policy {name!r} has its own order of work; "
-            "want continuous or autoregressive"
+            f"engine {scenario.engine.name!r} schedules continuous batching: policy {name!r} has its own order of "
+            "work; want continuous or autoregressive"
         )
     if limits.scheduler is not None and draft_tokens and scenario.speculation.controller != "fixed":
         raise ValueError(

@@ -1,7 +1,7 @@
 """`continuous` decides as the schedulers of several vLLM versions, at every step of the logs beside this file.
 
-The drawn logs are what vLLM's own Scheduler did, driven alone (`python -m validation conformance --vllm FOLDER --keep 4`); the
-others are a real engine's, vLLM 0.32 on a CPU.
+The drawn logs are what vLLM's own Scheduler did, driven alone (`python -m validation conformance --vllm FOLDER --keep
+4`); the others are a real engine's, vLLM 0.32 on a CPU.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Holds `continuous` against the decisions of real schedulers: the exit code is the number of logs that differ.
 
-    .venv/bin/python -m validation conformance LOG...                    logs of real engines, and drawn ones (.jsonl.gz)
-    .venv/bin/python -m validation conformance --vllm PATH --draws 100   schedules drawn now, by the vLLM in that folder
+    .venv/bin/python -m validation conformance LOG...              real engines' logs, and drawn ones (.jsonl.gz)
+    .venv/bin/python -m validation conformance --vllm PATH         schedules drawn now, by the vLLM in that folder
 
 A step is equal where requests, tokens of each, drafts among them, preempted requests and tokens found in the cache are.
-PATH is an installed vLLM's site-packages, or a wheel unpacked (its Python is enough; what it imports must be installed).
+PATH is an installed vLLM's site-packages, or a wheel unpacked (its Python is enough; what it imports must be
+installed).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from realrun.installed.vllm_scheduler import installed_version
 from sim.costs.engine_costs import engine_names
 from sim.names import unknown
 from validation.conformance.drawn import FEATURES, drawn_logs
@@ -79,10 +81,10 @@ def _drawn(folder: Path, seeds: range, engine: str | None, keep: int, out: Path 
     """Draws, and writes the first `keep` schedules of each feature to `out`."""
     sys.path.insert(0, str(folder.resolve()))
     try:
-        from vllm.version import __version__
+        version = installed_version()
     except ImportError as error:
         return _refused(f"--vllm {str(folder)!r}: no vLLM that can be imported ({error})")
-    own = f"vllm-{'.'.join(__version__.split('.')[:2])}"
+    own = f"vllm-{'.'.join(version.split('.')[:2])}"
     if engine is None and own not in engine_names():
         return _refused(f"{unknown('engine', own, engine_names())}; name one with --engine")
     num_logs, num_steps, num_differ = Counter[str](), Counter[str](), Counter[str]()
@@ -106,7 +108,7 @@ def _drawn(folder: Path, seeds: range, engine: str | None, keep: int, out: Path 
         )
     total = sum(num_steps.values())
     print(
-        f"vLLM {__version__} under {engine or own}: {sum(num_logs.values())} schedules, {sum(num_differ.values())} differ, "
+        f"vLLM {version} under {engine or own}: {sum(num_logs.values())} schedules, {sum(num_differ.values())} differ, "
         f"{total} steps, {total / seconds:.0f} a second of vLLM's"
     )
     _show(bad)

@@ -1,7 +1,7 @@
 """Drawn schedules, seeded, and what an installed vLLM's scheduler decides of them.
 
-A schedule is settings, requests with the steps that they arrive at, and how many drafts are accepted at each position. Small
-in everything, so that seats, blocks and budgets run out. Not here: vLLM (realrun.installed.vllm_scheduler).
+A schedule is settings, requests with the steps that they arrive at, and how many drafts are accepted at each position.
+Small in everything, so that seats, blocks and budgets run out. Not here: vLLM (realrun.installed.vllm_scheduler).
 """
 
 from __future__ import annotations
@@ -132,15 +132,15 @@ def _ngrams(draw: random.Random, planned: Planned, settings: SchedulerSettings) 
 
 
 def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerSettings, list[Arrival], float]:
-    """Settings, requests by their steps, and the share of drafts that are accepted. Of `methods` a feature is drawn with
-    that has none of its own."""
+    """Settings, requests by their steps, and the share of drafts that are accepted. Of `methods` a feature is drawn
+    with that has none of its own."""
     draw = random.Random(f"{feature} {seed}")
     method = next((name for name in ("draft_model", "eagle3", "mtp", "dspark", "ngram") if name in feature), None)
     if "parallel_eagle" in feature:
         method = "eagle3"
-    if feature == "by_batch":
-        method = draw.choice(methods)
-    elif method is None and methods and feature not in ("plain", "async") and draw.random() < 0.4:
+    if feature == "by_batch" or (
+        method is None and methods and feature not in ("plain", "async") and draw.random() < 0.4
+    ):
         method = draw.choice(methods)
     draft_tokens = draw.choice((1, 2, 3, 5, 7)) if method else 0
     block_size = draw.choice((4, 8, 16, 32))

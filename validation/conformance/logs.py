@@ -1,8 +1,8 @@
 """Logs of a scheduler's decisions: requests by the step before which they arrive, and what each step carried.
 
-Two kinds of file, of one log each or of many: those of a real engine (`validation.conformance.step_log`), whose tapes are
-in the new tokens of each step, and drawn schedules (`validation.conformance.drawn`). Not here: what `continuous` makes of
-a log (validation.conformance.replayed).
+Two kinds of file, of one log each or of many: those of a real engine (`validation.conformance.step_log`), whose tapes
+are in the new tokens of each step, and drawn schedules (`validation.conformance.drawn`). Not here: what `continuous`
+makes of a log (validation.conformance.replayed).
 """
 
 from __future__ import annotations

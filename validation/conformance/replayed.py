@@ -1,7 +1,7 @@
 """What `continuous` decides at each step of a log, in the order of vLLM's own loop, and where it differs.
 
-The loop is that of `EngineCore.step`, or with asynchronous scheduling of `step_with_batch_queue`: a step is scheduled, the
-one before it brings its results, the next one is scheduled. Not here: time, which decides nothing in a log (the
+The loop is that of `EngineCore.step`, or with asynchronous scheduling of `step_with_batch_queue`: a step is scheduled,
+the one before it brings its results, the next one is scheduled. Not here: time, which decides nothing in a log (the
 simulator's loop, sim.policies.continuous.loop, is held to these plans by its own tests).
 """
 
@@ -169,7 +169,8 @@ class _Replay:
         return step
 
     def _commit(self, step: Step, lengths: dict[int, int]) -> None:
-        """`step` brings what the log's tape says; drafts for the next one are as long as it has them, where they vary."""
+        """`step` brings what the log's tape says; drafts for the next one are as long as it has them, where they
+        vary."""
         accepted = [
             min(request.drafted, self.tape.accepted.get((request.index, request.emitted_tokens), 0))
             for request in step.rows
