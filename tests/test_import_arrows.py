@@ -37,6 +37,7 @@ FLOORS = {
         ("cli",),
     ),
     "realrun": (
+        ("installed",),
         ("host",),
         ("model",),
         ("kernels",),
@@ -58,7 +59,7 @@ FLOORS = {
     ),
     "validation": (
         ("tables",),
-        ("claims", "silicon", "accuracy", "replays", "speed"),
+        ("claims", "silicon", "accuracy", "replays", "speed", "conformance"),
         ("intervals", "pages"),
         ("__main__",),
     ),

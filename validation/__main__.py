@@ -21,6 +21,10 @@ PROGRAMS = {
     "atlas": ("validation.pages.atlas_page", "docs/atlas: published pairs, best draft length by load, break-even"),
     "capacity_truths": ("validation.intervals.fleets", "whether fleets and intervals hold in other draws of costs"),
     "claims": ("validation.claims.claims_command", "published claims: claimed, simulated, verdict and why"),
+    "conformance": (
+        "validation.conformance.conformance_command",
+        "steps of real schedulers beside those of continuous",
+    ),
     "drafted": ("validation.silicon.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),
     "evidence": ("validation.silicon.evidence", "sim/evidence: means of judged served cells, which answers quote"),
     "leaderboard": ("validation.pages.leaderboard", "docs/leaderboard.md: lanesim beside every other simulator"),

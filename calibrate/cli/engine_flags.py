@@ -39,7 +39,7 @@ def engine_options(function: F) -> F:
     """Add the flags that both commands share."""
     decorators = [
         click.option("--engine", "engine_name", default=None, help="Engine and version that it was, such as vllm-0.12 "
-                     "(`lanesim compare --help` has them); default: the profile's own, else vllm-0.24."),
+                     "(`lanesim compare --help` has them); default: the profile's own, else vllm-0.32."),
         click.option("--num-gpu-blocks", type=UP_TO_BILLION, help="KV blocks as vLLM logs them; one is its null "
                      "block, never used, so N - 1 are simulated. Default: what fits beside the weights."),
         click.option("--block-size", type=UP_TO_BILLION, default=None, help="Tokens of a KV block [16]."),

@@ -27,6 +27,7 @@ BOUND = re.compile(r"[A-Za-z0-9_]+:[-+.0-9eE]+")
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
 ENGINE_NAMES = (
+    "vllm-0.32",
     "vllm-0.24",
     "vllm-0.23",
     "vllm-0.19",

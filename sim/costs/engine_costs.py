@@ -8,9 +8,11 @@ Not here: what the constants do to a work (sim.costs.work_costs), how they are f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -18,9 +20,13 @@ from sim.costs.profile import LONGEST_S, Gpu, HostCosts, Profile
 from sim.files.json_values import convert, parse_json
 from sim.files.read import read_text
 from sim.names import unknown
+from sim.plugins import PluginError, installed, naming_plugin, shown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENGINES = Path(__file__).parent.parent / "engines"
-DEFAULT_ENGINE = "vllm-0.24"
+DEFAULT_ENGINE = "vllm-0.32"
 """Engine of profiles that were measured without one."""
 MEASURED_HERE = "measured here"
 """What a profile's `host.engine` says where its own machine's loop was timed, and no public engine."""
@@ -79,6 +85,32 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     draft_slots: dict[str, tuple[int, int]] = {}
     """Drafter -> (a, b): a + b k slots of a step's token budget are kept for the drafts of each seat."""
+    slots_of_scheduled: bool = False
+    """They are kept for each request that a step carries, and not for each seat."""
+    null_blocks: int = 0
+    """KV blocks that no request gets."""
+    caches_planned_only: bool = False
+    """Scheduling synchronously: a block that the end of a step fills can be found when the next step is planned, and
+    not where the request ends or gives way before; False: at once."""
+    reuses_blank_first: bool = False
+    """Blocks that were never whole are taken before all others that are free."""
+    pads_last_token: bool = False
+    """A first chunk of one token, beside rows or behind a prefix that was found, is as long as a round."""
+    seats_lookahead: bool = False
+    """A request is seated with slots for its next draft, as it is later in every step."""
+    seats_first_chunk: bool = False
+    """A request is seated where its first chunk fits; False: where all that it has would."""
+    spares_lone_prompt: bool = False
+    """long_prefill_token_threshold does not cut the prompt of the only request that there is."""
+    preempts_by_priority: bool = False
+    """Where requests have priorities, the lowest of those that run, the latest of them, loses its memory, and waits by
+    its priority; False: the last that was seated, which waits ahead of all."""
+    has_prefill_interval: bool = False
+    """It has a prefill_schedule_interval."""
+    defers_last_token: bool = True
+    """Which holds back a request of which one token is left to compute, too."""
+    trims_at_max_model_len: bool = False
+    """No draft, and no slot for one, reaches beyond the context."""
     drops_cached_block: tuple[str, ...] = ()
     """Drafters whose requests compute the last block again that was found of their prefix, for its features."""
     max_graph_tokens: int | None = None
@@ -144,6 +176,8 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The same for a drafter, beside the drafter's weights and KV."""
     caps: tuple[CapRule, ...] = ()
     rules: Rules = Rules()
+    scheduler: str | None = None
+    """Name of the installed engine whose own scheduler plans; None: `continuous` does."""
     scope: str = ""
     """Engine, GPU and tensor-parallel degrees that the constants are for; they act nowhere else."""
     mixes_prompts: bool = True
@@ -248,7 +282,10 @@ def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
     """
     is_path = name.endswith(".json")
     if not is_path and name not in engine_names():
-        raise ValueError(unknown("engine", name, engine_names()))
+        installed = installed_engines()
+        if name in installed:
+            return _scheduled_by(name, gpu, tensor_parallel)
+        raise ValueError(unknown("engine", name, [*engine_names(), *sorted(installed)]))
     held = _read(Path(name) if is_path else ENGINES / f"{name}.json")
     entry = next(entry for entry in held.constants if entry.holds_on(gpu, tensor_parallel))
     return EngineCosts(
@@ -265,6 +302,41 @@ def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
         scope=_scope(held.name, entry),
         mixes_prompts=held.mixes_prompts,
     )
+
+
+class InstalledEngine(NamedTuple):
+    """An engine beside us whose own scheduler plans the steps of continuous batching.
+
+    What an entry point of `lanesim.engines` names is a function that returns one, and raises ValueError with one line
+    where the engine is not there.
+    """
+
+    label: str
+    """What tables call it, with its version."""
+    like: str
+    """Engine file whose constants, caps and rules it has."""
+    serve: Callable[..., Any]
+    """(serving, limits, stream) -> the coroutine that serves."""
+
+
+def installed_engines() -> dict[str, EntryPoint]:
+    return installed("lanesim.engines")
+
+
+@lru_cache(maxsize=8)
+def installed_engine(name: str) -> InstalledEngine:
+    """The one that the entry point called `name` gives. Raises ValueError."""
+    with naming_plugin(f"engine {name!r}"):
+        made = installed_engines()[name].load()()
+    if not isinstance(made, InstalledEngine):
+        raise PluginError(f"engine {name!r} gives {shown(made)}: want a lanesim.InstalledEngine")
+    return made
+
+
+def _scheduled_by(name: str, gpu: str, tensor_parallel: int) -> EngineCosts:
+    engine = installed_engine(name)
+    like = load_engine(engine.like, gpu, tensor_parallel)
+    return msgspec.structs.replace(like, name=engine.label, scheduler=name)
 
 
 def _scope(name: str, entry: _Measured) -> str:

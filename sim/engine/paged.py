@@ -10,26 +10,46 @@ is named for that request alone. Not here: who is preempted (sim.policies.contin
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from sim.engine.kv import KvPool
 from sim.interface.request import Request
+from sim.interface.work import Chunk
 
 _POSITION_BITS = 32
 """Blocks that only their request can ask for are keyed by its index and their position, below 0; contents by ids from
 0."""
 
 
+class FirstChunk(NamedTuple):
+    """What a step wants of the first chunk of a request."""
+
+    padded_tokens: int = 0
+    """Tokens of one that is a request's last token alone, as of a round, so that the step's rows stay uniform; 0:
+    one."""
+    beside_rows: bool = False
+    """The step has rows; without them one is padded only behind a prefix that was found."""
+    last_only: bool = False
+    """Prompts wait, but for such a last token."""
+
+
+ANY_CHUNK = FirstChunk()
+
+
 class _Table:
     """A request's blocks: `named` ones first, then those that are only counted."""
 
-    __slots__ = ("named", "num_counted")
+    __slots__ = ("cached_tokens", "named", "num_counted")
 
     def __init__(self, named: list[int]) -> None:
         self.named = named
         self.num_counted = 0
+        self.cached_tokens = 0
+        """Those whose whole blocks have keys: planned, and known when they were."""
 
     def __len__(self) -> int:
         return len(self.named) + self.num_counted
@@ -51,9 +71,13 @@ class PagedPool(KvPool):
         "_num_common",
         "_num_users",
         "_tables",
+        "caches_results",
         "drops_cached_block",
         "is_caching",
+        "max_tokens",
         "num_free",
+        "reuses_blank_first",
+        "seats_first_chunk",
     )
 
     def __init__(
@@ -64,8 +88,21 @@ class PagedPool(KvPool):
         *,
         is_caching: bool = True,
         drops_cached_block: bool = False,
+        seats_first_chunk: bool = False,
+        caches_results: bool = True,
+        reuses_blank_first: bool = False,
+        max_tokens: int | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size, draft_slots)
+        self.seats_first_chunk = seats_first_chunk
+        """A request is seated where its first chunk fits, and not only where all that it has would."""
+        self.caches_results = caches_results
+        """Blocks that the end of a step fills have keys then; False: with the plan of the next step, if there is
+        one."""
+        self.reuses_blank_first = reuses_blank_first
+        """Blocks that never had a key are taken before all others."""
+        self.max_tokens = sys.maxsize if max_tokens is None else max_tokens
+        """Slots of one request at most, look-ahead included."""
         self.is_caching = is_caching
         self.drops_cached_block = drops_cached_block
         """The last block found of a prefix is computed again: a drafter wants its features."""
@@ -114,9 +151,10 @@ class PagedPool(KvPool):
             if low:
                 self._num_common[request.index] = low
 
-    def seat(self, request: Request, tokens: int) -> int | None:
-        """Give `request` a table for what is found of its prefix and for `tokens` at most after that; returns the
-        tokens found. None, and nothing changes, unless all that it has would fit.
+    def seat(self, request: Request, tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK) -> Chunk | None:
+        """Give `request` a table for what is found of its prefix and for `tokens` at most after that, and `lookahead`
+        more; returns the chunk after what was found. None, and nothing changes, unless all that it has would fit, and
+        this.
 
         Found are whole blocks, and never the last token, which is computed again for its logits.
         """
@@ -127,36 +165,55 @@ class PagedPool(KvPool):
         num_users = self._num_users
         free = [block for block in found if block not in num_users]
         num_in_use = len(found) - len(free)
-        if -(-goal // self.block_size) - num_in_use > self.num_free:
+        history_tokens = len(found) * self.block_size
+        end = min(goal, history_tokens + tokens)
+        if goal - history_tokens > 1:
+            if first.last_only:
+                return None
+        elif (first.beside_rows or history_tokens) and history_tokens + first.padded_tokens < self.max_tokens:
+            if first.padded_tokens > tokens:
+                return None
+            end = max(end, history_tokens + first.padded_tokens)
+        needed = min(end + lookahead, self.max_tokens)
+        if not self.seats_first_chunk and needed < goal:
+            needed = goal
+        if -(-needed // self.block_size) - num_in_use > self.num_free:
             return None
         num_users.update(found)
         for block in free:
             del self._freed[block]
         self.num_shared += num_in_use
         self.num_free -= len(free)
-        history_tokens = len(found) * self.block_size
         self._tables[request.index] = _Table(found)
-        self.grow(request, min(goal, history_tokens + tokens))
-        return history_tokens
+        self.grow(request, end, lookahead)
+        return Chunk(end - history_tokens, history_tokens)
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         """Extend the table of `request` to hold the `num_tokens` that it has by the end of a step and `lookahead` more.
         False, and nothing changes, where too few blocks are free."""
         table = self._tables[request.index]
-        missing = -(-(num_tokens + lookahead) // self.block_size) - len(table.named) - table.num_counted
+        slots = num_tokens + lookahead
+        if slots > self.max_tokens:
+            slots = self.max_tokens
+        missing = -(-slots // self.block_size) - len(table.named) - table.num_counted
         if missing > 0:
             if missing > self.num_free:
                 return False
             self.take(missing)
             table.num_counted += missing
+        known_tokens = request.prompt_tokens + request.emitted_tokens
+        table.cached_tokens = num_tokens if num_tokens < known_tokens else known_tokens
         if self._num_common and len(table.named) < self._num_common.get(request.index, 0):
             self._name(request, table, min(num_tokens, request.prompt_tokens))
         return True
 
-    def preempt(self, request: Request, num_tokens: int) -> None:
-        """Free the table of `request`; what holds whole blocks of its first `num_tokens` can be found again."""
-        table = self._tables.pop(request.index)
+    def preempt(self, request: Request) -> None:
+        """Free the table of `request`, where it has one here; whole blocks of what was cached can be found again."""
+        table = self._tables.pop(request.index, None)
+        if table is None:
+            return
         if self.is_caching:
+            num_tokens = self._cached(request, table)
             self._name(request, table, num_tokens)
             for position in range(len(table.named), num_tokens // self.block_size):
                 self._append(table, self._own_key(request, position))
@@ -168,9 +225,16 @@ class PagedPool(KvPool):
             super().release(request)
         table = self._tables.pop(request.index, None)
         if table is not None:
+            table.cached_tokens = self._cached(request, table)
             if len(table.named) < self._num_common.get(request.index, 0):
-                self._name(request, table, request.prompt_tokens + request.output_tokens - 1)
+                self._name(request, table, table.cached_tokens)
             self._free(table)
+
+    def _cached(self, request: Request, table: _Table) -> int:
+        """Tokens of `request` whose whole blocks have keys when it gives them back."""
+        if not self.caches_results:
+            return table.cached_tokens
+        return max(table.cached_tokens, request.context_tokens)
 
     def take(self, num_blocks: int) -> None:
         """Use `num_blocks` free ones, longest free first; what they held is lost."""
@@ -197,6 +261,10 @@ class PagedPool(KvPool):
         """Give `request` so many of the blocks that were taken by number alone that its table has `num_blocks`."""
         table = self._tables[request.index]
         table.num_counted = num_blocks - len(table.named)
+
+    def assign_cached(self, request: Request, num_tokens: int) -> None:
+        """What was known of `request` when its last step was planned."""
+        self._tables[request.index].cached_tokens = num_tokens
 
     def unreserve(self, request: Request, num_tokens: int) -> None:
         """Turn a reservation into a table for `num_tokens`, which is never more."""
@@ -271,9 +339,16 @@ class PagedPool(KvPool):
 
     def _free(self, table: _Table) -> None:
         freed, num_users = self._freed, self._num_users
-        if table.num_counted:
+        num_counted = table.num_counted
+        if self.reuses_blank_first:
+            num_blank = num_counted
+            if self.is_caching:
+                num_blank = min(num_counted, len(table) - table.cached_tokens // self.block_size)
+            self._next_free += num_blank
+            num_counted -= num_blank
+        if num_counted:
             self._newest += 1
-            freed[self._newest] = table.num_counted
+            freed[self._newest] = num_counted
         num_in_use = 0
         for block in reversed(table.named):
             others = num_users[block] - 1
@@ -300,10 +375,10 @@ class SlottedPool(PagedPool):
     def reserve(self, request: Request) -> bool:
         return len(self._reserved) < self._max_requests and super().reserve(request)
 
-    def seat(self, request: Request, tokens: int) -> int | None:
-        return super().seat(request, tokens) if len(self._tables) < self._max_requests else None
+    def seat(self, request: Request, tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK) -> Chunk | None:
+        return super().seat(request, tokens, lookahead, first) if len(self._tables) < self._max_requests else None
 
-    def preempt(self, request: Request, num_tokens: int) -> None:
+    def preempt(self, request: Request) -> None:
         raise ValueError(
             f"KV memory ran out: request {request.id} would be preempted, which a replay cannot do; raise "
             "engine.num_gpu_blocks, or lower --max-concurrency"

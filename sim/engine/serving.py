@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool
 from sim.engine.lockstep import Lockstep
-from sim.engine.paged import PagedPool
+from sim.engine.paged import ANY_CHUNK, FirstChunk, PagedPool
 from sim.engine.time_series import GapSamples, Gauge
 from sim.interface.host import Host, Stream, Ticket
 from sim.interface.request import Request
@@ -159,8 +159,12 @@ class Serving:
         """Likewise: when the newest one was seen that had ended."""
         self._on_finished = [] if on_finished is None else [on_finished]
         """Called in this order when a request has its last token."""
-        self._has_priorities = False
+        self.has_priorities = False
         """Some request may wait ahead of one that came before it."""
+        self.num_plans = 0
+        """Looks at what has arrived (`take_in`), one for each step that is planned."""
+        self.has_left_waiting = False
+        """Somebody waited behind the last step that could carry prompts."""
         self._route: Callable[[Request], None] | None = None
         """Takes what arrives in place of the inbox."""
         self.kv_bytes_per_token = kv_bytes_per_token
@@ -231,7 +235,7 @@ class Serving:
         inbox, place, now_s = self.inbox, len(self.inbox), self.host.now_s
         request.known_s = now_s
         if request.priority:
-            self._has_priorities = True
+            self.has_priorities = True
         while place and inbox[place - 1].priority < request.priority:
             place -= 1
         inbox.insert(place, request)
@@ -314,6 +318,7 @@ class Serving:
         """The engine is at a step boundary: what has arrived meanwhile is queued now. `after_rows`: the step before it
         carried rows alone, of which `receive_interval` pass between two looks. With `num_rows` running, prompts may be
         held back for others to come."""
+        self.num_plans += 1
         self._steps_unseen += 1
         if not after_rows or self._steps_unseen >= self.receive_interval:
             self._steps_unseen = 0
@@ -330,7 +335,7 @@ class Serving:
         for request in reversed(self.inbox):
             if request.queued_s != request.queued_s:
                 request.queued_s = now_s
-            elif not self._has_priorities:
+            elif not self.has_priorities:
                 break
 
     @property
@@ -338,17 +343,26 @@ class Serving:
         """Whether somebody waits whom the engine has seen, and is not held back."""
         return bool(self.inbox) and not self._holds_back and not isnan(self.inbox[0].queued_s)
 
-    def seat_now(self, max_tokens: int) -> tuple[Request, Chunk] | None:
-        """The oldest waiting request and its first chunk of at most `max_tokens`, if all its tokens fit.
+    def seat_now(
+        self, max_tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK
+    ) -> tuple[Request, Chunk] | None:
+        """The oldest waiting request and its first chunk of at most `max_tokens`, if all its tokens fit, and
+        `lookahead` behind the chunk.
 
         First come, first served: none overtakes. What is still intact of its prefix is not computed again.
         """
         if not self.inbox:
             return None
         request = self.inbox[0]
-        history = self.paged.seat(request, max_tokens)
-        if history is None:
+        chunk = self.paged.seat(request, max_tokens, lookahead, first)
+        if chunk is None:
             return None
+        self.seat(request, chunk)
+        return request, chunk
+
+    def seat(self, request: Request, chunk: Chunk) -> None:
+        """`request` waits no longer: its first chunk is `chunk`, behind tokens that are in memory."""
+        history = chunk.history_tokens
         goal = request.prompt_tokens + request.emitted_tokens
         self._take(request)
         if not request.is_preempted:
@@ -357,12 +371,11 @@ class Serving:
         request.prefill_goal, request.prefilled_tokens = goal, history
         self._hold(request, history)
         self._share()
-        return request, Chunk(min(goal - history, max_tokens), history)
 
-    def preempt(self, request: Request) -> None:
-        """Take the memory of `request`; it waits ahead of all others. A step under way still brings its tokens."""
-        known = request.prompt_tokens + request.emitted_tokens
-        self.paged.preempt(request, min(request.context_tokens + request.in_flight, known))
+    def preempt(self, request: Request, *, by_priority: bool = False) -> None:
+        """Take the memory of `request`; it waits ahead of all others, or of those that came after it and whose priority
+        is not above its (`by_priority`). A step under way still brings its tokens."""
+        self.paged.preempt(request)
         self._hold(request, -request.kv_tokens)
         self._share()
         request.is_preempted = True
@@ -370,7 +383,12 @@ class Serving:
         if not request.in_flight:
             request.drafted = 0
         self.num_admitted -= 1
-        self.inbox.appendleft(request)
+        place = 0
+        if by_priority:
+            key = (-request.priority, request.index)
+            while place < len(self.inbox) and (-self.inbox[place].priority, self.inbox[place].index) < key:
+                place += 1
+        self.inbox.insert(place, request)
         self.queue.set(len(self.inbox), self.host.now_s)
 
     # -- what works brought
@@ -391,7 +409,8 @@ class Serving:
         self.commit_chunk(request, request.prompt_tokens)
 
     def commit_chunk(self, request: Request, new_tokens: int) -> None:
-        """`new_tokens` more of the prompt are in KV; the last of them bring the next output token."""
+        """`new_tokens` more of the prompt are in KV, padding left out; the last of them bring the next output token."""
+        new_tokens = min(new_tokens, request.prefill_goal - request.prefilled_tokens)
         request.prefilled_tokens += new_tokens
         if not request.is_preempted:
             self._hold(request, new_tokens)

@@ -222,8 +222,25 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one target pass: prompt chunks, and drafted tokens plus one per row."""
     draft_slots: int = 0
     """continuous: tokens of each pass that the engine keeps free for the drafts of every seat."""
+    slots_per_request: int = 0
+    """continuous: such tokens for each request that a pass carries, in place of every seat."""
+    padded_tokens: int = 0
+    """continuous: tokens of a chunk that would be a request's last token alone, as of a round; 0: one."""
+    seats_lookahead: bool = False
+    """continuous: a request is seated with slots for its next draft."""
+    max_model_len: int | None = None
+    """continuous: no draft reaches beyond it."""
+    prefill_schedule_interval: int = 1
+    """continuous: steps from one that may carry prompts to the next while rows decode, unless somebody waited behind
+    the last such step."""
+    defers_last_token: bool = True
+    """Prompts of which one token is left to compute wait like all others."""
+    preempts_by_priority: bool = False
+    """continuous: where requests have priorities, the lowest one that runs gives way, the latest of those."""
     long_prefill_token_threshold: int = 0
     """Longest chunk of one prompt in a step; 0 = the budget."""
+    spares_lone_prompt: bool = False
+    """The only request that there is has chunks as long as the budget."""
     async_scheduling: bool = False
     """Plan a step while the one before it is under way."""
     mixes_prompts: bool = True
@@ -244,6 +261,9 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """continuous: admit a request where prompt and whole answer fit beside those of all who run (TensorRT-LLM's
     GUARANTEED_NO_EVICT), so that nothing is preempted; False: where its prompt fits (vLLM)."""
     method: Method = Method.DRAFT_MODEL
+    scheduler: str | None = None
+    """continuous: an installed engine whose own scheduler plans the steps, by its name in the entry points
+    `lanesim.engines`; None: `continuous` does."""
 
     @property
     def max_num_scheduled_tokens(self) -> int:

@@ -66,6 +66,16 @@ def check_policy(
         )
     if not isinstance(scenario.policy_options.adaptive_table, str):
         check_table(scenario.policy_options.adaptive_table)
+    if limits.scheduler is not None and not policy.is_continuous:
+        raise ValueError(
+            f"engine {scenario.engine.name!r} schedules continuous batching: policy {name!r} has its own order of "
+            "work; want continuous or autoregressive"
+        )
+    if limits.scheduler is not None and draft_tokens and scenario.speculation.controller != "fixed":
+        raise ValueError(
+            f"engine {scenario.engine.name!r} drafts as many tokens in every round: speculation.controller="
+            f"{scenario.speculation.controller} must be fixed"
+        )
     if policy.needs_draft and draft_tokens == 0:
         raise ValueError(f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1")
     if policy.is_speculative and draft_tokens and method is not Method.NGRAM and profile.draft is None:

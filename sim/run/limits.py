@@ -86,20 +86,35 @@ def limits_on(
     caps = engine.cap_rule(profile.gpu)
     draft_tokens = scenario.speculation.num_speculative_tokens
     chunks = given.enable_chunked_prefill
-    drafter = drafter_of(method, profile)
+    rules, is_fixed = engine.rules, scenario.speculation.controller == "fixed"
+    slots = rules.slots_per_seat(drafter_of(method, profile), draft_tokens) if is_drafting else 0
+    if given.prefill_schedule_interval > 1 and not rules.has_prefill_interval:
+        raise ValueError(
+            f"engine.prefill_schedule_interval={given.prefill_schedule_interval} is vLLM's from 0.24 on; engine "
+            f"{engine.name!r} has none"
+        )
     return EngineLimits(
         max_num_seqs=given.max_num_seqs or caps.max_num_seqs,
         max_num_batched_tokens=given.max_num_batched_tokens or caps.max_num_batched_tokens,
-        draft_slots=engine.rules.slots_per_seat(drafter, draft_tokens) if is_drafting else 0,
+        draft_slots=0 if rules.slots_of_scheduled else slots,
+        slots_per_request=slots if rules.slots_of_scheduled else 0,
+        padded_tokens=draft_tokens + 1 if rules.pads_last_token and is_drafting and is_fixed else 0,
+        seats_lookahead=rules.seats_lookahead,
+        max_model_len=max_model_len(engine, scenario, profile) if rules.trims_at_max_model_len else None,
+        prefill_schedule_interval=given.prefill_schedule_interval,
+        defers_last_token=rules.defers_last_token,
+        preempts_by_priority=rules.preempts_by_priority,
+        spares_lone_prompt=rules.spares_lone_prompt,
         long_prefill_token_threshold=given.long_prefill_token_threshold,
         async_scheduling=is_async if given.async_scheduling is None else given.async_scheduling,
         mixes_prompts=engine.mixes_prompts if given.enable_mixed_chunk is None else given.enable_mixed_chunk,
         receive_interval=given.scheduler_recv_interval,
         batch_wait_steps=given.batch_wait_timeout_iters,
         batch_wait_ratio=given.batch_wait_max_tokens_ratio,
-        whole_prompts=engine.rules.whole_prompts if chunks is None else not chunks,
-        no_evict=engine.rules.no_evict,
+        whole_prompts=rules.whole_prompts if chunks is None else not chunks,
+        no_evict=rules.no_evict,
         method=method,
+        scheduler=engine.scheduler,
     )
 
 

@@ -339,14 +339,24 @@ class _Resolver:
         slots = draft_slots(policy, self.lengths.max, is_async=self.limits.async_scheduling)
         num_engines, num_slots, is_caching = self.num_engines, self.num_slots, engine.enable_prefix_caching
         drafter = drafter_of(self.limits.method, self.profile)
-        drops_block = self.draft_tokens > 0 and drafter in self.engine.rules.drops_cached_block
+        rules, max_tokens = self.engine.rules, self.limits.max_model_len
+        is_async = self.limits.async_scheduling
+        drops_block = self.draft_tokens > 0 and drafter in rules.drops_cached_block
 
         def new() -> KvPool:
             if num_slots is not None:
                 return SlottedPool(num_blocks, engine.block_size, slots, num_slots)
             if policy.is_continuous:
                 return PagedPool(
-                    num_blocks, engine.block_size, slots, is_caching=is_caching, drops_cached_block=drops_block
+                    num_blocks - rules.null_blocks,
+                    engine.block_size,
+                    slots,
+                    is_caching=is_caching,
+                    drops_cached_block=drops_block,
+                    seats_first_chunk=rules.seats_first_chunk,
+                    caches_results=is_async or not rules.caches_planned_only,
+                    reuses_blank_first=rules.reuses_blank_first,
+                    max_tokens=max_tokens,
                 )
             if num_engines > 1:
                 return SpreadPool(num_blocks, engine.block_size, slots, num_gpus=num_engines)

@@ -105,7 +105,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Which engine serves, its limits and its memory, under vLLM's names."""
 
     name: str | None = None
-    """An engine of sim/engines, or a JSON file; null = the one the profile was measured with, else vllm-0.24."""
+    """An engine of sim/engines, or a JSON file; null = the one the profile was measured with, else vllm-0.32."""
     max_num_seqs: int | None = None
     """Requests admitted and unfinished, under every policy; null = the engine's own limit on that GPU."""
     max_num_batched_tokens: int | None = None
@@ -129,6 +129,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """autoregressive, continuous: a request reuses KV of its prefix that is still in memory, its own or another's."""
     long_prefill_token_threshold: int = 0
     """autoregressive, continuous: longest chunk of one prompt in a step; 0 = max_num_batched_tokens."""
+    prefill_schedule_interval: int = 1
+    """autoregressive, continuous: while rows decode, prompts go on in every so many steps, unless some were left
+    waiting (vLLM from 0.24 on, data-parallel ranks)."""
     enable_chunked_prefill: bool | None = None
     """autoregressive, continuous: a prompt may take what a step has left; false: it waits for a step with room for all
     of it, and is cut only where no step has; null = as the engine does (TensorRT-LLM: false)."""
@@ -147,6 +150,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) is not None:
                 _at_least("engine", self, **{name: 1})
         _at_least("engine", self, block_size=1, long_prefill_token_threshold=0, scheduler_recv_interval=1)
+        _at_least("engine", self, prefill_schedule_interval=1)
         _at_least("engine", self, batch_wait_timeout_iters=0)
         if not 0.0 <= self.batch_wait_max_tokens_ratio <= 1.0:
             raise ValueError(

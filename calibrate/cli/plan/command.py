@@ -90,7 +90,7 @@ class PlanFlags(TypedDict):
     "--acceptance", default=None, help="Acceptance of its drafts, such as length:2.6@3. [default: assumed by drafter]"
 )
 @click.option("--num-speculative-tokens", "longest", type=DRAFT_TOKENS, default=None, help="Longest to try.")
-@click.option("--engine", default="vllm-0.24", show_default=True, help="Whose kernels and overheads.")
+@click.option("--engine", default="vllm-0.32", show_default=True, help="Whose kernels and overheads.")
 @click.option("--price", default=None, metavar="USD/gpu-h", help="Price of one GPU, such as 3.5/gpu-h.")
 @click.option("--energy", is_flag=True, help="Joules per output token, too.")
 @click.option("--gpus", type=GPUS, default=8, show_default=True, help="GPUs of a replica at most.")

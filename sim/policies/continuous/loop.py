@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
 from typing import NamedTuple
 
+from sim.costs.engine_costs import installed_engine
 from sim.engine.serving import RoundDraws, Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
@@ -59,6 +60,8 @@ takes as long as some steps."""
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
     stream = serving.host.stream("gpu")
+    if limits.scheduler is not None:
+        return [installed_engine(limits.scheduler).serve(serving, limits, stream)]
     if serving.draws is not None and can_be_totals(serving, limits):
         return [by_totals(serving, limits, stream, serving.draws)]
     return [_by_rows(serving, limits, stream)]
@@ -69,8 +72,13 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
     with rows, all who may be seated fit for their whole lives."""
     if serving.controller.constant_length is None or serving.group is not None:
         return False
-    if limits.long_prefill_token_threshold or limits.method is NGRAM:
+    if limits.long_prefill_token_threshold or limits.method is NGRAM or limits.prefill_schedule_interval > 1:
         return False
+    draft_tokens = serving.controller.draft_tokens_max
+    if limits.max_model_len is not None and draft_tokens:
+        longest = max(request.prompt_tokens + request.output_tokens for request in serving.requests)
+        if longest + 3 * draft_tokens >= limits.max_model_len:
+            return False
     if limits.no_evict and serving.paged.is_sharing:
         return False
     max_rows = min(limits.max_num_seqs, len(serving.requests), serving.max_concurrency or limits.max_num_seqs)
@@ -79,7 +87,7 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
         kv = serving.kv
         largest = nlargest(max_rows, (kv.blocks_for(request) for request in serving.requests))
         return not serving.paged.is_sharing and (limits.no_evict or sum(largest) <= kv.num_blocks)
-    return (serving.controller.draft_tokens_max + 1) * max_rows <= limits.max_num_scheduled_tokens
+    return (draft_tokens + 1 + limits.slots_per_request) * max_rows <= limits.max_num_scheduled_tokens
 
 
 def _submit(
@@ -206,7 +214,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
     draft_tokens = _length(serving)
     tokens_per_row = draft_tokens + 1
     max_tokens = limits.max_num_scheduled_tokens
-    budget_per_row = tokens_per_row if limits.mixes_prompts else 0
+    budget_per_row = tokens_per_row + limits.slots_per_request if limits.mixes_prompts else 0
     """Tokens of a step that each of its rows takes from prompts."""
     is_async = limits.async_scheduling
     lookahead = serving.controller.draft_tokens_max
@@ -230,7 +238,9 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
             if blocks is not None:
                 blocks.take(rows.step, [])
             budget = max_tokens - num_rows * budget_per_row
-            plan = plan_prompts(serving, partial, limits, num_rows, budget, after_rows=after_rows and num_rows > 0)
+            plan = plan_prompts(
+                serving, partial, limits, num_rows, budget, num_rows=num_rows, after_rows=after_rows and num_rows > 0
+            )
             partial = plan.partial
             if not (num_rows or plan.chunks):
                 await host.wait(serving.intake)
@@ -253,7 +263,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
         target, last = _submit(serving, load, stream, limits.method, draft_tokens, started_s - step.at_s)
         if is_async:
             if serving.inbox and not has_room(serving, limits, num_rows + len(completed), partial):
-                running, under_way, accepted = _under_way(serving, rows, step, last_step_s, is_apart=is_apart)
+                running, under_way, accepted = _under_way(serving, limits, rows, step, last_step_s, is_apart=is_apart)
                 lengths = {request.index: draft_tokens for request in running}
                 flight = Flight(under_way, target, last, lengths, started_s, accepted=accepted)
                 rows, plan, last_step_s = await _until_eased(serving, limits, stream, rows, running, flight)
@@ -264,7 +274,9 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
             num_going_on = num_rows - rows.num_ending() + sum([request.output_tokens > 1 for request in completed])
             budget = max_tokens - num_going_on * budget_per_row
             num_seated = num_rows + len(completed)
-            plan = plan_prompts(serving, partial, limits, num_seated, budget, after_rows=after_rows)
+            plan = plan_prompts(
+                serving, partial, limits, num_seated, budget, num_rows=num_going_on, after_rows=after_rows
+            )
             partial = plan.partial
         await last
         now_s = host.now_s
@@ -288,7 +300,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
                 rows.step -= 1
             num_before = rows.num_measured
             for request, chunk in zip(step.prompts, chunks, strict=True):
-                request.prefilled_tokens += chunk.new_tokens
+                request.prefilled_tokens = min(request.prompt_tokens, request.prefilled_tokens + chunk.new_tokens)
             for request in completed:
                 request.first_token_s = request.last_token_s = now_s
                 request.emitted_tokens = 1
@@ -382,7 +394,7 @@ def _with_tables(serving: Serving, rows: Rows, partial: Partial | None, last_ste
 
 
 def _under_way(
-    serving: Serving, rows: Rows, plan: PromptPlan, last_step_s: float, *, is_apart: bool
+    serving: Serving, limits: EngineLimits, rows: Rows, plan: PromptPlan, last_step_s: float, *, is_apart: bool
 ) -> tuple[list[Request], Step, list[int]]:
     """Reservations become tables while `plan`, which was made ahead if there are rows, is under way, without them where
     it `is_apart`; returns the running requests, oldest first, the step, and what its rows are going to accept."""
@@ -405,6 +417,6 @@ def _under_way(
     for request, chunk in zip(plan.prompts, plan.chunks, strict=True):
         request.kv_tokens = request.prefilled_tokens
         request.in_flight = chunk.new_tokens
-        ahead = lookahead if chunk.history_tokens else 0
+        ahead = lookahead if chunk.history_tokens or limits.seats_lookahead else 0
         serving.paged.unreserve(request, chunk.history_tokens + chunk.new_tokens + ahead)
     return [*seated, *step.rows, *plan.prompts], step, accepted

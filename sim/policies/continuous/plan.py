@@ -20,6 +20,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
+from sim.engine.paged import ANY_CHUNK, FirstChunk
 from sim.engine.serving import Serving
 from sim.interface.request import Request
 from sim.interface.work import DRAFT, DRAFT_MODEL, HOST, STEP, Chunk, Work
@@ -52,7 +53,7 @@ class Step(NamedTuple):
         return [
             request
             for request, chunk in zip(self.prompts, self.chunks, strict=True)
-            if chunk.history_tokens + chunk.new_tokens == request.prefill_goal
+            if chunk.history_tokens + chunk.new_tokens >= request.prefill_goal
         ]
 
 
@@ -71,7 +72,12 @@ def plan_step(
     """
     serving.take_in(after_rows=after_rows, num_rows=len(running))
     if limits.mixes_prompts:
-        return _fill(serving, running, limits, drafting)
+        num_running = len(running)
+        step = _fill(serving, running, limits, drafting)
+        if step.is_empty and len(running) < num_running and drafting is None:
+            # The lowest priority gave way, was the first to be planned, and ended the step: the others come now.
+            return plan_step(serving, running, limits, drafting, after_rows=after_rows)
+        return step
     prompts = _fill(serving, running, limits, drafting, has_rows=False)
     return prompts if prompts.prompts else _fill(serving, running, limits, drafting, has_prompts=False)
 
@@ -86,59 +92,108 @@ def _fill(
     has_prompts: bool = True,
 ) -> Step:
     budget = limits.max_num_scheduled_tokens if has_prompts else sys.maxsize
+    slots = limits.slots_per_request
     longest = limits.long_prefill_token_threshold or budget
+    if limits.spares_lone_prompt and len(running) + len(serving.inbox) == 1:
+        longest = budget
     lookahead = serving.controller.draft_tokens_max if limits.method is not NGRAM else 0
+    max_model_len = limits.max_model_len or sys.maxsize
+    is_deferred = limits.prefill_schedule_interval > 1 and _defers_prompts(serving, running, limits)
     grow = serving.paged.grow
     step = Step([], [], [], ())
     chunks: list[Chunk] = []
     has_preempted = False
     index = 0
-    while index < len(running) and budget > 0:
+    while index < len(running) and budget > slots:
         request = running[index]
         index += 1
         in_flight = request.in_flight
         prefilled = request.prefilled_tokens
         missing = request.prefill_goal - prefilled - in_flight
         if missing > 0:
-            tokens, held = min(missing, longest, budget), prefilled + in_flight
+            if is_deferred:
+                continue
+            tokens, held = min(missing, longest, budget - slots), prefilled + in_flight
         elif not has_rows or (in_flight and request.emitted_tokens + 1 >= request.output_tokens):
             continue
         else:
             held = request.context_tokens + in_flight
             tokens = 1 + (drafting[request.index] if drafting is not None and in_flight else request.drafted)
-            if tokens > budget:
-                tokens = budget
+            if tokens > longest:
+                tokens = longest
+            if tokens > budget - slots:
+                tokens = budget - slots
+            if tokens >= max_model_len - held:
+                tokens = max_model_len - held - 1
+                if tokens <= 0:
+                    continue
         while not grow(request, held + tokens, lookahead):
             has_preempted = True
-            victim = running.pop()
-            serving.preempt(victim)
+            if limits.preempts_by_priority and serving.has_priorities:
+                place = _lowest(running)
+                index -= place < index - 1
+                victim = running.pop(place)
+                budget += _taken_out(step, chunks, victim, slots)
+                serving.preempt(victim, by_priority=True)
+            else:
+                victim = running.pop()
+                serving.preempt(victim)
             if victim is request:
                 break
         if request.is_preempted:
             break
-        budget -= tokens
+        budget -= tokens + slots
         if missing > 0:
             step.prompts.append(request)
             chunks.append(Chunk(tokens, held))
         else:
             step.rows.append(request)
             step.row_tokens.append(tokens)
-    num_seats = limits.max_num_seqs if has_prompts and not has_preempted else 0
-    while budget > 0 and len(running) < num_seats and serving.has_queued:
+    can_seat = has_prompts and not has_preempted and not (is_deferred and limits.defers_last_token)
+    num_seats = limits.max_num_seqs if can_seat else 0
+    first = FirstChunk(0 if step.prompts else limits.padded_tokens, bool(step.rows), is_deferred)
+    while budget > slots and len(running) < num_seats and serving.has_queued:
         oldest = serving.inbox[0]
-        if limits.holds_back(oldest.prompt_tokens + oldest.emitted_tokens, budget):
+        if limits.holds_back(oldest.prompt_tokens + oldest.emitted_tokens, budget - slots):
             break
         if limits.no_evict and not serving.paged.fits_beside(running, oldest):
             break
-        seated = serving.seat_now(min(budget, longest))
+        seated = serving.seat_now(min(budget - slots, longest), lookahead if limits.seats_lookahead else 0, first)
         if seated is None:
             break
         request, chunk = seated
         running.append(request)
         step.prompts.append(request)
         chunks.append(chunk)
-        budget -= chunk.new_tokens
+        budget -= chunk.new_tokens + slots
+    if not is_deferred and not has_preempted:
+        serving.has_left_waiting = bool(serving.inbox)
     return step._replace(chunks=tuple(chunks))
+
+
+def _defers_prompts(serving: Serving, running: Sequence[Request], limits: EngineLimits) -> bool:
+    """Whether prompts wait for a later step: rows decode, and the last step with prompts left nobody waiting."""
+    if (serving.num_plans - 1) % limits.prefill_schedule_interval == 0 or serving.has_left_waiting:
+        return False
+    return any(request.prefill_goal <= request.prefilled_tokens + request.in_flight for request in running)
+
+
+def _lowest(running: Sequence[Request]) -> int:
+    """Place of the request that gives way where priorities say who: of the lowest ones the one that came last."""
+    return max(range(len(running)), key=lambda place: (-running[place].priority, running[place].index))
+
+
+def _taken_out(step: Step, chunks: list[Chunk], victim: Request, slots: int) -> int:
+    """Tokens that the step has back, in which `victim` was already."""
+    if victim in step.rows:
+        place = step.rows.index(victim)
+        del step.rows[place]
+        return step.row_tokens.pop(place) + slots
+    if victim in step.prompts:
+        place = step.prompts.index(victim)
+        del step.prompts[place]
+        return chunks.pop(place).new_tokens + slots
+    return 0
 
 
 def begin_step(serving: Serving, planned: Step) -> Step:
@@ -224,37 +279,40 @@ def plan_prompts(
     num_seated: int,
     budget: int,
     *,
+    num_rows: int,
     after_rows: bool = False,
 ) -> PromptPlan:
-    """Chunks within `budget`: of `partial` first, then of new prompts while `num_seated` others leave seats.
+    """Chunks within `budget` beside `num_rows`: of `partial` first, then of new prompts while `num_seated` others leave
+    seats.
     `after_rows`: the step before this one carries rows alone."""
     serving.take_in(after_rows=after_rows, num_rows=num_seated + (partial is not None))
     if partial is None and not serving.inbox:
         return PromptPlan([], (), [], None, serving.host.now_s)
-    pool, lookahead = serving.paged, serving.controller.draft_tokens_max
+    pool, lookahead, slots = serving.paged, serving.controller.draft_tokens_max, limits.slots_per_request
+    first = FirstChunk(limits.padded_tokens, num_rows > 0) if partial is None else ANY_CHUNK
     prompts: list[Request] = []
     chunks: list[Chunk] = []
     completed: list[Request] = []
-    while budget > 0:
+    while budget > slots:
         if partial is not None:
             request, history_tokens = partial
-            chunk = Chunk(min(request.prompt_tokens - history_tokens, budget), history_tokens)
+            chunk = Chunk(min(request.prompt_tokens - history_tokens, budget - slots), history_tokens)
             if pool.is_sharing:
                 pool.grow(request, history_tokens + chunk.new_tokens, lookahead)
         else:
             if not serving.has_queued or num_seated + len(prompts) >= limits.max_num_seqs:
                 break
-            if limits.holds_back(serving.inbox[0].prompt_tokens, budget):
+            if limits.holds_back(serving.inbox[0].prompt_tokens, budget - slots):
                 break
-            admitted = _admit(serving, budget)
+            admitted = _admit(serving, budget - slots, lookahead if limits.seats_lookahead else 0, first)
             if admitted is None:
                 break
             request, chunk = admitted
         planned_tokens = chunk.history_tokens + chunk.new_tokens
         prompts.append(request)
         chunks.append(chunk)
-        budget -= chunk.new_tokens
-        if planned_tokens == request.prompt_tokens:
+        budget -= chunk.new_tokens + slots
+        if planned_tokens >= request.prompt_tokens:
             partial = None
             completed.append(request)
         else:
@@ -262,14 +320,20 @@ def plan_prompts(
     return PromptPlan(prompts, tuple(chunks), completed, partial, serving.host.now_s)
 
 
-def _admit(serving: Serving, max_tokens: int) -> tuple[Request, Chunk] | None:
-    """The oldest waiting request and its first chunk; None where nothing is ever preempted and it does not fit."""
+def _admit(serving: Serving, max_tokens: int, lookahead: int, first: FirstChunk) -> tuple[Request, Chunk] | None:
+    """The oldest waiting request and its first chunk; None where nothing is ever preempted and it does not fit, and
+    where the chunk would be padded beyond `max_tokens`."""
     if not serving.paged.is_sharing:
+        new_tokens = min(serving.inbox[0].prompt_tokens, max_tokens)
+        if new_tokens == 1 == serving.inbox[0].prompt_tokens and first.padded_tokens and first.beside_rows:
+            if first.padded_tokens > max_tokens:
+                return None
+            new_tokens = first.padded_tokens
         request = serving.admit_now()
-        return None if request is None else (request, Chunk(min(request.prompt_tokens, max_tokens), 0))
-    serving.kv.reserve(serving.inbox[0])
-    seated = serving.seat_now(max_tokens)
-    assert seated is not None
+        return None if request is None else (request, Chunk(new_tokens, 0))
+    seated = serving.seat_now(max_tokens, lookahead, first)
+    if seated is not None:
+        serving.kv.reserve(seated[0])
     return seated
 
 

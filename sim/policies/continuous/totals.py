@@ -108,6 +108,7 @@ class RowBlocks:
                 first = block_size
             self._gains[start + first : end : block_size] += 1
             self._pool.assign(request, -(-(request.prompt_tokens + request.output_tokens - 1) // block_size))
+            self._pool.assign_cached(request, request.prompt_tokens + request.output_tokens - 1)
         else:
             blocks = self.of_plans(member, must_end=must_end)
             self._gains = _grown(self._gains, start + len(blocks))
@@ -115,6 +116,8 @@ class RowBlocks:
             if not self._is_async:
                 self._gains[start] += blocks[0] - num_blocks
             self._pool.assign(request, int(blocks[-1]))
+            emitted = request.emitted_tokens + int(accepted[:-1].sum()) + len(accepted) - 1
+            self._pool.assign_cached(request, request.prompt_tokens + emitted)
         return member._replace(prompt_blocks=num_blocks)
 
     def take(self, step: int, completed: Sequence[Request]) -> None:

@@ -188,9 +188,9 @@ def test_nothing_is_found_of_a_table_that_became_a_reservation() -> None:
         each.content = (1, 2, 3, 4)
     pool = PagedPool(40, 16, 0)
     pool.expect([first, second])
-    assert pool.seat(first, 64) == 0
+    assert pool.seat(first, 64) == Chunk(64, 0)
     assert pool.reserve_again(first)
-    assert pool.seat(second, 64) == 0
+    assert pool.seat(second, 64) == Chunk(64, 0)
     pool.release(first)
     pool.release(second)
     assert pool.num_held == 0

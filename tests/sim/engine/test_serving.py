@@ -317,9 +317,9 @@ def test_what_comes_back_is_computed_in_chunks_and_the_last_of_them_brings_the_n
 
 
 def test_slots_that_were_never_computed_are_not_found_again() -> None:
-    """A table for 32 of 40 tokens, of which 16 are computed."""
+    """A table for 32 of 40 tokens, of which 16 are computed and the others are for drafts."""
     serving, asked = seated(40, computed=16)
-    serving.paged.grow(asked, 32)
+    serving.paged.grow(asked, 16, 16)
     serving.preempt(asked)
     assert serving.seat_now(100) == (asked, Chunk(24, 16))
 

@@ -143,6 +143,7 @@ def given(**changes: Any) -> Scenario:
         "request_rate": "inf",
         "acceptance": "iid:0.7",
         "speculation.drafts": drafts,
+        "engine.name": "vllm-0.24",
     }
     return Scenario.of(**(raw | changes))
 

@@ -251,9 +251,9 @@ def test_every_run_and_the_head_of_the_table_name_the_engine(capsys: pytest.Capt
 
     for name in (None, "vllm-0.12"):
         found = compare(scenario(["continuous", "pd"], num_prompts=5, engine=name), load(PAIR))
-        assert {run["engine"] for run in found.runs} == {name or "vllm-0.24"}
+        assert {run["engine"] for run in found.runs} == {name or "vllm-0.32"}
         comparison_tables(Console(width=200), found)
-        assert f"engine {name or 'vllm-0.24'}" in capsys.readouterr().out.splitlines()[0]
+        assert f"engine {name or 'vllm-0.32'}" in capsys.readouterr().out.splitlines()[0]
     tiny = compare(Scenario.of(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=5), load("cpu/tiny"))
     assert tiny.runs[0]["engine"] == "measured here"
 
@@ -272,7 +272,8 @@ def test_an_unknown_engine_is_refused_before_anything_runs() -> None:
 @pytest.mark.parametrize(
     ("profile", "changes", "are_async"),
     [
-        (PAIR, {}, [True, False]),
+        (PAIR, {}, [True, True]),
+        (PAIR, {"engine": "vllm-0.24"}, [True, False]),
         (PAIR, {"num_speculative_tokens": 0}, [True, True]),
         (PAIR, {"engine": "vllm-0.12", "num_speculative_tokens": 0}, [False, False]),
         (PAIR, {"engine": "ideal"}, [True, True]),
@@ -293,7 +294,12 @@ def test_each_arm_of_a_speedup_is_scheduled_as_its_engine_does_by_itself(
 
 @pytest.mark.parametrize(
     ("profile", "changes", "is_async"),
-    [(PAIR, {}, None), (PAIR, {"engine.async_scheduling": True}, True), (PAIR, {"num_speculative_tokens": 0}, True)],
+    [
+        (PAIR, {"engine": "vllm-0.24"}, None),
+        (PAIR, {}, True),
+        (PAIR, {"engine": "vllm-0.24", "engine.async_scheduling": True}, True),
+        (PAIR, {"engine": "vllm-0.24", "num_speculative_tokens": 0}, True),
+    ],
 )
 def test_lanes_are_planned_ahead_where_their_engine_plans_steps_ahead(
     profile: str, changes: dict[str, Any], is_async: bool | None

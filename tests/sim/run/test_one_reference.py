@@ -67,7 +67,8 @@ def test_async_scheduling_that_is_given_holds_for_policies_with_and_without_draf
 
 def test_each_policy_of_a_comparison_runs_as_it_does_alone() -> None:
     together = scenario(PROFILES[0], num_speculative_tokens=4)
-    together = msgspec.structs.replace(together, policy=("autoregressive", "continuous", "pd"))
+    engine = msgspec.structs.replace(together.engine, name="vllm-0.24")
+    together = msgspec.structs.replace(together, policy=("autoregressive", "continuous", "pd"), engine=engine)
     profile = load(PROFILES[0])
     found = {run["policy"]: run for run in compare(together, profile, workers=1).runs}
     for policy in together.policy:

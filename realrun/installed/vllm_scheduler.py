@@ -1,0 +1,387 @@
+"""vLLM's own `Scheduler`, of whatever version can be imported, driven alone: requests in, a plan out, results in.
+
+Theirs: scheduler, queues, KV cache manager, block pool, hashes, output processing, and the methods of their
+configurations from which budgets and look-ahead follow. Ours: what a runner would return, as many accepted drafts as
+the caller says. Neither a model nor a kernel is loaded, so that its sources, unpacked from a wheel, are enough beside
+torch. Not here: who decides what is accepted and how time passes (realrun.installed.serving, validation.conformance).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import msgspec
+
+MAIN_GROUP = "layer"
+"""The one layer whose KV the pool holds."""
+OWN_TOKENS, POSITION_BITS = 1 << 40, 24
+"""Tokens that no other request has begin here, above all ids of content."""
+QUIET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+}
+"""Environment of its import, where nothing else is set."""
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What it is configured with, under vLLM's names."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_gpu_blocks: int
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    async_scheduling: bool = False
+    policy: str = "fcfs"
+    prefill_schedule_interval: int = 1
+    """Steps from one admission of prompts to the next, as data-parallel engines have it."""
+    method: str | None = None
+    """speculative_config.method; None: no speculation."""
+    parallel_drafting: bool = False
+    num_speculative_tokens: int = 0
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
+
+
+class Planned(NamedTuple):
+    """One step of the scheduler; requests by their index."""
+
+    tokens: dict[int, int]
+    """Scheduled, in its order."""
+    drafts: dict[int, int]
+    """Drafts among them."""
+    computed: dict[int, int]
+    """Tokens in KV before the step."""
+    sampling: list[int]
+    """Those of whom the step brings tokens."""
+    preempted: list[int]
+    """Those that gave way since the last step with tokens."""
+    admitted: dict[int, int]
+    """Tokens of its prefix that each request seated in this step has from the cache."""
+    draft_tokens: int
+    """Drafts that the runner makes behind this step for each that samples."""
+    output: Any
+
+
+class VllmScheduler:
+    """One scheduler with its KV cache manager. Requests are numbered by the caller.
+
+    Raises ImportError where no vLLM can be imported, and what vLLM raises for settings that it refuses.
+    """
+
+    def __init__(self, settings: SchedulerSettings, scheduler_class: str | None = None) -> None:
+        self.settings = settings
+        self._vllm = _Vllm()
+        config = self._vllm.config(settings)
+        self._scheduler = self._vllm.scheduler(config, settings, scheduler_class)
+        self._hasher = self._vllm.hasher(settings)
+        self._requests: dict[int, Any] = {}
+        self._num_preempted: dict[int, int] = {}
+        self._contents: dict[int, tuple[int, ...]] = {}
+        self._num_calls = 0
+        self._gave_way: set[int] = set()
+        """Preempted in plans without tokens."""
+
+    @property
+    def version(self) -> str:
+        return self._vllm.version
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._requests)
+
+    def add(
+        self,
+        index: int,
+        prompt_tokens: int,
+        max_tokens: int,
+        *,
+        arrival_time: float,
+        priority: int = 0,
+        content: tuple[int, ...] = (),
+    ) -> None:
+        """Request `index` comes in; the lowest `priority` goes first. Its tokens are those of `content`, chained ids of
+        whole blocks from its beginning, and nobody else's behind these."""
+        tokens = [self._token(index, content, position) for position in range(prompt_tokens)]
+        request = self._vllm.request(index, tokens, max_tokens, arrival_time, priority, self._hasher)
+        self._contents[index] = content
+        self._requests[index] = request
+        self._num_preempted[index] = 0
+        self._scheduler.add_request(request)
+
+    def _token(self, index: int, content: tuple[int, ...], position: int) -> int:
+        block = position // self.settings.block_size
+        return content[block] if block < len(content) else OWN_TOKENS + (index << POSITION_BITS) + position
+
+    def schedule(self) -> Planned:
+        """The next step; without tokens where there is nothing to do."""
+        scheduler, interval = self._scheduler, self.settings.prefill_schedule_interval
+        seated = {request.request_id for request in scheduler.running}
+        throttles = {} if interval == 1 else {"throttle_prefills": self._num_calls % interval != 0}
+        self._num_calls += 1
+        output = scheduler.schedule(**throttles)
+        tokens = {int(name): count for name, count in output.num_scheduled_tokens.items()}
+        drafts = {int(name): len(ids) for name, ids in output.scheduled_spec_decode_tokens.items()}
+        computed: dict[int, int] = {}
+        admitted: dict[int, int] = {}
+        sampling: list[int] = []
+        preempted: list[int] = []
+        for index, count in tokens.items():
+            request = self._requests[index]
+            computed[index] = request.num_computed_tokens - count
+            if str(index) not in seated or request.num_preemptions > self._num_preempted[index]:
+                admitted[index] = computed[index]
+            if self._samples(request):
+                sampling.append(index)
+        for index, before in self._num_preempted.items():
+            now = self._requests[index].num_preemptions
+            if now > before:
+                self._gave_way.add(index)
+                self._num_preempted[index] = now
+        if tokens:
+            preempted, self._gave_way = sorted(self._gave_way), set()
+        draft_tokens = getattr(output, "num_spec_tokens_to_schedule", None)
+        if not self.settings.num_speculative_tokens_per_batch_size or draft_tokens is None:
+            draft_tokens = self.settings.num_speculative_tokens
+        return Planned(tokens, drafts, computed, sampling, preempted, admitted, draft_tokens, output)
+
+    def _samples(self, request: Any) -> bool:
+        """Whether the step just planned ends with a token of `request`: its last chunk, or a round."""
+        if self.settings.async_scheduling:
+            return bool(request.num_output_placeholders > 0)
+        return bool(request.num_computed_tokens >= request.num_tokens)
+
+    def is_unfinished(self, index: int) -> bool:
+        return index in self._requests
+
+    def emitted(self, index: int) -> int:
+        """Output tokens of an unfinished request."""
+        return int(self._requests[index].num_output_tokens)
+
+    def update(
+        self, planned: Planned, accepted: Mapping[int, int], drafted: Mapping[int, int] | None = None
+    ) -> dict[int, int]:
+        """The results of `planned`: of each that sampled as many drafts as `accepted` has, and one token more.
+
+        Synchronous: drafts for the next step are `drafted` by request, as long as planned by default. Returns new
+        tokens by request; one whose answer is over is gone.
+        """
+        names = [str(index) for index in planned.tokens]
+        before = {index: self.emitted(index) for index in planned.tokens if index in self._requests}
+        sampling = set(planned.sampling)
+        sampled: list[list[int]] = []
+        for index in planned.tokens:
+            if index in sampling and index in before:
+                content, first = self._contents[index], before[index] + self._requests[index].num_prompt_tokens
+                ends = first + accepted.get(index, 0) + 1
+                sampled.append([self._token(index, content, position) for position in range(first, ends)])
+            else:
+                sampled.append([])
+        self._scheduler.update_from_output(planned.output, self._vllm.runner_output(names, sampled))
+        emitted = {}
+        for index, first in before.items():
+            request = self._requests[index]
+            if request.num_output_tokens > first:
+                emitted[index] = request.num_output_tokens - first
+            if request.is_finished():
+                del self._requests[index], self._num_preempted[index], self._contents[index]
+        if self.settings.num_speculative_tokens and not self.settings.async_scheduling:
+            lengths = [
+                (planned.draft_tokens if drafted is None else drafted.get(index, 0)) if index in sampling else 0
+                for index in planned.tokens
+            ]
+            self._scheduler.update_draft_token_ids(self._vllm.drafts(names, lengths))
+        return emitted
+
+
+class _Vllm:
+    """What is imported of the installed vLLM, and objects made of its classes."""
+
+    def __init__(self) -> None:
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        # What it refuses it raises; its advice on performance concerns no clock of ours.
+        logging.getLogger("vllm").setLevel(logging.ERROR)
+        self._core = import_module("vllm.v1.core.sched.scheduler")
+        self._kv = import_module("vllm.v1.kv_cache_interface")
+        self._kv_utils = import_module("vllm.v1.core.kv_cache_utils")
+        self._config = import_module("vllm.config")
+        self._request = import_module("vllm.v1.request")
+        self._sampling = import_module("vllm.sampling_params")
+        self._outputs = import_module("vllm.v1.outputs")
+        self.version = str(getattr(import_module("vllm.version"), "__version__", "unknown"))
+
+    def config(self, settings: SchedulerSettings) -> Any:
+        """A VllmConfig of parts that know their own rules; what needs a model or a GPU is left out."""
+        config = _bare(self._config.VllmConfig)
+        config.scheduler_config = _of(
+            self._config.SchedulerConfig,
+            max_model_len=settings.max_model_len,
+            is_encoder_decoder=False,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            enable_chunked_prefill=settings.enable_chunked_prefill,
+            long_prefill_token_threshold=settings.long_prefill_token_threshold,
+            async_scheduling=settings.async_scheduling,
+            policy=settings.policy,
+            prefill_schedule_interval=settings.prefill_schedule_interval,
+        )
+        config.cache_config = self._config.CacheConfig(
+            block_size=settings.block_size, enable_prefix_caching=settings.enable_prefix_caching
+        )
+        config.cache_config.num_gpu_blocks = settings.num_gpu_blocks
+        config.parallel_config = self._config.ParallelConfig()
+        config.observability_config = _of(self._config.ObservabilityConfig)
+        config.attention_config = SimpleNamespace(hisparse_config=None)
+        config.model_config = _model(settings)
+        config.speculative_config = self._speculation(settings)
+        for name in ("kv_transfer_config", "ec_transfer_config", "kv_events_config", "lora_config", "diffusion_config"):
+            setattr(config, name, None)
+        config.aux_output_config = SimpleNamespace(enabled=False)
+        config.ec_manager_config = SimpleNamespace(get_encoder_cache_manager_obj=lambda: None)
+        set_budget = getattr(config, "_set_max_num_scheduled_tokens", None)
+        if set_budget is not None:
+            set_budget()
+        return config
+
+    def _speculation(self, settings: SchedulerSettings) -> Any:
+        if settings.method is None:
+            return None
+        speculation = _bare(self._config.SpeculativeConfig)
+        speculation.method = settings.method
+        speculation.num_speculative_tokens = settings.num_speculative_tokens
+        speculation.parallel_drafting = settings.parallel_drafting
+        speculation.num_speculative_tokens_per_batch_size = [
+            list(row) for row in settings.num_speculative_tokens_per_batch_size or ()
+        ]
+        speculation.disable_eagle_block_drop = False
+        speculation.draft_model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type="draft"))
+        return speculation
+
+    def scheduler(self, config: Any, settings: SchedulerSettings, scheduler_class: str | None) -> Any:
+        """The scheduler that the configuration names, or `scheduler_class`, a dotted path."""
+        if scheduler_class is not None:
+            module, _, name = scheduler_class.rpartition(".")
+            kind = getattr(import_module(module), name)
+        else:
+            kind = config.scheduler_config.get_scheduler_cls()
+        import torch
+
+        spec = self._kv.FullAttentionSpec(
+            block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+        )
+        groups = [self._kv.KVCacheGroupSpec([MAIN_GROUP], spec)]
+        blocks = self._kv.KVCacheConfig(num_blocks=settings.num_gpu_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+        return kind(
+            vllm_config=config,
+            kv_cache_config=blocks,
+            structured_output_manager=_NoGrammar(),
+            block_size=settings.block_size,
+            log_stats=False,
+        )
+
+    def hasher(self, settings: SchedulerSettings) -> Any:
+        """What names the blocks of a request; None where nothing is cached."""
+        if not settings.enable_prefix_caching:
+            return None
+        self._kv_utils.init_none_hash(_digest)
+        return self._kv_utils.get_request_block_hasher(settings.block_size, _digest)
+
+    def request(
+        self, index: int, tokens: Sequence[int], max_tokens: int, arrival_time: float, priority: int, hasher: Any
+    ) -> Any:
+        sampling = self._sampling.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        return _of(
+            self._request.Request,
+            request_id=str(index),
+            prompt_token_ids=list(tokens),
+            sampling_params=sampling,
+            pooling_params=None,
+            eos_token_id=None,
+            arrival_time=arrival_time,
+            priority=priority,
+            block_hasher=hasher,
+        )
+
+    def runner_output(self, names: list[str], sampled: list[list[int]]) -> Any:
+        return self._outputs.ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: i for i, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+
+    def drafts(self, names: list[str], lengths: Sequence[int]) -> Any:
+        return self._outputs.DraftTokenIds(names, [[0] * length for length in lengths])
+
+
+class _NoGrammar:
+    """In place of the manager of structured output: no request has a grammar."""
+
+    def should_advance(self, request: Any) -> bool:
+        return False
+
+    def accept_tokens(self, request: Any, tokens: list[int]) -> bool:
+        return True
+
+    def validate_tokens(self, request: Any, tokens: list[int]) -> list[int]:
+        return tokens
+
+
+def _digest(value: object) -> bytes:
+    """A hash of `value` for block names."""
+    from hashlib import blake2b
+    from pickle import dumps
+
+    return blake2b(dumps(value, protocol=5), digest_size=16).digest()
+
+
+def _bare(kind: Any) -> Any:
+    """An object of `kind`, with its methods and simple defaults, that checks nothing: whoever makes it says the
+    rest."""
+    return object.__new__(kind)
+
+
+def _of(kind: Any, **given: Any) -> Any:
+    """`kind(...)` with those of `given` that this version knows."""
+    from inspect import signature
+
+    known = signature(kind).parameters
+    return kind(**{name: value for name, value in given.items() if name in known})
+
+
+def _model(settings: SchedulerSettings) -> SimpleNamespace:
+    """What a scheduler reads of a model: a decoder of text."""
+    return SimpleNamespace(
+        max_model_len=settings.max_model_len,
+        is_encoder_decoder=False,
+        is_multimodal_model=False,
+        is_diffusion=False,
+        is_hybrid=False,
+        multimodal_config=None,
+        supports_multimodal_inputs=False,
+        runner_type="generate",
+        uses_mrope=False,
+        skip_tokenizer_init=True,
+        enable_return_routed_experts=False,
+        return_sampling_mask=False,
+        max_logprobs=0,
+    )
+
+
+def installed_version() -> str:
+    """Raises ImportError where no vLLM, or nothing that it needs, is installed."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    return str(import_module("vllm.version").__version__)

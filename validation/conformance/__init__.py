@@ -1,0 +1,1 @@
+"""Real schedulers' decisions, step by step, beside those of `continuous`."""

@@ -1,0 +1,208 @@
+"""Drawn schedules, seeded, and what an installed vLLM's scheduler decides of them.
+
+A schedule is settings, requests with the steps that they arrive at, and how many drafts are accepted at each position.
+Small in everything, so that seats, blocks and budgets run out. Not here: vLLM (realrun.installed.vllm_scheduler).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from realrun.installed.vllm_scheduler import Planned, SchedulerSettings, VllmScheduler
+from validation.conformance.logs import Arrival, Decision, Log
+
+SINCE = {
+    "async_eagle3": 19,
+    "async_mtp": 19,
+    "draft_model": 19,
+    "parallel_draft_model": 19,
+    "parallel_eagle": 19,
+    "async_parallel_eagle": 19,
+    "by_batch": 24,
+    "interval": 24,
+    "dspark": 32,
+}
+"""vLLM's minor version from which on a feature is drawn; all others always. A seated request has drafts where one token
+is padded to a round: nothing drafted them, and none is accepted."""
+FEATURES = (
+    "plain",
+    "ngram",
+    "draft_model",
+    "parallel_draft_model",
+    "eagle3",
+    "parallel_eagle",
+    "mtp",
+    "dspark",
+    "async",
+    "async_eagle3",
+    "async_mtp",
+    "async_parallel_eagle",
+    "prefix",
+    "prefix_eagle3",
+    "async_prefix",
+    "threshold",
+    "whole_prompts",
+    "priority",
+    "by_batch",
+    "interval",
+    "model_len",
+)
+"""What a schedule is drawn to show; each has one of them at least, and memory runs out in half of them."""
+MAX_STEPS = 3000
+
+
+def drawn_log(feature: str, seed: int, engine: str) -> Log:
+    """One schedule as the installed scheduler decides it. Raises what that one raises for settings that it refuses."""
+    minor = int(engine.rpartition(".")[2])
+    methods: tuple[str, ...] = ("draft_model", "eagle3") if minor >= SINCE["draft_model"] else ("eagle3",)
+    if "async" in feature and minor < SINCE["async_eagle3"]:
+        methods = ()
+    settings, requests, rate = drawn(feature, seed, methods)
+    scheduler = VllmScheduler(settings)
+    draw = random.Random(f"accepted {feature} {seed}")
+    accepts: dict[tuple[int, int], int] = {}
+
+    def accepted(index: int, position: int, drafts: int) -> int:
+        if (index, position) not in accepts:
+            count = 0
+            while count < 16 and draw.random() < rate:
+                count += 1
+            accepts[index, position] = count
+        return min(accepts[index, position], drafts)
+
+    steps: list[Decision] = []
+    emitted: list[dict[int, int]] = []
+    proposed: list[dict[int, int]] = []
+    arrived: list[Arrival] = []
+    flight: tuple[int, Planned] | None = None
+    due: tuple[int, Planned] | None
+    for _ in range(MAX_STEPS):
+        if not scheduler.num_unfinished and flight is None:
+            if len(arrived) == len(requests):
+                break
+            # Nobody is left: whoever comes next comes now.
+            requests[len(arrived)] = _at(requests[len(arrived)], len(steps))
+        while len(arrived) < len(requests) and requests[len(arrived)].step <= len(steps):
+            request = _at(requests[len(arrived)], len(steps))
+            index = len(arrived)
+            scheduler.add(
+                index,
+                request.prompt_tokens,
+                request.output_tokens,
+                arrival_time=float(index),
+                priority=request.priority,
+                content=request.content,
+            )
+            arrived.append(request)
+        planned = scheduler.schedule()
+        number = len(steps)
+        if planned.tokens:
+            steps.append(Decision(planned.tokens, planned.drafts, tuple(planned.preempted), planned.admitted))
+            emitted.append({})
+            proposed.append({})
+        due = (number, planned)
+        if settings.async_scheduling:
+            due, flight = flight, (due if planned.tokens else None)
+        if due is not None:
+            number, planned = due
+            rounds = {
+                index: accepted(index, scheduler.emitted(index), count)
+                for index, count in planned.drafts.items()
+                if scheduler.is_unfinished(index) and index not in planned.admitted
+            }
+            drafted = _ngrams(draw, planned, settings) if settings.method == "ngram" else None
+            new = scheduler.update(planned, rounds, drafted)
+            if planned.tokens:
+                emitted[number] = new
+                if drafted is not None:
+                    proposed[number] = {index: count for index, count in drafted.items() if index in new}
+    behind = tuple(proposed) if settings.method == "ngram" else ()
+    return Log(f"{feature}-{seed}", engine, settings, tuple(arrived), tuple(steps), tuple(emitted), behind)
+
+
+def _at(request: Arrival, step: int) -> Arrival:
+    return Arrival(step, request.prompt_tokens, request.output_tokens, request.priority, request.content)
+
+
+def _ngrams(draw: random.Random, planned: Planned, settings: SchedulerSettings) -> dict[int, int]:
+    """Drafts as n-grams have them: often none, often as many as may be, seldom between."""
+    most = settings.num_speculative_tokens
+    return {index: draw.choice((0, 0, most, most, draw.randint(0, most))) for index in planned.tokens}
+
+
+def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerSettings, list[Arrival], float]:
+    """Settings, requests by their steps, and the share of drafts that are accepted. Of `methods` a feature is drawn
+    with that has none of its own."""
+    draw = random.Random(f"{feature} {seed}")
+    method = next((name for name in ("draft_model", "eagle3", "mtp", "dspark", "ngram") if name in feature), None)
+    if "parallel_eagle" in feature:
+        method = "eagle3"
+    if feature == "by_batch" or (
+        method is None and methods and feature not in ("plain", "async") and draw.random() < 0.4
+    ):
+        method = draw.choice(methods)
+    draft_tokens = draw.choice((1, 2, 3, 5, 7)) if method else 0
+    block_size = draw.choice((4, 8, 16, 32))
+    max_num_seqs = draw.choice((1, 2, 3, 4, 8, 16))
+    budget = max(draw.choice((16, 32, 64, 128, 256)), max_num_seqs * (draft_tokens + 1) + draw.randint(1, 20))
+    is_whole = feature == "whole_prompts"
+    longest = draw.choice((30, 60, 150))
+    if is_whole:
+        budget = max(budget, 512 + max_num_seqs * (draft_tokens + 1))
+    requests = _requests(draw, feature, longest, block_size)
+    needed = max(
+        -(-(each.prompt_tokens + each.output_tokens + 2 * draft_tokens + 2) // block_size) for each in requests
+    )
+    is_short = draw.random() < 0.5
+    num_blocks = needed + 1 + draw.randint(0, 2 * needed) if is_short else needed * (max_num_seqs + 1) + 50
+    max_model_len = 512
+    if feature == "model_len":
+        max_model_len = max(each.prompt_tokens for each in requests) + draw.randint(2, 20)
+    table = None
+    if feature == "by_batch":
+        edge = draw.randint(1, max(1, max_num_seqs - 1))
+        table = ((1, edge, draft_tokens), (edge + 1, edge + 100, draw.randint(0, draft_tokens)))
+    settings = SchedulerSettings(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+        num_gpu_blocks=num_blocks,
+        block_size=block_size,
+        enable_prefix_caching="prefix" in feature or draw.random() < 0.3,
+        enable_chunked_prefill=not is_whole,
+        long_prefill_token_threshold=draw.choice((5, 17, 40)) if feature == "threshold" else 0,
+        async_scheduling="async" in feature,
+        policy="priority" if feature == "priority" else "fcfs",
+        prefill_schedule_interval=draw.choice((2, 3, 5)) if feature == "interval" else 1,
+        method=method,
+        parallel_drafting="parallel" in feature or method == "dspark",
+        num_speculative_tokens=draft_tokens,
+        num_speculative_tokens_per_batch_size=table,
+    )
+    return settings, requests, draw.choice((0.0, 0.5, 0.8, 1.0))
+
+
+def _requests(draw: random.Random, feature: str, longest: int, block_size: int) -> list[Arrival]:
+    """Requests in order of arrival; where prefixes are shared, two conversations that grow and one prompt of all."""
+    count, gap = draw.randint(3, 20), draw.choice((0, 1, 3, 8))
+    step, requests = 0, []
+    for _ in range(count):
+        prompt = draw.randint(1, longest)
+        content: tuple[int, ...] = ()
+        if "prefix" in feature and draw.random() < 0.8:
+            system, turn = draw.randint(1, 4), draw.randint(0, 2)
+            begun = [1000 * position for position in range(1, system)]
+            content = (*begun, *[100_000 * (1 + turn) + system * 1000 + i for i in range(draw.randint(0, 3))])
+            prompt = max(prompt, len(content) * block_size + draw.randint(0, block_size))
+        priority = draw.randint(0, 2) if feature == "priority" else 0
+        requests.append(Arrival(step, prompt, draw.randint(1, 40), priority, content))
+        step += draw.randint(0, gap)
+    return requests
+
+
+def drawn_logs(features: tuple[str, ...], seeds: range, engine: str) -> Iterator[Log]:
+    minor = int(engine.rpartition(".")[2])
+    for feature in features:
+        for seed in seeds if SINCE.get(feature, 0) <= minor else ():
+            yield drawn_log(feature, seed, engine)

@@ -1,0 +1,233 @@
+"""What `continuous` decides at each step of a log, in the order of vLLM's own loop, and where it differs.
+
+The loop is that of `EngineCore.step`, or with asynchronous scheduling of `step_with_batch_queue`: a step is scheduled,
+the one before it brings its results, the next one is scheduled. Not here: time, which decides nothing in a log (the
+simulator's loop, sim.policies.continuous.loop, is held to these plans by its own tests).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from realrun.installed.vllm_scheduler import SchedulerSettings
+from sim.costs.engine_costs import load_engine
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.engine.controllers import build_controller
+from sim.engine.draft_length import Controller
+from sim.engine.paged import PagedPool
+from sim.engine.serving import Serving
+from sim.hosts.scripted import ScriptHost
+from sim.interface.request import Request
+from sim.policies.continuous.plan import Step, begin_step, commit_step, plan_step
+from sim.policies.options import EngineLimits, Method
+from sim.run.limits import drafter_of, limits_on
+from sim.run.scenario import Scenario
+from validation.conformance.logs import Decision, Log, tape_of
+
+WITH_DRAFT_MODEL = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+WITH_HEAD = "h100-sxm/llama-3.1-8b+eagle3"
+METHODS = {
+    None: Method.DRAFT_MODEL,
+    "ngram": Method.NGRAM,
+    "draft_model": Method.DRAFT_MODEL,
+    "eagle": Method.EAGLE3,
+    "eagle3": Method.EAGLE3,
+    "mtp": Method.MTP,
+    "dspark": Method.DSPARK,
+}
+"""speculative_config.method -> ours; with `parallel_drafting` it is PARALLEL."""
+
+
+class Difference(NamedTuple):
+    """A step that differs; None where one side has no such step."""
+
+    step: int
+    simulated: Decision | None
+    real: Decision | None
+
+
+def differences(log: Log, engine: str | None = None) -> list[Difference]:
+    """Steps in which `continuous`, under `engine` or the log's own, decides otherwise; most follow from the first. All
+    of them where that engine has no such setting."""
+    found = []
+    try:
+        mine = replayed(log, engine)
+    except ValueError:
+        mine = []
+    for number in range(max(len(mine), len(log.steps))):
+        simulated = mine[number] if number < len(mine) else None
+        real = log.steps[number] if number < len(log.steps) else None
+        if simulated is None or real is None or not _equal(simulated, real):
+            found.append(Difference(number, simulated, real))
+    return found
+
+
+def _equal(simulated: Decision, real: Decision) -> bool:
+    return (
+        simulated.tokens == real.tokens
+        and simulated.drafts == real.drafts
+        and simulated.preempted == real.preempted
+        and (real.cached is None or simulated.cached == real.cached)
+    )
+
+
+def replayed(log: Log, engine: str | None = None) -> list[Decision]:
+    """[steps with tokens] what `continuous` decides where requests arrive and drafts are accepted as in `log`."""
+    return _Replay(log, engine or log.engine).decisions()
+
+
+class _Replay:
+    """`continuous` without a clock."""
+
+    def __init__(self, log: Log, engine: str) -> None:
+        settings = log.settings
+        self.log, self.tape = log, tape_of(log)
+        self.limits, pool, self.controller = _parts(settings, engine)
+        self.requests = [
+            Request(
+                index=index,
+                id=str(index),
+                arrival_s=0.0,
+                prompt_tokens=each.prompt_tokens,
+                output_tokens=min(each.output_tokens, settings.max_model_len - each.prompt_tokens),
+                priority=-each.priority,
+                content=each.content,
+            )
+            for index, each in enumerate(log.requests)
+        ]
+        host = ScriptHost(lambda work: 0.0)
+        self.serving = Serving(host, self.requests, pool, self.controller, max_concurrency=None)
+        self.running: list[Request] = []
+        self.found: list[Decision] = []
+        self.num_arrived = 0
+        self.num_preemptions = [0] * len(self.requests)
+        """[requests] by the last step with tokens: one that gave way in an empty plan counts with the next step."""
+
+    def decisions(self) -> list[Decision]:
+        serving, limits, requests = self.serving, self.limits, self.requests
+        flight: Step | None = None
+        planned: Step | None = None
+        lengths: dict[int, int] = {}
+        while not serving.is_all_finished and len(self.found) <= 2 * len(self.log.steps):
+            if flight is None:
+                if planned is None or planned.is_empty:
+                    planned = self._plan(None)
+                if planned.is_empty:
+                    if self.num_arrived == len(requests):
+                        break
+                    self._arrive()
+                    continue
+                flight, planned = begin_step(serving, planned), None
+                if flight.is_empty:
+                    flight = None
+                    continue
+                members = (*flight.rows, *flight.prompts)
+                chosen = self.controller.lengths_for(members)
+                lengths = dict(zip([request.index for request in members], chosen, strict=True))
+            if limits.async_scheduling:
+                planned = self._plan(lengths)
+            self._commit(flight, lengths)
+            flight = None
+        return self.found
+
+    def _arrive(self) -> None:
+        self.serving.queue_up(self.requests[self.num_arrived])
+        self.num_arrived += 1
+
+    def _plan(self, drafting: Mapping[int, int] | None) -> Step:
+        arrivals = self.log.requests
+        while self.num_arrived < len(arrivals) and arrivals[self.num_arrived].step <= len(self.found):
+            self._arrive()
+        seated = {request.index for request in self.running}
+        before = self.num_preemptions
+        step = plan_step(self.serving, self.running, self.limits, drafting)
+        if not step.is_empty:
+            preempted = [
+                request.index
+                for request, count in zip(self.requests, before, strict=True)
+                if request.num_preemptions > count
+            ]
+            rows = list(zip(step.rows, step.row_tokens, strict=True))
+            prompts = list(zip(step.prompts, step.chunks, strict=True))
+            tokens = {request.index: count for request, count in rows}
+            tokens |= {request.index: chunk.new_tokens for request, chunk in prompts}
+            drafts = {request.index: count - 1 for request, count in rows if count > 1}
+            for request, chunk in prompts:
+                padding = chunk.history_tokens + chunk.new_tokens - request.prefill_goal
+                if padding > 0:
+                    drafts[request.index] = padding
+            cached = {
+                request.index: chunk.history_tokens
+                for request, chunk in prompts
+                if request.index not in seated or request.index in preempted
+            }
+            self.found.append(Decision(tokens, drafts, tuple(preempted), cached))
+            self.num_preemptions = [request.num_preemptions for request in self.requests]
+        return step
+
+    def _commit(self, step: Step, lengths: dict[int, int]) -> None:
+        """`step` brings what the log's tape says; drafts for the next one are as long as it has them, where they
+        vary."""
+        accepted = [
+            min(request.drafted, self.tape.accepted.get((request.index, request.emitted_tokens), 0))
+            for request in step.rows
+        ]
+        going_on = commit_step(self.serving, step, accepted)
+        if self.limits.method is Method.NGRAM:
+            lengths |= {each.index: self.tape.drafted.get((each.index, each.emitted_tokens), 0) for each in going_on}
+        self.serving.open_rounds(going_on, lengths)
+        self.running = [request for request in self.running if not request.is_finished]
+
+
+def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, PagedPool, Controller]:
+    """Limits, memory and draft lengths under an engine's rules."""
+    method = METHODS[settings.method]
+    is_head = settings.method in ("eagle", "eagle3")
+    profile = _profile(WITH_HEAD if is_head else WITH_DRAFT_MODEL)
+    if settings.parallel_drafting and settings.method != "dspark":
+        method = Method.PARALLEL
+    table = settings.num_speculative_tokens_per_batch_size
+    draft_tokens = settings.num_speculative_tokens
+    scenario = Scenario.of(
+        None,
+        **{
+            "profile": profile.name,
+            "policy": ["continuous"],
+            "speculation.method": method.value,
+            "num_speculative_tokens": draft_tokens,
+            "speculation.controller": "by_batch" if table else "fixed",
+            "speculation.num_speculative_tokens_per_batch_size": table,
+            "engine.name": engine,
+            "engine.max_num_seqs": settings.max_num_seqs,
+            "engine.max_num_batched_tokens": settings.max_num_batched_tokens,
+            "engine.max_model_len": settings.max_model_len,
+            "engine.long_prefill_token_threshold": settings.long_prefill_token_threshold,
+            "engine.prefill_schedule_interval": settings.prefill_schedule_interval,
+            "engine.enable_chunked_prefill": settings.enable_chunked_prefill,
+            "engine.async_scheduling": settings.async_scheduling,
+        },
+    )
+    costs = load_engine(engine, profile.gpu.name)
+    limits = limits_on(costs, scenario, profile)
+    drops_block = draft_tokens > 0 and drafter_of(method, profile) in costs.rules.drops_cached_block
+    pool = PagedPool(
+        settings.num_gpu_blocks - costs.rules.null_blocks,
+        settings.block_size,
+        0,
+        is_caching=settings.enable_prefix_caching,
+        drops_cached_block=drops_block,
+        seats_first_chunk=costs.rules.seats_first_chunk,
+        caches_results=settings.async_scheduling or not costs.rules.caches_planned_only,
+        reuses_blank_first=costs.rules.reuses_blank_first,
+        max_tokens=limits.max_model_len,
+    )
+    controller = build_controller("by_batch" if table else "fixed", draft_tokens, table=table)
+    return limits, pool, controller
+
+
+@lru_cache(maxsize=4)
+def _profile(name: str) -> Profile:
+    return load(name)
