@@ -162,6 +162,26 @@ class PagedPool(KvPool):
                 self._append(table, self._own_key(request, position))
         self._free(table)
 
+    def give_back(self, request: Request, num_tokens: int) -> None:
+        """Free what the table of `request` has beyond `num_tokens`, of blocks that are only counted."""
+        table = self._tables[request.index]
+        spare = min(len(table) - -(-num_tokens // self.block_size), table.num_counted)
+        if spare > 0:
+            table.num_counted -= spare
+            self.num_free += spare
+            self._next_free += spare
+
+    def missing(self, request: Request, num_tokens: int) -> int:
+        """Blocks that the table of `request` lacks for `num_tokens`."""
+        return -(-num_tokens // self.block_size) - len(self._tables[request.index])
+
+    def prefix(self, request: Request) -> tuple[int, int]:
+        """Tokens that `seat` would find of what `request` has, and how many of their blocks are free."""
+        found = self._found(request, (request.prompt_tokens + request.emitted_tokens - 1) // self.block_size)
+        if self.drops_cached_block:
+            del found[-1:]
+        return len(found) * self.block_size, sum(block not in self._num_users for block in found)
+
     def release(self, request: Request) -> None:
         """All that `request` holds is free; where its answer is known by content, another one can find it."""
         if request.index in self._reserved:

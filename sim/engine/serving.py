@@ -362,7 +362,23 @@ class Serving:
     def preempt(self, request: Request) -> None:
         """Take the memory of `request`; it waits ahead of all others. A step under way still brings its tokens."""
         known = request.prompt_tokens + request.emitted_tokens
-        self.paged.preempt(request, min(request.context_tokens + request.in_flight, known))
+        self._take_memory(request, min(request.context_tokens + request.in_flight, known))
+        self.inbox.appendleft(request)
+        self.queue.set(len(self.inbox), self.host.now_s)
+
+    def retract(self, request: Request) -> None:
+        """Take the memory of `request`; it waits behind all whom the engine has seen. Of its content only what a
+        prefill computed can be found again."""
+        self._take_memory(request, min(request.prefilled_tokens, request.prefill_goal))
+        place = len(self.inbox)
+        while place and isnan(self.inbox[place - 1].queued_s):
+            place -= 1
+        self.inbox.insert(place, request)
+        self.queue.set(len(self.inbox), self.host.now_s)
+
+    def _take_memory(self, request: Request, num_tokens: int) -> None:
+        """Whole blocks of its first `num_tokens` can be found again."""
+        self.paged.preempt(request, num_tokens)
         self._hold(request, -request.kv_tokens)
         self._share()
         request.is_preempted = True
@@ -370,8 +386,6 @@ class Serving:
         if not request.in_flight:
             request.drafted = 0
         self.num_admitted -= 1
-        self.inbox.appendleft(request)
-        self.queue.set(len(self.inbox), self.host.now_s)
 
     # -- what works brought
 

@@ -4,6 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
+from sim.costs.engine_costs import TokenRatio
 from sim.devices.partition import check_shares
 
 AUTO = "auto"
@@ -243,6 +244,11 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     no_evict: bool = False
     """continuous: admit a request where prompt and whole answer fit beside those of all who run (TensorRT-LLM's
     GUARANTEED_NO_EVICT), so that nothing is preempted; False: where its prompt fits (vLLM)."""
+    token_ratio: TokenRatio | None = None
+    """continuous: admission and retraction of an engine that does not mix prompts with rows (SGLang)."""
+    drafts_before_verify: bool = False
+    """continuous: a step of rows begins with all passes of its drafts but the first, which ended the step before
+    (SGLang); False: drafts end the step (vLLM)."""
     method: Method = Method.DRAFT_MODEL
 
     @property

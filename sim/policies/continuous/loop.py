@@ -25,13 +25,16 @@ a step carries (plan).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from heapq import nlargest
+from math import inf
 from typing import NamedTuple
 
 from sim.engine.serving import RoundDraws, Serving
 from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
 from sim.interface.wait import Task
+from sim.policies.continuous.apart import Apart
 from sim.policies.continuous.plan import (
     NGRAM,
     Load,
@@ -42,6 +45,7 @@ from sim.policies.continuous.plan import (
     commit_step,
     draft_work,
     has_room,
+    later_drafts,
     load_of,
     plan_prompts,
     plan_step,
@@ -53,6 +57,9 @@ from sim.policies.options import EngineLimits, Method, PolicyOptions
 EASED_SHARE = 0.9
 """Share of memory: `by_rows` hands back where those who run need no more for their whole lives. Each change of hands
 takes as long as some steps."""
+
+ONE_BY_ONE = (Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP)
+"""Drafters that run once per token."""
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
@@ -75,8 +82,15 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
     if not limits.mixes_prompts:
         # Where memory is short, prompts that go first may take a block that a table holds and a reservation does not.
         kv = serving.kv
+        spare = 0
+        if limits.token_ratio is not None:
+            # Who has finished keeps the seat for a plan: as many may leave at once as run.
+            max_leaving = serving.max_concurrency or 0
+            if min(len(serving.requests), max_rows + max_leaving) > limits.max_num_seqs:
+                return False
+            spare = 1
         largest = nlargest(max_rows, (kv.blocks_for(request) for request in serving.requests))
-        return not serving.paged.is_sharing and (limits.no_evict or sum(largest) <= kv.num_blocks)
+        return not serving.paged.is_sharing and (limits.no_evict or sum(largest) + spare <= kv.num_blocks)
     return (serving.controller.draft_tokens_max + 1) * max_rows <= limits.max_num_scheduled_tokens
 
 
@@ -84,14 +98,19 @@ def _submit(
     serving: Serving,
     load: Load,
     stream: Stream,
-    method: Method,
+    limits: EngineLimits,
     draft_tokens: int,
     ahead_s: float,
     group_tokens: int = 0,
 ) -> tuple[Ticket, Ticket]:
-    """The target pass of a step that was planned `ahead_s` before now, and the drafts that follow it; tickets of the
+    """The target pass of a step that was planned `ahead_s` before now, and the drafts around it; tickets of the
     former, and of the last work."""
-    run = serving.host.run
+    run, method = serving.host.run, limits.method
+    if limits.drafts_before_verify and method in ONE_BY_ONE:
+        draft_tokens = min(1, draft_tokens)
+        if load.max_drafted > 1:
+            run(later_drafts(load, ahead_s), stream)
+            ahead_s = inf
     target = last = run(step_work(load, ahead_s, group_tokens), stream)
     if draft_tokens or (serving.controller.draft_tokens_max and method is not NGRAM):
         last = run(draft_work(load, draft_tokens, method), stream)
@@ -140,6 +159,8 @@ async def by_rows(
     """Serve until `may_stop` at a pause, for ever without it; `running` requests are seated already, oldest first, and
     `flight` is under way."""
     host, group = serving.host, serving.group
+    apart = Apart(serving, limits) if limits.token_ratio is not None and not limits.mixes_prompts else None
+    plan = partial(plan_step, serving, limits) if apart is None else apart.plan
     planned: Step | None = None
     planned_at_s = 0.0
     after_rows = False
@@ -150,7 +171,7 @@ async def by_rows(
             if planned is None or planned.is_empty:
                 if group is not None:
                     await group.between()
-                planned = plan_step(serving, running, limits, None, after_rows=after_rows and bool(running))
+                planned = plan(running, None, after_rows=after_rows and bool(running))
                 planned_at_s = host.now_s
                 if planned.is_empty:
                     await host.wait(serving.intake)
@@ -159,10 +180,10 @@ async def by_rows(
             if step.is_empty:
                 continue
             group_tokens = 0 if group is None else await group.begin(step.tokens)
-            flight = start_step(serving, step, stream, limits.method, host.now_s - planned_at_s, group_tokens)
+            flight = start_step(serving, step, stream, limits, host.now_s - planned_at_s, group_tokens)
         after_rows = not flight.step.prompts
         if limits.async_scheduling:
-            planned = plan_step(serving, running, limits, flight.lengths, after_rows=after_rows)
+            planned = plan(running, flight.lengths, after_rows=after_rows)
             planned_at_s = host.now_s
         await flight.last
         if group is not None:
@@ -177,13 +198,13 @@ async def by_rows(
 
 
 def start_step(
-    serving: Serving, step: Step, stream: Stream, method: Method, ahead_s: float, group_tokens: int = 0
+    serving: Serving, step: Step, stream: Stream, limits: EngineLimits, ahead_s: float, group_tokens: int = 0
 ) -> Flight:
     """The works of `step`, planned `ahead_s` before now, among `group_tokens` of all ranks, are submitted; the draft is
     as long as the longest that the controller chooses."""
     requests = (*step.rows, *step.prompts)
     lengths = serving.controller.lengths_for(requests)
-    target, last = _submit(serving, load_of(step), stream, method, max(lengths), ahead_s, group_tokens)
+    target, last = _submit(serving, load_of(step), stream, limits, max(lengths), ahead_s, group_tokens)
     by_index = dict(zip([request.index for request in requests], lengths, strict=True))
     return Flight(step, target, last, by_index, serving.host.now_s)
 
@@ -239,9 +260,10 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
             step.prompts,
             completed,
             (() if is_apart else rows.requests) if serving.names_requests else None,
+            draft_tokens if num_going else 0,
         )
         after_rows = not chunks
-        target, last = _submit(serving, load, stream, limits.method, draft_tokens, started_s - step.at_s)
+        target, last = _submit(serving, load, stream, limits, draft_tokens, started_s - step.at_s)
         if is_async:
             if serving.inbox and not has_room(serving, limits, num_rows + len(completed), partial):
                 running, under_way, accepted = _under_way(serving, rows, step, last_step_s, is_apart=is_apart)
