@@ -1,0 +1,1 @@
+"""Schedulers of real engines beside lanesim's, step by step."""
