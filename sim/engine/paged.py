@@ -53,6 +53,7 @@ class PagedPool(KvPool):
         "_tables",
         "drops_cached_block",
         "is_caching",
+        "names_computed",
         "num_free",
     )
 
@@ -64,9 +65,12 @@ class PagedPool(KvPool):
         *,
         is_caching: bool = True,
         drops_cached_block: bool = False,
+        names_computed: bool = False,
     ) -> None:
         super().__init__(num_blocks, block_size, draft_slots)
         self.is_caching = is_caching
+        self.names_computed = names_computed
+        """A prompt's blocks have keys once `computed` says so, not from the plan on (SGLang)."""
         self.drops_cached_block = drops_cached_block
         """The last block found of a prefix is computed again: a drafter wants its features."""
         self.num_free = num_blocks
@@ -149,9 +153,17 @@ class PagedPool(KvPool):
                 return False
             self.take(missing)
             table.num_counted += missing
+        if not self.names_computed:
+            self._name_prompt(request, table, num_tokens)
+        return True
+
+    def computed(self, request: Request, num_tokens: int) -> None:
+        """The first `num_tokens` of `request` are in memory: from now on they are found."""
+        self._name_prompt(request, self._tables[request.index], num_tokens)
+
+    def _name_prompt(self, request: Request, table: _Table, num_tokens: int) -> None:
         if self._num_common and len(table.named) < self._num_common.get(request.index, 0):
             self._name(request, table, min(num_tokens, request.prompt_tokens))
-        return True
 
     def preempt(self, request: Request, num_tokens: int) -> None:
         """Free the table of `request`; what holds whole blocks of its first `num_tokens` can be found again."""

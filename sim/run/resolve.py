@@ -323,6 +323,7 @@ class _Resolver:
         slots = draft_slots(policy, self.lengths.max, is_async=self.limits.async_scheduling)
         num_engines, num_slots, is_caching = self.num_engines, self.num_slots, engine.enable_prefix_caching
         drafter = drafter_of(self.limits.method, self.profile)
+        names_computed = self.limits.token_ratio is not None and not self.limits.mixes_prompts
         drops_block = self.draft_tokens > 0 and drafter in self.engine.rules.drops_cached_block
 
         def new() -> KvPool:
@@ -330,7 +331,12 @@ class _Resolver:
                 return SlottedPool(num_blocks, engine.block_size, slots, num_slots)
             if policy.is_continuous:
                 return PagedPool(
-                    num_blocks, engine.block_size, slots, is_caching=is_caching, drops_cached_block=drops_block
+                    num_blocks,
+                    engine.block_size,
+                    slots,
+                    is_caching=is_caching,
+                    drops_cached_block=drops_block,
+                    names_computed=names_computed,
                 )
             if num_engines > 1:
                 return SpreadPool(num_blocks, engine.block_size, slots, num_gpus=num_engines)

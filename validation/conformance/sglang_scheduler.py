@@ -34,6 +34,7 @@ OWN = (
     "mem_cache.common",
     "mem_cache.evict_policy",
     "mem_cache.radix_cache",
+    "mem_cache.utils",
     "model_executor.forward_batch_info",
     "sampling.sampling_params",
     "speculative.spec_info",
@@ -255,34 +256,35 @@ class _Run:
         self.index: dict[str, int] = {}
 
     def steps(self) -> list[Planned]:
-        """Both of its event loops: the next batch is planned before the last one's results are known, or after."""
+        """Both of its event loops: a batch is planned after the results of the one before it, or while that one runs.
+        There a row that is through runs once more (`_is_spent`): it is left out, and takes no time alone."""
         scheduler, case = self.scheduler, self.case
         coming = sorted(range(len(case.requests)), key=lambda index: case.requests[index].arrival_s)
-        now_s, planned, under_way = 0.0, [], None
+        now_s, planned = 0.0, list[Planned]()
+        under_way: tuple[Any, float] | None = None
         while True:
             while coming and case.requests[coming[0]].arrival_s <= now_s:
                 scheduler.waiting_queue.append(self._request(coming.pop(0)))
-            batch = scheduler.get_next_batch_to_run()
+            batch, launched, end_s = scheduler.get_next_batch_to_run(), None, now_s
             if batch is not None:
-                planned.append(self._noted(batch, now_s))
-                launched = self._launch(batch)
-            if not case.is_overlap:
-                if batch is not None:
-                    scheduler.process_batch_result(*launched)
-                    now_s += 1.0
-            elif under_way is not None:
-                scheduler.process_batch_result(*under_way)
-            if batch is None and under_way is None:
+                start_s = now_s if under_way is None else under_way[1]
+                noted = self._noted(batch, start_s, None if under_way is None else under_way[0][0].reqs)
+                is_step = bool(noted.rows or noted.chunks)
+                planned.extend([noted] if is_step else ())
+                launched, end_s = self._launch(batch), start_s + is_step
+            if under_way is not None:
+                now_s = under_way[1]
+                scheduler.process_batch_result(*under_way[0])
+            elif launched is not None and not case.is_overlap:
+                now_s = end_s
+                scheduler.process_batch_result(*launched)
+            elif batch is None:
                 scheduler.new_token_ratio = scheduler.init_new_token_ratio
-                waits = scheduler.waiting_queue or scheduler.running_batch.reqs
-                if not coming and not waits:
-                    return planned
-                if not waits:
+                if not scheduler.waiting_queue and not scheduler.running_batch.reqs:
+                    if not coming:
+                        return planned
                     now_s = case.requests[coming[0]].arrival_s
-            if case.is_overlap:
-                if batch is not None or under_way is not None:
-                    now_s += under_way is not None
-                under_way = launched if batch is not None else None
+            under_way = (launched, end_s) if launched is not None and case.is_overlap else None
             scheduler.last_batch = batch
 
     def _request(self, index: int) -> Any:
@@ -295,11 +297,13 @@ class _Run:
         sampling.normalize(None)
         return self.modules.schedule_batch.Req(name, "", list(self.case.token_ids(index)), sampling, vocab_size=VOCABULARY)
 
-    def _noted(self, batch: Any, now_s: float) -> Planned:
+    def _noted(self, batch: Any, start_s: float, before: Sequence[Any] | None) -> Planned:
+        """`before`: requests of the batch under way."""
         if batch.forward_mode.is_extend():
             chunks = [(self.index[req.rid], req.extend_input_len, len(req.prefix_indices)) for req in batch.reqs]
-            return Planned(round(now_s, 6), (), tuple(chunks))
-        return Planned(round(now_s, 6), tuple(self.index[req.rid] for req in batch.reqs), ())
+            return Planned(round(start_s, 6), (), tuple(chunks))
+        rows = [req for req in batch.reqs if before is None or not _is_spent(req, req in before)]
+        return Planned(round(start_s, 6), tuple(self.index[req.rid] for req in rows), ())
 
     # -- what a worker would do
 
@@ -347,6 +351,10 @@ class _Run:
             counts.append(count)
         batch.seq_lens_sum = int(batch.seq_lens.sum())
         return counts
+
+
+def _is_spent(req: Any, is_under_way: bool) -> bool:
+    return len(req.output_ids) + is_under_way >= req.sampling_params.max_new_tokens
 
 
 def _scheduler(scheduler: Any) -> Any:

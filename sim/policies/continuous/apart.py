@@ -39,6 +39,8 @@ class Apart:
         """The last step's, each with all of its prompt or none."""
         self._has_chunk = False
         """One of them was not through."""
+        self._computed: list[Request] = []
+        """All of them."""
         self._lookahead = 0 if limits.method is NGRAM else serving.controller.draft_tokens_max
 
     def plan(
@@ -63,6 +65,10 @@ class Apart:
 
     def _merge(self) -> None:
         """Prompts of the last step that are through become rows."""
+        for request in self._computed:
+            if not request.is_finished:
+                self._serving.paged.computed(request, request.prefilled_tokens + request.in_flight)
+        self._computed = []
         rows = [request for request in self._prompts if not request.is_finished]
         if self._has_chunk or len(rows) < len(self._prompts):
             self._is_full = False
@@ -129,6 +135,7 @@ class Apart:
 
     def _end_chunk(self, request: Request, held: int) -> float:
         """Note a prompt of the step, of which `held` tokens are computed by its end; tokens that it keeps free."""
+        self._computed.append(request)
         if held < request.prefill_goal:
             self._has_chunk = True
             return 0.0
