@@ -138,7 +138,13 @@ def simulated(case: Case) -> list[Planned]:
     serving = Serving(
         host,
         requests,
-        PagedPool(case.num_tokens, 1, 2 * case.draft_tokens + 1 if case.draft_tokens else 0, names_computed=True),
+        PagedPool(
+            case.num_tokens,
+            1,
+            2 * case.draft_tokens + 1 if case.draft_tokens else 0,
+            drops_cached_block=case.draft_tokens > 0,
+            names_computed=True,
+        ),
         build_controller("fixed", case.draft_tokens),
         max_concurrency=None,
         max_num_seqs=case.max_num_seqs,

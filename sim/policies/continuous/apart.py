@@ -13,7 +13,7 @@ max_prefill_tokens, and admission without a radix cache, which orders answers by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sim.engine.serving import Serving
 from sim.interface.request import Request
@@ -41,6 +41,8 @@ class Apart:
         """One of them was not through."""
         self._computed: list[Request] = []
         """All of them."""
+        self._lost: list[Request] = []
+        """Retracted while a step under way has them, whose tokens count for nothing."""
         self._lookahead = 0 if limits.method is NGRAM else serving.controller.draft_tokens_max
 
     def plan(
@@ -58,10 +60,26 @@ class Apart:
         if step.is_empty:
             step = self._plan_rows(running, drafting)
         if step.is_empty and drafting is None:
-            self._ratio = self._rules.initial
+            if not (self._limits.async_scheduling and serving.has_queued):
+                self._ratio = self._rules.initial
             if not running:
                 step = self._plan_prompts(running)
         return step
+
+    def kept(self, step: Step, accepted: Sequence[int]) -> tuple[Step, Sequence[int]]:
+        """`step`, which has ended, and what its rows accepted, without those who were retracted meanwhile."""
+        if not self._lost:
+            return step, accepted
+        lost, self._lost = self._lost, []
+        rows = [i for i, row in enumerate(step.rows) if row not in lost]
+        prompts = [i for i, prompt in enumerate(step.prompts) if prompt not in lost]
+        kept = Step(
+            [step.rows[i] for i in rows],
+            [step.row_tokens[i] for i in rows],
+            [step.prompts[i] for i in prompts],
+            tuple([step.chunks[i] for i in prompts]),
+        )
+        return kept, [accepted[i] for i in rows]
 
     def _merge(self) -> None:
         """Prompts of the last step that are through become rows."""
@@ -182,7 +200,7 @@ class Apart:
             tokens = 1 + (drafting[row.index] if drafting is not None and in_flight else row.drafted)
             if not self._serving.paged.grow(row, row.context_tokens + in_flight + tokens):
                 rows.remove(row)
-                self._serving.retract(row)
+                self._give_up(row)
                 continue
             step.rows.append(row)
             step.row_tokens.append(tokens)
@@ -201,10 +219,16 @@ class Apart:
             rows.sort(key=lambda row: (-row.emitted_tokens, row.prompt_tokens))
         is_first = True
         while len(rows) > 1 and (is_first or self._lacks(1 + self._lookahead)):
-            self._serving.retract(rows.pop())
+            self._give_up(rows.pop())
             is_first = False
         decoded = sum(row.emitted_tokens for row in rows) + rules.retract_steps * len(rows)
         self._ratio = min(1.0, decoded / (sum(map(self._answer, rows)) + 1))
+
+    def _give_up(self, row: Request) -> None:
+        if row.in_flight:
+            self._lost.append(row)
+            row.in_flight = 0
+        self._serving.retract(row)
 
 
 def _missing(request: Request) -> int:

@@ -192,6 +192,8 @@ async def by_rows(
         if any(lengths.values()) and (step.rows or step.completed):
             serving.controller.saw_draft(host.now_s - flight.started_s, 0)
         accepted = flight.accepted if flight.accepted is not None else (await flight.target).accepted
+        if apart is not None:
+            step, accepted = apart.kept(step, accepted)
         serving.open_rounds(commit_step(serving, step, accepted), lengths)
         running = [request for request in running if request.emitted_tokens < request.output_tokens]
         flight = None
