@@ -1,1 +1,1 @@
-"""Schedulers of real engines beside lanesim's, step by step."""
+"""Real schedulers' decisions, step by step, beside those of `continuous`."""

@@ -340,6 +340,7 @@ def later_drafts(load: Load, ahead_s: float) -> Work:
         context_tokens=load.context_tokens,
         head_rows=load.num_rows,
         draft_tokens=load.max_drafted - 1,
+        goes_on=True,
         ahead_s=ahead_s,
     )
 
