@@ -57,7 +57,7 @@ FLOORS = {
     ),
     "validation": (
         ("tables",),
-        ("claims", "silicon", "accuracy", "replays", "speed"),
+        ("claims", "silicon", "accuracy", "replays", "speed", "conformance"),
         ("intervals", "pages"),
         ("__main__",),
     ),

@@ -1,4 +1,4 @@
-"""SGLang's scheduler beside lanesim's: `python -m validation conformance-sglang WHEEL`, drawn cases, every step.
+"""Drawn cases for SGLang's scheduler, and what lanesim plans for them: `python -m validation sglang_steps WHEEL`.
 
 A case has requests (some with a prefix in common), seats, a chunk size, memory of pages of one token, and drafts whose
 acceptance is a function of request and position; each step takes a second. Equal means: the same steps at the same
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sim.costs.engine_costs import load_engine
 from sim.engine.controllers import build_controller
@@ -25,6 +25,21 @@ from sim.policies.continuous.loop import coroutines
 from sim.policies.options import EngineLimits, PolicyOptions
 
 ENGINE, GPU = "sglang-0.5", "h100-sxm"
+KINDS: dict[str, dict[str, Any]] = {
+    "no drafts": {},
+    "no drafts, memory short": {"is_tight": True},
+    "no drafts, prefix in common": {"prefix": 50},
+    "no drafts, prefix in common, memory short": {"prefix": 50, "is_tight": True},
+    "1 draft": {"draft_tokens": 1},
+    "3 drafts": {"draft_tokens": 3},
+    "7 drafts": {"draft_tokens": 7},
+    "3 drafts, memory short": {"draft_tokens": 3, "is_tight": True},
+    "3 drafts, prefix in common": {"draft_tokens": 3, "prefix": 50},
+    "overlap scheduler": {"is_overlap": True},
+    "overlap scheduler, memory short": {"is_overlap": True, "is_tight": True},
+    "overlap scheduler, prefix in common": {"is_overlap": True, "prefix": 50},
+}
+"""What `draw` is given."""
 ANSWER_IDS, PREFIX_IDS, ID_STRIDE = 1 << 30, 1 << 29, 1 << 14
 
 

@@ -1,6 +1,7 @@
 """SGLang's own scheduler, driven without a GPU from an unpacked wheel: what it plans at each step of a drawn case.
 
-Its `Scheduler.get_next_batch_to_run`, `PrefillAdder`, `ScheduleBatch`, `Req`, `RadixCache` and the allocator of pages of
+`python -m validation sglang_steps WHEEL [--count N] [--record FILE]`; WHEEL is a folder: the wheel of SGLang 0.5.6,
+unpacked, not installed. Its `Scheduler.get_next_batch_to_run`, `PrefillAdder`, `ScheduleBatch`, `Req`, `RadixCache` and the allocator of pages of
 one token are its own code; modules that need kernels, a server or packages that are not installed are empty names. Ours
 is what stands around it: the clock, the loop (event_loop_normal, event_loop_overlap), and the memory that a round of
 drafts takes and gives back (eagle_worker.py:390 and :475, eagle_info.py:402 of 0.5.6), which is written for a GPU.
@@ -9,8 +10,10 @@ Not here: cases, and what lanesim plans (validation.conformance.sglang).
 
 from __future__ import annotations
 
+import gzip
 import importlib.abc
 import importlib.machinery
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -18,7 +21,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from validation.conformance.sglang import Case, Planned
+from validation.conformance.sglang import KINDS, Case, Planned, draw, first_difference, simulated
+from validation.tables import plain_table
 
 OWN = (
     "environ",
@@ -374,3 +378,34 @@ def _scheduler(scheduler: Any) -> Any:
     )
 
 
+
+
+MAX_RECORDED_STEPS = 150
+"""Longer logs are not recorded."""
+
+
+def main(wheel: Path, count: int = 100, record: Path | None = None) -> int:
+    """The table of KINDS; 1 where a case differs. `record` takes the logs of the first short cases of each kind."""
+    if not (wheel / "sglang" / "srt").is_dir():
+        print(f"{wheel}: no unpacked wheel of SGLang there; want a folder that holds sglang/srt", file=sys.stderr)
+        return 2
+    driver, rows, logs = Driver(wheel), [], []
+    for kind, given in KINDS.items():
+        num_steps = num_equal = 0
+        differing: list[str] = []
+        for seed in range(count):
+            case = draw(seed, **given)
+            theirs = driver.steps(case)
+            step = first_difference(theirs, simulated(case))
+            num_steps += len(theirs)
+            num_equal += step is None
+            if step is not None:
+                differing.append(f"{seed}: {step}")
+            if len(theirs) <= MAX_RECORDED_STEPS:
+                logs.append({"kind": kind, "seed": seed, "steps": theirs})
+        rows.append([kind, str(count), str(num_steps), str(num_equal), ", ".join(differing[:5])])
+    columns = ("kind", "cases", "steps", "equal", "first that differ, seed: step")
+    print(plain_table([dict(zip(columns, row, strict=True)) for row in rows], columns))
+    if record is not None:
+        record.write_bytes(gzip.compress(json.dumps(logs, separators=(",", ":")).encode(), mtime=0))
+    return int(any(row[2 + 1] != row[1] for row in rows))
