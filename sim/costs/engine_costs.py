@@ -90,7 +90,9 @@ class TokenRatio(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_ratio <= self.initial <= 1.0:
-            raise ValueError(f"min_ratio={self.min_ratio!r}, initial={self.initial!r}: want 0 <= min_ratio <= initial <= 1")
+            raise ValueError(
+                f"min_ratio={self.min_ratio!r}, initial={self.initial!r}: want 0 <= min_ratio <= initial <= 1"
+            )
         for field in ("decay_steps", "max_answer_tokens"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)!r} must be at least 1")

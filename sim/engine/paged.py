@@ -53,7 +53,6 @@ class PagedPool(KvPool):
         "_tables",
         "drops_cached_block",
         "is_caching",
-        "names_computed",
         "num_free",
     )
 
@@ -65,12 +64,9 @@ class PagedPool(KvPool):
         *,
         is_caching: bool = True,
         drops_cached_block: bool = False,
-        names_computed: bool = False,
     ) -> None:
         super().__init__(num_blocks, block_size, draft_slots)
         self.is_caching = is_caching
-        self.names_computed = names_computed
-        """A prompt's blocks have keys once `computed` says so, not from the plan on (SGLang)."""
         self.drops_cached_block = drops_cached_block
         """The last block found of a prefix is computed again: a drafter wants its features."""
         self.num_free = num_blocks
@@ -153,17 +149,9 @@ class PagedPool(KvPool):
                 return False
             self.take(missing)
             table.num_counted += missing
-        if not self.names_computed:
-            self._name_prompt(request, table, num_tokens)
-        return True
-
-    def computed(self, request: Request, num_tokens: int) -> None:
-        """The first `num_tokens` of `request` are in memory: from now on they are found."""
-        self._name_prompt(request, self._tables[request.index], num_tokens)
-
-    def _name_prompt(self, request: Request, table: _Table, num_tokens: int) -> None:
         if self._num_common and len(table.named) < self._num_common.get(request.index, 0):
             self._name(request, table, min(num_tokens, request.prompt_tokens))
+        return True
 
     def preempt(self, request: Request, num_tokens: int) -> None:
         """Free the table of `request`; what holds whole blocks of its first `num_tokens` can be found again."""
@@ -173,26 +161,6 @@ class PagedPool(KvPool):
             for position in range(len(table.named), num_tokens // self.block_size):
                 self._append(table, self._own_key(request, position))
         self._free(table)
-
-    def give_back(self, request: Request, num_tokens: int) -> None:
-        """Free what the table of `request` has beyond `num_tokens`, of blocks that are only counted."""
-        table = self._tables[request.index]
-        spare = min(len(table) - -(-num_tokens // self.block_size), table.num_counted)
-        if spare > 0:
-            table.num_counted -= spare
-            self.num_free += spare
-            self._next_free += spare
-
-    def missing(self, request: Request, num_tokens: int) -> int:
-        """Blocks that the table of `request` lacks for `num_tokens`."""
-        return -(-num_tokens // self.block_size) - len(self._tables[request.index])
-
-    def prefix(self, request: Request) -> tuple[int, int]:
-        """Tokens that `seat` would find of what `request` has, and how many of their blocks are free."""
-        found = self._found(request, (request.prompt_tokens + request.emitted_tokens - 1) // self.block_size)
-        if self.drops_cached_block:
-            del found[-1:]
-        return len(found) * self.block_size, sum(block not in self._num_users for block in found)
 
     def release(self, request: Request) -> None:
         """All that `request` holds is free; where its answer is known by content, another one can find it."""

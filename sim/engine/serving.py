@@ -16,6 +16,7 @@ from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool
 from sim.engine.lockstep import Lockstep
 from sim.engine.paged import PagedPool
+from sim.engine.radix import RadixPool
 from sim.engine.time_series import GapSamples, Gauge
 from sim.interface.host import Host, Stream, Ticket
 from sim.interface.request import Request
@@ -180,6 +181,12 @@ class Serving:
     def paged(self) -> PagedPool:
         """The memory of an engine that takes blocks as tokens come."""
         assert isinstance(self.kv, PagedPool)
+        return self.kv
+
+    @property
+    def radix(self) -> RadixPool:
+        """The memory of an engine that retracts."""
+        assert isinstance(self.kv, RadixPool)
         return self.kv
 
     @property
@@ -362,23 +369,7 @@ class Serving:
     def preempt(self, request: Request) -> None:
         """Take the memory of `request`; it waits ahead of all others. A step under way still brings its tokens."""
         known = request.prompt_tokens + request.emitted_tokens
-        self._take_memory(request, min(request.context_tokens + request.in_flight, known))
-        self.inbox.appendleft(request)
-        self.queue.set(len(self.inbox), self.host.now_s)
-
-    def retract(self, request: Request) -> None:
-        """Take the memory of `request`; it waits behind all whom the engine has seen. Of its content only what a
-        prefill computed can be found again."""
-        self._take_memory(request, min(request.prefilled_tokens, request.prefill_goal))
-        place = len(self.inbox)
-        while place and isnan(self.inbox[place - 1].queued_s):
-            place -= 1
-        self.inbox.insert(place, request)
-        self.queue.set(len(self.inbox), self.host.now_s)
-
-    def _take_memory(self, request: Request, num_tokens: int) -> None:
-        """Whole blocks of its first `num_tokens` can be found again."""
-        self.paged.preempt(request, num_tokens)
+        self.paged.preempt(request, min(request.context_tokens + request.in_flight, known))
         self._hold(request, -request.kv_tokens)
         self._share()
         request.is_preempted = True
@@ -386,6 +377,8 @@ class Serving:
         if not request.in_flight:
             request.drafted = 0
         self.num_admitted -= 1
+        self.inbox.appendleft(request)
+        self.queue.set(len(self.inbox), self.host.now_s)
 
     # -- what works brought
 
@@ -507,6 +500,21 @@ class Serving:
             heard()
         if self.inbox:
             self.host.notify(self.intake)
+
+    def retract(self, request: Request) -> None:
+        """Take the memory of `request`; it waits behind all whom the engine has seen."""
+        self.radix.retract(request, min(request.prefilled_tokens, request.prefill_goal))
+        self._hold(request, -request.kv_tokens)
+        self._share()
+        request.is_preempted = True
+        request.num_preemptions += 1
+        request.drafted = 0
+        self.num_admitted -= 1
+        place = len(self.inbox)
+        while place and isnan(self.inbox[place - 1].queued_s):
+            place -= 1
+        self.inbox.insert(place, request)
+        self.queue.set(len(self.inbox), self.host.now_s)
 
     def _forget_waiting(self, request: Request) -> None:
         """Its last token was under way when it was preempted."""

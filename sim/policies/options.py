@@ -257,6 +257,11 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_num_batched_tokens - self.draft_slots * self.max_num_seqs
 
     @property
+    def retracts(self) -> bool:
+        """Admission and retraction go by `token_ratio`."""
+        return self.token_ratio is not None and not self.mixes_prompts
+
+    @property
     def batch_wait(self) -> tuple[int, float]:
         """Steps that prompts are held back for at most, and the tokens of a step at which they are not."""
         return self.batch_wait_steps, self.batch_wait_ratio * self.max_num_batched_tokens

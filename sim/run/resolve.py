@@ -31,6 +31,7 @@ from sim.engine.draft_choice import DraftChoice
 from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool, SlottedPool
+from sim.engine.radix import RadixPool
 from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.adaptive import seed_table
@@ -323,20 +324,18 @@ class _Resolver:
         slots = draft_slots(policy, self.lengths.max, is_async=self.limits.async_scheduling)
         num_engines, num_slots, is_caching = self.num_engines, self.num_slots, engine.enable_prefix_caching
         drafter = drafter_of(self.limits.method, self.profile)
-        names_computed = self.limits.token_ratio is not None and not self.limits.mixes_prompts
         drops_block = self.draft_tokens > 0 and drafter in self.engine.rules.drops_cached_block
 
         def new() -> KvPool:
             if num_slots is not None:
                 return SlottedPool(num_blocks, engine.block_size, slots, num_slots)
+            if policy.is_continuous and self.limits.retracts:
+                return RadixPool(
+                    num_blocks, engine.block_size, slots, is_caching=is_caching, drops_cached_block=drops_block
+                )
             if policy.is_continuous:
                 return PagedPool(
-                    num_blocks,
-                    engine.block_size,
-                    slots,
-                    is_caching=is_caching,
-                    drops_cached_block=drops_block,
-                    names_computed=names_computed,
+                    num_blocks, engine.block_size, slots, is_caching=is_caching, drops_cached_block=drops_block
                 )
             if num_engines > 1:
                 return SpreadPool(num_blocks, engine.block_size, slots, num_gpus=num_engines)

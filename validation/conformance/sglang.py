@@ -10,13 +10,12 @@ Not here: SGLang's code, which is driven from an unpacked wheel (validation.conf
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 from sim.costs.engine_costs import load_engine
 from sim.engine.controllers import build_controller
-from sim.engine.paged import PagedPool
+from sim.engine.radix import RadixPool
 from sim.engine.serving import Serving
 from sim.hosts.scripted import ScriptHost
 from sim.interface.request import Request
@@ -85,7 +84,9 @@ class Case(NamedTuple):
         return ANSWER_IDS + index * ID_STRIDE + position
 
 
-def draw(seed: int, *, draft_tokens: int = 0, is_tight: bool = False, is_overlap: bool = False, prefix: int = 0) -> Case:
+def draw(
+    seed: int, *, draft_tokens: int = 0, is_tight: bool = False, is_overlap: bool = False, prefix: int = 0
+) -> Case:
     """A case of that seed: memory for all who are seated, or (`is_tight`) for some."""
     random = Random(f"{seed} {draft_tokens} {is_tight} {is_overlap} {prefix}")
     num_requests = random.randint(4, 24)
@@ -104,7 +105,9 @@ def draw(seed: int, *, draft_tokens: int = 0, is_tight: bool = False, is_overlap
                 shared,
             )
         )
-    lives = sorted((asked.prompt_tokens + asked.output_tokens + 2 * draft_tokens + 3 for asked in requests), reverse=True)
+    lives = sorted(
+        (asked.prompt_tokens + asked.output_tokens + 2 * draft_tokens + 3 for asked in requests), reverse=True
+    )
     all_fit = sum(lives) + 1
     tight = lives[0] + random.randint(0, max(1, sum(lives[1:4])))
     return Case(
@@ -153,12 +156,11 @@ def simulated(case: Case) -> list[Planned]:
     serving = Serving(
         host,
         requests,
-        PagedPool(
+        RadixPool(
             case.num_tokens,
             1,
             2 * case.draft_tokens + 1 if case.draft_tokens else 0,
             drops_cached_block=case.draft_tokens > 0,
-            names_computed=True,
         ),
         build_controller("fixed", case.draft_tokens),
         max_concurrency=None,

@@ -299,7 +299,9 @@ class _Run:
         name = f"r{index}"
         self.index[name] = index
         sampling.normalize(None)
-        return self.modules.schedule_batch.Req(name, "", list(self.case.token_ids(index)), sampling, vocab_size=VOCABULARY)
+        return self.modules.schedule_batch.Req(
+            name, "", list(self.case.token_ids(index)), sampling, vocab_size=VOCABULARY
+        )
 
     def _noted(self, batch: Any, start_s: float, before: Sequence[Any] | None) -> Planned:
         """`before`: requests of the batch under way."""
@@ -376,8 +378,6 @@ def _scheduler(scheduler: Any) -> Any:
             "update_spec_metrics": lambda self, *args: None,
         },
     )
-
-
 
 
 MAX_RECORDED_STEPS = 150

@@ -40,14 +40,12 @@ class Apart:
         self._has_chunk = False
         """One of them was not through."""
         self._computed: list[Request] = []
-        """All of them."""
+        """All of them: an unfinished one is found from the next plan on, others once their step has ended."""
         self._lost: list[Request] = []
         """Retracted while a step under way has them, whose tokens count for nothing."""
         self._lookahead = 0 if limits.method is NGRAM else serving.controller.draft_tokens_max
 
-    def plan(
-        self, running: list[Request], drafting: Mapping[int, int] | None, *, after_rows: bool = False
-    ) -> Step:
+    def plan(self, running: list[Request], drafting: Mapping[int, int] | None, *, after_rows: bool = False) -> Step:
         """The next step (`plan_step`)."""
         serving = self._serving
         serving.take_in(after_rows=after_rows, num_rows=len(running))
@@ -55,7 +53,7 @@ class Apart:
         if self._lookahead:
             for request in running:
                 if not request.in_flight:
-                    serving.paged.give_back(request, request.context_tokens)
+                    serving.radix.give_back(request, request.context_tokens)
         step = self._plan_prompts(running)
         if step.is_empty:
             step = self._plan_rows(running, drafting)
@@ -83,10 +81,16 @@ class Apart:
 
     def _merge(self) -> None:
         """Prompts of the last step that are through become rows."""
+        later = []
         for request in self._computed:
-            if not request.is_finished:
-                self._serving.paged.computed(request, request.prefilled_tokens + request.in_flight)
-        self._computed = []
+            if request.is_finished or request.is_preempted:
+                continue
+            if request.prefilled_tokens < request.prefill_goal <= request.prefilled_tokens + request.in_flight:
+                later.append(request)
+            else:
+                through = min(request.prefilled_tokens + request.in_flight, request.prefill_goal)
+                self._serving.radix.computed(request, through)
+        self._computed = later
         rows = [request for request in self._prompts if not request.is_finished]
         if self._has_chunk or len(rows) < len(self._prompts):
             self._is_full = False
@@ -98,7 +102,7 @@ class Apart:
     # -- prompts
 
     def _plan_prompts(self, running: list[Request]) -> Step:
-        serving, pool, limits = self._serving, self._serving.paged, self._limits
+        serving, pool, limits = self._serving, self._serving.radix, self._limits
         step = Step([], [], [], ())
         chunks: list[Chunk] = []
         is_cut = bool(running) and _missing(running[-1]) > 0
@@ -162,11 +166,11 @@ class Apart:
 
     @property
     def _free_tokens(self) -> int:
-        return self._serving.paged.num_free * self._serving.paged.block_size
+        return self._serving.radix.num_free * self._serving.radix.block_size
 
     def _answer(self, request: Request) -> int:
         """Tokens of its answer, which ends before memory does."""
-        pool = self._serving.paged
+        pool = self._serving.radix
         return min(request.output_tokens, pool.num_blocks * pool.block_size - SPARE_TOKENS - request.prompt_tokens)
 
     def _lacking(self, request: Request) -> int:
@@ -198,7 +202,7 @@ class Apart:
             if in_flight and row.emitted_tokens + 1 >= row.output_tokens:
                 continue
             tokens = 1 + (drafting[row.index] if drafting is not None and in_flight else row.drafted)
-            if not self._serving.paged.grow(row, row.context_tokens + in_flight + tokens):
+            if not self._serving.radix.grow(row, row.context_tokens + in_flight + tokens):
                 rows.remove(row)
                 self._give_up(row)
                 continue
@@ -209,7 +213,7 @@ class Apart:
 
     def _lacks(self, num_tokens: int) -> bool:
         """Whether the rows have no room for so many more tokens each."""
-        pool = self._serving.paged
+        pool = self._serving.radix
         lacking = [pool.missing(row, row.context_tokens + row.in_flight + num_tokens) for row in self._batch]
         return sum(lacking) > pool.num_free
 

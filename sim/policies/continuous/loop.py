@@ -83,7 +83,7 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
         # Where memory is short, prompts that go first may take a block that a table holds and a reservation does not.
         kv = serving.kv
         spare = 0
-        if limits.token_ratio is not None:
+        if limits.retracts:
             # Who has finished keeps the seat for a plan: as many may leave at once as run.
             max_leaving = serving.max_concurrency or 0
             if min(len(serving.requests), max_rows + max_leaving) > limits.max_num_seqs:
@@ -159,7 +159,7 @@ async def by_rows(
     """Serve until `may_stop` at a pause, for ever without it; `running` requests are seated already, oldest first, and
     `flight` is under way."""
     host, group = serving.host, serving.group
-    apart = Apart(serving, limits) if limits.token_ratio is not None and not limits.mixes_prompts else None
+    apart = Apart(serving, limits) if limits.retracts else None
     plan = partial(plan_step, serving, limits) if apart is None else apart.plan
     planned: Step | None = None
     planned_at_s = 0.0
