@@ -200,6 +200,14 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Whether it schedules asynchronously by default when drafting with `method`; `none` drafts nothing."""
         return method in self.async_methods
 
+    def seats(self, profile: Profile, *, is_drafting: bool) -> int:
+        """Requests that it seats at once on one rank of `profile`, untold; ranks that share experts divide the seats."""
+        seats, most = self.cap_rule(profile.gpu).max_num_seqs, self.rules.max_num_seqs_drafting
+        if not is_drafting or most is None:
+            return seats
+        ranks = profile.data_parallel if profile.target.experts is not None else 1
+        return min(seats, max(1, most // ranks))
+
     def cap_rule(self, gpu: Gpu) -> CapRule:
         """The limits that hold on `gpu` untold."""
         return next(rule for rule in self.caps if rule.holds_on(gpu))

@@ -1,4 +1,4 @@
-"""KV memory as SGLang has it: content is found once it is computed, and a draft's slots are given back after its verify.
+"""KV memory as SGLang has it: content is found once it is computed, and a draft's slots come back after its verify.
 
 Of a request that is retracted, or has ended, no more can be found than its prefill computed (SGLang 0.5.6,
 mem_cache/radix_cache.py: cache_unfinished_req, cache_finished_req). Which free blocks are taken first is PagedPool's

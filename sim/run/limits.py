@@ -86,11 +86,8 @@ def limits_on(
     draft_tokens = scenario.speculation.num_speculative_tokens
     chunks = given.enable_chunked_prefill
     drafter = drafter_of(method, profile)
-    seats, ranks = caps.max_num_seqs, profile.data_parallel if profile.target.experts is not None else 1
-    if is_drafting and engine.rules.max_num_seqs_drafting is not None:
-        seats = min(seats, max(1, engine.rules.max_num_seqs_drafting // ranks))
     return EngineLimits(
-        max_num_seqs=given.max_num_seqs or seats,
+        max_num_seqs=given.max_num_seqs or engine.seats(profile, is_drafting=is_drafting),
         max_num_batched_tokens=given.max_num_batched_tokens or caps.max_num_batched_tokens,
         draft_slots=engine.rules.slots_per_seat(drafter, draft_tokens) if is_drafting else 0,
         long_prefill_token_threshold=given.long_prefill_token_threshold,
@@ -101,9 +98,9 @@ def limits_on(
         batch_wait_ratio=given.batch_wait_max_tokens_ratio,
         whole_prompts=engine.rules.whole_prompts if chunks is None else not chunks,
         no_evict=engine.rules.no_evict,
+        method=method,
         token_ratio=engine.rules.token_ratio,
         drafts_before_verify=engine.rules.drafts_before_verify and not is_real,
-        method=method,
     )
 
 

@@ -1,11 +1,16 @@
 """SGLang's own scheduler, driven without a GPU from an unpacked wheel: what it plans at each step of a drawn case.
 
-`python -m validation sglang_steps WHEEL [--count N] [--record FILE]`; WHEEL is a folder: the wheel of SGLang 0.5.6,
-unpacked, not installed. Its `Scheduler.get_next_batch_to_run`, `PrefillAdder`, `ScheduleBatch`, `Req`, `RadixCache` and the allocator of pages of
-one token are its own code; modules that need kernels, a server or packages that are not installed are empty names. Ours
-is what stands around it: the clock, the loop (event_loop_normal, event_loop_overlap), and the memory that a round of
-drafts takes and gives back (eagle_worker.py:390 and :475, eagle_info.py:402 of 0.5.6), which is written for a GPU.
-Not here: cases, and what lanesim plans (validation.conformance.sglang).
+`python -m validation sglang_steps WHEEL [--count N] [--record FILE]`; WHEEL is a folder, the wheel of SGLang 0.5.6
+unpacked and not installed. Its `Scheduler.get_next_batch_to_run` and what processes results, `PrefillAdder`,
+`ScheduleBatch`, `Req`, `RadixCache` and the allocator of pages of one token are its own code; modules that need kernels,
+a server or packages that are not installed are empty names. Written here, with the lines of 0.5.6 that they stand for:
+- the clock, and both event loops of managers/scheduler.py:968 and :993, without their sockets;
+- the slots of requests (mem_cache/memory_pool.py: ReqToTokenPool), whose module is full of kernels;
+- the memory that a round of drafts takes and gives back (speculative/eagle_worker.py:388 and :467, eagle_info.py:130,
+  :373 and :402), which is written for a GPU, and which drafts are accepted.
+Not driven: pages of several tokens and EAGLE's overlap (spec v2: alloc_extend and assign_* are Triton kernels), n-gram
+drafts (its worker builds trees in C++), mixed chunks, priorities, max_prefill_tokens, the hierarchical cache, data-
+parallel attention, disaggregation. Not here: cases, and what lanesim plans (validation.conformance.sglang).
 """
 
 from __future__ import annotations

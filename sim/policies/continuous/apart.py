@@ -1,4 +1,4 @@
-"""Steps of prompts alone and of rows alone, as SGLang's scheduler plans them, and who is retracted where memory runs out.
+"""Steps of prompts alone and of rows alone, as SGLang's scheduler plans them, and who gives way where memory runs out.
 
 Rules of SGLang 0.5.6 (srt/managers; lines in the engine's file). Prompts go first. One is admitted where it and its
 whole answer fit beside a share, `TokenRatio`, of what the running answers still lack; the share falls with each step of

@@ -330,7 +330,7 @@ def draft_work(load: Load, draft_tokens: int, method: Method) -> Work:
 
 
 def later_drafts(load: Load, ahead_s: float) -> Work:
-    """All passes of its rows' drafts but the first, which ended the step before (`EngineLimits.drafts_before_verify`)."""
+    """All passes of its rows' drafts but the first, which ended the step before; prepared for `ahead_s`."""
     return Work(
         kind=DRAFT,
         model=DRAFT_MODEL,
