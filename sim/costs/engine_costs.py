@@ -201,7 +201,7 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
         return method in self.async_methods
 
     def seats(self, profile: Profile, *, is_drafting: bool) -> int:
-        """Requests that it seats at once on one rank of `profile`, untold; ranks that share experts divide the seats."""
+        """Requests that one rank of `profile` seats by default; ranks that share experts divide those under drafts."""
         seats, most = self.cap_rule(profile.gpu).max_num_seqs, self.rules.max_num_seqs_drafting
         if not is_drafting or most is None:
             return seats

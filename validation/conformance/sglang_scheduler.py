@@ -2,12 +2,12 @@
 
 `python -m validation sglang_steps WHEEL [--count N] [--record FILE]`; WHEEL is a folder, the wheel of SGLang 0.5.6
 unpacked and not installed. Its `Scheduler.get_next_batch_to_run` and what processes results, `PrefillAdder`,
-`ScheduleBatch`, `Req`, `RadixCache` and the allocator of pages of one token are its own code; modules that need kernels,
-a server or packages that are not installed are empty names. Written here, with the lines of 0.5.6 that they stand for:
-- the clock, and both event loops of managers/scheduler.py:968 and :993, without their sockets;
+`ScheduleBatch`, `Req`, `RadixCache` and the allocator of pages of one token are its own code; modules that need
+kernels, a server or packages that are not installed are empty names. Written here, with the lines that they stand for:
+- the clock, and both event loops of managers/scheduler.py:967 and :992, without their sockets;
 - the slots of requests (mem_cache/memory_pool.py: ReqToTokenPool), whose module is full of kernels;
-- the memory that a round of drafts takes and gives back (speculative/eagle_worker.py:388 and :467, eagle_info.py:130,
-  :373 and :402), which is written for a GPU, and which drafts are accepted.
+- the memory that a round of drafts takes and gives back (speculative/eagle_worker.py:380 and :494, eagle_info.py:114,
+  :376 and :419), which is written for a GPU, and which drafts are accepted.
 Not driven: pages of several tokens and EAGLE's overlap (spec v2: alloc_extend and assign_* are Triton kernels), n-gram
 drafts (its worker builds trees in C++), mixed chunks, priorities, max_prefill_tokens, the hierarchical cache, data-
 parallel attention, disaggregation. Not here: cases, and what lanesim plans (validation.conformance.sglang).
@@ -63,7 +63,7 @@ class _Empty(type):
         return _empty(name)
 
     def __call__(cls, *args: Any, **named: Any) -> Any:
-        if cls.__init__ is not object.__init__:
+        if "__init__" in cls.__dict__:
             return type.__call__(cls, *args, **named)
         is_decorator = len(args) == 1 and not named and callable(args[0])
         return args[0] if is_decorator else type.__call__(cls)
@@ -173,7 +173,7 @@ class Driver:
         self._torch = import_module("torch")
         self._modules = {name.rpartition(".")[2]: import_module(f"{ROOT}.{name}") for name in OWN}
         # Sampling is not the scheduler's, and its module pulls the kernels in.
-        self._modules["schedule_batch"].SamplingBatchInfo = _empty("SamplingBatchInfo")
+        setattr(self._modules["schedule_batch"], "SamplingBatchInfo", _empty("SamplingBatchInfo"))  # noqa: B010
 
     def steps(self, case: Case) -> list[Planned]:
         """What it plans for `case`, step by step."""
@@ -365,7 +365,7 @@ class _Run:
 
 
 def _is_spent(req: Any, is_under_way: bool) -> bool:
-    return len(req.output_ids) + is_under_way >= req.sampling_params.max_new_tokens
+    return bool(len(req.output_ids) + is_under_way >= req.sampling_params.max_new_tokens)
 
 
 def _scheduler(scheduler: Any) -> Any:

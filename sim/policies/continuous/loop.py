@@ -85,8 +85,7 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
         spare = 0
         if limits.retracts:
             # Who has finished keeps the seat for a plan: as many may leave at once as run.
-            max_leaving = serving.max_concurrency or 0
-            if min(len(serving.requests), max_rows + max_leaving) > limits.max_num_seqs:
+            if min(len(serving.requests), 2 * (serving.max_concurrency or limits.max_num_seqs)) > limits.max_num_seqs:
                 return False
             spare = 1
         largest = nlargest(max_rows, (kv.blocks_for(request) for request in serving.requests))
