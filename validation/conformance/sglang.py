@@ -190,3 +190,24 @@ def first_difference(theirs: Sequence[Planned], ours: Sequence[Planned]) -> int 
         if their != our:
             return step
     return None if len(theirs) == len(ours) else min(len(theirs), len(ours))
+
+
+def packed(steps: Sequence[Planned]) -> list[list[Any]]:
+    """[(start, rows, chunks, how many)]: steps of the same rows, one after the other, are one entry."""
+    entries: list[list[Any]] = []
+    for at_s, rows, chunks in steps:
+        last = entries[-1] if entries else None
+        if last is not None and rows and last[1] == rows and round(last[0] + last[3], 6) == at_s:
+            last[3] += 1
+        else:
+            entries.append([at_s, rows, chunks, 1])
+    return entries
+
+
+def unpacked(entries: Sequence[Any]) -> list[Planned]:
+    """What `packed` packed."""
+    return [
+        Planned(round(at_s + later, 6), tuple(rows), tuple(map(tuple, chunks)))
+        for at_s, rows, chunks, count in entries
+        for later in range(count)
+    ]

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from validation.conformance.sglang import KINDS, Case, Planned, draw, first_difference, simulated
+from validation.conformance.sglang import KINDS, Case, Planned, draw, first_difference, packed, simulated
 from validation.tables import plain_table
 
 OWN = (
@@ -385,8 +385,8 @@ def _scheduler(scheduler: Any) -> Any:
     )
 
 
-MAX_RECORDED_STEPS = 150
-"""Longer logs are not recorded."""
+MAX_RECORDED, MAX_RECORDED_STEPS = 12, 400
+"""Logs of a kind; longer ones are not recorded."""
 
 
 def main(wheel: Path, count: int = 100, record: Path | None = None) -> int:
@@ -406,8 +406,9 @@ def main(wheel: Path, count: int = 100, record: Path | None = None) -> int:
             num_equal += step is None
             if step is not None:
                 differing.append(f"{seed}: {step}")
-            if len(theirs) <= MAX_RECORDED_STEPS:
-                logs.append({"kind": kind, "seed": seed, "steps": theirs})
+            num_recorded = sum(log["kind"] == kind for log in logs)
+            if len(theirs) <= MAX_RECORDED_STEPS and num_recorded < MAX_RECORDED:
+                logs.append({"kind": kind, "seed": seed, "steps": packed(theirs)})
         rows.append([kind, str(count), str(num_steps), str(num_equal), ", ".join(differing[:5])])
     columns = ("kind", "cases", "steps", "equal", "first that differ, seed: step")
     print(plain_table([dict(zip(columns, row, strict=True)) for row in rows], columns))
