@@ -79,7 +79,7 @@ class TokenRatio(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     retracted, and the share is set anew."""
 
     initial: float
-    """At the start, and whenever nothing runs."""
+    """The share at the start, and whenever nothing runs."""
     min_ratio: float
     decay_steps: int
     """Steps of rows alone from `initial` to `min_ratio`."""

@@ -29,7 +29,7 @@ class RadixPool(PagedPool):
             num_blocks, block_size, draft_slots, is_caching=is_caching, drops_cached_block=drops_cached_block
         )
         self._computed_tokens: dict[int, int] = {}
-        """By arrival index, of those whose content another request has."""
+        """Arrival index -> tokens, of those whose content another request has."""
 
     def computed(self, request: Request, num_tokens: int) -> None:
         """The first `num_tokens` of `request` are in memory: from now on they are found."""

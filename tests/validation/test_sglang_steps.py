@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from validation.conformance.sglang import KINDS, Planned, draw, first_difference, packed, simulated, unpacked
+from validation.conformance.sglang import KINDS, PlannedStep, draw, first_difference, packed, simulated, unpacked
 
 LOGS = Path(__file__).parent / "sglang_steps.json.gz"
 """`python -m validation sglang_steps WHEEL --count 40 --record ...`, SGLang 0.5.6."""
@@ -36,14 +36,20 @@ def test_every_step_is_the_one_that_sglangs_scheduler_planned(kind: str) -> None
 
 
 def test_a_log_that_ends_early_differs_there() -> None:
-    step = Planned(0.0, (1,), ())
+    step = PlannedStep(0.0, (1,), ())
     assert first_difference([step, step], [step]) == 1
     assert first_difference([step], [step._replace(at_s=1.0)]) == 0
     assert first_difference([step], [step]) is None
 
 
 def test_a_packed_log_is_the_log() -> None:
-    prompt = Planned(2.5, (), ((0, 9, 1),))
-    steps = [Planned(0.5, (1,), ()), Planned(1.5, (1,), ()), prompt, prompt._replace(at_s=3.5), Planned(9.0, (1,), ())]
+    prompt = PlannedStep(2.5, (), ((0, 9, 1),))
+    steps = [
+        PlannedStep(0.5, (1,), ()),
+        PlannedStep(1.5, (1,), ()),
+        prompt,
+        prompt._replace(at_s=3.5),
+        PlannedStep(9.0, (1,), ()),
+    ]
     assert len(packed(steps)) == 4
     assert unpacked(packed(steps)) == steps

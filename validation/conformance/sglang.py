@@ -38,7 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "overlap scheduler, memory short": {"is_overlap": True, "is_tight": True},
     "overlap scheduler, prefix in common": {"is_overlap": True, "prefix": 50},
 }
-"""What `draw` is given."""
+"""Arguments of `draw` by kind."""
 ANSWER_IDS, PREFIX_IDS, ID_STRIDE = 1 << 30, 1 << 29, 1 << 14
 
 
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
     """Beginning that all requests with one have in common."""
 
 
-class Planned(NamedTuple):
+class PlannedStep(NamedTuple):
     """One step: indices of the rows, or (index, tokens, cached or computed before) of the prompts."""
 
     at_s: float
@@ -60,8 +60,8 @@ class Planned(NamedTuple):
     chunks: tuple[tuple[int, int, int], ...]
 
 
-class Case(NamedTuple):
-    """What is served, and by how much."""
+class SglangCase(NamedTuple):
+    """Requests, and the limits under which they are served."""
 
     seed: int
     requests: tuple[Asked, ...]
@@ -86,7 +86,7 @@ class Case(NamedTuple):
 
 def draw(
     seed: int, *, draft_tokens: int = 0, is_tight: bool = False, is_overlap: bool = False, prefix: int = 0
-) -> Case:
+) -> SglangCase:
     """A case of that seed: memory for all who are seated, or (`is_tight`) for some."""
     random = Random(f"{seed} {draft_tokens} {is_tight} {is_overlap} {prefix}")
     num_requests = random.randint(4, 24)
@@ -110,7 +110,7 @@ def draw(
     )
     all_fit = sum(lives) + 1
     tight = lives[0] + random.randint(0, max(1, sum(lives[1:4])))
-    return Case(
+    return SglangCase(
         seed,
         tuple(requests),
         seats,
@@ -121,8 +121,8 @@ def draw(
     )
 
 
-def simulated(case: Case) -> list[Planned]:
-    """What lanesim plans for `case` with the rules of ENGINE."""
+def simulated(case: SglangCase) -> list[PlannedStep]:
+    """The steps that lanesim plans for `case` with the rules of ENGINE."""
     works: list[tuple[float, Work]] = []
 
     def answer(work: Work) -> Result:
@@ -174,17 +174,17 @@ def simulated(case: Case) -> list[Planned]:
     return [_planned(at_s, work) for at_s, work in works]
 
 
-def _planned(at_s: float, work: Work) -> Planned:
+def _planned(at_s: float, work: Work) -> PlannedStep:
     rows, prompts = work.requests[: work.rows], work.requests[work.rows :]
     chunks = zip(prompts, work.chunks, strict=True)
-    return Planned(
+    return PlannedStep(
         round(at_s, 6),
         tuple(row.index for row in rows),
         tuple((prompt.index, chunk.new_tokens, chunk.history_tokens) for prompt, chunk in chunks),
     )
 
 
-def first_difference(theirs: Sequence[Planned], ours: Sequence[Planned]) -> int | None:
+def first_difference(theirs: Sequence[PlannedStep], ours: Sequence[PlannedStep]) -> int | None:
     """Index of the first step that differs; None where all are equal."""
     for step, (their, our) in enumerate(zip(theirs, ours, strict=False)):
         if their != our:
@@ -192,7 +192,7 @@ def first_difference(theirs: Sequence[Planned], ours: Sequence[Planned]) -> int 
     return None if len(theirs) == len(ours) else min(len(theirs), len(ours))
 
 
-def packed(steps: Sequence[Planned]) -> list[list[Any]]:
+def packed(steps: Sequence[PlannedStep]) -> list[list[Any]]:
     """[(start, rows, chunks, how many)]: steps of the same rows, one after the other, are one entry."""
     entries: list[list[Any]] = []
     for at_s, rows, chunks in steps:
@@ -204,10 +204,10 @@ def packed(steps: Sequence[Planned]) -> list[list[Any]]:
     return entries
 
 
-def unpacked(entries: Sequence[Any]) -> list[Planned]:
-    """What `packed` packed."""
+def unpacked(entries: Sequence[Any]) -> list[PlannedStep]:
+    """The steps that `packed` packed."""
     return [
-        Planned(round(at_s + later, 6), tuple(rows), tuple(map(tuple, chunks)))
+        PlannedStep(round(at_s + later, 6), tuple(rows), tuple(map(tuple, chunks)))
         for at_s, rows, chunks, count in entries
         for later in range(count)
     ]

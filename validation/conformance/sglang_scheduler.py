@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from validation.conformance.sglang import KINDS, Case, Planned, draw, first_difference, packed, simulated
+from validation.conformance.sglang import KINDS, PlannedStep, SglangCase, draw, first_difference, packed, simulated
 from validation.tables import plain_table
 
 OWN = (
@@ -165,7 +165,7 @@ class _RequestSlots:
         self._free.extend([index] if isinstance(index, int) else index)
 
 
-class Driver:
+class SglangDriver:
     """One wheel's scheduler; `wheel` is the folder it was unpacked in. One per process."""
 
     def __init__(self, wheel: Path) -> None:
@@ -175,13 +175,13 @@ class Driver:
         # Sampling is not the scheduler's, and its module pulls the kernels in.
         setattr(self._modules["schedule_batch"], "SamplingBatchInfo", _empty("SamplingBatchInfo"))  # noqa: B010
 
-    def steps(self, case: Case) -> list[Planned]:
-        """What it plans for `case`, step by step."""
+    def steps(self, case: SglangCase) -> list[PlannedStep]:
+        """The steps that it plans for `case`."""
         return _Run(self._torch, SimpleNamespace(**self._modules), case).steps()
 
 
 class _Run:
-    def __init__(self, torch: Any, modules: Any, case: Case) -> None:
+    def __init__(self, torch: Any, modules: Any, case: SglangCase) -> None:
         self.torch, self.modules, self.case = torch, modules, case
         drafts, environ = case.draft_tokens, modules.environ.envs
         self.args = SimpleNamespace(
@@ -264,12 +264,12 @@ class _Run:
         )
         self.index: dict[str, int] = {}
 
-    def steps(self) -> list[Planned]:
+    def steps(self) -> list[PlannedStep]:
         """Both of its event loops: a batch is planned after the results of the one before it, or while that one runs.
         There a row that is through runs once more (`_is_spent`): it is left out, and takes no time alone."""
         scheduler, case = self.scheduler, self.case
         coming = sorted(range(len(case.requests)), key=lambda index: case.requests[index].arrival_s)
-        now_s, planned = 0.0, list[Planned]()
+        now_s, planned = 0.0, list[PlannedStep]()
         under_way: tuple[Any, float] | None = None
         while True:
             while coming and case.requests[coming[0]].arrival_s <= now_s:
@@ -308,13 +308,13 @@ class _Run:
             name, "", list(self.case.token_ids(index)), sampling, vocab_size=VOCABULARY
         )
 
-    def _noted(self, batch: Any, start_s: float, before: Sequence[Any] | None) -> Planned:
+    def _noted(self, batch: Any, start_s: float, before: Sequence[Any] | None) -> PlannedStep:
         """`before`: requests of the batch under way."""
         if batch.forward_mode.is_extend():
             chunks = [(self.index[req.rid], req.extend_input_len, len(req.prefix_indices)) for req in batch.reqs]
-            return Planned(round(start_s, 6), (), tuple(chunks))
+            return PlannedStep(round(start_s, 6), (), tuple(chunks))
         rows = [req for req in batch.reqs if before is None or not _is_spent(req, req in before)]
-        return Planned(round(start_s, 6), tuple(self.index[req.rid] for req in rows), ())
+        return PlannedStep(round(start_s, 6), tuple(self.index[req.rid] for req in rows), ())
 
     # -- what a worker would do
 
@@ -394,7 +394,8 @@ def main(wheel: Path, count: int = 100, record: Path | None = None) -> int:
     if not (wheel / "sglang" / "srt").is_dir():
         print(f"{wheel}: no unpacked wheel of SGLang there; want a folder that holds sglang/srt", file=sys.stderr)
         return 2
-    driver, rows, logs = Driver(wheel), [], []
+    driver, rows = SglangDriver(wheel), []
+    logs: list[dict[str, Any]] = []
     for kind, given in KINDS.items():
         num_steps = num_equal = 0
         differing: list[str] = []

@@ -212,7 +212,7 @@ class Apart:
         return step
 
     def _lacks(self, num_tokens: int) -> bool:
-        """Whether the rows have no room for so many more tokens each."""
+        """The rows have no room for so many more tokens each."""
         pool = self._serving.radix
         lacking = [pool.missing(row, row.context_tokens + row.in_flight + num_tokens) for row in self._batch]
         return sum(lacking) > pool.num_free
