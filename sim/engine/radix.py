@@ -48,6 +48,10 @@ class RadixPool(PagedPool):
         """Blocks that the table of `request` lacks for `num_tokens`."""
         return -(-num_tokens // self.block_size) - len(self._tables[request.index])
 
+    def spare_tokens(self, request: Request, num_tokens: int) -> int:
+        """Tokens for which the table of `request` has room beyond `num_tokens`."""
+        return len(self._tables[request.index]) * self.block_size - num_tokens
+
     def give_back(self, request: Request, num_tokens: int) -> None:
         """Free what the table of `request` has beyond `num_tokens`, of blocks without a key."""
         table = self._tables[request.index]

@@ -118,7 +118,9 @@ class Apart:
         if is_cut:
             request = running[-1]
             held = request.prefilled_tokens + request.in_flight
-            tokens = min(_missing(request), longest, budget, max(0, int(self._free_tokens - kept)))
+            in_last_block = pool.spare_tokens(request, held)
+            room = max(in_last_block, in_last_block + int(self._free_tokens - kept))
+            tokens = min(_missing(request), longest, budget, room)
             if tokens and pool.grow(request, held + tokens):
                 step.prompts.append(request)
                 chunks.append(Chunk(tokens, held))
@@ -137,7 +139,7 @@ class Apart:
             if tokens + self._lacking(request) >= self._free_tokens - num_free_found * pool.block_size - kept:
                 self._is_full = True
                 break
-            if budget <= 0:
+            if budget <= 0 or self._has_chunk:
                 break
             seated = serving.seat_now(min(budget, longest))
             if seated is None:
@@ -188,6 +190,7 @@ class Apart:
         if not rows:
             self._is_full = False
             return step
+        cut = [request for request in running[-1:] if _missing(request) > 0]
         # Room for a draft and for its verify: one after the other, counted as if together.
         if self._lacks(1 + 2 * self._lookahead):
             self._retract()
@@ -196,7 +199,6 @@ class Apart:
             self._ratio = max(self._ratio - decay, self._rules.min_ratio)
         if len(rows) < num_before:
             self._is_full = False
-        cut = [request for request in running[-1:] if _missing(request) > 0]
         for row in list(rows):
             in_flight = row.in_flight
             if in_flight and row.emitted_tokens + 1 >= row.output_tokens:

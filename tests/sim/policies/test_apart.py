@@ -234,6 +234,53 @@ def test_rows_as_totals_decide_as_row_by_row_where_they_may_stand_in(
     assert len(plain.tickets) == len(lazy.tickets)
 
 
+@examples(4)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 40), st.floats(0.0, 200.0)), min_size=1, max_size=9),
+    draft_tokens=st.integers(0, 3),
+    seats=st.integers(1, 12),
+    is_async=st.booleans(),
+    threshold=st.sampled_from([0, 0, 16]),
+    block_size=st.sampled_from([1, 16, 64]),
+    spare_blocks=st.integers(0, 40),
+    keeps=st.booleans(),
+)
+def test_everybody_is_served_however_short_memory_is(
+    rows: list[tuple[int, int, float]],
+    draft_tokens: int,
+    seats: int,
+    is_async: bool,
+    threshold: int,
+    block_size: int,
+    spare_blocks: int,
+    keeps: bool,
+) -> None:
+    limits = limited(
+        max_num_seqs=seats,
+        max_num_batched_tokens=48,
+        async_scheduling=is_async,
+        long_prefill_token_threshold=threshold,
+        token_ratio=RATIO if keeps else NOTHING_KEPT,
+    )
+    asked = [
+        request(i, arrival_s=at_s, prompt=prompt, output=output)
+        for i, (prompt, output, at_s) in enumerate(sorted(rows, key=lambda row: row[2]))
+    ]
+    longest = max(prompt + output for prompt, output, _ in rows) + 3 * draft_tokens + 1
+    kv_blocks = -(-longest // block_size) + spare_blocks
+    run = SimRun(
+        "continuous",
+        asked,
+        draws=PeriodicDraws(),
+        limits=limits,
+        draft_tokens=draft_tokens,
+        kv_blocks=kv_blocks,
+        block_size=block_size,
+    )
+    assert all(one.is_finished for one in run.serving.requests)
+    assert run.serving.radix.num_held == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
