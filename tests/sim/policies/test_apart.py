@@ -271,7 +271,7 @@ def test_everybody_is_served_however_short_memory_is(
     run = SimRun(
         "continuous",
         asked,
-        draws=PeriodicDraws(),
+        draws=KeyedDraws(),
         limits=limits,
         draft_tokens=draft_tokens,
         kv_blocks=kv_blocks,
