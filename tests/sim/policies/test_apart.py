@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from sim.costs.engine_costs import TokenRatio, load_engine
@@ -244,6 +244,26 @@ def test_rows_as_totals_decide_as_row_by_row_where_they_may_stand_in(
     block_size=st.sampled_from([1, 16, 64]),
     spare_blocks=st.integers(0, 40),
     keeps=st.booleans(),
+)
+@example(
+    rows=[(90, 2, 0.0)],
+    draft_tokens=0,
+    seats=1,
+    is_async=False,
+    threshold=16,
+    block_size=64,
+    spare_blocks=0,
+    keeps=False,
+)
+@example(
+    rows=[(35, 8, 11.0), (60, 6, 5.5), (39, 36, 5.5), (41, 18, 11.0)],
+    draft_tokens=1,
+    seats=8,
+    is_async=True,
+    threshold=0,
+    block_size=1,
+    spare_blocks=11,
+    keeps=False,
 )
 def test_everybody_is_served_however_short_memory_is(
     rows: list[tuple[int, int, float]],
