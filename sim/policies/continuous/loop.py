@@ -159,7 +159,7 @@ async def by_rows(
     `flight` is under way."""
     host, group = serving.host, serving.group
     apart = Apart(serving, limits) if limits.retracts else None
-    plan = partial(plan_step, serving, limits) if apart is None else apart.plan
+    plan = partial(plan_step, serving, limits=limits) if apart is None else apart.plan
     planned: Step | None = None
     planned_at_s = 0.0
     after_rows = False
@@ -170,7 +170,7 @@ async def by_rows(
             if planned is None or planned.is_empty:
                 if group is not None:
                     await group.between()
-                planned = plan(running, None, after_rows=after_rows and bool(running))
+                planned = plan(running, drafting=None, after_rows=after_rows and bool(running))
                 planned_at_s = host.now_s
                 if planned.is_empty:
                     await host.wait(serving.intake)
@@ -182,7 +182,7 @@ async def by_rows(
             flight = start_step(serving, step, stream, limits, host.now_s - planned_at_s, group_tokens)
         after_rows = not flight.step.prompts
         if limits.async_scheduling:
-            planned = plan(running, flight.lengths, after_rows=after_rows)
+            planned = plan(running, drafting=flight.lengths, after_rows=after_rows)
             planned_at_s = host.now_s
         await flight.last
         if group is not None:

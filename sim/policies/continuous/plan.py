@@ -58,8 +58,8 @@ class Step(NamedTuple):
 
 def plan_step(
     serving: Serving,
-    limits: EngineLimits,
     running: list[Request],
+    limits: EngineLimits,
     drafting: Mapping[int, int] | None,
     *,
     after_rows: bool = False,
