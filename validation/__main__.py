@@ -39,6 +39,7 @@ PROGRAMS = {
         "docs/validation: this CPU measured, predicted, replayed",
     ),
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
+    "sglang_steps": ("validation.conformance.sglang_scheduler", "SGLang's own scheduler beside lanesim's, every step"),
     "silicon": ("validation.silicon.silicon_command", "served cells by class, beside a peer"),
     "silicon_page": ("validation.silicon.silicon_page", "docs/silicon.md, from results of silicon"),
     "speed": ("validation.speed.processes", "CPU seconds and memory, beside a bare loop"),

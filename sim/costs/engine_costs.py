@@ -79,6 +79,33 @@ class CapRule(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return gpu.memory_bytes >= self.min_memory_gib * GIB and not gpu.name.startswith(self.not_on)
 
 
+class TokenRatio(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """SGLang's new_token_ratio: the share of what running answers still lack that admission keeps free. A request is
+    admitted where its prompt and its whole answer fit beside that share; where memory runs out, running requests are
+    retracted, and the share is set anew."""
+
+    initial: float
+    """The share at the start, and whenever nothing runs."""
+    min_ratio: float
+    decay_steps: int
+    """Steps of rows alone from `initial` to `min_ratio`."""
+    max_answer_tokens: int
+    """Longer answers, and remainders, count as so many tokens."""
+    retract_steps: int
+    """After a retraction the share is what is decoded of the answers that stay, and so many tokens of each."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.min_ratio <= self.initial <= 1.0:
+            raise ValueError(
+                f"min_ratio={self.min_ratio!r}, initial={self.initial!r}: want 0 <= min_ratio <= initial <= 1"
+            )
+        for field in ("decay_steps", "max_answer_tokens"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)!r} must be at least 1")
+        if self.retract_steps < 0:
+            raise ValueError(f"retract_steps={self.retract_steps!r} must not be negative")
+
+
 class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one version of an engine does beside its steps, each as its source has it (`rules_source` of its file); an
     engine without one of them does nothing of the kind. Drafters go by `Method`, and by PARALLEL_EAGLE."""
@@ -121,6 +148,13 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """No chunked prefill: a prompt waits for a step that has room for all of it."""
     no_evict: bool = False
     """A request is admitted where prompt and whole answer fit beside those of all who run: nothing is preempted."""
+
+    token_ratio: TokenRatio | None = None
+    """Admission and retraction where prompts go in steps of their own; None: a prompt is admitted where it fits."""
+    max_num_seqs_drafting: int | None = None
+    """Seats of all data-parallel ranks where something is drafted and nobody gives seats; None: as without drafts."""
+    drafts_before_verify: bool = False
+    """Drafter passes but the first run just before the verify, so that behind a prompt only the first one runs."""
 
     def slots_per_seat(self, drafter: str, draft_tokens: int) -> int:
         """Slots of a step's token budget that are kept for the drafts of one seat, `draft_tokens` a round.
@@ -199,6 +233,14 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     def plans_ahead(self, method: str) -> bool:
         """Whether it schedules asynchronously by default when drafting with `method`; `none` drafts nothing."""
         return method in self.async_methods
+
+    def seats(self, profile: Profile, *, is_drafting: bool) -> int:
+        """Requests that one rank of `profile` seats by default; ranks that share experts divide those under drafts."""
+        seats, most = self.cap_rule(profile.gpu).max_num_seqs, self.rules.max_num_seqs_drafting
+        if not is_drafting or most is None:
+            return seats
+        ranks = profile.data_parallel if profile.target.experts is not None else 1
+        return min(seats, max(1, most // ranks))
 
     def cap_rule(self, gpu: Gpu) -> CapRule:
         """The limits that hold on `gpu` untold."""

@@ -97,8 +97,8 @@ class WorkCosts(ABC, Generic[PassesT]):
         device_s = passes.pass_s(rows, row_tokens, work.context_tokens, chunks, work.head_rows)
         launch_s = self._launch_s(passes, rows, tokens, has_chunks=bool(chunks))
         num_kernels = passes.num_kernels
-        device_s += passes.extra_s + passes.fusion_s(tokens)
-        if rows:
+        device_s += passes.extra_s + (0.0 if work.goes_on else passes.fusion_s(tokens))
+        if rows and not work.goes_on:
             device_s += passes.phase_s
         if passes.projects_context:
             device_s += passes.slots_s(work)

@@ -16,6 +16,7 @@ from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool
 from sim.engine.lockstep import Lockstep
 from sim.engine.paged import ANY_CHUNK, FirstChunk, PagedPool
+from sim.engine.radix import RadixPool
 from sim.engine.time_series import GapSamples, Gauge
 from sim.interface.host import Host, Stream, Ticket
 from sim.interface.request import Request
@@ -184,6 +185,12 @@ class Serving:
     def paged(self) -> PagedPool:
         """The memory of an engine that takes blocks as tokens come."""
         assert isinstance(self.kv, PagedPool)
+        return self.kv
+
+    @property
+    def radix(self) -> RadixPool:
+        """The memory of an engine that retracts."""
+        assert isinstance(self.kv, RadixPool)
         return self.kv
 
     @property
@@ -512,6 +519,21 @@ class Serving:
             heard()
         if self.inbox:
             self.host.notify(self.intake)
+
+    def retract(self, request: Request) -> None:
+        """Take the memory of `request`; it waits behind all whom the engine has seen."""
+        self.radix.retract(request, min(request.prefilled_tokens, request.prefill_goal))
+        self._hold(request, -request.kv_tokens)
+        self._share()
+        request.is_preempted = True
+        request.num_preemptions += 1
+        request.drafted = 0
+        self.num_admitted -= 1
+        place = len(self.inbox)
+        while place and isnan(self.inbox[place - 1].queued_s):
+            place -= 1
+        self.inbox.insert(place, request)
+        self.queue.set(len(self.inbox), self.host.now_s)
 
     def _forget_waiting(self, request: Request) -> None:
         """Its last token was under way when it was preempted."""

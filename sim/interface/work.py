@@ -94,6 +94,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Token positions that go through the LM head and the sampler."""
     draft_tokens: int = 0
     """DRAFT only: passes one after the other, each drafts a token per row; 1 where one pass fills all slots."""
+    goes_on: bool = False
+    """DRAFT: the passes go on from an earlier work's, so that the first one reads no features of the target."""
     drafter: int = 0
     """Index of the draft model where there are several."""
     drafters: Sequence[int] = ()

@@ -4,6 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
+from sim.costs.engine_costs import TokenRatio
 from sim.devices.partition import check_shares
 
 AUTO = "auto"
@@ -260,6 +261,11 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     no_evict: bool = False
     """continuous: admit a request where prompt and whole answer fit beside those of all who run (TensorRT-LLM's
     GUARANTEED_NO_EVICT), so that nothing is preempted; False: where its prompt fits (vLLM)."""
+    token_ratio: TokenRatio | None = None
+    """continuous: admission and retraction of an engine that does not mix prompts with rows (SGLang)."""
+    drafts_before_verify: bool = False
+    """continuous: a step of rows begins with all passes of its drafts but the first, which ended the step before
+    (SGLang); False: drafts end the step (vLLM)."""
     method: Method = Method.DRAFT_MODEL
     scheduler: str | None = None
     """continuous: an installed engine whose own scheduler plans the steps, by its name in the entry points
@@ -269,6 +275,11 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     def max_num_scheduled_tokens(self) -> int:
         """Tokens of one step that `continuous` plans, under vLLM's name."""
         return self.max_num_batched_tokens - self.draft_slots * self.max_num_seqs
+
+    @property
+    def retracts(self) -> bool:
+        """Admission and retraction go by `token_ratio`."""
+        return self.token_ratio is not None and not self.mixes_prompts
 
     @property
     def batch_wait(self) -> tuple[int, float]:

@@ -94,13 +94,13 @@ def limits_on(
             f"{engine.name!r} has none"
         )
     return EngineLimits(
-        max_num_seqs=given.max_num_seqs or caps.max_num_seqs,
+        max_num_seqs=given.max_num_seqs or engine.seats(profile, is_drafting=is_drafting),
         max_num_batched_tokens=given.max_num_batched_tokens or caps.max_num_batched_tokens,
         draft_slots=0 if rules.slots_of_scheduled else slots,
         slots_per_request=slots if rules.slots_of_scheduled else 0,
         padded_tokens=draft_tokens + 1 if rules.pads_last_token and is_drafting and is_fixed else 0,
         seats_lookahead=rules.seats_lookahead,
-        max_model_len=max_model_len(engine, scenario, profile) if rules.trims_at_max_model_len else None,
+        max_model_len=served_by(scenario, profile, engine).max_model_len if rules.trims_at_max_model_len else None,
         prefill_schedule_interval=given.prefill_schedule_interval,
         defers_last_token=rules.defers_last_token,
         preempts_by_priority=rules.preempts_by_priority,
@@ -115,6 +115,8 @@ def limits_on(
         no_evict=rules.no_evict,
         method=method,
         scheduler=engine.scheduler,
+        token_ratio=rules.token_ratio,
+        drafts_before_verify=rules.drafts_before_verify and not is_real,
     )
 
 

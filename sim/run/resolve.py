@@ -31,6 +31,7 @@ from sim.engine.draft_choice import DraftChoice
 from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool, SlottedPool
+from sim.engine.radix import RadixPool
 from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.adaptive import seed_table
@@ -346,6 +347,10 @@ class _Resolver:
         def new() -> KvPool:
             if num_slots is not None:
                 return SlottedPool(num_blocks, engine.block_size, slots, num_slots)
+            if policy.is_continuous and self.limits.retracts:
+                return RadixPool(
+                    num_blocks, engine.block_size, slots, is_caching=is_caching, drops_cached_block=drops_block
+                )
             if policy.is_continuous:
                 return PagedPool(
                     num_blocks - rules.null_blocks,

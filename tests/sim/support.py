@@ -15,6 +15,7 @@ from sim.engine.controllers import build_controller
 from sim.engine.draft_length import Controller, SameLength
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool
+from sim.engine.radix import RadixPool
 from sim.engine.serving import EVERYONE, RoundDraws, Serving
 from sim.hosts import clock
 from sim.hosts.scripted import ScriptHost
@@ -255,7 +256,8 @@ def serve(
     slots = draft_slots(find_policy(policy), controller.draft_tokens_max, is_async=limits.async_scheduling)
     pool: KvPool
     if find_policy(policy).is_continuous:
-        pool = PagedPool(kv_blocks, block_size, slots, is_caching=is_caching)
+        paged = RadixPool if limits.retracts else PagedPool
+        pool = paged(kv_blocks, block_size, slots, is_caching=is_caching)
     elif num_engines > 1:
         pool = SpreadPool(kv_blocks, block_size, slots, num_gpus=num_engines)
     else:

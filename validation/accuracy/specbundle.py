@@ -143,7 +143,7 @@ def tokens_per_s(target: str, concurrency: int, k: int, acceptance_length: float
         input_len=PROMPT_TOKENS,
         output_len=OUTPUT_TOKENS,
         **drafting,
-        **{"engine.name": ENGINE, "engine.max_num_seqs": concurrency},
+        **{"engine.name": ENGINE},
     )
     return number(summarise(simulate(resolve(scenario, profile, policy), 0)), "output_throughput") or 0.0
 

@@ -242,11 +242,12 @@ class TableCosts(WorkCosts[TablePasses]):
         device_s = seconds[i] + slopes[i] * (kv_tokens - points[i])
         num_kernels = passes.num_kernels
         num_later = work.draft_tokens - 1
-        if passes.reads_features:
-            device_s += passes.fusion_s(row_tokens)
-        elif passes.projects_context:
+        if passes.projects_context:
             device_s += passes.slots_s(work)
-        device_s += passes.phase_s
+        if not work.goes_on:
+            if passes.reads_features:
+                device_s += passes.fusion_s(row_tokens)
+            device_s += passes.phase_s
         if num_later > 0:
             key = rows, rows, rows
             later = passes.row_curves.get(key) or self._new_row_curve(passes, key, work)

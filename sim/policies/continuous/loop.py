@@ -26,7 +26,9 @@ a step carries (plan).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from heapq import nlargest
+from math import inf
 from typing import NamedTuple
 
 from sim.costs.engine_costs import installed_engine
@@ -35,6 +37,7 @@ from sim.interface.host import Stream, Ticket
 from sim.interface.request import Request
 from sim.interface.wait import Task
 from sim.interface.work import Work
+from sim.policies.continuous.apart import Apart
 from sim.policies.continuous.plan import (
     NGRAM,
     Load,
@@ -45,6 +48,7 @@ from sim.policies.continuous.plan import (
     commit_step,
     draft_work,
     has_room,
+    later_drafts,
     load_of,
     plan_prompts,
     plan_step,
@@ -56,6 +60,9 @@ from sim.policies.options import EngineLimits, Method, PolicyOptions
 EASED_SHARE = 0.9
 """Share of memory: `by_rows` hands back where those who run need no more for their whole lives. Each change of hands
 takes as long as some steps."""
+
+ONE_BY_ONE = (Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP)
+"""Drafters that run once per token."""
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
@@ -85,8 +92,14 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
     if not limits.mixes_prompts:
         # Where memory is short, prompts that go first may take a block that a table holds and a reservation does not.
         kv = serving.kv
+        spare = 0
+        if limits.retracts:
+            # Who has finished keeps the seat for a plan: as many may leave at once as run.
+            if min(len(serving.requests), 2 * (serving.max_concurrency or limits.max_num_seqs)) > limits.max_num_seqs:
+                return False
+            spare = 1
         largest = nlargest(max_rows, (kv.blocks_for(request) for request in serving.requests))
-        return not serving.paged.is_sharing and (limits.no_evict or sum(largest) <= kv.num_blocks)
+        return not serving.paged.is_sharing and (limits.no_evict or sum(largest) + spare <= kv.num_blocks)
     return (draft_tokens + 1 + limits.slots_per_request) * max_rows <= limits.max_num_scheduled_tokens
 
 
@@ -98,10 +111,17 @@ def _submit(
     draft_tokens: int,
     ahead_s: float,
     group_tokens: int = 0,
+    *,
+    drafts_before_verify: bool = False,
 ) -> tuple[Ticket, Ticket]:
     """The target pass of a step that was planned `ahead_s` before now, and a model's drafts that follow it; tickets of
     the former, and of the last work."""
     run = serving.host.run
+    if drafts_before_verify and method in ONE_BY_ONE:
+        draft_tokens = min(1, draft_tokens)
+        if load.max_drafted > 1:
+            run(later_drafts(load, ahead_s), stream)
+            ahead_s = inf
     target = last = run(step_work(load, ahead_s, group_tokens), stream)
     if serving.controller.draft_tokens_max and method is not NGRAM:
         last = run(draft_work(load, draft_tokens, method), stream)
@@ -152,6 +172,8 @@ async def by_rows(
     """Serve until `may_stop` at a pause, for ever without it; `running` requests are seated already, oldest first, and
     `flight` is under way."""
     host, group = serving.host, serving.group
+    apart = Apart(serving, limits) if limits.retracts else None
+    plan = partial(plan_step, serving, limits=limits) if apart is None else apart.plan
     planned: Step | None = None
     planned_at_s = 0.0
     after_rows = False
@@ -162,7 +184,7 @@ async def by_rows(
             if planned is None or planned.is_empty:
                 if group is not None:
                     await group.between()
-                planned = plan_step(serving, running, limits, None, after_rows=after_rows and bool(running))
+                planned = plan(running, drafting=None, after_rows=after_rows and bool(running))
                 planned_at_s = host.now_s
                 if planned.is_empty:
                     await host.wait(serving.intake)
@@ -171,10 +193,13 @@ async def by_rows(
             if step.is_empty:
                 continue
             group_tokens = 0 if group is None else await group.begin(step.tokens)
-            flight = start_step(serving, step, stream, limits.method, host.now_s - planned_at_s, group_tokens)
+            ahead_s, before = host.now_s - planned_at_s, limits.drafts_before_verify
+            flight = start_step(
+                serving, step, stream, limits.method, ahead_s, group_tokens, drafts_before_verify=before
+            )
         after_rows = not flight.step.prompts
         if limits.async_scheduling:
-            planned = plan_step(serving, running, limits, flight.lengths, after_rows=after_rows)
+            planned = plan(running, drafting=flight.lengths, after_rows=after_rows)
             planned_at_s = host.now_s
         await flight.last
         if flight.lookup is not None:
@@ -185,20 +210,29 @@ async def by_rows(
         if any(lengths.values()) and (step.rows or step.completed):
             serving.controller.saw_draft(host.now_s - flight.started_s, 0)
         accepted = flight.accepted if flight.accepted is not None else (await flight.target).accepted
+        if apart is not None:
+            step, accepted = apart.kept(step, accepted)
         serving.open_rounds(commit_step(serving, step, accepted), lengths)
         running = [request for request in running if request.emitted_tokens < request.output_tokens]
         flight = None
 
 
 def start_step(
-    serving: Serving, step: Step, stream: Stream, method: Method, ahead_s: float, group_tokens: int = 0
+    serving: Serving,
+    step: Step,
+    stream: Stream,
+    method: Method,
+    ahead_s: float,
+    group_tokens: int = 0,
+    *,
+    drafts_before_verify: bool = False,
 ) -> Flight:
     """The works of `step`, planned `ahead_s` before now, among `group_tokens` of all ranks, are submitted; the draft is
     as long as the longest that the controller chooses."""
     requests = (*step.rows, *step.prompts)
     lengths = serving.controller.lengths_for(requests)
-    load, longest = load_of(step), max(lengths)
-    target, last = _submit(serving, load, stream, method, longest, ahead_s, group_tokens)
+    load, longest, before = load_of(step), max(lengths), drafts_before_verify
+    target, last = _submit(serving, load, stream, method, longest, ahead_s, group_tokens, drafts_before_verify=before)
     by_index = dict(zip([request.index for request in requests], lengths, strict=True))
     has_lookup = method is NGRAM and longest and (load.num_rows or load.completed)
     lookup = draft_work(load, longest, method) if has_lookup else None
@@ -258,9 +292,11 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
             step.prompts,
             completed,
             (() if is_apart else rows.requests) if serving.names_requests else None,
+            draft_tokens if num_going else 0,
         )
         after_rows = not chunks
-        target, last = _submit(serving, load, stream, limits.method, draft_tokens, started_s - step.at_s)
+        ahead_s, before = started_s - step.at_s, limits.drafts_before_verify
+        target, last = _submit(serving, load, stream, limits.method, draft_tokens, ahead_s, drafts_before_verify=before)
         if is_async:
             if serving.inbox and not has_room(serving, limits, num_rows + len(completed), partial):
                 running, under_way, accepted = _under_way(serving, limits, rows, step, last_step_s, is_apart=is_apart)

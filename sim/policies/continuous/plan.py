@@ -353,12 +353,15 @@ class Load(NamedTuple):
     """Prompts whose last chunk this is."""
     rows: Sequence[Request] | None
     """None where works need not name their requests."""
+    max_drafted: int = 0
+    """Longest draft that its rows verify."""
 
 
 def load_of(step: Step) -> Load:
     context_tokens = sum([request.context_tokens for request in step.rows])
-    completed, rows = step.completed, step.rows
-    return Load(len(rows), sum(step.row_tokens), context_tokens, step.chunks, step.prompts, completed, rows)
+    completed, rows, row_tokens = step.completed, step.rows, step.row_tokens
+    longest = max(row_tokens, default=1) - 1
+    return Load(len(rows), sum(row_tokens), context_tokens, step.chunks, step.prompts, completed, rows, longest)
 
 
 def step_work(load: Load, ahead_s: float, group_tokens: int = 0) -> Work:
@@ -388,6 +391,22 @@ def draft_work(load: Load, draft_tokens: int, method: Method) -> Work:
         context_tokens += request.prefill_goal
     requests = () if load.rows is None else (*load.rows, *completed, *load.prompts)
     return draft_of(method, num_rows, load.row_tokens, context_tokens, load.chunks, draft_tokens, requests)
+
+
+def later_drafts(load: Load, ahead_s: float) -> Work:
+    """All passes of its rows' drafts but the first, which ended the step before; prepared for `ahead_s`."""
+    return Work(
+        kind=DRAFT,
+        model=DRAFT_MODEL,
+        requests=() if load.rows is None else tuple(load.rows),
+        rows=load.num_rows,
+        row_tokens=load.num_rows,
+        context_tokens=load.context_tokens,
+        head_rows=load.num_rows,
+        draft_tokens=load.max_drafted - 1,
+        goes_on=True,
+        ahead_s=ahead_s,
+    )
 
 
 def draft_of(

@@ -149,9 +149,9 @@ def test_the_account_goes_on_once_memory_is_at_ease(monkeypatch: pytest.MonkeyPa
     submitted: list[float] = []
     start_step = loop.start_step
 
-    def counted(serving: Any, *more: Any) -> Any:
+    def counted(serving: Any, *more: Any, **named: Any) -> Any:
         submitted.append(serving.host.now_s)
-        return start_step(serving, *more)
+        return start_step(serving, *more, **named)
 
     monkeypatch.setattr(loop, "start_step", counted)
     limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=64, async_scheduling=is_async)

@@ -1,0 +1,314 @@
+"""SGLang's admission, retraction and draft passes by hand: a target pass takes 5 s, a draft 2 s, a block is a token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from sim.costs.engine_costs import TokenRatio, load_engine
+from sim.costs.profile_files import load
+from sim.interface.request import Request
+from sim.interface.work import Kind
+from sim.policies.continuous.loop import can_be_totals
+from sim.policies.options import EngineLimits, Method
+from sim.run.limits import limits_of
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+from tests.properties import examples
+from tests.sim.policies.test_properties import KeyedDraws
+from tests.sim.support import AlwaysAccept, NeverAccept, SimRun, request, serve
+
+EAGLE = "h200-sxm/llama-3.1-8b+eagle3"
+RATIO = TokenRatio(initial=0.5, min_ratio=0.5, decay_steps=1, max_answer_tokens=4096, retract_steps=0)
+"""Half of what the running answers lack stays free."""
+LIMITS = EngineLimits(max_num_batched_tokens=1000, mixes_prompts=False, token_ratio=RATIO, drafts_before_verify=True)
+Shape = tuple[float, tuple[int, ...], tuple[tuple[int, int, int], ...]]
+
+
+def limited(**changes: Any) -> EngineLimits:
+    return msgspec.structs.replace(LIMITS, **changes)
+
+
+def served(requests: list[Request], tokens: int, limits: EngineLimits = LIMITS, drafts: int = 0, **more: Any) -> SimRun:
+    policy = "continuous" if drafts else "autoregressive"
+    return SimRun(policy, requests, limits=limits, draft_tokens=drafts, kv_blocks=tokens, block_size=1, **more)
+
+
+def steps(run: SimRun) -> list[Shape]:
+    """(start, rows, (prompt, new, history)) of every target pass."""
+    found = []
+    for ticket in run.tickets:
+        work = ticket.work
+        if work.kind is Kind.STEP:
+            rows, prompts = work.requests[: work.rows], work.requests[work.rows :]
+            chunks = tuple((prompt.index, *chunk) for prompt, chunk in zip(prompts, work.chunks, strict=True))
+            found.append((ticket.start_s, tuple(row.index for row in rows), chunks))
+    return found
+
+
+def test_48_are_seated_where_something_is_drafted_and_nobody_gives_seats() -> None:
+    def seats(engine: str, **changes: Any) -> int:
+        made = Scenario.of(profile=EAGLE, policy="continuous", engine=engine, **changes)
+        return limits_of(made, load(EAGLE)).max_num_seqs
+
+    assert seats("sglang-0.5") == 48
+    assert seats("sglang-0.5", num_speculative_tokens=0) == 2048
+    assert seats("sglang-0.5", max_num_seqs=64) == 64
+    assert seats("vllm-0.24") == seats("vllm-0.24", num_speculative_tokens=0)
+    made = Scenario.of(profile=EAGLE, policy="autoregressive", engine="sglang-0.5")
+    assert resolve(made, load(EAGLE), "autoregressive").limits.max_num_seqs == 2048
+
+
+def test_ranks_that_share_their_experts_divide_the_seats() -> None:
+    profile = load("h200-sxm/gpt-oss-120b+eagle3")
+    four = msgspec.structs.replace(profile, data_parallel=4)
+    engine = load_engine("sglang-0.5", "h200-sxm")
+    assert engine.seats(profile, is_drafting=True) == 48
+    assert engine.seats(four, is_drafting=True) == 12
+    assert engine.seats(four, is_drafting=False) == 2048
+
+
+@pytest.mark.parametrize("method", [Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP])
+def test_behind_a_prompt_one_draft_pass_runs_and_the_others_before_the_verify(method: Method) -> None:
+    """Prompt, one pass, first token at 7 s; then two passes, verify and one pass for each further round."""
+    run = served([request(0, output=9)], 1000, limited(method=method), 3, draws=AlwaysAccept())
+    works = [(ticket.start_s, ticket.work.kind.value, ticket.work.draft_tokens) for ticket in run.tickets]
+    assert works == [
+        (0.0, "step", 0),
+        (5.0, "draft", 1),
+        (7.0, "draft", 2),
+        (9.0, "step", 0),
+        (14.0, "draft", 1),
+        (16.0, "draft", 2),
+        (18.0, "step", 0),
+        (23.0, "draft", 1),
+    ]
+    assert run.serving.requests[0].first_token_s == 7.0
+    assert [ticket.work.goes_on for ticket in run.tickets[1:3]] == [False, True]
+
+
+def test_a_drafter_of_one_pass_drafts_where_it_did() -> None:
+    run = served([request(0, output=5)], 1000, limited(method=Method.PARALLEL), 3, draws=AlwaysAccept())
+    assert [ticket.work.kind.value for ticket in run.tickets] == ["step", "draft"] * 2
+
+
+def test_a_round_takes_what_it_did_when_all_its_passes_followed_the_verify() -> None:
+    """With the costs of an EAGLE head: only what comes before the first token is less, by a pass."""
+    made = Scenario.of(
+        profile=EAGLE, policy="continuous", engine="sglang-0.5", num_prompts=1, output_len=400, num_speculative_tokens=2
+    )
+    resolved = resolve(made, load(EAGLE), "continuous")
+    behind = msgspec.structs.replace(resolved.limits, drafts_before_verify=False)
+    split, whole = (simulate(one, 0).requests[0] for one in (resolved, replace(resolved, limits=behind)))
+    assert 2e-4 < whole.first_token_s - split.first_token_s < 6e-4
+    assert split.last_token_s - split.first_token_s == pytest.approx(whole.last_token_s - whole.first_token_s, rel=2e-3)
+
+
+def test_a_prompt_waits_until_it_and_its_answer_fit_beside_half_of_what_others_lack() -> None:
+    """100 tokens: at 5 s 90 are free, and half of the 39 that the first lacks are kept: 70.5. A prompt of 30 with an
+    answer of 40 is less; one with 41 waits until the first has ended."""
+    first = request(0, prompt=10, output=40)
+    fits, waits = request(1, arrival_s=1.0, prompt=30, output=40), request(1, arrival_s=1.0, prompt=30, output=41)
+    assert steps(served([first, fits], 100))[1] == (5.0, (), ((1, 30, 0),))
+    first = request(0, prompt=10, output=40)
+    assert [step for step in steps(served([first, waits], 100)) if step[2]][1] == (200.0, (), ((1, 30, 0),))
+
+
+def test_after_a_refusal_nobody_is_admitted_before_a_row_has_left() -> None:
+    """The third would fit, the second is refused ahead of it; when the first ends at 30 s one more step of rows goes by
+    only where rows are left."""
+    asked = [
+        request(0, prompt=10, output=6),
+        request(1, arrival_s=1.0, prompt=60, output=40),
+        request(2, arrival_s=1.0, prompt=5, output=5),
+    ]
+    assert [step for step in steps(served(asked, 110)) if step[2]] == [
+        (0.0, (), ((0, 10, 0),)),
+        (30.0, (), ((1, 60, 0),)),
+        (35.0, (), ((2, 5, 0),)),
+    ]
+
+
+def test_who_has_finished_keeps_the_seat_until_the_next_step_of_rows() -> None:
+    """Two seats: the third waits for the seat of the first, which ends at 10 s, through one more step of rows."""
+    asked = [request(0, output=2), request(1, output=9), request(2, output=2)]
+    run = served(asked, 1000, limited(max_num_seqs=2))
+    assert steps(run)[:4] == [
+        (0.0, (), ((0, 10, 0), (1, 10, 0))),
+        (5.0, (0, 1), ()),
+        (10.0, (1,), ()),
+        (15.0, (), ((2, 10, 0),)),
+    ]
+
+
+NOTHING_KEPT = msgspec.structs.replace(RATIO, initial=0.0, min_ratio=0.0)
+"""Everybody is admitted whose answer fits now, so that memory ends while they decode."""
+
+
+def test_who_gives_way_where_memory_runs_out_waits_behind_all_others() -> None:
+    """Of three that decode the last two have the same tokens, and the newest goes; the fourth has waited and comes
+    before it. With the fourth's prompt memory is short again, and another one gives way."""
+    asked = [
+        *(request(i, arrival_s=5.5 * i, prompt=10, output=40) for i in range(3)),
+        request(3, arrival_s=20.0, prompt=60, output=5),
+    ]
+    run = served(asked, 90, limited(token_ratio=NOTHING_KEPT))
+    assert [r.num_preemptions for r in run.serving.requests] == [0, 1, 1, 0]
+    assert [step[2][0][0] for step in steps(run) if step[2]] == [0, 1, 2, 3, 2, 1]
+    assert all(r.is_finished for r in run.serving.requests)
+
+
+def test_of_equally_decoded_the_longest_prompt_gives_way_and_with_drafts_the_newest() -> None:
+    def retracted(drafts: int) -> list[int]:
+        asked = [
+            request(i, arrival_s=5.5 * i, prompt=prompt, output=output)
+            for i, (prompt, output) in enumerate([(12, 20), (30, 20), (9, 40)])
+        ]
+        run = served(asked, 100, limited(token_ratio=NOTHING_KEPT), drafts, draws=NeverAccept())
+        return [r.index for r in run.serving.requests if r.num_preemptions]
+
+    assert retracted(0) == [1]
+    assert retracted(1) == [2]
+
+
+def test_a_prefix_is_found_once_it_is_computed() -> None:
+    """Two that come together both compute it; the third finds it."""
+    shared = tuple(range(8))
+    asked = [request(index, arrival_s=at_s, prompt=10, output=2) for index, at_s in enumerate((0.0, 0.0, 1.0))]
+    for one in asked:
+        one.content = (*shared, 100 + one.index)
+    run = served(asked, 1000)
+    assert steps(run)[:2] == [(0.0, (), ((0, 10, 0), (1, 10, 0))), (5.0, (), ((2, 2, 8),))]
+
+
+@examples(4)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30), st.floats(0.0, 200.0)), min_size=1, max_size=9),
+    draft_tokens=st.integers(0, 4),
+    seats=st.integers(1, 12),
+    max_concurrency=st.none() | st.integers(1, 4),
+    is_async=st.booleans(),
+    spare=st.integers(0, 40),
+)
+def test_rows_as_totals_decide_as_row_by_row_where_they_may_stand_in(
+    rows: list[tuple[int, int, float]],
+    draft_tokens: int,
+    seats: int,
+    max_concurrency: int | None,
+    is_async: bool,
+    spare: int,
+) -> None:
+    limits = limited(max_num_seqs=seats, max_num_batched_tokens=32, async_scheduling=is_async)
+
+    def asked() -> list[Request]:
+        times = sorted(at_s for _, _, at_s in rows)
+        return [
+            request(i, arrival_s=at_s, prompt=prompt, output=output)
+            for i, ((prompt, output, _), at_s) in enumerate(zip(rows, times, strict=True))
+        ]
+
+    lives = sum(prompt + output + 3 * draft_tokens + 1 for prompt, output, _ in rows)
+    memory = {"kv_blocks": lives + spare, "block_size": 1, "max_concurrency": max_concurrency}
+    assume(can_be_totals(serve(None, "continuous", asked(), draft_tokens, limits=limits, **memory), limits))
+    plain, lazy = (
+        SimRun(
+            "continuous",
+            asked(),
+            draws=KeyedDraws(),
+            limits=limits,
+            draft_tokens=draft_tokens,
+            is_totals=is_totals,
+            **memory,
+        )
+        for is_totals in (False, True)
+    )
+    for one, other in zip(plain.serving.requests, lazy.serving.requests, strict=True):
+        assert one.first_token_s == pytest.approx(other.first_token_s)
+        assert one.last_token_s == pytest.approx(other.last_token_s)
+    assert len(plain.tickets) == len(lazy.tickets)
+
+
+@examples(4)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 40), st.floats(0.0, 200.0)), min_size=1, max_size=9),
+    draft_tokens=st.integers(0, 3),
+    seats=st.integers(1, 12),
+    is_async=st.booleans(),
+    threshold=st.sampled_from([0, 0, 16]),
+    block_size=st.sampled_from([1, 16, 64]),
+    spare_blocks=st.integers(0, 40),
+    keeps=st.booleans(),
+)
+@example(
+    rows=[(90, 2, 0.0)],
+    draft_tokens=0,
+    seats=1,
+    is_async=False,
+    threshold=16,
+    block_size=64,
+    spare_blocks=0,
+    keeps=False,
+)
+@example(
+    rows=[(35, 8, 11.0), (60, 6, 5.5), (39, 36, 5.5), (41, 18, 11.0)],
+    draft_tokens=1,
+    seats=8,
+    is_async=True,
+    threshold=0,
+    block_size=1,
+    spare_blocks=11,
+    keeps=False,
+)
+def test_everybody_is_served_however_short_memory_is(
+    rows: list[tuple[int, int, float]],
+    draft_tokens: int,
+    seats: int,
+    is_async: bool,
+    threshold: int,
+    block_size: int,
+    spare_blocks: int,
+    keeps: bool,
+) -> None:
+    limits = limited(
+        max_num_seqs=seats,
+        max_num_batched_tokens=48,
+        async_scheduling=is_async,
+        long_prefill_token_threshold=threshold,
+        token_ratio=RATIO if keeps else NOTHING_KEPT,
+    )
+    asked = [
+        request(i, arrival_s=at_s, prompt=prompt, output=output)
+        for i, (prompt, output, at_s) in enumerate(sorted(rows, key=lambda row: row[2]))
+    ]
+    longest = max(prompt + output for prompt, output, _ in rows) + 3 * draft_tokens + 1
+    kv_blocks = -(-longest // block_size) + spare_blocks
+    run = SimRun(
+        "continuous",
+        asked,
+        draws=KeyedDraws(),
+        limits=limits,
+        draft_tokens=draft_tokens,
+        kv_blocks=kv_blocks,
+        block_size=block_size,
+    )
+    assert all(one.is_finished for one in run.serving.requests)
+    assert run.serving.radix.num_held == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"min_ratio": 0.9}, "min_ratio=0.9, initial=0.5: want 0 <= min_ratio <= initial <= 1"),
+        ({"decay_steps": 0}, "decay_steps=0 must be at least 1"),
+        ({"retract_steps": -1}, "retract_steps=-1 must not be negative"),
+    ],
+)
+def test_a_share_that_makes_no_sense_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        TokenRatio(**(msgspec.structs.asdict(RATIO) | changes))
