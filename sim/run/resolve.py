@@ -323,7 +323,9 @@ class _Resolver:
         slots = draft_slots(policy, self.lengths.max, is_async=self.limits.async_scheduling)
         num_engines, num_slots, is_caching = self.num_engines, self.num_slots, engine.enable_prefix_caching
         drafter = drafter_of(self.limits.method, self.profile)
-        rules, max_tokens = self.engine.rules, self.limits.max_model_len
+        rules, max_tokens = self.engine.rules, None
+        if rules.trims_at_max_model_len:
+            max_tokens = max_model_len(self.engine, self.scenario, self.profile)
         is_async = self.limits.async_scheduling
         drops_block = self.draft_tokens > 0 and drafter in rules.drops_cached_block
 
