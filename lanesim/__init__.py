@@ -13,6 +13,7 @@ acceptance model or a cost table of one's own: docs/extending.md.
 from sim.acceptance.forms import AcceptanceForm, parse_quoted, register_acceptance
 from sim.acceptance.models import Acceptance, run_lengths
 from sim.acceptance.quoted import CarriedLength, Quoted, lengths_by_k
+from sim.costs.engine_costs import InstalledEngine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, save_profile
 from sim.costs.profile_files import load as load_profile
@@ -40,6 +41,7 @@ __all__ = [
     "DecodeGrid",
     "EngineLimits",
     "Host",
+    "InstalledEngine",
     "Kind",
     "Model",
     "ModelTable",

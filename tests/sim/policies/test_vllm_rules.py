@@ -1,5 +1,5 @@
-"""vLLM's rules of admission, memory and budget are the same in both loops: rows as totals, and the plain loop, which a cut
-window takes."""
+"""vLLM's rules of admission, memory and budget are the same in both loops: rows as totals, and the plain loop, which a
+cut window takes."""
 
 from __future__ import annotations
 
