@@ -14,6 +14,7 @@ from sim import reference
 from sim.acceptance.forms import AcceptanceForm, parse_quoted, register_acceptance
 from sim.acceptance.models import Acceptance, run_lengths
 from sim.acceptance.quoted import CarriedLength, Quoted, lengths_by_k
+from sim.costs.engine_costs import InstalledEngine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, save_profile
 from sim.costs.profile_files import load as load_profile
@@ -52,6 +53,7 @@ __all__ = [
     "DecodeGrid",
     "EngineLimits",
     "Host",
+    "InstalledEngine",
     "Kind",
     "Model",
     "ModelTable",

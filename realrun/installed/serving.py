@@ -18,6 +18,8 @@ from sim.policies.continuous.loop import Flight, start_step
 from sim.policies.continuous.plan import Step, begin_step, commit_step
 from sim.policies.options import EngineLimits, Method
 
+ANY_LENGTH = 1 << 40
+"""Context of an engine whose file has no such rule."""
 METHODS = {
     Method.DRAFT_MODEL: ("draft_model", False),
     Method.PARALLEL: ("draft_model", True),
@@ -140,13 +142,12 @@ def _settings(serving: Serving, limits: EngineLimits) -> SchedulerSettings:
     """Its configuration, as the scenario has it. Its context holds every request: an engine's file, and not its
     scheduler, says where answers end."""
     draft_tokens = serving.controller.draft_tokens_max
-    longest = max(request.prompt_tokens + request.output_tokens for request in serving.requests)
     method, is_parallel = METHODS[limits.method] if draft_tokens else (None, False)
     pool = serving.paged
     return SchedulerSettings(
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=max(limits.max_model_len or 0, longest),
+        max_model_len=min(pool.max_tokens, ANY_LENGTH),
         num_gpu_blocks=pool.num_blocks + 1,
         block_size=pool.block_size,
         enable_prefix_caching=pool.is_caching,

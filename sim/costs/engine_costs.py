@@ -351,6 +351,12 @@ class InstalledEngine(NamedTuple):
 
     What an entry point of `lanesim.engines` names is a function that returns one, and raises ValueError with one line
     where the engine is not there.
+
+    >>> import lanesim
+    >>> async def serve(serving, limits, stream):
+    ...     pass
+    >>> lanesim.InstalledEngine(label="mine 1.0, installed", like="vllm-0.32", serve=serve).like
+    'vllm-0.32'
     """
 
     label: str

@@ -102,7 +102,7 @@ class PagedPool(KvPool):
         self.reuses_blank_first = reuses_blank_first
         """Blocks that never had a key are taken before all others."""
         self.max_tokens = sys.maxsize if max_tokens is None else max_tokens
-        """Slots of one request at most, look-ahead included."""
+        """Slots of one request at most, look-ahead included; no draft reaches beyond."""
         self.is_caching = is_caching
         self.drops_cached_block = drops_cached_block
         """The last block found of a prefix is computed again: a drafter wants its features."""
@@ -135,7 +135,10 @@ class PagedPool(KvPool):
         return bool(self._num_common)
 
     def expect(self, requests: Sequence[Request]) -> None:
-        """`requests` are all that will come: content that only one of them has need not be named."""
+        """`requests` are all that will come: content that only one of them has need not be named, and whoever is longer
+        than the context is served all the same."""
+        longest = max([request.prompt_tokens + request.output_tokens for request in requests], default=0)
+        self.max_tokens = max(self.max_tokens, longest)
         contents = [request.content for request in requests if request.content]
         if not self.is_caching or not contents:
             return

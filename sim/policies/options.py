@@ -229,8 +229,6 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """continuous: tokens of a chunk that would be a request's last token alone, as of a round; 0: one."""
     seats_lookahead: bool = False
     """continuous: a request is seated with slots for its next draft."""
-    max_model_len: int | None = None
-    """continuous: no draft reaches beyond it."""
     prefill_schedule_interval: int = 1
     """continuous: steps from one that may carry prompts to the next while rows decode, unless somebody waited behind
     the last such step."""

@@ -100,7 +100,6 @@ def limits_on(
         slots_per_request=slots if rules.slots_of_scheduled else 0,
         padded_tokens=draft_tokens + 1 if rules.pads_last_token and is_drafting and is_fixed else 0,
         seats_lookahead=rules.seats_lookahead,
-        max_model_len=served_by(scenario, profile, engine).max_model_len if rules.trims_at_max_model_len else None,
         prefill_schedule_interval=given.prefill_schedule_interval,
         defers_last_token=rules.defers_last_token,
         preempts_by_priority=rules.preempts_by_priority,

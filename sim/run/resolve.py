@@ -340,7 +340,8 @@ class _Resolver:
         slots = draft_slots(policy, self.lengths.max, is_async=self.limits.async_scheduling)
         num_engines, num_slots, is_caching = self.num_engines, self.num_slots, engine.enable_prefix_caching
         drafter = drafter_of(self.limits.method, self.profile)
-        rules, max_tokens = self.engine.rules, self.limits.max_model_len
+        rules = self.engine.rules
+        max_tokens = self.served.max_model_len if rules.trims_at_max_model_len else None
         is_async = self.limits.async_scheduling
         drops_block = self.draft_tokens > 0 and drafter in rules.drops_cached_block
 

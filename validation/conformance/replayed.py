@@ -222,7 +222,7 @@ def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, Page
         seats_first_chunk=costs.rules.seats_first_chunk,
         caches_results=settings.async_scheduling or not costs.rules.caches_planned_only,
         reuses_blank_first=costs.rules.reuses_blank_first,
-        max_tokens=limits.max_model_len,
+        max_tokens=settings.max_model_len if costs.rules.trims_at_max_model_len else None,
     )
     controller = build_controller("by_batch" if table else "fixed", draft_tokens, table=table)
     return limits, pool, controller

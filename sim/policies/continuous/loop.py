@@ -82,9 +82,9 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
     if limits.long_prefill_token_threshold or limits.method is NGRAM or limits.prefill_schedule_interval > 1:
         return False
     draft_tokens = serving.controller.draft_tokens_max
-    if limits.max_model_len is not None and draft_tokens:
-        longest = max(request.prompt_tokens + request.output_tokens for request in serving.requests)
-        if longest + 3 * draft_tokens >= limits.max_model_len:
+    if draft_tokens and serving.requests:
+        longest = max([request.prompt_tokens + request.output_tokens for request in serving.requests])
+        if longest + 3 * draft_tokens >= serving.paged.max_tokens:
             return False
     if limits.no_evict and serving.paged.is_sharing:
         return False

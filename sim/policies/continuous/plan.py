@@ -97,7 +97,7 @@ def _fill(
     if limits.spares_lone_prompt and len(running) + len(serving.inbox) == 1:
         longest = budget
     lookahead = serving.controller.draft_tokens_max if limits.method is not NGRAM else 0
-    max_model_len = limits.max_model_len or sys.maxsize
+    max_model_len = serving.paged.max_tokens
     is_deferred = limits.prefill_schedule_interval > 1 and _defers_prompts(serving, running, limits)
     grow = serving.paged.grow
     step = Step([], [], [], ())

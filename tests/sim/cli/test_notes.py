@@ -44,7 +44,7 @@ def test_answers_that_end_early_are_one_note_of_the_run_that_has_most(capfd: pyt
     assert run(["compare", *flags, "--num-prompts", "60", "--request-rate", "1"]) == 0
     (line,) = capfd.readouterr().err.splitlines()
     assert re.fullmatch(
-        r"lanesim: note: up to \d of 60 answers end where prompt and answer are 4096 tokens, as in vllm-0.24", line
+        r"lanesim: note: up to \d of 60 answers end where prompt and answer are 4096 tokens, as in vllm-0.32", line
     )
 
 

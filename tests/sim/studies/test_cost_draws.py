@@ -129,7 +129,7 @@ def test_an_order_stays_only_if_it_holds_in_the_draws() -> None:
     """One request at a time is slower in every draw; what is stated of the rest is what all draws state."""
     one = Scenario.of(
         profile=PAIR, policy=("continuous", "baseline"), num_prompts=40, input_len=128, output_len=24, request_rate=4,
-        replications=3, **{"policy_options.workers": 1},
+        replications=3, engine="vllm-0.24", **{"policy_options.workers": 1},
     )  # fmt: skip
     profile = load(PAIR)
     result = compare(one, profile, workers=1)
