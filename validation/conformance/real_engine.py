@@ -1,0 +1,196 @@
+"""Logs of a real vLLM on a CPU, for `python -m validation conformance`: run with vLLM's own Python (`make vllm`).
+
+    python -m validation.conformance.real_engine models FOLDER
+    python -m validation.conformance.real_engine log FOLDER OUT.json [--spec none|ngram|self|random] [--blocks N]
+
+`models` makes a tiny Llama of random weights, drafts that are the same with noise on them, and a random one; nothing is
+downloaded. A draft that is the target itself is accepted always, a random one never, those with noise in between
+(greedy). `log` serves requests that arrive before given calls of `engine.step()` and notes what its scheduler decides.
+Nothing else should run beside it: vLLM's threads spin, and a busy machine takes forty times as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 2048
+NOISE = (0.02, 0.05, 0.1)
+"""Standard deviation of the noise over that of the weights."""
+LAST_ARRIVAL = 60
+QUIET = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+def make_models(folder: Path) -> None:
+    import torch
+
+    saved = {"target": _model(512, 8, 8, 1408, 0), "random": _model(256, 2, 4, 704, 2)}
+    for number, share in enumerate(NOISE, 1):
+        noisy = _model(512, 8, 8, 1408, 0)
+        torch.manual_seed(number)
+        with torch.no_grad():
+            for weights in noisy.parameters():
+                weights.add_(share * weights.std() * torch.randn_like(weights) if weights.dim() > 1 else 0)
+        saved[f"noise-{number}"] = noisy
+    for name, each in saved.items():
+        each.save_pretrained(folder / name)
+        _tokenizer(folder / name)
+
+
+def _model(hidden: int, layers: int, heads: int, inner: int, seed: int) -> Any:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        intermediate_size=inner,
+        max_position_embeddings=4096,
+        bos_token_id=3,
+        eos_token_id=1,
+    )
+    return LlamaForCausalLM(config).to(torch.bfloat16)
+
+
+def _tokenizer(folder: Path) -> None:
+    """One of words, of which no request makes use."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"unk_token": "t0", "eos_token": "t1", "pad_token": "t2", "bos_token": "t3"}
+    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
+
+
+def write_log(arguments: argparse.Namespace) -> str:
+    """The log of one run; returns what was noted, in a line."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from vllm import LLMEngine, SamplingParams
+    from vllm.version import __version__
+
+    engine = LLMEngine.from_engine_args(_engine_args(arguments))
+    scheduler = engine.engine_core.engine_core.scheduler
+    steps: list[dict[str, Any]] = []
+    schedule = scheduler.schedule
+
+    def logged(*args: Any, **kwargs: Any) -> Any:
+        running = {request.request_id for request in scheduler.running}
+        out = schedule(*args, **kwargs)
+        tokens = out.num_scheduled_tokens
+        seated = [name for name in tokens if name not in running]
+        steps.append(
+            {
+                "scheduled": {_name(key): count for key, count in tokens.items()},
+                "drafts": {_name(key): len(ids) for key, ids in out.scheduled_spec_decode_tokens.items()},
+                "preempted": sorted(map(_name, getattr(out, "preempted_req_ids", None) or ())),
+                "cached": {_name(name): scheduler.requests[name].num_computed_tokens - tokens[name] for name in seated},
+            }
+        )
+        return out
+
+    scheduler.schedule = logged
+    draw = random.Random(arguments.seed)
+    requests: list[dict[str, Any]] = [
+        {
+            "name": f"r{index}",
+            "step": draw.randrange(LAST_ARRIVAL),
+            "prompt": draw.choice((20, 100, 300, 700)),
+            "output": draw.randrange(5, 60),
+        }
+        for index in range(arguments.requests)
+    ]
+    prompts = {each["name"]: [draw.randrange(10, 2000) for _ in range(each["prompt"])] for each in requests}
+    step, emitted = 0, dict.fromkeys(prompts, 0)
+    while step <= LAST_ARRIVAL or engine.has_unfinished_requests():
+        for each in requests:
+            if each["step"] == step:
+                sampling = SamplingParams(temperature=0, max_tokens=each["output"], ignore_eos=True)
+                engine.add_request(each["name"], {"prompt_token_ids": prompts[each["name"]]}, sampling)
+        if engine.has_unfinished_requests():
+            began, before = time.perf_counter(), len(steps)
+            new = {}
+            for output in engine.step():
+                name = output.request_id if output.request_id in emitted else _name(output.request_id)
+                count = len(output.outputs[0].token_ids)
+                new[name], emitted[name] = count - emitted[name], count
+            if len(steps) > before:
+                steps[-1] |= {"at": step, "new": new, "seconds": time.perf_counter() - began}
+        step += 1
+    kept = {name: value for name, value in vars(arguments).items() if name not in ("folder", "out", "what")}
+    kept["version"] = ".".join(__version__.split(".")[:2])
+    arguments.out.write_text(json.dumps({"arguments": kept, "requests": requests, "steps": steps}))
+    return f"{arguments.out}: {len(steps)} steps, {sum(len(each['preempted']) for each in steps)} preemptions"
+
+
+def _name(request_id: str) -> str:
+    """The one that was given: the engine adds a random part."""
+    return request_id.rpartition("-")[0] or request_id
+
+
+def _engine_args(arguments: argparse.Namespace) -> Any:
+    from vllm import EngineArgs
+
+    spec: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": arguments.k}
+    if arguments.spec == "ngram":
+        spec = {
+            "method": "ngram",
+            "prompt_lookup_max": 3,
+            "prompt_lookup_min": 1,
+            "num_speculative_tokens": arguments.k,
+        }
+    elif arguments.spec != "none":
+        spec["model"] = str(arguments.folder / ("target" if arguments.spec == "self" else arguments.spec))
+    return EngineArgs(
+        model=str(arguments.folder / "target"),
+        dtype="bfloat16",
+        max_model_len=1024,
+        max_num_seqs=arguments.seqs,
+        max_num_batched_tokens=arguments.tokens,
+        enforce_eager=True,
+        speculative_config=None if arguments.spec == "none" else spec,
+        block_size=32,
+        num_gpu_blocks_override=arguments.blocks,
+        async_scheduling=arguments.ahead,
+        disable_log_stats=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_subparsers(dest="what", required=True)
+    what.add_parser("models").add_argument("folder", type=Path)
+    log = what.add_parser("log")
+    log.add_argument("folder", type=Path)
+    log.add_argument("out", type=Path)
+    log.add_argument("--spec", default="none")
+    log.add_argument("--async", dest="ahead", action="store_true")
+    log.add_argument("--blocks", type=int)
+    for name, default in (("k", 3), ("seqs", 8), ("tokens", 256), ("requests", 24), ("seed", 0)):
+        log.add_argument(f"--{name}", type=int, default=default)
+    arguments = parser.parse_args()
+    if arguments.what == "models":
+        make_models(arguments.folder)
+    else:
+        print(write_log(arguments))
+
+
+if __name__ == "__main__":
+    main()
