@@ -63,6 +63,7 @@ MOST: dict[str, float] = {
     "engine.long_prefill_token_threshold": 1_000_000_000,
     "engine.scheduler_recv_interval": 1_000_000,
     "engine.batch_wait_timeout_iters": 1_000_000,
+    "engine.prefill_schedule_interval": 1_000_000,
     "speculation.num_speculative_tokens": MAX_DRAFT_TOKENS,
     "speculation.draft_hysteresis": 1e6,
     "window.arrivals_end_s": 1e9,
