@@ -3,7 +3,7 @@
 A *request*'s prompt goes through the target and then the draft model: its first token is out. Then it goes through
 *rounds*: draft K tokens, verify them in a pass of the target, keep those accepted and one more. A *stream* is a FIFO of
 works on the GPU; a *lane* a process that polls a Store and serves batches of it. What `sim.hosts` runs is held equal to
-this: Poisson or other open arrivals, one draft length. Not here: what a pass computes and what it costs (sim.policies.works, sim.costs).
+this: open arrivals, one draft length. Not here: what a pass computes (sim.policies.works) and costs (sim.costs).
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ PROGRAMS = {
     "partition": ("validation.accuracy.multiprocessor_shares", "solo curves of shares of multiprocessors"),
     "plan_truths": ("validation.intervals.plans", "whether planned fleets hold in other draws of costs"),
     "power": ("validation.accuracy.power", "average power of a GPU beside measured ones"),
+    "real_engine": ("validation.conformance.real_engine", "logs of a real vLLM on a CPU (make vllm)"),
     "replay_accuracy": (
         "validation.replays.replay_accuracy",
         "docs/validation: this CPU measured, predicted, replayed",

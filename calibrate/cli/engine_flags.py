@@ -70,6 +70,6 @@ def engine_block(flags: EngineFlags) -> dict[str, Json]:
         "long_prefill_token_threshold": flags.get("long_prefill_token_threshold"),
         "async_scheduling": flags.get("async_scheduling"),
         "enable_prefix_caching": flags.get("enable_prefix_caching"),
-        "num_gpu_blocks": None if num_blocks is None else num_blocks - 1,
+        "num_gpu_blocks": num_blocks,
     }
     return {name: value for name, value in block.items() if value is not None}

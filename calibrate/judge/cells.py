@@ -95,8 +95,7 @@ class Speedup(TypedDict):
 def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
     """The closed loop of `cell`. Raises ValueError."""
     num_prompts = cell.num_prompts or _whole_passes(setup.waves * cell.concurrency, len(setup.requests))
-    limits = {name: getattr(cell, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
-    limits["num_gpu_blocks"] = None if cell.num_gpu_blocks is None else cell.num_gpu_blocks - 1
+    limits = {name: getattr(cell, name) for name in ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks")}
     lengths = {"input_len": cell.input_len, "output_len": cell.output_len}
     if setup.requests:
         means = np.mean(setup.requests, axis=0)

@@ -401,7 +401,7 @@ def test_a_table_without_lengths_needs_a_list(tmp_path: Path) -> None:
 def test_a_cells_own_blocks_come_before_the_flags(tmp_path: Path) -> None:
     table = listed_table(tmp_path / "t.csv", input_len=64, output_len=16, num_gpu_blocks=11)
     (cell, _) = read_cells(table, {}).cells
-    assert scenario_of(cell, load(PAIR), Setup(engine={"num_gpu_blocks": 500})).engine.num_gpu_blocks == 10
+    assert scenario_of(cell, load(PAIR), Setup(engine={"num_gpu_blocks": 500})).engine.num_gpu_blocks == 11
 
 
 def test_a_spread_of_requests_widens_the_tail_and_leaves_what_says_its_own(tmp_path: Path) -> None:

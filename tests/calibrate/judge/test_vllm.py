@@ -133,10 +133,11 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
 
 def test_one_block_of_num_gpu_blocks_is_never_used(tmp_path: Path) -> None:
     """111 tokens need 7 blocks of 16: 8 with the null block are enough, 7 are not."""
+    engine = ("--engine", "vllm-0.24")
     path = write_lines(tmp_path / "r.jsonl", rows())
-    result = result_of(vllm_command, *flags(path, "--num-gpu-blocks", "8"))
-    assert result["scenario"]["engine"]["num_gpu_blocks"] == 7
-    assert "KV blocks" in refusal(vllm_command, *flags(path, "--num-gpu-blocks", "7"))
+    result = result_of(vllm_command, *flags(path, "--num-gpu-blocks", "8", *engine))
+    assert result["scenario"]["engine"]["num_gpu_blocks"] == 8
+    assert "KV blocks" in refusal(vllm_command, *flags(path, "--num-gpu-blocks", "7", *engine))
     assert "null block" in refusal(vllm_command, *flags(path, "--num-gpu-blocks", "1"))
 
 
