@@ -177,7 +177,7 @@ def over_draws(
     note = f"an order is stated only if it holds in {which} {covers(scenario, profile)}{length}"
     sentence = verdict(result.policies, paired, drafting(scenario))
     if any(row.order in STATED and row.metric == METRIC for row in paired):
-        sentence += f"; what is ranked here is so in {which} draws of costs and acceptance"
+        sentence += f"; every order stated holds in {which} draws of costs and acceptance"
     elif len(result.policies) == len(levels) == 1:
         low, high = (f"{end:,.0f}" if end >= 100.0 else f"{end:.3g}" for end in levels[0].interval)
         sentence += f", {low} to {high} ms in {which} draws of costs and acceptance"

@@ -144,7 +144,7 @@ def test_an_order_stays_only_if_it_holds_in_the_draws() -> None:
             assert after[key] is order
     assert drawn["baseline", "mean_e2el_ms"].interval[0] > 0.0
     assert "an order is stated only if it holds" in told.notes[-1]
-    said = "; what is ranked here is so in all of 6 draws of costs and acceptance"
+    said = "; every order stated holds in all of 6 draws of costs and acceptance"
     assert after["baseline", "mean_e2el_ms"] is Order.HIGHER
     assert told.verdict == result.verdict + said
     with pytest.raises(ValueError, match="at least 2"):
