@@ -128,7 +128,7 @@ def plan_command(model: str, **flags: Unpack[PlanFlags]) -> None:
     from msgspec.structs import replace
 
     if ratio is not None:
-        from sim.studies.plan.disputed import with_world
+        from sim.studies.plan.search import with_world
 
         profile = next(each.profile for each in candidates if each.name == result.deployments[0].profile)
         whose = f"{flags['engine'].partition('-')[0]}'s own"

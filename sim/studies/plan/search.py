@@ -4,8 +4,10 @@ split, with or without a drafter, at which draft length, in how many replicas.
 A first pass prunes and ranks: closed loops of ever more requests in flight, costs and acceptance as given, each setting
 until its goodput falls; what does not fit in memory, or misses the SLOs alone, is refused with the reason. The best few
 are refined: draft length by load as `tune` has it, the highest rate and the replicas as `capacity` has it, both in
-draws of costs and acceptance. A candidate is a profile; of one of several ranks (`data_parallel`) a rank is simulated,
-and replicas are whole. Not here: where profiles come from (calibrate.importers), draws, how it is shown (sim.report).
+draws of costs and acceptance. Where two tables of the same kernels contradict each other, the sentence says what the
+best row comes to by the other one, too (`with_world`). A candidate is a profile; of one of several ranks
+(`data_parallel`) a rank is simulated, and replicas are whole. Not here: where profiles come from (calibrate.importers),
+draws, how it is shown (sim.report).
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ import msgspec
 
 from sim.compare.point_runs import Point, run_point, with_keys
 from sim.compare.pool import lasting
-from sim.costs.profile import Profile
+from sim.costs.profile import SERVED_KINDS, Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
 from sim.files.json_values import Json
 from sim.metrics.summary import number
 from sim.run.limits import limits_of, served_by
-from sim.run.scenario import PlainScenario, Scenario, to_plain
+from sim.run.scenario import PlainScenario, Scenario, parse_scenario, to_plain
 from sim.studies.attainment import DEFAULT_SHARE, Fleet, Highest, highest_load
 from sim.studies.cost_draws import DEFAULT_DRAWS, covers
 from sim.studies.evidence import asked_of, evidence
@@ -419,3 +421,40 @@ def verdict(
 def _bounds(scenario: Scenario) -> str:
     given = {name: bound for name, bound in scenario.goodput.bounds_ms.items() if bound is not None}
     return " and ".join(f"{name.removesuffix('_ms').upper()} {bound:g} ms" for name, bound in given.items())
+
+
+def with_world(
+    result: Plan,
+    profile: Profile,
+    ratio: float,
+    whose: str,
+    *,
+    workers: int | None = None,
+    on_done: OnDone = lambda stage, done, total: None,
+) -> Plan:
+    """`result`, whose best row has `profile`, and in its sentence what that row comes to if passes take `ratio` times
+    as long, as they do by the tables `whose` are: `; or about 16 GPUs if vllm's own tables hold`.
+
+    Costs and acceptance are as given there, and a fleet is as many replicas as the rate takes at a replica's load.
+    """
+    best, host = result.deployments[0], profile.host
+    served = {kind: ratio * host.served.get(kind, 1.0) for kind in SERVED_KINDS}
+    slower = msgspec.structs.replace(profile, host=msgspec.structs.replace(host, served=served))
+    one = highest_load(
+        msgspec.structs.replace(parse_scenario(result.scenario), energy=False),
+        slower,
+        share=result.share,
+        draws=0,
+        near=best.rate_per_replica / best.dp / ratio,
+        is_brief=True,
+        workers=workers,
+        on_done=on_done,
+    )
+    rate_per_s, gpus = (one.highest[0].load or 0.0) * best.dp, best.gpus // (best.replicas or 1)
+    if rate_per_s == 0.0:
+        comes_to = "none that meets the SLOs"
+    elif result.rate_per_s is None:
+        comes_to = f"{rate_per_s:.3g} requests/s"
+    else:
+        comes_to = f"about {ceil(result.rate_per_s / rate_per_s) * gpus} GPUs"
+    return msgspec.structs.replace(result, verdict=f"{result.verdict}; or {comes_to} if {whose} tables hold")

@@ -17,8 +17,7 @@ from sim.costs.profile_files import load
 from sim.report.plans import draft_lengths, print_plan
 from sim.run.scenario import Scenario
 from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, first_pass
-from sim.studies.plan.disputed import with_world
-from sim.studies.plan.search import Plan, plan
+from sim.studies.plan.search import Plan, plan, with_world
 from sim.studies.tune import TunedPoint
 
 ONE, FOUR = "h100-sxm/qwen3-32b", "h100-sxm/qwen3-32b-tp2"
