@@ -43,7 +43,7 @@ CHOSEN = "phi was chosen on it"
 LEFTOVER = "leftover"
 FORMS = {LEFTOVER: ASSUMED_PHI.value, "serial": 0.0, "full overlap (bound of roofs)": 1.0}
 """What is shown beside the measurement, by its phi."""
-SIMULATED_ON = "rtx-4090/llama-3.1-8b"
+SIMULATED_ON = "rtx-4090/qwen3-8b"
 """Whose constants stand in for those of an RTX 5090, with its roofs: no kernel of one is public."""
 QWEN3_4B = msgspec.structs.replace(
     MODELS["qwen3-32b"], name="qwen3-4b", layers=36, hidden=2560, intermediate=9728, heads=32, tied_embeddings=True

@@ -27,7 +27,7 @@ from validation.tables import as_written, markdown_table
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 GPUS = ("h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm", "l40s", "rtx-4090", "rtx-pro-6000-server", "gh200")
 FORMATS = ("bf16", "fp8", "fp8-block", "nvfp4", "mxfp4", "int4")
-CONSTANTS = {"gh200": "gh200/apertus-8b", "rtx-4090": "rtx-4090/llama-3.1-8b"}
+CONSTANTS = {"gh200": "gh200/apertus-8b", "rtx-4090": "rtx-4090/qwen3-8b"}
 """GPU without tables -> the profile whose constants other models take."""
 NOTHING_MEASURED = "nothing was measured with"
 STAND_IN = "not from the engine's own tables: "

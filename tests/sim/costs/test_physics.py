@@ -58,7 +58,7 @@ def unknown_chip(profile: Profile) -> Profile:
         ("h100-sxm/gpt-oss-120b", faster_table, "by the roofs of the data sheet of h100-sxm it takes"),
         ("a100-sxm/llama-3.1-8b", faster_table, "by the roofs of the data sheet of a100-sxm it takes"),
         ("h100-sxm/llama-2-7b", faster_roofs, "a pass of llama-2-7b over 1 rows of 1 with 1024 of context takes"),
-        ("rtx-4090/llama-3.1-8b", faster_roofs, "by the roofs of the data sheet of rtx-4090"),
+        ("rtx-4090/qwen3-8b", faster_roofs, "by the roofs of the data sheet of rtx-4090"),
         ("rtx-3070-laptop/qwen2.5-1.5b", faster_line, "by the roofs of any GPU"),
         ("h100-sxm/codellama-34b", unknown_chip, "by the roofs of any GPU"),
     ],
