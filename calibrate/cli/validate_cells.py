@@ -17,7 +17,7 @@ from sim.cli.options import COUNT, UP_TO_BILLION, Number
 if TYPE_CHECKING:
     from calibrate.judge.cells import JudgedCell
     from calibrate.judge.fit_cells import Fitted
-    from realrun.validate.errors import Compared
+    from sim.metrics.compared import Compared
 
 EXAMPLE = (
     "\b\nExample:\n  lanesim validate cells silicon.csv --profile h100-sxm/llama-3.1-8b --fit concurrency=8 \\\n"

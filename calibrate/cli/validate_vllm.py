@@ -110,7 +110,7 @@ def _speculation(flags: VllmFlags, policy: str) -> dict[str, Json]:
 
 def _tell(result: dict[str, Any]) -> None:
     from calibrate.judge.vllm_runs import LATENCIES
-    from realrun.validate.errors import STATISTICS, THROUGHPUT
+    from sim.metrics.compared import STATISTICS, THROUGHPUT
 
     metrics = result["metrics"]
     rows = [

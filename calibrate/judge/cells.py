@@ -23,12 +23,12 @@ import numpy as np
 
 from calibrate.judge.cell_table import LENGTHS, MEASURED, Cell, CellTable
 from calibrate.judge.fit_cells import RATIO, Fitted, Undetermined, fit_constant, fit_constants
-from realrun.validate.errors import THROUGHPUT, Compared, compared, spread
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import SERVED, Profile
 from sim.files.json_values import Json
 from sim.files.write import write_figure
 from sim.interface.request import Request
+from sim.metrics.compared import THROUGHPUT, Compared, compared, spread
 from sim.metrics.summary import summarise
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario

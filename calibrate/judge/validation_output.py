@@ -15,8 +15,8 @@ from sim.cli.console import claim, write_text
 from sim.cli.options import OVERWRITE
 
 if TYPE_CHECKING:
-    from realrun.validate.errors import Compared
     from sim.files.json_values import Json
+    from sim.metrics.compared import Compared
 
 F = TypeVar("F", bound=Callable[..., None])
 

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 
 from calibrate.judge.vllm_requests import RealRun
-from realrun.validate import errors
 from sim.costs.profile import Profile
 from sim.engine.fleet import Routing
 from sim.engine.time_series import GapSamples
 from sim.files.json_values import Json
 from sim.files.write import write_figure
 from sim.interface.request import Request
-from sim.metrics import summary
+from sim.metrics import compared, summary
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats
 from sim.metrics.summary import prefix_cache, spread_ms
@@ -35,7 +34,7 @@ from sim.run.simulate import simulate
 
 VALIDATION_SCHEMA = 1
 FIGURES = ("validation-scatter.png", "validation-cdf.png")
-LATENCIES = (*errors.LATENCIES, "ttft_arrival")
+LATENCIES = (*compared.LATENCIES, "ttft_arrival")
 COLUMNS = "arrival=arrival_time,unit=s,prompt=input_toks,output=output_toks,id=request_id"
 """What sim.workload.traces needs to be told to read such a file as a workload."""
 
@@ -100,7 +99,7 @@ def judge_run(real: RealRun, scenario: Scenario, profile: Profile) -> VllmVerdic
         "clock_offset_s": real.clock_offset_s,
         "preemptions": sum(request.num_preemptions for request in record.requests),
         **prefix_cache(record, record.requests),
-        "metrics": errors.errors(_run(real.requests, GapSamples()), _run(record.requests, record.gaps), LATENCIES),
+        "metrics": compared.errors(_run(real.requests, GapSamples()), _run(record.requests, record.gaps), LATENCIES),
         "notes": _notes(real, record),
     }
     return VllmVerdict(real=real, simulated=record, result=result)
@@ -108,10 +107,10 @@ def judge_run(real: RealRun, scenario: Scenario, profile: Profile) -> VllmVerdic
 
 def _run(requests: Sequence[Request], gaps: GapSamples) -> dict[str, float | None]:
     """Metrics of one side under the simulator's keys."""
-    run: dict[str, float | None] = {errors.THROUGHPUT: output_throughput(requests)}
+    run: dict[str, float | None] = {compared.THROUGHPUT: output_throughput(requests)}
     for name, values_s in latencies_s(requests).items():
-        run |= spread_ms(name, values_s, np.ones(len(values_s)), errors.PERCENTILES)
-    return run | spread_ms("itl", np.array(gaps.gaps_s), np.array(gaps.counts, dtype=float), errors.PERCENTILES)
+        run |= spread_ms(name, values_s, np.ones(len(values_s)), compared.PERCENTILES)
+    return run | spread_ms("itl", np.array(gaps.gaps_s), np.array(gaps.counts, dtype=float), compared.PERCENTILES)
 
 
 def latencies_s(requests: Sequence[Request]) -> dict[str, Floats]:

@@ -34,9 +34,9 @@ from calibrate.judge.fit_cells import (
     with_constants,
 )
 from calibrate.production.levels import Accepted, Served, cell_of, pooled
-from realrun.validate.errors import THROUGHPUT
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
+from sim.metrics.compared import THROUGHPUT
 from sim.run.limits import limits_of
 
 FAR_APART = 2.0

@@ -20,13 +20,13 @@ from realrun.replay.genuine_acceptance import RecordedDraws
 from realrun.replay.measured_costs import MeasuredCosts, MeasuredWork
 from realrun.replay.measured_host import MeasuredHost, WakeLatency
 from realrun.validate.divergence import first_divergence
-from realrun.validate.errors import PERCENTILES, errors
 from sim.costs.cost import CostModel, Demands
 from sim.costs.profile import HostCosts, Profile
 from sim.devices.contention import Contention
 from sim.hosts.simulated import RunLength, SimHost
 from sim.interface.request import Request
 from sim.interface.work import Work
+from sim.metrics.compared import PERCENTILES, errors
 from sim.metrics.records import RunRecord, WorkRecord
 from sim.metrics.summary import Run, number, summarise
 from sim.run.experiment import Experiment

@@ -15,12 +15,12 @@ import msgspec
 from realrun.replay.measured_costs import MeasuredWork
 from realrun.replay.measured_host import WakeLatency
 from realrun.validate.error_parts import Observed
-from realrun.validate.errors import LATENCIES, STATISTICS, THROUGHPUT
 from sim.compare.side_by_side import RESULT_SCHEMA
 from sim.costs.profile import Profile
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import Unreadable, read_text
 from sim.interface.request import Request
+from sim.metrics.compared import LATENCIES, STATISTICS, THROUGHPUT
 from sim.metrics.records import WorkRecord
 from sim.report.results import REAL_COLUMNS, REQUESTS, SUMMARY, WORKS, read_columns
 from sim.run.experiment import Experiment

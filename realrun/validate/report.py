@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from realrun.validate.error_parts import Judged
-from realrun.validate.errors import LATENCIES
 from sim.files.write import write_figure
+from sim.metrics.compared import LATENCIES
 from sim.metrics.summary import latencies_s
 from sim.report.pictures.figures import draw_cdfs
 from sim.report.pictures.panels import canvas, headline, legend, panel, save_and_close, set_theme

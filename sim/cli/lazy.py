@@ -20,6 +20,14 @@ Commands = Mapping[str, tuple[str, str]]
 """Name -> (module:attribute, one line for the help)."""
 
 
+def command_at(place: str) -> click.Command:
+    """The command at module:attribute, imported now."""
+    module, _, attribute = place.partition(":")
+    command = getattr(import_module(module), attribute)
+    assert isinstance(command, click.Command)
+    return command
+
+
 class LazyGroup(click.Group):
     """Sub-commands by name from `commands` and, with `entry_points`, from what is installed in that group.
 
@@ -45,12 +53,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self._lazy:
             return self._loaded(name) if name in self._installed() else None
-        module, _, attribute = self._lazy[name][0].partition(":")
-        if find_spec(module) is None:
-            return None
-        command = getattr(import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
+        place = self._lazy[name][0]
+        return command_at(place) if find_spec(place.partition(":")[0]) else None
 
     def _loaded(self, name: str) -> click.Command:
         """An installed package's. Raises PluginError."""

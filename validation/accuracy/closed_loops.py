@@ -17,9 +17,9 @@ from calibrate.cli.engine_flags import engine_block
 from calibrate.judge.cell_table import CellTable, cells_of, parse_columns, read_cells
 from calibrate.judge.cells import JudgedCell, Setup, fit_on_cells, judge_cells, speedups
 from calibrate.judge.fit_cells import Fitted, marked, parse_mark, parse_ratios
-from realrun.validate.errors import spread
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
+from sim.metrics.compared import spread
 from validation.accuracy.matrix import rows_of_cells
 from validation.accuracy.sections import Line, Section, number, percent, profile_text
 from validation.tables import csv_rows, grouped, markdown_table, off_pct

@@ -30,7 +30,7 @@ def cells_form(table: str) -> None:
 
 def group(**sub_commands: tuple[str, str]) -> click.Command:
     known = {"cells": (f"{HERE}:cells_form", "Cells of a table."), **sub_commands}
-    return ValidateGroup("validate", directory=directory_form, commands=known)
+    return ValidateGroup("validate", directory=f"{HERE}:directory_form", commands=known)
 
 
 @pytest.mark.parametrize(

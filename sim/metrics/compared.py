@@ -1,7 +1,6 @@
-"""What was measured beside what was simulated: one value, a run's latencies, and errors over many.
+"""Measured values beside simulated ones: one value, a run's latencies, and errors over many.
 
-Not here: where either side comes from (realrun.validate.error_parts, calibrate.judge.vllm_runs,
-calibrate.judge.cells). No torch.
+Not here: where either side comes from (realrun.validate, calibrate.judge).
 """
 
 from __future__ import annotations

@@ -1,0 +1,89 @@
+"""`lanesim validate DIRECTORY`: the simulator against a replay. Mounted by calibrate.cli.validate.
+
+Not here: the comparison (realrun.validate.error_parts). Importing this module imports click alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.cli.console import claim, write_json
+from sim.cli.lazy import SOURCE
+from sim.cli.options import OVERWRITE
+
+if TYPE_CHECKING:
+    from realrun.validate.error_parts import Judged
+
+
+@click.command("directory")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--profile", "profile_name", default=None, help="Cost profile, name or path; default: the replay's own.")
+@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
+@OVERWRITE
+@click.option("--plots/--no-plots", default=True, help="Draw CDFs, errors and timelines into DIRECTORY.")
+def directory_command(directory: Path, profile_name: str | None, json_path: str | None, plots: bool) -> None:
+    """What `lanesim validate DIRECTORY` does."""
+    from realrun.replay.genuine_acceptance import tied_profile
+    from realrun.validate.error_parts import judge, result_of
+    from realrun.validate.readback import read_replay, read_summary
+    from sim.costs.profile_files import load
+    from sim.report.results import others_of
+
+    click.get_current_context().meta[SOURCE] = str(directory)
+    drawn_in = directory if plots and directory.is_dir() else None
+    claim(
+        files={"--json": json_path},
+        added_to={"--plots": drawn_in},
+        adds={"--plots": sorted(directory.glob("validation-*.png"))},
+        inputs=[profile_name, *others_of(directory)],
+    )
+    scenario, summary = read_summary(directory)
+    profile = load(profile_name if profile_name is not None else directory / "profile.json")
+    if profile_name is not None and summary["replay"]["acceptance"] == "model":
+        profile, _ = tied_profile(profile, summary["replay"]["epsilon"], summary["replay"]["draft_layers"])
+    judged = [judge(observed) for observed in read_replay(directory, scenario, summary, profile)]
+    result = result_of(summary, profile, judged)
+    if plots:
+        from realrun.validate.report import draw_validation
+
+        draw_validation(directory, judged)
+    if write_json(json_path, result):
+        _tell(judged)
+        if plots:
+            print(f"figures in {directory}")
+
+
+def _tell(judged: list[Judged]) -> None:
+    """Print of each run the headline, each part of the error, and where the schedules part."""
+    for each in judged:
+        verdict = each.verdict
+        print(f"{verdict['policy']}, seed {verdict['seed']}: error in % of the real run")
+        print(f"  {'':<12}{'TTFT':>8}{'TPOT':>8}{'ITL':>8}{'E2EL':>8}{'p95 E2EL':>10}{'tokens/s':>10}")
+        for part, metrics in verdict["decomposition"].items():
+            means = [metrics[name]["mean"] for name in ("ttft", "tpot", "itl", "e2el")]
+            values = [*means, metrics["e2el"]["p95"], metrics["output_throughput"]]
+            cells = ["-" if value["error_pct"] is None else f"{value['error_pct']:+.1f}" for value in values]
+            print(
+                f"  {part:<12}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, (8, 8, 8, 8, 10, 10), strict=True))
+            )
+        lookups = verdict["lookups"]
+        print(f"  measured times: {lookups['found']} works found, {lookups['missed']} by nearest shape")
+        if verdict["machine"]:
+            told = zip(("before", "after"), verdict["machine"], strict=False)
+            slower = ", ".join(f"{ratio:.2f} {when} the run" for when, ratio in told)
+            print(f"  the machine: fixed passes took {slower}, times as long as with the profile")
+        print(f"  {_divergence(verdict['divergence'])}")
+
+
+def _divergence(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "schedules: the same decisions throughout"
+    sides = {name: found[name] for name in ("real", "simulated")}
+    told = [
+        f"{name} {side['kind']} of requests {side['requests']} at {side['time_s']:.4f} s" if side else f"{name} nothing"
+        for name, side in sides.items()
+    ]
+    return f"schedules part at work {found['number']} of stream {found['stream']!r}: {', '.join(told)}"
