@@ -15,7 +15,7 @@ from sim.cli.console import progress
 from sim.cli.options import COUNT, UP_TO_BILLION, Number
 
 if TYPE_CHECKING:
-    from calibrate.judge.cells import JudgedCell
+    from calibrate.judge.cell import JudgedCell
     from calibrate.judge.fit_cells import Fitted
     from sim.metrics.compared import Compared
 
@@ -140,7 +140,8 @@ def cells_command(
     speculation pair up (same label, or the same up to its last "/" without an arm; same concurrency and lengths), the
     speed-up in output_throughput is compared, too.
     """
-    from calibrate.judge.cell_table import MEASURED, parse_columns, read_cells, read_request_list
+    from calibrate.judge.cell import MEASURED
+    from calibrate.judge.cell_table import parse_columns, read_cells, read_request_list
     from calibrate.judge.cells import FIGURE, Setup, draw_cells, fit_on_cells, judge_cells, result_of
     from calibrate.judge.fit_cells import RATIO, check_constant, marked, parse_mark, parse_ratios
     from sim.costs.profile_files import load

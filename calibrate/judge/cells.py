@@ -21,14 +21,15 @@ from typing import Any, TypedDict
 import msgspec
 import numpy as np
 
-from calibrate.judge.cell_table import LENGTHS, MEASURED, Cell, CellTable
+from calibrate.judge.cell import FITTED, MEASURED, Cell, JudgedCell
+from calibrate.judge.cell_table import LENGTHS, CellTable
 from calibrate.judge.fit_cells import RATIO, Fitted, Undetermined, fit_constant, fit_constants
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import SERVED, Profile
 from sim.files.json_values import Json
 from sim.files.write import write_figure
 from sim.interface.request import Request
-from sim.metrics.compared import THROUGHPUT, Compared, compared, spread
+from sim.metrics.compared import THROUGHPUT, spread
 from sim.metrics.summary import summarise
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario
@@ -68,14 +69,6 @@ class Setup:
         """None: the profile's own."""
         name = self.engine.get("name")
         return None if name is None else str(name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedCell:
-    cell: Cell
-    is_fit: bool
-    """The constant was fitted on it, so that it judges nothing."""
-    metrics: Mapping[str, Compared]
 
 
 class Speedup(TypedDict):
@@ -178,9 +171,9 @@ def judge_cells(
     """
     judged = []
     for cell, fitted_on in zip(table.cells, is_fit, strict=True):
-        found = _simulated(table, cell, profile, setup)
-        metrics = {name: compared(real, found.get(MEASURED[name])) for name, real in cell.measured.items()}
-        judged.append(JudgedCell(cell=cell, is_fit=fitted_on, metrics=metrics))
+        run = _simulated(table, cell, profile, setup)
+        simulated = {name: run.get(MEASURED[name]) for name in cell.measured}
+        judged.append(JudgedCell.beside(msgspec.structs.replace(cell, role=FITTED) if fitted_on else cell, simulated))
         on_cell(len(judged), len(table.cells))
     return judged
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from calibrate.judge.cell_table import Cell
+from calibrate.judge.cell import Cell
 from sim.costs.compact_kernels import CompactKernels
 from sim.costs.profile import Profile
 from sim.costs.table_kernels import TableKernels, is_rising

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.judge.cell_table import MEASURED, Cell
+from calibrate.judge.cell import MEASURED, Cell
 from calibrate.judge.cells import Setup, scenario_of, simulate_cell
 from calibrate.judge.fit_cells import (
     NORMAL_95,

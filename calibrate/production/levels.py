@@ -14,7 +14,7 @@ from statistics import fmean, median, stdev
 
 import msgspec
 
-from calibrate.judge.cell_table import Cell
+from calibrate.judge.cell import Cell
 
 MIN_CONCURRENCY, MAX_CONCURRENCY = 1.0, 65_536.0
 MAX_TOKENS = 10_000_000.0

@@ -14,8 +14,9 @@ from statistics import NormalDist, fmean
 from typing import Any, NamedTuple
 
 from calibrate.cli.engine_flags import engine_block
+from calibrate.judge.cell import JudgedCell
 from calibrate.judge.cell_table import CellTable, cells_of, parse_columns, read_cells
-from calibrate.judge.cells import JudgedCell, Setup, fit_on_cells, judge_cells, speedups
+from calibrate.judge.cells import Setup, fit_on_cells, judge_cells, speedups
 from calibrate.judge.fit_cells import Fitted, marked, parse_mark, parse_ratios
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load

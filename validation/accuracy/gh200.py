@@ -14,8 +14,9 @@ from typing import Any
 
 from calibrate.cli.engine_flags import engine_block
 from calibrate.fit.step_times import fit_steps, read_curve
+from calibrate.judge.cell import JudgedCell
 from calibrate.judge.cell_table import CellTable, cells_of, read_request_list
-from calibrate.judge.cells import JudgedCell, Setup, judge_cells, simulate_cell, speedups
+from calibrate.judge.cells import Setup, judge_cells, simulate_cell, speedups
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from validation.accuracy.closed_loops import cells_table, error_lines, judged_errors, pairs_table

@@ -13,7 +13,8 @@ from math import exp, log
 from pathlib import Path
 from statistics import fmean
 
-from calibrate.judge.cells import JudgedCell, speedups
+from calibrate.judge.cell import JudgedCell
+from calibrate.judge.cells import speedups
 from sim.files.write import write_figure
 from validation.accuracy.sections import Row, Section, number, percent
 from validation.tables import grouped, markdown_table, off_pct

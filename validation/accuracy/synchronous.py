@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
-from calibrate.judge.cell_table import Cell, cells_of
-from calibrate.judge.cells import JudgedCell, Setup, judge_cells, simulate_cell
+from calibrate.judge.cell import Cell, JudgedCell
+from calibrate.judge.cell_table import cells_of
+from calibrate.judge.cells import Setup, judge_cells, simulate_cell
 from sim.costs.compact_kernels import CompactKernels
 from sim.costs.engine_costs import engine_of, load_engine, with_engine
 from sim.costs.forms.build import build_costs
