@@ -58,7 +58,7 @@ FLOORS = {
         ("campaign",),
     ),
     "validation": (
-        ("tables",),
+        ("tables", "page"),
         ("claims", "silicon", "accuracy", "replays", "speed", "conformance"),
         ("intervals", "pages"),
         ("__main__",),
