@@ -60,7 +60,7 @@ FLOORS = {
     "validation": (
         ("tables", "page"),
         ("claims", "silicon", "accuracy", "replays", "speed", "conformance"),
-        ("intervals", "pages"),
+        ("coverage", "intervals", "pages"),
         ("__main__",),
     ),
 }

@@ -17,9 +17,11 @@ from sim.files.lock import check_destinations
 
 PROGRAMS = {
     "accuracy": ("validation.accuracy.accuracy_page", "docs/accuracy.md: real runs of others beside simulated ones"),
-    "accuracy_intervals": ("validation.intervals.speedups", "how often tune's interval of a speed-up holds"),
+    "accuracy_intervals": (
+        "validation.coverage:accuracy_intervals",
+        "how often tune's interval of a speed-up holds",
+    ),
     "atlas": ("validation.pages.atlas_page", "docs/atlas: published pairs, best draft length by load, break-even"),
-    "capacity_truths": ("validation.intervals.fleets", "whether fleets and intervals hold in other draws of costs"),
     "claims": ("validation.claims.claims_command", "published claims: claimed, simulated, verdict and why"),
     "conformance": (
         "validation.conformance.conformance_command",
@@ -32,7 +34,6 @@ PROGRAMS = {
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),
     "partition": ("validation.accuracy.multiprocessor_shares", "solo curves of shares of multiprocessors"),
-    "plan_truths": ("validation.intervals.plans", "whether planned fleets hold in other draws of costs"),
     "power": ("validation.accuracy.power", "average power of a GPU beside measured ones"),
     "real_engine": ("validation.conformance.real_engine", "logs of a real vLLM on a CPU (make vllm)"),
     "replay_accuracy": (
@@ -46,10 +47,11 @@ PROGRAMS = {
     "speed": ("validation.speed.processes", "CPU seconds and memory, beside a bare loop"),
     "support": ("validation.pages.support", "docs/support.md: which model runs on which GPU"),
     "unprepared": ("validation.pages.unprepared", "docs/unprepared.md: deployments that nobody prepared"),
-    "verdicts": ("validation.intervals.verdicts", "how often load verdicts and intervals hold"),
+    "truths": ("validation.coverage:truths", "answers of capacity, tune and plan in other draws of costs"),
+    "verdicts": ("validation.coverage:verdicts", "how often load verdicts and intervals hold"),
     "who_wins": ("validation.pages.who_wins", "docs/who-wins.md: the fastest policy by load"),
 }
-"""Name -> (module with a `main`, what it does)."""
+"""Name -> (module and function, `main` where none is named; what it does)."""
 OUTPUTS = ("out", "table")
 """Parameters of programs that name what is written: files, or a folder."""
 
@@ -60,7 +62,8 @@ def main(args: list[str]) -> int:
         lines = [f"  {name:20}{what}" for name, (_, what) in PROGRAMS.items()]
         print("\n".join(["usage: python -m validation NAME ...", *lines]), file=sys.stderr)
         return 2
-    program = import_module(PROGRAMS[args[0]][0]).main
+    module, _, function = PROGRAMS[args[0]][0].partition(":")
+    program = getattr(import_module(module), function or "main")
     sys.argv = [f"python -m validation {args[0]}", *args[1:]]
     given = {} if signature(program).parameters.keys() <= {"words"} else arguments(program, args[1:])
     try:

@@ -1,0 +1,439 @@
+"""How often what lanesim states holds: load verdicts and intervals of means in long runs, fleets and speed-ups in other
+draws of costs and acceptance, speed-ups beside measured ones.
+
+    python -m validation verdicts load|coverage|kinds [--groups 100] [--workers 2] [--without-tails]
+    python -m validation truths capacity|tune|plan [--seed 0] [--count 20]
+    python -m validation accuracy_intervals DATA [--draws 20] [--workers 2]
+
+`verdicts load`: verdicts on a queue whose capacity is known (M/D/1), `continuous` and `pd`, at 0.5 to 1.2 of it.
+`verdicts coverage`: 95 % intervals, four replications, against the means of long runs, at 30, 60 and 85 % of capacity
+on two GPUs; a p99 in runs so long that MIN_FOR_P99 requests count as independent. `verdicts kinds`: an open loop, a
+closed one and a trace.
+`truths`: single draws of costs and acceptance from other seeds. A fleet that `capacity` or `plan` recommends should
+meet its SLOs in 18 of 20 and have at most one replica more than the smallest that does in half of them; 90 % intervals
+of speed-ups that `tune` states should hold 82 to 96 % of fresh draws, and its regret be what is realised in them.
+`accuracy_intervals`: 90 % intervals of `tune` beside measured speed-ups that no fit saw, its acceptance quoted once, at
+the longest draft that was logged. DATA as in `make accuracy-public`.
+Not here: constants without one of their sources (validation.left_out).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from statistics import fmean, median
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sim.compare.capacity import capacity
+from sim.compare.point_runs import Point, run_points, with_keys
+from sim.compare.pool import Runner
+from sim.compare.run_length import choose_run_length, load_of
+from sim.compare.side_by_side import MIN_FOR_P99
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.draws import child_seed
+from sim.engine.fleet import Routing
+from sim.metrics.load import needs_capacity
+from sim.metrics.stats import interval_95
+from sim.metrics.summary import Run, number
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario, parse_scenario
+from sim.run.simulate import simulate
+from sim.studies.attainment import DEFAULT_SHARE, highest_load
+from sim.studies.cost_draws import Draw, cost_draws
+from sim.studies.length_choice import PLAIN, length_in
+from sim.studies.load_search import REQUESTS_PER_REPLICA, WARMUP_SHARE, joint_share
+from sim.studies.plan.candidate_ranking import Candidate
+from sim.studies.plan.search import plan
+from sim.studies.tune import simulate_grid, tune
+from sim.workload.generate import build_requests, is_trace
+from validation.accuracy import gh200
+from validation.accuracy.closed_loops import STUDY, study_cells
+from validation.tables import csv_rows, grouped, markdown_table, write_csv
+
+PAIRS = ("h100-sxm/llama-3.1-8b+llama-3.2-1b", "a100-sxm/llama-2-7b+tinyllama-1.1b")
+EAGLE, APERTUS = "h100-sxm/llama-3.1-8b+eagle3", "gh200/apertus-8b+eagle3"
+LOADS = (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
+REFERENCES = range(1001, 1009)
+"""Seeds of the saturated runs whose mean is taken for the capacity."""
+SHARES = (0.3, 0.6, 0.85)
+METRICS, TAIL = ("mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms", "steady_output_throughput"), "p99_e2el_ms"
+REPLICATIONS = 4
+LONG_RUNS, TRACE_RUNS = 60, 400
+"""Replications of the long runs whose mean is taken for the truth: 20,000 requests each, or the trace."""
+TRACE_PROMPTS = 1000
+TRUTH_SEED = 77
+SHUFFLES = 100
+TAIL_SHARE = 2
+"""Runs whose p99 is judged are long, and so many times fewer."""
+
+TRUTH_KEY = 1_000_051
+"""Child of the seed that truths come from: none of the answers' draws does."""
+RUNS = 2
+"""Fresh runs of a fleet in a truth."""
+REPLICAS = 4.1
+"""Rate asked for, in highest loads of one replica."""
+CAPACITY = {
+    "H100, llama-3.1-8b": Scenario.of(
+        profile="h100-sxm/llama-3.1-8b", policy="autoregressive", num_speculative_tokens=0, input_len=512,
+        output_len=64, **{"goodput.ttft_ms": 500.0, "goodput.tpot_ms": 40.0},
+    ),
+    "H100, llama-3.1-8b + eagle3": Scenario.of(
+        profile=EAGLE, policy="continuous", acceptance="length:2.6@3", num_speculative_tokens=5, input_len=512,
+        output_len=128, **{"goodput.ttft_ms": 500.0, "goodput.tpot_ms": 15.0},
+    ),
+    "GH200, apertus-8b + eagle3": Scenario.of(
+        profile=APERTUS, policy="continuous", acceptance="vllm:.518,.31,.194", num_speculative_tokens=4, input_len=630,
+        output_len=190, **{"goodput.ttft_ms": 1000.0, "goodput.tpot_ms": 20.0},
+    ),
+}  # fmt: skip
+PLANS: dict[tuple[str, ...], tuple[float, dict[str, Any]]] = {
+    ("h100-sxm/qwen3-32b", "h100-sxm/qwen3-32b-tp2"): (
+        40.0, {"num_speculative_tokens": 0, "goodput.ttft_ms": 1000.0, "goodput.tpot_ms": 60.0},
+    ),
+    ("h200-sxm/llama-3.1-8b+eagle3", "h200-sxm/llama-3.1-8b-fp8+eagle3"): (
+        200.0,
+        {
+            "num_speculative_tokens": 3, "acceptance": "length:2.6@3", "goodput.ttft_ms": 500.0,
+            "goodput.tpot_ms": 15.0,
+        },
+    ),
+}  # fmt: skip
+"""Candidates -> requests per second, the rest of the scenario; rates are such that a fleet has several replicas."""
+LENGTHS, CONCURRENCIES = (1, 3, 5), (1, 8, 32)
+TUNED = {EAGLE: "length:2.6@3", APERTUS: "vllm:.518,.31,.194", "h100-sxm/llama-2-7b+tinyllama-1.1b": "length:2.6@3"}
+"""Profile -> acceptance."""
+
+A100_WORKLOAD, FITTED_CONCURRENCY = "gsm8k", 1
+"""Constants of engines were fitted on the A100's EAGLE-3 cells of this concurrency."""
+PASSES = 8
+"""Times that the study's list of prompts is gone through, so that no closed loop runs out of them."""
+
+
+def coverage(intervals: ArrayLike, truths: ArrayLike) -> float:
+    """Share of the `intervals` [..., 2] that hold their truth; one truth may stand for all."""
+    low, high = np.moveaxis(np.asarray(intervals, float), -1, 0)
+    return float(np.mean((low <= truths) & (truths <= high)))
+
+
+def runs_of(cases: Iterable[tuple[Scenario, Profile, int]], workers: int = 1) -> list[Run]:
+    """Metrics of every scenario of one policy on its profile with its seed."""
+    points = [Point(scenario=each, policy=each.policy[0], seed=seed, profile=of) for each, of, seed in cases]
+    return [outcome.run for outcome in run_points(points, Runner(workers))]
+
+
+def load_verdicts(groups: int) -> None:
+    queue = Scenario.of(
+        profile="h100-sxm/llama-2-7b", policy="autoregressive", input_len=512, output_len=1, max_num_seqs=1,
+        num_speculative_tokens=0,
+    )  # fmt: skip
+    policies = ("continuous", "pd")
+    engines = {name: Scenario.of(profile=PAIRS[0], policy=name, dataset_name="azure-conv") for name in policies}
+    for name, scenario in {"M/D/1": queue, **engines}.items():
+        policy, profile = scenario.policy[0], load(scenario.profile)
+        rates = [capacity(msgspec.structs.replace(scenario, seed=seed), policy, profile)[0] for seed in REFERENCES]
+        rate, spread = float(np.mean(rates)), float(np.std(rates))
+        print(f"{name}: capacity {rate:.3f} requests/s, ±{100.0 * spread / rate:.1f} % from seed to seed")
+        for share in LOADS:
+            verdicts: Counter[str] = Counter()
+            for seed in range(groups if scenario is queue else max(10, groups // 4)):
+                fresh = with_keys(scenario, seed=seed, workload={"num_prompts": 1000, "request_rate": share * rate})
+                is_in_doubt = needs_capacity(simulate(resolve(fresh, profile, policy), child_seed(seed, 0)))
+                verdicts[load_of(fresh, profile, policy, is_in_doubt=is_in_doubt, seed=seed).verdict.value] += 1
+            shares = (
+                f"{verdict} {100.0 * count / verdicts.total():.0f} %" for verdict, count in verdicts.most_common()
+            )
+            print(f"  {share:4.2f}: {', '.join(shares)}", flush=True)
+
+
+def open_loops() -> Iterator[tuple[str, Scenario, int]]:
+    """Name, scenario of one policy, replications of the long run."""
+    for name in PAIRS:
+        scenario = Scenario.of(profile=name, policy="continuous", dataset_name="azure-conv", replications=REPLICATIONS)
+        rate, _ = capacity(scenario, "continuous", load(name))
+        for share in SHARES:
+            yield f"{name} {share:.0%}", with_keys(scenario, workload={"request_rate": share * rate}), LONG_RUNS
+
+
+def kinds(folder: Path) -> Iterator[tuple[str, Scenario, int]]:
+    """An open loop at 60 % of capacity, a closed one of answers of very different lengths, and a bursty trace."""
+    given: dict[str, Any] = {"policy": "continuous", "replications": REPLICATIONS}
+    conversations = Scenario.of(profile=PAIRS[0], dataset_name="azure-conv", **given)
+    rate, _ = capacity(conversations, "continuous", load(PAIRS[0]))
+    yield "open", with_keys(conversations, workload={"request_rate": SHARES[1] * rate}), LONG_RUNS
+    closed = Scenario.of(profile=EAGLE, dataset_name="azure-code", request_rate="inf", max_concurrency=32, **given)
+    yield "closed", closed, LONG_RUNS
+    bursty = with_keys(conversations, workload={"request_rate": SHARES[0] * rate, "burstiness": 0.5})
+    requests = build_requests(bursty.workload.sized(TRACE_PROMPTS), TRUTH_SEED)
+    path = folder / "trace.csv"
+    rows = ((each.arrival_s, each.prompt_tokens, each.output_tokens) for each in requests)
+    write_csv(path, ["arrival_s", "prompt_tokens", "output_tokens"], rows)
+    trace = {"workload.trace_arrivals": "recorded"}
+    yield (
+        "trace",
+        Scenario.of(profile=PAIRS[0], dataset_name="csv", dataset_path=str(path), **given, **trace),
+        TRACE_RUNS,
+    )
+
+
+def intervals_of_means(
+    settings: Iterable[tuple[str, Scenario, int]], groups: int, workers: int, *, has_tails: bool
+) -> None:
+    """Coverage of every metric in every setting, and of the groups as they come over all settings."""
+    pooled: dict[str, list[float]] = {}
+    for name, scenario, num_long in settings:
+        profile = load(scenario.profile)
+        settled, length = choose_run_length(scenario, profile)
+        workload = settled.workload
+        long = workload if is_trace(workload) else workload.sized(20_000, 1000, 1000 * bool(length.num_cooldowns))
+        seeds = [child_seed(TRUTH_SEED, run) for run in range(num_long)]
+        truths = runs_of([(msgspec.structs.replace(settled, workload=long), profile, seed) for seed in seeds], workers)
+        sizes = dict.fromkeys(METRICS, (settled, groups))
+        if has_tails:
+            completed, independent = (np.mean(values_of(truths, key)) for key in ("completed", "effective_requests"))
+            most = ceil(MIN_FOR_P99 / REPLICATIONS * completed / independent) + length.num_warmups
+            long_enough = with_keys(settled, workload={"num_prompts": max(length.num_prompts, most)})
+            sizes[TAIL] = long_enough, groups // TAIL_SHARE
+        runs: dict[object, list[Run]] = {}
+        parts = []
+        for metric, (sized, num_groups) in sizes.items():
+            num_prompts = sized.workload.num_prompts
+            if num_prompts not in runs:
+                seeds = [child_seed(1000 + group, run) for group in range(num_groups) for run in range(REPLICATIONS)]
+                runs[num_prompts] = runs_of([(sized, profile, seed) for seed in seeds], workers)
+            truth, samples = float(np.mean(values_of(truths, metric))), values_of(runs[num_prompts], metric)
+            held, half = covered(samples, truth)
+            pooled.setdefault(metric, []).append(coverage(intervals(samples), truth))
+            off = 100.0 * (float(np.mean(samples)) / truth - 1.0)
+            parts.append(f"{metric} {100.0 * held:.1f} % (±{100.0 * half:.1f} %, {off:+.2f} % off)")
+        left_out = f"{length.num_warmups} and {length.num_cooldowns} left out"
+        print(f"{name}: {' and '.join(map(str, runs))} requests, {left_out}: {', '.join(parts)}", flush=True)
+    shares = (f"{metric} {100.0 * fmean(held):.1f} %" for metric, held in pooled.items())
+    print(f"pooled, groups as they come: {', '.join(shares)}")
+
+
+def intervals(samples: ArrayLike) -> np.ndarray:
+    """95 % intervals [groups, 2] of the `samples`, REPLICATIONS of them each, as they come."""
+    return np.array([interval_95(group) for group in np.reshape(samples, (-1, REPLICATIONS)).tolist()])
+
+
+def values_of(runs: Sequence[Run], metric: str) -> list[float]:
+    return [number(run, metric) or 0.0 for run in runs]
+
+
+def covered(samples: Sequence[float], truth: float) -> tuple[float, float]:
+    """Share of the intervals of REPLICATIONS of the `samples` that hold the `truth`, and the median half-width over it,
+    by SHUFFLES ways of taking them together."""
+    generator, values = np.random.default_rng(0), np.array(samples)
+    drawn = np.concatenate([intervals(generator.permutation(values)) for _ in range(SHUFFLES)])
+    return coverage(drawn, truth), float(np.median(np.diff(drawn))) / 2.0 / truth
+
+
+def truths_of(scenario: Scenario, profile: Profile, count: int) -> list[Draw]:
+    """Plain random draws, one by one."""
+    seeds = [child_seed(scenario.seed, TRUTH_KEY, index) for index in range(count)]
+    return [cost_draws(scenario, profile, 1, seed)[0] for seed in seeds]
+
+
+def holding(scenario: Scenario, truths: Sequence[Draw], routing: str, count: int, rate_per_s: float) -> int:
+    """Truths in which so many replicas meet the SLOs, by the share asked for, in the mean of RUNS runs."""
+    length = REQUESTS_PER_REPLICA * count
+    workload = {"num_prompts": length, "num_warmups": int(WARMUP_SHARE * length), "request_rate": rate_per_s}
+    fleet = with_keys(scenario, workload=workload, devices={"count": count, "routing": routing})
+    runs = runs_of(
+        (truth.scenario(fleet), truth.profile, child_seed(truth.seed, run)) for truth in truths for run in range(RUNS)
+    )
+    shares = np.array([joint_share(run) for run in runs]).reshape(len(truths), RUNS)
+    return int(np.sum(shares.mean(axis=1) >= DEFAULT_SHARE))
+
+
+def replicas_that_hold(
+    scenario: Scenario, profile: Profile, routing: str, replicas: int, rate_per_s: float, count: int
+) -> str:
+    """Such as: 4 in 20 of 20, 3 in 6 of 20; 0 above the median. The recommended number of replicas, and fewer as long
+    as they hold in half of the truths."""
+    truths = truths_of(scenario, profile, count)
+    held: dict[int, int] = {}
+    number_of = replicas
+    while number_of and (not held or held[number_of + 1] * 2 >= count):
+        held[number_of] = holding(scenario, truths, routing, number_of, rate_per_s)
+        number_of -= 1
+    smallest = min((number for number, hold in held.items() if hold * 2 >= count), default=replicas)
+    by_replicas = ", ".join(f"{number} in {hold} of {count}" for number, hold in held.items())
+    return f"{by_replicas}; {replicas - smallest} above the median"
+
+
+def capacity_truths(seed: int, count: int) -> None:
+    print("setting, routing: rate/s; replicas as given, recommended with its confidence; truths in which so many hold")
+    for name, given in CAPACITY.items():
+        scenario, profile = msgspec.structs.replace(given, seed=seed), load(given.profile)
+        one = highest_load(scenario, profile, draws=0).highest[0].load
+        assert one is not None
+        for fleet in highest_load(scenario, profile, target_rate=REPLICAS * one).fleets:
+            assert fleet.replicas is not None
+            assert fleet.enough is not None
+            told = replicas_that_hold(scenario, profile, fleet.routing, fleet.replicas, REPLICAS * one, count)
+            recommended = f"{fleet.enough.replicas}, {fleet.replicas} ({100 * (fleet.confidence or 0.0):.0f} %)"
+            print(f"{name}, {fleet.routing}: {REPLICAS * one:.1f}; {recommended}; {told}", flush=True)
+
+
+def plan_truths(seed: int, count: int) -> None:
+    print("recommended of candidates; truths in which so many replicas hold; replicas above the median")
+    for names, (rate_per_s, changes) in PLANS.items():
+        given = {"input_len": 512, "output_len": 128, **changes}
+        scenario = Scenario.of(profile=names[0], policy="continuous", seed=seed, **given)
+        answer = plan(scenario, [Candidate(name, load(name)) for name in names], rate_per_s=rate_per_s, draws=20)
+        best, planned = answer.deployments[0], parse_scenario(answer.scenario)
+        assert best.replicas is not None
+        profile = load(best.profile)
+        told = replicas_that_hold(planned, profile, Routing.ROUND_ROBIN, best.replicas, rate_per_s, count)
+        print(f"{best.replicas} of {best.profile} ({best.worlds_met} of 20 draws); {told}", flush=True)
+
+
+def tune_truths(seed: int, count: int) -> None:
+    print("setting: share of fresh speed-ups within the 90 % interval; regret stated, realised")
+    stated: list[Any] = []
+    fresh: list[np.ndarray] = []
+    for name, acceptance in TUNED.items():
+        scenario = Scenario.of(
+            profile=name, policy="continuous", acceptance=acceptance, num_speculative_tokens=max(LENGTHS),
+            max_num_seqs=max(CONCURRENCIES), input_len=256, output_len=64, seed=seed,
+        )  # fmt: skip
+        profile = load(name)
+        answer = tune(scenario, profile, lengths=LENGTHS, concurrencies=CONCURRENCIES)
+        grid = simulate_grid(scenario, truths_of(scenario, profile, count), CONCURRENCIES, LENGTHS, Runner())
+        lengths = [length_in(answer.table, point.concurrency) or PLAIN for point in answer.points]
+        chosen = np.array([grid.of(length)[index] for index, length in enumerate(lengths)])
+        lost = 100 * np.mean(1.0 - chosen / grid.values.max(axis=1))
+        intervals_of_points = np.array([point.interval for point in answer.points])[:, None, :]
+        stated.append(intervals_of_points)
+        fresh.append(chosen / grid.of(PLAIN))
+        held = 100 * coverage(intervals_of_points, fresh[-1])
+        print(f"{name}: {held:.0f} %; {100 * answer.expected_regret:.2f} %, {lost:.2f} %", flush=True)
+    pooled = 100 * coverage(np.concatenate(stated), np.concatenate(fresh))
+    print(f"pooled: {pooled:.1f} % of {sum(speedups.size for speedups in fresh)}")
+
+
+class Case(NamedTuple):
+    """A drafter whose speed-ups were measured."""
+
+    title: str
+    scenario: Scenario
+    measured: Mapping[tuple[int, int], float]
+    """Tokens per second by concurrency and draft length, 0 = without a drafter."""
+
+
+def gh200_case(folder: Path, method: str, profile: str, scratch: Path) -> Case:
+    """Chat on the GH200."""
+    cells = csv_rows(folder / "cells.csv")
+    cells = [row for row in cells if row["workload"] == "chat" and row["method"] in (gh200.PLAIN, method)]
+    settings = grouped(cells, lambda row: (int(row["concurrency"]), int(row["k"])))
+    measured = {key: fmean(float(row["output_tok_per_s"]) for row in rows) for key, rows in settings.items()}
+    longest = max(k for _, k in measured)
+    path = scratch / "chat.csv"
+    lengths = enumerate(csv_rows(folder / "lengths_chat.csv") * PASSES)
+    requests = ([index, row["prompt_tokens"], row["output_tokens"]] for index, row in lengths)
+    write_csv(path, ["arrival_time", "input_len", "output_len"], requests)
+    scenario = Scenario.of(
+        profile=profile, policy="continuous", engine="vllm-0.23",
+        acceptance=quoted(folder / "per_position.csv", method, longest), num_speculative_tokens=longest,
+        max_num_seqs=256, max_num_batched_tokens=16384, dataset_name="csv", dataset_path=str(path),
+        **{
+            "engine.gpu_memory_utilization": 0.8,
+            "speculation.method": "eagle3" if method == gh200.EAGLE else method,
+        },
+    )  # fmt: skip
+    return Case(f"GH200, Apertus 8B, chat, {method}", scenario, measured)
+
+
+def quoted(path: Path, method: str, k: int) -> str:
+    """Acceptance by position as logged with drafts of `k` tokens, all concurrencies together, weighted by drafts."""
+    logged = [row for row in csv_rows(path) if (row["method"], row["workload"], int(row["k"])) == (method, "chat", k)]
+    rates = []
+    for position in range(k):
+        rows = [row for row in logged if int(row["position"]) == position]
+        drafts = [float(row["drafts"]) for row in rows]
+        rates.append(np.average([float(row["accept_rate_at_position"]) for row in rows], weights=drafts))
+    return "vllm:" + ",".join(f"{rate:.4f}" for rate in rates)
+
+
+def a100_case(path: Path) -> Case:
+    """EAGLE-3 of vLLM 0.24 on the A100; one draft length, so its acceptance is that length's."""
+    cells = [cell for cell in study_cells(csv_rows(path)) if cell["label"] == A100_WORKLOAD]
+    drafting = [cell for cell in cells if cell["num_speculative_tokens"]]
+    kept = {cell["concurrency"] for cell in drafting} - {FITTED_CONCURRENCY}
+    k = drafting[0]["num_speculative_tokens"]
+    scenario = Scenario.of(
+        profile="a100-sxm/llama-3.1-8b+eagle3", policy="continuous", engine="vllm-0.24",
+        acceptance=f"length:{fmean(cell['acceptance_length'] for cell in drafting):.3f}@{k}", num_speculative_tokens=k,
+        max_num_seqs=256, max_num_batched_tokens=2048, input_len=cells[0]["input_len"],
+        output_len=cells[0]["output_len"],
+    )  # fmt: skip
+    measured = {
+        (cell["concurrency"], cell["num_speculative_tokens"]): cell["output_throughput"]
+        for cell in cells
+        if cell["concurrency"] in kept
+    }
+    return Case(f"A100, Llama-3.1-8B, {A100_WORKLOAD}, EAGLE-3", scenario, measured)
+
+
+def accuracy_intervals(data: Path, draws: int = 20, workers: int = 2) -> None:
+    warnings.simplefilter("ignore")
+    stated: list[tuple[float, float]] = []
+    real: list[float] = []
+    widths: list[float] = []
+    with TemporaryDirectory() as scratch:
+        cases = [
+            gh200_case(data / gh200.STUDY, gh200.EAGLE, gh200.PROFILE, Path(scratch)),
+            gh200_case(data / gh200.STUDY, gh200.DSPARK, gh200.DSPARK_PROFILE, Path(scratch)),
+            a100_case(data / STUDY),
+        ]
+        for title, scenario, measured in cases:
+            concurrencies, lengths = (sorted(set(each)) for each in zip(*measured, strict=True))
+            answer = tune(
+                scenario, load(scenario.profile), lengths=lengths, concurrencies=concurrencies, draws=draws,
+                workers=workers,
+            )  # fmt: skip
+            rows, lost = [], []
+            for point in answer.points:
+                at_load = {k: value for (load_, k), value in measured.items() if load_ == point.concurrency}
+                lost.append(1.0 - at_load[point.k] / max(at_load.values()))
+                for length in point.lengths:
+                    if not length.k or length.k not in at_load or length.speedup is None or length.interval is None:
+                        continue
+                    real.append(at_load[length.k] / at_load[0])
+                    stated.append(length.interval)
+                    low, high = length.interval
+                    widths.append((high - low) / length.speedup)
+                    speedups = f"{real[-1]:.3f}", f"{length.speedup:.3f}", f"{low:.3f} to {high:.3f}"
+                    rows.append([f"{point.concurrency}", f"{length.k}", *speedups])
+            print(f"\n{title}; {scenario.speculation.acceptance}; {answer.verdict}")
+            print(f"regret against the best measured length: mean {fmean(lost):.2%}, worst {max(lost):.2%}\n")
+            print(markdown_table(["c", "K", "measured", "stated", "90 % interval"], rows, left=0))
+    held = f"{coverage(stated, real):.1%} of {len(real)} measured speed-ups within the 90 % interval"
+    print(f"{held}; median width {median(widths):.1%} of it")
+
+
+def truths(what: Literal["capacity", "tune", "plan"], seed: int = 0, count: int = 20) -> None:
+    {"capacity": capacity_truths, "tune": tune_truths, "plan": plan_truths}[what](seed, count)
+
+
+def verdicts(
+    what: Literal["load", "coverage", "kinds"], groups: int = 100, workers: int = 2, without_tails: bool = False
+) -> None:
+    warnings.simplefilter("ignore")
+    if what == "load":
+        load_verdicts(groups)
+    elif what == "coverage":
+        intervals_of_means(open_loops(), groups, workers, has_tails=not without_tails)
+    else:
+        with TemporaryDirectory() as folder:
+            intervals_of_means(kinds(Path(folder)), groups, workers, has_tails=False)
