@@ -12,7 +12,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     >>> unknown("GPU", "H200", ["gb200", "h200-sxm"])
     "unknown GPU 'H200'; did you mean 'h200-sxm'? (known: gb200, h200-sxm)"
     """
-    names = list(known)
+    names = [str(each) for each in known]
     lower = {each.lower(): each for each in names}
     longer = [each for each in lower if name and each.startswith(name.lower())]
     found = get_close_matches(name.lower(), longer or lower, n=1, cutoff=0.0 if longer else 0.5)

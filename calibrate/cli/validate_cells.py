@@ -12,7 +12,8 @@ import click
 from calibrate.cli.engine_flags import EngineFlags, engine_block, engine_options
 from calibrate.judge.validation_output import OutputFlags, check_outputs, output_options, print_compared, write_result
 from sim.cli.console import progress
-from sim.cli.options import COUNT, UP_TO_BILLION, Number
+from sim.cli.flags import Number
+from sim.cli.options import COUNT, UP_TO_BILLION
 
 if TYPE_CHECKING:
     from calibrate.judge.cell import JudgedCell

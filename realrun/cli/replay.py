@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
+from msgspec import Meta
 
 from sim.cli.console import claim
-from sim.cli.options import OVERWRITE, ListOptions, Number, gather, inputs_of, scenario_options
+from sim.cli.flags import Overwrite, command
+from sim.cli.options import MaxConcurrency, RequestRate, WorkloadFlags, gather, inputs_of
 from sim.cli.signals import exit_code, put_off, stopped_word
 
 if TYPE_CHECKING:
@@ -23,53 +24,39 @@ if TYPE_CHECKING:
 
 NUM_PROMPTS = 200
 """Requests of a replay that is not told how many: it runs in real time."""
-REPLAY_EXAMPLE = (
-    "Example: lanesim replay --policy pd --policy pdv --profile cpu/tiny --num-prompts 24 --request-rate 10 "
-    "--input-len 64 --output-len 32 --device cpu --out results/replay"
+EXAMPLE = (
+    "lanesim replay --policy pd --policy pdv --profile cpu/tiny --num-prompts 24 --request-rate 10 \\\n"
+    "    --input-len 64 --output-len 32 --device cpu --out results/replay"
 )
 
 
-class ReplayFlags(NamedTuple):
-    """Flags of this command alone, by parameter."""
+class ReplayFlags(WorkloadFlags, frozen=True, kw_only=True):
+    """Flags of `lanesim replay`."""
 
-    device: str
-    out: Path
-    acceptance_from: str
-    target_weights: Path | None
-    draft_weights: Path | None
-    prompts: Path | None
-    epsilon: float | None
-    draft_layers: int | None
-    temperature: float
+    request_rate: RequestRate = None
+    max_concurrency: MaxConcurrency = None
+    device: Annotated[Literal["cpu", "cuda"], "Where the passes run."]
+    out: Annotated[Path, "Results directory."]
+    acceptance_from: Annotated[
+        Literal["tape", "model"],
+        "tape: dictated by --acceptance and --seed; model: whatever the draft deserves, one of the target's first "
+        "layers or --draft-weights.",
+    ] = "tape"
+    target_weights: Annotated[Path | None, "model: local folder, transformers' format."] = None
+    draft_weights: Annotated[Path | None, "model: the same of the draft."] = None
+    prompts: Annotated[Path | None, "model: JSON lines of input_tok_ids and class."] = None
+    epsilon: Annotated[
+        float | None,
+        Meta(ge=0.0, le=1e6),
+        "model: weight of the target's later layers, 0 = draft and target agree [0.2, about .65 accepted greedily].",
+    ] = None
+    draft_layers: Annotated[int | None, Meta(ge=1, le=10_000), "model: of the draft [target's / 8]."] = None
+    temperature: Annotated[float, Meta(ge=0.0, le=1e6), "0 = greedy kernels, above = sampled."] = 0.0
+    overwrite: Overwrite = False
 
 
-@click.command("replay", cls=ListOptions, epilog=REPLAY_EXAMPLE, short_help="The same policies on real hardware.")
-@scenario_options
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), required=True, help="Where the passes run.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Results directory.")
-@click.option(
-    "--acceptance-from",
-    type=click.Choice(["tape", "model"]),
-    default="tape",
-    show_default=True,
-    help="tape: dictated by --acceptance and --seed; model: whatever the draft deserves, one of the target's first "
-    "layers or --draft-weights.",
-)
-@click.option("--target-weights", type=click.Path(path_type=Path), help="model: local folder, transformers' format.")
-@click.option("--draft-weights", type=click.Path(path_type=Path), help="model: the same of the draft.")
-@click.option("--prompts", type=click.Path(path_type=Path), help="model: JSON lines of input_tok_ids and class.")
-@click.option(
-    "--epsilon",
-    type=Number(0.0, 1e6),
-    default=None,
-    help="model: weight of the target's later layers, 0 = draft and target agree [0.2, about .65 accepted greedily].",
-)
-@click.option(
-    "--draft-layers", type=click.IntRange(1, 10_000), default=None, help="model: of the draft [target's / 8]."
-)
-@click.option("--temperature", type=Number(0.0, 1e6), default=0.0, help="0 = greedy kernels, above = sampled.")
-@OVERWRITE
-def replay_command(**flags: Any) -> None:
+@command("replay", ReplayFlags, example=EXAMPLE, short_help="The same policies on real hardware.")
+def replay_command(flags: ReplayFlags) -> None:
     """Run the same policies on real hardware, in real time, and record what happened.
 
     The profile's models get their exact dimensions and random weights. Which drafts are accepted is dictated by the
@@ -82,20 +69,18 @@ def replay_command(**flags: Any) -> None:
     from sim.run.resolve import resolve_all
     from sim.run.scenario import parse_scenario
 
-    path = flags["scenario"]
     raw = gather(flags)
-    own = ReplayFlags(**flags)
     workload = raw.setdefault("workload", {})
     if isinstance(workload, dict):
         workload.setdefault("num_prompts", NUM_PROMPTS)
     scenario = parse_scenario(raw)
-    out, folders = own.out, [own.target_weights, own.draft_weights, own.prompts]
-    claim(folders={"--out": out}, inputs=[*inputs_of(path, scenario), *folders])
+    out, folders = flags.out, [flags.target_weights, flags.draft_weights, flags.prompts]
+    claim(folders={"--out": out}, inputs=[*inputs_of(flags.scenario, scenario), *folders])
     check_parquet()
     profile = load(scenario.profile)
     resolve_all(scenario, profile)
-    profile, genuine = _pair(profile, own)
-    replays, described, tapes = _run(scenario, profile, genuine, own.device, own.temperature)
+    profile, genuine = _pair(profile, flags)
+    replays, described, tapes = _run(scenario, profile, genuine, flags.device, flags.temperature)
     from realrun.replay.genuine_acceptance import write_tapes
     from realrun.replay.replays import result_of, write_replays
 

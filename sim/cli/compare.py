@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import click
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from sim.cli.console import claim, progress, say_trace, write_json
-from sim.cli.options import (
-    DRAWS,
-    OVERWRITE,
-    SECONDS,
-    SHARE,
-    VERBOSE,
-    WORKERS,
-    ListOptions,
-    gather,
-    inputs_of,
-    listed,
-    scenario_options,
-)
-from sim.names import unknown
+from sim.cli.flags import Draws, JsonFile, Overwrite, Seconds, Verbose, Workers, command
+from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, listed
 
 if TYPE_CHECKING:
     from sim.compare.side_by_side import Comparison
@@ -31,121 +17,82 @@ if TYPE_CHECKING:
     from sim.metrics.records import RunRecord
     from sim.run.scenario import Scenario
 
-METRICS = ("ttft", "tpot", "itl", "e2el")
 EXAMPLE = (
-    "\b\nExample:\n  lanesim compare --policy baseline --policy pd --policy pdv \\\n"
+    "lanesim compare --policy baseline --policy pd --policy pdv \\\n"
     "    --profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4 --replications 3"
 )
 
 
-class CompareFlags(NamedTuple):
-    """Flags of this command alone, by parameter."""
+class CompareFlags(CompareScenario, frozen=True, kw_only=True):
+    """Flags of `lanesim compare`; those that take a number take several with commas between, a small grid."""
 
-    percentile_metrics: str | None
-    metric_percentiles: str | None
-    json_path: str | None
-    save_detailed: bool
-    result_dir: Path | None
-    out: Path | None
-    with_works: bool | None
-    plots: bool
-    workers: int | None
-    max_cpu_s: float
-    draws: int | None
-    until_ci: float | None
-    energy: bool
-    verbose: bool
-    emit_vllm: bool
-    target_model: str | None
-    draft_model: str | None
+    metric_percentiles: Annotated[str | None, "Further percentiles, such as 50,99.9."] = None
+    json: JsonFile = None
+    save_detailed: Annotated[bool, "Add per-request lists to every run of the JSON."] = False
+    result_dir: Annotated[
+        Path | None, "Write each run as `vllm bench serve --save-result` does, a file each, into this directory."
+    ] = None
+    out: Annotated[Path | None, "Results directory."] = None
+    plots: Annotated[
+        bool, "Record the works of the first replication and draw latencies and lanes into --out; slower."
+    ] = False
+    workers: Workers = None
+    max_cpu_s: Annotated[Seconds, "CPU budget of `num_prompts: auto`."] = 60.0
+    draws: Annotated[
+        Draws | None,
+        "Draws within the errors of costs and acceptance, which orders must hold in; 0 = none. [default: 10 where "
+        "policies are ordered, so short that they take no longer than the runs]",
+    ] = None
+    verbose: Verbose = False
+    emit_vllm: Annotated[bool, "Run nothing: print the vLLM command lines that would check it."] = False
+    overwrite: Overwrite = False
+
+    listed: ClassVar[tuple[str, ...]] = SHARED
+    shown: ClassVar[tuple[str, ...]] = (
+        *("policy", "profile", "request_rate", "num_prompts", "input_len", "output_len", "num_speculative_tokens"),
+        *("acceptance", "replications", "set", "json"),
+    )
 
 
-@click.command("compare", cls=ListOptions, epilog=EXAMPLE)
-@scenario_options
-@click.option("--percentile-metrics", default=None, help="Accepted for vLLM's sake; all metrics are reported.")
-@click.option("--metric-percentiles", default=None, help="Further percentiles, such as 50,99.9.")
-@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
-@click.option("--save-detailed", is_flag=True, help="Add per-request lists to every run of the JSON.")
-@click.option(
-    "--result-dir",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="Write each run as `vllm bench serve --save-result` does, a file each.",
-)
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Results directory.")
-@click.option(
-    "--works/--no-works",
-    "with_works",
-    default=None,
-    help="Record every work of the first replication (work.parquet, trace.json); slower. [default: with --plots]",
-)
-@click.option("--plots", is_flag=True, help="Draw latency CDFs and a lane timeline into --out.")
-@click.option("--workers", type=WORKERS, default=None, help="Processes. [default: one per core]")
-@click.option(
-    "--max-cpu-s",
-    type=SECONDS,
-    default=60.0,
-    show_default=True,
-    help="CPU budget of `num_prompts: auto`.",
-)
-@click.option(
-    "--draws",
-    type=DRAWS,
-    default=None,
-    help="Draws within the errors of costs and acceptance, which orders must hold in; 0 = none. [default: 10 where "
-    "policies are ordered, so short that they take no longer than the runs]",
-)
-@click.option(
-    "--until-ci", type=SHARE, default=None, metavar="SHARE", help="Replications until intervals are 0.05 of the means."
-)
-@click.option("--energy", is_flag=True, help="Watts of a GPU and joules per output token, too.")
-@VERBOSE
-@OVERWRITE
-@click.option("--emit-vllm", is_flag=True, help="Run nothing: print the vLLM command lines that would check it.")
-@click.option("--target-model", default=None, help="Model to load with --emit-vllm. [default: as the profile is named]")
-@click.option("--draft-model", default=None, help="Draft to load with --emit-vllm. [default: likewise]")
-def compare_command(**flags: Any) -> None:
+@command("compare", CompareFlags, example=EXAMPLE)
+def compare_command(flags: CompareFlags) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
     from sim.report.results import OWN_FILES, check_parquet
 
-    path = flags["scenario"]
     lists: dict[str, list[Json]] = {}
     raw = gather(flags, lists)
-    own = CompareFlags(**flags)
-    if own.energy:
-        raw["energy"] = True
-    percentiles = _percentiles(own.metric_percentiles)
-    _check(own, is_grid=bool(lists))
+    percentiles = _percentiles(flags.metric_percentiles)
+    _check(flags, is_grid=bool(lists))
     scenarios = _scenarios(raw, lists)
-    if own.emit_vllm:
-        _print_lines(scenarios[0][1], own.target_model, own.draft_model)
+    if flags.emit_vllm:
+        _print_lines(scenarios[0][1])
         return
     claim(
-        files={"--json": own.json_path},
-        folders={"--out": own.out},
-        added_to={"--result-dir": own.result_dir},
-        adds={"--result-dir": _bench_files(own.result_dir, scenarios[0][1])},
-        inputs=[each for _, scenario in scenarios for each in inputs_of(path, scenario)],
+        files={"--json": flags.json},
+        folders={"--out": flags.out},
+        added_to={"--result-dir": flags.result_dir},
+        adds={"--result-dir": _bench_files(flags.result_dir, scenarios[0][1])},
+        inputs=[each for _, scenario in scenarios for each in inputs_of(flags.scenario, scenario)],
         own_names=OWN_FILES,
     )
-    if own.out is not None:
+    if flags.out is not None:
         check_parquet()
     profiles = {scenario.profile: load(scenario.profile) for _, scenario in scenarios}
     points, sentences = [], []
     for keys, scenario in scenarios:
         if not lists:
-            say_trace(scenario.workload, is_quiet=own.json_path == "-")
-        result = _compared(scenario, profiles[scenario.profile], percentiles, own)
+            say_trace(scenario.workload, is_quiet=flags.json == "-")
+        result = _compared(scenario, profiles[scenario.profile], percentiles, flags)
         if lists:
             points.append({"keys": {key: _spelt(value) for key, value in keys.items()}} | result.plain)
         else:
-            write_json(own.json_path, result.plain)
-        if own.result_dir is not None:
+            write_json(flags.json, result.plain)
+        if flags.result_dir is not None:
             from sim.report.bench import write_bench_results
 
-            write_bench_results(own.result_dir, result)
-        if own.json_path != "-":
+            write_bench_results(flags.result_dir, result)
+        if flags.json != "-":
             from rich.console import Console
 
             from sim.report.tables import comparison_tables
@@ -154,34 +101,26 @@ def compare_command(**flags: Any) -> None:
                 values = ", ".join(f"{key}={value}" for key, value in keys.items())
                 sentences.append(f"{values}: {result.verdict}")
                 print(values)
-            if own.out is not None:
-                print(f"results in {own.out}")
-            asked = percentiles if own.metric_percentiles else []
-            comparison_tables(Console(), result, asked, is_verbose=own.verbose)
+            if flags.out is not None:
+                print(f"results in {flags.out}")
+            asked = percentiles if flags.metric_percentiles else []
+            comparison_tables(Console(), result, asked, is_verbose=flags.verbose)
     for sentence in sentences:
         print(sentence)
     if lists:
         grid = {key: [_spelt(value) for value in values] for key, values in lists.items()}
-        write_json(own.json_path, {"grid": grid, "points": points})
+        write_json(flags.json, {"grid": grid, "points": points})
 
 
 def _check(flags: CompareFlags, *, is_grid: bool) -> None:
     """Raise ValueError for flags that do not go together; several values per flag, a grid, go with few."""
-    for name in ("target_model", "draft_model"):
-        if getattr(flags, name) is not None and not flags.emit_vllm:
-            raise ValueError(f"--{name.replace('_', '-')} goes with --emit-vllm; a simulation loads nothing")
-    for name in ("out", "plots", "result_dir", "with_works", "save_detailed", "until_ci", "emit_vllm"):
+    for name in ("out", "plots", "result_dir", "save_detailed", "emit_vllm"):
         if is_grid and getattr(flags, name):
-            flag = "works" if name == "with_works" else name.replace("_", "-")
+            flag = name.replace("_", "-")
             raise ValueError(f"--{flag} goes with one value per flag; for a grid, see `lanesim sweep --help`")
-    for name in (flags.percentile_metrics or METRICS[0]).split(","):
-        if name.strip() not in METRICS:
-            raise ValueError(unknown("--percentile-metrics metric", name.strip(), METRICS))
     if flags.plots and flags.out is None:
         raise ValueError("--plots draws into a results directory: add --out DIR")
-    if flags.with_works and flags.out is None:
-        raise ValueError("--works records into a results directory: add --out DIR")
-    if flags.save_detailed and flags.json_path is None and flags.result_dir is None:
+    if flags.save_detailed and flags.json is None and flags.result_dir is None:
         raise ValueError("--save-detailed adds to the JSON: say where with --json FILE or --result-dir DIR")
 
 
@@ -218,7 +157,7 @@ def _spelt(value: Json) -> Json:
     return "inf" if value == float("inf") else value
 
 
-def _print_lines(scenario: Scenario, target_model: str | None, draft_model: str | None) -> None:
+def _print_lines(scenario: Scenario) -> None:
     """Prints what can be typed, what it lacks as comments."""
     from sim.costs.profile_files import load
     from sim.run.resolve import resolve_all
@@ -226,7 +165,7 @@ def _print_lines(scenario: Scenario, target_model: str | None, draft_model: str 
 
     profile = load(scenario.profile)
     resolve_all(scenario, profile)
-    serve, bench, notes = checking_lines(scenario, profile, target_model=target_model, draft_model=draft_model)
+    serve, bench, notes = checking_lines(scenario, profile)
     print("\n".join([serve, bench, *(f"# {note}" for note in notes)]))
 
 
@@ -243,25 +182,16 @@ def _percentiles(text: str | None) -> list[float]:
 def _compared(scenario: Scenario, profile: Profile, percentiles: list[float], flags: CompareFlags) -> Comparison:
     """Compare, and write the results directory where there is one. Requests go to disk run by run; records stay for
     figures and works."""
-    workers, with_plots = flags.workers, flags.plots
-    if flags.until_ci is not None:
-        from sim.studies.precision import sized
-
-        with progress() as on_step:
-            scenario = sized(scenario, profile, flags.until_ci, workers=workers, on_done=on_step)
-    with_works = with_plots if flags.with_works is None else flags.with_works
     if flags.out is None:
-        return _run(scenario, profile, flags, percentiles, record_works=with_works)
+        return _run(scenario, profile, flags, percentiles)
     from sim.report.results import rows_of, write_results, writing
 
     records: list[RunRecord] = []
     with writing(flags.out) as scratch:
         with rows_of(scratch) as rows_in:
-            on_run = records.append if with_plots or with_works else None
-            result = _run(
-                scenario, profile, flags, percentiles, record_works=with_works, on_run=on_run, rows_in=rows_in
-            )
-        if with_plots:
+            on_run = records.append if flags.plots else None
+            result = _run(scenario, profile, flags, percentiles, on_run=on_run, rows_in=rows_in)
+        if flags.plots:
             from sim.report.pictures.figures import draw_comparison
 
             draw_comparison(scratch, result, records)
@@ -275,7 +205,6 @@ def _run(
     flags: CompareFlags,
     percentiles: list[float],
     *,
-    record_works: bool,
     on_run: Callable[[RunRecord], None] | None = None,
     rows_in: Path | None = None,
 ) -> Comparison:
@@ -284,7 +213,7 @@ def _run(
 
     from sim.compare.side_by_side import compare
     from sim.studies.evidence import asked_of_comparison, evidence, levels
-    from sim.studies.precision import over_draws, wider_than
+    from sim.studies.precision import over_draws
 
     with progress() as on_step:
         result = compare(
@@ -293,14 +222,12 @@ def _run(
             percentiles=percentiles,
             on_run=on_run,
             on_done=on_step,
-            record_works=record_works,
+            record_works=flags.plots,
             is_detailed=flags.save_detailed,
             workers=flags.workers,
             max_cpu_s=flags.max_cpu_s,
             rows_in=rows_in,
         )
-    if flags.until_ci is not None:
-        result = msgspec.structs.replace(result, notes=[*result.notes, *wider_than(result, flags.until_ci)])
     if flags.draws != 0:
         with progress() as on_step:
             result = over_draws(result, profile, flags.draws, workers=flags.workers, on_done=on_step)

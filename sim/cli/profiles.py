@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-import click
+from msgspec import Meta, Struct
+
+from sim.cli.flags import ARGUMENT, command
 
 if TYPE_CHECKING:
     from sim.files.json_values import Json
@@ -14,21 +16,30 @@ LONGEST_LIST = 12
 """Values shown of a list."""
 
 
-@click.group("profiles", invoke_without_command=True, epilog="Example: lanesim profiles show h100-sxm/llama-2-7b")
-@click.option("--gpu", default="", help="Only GPUs a part of whose name begins so: h200, 6000.")
-@click.option(
-    "--model",
-    "--target",
-    "model",
-    default="",
-    help="Only targets and drafts whose name holds this; a Hugging Face name.",
-)
-@click.option("--dtype", default=None, help="Only weights so: bf16, fp8, nvfp4, mxfp4 (however it runs) ...")
-@click.pass_context
-def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None) -> None:
-    """List the shipped cost profiles with their mean held-out errors; `show NAME` prints one."""
-    if ctx.invoked_subcommand is not None:
-        return
+class ProfilesFlags(Struct, frozen=True, kw_only=True):
+    """Flags of `lanesim profiles`."""
+
+    names: Annotated[tuple[str, ...], ARGUMENT, Meta(title="[show] [NAME]")] = ()
+    gpu: Annotated[str, "Only GPUs a part of whose name begins so: h200, 6000."] = ""
+    model: Annotated[str, "Only targets and drafts whose name holds this; a Hugging Face name."] = ""
+    dtype: Annotated[str | None, "Only weights so: bf16, fp8, nvfp4, mxfp4 (however it runs) ..."] = None
+    json: Annotated[bool, "The profile as its file has it."] = False
+
+
+@command("profiles", ProfilesFlags, example="lanesim profiles show h100-sxm/llama-2-7b+tinyllama-1.1b")
+def profiles_command(flags: ProfilesFlags) -> None:
+    """List the shipped cost profiles with their mean held-out errors; with a NAME (or a path) print source,
+    fingerprint, errors and constants of that one."""
+    names = flags.names[1:] if flags.names[:1] == ("show",) else flags.names
+    if len(names) > 1 or (flags.names and not names) or (flags.json and not names):
+        raise ValueError("profiles show: want one NAME of a profile, or its path")
+    if names:
+        _show(names[0], is_json=flags.json)
+    else:
+        _list(flags.gpu, flags.model, flags.dtype)
+
+
+def _list(gpu: str, model: str, dtype: str | None) -> None:
     from rich.console import Console
 
     from sim.costs.profile import SERVED
@@ -67,11 +78,7 @@ def profiles_command(ctx: click.Context, gpu: str, model: str, dtype: str | None
     print_table(Console(markup=False), table)
 
 
-@profiles_command.command("show", epilog="Example: lanesim profiles show h100-sxm/llama-2-7b+tinyllama-1.1b")
-@click.argument("name")
-@click.option("--json", "is_json", is_flag=True, help="The profile as its file has it.")
-def show_command(name: str, is_json: bool) -> None:
-    """Print source, fingerprint, errors and constants of one profile (a name or a path)."""
+def _show(name: str, *, is_json: bool) -> None:
     import msgspec
 
     from sim.costs.profile_files import load

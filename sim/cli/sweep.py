@@ -4,44 +4,41 @@ from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
+from msgspec import Meta, Struct
 
 from sim.cli.console import claim, progress, say_trace
+from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, Workers, command
 from sim.cli.lazy import SOURCE
-from sim.cli.options import OVERWRITE, WORKERS
 
 if TYPE_CHECKING:
     from sim.studies.sweep import Estimate, Swept
 
 EXAMPLE = (
-    "\b\nExample:\n  printf 'scenario: {profile: cpu/tiny, policy: [continuous, pd], workload: {num_prompts: 50}}\\n"
+    "printf 'scenario: {profile: cpu/tiny, policy: [continuous, pd], workload: {num_prompts: 50}}\\n"
     "grid: {workload.request_rate: [2, 4, 8], speculation.num_speculative_tokens: [0, 2, 4]}\\n' > grid.yaml\n"
     "  lanesim sweep grid.yaml --out results/store"
 )
 
 
-@click.command("sweep", epilog=EXAMPLE)
-@click.argument("grid", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="STORE", help="Store to add to.")
-@click.option("--workers", type=WORKERS, default=None, help="Processes. [default: one per core]")
-@click.option("--pool", type=click.Choice(["process", "ray"]), default="process", help="ray: a cluster's workers.")
-@click.option("--resume", is_flag=True, help="Run points again that failed, too; all that is missing is run anyway.")
-@click.option("--dry-run", is_flag=True, help="Only say how many points there are, and what they would take.")
-@click.option("--yes", is_flag=True, help="Run a very large grid without being asked.")
-@click.option("--json", "json_path", default=None, metavar="FILE", help="Write what was done as JSON; - = stdout.")
-@OVERWRITE
-def sweep_command(
-    grid: Path,
-    out: Path,
-    workers: int | None,
-    pool: str,
-    resume: bool,
-    dry_run: bool,
-    yes: bool,
-    json_path: str | None,
-) -> None:
+class SweepFlags(Struct, frozen=True, kw_only=True):
+    """Flags of `lanesim sweep`."""
+
+    grid: Annotated[Path, ARGUMENT]
+    out: Annotated[Path, Meta(title="STORE"), "Store to add to."]
+    workers: Workers = None
+    pool: Annotated[Literal["process", "ray"], "ray: a cluster's workers."] = "process"
+    resume: Annotated[bool, "Run points again that failed, too; all that is missing is run anyway."] = False
+    dry_run: Annotated[bool, "Only say how many points there are, and what they would take."] = False
+    yes: Annotated[bool, "Run a very large grid without being asked."] = False
+    json: JsonFile = None
+    overwrite: Overwrite = False
+
+
+@command("sweep", SweepFlags, example=EXAMPLE)
+def sweep_command(flags: SweepFlags) -> None:
     """Run every point of GRID that STORE does not have, on the same draws.
 
     GRID is a YAML file: `scenario:` as a scenario file, `grid:` with a list of values for any dotted key of it,
@@ -49,43 +46,44 @@ def sweep_command(
     gone through side by side; `replications:`.
 
     A sweep that was killed goes on where it was, grids merge, and several may run into one store at once. A point that
-    fails is a row with its error. Read it with `lanesim.load(STORE)`, `lanesim plot` and `lanesim report`.
+    fails is a row with its error. Read it with `lanesim.load(STORE)` and `lanesim report`.
     """
     from sim.studies.grid import Grid
     from sim.studies.store import MARK, Keys, Store, files_of
     from sim.studies.sweep import ASKED_ABOVE, Plan, estimate, sweep
 
+    grid, out, workers = flags.grid, flags.out, flags.workers
     click.get_current_context().meta[SOURCE] = str(grid)
     read = Grid.of(grid)
-    if read.num_runs > ASKED_ABOVE and not yes and not dry_run:
+    if read.num_runs > ASKED_ABOVE and not flags.yes and not flags.dry_run:
         raise ValueError(
             f"{str(grid)!r} is {read.num_runs:,} runs; --dry-run estimates what they take, --yes runs them"
         )
     plan = Plan.of(read)
     claim(
-        files={"--json": json_path},
-        added_to={"--out": None if dry_run else out},
+        files={"--json": flags.json},
+        added_to={"--out": None if flags.dry_run else out},
         inputs=[grid, *plan.inputs, *files_of(out)],
     )
     for workload in read.workloads():
         with suppress(ValueError):  # What cannot be read is the error of its rows.
-            say_trace(workload, is_quiet=json_path == "-")
-    if dry_run:
+            say_trace(workload, is_quiet=flags.json == "-")
+    if flags.dry_run:
         known = Store(out).keys() if (out / MARK).exists() else Keys([])
         found = estimate(plan, known, workers=workers)
-        if _written(json_path, found):
+        if _written(flags.json, found):
             time_left = "unknown: every point tried failed" if found.time_s is None else _spoken(found.time_s)
             print(f"{found.num_runs:,} runs, {found.num_known:,} of them in the store")
             print(f"about {time_left} and {found.memory_mb:.0f} MB, judged by {found.num_sampled} runs")
         return
     store, executor = Store.open(out), None
     with progress() as on_step, ExitStack() as stack:
-        if pool == "ray":
+        if flags.pool == "ray":
             from sim.studies.ray_pool import ray_workers
 
             executor, workers = stack.enter_context(ray_workers(plan.profiles, workers))
-        done = sweep(plan, store, workers=workers, executor=executor, retries_failed=resume, on_done=on_step)
-    if _written(json_path, done):
+        done = sweep(plan, store, workers=workers, executor=executor, retries_failed=flags.resume, on_done=on_step)
+    if _written(flags.json, done):
         failed = f", {done.num_failed:,} failed (column `error`)" if done.num_failed else ""
         print(
             f"{done.num_runs:,} runs: {done.num_known:,} known, {done.num_runs - done.num_known:,} new{failed}; {out}"

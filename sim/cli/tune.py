@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import click
+from typing import TYPE_CHECKING, Annotated
 
 from sim.cli.console import claim, progress, say_trace, write_json
-from sim.cli.options import DRAWS, OVERWRITE, VERBOSE, WORKERS, ListOptions, gather, inputs_of, listed, scenario_options
+from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, command
+from sim.cli.options import ServedFlags, gather, inputs_of, listed
 
 if TYPE_CHECKING:
     from sim.run.scenario import Scenario
@@ -16,55 +15,30 @@ if TYPE_CHECKING:
     from sim.studies.tune import Tuning
 
 EXAMPLE = (
-    "\b\nExample:\n  lanesim tune --profile h100-sxm/llama-3.1-8b+eagle3 --acceptance length:2.6@3 \\\n"
-    "    --num-speculative-tokens 5 --max-num-seqs 32 --input-len 512 --output-len 128"
+    "lanesim tune --profile h100-sxm/llama-3.1-8b+eagle3 --acceptance length:2.6@3 \\\n"
+    "    --num-speculative-tokens 5 --set engine.max_num_seqs=32 --input-len 512 --output-len 128"
 )
 
 
-class TuneFlags(NamedTuple):
-    """Flags of this command alone, by parameter."""
+class TuneFlags(ServedFlags, frozen=True, kw_only=True):
+    """Flags of `lanesim tune`."""
 
-    lengths: str | None
-    concurrencies: str | None
-    contexts: str | None
-    draws: int | None
-    policies: str | None
-    target_model: str | None
-    draft_model: str | None
-    workers: int | None
-    verbose: bool
-    json_path: str | None
+    lengths: Annotated[
+        str | None, "Draft lengths to try. [default: 0,1,.. to num_speculative_tokens, and on while the last is best]"
+    ] = None
+    concurrencies: Annotated[str | None, "Requests in flight to try. [default: 1,2,4,.. to max_num_seqs]"] = None
+    contexts: Annotated[
+        str | None,
+        "Prompt lengths with a table each, such as 1k,8k,32k, and what one table for all loses. [default: none]",
+    ] = None
+    draws: Annotated[Draws | None, "Draws within the errors of costs and acceptance. [default: 20; adaptive: 4]"] = None
+    verbose: Verbose = False
+    json: JsonFile = None
+    overwrite: Overwrite = False
 
 
-@click.command("tune", cls=ListOptions, epilog=EXAMPLE)
-@scenario_options
-@click.option(
-    "--lengths",
-    default=None,
-    help="Draft lengths to try. [default: 0,1,.. to num_speculative_tokens, and on while the last is best]",
-)
-@click.option("--concurrencies", default=None, help="Requests in flight to try. [default: 1,2,4,.. to max_num_seqs]")
-@click.option(
-    "--contexts",
-    default=None,
-    help="Prompt lengths with a table each, such as 1k,8k,32k, and what one table for all loses. [default: none]",
-)
-@click.option(
-    "--draws",
-    type=DRAWS,
-    default=None,
-    help="Draws within the errors of costs and acceptance. [default: 20; adaptive: 4]",
-)
-@click.option(
-    "--policies", default=None, help="adaptive: lane policies to choose from. [default: pd,unified,pdv,baseline]"
-)
-@click.option("--target-model", default=None, help="What `vllm serve` loads. [default: as the profile is named]")
-@click.option("--draft-model", default=None, help="The draft that it loads. [default: likewise]")
-@click.option("--workers", type=WORKERS, default=None, help="Processes. [default: one per core]")
-@VERBOSE
-@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
-@OVERWRITE
-def tune_command(**flags: Any) -> None:
+@command("tune", TuneFlags, example=EXAMPLE)
+def tune_command(flags: TuneFlags) -> None:
     """Best draft length by load, as a vLLM table and SGLang's bands, with what it gains and how sure that is.
 
     Runs a closed loop at every concurrency and draft length, in every draw of what costs and acceptance might as well
@@ -74,25 +48,23 @@ def tune_command(**flags: Any) -> None:
     from sim.run.scenario import parse_scenario
     from sim.run.scenario_file import set_dotted
 
-    path = flags["scenario"]
-    if flags["contexts"] and flags["input_len"] is not None:
+    if flags.contexts and flags.input_len is not None:
         raise ValueError("--input-len: not with --contexts, which are the prompts' lengths")
     raw = gather(flags)
-    own = TuneFlags(**flags)
     raw.setdefault("policy", ["continuous"])
-    lengths = listed("--lengths", own.lengths, int, WHOLE)
-    concurrencies = listed("--concurrencies", own.concurrencies, int, WHOLE)
+    lengths = listed("--lengths", flags.lengths, int, WHOLE)
+    concurrencies = listed("--concurrencies", flags.concurrencies, int, WHOLE)
     if lengths:
         set_dotted(raw, "speculation.num_speculative_tokens", max(lengths))
     scenario = parse_scenario(raw)
-    claim(files={"--json": own.json_path}, inputs=inputs_of(path, scenario))
-    say_trace(scenario.workload, is_quiet=own.json_path == "-")
+    claim(files={"--json": flags.json}, inputs=inputs_of(flags.scenario, scenario))
+    say_trace(scenario.workload, is_quiet=flags.json == "-")
     result: Tuning | ContextTuning | PolicyTuning
     if scenario.policy == ("adaptive",):
-        result = _policies(scenario, own, concurrencies)
+        result = _policies(scenario, flags, concurrencies)
     else:
-        result = _lengths(scenario, own, lengths, concurrencies)
-    if write_json(own.json_path, result.plain):
+        result = _lengths(scenario, flags, lengths, concurrencies)
+    if write_json(flags.json, result.plain):
         from rich.console import Console
 
         from sim.report.answers import print_contexts, print_policies, print_tuning
@@ -101,7 +73,7 @@ def tune_command(**flags: Any) -> None:
 
         console = Console()
         if isinstance(result, Tuning):
-            print_tuning(console, result, is_verbose=own.verbose)
+            print_tuning(console, result, is_verbose=flags.verbose)
         elif isinstance(result, ContextTuning):
             print_contexts(console, result)
         else:
@@ -109,26 +81,20 @@ def tune_command(**flags: Any) -> None:
 
 
 WHOLE = "whole numbers with commas, such as 0,1,3"
-FOR_LENGTHS = ("lengths", "contexts", "target_model", "draft_model")
 
 
 def _lengths(
-    scenario: Scenario, own: TuneFlags, lengths: list[int] | None, concurrencies: list[int] | None
+    scenario: Scenario, flags: TuneFlags, lengths: list[int] | None, concurrencies: list[int] | None
 ) -> Tuning | ContextTuning:
     from sim.costs.profile_files import load
     from sim.studies.cost_draws import DEFAULT_DRAWS
     from sim.studies.tune import tune
 
-    if own.policies is not None:
-        raise ValueError("--policies: lane policies are chosen by load with --policy adaptive only")
-    draws = DEFAULT_DRAWS if own.draws is None else own.draws
-    contexts = listed("--contexts", own.contexts, _tokens, "token counts with commas, such as 1k,8k,32k")
+    draws = DEFAULT_DRAWS if flags.draws is None else flags.draws
+    contexts = listed("--contexts", flags.contexts, _tokens, "token counts with commas, such as 1k,8k,32k")
     if contexts is not None:
         from sim.studies.contexts.tuning import tune_contexts
 
-        for name in ("target_model", "draft_model"):
-            if getattr(own, name):
-                raise ValueError(f"--{name.replace('_', '-')}: not with --contexts, which prints rows alone")
         with progress() as on_step:
             return tune_contexts(
                 scenario,
@@ -137,7 +103,6 @@ def _lengths(
                 concurrencies=concurrencies,
                 lengths=lengths,
                 draws=draws,
-                workers=own.workers,
                 on_done=on_step,
             )
     with progress() as on_step:
@@ -147,28 +112,23 @@ def _lengths(
             concurrencies=concurrencies,
             lengths=lengths,
             draws=draws,
-            workers=own.workers,
-            target_model=own.target_model,
-            draft_model=own.draft_model,
             on_done=on_step,
         )
 
 
-def _policies(scenario: Scenario, own: TuneFlags, concurrencies: list[int] | None) -> PolicyTuning:
+def _policies(scenario: Scenario, flags: TuneFlags, concurrencies: list[int] | None) -> PolicyTuning:
     from sim.costs.profile_files import load
-    from sim.studies.load_table import CANDIDATES, DEFAULT_DRAWS, tune_policies
+    from sim.studies.load_table import DEFAULT_DRAWS, tune_policies
 
-    for name in FOR_LENGTHS:
-        if getattr(own, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')}: --policy adaptive chooses policies, not draft lengths")
+    for name in ("lengths", "contexts"):
+        if getattr(flags, name) is not None:
+            raise ValueError(f"--{name}: --policy adaptive chooses policies, not draft lengths")
     with progress() as on_step:
         return tune_policies(
             scenario,
             load(scenario.profile),
-            candidates=listed("--policies", own.policies or None, str.strip, "policies with commas") or CANDIDATES,
             concurrencies=concurrencies,
-            draws=DEFAULT_DRAWS if own.draws is None else own.draws,
-            workers=own.workers,
+            draws=DEFAULT_DRAWS if flags.draws is None else flags.draws,
             on_done=on_step,
         )
 

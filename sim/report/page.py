@@ -48,12 +48,12 @@ STYLE, SCRIPT = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "j
 """Plain DOM, texts set as texts, nothing evaluated or fetched."""
 
 
-def page(path: Path, *, question: str | None = None, price_per_hour: float | None = None) -> str:
+def page(path: Path, *, price_per_hour: float | None = None) -> str:
     """The page of the store at `path`. Raises ValueError where there is no store or no point that ran."""
     set_theme()
     points = read_points(path)
     grids = [begun for begun in Store(path).grids() if begun.model_version == points.frame["model_version"].iloc[0]]
-    asked = question or _question(points)
+    asked = _question(points)
     drawn, missing = _drawn(points, price_per_hour)
     parts = [
         f"<h1>{_safe(asked)}</h1>",

@@ -7,8 +7,7 @@ The format is Chrome's trace event JSON, which ui.perfetto.dev opens; times in m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from sim.files.json_values import Json
 from sim.metrics.records import RunRecord, WorkRecord
@@ -18,8 +17,6 @@ Span = tuple[int, float, float, float, float]
 """(index, arrival, scheduled, first token, last token) of a request; times in seconds."""
 MAX_WORKS = 5_000
 """Works per run that a trace shows unless told otherwise: about 2 MB."""
-Columns = Mapping[str, list[Any]]
-SPAN_COLUMNS = ("index", "arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 
 
 Run = tuple[str, Sequence[WorkRecord], Sequence[Span]]
@@ -41,20 +38,6 @@ def recorded_runs(records: Sequence[RunRecord]) -> Iterator[Run]:
             finished = [request for request in record.requests if request.is_finished]
             spans = [(r.index, r.arrival_s, r.scheduled_s, r.first_token_s, r.last_token_s) for r in finished]
             yield _title(record.policy, record.seed), record.works, spans
-
-
-def written_runs(works: Columns, requests: Columns) -> list[Run]:
-    """The same from the columns of work.parquet and requests.parquet."""
-    fields = WorkRecord.__struct_fields__
-    held: dict[tuple[str, int], tuple[list[WorkRecord], list[Span]]] = {}
-    for policy, seed, *values in zip(works["policy"], works["seed"], *(works[name] for name in fields), strict=True):
-        own, _ = held.setdefault((policy, seed), ([], []))
-        own.append(WorkRecord(**dict(zip(fields, values, strict=True))))
-    columns = (requests[name] for name in SPAN_COLUMNS)
-    for policy, seed, *span in zip(requests["policy"], requests["seed"], *columns, strict=True):
-        if None not in span and (policy, seed) in held:
-            held[policy, seed][1].append(tuple(span))
-    return [(_title(*run), *parts) for run, parts in held.items()]
 
 
 def _title(policy: str, seed: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import cache
 from math import inf
@@ -496,6 +496,15 @@ def _explain(message: str) -> str:
 def field_types(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
     """Types of a block's keys, evaluated once: a sweep checks thousands of scenarios."""
     return get_type_hints(struct)
+
+
+def dotted_keys(struct: type[msgspec.Struct] = Scenario, prefix: str = "") -> Iterator[str]:
+    """Every key of a scenario, dotted."""
+    for name, hint in field_types(struct).items():
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            yield from dotted_keys(hint, f"{prefix}{name}.")
+        elif name in struct.__struct_fields__:
+            yield prefix + name
 
 
 def _check_keys(raw: Mapping[str, Json], struct: type[msgspec.Struct], prefix: str) -> None:

@@ -1,27 +1,23 @@
-"""How sure a comparison is: with `--until-ci` as many replications as it takes for intervals of means to be as narrow
-as asked for, and the orders that hold in what costs and acceptance might as well be (draws).
+"""How sure a comparison is: the orders that hold in what costs and acceptance might as well be (draws).
 
-A pilot of ten replications says how many; then as many fresh ones are made, which share nothing with the pilot. Adding
-until an interval is narrow would stop at lucky moments, and cover less than it says. What the fresh ones leave wider
-is told. In a draw every policy serves the requests of a replication; the ratio of what it takes to that with costs as
-given is a factor on its mean. An order that was stated stays only if nine in ten of the differences that follow have
-its sign, with the noise of replications, at every phi.
-Not here: how long runs must be for steady means (sim.compare.run_length), draws.
+In a draw every policy serves the requests of a replication; the ratio of what it takes to that with costs as given is a
+factor on its mean. An order that was stated stays only if nine in ten of the differences that follow have its sign,
+with the noise of replications, at every phi. Not here: how long runs must be for steady means
+(sim.compare.run_length), draws.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil, hypot, sqrt
+from math import hypot, sqrt
 from statistics import stdev
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from sim.compare.point_runs import Point, run_points, with_keys, worth
+from sim.compare.point_runs import Point, run_points, worth
 from sim.compare.pool import OnDone, Runner
-from sim.compare.run_length import choose_run_length
 from sim.compare.side_by_side import Comparison, Drawn, DrawnLevel, drafting, open_phis
 from sim.compare.verdict import METRIC, STATED, Interval, Order, Paired, PolicySummary, verdict
 from sim.costs.profile import Profile
@@ -29,66 +25,16 @@ from sim.devices.contention import BRACKET, phi_of
 from sim.draws import child_seed
 from sim.metrics.stats import Floats, t_975
 from sim.metrics.summary import Run, number
-from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.cost_draws import cost_draws, covers, interval_90
-from sim.workload.generate import MAX_PROMPTS, is_trace, num_requests
+from sim.workload.generate import num_requests
 
-PILOTS = 10
-SPREAD_MARGIN = 1.29
-"""A pilot's spread times this is above the true one four times in five (chi-square with 9 degrees of freedom)."""
-PILOT_KEY = 1_000_041
-"""Child of the scenario's seed that the pilot draws from."""
-MAX_REPLICATIONS = 64
-"""Beyond it runs grow longer instead."""
-MAX_TIMES_LONGER = 20
 COMPARED_DRAWS = 10
 FEWEST_OF_90 = 19
 """Draws from which on their interval is less than their range."""
 LEAST_PROMPTS, LEAST_PER_SLOT = 50, 3
 """Requests of a run in a draw: at least, and for each that a closed loop has in flight."""
 ORDERED = (*STATED, Order.OVERLAP)
-METRICS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "steady_output_throughput")
-
-
-def sized(
-    scenario: Scenario,
-    profile: Profile,
-    share: float,
-    *,
-    workers: int | None = None,
-    on_done: OnDone = lambda stage, done, total: None,
-) -> Scenario:
-    """`scenario` with as many replications, at its settled length, as make half of the 95 % intervals of METRICS at
-    most `share` of their means, for every policy; runs grow longer where more than MAX_REPLICATIONS would be needed.
-
-    Raises ValueError for a share that no run can reach.
-    """
-    if not 0.001 <= share < 1.0:
-        raise ValueError(f"--until-ci {share!r}: want a share of the mean from 0.001 to below 1, such as 0.05")
-    resolve_all(scenario, profile)
-    on_done("settling the length", 0, 1)
-    settled, length = choose_run_length(scenario, profile)
-    points = [
-        Point(scenario=settled, policy=policy, seed=child_seed(scenario.seed, PILOT_KEY, replication), profile=profile)
-        for policy in scenario.policy
-        for replication in range(PILOTS)
-    ]
-    done = run_points(points, Runner(workers, on_done), "pilots")
-    most = 2
-    for place in range(len(scenario.policy)):
-        runs = [outcome.run for outcome in done[place * PILOTS : (place + 1) * PILOTS]]
-        for metric in METRICS:
-            values = [value for run in runs if (value := number(run, metric)) is not None]
-            if len(values) == PILOTS:
-                most = max(most, replications_for(values, share / SPREAD_MARGIN))
-    if most <= MAX_REPLICATIONS:
-        return msgspec.structs.replace(scenario, replications=most)
-    times = min(MAX_TIMES_LONGER, ceil(most / MAX_REPLICATIONS))
-    if not is_trace(settled.workload):
-        count = min(MAX_PROMPTS, length.num_prompts * times)
-        settled = with_keys(settled, workload={"num_prompts": count})
-    return with_keys(scenario, workload=settled.workload, replications=MAX_REPLICATIONS)
 
 
 def replications_for(values: Sequence[float], share: float) -> int:
@@ -105,26 +51,6 @@ def replications_for(values: Sequence[float], share: float) -> int:
     while t_975(count - 1) * least > sqrt(count):
         count += 1
     return count
-
-
-def wider_than(result: Comparison, share: float) -> list[str]:
-    """A line per policy whose intervals are wider than asked for all the same, or that has none."""
-    lines = []
-    for row in result.policies:
-        if not row.load.is_steady:
-            lines.append(f"--until-ci: {row.policy} is {row.load.verdict.value}: no length makes its means steady")
-            continue
-        wide = []
-        for metric in METRICS:
-            mean, interval = row.mean.get(metric), row.ci95.get(metric)
-            if mean and interval and (interval[1] - interval[0]) / 2.0 > share * abs(mean):
-                wide.append(f"{metric} {100.0 * (interval[1] - interval[0]) / 2.0 / abs(mean):.1f} %")
-        if wide:
-            lines.append(
-                f"--until-ci {share:g}: {row.policy} has wider ones all the same, since the pilot saw less spread: "
-                + ", ".join(wide)
-            )
-    return lines
 
 
 def over_draws(

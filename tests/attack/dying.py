@@ -52,7 +52,7 @@ def seed_of(path: Path) -> int:
 
 
 def write_results(folder: Path, seed: int = 1) -> None:
-    lanesim(*SEEDED, str(seed), "--works", "--out", str(folder / "r"), OVER)
+    lanesim(*SEEDED, str(seed), "--plots", "--out", str(folder / "r"), OVER)
 
 
 def results(folder: Path) -> set[object]:
@@ -69,15 +69,6 @@ def json_files(folder: Path) -> set[object]:
     for file in files:
         lanesim("check", str(file))
     return {seed_of(files[0])}
-
-
-def write_trace(folder: Path, works: int = 1) -> None:
-    lanesim("trace", str(folder / "r"), "--works", str(works), OVER)
-
-
-def trace(folder: Path) -> set[object]:
-    lanesim("check", str(folder / "r"))
-    return {len(json.loads((folder / "r" / "trace.json").read_text())["traceEvents"]) > 20}
 
 
 def write_profile(folder: Path, origin: str = "h100-sxm/llama-2-7b") -> None:
@@ -118,7 +109,7 @@ def store(folder: Path) -> set[object]:
 
 
 def write_pictures(folder: Path) -> None:
-    lanesim("plot", str(folder / "store"), "--only", "throughput_latency", "--out", str(folder / "figures"), OVER)
+    lanesim("report", str(folder / "store"), "--only", "throughput_latency", "--figures", str(folder / "figures"), OVER)
 
 
 def pictures(folder: Path) -> set[object]:
@@ -156,7 +147,6 @@ KINDS: dict[str, Kind] = {
         is_added=True,
     ),
     "json": Kind(lambda folder: write_json(folder, 0), write_json, json_files),
-    "trace": Kind(lambda folder: write_results(folder, 0), write_trace, trace),
     "profile": Kind(lambda folder: write_profile(folder, "h100-sxm/llama-3.1-8b"), write_profile, profile),
     "points": Kind(lambda folder: None, write_points, points, is_added=True),
     "store": Kind(lambda folder: write_store(folder, "[0]"), write_store, store, is_added=True),

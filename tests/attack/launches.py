@@ -28,8 +28,8 @@ from pathlib import Path
 
 import click
 
+from sim.cli.flags import Listed
 from sim.cli.main import run
-from sim.cli.options import Listed
 from tests.sim.cli.test_consent import READ, commands
 
 LIMIT_S, LIMIT_GB = 60.0, 2.0
@@ -124,6 +124,7 @@ NEEDED = {
     "calibrate derive": [["--from", PAIR, "--gpu", "h200-sxm", "--out", "new.json"]],
     "calibrate production": [["--bench-json", "FILE", "--profile", PAIR]],
     "calibrate fit-steps": [["FILE", "--profile", PAIR, "--out", "new.json"]],
+    "report": [["FILE", "--figures", "new"]],
     "calibrate check": [[PAIR]],
     "calibrate import aiconfigurator": [["FILE", "--gpu", "h200-sxm", "--target", "llama-3.1-8b", "--out", "new.json"]],
     "calibrate import llmservingsim": [["FILE", "--gpu", "rtx-4090", "--target", "llama-3.1-8b", "--out", "new.json"]],

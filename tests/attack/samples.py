@@ -397,7 +397,7 @@ def results(folder: Path, profile: str = PAIR) -> dict[str, bytes]:
     """The files of a small comparison."""
     out = folder / "made"
     with contextlib.redirect_stdout(io.StringIO()):
-        assert run(["compare", "--profile", profile, *TINY_RUN, "--works", "--workers", "1", "--out", str(out)]) == 0
+        assert run(["compare", "--profile", profile, *TINY_RUN, "--plots", "--workers", "1", "--out", str(out)]) == 0
     made = files_in(out)
     shutil.rmtree(out)
     return made
@@ -550,9 +550,7 @@ def samples(folder: Path) -> dict[str, Sample]:
         "measured levels": Sample(
             "m.json", MEASURED.encode(), (("probe", "{}", "--profile", PAIR, "--json", "{folder}/j.json"),), every=4
         ),
-        "summary": part(made, "summary.json", ("plot", "{folder}", "--out", "{folder}/x.png")),
-        "requests.parquet": part(made, "requests.parquet", ("trace", "{folder}", "--overwrite")),
-        "work.parquet": part(made, "work.parquet", ("trace", "{folder}", "--overwrite")),
+        "summary": part(made, "summary.json", ("report", "{folder}", "--figures", "{folder}/f")),
         "replay summary": replay_part("summary.json"),
         "replay scenario": replay_part("scenario.yaml"),
         "replay requests": replay_part("requests.parquet"),
@@ -561,7 +559,7 @@ def samples(folder: Path) -> dict[str, Sample]:
         "store mark": store_part("store.json"),
         "store grid": store_part("grids/", ("report", "{folder}", "--out", "{folder}/r.html")),
         "store rows": store_part(
-            "parts/", ("plot", "{folder}", "--out", "{folder}/figures", "--only", "throughput_latency", "--overwrite")
+            "parts/", ("report", "{folder}", "--figures", "{folder}/f", "--only", "throughput_latency", "--overwrite")
         ),
     }
 

@@ -248,7 +248,7 @@ def test_a_formula_in_a_name_is_drawn_as_it_is(tmp_path: Path) -> None:
     alone = ["--policy", "autoregressive", "--num-speculative-tokens", "0", "--num-prompts", "2", "--workers", "1"]
     assert run(["compare", "--profile", str(file), *alone, "--out", str(tmp_path / "r"), "--plots"]) == 0
     assert run(["calibrate", "check", str(file)]) == 0
-    assert run(["plot", str(tmp_path / "r"), "--out", str(tmp_path / "x.png")]) == 0
+    assert run(["report", str(tmp_path / "r"), "--figures", str(tmp_path / "f")]) == 0
 
 
 def test_markup_in_a_kind_of_error_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,7 +336,7 @@ SPOILT_SUMMARIES: dict[str, tuple[Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize("case", SPOILT_SUMMARIES)
-@pytest.mark.parametrize("command", ["plot", "validate"])
+@pytest.mark.parametrize("command", ["report", "validate"])
 def test_a_spoilt_summary_is_one_line(
     command: str,
     case: str,
@@ -346,9 +346,10 @@ def test_a_spoilt_summary_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     change, says = SPOILT_SUMMARIES[case]
-    files = simulated if command == "plot" else replayed
+    files = simulated if command == "report" else replayed
     laid(files, tmp_path, "summary.json", summary_with(files["summary.json"], change))
-    errors = refusal(capsys, command, str(tmp_path))
+    figures = ["--figures", str(tmp_path / "f")] if command == "report" else []
+    errors = refusal(capsys, command, str(tmp_path), *figures)
     assert "summary.json" in errors
     assert says in errors
 

@@ -108,7 +108,7 @@ def test_a_row_of_a_plan_is_what_capacity_says_of_it(seed: int) -> Pair:
     with folder() as place:
         path = place / "scenario.json.yaml"
         path.write_text(json.dumps(scenario))
-        flags = ["--draws", "2", "--target-rate", "25", "--workers", "1", "--json", "-"]
+        flags = ["--draws", "2", "--target-rate", "25", "--json", "-"]
         checked = json.loads(said("capacity", str(path), *flags))
     (fleet, *_), (highest,) = checked["fleets"], checked["highest"]
     return Pair((row["replicas"], row["rate_per_replica"]), (fleet["replicas"], highest["load"]))

@@ -149,7 +149,7 @@ def test_means_are_those_of_the_requests(asked: Asked) -> Pair:
 @twin(questions(policy=several, profiles=PAIRS, replications=2), rel=1e-9, share=0.05)
 def test_the_tables_of_a_results_folder_sum_to_its_summary(asked: Asked) -> Pair:
     with folder() as place:
-        said("compare", *words(asked), "--workers", "1", "--out", str(place / "r"), "--works")
+        said("compare", *words(asked), "--workers", "1", "--out", str(place / "r"), "--plots")
         summary = json.loads((place / "r" / "summary.json").read_text())
         requests = parquet.read_table(place / "r" / "requests.parquet").to_pandas()
         works = parquet.read_table(place / "r" / "work.parquet").to_pandas()
@@ -169,7 +169,7 @@ def test_the_tables_of_a_results_folder_sum_to_its_summary(asked: Asked) -> Pair
 @twin(questions(policy=LANE, profiles=(TINY, PAIR)), rel=1e-6)
 def test_one_stream_is_busy_as_long_as_its_works_last(asked: Asked) -> Pair:
     with folder() as place:
-        said("compare", *words(asked), "--workers", "1", "--out", str(place / "r"), "--works")
+        said("compare", *words(asked), "--workers", "1", "--out", str(place / "r"), "--plots")
         (run,) = json.loads((place / "r" / "summary.json").read_text())["runs"]
         works = parquet.read_table(place / "r" / "work.parquet").to_pandas()
     busy, end = 0.0, 0.0

@@ -286,7 +286,7 @@ def test_a_percentile_more_changes_no_other_figure(asked: Asked, percent: float)
 @twin(questions())
 def test_recorded_works_change_no_figure(asked: Asked) -> Pair:
     with folder() as place:
-        said("compare", *words(asked), *ONE_PROCESS, "--out", str(place / "r"), "--works")
+        said("compare", *words(asked), *ONE_PROCESS, "--out", str(place / "r"), "--plots")
         recorded = json.loads((place / "r" / "summary.json").read_text())["runs"]
     return Pair(without(runs(asked), "phases_ms"), without(recorded, "phases_ms"))
 

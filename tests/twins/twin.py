@@ -131,7 +131,8 @@ def noted(*line: str) -> list[str]:
 
 def answer(command: str, asked: Asked, *more: str) -> Json:
     """The JSON of a command on a scenario, in one process."""
-    return json.loads(said(command, *words(asked), *more, "--workers", "1", "--json", "-"))
+    alone = ("--workers", "1") if command == "compare" else ()
+    return json.loads(said(command, *words(asked), *more, *alone, "--json", "-"))
 
 
 def runs(asked: Asked, *more: str) -> list[dict[str, Json]]:

@@ -24,7 +24,7 @@ from sim.cli.options import (
     SHARE,
     TOKENS,
     WORKERS,
-    ListOptions,
+    FlagsCommand,
     parse_goodput,
 )
 
@@ -77,7 +77,7 @@ class PlanFlags(TypedDict):
     json_path: str | None
 
 
-@click.command("plan", cls=ListOptions, epilog=EXAMPLE, short_help="From a model's name to what to rent.")
+@click.command("plan", cls=FlagsCommand, epilog=EXAMPLE, short_help="From a model's name to what to rent.")
 @click.argument("model")
 @click.option("--gpu", default=None, help="GPU, such as h200-sxm; a profile's name has its own.")
 @click.option("--rate", type=RATE, default=None, help="Requests per second; without: the most of one replica.")

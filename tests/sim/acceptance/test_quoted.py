@@ -26,7 +26,7 @@ from sim.acceptance.quoted import (
     lengths_by_k,
     split_normal,
 )
-from sim.cli.options import FLAGS
+from sim.cli.options import WorkloadFlags
 from tests.properties import examples
 
 PAGE = Path(__file__).parents[3] / "docs" / "acceptance.md"
@@ -334,7 +334,7 @@ def test_a_run_without_speculation_takes_any_quote(acceptance: str) -> None:
 
 
 def test_help_says_whose_rates_are_conditional() -> None:
-    text = FLAGS["acceptance"][1]
+    text = WorkloadFlags.__annotations__["acceptance"]
     assert "vllm:.74,.49,.37 (unconditional" in text
     assert "per-position:.74,.66,.76 (conditional" in text
 

@@ -11,8 +11,9 @@ import pytest
 
 import lanesim
 from sim.acceptance.models import MAX_DRAFT_TOKENS
+from sim.cli.flags import MAX_DRAWS, Listed
 from sim.cli.main import run
-from sim.cli.options import DRAFT_TOKENS, MAX_DRAWS, Listed
+from sim.cli.options import DRAFT_TOKENS, SHARED
 from sim.run.scenario import MOST
 from sim.studies import cost_draws
 from tests.sim.cli.test_consent import commands
@@ -28,7 +29,7 @@ REFUSED = {
     f"{COMPARE} --request-rate 1e9": "workload.request_rate=1000000000.0 must be at most 1,000,000",
     f"{COMPARE} --num-speculative-tokens 500": "num_speculative_tokens=500 must be at most 126",
     f"{COMPARE} --draws 1000000": "1000000 is not in the range 0<=x<=10000",
-    f"{COMPARE} --until-ci nan": "nan is not in the range 0.0<x<=1.0",
+    f"{CAPACITY} --attainment nan": "nan is not in the range 0.0<x<=1.0",
     f"{CAPACITY} --num-speculative-tokens 500": "must be at most 126",
     f"{CAPACITY} --target-rate 1e9": "1000000000.0 is not in the range 0.0<x<=1000000.0",
     f"{CAPACITY} --draws 1000000": "is not in the range 0<=x<=10000",
@@ -52,6 +53,8 @@ def test_what_is_beyond_every_bound_is_refused_with_its_range(line: str, capsys:
 def numbers(command: click.Command) -> Iterator[click.Parameter]:
     """Options of a number that the scenario does not check."""
     for each in command.params:
+        if each.name in SHARED:
+            continue
         is_plain = each.type in (click.INT, click.FLOAT) and not getattr(each, "is_flag", False)
         if is_plain or (isinstance(each.type, click.IntRange | click.FloatRange) and not isinstance(each.type, Listed)):
             yield each

@@ -153,7 +153,6 @@ BAD = {
     "unwritable json": (["--policy", "pd", "--json", "/proc/result.json"], "/proc"),
     "too many prompts": (["--policy", "pd", "--num-prompts", "99999999999999"], "num_prompts"),
     "percentile": (["--policy", "pd", "--metric-percentiles", "99,120"], "120"),
-    "percentile metric": (["--policy", "pd", "--percentile-metrics", "ttft,tpt"], "did you mean 'tpot'"),
     "budget below zero": (["--policy", "pd", "--max-cpu-s", "-1"], "--max-cpu-s"),
 }
 

@@ -51,8 +51,8 @@ def test_answers_that_end_early_are_one_note_of_the_run_that_has_most(capfd: pyt
 def test_a_tuned_answer_has_one_line_on_what_it_extrapolates(capfd: pytest.CaptureFixture[str]) -> None:
     """Contexts of 1,500 tokens and more in more rows than were measured with more than 1,024."""
     flags = ["--profile", "h200-sxm/llama-3.1-8b+eagle3", "--acceptance", "length:2.6@3", "--lengths", "1,3"]
-    load = ["--concurrencies", "256", "--max-num-seqs", "256", "--num-prompts", "300", "--output-len", "150"]
-    assert run(["tune", *flags, *load, "--input-len", "1500", "--draws", "2", "--workers", "2"]) == 0
+    load = ["--concurrencies", "256", "--set", "engine.max_num_seqs=256", "--num-prompts", "300", "--output-len", "150"]
+    assert run(["tune", *flags, *load, "--input-len", "1500", "--draws", "2"]) == 0
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1
     assert re.search(r"contexts to 1,\d\d\d extrapolated, measured to 1,024 at \d+ rows", lines[0])
@@ -70,8 +70,8 @@ def documented() -> list[str]:
 
 SHORTER = {
     "compare": ["--num-prompts", "12", "--replications", "2", "--workers", "2"],
-    "tune": ["--num-prompts", "24", "--concurrencies", "1,64", "--lengths", "1,4", "--draws", "2", "--workers", "2"],
-    "capacity": ["--num-prompts", "60", "--draws", "2", "--workers", "2"],
+    "tune": ["--num-prompts", "24", "--concurrencies", "1,64", "--lengths", "1,4", "--draws", "2"],
+    "capacity": ["--num-prompts", "60", "--draws", "2"],
     "profiles": [],
 }
 """Fewer runs of what the pages ask for, over two processes."""
@@ -84,7 +84,7 @@ def test_no_command_of_the_pages_says_more_than_two_lines_beside_its_answer(
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("sim.cli.console.LINE_EVERY_S", inf)
     _, name, *args = shlex.split(command)
-    drops = {"--until-ci", "--draws"} if name == "compare" else {"--target-rate"}
+    drops = {"--draws"} if name == "compare" else {"--target-rate"}
     kept = [word for i, word in enumerate(args) if word not in drops and (i == 0 or args[i - 1] not in drops)]
     assert run([name, *kept, *SHORTER[name]]) == 0
     assert len(capfd.readouterr().err.splitlines()) <= MAX_LINES
@@ -100,6 +100,7 @@ def test_runs_on_a_trace_begin_with_its_span_rate_and_lengths(
     grid.write_text(f"scenario: {{profile: cpu/tiny, policy: pd, workload: {workload}}}\ngrid: {{seed: [0, 1]}}\n")
     assert run(["sweep", str(grid), "--out", str(tmp_path / "store"), "--workers", "1"]) == 0
     assert capsys.readouterr().out.startswith(head)
-    asked = ["--lengths", "0,1", "--concurrencies", "1", "--draws", "2", "--workers", "1", "--profile", "cpu/tiny"]
-    assert run(["tune", *asked, "--dataset-name", "csv", "--dataset-path", str(trace)]) == 0
+    asked = ["--lengths", "0,1", "--concurrencies", "1", "--draws", "2", "--profile", "cpu/tiny"]
+    of_trace = ["--set", "workload.dataset_name=csv", "--set", f"workload.dataset_path={trace}"]
+    assert run(["tune", *asked, *of_trace]) == 0
     assert capsys.readouterr().out.startswith(head)

@@ -26,8 +26,6 @@ ARGUMENTS: dict[str, str] = {
     "two outputs": "compare --profile {pair} --policy pd --out new --json new/summary.json",
     "profile": "calibrate derive --from p.json --gpu h200-sxm --out p.json",
     "check": "calibrate check p.json --json p.json",
-    "works": "trace r --out r/work.parquet",
-    "plot": "plot r --out r/summary.json",
     "replay": "validate r --json r/summary.json",
     "cells": "validate cells x.csv --profile {pair} --json x.csv",
     "fitted": "validate cells x.csv --profile p.json --fit concurrency=1 --fitted-profile p.json",
@@ -233,7 +231,7 @@ UNWRITABLE = {
     "bench results": "compare --profile {pair} --policy pd --result-dir /proc/x",
     "json": "compare --profile {pair} --policy pd --json /proc/x",
     "store": "sweep grid.yaml --out /proc/x",
-    "pictures": "plot s --out /proc/x",
+    "pictures": "report s --figures /proc/x",
     "page": "report s --out /proc/x.html",
 }
 
@@ -249,7 +247,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
 
 
 @pytest.mark.parametrize(
-    "arguments", ["trace typo", "validate typo", "plot typo", "check typo", "sweep typo --out t/s"]
+    "arguments", ["validate typo", "report typo --figures t", "check typo", "sweep typo --out t/s"]
 )
 def test_a_typo_leaves_no_folder(arguments: str, inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(inputs.rglob("*"))

@@ -66,29 +66,22 @@ def test_a_trace_names_streams_and_lanes_and_keeps_works_in_bounds() -> None:
 
 
 @pytest.mark.slow
-def test_trace_and_plot_commands_work_on_a_results_directory(
+def test_plots_have_a_trace_and_a_report_draws_results_directories(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, figure = tmp_path / "r", tmp_path / "tl.png"
+    out, figures = tmp_path / "r", tmp_path / "f"
     flags = ["--num-prompts", "10", "--input-len", "64", "--output-len", "8"]
-    assert (
-        run(["compare", "--policy", "pd", "--policy", "pdv", "--profile", PAIR, *flags, "--out", str(out), "--works"])
-        == 0
-    )
-    first = (out / "trace.json").read_text()
-    assert run(["trace", str(out), "--overwrite"]) == 0
-    assert (out / "trace.json").read_text() == first
-    assert run(["plot", str(out), "--out", str(figure)]) == 0
-    assert figure.read_bytes().startswith(b"\x89PNG")
+    policies = ["--policy", "pd", "--policy", "pdv"]
+    assert run(["compare", *policies, "--profile", PAIR, *flags, "--out", str(out), "--plots"]) == 0
+    assert len(json.loads((out / "trace.json").read_text())["traceEvents"]) > 20
     other = tmp_path / "other"
     alone = PAIR.partition("+")[0]
     assert run(["compare", "--policy", "autoregressive", "--profile", alone, *flags, "--out", str(other)]) == 0
-    assert run(["plot", str(out), str(other)]) == 0
-    assert (tmp_path / "throughput_latency.png").read_bytes().startswith(b"\x89PNG")
+    assert run(["report", str(out), str(other), "--figures", str(figures)]) == 0
+    assert (figures / "throughput_latency.png").read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
-    assert run(["plot", str(tmp_path)]) == 2
-    assert run(["trace", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 2
+    assert run(["report", str(tmp_path), "--figures", str(tmp_path / "g")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_breakdown_is_of_the_runs_and_requests_that_the_table_is_of() -> None:

@@ -191,7 +191,7 @@ def test_a_replay_refuses_energy() -> None:
 def test_compare_says_watts_and_joules_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["compare", "--policy", "autoregressive", "--request-rate", "9", "--num-prompts", "20", "--output-len", "8"]
     for profile, said in ((A100, "power: autoregressive "), ("cpu/tiny", "power: not known of cpu")):
-        assert command([*flags, "--profile", profile, "--energy"]) == 0
+        assert command([*flags, "--profile", profile, "--set", "energy=true"]) == 0
         assert sum(line.startswith(said) for line in capsys.readouterr().out.splitlines()) == 1
     assert command([*flags, "--profile", A100]) == 0
     assert "power" not in capsys.readouterr().out

@@ -45,7 +45,7 @@ def drawn(folder: Path) -> Iterator[list[Any]]:
             assert run(["compare", *flags, "--out", str(folder / str(rate)), *(["--plots"] if rate == 8 else [])]) == 0
         for rates in ((2, 8), (2,)):
             places = [str(folder / str(rate)) for rate in rates]
-            assert run(["plot", *places, "--out", str(folder / f"{len(rates)}.png")]) == 0
+            assert run(["report", *places, "--figures", str(folder / f"{len(rates)}")]) == 0
     yield found
     plt.close("all")
 

@@ -90,7 +90,7 @@ def test_what_cannot_be_tuned_is_refused(changes: dict, wanted: str) -> None:
 def test_the_command_prints_what_a_scenario_takes(capsys: pytest.CaptureFixture[str]) -> None:
     """On an engine that handles one request at a time workers of their own are as good as lanes: one row."""
     arguments = ["tune", "--policy", "adaptive", "--profile", "cpu/tiny", "--num-prompts", "32", "--draws", "2"]
-    small = ["--concurrencies", "1,4", "--policies", "baseline,pd", "--workers", "1", "--json", "-"]
+    small = ["--concurrencies", "1,4", "--json", "-"]
     assert run([*arguments, *small]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["points"][0]["concurrency"] == 1
@@ -104,7 +104,7 @@ def test_the_command_prints_what_a_scenario_takes(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    "flags", [["--policy", "adaptive", "--lengths", "1,2"], ["--policies", "pd,pdv", "--acceptance", "iid:0.6"]]
+    "flags", [["--policy", "adaptive", "--lengths", "1,2"], ["--policy", "adaptive", "--contexts", "1k"]]
 )
 def test_flags_of_the_other_question_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tune", "--profile", "cpu/tiny", *flags]) == 2

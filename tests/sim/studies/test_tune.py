@@ -244,8 +244,7 @@ def _changed(**changes: Any) -> Scenario:
 
 TUNE = [
     "tune", "--profile", HEAD, "--acceptance", "length:2.6@3", "--lengths", "1,3", "--concurrencies", "1,16",
-    "--max-num-seqs", "16", "--input-len", "64", "--output-len", "16", "--num-prompts", "24", "--draws", "2",
-    "--workers", "1",
+    "--set", "engine.max_num_seqs=16", "--input-len", "64", "--output-len", "16", "--num-prompts", "24", "--draws", "2",
 ]  # fmt: skip
 
 

@@ -48,13 +48,13 @@ def test_rows_change_between_two_prompt_lengths_and_alike_ones_are_one() -> None
 
 FLAGS = (
     *("tune", "--profile", "cpu/tiny", "--acceptance", "iid:0.6", "--num-speculative-tokens", "2", "--output-len", "8"),
-    *("--draws", "2", "--concurrencies", "1,4", "--workers", "1"),
+    *("--draws", "2", "--concurrencies", "1,4"),
 )
 
 
 def test_the_command_writes_a_table_for_each_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "t.json"
-    assert run([*FLAGS, "--contexts", "32,1k", "--max-num-seqs", "2", "--json", str(out)]) == 0
+    assert run([*FLAGS, "--contexts", "32,1k", "--set", "engine.max_num_seqs=2", "--json", str(out)]) == 0
     found = json.loads(out.read_text())
     assert [each["prompt_tokens"] for each in found["contexts"]] == [32, 1024]
     assert all(len(row) == 5 and row[2] <= row[3] for row in found["table"])
@@ -67,7 +67,7 @@ def test_no_row_is_for_a_load_that_was_not_simulated_and_the_sentence_is_tunes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "t.json"
-    assert run([*FLAGS, "--contexts", "32,64", "--max-num-seqs", "64", "--json", str(out)]) == 0
+    assert run([*FLAGS, "--contexts", "32,64", "--set", "engine.max_num_seqs=64", "--json", str(out)]) == 0
     found = json.loads(out.read_text())
     assert {last for _, last, *_ in found["table"] + found["table_without"]} <= set(range(1, 5)), (
         "4 in flight were tried"
@@ -78,7 +78,7 @@ def test_no_row_is_for_a_load_that_was_not_simulated_and_the_sentence_is_tunes(
     text = " ".join(capsys.readouterr().out.split())
     assert f"not simulated: {found['not_simulated'][0]}" in text
     assert found["verdict"] in text
-    assert run([*FLAGS, "--input-len", "32", "--max-num-seqs", "64", "--json", str(out), "--overwrite"]) == 0
+    assert run([*FLAGS, "--input-len", "32", "--set", "engine.max_num_seqs=64", "--json", str(out), "--overwrite"]) == 0
     assert json.loads(out.read_text())["verdict"] == found["contexts"][0]["verdict"]
 
 
@@ -86,9 +86,8 @@ def test_no_row_is_for_a_load_that_was_not_simulated_and_the_sentence_is_tunes(
     ("flags", "message"),
     [
         (("--contexts", "long"), "--contexts 'long': want token counts"),
-        (("--contexts", "64", "--draft-model", "m"), "--draft-model: not with --contexts"),
         (("--contexts", "64", "--input-len", "8"), "--input-len: not with --contexts"),
-        (("--contexts", "64", "--dataset-name", "azure-conv"), "lengths of their own"),
+        (("--contexts", "64", "--set", "workload.dataset_name=azure-conv"), "lengths of their own"),
     ],
 )
 def test_what_does_not_go_with_contexts_is_refused(

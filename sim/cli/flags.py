@@ -1,0 +1,224 @@
+"""Flags of a command, declared once: a Struct whose fields are its options, with type, default, bounds and help.
+
+A field is `name: Annotated[type, Meta(ge=..., le=...), "help"] = default`. Its flag is its name with dashes; a title in
+Meta stands for the value in the help. `bool` is a flag, a tuple may be repeated, a Literal is a choice, a type that
+admits None has no default to show. The command gets the Struct. Not here: what flags mean (each command's file).
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import click
+from msgspec import NODEFAULT, Meta, Struct, structs
+
+from sim.cli.console import CONSENT
+
+F = TypeVar("F", bound=Struct)
+ARGUMENT = object()
+"""Among the annotations of a field: it is given by its position, not by a flag."""
+
+MAX_DRAWS = 10_000
+"""Each is a profile in memory, of some kB, and several runs; sim.studies.cost_draws has the same bound."""
+COUNT = 1_000_000
+"""Most of anything that is counted on a command line."""
+
+FilePath = Annotated[Path | None, Meta(title="FILE")]
+Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
+DraftTokens = Annotated[int, Meta(ge=1, le=126)]
+"""As sim.acceptance.models has it, which a command line does not wait for."""
+Gpus = Annotated[int, Meta(ge=1, le=1024)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Draws = Annotated[int, Meta(ge=0, le=MAX_DRAWS)]
+Rate = Annotated[float, Meta(gt=0.0, le=1e6)]
+Share = Annotated[float, Meta(gt=0.0, le=1.0)]
+Seconds = Annotated[float, Meta(gt=0.0, le=1e6)]
+Workers = Annotated[int | None, Meta(ge=1, le=1024), "Processes. [default: one per core]"]
+JsonFile = Annotated[str | None, Meta(title="FILE"), "Write the result as JSON; - = stdout."]
+Overwrite = Annotated[bool, "Replace output files that are there."]
+"""Consent of every command that writes; sim.cli.console.claim asks for it."""
+Verbose = Annotated[bool, "Print all that the answer rests on; the JSON always has it."]
+Price = Annotated[str | None, Meta(title="USD/gpu-h"), "Price of one GPU, such as 3.5/gpu-h."]
+
+
+class Number(click.FloatRange):
+    """A number in a range; click has nan in every one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
+class Listed(click.ParamType[float | list[float]]):
+    """A number, or several with commas between: a small grid, where a command takes one."""
+
+    def __init__(self, kind: click.ParamType[Any]) -> None:
+        self.kind, self.name = kind, kind.name
+
+    def convert(
+        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | list[float]:
+        if isinstance(value, str) and "," in value:
+            return [self.kind.convert(part.strip(), param, ctx) for part in value.split(",")]
+        number: float = self.kind.convert(value, param, ctx)
+        return number
+
+
+def _told(hint: Any) -> tuple[Any, list[Any]]:
+    """The type itself, without None, and all annotations, outer ones first."""
+    notes: list[Any] = []
+    while (origin := get_origin(hint)) in (Annotated, Union, types.UnionType):
+        if origin is Annotated:
+            hint, *more = get_args(hint)
+            notes += more
+        else:
+            hint = next(each for each in get_args(hint) if each is not types.NoneType)
+    return hint, notes
+
+
+def _type_of(hint: Any, notes: list[Any]) -> click.ParamType[Any]:
+    if get_origin(hint) is Literal:
+        return click.Choice(get_args(hint))
+    if hint is Path:
+        return click.Path(path_type=Path)
+    bounds: dict[str, Any] = {}
+    for note in notes:
+        for lowest, name, is_open in (("ge", "min", False), ("gt", "min", True), ("le", "max", False)):
+            if isinstance(note, Meta) and (bound := getattr(note, lowest)) is not None:
+                bounds |= {name: bound} | ({"min_open": True} if is_open else {})
+    if hint is float:
+        return Number(**bounds) if bounds else click.FLOAT
+    if hint is int:
+        return click.IntRange(**bounds) if bounds else click.INT
+    return click.STRING
+
+
+def _consent(context: click.Context, _: click.Parameter, is_given: bool) -> bool:
+    context.meta[CONSENT] = is_given
+    return is_given
+
+
+OVERWRITE = click.option(
+    "--overwrite", is_flag=True, expose_value=False, callback=_consent, help=get_args(Overwrite)[1]
+)
+"""For commands that declare their flags by click."""
+
+
+def parameters(flags: type[Struct]) -> list[click.Parameter]:
+    """Click's options and arguments of the Struct, in the order of its fields."""
+    hints = get_type_hints(flags, include_extras=True)
+    listed = getattr(flags, "listed", ())
+    return [
+        _parameter(field, *_told(hints[field.name]), is_listed=field.name in listed) for field in structs.fields(flags)
+    ]
+
+
+def _parameter(field: structs.FieldInfo, hint: Any, notes: list[Any], *, is_listed: bool) -> click.Parameter:
+    is_many = get_origin(hint) is tuple
+    if is_many:
+        hint, more = _told(get_args(hint)[0])
+        notes += more
+    kind, is_required = _type_of(hint, notes), field.default is NODEFAULT
+    title = next((note.title for note in notes if isinstance(note, Meta) and note.title), None)
+    default = None if is_required or is_many else field.default
+    if ARGUMENT in notes:
+        return click.Argument([field.name], type=kind, required=is_required, metavar=title, nargs=-1 if is_many else 1)
+    name = field.name.rstrip("_").replace("_", "-")
+    more_of: dict[str, Any] = {"callback": _consent} if field.name == "overwrite" else {}
+    if hint is bool:
+        flag = f"--{name}" if default is False else f"--{name}/--no-{name}"
+        more_of["is_flag"] = True
+    else:
+        flag = f"--{name}"
+        more_of |= {"type": Listed(kind) if is_listed and hint in (int, float) else kind, "multiple": is_many}
+        more_of |= {"metavar": title, "show_default": default is not None}
+    return click.Option(
+        [flag, field.name],
+        default=default,
+        required=is_required,
+        help=next((note for note in notes if isinstance(note, str)), None),
+        **more_of,
+    )
+
+
+class FlagsCommand(click.Command):
+    """A command whose help lists its own flags before those of every scenario, and of a Struct with `shown` only those
+    and --help-all. --goodput takes several values at once, as `vllm bench serve` has it."""
+
+    shown: tuple[str, ...] = ()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from sim.cli.options import SHARED
+
+        rows: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
+        is_all = not self.shown or ctx.meta.get(HELP_ALL, False)
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None and (is_all or param.name in self.shown):
+                rows[is_all and param.name in SHARED].append(record)
+        for is_shared, records in rows.items():
+            if records:
+                with formatter.section("Scenario" if is_shared else "Options"):
+                    formatter.write_dl(records)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from sim.cli.options import spread_goodput
+
+        try:
+            return super().parse_args(ctx, spread_goodput(args))
+        except click.NoSuchOption as error:
+            if any(param.name == "set" for param in self.params) and (word := _instead(error.option_name)):
+                raise click.UsageError(word) from None
+            raise
+
+
+HELP_ALL = "lanesim.help_all"
+
+
+def _instead(option: str) -> str | None:
+    """Word on a flag that the command lacks, where it is a key of the scenario."""
+    from sim.run.scenario import dotted_keys
+
+    name = option.lstrip("-").replace("-", "_")
+    return next((f"no option {option} here: --set {key}=VALUE" for key in dotted_keys() if key.endswith(name)), None)
+
+
+def command(
+    name: str, flags: type[F], *, example: str, short_help: str | None = None
+) -> Callable[[Callable[[F], None]], click.Command]:
+    """The click command that calls the decorated function with its flags; `example` ends the help, as it runs."""
+
+    def wrap(function: Callable[[F], None]) -> click.Command:
+        made = FlagsCommand(
+            name,
+            params=parameters(flags),
+            callback=lambda **values: function(flags(**values)),
+            help=function.__doc__,
+            epilog=f"\b\nExample:\n  {example}",
+            short_help=short_help,
+        )
+        made.shown = getattr(flags, "shown", ())
+        if made.shown:
+            help_all: dict[str, Any] = {
+                "is_eager": True,
+                "expose_value": False,
+                "callback": _help_all,
+                "help": "Show all options.",
+            }
+            made.params.append(click.Option(["--help-all"], is_flag=True, **help_all))
+            made.shown += ("help_all",)
+        return made
+
+    return wrap
+
+
+def _help_all(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        context.meta[HELP_ALL] = True
+        click.echo(context.get_help())
+        context.exit()

@@ -1,0 +1,112 @@
+"""`lanesim report`: page and pictures of a store; one figure over several results directories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import click
+from msgspec import Meta, Struct
+
+from sim.cli.console import claim
+from sim.cli.flags import ARGUMENT, FilePath, Overwrite, Price, command
+from sim.cli.lazy import SOURCE
+
+if TYPE_CHECKING:
+    from sim.files.json_values import Json
+
+FIGURE = "throughput_latency.png"
+
+
+class ReportFlags(Struct, frozen=True, kw_only=True):
+    """Flags of `lanesim report`."""
+
+    sources: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="STORE | DIR...")]
+    out: Annotated[FilePath, "HTML page to write of a store."] = None
+    figures: Annotated[Path | None, Meta(title="DIR"), "Folder for pictures, PNG and SVG."] = None
+    only: Annotated[tuple[str, ...], Meta(title="NAME"), "Draw this picture; repeat for several."] = ()
+    where: Annotated[
+        tuple[str, ...], Meta(title="KEY=VALUE"), "Draw only points with this value of a key; repeat for several."
+    ] = ()
+    series: Annotated[
+        tuple[str, ...], Meta(title="KEY"), "Drawn lines differ by this key, panels by the others; repeat."
+    ] = ()
+    price: Price = None
+    overwrite: Overwrite = False
+
+
+@command("report", ReportFlags, example="lanesim report results/store --out page.html --figures results/figures")
+def report_command(flags: ReportFlags) -> None:
+    """Write a STORE of `lanesim sweep` as one page that needs no network (question, answer, pictures, tables,
+    assumptions, errors, how to rerun), and with --figures its pictures, each a file.
+
+    Of directories that `lanesim compare --out` wrote: throughput against latency, one line per policy and profile
+    through their loads.
+    """
+    from sim.studies.store import MARK
+
+    if flags.out is None and flags.figures is None:
+        raise ValueError("report: nothing to write; add --out PAGE.html or --figures DIR")
+    if len(flags.sources) == 1 and ((flags.sources[0] / MARK).exists() or flags.out is not None):
+        _report_store(flags.sources[0], flags)
+        return
+    if flags.figures is None or flags.out is not None or flags.only or flags.where or flags.series or flags.price:
+        raise ValueError("--out, --only, --where, --series and --price go with a store of `lanesim sweep --out`")
+    _draw_directories(flags.sources, flags.figures / FIGURE)
+
+
+def _draw_directories(directories: tuple[Path, ...], path: Path) -> None:
+    from sim.files.write import write_figure
+    from sim.report.pictures.figures import draw_throughput_latency
+    from sim.report.results import others_of, read_summary
+
+    claim(files={"--figures": path}, inputs=[each for directory in directories for each in others_of(directory)])
+    results = [read_summary(directory) for directory in directories]
+    write_figure(path, lambda scratch: draw_throughput_latency(scratch, results))
+    print(path)
+
+
+def _report_store(store: Path, flags: ReportFlags) -> None:
+    from sim.files.write import write_text
+    from sim.metrics.price import Price
+    from sim.names import unknown
+    from sim.report.page import page
+    from sim.report.pictures.grid_figures import pictures
+    from sim.report.pictures.panels import set_theme
+    from sim.report.pictures.store_figures import picture_files, write_pictures
+    from sim.report.store_points import read_points
+    from sim.run.scenario_file import parse_override
+    from sim.studies.store import files_of
+
+    price_per_hour = None if flags.price is None else Price.of_text(flags.price).of_gpu()
+    drawable = pictures(price_per_hour=price_per_hour)
+    for name in flags.only:
+        if name not in drawable:
+            raise ValueError(unknown("picture", name, drawable))
+    drawable = {name: drawable[name] for name in flags.only or drawable}
+    drawn = picture_files(flags.figures, drawable) if flags.figures is not None else []
+    claim(
+        files={"--out": flags.out},
+        added_to={"--figures": flags.figures},
+        adds={"--figures": drawn},
+        inputs=files_of(store),
+    )
+    click.get_current_context().meta[SOURCE] = str(store)
+    if flags.figures is not None:
+        set_theme()
+        wanted: dict[str, list[Json]] = {}
+        for key, value in map(parse_override, flags.where):
+            wanted.setdefault(key, []).append(value)
+        points = read_points(store).where(wanted)
+        points = replace(points, series=tuple(points.key(name) for name in flags.series))
+        files, missing = write_pictures(flags.figures, points, drawable)
+        if flags.only and missing:
+            raise ValueError("; ".join(f"{name}: {why}" for name, why in missing.items()))
+        for file in files:
+            print(file)
+        for name, why in missing.items():
+            print(f"not drawn: {name} {why}")
+    if flags.out is not None:
+        write_text(flags.out, page(store, price_per_hour=price_per_hour))
+        print(flags.out)
