@@ -7,8 +7,9 @@ admits None has no default to show. The command gets the Struct. Not here: what 
 
 from __future__ import annotations
 
+import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -18,6 +19,9 @@ from msgspec import NODEFAULT, Meta, Struct, structs
 from sim.cli.console import CONSENT
 
 F = TypeVar("F", bound=Struct)
+BOUND = re.compile(r"[A-Za-z0-9_]+:[-+.0-9eE]+")
+"""What looks like a bound of --goodput, on whatever metric."""
+GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 ARGUMENT = object()
 """Among the annotations of a field: it is given by its position, not by a flag."""
 
@@ -146,29 +150,39 @@ def _parameter(field: structs.FieldInfo, hint: Any, notes: list[Any], *, is_list
     )
 
 
+def spread_goodput(args: Sequence[str]) -> list[str]:
+    """The command line with --goodput before each of its values: `--goodput ttft:200 tpot:50` has one."""
+    spread: list[str] = []
+    is_listing = False
+    for arg in args:
+        is_value = is_listing and (arg.partition(":")[0] in GOODPUT_METRICS or bool(BOUND.fullmatch(arg)))
+        if is_value and spread[-1] != "--goodput":
+            spread.append("--goodput")
+        spread.append(arg)
+        is_listing = is_value or arg == "--goodput"
+    return spread
+
+
 class FlagsCommand(click.Command):
     """A command whose help lists its own flags before those of every scenario, and of a Struct with `shown` only those
     and --help-all. --goodput takes several values at once, as `vllm bench serve` has it."""
 
     shown: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from sim.cli.options import SHARED
-
         rows: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
         is_all = not self.shown or ctx.meta.get(HELP_ALL, False)
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None and (is_all or param.name in self.shown):
-                rows[is_all and param.name in SHARED].append(record)
+                rows[is_all and param.name in self.shared].append(record)
         for is_shared, records in rows.items():
             if records:
                 with formatter.section("Scenario" if is_shared else "Options"):
                     formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from sim.cli.options import spread_goodput
-
         try:
             return super().parse_args(ctx, spread_goodput(args))
         except click.NoSuchOption as error:
@@ -202,6 +216,7 @@ def command(
             epilog=f"\b\nExample:\n  {example}",
             short_help=short_help,
         )
+        made.shared = tuple(getattr(flags.__base__, "__struct_fields__", ()))
         made.shown = getattr(flags, "shown", ())
         if made.shown:
             help_all: dict[str, Any] = {

@@ -5,7 +5,6 @@ Not here: how flags are declared (sim.cli.flags), what the values mean and their
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import click
 from msgspec import Meta, Struct, structs
 
-from sim.cli.flags import ARGUMENT, Number
+from sim.cli.flags import ARGUMENT, GOODPUT_METRICS, Number
 from sim.cli.flags import COUNT as COUNT
 from sim.cli.flags import MAX_DRAWS as MAX_DRAWS
 from sim.cli.flags import OVERWRITE as OVERWRITE
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
     from sim.run.scenario import Scenario
 
 T = TypeVar("T")
-
-BOUND = re.compile(r"[A-Za-z0-9_]+:[-+.0-9eE]+")
-"""What looks like a bound of --goodput, on whatever metric."""
-GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 
 ENGINE_NAMES = (
     "vllm-0.32",
@@ -185,19 +180,6 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             raise ValueError(f"--goodput {text!r}: want {name}:MILLISECONDS") from None
     return bounds
-
-
-def spread_goodput(args: Sequence[str]) -> list[str]:
-    """The command line with --goodput before each of its values: `--goodput ttft:200 tpot:50` has one."""
-    spread: list[str] = []
-    is_listing = False
-    for arg in args:
-        is_value = is_listing and (arg.partition(":")[0] in GOODPUT_METRICS or bool(BOUND.fullmatch(arg)))
-        if is_value and spread[-1] != "--goodput":
-            spread.append("--goodput")
-        spread.append(arg)
-        is_listing = is_value or arg == "--goodput"
-    return spread
 
 
 def listed(flag: str, text: str | None, read: Callable[[str], T], wanted: str) -> list[T] | None:
