@@ -7,34 +7,20 @@ from typing import Any
 
 import pytest
 
-from calibrate.importers.aiconfigurator.deployment import Deployment
-from validation.silicon.drafted import Pair, fitted_groups, judge, pairs
-from validation.silicon.judge import budget_of
-from validation.silicon.served_cells import Cell
+from calibrate.judge.cell import Cell
+from validation.silicon.drafted import Pair, judge, pairs
+from validation.silicon.served_cells import budget_of
 
 NAMES = count()
 
 
-def cell(tpot_ms: float, *, day: str = "2026-01-29", version: str = "1.2", **changes: Any) -> Cell:
-    made = Cell(
-        id=f"row {next(NAMES)}",
-        engine="trtllm",
-        version=version,
-        model="deepseek-ai/DeepSeek-R1",
-        gpu="b200-sxm",
-        weights="fp8",
-        kv="fp8",
-        deployment=Deployment(8, None, 1, "trtllm"),
-        concurrency=8,
-        input_len=1024,
-        output_len=1024,
-        is_exact=False,
-        day=day,
-        ttft_ms=200.0,
-        tpot_ms=tpot_ms,
-        family="trtllm moe fp8",
-    )
-    return made._replace(**changes)
+def cell(tpot_ms: float, *, day: str = "2026-01-29", **changes: Any) -> Cell:
+    fields = {
+        "id": f"row {next(NAMES)}", "source": "recipe", "engine": "trtllm", "engine_version": "1.2",
+        "target": "deepseek-ai/DeepSeek-R1", "gpu": "b200-sxm", "weights": "fp8", "kv": "fp8", "tp": 8,
+        "concurrency": 8, "input_len": 1024, "output_len": 1024, "label": "trtllm moe fp8",
+    }  # fmt: skip
+    return Cell(**{**fields, **changes, "day": day, "measured": {"ttft_ms": 200.0, "tpot_ms": tpot_ms}})
 
 
 def test_a_drafting_row_is_beside_the_plain_one_of_its_set_up_that_is_nearest_in_time() -> None:
@@ -46,15 +32,8 @@ def test_a_drafting_row_is_beside_the_plain_one_of_its_set_up_that_is_nearest_in
 
 def test_runs_of_other_months_and_of_data_parallel_attention_are_no_pairs() -> None:
     assert pairs([cell(11.0, day="2025-12-01"), cell(6.0, day="2026-02-05")]) == []
-    wide = Deployment(1, 8, 8, "trtllm")
-    assert pairs([cell(11.0, deployment=wide), cell(6.0, day="2026-02-05", deployment=wide)]) == []
-
-
-def test_a_pair_alone_judges_nothing() -> None:
-    one, two, alone = (
-        Pair(cell(11.0, **at), cell(6.0, **at)) for at in ({}, {"concurrency": 64}, {"weights": "nvfp4"})
-    )
-    assert fitted_groups([one, two, alone]) == [[one, two]]
+    wide = {"tp": 1, "ep": 8, "dp": 8}
+    assert pairs([cell(11.0, **wide), cell(6.0, day="2026-02-05", **wide)]) == []
 
 
 def test_a_step_of_the_recipe_holds_every_seats_round_and_a_prompt() -> None:
@@ -67,6 +46,6 @@ def test_one_acceptance_length_is_fitted_to_all_pairs_of_a_group() -> None:
     """Simulated rounds take a plain step and a half: speed-ups of 1.2 and 1.8 want a length between theirs."""
     group = [Pair(cell(12.0), cell(10.0)), Pair(cell(18.0), cell(10.0))]
     first, last = judge(group, lambda cell, drafts, length: 15.0 / length if drafts else 10.0)
-    assert first.acceptance_length == pytest.approx(1.5 * (1.2 * 1.8) ** 0.5, abs=0.01)
-    assert first.simulated_speedup == last.simulated_speedup
-    assert (first.error_pct, last.error_pct) == pytest.approx((22.5, -18.4), abs=0.1)
+    assert first["acceptance_length"] == pytest.approx(1.5 * (1.2 * 1.8) ** 0.5, abs=0.01)
+    assert first["simulated_speedup"] == last["simulated_speedup"]
+    assert (first["error_pct"], last["error_pct"]) == pytest.approx((22.5, -18.4), abs=0.1)

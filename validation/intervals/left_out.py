@@ -19,17 +19,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from calibrate.judge.cell import Cell
 from calibrate.judge.cell_table import parse_columns, read_cells
 from calibrate.judge.cells import judge_cells
-from sim.compare.side_by_side import compare
 from sim.costs.engine_costs import engine_of, load_engine, with_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from validation.accuracy import synchronous, timed_runs
 from validation.accuracy.closed_loops import A100, H100, SILICON, SILICON_COLUMNS, study_table
-from validation.silicon import judge as silicon
-from validation.silicon.labels import drafting, is_marked
-from validation.silicon.served_cells import Cell, cell_of
+from validation.silicon.labels import drafting, is_fitted
+from validation.silicon.served_cells import RECIPE, cell_of, engine_name, means, profile_of, raw_scenario
 from validation.silicon.served_cells import read_cells as read_served
 from validation.tables import grouped, off_pct, write_csv
 
@@ -194,13 +193,13 @@ def frontends(data: Path) -> Constant:
     known = [
         cell
         for cell in with_labels
-        if cell.engine == "sglang" and is_marked(cell) and not cell.is_exact and cell.id not in drafts
-        if load_engine("sglang-0.5", cell.gpu, cell.deployment.tensor_parallel).frontend_s
+        if cell.engine == "sglang" and is_fitted(cell) and cell.source == RECIPE and cell.id not in drafts
+        if load_engine("sglang-0.5", cell.gpu, cell.tp).frontend_s
     ]
     of_gpu = grouped(known, lambda cell: cell.gpu)
     sources = []
     for gpu, cells in sorted(of_gpu.items()):
-        late_s = [1e-3 * (cell.ttft_ms - first_token_ms(cell, 0.0)) for cell in cells]
+        late_s = [1e-3 * (cell.measured["ttft_ms"] - first_token_ms(cell, 0.0)) for cell in cells]
         sources.append(
             Source(f"{gpu}, {len(cells)} marked cells", median(late_s), "TTFT", partial(served_errors, cells))
         )
@@ -209,14 +208,12 @@ def frontends(data: Path) -> Constant:
 
 
 def first_token_ms(cell: Cell, frontend_s: float) -> float:
-    profile, _ = silicon.profile_of(cell.model, cell.gpu, cell.weights, cell.kv, cell.deployment)
-    profile = with_constant(profile, silicon.engine_name(cell), "frontend_s", frontend_s)
-    (served,) = compare(silicon.scenario_of(cell, profile.name), profile, workers=1).policies
-    return served.mean["mean_ttft_ms"] or 0.0
+    profile = with_constant(profile_of(cell)[0], engine_name(cell), "frontend_s", frontend_s)
+    return means(raw_scenario(cell, profile.name), profile)["ttft_ms"]
 
 
 def served_errors(cells: Sequence[Cell], frontend_s: float) -> list[float]:
-    return [off_pct(first_token_ms(cell, frontend_s), cell.ttft_ms) for cell in cells]
+    return [off_pct(first_token_ms(cell, frontend_s), cell.measured["ttft_ms"]) for cell in cells]
 
 
 def main(data: Path, out: Path = TABLE) -> None:

@@ -2,8 +2,8 @@
 `python -m validation evidence CELLS.csv`.
 
 Of judged cells (docs/validation/served-cells.csv) the mean size of TPOT's error per GPU, engine, model and load. Cells
-of other sources stay as they are in the file, but those that something was fitted on or chosen by (FITTED), which are
-no evidence. Not here: the errors (validation.silicon.silicon_page), what is near a question (sim.studies.evidence).
+of other sources stay as they are in the file. Not here: the errors (validation.silicon.silicon_page), what is near a
+question (sim.studies.evidence).
 """
 
 from __future__ import annotations
@@ -18,33 +18,14 @@ from typing import NamedTuple
 import msgspec
 
 from calibrate.catalogue.model_configs import source_of
+from calibrate.judge.cell import JUDGED
 from sim.studies.evidence import CELLS, MEAN_SIZE, NONE, SAME_LAYERS, Cell, Evidence
-from validation.silicon.judge import engine_name
-from validation.silicon.served_cells import cell_of, read_cells
+from validation.silicon.served_cells import cell_of, engine_name, read_cells
 from validation.silicon.silicon_page import TABLE as SERVED
 from validation.tables import csv_rows, grouped
 
 SAMPLE = "ai-dynamo/aiconfigurator@095f58a51c4c, silicon_sample.csv"
 OVER_LENGTHS = f"{SAMPLE}; mean size over lengths, formats and degrees"
-JUDGED = "judged"
-FITTED: Mapping[str, Mapping[str, object]] = {
-    "ratio by tokens and frontend_s of vllm-0.24": {
-        "gpu": "a100-sxm", "engine": "vllm-0.24", "method": "none", "workload": "gsm8k",
-    },
-    "draft_pass_s of vllm-0.24": {
-        "gpu": "a100-sxm", "engine": "vllm-0.24", "method": "eagle3", "workload": "gsm8k", "in_flight": 1,
-    },
-    "gap_s of vllm-0.19": {"gpu": "rtx-pro-6000-server", "engine": "vllm-0.19", "model": "llama-3.1-8b"},
-    "step_s of trtllm-1.0": {"gpu": "h100-sxm", "engine": "trtllm-1.0", "model": "llama-3.1-8b", "in_flight": 8},
-    "step_s, draft_pass_s and gap_s of sglang-0.5": {
-        "gpu": "h200-sxm", "engine": "sglang-0.5", "model": "llama-3.1-8b", "method": "eagle3",
-    },
-    "Experts.unrelated, chosen after they had been seen": {
-        "gpu": "h200-sxm", "model": "gpt-oss-120b", "method": "eagle3", "k": 3,
-    },
-    "acceptance length of each group of pairs": {"engine": "trtllm-1.1", "method": "mtp"},
-}  # fmt: skip
-"""Constants fitted on cells or chosen by them (docs/accuracy.md, docs/validation/served-cells.md) -> their fields."""
 
 
 class Load(NamedTuple):
@@ -56,14 +37,6 @@ class Load(NamedTuple):
     has_experts: bool
     in_flight: int
     """Requests in flight on a rank, the nearest power of two."""
-
-
-def nearest_power(in_flight: int) -> int:
-    """
-    >>> nearest_power(7), nearest_power(12), nearest_power(160)
-    (8, 16, 128)
-    """
-    return 1 << round(log2(in_flight))
 
 
 @cache
@@ -80,33 +53,15 @@ def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]
     for line in judged:
         if line["role"] == JUDGED:
             cell = cells[line["id"]]
-            load = Load(cell.gpu, engine_name(cell), *model_of(cell.model), nearest_power(cell.concurrency))
+            load = Load(cell.gpu, engine_name(cell), *model_of(cell.target), 1 << round(log2(cell.concurrency)))
             errors.setdefault(load, []).append(abs(float(line["tpot_error_pct"])))
-    return [mean_cell(load, errors[load], OVER_LENGTHS) for load in sorted(errors)]
-
-
-def fitted_by(cell: Cell) -> str | None:
-    """The constant that was fitted on this cell; None where it judges."""
-    if cell.source == OVER_LENGTHS:
-        return None
-    for name, fields in FITTED.items():
-        if all(getattr(cell, field) == value for field, value in fields.items()):
-            return name
-    return None
-
-
-def mean_cell(load: Load, errors: list[float], source: str) -> Cell:
-    return Cell(
-        **load._asdict(),
-        method=NONE,
-        k=0,
-        workload="random",
-        metric=f"TPOT {MEAN_SIZE}",
-        error_pct=round(fmean(errors), 1),
-        speedup_error_pct=None,
-        source=source,
-        runs=len(errors),
-    )
+    return [
+        Cell(
+            **load._asdict(), method=NONE, k=0, workload="random", metric=f"TPOT {MEAN_SIZE}",
+            error_pct=round(fmean(sizes), 1), speedup_error_pct=None, source=OVER_LENGTHS, runs=len(sizes),
+        )
+        for load, sizes in sorted(errors.items())
+    ]  # fmt: skip
 
 
 def by_engine(cells: Iterable[Cell]) -> dict[str, float]:
@@ -129,11 +84,5 @@ def main(cells: Path) -> None:
     plain = served(read_cells(cells), csv_rows(SERVED))
     before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
     others = [cell for cell in before.cells if cell.source != OVER_LENGTHS]
-    judged = [cell for cell in others if fitted_by(cell) is None]
-    after = Evidence(schema=before.schema, served_pct=by_engine(plain), cells=(*judged, *plain))
-    CELLS.write_text(text_of(after))
-    runs = sum(cell.runs for cell in plain)
-    print(
-        f"{len(plain)} means of {runs} served cells, {len(judged)} others; "
-        f"{len(others) - len(judged)} that something was fitted on left out"
-    )
+    CELLS.write_text(text_of(Evidence(schema=before.schema, served_pct=by_engine(plain), cells=(*others, *plain))))
+    print(f"{len(plain)} means of {sum(cell.runs for cell in plain)} served cells, {len(others)} others")

@@ -1,49 +1,83 @@
-"""Served cells as they are read: rows of silicon_sample.csv, with what their labels get wrong repaired.
+"""Served cells: rows of silicon_sample.csv with what their labels get wrong repaired, and what each is simulated as.
 
-Not here: which labels cannot be repaired (validation.silicon.labels).
+What labels mean and recipes set is in recipes.csv. Of the rows of a setting the first counts whose columns match the
+cell: alternatives between bars, patterns, ranges such as 16..; an empty column matches all. What a user would type for
+a cell is an import of kernel tables and a scenario: the engine of its version, a closed loop of its concurrency, and
+what its recipe sets; no time is added. Not here: labels in doubt (validation.silicon.labels), errors
+(validation.silicon.judge).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import cache, lru_cache
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from calibrate.importers.aiconfigurator.deployment import Deployment
-from validation.tables import csv_rows
+import msgspec
 
-EXACT_SOURCE, MEASURED = "aic-auto-gap-analysis", "measured="
-FORMATS = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4", "int4_wo": None}
-"""gemm_quant_mode -> weights; None: as the checkpoint says."""
-BLOCK_SCALED = ("Qwen/Qwen3.5-397B-A17B",)
-"""Models whose published FP8 checkpoint is scaled by blocks, though the config.json of CHECKPOINTS is in bf16."""
-BLACKWELL = ("b200", "b300", "gb200", "gb300")
-OLDEST = {"vllm": "0.11", "sglang": "0.5", "trtllm": "1.1"}
-"""Rows without a version are of autumn 2025."""
-WITH_MTP = ("DeepSeek-R1", "DeepSeek-V3")
+from calibrate.catalogue.model_configs import source_of, with_formats
+from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
+from calibrate.judge.cell import Cell
+from sim.compare.side_by_side import compare
+from sim.costs.profile import Profile
+from sim.costs.shapes import ModelShape, draft_model
+from sim.files.json_values import Json
+from sim.run.scenario import Scenario, parse_scenario
+from validation.tables import as_written, csv_rows, grouped
+
+RECIPES = Path(__file__).parents[1] / "recipes.csv"
+GENERATED, RECIPE = "generated", "recipe"
+"""Sources of cells: deployments that aiconfigurator generates (AUTO), or InferenceX's recipes."""
+AUTO, MEASURED_ON = "aic-auto-gap-analysis", "measured="
+ENGINE_KEYS = (
+    "async_scheduling", "enable_mixed_chunk", "scheduler_recv_interval", "cuda_graph", "batch_wait_timeout_iters",
+    "batch_wait_max_tokens_ratio",
+)  # fmt: skip
+WAVES, FEW_WAVES, MANY = 10, 4, 128
+"""Requests per request in flight, as InferenceX has it; fewer beyond so many in flight."""
+SET_UP = attrgetter(
+    "engine", "target", "gpu", "weights", "kv", "tp", "ep", "dp", "concurrency", "input_len", "output_len"
+)
 
 
-class Cell(NamedTuple):
-    """One row as it is read: which profile, which loop, what was measured."""
+@cache
+def recipes() -> dict[str, list[dict[str, str]]]:
+    """Rows of recipes.csv by setting, columns that match everything left out."""
+    rows = [{name: text for name, text in row.items() if text and name != "why"} for row in csv_rows(RECIPES)]
+    return grouped(rows, lambda row: row.pop("setting"))
 
-    id: str
-    engine: str
-    version: str
-    model: str
-    gpu: str
-    weights: str | None
-    kv: str | None
-    deployment: Deployment
-    concurrency: int
-    input_len: int
-    output_len: int
-    is_exact: bool
-    day: str
-    """The day on which it was measured; empty where the row does not say."""
-    ttft_ms: float
-    tpot_ms: float
-    family: str
-    """The class: engine, dense or MoE, GEMM format."""
+
+def setting(name: str, label: Mapping[str, object]) -> Any:
+    """Value of the first row that matches `label`, by column; None where it is empty. Raises ValueError without one."""
+    for row in recipes()[name]:
+        if all(_matches(row[column], label[column]) for column in row if column != "value"):
+            return _value(row.get("value"))
+    raise ValueError(f"no recipe has {name} of {label}")
+
+
+def _value(text: str | None) -> Any:
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return text
+
+
+def _matches(alternatives: str, value: Any) -> bool:
+    for pattern in alternatives.split("|"):
+        low, is_range, high = pattern.partition("..")
+        if int(low or 0) <= value <= int(high or value) if is_range else fnmatchcase(str(value), pattern):
+            return True
+    return False
+
+
+def label_of(cell: Cell) -> dict[str, object]:
+    """Columns of recipes.csv."""
+    _, kind, gemm = cell.label.split(" ")
+    return {**msgspec.structs.asdict(cell), "kind": kind, "gemm": gemm, "number": cell.id.rpartition("_")[2]}
 
 
 def read_cells(path: Path, mode: str = "agg") -> list[dict[str, str]]:
@@ -51,50 +85,39 @@ def read_cells(path: Path, mode: str = "agg") -> list[dict[str, str]]:
 
 
 def cell_of(row: Mapping[str, str]) -> Cell:
-    """The row with what its label gets wrong repaired: widths that are products of two, gpt-oss called nvfp4."""
-    tensor, expert, data, batch = _widths(row)
-    is_dense = _is_dense(row["model_path"])
-    gpu = row["system"].replace("_", "-")
-    is_blackwell = gpu.partition("-")[0] in BLACKWELL
-    weights = FORMATS[row["gemm_quant_mode"]]
-    if weights == "fp8" and row["model_path"] in BLOCK_SCALED:
-        weights = "fp8-block"
-    version = row["backend_version"] or OLDEST[row["backend"]]
-    kv = None
-    # Its dense models do not fuse an all-reduce with the norm behind it, as those with experts do.
-    has_nccl = row["backend"] == "trtllm" and version.startswith("1.0") and is_dense
-    if "gpt-oss" in row["model_path"]:
-        weights = "mxfp4-fp8" if is_blackwell else "mxfp4-marlin"
-    is_recipe = EXACT_SOURCE not in row["silicon_data_source"]
-    is_narrow = row["gemm_quant_mode"] in ("fp8", "nvfp4")
-    has_narrow_kv = is_dense or (row["backend"] == "trtllm" and row["model_path"].endswith(WITH_MTP))
-    if is_blackwell or (is_narrow and has_narrow_kv and (is_recipe or (is_dense and row["backend"] == "vllm"))):
-        kv = "fp8"
+    """The row repaired: widths that are products of two, gpt-oss called nvfp4; `label` is its class: engine, dense or
+    MoE, GEMM format."""
+    label: dict[str, Any] = {
+        "id": row["id"],
+        "source": GENERATED if AUTO in row["silicon_data_source"] else RECIPE,
+        "day": row["silicon_data_source"].partition(MEASURED_ON)[2][: len("2026-01-14")],
+        "engine": row["backend"],
+        "target": row["model_path"],
+        "gpu": row["system"].replace("_", "-"),
+        "gemm": row["gemm_quant_mode"] or "bf16",
+    }
+    label["engine_version"] = row["backend_version"] or str(setting("engine_version", label))
+    for name in ("kind", "weights", "kv"):
+        label[name] = setting(name, label)
+    tp, ep, dp, concurrency = _widths(row, is_dense=label["kind"] == "dense")
     return Cell(
-        id=row["id"],
-        engine=row["backend"],
-        version=version,
-        model=row["model_path"],
-        gpu=gpu,
-        weights=weights,
-        kv=kv,
-        deployment=Deployment(tensor, expert if expert > 1 else None, data, row["backend"], has_nccl_alone=has_nccl),
-        concurrency=batch,
+        label=" ".join((label["engine"], label.pop("kind"), label.pop("gemm"))),
+        tp=tp,
+        ep=ep if ep > 1 else None,
+        dp=dp,
+        concurrency=concurrency,
         input_len=_whole(row["isl"]),
         output_len=_whole(row["osl"]),
-        is_exact=not is_recipe,
-        day=row["silicon_data_source"].partition(MEASURED)[2][: len("2026-01-14")],
-        ttft_ms=float(row["silicon_ttft_ms"]),
-        tpot_ms=float(row["silicon_tpot_ms"]),
-        family=" ".join((row["backend"], "dense" if is_dense else "moe", row["gemm_quant_mode"] or "bf16")),
+        measured={name: float(row[f"silicon_{name}"]) for name in ("ttft_ms", "tpot_ms")},
+        **label,
     )
 
 
-def _widths(row: Mapping[str, str]) -> tuple[int, int, int, int]:
+def _widths(row: Mapping[str, str], *, is_dense: bool) -> tuple[int, int, int, int]:
     """(tensor, expert, data parallel, concurrency of one rank)."""
     tensor, data = _whole(row["tp_size"]) or 1, _whole(row["attention_dp_size"]) or 1
     cut, spread, batch = _whole(row["moe_tp_size"]), _whole(row["moe_ep_size"]), _whole(row["batch_size"])
-    if _is_dense(row["model_path"]):
+    if is_dense:
         return tensor, 1, 1, batch
     if cut > 1 and cut == spread:
         width, total = cut, batch * data
@@ -107,9 +130,108 @@ def _widths(row: Mapping[str, str]) -> tuple[int, int, int, int]:
     return (1, width, width, max(1, total // width)) if data > 1 else (width, width, 1, total)
 
 
-def _is_dense(model: str) -> bool:
-    return "Llama" in model or "Qwen3-32B" in model
-
-
 def _whole(text: str) -> int:
     return int(float(text)) if text else 0
+
+
+def deployment_of(cell: Cell) -> Deployment:
+    has_nccl_alone = setting("has_nccl_alone", label_of(cell))
+    return Deployment(cell.tp, cell.ep, cell.dp, cell.engine, has_nccl_alone=has_nccl_alone)
+
+
+def target_of(cell: Cell) -> tuple[Path, str | None]:
+    """The config.json of the cell's model, and its weights' format where that is not what the file says."""
+    name = setting("config", label_of(cell)) or cell.target
+    path = installed_tables()[0].parent / "model_configs" / f"{name.replace('/', '--')}_config.json"
+    formats = source_of(str(path), plain=False).shape.formats
+    is_block = cell.weights == "fp8" and formats is not None and formats.projections == "fp8-block"
+    return path, None if is_block else cell.weights
+
+
+def import_words(cell: Cell) -> list[str]:
+    """What a user gives `lanesim calibrate import aiconfigurator` for the cell's profile."""
+    path, weights = target_of(cell)
+    given = {
+        "--gpu": cell.gpu, "--target": path, "--tp": cell.tp, "--ep": cell.ep, "--dp": cell.dp, "--engine": cell.engine,
+        "--weights": weights, "--kv-dtype": cell.kv,
+    }  # fmt: skip
+    words = [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
+    return [*words, "--nccl"] if deployment_of(cell).has_nccl_alone else words
+
+
+def profile_of(cell: Cell, drafter: str | None = None) -> tuple[Profile, ModelShape]:
+    """The profile that the cell's labels stand for, and the model's shape; `drafter` is a name of
+    `sim.costs.shapes.draft_model`. Raises ValueError for what the tables lack."""
+    return _imported(cell.gpu, *target_of(cell), cell.kv, deployment_of(cell), drafter)
+
+
+@lru_cache(maxsize=512)
+def _imported(
+    gpu: str, config: Path, weights: str | None, kv: str | None, deployment: Deployment, drafter: str | None
+) -> tuple[Profile, ModelShape]:
+    tables, revision = installed_tables()
+    shape = with_formats(source_of(str(config), plain=False).shape, weights, kv)
+    draft = draft_model(drafter, shape) if drafter else None
+    return as_written(import_deployment(tables, gpu, shape, draft, deployment, source=revision)), shape
+
+
+def budget_of(cell: Cell, drafts: int = 0) -> int | None:
+    """Tokens of one step, with so many drafts a request; None where the recipe leaves it to the engine."""
+    label = label_of(cell)
+    budget: int | None = setting("budget", label)
+    if budget is None or not setting("budget_grows", label):
+        return budget
+    assert cell.input_len is not None
+    multiple: int = setting("budget_multiple", label)
+    total = budget + cell.input_len + (drafts + 1) * cell.concurrency * cell.dp
+    return -(-total // multiple) * multiple
+
+
+def engine_name(cell: Cell) -> str:
+    """The engine of sim/engines of the cell's version."""
+    return str(setting("name", label_of(cell)))
+
+
+def engine_block(cell: Cell) -> dict[str, Json]:
+    """A scenario's `engine`: name, and what the cell's recipe sets; the engine decides the rest."""
+    label = label_of(cell)
+    block = {"name": engine_name(cell), "max_num_batched_tokens": budget_of(cell)}
+    block |= {name: setting(name, label) for name in ENGINE_KEYS}
+    return {name: value for name, value in block.items() if value is not None}
+
+
+def loop_of(cell: Cell, in_flight: int) -> dict[str, Json]:
+    """A scenario's `workload`: a closed loop of the cell's lengths."""
+    shortest = setting("shortest", label_of(cell))
+    return {
+        "num_prompts": max(8, (FEW_WAVES if in_flight > MANY else WAVES) * in_flight),
+        "request_rate": "inf",
+        "max_concurrency": in_flight,
+        "input_len": cell.input_len,
+        "output_len": cell.output_len,
+        "length_range": None if shortest is None else [shortest, 1.0],
+    }
+
+
+def raw_scenario(cell: Cell, profile: str) -> dict[str, Any]:
+    """The cell in the words of a scenario file, on the profile of that name."""
+    return {
+        "profile": profile,
+        "policy": "autoregressive",
+        "engine": engine_block(cell),
+        "workload": loop_of(cell, cell.concurrency),
+        "speculation": {"num_speculative_tokens": 0},
+    }
+
+
+def means(raw: Mapping[str, Any], profile: Profile) -> dict[str, float]:
+    """Mean TPOT and TTFT, milliseconds, that `lanesim compare` states of a scenario of one policy."""
+    scenario: Scenario = parse_scenario(raw)
+    (served,) = compare(scenario, profile, workers=1).policies
+    return {name: served.mean[f"mean_{name}"] or 0.0 for name in ("tpot_ms", "ttft_ms")}
+
+
+def predicted(cell: Cell) -> dict[str, float]:
+    """Mean TPOT and TTFT of the cell, milliseconds. Raises ValueError for what the tables lack."""
+    profile, _ = profile_of(cell)
+    return means(raw_scenario(cell, profile.name), profile)

@@ -51,7 +51,7 @@ WEIGHT_ONLY = ("int4", "mxfp4", "mxfp4-fp8", "mxfp4-marlin")
 SCALED_BY_BLOCK = ("fp8-block", "nvfp4")
 """Formats whose activations get their scales at run time."""
 QUANTISE_S = 5e-6
-"""Seconds of the kernels that find and apply them; fitted on served cells (validation/silicon/judge.py lists them)."""
+"""Seconds of the kernels that find and apply them; fitted on served cells (validation/recipes.csv names them)."""
 STREAM_SHARE = 0.8
 """Share of the bandwidth at which packed weights of a weight-only GEMM stream, and activations are quantised;
 assumed."""
@@ -436,7 +436,7 @@ and 170 us on B200 whatever its size, other engines' take 4."""
 REDUCE_RATIO = 1.35
 REDUCE_SKEW_S = 1e-6
 """An all-reduce in service over one in the tables, where all devices arrive at once: times, and seconds per doubling of
-the devices. Fitted on served cells (validation/silicon/judge.py lists them)."""
+the devices. Fitted on served cells (validation/recipes.csv names them)."""
 SUSTAINED_RATIO = 1.17
 SUSTAINED_TOKENS = (128, 2048)
 """GEMMs of passes of so many tokens and more take that much longer in service than in the tables, which are timed at
