@@ -1,4 +1,5 @@
-"""Profiles of other GPUs and models by their data sheets, and whether a model fits a GPU.
+"""Profiles of other GPUs and models by their data sheets, of several GPUs by published all-reduces, and whether a model
+fits a GPU.
 
 Not here: the sheets (sim.costs.datasheets), how fast anything really runs (calibrate.measure, sim/profiles).
 """
@@ -6,15 +7,45 @@ Not here: the sheets (sim.costs.datasheets), how fast anything really runs (cali
 from __future__ import annotations
 
 from datetime import date
+from typing import Any, NamedTuple
 
 import msgspec
 
-from calibrate.catalogue.host_costs import all_reduce_of, engine_of
+from sim.costs.compact_kernels import AllReduce
 from sim.costs.datasheets import DATASHEETS, datasheet
 from sim.costs.profile import Gpu, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
 
 GB = 1e9
+REDUCE_SOURCE = "ai-dynamo/aiconfigurator (Apache-2.0) custom_allreduce_perf, CUDA graph, 4 KiB..64 MiB"
+"""All-reduces under CUDA graphs, which vLLM captures up to 512 tokens. Launched eagerly they take 2 us longer on RTX
+PRO 6000, 15 to 40 us elsewhere: that is the launch, which the host costs already count."""
+SERVED_REDUCES = (
+    "all-reduces in service of four GPUs joined in pairs by six NVLink-4 links each: H100's rate over 1.35, fixed time "
+    "fitted on Apertus 8B at 4 in flight (swiss-ai/apertus-speculative-decoding, no licence: constants alone)"
+)
+
+
+class Reduces(NamedTuple):
+    """All-reduces of vLLM on one GPU."""
+
+    version: str
+    """vLLM's, major and minor."""
+    by_degree: dict[int, tuple[float, float]]
+    """(fixed seconds, bytes/s) by degree of tensor parallelism."""
+    source: str = REDUCE_SOURCE
+
+
+REDUCES = {
+    "a100-sxm": Reduces("0.14", {2: (5.049e-6, 1.739e11), 4: (5.842e-6, 1.019e11), 8: (7.764e-6, 9.33e10)}),
+    "h100-sxm": Reduces("0.24", {2: (4.239e-6, 2.225e11), 4: (4.825e-6, 1.723e11), 8: (6.02e-6, 1.885e11)}),
+    "gh200": Reduces("0.23", {4: (1.27e-5, 1.276e11)}, SERVED_REDUCES),
+    "l40s": Reduces("0.14", {2: (5.356e-6, 1.896e10), 4: (1.123e-5, 2.529e9), 8: (1.996e-5, 1.124e9)}),
+    "rtx-pro-6000-server": Reduces("0.19", {2: (1.902e-5, 1.52e10)}),
+}
+"""Mean errors over the tables that they were fitted on: A100 8 %, 11 %, 20 % with 2, 4, 8 GPUs, H100 4 %, 7 %, 12 %,
+L40S 3 %, 3 %, 13 %, RTX PRO 6000 2 %. GH200, four joined in pairs: H100's rate over what an all-reduce takes longer in
+service (1.35, fitted on other cells), and a fixed time fitted on one served level (docs/adr/018)."""
 
 
 def check_fits(models: str, weight_bytes: int, gpu: Gpu, devices: int = 1) -> None:
@@ -27,12 +58,16 @@ def check_fits(models: str, weight_bytes: int, gpu: Gpu, devices: int = 1) -> No
         )
 
 
-def check_divides(shape: ModelShape, tensor_parallel: int) -> None:
-    """Raises ValueError where `shape` cannot be split over so many devices."""
-    if tensor_parallel < 1 or shape.heads % tensor_parallel or shape.intermediate % tensor_parallel:
-        raise ValueError(
-            f"tensor_parallel={tensor_parallel} must divide {shape.name}'s {shape.heads} heads and its MLP"
-        )
+def all_reduce_of(gpu: str, tensor_parallel: int) -> AllReduce:
+    """Raises ValueError where none of so many of these GPUs is known."""
+    if gpu not in REDUCES or tensor_parallel not in REDUCES[gpu].by_degree:
+        known = [
+            f"{other} with vLLM {reduces.version}: --tp {', '.join(map(str, reduces.by_degree))}"
+            for other, reduces in sorted(REDUCES.items(), key=lambda item: item[0] != gpu)
+        ]
+        raise ValueError(f"no all-reduce of {tensor_parallel} GPUs is known for {gpu!r}; known: {'; '.join(known)}")
+    fixed_s, bytes_per_s = REDUCES[gpu].by_degree[tensor_parallel]
+    return AllReduce(fixed_s=fixed_s, bytes_per_s=bytes_per_s)
 
 
 def with_models(profile: Profile, target: ModelShape, draft: ModelShape | None) -> Profile:
@@ -41,22 +76,11 @@ def with_models(profile: Profile, target: ModelShape, draft: ModelShape | None) 
     Raises ValueError where the profile is a table, or the weights do not fit.
     """
     names = target.name if draft is None else f"{target.name}+{draft.name}"
-    kernels = profile.compact
     shapes = [shape for shape in (target, draft) if shape is not None]
     check_fits(names, sum(shape.weight_bytes for shape in shapes), profile.gpu, profile.tensor_parallel)
     reason = f"compact constants of {profile.name}, nothing was measured with {names}"
-    return msgspec.structs.replace(
-        profile,
-        name=f"{profile.name.partition('/')[0]}/{names}",
-        target=target,
-        draft=draft,
-        kernels=kernels,
-        errors=_none(profile, reason),
-        source=f"{reason}; kept from: {profile.source}",
-        fingerprint=None,
-        date=date.today().isoformat(),
-        points=(),
-    )
+    name = f"{profile.name.partition('/')[0]}/{names}"
+    return _unmeasured(profile, reason, name=name, target=target, draft=draft, kernels=profile.compact)
 
 
 def derive(profile: Profile, gpu: str) -> Profile:
@@ -76,20 +100,17 @@ def derive(profile: Profile, gpu: str) -> Profile:
         )
     if gpu == profile.gpu.name:
         raise ValueError(f"profile {profile.name!r} is of {gpu} already")
-    check_fits(profile.name.partition("/")[2], profile.weight_bytes, sheet.gpu, profile.tensor_parallel)
-    reason = f"derived from {profile.name} by datasheet transfer, nothing was measured on {gpu}"
+    models = profile.name.partition("/")[2] or profile.name
+    check_fits(models, profile.weight_bytes, sheet.gpu, profile.tensor_parallel)
     gemm = msgspec.structs.replace(profile.compact.gemm, multiprocessors=sheet.multiprocessors)
-    return msgspec.structs.replace(
+    return _unmeasured(
         profile,
-        name=f"{gpu}/{profile.name.partition('/')[2] or profile.name}",
+        f"derived from {profile.name} by datasheet transfer, nothing was measured on {gpu}",
+        "shares of the roofs, kernel and host times kept",
+        name=f"{gpu}/{models}",
         gpu=sheet.gpu,
         kernels=msgspec.structs.replace(profile.compact, gemm=gemm),
         overlap=Overlap(),
-        errors=_none(profile, reason),
-        source=f"{reason}; shares of the roofs, kernel and host times kept from: {profile.source}",
-        fingerprint=None,
-        date=date.today().isoformat(),
-        points=(),
     )
 
 
@@ -103,26 +124,31 @@ def split(profile: Profile, tensor_parallel: int) -> Profile:
         raise ValueError(
             f"profile {profile.name!r} is of {profile.tensor_parallel} GPU(s): from one on, split it over 2 or more"
         )
-    for shape in (profile.target, profile.draft):
-        if shape is not None:
-            check_divides(shape, tensor_parallel)
-    engine = engine_of(profile.gpu.name, None)
-    reduce = all_reduce_of(engine, tensor_parallel)
-    reason = f"{profile.name} split over {tensor_parallel} GPUs, {engine.source}; no kernel was measured so"
-    return msgspec.structs.replace(
+    for shape in profile.models:
+        if shape.heads % tensor_parallel or shape.intermediate % tensor_parallel:
+            raise ValueError(
+                f"tensor_parallel={tensor_parallel} must divide {shape.name}'s {shape.heads} heads and its MLP"
+            )
+    reduce = all_reduce_of(profile.gpu.name, tensor_parallel)
+    source = REDUCES[profile.gpu.name].source
+    return _unmeasured(
         profile,
+        f"{profile.name} split over {tensor_parallel} GPUs, {source}; no kernel was measured so",
         name=f"{profile.name}-tp{tensor_parallel}",
         tensor_parallel=tensor_parallel,
         kernels=msgspec.structs.replace(profile.compact, all_reduce=reduce),
-        errors=_none(profile, reason),
-        source=f"{reason}; kept from: {profile.source}",
+    )
+
+
+def _unmeasured(profile: Profile, reason: str, kept: str = "kept", **changes: Any) -> Profile:
+    """`profile` with `changes`, and without an error of any kind for that `reason`."""
+    none = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=reason)
+    return msgspec.structs.replace(
+        profile,
+        **changes,
+        errors=dict.fromkeys(profile.errors, none),
+        source=f"{reason}; {kept} from: {profile.source}",
         fingerprint=None,
         date=date.today().isoformat(),
         points=(),
     )
-
-
-def _none(profile: Profile, reason: str) -> dict[str, KindError]:
-    """No error of any kind of `profile`, and why."""
-    none = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out=reason)
-    return dict.fromkeys(profile.errors, none)

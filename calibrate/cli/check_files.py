@@ -36,7 +36,7 @@ def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
 
     Known: scenarios, grids, profiles, engines, models' config.json, results and stores (folders), points, traces,
     ShareGPT conversations, acceptance tapes, requests of a vLLM run and their prompts, tables of closed-loop cells,
-    step curves, tuned tables; logs (.log), looks at /metrics (.txt), benchmark results and measured levels of a server.
+    tuned tables; logs (.log), looks at /metrics (.txt), benchmark results and measured levels of a server.
     The first one that is not sound ends the command with exit code 2.
     """
     claim(files={"--json": json_path}, inputs=paths)
@@ -167,7 +167,6 @@ def _text(path: Path) -> tuple[str, str]:
 
 
 def _csv(path: Path) -> tuple[str, str]:
-    from calibrate.fit.step_times import COLUMNS, read_curve
     from calibrate.judge.cell_table import REQUEST_COLUMNS, REQUIRED, read_cells, read_request_list
     from sim.files.arrow_tables import read_csv
 
@@ -175,8 +174,6 @@ def _csv(path: Path) -> tuple[str, str]:
     names = set(header)
     if names >= set(REQUIRED):
         return "closed-loop cells", f"{len(read_cells(path, {}).cells)} cells"
-    if names >= set(COLUMNS):
-        return "step curve", f"{len(read_curve(path))} steps"
     for name, needed in (
         ("trace-azure", {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}),
         ("burstgpt", {"Timestamp", "Request tokens", "Response tokens"}),

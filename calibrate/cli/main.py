@@ -1,4 +1,4 @@
-"""`lanesim calibrate`: measure, import published tables, fit a served GPU's steps, derive and check profiles.
+"""`lanesim calibrate`: measure, import published tables, derive profiles, fit a running server.
 
 Mounted through the entry-point group `lanesim.commands`; importing this module imports click alone.
 Not here: what the sub-commands do.
@@ -14,12 +14,7 @@ SUB_COMMANDS: Commands = {
     "measure": ("calibrate.cli.measure:measure_command", "Time a pair of models on this machine."),
     "import": ("calibrate.cli.imports:import_group", "Make a profile from published kernel tables."),
     "derive": ("calibrate.cli.derive:derive_command", "Transfer a profile to another GPU of its family."),
-    "fit-steps": (
-        "calibrate.cli.fit_steps:fit_steps_command",
-        "Constants of a served GPU from its steps by batch tokens.",
-    ),
     "production": ("calibrate.cli.production:production_command", "Constants and acceptance from a running server."),
-    "check": ("calibrate.cli.check:check_command", "Error of a profile per kind."),
 }
 
 
@@ -30,4 +25,4 @@ SUB_COMMANDS: Commands = {
     epilog="Example: lanesim calibrate derive --from h100-sxm/llama-2-7b --gpu h200-sxm --out p.json",
 )
 def calibrate_command() -> None:
-    """Cost profiles: measure, import, derive, fit to a served GPU, check."""
+    """Cost profiles: measure, import, derive, fit to a running server."""

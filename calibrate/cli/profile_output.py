@@ -11,7 +11,7 @@ import click
 from sim.cli.console import claim
 
 if TYPE_CHECKING:
-    from sim.costs.profile import KindError, Profile
+    from sim.costs.profile import Profile
 
 A_PATH = click.Path(path_type=Path)
 
@@ -52,16 +52,16 @@ def save(profile: Profile, out: Path) -> None:
 
 
 def print_saved(profile: Profile, out: Path) -> None:
-    print_errors(profile, profile.errors)
+    print_errors(profile)
     print(f"profile {profile.name} in {out}")
 
 
-def print_errors(profile: Profile, errors: dict[str, KindError]) -> None:
+def print_errors(profile: Profile) -> None:
     from calibrate.judge.validation_output import print_columns
 
     kinds_by_reason: dict[str, list[str]] = {}
     rows = []
-    for kind, error in errors.items():
+    for kind, error in profile.errors.items():
         kinds_by_reason.setdefault(error.held_out, []).append(kind)
         figures = ["–" if value is None else f"{value:.1f}" for value in (error.mean_error_pct, error.max_error_pct)]
         rows.append([kind, *figures, str(error.points)])

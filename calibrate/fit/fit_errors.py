@@ -1,7 +1,6 @@
 """How wrong a profile is, point by point and by kind: measured beside predicted, summarised as a profile states it.
 
-Not here: which points a fit leaves out (calibrate.fit.held_out, calibrate.fit.pass_fit), what
-is checked against what (calibrate.judge).
+Not here: which points a fit leaves out (calibrate.fit.pass_fit).
 """
 
 from __future__ import annotations
@@ -22,10 +21,6 @@ from sim.interface.work import Work
 Array = NDArray[np.float64]
 DRAFT_KINDS = {"decode": "draft", "body": "draft_body", "prefill": "draft_prefill"}
 """Kinds of errors of a model -> the same of a pair's draft."""
-
-
-def relative_error(predicted: Array, measured: Array) -> Array:
-    return np.asarray(predicted / measured - 1.0)
 
 
 def kind_error(errors: Array, held_out: str) -> KindError:
@@ -94,10 +89,3 @@ def summary(comparisons: Sequence[Comparison], held_out: str) -> dict[str, KindE
     for comparison in comparisons:
         by_kind.setdefault(comparison.kind, []).append(comparison.relative_error)
     return {kind: kind_error(np.array(errors), held_out) for kind, errors in by_kind.items()}
-
-
-class Check(NamedTuple):
-    """Errors per kind and, where there are any, the points behind them."""
-
-    errors: dict[str, KindError]
-    comparisons: list[Comparison]

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from calibrate.fit.fit_errors import Array
 
-HOW = "every second grid point of each axis left out and interpolated"
-
 
 def smooth(seconds: Array) -> Array:
     """`seconds` [...] made to fall along no axis: the mean of the least such grid above it and the greatest below it.

@@ -1,6 +1,6 @@
 """The compact form of kernel costs: a few physical constants per GPU, and the formulas that turn them into seconds.
 
-The formulas use arithmetic alone, so they take floats (sim.costs.forms.compact) and arrays (calibrate.fit.kernel_fit)
+The formulas use arithmetic alone, so they take floats (sim.costs.forms.compact) and arrays
 alike: what is fitted is what runs. All are monotone: more tokens, more context or less bandwidth never make a kernel
 faster. Not here: what a pass is made of (sim.costs.forms.compact), files (sim.costs.profile).
 """

@@ -242,7 +242,6 @@ VLLM = "".join(
     for i in range(5)
 )
 CELLS = "concurrency,input_len,output_len,num_prompts,tpot_ms,label\n1,16,4,4,12.5,one\n2,16,4,4,13.5,two\n"
-CURVE = "batch_tokens,step_ms\n" + "".join(f"{n},{5 + n / 100}\n" for n in (1, 8, 16, 64, 128, 256, 512, 1024))
 CONFIG = json.dumps(
     {
         "model_type": "llama",
@@ -492,7 +491,7 @@ def samples(folder: Path) -> dict[str, Sample]:
             CONFIG.encode(),
             (("calibrate", "derive", "--from", ALONE, "--target", "{}", "--out", "{folder}/d.json"),),
         ),
-        "points": Sample("p.points.jsonl", POINTS.encode(), (("calibrate", "check", "cpu/tiny", "--against", "{}"),)),
+        "points": Sample("p.points.jsonl", POINTS.encode()),
         "trace azure": Sample("a.csv", AZURE.encode(), ((*trace, "trace-azure", "--dataset-path", "{}"),)),
         "trace mooncake": Sample("m.jsonl", MOONCAKE.encode(), ((*trace, "mooncake", "--dataset-path", "{}"),)),
         "trace azure 2024": Sample("b.csv", AZURE_2024.encode(), ((*trace, "trace-azure", "--dataset-path", "{}"),)),
@@ -530,12 +529,6 @@ def samples(folder: Path) -> dict[str, Sample]:
             LIST.encode(),
             ((*cells, "{folder}/cells.csv", "--requests", "{}"),),
             (("cells.csv", LISTED_CELLS.encode()),),
-        ),
-        "curve": Sample(
-            "curve.csv",
-            CURVE.encode(),
-            (("calibrate", "fit-steps", "{}", "--profile", PRODUCTION, "--out", "{folder}/s.json"),),
-            every=10,
         ),
         "tuned table": Sample("tuned.json", TUNED.encode()),
         "bench": seen("bench.json", BENCH.encode(), "--bench-json", "{}"),

@@ -20,7 +20,6 @@ from tests.attack.samples import (
     Sample,
     files_in,
 )
-from tests.calibrate.importers.layer_tables import write_layer_tables, write_meta
 from tests.calibrate.support import write_tables
 
 TRACE = ("compare", "--profile", PAIR, "--policy", "pd", "--workers", "1", "--num-prompts", "2", "--dataset-name")
@@ -56,12 +55,9 @@ def of_tables(files: dict[str, bytes], name: str, *command: str, is_folder: bool
 
 def table_samples(folder: Path) -> dict[str, Sample]:
     """By format."""
-    layers = folder / "layers"
-    write_meta(write_layer_tables(layers / "tp1"))
     kernels = folder / "kernels"
     kernels.mkdir()
-    layer_files, kernel_files = files_in(layers), files_in(write_tables(kernels))
-    rtx: Any = ("llmservingsim", "{folder}/tp1", "--gpu", "rtx-4090", "--target", "llama-3.1-8b")
+    kernel_files = files_in(write_tables(kernels))
     a100: Any = ("aiconfigurator", "{folder}", "--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--tp", "2")
     out = ("--out", "{folder}/../made.json")
     return {
@@ -85,10 +81,6 @@ def table_samples(folder: Path) -> dict[str, Sample]:
             (("m_config.json", CONFIG.encode()),),
             is_checked=False,
         ),
-        **{
-            f"layers {name}": of_tables(layer_files, name, *rtx, *out)
-            for name in ("tp1/dense.csv", "tp1/per_sequence.csv", "tp1/attention.csv", "meta.yaml")
-        },
         **{
             f"kernels {name.rpartition('__')[2]}": of_tables(kernel_files, name, *a100, *out, is_folder=True)
             for name in kernel_files

@@ -167,7 +167,7 @@ FILES: dict[str, tuple[str, str, list[str], str]] = {
     "visits below 0": (
         "p.points.jsonl",
         POINTS.replace('"visits": 2', '"visits": -5'),
-        ["calibrate", "check", "cpu/tiny", "--against", "{}"],
+        ["check", "{}"],
         "line 1: no valid header",
     ),
 }
@@ -238,7 +238,6 @@ def test_markup_in_a_profile_is_printed_as_it_is(path: str, tmp_path: Path, caps
     assert "a[/x]b" in capsys.readouterr().out
     alone = ["--policy", "autoregressive", "--num-speculative-tokens", "0", "--num-prompts", "2"]
     assert run(["compare", "--profile", str(file), *alone, "--input-len", "8", "--output-len", "2"]) == 0
-    assert run(["calibrate", "check", str(file)]) == 0
 
 
 def test_a_formula_in_a_name_is_drawn_as_it_is(tmp_path: Path) -> None:
@@ -247,7 +246,6 @@ def test_a_formula_in_a_name_is_drawn_as_it_is(tmp_path: Path) -> None:
     file.write_text(profile_with("name", r"$\frac{a$"))
     alone = ["--policy", "autoregressive", "--num-speculative-tokens", "0", "--num-prompts", "2", "--workers", "1"]
     assert run(["compare", "--profile", str(file), *alone, "--out", str(tmp_path / "r"), "--plots"]) == 0
-    assert run(["calibrate", "check", str(file)]) == 0
     assert run(["report", str(tmp_path / "r"), "--figures", str(tmp_path / "f")]) == 0
 
 
@@ -256,9 +254,8 @@ def test_markup_in_a_kind_of_error_is_printed_as_it_is(tmp_path: Path, capsys: p
     file.write_text(
         profile_with("errors.[/x]", {"mean_error_pct": 1.0, "max_error_pct": 2.0, "points": 3, "held_out": "[/y]"})
     )
-    for command in (["profiles", "show", str(file)], ["calibrate", "check", str(file)]):
-        assert run(command) == 0
-        assert "[/x]" in capsys.readouterr().out
+    assert run(["profiles", "show", str(file)]) == 0
+    assert "[/x]" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
@@ -400,7 +397,6 @@ TABLES: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ],
         ("autoregressive", "req/s", "95 % of runs", "saturated", "tok/s"),
     ),
-    "check": (["calibrate", "check", "h100-sxm/llama-2-7b"], ("mean %", "max %", "points", "decode")),
 }
 
 

@@ -11,8 +11,6 @@ import pytest
 
 from sim.costs.engine_costs import load_engine, with_engine
 from sim.costs.profile_files import load
-from tests.calibrate.importers.layer_tables import write_layer_tables
-from validation.accuracy import timed_runs
 from validation.accuracy.acceptance import acceptance_section
 from validation.accuracy.drafting import length_at, pearl_section, rounds_section
 from validation.accuracy.matrix import matrix_text
@@ -147,15 +145,3 @@ def test_the_better_model_of_every_tape_is_in_the_matrix(tmp_path: Path) -> None
         for name in ("gsm8k", "instructcoder", "sharegpt")
         for k in range(1, 8)
     }
-
-
-def test_a_run_is_not_judged_with_a_profile_that_every_command_would_refuse(tmp_path: Path) -> None:
-    """Long GEMMs at 1.25 times the peak: within what a table may hold, and not what a pass may take."""
-    folder = write_layer_tables(tmp_path / timed_runs.TABLES / "RTX4090" / "meta-llama/Llama-3.1-8B/bf16/tp1")
-    assert timed_runs.llmservingsim_profile(tmp_path, "RTX4090", "rtx-4090").name == "rtx-4090/llama-3.1-8b"
-    header, *lines = (folder / "dense.csv").read_text().splitlines()
-    rows = [line.split(",") for line in lines]
-    faster = [f"{name},{tokens},{float(us) * (0.48 if int(tokens) >= 1024 else 1.0)}" for name, tokens, us in rows]
-    (folder / "dense.csv").write_text("\n".join([header, *faster, ""]))
-    with pytest.raises(ValueError, match="by the roofs of the data sheet of rtx-4090"):
-        timed_runs.llmservingsim_profile(tmp_path, "RTX4090", "rtx-4090")

@@ -118,7 +118,7 @@ def gh200_section(data: Path) -> Section:
         SOURCE,
         profile_text(profile),
         "fitted: nothing on these cells. The layers' constants come from 25 step times of the plain model "
-        f"(`calibrate fit-steps`; fitted anew here: compute share {again.compact.gemm.compute_share:.4f}, "
+        f"(`calibrate.fit.step_times`; fitted anew here: compute share {again.compact.gemm.compute_share:.4f}, "
         f"{profile.compact.gemm.compute_share:.4f} in the profile), acceptance rates by place from each cell",
         f"fitted: spread of requests, {spread:.2f} on the logit scale, on the p95 TPOT of chat at k = {SPREAD_K}; used "
         "for p95 TPOT and for the line that says so, every other figure is without",

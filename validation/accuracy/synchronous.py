@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 
-from calibrate.importers.aiconfigurator.compact_profile import import_aiconfigurator
+from calibrate.catalogue.derived_profiles import all_reduce_of
 from calibrate.judge.cell import Cell, JudgedCell
 from calibrate.judge.cell_table import cells_of
 from calibrate.judge.cells import Setup, judge_cells, simulate_cell
-from sim.costs.compact_kernels import CompactKernels
 from sim.costs.engine_costs import engine_of, load_engine, with_engine
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
@@ -27,7 +26,7 @@ from sim.run.forecast import StepForecast
 from validation.accuracy.closed_loops import cells_table, error_lines, judged_errors
 from validation.accuracy.matrix import rows_of_cells
 from validation.accuracy.sections import Line, Row, Section, number, percent, profile_text
-from validation.tables import as_written, csv_rows, markdown_table, off_pct
+from validation.tables import csv_rows, markdown_table, off_pct
 
 CELLS = "aiconfigurator"
 CELLS_GLOB = "silicon_*.csv"
@@ -77,7 +76,7 @@ def qwen_section(data: Path) -> Section:
         if not cells:
             about.append(f"on {degree} H100s: no cells in this folder; judged by the same command where they are")
             continue
-        profile = load(QWEN_PROFILE) if degree == 2 else qwen_profile(data / CELLS, degree)
+        profile = load(QWEN_PROFILE) if degree == 2 else qwen_profile(degree)
         judged = judge_qwen(cells, profile)
         errors = judged_errors(judged, "tpot_ms")
         lines += error_lines(f"TPOT on {degree} H100s, {len(errors)} cells", errors, QWEN_BAR_PCT)
@@ -99,14 +98,12 @@ def qwen_cells(folder: Path) -> dict[int, list[dict[str, str]]]:
     return {degree: list(rows.values()) for degree, rows in found.items()}
 
 
-def qwen_profile(tables: Path, degree: int) -> Profile:
-    """The profile of `degree` devices: kernels from the tables, the ratio under load and the engine of the profile of
-    two."""
+def qwen_profile(degree: int) -> Profile:
+    """The profile of two devices for `degree` of them: its constants, with the all-reduce of so many."""
     like = load(QWEN_PROFILE)
-    own = import_aiconfigurator(tables, "h100-sxm", like.target, tensor_parallel=degree, revision=REVISION)
-    assert isinstance(own.kernels, CompactKernels)
-    kernels = msgspec.structs.replace(own.kernels, body_ratios=like.compact.body_ratios)
-    return as_written(msgspec.structs.replace(own, kernels=kernels, host=like.host, conditions=like.conditions))
+    kernels = msgspec.structs.replace(like.compact, all_reduce=all_reduce_of(like.gpu.name, degree))
+    name = like.name.replace("-tp2", f"-tp{degree}")
+    return msgspec.structs.replace(like, name=name, tensor_parallel=degree, kernels=kernels)
 
 
 def judge_qwen(cells: Sequence[Mapping[str, str]], profile: Profile) -> list[JudgedCell]:

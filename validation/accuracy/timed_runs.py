@@ -15,12 +15,12 @@ import msgspec
 
 from calibrate.cli.engine_flags import EngineFlags, engine_block
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
-from calibrate.importers.llmservingsim.layer_profile import import_llmservingsim
 from calibrate.judge.fit_cells import fit_constant
 from calibrate.judge.vllm_requests import RealRun, read_requests
 from calibrate.judge.vllm_runs import VllmVerdict, judge_run, scenario_of
 from sim.costs.engine_costs import load_engine, with_engine
 from sim.costs.profile import Profile
+from sim.costs.profile_files import load
 from sim.costs.shapes import MODELS
 from validation.accuracy.sections import Line, Section, profile_text
 from validation.tables import as_written
@@ -29,7 +29,9 @@ SHAPE = MODELS["llama-3.1-8b"]
 RUNS = "llmservingsim/bench/examples"
 PROMPTS = "llmservingsim/workloads/sharegpt-llama-3.1-8b-300-sps10.prefix_blocks.jsonl"
 """What the prompts of both runs have in common: ids of their 16-token blocks, row by row."""
-TABLES = "llmservingsim/profiler/perf"
+RTX_4090_PROFILE = "rtx-4090/llama-3.1-8b"
+RTX_PRO_PROFILE = str(Path(__file__).with_name("rtx-pro-6000-llama-3.1-8b.json"))
+"""LLMServingSim's points of that GPU; the shipped profile of that name is of aiconfigurator's tables."""
 LLMSERVINGSIM = "casys-kaist/LLMServingSim@5daddb21a545"
 AICONFIGURATOR_REVISION = "095f58a51c4c"
 ENGINE = "vllm-0.19"
@@ -73,12 +75,6 @@ RTX_PRO_INDEPENDENT = Run(
 )
 
 
-def llmservingsim_profile(data: Path, folder: str, gpu: str) -> Profile:
-    """Llama-3.1-8B from LLMServingSim's own kernel tables of that GPU."""
-    path = data / TABLES / folder / "meta-llama/Llama-3.1-8B/bf16/tp1"
-    return as_written(import_llmservingsim(path, gpu, SHAPE, revision=LLMSERVINGSIM.partition("@")[2]))
-
-
 def aiconfigurator_profile(data: Path) -> Profile:
     """Llama-3.1-8B from aiconfigurator's tables of that GPU, without the gap fitted on the run itself."""
     gpu = "rtx-pro-6000-server"
@@ -88,8 +84,8 @@ def aiconfigurator_profile(data: Path) -> Profile:
 
 
 def sections(data: Path) -> list[Section]:
-    rtx_4090 = section(data, RTX_4090, llmservingsim_profile(data, "RTX4090", "rtx-4090"), "fitted: nothing")
-    profile, fitted_ms = _fitted(data, RTX_PRO, llmservingsim_profile(data, "RTXPRO6000", "rtx-pro-6000-server"))
+    rtx_4090 = section(data, RTX_4090, load(RTX_4090_PROFILE), "fitted: nothing")
+    profile, fitted_ms = _fitted(data, RTX_PRO, load(RTX_PRO_PROFILE))
     fit = f"{FITTED_CONSTANT} = {fitted_ms:.4f} ms"
     rtx_pro = section(data, RTX_PRO, profile, f"fitted: {fit}, on the TPOT mean of this run", fitted_metric="TPOT mean")
     alone = section(

@@ -115,8 +115,8 @@ def constants(data: Path) -> list[Constant]:
     runs = [
         Source(run.title, value_s, "mean TPOT", partial(run_errors, data, run, profile))
         for run, value_s, profile in (
-            (timed_runs.RTX_PRO, 1.736e-3, timed_runs.llmservingsim_profile(data, "RTXPRO6000", "rtx-pro-6000-server")),
-            (timed_runs.RTX_4090, 0.0, timed_runs.llmservingsim_profile(data, "RTX4090", "rtx-4090")),
+            (timed_runs.RTX_PRO, 1.736e-3, load(timed_runs.RTX_PRO_PROFILE)),
+            (timed_runs.RTX_4090, 0.0, load(timed_runs.RTX_4090_PROFILE)),
         )
     ]
     return [

@@ -16,9 +16,7 @@ from typing import NamedTuple
 
 from calibrate.catalogue.derived_profiles import with_models
 from calibrate.catalogue.model_configs import source_of, with_formats
-from calibrate.importers.aiconfigurator.compact_profile import DEVICES
-from calibrate.importers.aiconfigurator.deployed import CONFIGS, WIDE
-from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
+from calibrate.importers.aiconfigurator.deployment import DEVICES, Deployment, import_deployment, installed_tables
 from sim.costs.profile import SERVED, Profile
 from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import ModelShape
@@ -27,6 +25,18 @@ from validation.tables import as_written, markdown_table
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 GPUS = ("h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm", "l40s", "rtx-4090", "rtx-pro-6000-server", "gh200")
 FORMATS = ("bf16", "fp8", "fp8-block", "nvfp4", "mxfp4", "int4")
+CONFIGS = {
+    "llama-3.1-8b": "meta-llama--Meta-Llama-3.1-8B",
+    "llama-3.1-70b": "meta-llama--Meta-Llama-3.1-70B",
+    "qwen3-8b": "Qwen--Qwen3-8B",
+    "qwen3-32b": "Qwen--Qwen3-32B",
+    "qwen3-30b-a3b": "Qwen--Qwen3-30B-A3B",
+    "gpt-oss-20b": "openai--gpt-oss-20b",
+    "gpt-oss-120b": "openai--gpt-oss-120b",
+}
+"""Name -> file of its config.json, less `_config.json`."""
+WIDE = {"llama-3.1-70b": 4}
+"""Devices that share a model where one is too small."""
 CONSTANTS = {"gh200": "gh200/apertus-8b", "rtx-4090": "rtx-4090/qwen3-8b"}
 """GPU without tables -> the profile whose constants other models take."""
 NOTHING_MEASURED = "nothing was measured with"

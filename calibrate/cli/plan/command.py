@@ -189,8 +189,7 @@ def _imported(
     from sim.studies.plan.candidate_ranking import Candidate, Refused, label_of
 
     try:
-        from calibrate.importers.aiconfigurator.compact_profile import DEVICES
-        from calibrate.importers.aiconfigurator.deployment import installed_tables
+        from calibrate.importers.aiconfigurator.deployment import DEVICES, installed_tables
         from calibrate.importers.plan_candidates import cache_folder, deployments, imported, in_kernel_format
     except ImportError as error:
         raise needs_analysis(error) from None

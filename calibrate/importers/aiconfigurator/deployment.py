@@ -1,87 +1,82 @@
-"""Any model, deployed in any way, as a profile of its own points: layers composed of aiconfigurator's kernels.
+"""Profiles of any model, deployed in any way, from NVIDIA aiconfigurator's kernel tables: layers composed of
+kernels, as a table of points.
 
-Body (per layer, mean over all layers): attention's matrices, linear attention, dense and shared MLPs, router, experts,
-element-wise kernels, all-reduces. Rows that a pass verifies go through it together with all others, so that more
-drafted tokens activate more experts by themselves. Attention (likewise the mean): every layer over its window or over
-all. Chunks with history: the measured whole prompt's rate at that length.
 With attention data-parallel (`dp`), the profile is one rank's, all ranks in lockstep with as many tokens each: experts
-see the tokens of all of them.
-Errors: of interpolation, against sums of raw times at measured places that the profile leaves out.
-Not here: single kernels (lookups), reading files (kernel_files), profiles of the fitted law (compact_profile).
+see the tokens of all of them. An engine adds its constants.
+Not here: the points and their errors (composed), single kernels (lookups), reading files (kernel_files).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from datetime import date
-from functools import cached_property
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-import numpy as np
-
 from calibrate.catalogue.derived_profiles import check_fits
-from calibrate.catalogue.host_costs import ASSUMED_HOST
 from calibrate.catalogue.model_configs import format_names
-from calibrate.fit.fit_errors import Array, errors_of_draft, kind_error, not_judged
-from calibrate.fit.held_out import VERIFY_TOKENS
-from calibrate.fit.kernel_tables import AttentionTable, outside_l2
-from calibrate.fit.table_form import counts, every_second, smooth
-from calibrate.importers.aiconfigurator.compact_profile import (
-    ASSUMED_ELEMENTWISE,
-    ASSUMED_HEAD,
-    DEVICES,
-    LICENCE,
-    NOT_VALIDATED,
-    REPOSITORY,
-    Device,
-)
-from calibrate.importers.aiconfigurator.grids import (
-    CHUNKS,
-    CONTEXTS,
-    HISTORIES,
-    ROWS,
-    attention_grid,
-    axes,
-    bounded,
-    bounded_prompts,
-    chunk_curve,
-    pair_s,
-    window_pairs,
-)
+from calibrate.fit.fit_errors import errors_of_draft, not_judged
+from calibrate.importers.aiconfigurator.composed import Composed
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.lookups import Lookups
-from calibrate.importers.aiconfigurator.sparse import Modules, decode_points, prompt_grid
 from sim.costs.compact_kernels import VerifyAttention
 from sim.costs.datasheets import gpu_name
-from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
-from sim.costs.passes import layer_rest_s, sampler_s
-from sim.costs.profile import SCHEMA, UNLOADED, KindError, Overlap, Profile
-from sim.costs.shapes import Formats, ModelShape
-from sim.costs.table_kernels import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels
+from sim.costs.engine_costs import ADDED_BY_AN_ENGINE
+from sim.costs.profile import SCHEMA, UNLOADED, HostCosts, Overlap, Profile
+from sim.costs.shapes import ModelShape
+from sim.costs.table_kernels import TableKernels
 from sim.names import unknown
 
+REPOSITORY, LICENCE = "ai-dynamo/aiconfigurator", "Apache-2.0"
 PACKAGE = "aiconfigurator_core"
 TABLES_LICENCE = "NVIDIA, Apache-2.0, 82 MB"
-TOKENS = (
-    1, 2, 4, 8, 16, 17, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513, 768, 1024, 1536, 2048, 3072,
-    4096, 6144, 8192, 16384,
-)  # fmt: skip
-"""Tokens of a pass at which body and head are given: both sides of the steps that GEMMs take."""
-CHECKED_TOKENS = (3, 6, 12, 80, 112, 160, 224, 1280, 1792, 2560, 3328, 3840)
-"""Measured in the finer tables, and in no profile: what interpolation is judged by."""
-MIN_CHECKED = 3
-NORMS = 2
-"""Norms of a layer, each behind an all-reduce."""
-WIDE_NORM_S = 1e-5
-"""Kernels of a norm over all heads of queries and keys, in fp32; assumed."""
-NORM_BYTES = 8.0
-"""Two sums per token."""
-DIGITS = 4
-HOW = "every second point of each axis left out and interpolated"
+NOT_VALIDATED = "not validated: no public table has attention of 2..8 queries on a long history"
+ASSUMED_HOST = HostCosts(
+    eager_kernel_s=5e-6,
+    graph_launch_s=3e-5,
+    kernels_per_layer=10,
+    result_s=3e-5,
+    step_s=0.0,
+    row_s=0.0,
+    inflation_eager=(1.0, 1.9, 2.8),
+    inflation_graphed=(1.0, 1.1, 1.2),
+    source="assumed, not measured, round values: 5 us to launch a kernel, 30 us to replay a graph, 30 us for a result "
+    "to reach the host; issuing threads are assumed to share one interpreter almost entirely when eager and hardly "
+    f"when graphed; {ADDED_BY_AN_ENGINE}",
+)
+"""Host costs, which no kernel table has; an engine adds its constants (sim/engines)."""
+
+
+class Device(NamedTuple):
+    """Facts of a GPU that the tables do not state (NVIDIA datasheets and architecture papers)."""
+
+    l2_bytes: float
+    attention: str
+    kv_slowdown: float
+    """Factor on the time to read KV in verify and mixed passes. FlashAttention-2: between the 1.8 measured on an RTX
+    4090 and the 1.4 on an RTX PRO 6000; FlashAttention-3 reads KV once whatever the queries."""
+    query_tile: int
+    """Queries of a thread block there. FlashAttention-2 at head dimension 128: 128 on A100, 64 on compute capability
+    8.6, 8.9 and 12.0; FlashAttention-3 packs the queries of a KV group."""
+
+
+DEVICES = {
+    "a100-sxm": Device(40e6, "FlashAttention-2", 1.6, 128),
+    "h100-sxm": Device(50e6, "FlashAttention-3", 1.0, 1),
+    "h100-pcie": Device(50e6, "FlashAttention-3", 1.0, 1),
+    "h200-sxm": Device(50e6, "FlashAttention-3", 1.0, 1),
+    "b200-sxm": Device(126e6, "FlashInfer TRT-LLM", 1.0, 1),
+    "b300-sxm": Device(126e6, "FlashInfer TRT-LLM", 1.0, 1),
+    "gb200": Device(126e6, "FlashInfer TRT-LLM", 1.0, 1),
+    "gb300": Device(126e6, "FlashInfer TRT-LLM", 1.0, 1),
+    "a100-pcie": Device(40e6, "FlashAttention-2", 1.6, 128),
+    "a30": Device(24e6, "FlashAttention-2", 1.6, 128),
+    "l4": Device(48e6, "FlashAttention-2", 1.6, 64),
+    "b60": Device(18e6, "XPU", 1.6, 64),
+    "l40s": Device(96e6, "FlashAttention-2", 1.6, 64),
+    "rtx-pro-6000-server": Device(128e6, "FlashAttention-2", 1.4, 64),
+}
 
 
 class Deployment(NamedTuple):
@@ -148,7 +143,8 @@ def import_deployment(
         lookups.gpu,
         deployment.devices,
     )
-    composed = [Composed(lookups, device, shape, deployment) for shape in shapes]
+    degree, ranks = deployment.tensor_parallel, deployment.data_parallel
+    composed = [Composed(lookups, device.l2_bytes, shape, degree, ranks, deployment.split()) for shape in shapes]
     tables = [each.table() for each in composed]
     errors = composed[0].errors()
     if draft is not None:
@@ -213,310 +209,3 @@ def check_splits(shape: ModelShape, deployment: Deployment) -> None:
             f"--ep {spread} must divide {shape.name}'s {shape.experts.num} experts, and {cut} devices their width "
             f"{shape.experts.intermediate}"
         )
-
-
-class Composed:
-    """One model's points, raw: `body` and `head` [tokens], `decode` [rows, contexts] (nan where not measured),
-    `prefill` [chunks]; per layer, mean over the layers."""
-
-    def __init__(self, lookups: Lookups, device: Device, shape: ModelShape, deployment: Deployment) -> None:
-        self._lookups, self._shape, self._deployment = lookups, shape, deployment
-        self._l2_bytes = device.l2_bytes
-        self._formats = shape.formats or Formats()
-        self.tokens = np.array(TOKENS, dtype=float)
-        self.checked = np.array([], dtype=int)
-        self.body = self._body_s(self.tokens)
-        self.head = self._head_s(self.tokens)
-        self.decode = self._attention(self._decode_grid)
-        self.prefill = self._attention(self._prefill_curve)
-
-    def _body_s(self, tokens: Array) -> Array:
-        shape, formats = self._shape, self._formats
-        degree = self._deployment.tensor_parallel
-        total = self._attention_gemms_s(tokens)
-        if shape.linear is not None:
-            share = shape.linear.layers / shape.layers
-            linear_s = self._gemms_s(shape.linear.gemms(shape.hidden, degree), tokens, formats.projections)
-            linear_s = linear_s + self._lookups.linear_s(shape.linear, degree, tokens)
-            total = (1.0 - share) * total + share * linear_s
-        dense_s = self._gemms_s(shape.mlp_gemms(shape.intermediate, degree), tokens, formats.mlp)
-        reduce_s = self._lookups.reduce_s(degree, tokens * shape.hidden * shape.dtype_bytes)
-        if shape.input_features:
-            projection_s = self._lookups.gemm_s(shape.hidden // degree, shape.input_features * shape.hidden, tokens)
-            total = total + projection_s / shape.layers
-        if shape.has_wide_qk_norm:
-            total = total + WIDE_NORM_S + self._lookups.reduce_s(degree, tokens * NORM_BYTES)
-        experts = shape.experts
-        if experts is None:
-            total = total + dense_s + 2.0 * reduce_s
-        else:
-            dense_share = experts.dense_layers / shape.layers
-            total = total + reduce_s + dense_share * (dense_s + reduce_s) + self._sparse_s(tokens, reduce_s)
-        kernels = ASSUMED_ELEMENTWISE
-        if degree > 1 and self._lookups.fuses_norms:
-            kernels = msgspec.structs.replace(kernels, kernels_per_layer=kernels.kernels_per_layer - NORMS)
-        rest = [layer_rest_s(kernels, None, self._lookups.gpu, shape, degree, int(n)) for n in tokens]
-        return np.asarray(total + np.array(rest))
-
-    def _sparse_s(self, tokens: Array, reduce_s: Array) -> Array:
-        """Experts of one layer, mean over all, tokens brought to them and back."""
-        experts = self._shape.experts
-        assert experts is not None
-        share = 1.0 - experts.dense_layers / self._shape.layers
-        return np.asarray(share * (self._experts_s(tokens) + self._gather_s(tokens, reduce_s)))
-
-    def _experts_s(self, tokens: Array) -> Array:
-        """Router, routed and shared experts of one layer."""
-        shape, deployment, experts = self._shape, self._deployment, self._shape.experts
-        assert experts is not None
-        routed_s = self._lookups.experts_s(
-            shape, experts, self._formats.experts, deployment.split(), tokens * deployment.data_parallel
-        )
-        router_s = self._lookups.gemm_s(experts.num, shape.hidden, tokens)
-        if not experts.shared_intermediate:
-            return routed_s + router_s
-        gemms = shape.mlp_gemms(experts.shared_intermediate, deployment.tensor_parallel)
-        return routed_s + router_s + self._gemms_s(gemms, tokens, self._formats.mlp)
-
-    def _gather_s(self, tokens: Array, reduce_s: Array) -> Array:
-        """What brings tokens to the experts and their sums back: an all-reduce among the devices of one rank, a gather
-        and a scatter among several ranks."""
-        deployment = self._deployment
-        if deployment.data_parallel == 1:
-            return reduce_s
-        message_bytes = tokens * deployment.data_parallel * self._shape.hidden * self._shape.dtype_bytes
-        return self._lookups.gather_s(deployment.data_parallel, message_bytes)
-
-    def _gemms_s(self, gemms: Sequence[tuple[int, int]], tokens: Array, weights: str) -> Array:
-        each = [self._lookups.gemm_s(columns, depth, tokens, weights) for columns, depth in gemms]
-        is_fused = self._lookups.fuses_quantising and self._deployment.tensor_parallel > 1
-        each += [self._lookups.quantise_s(depth, tokens, weights) for _, depth in gemms[is_fused:]]
-        return np.asarray(np.sum(each, axis=0))
-
-    def _head_s(self, tokens: Array) -> Array:
-        shape = self._shape
-        lm_head_s = self._lookups.gemm_s(shape.vocab // self._deployment.tensor_parallel, shape.hidden, tokens)
-        sampled_s = [sampler_s(ASSUMED_HEAD, self._lookups.gpu, shape, int(n)) for n in tokens]
-        return np.asarray(lm_head_s + np.array(sampled_s))
-
-    def _attention(self, of: Callable[[int], Array]) -> Array:
-        """Mean over layers with a window, without one, and without KV."""
-        shape = self._shape
-        share = shape.window_layers / shape.layers
-        if share == 1.0:
-            return of(shape.window)
-        full_s = self._full_share * of(0)
-        return full_s + share * of(shape.window) if share else full_s
-
-    @property
-    def _full_share(self) -> float:
-        """Share of the layers whose attention sees all tokens."""
-        shape = self._shape
-        return 1.0 - (shape.window_layers + shape.linear_layers) / shape.layers
-
-    def _lacks(self, table: str, window: int) -> bool:
-        """Whether no table has attention over so many tokens: it costs what attention over no more than those does."""
-        if not window:
-            return False
-        try:
-            self._lookups.attention(table, self._formats.kv, window)
-        except ValueError:
-            self._lookups.note(f"attention over a window of {window} by rule from attention over all")
-            return True
-        return False
-
-    def _decode_grid(self, window: int) -> Array:
-        if self._lacks("generation_attention_perf", window):
-            return bounded(self._decode_grid(0), window)
-        if self._shape.indexer is not None:
-            return attention_grid(decode_points(self._modules("generation"), self._attention_gemms_s), 1.0)
-        if self._shape.latent is not None:
-            return attention_grid(self._latent_points("generation"), 1.0)
-        points, factor = self._points("generation_attention_perf", window)
-        if not window:
-            points = points.where(outside_l2(points, self._l2_bytes, self._lookups.gpu.bandwidth_bytes_per_s))
-        return attention_grid(points, factor)
-
-    def _prefill_curve(self, window: int) -> Array:
-        if self._lacks("context_attention_perf", window):
-            return bounded_prompts(self._prefill_curve(0), window)
-        if self._shape.indexer is not None:
-            return np.asarray(self._sparse_prompts[:, 0])
-        if self._shape.latent is not None:
-            points = self._latent_points("context")
-        else:
-            points, _ = self._points("context_attention_perf", window)
-        return chunk_curve(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
-
-    @cached_property
-    def _sparse_prompts(self) -> Array:
-        return prompt_grid(self._modules("context"), self._attention_gemms_s)
-
-    def _modules(self, phase: str) -> Modules:
-        degree = self._deployment.tensor_parallel
-        heads = (self._shape.heads // degree, degree)
-        return self._lookups.modules(phase, heads, self._formats.projections, self._formats.kv)
-
-    def _attention_gemms_s(self, tokens: Array) -> Array:
-        gemms = self._shape.attention_gemms(self._deployment.tensor_parallel)
-        return self._gemms_s(gemms, tokens, self._formats.projections)
-
-    def _latent_points(self, phase: str) -> AttentionTable:
-        heads = self._shape.heads // self._deployment.tensor_parallel
-        return self._lookups.latent(phase, heads, self._formats.kv)
-
-    def _points(self, table: str, window: int) -> tuple[AttentionTable, float]:
-        """Points of the heads on one device, and by how much a row here is more than a row there: where the layout was
-        not measured, rows of fewer KV heads stand for it, as many times over."""
-        shape, degree = self._shape, self._deployment.tensor_parallel
-        points = self._lookups.attention(table, self._formats.kv, window)
-        exact = points.of(shape, degree)
-        if exact.any():
-            return points.where(exact), 1.0
-        heads, kv_heads = shape.heads // degree, max(1, shape.kv_heads // degree)
-        group = heads // kv_heads
-        known = points.where(points.head_dim == _nearest(points.head_dim, shape.head_dim))
-        groups = known.heads / known.kv_heads
-        same = known.where(groups == _nearest(groups, group))
-        fewer = same.kv_heads[same.kv_heads <= kv_heads]
-        of = float(fewer.max()) if len(fewer) else float(same.kv_heads.min())
-        stand_in = same.where(same.kv_heads == of)
-        units = kv_heads * group * shape.head_dim / float(stand_in.heads[0] * stand_in.head_dim[0])
-        self._lookups.note(
-            f"{table}: {int(stand_in.heads[0])} heads on {int(of)} KV heads of {int(stand_in.head_dim[0])} stand for "
-            f"{heads} on {kv_heads} of {shape.head_dim}, {units:g} times"
-        )
-        if table.startswith("context"):
-            return stand_in._replace(seconds=stand_in.seconds * max(1.0, units)), 1.0
-        return stand_in, units
-
-    def table(self) -> ModelTable:
-        """The points as a profile stores them."""
-        decode = smooth(self.decode)
-        use_rows, use_contexts = axes(decode)
-        shared = None
-        if self._shape.experts is not None and self._deployment.data_parallel > 1:
-            seconds = self._sparse_s(self.tokens, np.zeros(len(self.tokens)))
-            shared = Curve(tokens=counts(self.tokens), seconds=_rounded(smooth(seconds)))
-        return ModelTable(
-            body=Curve(tokens=counts(self.tokens), seconds=_rounded(smooth(self.body))),
-            experts=shared,
-            head=Curve(tokens=counts(self.tokens), seconds=_rounded(smooth(self.head))),
-            decode_attention=DecodeGrid(
-                rows=tuple(ROWS[i] for i in use_rows),
-                context_tokens=tuple(CONTEXTS[i] for i in use_contexts),
-                seconds=tuple(_rounded_or_none(decode[i, use_contexts]) for i in use_rows),
-            ),
-            prefill_attention=self._prefill_grid(),
-        )
-
-    def _prefill_grid(self) -> PrefillGrid:
-        """[chunks, histories]: a chunk after history has the pairs of query and key of a longer prompt's end, at the
-        rate of a prompt that long; layers with a window pay for their window."""
-        shape = self._shape
-        if shape.indexer is not None:
-            return _stored(self._sparse_prompts)
-        share = shape.window_layers / shape.layers
-        is_bounded = share > 0.0 and self._lacks("context_attention_perf", shape.window)
-        full = self._prefill_curve(0) if share < 1.0 or is_bounded else np.zeros(len(CHUNKS))
-        near = self._prefill_curve(shape.window) if share > 0.0 else np.zeros(len(CHUNKS))
-        rows = []
-        for i, chunk in enumerate(CHUNKS):
-            line = []
-            for history in HISTORIES:
-                far_s, near_s = 0.0, float(near[i])
-                if self._full_share > 0.0:
-                    far_s = max(full[i], chunk * (history + 0.5 * chunk) * pair_s(full, history + chunk))
-                if is_bounded:
-                    rate_s = pair_s(full, min(shape.window, history + chunk))
-                    near_s = max(near_s, window_pairs(chunk, history, shape.window) * rate_s)
-                line.append(self._full_share * far_s + share * near_s)
-            rows.append(line)
-        return _stored(np.array(rows))
-
-    def _token_errors(self, raw: Array, of: Callable[[Array], Array]) -> tuple[Callable[[int], float], Array, str]:
-        """The curve to judge by, its relative errors, and where: at measured token counts that the profile does not
-        have; where a coarse table has too few of those, at every second one of its own, left out."""
-        checked = [count for count in CHECKED_TOKENS if self._lookups.is_measured(count)]
-        if len(checked) >= MIN_CHECKED:
-            curve = _curve_through(TOKENS, raw)
-            measured = of(np.array(checked, dtype=float))
-            predicted = np.array([curve(count) for count in checked])
-            self.checked = np.array(checked)
-            return curve, predicted / measured - 1.0, f"{len(checked)} measured token counts between the profile's own"
-        keep = every_second(len(TOKENS))
-        curve = _curve_through([TOKENS[i] for i in keep], raw[keep])
-        out = [i for i in range(len(TOKENS)) if i not in keep]
-        self.checked = np.array([TOKENS[i] for i in out])
-        return curve, np.array([curve(TOKENS[i]) for i in out]) / raw[out] - 1.0, HOW
-
-    def errors(self) -> dict[str, KindError]:
-        """Errors of interpolation at the points left out, and of whole passes there."""
-        layers = self._shape.layers
-        body, body_errors, how = self._token_errors(self.body, self._body_s)
-        in_verify = (self.checked >= VERIFY_TOKENS[0]) & (self.checked <= VERIFY_TOKENS[1])
-        _, head_errors, _ = self._token_errors(self.head, self._head_s)
-        rows, contexts = axes(self.decode)
-        grid = self.decode[np.ix_(rows, contexts)]
-        row_axis, context_axis = [ROWS[i] for i in rows], [CONTEXTS[i] for i in contexts]
-        keep_rows, keep_contexts = every_second(len(rows)), every_second(len(contexts))
-        thin = smooth(grid[np.ix_(keep_rows, keep_contexts)])
-        lines = filled(
-            [context_axis[j] for j in keep_contexts],
-            [[None if np.isnan(value) else float(value) for value in line] for line in thin],
-        )
-        at = dict(zip(TOKENS, self.body, strict=True))
-        attention, whole = [], []
-        for i, count in enumerate(row_axis):
-            line = curve_at([row_axis[k] for k in keep_rows], lines, count)
-            for j, context in enumerate(context_axis):
-                raw = grid[i, j]
-                if np.isnan(raw) or (i in keep_rows and j in keep_contexts):
-                    continue
-                predicted = value_at([context_axis[k] for k in keep_contexts], line, context)
-                attention.append(predicted / raw - 1.0)
-                whole.append((predicted + body(count)) / (raw + at[count]) - 1.0)
-        kept = every_second(len(CHUNKS))
-        curves = [[float(value)] for value in smooth(self.prefill)[kept]]
-        prompt, prompt_pass = [], []
-        for i, chunk in enumerate(CHUNKS):
-            if i not in kept:
-                predicted = power_curve_at([CHUNKS[k] for k in kept], curves, chunk)[0]
-                prompt.append(predicted / self.prefill[i] - 1.0)
-                measured_body = at.get(chunk, body(chunk))
-                prompt_pass.append((predicted + body(chunk)) / (self.prefill[i] + measured_body) - 1.0)
-        return {
-            "body": kind_error(body_errors, f"{how}; one layer's kernels but attention, {layers} layers alike"),
-            "verify_body": kind_error(
-                body_errors[in_verify], f"{how}; body at {VERIFY_TOKENS[0]}..{VERIFY_TOKENS[1]} tokens"
-            ),
-            "lm_head": kind_error(head_errors, how),
-            "decode_attention": kind_error(np.array(attention), HOW),
-            "decode": kind_error(np.array(whole), f"{HOW}; layers of whole passes"),
-            "prefill_attention": kind_error(np.array(prompt), HOW),
-            "prefill": kind_error(np.array(prompt_pass), f"{HOW}; layers of whole passes"),
-        }
-
-
-def _stored(prompts: Array) -> PrefillGrid:
-    """[CHUNKS, HISTORIES] as a profile has them."""
-    seconds = tuple(_rounded(line) for line in smooth(prompts))
-    return PrefillGrid(chunk_tokens=CHUNKS, history_tokens=HISTORIES, seconds=seconds)
-
-
-def _curve_through(axis: Sequence[int], raw: Array) -> Callable[[int], float]:
-    values = [float(value) for value in smooth(raw)]
-    return lambda tokens: value_at(axis, values, tokens)
-
-
-def _nearest(values: Array, wanted: float) -> float:
-    unique = np.unique(values)
-    return float(unique[int(np.argmin(np.abs(np.log(unique / wanted))))])
-
-
-def _rounded(values: Array) -> tuple[float, ...]:
-    return tuple(float(f"{value:.{DIGITS}g}") for value in values)
-
-
-def _rounded_or_none(values: Array) -> tuple[float | None, ...]:
-    return tuple(None if np.isnan(value) else float(f"{value:.{DIGITS}g}") for value in values)

@@ -1,21 +1,64 @@
-"""Grids of attention that a profile stores, from points measured at any places; and attention over a window that was
-never measured, from attention over all.
+"""Grids of attention that a profile stores, from points measured anywhere; attention over a window that was never
+measured, from attention over all; and sparse attention by an indexer (DSA), from tables of whole modules.
 
-Not here: which points (deployment), reading them (kernel_files).
+A profile has matrices in the body of a pass, by tokens, and attention beside it, by rows and context. So what a module
+(matrices, indexer, choice of tokens, attention) takes beyond its matrices counts as attention, and both together make
+up the module again.
+Not here: which points (composed), reading them (kernel_files, lookups).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 
 from calibrate.fit.fit_errors import Array
-from calibrate.fit.kernel_tables import AttentionTable
+from calibrate.importers.aiconfigurator.kernel_files import AttentionTable
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Context tokens of a decoding row; shorter contexts cost what 128 tokens cost."""
 CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 HISTORIES = (0, 1024, 4096, 16384, 65536)
+MIN_SHARE = 0.1
+"""Share of a module's time that is attention at least."""
+
+
+class Modules(NamedTuple):
+    """[points] of one phase: `sequences`, `queries` of each, tokens of `history` before them, `seconds`."""
+
+    sequences: Array
+    queries: Array
+    history: Array
+    seconds: Array
+
+    def attention_s(self, gemms_s: Callable[[Array], Array]) -> Array:
+        """[points] what modules take beyond matrices of as many tokens."""
+        beyond = self.seconds - gemms_s(self.sequences * self.queries)
+        return np.maximum(beyond, MIN_SHARE * self.seconds)
+
+    def decode_points(self, gemms_s: Callable[[Array], Array]) -> AttentionTable:
+        """Attention of rows that decode, as that of one head."""
+        ones = np.ones(len(self.seconds))
+        context = self.queries + self.history
+        return AttentionTable(self.sequences, context, ones, ones, ones, self.attention_s(gemms_s))
+
+    def prompt_grid(self, gemms_s: Callable[[Array], Array]) -> Array:
+        """[CHUNKS, HISTORIES] of one prompt's chunks: histories between measured ones linearly; longer chunks than any
+        that was measured in proportion."""
+        alone = self.sequences == 1
+        queries, history, seconds = self.queries[alone], self.history[alone], self.attention_s(gemms_s)[alone]
+        measured = np.unique(queries)
+        lines = np.empty((len(measured), len(HISTORIES)))
+        for i, chunk in enumerate(measured):
+            order = np.argsort(history[queries == chunk])
+            lines[i] = np.interp(HISTORIES, *(each[queries == chunk][order] for each in (history, seconds)))
+        chunks = np.array(CHUNKS, dtype=float)
+        beyond = np.maximum(1.0, chunks / measured[-1])
+        columns = (np.exp(np.interp(np.log(chunks), np.log(measured), np.log(line))) for line in lines.T)
+        return np.stack([column * beyond for column in columns], axis=1)
 
 
 def attention_grid(points: AttentionTable, factor: float) -> Array:

@@ -1,24 +1,25 @@
-"""Reads aiconfigurator's parquet tables of one GPU into memory, checked: columns, units, missing and negative numbers.
+"""aiconfigurator's parquet tables of one GPU (ai-dynamo/aiconfigurator, Apache-2.0), checked: columns, units, missing
+and negative numbers.
 
+A folder holds GPU folders of tables and a YAML of each GPU's datasheet, as `systems/` there does; a table's file has
+the path `gemm/vllm/0.14.0/gemm_perf.parquet`, or that path with `__` for every `/`.
 Every defect is a ValueError naming the file. Latencies are milliseconds in the files and seconds here.
-Not here: what is made of them (calibrate.importers.aiconfigurator.compact_profile).
+Not here: what is made of them (calibrate.importers.aiconfigurator.lookups).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrate.fit.fit_errors import Array
-from calibrate.fit.kernel_fit import fit_all_reduce
-from calibrate.fit.kernel_tables import AttentionTable, GemmTable
-from sim.costs.compact_kernels import AllReduce
 from sim.costs.profile import Gpu
+from sim.costs.shapes import ModelShape
 from sim.files.arrow_tables import read_parquet
 from sim.files.json_values import convert, value_at
 from sim.files.yaml_values import read_yaml
@@ -27,23 +28,36 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-MESSAGE_BYTES = (4 << 10, 64 << 20)
-"""All-reduces of a pass: one token of 2,048 dimensions to 4,096 tokens of 8,192, in bf16."""
-
-
+ATTENTION = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim")
+LATENT = ("batch_size", "isl", "step", "num_heads", "kv_cache_dtype")
+SPARSE = ("batch_size", "isl", "step", "num_heads", "tp_size", "gemm_type", "kv_cache_dtype", "op_name")
+LAYOUT = ("hidden_size", "inter_size", "topk", "num_experts")
+SPLIT = ("moe_tp_size", "moe_ep_size")
+LINEAR = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
+TABLES = {
+    "gemm_perf": ("gemm", ("gemm_dtype", "m", "n", "k")),
+    "context_attention_perf": ("attention", (*ATTENTION, "attn_dtype", "kv_cache_dtype")),
+    "generation_attention_perf": ("attention", (*ATTENTION, "attn_dtype", "kv_cache_dtype")),
+    "context_mla_perf": ("mla", LATENT),
+    "generation_mla_perf": ("mla", LATENT),
+    "dsa_context_module_perf": ("sparse_attention", SPARSE),
+    "dsa_generation_module_perf": ("sparse_attention", SPARSE),
+    "gdn_perf": ("linear_attention", ("phase", "kernel_source", "batch_size", "seq_len", *LINEAR)),
+    "moe_perf": ("moe", ("moe_dtype", "num_tokens", *LAYOUT, *SPLIT, "distribution")),
+    "custom_allreduce_perf": ("comm", ("num_gpus", "message_size")),
+    "nccl_perf": ("comm", ("num_gpus", "message_size", "op_name", "nccl_dtype")),
+    "computescale_perf": ("quantize", ("m", "k", "quant_dtype")),
+    "scale_matrix_perf": ("quantize", ("m", "k", "quant_dtype")),
+}
+"""Table -> its folder, and the columns that it needs beside its latency."""
+TEXT_ENDINGS = ("dtype", "_type", "_name", "_source", "phase", "backend", "distribution")
+"""How the names of columns that hold texts end; all others hold numbers."""
+OPTIONAL = ("window_size", "backend")
+"""Columns that only some versions of a table have."""
 MIN_BANDWIDTH, MIN_FLOPS = 1e10, 1e12
 """Bytes/s and FLOP/s: no GPU has less; what is below is in GB/s and TFLOP/s."""
-
-
 MAX_SEQUENCES = 16384
 """Most sequences in a pass of any published table; contexts are longer."""
-ALL_REDUCE_MS = (1e-4, 1.0)
-"""Bounds of the shortest all-reduce of any table."""
-
-
-HUGE = 5e8
-"""Weights of a matrix, a gigabyte, from which on tables may lack some m: those of A100 and H100 lack the largest
-matrix, that of the L40S nine more."""
 ABOVE_ROOF = 1.05
 """A kernel may seem this much faster than the compute roof: clocks boost."""
 RESOLUTION_S = 1e-6
@@ -51,21 +65,90 @@ RESOLUTION_S = 1e-6
 CACHED = 4.0
 """What is read over and over may come from the L2 cache, up to so many times faster than from memory: three times is
 the most in any published table here."""
-FAR = 100.0
-"""A kernel that takes so many times its roofs is in other units: twice is usual, but some rows of every table go
-astray."""
+FAR = 50.0
+"""Kernels whose median takes so many times their roofs are in other units: twice is usual, but some rows of every table
+go astray."""
 LAUNCH_S = 1e-5
 """Added to the roofs before: small kernels take their launch."""
+KV_WINDOW = (0.1, 1.2)
+"""Decode rows whose KV is between these multiples of the L2 cache are left out: the tables replay a batch without
+flushing L2, so they are up to twice too fast there. Below, KV traffic hardly matters; above, it misses L2 anyway."""
+UNBOUND_SHARE = 0.5
+"""L2 is about twice as fast as memory; a kernel that reads KV at less than half the memory's rate waits for something
+else, as a few rows of long contexts do for their few thread blocks."""
 
 
-TEXT_ENDINGS = ("dtype", "_type", "_name", "backend", "distribution")
-"""How the names of columns that hold texts end; all others hold numbers."""
-OPTIONAL = ("window_size", "nccl_dtype", "backend")
-"""Columns that only some versions of a table have."""
+class NotMeasured(ValueError):
+    """There is no such table, or no such row in it; a defect of a table is another ValueError."""
 
 
-class _Sheet(msgspec.Struct):
-    """What a datasheet says of its GPU; numbers may be spelt as Python spells them."""
+class GemmTable(NamedTuple):
+    """`seconds` [tokens, columns, depths], nan where nothing was measured; axes rise.
+
+    Matrices between grid points are interpolated linearly in columns and depth, in which latency is close to linear
+    (leaving a grid point out costs 6-9 %).
+    """
+
+    tokens: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    depths: NDArray[np.int64]
+    seconds: Array
+
+    def at(self, columns: int, depth: int) -> Array:
+        """Seconds [tokens] of a [depth, columns] matrix, nan where a point that counts was not measured; more columns
+        than the grid has cost in proportion."""
+        from scipy.interpolate import RegularGridInterpolator
+
+        most = int(self.columns[-1])
+        if columns > most:
+            return self.at(most, depth) * (columns / most)
+        # Holes apart from times: at a neighbour of weight 0 nan would count, as 0 times nan is nan.
+        is_hole = np.isnan(self.seconds)
+        values = np.stack([np.where(is_hole, 0.0, self.seconds), is_hole], axis=-1)
+        grid = RegularGridInterpolator(
+            (self.columns, self.depths), np.moveaxis(values, 0, -1), bounds_error=False, fill_value=None
+        )
+        seconds, holes = grid((columns, depth))
+        return np.asarray(np.where(holes != 0.0, np.nan, seconds))
+
+
+class AttentionTable(NamedTuple):
+    """Attention latencies, one entry per measured point; `tokens` per sequence: the prompt, or the context read."""
+
+    sequences: Array
+    tokens: Array
+    heads: Array
+    kv_heads: Array
+    head_dim: Array
+    seconds: Array
+
+    def where(self, use: NDArray[np.bool_]) -> AttentionTable:
+        return AttentionTable(*(column[use] for column in self))
+
+    def of(self, shape: ModelShape, tensor_parallel: int) -> NDArray[np.bool_]:
+        """Points with `shape`'s heads on one device. Where the table lacks head dimension 64, half the heads at 128
+        stand for it: the same bytes and FLOPs."""
+        heads = shape.heads // tensor_parallel
+        kv_heads = max(1, shape.kv_heads // tensor_parallel)
+        exact = self._has(heads, kv_heads, shape.head_dim)
+        if not exact.any() and shape.head_dim == 64 and kv_heads % 2 == 0:
+            return self._has(heads // 2, kv_heads // 2, 128)
+        return exact
+
+    def _has(self, heads: int, kv_heads: int, head_dim: int) -> NDArray[np.bool_]:
+        use: NDArray[np.bool_] = (self.heads == heads) & (self.kv_heads == kv_heads) & (self.head_dim == head_dim)
+        return use
+
+    def outside_l2(self, l2_bytes: float, bandwidth_bytes_per_s: float) -> NDArray[np.bool_]:
+        """Decode points that the L2 cache does not flatter: outside of KV_WINDOW, or with KV at less than UNBOUND_SHARE
+        of the memory's bandwidth."""
+        kv_bytes = self.sequences * self.tokens * self.kv_heads * self.head_dim * 4.0
+        is_outside = (kv_bytes < KV_WINDOW[0] * l2_bytes) | (kv_bytes > KV_WINDOW[1] * l2_bytes)
+        return is_outside | (kv_bytes < UNBOUND_SHARE * bandwidth_bytes_per_s * self.seconds)
+
+
+class Sheet(msgspec.Struct):
+    """A datasheet's lines on its GPU; numbers may be spelt as Python spells them."""
 
     mem_capacity: int | float | str
     bfloat16_tc_flops: int | float | str
@@ -77,172 +160,146 @@ class KernelFiles:
     of a table the newest is read that is no newer than `version`, the oldest where all are; None: the newest."""
 
     def __init__(self, path: Path, gpu: str, version: str | None = None) -> None:
-        self._gpu = gpu
-        self._root = path
-        self._version = numbers(version) if version is not None else None
+        self._version = None if version is None else numbers(version)
         folder = gpu.replace("-", "_")
-        places = [place for place in (path / folder, path / "data" / folder) if place.is_dir()]
-        if not places:
+        folders = [each for each in (path / folder, path / "data" / folder) if each.is_dir()]
+        if not folders:
             raise ValueError(f"{path}: no folder {folder!r} with kernel tables of {gpu!r}")
-        self._folder = places[0]
+        self._folder = folders[0]
+        self._frames: dict[Path, pd.DataFrame] = {}
         self.used: list[str] = []
-        self.engine_version: str | None = None
-        """Version of vLLM's GEMM table; None before it was read."""
+        self.gpu = _datasheet(path / f"{folder}.yaml", gpu)
 
-    def datasheet(self) -> Gpu:
-        path = self._root / f"{self._gpu.replace('-', '_')}.yaml"
-        try:
-            sheet = convert(value_at(read_yaml(path, "datasheet"), "gpu"), _Sheet, "gpu")
-            gpu = Gpu(
-                name=self._gpu,
-                memory_bytes=int(sheet.mem_capacity),
-                peak_flops=float(sheet.bfloat16_tc_flops),
-                bandwidth_bytes_per_s=float(sheet.mem_bw),
-            )
-        except ValueError as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(
-                f"{path.name}: no datasheet of {self._gpu!r} (gpu: mem_bw, mem_capacity, bfloat16_tc_flops): {reason}"
-            ) from error
-        for key, value, least in (
-            ("mem_bw", gpu.bandwidth_bytes_per_s, MIN_BANDWIDTH),
-            ("bfloat16_tc_flops", gpu.peak_flops, MIN_FLOPS),
-        ):
-            if value < least:
-                raise ValueError(f"{path.name}: {key}={value:g} must be at least {least:g}, in bytes/s and FLOP/s")
-        return gpu
-
-    def gemm(self, engine: str = "vllm", name: str = "bfloat16", *, is_whole: bool = True) -> GemmTable:
-        """GEMMs with weights in `name`, as gemm_dtype has it; not `is_whole`: any shapes may be missing."""
-        frame = self.read("gemm", engine, "gemm_perf", ["gemm_dtype", "m", "n", "k"])
-        self.engine_version = self.used[-1].partition(" ")[2]
-        frame = frame[frame["gemm_dtype"] == name]
-        if frame.empty:
-            raise ValueError(f"gemm_perf of {self._gpu!r}: no rows with gemm_dtype {name!r}")
+    def gemm(self, engine: str, name: str) -> GemmTable:
+        """GEMMs with weights in `name`, as gemm_dtype has it; any shapes may be missing."""
+        frame = self.rows(engine, "gemm_perf", gemm_dtype=name)
         m, n, k = (frame[column].to_numpy(dtype=float) for column in ("m", "n", "k"))
         if name == "bfloat16":
-            flops, num_bytes = 2.0 * m * n * k, 2.0 * (n * k + m * (n + k))
-            self._check("gemm_perf", "a GEMM", frame, flops, num_bytes)
+            self._check("gemm_perf", frame, 2.0 * m * n * k, 2.0 * (n * k + m * (n + k)))
         axes = [np.sort(frame[column].unique()) for column in ("m", "n", "k")]
         if min(len(axis) for axis in axes) < 2:
-            raise ValueError(f"gemm_perf of {self._gpu!r}: m, n and k need at least two values each")
+            raise ValueError(f"gemm_perf of {self.gpu.name!r}: m, n and k need at least two values each")
         seconds = np.full([len(axis) for axis in axes], np.nan)
-        places = tuple(np.searchsorted(axis, frame[column]) for axis, column in zip(axes, ("m", "n", "k"), strict=True))
-        seconds[places] = frame["latency"].to_numpy() * 1e-3
-        if is_whole:
-            _check_grid(self._gpu, axes, seconds)
+        seconds[tuple(map(np.searchsorted, axes, (m, n, k)))] = seconds_of(frame)
         return GemmTable(axes[0], axes[1], axes[2], seconds)
-
-    def decode(self) -> AttentionTable:
-        """Grouped-query rows from vLLM; multi-head rows, which its table lacks, from SGLang where there are any."""
-        grouped = self.attention("vllm", "generation_attention_perf")
-        if self.find("attention", "sglang", "generation_attention_perf") is None:
-            return grouped
-        multi_head = self.attention("sglang", "generation_attention_perf")
-        grouped = grouped.where(grouped.heads != grouped.kv_heads)
-        multi_head = multi_head.where(multi_head.heads == multi_head.kv_heads)
-        return AttentionTable(*(np.concatenate(pair) for pair in zip(grouped, multi_head, strict=True)))
 
     def attention(self, engine: str, table: str, kv: str = "bfloat16", window: int = 0) -> AttentionTable:
         """Points with KV in `kv`, as kv_cache_dtype has it, and a sliding window, 0 for none."""
-        names = ["batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim"]
-        frame = self.read("attention", engine, table, [*names, "attn_dtype", "kv_cache_dtype"])
-        use = (frame["attn_dtype"] == "bfloat16") & (frame["kv_cache_dtype"] == kv)
-        if "window_size" in frame:
-            use &= frame["window_size"] == window
-        frame = frame[use]
-        if frame.empty or (window and "window_size" not in frame):
-            what = f"with a window of {window}" if window else "without a window"
-            raise ValueError(f"{table} of {self._gpu!r} ({engine}): no bf16 rows {what} whose KV is {kv}")
-        columns = {name: frame[name].to_numpy(dtype=float) for name in names}
+        frame = self.rows(engine, table, attn_dtype="bfloat16", kv_cache_dtype=kv)
+        if window or "window_size" in frame:
+            frame = chosen(frame, window_size=window)
+        batch, queries, history, heads, kv_heads, head_dim = frame[list(ATTENTION)].to_numpy(dtype=float).T
         if kv == "bfloat16" and not window:
-            self._check_attention(table, frame, columns)
-        return AttentionTable(
-            columns["batch_size"],
-            columns["isl"] + columns["step"],
-            columns["num_heads"],
-            columns["num_key_value_heads"],
-            columns["head_dim"],
-            frame["latency"].to_numpy(dtype=float) * 1e-3,
-        )
+            if batch.max() > MAX_SEQUENCES:
+                raise ValueError(
+                    f"{table} of {self.gpu.name!r}: batch_size={batch.max():g} must be at most {MAX_SEQUENCES}; are "
+                    "columns swapped?"
+                )
+            flops = 4.0 * heads * head_dim * batch * queries * (history + 0.5 * queries)
+            self._check(table, frame, flops, 4.0 * batch * (queries + history) * kv_heads * head_dim)
+        return AttentionTable(batch, queries + history, heads, kv_heads, head_dim, seconds_of(frame))
 
-    def _check_attention(self, table: str, frame: pd.DataFrame, columns: Mapping[str, Array]) -> None:
-        """Raises ValueError for times that cannot be true, and for contexts in the column of batches."""
-        batch, queries, history = (columns[name] for name in ("batch_size", "isl", "step"))
-        if batch.max() > MAX_SEQUENCES:
+    def _check(self, table: str, frame: pd.DataFrame, flops: Array, num_bytes: Array) -> None:
+        """Raises ValueError for the first time shorter than it can be, or where most times together are far too long
+        (some tables have rows that are)."""
+        seconds, gpu = seconds_of(frame), self.gpu
+        roof_s = np.maximum(flops / gpu.peak_flops, num_bytes / (CACHED * gpu.bandwidth_bytes_per_s))
+        is_short = (seconds + RESOLUTION_S) * ABOVE_ROOF < roof_s
+        is_long = seconds / (roof_s + LAUNCH_S) > FAR
+        if np.median(seconds / (roof_s + LAUNCH_S)) <= FAR:
+            is_long[:] = False
+        if (is_short | is_long).any():
+            i = int(np.argmax(is_short if is_short.any() else is_long))
+            how = "less than" if is_short.any() else f"over {FAR:g} times"
             raise ValueError(
-                f"{table} of {self._gpu!r}: batch_size={batch.max():g} must be at most {MAX_SEQUENCES}; are columns "
-                "swapped?"
+                f"{table} of {gpu.name!r}, row {frame.index[i]}: {1e3 * seconds[i]:.4g} ms, {how} the "
+                f"{1e3 * roof_s[i]:.3g} ms of the datasheet; are times not in milliseconds, or columns swapped?"
             )
-        pairs = batch * queries * (history + 0.5 * queries)
-        flops = 4.0 * columns["num_heads"] * columns["head_dim"] * pairs
-        num_bytes = 4.0 * batch * (queries + history) * columns["num_key_value_heads"] * columns["head_dim"]
-        self._check(table, "attention", frame, flops, num_bytes)
 
-    def _check(self, table: str, what: str, frame: pd.DataFrame, flops: Array, num_bytes: Array) -> None:
-        def where(index: int) -> str:
-            return f"{table} of {self._gpu!r}, row {frame.index[index]}"
+    def rows(self, engine: str, table: str, **wanted: object) -> pd.DataFrame:
+        """The rows of a table, of the version that fits, that have the `wanted` values in these columns.
 
-        _check_roofs(where, what, frame["latency"].to_numpy(dtype=float) * 1e-3, flops, num_bytes, self.datasheet())
+        Raises NotMeasured where there is no table or no row, and ValueError where the table is defective.
+        """
+        for path, version in self._paths(engine, table):
+            return chosen(self._frame(path, f"{engine} {version}", table), **wanted)
+        raise NotMeasured(f"{self._folder.name}: no table {TABLES[table][0]}/{engine}/VERSION/{table}.parquet")
 
-    def all_reduce(self, tensor_parallel: int) -> AllReduce | None:
-        """vLLM's custom all-reduce under CUDA graphs; its message sizes count bf16 elements."""
-        if tensor_parallel == 1:
-            return None
-        frame = self.read("comm", "vllm", "custom_allreduce_perf", ["num_gpus", "message_size", "backend"])
-        frame = frame[(frame["num_gpus"] == tensor_parallel) & (frame["backend"] == "vllm_graph")]
-        if frame.empty:
-            raise ValueError(f"custom_allreduce_perf of {self._gpu!r}: no rows for {tensor_parallel} GPUs")
-        min_ms = float(frame["latency"].min())
-        if not ALL_REDUCE_MS[0] <= min_ms <= ALL_REDUCE_MS[1]:
-            raise ValueError(
-                f"custom_allreduce_perf of {self._gpu!r}: the shortest takes {min_ms:g} ms, want "
-                f"{ALL_REDUCE_MS[0]:g}..{ALL_REDUCE_MS[1]:g}; are times not in milliseconds?"
-            )
-        message_bytes = 2.0 * frame["message_size"].to_numpy(dtype=float)
-        use = (message_bytes >= MESSAGE_BYTES[0]) & (message_bytes <= MESSAGE_BYTES[1])
-        if use.sum() < 2:
-            raise ValueError(f"custom_allreduce_perf of {self._gpu!r}: no two messages of {MESSAGE_BYTES} bytes")
-        return fit_all_reduce(message_bytes[use], frame["latency"].to_numpy()[use] * 1e-3)
+    def versions(self, engine: str, table: str) -> list[pd.DataFrame]:
+        """A table of every version that fits, the newest first: a newer one may have only what was measured again."""
+        return [self._frame(path, f"{engine} {version}", table) for path, version in self._paths(engine, table)]
 
-    def find(self, group: str, engine: str, table: str) -> tuple[Path, str] | None:
-        """The file of a table and its version; None where there is none."""
-        return next(iter(self.versions(group, engine, table)), None)
+    def _frame(self, path: Path, name: str, table: str) -> pd.DataFrame:
+        if path not in self._frames:
+            self._frames[path] = _read(path, TABLES[table][1])
+            self.used.append(name)
+        return self._frames[path]
 
-    def versions(self, group: str, engine: str, table: str) -> list[tuple[Path, str]]:
-        """The files of a table and their versions, the one that is read first, then older ones."""
-        found = {}
+    def _paths(self, engine: str, table: str) -> list[tuple[Path, str]]:
+        group, _ = TABLES[table]
+        paths = {}
         for path in self._folder.rglob("*.parquet"):
             parts = str(path.relative_to(self._folder).with_suffix("")).replace("/", "__").split("__")
             if len(parts) == 4 and (parts[0], parts[1], parts[3]) == (group, engine, table):
-                found[numbers(parts[2])] = (path, parts[2])
-        fitting = [version for version in found if self._version is None or version <= self._version]
-        return [found[version] for version in sorted(fitting or sorted(found)[:1], reverse=True)]
+                paths[numbers(parts[2])] = (path, parts[2])
+        fitting = [version for version in paths if self._version is None or version <= self._version]
+        return [paths[version] for version in sorted(fitting or sorted(paths)[:1], reverse=True)]
 
-    def read(self, group: str, engine: str, table: str, columns: list[str]) -> pd.DataFrame:
-        """The table of the version that fits. Raises ValueError where there is none, or it is defective."""
-        found = self.find(group, engine, table)
-        if found is None:
-            raise ValueError(f"{self._folder.name}: no table {group}/{engine}/VERSION/{table}.parquet")
-        return self.read_file(engine, *found, columns)
 
-    def read_file(self, engine: str, path: Path, version: str, columns: list[str]) -> pd.DataFrame:
-        table = read_parquet(path, "table")
-        names = table.column_names
-        missing = [column for column in [*columns, "latency"] if column not in names]
-        if missing:
-            raise ValueError(f"{path.name}: no column {missing[0]!r}; columns are {', '.join(names)}")
-        for column in [*columns, "latency", *(name for name in OPTIONAL if name in names)]:
-            _check_type(path.name, column, table.schema.field(column).type)
-        frame: pd.DataFrame = table.to_pandas()
-        latency = frame["latency"].to_numpy(dtype=float)
-        numbers = frame[[column for column in columns if frame[column].dtype.kind in "iuf"]].to_numpy(dtype=float)
-        if not np.isfinite(latency).all() or not np.isfinite(numbers).all():
-            raise ValueError(f"{path.name}: a number is missing or not finite")
-        if (latency <= 0.0).any():
-            raise ValueError(f"{path.name}: latency={latency.min()} ms must be positive")
-        self.used.append(f"{engine} {version}")
-        return frame
+def chosen(frame: pd.DataFrame, **wanted: object) -> pd.DataFrame:
+    """The rows with these values. Raises NotMeasured where there are none."""
+    for column, value in wanted.items():
+        frame = frame[frame[column] == value] if column in frame else frame[:0]
+    if frame.empty:
+        raise NotMeasured(f"no rows with {', '.join(f'{column} {value!r}' for column, value in wanted.items())}")
+    return frame
+
+
+def seconds_of(frame: pd.DataFrame) -> Array:
+    return np.asarray(frame["latency"].to_numpy(dtype=float) * 1e-3)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version, in order: 1.3.0rc20 is older than 1.3.1."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:4])
+
+
+def _datasheet(path: Path, gpu: str) -> Gpu:
+    try:
+        sheet = convert(value_at(read_yaml(path, "datasheet"), "gpu"), Sheet, "gpu")
+        read = Gpu(
+            name=gpu,
+            memory_bytes=int(sheet.mem_capacity),
+            peak_flops=float(sheet.bfloat16_tc_flops),
+            bandwidth_bytes_per_s=float(sheet.mem_bw),
+        )
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        wanted = "gpu: mem_bw, mem_capacity, bfloat16_tc_flops"
+        raise ValueError(f"{path.name}: no datasheet of {gpu!r} ({wanted}): {reason}") from error
+    if read.bandwidth_bytes_per_s < MIN_BANDWIDTH or read.peak_flops < MIN_FLOPS:
+        raise ValueError(
+            f"{path.name}: mem_bw={sheet.mem_bw} and bfloat16_tc_flops={sheet.bfloat16_tc_flops} must be at least "
+            f"{MIN_BANDWIDTH:g} bytes/s and {MIN_FLOPS:g} FLOP/s"
+        )
+    return read
+
+
+def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+    table = read_parquet(path, "table")
+    names = table.column_names
+    missing = [column for column in (*columns, "latency") if column not in names]
+    if missing:
+        raise ValueError(f"{path.name}: no column {missing[0]!r}; columns are {', '.join(names)}")
+    for column in (*columns, "latency", *(name for name in OPTIONAL if name in names)):
+        _check_type(path.name, column, table.schema.field(column).type)
+    frame: pd.DataFrame = table.to_pandas()
+    known = frame[["latency", *(column for column in columns if not column.endswith(TEXT_ENDINGS))]]
+    if not np.isfinite(known.to_numpy(dtype=float)).all():
+        raise ValueError(f"{path.name}: a number is missing or not finite")
+    if (frame["latency"] <= 0.0).any():
+        raise ValueError(f"{path.name}: latency={frame['latency'].min()} ms must be positive")
+    return frame
 
 
 def _check_type(where: str, column: str, kind: pa.DataType) -> None:
@@ -256,40 +313,3 @@ def _check_type(where: str, column: str, kind: pa.DataType) -> None:
     if not is_right:
         unit = " (milliseconds)" if column == "latency" else ""
         raise ValueError(f"{where}: {column!r} must hold {wanted}{unit}, got {kind}")
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a version, in order: 1.3.0rc20 is older than 1.3.1."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:4])
-
-
-def _check_grid(gpu: str, axes: Sequence[Array], seconds: Array) -> None:
-    """Every (n, k) is measured at every m, save the huge ones; the token counts of a model that these lack are left
-    out (calibrate.fit.kernel_tables.GemmTable)."""
-    holes = np.isnan(seconds).any(axis=0) & (axes[1][:, None] * axes[2][None, :] < HUGE)
-    if holes.any():
-        column, depth = np.argwhere(holes)[0]
-        raise ValueError(f"gemm_perf of {gpu!r}: no latency of (n={axes[1][column]}, k={axes[2][depth]}) at some m")
-
-
-def _check_roofs(
-    where: Callable[[int], str], what: str, seconds: Array, flops: Array, num_bytes: Array, gpu: Gpu
-) -> None:
-    """Raises ValueError for the first time shorter than it can be, or where most times together are far too long (some
-    tables have rows that are); `where` names a row."""
-    roof_s = np.maximum(flops / gpu.peak_flops, num_bytes / (CACHED * gpu.bandwidth_bytes_per_s))
-    _refuse_first(where, what, seconds, roof_s, "less than", (seconds + RESOLUTION_S) * ABOVE_ROOF < roof_s)
-    ratios = seconds / (roof_s + LAUNCH_S)
-    if len(ratios) and float(np.median(ratios)) > 0.5 * FAR:
-        _refuse_first(where, what, seconds, roof_s, f"over {0.5 * FAR:g} times", ratios > 0.5 * FAR)
-
-
-def _refuse_first(
-    where: Callable[[int], str], what: str, seconds: Array, roof_s: Array, how: str, is_wrong: np.ndarray
-) -> None:
-    if is_wrong.any():
-        i = int(np.argmax(is_wrong))
-        raise ValueError(
-            f"{where(i)}: {what} takes {1e3 * seconds[i]:.4g} ms, {how} the {1e3 * roof_s[i]:.3g} ms of the datasheet; "
-            "are times not in milliseconds, or columns swapped?"
-        )

@@ -9,14 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from calibrate.cli.main import calibrate_command
-from calibrate.fit.step_times import COLUMNS, Step, fit_steps, read_curve, step_s
+from calibrate.fit.step_times import Step, fit_steps, read_curve, step_s
 from sim.costs.forms.compact import CompactCosts
 from sim.costs.profile import SERVED, Profile
 from sim.costs.profile_files import load
 from sim.interface.work import Model
 from tests.calibrate.support import published
-from tests.realrun.recorded_runs import invoke, refusal, result_of
 
 START = "h100-sxm/llama-3.1-8b"
 CAPTURED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512)
@@ -136,20 +134,6 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_command_writes_the_profile_and_prints_the_fit(tmp_path: Path) -> None:
-    rows = "".join(f"{tokens},{1e3 * seconds:.6f}\n" for tokens, seconds in curve_of(planted()))
-    curve = write(tmp_path / "curve.csv", f"{','.join(COLUMNS)}\n{rows}")
-    out = tmp_path / "served.json"
-    args = ["fit-steps", curve, "--profile", START, "--out", str(out)]
-    result = result_of(calibrate_command, *args)
-    assert result["constants"]["compute_share"]["value"] == pytest.approx(0.6, rel=0.01)
-    assert [step["tokens"] for step in result["steps"]] == [*CAPTURED, *EAGER]
-    assert load(out).conditions == SERVED
-    done = invoke(calibrate_command, *args, "--overwrite")
-    assert "eager_launch_s: 27 " in done.output
-    assert "profile h100-sxm/llama-3.1-8b in" in done.output
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -161,9 +145,9 @@ def test_the_command_writes_the_profile_and_prints_the_fit(tmp_path: Path) -> No
     ],
 )
 def test_a_bad_curve_is_one_line(text: str, message: str, tmp_path: Path) -> None:
-    curve = write(tmp_path / "curve.csv", text)
-    out = str(tmp_path / "p.json")
-    assert message in refusal(calibrate_command, "fit-steps", curve, "--profile", START, "--out", out)
+    with pytest.raises(ValueError) as caught:
+        fit_steps(load(START), read_curve(Path(write(tmp_path / "curve.csv", text))), "a curve")
+    assert message in str(caught.value)
 
 
 def test_repeats_of_a_step_count_as_their_median(tmp_path: Path) -> None:
@@ -171,8 +155,6 @@ def test_repeats_of_a_step_count_as_their_median(tmp_path: Path) -> None:
     assert read_curve(Path(path)) == [Step(1, 0.002), Step(8, 0.004)]
 
 
-def test_a_table_of_points_is_refused(tmp_path: Path) -> None:
-    curve = write(tmp_path / "c.csv", "batch_tokens,step_ms\n" + "".join(f"{n},{n}\n" for n in range(1, 9)))
-    out = str(tmp_path / "p.json")
-    message = refusal(calibrate_command, "fit-steps", curve, "--profile", "a100-sxm/llama-3.1-8b", "--out", out)
-    assert "is a table of points; this needs constants" in message
+def test_a_table_of_points_is_refused() -> None:
+    with pytest.raises(ValueError, match="is a table of points; this needs constants"):
+        fit_steps(load("a100-sxm/llama-3.1-8b"), [Step(n, 1e-3 * n) for n in range(1, 9)], "a curve")

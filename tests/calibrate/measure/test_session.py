@@ -149,14 +149,13 @@ def test_too_few_points_for_a_table_that_nobody_asked_for_make_a_compact_profile
 
 
 @pytest.mark.slow
-def test_check_recomputes_errors_from_the_points_file_and_draws_them(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags_ = ("--against", folder / "p.points.jsonl", "--json", "-", "--out", folder / "figures")
-    calibrate("check", folder / "p.json", *flags_)
-    kinds = json.loads(capsys.readouterr().out)["kinds"]
-    assert kinds["verify"]["points"] > load(folder / "p.json").errors["verify"].points
-    assert (folder / "figures" / "check.png").stat().st_size > 10_000
+def test_a_profiles_errors_and_their_points_are_a_program_of_validation(folder: Path, tmp_path: Path) -> None:
+    from validation.pages.profile_errors import main
+
+    assert main(str(folder / "p.json"), tmp_path / "errors.json", tmp_path / "figures") == 0
+    kinds = json.loads((tmp_path / "errors.json").read_text())["kinds"]
+    assert kinds["verify"]["mean_error_pct"] == load(folder / "p.json").errors["verify"].mean_error_pct
+    assert (tmp_path / "figures" / "check.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
-"""Figure of a check: measured against fitted per kind, under both roofs of the datasheet.
+"""Error of a profile on its held-out points, per kind: a table, JSON and a figure of measured against fitted.
 
-Imports matplotlib and seaborn; only called where a figure was asked for. Not here: the numbers
-(calibrate.judge.profile_errors).
+    python -m validation profile_errors h100-sxm/llama-3.1-8b+llama-3.2-1b --json errors.json --out folder
+
+Not here: how a fit leaves points out (calibrate.fit.pass_fit).
 """
 
 from __future__ import annotations
@@ -10,23 +11,44 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
-from calibrate.fit.fit_errors import Comparison
+from calibrate.cli.profile_output import print_errors
+from calibrate.fit.fit_errors import Comparison, compare_points
 from sim.costs.profile import Profile
-from sim.files.write import write_figure
+from sim.costs.profile_files import load
+from sim.files.write import write_figure, write_text
 from sim.report.pictures.panels import DPI, set_log_scale, set_theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+FIGURE = "check.png"
 PANEL = (3.4, 3.0)
 """Width and height of one panel, inches."""
 MEASURED, FITTED, ROOF = "#4c72b0", "#c44e52", "#555555"
 RATIO_SPAN = (0.5, 2.0)
 
 
-def draw_check(path: Path, profile: Profile, comparisons: Sequence[Comparison]) -> None:
+def main(profile: str, json: Path | None = None, out: Path | None = None) -> int:
+    """`json`: a file for `kinds.{...}.{mean_error_pct,max_error_pct,points,held_out}`; `out`: a folder for the figure.
+    Raises ValueError where a figure is wanted of a profile that carries no points."""
+    loaded = load(profile)
+    if json is not None:
+        kinds = {kind: msgspec.to_builtins(error) for kind, error in loaded.errors.items()}
+        content = {"schema": 1, "profile": loaded.name, "kinds": kinds}
+        write_text(json, msgspec.json.format(msgspec.json.encode(content), indent=1).decode() + "\n")
+    if out is not None:
+        comparisons = compare_points(loaded, [point for point in loaded.points if point.is_held_out])
+        if not comparisons:
+            raise ValueError(f"--out draws measured points and profile {loaded.name!r} carries none")
+        draw(out / FIGURE, loaded, comparisons)
+    print_errors(loaded)
+    return 0
+
+
+def draw(path: Path, profile: Profile, comparisons: Sequence[Comparison]) -> None:
     """Writes `path`. Above: achieved FLOP/s by arithmetic intensity, measured and fitted, with the compute and the
     bandwidth roof; below: fitted over measured by duration. Raises ValueError without the plotting libraries."""
     set_theme(font_scale=0.75)

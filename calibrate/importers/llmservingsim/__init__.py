@@ -1,1 +1,0 @@
-"""LLMServingSim's per-layer times as profiles."""
