@@ -32,10 +32,11 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sim.compare.capacity import capacity
-from sim.compare.point_runs import Point, run_points, with_keys
+from sim.compare.capacity import Saturation, load_of
+from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
-from sim.compare.run_length import choose_run_length, load_of
+from sim.compare.run_length import choose_run_length
+from sim.compare.run_length import settled as at_length
 from sim.compare.side_by_side import MIN_FOR_P99
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -44,7 +45,7 @@ from sim.engine.fleet import Routing
 from sim.metrics.load import needs_capacity
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
-from sim.run.resolve import resolve
+from sim.run.resolve import resolve, with_keys
 from sim.run.scenario import Scenario, parse_scenario
 from sim.run.simulate import simulate
 from sim.studies.attainment import DEFAULT_SHARE, highest_load
@@ -126,7 +127,7 @@ def coverage(intervals: ArrayLike, truths: ArrayLike) -> float:
 
 def runs_of(cases: Iterable[tuple[Scenario, Profile, int]], workers: int = 1) -> list[Run]:
     """Metrics of every scenario of one policy on its profile with its seed."""
-    points = [Point(scenario=each, policy=each.policy[0], seed=seed, profile=of) for each, of, seed in cases]
+    points = [Point(resolved=resolve(each, of, each.policy[0]), seed=seed) for each, of, seed in cases]
     return [outcome.run for outcome in run_points(points, Runner(workers))]
 
 
@@ -139,15 +140,17 @@ def load_verdicts(groups: int) -> None:
     engines = {name: Scenario.of(profile=PAIRS[0], policy=name, dataset_name="azure-conv") for name in policies}
     for name, scenario in {"M/D/1": queue, **engines}.items():
         policy, profile = scenario.policy[0], load(scenario.profile)
-        rates = [capacity(msgspec.structs.replace(scenario, seed=seed), policy, profile)[0] for seed in REFERENCES]
+        rates = [Saturation(resolve(scenario, profile, policy), seed).capacity[0] for seed in REFERENCES]
         rate, spread = float(np.mean(rates)), float(np.std(rates))
         print(f"{name}: capacity {rate:.3f} requests/s, ±{100.0 * spread / rate:.1f} % from seed to seed")
         for share in LOADS:
             verdicts: Counter[str] = Counter()
             for seed in range(groups if scenario is queue else max(10, groups // 4)):
                 fresh = with_keys(scenario, seed=seed, workload={"num_prompts": 1000, "request_rate": share * rate})
-                is_in_doubt = needs_capacity(simulate(resolve(fresh, profile, policy), child_seed(seed, 0)))
-                verdicts[load_of(fresh, profile, policy, is_in_doubt=is_in_doubt, seed=seed).verdict.value] += 1
+                resolved = resolve(fresh, profile, policy)
+                is_in_doubt = needs_capacity(simulate(resolved, child_seed(seed, 0)))
+                load_there = load_of(resolved, Saturation(resolved, seed), is_in_doubt=is_in_doubt)
+                verdicts[load_there.verdict.value] += 1
             shares = (
                 f"{verdict} {100.0 * count / verdicts.total():.0f} %" for verdict, count in verdicts.most_common()
             )
@@ -158,7 +161,7 @@ def open_loops() -> Iterator[tuple[str, Scenario, int]]:
     """Name, scenario of one policy, replications of the long run."""
     for name in PAIRS:
         scenario = Scenario.of(profile=name, policy="continuous", dataset_name="azure-conv", replications=REPLICATIONS)
-        rate, _ = capacity(scenario, "continuous", load(name))
+        rate, _ = Saturation(resolve(scenario, load(name), "continuous"), scenario.seed).capacity
         for share in SHARES:
             yield f"{name} {share:.0%}", with_keys(scenario, workload={"request_rate": share * rate}), LONG_RUNS
 
@@ -167,7 +170,7 @@ def kinds(folder: Path) -> Iterator[tuple[str, Scenario, int]]:
     """An open loop at 60 % of capacity, a closed one of answers of very different lengths, and a bursty trace."""
     given: dict[str, Any] = {"policy": "continuous", "replications": REPLICATIONS}
     conversations = Scenario.of(profile=PAIRS[0], dataset_name="azure-conv", **given)
-    rate, _ = capacity(conversations, "continuous", load(PAIRS[0]))
+    rate, _ = Saturation(resolve(conversations, load(PAIRS[0]), "continuous"), conversations.seed).capacity
     yield "open", with_keys(conversations, workload={"request_rate": SHARES[1] * rate}), LONG_RUNS
     closed = Scenario.of(profile=EAGLE, dataset_name="azure-code", request_rate="inf", max_concurrency=32, **given)
     yield "closed", closed, LONG_RUNS
@@ -191,7 +194,9 @@ def intervals_of_means(
     pooled: dict[str, list[float]] = {}
     for name, scenario, num_long in settings:
         profile = load(scenario.profile)
-        settled, length = choose_run_length(scenario, profile)
+        resolved = resolve(scenario, profile, scenario.policy[0])
+        length = choose_run_length([resolved], [Saturation(resolved)])
+        settled = at_length(resolved, length).scenario
         workload = settled.workload
         long = workload if is_trace(workload) else workload.sized(20_000, 1000, 1000 * bool(length.num_cooldowns))
         seeds = [child_seed(TRUTH_SEED, run) for run in range(num_long)]

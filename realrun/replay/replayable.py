@@ -13,7 +13,6 @@ from sim.acceptance.tape import TapeAcceptance
 from sim.metrics.records import StreamUsage, WorkRecord
 from sim.policies.options import KvMode, Method
 from sim.run.experiment import Experiment
-from sim.run.limits import build_acceptance
 
 
 def check_replayable(experiment: Experiment) -> None:
@@ -53,7 +52,7 @@ def check_replayable(experiment: Experiment) -> None:
         )
     if not experiment.is_dictated or not resolved.lengths.given:
         return
-    acceptance = build_acceptance(scenario.speculation, resolved.lengths.given)
+    acceptance = resolved.acceptance_at(resolved.lengths.given)
     if not isinstance(acceptance, TapeAcceptance):
         return
     requests = experiment.requests()

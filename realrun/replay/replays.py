@@ -26,17 +26,19 @@ from realrun.replay.measured_costs import MeasuredWork, mean, measured_work, rea
 from realrun.replay.measured_host import WakeLatency
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.replayable import busy_seconds, max_at_once, usage_of
-from sim.compare.run_length import load_of
-from sim.compare.side_by_side import RESULT_SCHEMA, cost_source, paired_differences
+from sim.compare.capacity import Saturation, load_of
+from sim.compare.side_by_side import RESULT_SCHEMA, Frame, cost_source, paired_differences
 from sim.costs.profile import Profile
 from sim.costs.profile_files import encode
+from sim.devices.contention import PhiLevel
 from sim.files.json_values import Json
 from sim.interface.work import Kind, Model
 from sim.metrics.load import Load, Verdict, needs_capacity
 from sim.metrics.records import RunRecord
-from sim.metrics.summary import summarise
+from sim.metrics.summary import Run, summarise
 from sim.report.results import read_columns, write_parquet, write_results
 from sim.run.experiment import Accounts, Experiment
+from sim.run.resolve import Resolved, resolve
 from sim.run.scenario import Scenario, to_plain
 
 SHORTER = 4
@@ -252,7 +254,7 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], described: Mapping[
             ],
         },
         "runs": runs,
-        "paired": [] if is_partial else msgspec.to_builtins(paired_differences(scenario.policy, runs, loads, {})),
+        "paired": [] if is_partial else msgspec.to_builtins(paired_differences(_frame(runs, loads))),
     }
 
 
@@ -261,16 +263,20 @@ def _loads(scenario: Scenario, profile: Profile, replays: Sequence[Replay]) -> d
     records: dict[str, list[RunRecord]] = {}
     for each in replays:
         records.setdefault(each.record.policy, []).append(each.record)
-    return {
-        policy: load_of(
-            scenario,
-            profile,
-            policy,
-            is_in_doubt=any(needs_capacity(record) for record in own),
-            arrivals_s=[request.arrival_s for request in own[0].requests],
-        )
-        for policy, own in records.items()
-    }
+    return {policy: _load(resolve(scenario, profile, policy), own) for policy, own in records.items()}
+
+
+def _load(resolved: Resolved, records: Sequence[RunRecord]) -> Load:
+    is_in_doubt = any(needs_capacity(record) for record in records)
+    arrivals_s = [request.arrival_s for request in records[0].requests]
+    return load_of(resolved, Saturation(resolved), is_in_doubt=is_in_doubt, arrivals_s=arrivals_s)
+
+
+def _frame(runs: Sequence[Run], loads: Mapping[str, Load]) -> Frame:
+    """The runs of replays by policy: no phi of theirs is assumed."""
+    middle = PhiLevel.MIDDLE
+    by_policy = {(policy, middle): [run for run in runs if run["policy"] == policy] for policy in loads}
+    return Frame(by_policy, {(policy, middle): load for policy, load in loads.items()})
 
 
 def write_replays(directory: Path, scenario: Scenario, result: Mapping[str, Json], replays: Sequence[Replay]) -> None:

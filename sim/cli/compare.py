@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sim.costs.profile import Profile
     from sim.files.json_values import Json
     from sim.metrics.records import RunRecord
+    from sim.run.resolve import Resolved
     from sim.run.scenario import Scenario
 
 EXAMPLE = (
@@ -182,15 +183,18 @@ def _percentiles(text: str | None) -> list[float]:
 def _compared(scenario: Scenario, profile: Profile, percentiles: list[float], flags: CompareFlags) -> Comparison:
     """Compare, and write the results directory where there is one. Requests go to disk run by run; records stay for
     figures and works."""
+    from sim.run.resolve import resolve_all
+
+    policies = resolve_all(scenario, profile)
     if flags.out is None:
-        return _run(scenario, profile, flags, percentiles)
+        return _run(policies, flags, percentiles)
     from sim.report.results import rows_of, write_results, writing
 
     records: list[RunRecord] = []
     with writing(flags.out) as scratch:
         with rows_of(scratch) as rows_in:
             on_run = records.append if flags.plots else None
-            result = _run(scenario, profile, flags, percentiles, on_run=on_run, rows_in=rows_in)
+            result = _run(policies, flags, percentiles, on_run=on_run, rows_in=rows_in)
         if flags.plots:
             from sim.report.pictures.figures import draw_comparison
 
@@ -200,8 +204,7 @@ def _compared(scenario: Scenario, profile: Profile, percentiles: list[float], fl
 
 
 def _run(
-    scenario: Scenario,
-    profile: Profile,
+    policies: list[Resolved],
     flags: CompareFlags,
     percentiles: list[float],
     *,
@@ -217,8 +220,7 @@ def _run(
 
     with progress() as on_step:
         result = compare(
-            scenario,
-            profile,
+            policies,
             percentiles=percentiles,
             on_run=on_run,
             on_done=on_step,
@@ -230,6 +232,7 @@ def _run(
         )
     if flags.draws != 0:
         with progress() as on_step:
-            result = over_draws(result, profile, flags.draws, workers=flags.workers, on_done=on_step)
+            result = over_draws(result, policies, flags.draws, workers=flags.workers, on_done=on_step)
+    profile = policies[0].profile
     near = evidence(profile, asked_of_comparison(result, profile))
-    return msgspec.structs.replace(result, evidence=near, levels=levels(result, profile))
+    return msgspec.structs.replace(result, evidence=near, levels=levels(result, policies))

@@ -1,31 +1,31 @@
-"""How many requests a second a policy can serve when its queue never empties: one saturated run, made once and kept.
+"""How many requests a second a policy can serve when its queue never empties, and how a load stands to that.
 
 Where the load is light, a short closed loop tells enough: what few requests in flight get through per second, many do.
-Not here: what such a run says of a load (sim.metrics.load).
+Not here: what a saturated run says of a load (sim.metrics.load).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from math import inf
 
-import msgspec
-
-from sim.compare.point_runs import with_keys
-from sim.costs.profile import Profile
+from sim.compare.point_runs import PointRun
 from sim.draws import child_seed
 from sim.interface.request import Request
-from sim.metrics.load import saturated_throughput
-from sim.policies.registry import find_policy
-from sim.run.resolve import resolve
-from sim.run.scenario import Scenario, Window
+from sim.metrics.load import Load, Verdict, judge, saturated_throughput, trace_rate
+from sim.run.resolve import Resolved
+from sim.run.scenario import Goodput, Window
 from sim.run.simulate import simulate
-from sim.workload.generate import at_most
+from sim.workload.generate import TraceArrivals, at_most, is_trace
 
 GENERATIONS = 6
 """A saturated run serves this many times what can be in flight: one generation fills the batch, one drains it."""
 FEWEST, MOST = 120, 12_000
+LOAD_SEED = 0
+"""Seed of the saturated runs that loads are judged by: points that differ in their seed alone share them."""
 CAPACITY_KEY = 1_000_003
-"""Child of the scenario's seed that saturated runs draw from: they share nothing with the runs they judge."""
+"""Child of that seed that saturated runs draw from: they share nothing with the runs they judge."""
 
 LOOPS = ((8, 48), (64, 256))
 """Requests in flight and in all of the short closed loops that bound capacity from below, the shortest first."""
@@ -38,112 +38,129 @@ continuous batching for a tenth of its CPU time (A100, H100, azure-conv); the lo
 
 Capacity = tuple[float, tuple[float, float]]
 """Requests per second that may be sent, rejected ones among them, and its 95 % interval."""
-_known: dict[tuple[str, str], list[tuple[Profile, Capacity]]] = {}
-"""What was found of each profile, by scenario and policy."""
 
 
-def capacity(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
-    """Saturated throughput of `policy` with the scenario's lengths, engine, caps and overlap; kept for the process.
+class Saturation:
+    """One policy with a queue that never empties, whatever the rate of its scenario: runs that are made when they are
+    wanted, each once.
 
-    One replica is saturated: several of them serve as many times that, since none is ever idle then.
+    Of several replicas one is saturated: they serve as many times that, since none is ever idle then.
     """
-    count = scenario.devices.count
-    if count > 1:
-        one, (low, high) = capacity(with_keys(scenario, devices={"count": 1}), policy, profile)
-        return count * one, (count * low, count * high)
-    saturated, _ = _saturated(scenario, policy, profile)
-    return _throughput(saturated, policy, profile)
 
+    def __init__(self, resolved: Resolved, seed: int = LOAD_SEED) -> None:
+        self._seed, self._count = seed, resolved.scenario.devices.count
+        self._given = resolved.changed(seed=seed)
+        self._loops: dict[int, Capacity] = {}
+        self._at_phi: dict[float, Saturation] = {}
 
-def capacity_floor(scenario: Scenario, policy: str, profile: Profile, rate_per_s: float = 0.0) -> float:
-    """Requests per second that capacity surely exceeds, from closed loops of a few requests, and of more until one
-    exceeds `rate_per_s`.
+    def at_phi(self, phi: float) -> Saturation:
+        """The same with works beside each other at that rate."""
+        if phi not in self._at_phi:
+            self._at_phi[phi] = Saturation(self._given.at_phi(phi), self._seed)
+        return self._at_phi[phi]
 
-    Throughput rises with the requests in flight, so it is what surely gets through with fewer. 0 where no more than a
-    few can be in flight at all: there the loop is the saturated run.
-    """
-    count = scenario.devices.count
-    if count > 1:
-        return count * capacity_floor(with_keys(scenario, devices={"count": 1}), policy, profile, rate_per_s / count)
-    saturated, most = _saturated(scenario, policy, profile)
-    floor = 0.0
-    for in_flight, num_prompts in LOOPS:
-        if most >= 2 * in_flight and at_most(scenario.workload, num_prompts) == num_prompts and floor <= rate_per_s:
-            rate, _ = _in_loop(saturated, in_flight, num_prompts, policy, profile)
-            floor = max(floor, FLOOR_SHARE * rate)
-    if not find_policy(policy).is_continuous:
-        # Their steps cost the same in either run.
-        return floor
-    in_flight = int(LONG_LOOP_SHARE * most)
-    num_prompts = LONG_LOOP_GENERATIONS * in_flight
-    if in_flight >= MIN_LONG_LOOP and at_most(scenario.workload, num_prompts) == num_prompts and floor <= rate_per_s:
-        _, (low, _) = _in_loop(saturated, in_flight, num_prompts, policy, profile)
-        floor = max(floor, low)
-    return floor
+    @cached_property
+    def capacity(self) -> Capacity:
+        """Saturated throughput with the scenario's lengths, engine, caps and overlap."""
+        rate, (low, high) = self._throughput(self._burst)
+        return self._count * rate, (self._count * low, self._count * high)
 
+    def floor(self, rate_per_s: float = 0.0) -> float:
+        """Requests per second that capacity surely exceeds, from closed loops of a few requests, and of more until one
+        exceeds `rate_per_s`.
 
-def _in_loop(saturated: Scenario, in_flight: int, num_prompts: int, policy: str, profile: Profile) -> Capacity:
-    """Throughput of a closed loop of the saturated run's requests; kept for the process."""
-    looped = with_keys(saturated, workload={"num_prompts": num_prompts, "max_concurrency": in_flight})
-    return _throughput(looped, policy, profile)
+        Throughput rises with the requests in flight, so it is what surely gets through with fewer. 0 where no more than
+        a few can be in flight at all: there the loop is the saturated run.
+        """
+        floor, rate_per_s, (most, _) = 0.0, rate_per_s / self._count, self._sent
+        for in_flight, num_prompts in LOOPS:
+            if most >= 2 * in_flight and floor <= rate_per_s and self._has(num_prompts):
+                floor = max(floor, FLOOR_SHARE * self._in_loop(in_flight, num_prompts)[0])
+        in_flight = int(LONG_LOOP_SHARE * most)
+        num_prompts = LONG_LOOP_GENERATIONS * in_flight
+        # The steps of other policies cost the same in either run.
+        is_continuous = self._given.policy.is_continuous
+        if is_continuous and in_flight >= MIN_LONG_LOOP and floor <= rate_per_s and self._has(num_prompts):
+            floor = max(floor, self._in_loop(in_flight, num_prompts)[1][0])
+        return self._count * floor
 
+    def _has(self, num_prompts: int) -> bool:
+        """So many requests, which a trace may lack."""
+        return at_most(self._given.scenario.workload, num_prompts) == num_prompts
 
-def _throughput(scenario: Scenario, policy: str, profile: Profile) -> Capacity:
-    """Throughput of the whole run, in the stretch in which as many are in flight as ever; kept for the process."""
-    kept = _known.setdefault((scenario.digest, policy), [])
-    for known, found in kept:
-        if known is profile:
-            return found
-    resolved, seed = resolve(scenario, profile, policy), child_seed(scenario.seed, CAPACITY_KEY)
-    record = simulate(resolved, seed)
-    in_flight = scenario.workload.max_concurrency or peak_in_flight(record.requests)
-    mean = resolved.served.mean_tokens(seed)
-    rate, (low, high) = saturated_throughput(record.requests, in_flight, (mean.prompt, mean.output))
-    # Rejected requests take nothing, and count as those that are sent do.
-    found = rate / mean.served_share, (low / mean.served_share, high / mean.served_share)
-    kept.append((profile, found))
-    return found
+    def _in_loop(self, in_flight: int, num_prompts: int) -> Capacity:
+        """Throughput of a closed loop of the saturated run's requests."""
+        if in_flight not in self._loops:
+            loop = {"num_prompts": num_prompts, "max_concurrency": in_flight}
+            self._loops[in_flight] = self._throughput(self._burst.changed(workload=loop))
+        return self._loops[in_flight]
 
+    def _throughput(self, resolved: Resolved) -> Capacity:
+        """Throughput of the whole run, in the stretch in which as many are in flight as ever."""
+        seed = child_seed(self._seed, CAPACITY_KEY)
+        record = simulate(resolved, seed)
+        in_flight = resolved.scenario.workload.max_concurrency or peak_in_flight(record.requests)
+        mean = resolved.served.mean_tokens(seed)
+        rate, (low, high) = saturated_throughput(record.requests, in_flight, (mean.prompt, mean.output))
+        # Rejected requests take nothing, and count as those that are sent do.
+        return rate / mean.served_share, (low / mean.served_share, high / mean.served_share)
 
-def forget() -> None:
-    """Drop what is kept."""
-    _known.clear()
+    @cached_property
+    def _one(self) -> Resolved:
+        """One replica, with shares as they suit the load, whatever would suit a saturated run."""
+        one = self._given if self._count == 1 else self._given.changed(devices={"count": 1})
+        return one.with_shares()
 
+    @cached_property
+    def _sent(self) -> tuple[int, float]:
+        """Requests that can be in flight, and the share of those that are sent which are served."""
+        one = self._one.changed(workload={"request_rate": inf})
+        sent, pool = one.served.sample(child_seed(self._seed, CAPACITY_KEY)), one.new_pool()
+        blocks = sum(pool.blocks_for(request) for request in sent.requests) / len(sent.requests)
+        return min(one.max_seated, max(1, int(pool.num_blocks / blocks))), sent.served_share
 
-def _saturated(scenario: Scenario, policy: str, profile: Profile) -> tuple[Scenario, int]:
-    """All requests at once, as many as it takes; and how many of them can be in flight."""
-    resolved = resolve(scenario, profile, policy)
-    burst = msgspec.structs.replace(scenario.workload, request_rate=inf)
-    sent = msgspec.structs.replace(resolved.served, workload=burst).sample(child_seed(scenario.seed, CAPACITY_KEY))
-    pool = resolved.pool.new()
-    blocks = sum(pool.blocks_for(request) for request in sent.requests) / len(sent.requests)
-    in_flight = min(resolved.max_seated, max(1, int(pool.num_blocks / blocks)))
-    num_prompts = min(MOST, max(FEWEST, int(GENERATIONS * in_flight / sent.served_share)))
-    num_prompts = at_most(scenario.workload, num_prompts)
-    # Where nobody drafts, it does not matter how well.
-    names = ("acceptance", "stale_acceptance", "synthetic_acceptance_length", "synthetic_acceptance_rates")
-    usual = type(scenario.speculation)()
-    at_once = with_keys(
-        scenario,
-        workload={
-            "num_prompts": num_prompts,
+    @cached_property
+    def _burst(self) -> Resolved:
+        """All requests at once, as many as it takes."""
+        workload, (in_flight, served_share) = self._one.scenario.workload, self._sent
+        num_prompts = min(MOST, max(FEWEST, int(GENERATIONS * in_flight / served_share)))
+        changes = {
+            "num_prompts": at_most(workload, num_prompts),
             "num_warmups": 0,
             "num_cooldowns": 0,
             "request_rate": inf,
             "burstiness": 1.0,
             "max_concurrency": None,
-            "trace_arrivals": scenario.workload.trace_arrivals.at_rate,
-        },
-        speculation={} if resolved.lengths.given else {name: getattr(usual, name) for name in names},
-        # Shares that suit the load stay as they are, whatever would suit a saturated run.
-        policy_options={"partition": resolved.partition},
-        window=Window(),
-        policy=(policy,),
-        replications=1,
-        goodput=type(scenario.goodput)(),
-        energy=False,
-    )
-    return at_once, in_flight
+            "trace_arrivals": workload.trace_arrivals.at_rate,
+        }
+        return self._one.changed(workload=changes, window=Window(), goodput=Goodput(), energy=False)
+
+
+def load_of(resolved: Resolved, saturation: Saturation, *, is_in_doubt: bool, arrivals_s: Sequence[float] = ()) -> Load:
+    """How a policy's load stands to its capacity, which is measured only where that `is_in_doubt`.
+
+    `arrivals_s` of a trace's requests that are served, in order; the rate at which drawn ones are sent is known.
+    """
+    workload = resolved.scenario.workload
+    if workload.max_concurrency is not None:
+        return Load(verdict=Verdict.CLOSED, rate_per_s=None)
+    rate, error_per_s = workload.request_rate, 0.0
+    if is_trace(workload) and workload.trace_arrivals is not TraceArrivals.POISSON:
+        rate, error_per_s = trace_rate(arrivals_s)
+        served_share = resolved.served.mean_tokens(LOAD_SEED).served_share
+        rate, error_per_s = rate / served_share, error_per_s / served_share
+    if rate == inf:
+        return Load(verdict=Verdict.BURST, rate_per_s=None)
+    max_per_s = rate + error_per_s
+    if not is_in_doubt or max_per_s < saturation.floor(max_per_s):
+        return Load(verdict=Verdict.STABLE, rate_per_s=rate)
+    return judge(rate, error_per_s, *saturation.capacity)
+
+
+def load_after(resolved: Resolved, saturation: Saturation, runs: Sequence[PointRun]) -> Load:
+    """The same after runs of it."""
+    is_in_doubt = any(run.needs_capacity for run in runs)
+    return load_of(resolved, saturation, is_in_doubt=is_in_doubt, arrivals_s=runs[0].arrivals_s)
 
 
 def peak_in_flight(requests: list[Request]) -> int:

@@ -7,21 +7,16 @@ A point is everything that determines one run, so it does not matter where it is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
 from sim.compare.pool import Runner
-from sim.costs.profile import Profile
 from sim.files.arrow_tables import writing_parquet
-from sim.files.json_values import Json
 from sim.metrics.load import needs_capacity
 from sim.metrics.records import RunRecord, request_parts
 from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
-from sim.run.resolve import resolve
-from sim.run.scenario import Scenario
+from sim.run.resolve import Resolved
 from sim.run.simulate import simulate
 from sim.workload.generate import is_trace, num_requests
 
@@ -31,12 +26,10 @@ WORTH_A_POOL = 4_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One run: a policy of a scenario, whose length is settled, with one seed."""
+    """One run: a policy of a scenario, resolved and of settled length, with one seed."""
 
-    scenario: Scenario
-    policy: str
+    resolved: Resolved
     seed: int
-    profile: Profile
     phi: float | None = None
     """Stands in for the scenario's `devices.phi`."""
     percentiles: tuple[float, ...] = PERCENTILES
@@ -50,8 +43,8 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a point gave."""
+class PointRun:
+    """Metrics of a point, and what tells how its load stands."""
 
     run: Run
     num_streams: int
@@ -62,26 +55,10 @@ class Outcome:
     record: RunRecord | None
 
 
-def with_keys(scenario: Scenario, **changes: Json | msgspec.Struct) -> Scenario:
-    """`scenario` with other values of some keys, those of a block as a mapping: `workload={"request_rate": 8.0}`."""
-    blocks = {
-        name: msgspec.structs.replace(getattr(scenario, name), **changed)
-        for name, changed in changes.items()
-        if isinstance(changed, Mapping)
-    }
-    return msgspec.structs.replace(scenario, **changes | blocks)
-
-
-def at_phi(scenario: Scenario, phi: float) -> Scenario:
-    return with_keys(scenario, devices={"phi": phi})
-
-
-def run_point(point: Point) -> Outcome:
+def run_point(point: Point) -> PointRun:
     """Simulate one point in this process."""
-    scenario = point.scenario
-    if point.phi is not None:
-        scenario = at_phi(scenario, point.phi)
-    record = simulate(resolve(scenario, point.profile, point.policy), point.seed, record_works=point.record_works)
+    resolved, scenario = point.resolved.at_phi(point.phi), point.resolved.scenario
+    record = simulate(resolved, point.seed, record_works=point.record_works)
     run = summarise(
         record,
         percentiles=point.percentiles,
@@ -96,7 +73,7 @@ def run_point(point: Point) -> Outcome:
             for columns in request_parts(record):
                 write(columns)
     kept = record if point.keeps_works else replace(record, works=[], kv_series=[])
-    return Outcome(
+    return PointRun(
         run=run,
         num_streams=_num_streams(record),
         needs_capacity=needs_capacity(record),
@@ -112,16 +89,19 @@ def _num_streams(record: RunRecord) -> int:
 
 def worth(points: Sequence[Point], runner: Runner) -> Runner:
     """`runner`; where its workers are left open, one for points that are not worth starting others."""
-    if runner.workers is None and sum(num_requests(point.scenario.workload) for point in points) < WORTH_A_POOL:
+    if (
+        runner.workers is None
+        and sum(num_requests(point.resolved.scenario.workload) for point in points) < WORTH_A_POOL
+    ):
         return replace(runner, workers=1)
     return runner
 
 
-def run_points(points: Sequence[Point], runner: Runner | None = None, stage: str = "simulating") -> list[Outcome]:
+def run_points(points: Sequence[Point], runner: Runner | None = None, stage: str = "simulating") -> list[PointRun]:
     """[points] what each gave, in their order.
 
     An exception of a run is raised here, and the runs that have not begun are dropped then, as they are on an
     interrupt. Raises WorkerDied.
     """
-    uses = {name for point in points for name in (point.policy, point.scenario.speculation.acceptance_name)}
+    uses = {name for point in points for name in point.resolved.plugins}
     return (runner or Runner()).run(run_point, points, stage, uses)

@@ -4,7 +4,7 @@ A number of requests that the user gives is obeyed, and called a transient where
 run per policy says how long requests take, and where it was itself too short, a second one of the length found; then
 fresh runs of the computed length are made, the same for all policies, so that they can be paired. A length that grew
 until an interval is narrow would stop at lucky moments: such intervals covered 78 % instead of 95 in a trial.
-Not here: running (sim.run.simulate, point_runs), the load verdict.
+Not here: running (sim.run.simulate, point_runs), how a load stands to capacity (capacity).
 """
 
 from __future__ import annotations
@@ -16,18 +16,15 @@ from math import ceil, inf, sqrt
 import msgspec
 import numpy as np
 
-from sim.compare.capacity import capacity, capacity_floor
-from sim.compare.point_runs import Outcome, Point, run_points, worth
+from sim.compare.capacity import Saturation, load_after
+from sim.compare.point_runs import Point, run_points, worth
 from sim.compare.pool import Runner
-from sim.costs.profile import Profile
 from sim.draws import child_seed
-from sim.metrics.load import Load, Verdict, judge, trace_rate
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, mser_5
-from sim.policies.registry import find_policy
-from sim.run.limits import served_by
+from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario
-from sim.workload.generate import MIN_AUTO_PROMPTS, TraceArrivals, is_trace, trace_length
+from sim.workload.generate import MIN_AUTO_PROMPTS, is_trace, trace_length
 
 SPAN_IN_E2EL = 20.0
 """Arrivals must span this many mean latencies, so that filling and draining weigh little."""
@@ -42,8 +39,6 @@ resemble the 50 to 80 after them: after one such time means were still 2 % low, 
 LASTING = 0.99
 """So many requests of a closed loop are left out at its end that this share of those before have theirs in a full
 machine: in an emptying one they are quicker (azure-code, 32 in flight, 1,000 requests: mean E2EL 0.8 % low)."""
-LOAD_SEED = 0
-"""Seed of the saturated runs that loads are judged by: points that differ in their seed alone share them."""
 PILOT_KEY = 1_000_001
 """Child of the scenario's seed that pilots draw from: they share nothing with the runs that follow."""
 ROUND_TO = 100
@@ -62,28 +57,37 @@ class Length(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_run_length(
-    scenario: Scenario, profile: Profile, *, max_cpu_s: float = inf, workers: int | None = 1
-) -> tuple[Scenario, Length]:
-    """`scenario` with its length settled. Deterministic, unless `max_cpu_s` of CPU time cuts the length short; that of
-    other processes is not seen, so there are none then."""
-    workers = workers if max_cpu_s == inf else 1
+    policies: Sequence[Resolved],
+    saturations: Sequence[Saturation],
+    *,
+    max_cpu_s: float = inf,
+    workers: int | None = 1,
+) -> Length:
+    """The length of all `policies` of a scenario. Deterministic, unless `max_cpu_s` of CPU time cuts the length short;
+    that of other processes is not seen, so there are none then."""
+    workers, scenario = workers if max_cpu_s == inf else 1, policies[0].scenario
     workload = scenario.workload
-    given = workload.num_warmups, workload.num_cooldowns
-    if isinstance(workload.num_prompts, int):
-        return _settled(scenario, workload.num_prompts, *given, is_auto=False)
-    if scenario.window.arrivals_end_s is not None:
+    fixed = workload.num_prompts if isinstance(workload.num_prompts, int) else None
+    if fixed is None and scenario.window.arrivals_end_s is not None:
         # The window says how many arrive; so many more than that that it is never the number which ends them.
-        return _settled(scenario, _filling(scenario), *given)
-    if is_trace(workload):
-        return _settled(scenario, trace_length(workload), *given)
+        fixed = _filling(scenario)
+    if fixed is None and is_trace(workload):
+        fixed = trace_length(workload)
+    if fixed is not None:
+        return Length(
+            num_prompts=fixed,
+            num_warmups=workload.num_warmups,
+            num_cooldowns=workload.num_cooldowns,
+            is_auto=workload.num_prompts != fixed,
+        )
     started_s = time.process_time()
-    judged = _judged(scenario, profile, MIN_AUTO_PROMPTS, workers)
+    judged = _judged(policies, saturations, MIN_AUTO_PROMPTS, workers)
     pilot_s = time.process_time() - started_s
-    affordable = _affordable(scenario, len(scenario.policy), pilot_s, max_cpu_s)
+    affordable = _affordable(scenario, len(policies), pilot_s, max_cpu_s)
     num_prompts = _longest(scenario, judged)
     if MIN_AUTO_PROMPTS < num_prompts <= affordable / 2:
         # A pilot that was itself too short saw a queue still filling.
-        judged = _judged(scenario, profile, num_prompts, workers)
+        judged = _judged(policies, saturations, num_prompts, workers)
         num_prompts = max(num_prompts, _longest(scenario, judged))
     notes = []
     if num_prompts > affordable:
@@ -97,27 +101,19 @@ def choose_run_length(
     is_closed = workload.max_concurrency is not None
     most = int((1.0 / (1.0 + MEASURED_PER_LEFT_OUT) if is_closed else MAX_WARMUP_SHARE) * num_prompts)
     num_warmups = min(num_warmups, most)
-    num_cooldowns = min(num_cooldowns, most - num_warmups)
-    return _settled(scenario, num_prompts, num_warmups, num_cooldowns, notes=tuple(notes))
-
-
-def _settled(
-    scenario: Scenario,
-    num_prompts: int,
-    num_warmups: int,
-    num_cooldowns: int,
-    *,
-    is_auto: bool = True,
-    notes: tuple[str, ...] = (),
-) -> tuple[Scenario, Length]:
-    workload = scenario.workload.sized(num_prompts, num_warmups, num_cooldowns)
-    return msgspec.structs.replace(scenario, workload=workload), Length(
+    return Length(
         num_prompts=num_prompts,
         num_warmups=num_warmups,
-        num_cooldowns=num_cooldowns,
-        is_auto=is_auto,
-        notes=notes,
+        num_cooldowns=min(num_cooldowns, most - num_warmups),
+        is_auto=True,
+        notes=tuple(notes),
     )
+
+
+def settled(resolved: Resolved, length: Length) -> Resolved:
+    """`resolved` at that length."""
+    workload = resolved.scenario.workload
+    return resolved.changed(workload=workload.sized(length.num_prompts, length.num_warmups, length.num_cooldowns))
 
 
 def transient_note(scenario: Scenario, length: Length, mean_e2el_s: float | None) -> str | None:
@@ -134,12 +130,12 @@ def transient_note(scenario: Scenario, length: Length, mean_e2el_s: float | None
     )
 
 
-def lockstep_note(scenario: Scenario) -> str | None:
+def lockstep_note(policies: Sequence[Resolved]) -> str | None:
     """A closed loop whose requests are all alike, in a line: without drafts, which end them at different times, they go
     on together, wave after wave, and the prompts of a wave wait for each other."""
-    workload, drafted = scenario.workload, scenario.speculation.num_speculative_tokens
+    workload = policies[0].scenario.workload
     is_alike = all(length is not None and len(set(workload.bounds(length))) == 1 for length in workload.fixed_len)
-    in_step = [name for name in scenario.policy if not (drafted and find_policy(name).is_speculative)]
+    in_step = [one.policy.name for one in policies if not one.lengths.given]
     if (workload.max_concurrency or 1) < 2 or not is_alike or not in_step or workload.num_turns > 1:
         return None
     return (
@@ -147,45 +143,6 @@ def lockstep_note(scenario: Scenario) -> str | None:
         f"{', '.join(in_step)}: prompts come in waves and wait for each other, which TTFT shows (lengths that vary: "
         "workload.random_range_ratio)"
     )
-
-
-def load_of(
-    scenario: Scenario,
-    profile: Profile,
-    policy: str,
-    *,
-    is_in_doubt: bool,
-    arrivals_s: Sequence[float] = (),
-    seed: int = LOAD_SEED,
-) -> Load:
-    """How a policy's load stands to its capacity, which is measured, from `seed`, only where that `is_in_doubt`.
-
-    `arrivals_s` of a trace's requests that are served, in order; the rate at which drawn ones are sent is known.
-    """
-    workload = scenario.workload
-    if workload.max_concurrency is not None:
-        return Load(verdict=Verdict.CLOSED, rate_per_s=None)
-    rate, error_per_s = workload.request_rate, 0.0
-    if is_trace(workload) and workload.trace_arrivals is not TraceArrivals.POISSON:
-        rate, error_per_s = trace_rate(arrivals_s)
-        served_share = served_by(scenario, profile).mean_tokens(seed).served_share
-        rate, error_per_s = rate / served_share, error_per_s / served_share
-    if rate == inf:
-        return Load(verdict=Verdict.BURST, rate_per_s=None)
-    if not is_in_doubt:
-        return Load(verdict=Verdict.STABLE, rate_per_s=rate)
-    max_per_s = rate + error_per_s
-    saturated = msgspec.structs.replace(scenario, seed=seed)
-    if max_per_s < capacity_floor(saturated, policy, profile, max_per_s):
-        return Load(verdict=Verdict.STABLE, rate_per_s=rate)
-    measured, ci95 = capacity(saturated, policy, profile)
-    return judge(rate, error_per_s, measured, ci95)
-
-
-def load_after(scenario: Scenario, profile: Profile, policy: str, outcomes: Sequence[Outcome]) -> Load:
-    """The same after runs of it."""
-    is_in_doubt = any(outcome.needs_capacity for outcome in outcomes)
-    return load_of(scenario, profile, policy, is_in_doubt=is_in_doubt, arrivals_s=outcomes[0].arrivals_s)
 
 
 def _filling(scenario: Scenario) -> int:
@@ -199,19 +156,20 @@ def _filling(scenario: Scenario) -> int:
     return ceil(mean + 10.0 * sqrt(max(1.0, mean / min(1.0, workload.burstiness)))) + 10
 
 
-def _judged(scenario: Scenario, profile: Profile, num_prompts: int, workers: int | None) -> list[RunRecord]:
+def _judged(
+    policies: Sequence[Resolved], saturations: Sequence[Saturation], num_prompts: int, workers: int | None
+) -> list[RunRecord]:
     """Pilot runs of the policies that keep up with their load."""
-    pilot = msgspec.structs.replace(scenario, workload=scenario.workload.sized(num_prompts))
-    seed = child_seed(scenario.seed, PILOT_KEY)
-    points = [
-        Point(scenario=pilot, policy=policy, seed=seed, profile=profile, keeps_record=True)
-        for policy in scenario.policy
-    ]
+    workload = policies[0].scenario.workload.sized(num_prompts)
+    seed = child_seed(policies[0].scenario.seed, PILOT_KEY)
+    points = [Point(resolved=one.changed(workload=workload), seed=seed, keeps_record=True) for one in policies]
     judged = []
-    for policy, outcome in zip(scenario.policy, run_points(points, worth(points, Runner(workers))), strict=True):
-        assert outcome.record is not None
-        if load_after(scenario, profile, policy, [outcome]).is_steady:
-            judged.append(outcome.record)
+    for one, saturation, run in zip(
+        policies, saturations, run_points(points, worth(points, Runner(workers))), strict=True
+    ):
+        assert run.record is not None
+        if load_after(one, saturation, [run]).is_steady:
+            judged.append(run.record)
     return judged
 
 

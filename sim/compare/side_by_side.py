@@ -8,19 +8,21 @@ too, and an order of two policies is stated only if all agree. Not here: one run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from math import inf
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from sim.acceptance.forms import parse_quoted
-from sim.compare.point_runs import Outcome, Point, at_phi, run_points, worth
+from sim.compare.capacity import Saturation, load_after
+from sim.compare.point_runs import Point, PointRun, run_points, worth
 from sim.compare.pool import OnDone, Runner, lasting
-from sim.compare.run_length import Length, choose_run_length, load_after, lockstep_note, transient_note
+from sim.compare.run_length import Length, choose_run_length, lockstep_note, settled, transient_note
 from sim.compare.verdict import Interval, Order, Paired, PolicySummary, verdict
 from sim.costs.profile import Phi, Profile
 from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, Regime, phi_at, phi_of
@@ -30,9 +32,8 @@ from sim.metrics.load import Load, Verdict
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import chance_of_none, holm, interval_95
 from sim.metrics.summary import PERCENTILES, Run, number
-from sim.policies.registry import find_policy
-from sim.run.resolve import resolve_all
-from sim.run.scenario import PlainScenario, Scenario, to_plain
+from sim.run.resolve import Resolved
+from sim.run.scenario import PlainScenario, to_plain
 
 RESULT_SCHEMA = 2
 PAIRED_METRICS = (
@@ -53,6 +54,9 @@ LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_
 """Keys of a run that say which run it is and how it went, rather than measure it."""
 MIN_FOR_P99 = 10_000
 """Independent requests (`effective_requests`) over all replications that an interval of a 99th percentile needs."""
+BARE: dict[str, Any] = {"is_detailed": False, "record_works": False, "keeps_record": False, "rows_path": None}
+"""Fields of a point that is run for its metrics alone."""
+Pair = tuple[str, str]
 PHI_STEPS, PHI_DIGITS = 250, 4
 """Parts of phi's bracket, at the ends of which an order may flip."""
 
@@ -143,10 +147,48 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+class FrameRow(NamedTuple):
+    """One run of a comparison under the keys that tell it from the others."""
+
+    policy: str
+    level: PhiLevel
+    """Phi of the bracket; the middle one where none was tried."""
+    done: PointRun
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Runs of a comparison, policy x phi x replication, and the load on each policy at each phi."""
+
+    runs: Mapping[tuple[str, PhiLevel], Sequence[Run]]
+    """[replications] by policy and phi of the bracket; of a policy without a bracket at the middle one alone."""
+    loads: Mapping[tuple[str, PhiLevel], Load]
+
+    @property
+    def policies(self) -> list[str]:
+        return list(dict.fromkeys(policy for policy, _ in self.runs))
+
+    def has_bracket(self, *policies: str) -> bool:
+        """Some of `policies` ran at both ends of the bracket, too."""
+        return any((policy, PhiLevel.LOW) in self.runs for policy in policies)
+
+    def is_steady(self, *policies: str, level: PhiLevel = PhiLevel.MIDDLE) -> bool:
+        """All of `policies` have means that a longer run would repeat."""
+        return all(self.loads[self._key(policy, level)].is_steady for policy in policies)
+
+    def values(self, policy: str, metric: str, level: PhiLevel = PhiLevel.MIDDLE) -> list[float]:
+        """[replications] of a metric; none where some run has none."""
+        runs = self.runs[self._key(policy, level)]
+        values = [value for run in runs if (value := number(run, metric)) is not None]
+        return values if len(values) == len(runs) else []
+
+    def _key(self, policy: str, level: PhiLevel) -> tuple[str, PhiLevel]:
+        return policy, level if (policy, level) in self.runs else PhiLevel.MIDDLE
+
+
 @lasting()
 def compare(
-    scenario: Scenario,
-    profile: Profile,
+    policies: Sequence[Resolved],
     *,
     percentiles: Sequence[float] = PERCENTILES,
     on_run: Callable[[RunRecord], None] | None = None,
@@ -157,7 +199,7 @@ def compare(
     max_cpu_s: float = inf,
     rows_in: Path | None = None,
 ) -> Comparison:
-    """Run every policy with every replication.
+    """Run all of a scenario's resolved `policies` with every replication.
 
     Each run writes its requests into the directory `rows_in`, as Parquet files in the order of the runs.
 
@@ -165,122 +207,92 @@ def compare(
     and the first replication of each policy carries its works; with `is_detailed` every run carries per-request lists.
     Raises ValueError for input that cannot run.
     """
-    resolve_all(scenario, profile)
+    saturations, scenario_hash = [Saturation(one) for one in policies], policies[0].scenario.digest
     on_done("settling the length", 0, 1)
-    settled, length = choose_run_length(scenario, profile, max_cpu_s=max_cpu_s, workers=workers)
+    length = choose_run_length(policies, saturations, max_cpu_s=max_cpu_s, workers=workers)
+    policies = [settled(one, length) for one in policies]
+    scenario, profile = policies[0].scenario, policies[0].profile
     points = [
         Point(
-            scenario=settled,
-            policy=policy,
+            resolved=one,
             seed=child_seed(scenario.seed, replication),
-            profile=profile,
             percentiles=tuple(sorted({*PERCENTILES, *percentiles})),
             is_detailed=is_detailed,
             record_works=record_works,
             keeps_works=replication == 0,
             keeps_record=on_run is not None,
-            rows_path=None if rows_in is None else str(rows_in / f"{place:03}-{replication:06}.parquet"),
+            rows_path=None if rows_in is None else str(rows_in / f"{index:03}-{replication:06}.parquet"),
         )
-        for place, policy in enumerate(scenario.policy)
+        for index, one in enumerate(policies)
         for replication in range(scenario.replications)
     ]
     runner = Runner(workers, on_done)
-    outcomes = run_points(points, worth(points, runner))
-    if on_run is not None:
-        for outcome in outcomes:
-            assert outcome.record is not None
-            on_run(outcome.record)
-    by_policy = _by_policy(scenario, outcomes)
-    loads = {policy: load_after(settled, profile, policy, own) for policy, own in by_policy.items()}
-    lanes = _lanes(profile, by_policy)
-    is_given = scenario.devices.is_overlap_given
-    at_levels = {} if is_given else _levels(lanes, profile, by_policy, points, runner)
-    levels = {
-        policy: {level: [outcome.run for outcome in own] for level, own in by_level.items()}
-        for policy, by_level in at_levels.items()
-    }
-    unsteady = {
-        (policy, level)
-        for policy, by_level in at_levels.items()
-        if loads[policy].is_steady
-        for level, own in by_level.items()
-        if level is not PhiLevel.MIDDLE
-        and not load_after(at_phi(settled, phi_at(profile.overlap, level)), profile, policy, own).is_steady
-    }
-    bounded = lanes if scenario.devices.overlap is Regime.ROOFS else []
-    runs = [
-        {"policy": policy, "seed": outcome.run["seed"], "replication": replication}
-        | {"load": loads[policy].verdict.value, "unstable": loads[policy].verdict is Verdict.OVERLOADED}
-        | outcome.run
-        for policy, own in by_policy.items()
-        for replication, outcome in enumerate(own)
-    ]
-    summaries = [_policy_summary(policy, runs, loads[policy], levels.get(policy, {})) for policy in scenario.policy]
-    paired = paired_differences(scenario.policy, runs, loads, levels, phi_of(profile.overlap), bounded, unsteady)
+    rows = _rows([(PhiLevel.MIDDLE, point) for point in points], runner)
+    for row in rows:
+        if on_run is not None:
+            assert row.done.record is not None
+            on_run(row.done.record)
+    lanes = {row.policy for row in rows if is_bracketed(profile, row.done)}
+    if not scenario.devices.is_overlap_given:
+        of_lanes = [replace(each, **BARE) for each in points if each.resolved.policy.name in lanes]
+        ends = {level: phi_at(profile.overlap, level) for level in (PhiLevel.LOW, PhiLevel.HIGH)}
+        rows += _rows([(level, replace(point, phi=phi)) for level, phi in ends.items() for point in of_lanes], runner)
+    frame = _frame(policies, saturations, rows)
+    bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
+    summaries = [_policy_summary(frame, one.policy.name) for one in policies]
+    paired = paired_differences(frame, phi_of(profile.overlap), bounded)
     return Comparison(
-        scenario=to_plain(settled),
-        scenario_hash=scenario.digest,
+        scenario=to_plain(scenario),
+        scenario_hash=scenario_hash,
         profile=cost_source(profile),
         length=length,
         policies=summaries,
-        runs=runs,
+        runs=[
+            {"policy": row.policy, "seed": run["seed"], "replication": replication}
+            | {"load": row.load.verdict.value, "unstable": row.unstable}
+            | run
+            for row in summaries
+            for replication, run in enumerate(frame.runs[row.policy, PhiLevel.MIDDLE])
+        ],
         paired=paired,
-        verdict=verdict(summaries, paired, drafting(scenario)),
-        notes=[*length.notes, *_transients(settled, length, summaries), *_acceptance_notes(scenario)],
+        verdict=verdict(summaries, paired, drafting(policies)),
+        notes=[*length.notes, *_transients(policies, length, summaries), *_acceptance_notes(policies[0])],
     )
 
 
-def _by_policy(scenario: Scenario, outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    count = scenario.replications
-    return {policy: list(outcomes[place * count : (place + 1) * count]) for place, policy in enumerate(scenario.policy)}
+def _rows(points: Sequence[tuple[PhiLevel, Point]], runner: Runner) -> list[FrameRow]:
+    run = [point for _, point in points]
+    done = run_points(run, worth(run, runner)) if run else []
+    return [FrameRow(point.resolved.policy.name, level, one) for (level, point), one in zip(points, done, strict=True)]
 
 
-def _lanes(profile: Profile, by_policy: Mapping[str, Sequence[Outcome]]) -> list[str]:
-    """Policies with several plain streams on a GPU whose overlap was not measured."""
-    return [
-        policy
-        for policy, own in by_policy.items()
-        if not profile.overlap.measured
-        and own[0].run["partition"] is None
-        and any(outcome.num_streams > 1 for outcome in own)
-    ]
+def is_bracketed(profile: Profile, done: PointRun) -> bool:
+    """Several plain streams ran on a GPU whose overlap was not measured."""
+    return not profile.overlap.measured and done.run["partition"] is None and done.num_streams > 1
 
 
-def _levels(
-    lanes: Sequence[str],
-    profile: Profile,
-    by_policy: Mapping[str, Sequence[Outcome]],
-    points: Sequence[Point],
-    runner: Runner,
-) -> dict[str, dict[PhiLevel, list[Outcome]]]:
-    """What came of `lanes` at every phi of the bracket."""
-    bare = [
-        replace(point, is_detailed=False, record_works=False, keeps_record=False, rows_path=None)
-        for point in points
-        if point.policy in lanes
-    ]
-    more = [
-        (level, replace(point, phi=phi_at(profile.overlap, level)))
-        for level in BRACKET
-        if level is not PhiLevel.MIDDLE
-        for point in bare
-    ]
-    others = [point for _, point in more]
-    levels: dict[str, dict[PhiLevel, list[Outcome]]] = {policy: {level: [] for level in BRACKET} for policy in lanes}
-    for policy in lanes:
-        levels[policy][PhiLevel.MIDDLE] += by_policy[policy]
-    for (level, point), outcome in zip(more, run_points(others, worth(others, runner)) if more else (), strict=True):
-        levels[point.policy][level].append(outcome)
-    return levels
+def _frame(policies: Sequence[Resolved], saturations: Sequence[Saturation], rows: Sequence[FrameRow]) -> Frame:
+    """The group-bys of `rows`. Loads at the ends of the bracket are judged where the one between is steady."""
+    groups: dict[tuple[str, PhiLevel], list[PointRun]] = {}
+    for row in rows:
+        groups.setdefault((row.policy, row.level), []).append(row.done)
+    named = {one.policy.name: (one, saturation) for one, saturation in zip(policies, saturations, strict=True)}
+    loads: dict[tuple[str, PhiLevel], Load] = {}
+    for (policy, level), done in groups.items():
+        one, saturation = named[policy]
+        middle = loads.get((policy, PhiLevel.MIDDLE))
+        if middle is not None and not middle.is_steady:
+            loads[policy, level] = middle
+            continue
+        if level is not PhiLevel.MIDDLE:
+            saturation = saturation.at_phi(phi_at(one.profile.overlap, level))
+        loads[policy, level] = load_after(one, saturation, done)
+    return Frame({key: [each.run for each in done] for key, done in groups.items()}, loads)
 
 
-def drafting(scenario: Scenario) -> list[str]:
+def drafting(policies: Sequence[Resolved]) -> list[str]:
     """Policies that draft."""
-    return [
-        name
-        for name in scenario.policy
-        if scenario.speculation.num_speculative_tokens and find_policy(name).is_speculative
-    ]
+    return [one.policy.name for one in policies if one.lengths.given]
 
 
 def cost_source(profile: Profile) -> CostSource:
@@ -294,128 +306,99 @@ def cost_source(profile: Profile) -> CostSource:
     )
 
 
-def _transients(scenario: Scenario, length: Length, summaries: Sequence[PolicySummary]) -> list[str]:
+def _transients(policies: Sequence[Resolved], length: Length, summaries: Sequence[PolicySummary]) -> list[str]:
     """The notes on a length that is too short, by the slowest policy that is stable, and on a loop in step."""
     slowest = [row.mean["mean_e2el_ms"] for row in summaries if row.load.is_steady]
     known = [value / 1e3 for value in slowest if value is not None]
-    notes = transient_note(scenario, length, max(known, default=None)), lockstep_note(scenario)
+    notes = transient_note(policies[0].scenario, length, max(known, default=None)), lockstep_note(policies)
     return [note for note in notes if note is not None]
 
 
-def _acceptance_notes(scenario: Scenario) -> tuple[str, ...]:
+def _acceptance_notes(resolved: Resolved) -> tuple[str, ...]:
     """What the quoted acceptance leaves open at the draft length in use."""
-    speculation = scenario.speculation
-    has_keys = speculation.synthetic_acceptance_length or speculation.synthetic_acceptance_rates
-    if has_keys or not speculation.num_speculative_tokens:
-        return ()
-    return parse_quoted(speculation.acceptance).notes([speculation.num_speculative_tokens])
+    draft_tokens = resolved.scenario.speculation.num_speculative_tokens
+    return () if resolved.quoted is None or not draft_tokens else resolved.quoted.notes([draft_tokens])
 
 
-def _of_policy(policy: str, runs: Sequence[Run]) -> list[Run]:
-    return [run for run in runs if run["policy"] == policy]
-
-
-def _policy_summary(
-    policy: str, runs: Sequence[Run], load: Load, by_level: Mapping[PhiLevel, Sequence[Run]]
-) -> PolicySummary:
+def _policy_summary(frame: Frame, policy: str) -> PolicySummary:
     """Mean over replications of every numeric metric, with its interval where a longer run would repeat it."""
-    own = _of_policy(policy, runs)
-    num_effective = sum(number(run, "effective_requests") or 0.0 for run in own)
-    means: dict[str, float | None] = {}
-    intervals: dict[str, Interval | None] = {}
-    for key, value in own[0].items():
-        if key in LABELS or isinstance(value, Mapping | list):
-            continue
-        samples = _numbers(own, key)
-        means[key] = None if samples is None else sum(samples) / len(samples)
-        is_tail = key.startswith("p99") and num_effective < MIN_FOR_P99
-        intervals[key] = None if samples is None or is_tail or not load.is_steady else interval_95(samples)
+    runs, load = frame.runs[policy, PhiLevel.MIDDLE], frame.loads[policy, PhiLevel.MIDDLE]
+    num_effective = sum(number(run, "effective_requests") or 0.0 for run in runs)
+    samples = {
+        key: frame.values(policy, key)
+        for key, value in runs[0].items()
+        if key not in LABELS and not isinstance(value, Mapping | list)
+    }
+
+    def has_interval(key: str) -> bool:
+        return load.is_steady and not (key.startswith("p99") and num_effective < MIN_FOR_P99)
+
+    by_overlap = {
+        level.value: {metric: mean_of(frame.values(policy, metric, level)) for metric in PAIRED_METRICS}
+        for level in BRACKET
+    }
     return PolicySummary(
         policy=policy,
         load=load,
         unstable=load.verdict is Verdict.OVERLOADED,
-        mean=means,
-        ci95=intervals,
-        by_overlap={
-            level.value: {metric: _mean(runs_there, metric) for metric in PAIRED_METRICS}
-            for level, runs_there in by_level.items()
-        },
+        mean={key: mean_of(values) for key, values in samples.items()},
+        ci95={key: interval_95(values) if has_interval(key) else None for key, values in samples.items()},
+        by_overlap=by_overlap if frame.has_bracket(policy) else {},
     )
 
 
-def _numbers(runs: Sequence[Run], key: str) -> list[float] | None:
-    """One number per run; None where some run has none."""
-    samples = [value for run in runs if (value := number(run, key)) is not None]
-    return samples if len(samples) == len(runs) else None
-
-
-def _mean(runs: Sequence[Run], key: str) -> float | None:
-    return mean_of(_numbers(runs, key) or [])
-
-
-def paired_differences(
-    policies: Sequence[str],
-    runs: Sequence[Run],
-    loads: Mapping[str, Load],
-    levels: Mapping[str, Mapping[PhiLevel, Sequence[Run]]],
-    phi: Phi = ASSUMED_PHI,
-    bounded: Sequence[str] = (),
-    unsteady: Collection[tuple[str, PhiLevel]] = (),
-) -> list[Paired]:
+def paired_differences(frame: Frame, phi: Phi = ASSUMED_PHI, bounded: AbstractSet[str] = frozenset()) -> list[Paired]:
     """`a` - `b` draw by draw for every pair of policies, `b` listed before `a`. Only steady pairs get an interval; no
     order is stated of a policy that is `bounded`, whose figures are an upper bound of overlap, or at a phi where either
-    is `unsteady`. All orders of a metric hold together: of policies that are equal, one comparison in twenty states
+    is not steady. All orders of a metric hold together: of policies that are equal, one comparison in twenty states
     any."""
-    pairs = list(combinations(policies, 2))
-    steady = {pair for pair in pairs if all(loads[policy].is_steady for policy in pair)}
-    stated = {
-        level: [
+    pairs = list(combinations(frame.policies, 2))
+    rows = {
+        (pair, metric): _paired(frame, metric, pair, orders, phi)
+        for metric in PAIRED_METRICS
+        for orders in [_orders_by_level(frame, metric, pairs, bounded)]
+        for pair in pairs
+    }
+    return [rows[pair, metric] for pair in pairs for metric in PAIRED_METRICS]
+
+
+Orders = Mapping[tuple[PhiLevel, Pair], Order]
+
+
+def _orders_by_level(frame: Frame, metric: str, pairs: Sequence[Pair], bounded: AbstractSet[str]) -> Orders:
+    """Orders of the pairs of which one may be stated, by phi."""
+    orders: dict[tuple[PhiLevel, Pair], Order] = {}
+    for level in BRACKET:
+        stated = [
             pair
             for pair in pairs
-            if pair in steady and not any(policy in bounded or (policy, level) in unsteady for policy in pair)
+            if frame.is_steady(*pair) and frame.is_steady(*pair, level=level) and bounded.isdisjoint(pair)
         ]
-        for level in BRACKET
-    }
-    own = {policy: _of_policy(policy, runs) for policy in policies}
-    phis = phi.low, phi.value, phi.high
-    rows: dict[tuple[str, str], list[Paired]] = {pair: [] for pair in pairs}
-    for metric in PAIRED_METRICS:
-        samples = {
-            (policy, level): _numbers(levels[policy][level] if policy in levels else own[policy], metric) or []
-            for policy in policies
-            for level in BRACKET
-        }
-        orders = {
-            level: dict(
-                zip(stated[level], _orders([_both(samples, pair, level) for pair in stated[level]]), strict=True)
-            )
-            for level in BRACKET
-        }
-        for pair in pairs:
-            first, second = pair
-            differences = {level: _less(*_both(samples, pair, level)) for level in BRACKET}
-            here = differences[PhiLevel.MIDDLE]
-            shown = BRACKET if {first, second} & set(levels) else (PhiLevel.MIDDLE,)
-            said = {orders[level].get(pair, Order.NONE) for level in shown}
-            by_overlap = {level.value: mean_of(differences[level]) for level in shown} if len(shown) > 1 else {}
-            flips_at = break_even(phis, [*by_overlap.values()]) if len(said) > 1 else None
-            rows[pair].append(
-                Paired(
-                    a=second,
-                    b=first,
-                    metric=metric,
-                    difference=mean_of(here),
-                    ci95=interval_95(here) if pair in steady else None,
-                    unstable=pair not in steady,
-                    order=Order.OVERLAP if len(said) > 1 else said.pop(),
-                    by_overlap=by_overlap,
-                    break_even_phi=flips_at,
-                    break_even_ci95=None
-                    if flips_at is None
-                    else open_phis(phis, [interval_95(each) for each in differences.values()]),
-                )
-            )
-    return [row for pair in pairs for row in rows[pair]]
+        both = [(frame.values(b, metric, level), frame.values(a, metric, level)) for a, b in stated]
+        orders |= zip([(level, pair) for pair in stated], _orders(both), strict=True)
+    return orders
+
+
+def _paired(frame: Frame, metric: str, pair: Pair, orders: Orders, phi: Phi) -> Paired:
+    first, second = pair
+    differences = [_less(frame.values(second, metric, level), frame.values(first, metric, level)) for level in BRACKET]
+    levels = BRACKET if frame.has_bracket(*pair) else (PhiLevel.MIDDLE,)
+    stated = {orders.get((level, pair), Order.NONE) for level in levels}
+    by_overlap = dict(zip(BRACKET, map(mean_of, differences), strict=True)) if len(levels) > 1 else {}
+    phis, here = (phi.low, phi.value, phi.high), differences[BRACKET.index(PhiLevel.MIDDLE)]
+    flips_at = break_even(phis, [*by_overlap.values()]) if len(stated) > 1 else None
+    return Paired(
+        a=second,
+        b=first,
+        metric=metric,
+        difference=mean_of(here),
+        ci95=interval_95(here) if frame.is_steady(*pair) else None,
+        unstable=not frame.is_steady(*pair),
+        order=Order.OVERLAP if len(stated) > 1 else stated.pop(),
+        by_overlap={level.value: difference for level, difference in by_overlap.items()},
+        break_even_phi=flips_at,
+        break_even_ci95=None if flips_at is None else open_phis(phis, [interval_95(each) for each in differences]),
+    )
 
 
 def break_even(phis: Sequence[float], differences: Sequence[float | None]) -> float | None:
@@ -451,11 +434,6 @@ def mean_of(values: Sequence[float]) -> float | None:
 
 
 Both = tuple[list[float], list[float]]
-
-
-def _both(samples: Mapping[tuple[str, PhiLevel], list[float]], pair: tuple[str, str], level: PhiLevel) -> Both:
-    """[draws] of the second and of the first of `pair`."""
-    return samples[pair[1], level], samples[pair[0], level]
 
 
 def _less(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:

@@ -116,9 +116,10 @@ def compare(
     """
     percents = checked_reals("percentiles", percentiles, 0.0, 100.0)
     scenario, profile = _scenario(source, changes)
-    found = experiment.compare(scenario, profile, percentiles=percents)
+    resolved = resolve_all(scenario, profile)
+    found = experiment.compare(resolved, percentiles=percents)
     if draws != 0:
-        found = over_draws(found, profile, None if draws is None else checked_count("draws", draws, 2))
+        found = over_draws(found, resolved, None if draws is None else checked_count("draws", draws, 2))
     return Comparison(**msgspec.structs.asdict(found))
 
 
@@ -150,9 +151,8 @@ def simulate(source: Source = None, /, **changes: Any) -> Simulation:
     5
     """
     scenario, profile = _scenario(source, changes)
-    resolve_all(scenario, profile)
-    policy, seed = scenario.policy[0], scenario.seed
-    point = Point(scenario=scenario, policy=policy, seed=seed, profile=profile, is_detailed=True, keeps_record=True)
+    resolved, *_ = resolve_all(scenario, profile)
+    point = Point(resolved=resolved, seed=scenario.seed, is_detailed=True, keeps_record=True)
     outcome = run_point(point)
     assert outcome.record is not None
     return Simulation(metrics=outcome.run, record=outcome.record)

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sim.acceptance.forms import num_rates, parse_quoted
-from sim.costs.drafters import pair_with
+from sim.acceptance.forms import num_rates
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
@@ -19,7 +18,7 @@ from sim.policies.adaptive import check_table
 from sim.policies.options import Batching, EngineLimits, KvMode, Method, PolicyOptions
 from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
 from sim.run.lane_shares import check_partition
-from sim.run.limits import DraftLengths, build_acceptance, own_method
+from sim.run.limits import DraftLengths, own_method
 from sim.run.scenario import Engine, Scenario
 
 
@@ -47,7 +46,6 @@ def check_policy(
     """Raise ValueError for what only shows when scenario, `policy` and profile are seen together."""
     name, method = policy.name, scenario.speculation.method
     draft_tokens = scenario.speculation.num_speculative_tokens
-    build_acceptance(scenario.speculation, draft_tokens)
     if scenario.policy_options.partition is not None:
         check_partition(scenario.policy_options, [find_policy(each) for each in scenario.policy])
         if profile.gpu.name == "cpu":
@@ -84,15 +82,10 @@ def check_policy(
             f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
         )
     is_lane = policy.is_speculative and not policy.is_continuous
-    if draft_tokens and scenario.speculation.drafts:
-        if not policy.chooses_drafter:
-            raise ValueError(
-                f"policy {name!r} has one draft model: speculation.drafts are for baseline, pd, pdv, unified and "
-                "adaptive"
-            )
-        for further in scenario.speculation.drafts:
-            pair_with(profile, further.draft)
-            parse_quoted(further.acceptance).model(further.num_speculative_tokens)
+    if draft_tokens and scenario.speculation.drafts and not policy.chooses_drafter:
+        raise ValueError(
+            f"policy {name!r} has one draft model: speculation.drafts are for baseline, pd, pdv, unified and adaptive"
+        )
     reads_late = policy.drafts_ahead and limits.method.reads_features
     if draft_tokens and reads_late and scenario.speculation.stale_acceptance is None:
         raise ValueError(

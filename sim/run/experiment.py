@@ -184,7 +184,7 @@ class Experiment:
         and the memory over time.
         """
         resolved, devices = self.resolved, self.scenario.devices
-        pool = resolved.pool.new()
+        pool = resolved.new_pool()
         self._check_they_fit(requests, pool)
         served: Serving | Fleet
         if devices.count == 1:
@@ -195,7 +195,7 @@ class Experiment:
 
             def build(index: int, account: Account) -> Serving:
                 view = HostView(host, str(index), first_gpu=index * resolved.num_gpus)
-                return self._serving(view, requests, resolved.pool.new(), draws, is_recorded, account, group)
+                return self._serving(view, requests, resolved.new_pool(), draws, is_recorded, account, group)
 
             served = Fleet(
                 host,

@@ -10,6 +10,7 @@ import msgspec
 from sim.acceptance.conversions import AcceptanceSummary
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance, IidAcceptance
+from sim.acceptance.quoted import Quoted
 from sim.costs.engine_costs import NO_SPECULATION, PARALLEL_EAGLE, EngineCosts, engine_of, own_engine, without_engine
 from sim.costs.profile import Profile
 from sim.policies.options import EngineLimits, Method
@@ -30,16 +31,23 @@ class DraftLengths(msgspec.Struct, frozen=True, kw_only=True):
     """What the controller always chooses; None where it may choose this or that."""
 
 
-def build_acceptance(speculation: Speculation, draft_tokens: int) -> Acceptance:
-    """The acceptance model of a scenario, vLLM's keys first. Raises ValueError."""
-    length, rates = speculation.synthetic_acceptance_length, speculation.synthetic_acceptance_rates
-    if draft_tokens and (length is not None or rates is not None):
-        summary = AcceptanceSummary.from_vllm(
-            draft_tokens, synthetic_acceptance_length=length, synthetic_acceptance_rates=rates
-        )
-        return summary.model
-    quoted = parse_quoted(speculation.acceptance)
-    return quoted.model(draft_tokens) if draft_tokens else IidAcceptance(0.0)
+def quoted_in(speculation: Speculation) -> Quoted | None:
+    """Acceptance of a scenario, to be had at any draft length; None where vLLM's keys give it. Raises ValueError."""
+    has_keys = speculation.synthetic_acceptance_length is not None or speculation.synthetic_acceptance_rates is not None
+    return None if has_keys else parse_quoted(speculation.acceptance)
+
+
+def acceptance_at(speculation: Speculation, quoted: Quoted | None, draft_tokens: int) -> Acceptance:
+    """The acceptance model of a scenario at a draft length, vLLM's keys first. Raises ValueError."""
+    if draft_tokens == 0:
+        return IidAcceptance(0.0)
+    if quoted is not None:
+        return quoted.model(draft_tokens)
+    return AcceptanceSummary.from_vllm(
+        draft_tokens,
+        synthetic_acceptance_length=speculation.synthetic_acceptance_length,
+        synthetic_acceptance_rates=speculation.synthetic_acceptance_rates,
+    ).model
 
 
 def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -> EngineCosts:

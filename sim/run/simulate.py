@@ -66,7 +66,7 @@ def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request]
     }
     if any(unknown.values()):
         raise ValueError(f"sim.reference has no {', no '.join(name for name, is_so in unknown.items() if is_so)}")
-    experiment, pool = Experiment(resolved, seed), resolved.pool.new()
+    experiment, pool = Experiment(resolved, seed), resolved.new_pool()
     served = list(requests) if requests is not None else experiment.requests()
     setup = reference.Setup(
         costs=resolved.host_costs,

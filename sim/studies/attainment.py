@@ -225,7 +225,7 @@ class _Answer:
         at = load if load is not None else (search.least if own.limit is Limit.NEVER else search.most)
         points = [search.point(at, seed) for seed in own.seeds]
         runs = [outcome.run for outcome in run_points(points, Runner(self._runner.workers))]
-        note = _transient(search, points[0].scenario, runs)
+        note = _transient(search, points[0].resolved.scenario, runs)
         per_s = None
         if own.limit is not Limit.NEVER:
             is_rate = load is not None and not search.is_concurrency

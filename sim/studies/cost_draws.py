@@ -20,11 +20,11 @@ import numpy as np
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import IidAcceptance, PerPositionAcceptance
 from sim.acceptance.quoted import Quoted, QuotedModel
-from sim.compare.point_runs import with_keys
 from sim.costs.compact_kernels import CompactKernels
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
 from sim.draws import Floats, Integers, child_seed
+from sim.run.resolve import Resolved, with_keys
 from sim.run.scenario import Scenario
 
 DRAW_KEY = 1_000_021
@@ -57,6 +57,10 @@ class Draw:
     profile: Profile
     quoted: Quoted | None
     """Acceptance; None where the scenario gives vLLM's own keys, which are exact."""
+
+    def of(self, resolved: Resolved) -> Resolved:
+        """`resolved` with these costs and this acceptance."""
+        return resolved.drawn(self.profile, self.quoted)
 
     def scenario(self, scenario: Scenario) -> Scenario:
         """`scenario` with this acceptance, at its own draft length."""

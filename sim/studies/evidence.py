@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from sim.compare.capacity import capacity_floor
+from sim.compare.capacity import Saturation
 from sim.compare.point_runs import Point, run_point
-from sim.compare.run_length import LOAD_SEED
+from sim.compare.run_length import settled
 from sim.compare.side_by_side import Comparison, Level
 from sim.compare.verdict import PolicySummary
 from sim.costs.engine_costs import EngineCosts, engine_of, with_engine
@@ -29,6 +29,7 @@ from sim.metrics.load import BUSY_SHARE
 from sim.metrics.summary import number
 from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
+from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.cost_draws import SD_PER_MEAN_ABS, UNKNOWN_PCT
 from sim.workload.generate import num_requests
@@ -164,8 +165,8 @@ def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def levels(result: Comparison, profile: Profile) -> list[Level]:
-    """The interval of each policy's mean E2EL where it is steady.
+def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
+    """The interval of the mean E2EL of each of the `policies` of a comparison where it is steady.
 
     The simulator is as far off as it was on levels of the same GPU, target and method, at whatever load, and on served
     cells in all, which count as one more: so 36 of 36 single cells lie in what the others say, and 33 with 5 % for the
@@ -173,8 +174,8 @@ def levels(result: Comparison, profile: Profile) -> list[Level]:
     cells were measured with it, by a run with all of them a standard deviation higher. Near saturation latency answers
     to errors of step times by its elasticity to them.
     """
-    scenario = parse_scenario(result.scenario)
-    engine = engine_of(scenario.engine.name, profile)
+    named, profile = {one.policy.name: settled(one, result.length) for one in policies}, policies[0].profile
+    engine = policies[0].engine
     served_pct = SD_PER_MEAN_ABS * measured().served_pct.get(engine.name.partition("-")[0], UNKNOWN_PCT)
     found = []
     for row, asked in zip(result.policies, asked_of_comparison(result, profile), strict=True):
@@ -190,7 +191,7 @@ def levels(result: Comparison, profile: Profile) -> list[Level]:
         squares = sum(cell.runs * _rms_pct(cell) ** 2 for cell in like)
         error_pct = sqrt((served_pct**2 + squares) / (num_cells + 1))
         is_known = any(cell.engine == engine.name for cell in like)
-        slowed, elasticity = _perturbed(result, scenario, profile, row, None if is_known else engine)
+        slowed, elasticity = _perturbed(result, named[row.policy], row, None if is_known else engine)
         half = hypot(
             Z_975 * error_pct / 100.0 * (elasticity or 1.0),
             Z_975 * log(slowed or 1.0),
@@ -216,24 +217,24 @@ def _rms_pct(cell: Cell) -> float:
 
 
 def _perturbed(
-    result: Comparison, scenario: Scenario, profile: Profile, row: PolicySummary, engine: EngineCosts | None
+    result: Comparison, resolved: Resolved, row: PolicySummary, engine: EngineCosts | None
 ) -> tuple[float | None, float | None]:
     """Factor on mean E2EL with the constants of `engine` a standard deviation higher, None where none is given or
     known; and near saturation its elasticity to step times. Both on the draws of the first replication."""
-    based = with_engine(profile, engine_of(scenario.engine.name, profile))
-    is_near = _is_near_saturation(scenario, profile, row)
+    is_near = _is_near_saturation(resolved, row)
     error_pct = engine.error_pct if engine is not None else None
     if not error_pct and not is_near:
         return None, None
-    own, enough = scenario, MANY_PROMPTS if is_near else FEW_PROMPTS
+    based, workload = with_engine(resolved.profile, resolved.engine), resolved.scenario.workload
+    enough = MANY_PROMPTS if is_near else FEW_PROMPTS
     first = next(run for run in result.runs if run["policy"] == row.policy)
     before_ms = number(first, "mean_e2el_ms")
-    if num_requests(scenario.workload) > enough:
-        own = msgspec.structs.replace(scenario, workload=scenario.workload.sized(enough))
-        before_ms = _mean_ms(own, row.policy, based)
+    if num_requests(workload) > enough:
+        resolved = resolved.changed(workload=workload.sized(enough))
+        before_ms = _mean_ms(resolved.drawn(based))
 
     def ratio(engine_factor: float, passes: float = 1.0) -> float | None:
-        after_ms = _mean_ms(own, row.policy, _with_times(based, engine=engine_factor, passes=passes))
+        after_ms = _mean_ms(resolved.drawn(_with_times(based, engine=engine_factor, passes=passes)))
         return after_ms / before_ms if after_ms and before_ms else None
 
     slowed = ratio(exp(error_pct / 100.0)) if error_pct else None
@@ -241,21 +242,20 @@ def _perturbed(
     return slowed, None if steeper is None else max(1.0, log(steeper) / log(SLOWER))
 
 
-def _is_near_saturation(scenario: Scenario, profile: Profile, row: PolicySummary) -> bool:
+def _is_near_saturation(resolved: Resolved, row: PolicySummary) -> bool:
     """Whether latency answers to step times by more than their own share. A load that is lighter than capacity, which
     was not measured then, may still be near it."""
     rate_per_s, limit_per_s = row.load.rate_per_s, row.load.capacity_per_s
     if rate_per_s is None or (row.mean["device_utilization"] or 0.0) <= BUSY_SHARE:
         return False
     if limit_per_s is None:
-        saturated = msgspec.structs.replace(scenario, seed=LOAD_SEED)
-        limit_per_s = capacity_floor(saturated, row.policy, profile, rate_per_s / NEAR_SATURATION)
+        limit_per_s = Saturation(resolved).floor(rate_per_s / NEAR_SATURATION)
     return rate_per_s > NEAR_SATURATION * limit_per_s
 
 
-def _mean_ms(scenario: Scenario, policy: str, profile: Profile) -> float | None:
-    point = Point(scenario=scenario, policy=policy, seed=child_seed(scenario.seed, 0), profile=profile)
-    return number(run_point(point).run, "mean_e2el_ms")
+def _mean_ms(resolved: Resolved) -> float | None:
+    run = run_point(Point(resolved=resolved, seed=child_seed(resolved.scenario.seed, 0))).run
+    return number(run, "mean_e2el_ms")
 
 
 def _with_times(profile: Profile, *, engine: float, passes: float = 1.0) -> Profile:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.compare.capacity import capacity
-from sim.compare.point_runs import Point, run_point, run_points, with_keys
+from sim.compare.capacity import Saturation
+from sim.compare.point_runs import Point, run_point, run_points
 from sim.compare.pool import Runner, given
 from sim.compare.verdict import Interval
 from sim.costs.profile import Profile
@@ -25,6 +25,7 @@ from sim.engine.fleet import Routing
 from sim.files.json_values import Json
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run
+from sim.run.resolve import resolve, with_keys
 from sim.run.scenario import Scenario
 from sim.studies.cost_draws import Draw
 from sim.studies.precision import replications_for
@@ -97,7 +98,8 @@ class LoadSearch:
         self.is_concurrency, self.is_counted = is_concurrency, is_counted
         self.closeness = max(closeness, BISECTED_IN_DRAW) if is_brief else closeness
         self._near, self._is_brief = near, is_brief
-        self.saturated_per_s, self.saturated_ci95 = capacity(self.scenario, policy, profile)
+        saturation = Saturation(resolve(self.scenario, profile, policy), self.scenario.seed)
+        self.saturated_per_s, self.saturated_ci95 = saturation.capacity
         if not is_counted:
             self.scenario = with_length(self.scenario, self._long_enough())
 
@@ -132,7 +134,7 @@ class LoadSearch:
             changes = {"request_rate": inf, "max_concurrency": round(load)}
         changes["trace_arrivals"] = self.scenario.workload.trace_arrivals.at_rate
         settled = with_keys(self.scenario, workload=changes)
-        return Point(scenario=settled, policy=self.policy, seed=seed, profile=self.profile)
+        return Point(resolved=resolve(settled, self.profile, self.policy), seed=seed)
 
     def attains(self, load: float, seed: int) -> float:
         """Share of requests that meet all SLOs."""
@@ -336,9 +338,8 @@ def fleet_point(
         "max_concurrency": None,
         "trace_arrivals": workload.trace_arrivals.at_rate,
     }
+    fleet = with_keys(sized, workload=at_rate, devices={"count": count, "routing": routing})
     return Point(
-        scenario=with_keys(sized, workload=at_rate, devices={"count": count, "routing": routing}),
-        policy=search.policy,
+        resolved=resolve(fleet, search.profile if draw is None else draw.profile, search.policy),
         seed=child_seed(scenario.seed, FLEET_KEY, index),
-        profile=search.profile if draw is None else draw.profile,
     )

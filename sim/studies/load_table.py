@@ -25,7 +25,7 @@ from sim.metrics.stats import interval_95
 from sim.names import unknown
 from sim.policies.adaptive import PARTS
 from sim.policies.choices import LoadTable
-from sim.run.resolve import resolve_all
+from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import PlainScenario, Scenario, to_plain
 from sim.studies.cost_draws import Draw, cost_draws, covers
 from sim.studies.length_choice import MIN_GAIN
@@ -223,10 +223,8 @@ def _simulated(
     levels = (PhiLevel.MIDDLE,) if is_given else BRACKET
     points = [
         Point(
-            scenario=draw.scenario(closed_loop(scenario, concurrency)),
-            policy=policy,
+            resolved=resolve(draw.scenario(closed_loop(scenario, concurrency)), draw.profile, policy),
             seed=draw.seed,
-            profile=draw.profile,
             phi=None if is_given else phi_at(overlap, level),
         )
         for concurrency in concurrencies

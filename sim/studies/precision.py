@@ -18,14 +18,15 @@ import numpy as np
 
 from sim.compare.point_runs import Point, run_points, worth
 from sim.compare.pool import OnDone, Runner
+from sim.compare.run_length import settled
 from sim.compare.side_by_side import Comparison, Drawn, DrawnLevel, drafting, open_phis
 from sim.compare.verdict import METRIC, STATED, Interval, Order, Paired, PolicySummary, verdict
-from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, phi_of
 from sim.draws import child_seed
 from sim.metrics.stats import Floats, t_975
 from sim.metrics.summary import Run, number
-from sim.run.scenario import Scenario, parse_scenario
+from sim.run.resolve import Resolved
+from sim.run.scenario import Scenario
 from sim.studies.cost_draws import cost_draws, covers, interval_90
 from sim.workload.generate import num_requests
 
@@ -55,18 +56,20 @@ def replications_for(values: Sequence[float], share: float) -> int:
 
 def over_draws(
     result: Comparison,
-    profile: Profile,
+    policies: Sequence[Resolved],
     draws: int | None = None,
     *,
     workers: int | None = None,
     on_done: OnDone = lambda stage, done, total: None,
 ) -> Comparison:
-    """`result` with levels and differences in `draws` draws, and without the orders that do not hold there.
+    """`result` of `policies` with levels and differences in `draws` draws, and without the orders that do not hold
+    there.
 
     Left open, there are COMPARED_DRAWS of the policies with steady means, if `result` orders any of them, in runs so
     short that all of them serve no more requests than those of `result` did.
     """
-    scenario = parse_scenario(result.scenario)
+    policies = [settled(one, result.length) for one in policies]
+    scenario, profile = policies[0].scenario, policies[0].profile
     drawn, shown = scenario, result.policies
     if draws is None:
         shown = [row for row in result.policies if row.load.is_steady]
@@ -77,7 +80,9 @@ def over_draws(
     elif draws < 2:
         raise ValueError(f"draws={draws!r} must be at least 2, or 0 for none: one draw says nothing of others")
     count = draws or COMPARED_DRAWS
-    worlds = _worlds(result, scenario, drawn, profile, [row.policy for row in shown], count, Runner(workers, on_done))
+    named = {one.policy.name: one for one in policies}
+    ran = [named[row.policy] for row in shown]
+    worlds = _worlds(result, ran, drawn, count, Runner(workers, on_done))
     levels = [level for row in shown if (level := worlds.level(row)) is not None]
     differences, paired = [], []
     phi = phi_of(profile.overlap)
@@ -101,7 +106,7 @@ def over_draws(
     which = f"{'all' if count < FEWEST_OF_90 else '90 %'} of {count}"
     length = "" if drawn is scenario else f", in runs of {num_requests(drawn.workload)} requests each"
     note = f"an order is stated only if it holds in {which} {covers(scenario, profile)}{length}"
-    sentence = verdict(result.policies, paired, drafting(scenario))
+    sentence = verdict(result.policies, paired, drafting(policies))
     if any(row.order in STATED and row.metric == METRIC for row in paired):
         sentence += f"; every order stated holds in {which} draws of costs and acceptance"
     elif len(result.policies) == len(levels) == 1:
@@ -133,33 +138,26 @@ def _shortened(scenario: Scenario, result: Comparison, num_policies: int) -> Sce
 
 
 def _worlds(
-    result: Comparison,
-    scenario: Scenario,
-    drawn: Scenario,
-    profile: Profile,
-    policies: Sequence[str],
-    count: int,
-    runner: Runner,
+    result: Comparison, policies: Sequence[Resolved], drawn: Scenario, count: int, runner: Runner
 ) -> _Worlds:
-    """Runs of `drawn` in `count` draws, the requests those of the replications in turn; and with costs as given where
-    it is not the `scenario` of `result`."""
+    """Runs of `policies` at the length of `drawn` in `count` draws, the requests those of the replications in turn; and
+    with costs as given where that is not the length of `result`."""
+    scenario, profile = policies[0].scenario, policies[0].profile
     seeds = [child_seed(scenario.seed, replication) for replication in range(min(count, scenario.replications))]
+    shorter = [one if drawn is scenario else one.changed(workload=drawn.workload) for one in policies]
+    draws = cost_draws(scenario, profile, count, scenario.seed)
     points = [
-        Point(scenario=draw.scenario(drawn), policy=policy, seed=seeds[index % len(seeds)], profile=draw.profile)
-        for policy in policies
-        for index, draw in enumerate(cost_draws(scenario, profile, count, scenario.seed))
+        Point(resolved=draw.of(one), seed=seeds[index % len(seeds)])
+        for one in shorter
+        for index, draw in enumerate(draws)
     ]
-    given = [
-        Point(scenario=drawn, policy=policy, seed=seed, profile=profile)
-        for policy in policies
-        for seed in seeds
-        if drawn is not scenario
-    ]
+    given = [Point(resolved=one, seed=seed) for one in shorter for seed in seeds if drawn is not scenario]
     found = [outcome.run for outcome in run_points([*points, *given], worth([*points, *given], runner), "draws")]
-    as_given = found[len(points) :] or [run for policy in policies for run in result.runs if run["policy"] == policy]
+    names = [one.policy.name for one in policies]
+    as_given = found[len(points) :] or [run for policy in names for run in result.runs if run["policy"] == policy]
     per_policy = len(as_given) // len(policies)
     runs = {}
-    for place, policy in enumerate(policies):
+    for place, policy in enumerate(names):
         own = as_given[place * per_policy : (place + 1) * per_policy]
         worlds = found[place * count : (place + 1) * count]
         runs[policy] = [(world, own[index % len(seeds)]) for index, world in enumerate(worlds)]

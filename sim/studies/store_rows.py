@@ -20,13 +20,14 @@ from pathlib import Path
 
 import msgspec
 
-from sim.compare.point_runs import Point, at_phi, run_point
+from sim.compare.capacity import Saturation, load_after
+from sim.compare.point_runs import Point, run_point
 from sim.compare.pool import given
-from sim.compare.run_length import Length, choose_run_length, load_after, transient_note
-from sim.compare.side_by_side import PAIRED_METRICS
+from sim.compare.run_length import Length, choose_run_length, settled, transient_note
+from sim.compare.side_by_side import PAIRED_METRICS, is_bracketed
 from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
-from sim.devices.contention import BRACKET, PhiLevel, phi_at
+from sim.devices.contention import PhiLevel, phi_at
 from sim.draws import child_seed
 from sim.files.json_values import Json
 from sim.metrics.load import Verdict
@@ -189,33 +190,33 @@ def _flat(block: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Js
 
 
 def _rows(job: Job) -> Iterator[Row]:
-    scenario, policy = job.scenario, job.scenario.policy[0]
+    scenario = job.scenario
     profile: Profile = given(PROFILES)[scenario.profile]
-    resolve_all(scenario, profile)
-    settled, length = choose_run_length(scenario, profile)
+    (resolved,) = resolve_all(scenario, profile)
+    saturation = Saturation(resolved)
+    length = choose_run_length([resolved], [saturation])
+    resolved = settled(resolved, length)
     for replication in job.replications:
-        point = Point(scenario=settled, policy=policy, seed=child_seed(scenario.seed, replication), profile=profile)
-        outcome = run_point(point)
-        load = load_after(settled, profile, policy, [outcome])
-        is_open = not profile.overlap.measured and not scenario.devices.is_overlap_given
+        point = Point(resolved=resolved, seed=child_seed(scenario.seed, replication))
+        done = run_point(point)
+        load = load_after(resolved, saturation, [done])
         phis: dict[PhiLevel, float] = {}
-        if is_open and outcome.num_streams > 1 and outcome.run["partition"] is None:
-            phis = {level: phi_at(profile.overlap, level) for level in BRACKET if level is not PhiLevel.MIDDLE}
+        if not scenario.devices.is_overlap_given and is_bracketed(profile, done):
+            phis = {level: phi_at(profile.overlap, level) for level in (PhiLevel.LOW, PhiLevel.HIGH)}
         others = {level: run_point(dataclasses.replace(point, phi=phi)) for level, phi in phis.items()}
         is_steady_throughout = load.is_steady and all(
-            load_after(at_phi(settled, phis[level]), profile, policy, [other]).is_steady
-            for level, other in others.items()
+            load_after(resolved, saturation.at_phi(phis[level]), [other]).is_steady for level, other in others.items()
         )
         yield _labels(job, replication) | {
             "load": load.verdict.value,
             "unstable": load.verdict is Verdict.OVERLOADED,
             "is_steady": load.is_steady,
             "is_steady_throughout": is_steady_throughout,
-            "is_transient": _is_transient(settled, length, outcome.run),
+            "is_transient": _is_transient(resolved.scenario, length, done.run),
             "capacity_per_s": load.capacity_per_s,
             "num_warmups": length.num_warmups,
             "num_cooldowns": length.num_cooldowns,
-            **dict(_metrics(outcome.run)),
+            **dict(_metrics(done.run)),
             **{
                 if_overlap(metric, level): number(other.run, metric)
                 for level, other in others.items()

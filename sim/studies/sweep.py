@@ -19,11 +19,11 @@ from math import inf
 
 import msgspec
 
-from sim.compare.point_runs import with_keys
 from sim.compare.pool import Pool, WorkerDied, default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.policies.registry import POLICIES, find_policy
+from sim.run.resolve import with_keys
 from sim.run.scenario import Scenario
 from sim.studies.grid import Grid
 from sim.studies.store import Keys, Store

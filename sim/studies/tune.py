@@ -15,7 +15,7 @@ from math import inf
 import msgspec
 import numpy as np
 
-from sim.compare.point_runs import Point, run_points, with_keys
+from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
@@ -25,7 +25,7 @@ from sim.files.json_values import Json
 from sim.metrics.summary import Run, number
 from sim.policies.registry import find_policy
 from sim.run.limits import limits_of
-from sim.run.resolve import resolve, resolve_all
+from sim.run.resolve import resolve, resolve_all, with_keys
 from sim.run.scenario import PlainScenario, Scenario, to_plain
 from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers
 from sim.studies.evidence import asked_of, evidence
@@ -138,7 +138,7 @@ def concurrencies_of(scenario: Scenario, profile: Profile) -> tuple[int, ...]:
     """1, 2, 4 and so on up to the engine's seats, the scenario's own max_concurrency, or MEMORY_SHARE of the requests
     that memory holds, whichever is fewest: a batch that is kept small by memory is no larger with more in flight."""
     resolved = resolve(scenario, profile, scenario.policy[0])
-    sample, pool = resolved.served.sample(scenario.seed).requests, resolved.pool.new()
+    sample, pool = resolved.served.sample(scenario.seed).requests, resolved.new_pool()
     held = pool.num_blocks * len(sample) / sum(pool.blocks_for(request) for request in sample)
     seats = resolved.limits.max_num_seqs
     most = max(1, min(seats, scenario.workload.max_concurrency or seats, int(MEMORY_SHARE * held)))
@@ -340,7 +340,7 @@ def _point(scenario: Scenario, concurrency: int, setting: int, most: int, draw: 
     else:
         changes = {"num_speculative_tokens": max(setting, 0)}
     looped = with_keys(closed_loop(scenario, concurrency), speculation=changes)
-    return Point(scenario=draw.scenario(looped), policy=scenario.policy[0], seed=draw.seed, profile=draw.profile)
+    return Point(resolved=resolve(draw.scenario(looped), draw.profile, scenario.policy[0]), seed=draw.seed)
 
 
 def closed_loop(scenario: Scenario, concurrency: int) -> Scenario:

@@ -15,6 +15,7 @@ from calibrate.judge.cell import Cell
 from sim.compare.side_by_side import compare
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile_files import load
+from sim.run.resolve import resolve_all
 from sim.run.scenario import parse_scenario
 from validation.silicon.judge import Refusal, classes_of, judge, kindest
 from validation.silicon.labels import drafting, first_runs, is_fitted, is_outside, memory_share, roof_share
@@ -323,7 +324,7 @@ def test_a_users_two_commands_get_what_a_row_is_judged_by(tmp_path: Path) -> Non
     aiconfigurator_command([*import_words(read), "--out", str(out)], standalone_mode=False)
     scenario = parse_scenario(raw_scenario(read, str(out)))
     assert (scenario.engine.max_num_seqs, scenario.workload.max_concurrency) == (None, 2)
-    (served,) = compare(scenario, load(str(out))).policies
+    (served,) = compare(resolve_all(scenario, load(str(out)))).policies
     simulated = predicted(read)
     assert simulated == {name: served.mean[f"mean_{name}"] for name in ("tpot_ms", "ttft_ms")}
     late = cell(**nccl, **{**generated, "batch_size": "4"}, system="h100_sxm", gemm_quant_mode="", id="late",

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sim.compare.side_by_side import compare
 from sim.costs.profile_files import load
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
 from validation.accuracy.sections import Line, Row, Section, number, percent, profile_text
 from validation.tables import csv_rows, markdown_table, off_pct
@@ -101,7 +102,7 @@ def judge(stage: Stage, engine: str = ENGINE) -> Judged:
             "workload.num_prefixes": NUM_PREFIXES,
         },
     )
-    (served,) = compare(scenario, profile, workers=1).policies
+    (served,) = compare(resolve_all(scenario, profile), workers=1).policies
     e2el_ms, ttft_ms, tpot_ms = (served.mean[f"mean_{name}_ms"] or 0.0 for name in ("e2el", "ttft", "tpot"))
     return Judged(stage, e2el_ms, ttft_ms, tpot_ms)
 

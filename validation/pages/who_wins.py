@@ -19,13 +19,14 @@ from pathlib import Path
 
 import msgspec
 
-from sim.compare.capacity import capacity
+from sim.compare.capacity import Saturation
 from sim.compare.side_by_side import Comparison, break_even, compare
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, phi_at
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import number
+from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from validation.tables import grouped, markdown_table
 
@@ -76,7 +77,7 @@ def setting(pair: str, acceptance: str, share: float, num_prompts: int, replicat
         acceptance=acceptance,
         replications=replications,
     )
-    rate, _ = capacity(given, "continuous", profile)
+    rate, _ = Saturation(resolve(given, profile, "continuous"), given.seed).capacity
     workload = msgspec.structs.replace(given.workload, request_rate=round(share * rate, 2))
     return msgspec.structs.replace(given, workload=workload), profile
 
@@ -88,7 +89,7 @@ def row(scenario: Scenario, profile: Profile, workers: int) -> dict[str, Samples
         devices = msgspec.structs.replace(scenario.devices, phi=phi_at(profile.overlap, level))
         options = msgspec.structs.replace(scenario.policy_options, partition=partition)
         changed = msgspec.structs.replace(scenario, policy=tuple(policies), devices=devices, policy_options=options)
-        return samples(compare(changed, profile, workers=workers))
+        return samples(compare(resolve_all(changed, profile), workers=workers))
 
     alone = of([policy for policy in POLICIES if policy not in LANES], PhiLevel.MIDDLE)
     found: dict[str, Samples] = {level.value: {**alone, **of(LANES, level)} for level in BRACKET}

@@ -26,6 +26,7 @@ from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape, draft_model
 from sim.files.json_values import Json
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 from validation.tables import as_written, csv_rows, grouped
 
@@ -227,7 +228,7 @@ def raw_scenario(cell: Cell, profile: str) -> dict[str, Any]:
 def means(raw: Mapping[str, Any], profile: Profile) -> dict[str, float]:
     """Mean TPOT and TTFT, milliseconds, that `lanesim compare` states of a scenario of one policy."""
     scenario: Scenario = parse_scenario(raw)
-    (served,) = compare(scenario, profile, workers=1).policies
+    (served,) = compare(resolve_all(scenario, profile), workers=1).policies
     return {name: served.mean[f"mean_{name}"] or 0.0 for name in ("tpot_ms", "ttft_ms")}
 
 

@@ -12,12 +12,12 @@ from math import sqrt
 
 import msgspec
 
-from sim.compare.point_runs import with_keys
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.side_by_side import CostSource, cost_source
 from sim.costs.profile import Profile
 from sim.names import in_words
 from sim.run.limits import limits_of
+from sim.run.resolve import with_keys
 from sim.run.scenario import PlainScenario, Scenario, to_plain
 from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers
 from sim.studies.length_choice import MIN_FOR_VERDICT, best_table, break_even, choice_of, loss_of, shared_table

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.compare.point_runs import Point, run_point, with_keys
+from sim.compare.point_runs import Point, run_point
 from sim.compare.pool import Runner, given
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.summary import Run, number
 from sim.run.limits import served_by
+from sim.run.resolve import resolve, with_keys
 from sim.run.scenario import Scenario
 from sim.studies.length_choice import PLAIN
 from sim.studies.load_search import joint_share
@@ -109,7 +110,7 @@ class _Setting:
     def point(self, concurrency: int) -> Point:
         seed = child_seed(self.scenario.seed, PLAN_KEY)
         looped = closed_loop(self.scenario, concurrency)
-        return Point(scenario=looped, policy=POLICY, seed=seed, profile=self.candidate.profile)
+        return Point(resolved=resolve(looped, self.candidate.profile, POLICY), seed=seed)
 
 
 def first_pass(

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sim.compare.point_runs import Point, run_point, with_keys
+from sim.compare.point_runs import Point, run_point
 from sim.compare.pool import lasting
 from sim.costs.profile import SERVED_KINDS, Profile
 from sim.draws import child_seed
@@ -27,6 +27,7 @@ from sim.engine.fleet import Routing
 from sim.files.json_values import Json
 from sim.metrics.summary import number
 from sim.run.limits import limits_of, served_by
+from sim.run.resolve import resolve, with_keys
 from sim.run.scenario import PlainScenario, Scenario, parse_scenario, to_plain
 from sim.studies.attainment import DEFAULT_SHARE, Fleet, Highest, highest_load
 from sim.studies.cost_draws import DEFAULT_DRAWS, covers
@@ -366,7 +367,7 @@ class _Refinement:
         if not self._with_energy:
             return None
         scenario = with_length(with_keys(scenario, workload={"request_rate": rate}, energy=True), REQUESTS)
-        point = Point(scenario=scenario, policy=POLICY, seed=child_seed(scenario.seed, 0), profile=profile)
+        point = Point(resolved=resolve(scenario, profile, POLICY), seed=child_seed(scenario.seed, 0))
         return number(run_point(point).run, "joules_per_output_token")
 
 

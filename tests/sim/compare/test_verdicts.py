@@ -20,7 +20,7 @@ from sim.devices.contention import BRACKET, PhiLevel, Regime
 from sim.interface.request import Request
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict
 from sim.report.tables import comparison_in_brief, notes
-from sim.run.resolve import resolve
+from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 
@@ -45,12 +45,12 @@ def one_at_a_time(**changes: object) -> Scenario:
 
 def run(**changes: object) -> Comparison:
     scenario = Scenario.of(profile=PAIR, **{"input_len": 128, "output_len": 64} | changes)
-    return compare(scenario, load(PAIR), workers=1)
+    return compare(resolve_all(scenario, load(PAIR)), workers=1)
 
 
 def test_capacity_of_one_server_is_one_over_its_service_time() -> None:
     rate, (low, high) = capacity(one_at_a_time(), "autoregressive", load(ALONE))
-    alone = compare(one_at_a_time(num_prompts=1), load(ALONE)).runs[0]["mean_e2el_ms"]
+    alone = compare(resolve_all(one_at_a_time(num_prompts=1), load(ALONE))).runs[0]["mean_e2el_ms"]
     assert isinstance(alone, float)
     assert rate == pytest.approx(1e3 / alone, rel=0.01)
     assert (high - low) / 2.0 == pytest.approx(SHORT_RUN_ERROR * rate, rel=1e-3)
@@ -61,7 +61,7 @@ def test_capacity_of_one_server_is_one_over_its_service_time() -> None:
 )
 def test_a_queue_of_fixed_service_is_told_by_its_rate_and_capacity(load_share: float, verdict: Verdict) -> None:
     rate, _ = capacity(one_at_a_time(), "autoregressive", load(ALONE))
-    found = compare(one_at_a_time(num_prompts=1000, request_rate=load_share * rate), load(ALONE))
+    found = compare(resolve_all(one_at_a_time(num_prompts=1000, request_rate=load_share * rate), load(ALONE)))
     assert found.policies[0].load.verdict is verdict
     assert found.runs[0]["load"] == verdict.value
     assert found.runs[0]["unstable"] is (verdict is Verdict.OVERLOADED)
@@ -118,7 +118,7 @@ def test_a_length_left_open_spans_twenty_latencies_and_is_the_same_for_all() -> 
         replications=1,
     )
     settled, length = choose_run_length(scenario, load(LARGE))
-    found = compare(scenario, load(LARGE), workers=1)
+    found = compare(resolve_all(scenario, load(LARGE)), workers=1)
     slowest_s = max(row.mean["mean_e2el_ms"] or 0.0 for row in found.policies) / 1e3
     assert length.is_auto
     assert length.num_prompts > 1000
@@ -135,7 +135,7 @@ def test_what_is_left_out_arrived_while_the_first_requests_were_served() -> None
         profile=PAIR, policy="continuous", input_len=64, output_len=200, request_rate=20, replications=1
     )
     _, length = choose_run_length(scenario, load(PAIR))
-    found = compare(scenario, load(PAIR), workers=1)
+    found = compare(resolve_all(scenario, load(PAIR)), workers=1)
     mean_e2el_s = (found.policies[0].mean["mean_e2el_ms"] or 0.0) / 1e3
     assert length.num_prompts == 1000
     assert 20 * mean_e2el_s < length.num_warmups < 3 * 20 * mean_e2el_s
@@ -145,7 +145,9 @@ def test_a_length_left_open_is_ten_times_what_its_filling_leaves_out() -> None:
     """Twice the 99th percentile of the latencies, which is far more than their mean here."""
     asked: dict[str, Any] = {"profile": LARGE, "policy": "autoregressive", "dataset_name": "azure-conv"}
     _, length = choose_run_length(Scenario.of(**asked, request_rate=12), load(LARGE))
-    found = compare(Scenario.of(**asked, request_rate=12, num_prompts=3000, replications=1), load(LARGE), workers=1)
+    found = compare(
+        resolve_all(Scenario.of(**asked, request_rate=12, num_prompts=3000, replications=1), load(LARGE)), workers=1
+    )
     filled = 2 * 12 * (found.policies[0].mean["p99_e2el_ms"] or 0.0) / 1e3
     assert length.num_prompts > 1500
     assert length.num_prompts >= 10 * length.num_warmups
@@ -161,7 +163,7 @@ def test_a_closed_loop_left_open_ends_with_as_many_as_come_while_the_last_ones_b
     assert 1.3 * 64 < length.num_cooldowns < 2.0 * 64
     assert length.num_prompts - length.num_cooldowns >= 20 * 64
     assert settled.workload.num_cooldowns == length.num_cooldowns
-    found = compare(msgspec.structs.replace(scenario, replications=1), load(PAIR), workers=1)
+    found = compare(resolve_all(msgspec.structs.replace(scenario, replications=1), load(PAIR)), workers=1)
     assert found.runs[0]["num_prompts"] == length.num_prompts - length.num_warmups - length.num_cooldowns
 
 
@@ -429,7 +431,9 @@ def test_no_order_rests_on_an_end_of_the_bracket_where_a_policy_is_overloaded() 
     )
     rate = (at_low[1] + at_middle[0]) / 2.0
     assert at_low[1] < rate < at_middle[0]
-    found = compare(Scenario.of(policy=["autoregressive", "pd"], **few, request_rate=rate), load(OLDER), workers=1)
+    found = compare(
+        resolve_all(Scenario.of(policy=["autoregressive", "pd"], **few, request_rate=rate), load(OLDER)), workers=1
+    )
     assert [row.load.verdict for row in found.policies] == [Verdict.STABLE] * 2
     assert {pair.order for pair in found.paired} == {Order.OVERLAP}
 

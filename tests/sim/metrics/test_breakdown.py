@@ -14,7 +14,7 @@ from sim.metrics.breakdown import PHASES, mean_phases_s
 from sim.metrics.records import RunRecord
 from sim.policies.registry import POLICIES
 from sim.report.perfetto import recorded_runs, trace_json, waiting_by_lane
-from sim.run.resolve import resolve
+from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 from sim.run.simulate import simulate
 
@@ -89,7 +89,7 @@ def test_the_breakdown_is_of_the_runs_and_requests_that_the_table_is_of() -> Non
         profile=PAIR, policy="pd", num_prompts=40, num_warmups=10, request_rate=1.0, replications=2, seed=3
     )
     records: list[RunRecord] = []
-    found = compare(given, load(PAIR), on_run=records.append, record_works=True, workers=1)
+    found = compare(resolve_all(given, load(PAIR)), on_run=records.append, record_works=True, workers=1)
     for each in found.runs:
         phases_ms = each["phases_ms"]
         assert isinstance(phases_ms, dict)

@@ -126,7 +126,7 @@ def test_lanes_take_as_many_as_the_engine_unless_told_otherwise() -> None:
 
 
 def test_equal_caps_stand_in_the_json_of_every_policy() -> None:
-    found = compare(scenario(list(POLICIES), num_prompts=8, request_rate=0.1), load(PAIR))
+    found = compare(resolve_all(scenario(list(POLICIES), num_prompts=8, request_rate=0.1), load(PAIR)))
     caps = {str(run["policy"]): run["caps"] for run in found.runs}
     assert [list(own.items())[:2] for own in caps.values()] == [
         [("max_num_seqs", 1024), ("max_num_batched_tokens", 8192)]
@@ -166,7 +166,7 @@ def test_lane_batches_are_told_as_they_act(changes: dict[str, Any], decode_batch
 
 def test_a_gpu_has_the_limits_that_vllms_server_gives_it() -> None:
     profile = "a100-sxm/llama-2-7b+tinyllama-1.1b"
-    a100 = compare(scenario("pd", profile, num_prompts=4, request_rate=0.1), load(profile))
+    a100 = compare(resolve_all(scenario("pd", profile, num_prompts=4, request_rate=0.1), load(profile)))
     assert a100.runs[0]["caps"] == {
         "max_num_seqs": 256,
         "max_num_batched_tokens": 2048,
@@ -250,11 +250,13 @@ def test_every_run_and_the_head_of_the_table_name_the_engine(capsys: pytest.Capt
     from rich.console import Console
 
     for name in (None, "vllm-0.12"):
-        found = compare(scenario(["continuous", "pd"], num_prompts=5, engine=name), load(PAIR))
+        found = compare(resolve_all(scenario(["continuous", "pd"], num_prompts=5, engine=name), load(PAIR)))
         assert {run["engine"] for run in found.runs} == {name or "vllm-0.32"}
         comparison_tables(Console(width=200), found)
         assert f"engine {name or 'vllm-0.32'}" in capsys.readouterr().out.splitlines()[0]
-    tiny = compare(Scenario.of(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=5), load("cpu/tiny"))
+    tiny = compare(
+        resolve_all(Scenario.of(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=5), load("cpu/tiny"))
+    )
     assert tiny.runs[0]["engine"] == "measured here"
 
 
@@ -289,7 +291,7 @@ def test_each_arm_of_a_speedup_is_scheduled_as_its_engine_does_by_itself(
     profile: str, changes: dict[str, Any], are_async: list[bool]
 ) -> None:
     given = scenario(["autoregressive", "continuous"], profile, num_prompts=3, **changes)
-    assert [run["async_scheduling"] for run in compare(given, load(profile)).runs] == are_async
+    assert [run["async_scheduling"] for run in compare(resolve_all(given, load(profile))).runs] == are_async
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from sim.compare.side_by_side import compare
 from sim.costs.profile_files import load
 from sim.metrics.summary import summarise
 from sim.policies.options import Method
-from sim.run.resolve import resolve
+from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 
@@ -70,9 +70,9 @@ def test_each_policy_of_a_comparison_runs_as_it_does_alone() -> None:
     engine = msgspec.structs.replace(together.engine, name="vllm-0.24")
     together = msgspec.structs.replace(together, policy=("autoregressive", "continuous", "pd"), engine=engine)
     profile = load(PROFILES[0])
-    found = {run["policy"]: run for run in compare(together, profile, workers=1).runs}
+    found = {run["policy"]: run for run in compare(resolve_all(together, profile), workers=1).runs}
     for policy in together.policy:
-        alone = compare(msgspec.structs.replace(together, policy=(policy,)), profile, workers=1)
+        alone = compare(resolve_all(msgspec.structs.replace(together, policy=(policy,)), profile), workers=1)
         assert alone.runs[0]["mean_e2el_ms"] == found[policy]["mean_e2el_ms"]
     assert found["autoregressive"]["async_scheduling"]
     assert not found["continuous"]["async_scheduling"]

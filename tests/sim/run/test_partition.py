@@ -83,9 +83,9 @@ def test_deferred_prompts_begin_and_join_where_a_round_ends(
 
 
 def test_shares_that_hold_only_together_are_never_worse_than_always() -> None:
-    found = compare(scenario("pd", HALVES, num_prompts=60, request_rate=12), load(PAIR), workers=1)
+    found = compare(resolve_all(scenario("pd", HALVES, num_prompts=60, request_rate=12), load(PAIR)), workers=1)
     together = HALVES | {"only_together": True}
-    other = compare(scenario("pd", together, num_prompts=60, request_rate=12), load(PAIR), workers=1)
+    other = compare(resolve_all(scenario("pd", together, num_prompts=60, request_rate=12), load(PAIR)), workers=1)
     ours, theirs = other.policies[0].mean["mean_e2el_ms"], found.policies[0].mean["mean_e2el_ms"]
     assert ours is not None
     assert theirs is not None
@@ -138,11 +138,11 @@ def test_auto_wants_lanes_that_it_knows() -> None:
 
 def test_shares_stand_in_every_run_and_beside_the_table_and_need_no_bracket() -> None:
     with pytest.warns(IgnoredKeyWarning, match="partition=.* means nothing to continuous"):
-        found = compare(scenario(["continuous", "pd"], HALVES), load(PAIR))
+        found = compare(resolve_all(scenario(["continuous", "pd"], HALVES), load(PAIR)))
     assert [run["partition"] for run in found.runs] == [None, HALVES]
     assert [row.by_overlap for row in found.policies] == [{}, {}]
     assert not any(row.by_overlap for row in found.paired)
-    plain = compare(scenario(["continuous", "pd"], None), load(PAIR))
+    plain = compare(resolve_all(scenario(["continuous", "pd"], None), load(PAIR)))
     assert plain.policies[1].by_overlap
     assert found.runs[0] == plain.runs[0]
     out = StringIO()
@@ -248,7 +248,7 @@ def test_forecasts_simulations_and_tables_take_the_curve_that_the_profile_has() 
     found = scenario("pd", HALVES, num_prompts=3, request_rate="inf", max_concurrency=1)
     alone, slower = (simulate(resolve(found, each, "pd"), 0).end_s for each in (shipped, profile))
     assert slower > 1.3 * alone
-    assert "(mean errors of their curves: here 3.21 %)" in "\n".join(notes(compare(found, profile)))
+    assert "(mean errors of their curves: here 3.21 %)" in "\n".join(notes(compare(resolve_all(found, profile))))
 
 
 def test_a_forecast_of_a_closed_loop_keeps_littles_law() -> None:

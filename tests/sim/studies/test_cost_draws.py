@@ -19,6 +19,7 @@ from sim.compare.side_by_side import compare
 from sim.compare.verdict import METRIC, Order
 from sim.costs.profile import KindError
 from sim.costs.profile_files import load
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
 from sim.studies.cost_draws import SD_PER_MEAN_ABS, Draw, body_spread, cost_draws, covers, interval_90, kind_spreads
 from sim.studies.evidence import Asked, asked_of_comparison, evidence, measured
@@ -132,7 +133,7 @@ def test_an_order_stays_only_if_it_holds_in_the_draws() -> None:
         replications=3, engine="vllm-0.24", **{"policy_options.workers": 1},
     )  # fmt: skip
     profile = load(PAIR)
-    result = compare(one, profile, workers=1)
+    result = compare(resolve_all(one, profile), workers=1)
     told = over_draws(result, profile, 6, workers=1)
     before = {(row.a, row.metric): row.order for row in result.paired}
     after = {(row.a, row.metric): row.order for row in told.paired}
@@ -184,7 +185,7 @@ def test_draws_by_default_serve_no_more_requests_than_the_comparison_did() -> No
         profile=PAIR, policy=("autoregressive", "continuous"), num_prompts=600, input_len=32, output_len=4,
         request_rate=4, replications=3,
     )  # fmt: skip
-    result = compare(one, load(PAIR), workers=1)
+    result = compare(resolve_all(one, load(PAIR)), workers=1)
     found = over_draws(result, load(PAIR), workers=1)
     (length,) = re.findall(r"in runs of (\d+) requests each", found.notes[-1])
     assert 2 * (10 + 3) * int(length) <= 3600 < 2 * (10 + 3) * (int(length) + 1)
@@ -208,7 +209,7 @@ def test_an_order_must_hold_in_the_draws_at_every_phi_and_beyond_the_noise_of_re
     one = Scenario.of(
         profile=PAIR, policy=("continuous", "pd"), num_prompts=30, input_len=64, output_len=8, replications=2
     )
-    result = compare(one, load(PAIR), workers=1)
+    result = compare(resolve_all(one, load(PAIR)), workers=1)
     told = over_draws(result, load(PAIR), 2, workers=1)
     drawn = next(row for row in told.drawn if row.metric == METRIC)
     width = drawn.interval[1] - drawn.interval[0]
@@ -244,7 +245,7 @@ def test_a_policy_against_itself_has_no_order_in_any_draw() -> None:
         profile=PAIR, policy=("autoregressive", "continuous"), num_prompts=12, input_len=64, output_len=8,
         num_speculative_tokens=0, replications=2,
     )  # fmt: skip
-    result = compare(one, load(PAIR), workers=1)
+    result = compare(resolve_all(one, load(PAIR)), workers=1)
     told = over_draws(result, load(PAIR), 2, workers=1)
     assert {row.order for row in told.drawn} == {Order.SAME}
     stated = [msgspec.structs.replace(row, order=Order.LOWER) for row in result.paired]
@@ -330,10 +331,10 @@ def test_the_same_model_on_another_gpu_is_nearer_than_another_model_on_the_same(
 def test_the_question_of_a_comparison_is_its_load() -> None:
     one = Scenario.of(profile=PAIR, policy=("autoregressive", "pd"), num_prompts=20, input_len=64, output_len=8)
     profile = load(PAIR)
-    asked = asked_of_comparison(compare(one, profile, workers=1), profile)
+    asked = asked_of_comparison(compare(resolve_all(one, profile), workers=1), profile)
     assert [(question.method, question.ks) for question in asked] == [("none", (0,)), ("draft_model", (4,))]
     closed = Scenario.of(one_plain(one), max_concurrency=7)
-    asked = asked_of_comparison(compare(closed, profile, workers=1), profile)
+    asked = asked_of_comparison(compare(resolve_all(closed, profile), workers=1), profile)
     assert asked[0].in_flight == (7, 7)
 
 

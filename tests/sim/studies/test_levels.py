@@ -13,6 +13,7 @@ from rich.console import Console
 from sim.compare.side_by_side import Comparison, Level, compare
 from sim.costs.profile_files import load
 from sim.report.tables import comparison_tables, level_lines
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
 from sim.studies.evidence import Asked, evidence, levels, measured
 
@@ -21,7 +22,7 @@ EAGLE, SPEEDUPS = "h100-sxm/llama-3.1-8b+eagle3", "h200-sxm/llama-3.1-8b+eagle3"
 
 def compared(profile: str, **changes: Any) -> tuple[Comparison, list[Level]]:
     given = {"input_len": 256, "output_len": 64, "num_prompts": 60, "request_rate": 1, "replications": 1} | changes
-    result = compare(Scenario.of(profile=profile, **given), load(profile), workers=1)
+    result = compare(resolve_all(Scenario.of(profile=profile, **given), load(profile)), workers=1)
     return result, levels(result, load(profile))
 
 

@@ -11,7 +11,7 @@ from sim.costs.profile_files import load
 from sim.metrics.summary import summarise
 from sim.policies.options import PolicyOptions
 from sim.policies.registry import POLICIES
-from sim.run.resolve import resolve
+from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from sim.workload.classes import SloClass, assign_classes
@@ -72,9 +72,11 @@ def test_each_class_is_judged_by_its_own_bounds() -> None:
 
 
 def test_without_classes_nothing_changes_and_the_key_is_empty() -> None:
-    plain = compare(scenario("continuous", slo_classes=[]), load("cpu/tiny")).runs[0]
+    plain = compare(resolve_all(scenario("continuous", slo_classes=[]), load("cpu/tiny"))).runs[0]
     assert plain["slo_classes"] == {}
-    equal = compare(scenario("continuous", slo_classes=[{"name": "all", "share": 1.0}]), load("cpu/tiny")).runs[0]
+    equal = compare(
+        resolve_all(scenario("continuous", slo_classes=[{"name": "all", "share": 1.0}]), load("cpu/tiny"))
+    ).runs[0]
     assert {**equal, "slo_classes": {}} == plain
 
 
