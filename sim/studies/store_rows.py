@@ -32,8 +32,9 @@ from sim.draws import child_seed
 from sim.files.json_values import Json
 from sim.metrics.load import Verdict
 from sim.metrics.summary import Run, number
-from sim.policies.registry import POLICIES, find_policy
-from sim.run.resolve import resolve_all
+from sim.policies.options import AUTO
+from sim.policies.registry import POLICIES, Build, find_policy
+from sim.run.resolve import Resolved, resolve_all, with_keys
 from sim.run.scenario import Scenario
 
 Row = dict[str, bool | str | int | float | None]
@@ -46,6 +47,10 @@ MODEL_ROOMS = (
     "compare",
 )  # fmt: skip
 """Rooms of sim whose code, with draws.py and the engines, makes the numbers."""
+
+
+_saturations: dict[tuple[str, str, Build], Saturation] = {}
+"""That of the points that this process ran last, by what they have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +198,7 @@ def _rows(job: Job) -> Iterator[Row]:
     scenario = job.scenario
     profile: Profile = given(PROFILES)[scenario.profile]
     (resolved,) = resolve_all(scenario, profile)
-    saturation = Saturation(resolved)
+    saturation = _saturation(job, resolved)
     length = choose_run_length([resolved], [saturation])
     resolved = settled(resolved, length)
     for replication in job.replications:
@@ -223,6 +228,20 @@ def _rows(job: Job) -> Iterator[Row]:
                 for metric in PAIRED_METRICS
             },
         }
+
+
+def _saturation(job: Job, resolved: Resolved) -> Saturation:
+    """What points that differ in rate and seed alone share, where no shares are chosen by the rate; the last one is
+    kept."""
+    scenario = job.scenario
+    if scenario.policy_options.partition == AUTO:
+        return Saturation(resolved)
+    same = with_keys(scenario, workload={"request_rate": 1.0}, seed=0, replications=1)
+    key = same.digest, job.profile_hash, resolved.policy.build
+    if key not in _saturations:
+        _saturations.clear()
+        _saturations[key] = Saturation(resolved)
+    return _saturations[key]
 
 
 def if_overlap(metric: str, level: PhiLevel) -> str:

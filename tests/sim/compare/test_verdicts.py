@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -9,18 +10,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from sim.compare.capacity import capacity, capacity_floor, peak_in_flight
+from sim.compare.capacity import Saturation, load_of, peak_in_flight
 from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
-from sim.compare.run_length import choose_run_length, load_of
-from sim.compare.side_by_side import PAIRED_METRICS, Comparison, break_even, compare, paired_differences
+from sim.compare.run_length import Length, choose_run_length
+from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Frame, break_even, compare, paired_differences
 from sim.compare.verdict import METRIC, Order
 from sim.costs.profile_files import changed, load
 from sim.devices.contention import BRACKET, PhiLevel, Regime
 from sim.interface.request import Request
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict
 from sim.report.tables import comparison_in_brief, notes
-from sim.run.resolve import resolve, resolve_all
+from sim.run.resolve import resolve, resolve_all, with_keys
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 
@@ -48,8 +49,27 @@ def run(**changes: object) -> Comparison:
     return compare(resolve_all(scenario, load(PAIR)), workers=1)
 
 
+def saturation(scenario: Scenario, policy: str = "autoregressive") -> Saturation:
+    return Saturation(resolve(scenario, load(scenario.profile), policy))
+
+
+def length_of(scenario: Scenario, max_cpu_s: float = inf) -> Length:
+    policies = resolve_all(scenario, load(scenario.profile))
+    return choose_run_length(policies, [Saturation(one) for one in policies], max_cpu_s=max_cpu_s)
+
+
+def framed(runs: Mapping[str, Sequence[Mapping[PhiLevel, float] | float]]) -> Frame:
+    """Steady runs whose metrics are all one number, by policy and replication; with phi where it matters."""
+    by_key: dict[tuple[str, PhiLevel], list[Any]] = {}
+    for policy, values in runs.items():
+        for value in values:
+            for level, one in (value if isinstance(value, dict) else {PhiLevel.MIDDLE: value}).items():
+                by_key.setdefault((policy, level), []).append(dict.fromkeys(PAIRED_METRICS, one))
+    return Frame(by_key, dict.fromkeys(by_key, Load(verdict=Verdict.STABLE, rate_per_s=1.0)))
+
+
 def test_capacity_of_one_server_is_one_over_its_service_time() -> None:
-    rate, (low, high) = capacity(one_at_a_time(), "autoregressive", load(ALONE))
+    rate, (low, high) = saturation(one_at_a_time()).capacity
     alone = compare(resolve_all(one_at_a_time(num_prompts=1), load(ALONE))).runs[0]["mean_e2el_ms"]
     assert isinstance(alone, float)
     assert rate == pytest.approx(1e3 / alone, rel=0.01)
@@ -60,7 +80,7 @@ def test_capacity_of_one_server_is_one_over_its_service_time() -> None:
     ("load_share", "verdict"), [(0.5, Verdict.STABLE), (0.9, Verdict.STABLE), (1.1, Verdict.OVERLOADED)]
 )
 def test_a_queue_of_fixed_service_is_told_by_its_rate_and_capacity(load_share: float, verdict: Verdict) -> None:
-    rate, _ = capacity(one_at_a_time(), "autoregressive", load(ALONE))
+    rate, _ = saturation(one_at_a_time()).capacity
     found = compare(resolve_all(one_at_a_time(num_prompts=1000, request_rate=load_share * rate), load(ALONE)))
     assert found.policies[0].load.verdict is verdict
     assert found.runs[0]["load"] == verdict.value
@@ -117,14 +137,13 @@ def test_a_length_left_open_spans_twenty_latencies_and_is_the_same_for_all() -> 
         request_rate=16,
         replications=1,
     )
-    settled, length = choose_run_length(scenario, load(LARGE))
+    length = length_of(scenario)
     found = compare(resolve_all(scenario, load(LARGE)), workers=1)
     slowest_s = max(row.mean["mean_e2el_ms"] or 0.0 for row in found.policies) / 1e3
     assert length.is_auto
     assert length.num_prompts > 1000
     assert length.num_prompts / 16 > 0.9 * 20 * slowest_s
     assert length.num_warmups <= 0.1 * length.num_prompts
-    assert settled.workload.num_prompts == length.num_prompts
     assert {run["num_prompts"] for run in found.runs} == {length.num_prompts - length.num_warmups}
     assert found.length == length
 
@@ -134,7 +153,7 @@ def test_what_is_left_out_arrived_while_the_first_requests_were_served() -> None
     scenario = Scenario.of(
         profile=PAIR, policy="continuous", input_len=64, output_len=200, request_rate=20, replications=1
     )
-    _, length = choose_run_length(scenario, load(PAIR))
+    length = length_of(scenario)
     found = compare(resolve_all(scenario, load(PAIR)), workers=1)
     mean_e2el_s = (found.policies[0].mean["mean_e2el_ms"] or 0.0) / 1e3
     assert length.num_prompts == 1000
@@ -144,7 +163,7 @@ def test_what_is_left_out_arrived_while_the_first_requests_were_served() -> None
 def test_a_length_left_open_is_ten_times_what_its_filling_leaves_out() -> None:
     """Twice the 99th percentile of the latencies, which is far more than their mean here."""
     asked: dict[str, Any] = {"profile": LARGE, "policy": "autoregressive", "dataset_name": "azure-conv"}
-    _, length = choose_run_length(Scenario.of(**asked, request_rate=12), load(LARGE))
+    length = length_of(Scenario.of(**asked, request_rate=12))
     found = compare(
         resolve_all(Scenario.of(**asked, request_rate=12, num_prompts=3000, replications=1), load(LARGE)), workers=1
     )
@@ -159,10 +178,9 @@ def test_a_closed_loop_left_open_ends_with_as_many_as_come_while_the_last_ones_b
     scenario = Scenario.of(
         profile=PAIR, policy="continuous", input_len=64, output_len=16, request_rate=inf, max_concurrency=64
     )
-    settled, length = choose_run_length(scenario, load(PAIR))
+    length = length_of(scenario)
     assert 1.3 * 64 < length.num_cooldowns < 2.0 * 64
     assert length.num_prompts - length.num_cooldowns >= 20 * 64
-    assert settled.workload.num_cooldowns == length.num_cooldowns
     found = compare(resolve_all(msgspec.structs.replace(scenario, replications=1), load(PAIR)), workers=1)
     assert found.runs[0]["num_prompts"] == length.num_prompts - length.num_warmups - length.num_cooldowns
 
@@ -172,7 +190,7 @@ def test_what_is_left_out_of_a_length_left_open_is_capped_whoever_asked_for_it()
     lengths = {"input_len": 64, "output_len": 16, "workload.num_warmups": 60, "workload.num_cooldowns": 300}
     asked: dict[str, Any] = {"profile": PAIR, "policy": "continuous", **lengths}
     for arriving, most in (({"request_rate": inf, "max_concurrency": 4}, 333), ({"request_rate": 4}, 100)):
-        _, length = choose_run_length(Scenario.of(**asked, **arriving), load(PAIR))
+        length = length_of(Scenario.of(**asked, **arriving))
         assert (length.num_prompts, length.num_warmups, length.num_cooldowns) == (1000, 60, most - 60)
 
 
@@ -201,7 +219,7 @@ def test_two_thirds_of_a_closed_loop_are_measured_however_long_it_takes_to_fill_
     scenario = Scenario.of(
         profile=profile, policy="continuous", dataset_name="azure-code", request_rate=inf, max_concurrency=32
     )
-    _, length = choose_run_length(scenario, load(profile))
+    length = length_of(scenario)
     assert 1500 < length.num_prompts < 2500
     assert length.num_warmups > 300
     assert length.num_cooldowns > 150
@@ -209,14 +227,14 @@ def test_two_thirds_of_a_closed_loop_are_measured_however_long_it_takes_to_fill_
 
 
 def test_a_burst_left_open_is_a_thousand_requests() -> None:
-    _, length = choose_run_length(one_at_a_time(request_rate=inf), load(ALONE))
+    length = length_of(one_at_a_time(request_rate=inf))
     assert (length.num_prompts, length.is_auto) == (1000, True)
 
 
 def test_no_more_than_a_tenth_is_left_out_of_a_length_left_open() -> None:
     """M/D/1 at 70 %, a seed that begins with a long busy period: MSER-5 would leave out 290 requests of 1,000."""
-    rate, _ = capacity(one_at_a_time(), "autoregressive", load(ALONE))
-    _, length = choose_run_length(one_at_a_time(request_rate=0.7 * rate, seed=1), load(ALONE))
+    rate, _ = saturation(one_at_a_time()).capacity
+    length = length_of(one_at_a_time(request_rate=0.7 * rate, seed=1))
     assert (length.num_prompts, length.num_warmups) == (1000, 100)
 
 
@@ -224,7 +242,7 @@ def test_a_second_pilot_makes_no_run_shorter_than_the_first_one_asked_for() -> N
     """With this seed the pilot of 1,000 requests asks for 1,400, and the one of 1,400 for 1,300."""
     asked: dict[str, Any] = {"profile": ALONE, "policy": "autoregressive", "dataset_name": "azure-conv"}
     asked |= {"num_speculative_tokens": 0, "request_rate": 8, "engine.max_model_len": 100_000}
-    _, length = choose_run_length(Scenario.of(**asked, seed=5), load(ALONE))
+    length = length_of(Scenario.of(**asked, seed=5))
     assert length.num_prompts == 1400
 
 
@@ -249,8 +267,8 @@ def test_a_burst_of_any_length_is_called_no_transient() -> None:
 
 def test_a_cpu_budget_cuts_the_length_and_says_so() -> None:
     scenario = Scenario.of(profile=LARGE, policy="continuous", input_len=64, output_len=600, request_rate=16)
-    _, free = choose_run_length(scenario, load(LARGE))
-    _, cut = choose_run_length(scenario, load(LARGE), max_cpu_s=1e-6)
+    free = length_of(scenario)
+    cut = length_of(scenario, max_cpu_s=1e-6)
     assert free.num_prompts > cut.num_prompts == 1000
     assert any("fit into the CPU budget" in note for note in cut.notes)
 
@@ -359,23 +377,16 @@ def test_a_break_even_lies_where_the_mean_difference_changes_its_sign(
     assert break_even((0.0, 0.07, 0.25), differences) == (None if phi is None else pytest.approx(phi))
 
 
-def steps(value: float) -> dict[str, Any]:
-    return dict.fromkeys(PAIRED_METRICS, value)
-
-
 def test_an_order_that_flips_within_the_bracket_has_its_break_even() -> None:
     """pd takes 12, 10 and 8 s where continuous takes 9: half-way between 0.07 and 0.25."""
-    loads = {name: Load(verdict=Verdict.STABLE, rate_per_s=1.0) for name in ("continuous", "pd")}
-    draws = (0.99, 1.0, 1.01)
-    runs = [{"policy": "continuous"} | steps(9.0 * draw) for draw in draws]
-    levels = {
-        level: [{"policy": "pd"} | steps(s * draw) for draw in draws]
-        for level, s in zip(BRACKET, (12.0, 10.0, 8.0), strict=True)
-    }
-    found = paired_differences(["continuous", "pd"], [*runs, *levels[PhiLevel.MIDDLE]], loads, {"pd": levels})
+    draws, takes = (0.99, 1.0, 1.01), dict(zip(BRACKET, (12.0, 10.0, 8.0), strict=True))
+    plain = {"continuous": [9.0 * draw for draw in draws]}
+    found = paired_differences(
+        framed(plain | {"pd": [{level: s * draw for level, s in takes.items()} for draw in draws]})
+    )
     assert {pair.order for pair in found} == {Order.OVERLAP}
     assert [pair.break_even_phi for pair in found] == pytest.approx([0.16] * len(PAIRED_METRICS))
-    agreed = paired_differences(["continuous", "pd"], [*runs, *levels[PhiLevel.MIDDLE]], loads, {})
+    agreed = paired_differences(framed(plain | {"pd": [10.0 * draw for draw in draws]}))
     assert {(pair.order, pair.break_even_phi) for pair in agreed} == {(Order.HIGHER, None)}
     assert "break_even_phi" in msgspec.to_builtins(found[0])
 
@@ -384,12 +395,11 @@ def test_of_four_equal_policies_one_comparison_in_twenty_orders_any() -> None:
     """Of one distribution, on draws of their own: each pair by itself, some are ordered in 25 % of 400. Allowed are 5 %
     and two standard errors."""
     names = ["a", "b", "c", "d"]
-    loads = {name: Load(verdict=Verdict.STABLE, rate_per_s=1.0) for name in names}
     rng = np.random.default_rng(0)
     ordered = 0
     for _ in range(400):
-        runs = [{"policy": name} | steps(float(rng.normal(100.0, 5.0))) for name in names for _ in range(3)]
-        found = [row for row in paired_differences(names, runs, loads, {}) if row.metric == METRIC]
+        runs = {name: [float(rng.normal(100.0, 5.0)) for _ in range(3)] for name in names}
+        found = [row for row in paired_differences(framed(runs)) if row.metric == METRIC]
         ordered += any(row.order is not Order.SAME for row in found)
     assert ordered / 400 <= 0.05 + 2.0 * (0.05 * 0.95 / 400) ** 0.5
 
@@ -402,23 +412,16 @@ def test_a_latency_whose_spread_grows_with_it_is_told_from_a_fifth_of_it_by_thre
         "c": (534.0, 536.7, 535.2),
         "d": (2315.0, 2212.0, 2951.0),
     }
-    runs = [{"policy": name} | steps(value) for name, values in takes.items() for value in values]
-    loads = {name: Load(verdict=Verdict.STABLE, rate_per_s=1.0) for name in takes}
-    found = [row for row in paired_differences([*takes], runs, loads, {}) if row.metric == METRIC]
+    found = [row for row in paired_differences(framed(takes)) if row.metric == METRIC]
     assert {row.order for row in found if row.a == "d"} == {Order.HIGHER}
 
 
 def test_where_an_order_flips_has_an_interval() -> None:
     """12, 10 and 8 s against 9 cross at 0.16; 0.1 s either way moves that by 0.009, the mean of three draws by t over
     sqrt(3) of it."""
-    loads = {name: Load(verdict=Verdict.STABLE, rate_per_s=1.0) for name in ("continuous", "pd")}
-    draws = (-0.1, 0.0, 0.1)
-    runs = [{"policy": "continuous"} | steps(9.0) for _ in draws]
-    levels = {
-        level: [{"policy": "pd"} | steps(s + draw) for draw in draws]
-        for level, s in zip(BRACKET, (12.0, 10.0, 8.0), strict=True)
-    }
-    found = paired_differences(["continuous", "pd"], [*runs, *levels[PhiLevel.MIDDLE]], loads, {"pd": levels})
+    draws, takes = (-0.1, 0.0, 0.1), dict(zip(BRACKET, (12.0, 10.0, 8.0), strict=True))
+    pd = [{level: s + draw for level, s in takes.items()} for draw in draws]
+    found = paired_differences(framed({"continuous": [9.0] * 3, "pd": pd}))
     half = 0.009 * 4.3027 / 3**0.5
     assert found[0].break_even_ci95 == pytest.approx((0.16 - half, 0.16 + half), abs=0.0011)
 
@@ -427,7 +430,7 @@ def test_no_order_rests_on_an_end_of_the_bracket_where_a_policy_is_overloaded() 
     """Between what `pd` serves at phi 0 and at 0.07, of which the former is 5 % less."""
     few: dict[str, Any] = {"profile": OLDER, "input_len": 256, "output_len": 32, "num_prompts": 400, "replications": 3}
     at_low, at_middle = (
-        capacity(Scenario.of(policy="pd", **few, **{"devices.phi": phi}), "pd", load(OLDER))[1] for phi in (0.0, 0.07)
+        saturation(Scenario.of(policy="pd", **few, **{"devices.phi": phi}), "pd").capacity[1] for phi in (0.0, 0.07)
     )
     rate = (at_low[1] + at_middle[0]) / 2.0
     assert at_low[1] < rate < at_middle[0]
@@ -470,7 +473,7 @@ def test_nothing_to_run_needs_no_worker() -> None:
 def test_several_processes_give_what_one_gives() -> None:
     scenario = Scenario.of(profile=PAIR, policy="pd", num_prompts=20, input_len=64, output_len=16, request_rate=4)
     points = [
-        Point(scenario=scenario, policy=policy, seed=seed, profile=load(PAIR), phi=0.25)
+        Point(resolved=resolve(scenario, load(PAIR), policy), seed=seed, phi=0.25)
         for policy in ("pd", "continuous")
         for seed in (3, 4)
     ]
@@ -485,44 +488,39 @@ def test_several_processes_give_what_one_gives() -> None:
 @pytest.mark.parametrize("policy", ["continuous", "pd", "pdv", "unified"])
 def test_what_few_requests_in_flight_get_through_is_less_than_capacity(policy: str) -> None:
     given = Scenario.of(profile=PAIR, policy=policy, input_len=256, output_len=64)
-    few, more = (capacity_floor(given, policy, load(PAIR), rate_per_s) for rate_per_s in (0.0, inf))
-    assert 0.0 < 1.5 * few < more < capacity(given, policy, load(PAIR))[0]
+    measured = saturation(given, policy)
+    few, more = (measured.floor(rate_per_s) for rate_per_s in (0.0, inf))
+    assert 0.0 < 1.5 * few < more < measured.capacity[0]
+
+
+def load_in_doubt(given: Scenario) -> Load:
+    resolved = resolve(given, load(given.profile), "continuous")
+    return load_of(resolved, Saturation(resolved), is_in_doubt=True)
 
 
 def test_a_light_load_is_stable_without_a_saturated_run() -> None:
     given = Scenario.of(profile=PAIR, policy="continuous", input_len=256, output_len=64, request_rate=1.0)
-    found = load_of(given, load(PAIR), "continuous", is_in_doubt=True)
+    found = load_in_doubt(given)
     assert (found.verdict, found.capacity_per_s) == (Verdict.STABLE, None)
 
 
 def test_a_load_beyond_the_shortest_loop_is_stable_by_a_longer_one() -> None:
     given = Scenario.of(profile=PAIR, policy="continuous", input_len=256, output_len=64)
-    rate = 1.1 * capacity_floor(given, "continuous", load(PAIR))
-    given = Scenario.of(profile=PAIR, policy="continuous", input_len=256, output_len=64, request_rate=rate)
-    found = load_of(given, load(PAIR), "continuous", is_in_doubt=True)
+    rate = 1.1 * saturation(given, "continuous").floor()
+    found = load_in_doubt(with_keys(given, workload={"request_rate": rate}))
     assert (found.verdict, found.capacity_per_s) == (Verdict.STABLE, None)
 
 
 def test_near_capacity_the_longest_loop_tells_what_the_saturated_run_would() -> None:
     """At nine tenths of it `continuous` is stable without one; above, the loop is no more than a bound."""
     asked: dict[str, Any] = {"profile": LARGE, "policy": "continuous", "dataset_name": "azure-conv"}
-    saturated, _ = capacity(Scenario.of(**asked), "continuous", load(LARGE))
-    given = Scenario.of(**asked, request_rate=0.9 * saturated)
-    found = load_of(given, load(LARGE), "continuous", is_in_doubt=True)
+    measured = saturation(Scenario.of(**asked), "continuous")
+    saturated, _ = measured.capacity
+    found = load_in_doubt(Scenario.of(**asked, request_rate=0.9 * saturated))
     assert (found.verdict, found.capacity_per_s) == (Verdict.STABLE, None)
-    assert capacity_floor(given, "continuous", load(LARGE), inf) < saturated
-    above = Scenario.of(**asked, request_rate=1.1 * saturated)
-    assert load_of(above, load(LARGE), "continuous", is_in_doubt=True).capacity_per_s == saturated
+    assert measured.floor(inf) < saturated
+    assert load_in_doubt(Scenario.of(**asked, request_rate=1.1 * saturated)).capacity_per_s == saturated
 
 
 def test_where_one_request_is_served_at_a_time_a_few_in_flight_tell_nothing() -> None:
-    assert capacity_floor(one_at_a_time(), "autoregressive", load(ALONE)) == 0.0
-
-
-def test_where_nobody_drafts_a_saturated_run_serves_every_acceptance_and_burstiness() -> None:
-    profile = load(ALONE)
-    kept = [
-        capacity(one_at_a_time(acceptance=acceptance, burstiness=burstiness), "autoregressive", profile)
-        for acceptance, burstiness in (("iid:0.5", 1.0), ("iid:0.9", 1.0), ("iid:0.5", 4.0))
-    ]
-    assert kept[0] is kept[1] is kept[2]
+    assert saturation(one_at_a_time()).floor() == 0.0

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from sim.compare.capacity import capacity, capacity_floor
+from sim.compare.capacity import Saturation
 from sim.costs.profile_files import load
 from sim.engine.fleet import MAX_AHEAD, least_busy, next_in_turn, where_prefix_is
 from sim.engine.time_series import Gauge, GaugePart
@@ -130,10 +130,10 @@ def test_two_gpus_bear_twice_the_load_of_one() -> None:
 def test_replicas_bear_as_many_times_the_load_of_one() -> None:
     given = Scenario.of(profile="cpu/tiny", policy="pd", request_rate=50)
     four = Scenario.of(to_plain(given), **{"devices.count": 4})
-    one = capacity(given, "pd", load("cpu/tiny"))
-    assert capacity(four, "pd", load("cpu/tiny")) == (4 * one[0], (4 * one[1][0], 4 * one[1][1]))
-    floor = capacity_floor(given, "pd", load("cpu/tiny"))
-    assert capacity_floor(four, "pd", load("cpu/tiny")) == 4 * floor
+    one, of_four = (Saturation(resolve(each, load("cpu/tiny"), "pd")) for each in (given, four))
+    rate, (low, high) = one.capacity
+    assert of_four.capacity == (4 * rate, (4 * low, 4 * high))
+    assert of_four.floor() == 4 * one.floor()
 
 
 def test_parts_of_a_gauge_add_up_to_it() -> None:

@@ -154,7 +154,7 @@ def test_weights_and_kv_of_all_draft_models_are_in_memory() -> None:
     assert [shape.name for shape in both.models] == ["llama-2-7b", "tinyllama-1.1b", "llama-68m"]
     left = 0.9 * profile.gpu.memory_bytes - sum(shape.weight_bytes for shape in both.models)
     per_block = 16 * sum(shape.kv_bytes_per_token for shape in both.models)
-    assert both.pool.num_blocks == int(left / (per_block / 16)) // 16
+    assert both.num_blocks == int(left / (per_block / 16)) // 16
 
 
 @pytest.mark.parametrize("concurrency", [1, 128])

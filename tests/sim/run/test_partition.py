@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from sim.compare.capacity import capacity
+from sim.compare.capacity import Saturation
 from sim.compare.side_by_side import compare
 from sim.costs.cost import Demands
 from sim.costs.forms.build import build_costs
@@ -201,10 +201,10 @@ def test_auto_is_near_the_best_of_a_grid(rate: float) -> None:
 def test_capacity_is_that_of_the_shares_that_suit_the_load() -> None:
     """A saturated run would be given others."""
     given = scenario("pd", "auto", input_len=64, output_len=256)
-    partition = resolve(given, load(PAIR), "pd").partition
-    assert partition is not None
-    fixed = scenario("pd", partition, input_len=64, output_len=256)
-    assert capacity(given, "pd", load(PAIR)) == capacity(fixed, "pd", load(PAIR))
+    chosen = resolve(given, load(PAIR), "pd")
+    assert chosen.partition is not None
+    fixed = resolve(scenario("pd", chosen.partition, input_len=64, output_len=256), load(PAIR), "pd")
+    assert Saturation(chosen).capacity == Saturation(fixed).capacity
 
 
 LOAD = MeanLoad(

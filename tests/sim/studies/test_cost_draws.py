@@ -19,7 +19,7 @@ from sim.compare.side_by_side import compare
 from sim.compare.verdict import METRIC, Order
 from sim.costs.profile import KindError
 from sim.costs.profile_files import load
-from sim.run.resolve import resolve_all
+from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.studies.cost_draws import SD_PER_MEAN_ABS, Draw, body_spread, cost_draws, covers, interval_90, kind_spreads
 from sim.studies.evidence import Asked, asked_of_comparison, evidence, measured
@@ -114,12 +114,10 @@ def test_kinds_that_were_never_validated_share_half_of_what_is_assumed_of_them()
 
 
 def test_the_acceptance_of_a_draw_is_exact_where_it_was_measured() -> None:
-    from sim.run.limits import build_acceptance
-
     for draw in drawn(4):
         for k, is_exact in ((3, True), (7, False)):
-            speculation = draw.scenario(scenario(num_speculative_tokens=k)).speculation
-            length = build_acceptance(speculation, k).expected_length(k)
+            given = resolve(scenario(num_speculative_tokens=k), load(HEAD), "continuous")
+            length = draw.of(given).acceptances[0].expected_length(k)
             if is_exact:
                 assert length == pytest.approx(2.6)
             else:
@@ -134,7 +132,7 @@ def test_an_order_stays_only_if_it_holds_in_the_draws() -> None:
     )  # fmt: skip
     profile = load(PAIR)
     result = compare(resolve_all(one, profile), workers=1)
-    told = over_draws(result, profile, 6, workers=1)
+    told = over_draws(result, resolve_all(one, profile), 6, workers=1)
     before = {(row.a, row.metric): row.order for row in result.paired}
     after = {(row.a, row.metric): row.order for row in told.paired}
     drawn = {(row.a, row.metric): row for row in told.drawn}
@@ -149,7 +147,7 @@ def test_an_order_stays_only_if_it_holds_in_the_draws() -> None:
     assert after["baseline", "mean_e2el_ms"] is Order.HIGHER
     assert told.verdict == result.verdict + said
     with pytest.raises(ValueError, match="at least 2"):
-        over_draws(result, profile, 1)
+        over_draws(result, resolve_all(one, profile), 1)
 
 
 CLOSE = (
@@ -186,13 +184,13 @@ def test_draws_by_default_serve_no_more_requests_than_the_comparison_did() -> No
         request_rate=4, replications=3,
     )  # fmt: skip
     result = compare(resolve_all(one, load(PAIR)), workers=1)
-    found = over_draws(result, load(PAIR), workers=1)
+    found = over_draws(result, resolve_all(one, load(PAIR)), workers=1)
     (length,) = re.findall(r"in runs of (\d+) requests each", found.notes[-1])
     assert 2 * (10 + 3) * int(length) <= 3600 < 2 * (10 + 3) * (int(length) + 1)
     alike = msgspec.structs.replace(
         result, paired=[msgspec.structs.replace(row, order=Order.SAME) for row in result.paired]
     )
-    assert over_draws(alike, load(PAIR), workers=1) is alike, "nothing to take back"
+    assert over_draws(alike, resolve_all(one, load(PAIR)), workers=1) is alike, "nothing to take back"
 
 
 def test_draws_of_one_policy_are_in_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,7 +208,7 @@ def test_an_order_must_hold_in_the_draws_at_every_phi_and_beyond_the_noise_of_re
         profile=PAIR, policy=("continuous", "pd"), num_prompts=30, input_len=64, output_len=8, replications=2
     )
     result = compare(resolve_all(one, load(PAIR)), workers=1)
-    told = over_draws(result, load(PAIR), 2, workers=1)
+    told = over_draws(result, resolve_all(one, load(PAIR)), 2, workers=1)
     drawn = next(row for row in told.drawn if row.metric == METRIC)
     width = drawn.interval[1] - drawn.interval[0]
 
@@ -231,7 +229,7 @@ def test_an_order_must_hold_in_the_draws_at_every_phi_and_beyond_the_noise_of_re
             if row.metric == METRIC
         ]
         changed = msgspec.structs.replace(result, policies=policies, paired=paired)
-        return over_draws(changed, load(PAIR), 2, workers=1).paired[0].order
+        return over_draws(changed, resolve_all(one, load(PAIR)), 2, workers=1).paired[0].order
 
     assert width > 0.0
     assert said(1000.0, 1.0) is Order.HIGHER
@@ -246,10 +244,10 @@ def test_a_policy_against_itself_has_no_order_in_any_draw() -> None:
         num_speculative_tokens=0, replications=2,
     )  # fmt: skip
     result = compare(resolve_all(one, load(PAIR)), workers=1)
-    told = over_draws(result, load(PAIR), 2, workers=1)
+    told = over_draws(result, resolve_all(one, load(PAIR)), 2, workers=1)
     assert {row.order for row in told.drawn} == {Order.SAME}
     stated = [msgspec.structs.replace(row, order=Order.LOWER) for row in result.paired]
-    told = over_draws(msgspec.structs.replace(result, paired=stated), load(PAIR), 2, workers=1)
+    told = over_draws(msgspec.structs.replace(result, paired=stated), resolve_all(one, load(PAIR)), 2, workers=1)
     assert {row.order for row in told.paired} == {Order.DRAWS}
     assert "what is ranked" not in told.verdict
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from math import exp, log
 from typing import Any
@@ -13,8 +14,8 @@ from rich.console import Console
 from sim.compare.side_by_side import Comparison, Level, compare
 from sim.costs.profile_files import load
 from sim.report.tables import comparison_tables, level_lines
-from sim.run.resolve import resolve_all
-from sim.run.scenario import Scenario
+from sim.run.resolve import resolve, resolve_all
+from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.evidence import Asked, evidence, levels, measured
 
 EAGLE, SPEEDUPS = "h100-sxm/llama-3.1-8b+eagle3", "h200-sxm/llama-3.1-8b+eagle3"
@@ -22,8 +23,9 @@ EAGLE, SPEEDUPS = "h100-sxm/llama-3.1-8b+eagle3", "h200-sxm/llama-3.1-8b+eagle3"
 
 def compared(profile: str, **changes: Any) -> tuple[Comparison, list[Level]]:
     given = {"input_len": 256, "output_len": 64, "num_prompts": 60, "request_rate": 1, "replications": 1} | changes
-    result = compare(resolve_all(Scenario.of(profile=profile, **given), load(profile)), workers=1)
-    return result, levels(result, load(profile))
+    policies = resolve_all(Scenario.of(profile=profile, **given), load(profile))
+    result = compare(policies, workers=1)
+    return result, levels(result, policies)
 
 
 def half(level: Level) -> float:
@@ -50,7 +52,8 @@ def test_errors_of_speedups_are_no_evidence_of_a_level() -> None:
     profile = msgspec.structs.replace(profile, target=msgspec.structs.replace(profile.target, name="llama-3.1-70b"))
     near = [cell for cell in measured().cells if cell.source.endswith("Llama-3.3-70B")]
     assert [cell.is_level for cell in near] == [False] * 28
-    (level,) = levels(result, profile)
+    given = resolve(parse_scenario(result.scenario), load(SPEEDUPS), "continuous")
+    (level,) = levels(result, [replace(given, profile=profile)])
     assert level.num_cells == 0
     asked = Asked(method="eagle3", ks=(3,), in_flight=(8.0, 8.0), engine="sglang-0.5")
     speedup, line = evidence(profile, [asked])

@@ -19,9 +19,9 @@ import pytest
 
 import lanesim
 from sim.cli.main import run
-from sim.compare.capacity import capacity
-from sim.compare.point_runs import at_phi
+from sim.compare.capacity import Saturation
 from sim.draws import child_seed
+from sim.run.resolve import resolve
 from sim.studies.grid import Grid
 from sim.studies.store import MARK, Keys, Store
 from sim.studies.store_rows import files_hash
@@ -73,7 +73,7 @@ def test_a_row_says_where_its_load_is_too_heavy_at_an_end_of_the_bracket(tmp_pat
     profile = "h100-sxm/llama-2-7b+tinyllama-1.1b"
     workload = {"input_len": 1024, "output_len": 64, "num_prompts": 100}
     scenario = lanesim.Scenario.of(profile=profile, policy="pd", workload=workload)
-    most, _ = capacity(at_phi(scenario, 0.0), "pd", lanesim.load_profile(profile))
+    most, _ = Saturation(resolve(scenario, lanesim.load_profile(profile), "pd").at_phi(0.0)).capacity
     grid = {"scenario": {"profile": profile, "policy": ["pd"], "workload": workload}}
     run_into(tmp_path / "s", grid | {"grid": {"workload.request_rate": [1, most]}})
     light, heavy = sorted(rows(tmp_path / "s"), key=lambda row: float(row["mean_e2el_ms"]))

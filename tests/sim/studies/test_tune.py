@@ -15,6 +15,7 @@ from sim.cli.main import run
 from sim.compare.point_runs import Point, run_point
 from sim.costs.profile_files import load
 from sim.report.answers import tuning_sentence
+from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.studies.length_choice import PLAIN, Fits, LengthGrid, best_single, best_table, cheapest_path, length_in
 from sim.studies.tune import answer, closed_loop, concurrencies_of, objective_value, tune
@@ -335,7 +336,7 @@ def test_the_objective_of_a_short_closed_loop_is_that_of_a_long_one() -> None:
     values = []
     for num_prompts in ("auto", 1600):
         loop = closed_loop(scenario(input_len=1000, output_len=200, num_prompts=num_prompts), 8)
-        run = run_point(Point(scenario=loop, policy="continuous", seed=1, profile=load(HEAD))).run
+        run = run_point(Point(resolved=resolve(loop, load(HEAD), "continuous"), seed=1)).run
         values.append(objective_value(run, loop))
     short, long = values
     assert short == pytest.approx(long, rel=0.02)

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.compare.run_length import lockstep_note
+from sim.costs.profile_files import load
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
 from sim.workload.generate import Workload, build_requests
 from sim.workload.served import Served
@@ -94,6 +96,7 @@ def test_a_closed_loop_of_one_length_without_drafts_is_said_to_march_in_step(
     changes: dict[str, Any], is_in_step: bool
 ) -> None:
     fixed: dict[str, Any] = {} if "workload.dataset_name" in changes else {"input_len": 1024, "output_len": 128}
-    note = lockstep_note(Scenario.of({}, **LOOP, **fixed | changes))
+    given = Scenario.of({}, **LOOP, **fixed | changes)
+    note = lockstep_note(resolve_all(given, load(given.profile)))
     assert (note is not None) == is_in_step
     assert note is None or "16 requests at a time march in step under continuous" in note

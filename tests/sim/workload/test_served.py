@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from sim.cli.main import run
-from sim.compare.capacity import capacity
-from sim.compare.run_length import load_of
+from sim.compare.capacity import Capacity, Saturation, load_of
 from sim.costs.profile_files import load
 from sim.metrics.price import Price
 from sim.run.resolve import resolve
@@ -115,17 +114,18 @@ def test_rejected_requests_are_in_the_json_of_a_run_and_in_one_note(
 # -- twins: the same work, sent as it is served
 
 
+def capacity(given: Scenario) -> Capacity:
+    return Saturation(resolve(given, load(given.profile), "autoregressive")).capacity
+
+
 def test_capacity_is_that_of_the_answers_that_are_served(tmp_path: Path) -> None:
-    profile = load(PROFILE)
-    rates = [capacity(scenario(**lengths), "autoregressive", profile) for lengths in (CUT, SENT_CUT)]
+    rates = [capacity(scenario(**lengths)) for lengths in (CUT, SENT_CUT)]
     assert rates[0] == rates[1]
 
 
 def test_capacity_counts_the_requests_that_are_sent(tmp_path: Path) -> None:
     """A third of them takes nothing."""
-    (sent, _), (served, _) = (
-        capacity(scenario(**mixed(tmp_path, rejected)), "autoregressive", load(PROFILE)) for rejected in (True, False)
-    )
+    (sent, _), (served, _) = (capacity(scenario(**mixed(tmp_path, rejected))) for rejected in (True, False))
     assert sent == pytest.approx(1.5 * served, rel=1e-9)
 
 
@@ -135,7 +135,8 @@ def test_the_load_of_a_trace_is_of_the_requests_that_are_sent(tmp_path: Path) ->
         given = scenario(**mixed(tmp_path, rejected))
         served = resolve(given, load(PROFILE), "autoregressive").served.requests(0).requests
         arrivals_s = [request.arrival_s for request in served]
-        found = load_of(given, load(PROFILE), "autoregressive", is_in_doubt=False, arrivals_s=arrivals_s)
+        resolved = resolve(given, load(PROFILE), "autoregressive")
+        found = load_of(resolved, Saturation(resolved), is_in_doubt=False, arrivals_s=arrivals_s)
         assert found.rate_per_s == pytest.approx(1.0, rel=0.01)
 
 
