@@ -137,9 +137,7 @@ def _shortened(scenario: Scenario, result: Comparison, num_policies: int) -> Sce
     return msgspec.structs.replace(scenario, workload=workload.sized(shorter, warmups, cooldowns))
 
 
-def _worlds(
-    result: Comparison, policies: Sequence[Resolved], drawn: Scenario, count: int, runner: Runner
-) -> _Worlds:
+def _worlds(result: Comparison, policies: Sequence[Resolved], drawn: Scenario, count: int, runner: Runner) -> _Worlds:
     """Runs of `policies` at the length of `drawn` in `count` draws, the requests those of the replications in turn; and
     with costs as given where that is not the length of `result`."""
     scenario, profile = policies[0].scenario, policies[0].profile
