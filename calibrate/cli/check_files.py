@@ -232,11 +232,11 @@ def _json(path: Path) -> tuple[str, str]:
             return _trace("inference-perf", path)
         if {"completed", "mean_ttft_ms"} <= set(head) or kind_of(content) != "vLLM":
             return _bench(path)
-        from sim.workload.sharegpt import sharegpt_rows
+        from sim.workload.traces import read_trace
 
         if all(isinstance(entry, dict) and "conversations" in entry for entry in content[:FIRST_LINES]):
             return "ShareGPT conversations", f"{len(content)} of them; counting tokens needs a tokenizer"
-        return "ShareGPT conversations", f"{len(sharegpt_rows(str(path), None, None))} with lengths"
+        return "ShareGPT conversations", f"{len(read_trace('sharegpt', str(path)).ids)} with lengths"
     if not isinstance(content, dict):
         raise ValueError(f"file {str(path)!r}: want an object or a list, got {type(content).__name__}")
     for keys, read in _OBJECTS:

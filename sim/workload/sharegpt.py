@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
-from sim.files.json_values import Json, read_json
-from sim.workload.trace_files import Columns, TraceRow, tokens_of
+from sim.files.json_values import read_json
+from sim.workload.trace_files import Row
 
 MAX_CONVERSATION_BYTES = 2 << 30
 """Size of such a file, which is read at once: the one that everybody uses has 640 MB."""
@@ -19,49 +19,41 @@ MIN_TOKENS = 4
 not applied."""
 
 
-def sharegpt_rows(path: str, tokenizer: str | None, most: int | None) -> Columns:
-    """The first `most` conversations of at least two turns.
+def conversations(path: str, tokenizer: str | None) -> Iterator[tuple[str, Row]]:
+    """`prompt_tokens`, `output_tokens` and `id` of each conversation of at least two turns, and where it stands.
 
-    An entry has `prompt_tokens` and `output_tokens`, or `conversations` with texts under `value`, which are
-    counted by the tokenizer.json in the local directory `tokenizer`. Raises ValueError, one line naming the entry.
+    An entry has the two, or `conversations` with texts under `value`, which are counted by the tokenizer.json in the
+    local directory `tokenizer`. Raises ValueError, one line naming the entry.
     """
     entries = read_json(path, "trace", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"trace {path!r}: want a non-empty JSON list of conversations")
-    rows = Columns()
-    for row in _rows(path, entries, tokenizer):
-        if len(rows) == most:
-            break
-        rows.add(row)
-    if not len(rows):
-        raise ValueError(f"trace {path!r}: no conversation of at least two turns of {MIN_TOKENS} tokens in it")
-    return rows
-
-
-def _rows(path: str, entries: list[Json], tokenizer: str | None) -> Iterator[TraceRow]:
     count: Callable[[str], int] | None = None
+    num_short = 0
     for number, entry in enumerate(entries, start=1):
         where = f"trace {path!r} entry {number}"
         if not isinstance(entry, dict):
             raise ValueError(f"{where}: want an object, got {type(entry).__name__}")
-        label = str(entry.get("id", ""))
-        if "prompt_tokens" in entry or "output_tokens" in entry:
-            lengths = [tokens_of(entry.get(name), where, name) for name in ("prompt_tokens", "output_tokens")]
-            yield TraceRow(None, lengths[0], lengths[1], id=label)
-            continue
-        turns = entry.get("conversations")
-        if not isinstance(turns, list):
-            raise ValueError(f"{where}: want prompt_tokens and output_tokens, or a list `conversations`")
-        if len(turns) < 2:
-            continue
-        texts = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"{where}: its first two turns must have a text under `value`")
-        if count is None:
-            count = _counter(path, tokenizer)
-        prompt, output = (count(str(text)) for text in texts)
-        if prompt >= MIN_TOKENS and output >= MIN_TOKENS:
-            yield TraceRow(None, prompt, output, id=label)
+        row: Row = {"id": "", **entry}
+        if "prompt_tokens" not in entry and "output_tokens" not in entry:
+            turns = entry.get("conversations")
+            if not isinstance(turns, list):
+                raise ValueError(f"{where}: want prompt_tokens and output_tokens, or a list `conversations`")
+            texts = [turn.get("value") if isinstance(turn, dict) else None for turn in turns[:2]]
+            if len(texts) < 2:
+                num_short += 1
+                continue
+            if not all(isinstance(text, str) for text in texts):
+                raise ValueError(f"{where}: its first two turns must have a text under `value`")
+            count = count or _counter(path, tokenizer)
+            lengths = [count(str(text)) for text in texts]
+            if min(lengths) < MIN_TOKENS:
+                num_short += 1
+                continue
+            row |= dict(zip(("prompt_tokens", "output_tokens"), lengths, strict=True))
+        yield where, row
+    if num_short == len(entries):
+        raise ValueError(f"trace {path!r}: no conversation of at least two turns of {MIN_TOKENS} tokens in it")
 
 
 def _counter(path: str, tokenizer: str | None) -> Callable[[str], int]:

@@ -6,7 +6,7 @@ Not here: what the columns of a format mean (sim.workload.traces).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from math import isfinite
@@ -19,8 +19,6 @@ TRACE = "trace"
 Cell = Json
 """A value as the file gives it: text from CSV, anything from JSON."""
 Row = dict[str, Cell]
-RowReader = Callable[[tuple[Cell, ...], str], "TraceRow | None"]
-"""Reads a row's cells, in the order of the names given, with the words that say where it stands; None = it failed."""
 
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "datetime": 1.0}
 """Seconds per unit of a clock; datetime is ISO 8601 text."""
@@ -86,24 +84,19 @@ class Columns:
         return ordered
 
 
-def number_of(cell: Cell, where: str, field: str) -> int:
-    """A whole number from 0."""
+def number_of(cell: Cell, where: str, field: str, least: int = 0, what: str = "whole number from 0 to") -> int:
+    """A whole number from `least`."""
     try:
-        if isinstance(cell, (str, int)) and not isinstance(cell, bool) and 0 <= (value := int(cell)) <= MAX_TOKENS:
+        if isinstance(cell, str | int) and not isinstance(cell, bool) and least <= (value := int(cell)) <= MAX_TOKENS:
             return value
     except ValueError:
         pass
-    raise ValueError(f"{where}: {field}={cell!r:.40} must be a whole number from 0 to {MAX_TOKENS}")
+    raise ValueError(f"{where}: {field}={cell!r:.40} must be a {what} {MAX_TOKENS}")
 
 
 def tokens_of(cell: Cell, where: str, field: str) -> int:
     """A length of at least one token."""
-    try:
-        if isinstance(cell, (str, int)) and not isinstance(cell, bool) and 1 <= (value := int(cell)) <= MAX_TOKENS:
-            return value
-    except ValueError:
-        pass
-    raise ValueError(f"{where}: {field}={cell!r:.40} must be a whole number of tokens, 1 to {MAX_TOKENS}")
+    return number_of(cell, where, field, 1, "whole number of tokens, 1 to")
 
 
 def seconds_of(cell: Cell, unit: str, where: str, field: str) -> float:
@@ -142,36 +135,29 @@ def column_names(path: str, kind: str) -> list[str]:
     return list(first) if isinstance(first, dict) else []
 
 
-def csv_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int | None) -> Columns:
-    """The first `most` rows of a CSV file with a header that has at least the columns `names`."""
+def csv_objects(path: str, names: Sequence[str]) -> Iterator[tuple[str, Row]]:
+    """The cells `names` of each row of a CSV file whose header has them all, and where each row stands."""
     header, rows = read_csv(path, TRACE)
     for name in names:
         if name not in header:
             raise ValueError(f"{TRACE} {path!r} line 1: {missing('column', name, header)}")
-    places = [header.index(name) for name in names]
-    cells_of = ((f"{TRACE} {path!r} line {line}", tuple([cells[place] for place in places])) for line, cells in rows)
-    return collect(path, ((where, read_row(cells, where)) for where, cells in cells_of), most)
+    indices = [(name, header.index(name)) for name in names]
+    for line, cells in rows:
+        yield f"{TRACE} {path!r} line {line}", {name: cells[index] for name, index in indices}
 
 
-def json_rows(path: str, names: tuple[str, ...], read_row: RowReader, most: int | None) -> Columns:
-    """The first `most` objects of a JSON-lines file, each with at least the fields `names`."""
-    return collect(path, ((where, read_row(cells, where)) for where, cells in _json_cells(path, names)), most)
-
-
-def _json_cells(path: str, names: tuple[str, ...]) -> Iterator[tuple[str, tuple[Cell, ...]]]:
-    for where, row in json_objects(path, names):
-        for name in names:
-            if name not in row:
-                raise ValueError(f"{where}: {missing('field', name, list(row))}")
-        yield where, tuple([row[name] for name in names])
-
-
-def json_objects(path: str, names: Sequence[str], *, has_prose: bool = False) -> Iterator[tuple[str, Row]]:
-    """The objects of a JSON-lines file, and where each stands; `names` are those that a message asks for."""
+def json_objects(
+    path: str, names: Sequence[str], *, has_prose: bool = False, has_all: bool = False
+) -> Iterator[tuple[str, Row]]:
+    """The objects of a JSON-lines file, and where each stands; messages ask for the fields `names`,
+    and with `has_all` each must have them."""
     for number, row in json_lines(path, TRACE, has_prose=has_prose):
         where = f"{TRACE} {path!r} line {number}"
         if not isinstance(row, dict):
             raise ValueError(f"{where}: want an object with {', '.join(names)}")
+        for name in names if has_all else ():
+            if name not in row:
+                raise ValueError(f"{where}: {missing('field', name, list(row))}")
         yield where, row
 
 

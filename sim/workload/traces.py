@@ -3,7 +3,8 @@
 `read_trace(name, source, num_prompts)` takes the first requests of a file; `source` is FILE, or FILE#key=value,.. where
 a format has something to say about it (docs/traces.md is the table of all):
 
-    trace-azure, mooncake, burstgpt                       sim.workload.published
+    trace-azure, burstgpt                                 PUBLISHED
+    mooncake                                              sim.workload.mooncake
     guidellm, aiperf, inference-perf, vllm-bench          sim.workload.bench_requests
     sharegpt      a JSON list of conversations, lengths given or counted: FILE#tokenizer=DIRECTORY
     csv, jsonl    FILE, with columns such as arrival_s or arrival_time (s), prompt_tokens or input_len, output_tokens or
@@ -20,7 +21,7 @@ Files are checked row by row: errors are one line with file, line and field. Not
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -40,17 +41,18 @@ from sim.workload.content import (
     listed,
     whole_blocks,
 )
-from sim.workload.published import MOONCAKE_OPTIONS, azure_rows, burstgpt_rows, mooncake_rows
-from sim.workload.sharegpt import sharegpt_rows
+from sim.workload.mooncake import MOONCAKE_OPTIONS, mooncake_rows
+from sim.workload.sharegpt import conversations
 from sim.workload.trace_files import (
     UNITS_S,
-    Cell,
     Columns,
+    Row,
     TraceRow,
     collect,
     column_names,
-    csv_rows,
-    json_rows,
+    csv_objects,
+    json_objects,
+    number_of,
     seconds_of,
     tokens_of,
     unix_unit,
@@ -159,6 +161,8 @@ class ColumnMap:
     """Tokens behind one of them; 0 = as the column's name says: 512 of hash_ids, else 16."""
     tokens: str = ""
     """The prompt's tokens themselves."""
+    failed: int | None = None
+    """Prompt or output tokens of a request that failed; None: none did."""
 
     def __post_init__(self) -> None:
         for name in ("prompt", "output"):
@@ -181,71 +185,78 @@ class ColumnMap:
     def arrival_unit(self) -> str:
         return self.unit or self._ending
 
-    @classmethod
-    def parse(cls, text: str) -> ColumnMap:
-        """The map that `arrival=ts_ms,prompt=in,output=out`."""
-        options: dict[str, Any] = {**_options(text, _OPTIONS)}
-        if "block_tokens" in options:
-            options["block_tokens"] = tokens_of(options["block_tokens"], "column map", "block_tokens")
-        return cls(**options)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Columns that every row must have."""
+        named = self.arrival, self.prompt, self.output, self.id, self.session, self.blocks or self.tokens
+        return tuple(filter(None, named))
 
     def content_tokens(self, block_tokens: int) -> int:
         """Tokens behind one id of content, where an engine's blocks have `block_tokens`."""
         return (self.block_tokens or BLOCK_FIELDS.get(self.blocks, BLOCK_TOKENS)) if self.blocks else block_tokens
 
 
-_OPTIONS = [field.name for field in fields(ColumnMap) if field.name != "is_unit_guessed"]
+_NAMED = [field.name for field in fields(ColumnMap) if field.name not in ("is_unit_guessed", "failed")]
+OPTIONS = {**RESULT_OPTIONS, "mooncake": MOONCAKE_OPTIONS, "sharegpt": ["tokenizer"], "csv": _NAMED, "jsonl": _NAMED}
+"""Options behind a file's `#`, by format."""
+
+
+PUBLISHED = {
+    "trace-azure": ColumnMap(arrival="TIMESTAMP", prompt="ContextTokens", output="GeneratedTokens", unit="datetime"),
+    "burstgpt": ColumnMap(arrival="Timestamp", prompt="Request tokens", output="Response tokens", unit="s", failed=0),
+    "mooncake": ColumnMap(arrival="timestamp_ms", prompt="input_length", output="output_length"),
+}
+"""Columns of published CSV files: Azure 2023 and 2024 (Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and
+2024.md), BurstGPT (HPMLL/BurstGPT, both releases), Mooncake trimmed to lengths."""
 
 
 def read_trace(name: str, source: str, num_prompts: int | None = None, block_tokens: int = BLOCK_TOKENS) -> Trace:
     """The first `num_prompts` requests (None = all) of a file in format `name`, for an engine whose blocks have
     `block_tokens`. Raises ValueError, one line."""
     path, text = source, ""
-    content_tokens = block_tokens
     if "#" in source and "=" in source.rpartition("#")[2]:
         path, _, text = source.rpartition("#")
-    if name == "trace-azure":
-        _options(text, [])
-        rows = azure_rows(path, num_prompts)
-    elif name == "burstgpt":
-        _options(text, [])
-        rows = burstgpt_rows(path, num_prompts)
-    elif name == "mooncake":
-        rows, content_tokens = mooncake_rows(path, _options(text, MOONCAKE_OPTIONS), num_prompts, block_tokens)
-    elif name in RESULT_READERS:
-        sent = result_rows(name, path, _options(text, RESULT_OPTIONS.get(name, [])))
-        rows = collect(path, sent, num_prompts, is_in_order=False)
-    elif name == "sharegpt":
-        rows = sharegpt_rows(path, _options(text, ["tokenizer"]).get("tokenizer"), num_prompts)
-    elif name in ("csv", "jsonl"):
-        columns = _with_aliases(ColumnMap.parse(text), text, path, name)
-        content_tokens = columns.content_tokens(block_tokens)
-        named = columns.blocks or columns.tokens
-        wanted = [columns.arrival, columns.prompt, columns.output, columns.id, columns.session, named]
-        read = csv_rows if name == "csv" else json_rows
-        rows = read(path, tuple(filter(None, wanted)), _mapped_row(columns, content_tokens), num_prompts)
-    else:
+    if name not in TRACE_NAMES:
         raise ValueError(unknown("trace format", name, TRACE_NAMES))
+    options = _options(text, OPTIONS.get(name, []))
+    content_tokens = block_tokens
+    if name in RESULT_READERS:
+        rows = collect(path, result_rows(name, path, options), num_prompts, is_in_order=False)
+    elif name == "mooncake" and not path.endswith((".csv", ".csv.gz")):
+        rows, content_tokens = mooncake_rows(path, options, num_prompts, block_tokens)
+    else:
+        columns = PUBLISHED.get(name, ColumnMap())
+        if name == "sharegpt":
+            columns = ColumnMap(arrival="", id="id")
+            objects = conversations(path, options.get("tokenizer"))
+        else:
+            if name in ("csv", "jsonl"):
+                columns = _with_aliases(options, path, name)
+            is_json = name == "jsonl"
+            objects = json_objects(path, columns.names, has_all=True) if is_json else csv_objects(path, columns.names)
+        content_tokens = columns.content_tokens(block_tokens)
+        row = _mapped_row(columns, content_tokens)
+        rows = collect(path, ((where, row(cells, where)) for where, cells in objects), num_prompts)
     if num_prompts is not None and len(rows) < num_prompts:
         raise ValueError(f"trace {path!r}: {len(rows)} requests, num_prompts={num_prompts}; lower num_prompts")
     return _to_trace(path, rows, content_tokens)
 
 
-def _with_aliases(columns: ColumnMap, text: str, path: str, name: str) -> ColumnMap:
-    """`columns` with the names that the file has, for those that nobody named."""
-    named = _options(text, _OPTIONS)
+def _with_aliases(named: dict[str, str], path: str, name: str) -> ColumnMap:
+    """The columns that somebody `named`, and for the others the names that the file has."""
     present = column_names(path, name)
-    found = {
-        role: next((alias for alias in aliases if alias in present), None)
+    chosen: dict[str, Any] = {
+        role: alias
         for role, aliases in ALIASES.items()
-        if role not in named
+        if role not in named and (alias := next((each for each in aliases if each in present), None)) is not None
     }
-    chosen: dict[str, Any] = {role: alias for role, alias in found.items() if alias is not None}
-    if columns.blocks or "blocks" in chosen:
+    if named.get("blocks") or "blocks" in chosen:
         chosen.pop("tokens", None)
     if chosen.get("arrival") in SECONDS and "unit" not in named:
         chosen |= {"unit": "s", "is_unit_guessed": True}
-    return replace(columns, **chosen)
+    if "block_tokens" in named:
+        chosen["block_tokens"] = tokens_of(named["block_tokens"], "column map", "block_tokens")
+    return ColumnMap(**{**named, **chosen})
 
 
 def rescaled(arrival_s: Floats, request_rate: float, source: str) -> Floats:
@@ -274,47 +285,49 @@ def _options(text: str, known: list[str]) -> dict[str, str]:
     return options
 
 
-def _mapped_row(columns: ColumnMap, content_tokens: int) -> Callable[[tuple[Cell, ...], str], TraceRow]:
+def _mapped_row(columns: ColumnMap, content_tokens: int) -> Callable[[Row, str], TraceRow | None]:
+    """Reads a row in the light of those above it: a Unix clock's first reading tells its unit; None = it failed."""
     unit = columns.arrival_unit
     is_first = True
     chains = Chains()
+    counted = tokens_of if columns.failed is None else number_of
 
-    def content(cell: Cell, prompt: int, where: str) -> Sequence[int]:
+    def content(row: Row, prompt: int, output: int, where: str) -> Sequence[int]:
         if columns.blocks:
-            blocks = listed(cell, where, columns.blocks)
+            blocks = listed(row[columns.blocks], where, columns.blocks)
             return whole_blocks(blocks, prompt, content_tokens, where, columns.blocks)
-        tokens = listed(cell, where, columns.tokens)
-        if len(tokens) != prompt:
-            raise ValueError(f"{where}: {columns.tokens} has {len(tokens)} tokens, and {columns.prompt} says {prompt}")
-        return chains.of(blocks_of_tokens(tokens, content_tokens))
+        if columns.tokens:
+            tokens = listed(row[columns.tokens], where, columns.tokens)
+            if len(tokens) != prompt:
+                raise ValueError(
+                    f"{where}: {columns.tokens} has {len(tokens)} tokens, and {columns.prompt} says {prompt}"
+                )
+            return chains.of(blocks_of_tokens(tokens, content_tokens))
+        if columns.session:
+            session = str(row[columns.session])
+            return chains.of((session, block) for block in range((prompt + output) // content_tokens))
+        return ()
 
-    def arrival(cell: Cell, where: str) -> float:
-        nonlocal unit
+    def arrival(row: Row, where: str) -> float:
+        nonlocal unit, is_first
+        cell = row[columns.arrival]
         unix = unix_unit(cell) if unit == "s" else None
         if unix is not None and not (columns.is_unit_guessed and is_first):
             raise ValueError(
                 f"{where}: {columns.arrival}={cell!r:.40} is a Unix time in {unix}, not in s: add unit={unix}"
             )
-        unit = unix or unit
+        unit, is_first = unix or unit, False
         return seconds_of(cell, unit, where, columns.arrival)
 
-    def row(cells: tuple[Cell, ...], where: str) -> TraceRow:
-        nonlocal is_first
-        left = iter(cells)
-        arrival_s = arrival(next(left), where) if columns.arrival else None
-        is_first = False
-        prompt = tokens_of(next(left), where, columns.prompt)
-        output = tokens_of(next(left), where, columns.output)
-        label = str(next(left)) if columns.id else ""
-        session = str(next(left)) if columns.session else ""
-        ids: Sequence[int] = ()
-        if columns.blocks or columns.tokens:
-            ids = content(next(left), prompt, where)
-        elif columns.session:
-            ids = chains.of((session, place) for place in range((prompt + output) // content_tokens))
-        return TraceRow(arrival_s, prompt, output, label, ids)
+    def read(row: Row, where: str) -> TraceRow | None:
+        arrival_s = arrival(row, where) if columns.arrival else None
+        prompt, output = (counted(row.get(name), where, name) for name in (columns.prompt, columns.output))
+        if columns.failed in (prompt, output):
+            return None
+        label = str(row[columns.id]) if columns.id else ""
+        return TraceRow(arrival_s, prompt, output, label, content(row, prompt, output, where))
 
-    return row
+    return read
 
 
 def _to_trace(path: str, rows: Columns, content_tokens: int) -> Trace:

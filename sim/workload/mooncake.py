@@ -1,14 +1,8 @@
-"""Published traces: Azure 2023 and 2024, Mooncake with and without sessions, BurstGPT.
+"""Mooncake's JSON-lines traces, with and without sessions.
 
-    trace-azure   TIMESTAMP (ISO 8601; UTC where no zone is named), ContextTokens, GeneratedTokens
-                  (Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and 2024.md: the same columns)
-    burstgpt      Timestamp (s), Request tokens, Response tokens; requests without a prompt or an answer failed
-                  (HPMLL/BurstGPT; release 2.0 puts Session ID and Elapsed time before Model)
-    mooncake      JSON lines: timestamp (ms), input_length, output_length, hash_ids (kvcache-ai/Mooncake,
-                  FAST25-release); with sessions session_id, and delay (ms) in place of timestamp on later turns
-                  (ai-dynamo/aiperf docs/benchmark-modes/trace-replay.md; ai-dynamo/dynamo also spells input_tokens,
-                  output_tokens, created_time, delay_ms). Or a CSV of timestamp_ms, input_length, output_length, which
-                  does not say what prompts have in common
+    timestamp (ms), input_length, output_length, hash_ids (kvcache-ai/Mooncake, FAST25-release); with sessions
+    session_id, and delay (ms) in place of timestamp on later turns (ai-dynamo/aiperf docs/benchmark-modes/
+    trace-replay.md; ai-dynamo/dynamo also spells input_tokens, output_tokens, created_time, delay_ms)
 
 A delay counts from the end of the answer before, which no trace knows: here it counts from that turn's arrival. Without
 hash_ids a session's prompt begins with its last prompt and answer. input_length is the whole prompt; with
@@ -24,23 +18,16 @@ from typing import NamedTuple
 from sim.workload.content import MOONCAKE_BLOCK_TOKENS, Chains, listed, whole_blocks
 from sim.workload.trace_files import (
     MAX_TOKENS,
-    Cell,
     Columns,
     Row,
-    RowReader,
     TraceRow,
     collect,
-    csv_rows,
     json_objects,
     missing,
-    number_of,
     seconds_of,
     tokens_of,
 )
 
-AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
-MOONCAKE_COLUMNS = ("timestamp_ms", "input_length", "output_length")
 MOONCAKE_OPTIONS = ["block_tokens", "turns"]
 TURNS = ("whole", "new")
 SPELLINGS = {
@@ -51,39 +38,10 @@ SPELLINGS = {
 }
 
 
-def azure_rows(path: str, most: int | None) -> Columns:
-    """The first `most` requests."""
-    return csv_rows(path, AZURE_COLUMNS, _row_of(AZURE_COLUMNS, "datetime"), most)
-
-
-def _row_of(names: tuple[str, str, str], unit: str) -> RowReader:
-    """Reads arrival, prompt and output tokens."""
-
-    def row(cells: tuple[Cell, ...], where: str) -> TraceRow:
-        prompt, output = (tokens_of(cell, where, name) for cell, name in zip(cells[1:], names[1:], strict=True))
-        return TraceRow(seconds_of(cells[0], unit, where, names[0]), prompt, output)
-
-    return row
-
-
-def burstgpt_rows(path: str, most: int | None) -> Columns:
-    """The first `most` requests that did not fail."""
-
-    def row(cells: tuple[Cell, ...], where: str) -> TraceRow | None:
-        arrival_s = seconds_of(cells[0], "s", where, BURSTGPT_COLUMNS[0])
-        prompt = number_of(cells[1], where, BURSTGPT_COLUMNS[1])
-        output = number_of(cells[2], where, BURSTGPT_COLUMNS[2])
-        return TraceRow(arrival_s, prompt, output) if prompt and output else None
-
-    return csv_rows(path, BURSTGPT_COLUMNS, row, most)
-
-
 def mooncake_rows(
     path: str, options: dict[str, str], most: int | None, engine_block_tokens: int
 ) -> tuple[Columns, int]:
     """The first `most` requests, and the tokens behind one id of content."""
-    if path.endswith((".csv", ".csv.gz")):
-        return csv_rows(path, MOONCAKE_COLUMNS, _row_of(MOONCAKE_COLUMNS, "ms"), most), MOONCAKE_BLOCK_TOKENS
     if (turns := options.get("turns", TURNS[0])) not in TURNS:
         raise ValueError(f"trace {path!r}: turns={turns!r} must be {' or '.join(TURNS)}")
     hashed = tokens_of(options.get("block_tokens", MOONCAKE_BLOCK_TOKENS), f"trace {path!r}", "block_tokens")
