@@ -14,7 +14,7 @@ from rich.table import Table
 from sim.compare.side_by_side import CostSource
 from sim.compare.verdict import Interval
 from sim.names import in_words
-from sim.report.pictures.store_figures import named
+from sim.report.pictures.store_pictures import named
 from sim.report.store_points import Points
 from sim.report.tables import costs_line, in_brief, measured_width, new_table, number, print_table, say
 from sim.studies.attainment import Attainment, Fleet, Highest

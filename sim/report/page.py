@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING
 from sim.costs.profile_files import load as load_profile
 from sim.files.yaml_values import yaml_text
 from sim.names import in_words
-from sim.report.pictures.grid_figures import pictures
 from sim.report.pictures.panels import save, set_theme
-from sim.report.pictures.store_figures import NotDrawn, named
+from sim.report.pictures.store_pictures import NotDrawn, named, pictures
 from sim.report.store_points import Points, Rank, Setting, read_points, spoken
 from sim.studies.store import Begun, Store
 
@@ -153,7 +152,7 @@ def _drawn(points: Points, price_per_hour: float | None) -> tuple[list[str], dic
             save(figure, image)
         plt.close(figure)
         text = base64.b64encode(image.getvalue()).decode()
-        caption = " ".join((draw.__doc__ or figure.get_suptitle()).split("\n")[0].split())
+        caption = figure.get_suptitle().split("\n")[0]
         found.append(
             f'<figure><img alt="{_safe(name)}" src="data:image/svg+xml;base64,{text}">'
             f"<figcaption>{_safe(caption)}</figcaption></figure>\n"

@@ -1,6 +1,6 @@
 """A store as a tidy pandas frame: a row per point, columns for what was gone through, units in the metrics' names.
 
-Imports pandas inside functions. Not here: the store (sim.studies.store), pictures (sim.report.pictures.store_figures).
+Imports pandas inside functions. Not here: the store (sim.studies.store), pictures (sim.report.pictures.store_pictures).
 """
 
 from __future__ import annotations

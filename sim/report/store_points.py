@@ -132,6 +132,10 @@ class Points:
         assert self.path is not None
         return Store(self.path).scenario(key)
 
+    def with_rows(self, rows: pd.DataFrame) -> Points:
+        """The same store with other rows."""
+        return replace(self, frame=rows)
+
     def where(self, fixed: Mapping[str, Json]) -> Points:
         """Only the rows with these values, or with one of a list of them. Raises ValueError naming one not there."""
         frame = self.frame

@@ -1,0 +1,414 @@
+"""Pictures of a store: what it has the rows for, each a question with its axes, as PNG and as SVG.
+
+Lines differ by marker and dash as well as by colour, cells carry their numbers, so that all of it reads in grey.
+Imports matplotlib and seaborn; only called where pictures were asked for. Not here: the numbers
+(sim.report.store_points), and what all figures share (sim.report.pictures.panels).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from sim.metrics.stats import Floats
+from sim.report.pictures.panels import canvas, headline, label_points, panel, save, set_log_scale, set_theme, set_ticks
+from sim.report.store_points import ACCEPTANCE, LOADS, Draw, K, Points, Setting, spoken
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+MAX_LINES, MAX_PANELS = 8, 6
+MARGIN = 1.25
+"""Room from the means to the edges of a panel; intervals may leave it."""
+TOKENS_PER_S, PER_GPU = "output_throughput_tokens_per_s", "output_throughput_per_gpu_tokens_per_s"
+JOULES = "joules_per_output_token"
+HOUR_S, MILLION = 3600.0, 1e6
+PANEL, LINE, METRIC, HOLLOW = "panel", "line", "metric", "overloaded"
+"""Columns of what is drawn."""
+
+
+class NotDrawn(ValueError):
+    """The store does not have what the picture shows; says what it would need."""
+
+
+class LinePicture(NamedTuple):
+    """Means over the load, or over another column, with a row of panels per metric."""
+
+    title: str
+    metrics: Mapping[str, tuple[str, float]]
+    """Label with its unit, and scale, by column."""
+    x: str | None = None
+    """None: the load."""
+    is_log: bool = False
+    has_labels: bool = False
+    """The load stands at each point."""
+    over: str | None = None
+    """Key that the store must go through; None: the load."""
+
+
+LINE_PICTURES = {
+    "throughput_latency": LinePicture(
+        "Mean TTFT and TPOT against throughput; numbers: {load}",
+        {"mean_ttft_ms": ("mean TTFT (ms)", 1.0), "mean_tpot_ms": ("mean TPOT (ms)", 1.0)},
+        x=TOKENS_PER_S, is_log=True, has_labels=True,
+    ),
+    "hockey_stick": LinePicture(
+        "P99 of TTFT and E2EL by {load}",
+        {"p99_ttft_ms": ("P99 TTFT (ms)", 1.0), "p99_e2el_ms": ("P99 E2EL (ms)", 1.0)}, is_log=True,
+    ),
+    "acceptance": LinePicture(
+        "Acceptance length and rate by draft length",
+        {"acceptance_length_tokens": ("acceptance length (tokens per round)", 1.0),
+         "acceptance_rate_pct": ("drafted tokens accepted (%)", 1.0)}, x=K, over=K,
+    ),
+    "utilisation": LinePicture(
+        "GPU busy, and on rejected tokens, by {load}",
+        {"device_utilization": ("GPU busy (% of time)", 100.0),
+         "rejected_token_share": ("rejected tokens (% of GPU time)", 100.0)},
+    ),
+}  # fmt: skip
+
+
+def pictures(*, price_per_hour: float | None = None) -> dict[str, Callable[[Points], Figure]]:
+    """All pictures of a store by name; `price_per_hour` of a GPU for the dollars of the Pareto's labels."""
+    return {
+        **{name: partial(draw_lines, picture=each) for name, each in LINE_PICTURES.items()},
+        "improvement": draw_improvement,
+        "draft_length": draw_draft_length,
+        "pareto": partial(draw_pareto, price_per_hour=price_per_hour),
+    }
+
+
+def named(row: Draw | pd.Series, keys: Sequence[str]) -> str:
+    """The values of some keys in a few words: `pd, k=4, iid:0.7`."""
+    return ", ".join(_short(key, row[key]) for key in keys if row[key] == row[key]) or str(row.get("policy", ""))
+
+
+def _short(key: str, value: Setting) -> str:
+    if key == K:
+        return f"k={value:g}"
+    if key in ("policy", "profile", ACCEPTANCE):
+        return str(value)
+    return f"{spoken(key)} {value:g}" if isinstance(value, float | int) else f"{spoken(key)} {value}"
+
+
+def _num(points: Points, keys: Sequence[str]) -> int:
+    return len(points.rows[list(keys)].drop_duplicates())
+
+
+def _named_rows(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    return [named(row, keys) if keys else "" for _, row in table.iterrows()]
+
+
+def _draw(plot: Any, figure: Figure) -> None:
+    """Draw a seaborn plot, without what seaborn's use of pandas makes pandas say."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        plot.on(figure).plot()
+
+
+def _load_of(points: Points) -> str:
+    if points.load is None:
+        raise NotDrawn(f"needs a grid over {' or '.join(LOADS)}")
+    return points.load
+
+
+def _held(points: Points, used: Sequence[str]) -> tuple[Points, list[str], str]:
+    """`points` with so many keys held at their middle value that those neither held nor `used` make at most MAX_PANELS
+    panels; these keys, and the words for what is held."""
+    rest, held = [key for key in points.keys if key not in used], ""
+    while rest and _num(points, rest) > MAX_PANELS:
+        key = max([key for key in rest if key != "policy"] or rest, key=lambda key: len(points.values(key)))
+        values = points.values(key)
+        points = points.where({key: values[len(values) // 2]})
+        rest = [other for other in rest if other != key]
+        held += f", {_short(key, values[len(values) // 2])} (of {len(values)})"
+    return points, rest, held
+
+
+def _plain_once(points: Points, by: Sequence[str]) -> Points:
+    """Policies that draft nothing at one draft length, which is then none: they are the same at each."""
+    if K not in by or "policy" not in by:
+        return points
+    rows = points.rows
+    is_plain = rows.groupby("policy")["acceptance_length_tokens"].transform("max").isna()
+    rows = rows[~is_plain | (rows[K] == rows[K].min())]
+    return points.with_rows(rows.assign(**{K: rows[K].where(~is_plain)}))
+
+
+def _lines_by(points: Points, across: Sequence[str]) -> list[str]:
+    """The series that were chosen; else the policy, and further keys as long as the lines stay few."""
+    keys = [key for key in points.series if key not in across] or ["policy"]
+    for key in () if points.series else points.keys:
+        if key not in (*across, "policy") and _num(points, [*keys, key]) <= MAX_LINES:
+            keys = [*keys, key]
+    if _num(points, keys) > MAX_LINES:
+        raise NotDrawn(f"would have {_num(points, keys)} lines; want at most {MAX_LINES}: choose by --where")
+    return keys
+
+
+def _of_one(points: Points) -> str:
+    """Profile and policy, where all rows are of the same."""
+    fixed = [key for key in ("profile", "policy") if key in points.rows and points.rows[key].nunique() == 1]
+    return ", ".join(str(points.rows[key].iloc[0]) for key in fixed)
+
+
+def draw_lines(points: Points, picture: LinePicture) -> Figure:
+    """Means with their intervals; hollow where overloaded."""
+    import matplotlib.pyplot as plt
+    import pandas as pd
+    import seaborn.objects as so
+
+    if picture.over is not None:
+        points = points.with_rows(points.rows[points.rows["acceptance_length_tokens"].notna()])
+        if points.rows.empty or picture.over not in points.keys:
+            raise NotDrawn(f"needs a grid over {picture.over}, and speculation")
+    load = _load_of(points) if picture.over is None else points.load
+    if picture.over is not None and load is not None:
+        # Acceptance belongs to the request: the load changes nothing but which rounds are cut short at the end.
+        points = points.where({load: points.values(load)[0]})
+    x = picture.x or str(load)
+    across = [key for key in (load, picture.over) if key is not None]
+    by = _lines_by(points, across)
+    points, rest, held = _held(_plain_once(points, by), [*by, *across])
+    table = points.means([metric for metric in (x, *picture.metrics) if metric not in points.keys])
+    table[LINE], table[PANEL] = _named_rows(table, by), _named_rows(table, rest)
+    table[HOLLOW] = np.where(table["is_overloaded"], "yes", "no")
+    parts = []
+    for metric, (label, scale) in picture.metrics.items():
+        ends = {"y": table[metric], "low": table[f"{metric}.low"], "high": table[f"{metric}.high"]}
+        parts.append(table.assign(**{METRIC: label}, **{name: values * scale for name, values in ends.items()}))
+    drawn = pd.concat(parts, ignore_index=True).rename(columns={x: "x"}).dropna(subset=["y"])
+    if drawn.empty:
+        raise NotDrawn("needs a point with the metric")
+    num_panels = drawn[PANEL].nunique()
+    figure: Figure = plt.figure(figsize=(4.6 * num_panels + 1.8, 3.4 * len(picture.metrics)))
+    plot = so.Plot(drawn, x="x", y="y", color=LINE, marker=LINE, linestyle=LINE)
+    plot = plot.facet(row=METRIC, col=PANEL).share(y="row").theme(dict(plt.rcParams))
+    plot = (
+        plot.label(color="", marker="", linestyle="")
+        .add(so.Line())
+        .add(so.Range(linewidth=0.8), ymin="low", ymax="high", legend=False)
+    )
+    plot = plot.add(so.Dot(pointsize=6), fill=HOLLOW, legend=False)
+    _draw(plot.scale(color="colorblind", fill=so.Nominal({"no": True, "yes": False})), figure)
+    axes = np.array(figure.axes).reshape(-1, num_panels)
+    for line_of_axes, label in zip(axes, drawn[METRIC].unique(), strict=True):
+        values = drawn["y"][drawn[METRIC] == label]
+        for axis, name in zip(line_of_axes, drawn[PANEL].unique(), strict=True):
+            own = drawn[(drawn[METRIC] == label) & (drawn[PANEL] == name)]
+            axis.set_title("")
+            panel(axis, str(name), "output (tokens/s)" if x == TOKENS_PER_S else spoken(x), str(label))
+            axis.set_ylim(values.min() / MARGIN if picture.is_log else 0.0, max(values.max(), 1e-9) * MARGIN)
+            if picture.is_log:
+                set_log_scale(axis, "y")
+            if x in points.keys:
+                set_ticks(axis, points.values(x))
+            if picture.has_labels:
+                axis.set_xlim(0.0, float(own["x"].max()) * 1.08)
+                texts = [(row["x"], row["y"], f"{row[load]:g}") for _, row in own.iterrows()]
+                label_points(figure, axis, texts)
+    title = picture.title.format(load=spoken(load) if load else "")
+    title += "; hollow: overloaded" if table["is_overloaded"].any() else ""
+    headline(figure, f"{title}\n{_of_one(points)}{held}".strip())
+    return figure
+
+
+Panel = tuple[str, Floats, list[list[str]]]
+"""Title, shades [down, across], and texts of the cells."""
+
+
+def draw_improvement(points: Points) -> Figure:
+    """Change of mean latency from the first policy to each other one, over load and acceptance (or draft length).
+
+    Cells carry the change in percent; in brackets where its interval holds zero, with a question mark where the ends
+    of phi's bracket disagree, grey where a policy is overloaded.
+    """
+    first, *others = points.values("policy")
+    if not others:
+        raise NotDrawn("needs two policies")
+    load = _load_of(points)
+    rest = [key for key in points.keys if key not in (load, "policy")]
+    if not rest:
+        raise NotDrawn("needs a second key beside the load: acceptance, or any other")
+    down = next((key for key in (ACCEPTANCE, K) if key in rest), rest[0])
+    panels: list[Panel] = []
+    for title, own in _apart(points, ["policy", load, down]):
+        changes = own.paired("policy", "mean_e2el_ms") if first in own.values("policy") else own.rows[:0]
+        for policy in others:
+            shade, texts = _cells(points, load, down)
+            for _, row in changes.iterrows():
+                if row["policy"] == policy and not row["is_overloaded"]:
+                    y, x = points.values(down).index(row.get(down)), points.values(load).index(row.get(load))
+                    text = f"{round(row['change_pct']):+d}"
+                    shade[y, x] = row["change_pct"]
+                    texts[y][x] = f"{text}?" if row["is_open"] else text if row["is_clear"] else f"({text})"
+            panels.append((f"{policy} against {first}\n{title}".strip(), shade, texts))
+    most = max(5.0, *(np.nan_to_num(np.abs(shade)).max() for _, shade, _ in panels))
+    note = "(…): not clear; ?: depends on overlap; grey: no steady means"
+    title = f"Mean E2EL against {first}, % (below 0: faster)\n{note}"
+    return _heat_maps(points, panels, load, down, title, palette="vlag", bounds=(-most, most))
+
+
+def draw_draft_length(points: Points) -> Figure:
+    """Mean time per output token by draft length and load; the best of each load boxed."""
+    if K not in points.keys or points.load is None:
+        raise NotDrawn(f"needs a grid over {K} and the load")
+    load, metric = points.load, "mean_tpot_ms"
+    drafts = points.rows.groupby("policy")["acceptance_length_tokens"].transform("max").notna()
+    speculative = points.with_rows(points.rows[drafts])
+    panels: list[Panel] = []
+    for title, own in _apart(speculative, [load, K]) if drafts.any() else ():
+        shade, texts = _cells(points, load, K)
+        for _, row in own.means([metric]).iterrows():
+            if not row["is_overloaded"]:
+                y, x = points.values(K).index(row[K]), points.values(load).index(row[load])
+                shade[y, x], texts[y][x] = row[metric], f"{row[metric]:.3g}"
+        panels.append((title, shade, texts))
+    if not panels:
+        raise NotDrawn("needs a policy that drafts")
+    values = [value for _, shade, _ in panels for value in shade[~np.isnan(shade)].tolist()] or [0.0]
+    title = f"Mean TPOT (ms) of {', '.join(speculative.values('policy'))} by draft length"
+    note = "boxed: the shortest of each load; grey: overloaded"
+    bounds = min(values), max(values)
+    return _heat_maps(points, panels, load, K, f"{title}\n{note}", palette="crest", bounds=bounds, is_boxed=True)
+
+
+def _apart(points: Points, used: Sequence[str]) -> list[tuple[str, Points]]:
+    """Title and rows of each panel: one per combination of the keys that are not `used`."""
+    points, rest, held = _held(points, used)
+    if not rest:
+        return [(held.removeprefix(", "), points)]
+    groups = points.rows.groupby(rest, sort=False, dropna=False)
+    return [(named(own.iloc[0], rest) + held, points.with_rows(own)) for _, own in groups]
+
+
+def _cells(points: Points, across: str, down: str) -> tuple[Floats, list[list[str]]]:
+    """Empty ones."""
+    xs, ys = points.values(across), points.values(down)
+    return np.full((len(ys), len(xs)), np.nan), [["" for _ in xs] for _ in ys]
+
+
+def _heat_maps(
+    points: Points,
+    panels: Sequence[Panel],
+    across: str,
+    down: str,
+    title: str,
+    *,
+    palette: str,
+    bounds: tuple[float, float],
+    is_boxed: bool = False,
+) -> Figure:
+    import seaborn as sns
+    from matplotlib.patches import Rectangle
+
+    left_out = f"; {MAX_PANELS} of {len(panels)} panels, --where chooses" if len(panels) > MAX_PANELS else ""
+    panels = panels[:MAX_PANELS]
+    xs, ys = points.values(across), points.values(down)
+    columns = min(max(1, 14 // len(xs)), 3, len(panels))
+    rows = -(-len(panels) // columns)
+    width, height = 1.6 + 0.62 * len(xs), 1.2 + 0.42 * len(ys)
+    figure, axes = canvas(rows, columns, width=max(width, 5.0 / columns), height=height + 0.6 / rows)
+    for axis, (name, shade, texts) in zip(chain.from_iterable(axes), panels, strict=False):
+        sns.heatmap(
+            shade, ax=axis, annot=np.array(texts), fmt="", cmap=palette, vmin=bounds[0], vmax=bounds[1], cbar=False,
+            linewidths=0.5, annot_kws={"fontsize": 8}, xticklabels=[f"{x:g}" for x in xs], yticklabels=ys,
+        )  # fmt: skip
+        axis.invert_yaxis()
+        axis.set_facecolor("#d9d9d9")
+        axis.grid(visible=False)
+        axis.tick_params(axis="y", rotation=0)
+        panel(axis, name, spoken(across), spoken(down))
+        for x, column in enumerate(shade.T if is_boxed else ()):
+            if not np.isnan(column).all():
+                corner = x + 0.04, int(np.nanargmin(column)) + 0.04
+                axis.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor="black", linewidth=1.8))
+    for axis in list(chain.from_iterable(axes))[len(panels) :]:
+        axis.set_visible(False)
+    headline(figure, f"{title}{left_out}")
+    return figure
+
+
+def draw_pareto(points: Points, price_per_hour: float | None = None) -> Figure:
+    """Tokens per second that a user sees against what a GPU delivers; nothing beats the line in both."""
+    import matplotlib.pyplot as plt
+    import seaborn.objects as so
+
+    across = [key for key in (points.load, K) if key in points.keys]
+    if not across:
+        raise NotDrawn("needs a grid over the load or the draft length")
+    by = ["policy", *[key for key in ("profile",) if key in points.keys]]
+    points, rest, held = _held(_plain_once(points, [*by, *across]), [*by, *across])
+    table = points.means([TOKENS_PER_S, PER_GPU, "mean_tpot_ms", JOULES])
+    table = table[table["mean_tpot_ms"].notna() & ~table["is_overloaded"]].copy()
+    if table.empty:
+        raise NotDrawn("needs a point that is not overloaded")
+    table["user"], table["gpu"] = 1e3 / table["mean_tpot_ms"], table[PER_GPU].fillna(table[TOKENS_PER_S])
+    table[LINE], table[PANEL] = _named_rows(table, by), _named_rows(table, rest)
+    names = table[PANEL].unique()
+    figure: Figure = plt.figure(figsize=(5.0 * len(names) + 1.8, 4.2))
+    plot = so.Plot(table, x="user", y="gpu", color=LINE, marker=LINE).facet(col=PANEL).theme(dict(plt.rcParams))
+    _draw(plot.label(color="", marker="").add(so.Dot(pointsize=6)).scale(color="colorblind"), figure)
+    for axis, name in zip(figure.axes, names, strict=True):
+        own = table[table[PANEL] == name].sort_values(["user", "gpu"], ascending=False)
+        best = own[own["gpu"] > own["gpu"].cummax().shift(fill_value=0.0)]
+        axis.set_title("")
+        axis.plot(best["user"], best["gpu"], color="black", linewidth=1.0, zorder=1)
+        panel(axis, str(name), "output (tokens/s per user)", "output (tokens/s per GPU)")
+        axis.margins(0.1)
+        axis.set_ylim(bottom=0.0)
+        texts = [(row["user"], row["gpu"], _label(row, across, price_per_hour)) for _, row in best.iterrows()]
+        label_points(figure, axis, texts)
+    dollars = "" if price_per_hour is None else ", $ per million output tokens"
+    numbers = f"line: the best of all; numbers: {', '.join(spoken(key) for key in across)}{dollars}{held}"
+    headline(figure, f"Output per user against output per GPU, without overloaded points\n{numbers}")
+    return figure
+
+
+def _label(row: pd.Series, across: Sequence[str], price_per_hour: float | None) -> str:
+    """`8, k=4, 0.31 J, $0.42`: joules per output token and dollars per million of them where they are known."""
+    texts = [f"k={row[key]:g}" if key == K else f"{row[key]:g}" for key in across if row[key] == row[key]]
+    texts += [f"{row[JOULES]:.2g} J"] if row[JOULES] == row[JOULES] else []
+    texts += [] if price_per_hour is None else [f"${price_per_hour / HOUR_S / row['gpu'] * MILLION:.2g}"]
+    return ", ".join(texts)
+
+
+SUFFIXES = (".png", ".svg")
+
+
+def picture_files(folder: Path, names: Iterable[str]) -> list[Path]:
+    """Files that `write_pictures` may write."""
+    return [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
+
+
+def write_pictures(
+    folder: Path, points: Points, pictures: Mapping[str, Callable[[Points], Any]]
+) -> tuple[list[Path], dict[str, str]]:
+    """Draw each as FOLDER/NAME.png and .svg; the files, and why what is missing was not drawn."""
+    import matplotlib.pyplot as plt
+
+    from sim.files.write import write_figure
+
+    set_theme()
+    files: list[Path] = []
+    missing: dict[str, str] = {}
+    for name, draw in pictures.items():
+        try:
+            figure = draw(points)
+        except NotDrawn as reason:
+            missing[name] = str(reason)
+            continue
+        with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+            for path in picture_files(folder, [name]):
+                write_figure(path, partial(save, figure))
+                files.append(path)
+        plt.close(figure)
+    return files, missing
