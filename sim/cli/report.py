@@ -72,9 +72,8 @@ def _report_store(store: Path, flags: ReportFlags) -> None:
     from sim.metrics.price import Price
     from sim.names import unknown
     from sim.report.page import page
-    from sim.report.pictures.store_pictures import pictures
     from sim.report.pictures.panels import set_theme
-    from sim.report.pictures.store_pictures import picture_files, write_pictures
+    from sim.report.pictures.store_pictures import picture_files, pictures, write_pictures
     from sim.report.store_points import read_points
     from sim.run.scenario_file import parse_override
     from sim.studies.store import files_of
