@@ -22,6 +22,7 @@ HOT = [
     "sim/devices/shared.py",
     "sim/devices/solo.py",
     "sim/devices/ticket.py",
+    "sim/engine/intake.py",
     "sim/engine/time_series.py",
     "sim/engine/kv.py",
     "sim/engine/paged.py",

@@ -74,7 +74,7 @@ class _Engine:
                 planned_at_s = host.now_s
                 if not planned.tokens:
                     if not planned.preempted:
-                        await host.wait(serving.intake)
+                        await host.wait(serving.intake.changed)
                     continue
             current, planned = planned, None
             step = begin_step(serving, self.step_of(current))
@@ -92,7 +92,7 @@ class _Engine:
     def plan(self, *, after_rows: bool) -> Planned:
         """What their scheduler does next with all who have come; those who give way wait again."""
         serving = self.serving
-        serving.take_in(after_rows=after_rows, num_rows=len(self.known))
+        serving.intake.take_in(after_rows=after_rows, num_rows=len(self.known))
         for request in serving.inbox:
             if request.index not in self.known and request.queued_s == request.queued_s:
                 self.known[request.index] = request

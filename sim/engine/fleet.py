@@ -116,7 +116,7 @@ class Fleet:
 
     def _route(self, request: Request) -> None:
         self.num_arrived += 1
-        self.servings[self._choose(request)].arrive(request)
+        self.servings[self._choose(request)].intake.arrive(request)
 
     def _choose(self, request: Request) -> int:
         outstanding = [serving.num_arrived - serving.num_finished for serving in self.servings]

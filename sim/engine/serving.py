@@ -7,14 +7,13 @@ is the policy's business.
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isnan
 from typing import TYPE_CHECKING, Protocol
 
 from sim.engine.draft_length import Controller
+from sim.engine.intake import Intake
 from sim.engine.kv import KvPool
-from sim.engine.lockstep import Lockstep
 from sim.engine.paged import ANY_CHUNK, FirstChunk, PagedPool
 from sim.engine.radix import RadixPool
 from sim.engine.time_series import GapSamples, Gauge
@@ -100,19 +99,14 @@ class Serving:
         max_concurrency: int | None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
-        receive_interval: int = 1,
-        batch_wait: tuple[int, float] = (0, 0.0),
-        frontend_s: float = 0.0,
-        frontend_token_s: float = 0.0,
+        intake: Intake | None = None,
         measured: range = EVERYONE,
         kv_bytes_per_token: int = 0,
         draws: RoundDraws | None = None,
         names_requests: bool = True,
         plans_ahead: bool = False,
         gaps: GapSamples | None = None,
-        queue: Gauge | None = None,
         on_finished: Callable[[], None] | None = None,
-        group: Lockstep | None = None,
     ) -> None:
         self.host = host
         self.requests = requests
@@ -123,24 +117,10 @@ class Serving:
         """Requests admitted and unfinished at most; None = as memory allows."""
         self.max_num_batched_tokens = max_num_batched_tokens
         """Tokens of one prefill pass at most; None = whole prompts."""
-        self.inbox: deque[Request] = deque()
+        self.intake = Intake(host) if intake is None else intake
+        self.inbox = self.intake.inbox
         """Arrived, not admitted."""
-        self.receive_interval = receive_interval
-        """Steps without prompts from one look at what has arrived to the next."""
-        self._steps_unseen = 0
-        self.batch_wait_steps, self.batch_wait_tokens = batch_wait
-        """Steps that new prompts are held back for at most while rows run; tokens of a step at which they are not."""
-        self._steps_held_back = 0
-        self._holds_back = False
-        self.intake = Signal()
-        """Notified on arrival, and on release while somebody waits in the inbox."""
         self.finished = Signal()
-        self.frontend_s, self.frontend_token_s = frontend_s, frontend_token_s
-        """Every request's between its arrival and the queue, and what each token of its prompt adds; whoever gives them
-        spawns `frontend`."""
-        self._entering: deque[tuple[float, Request]] = deque()
-        """Arrived, and when each is in the queue."""
-        self._came = Signal()
         self.measured = measured
         """Arrival indices of the requests whose gaps count."""
         self.draws = draws
@@ -148,8 +128,6 @@ class Serving:
         a policy may note its rounds when it pleases; None elsewhere."""
         self.names_requests = names_requests
         """Works carry their requests, whatever that costs in large batches: somebody notes them, or looks."""
-        self.group = group
-        """The data-parallel ranks in lockstep of which this is one."""
         self.plans_ahead = plans_ahead
         """Works of lanes are prepared while those before them run (`ahead_s`)."""
         self._submitted_s: dict[str, float] = {}
@@ -160,22 +138,11 @@ class Serving:
         """Likewise: when the newest one was seen that had ended."""
         self._on_finished = [] if on_finished is None else [on_finished]
         """Called in this order when a request has its last token."""
-        self.has_priorities = False
-        """Some request may wait ahead of one that came before it."""
-        self.num_plans = 0
-        """Looks at what has arrived (`take_in`), one for each step that is planned."""
-        self.has_left_waiting = False
-        """Somebody waited behind the last step that could carry prompts."""
-        self._route: Callable[[Request], None] | None = None
-        """Takes what arrives in place of the inbox."""
         self.kv_bytes_per_token = kv_bytes_per_token
         """KV bytes of a token in all models that serve: what a copy to another GPU moves."""
-        self.num_arrived = 0
         self.num_finished = 0
         self.num_admitted = 0
         self.gaps = GapSamples() if gaps is None else gaps
-        self.queue = Gauge() if queue is None else queue
-        """Requests waiting for admission."""
         self._num_shared = 0
         """Shared blocks of the pool, as the gauge of tokens held knows them."""
         if isinstance(kv, PagedPool):
@@ -194,6 +161,15 @@ class Serving:
         return self.kv
 
     @property
+    def num_arrived(self) -> int:
+        return self.intake.num_arrived
+
+    @property
+    def queue(self) -> Gauge:
+        """Requests waiting for admission."""
+        return self.intake.queue
+
+    @property
     def num_active(self) -> int:
         """Admitted and unfinished requests."""
         return self.num_admitted - self.num_finished
@@ -205,49 +181,14 @@ class Serving:
     def divide(self, route: Callable[[Request], None], on_finished: Callable[[], None]) -> None:
         """Requests are served in parts from now on: `route` takes what arrives in place of the inbox, and `on_finished`
         is called when a request of any part has its last token."""
-        self._route = route
+        self.intake.route = route
         self._on_finished.append(on_finished)
 
     # -- arrivals
 
     async def arrivals(self) -> None:
         """Bring each request in at its time (`bring_in`)."""
-        await bring_in(self, self.arrive)
-
-    def arrive(self, request: Request) -> None:
-        """`request` has come in; it waits behind all that wait, once the frontend is through with it."""
-        self.num_arrived += 1
-        delay_s = self.frontend_s + self.frontend_token_s * request.prompt_tokens
-        if delay_s:
-            self._entering.append((self.host.now_s + delay_s, request))
-            self.host.notify(self._came)
-        else:
-            self.queue_up(request)
-
-    async def frontend(self) -> None:
-        """Pass arrivals on to the queue in their order, each once the frontend is through with it."""
-        while True:
-            while not self._entering:
-                await self.host.wait(self._came)
-            ready_s, request = self._entering.popleft()
-            if ready_s > self.host.now_s:
-                await self.host.sleep_until(ready_s)
-            self.queue_up(request)
-
-    def queue_up(self, request: Request) -> None:
-        """`request` waits behind all of its priority and above, here or in its part."""
-        if self._route is not None:
-            self._route(request)
-            return
-        inbox, place, now_s = self.inbox, len(self.inbox), self.host.now_s
-        request.known_s = now_s
-        if request.priority:
-            self.has_priorities = True
-        while place and inbox[place - 1].priority < request.priority:
-            place -= 1
-        inbox.insert(place, request)
-        self.queue.set(len(inbox), now_s)
-        self.host.notify(self.intake)
+        await bring_in(self, self.intake.arrive)
 
     def admit_now(self, choose: Choose | None = None) -> Request | None:
         """The request that `choose` picks of those that wait, or the oldest, if a seat is free and KV has room for it;
@@ -264,12 +205,10 @@ class Serving:
 
     def _take(self, request: Request) -> None:
         """`request` waits no longer."""
-        inbox, now_s = self.inbox, self.host.now_s
         self.num_admitted += 1
-        inbox.remove(request)
         if request.scheduled_s != request.scheduled_s:
-            request.scheduled_s = now_s
-        self.queue.set(len(inbox), now_s)
+            request.scheduled_s = self.host.now_s
+        self.intake.remove(request)
 
     async def admit(self, choose: Choose | None = None, *, poll_s: float | None = None) -> Request:
         """The request that `admit_now` lets in, once there is one; `choose` is asked anew whenever somebody comes or
@@ -298,7 +237,7 @@ class Serving:
 
     async def came(self, *, poll_s: float | None = None) -> None:
         """Wait until somebody comes, or leaves. Nobody prepared anything for the first of those who wait."""
-        await self.host.wait(self.intake, poll_s=poll_s)
+        await self.host.wait(self.intake.changed, poll_s=poll_s)
         if self.inbox:
             self.inbox[0].known_s = self.host.now_s
 
@@ -320,35 +259,6 @@ class Serving:
                 request.known_s = now_s
 
     # -- blocks taken as tokens come
-
-    def take_in(self, *, after_rows: bool = False, num_rows: int = 0) -> None:
-        """The engine is at a step boundary: what has arrived meanwhile is queued now. `after_rows`: the step before it
-        carried rows alone, of which `receive_interval` pass between two looks. With `num_rows` running, prompts may be
-        held back for others to come."""
-        self.num_plans += 1
-        self._steps_unseen += 1
-        if not after_rows or self._steps_unseen >= self.receive_interval:
-            self._steps_unseen = 0
-            if self.inbox:
-                self._see()
-        self._holds_back = False
-        if self.batch_wait_steps and num_rows and self.has_queued:
-            tokens = num_rows + sum([request.prompt_tokens for request in self.inbox if request.queued_s >= 0.0])
-            self._holds_back = self._steps_held_back < self.batch_wait_steps and tokens < self.batch_wait_tokens
-            self._steps_held_back = self._steps_held_back + 1 if self._holds_back else 0
-
-    def _see(self) -> None:
-        now_s = self.host.now_s
-        for request in reversed(self.inbox):
-            if request.queued_s != request.queued_s:
-                request.queued_s = now_s
-            elif not self.has_priorities:
-                break
-
-    @property
-    def has_queued(self) -> bool:
-        """Whether somebody waits whom the engine has seen, and is not held back."""
-        return bool(self.inbox) and not self._holds_back and not isnan(self.inbox[0].queued_s)
 
     def seat_now(
         self, max_tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK
@@ -395,8 +305,7 @@ class Serving:
             key = (-request.priority, request.index)
             while place < len(self.inbox) and (-self.inbox[place].priority, self.inbox[place].index) < key:
                 place += 1
-        self.inbox.insert(place, request)
-        self.queue.set(len(self.inbox), self.host.now_s)
+        self.intake.insert(place, request)
 
     # -- what works brought
 
@@ -518,7 +427,7 @@ class Serving:
         for heard in self._on_finished:
             heard()
         if self.inbox:
-            self.host.notify(self.intake)
+            self.host.notify(self.intake.changed)
 
     def retract(self, request: Request) -> None:
         """Take the memory of `request`; it waits behind all whom the engine has seen."""
@@ -532,12 +441,10 @@ class Serving:
         place = len(self.inbox)
         while place and isnan(self.inbox[place - 1].queued_s):
             place -= 1
-        self.inbox.insert(place, request)
-        self.queue.set(len(self.inbox), self.host.now_s)
+        self.intake.insert(place, request)
 
     def _forget_waiting(self, request: Request) -> None:
         """Its last token was under way when it was preempted."""
-        self.inbox.remove(request)
+        self.intake.remove(request)
         self.num_admitted += 1
         request.is_preempted = False
-        self.queue.set(len(self.inbox), self.host.now_s)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
+from sim.engine.intake import Intake
 from sim.engine.serving import Choose, Serving
 from sim.engine.time_series import GaugePart
 from sim.hosts.view import HostView
@@ -35,8 +36,9 @@ class Part(Serving):
     """What one policy serves of `whole`: in its memory and its seats, with its controller, into its account."""
 
     def __init__(self, whole: Serving, label: str) -> None:
+        host = HostView(whole.host, label)
         super().__init__(
-            HostView(whole.host, label),
+            host,
             (),
             whole.kv,
             whole.controller,
@@ -45,7 +47,7 @@ class Part(Serving):
             measured=whole.measured,
             plans_ahead=whole.plans_ahead,
             gaps=whole.gaps,
-            queue=GaugePart(whole.queue),
+            intake=Intake(host, queue=GaugePart(whole.queue)),
         )
         self.whole = whole
 
@@ -84,14 +86,14 @@ class _Router:
     def arrived(self, request: Request) -> None:
         load = self.serving.num_arrived - self.serving.num_finished
         self.row = row_for(self.table, load, self.row, self.hysteresis)
-        self.parts[self.table[self.row][1]].arrive(request)
+        self.parts[self.table[self.row][1]].intake.arrive(request)
 
 
 def _wake(parts: Sequence[Part]) -> None:
     """A seat is free, and memory: whoever waits for it looks."""
     for part in parts:
         if part.inbox:
-            part.host.notify(part.intake)
+            part.host.notify(part.intake.changed)
 
 
 def seed_table(*, is_heavy: bool) -> LoadTable:

@@ -17,8 +17,8 @@ import msgspec
 
 from sim.acceptance.draws import AcceptanceDraws
 from sim.engine.fleet import Account, Fleet
+from sim.engine.intake import Intake, Lockstep
 from sim.engine.kv import KvPool
-from sim.engine.lockstep import Lockstep
 from sim.engine.paged import PagedPool
 from sim.engine.serving import Serving
 from sim.engine.time_series import GaugePart
@@ -234,24 +234,27 @@ class Experiment:
             max_concurrency=self.scenario.workload.max_concurrency,
             max_num_seqs=resolved.limits.max_num_seqs * resolved.num_engines,
             max_num_batched_tokens=resolved.limits.max_num_batched_tokens,
-            receive_interval=resolved.limits.receive_interval,
-            batch_wait=resolved.limits.batch_wait,
-            frontend_s=resolved.engine.frontend_s,
-            frontend_token_s=resolved.engine.frontend_token_s,
+            intake=Intake(
+                host,
+                frontend_s=resolved.engine.frontend_s,
+                frontend_token_s=resolved.engine.frontend_token_s,
+                receive_interval=resolved.limits.receive_interval,
+                batch_wait=resolved.limits.batch_wait,
+                queue=account and GaugePart(account.queue),
+                group=group,
+            ),
             measured=self.scenario.workload.measured(len(requests)),
             kv_bytes_per_token=resolved.kv_bytes_per_token,
             draws=draws if self.scenario.window.stop_s is None else None,
             names_requests=is_recorded,
             plans_ahead=resolved.limits.async_scheduling,
             gaps=account and account.gaps,
-            queue=account and GaugePart(account.queue),
             on_finished=account and account.on_finished,
-            group=group,
         )
 
     def _start_policy(self, host: SpawningHost, serving: Serving) -> None:
-        if serving.frontend_s or serving.frontend_token_s:
-            host.spawn(serving.frontend())
+        if serving.intake.frontend_s or serving.intake.frontend_token_s:
+            host.spawn(serving.intake.frontend())
         for task in self.resolved.policy.coroutines(serving, self.resolved.options, self.resolved.limits):
             host.spawn(task)
 

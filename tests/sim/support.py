@@ -13,6 +13,7 @@ from sim.costs.cost import Demands, Link
 from sim.devices.ticket import SimTicket
 from sim.engine.controllers import build_controller
 from sim.engine.draft_length import Controller, SameLength
+from sim.engine.intake import Intake
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool
 from sim.engine.radix import RadixPool
@@ -270,8 +271,7 @@ def serve(
         max_concurrency=max_concurrency,
         max_num_seqs=limits.max_num_seqs * num_engines,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        receive_interval=limits.receive_interval,
-        batch_wait=limits.batch_wait,
+        intake=Intake(host, receive_interval=limits.receive_interval, batch_wait=limits.batch_wait),
         measured=measured,
         draws=draws,
         plans_ahead=limits.async_scheduling,

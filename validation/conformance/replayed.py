@@ -134,7 +134,7 @@ class _Replay:
         return self.found
 
     def _arrive(self) -> None:
-        self.serving.queue_up(self.requests[self.num_arrived])
+        self.serving.intake.queue_up(self.requests[self.num_arrived])
         self.num_arrived += 1
 
     def _plan(self, drafting: Mapping[int, int] | None) -> Step:

@@ -48,7 +48,7 @@ class Apart:
     def plan(self, running: list[Request], drafting: Mapping[int, int] | None, *, after_rows: bool = False) -> Step:
         """The next step (`plan_step`)."""
         serving = self._serving
-        serving.take_in(after_rows=after_rows, num_rows=len(running))
+        serving.intake.take_in(after_rows=after_rows, num_rows=len(running))
         self._merge()
         if self._lookahead:
             for request in running:
@@ -58,7 +58,7 @@ class Apart:
         if step.is_empty:
             step = self._plan_rows(running, drafting)
         if step.is_empty and drafting is None:
-            if not (self._limits.async_scheduling and serving.has_queued):
+            if not (self._limits.async_scheduling and serving.intake.has_queued):
                 self._ratio = self._rules.initial
             if not running:
                 step = self._plan_prompts(running)
@@ -106,7 +106,7 @@ class Apart:
         step = Step([], [], [], ())
         chunks: list[Chunk] = []
         is_cut = bool(running) and _missing(running[-1]) > 0
-        if not is_cut and (self._is_full or not serving.has_queued):
+        if not is_cut and (self._is_full or not serving.intake.has_queued):
             return step
         seats = limits.max_num_seqs - len(self._batch)
         if seats <= 0 and not is_cut:
@@ -129,7 +129,7 @@ class Apart:
             else:
                 self._has_chunk = True
                 return step
-        while serving.has_queued and not self._is_full:
+        while serving.intake.has_queued and not self._is_full:
             request = serving.inbox[0]
             if len(step.prompts) >= seats:
                 self._is_full = True

@@ -77,7 +77,7 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
 def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
     """Whether no row can be trimmed or held up by the budget, prompts complete in order, and where these are not mixed
     with rows, all who may be seated fit for their whole lives."""
-    if serving.controller.constant_length is None or serving.group is not None:
+    if serving.controller.constant_length is None or serving.intake.group is not None:
         return False
     if limits.long_prefill_token_threshold or limits.method is NGRAM or limits.prefill_schedule_interval > 1:
         return False
@@ -171,7 +171,7 @@ async def by_rows(
 ) -> Pause:
     """Serve until `may_stop` at a pause, for ever without it; `running` requests are seated already, oldest first, and
     `flight` is under way."""
-    host, group = serving.host, serving.group
+    host, group = serving.host, serving.intake.group
     apart = Apart(serving, limits) if limits.retracts else None
     plan = partial(plan_step, serving, limits=limits) if apart is None else apart.plan
     planned: Step | None = None
@@ -187,7 +187,7 @@ async def by_rows(
                 planned = plan(running, drafting=None, after_rows=after_rows and bool(running))
                 planned_at_s = host.now_s
                 if planned.is_empty:
-                    await host.wait(serving.intake)
+                    await host.wait(serving.intake.changed)
                     continue
             step, planned = begin_step(serving, planned), None
             if step.is_empty:
@@ -277,7 +277,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
             )
             partial = plan.partial
             if not (num_rows or plan.chunks):
-                await host.wait(serving.intake)
+                await host.wait(serving.intake.changed)
                 continue
         step, plan = plan, None
         chunks, completed = step.chunks, step.completed

@@ -70,7 +70,7 @@ def plan_step(
     `drafting` has the draft lengths of the step under way by arrival index, whose results are not known yet; None where
     there is none. `after_rows`: the step before this one carries rows alone.
     """
-    serving.take_in(after_rows=after_rows, num_rows=len(running))
+    serving.intake.take_in(after_rows=after_rows, num_rows=len(running))
     if limits.mixes_prompts:
         num_running = len(running)
         step = _fill(serving, running, limits, drafting)
@@ -129,7 +129,7 @@ def _fill(
                     continue
         while not grow(request, held + tokens, lookahead):
             has_preempted = True
-            if limits.preempts_by_priority and serving.has_priorities:
+            if limits.preempts_by_priority and serving.intake.has_priorities:
                 place = _lowest(running)
                 index -= place < index - 1
                 victim = running.pop(place)
@@ -152,7 +152,7 @@ def _fill(
     can_seat = has_prompts and not has_preempted and not (is_deferred and limits.defers_last_token)
     num_seats = limits.max_num_seqs if can_seat else 0
     first = FirstChunk(0 if step.prompts else limits.padded_tokens, bool(step.rows), is_deferred)
-    while budget > slots and len(running) < num_seats and serving.has_queued:
+    while budget > slots and len(running) < num_seats and serving.intake.has_queued:
         oldest = serving.inbox[0]
         if limits.holds_back(oldest.prompt_tokens + oldest.emitted_tokens, budget - slots):
             break
@@ -167,13 +167,13 @@ def _fill(
         chunks.append(chunk)
         budget -= chunk.new_tokens + slots
     if not is_deferred and not has_preempted:
-        serving.has_left_waiting = bool(serving.inbox)
+        serving.intake.has_left_waiting = bool(serving.inbox)
     return step._replace(chunks=tuple(chunks))
 
 
 def _defers_prompts(serving: Serving, running: Sequence[Request], limits: EngineLimits) -> bool:
     """Whether prompts wait for a later step: rows decode, and the last step with prompts left nobody waiting."""
-    if (serving.num_plans - 1) % limits.prefill_schedule_interval == 0 or serving.has_left_waiting:
+    if (serving.intake.num_plans - 1) % limits.prefill_schedule_interval == 0 or serving.intake.has_left_waiting:
         return False
     return any(request.prefill_goal <= request.prefilled_tokens + request.in_flight for request in running)
 
@@ -285,7 +285,7 @@ def plan_prompts(
     """Chunks within `budget` beside `num_rows`: of `partial` first, then of new prompts while `num_seated` others leave
     seats.
     `after_rows`: the step before this one carries rows alone."""
-    serving.take_in(after_rows=after_rows, num_rows=num_seated + (partial is not None))
+    serving.intake.take_in(after_rows=after_rows, num_rows=num_seated + (partial is not None))
     if partial is None and not serving.inbox:
         return PromptPlan([], (), [], None, serving.host.now_s)
     pool, lookahead, slots = serving.paged, serving.controller.draft_tokens_max, limits.slots_per_request
@@ -300,7 +300,7 @@ def plan_prompts(
             if pool.is_sharing:
                 pool.grow(request, history_tokens + chunk.new_tokens, lookahead)
         else:
-            if not serving.has_queued or num_seated + len(prompts) >= limits.max_num_seqs:
+            if not serving.intake.has_queued or num_seated + len(prompts) >= limits.max_num_seqs:
                 break
             if limits.holds_back(serving.inbox[0].prompt_tokens, budget - slots):
                 break

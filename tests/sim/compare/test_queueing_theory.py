@@ -158,7 +158,7 @@ async def _priority_server(classes: list[Serving], stream: Stream) -> None:
                 serving.commit_prefill(request)
                 break
         else:
-            await host.first(*(host.wait(serving.intake) for serving in classes))
+            await host.first(*(host.wait(serving.intake.changed) for serving in classes))
 
 
 def priority_recursion_s(arrivals: list[list[float]], services: list[list[float]]) -> list[list[float]]:

@@ -101,8 +101,8 @@ def test_a_frontend_passes_every_request_on_its_own_time_after_it_came() -> None
     """3 s each, many at once: two at 0 s are in the queue at 3 s, one of 1 s at 4 s. It counts from arrival."""
     asked = [request(0), request(1), request(2, arrival_s=1.0)]
     served = Served(asked)
-    served.serving.frontend_s = 3.0
-    served.host.spawn(served.serving.frontend())
+    served.serving.intake.frontend_s = 3.0
+    served.host.spawn(served.serving.intake.frontend())
     lengths: dict[float, int] = {}
     for time_s in (2.5, 3.5, 4.5):
         served.at(time_s, lambda now=time_s: lengths.update({now: len(served.serving.inbox)}))
@@ -115,8 +115,8 @@ def test_a_frontend_passes_every_request_on_its_own_time_after_it_came() -> None
 def test_what_a_prompts_tokens_take_in_the_frontend_adds_to_it() -> None:
     asked = [request(0, prompt=4)]
     served = Served(asked)
-    served.serving.frontend_s, served.serving.frontend_token_s = 1.0, 0.5
-    served.host.spawn(served.serving.frontend())
+    served.serving.intake.frontend_s, served.serving.intake.frontend_token_s = 1.0, 0.5
+    served.host.spawn(served.serving.intake.frontend())
     lengths: dict[float, int] = {}
     for time_s in (2.9, 3.1):
         served.at(time_s, lambda now=time_s: lengths.update({now: len(served.serving.inbox)}))
@@ -139,7 +139,7 @@ def test_requests_of_one_instant_arrive_together() -> None:
 
     async def worker() -> None:
         while True:
-            await served.host.wait(served.serving.intake)
+            await served.host.wait(served.serving.intake.changed)
             seen.append((served.host.now_s, len(served.serving.inbox)))
 
     served.host.spawn(worker())
@@ -206,11 +206,11 @@ def test_the_engine_queues_at_its_step_what_arrived_since_the_last() -> None:
     asked = [request(0), request(1, arrival_s=1.5)]
     served = Served(asked, paged())
     serving = served.serving
-    for act in (serving.take_in, lambda: serving.seat_now(100)):
+    for act in (serving.intake.take_in, lambda: serving.seat_now(100)):
         served.at(1.0, act)
     served.at(2.0, lambda: serving.preempt(asked[0]))
     for time_s in (2.5, 4.0):
-        served.at(time_s, serving.take_in)
+        served.at(time_s, serving.intake.take_in)
     served.run()
     assert list(serving.inbox) == asked
     assert [r.queued_s for r in asked] == [1.0, 2.5]
@@ -462,10 +462,10 @@ def test_a_finished_request_gives_all_back_and_is_told_of() -> None:
     asked = serving.requests[0]
     serving.admit_now()
     serving.commit_prefill(asked)
-    before = serving.finished.version, serving.intake.version
+    before = serving.finished.version, serving.intake.changed.version
     finish(serving, asked)
     assert (serving.kv.held.value, serving.kv.free_blocks) == (0, 2)
-    assert (serving.finished.version, serving.intake.version) == (before[0] + 1, before[1] + 1)
+    assert (serving.finished.version, serving.intake.changed.version) == (before[0] + 1, before[1] + 1)
 
 
 def test_who_waits_for_memory_gets_it_when_a_request_is_done() -> None:
@@ -486,6 +486,6 @@ def test_who_waits_for_memory_gets_it_when_a_request_is_done() -> None:
 def test_nobody_is_woken_for_memory_that_nobody_waits_for() -> None:
     serving = arrived([request(0)], KvPool(3, 16, 5))
     serving.admit_now()
-    version = serving.intake.version
+    version = serving.intake.changed.version
     finish(serving, serving.requests[0])
-    assert serving.intake.version == version
+    assert serving.intake.changed.version == version
