@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated
 
 import click
 from click.core import ParameterSource
+from msgspec import Meta, Struct
 
-from calibrate.cli.profile_output import A_PATH, check_out, print_saved, save
-from sim.cli.options import DRAFT_TOKENS, OVERWRITE, SECONDS, TOKENS
+from calibrate.cli.profile_output import check_out, print_saved, save
+from sim.cli.flags import DraftTokens, JsonFile, Overwrite, Seconds, Tokens, command
 
 if TYPE_CHECKING:
     from calibrate.production.engine_fit import Production
@@ -19,57 +20,33 @@ if TYPE_CHECKING:
     from sim.files.json_values import Json
 
 EXAMPLE = (
-    "\b\nExample:\n  lanesim calibrate production --bench-json c8.json --bench-json c32.json \\\n"
+    "lanesim calibrate production --bench-json c8.json --bench-json c32.json \\\n"
     "    --profile h100-sxm/llama-3.1-8b --out mine.json"
 )
 
 
-class ProductionFlags(TypedDict):
-    """Flags about the sources and the fit, by parameter."""
+class ProductionFlags(Struct, frozen=True, kw_only=True):
+    """Flags of `lanesim calibrate production`."""
 
-    metrics_before: Path | None
-    metrics_after: Path | None
-    duration_s: float | None
-    bench_json: tuple[Path, ...]
-    log_path: Path | None
-    input_len: int | None
-    output_len: int | None
-    num_speculative_tokens: int | None
-    engine_name: str | None
-    constants: str | None
+    metrics_before: Annotated[Path | None, "A saved look at /metrics."] = None
+    metrics_after: Annotated[Path | None, "Another, later one of the same server."] = None
+    duration_s: Annotated[Seconds | None, "Seconds between the looks; where the server counts no steps."] = None
+    bench_json: Annotated[
+        tuple[Path, ...], "Result of `vllm bench serve --save-result`, GuideLLM, AIPerf or inference-perf; repeat."
+    ] = ()
+    log: Annotated[Path | None, "The server's log; with --input-len, --output-len."] = None
+    input_len: Annotated[Tokens | None, "Mean prompt tokens of what the log saw."] = None
+    output_len: Annotated[int | None, Meta(ge=2, le=10_000_000), "Mean output tokens of what the log saw."] = None
+    num_speculative_tokens: Annotated[DraftTokens | None, "Where the source has no rates."] = None
+    profile: Annotated[str, "Profile of the GPU and models: a name or a path."]
+    engine: Annotated[str | None, "Engine to start from [as in compare]."] = None
+    out: Annotated[Path | None, "Profile to write, with the server's constants as its own."] = None
+    json: JsonFile = None
+    overwrite: Overwrite = False
 
 
-@click.command("production", epilog=EXAMPLE)
-@click.option("--metrics-before", type=A_PATH, default=None, help="A saved look at /metrics.")
-@click.option("--metrics-after", type=A_PATH, default=None, help="Another, later one of the same server.")
-@click.option(
-    "--duration-s", type=SECONDS, default=None, help="Seconds between the looks; where the server counts no steps."
-)
-@click.option(
-    "--bench-json",
-    type=A_PATH,
-    multiple=True,
-    help="Result of `vllm bench serve --save-result`, GuideLLM, AIPerf or inference-perf; repeat.",
-)
-@click.option("--log", "log_path", type=A_PATH, default=None, help="The server's log; with --input-len, --output-len.")
-@click.option("--input-len", type=TOKENS, default=None, help="Mean prompt tokens of what the log saw.")
-@click.option(
-    "--output-len", type=click.IntRange(2, TOKENS.max), default=None, help="Mean output tokens of what the log saw."
-)
-@click.option("--num-speculative-tokens", type=DRAFT_TOKENS, default=None, help="Where the source has no rates.")
-@click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
-@click.option("--engine", "engine_name", default=None, help="Engine to start from [as in compare].")
-@click.option(
-    "--constants",
-    default=None,
-    help="step_s,row_s,draft_pass_s,draft_phase_s,gap_s,frontend_s [those that the levels can tell].",
-)
-@click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
-@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
-@OVERWRITE
-def production_command(
-    profile_name: str, out: Path | None, json_path: str | None, **flags: Unpack[ProductionFlags]
-) -> None:
+@command("production", ProductionFlags, example=EXAMPLE)
+def production_command(flags: ProductionFlags) -> None:
     """Fit the engine's constants and read the acceptance from a server that runs: two looks at /metrics, results of its
     benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too."""
     from calibrate.judge.cells import Setup
@@ -77,22 +54,19 @@ def production_command(
     from sim.cli.console import progress, write_json
     from sim.costs.profile_files import load
 
-    paths = [flags["metrics_before"], flags["metrics_after"], *flags["bench_json"], flags["log_path"], profile_name]
-    check_out(out, paths, json_path=json_path)
-    duration_s = flags["duration_s"]
-    if duration_s is not None and not 0.0 < duration_s < float("inf"):
-        raise ValueError(f"--duration-s {duration_s:g} must be positive and finite")
+    out = flags.out
+    paths = [flags.metrics_before, flags.metrics_after, *flags.bench_json, flags.log, flags.profile]
+    check_out(out, paths, json_path=flags.json)
     served = read_served(flags)
-    profile = load(profile_name)
-    constants = None if flags["constants"] is None else flags["constants"].split(",")
-    engine = {} if flags["engine_name"] is None else {"name": flags["engine_name"]}
+    profile = load(flags.profile)
+    engine = {} if flags.engine is None else {"name": flags.engine}
     with progress() as on_step:
         on_step("fitting", 0, 1)
-        found = fit_served(profile, served, Setup(engine=engine), constants)
+        found = fit_served(profile, served, Setup(engine=engine))
     if out is not None:
         save(found.profile, out)
-    ending = advice(found, profile_name, out)
-    if write_json(json_path, plain(found) | {"next": ending}):
+    ending = advice(found, flags.profile, out)
+    if write_json(flags.json, plain(found) | {"next": ending}):
         show(found)
         if out is not None:
             print_saved(found.profile, out)
@@ -104,22 +78,22 @@ def read_served(flags: ProductionFlags) -> list[Served]:
     from calibrate.production.level_files import levels, read_bench
     from calibrate.production.metrics import between
 
-    before, after, log_path = flags["metrics_before"], flags["metrics_after"], flags["log_path"]
+    before, after, log_path = flags.metrics_before, flags.metrics_after, flags.log
     if (before is None) != (after is None):
         raise ValueError(
             "--metrics-before and --metrics-after belong together: one look says nothing of the time between"
         )
-    num_tokens = flags["num_speculative_tokens"]
-    served = [level for path in flags["bench_json"] for level in read_bench(path, num_speculative_tokens=num_tokens)]
+    num_tokens = flags.num_speculative_tokens
+    served = [level for path in flags.bench_json for level in read_bench(path, num_speculative_tokens=num_tokens)]
     if before is not None and after is not None:
-        served.append(between(before, after, duration_s=flags["duration_s"]))
+        served.append(between(before, after, duration_s=flags.duration_s))
     if log_path is not None:
-        if flags["input_len"] is None or flags["output_len"] is None:
+        if flags.input_len is None or flags.output_len is None:
             raise ValueError("--log does not tell how long requests are: add --input-len and --output-len")
         served += levels(
             log_path,
-            prompt_tokens=flags["input_len"],
-            output_tokens=flags["output_len"],
+            prompt_tokens=flags.input_len,
+            output_tokens=flags.output_len,
             num_speculative_tokens=num_tokens,
         )
     if not served:

@@ -9,24 +9,26 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated
 
 import click
+from msgspec import Meta, Struct
 
 from sim.cli.console import OnStep, claim, progress, write_json
-from sim.cli.options import (
-    DRAFT_TOKENS,
-    GPUS,
+from sim.cli.flags import (
+    ARGUMENT,
     MAX_DRAWS,
-    OVERWRITE,
-    RATE,
-    SEEDS,
-    SHARE,
-    TOKENS,
-    WORKERS,
-    FlagsCommand,
-    parse_goodput,
+    DraftTokens,
+    Gpus,
+    JsonFile,
+    Overwrite,
+    Price,
+    Rate,
+    Share,
+    Tokens,
+    command,
 )
+from sim.cli.options import Goodput, parse_goodput
 
 if TYPE_CHECKING:
     from calibrate.catalogue.model_configs import Source
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from sim.studies.plan.search import Plan
 
 EXAMPLE = (
-    "\b\nExample:\n  lanesim plan Qwen/Qwen3-32B-FP8 --gpu h200-sxm --rate 40 --input-len 1500 \\\n"
+    "lanesim plan Qwen/Qwen3-32B-FP8 --gpu h200-sxm --rate 40 --input-len 1500 \\\n"
     "    --output-len 300 --goodput ttft:1000 tpot:40 --draft eagle3 --price 3.5/gpu-h"
 )
 ASSUMED = {
@@ -50,72 +52,46 @@ ASSUMED = {
 NO_SLO = "plan: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS"
 
 
-class PlanFlags(TypedDict):
-    """Flags by parameter."""
+class PlanFlags(Struct, frozen=True, kw_only=True):
+    """Flags of `lanesim plan`."""
 
-    gpu: str | None
-    rate: float | None
-    input_len: int
-    output_len: int
-    goodput: tuple[str, ...]
-    attainment: float
-    draft: str | None
-    acceptance: str | None
-    longest: int | None
-    engine: str
-    price: str | None
-    energy: bool
-    gpus: int
-    tp: int | None
-    ep: int | None
-    dp: int | None
-    weights: str | None
-    kv_dtype: str | None
-    draws: int
-    seed: int
-    workers: int | None
-    json_path: str | None
+    model: Annotated[str, ARGUMENT]
+    gpu: Annotated[str | None, "GPU, such as h200-sxm; a profile's name has its own."] = None
+    rate: Annotated[Rate | None, "Requests per second; without: the most of one replica."] = None
+    input_len: Annotated[Tokens, "Prompt tokens."]
+    output_len: Annotated[Tokens, "Output tokens."]
+    goodput: Goodput = ()
+    attainment: Annotated[Share, "Share that meets all SLOs."] = 0.95
+    draft: Annotated[str | None, "Drafter: eagle3, mtp, dspark, or a model. [default: none]"] = None
+    acceptance: Annotated[
+        str | None, "Acceptance of its drafts, such as length:2.6@3. [default: assumed by drafter]"
+    ] = None
+    num_speculative_tokens: Annotated[DraftTokens | None, "Longest to try."] = None
+    engine: Annotated[str, "Whose kernels and overheads."] = "vllm-0.32"
+    price: Price = None
+    energy: Annotated[bool, "Joules per output token, too."] = False
+    gpus: Annotated[Gpus, "GPUs of a replica at most."] = 8
+    tp: Annotated[Gpus | None, "Tensor parallel. [default: searched]"] = None
+    ep: Annotated[Gpus | None, "Expert parallel. [default: searched]"] = None
+    dp: Annotated[Gpus | None, "Data parallel attention. [default: searched]"] = None
+    weights: Annotated[str | None, "bf16, fp8, fp8-block, nvfp4, mxfp4, int4. [default: the checkpoint's]"] = None
+    kv_dtype: Annotated[str | None, "bf16 or fp8. [default: the checkpoint's]"] = None
+    draws: Annotated[int, Meta(ge=1, le=MAX_DRAWS), "Draws of costs and acceptance."] = 20
+    json: JsonFile = None
+    overwrite: Overwrite = False
 
 
-@click.command("plan", cls=FlagsCommand, epilog=EXAMPLE, short_help="From a model's name to what to rent.")
-@click.argument("model")
-@click.option("--gpu", default=None, help="GPU, such as h200-sxm; a profile's name has its own.")
-@click.option("--rate", type=RATE, default=None, help="Requests per second; without: the most of one replica.")
-@click.option("--input-len", type=TOKENS, required=True, help="Prompt tokens.")
-@click.option("--output-len", type=TOKENS, required=True, help="Output tokens.")
-@click.option("--goodput", multiple=True, metavar="NAME:MS", help="SLO as ttft:1000 tpot:40 e2el:5000.")
-@click.option("--attainment", type=SHARE, default=0.95, show_default=True, help="Share that meets all SLOs.")
-@click.option("--draft", default=None, help="Drafter: eagle3, mtp, dspark, or a model. [default: none]")
-@click.option(
-    "--acceptance", default=None, help="Acceptance of its drafts, such as length:2.6@3. [default: assumed by drafter]"
-)
-@click.option("--num-speculative-tokens", "longest", type=DRAFT_TOKENS, default=None, help="Longest to try.")
-@click.option("--engine", default="vllm-0.32", show_default=True, help="Whose kernels and overheads.")
-@click.option("--price", default=None, metavar="USD/gpu-h", help="Price of one GPU, such as 3.5/gpu-h.")
-@click.option("--energy", is_flag=True, help="Joules per output token, too.")
-@click.option("--gpus", type=GPUS, default=8, show_default=True, help="GPUs of a replica at most.")
-@click.option("--tp", type=GPUS, default=None, help="Tensor parallel. [default: searched]")
-@click.option("--ep", type=GPUS, default=None, help="Expert parallel. [default: searched]")
-@click.option("--dp", type=GPUS, default=None, help="Data parallel attention. [default: searched]")
-@click.option("--weights", default=None, help="bf16, fp8, fp8-block, nvfp4, mxfp4, int4. [default: the checkpoint's]")
-@click.option("--kv-dtype", default=None, help="bf16 or fp8. [default: the checkpoint's]")
-@click.option(
-    "--draws", type=click.IntRange(1, MAX_DRAWS), default=20, show_default=True, help="Draws of costs and acceptance."
-)
-@click.option("--seed", type=SEEDS, default=0, show_default=True)
-@click.option("--workers", type=WORKERS, default=None, help="Processes. [default: one per core]")
-@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the answer as JSON; - = stdout.")
-@OVERWRITE
-def plan_command(model: str, **flags: Unpack[PlanFlags]) -> None:
+@command("plan", PlanFlags, example=EXAMPLE, short_help="From a model's name to what to rent.")
+def plan_command(flags: PlanFlags) -> None:
     """Which deployment of MODEL to rent: a Hugging Face name, a config.json, or a profile's name.
 
     Splits over GPUs are searched, with and without the drafter; the best few are simulated in draws of what costs and
     acceptance might as well be.
     """
-    json_path = flags["json_path"]
-    price = None if flags["price"] is None else _gpu_price(flags["price"])
-    claim(files={"--json": json_path}, inputs=[model])
-    if not parse_goodput(flags["goodput"]):
+    model = flags.model
+    price = None if flags.price is None else _gpu_price(flags.price)
+    claim(files={"--json": flags.json}, inputs=[model])
+    if not parse_goodput(flags.goodput):
         raise ValueError(NO_SLO)
     began_s = time.monotonic()
     with progress() as on_step:
@@ -124,18 +100,18 @@ def plan_command(model: str, **flags: Unpack[PlanFlags]) -> None:
         result = _planned(scenario, candidates, refused, named.repository, price, flags, on_step, began_s)
     # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
     notes = [note for note in result.notes if note.startswith("<")]
-    disputed, ratio = _disputed(result, scenario, candidates, named, flags["engine"])
+    disputed, ratio = _disputed(result, scenario, candidates, named, flags.engine)
     from msgspec.structs import replace
 
     if ratio is not None:
         from sim.studies.plan.search import with_world
 
         profile = next(each.profile for each in candidates if each.name == result.deployments[0].profile)
-        whose = f"{flags['engine'].partition('-')[0]}'s own"
+        whose = f"{flags.engine.partition('-')[0]}'s own"
         with progress() as on_step:
-            result = with_world(result, profile, ratio, whose, workers=flags["workers"], on_done=on_step)
+            result = with_world(result, profile, ratio, whose, on_done=on_step)
     result = replace(result, notes=[note for note in (disputed, assumed, named.assumed) if note] + notes)
-    if write_json(json_path, result.plain):
+    if write_json(flags.json, result.plain):
         from rich.console import Console
 
         from sim.report.plans import print_plan
@@ -165,9 +141,9 @@ def _candidates(model: str, flags: PlanFlags, on_step: OnStep) -> tuple[list[Can
     if model in shipped() or (model.endswith(".json") and _is_profile(Path(model))):
         profile = load(model)
         return [Candidate(model, profile)], [], Source(profile.target)
-    if flags["gpu"] is None:
+    if flags.gpu is None:
         raise ValueError(f"--gpu is missing: {model!r} is a model, want such as --gpu h200-sxm")
-    return _imported(model, flags["gpu"], flags, on_step)
+    return _imported(model, flags.gpu, flags, on_step)
 
 
 def _is_profile(path: Path) -> bool:
@@ -200,22 +176,22 @@ def _imported(
                 f"no kernel tables of GPU {gpu!r}, only of {', '.join(DEVICES)}; a profile's name needs none"
             )
         raise ValueError(unknown("GPU", wanted_gpu, DEVICES))
-    name = flags["draft"]
+    name = flags.draft
     draft = _draft_model(name) if name is not None and name not in HEADS else None
     tables, source = installed_tables()
     named = source_of(model, plain=False)
-    target = with_formats(named.shape, flags["weights"], flags["kv_dtype"])
+    target = with_formats(named.shape, flags.weights, flags.kv_dtype)
     target = in_kernel_format(target, gpu)
     if name in HEADS:
         draft = HEADS[name](named.shape)
     if draft is not None:
-        draft = with_formats(draft, None, flags["kv_dtype"])
-    kernels = flags["engine"].partition("-")[0]
+        draft = with_formats(draft, None, flags.kv_dtype)
+    kernels = flags.engine.partition("-")[0]
     if kernels not in ("vllm", "sglang", "trtllm"):
         kernels = "vllm"
-    wanted = deployments(target, flags["gpus"], kernels, flags["tp"], flags["ep"], flags["dp"])
+    wanted = deployments(target, flags.gpus, kernels, flags.tp, flags.ep, flags.dp)
     if not wanted:
-        raise ValueError(f"--tp, --dp: want no more than --gpus {flags['gpus']} GPUs in a replica")
+        raise ValueError(f"--tp, --dp: want no more than --gpus {flags.gpus} GPUs in a replica")
     found, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder(), on_step)
     refused = [Refused(deployment=label_of(*each.deployment[:3]), why=each.why) for each in failed]
     if not found:
@@ -223,7 +199,7 @@ def _imported(
         _, largest = max(zip(failed, refused, strict=True), key=lambda pair: pair[0].deployment.devices)
         raise ValueError(f"plan: {target.name} on {gpu}: {largest.deployment}: {largest.why}")
     candidates = [Candidate(str(each.path), each.profile) for each in found]
-    engine_of(flags["engine"], candidates[0].profile)
+    engine_of(flags.engine, candidates[0].profile)
     return candidates, refused, named
 
 
@@ -251,24 +227,23 @@ def _scenario(flags: PlanFlags, candidates: Sequence[Candidate]) -> tuple[Scenar
     speculation: dict[str, Json] = {"num_speculative_tokens": 0}
     if draft is not None:
         acceptance, longest, whose = ASSUMED.get(draft.name, ASSUMED[""])
-        if flags["acceptance"] is None:
+        if flags.acceptance is None:
             assumed = f"acceptance {acceptance} assumed ({whose}); --acceptance"
         speculation = {
-            "num_speculative_tokens": flags["longest"] or longest,
-            "acceptance": flags["acceptance"] or acceptance,
+            "num_speculative_tokens": flags.num_speculative_tokens or longest,
+            "acceptance": flags.acceptance or acceptance,
             "method": draft.name if draft.name in ASSUMED else "draft_model",
         }
-    goodput = {f"{name}_ms": bound for name, bound in parse_goodput(flags["goodput"]).items()}
-    lengths = {"input_len": flags["input_len"], "output_len": flags["output_len"]}
+    goodput = {f"{name}_ms": bound for name, bound in parse_goodput(flags.goodput).items()}
+    lengths = {"input_len": flags.input_len, "output_len": flags.output_len}
     raw: dict[str, Json] = {
         "profile": candidates[0].name,
         "policy": ["continuous"],
-        "engine": {"name": flags["engine"]},
+        "engine": {"name": flags.engine},
         "workload": {"dataset_name": "fixed", **lengths},
         "speculation": speculation,
         "goodput": goodput,
-        "seed": flags["seed"],
-        "energy": flags["energy"],
+        "energy": flags.energy,
     }
     return parse_scenario(raw), assumed
 
@@ -296,13 +271,12 @@ def _planned(
     return plan(
         scenario,
         candidates,
-        rate_per_s=flags["rate"],
-        share=flags["attainment"],
+        rate_per_s=flags.rate,
+        share=flags.attainment,
         price_per_gpu_h=price,
-        draws=flags["draws"],
+        draws=flags.draws,
         refused=refused,
         target_model=repository,
-        workers=flags["workers"],
         on_done=on_step,
         on_ranking=rank,
     )
@@ -352,13 +326,13 @@ def _capacity_line(result: Plan, flags: PlanFlags) -> str:
     words = [
         "lanesim", "capacity", "--profile", best.profile, "--policy", "continuous",
         *([] if engine == DEFAULT_ENGINE else ["--engine", engine]),
-        "--input-len", str(flags["input_len"]), "--output-len", str(flags["output_len"]),
+        "--input-len", str(flags.input_len), "--output-len", str(flags.output_len),
         "--num-speculative-tokens", str(best.num_speculative_tokens),
-        "--max-num-seqs", str(result.scenario["engine"]["max_num_seqs"]),
+        "--set", f"engine.max_num_seqs={result.scenario['engine']['max_num_seqs']}",
     ]  # fmt: skip
     if best.num_speculative_tokens:
         words += ["--acceptance", speculation["acceptance"]]
-    words += ["--goodput", *flags["goodput"]]
+    words += ["--goodput", *flags.goodput]
     if result.rate_per_s is not None:
         words += ["--target-rate", f"{result.rate_per_s:g}"]
     home = str(Path.home())

@@ -96,17 +96,6 @@ def test_the_gap_of_a_server_that_plans_ahead_comes_back(gap_s: float, folder: P
     assert (host.step_s, host.row_s) == (before.host.step_s, before.host.row_s)
 
 
-def test_a_constant_that_was_asked_for_and_moves_nothing_is_refused_in_this_commands_words(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_results(1.6e-3)
-    assert run([*command("--bench-json"), "--constants", "step_s,row_s"]) == 2
-    told = capsys.readouterr().err
-    assert "--constants: c8.json, c32.json: step_s moves none of the measured values; try gap_s in its place" in told
-    assert "--fit" not in told
-    assert not (folder / "mine.json").exists()
-
-
 def test_the_guides_probe_runs(folder: Path) -> None:
     """On fewer and shorter requests."""
     few = ["--rounds", "1", "--requests-per-stream", "3", "--output-len", "4", "--json", "r.json"]

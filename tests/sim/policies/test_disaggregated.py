@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sim.engine.draft_pool import DraftPool
 from sim.engine.kv import SpreadPool
 from sim.interface.work import Kind, Model
+from sim.policies.disaggregated import DraftPool
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from tests.sim.hosts.test_contract import outcome, requests
 from tests.sim.support import AlwaysAccept, SimRun, request
