@@ -68,6 +68,9 @@ class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
     """And of those that simulate an engine, by SLOs."""
 
     engine: Annotated[str | None, ENGINE_HELP] = None
+    max_num_seqs: Annotated[
+        int | None, "Requests admitted and unfinished, in every policy; default: the engine's on that GPU."
+    ] = None
     goodput: Goodput = ()
 
 
@@ -88,9 +91,6 @@ class CompareScenario(ServedFlags, frozen=True, kw_only=True):
     ] = None
     random_range_ratio: Annotated[
         float | None, "Fixed lengths are drawn within this share of them, (1 - ratio) to (1 + ratio) times; below 1."
-    ] = None
-    max_num_seqs: Annotated[
-        int | None, "Requests admitted and unfinished, in every policy; default: the engine's on that GPU."
     ] = None
     max_num_batched_tokens: Annotated[int | None, "Tokens of one target pass, in every policy; default: likewise."] = (
         None

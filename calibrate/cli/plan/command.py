@@ -328,7 +328,7 @@ def _capacity_line(result: Plan, flags: PlanFlags) -> str:
         *([] if engine == DEFAULT_ENGINE else ["--engine", engine]),
         "--input-len", str(flags.input_len), "--output-len", str(flags.output_len),
         "--num-speculative-tokens", str(best.num_speculative_tokens),
-        "--set", f"engine.max_num_seqs={result.scenario['engine']['max_num_seqs']}",
+        "--max-num-seqs", str(result.scenario["engine"]["max_num_seqs"]),
     ]  # fmt: skip
     if best.num_speculative_tokens:
         words += ["--acceptance", speculation["acceptance"]]
