@@ -124,7 +124,7 @@ NEEDED = {
     "calibrate derive": [["--from", PAIR, "--gpu", "h200-sxm", "--out", "new.json"]],
     "calibrate production": [["--bench-json", "FILE", "--profile", PAIR]],
     "report": [["FILE", "--figures", "new"]],
-    "calibrate import aiconfigurator": [["FILE", "--gpu", "h200-sxm", "--target", "llama-3.1-8b", "--out", "new.json"]],
+    "calibrate import": [["FILE", "--gpu", "h200-sxm", "--target", "llama-3.1-8b", "--out", "new.json"]],
     "calibrate measure": [["--device", "cuda", "--target", "tiny-target", "--out", "new.json"]],
     "replay": [["--profile", "cpu/tiny", "--policy", "pd", "--device", "cuda", "--out", "new"]],
     "validate cells": [["FILE", "--profile", PAIR]],

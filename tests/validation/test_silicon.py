@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.cli.imports import aiconfigurator_command
+from calibrate.cli.imports import import_command
 from calibrate.importers.aiconfigurator.deployment import PACKAGE
 from calibrate.judge.cell import Cell
 from sim.compare.side_by_side import compare
@@ -321,7 +321,7 @@ def test_a_users_two_commands_get_what_a_row_is_judged_by(tmp_path: Path) -> Non
     read = cell(**nccl, **generated, system="h100_sxm", gemm_quant_mode="")
     assert "--nccl" in import_words(read)
     out = tmp_path / "profile.json"
-    aiconfigurator_command([*import_words(read), "--out", str(out)], standalone_mode=False)
+    import_command([*import_words(read), "--out", str(out)], standalone_mode=False)
     scenario = parse_scenario(raw_scenario(read, str(out)))
     assert (scenario.engine.max_num_seqs, scenario.workload.max_concurrency) == (None, 2)
     (served,) = compare(resolve_all(scenario, load(str(out)))).policies

@@ -21,7 +21,7 @@ from validation.__main__ import main as validation
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 READ = {
-    *("acceptance", "against", "api_key_env", "attention", "bench_json", "columns", "concurrencies", "constants"),
+    *("acceptance", "api_key_env", "attention", "bench_json", "columns", "concurrencies", "constants"),
     *("contexts", "controller", "dataset_name", "dataset_path", "directory", "draft", "draft_model", "draft_path"),
     *("draft_weights", "dtype", "engine", "engine_name", "engine_version", "fit_constant", "fit_metric", "fit_ratios"),
     *("fits", "goodput", "gpu", "grid", "kv_dtype", "lengths", "levels", "log_path", "method", "metric_percentiles"),
@@ -32,15 +32,17 @@ READ = {
         "name",
         "num_prompts",
         "only",
-        "origin",
+        "from_",
+        "words",
+        "log",
         "sources",
         "set",
         "names",
         "path",
         "paths",
     ),
-    *("percentile_metrics", "places", "policies", "policy", "price", "profile", "profile_name", "prompts", "question"),
-    *("requests_path", "revision", "scenario", "series", "source", "speculative_config", "store", "target"),
+    *("policy", "price", "profile", "profile_name", "prompts"),
+    *("requests_path", "scenario", "series", "source", "speculative_config", "store", "target"),
     *("target_model", "target_weights", "url", "weights", "where"),
 }
 """Parameters of text that name nothing which is written; every other one is an output."""
@@ -59,7 +61,7 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("report", "--figures"): "report r --figures figures",
     ("calibrate measure", "--out"): "calibrate measure --device cpu --target tiny-target --out there.json",
     (
-        "calibrate import aiconfigurator",
+        "calibrate import",
         "--out",
     ): "calibrate import aiconfigurator --gpu h200-sxm --target llama-3.1-8b --out there.json",
     ("calibrate derive", "--out"): "calibrate derive --from {pair} --gpu h200-sxm --out there.json",
