@@ -1,1 +1,1 @@
-"""Which drafted tokens are accepted: how people quote it, models, recorded tapes, a request's draws, fits."""
+"""Acceptance of drafted tokens: how people quote it, models, recorded tapes, a request's draws, fits."""

@@ -22,7 +22,7 @@ SLACK = 1e-9
 def built_model(
     name: str, build: Callable[[Sequence[float], int], Acceptance], values: Sequence[float], k: int
 ) -> Acceptance:
-    """What `build`, registered as `name`, makes of its numbers at draft length `k`. Raises PluginError."""
+    """The model that `build`, registered as `name`, makes of its numbers at draft length `k`. Raises PluginError."""
     what = f"acceptance {name!r}"
     with naming_plugin(what):
         model = build(values, k)

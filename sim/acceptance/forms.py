@@ -100,12 +100,12 @@ def register_acceptance(name: str, build: Build, form: str) -> None:
 
 
 def registered() -> list[tuple[str, Build, str]]:
-    """What `register_acceptance` made known in this process: name, build, form."""
+    """Forms that `register_acceptance` made known in this process: name, build, form."""
     return [(each.name, each.build, each.form) for each in _registered.values()]
 
 
 def _form_of(name: str) -> AcceptanceForm:
-    """What is registered or installed under a name. Raises ValueError naming the nearest one."""
+    """The form that is registered or installed under a name. Raises ValueError naming the nearest one."""
     if name in _registered:
         return _registered[name]
     entries = installed(GROUP)
@@ -115,7 +115,7 @@ def _form_of(name: str) -> AcceptanceForm:
 
 
 def parse_quoted(text: str) -> Quoted:
-    """What `text` quotes, to be had at any draft length.
+    """The acceptance that `text` quotes, to be had at any draft length.
 
     `iid:A` one rate; `length:L@K` acceptance length, bonus included, measured with drafts of K tokens, and `length:L`
     at whatever draft length is in use; `vllm:U1,U2,..` unconditional rates by place, measured with drafts of as many
@@ -168,7 +168,7 @@ def num_rates(text: str) -> int | None:
 
 
 def _bare_number(text: str) -> str | None:
-    """How a number without a name is meant; None for what is none."""
+    """The likely meaning of a number without a name; None for what is none."""
     try:
         value = float(text)
     except ValueError:
@@ -221,7 +221,7 @@ def _length(text: str, rest: str) -> Quoted:
 
 
 def _nearest(name: str, values: list[float]) -> str:
-    """How what was probably meant is written."""
+    """Spelling of the form that was probably meant."""
     numbers = ",".join(f"{value:g}" for value in values)
     if name == "iid" and len(values) == 1 and values[0] > 1.0:
         return f"length:{numbers}@K if this is an acceptance length at draft length K"

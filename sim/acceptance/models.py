@@ -43,7 +43,7 @@ def to_conditional(unconditional_rates: tuple[float, ...]) -> tuple[float, ...]:
 
 
 class Acceptance(ABC):
-    """What every model offers. Rates are over the rounds of a long run at a fixed draft length k.
+    """Base of every model. Rates are over the rounds of a long run at a fixed draft length k.
 
     >>> import lanesim
     >>> class Coin(lanesim.Acceptance):

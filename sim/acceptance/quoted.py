@@ -71,13 +71,13 @@ class Quoted(Protocol):
         """Draft length that it was measured at; None where it holds for all."""
 
     def model(self, k: int) -> Acceptance:
-        """What a run with drafts of `k` tokens meets. Raises ValueError where the quote cannot mean that."""
+        """Acceptance of a run with drafts of `k` tokens. Raises ValueError where the quote cannot mean that."""
 
     def draw(self, rng: Chances) -> Quoted:
         """Another quote that fits what was measured as well; itself where nothing is uncertain."""
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
-        """What to say once, one line each, beside results at draft lengths `ks`."""
+        """Remarks, one line each, to be printed once beside results at draft lengths `ks`."""
 
 
 def split_normal(chance: float, below: float, above: float) -> float:
@@ -89,7 +89,7 @@ def split_normal(chance: float, below: float, above: float) -> float:
 
 
 class _AtEveryLength:
-    """What a quote answers that holds at every draft length and leaves nothing open, unless it says otherwise."""
+    """Base of a quote that holds at every draft length and leaves nothing open, unless it says otherwise."""
 
     __slots__ = ()
 

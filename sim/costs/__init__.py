@@ -1,1 +1,1 @@
-"""What a work costs: profiles, their constants and points, and the passes that a work is made of."""
+"""Costs of works: profiles, their constants and points, and the passes that a work is made of."""

@@ -225,7 +225,7 @@ class Elementwise(Constants, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Head(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What comes after the layers: the LM head is a GEMM over the rows that sample; the sampler reads its fp32
+    """Kernels after the layers: the LM head is a GEMM over the rows that sample; the sampler reads its fp32
     logits."""
 
     sampler_s: float
@@ -256,7 +256,7 @@ class Measured(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a GPU under load makes of the layers of a pass, over what kernels say that were timed one by one."""
+    """Layers of a pass on a GPU under load, over the sum of kernels that were timed one by one."""
 
     body_ratios: tuple[tuple[int, float], ...] = ()
     """(tokens, ratio): what the layers of a pass take, attention left out, over what the kernels say."""
@@ -316,7 +316,7 @@ class LinearPass(Constants, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class LinearKernels(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="linear"
 ):
-    """What is known where only a few times of whole passes were published."""
+    """Kernel costs of profiles for which only a few times of whole passes were published."""
 
     target: LinearPass
     draft: LinearPass | None

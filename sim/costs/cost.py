@@ -1,4 +1,4 @@
-"""What a work costs: the protocol that every cost model fulfils, and the one that needs no profile, a link between
+"""Cost of a work: the protocol that every cost model fulfils, and the one that needs no profile, a link between
 devices. Not here: any number of a GPU;
 those live in profiles (sim.costs.profile) and models of them (sim.costs.forms).
 """
@@ -37,7 +37,7 @@ class CostModel(Protocol):
         ...
 
     def demands(self, work: Work) -> Demands:
-        """What `work` asks of the device; called only where works contend."""
+        """Demands of `work` on the device; called only where works contend."""
         ...
 
     def host_inflation(self, num_issuers: int) -> float:

@@ -107,8 +107,8 @@ class TokenRatio(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one version of an engine does beside its steps, each as its source has it (`rules_source` of its file); an
-    engine without one of them does nothing of the kind. Drafters go by `Method`, and by PARALLEL_EAGLE."""
+    """Behaviour of one version of an engine beside its steps, each as its source has it (`rules_source` of its file);
+    an engine without one of them does nothing of the kind. Drafters go by `Method`, and by PARALLEL_EAGLE."""
 
     draft_slots: dict[str, tuple[int, int]] = {}
     """Drafter -> (a, b): a + b k slots of a step's token budget are kept for the drafts of each seat."""
@@ -181,7 +181,7 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one engine adds on one GPU, seconds. The meaning of each constant: sim.costs.profile.HostCosts."""
+    """Times that one engine adds on one GPU, seconds. The meaning of each constant: sim.costs.profile.HostCosts."""
 
     name: str
     step_s: float
@@ -231,7 +231,7 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"engine {self.name!r}: is_async says whether async_methods holds {NO_SPECULATION!r}")
 
     def plans_ahead(self, method: str) -> bool:
-        """Whether it schedules asynchronously by default when drafting with `method`; `none` drafts nothing."""
+        """True where it schedules asynchronously by default when drafting with `method`; `none` drafts nothing."""
         return method in self.async_methods
 
     def seats(self, profile: Profile, *, is_drafting: bool) -> int:

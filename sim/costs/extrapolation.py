@@ -1,4 +1,4 @@
-"""What was extrapolated beyond a profile's measured range: the largest of each size, as data.
+"""Sizes beyond a profile's measured range: the largest of each size, as data.
 
 Inside a block of `collecting` cost models add to it and say nothing; outside of one each of them warns once per size.
 Not here: which sizes have a range (sim.costs.passes), where it is told (sim.cli.console).
@@ -73,7 +73,7 @@ _current: ContextVar[Extrapolation | None] = ContextVar("extrapolation", default
 
 @contextmanager
 def collecting() -> Iterator[Extrapolation]:
-    """What the block extrapolates; a block within another one has its own."""
+    """Extrapolation within the block; a block within another one has its own."""
     found = Extrapolation()
     token = _current.set(found)
     try:
@@ -83,7 +83,7 @@ def collecting() -> Iterator[Extrapolation]:
 
 
 def collected() -> Extrapolation | None:
-    """What the innermost block around the caller has collected; None outside of any."""
+    """Extrapolation that the innermost block around the caller has collected; None outside of any."""
     return _current.get()
 
 

@@ -1,4 +1,4 @@
-"""What a pass costs in service: what goes on beside it and before it. What was not measured costs nothing.
+"""Cost of a pass in service, by the works beside it and before it. Effects that were not measured cost nothing.
 
 - A pass that is repeated in a loop finds its data in the caches; in service other passes have been there (`served`).
 - Clocks and caches of a core fall back while its stream does nothing, and take some milliseconds of work to come up
@@ -28,7 +28,7 @@ MAX_LOOKS = 1.0
 
 
 class Now(Protocol):
-    """What the host that submits a work tells of the moment."""
+    """State of the host that submits a work."""
 
     @property
     def now_s(self) -> float: ...

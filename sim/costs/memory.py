@@ -1,4 +1,4 @@
-"""What fits in a GPU's memory: whose weights are loaded, and how many blocks of KV are left beside them.
+"""Contents of a GPU's memory: whose weights are loaded, and how many blocks of KV are left beside them.
 
 What an engine keeps for activations and CUDA graphs is subtracted where it was measured (EngineCosts.reserved_bytes,
 draft_reserved_bytes), else not. Not here: how much a request takes (sim.engine.kv, sim.engine.paged).

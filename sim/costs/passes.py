@@ -23,7 +23,7 @@ HEAD_KERNELS = 6
 
 
 class PassUse(NamedTuple):
-    """What a pass moves and computes on one device."""
+    """Work of a pass on one device."""
 
     flops: float
     num_bytes: float
@@ -43,7 +43,7 @@ _known: dict[tuple[int, int], tuple[Profile, ModelShape, Parts]] = {}
 
 
 def _parts_of(profile: Profile, shape: ModelShape) -> Parts:
-    """What was computed for that very model and profile, by whatever run."""
+    """Times computed for that very model and profile, by whatever run."""
     key = id(profile), id(shape)
     if key not in _known:
         if len(_known) >= MAX_MODELS:
@@ -97,7 +97,7 @@ class ModelPasses(ABC):
         return self.body_s(tokens) * weights / shape.layer_weights
 
     def slots_s(self, work: Work) -> float:
-        """What a block drafter takes beside its pass: context projected into its KV, the serial head slot by slot."""
+        """Time of a block drafter beside its pass: context projected into its KV, the serial head slot by slot."""
         tokens = work.projected_tokens
         known = self._projected.get(tokens)
         if known is None:
@@ -144,7 +144,7 @@ class ModelPasses(ABC):
         return self.body_s(tokens) - self.body_s(min(tokens, most)) + self.body_s(min(unrelated, most))
 
     def fusion_s(self, tokens: int) -> float:
-        """What the first pass of a draft takes before its layers; nothing for a model that reads no features."""
+        """Time of the first pass of a draft before its layers; nothing for a model that reads no features."""
         known = self._fusion.get(tokens)
         if known is None:
             known = self._fusion[tokens] = self.fused_s(tokens) if self.reads_features else 0.0
@@ -218,8 +218,8 @@ def layer_kv_bytes(shape: ModelShape, tensor_parallel: int) -> float:
 
 
 def sizes(work: Work) -> tuple[int, int, int, int]:
-    """What a work's range is judged by: tokens through the body, longest chunk, longest history of a chunk, and mean
-    context per row, rounded down."""
+    """Sizes by which a work's range is judged: tokens through the body, longest chunk, longest history of a chunk, and
+    mean context per row, rounded down."""
     tokens = work.row_tokens
     longest_chunk = longest_history = 0
     for new_tokens, history_tokens in work.chunks:
@@ -233,7 +233,7 @@ def sizes(work: Work) -> tuple[int, int, int, int]:
 
 
 def beyond(measured: Measured, work: Work) -> Sequence[Excess]:
-    """What `ModelPasses.beyond` finds, where all bounds are numbers; the context of rows bounds histories, too."""
+    """Result of `ModelPasses.beyond` where all bounds are numbers; the context of rows bounds histories, too."""
     tokens, longest_chunk, longest_history, context_tokens = sizes(work)
     if longest_history > context_tokens:
         context_tokens = longest_history

@@ -55,7 +55,7 @@ class Gpu(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class IdleRamp(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What works lose after a pause, before the machine is up again (sim.costs.in_service)."""
+    """Time that works lose after a pause, before the machine is up again (sim.costs.in_service)."""
 
     lost_s: float
     """Time that is lost in all, after a long pause."""
@@ -182,7 +182,7 @@ class Phi(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Mix(NamedTuple):
-    """What a work's time at the whole device is made of; sums to 1."""
+    """Parts of a work's time at the whole device; sums to 1."""
 
     compute: float
     bandwidth: float
@@ -190,7 +190,7 @@ class Mix(NamedTuple):
 
 
 class ShareCurve(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What works make of shares of a GPU's multiprocessors: all solo curves, and what neighbours do to each other
+    """Speed of works on shares of a GPU's multiprocessors: all solo curves, and what neighbours do to each other
     (sim.devices.partition)."""
 
     sharpness: float
@@ -245,7 +245,7 @@ class ShareCurve(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How works of several streams share the device."""
+    """Rules by which works of several streams share the device."""
 
     eta_compute: float = 1.0
     eta_bandwidth: float = 1.0

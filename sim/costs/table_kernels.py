@@ -206,5 +206,5 @@ def falls(grid: Sequence[Sequence[float | None]]) -> tuple[int, int] | None:
 
 
 def is_rising(axis: Sequence[int]) -> bool:
-    """Whether `axis` has points, each above the one before."""
+    """True where `axis` has points, each above the one before."""
     return bool(axis) and all(low < high for low, high in pairwise(axis))

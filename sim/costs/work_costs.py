@@ -115,7 +115,7 @@ class WorkCosts(ABC, Generic[PassesT]):
         return Cost(prepare_s, device_s if self._is_synchronous else launch_s, device_s, num_kernels)
 
     def use(self, work: Work) -> PassUse:
-        """What all passes of `work` compute and move on one device."""
+        """Computation and traffic of all passes of `work` on one device."""
         if work.kind in (Kind.HOST, Kind.COPY):
             return PassUse(0.0, float(work.num_bytes))
         passes = self.passes(work.model)

@@ -1,1 +1,1 @@
-"""What streams of works do to a device: solo, shared under contention."""
+"""Devices under streams of works: solo, shared under contention."""

@@ -30,7 +30,7 @@ PRIORITY_FLOOR = 1.0 / 16.0
 
 
 class Regime(StrEnum):
-    """What the works of plain streams do to each other."""
+    """Interaction of works of plain streams."""
 
     SERIAL = "serial"
     LEFTOVER = "leftover"
@@ -60,7 +60,7 @@ ASSUMED_PHI = Phi(
 
 
 class Contention(msgspec.Struct, frozen=True, kw_only=True):
-    """How works of several streams share a device: roofs as shares of what a lone work achieves, delay per kernel."""
+    """Shares of a device between works of several streams: roofs as shares of a lone work's, delay per kernel."""
 
     regime: Regime = Regime.ROOFS
     phi: float = 0.0
@@ -91,7 +91,7 @@ def phi_at(overlap: Overlap, level: PhiLevel) -> float:
 def contention_of(
     overlap: Overlap, regime: Regime | None = None, phi: float | None = None, *, is_preemptive: bool = False
 ) -> Contention:
-    """What a profile says of works that share its device; where it was not measured, what `regime` says, or LEFTOVER,
+    """Contention of works that share a profile's device; where it was not measured, what `regime` says, or LEFTOVER,
     at `phi` or the profile's own."""
     if not overlap.measured:
         regime = regime or Regime.LEFTOVER

@@ -100,7 +100,7 @@ class Op:
 
     @property
     def is_held_back(self) -> bool:
-        """Whether it runs at less than its full rate: its launch may be why."""
+        """True where it runs at less than its full rate: its launch may be why."""
         return self.queue.running is self and self.rate < 1.0
 
     def set_slowdown(self, slowdown: float, now_s: float) -> None:
@@ -128,7 +128,7 @@ class Op:
         return left_s / launch_s if left_s < launch_s else 1.0
 
     def demands_of(self, costs: CostModel) -> tuple[float, float]:
-        """What the work asks of the device's roofs, priced once."""
+        """Demands of the work on the device's roofs, priced once."""
         if self.demands is None:
             self.demands = costs.demands(self.ticket.work)
         return self.demands

@@ -49,7 +49,7 @@ MEASURED = ShareCurve(
 
 
 class Place(NamedTuple):
-    """Where a stream's works run."""
+    """Device and share on which a stream's works run."""
 
     share: float
     """Share of the multiprocessors."""

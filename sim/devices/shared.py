@@ -116,7 +116,7 @@ class SharedDevice:
         return ticket
 
     def _is_sole(self, queue: Queue, after: Sequence[SimTicket], now_s: float) -> bool:
-        """Whether no other stream has works here, and nothing elsewhere is waited for."""
+        """True where no other stream has works here, and nothing elsewhere is waited for."""
         if self._sole_queue is not queue and not self._solo.is_idle:
             return False
         return not after or all(other.device is self or other.end_s <= now_s for other in after)
@@ -354,7 +354,7 @@ class SharedDevice:
             self._timer = self.clock.at(next_s, self._on_timer) if next_s < inf else None
 
     def _is_capped(self, now_s: float) -> bool:
-        """Whether a work's launch may bound its rate, beside others that run or are launched."""
+        """True where a work's launch may bound its rate, beside others that run or are launched."""
         is_contended = len(self._running) > 1 or len(self._issuing) > 1
         return is_contended and any(op.launch_cap(now_s) < 1.0 for op in self._running)
 

@@ -65,7 +65,7 @@ class SoloDevice:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no work was in flight at the last `flush`."""
+        """True where no work was in flight at the last `flush`."""
         return not self._flying
 
     def release(self, now_s: float) -> list[SimTicket]:

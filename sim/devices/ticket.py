@@ -16,7 +16,7 @@ from sim.interface.work import DRAFT, HOST, NO_RESULT, Result, Work
 
 
 class Clock(Protocol):
-    """What devices need of their host."""
+    """The part of a host that devices need."""
 
     @property
     def now_s(self) -> float: ...

@@ -82,7 +82,7 @@ def parse_json(text: str, where: str, line: int | None = None, *, has_prose: boo
 
 
 def value_at(value: Json, path: str) -> Json:
-    """What is under keys joined by dots; None where nothing is.
+    """The value under keys joined by dots; None where there is none.
 
     >>> value_at({"ttft": {"mean": 3.0}}, "ttft.mean")
     3.0
@@ -126,7 +126,7 @@ def _given(value: Json, path: str, problem: str) -> str:
 
 
 def _depth(text: str) -> int:
-    """How deep brackets stand inside each other, up to one more than MAX_DEPTH."""
+    """Depth of nested brackets, up to one more than MAX_DEPTH."""
     data = text.encode("utf-8", "replace").replace(b"\\\\", b"").replace(b'\\"', b"")
     # What is left outside of strings are brackets alone; every pass takes away the innermost ones.
     rest = b"".join(data.translate(None, _NOT_BRACKETS).split(b'"')[::2])

@@ -148,7 +148,7 @@ def _made(flag: str, folder: Path) -> list[Path]:
 
 
 def _absent(folder: Path) -> list[Path]:
-    """What is not there of a folder and those above it, innermost first."""
+    """The missing ones of a folder and those above it, innermost first."""
     return [each for each in (folder, *folder.parents) if not os.path.exists(each)]
 
 

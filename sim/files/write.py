@@ -115,7 +115,7 @@ def sweep_folder(folder: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """What the system says of a failed write, with the path of the file that was wanted, as ValueError."""
+    """The system's reason for a failed write, with the path of the file that was wanted, as ValueError."""
     try:
         yield
     except BrokenPipeError:

@@ -63,7 +63,7 @@ def parse_yaml(text: str, where: str) -> Json:
 
 
 def plain_scalar(text: str) -> Json:
-    """What an unquoted word means under the core schema: null, true or false, a number, or itself.
+    """Value of an unquoted word under the core schema: null, true or false, a number, or itself.
 
     Raises ValueError for numbers that none of 64 bits can hold.
     """

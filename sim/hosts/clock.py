@@ -185,7 +185,7 @@ class TaskHost:
             self.complete(wait, value)
 
     def _jumps_to(self, wait: Any) -> bool:
-        """Whether `wait`, which nobody else waits for, is the next thing to happen; then it is done, and the clock
+        """True where `wait`, which nobody else waits for, is the next thing to happen; then it is done, and the clock
         there. That is the event it would have been, without the event."""
         return False
 

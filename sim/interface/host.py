@@ -55,7 +55,7 @@ class Stream:
 
 @runtime_checkable
 class Host(Protocol):
-    """What a policy may do.
+    """Actions open to a policy.
 
     A policy that lets every request wait for half a second, and runs its own kind of work (output of one token):
 

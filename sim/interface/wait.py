@@ -54,7 +54,7 @@ class HostWait(Generic[V]):
 
     @property
     def is_done(self) -> bool:
-        """Whether it is completed, or would be if anybody waited."""
+        """True where it is completed, or would be if anybody waited."""
         return self.is_completed
 
     def arm(self) -> None:

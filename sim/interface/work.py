@@ -15,7 +15,7 @@ from sim.interface.request import Request
 
 
 class Kind(StrEnum):
-    """What a work does. STEP mixes verify rows and prefill chunks in one target pass.
+    """Kind of a work. STEP mixes verify rows and prefill chunks in one target pass.
 
     >>> import lanesim
     >>> [kind.value for kind in lanesim.Kind]
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 class Model(StrEnum):
-    """Which of the pair a pass runs through.
+    """Model of the pair that a pass runs through.
 
     >>> import lanesim
     >>> [model.value for model in lanesim.Model]
@@ -118,7 +118,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Result(NamedTuple):
-    """What comes back with a finished work: `accepted` [rows], drafted tokens accepted per row (VERIFY and STEP)."""
+    """Result of a finished work: `accepted` [rows], drafted tokens accepted per row (VERIFY and STEP)."""
 
     accepted: Sequence[int]
 

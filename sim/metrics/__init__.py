@@ -1,1 +1,1 @@
-"""What a run leaves behind and what is computed from it: records, vLLM's metrics, phases, intervals."""
+"""Results of a run: records, vLLM's metrics, phases, intervals."""

@@ -1,4 +1,4 @@
-"""Where the time of requests goes: queue, prefill, draft, verify, transfer, and waiting between them.
+"""Phases of the time of requests: queue, prefill, draft, verify, transfer, and waiting between them.
 
 From the works that a run recorded. Not here: drawing it (sim.report.pictures.figures).
 """

@@ -46,7 +46,7 @@ def errors(
 
 
 def spread(errors_pct: Sequence[float]) -> dict[str, float | int | None]:
-    """How many errors there are, their mean size, mean and largest size, percent."""
+    """Number of errors, their mean size, mean and largest size, percent."""
     sizes = [abs(error) for error in errors_pct]
     return {
         "cells": len(sizes),

@@ -1,4 +1,4 @@
-"""Whether requests arrive faster than they can be served: the nominal rate beside the measured saturated throughput.
+"""Load of a run: the nominal rate beside the measured saturated throughput.
 
 Trends of latencies cannot tell it: near capacity they grow for hours, and a short run of an overloaded server looks
 fine. Not here: making the saturated run (sim.compare.capacity), latencies (sim.metrics.summary).
@@ -29,7 +29,7 @@ first (H100, azure-conv: `continuous` 2.1 %, `pd` less)."""
 
 
 class Verdict(StrEnum):
-    """How a run's load stands to capacity. Only stable runs have means that a longer run would repeat."""
+    """A run's load against its capacity. Only stable runs have means that a longer run would repeat."""
 
     STABLE = "stable"
     OVERLOADED = "overloaded"
@@ -53,7 +53,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_steady(self) -> bool:
-        """Whether means have intervals."""
+        """True where means have intervals."""
         return self.verdict in (Verdict.STABLE, Verdict.CLOSED)
 
 
@@ -82,7 +82,7 @@ def trace_rate(arrivals_s: Sequence[float]) -> tuple[float, float]:
 
 
 def needs_capacity(record: RunRecord) -> bool:
-    """Whether the run was busy enough, or its queue grew enough, that only a saturated run can tell how it stands."""
+    """True where the run was busy enough, or its queue grew enough, that only a saturated run can tell how it stands."""
     requests = record.requests
     if not requests or record.end_s <= 0.0:
         return False

@@ -65,7 +65,7 @@ class EndedTicket(Protocol):
 
 
 def work_record(ticket: EndedTicket) -> WorkRecord:
-    """What a host's ticket says of its work."""
+    """Record of a host's ticket."""
     work = ticket.work
     return WorkRecord(
         kind=_NAMES[work.kind],

@@ -76,7 +76,7 @@ def _t_beyond(value: float, degrees: int) -> float:
 
 
 def holm(chances: Sequence[float], level: float = 0.05) -> list[bool]:
-    """Which of the tests with these `chances` are significant if one false finding among all of them is to have a
+    """Flags of the tests with these `chances` that are significant if one false finding among all of them is to have a
     chance of `level` at most. Source: Holm 1979 (Scandinavian Journal of Statistics 6), sequentially rejective.
 
     >>> holm([0.03, 0.01, 0.04]), holm([0.02, 0.01, 0.04])
@@ -104,7 +104,7 @@ def weighted_percentiles(values: Floats, counts: Floats, percents: Sequence[floa
 
 
 def effective_count(values: Floats) -> float:
-    """How many independent values would tell as much as `values` [samples, in order], which resemble their neighbours:
+    """Number of independent values that would tell as much as `values` [samples, in order], which resemble their neighbours:
     their number over the inflation of the variance of means of about sqrt(samples) successive ones, at least 1.
 
     Latencies of `continuous` at 60 % of capacity: a fifth of 10,000.
@@ -118,7 +118,7 @@ def effective_count(values: Floats) -> float:
 
 
 def mser_5(values: Floats) -> int:
-    """How many of the first `values` [samples, in order] to leave out: the truncation of batches of 5 that makes the
+    """Number of the first `values` [samples, in order] to leave out: the truncation of batches of 5 that makes the
     marginal standard error of the rest smallest, at most half of them.
 
     Source: White 1997 (Simulation 69), White, Cobb and Spratt 2000: MSER-5.

@@ -163,7 +163,7 @@ def spread_ms(name: str, values_s: Floats, counts: Floats, percentiles: Sequence
 
 
 def _class_summary(of: SloClass, measured: Sequence[Request], duration_s: float) -> ByName:
-    """What became of one class: its requests that meet all of its SLOs, per second and as a share of the finished."""
+    """Metrics of one class: its requests that meet all of its SLOs, per second and as a share of the finished."""
     own = [request for request in measured if request.slo_class == of.name]
     finished = [request for request in own if request.is_finished]
     good = _slo_shares(finished, of.bounds_ms).get("all")
@@ -240,7 +240,7 @@ def _windowed(record: RunRecord, measured: Sequence[Request], finished: Sequence
 
 
 def prefix_cache(record: RunRecord, measured: Sequence[Request]) -> dict[str, float | None]:
-    """What was found of prompts when they were first seated: tokens, and their share of all blocks, a last one in part
+    """Prefix-cache hits of prompts when they were first seated: tokens, and their share of all blocks, a last one in part
     among them. None where there is no prefix cache."""
     block = record.cache_block_tokens
     if block is None:

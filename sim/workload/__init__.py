@@ -1,1 +1,1 @@
-"""What is asked of the server and when: generated arrivals and lengths, or recorded traces."""
+"""Requests and their arrivals: generated arrivals and lengths, or recorded traces."""

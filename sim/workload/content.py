@@ -1,4 +1,4 @@
-"""What prompts have in common: chained ids of their blocks, from whatever a file or a generator says of them.
+"""Common content of prompts: chained ids of their blocks, from whatever a file or a generator says of them.
 
 An id stands for a block and for all that comes before it, so that requests which begin alike have equal ids as far as
 they are alike. Ids count up from 0 and mean nothing else; what no other request has is left out. Not here: who holds

@@ -1,4 +1,4 @@
-"""What arrives and when: requests from a workload's description and a seed.
+"""Arrivals: requests from a workload's description and a seed.
 
 Lengths and arrivals come from separate streams of the seed, drawn request by request: another rate rescales the same
 arrivals, a longer run begins with the same requests. Closed loops are the server's affair (`max_concurrency`), and so
@@ -43,7 +43,7 @@ _ARRIVALS, _PROMPTS, _OUTPUTS, _PREFIXES = range(4)
 
 
 class TraceArrivals(StrEnum):
-    """How a trace's requests arrive: as recorded, with no regard to request_rate; in the same shape at request_rate; or
+    """Arrivals of a trace's requests: as recorded, with no regard to request_rate; in the same shape at request_rate; or
     drawn like any other's."""
 
     RECORDED = "recorded"
@@ -52,7 +52,7 @@ class TraceArrivals(StrEnum):
 
     @property
     def at_rate(self) -> "TraceArrivals":
-        """Where the rate is to count: recorded times have no regard to it, rescaled ones of an infinite one are 0."""
+        """The choice under which the rate counts: recorded times have no regard to it, rescaled ones of an infinite one are 0."""
         return TraceArrivals.RESCALED if self is TraceArrivals.RECORDED else self
 
 
@@ -111,7 +111,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sharing(self) -> Sharing:
-        """What generated prompts have in common."""
+        """Common content of generated prompts."""
         return Sharing(self.prefix_len, self.num_turns, self.turn_gap_s, self.num_forks)
 
     @property

@@ -20,7 +20,7 @@ _STRIDE = 1 << 32
 
 
 class Sharing(NamedTuple):
-    """What prompts have in common."""
+    """Common content of prompts."""
 
     prefix_len: int = 0
     """Tokens of a system prompt."""

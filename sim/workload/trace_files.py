@@ -198,7 +198,7 @@ def collect(
 
 
 def missing(what: str, name: str, present: list[str]) -> str:
-    """What a file lacks, and what it has that comes near."""
+    """Words for a missing field, and the nearest of those that are present."""
     nearest = get_close_matches(name, present, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"no {what} {name!r}{hint} (it has: {', '.join(present)})"

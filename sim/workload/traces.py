@@ -95,7 +95,7 @@ class Trace(NamedTuple):
 
     @property
     def note(self) -> str | None:
-        """What is odd about its clock."""
+        """A remark on an odd clock."""
         least, most = USUAL_RATES_PER_S
         rate = self.rate_per_s
         if rate is None or least <= rate <= most:
@@ -143,7 +143,7 @@ SECONDS = ("arrival_time", "arrived_at")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnMap:
-    """Which columns of a CSV or JSON-lines file mean what; empty = the file has none."""
+    """Columns of a CSV or JSON-lines file by their meaning; empty = the file has none."""
 
     arrival: str = "arrival_s"
     prompt: str = "prompt_tokens"

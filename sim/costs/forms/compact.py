@@ -92,7 +92,7 @@ class CompactPasses(ModelPasses):
         return self.layers * self._gemm_s(tokens, columns, shape.hidden)
 
     def row_part(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowPart:
-        """What a pass of `rows` decode or verify rows costs apart from its context."""
+        """Cost of a pass of `rows` decode or verify rows apart from its context."""
         is_decode = row_tokens == rows
         return RowPart(
             device_s=self.body_s(self.padded_tokens(row_tokens))

@@ -1,4 +1,4 @@
-"""Whether a profile can be true: no pass is faster than its bytes and FLOPs over the roofs of its GPU's data sheet.
+"""Physical bounds of a profile: no pass is faster than its bytes and FLOPs over the roofs of its GPU's data sheet.
 
 Passes whose weights and KV fit the last-level cache and CPUs are exempt. Not here: what passes take (the forms beside
 this), the roofs themselves (sim.costs.datasheets).

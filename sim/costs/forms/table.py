@@ -91,8 +91,8 @@ class TablePasses(ModelPasses):
         return value_at(self._table.head.tokens, self._table.head.seconds, rows)
 
     def shared_s(self, tokens: int, group_tokens: int) -> float:
-        """What it adds to a pass of `tokens` tokens on this rank that all ranks have `group_tokens` rather than as many
-        each: experts and gathers see their mean."""
+        """Seconds added to a pass of `tokens` tokens on this rank that all ranks have `group_tokens` rather than as
+        many each: experts and gathers see their mean."""
         curve = self._table.experts
         if curve is None:
             return 0.0
@@ -192,7 +192,7 @@ class TablePasses(ModelPasses):
         return [bound for bound in bounds if bound[1] > bound[2]]
 
     def row_curve(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowCurve:
-        """What a pass of `rows` decode or verify rows costs, by context."""
+        """Cost of a pass of `rows` decode or verify rows, by context."""
         rest_s = self.padded_body_s(row_tokens, rows, row_tokens) + self.head_s(head_rows) + self.extra_s
         line = self._line(rows, row_tokens, False)
         seconds = [rest_s + self.layers * attention_s for attention_s in line.seconds]

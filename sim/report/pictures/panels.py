@@ -1,4 +1,4 @@
-"""What all figures share: theme, panels, ticks and labels that can be read, one legend, files.
+"""Shared parts of all figures: theme, panels, ticks and labels that can be read, one legend, files.
 
 Imports matplotlib and seaborn inside functions; nothing here knows what is drawn.
 """

@@ -48,7 +48,7 @@ def draw_timelines(
 
 
 def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, float] | None = None) -> Figure:
-    """What runs when on the streams of each record, in one window for all, seconds: `window`, or one they are all busy
+    """Works on the streams of each record, in one window for all, seconds: `window`, or one they are all busy
     in."""
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
