@@ -82,7 +82,7 @@ def trace_rate(arrivals_s: Sequence[float]) -> tuple[float, float]:
 
 
 def needs_capacity(record: RunRecord) -> bool:
-    """True where the run was busy enough, or its queue grew enough, that only a saturated run can tell how it stands."""
+    """True where the run was busy enough, or its queue grew enough, that only a saturated run tells its load."""
     requests = record.requests
     if not requests or record.end_s <= 0.0:
         return False

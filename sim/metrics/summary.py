@@ -240,8 +240,8 @@ def _windowed(record: RunRecord, measured: Sequence[Request], finished: Sequence
 
 
 def prefix_cache(record: RunRecord, measured: Sequence[Request]) -> dict[str, float | None]:
-    """Prefix-cache hits of prompts when they were first seated: tokens, and their share of all blocks, a last one in part
-    among them. None where there is no prefix cache."""
+    """Prefix-cache hits of prompts when they were first seated: tokens, and their share of all blocks, a last one in
+    part among them. None where there is no prefix cache."""
     block = record.cache_block_tokens
     if block is None:
         return {"prefix_cache_hit_tokens": None, "prefix_cache_hit_rate": None}

@@ -43,8 +43,8 @@ _ARRIVALS, _PROMPTS, _OUTPUTS, _PREFIXES = range(4)
 
 
 class TraceArrivals(StrEnum):
-    """Arrivals of a trace's requests: as recorded, with no regard to request_rate; in the same shape at request_rate; or
-    drawn like any other's."""
+    """Arrivals of a trace's requests: as recorded, with no regard to request_rate; in the same shape at request_rate;
+    or drawn like any other's."""
 
     RECORDED = "recorded"
     RESCALED = "rescaled"
@@ -52,7 +52,7 @@ class TraceArrivals(StrEnum):
 
     @property
     def at_rate(self) -> "TraceArrivals":
-        """The choice under which the rate counts: recorded times have no regard to it, rescaled ones of an infinite one are 0."""
+        """The choice under which the rate counts: recorded times ignore it, rescaled ones of an infinite one are 0."""
         return TraceArrivals.RESCALED if self is TraceArrivals.RECORDED else self
 
 
