@@ -105,7 +105,8 @@ def weighted_percentiles(values: Floats, counts: Floats, percents: Sequence[floa
 
 def effective_count(values: Floats) -> float:
     """Number of independent values that would tell as much as `values` [samples, in order], which resemble their
-    neighbours: their number over the inflation of the variance of means of about sqrt(samples) successive ones, at least 1.
+    neighbours: their number over the inflation of the variance of means of about sqrt(samples) successive ones, at
+    least 1.
 
     Latencies of `continuous` at 60 % of capacity: a fifth of 10,000.
     """
