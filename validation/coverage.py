@@ -45,11 +45,11 @@ from sim.engine.fleet import Routing
 from sim.metrics.load import needs_capacity
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
-from sim.run.resolve import resolve, with_keys
+from sim.run.resolve import Resolved, resolve, with_keys
 from sim.run.scenario import Scenario, parse_scenario
 from sim.run.simulate import simulate
 from sim.studies.attainment import DEFAULT_SHARE, highest_load
-from sim.studies.cost_draws import Draw, cost_draws
+from sim.studies.cost_draws import cost_draws
 from sim.studies.length_choice import PLAIN, length_in
 from sim.studies.load_search import REQUESTS_PER_REPLICA, WARMUP_SHARE, joint_share
 from sim.studies.plan.candidate_ranking import Candidate
@@ -242,21 +242,24 @@ def covered(samples: Sequence[float], truth: float) -> tuple[float, float]:
     return coverage(drawn, truth), float(np.median(np.diff(drawn))) / 2.0 / truth
 
 
-def truths_of(scenario: Scenario, profile: Profile, count: int) -> list[Draw]:
-    """Plain random draws, one by one."""
+def truths_of(scenario: Scenario, profile: Profile, count: int) -> list[Resolved]:
+    """Plain random draws, one by one, each with a seed for its requests."""
+    resolved = resolve(scenario, profile, scenario.policy[0])
     seeds = [child_seed(scenario.seed, TRUTH_KEY, index) for index in range(count)]
-    return [cost_draws(scenario, profile, 1, seed)[0] for seed in seeds]
+    return [cost_draws(resolved.changed(seed=seed), 1, seed)[0] for seed in seeds]
 
 
-def holding(scenario: Scenario, truths: Sequence[Draw], routing: str, count: int, rate_per_s: float) -> int:
+def holding(truths: Sequence[Resolved], routing: str, count: int, rate_per_s: float) -> int:
     """Truths in which so many replicas meet the SLOs, by the share asked for, in the mean of RUNS runs."""
     length = REQUESTS_PER_REPLICA * count
     workload = {"num_prompts": length, "num_warmups": int(WARMUP_SHARE * length), "request_rate": rate_per_s}
-    fleet = with_keys(scenario, workload=workload, devices={"count": count, "routing": routing})
-    runs = runs_of(
-        (truth.scenario(fleet), truth.profile, child_seed(truth.seed, run)) for truth in truths for run in range(RUNS)
-    )
-    shares = np.array([joint_share(run) for run in runs]).reshape(len(truths), RUNS)
+    fleets = [truth.changed(workload=workload, devices={"count": count, "routing": routing}) for truth in truths]
+    points = [
+        Point(resolved=fleet, seed=child_seed(child_seed(fleet.scenario.seed, 0), run))
+        for fleet in fleets
+        for run in range(RUNS)
+    ]
+    shares = np.array([joint_share(done.run) for done in run_points(points, Runner(1))]).reshape(len(truths), RUNS)
     return int(np.sum(shares.mean(axis=1) >= DEFAULT_SHARE))
 
 
@@ -269,7 +272,7 @@ def replicas_that_hold(
     held: dict[int, int] = {}
     number_of = replicas
     while number_of and (not held or held[number_of + 1] * 2 >= count):
-        held[number_of] = holding(scenario, truths, routing, number_of, rate_per_s)
+        held[number_of] = holding(truths, routing, number_of, rate_per_s)
         number_of -= 1
     smallest = min((number for number, hold in held.items() if hold * 2 >= count), default=replicas)
     by_replicas = ", ".join(f"{number} in {hold} of {count}" for number, hold in held.items())
@@ -314,8 +317,8 @@ def tune_truths(seed: int, count: int) -> None:
         )  # fmt: skip
         profile = load(name)
         answer = tune(scenario, profile, lengths=LENGTHS, concurrencies=CONCURRENCIES)
-        grid = simulate_grid(scenario, truths_of(scenario, profile, count), CONCURRENCIES, LENGTHS, Runner())
-        lengths = [length_in(answer.table, point.concurrency) or PLAIN for point in answer.points]
+        grid = simulate_grid(truths_of(scenario, profile, count), CONCURRENCIES, LENGTHS, Runner())
+        lengths = [length_in(answer.k_table, point.concurrency) or PLAIN for point in answer.points]
         chosen = np.array([grid.of(length)[index] for index, length in enumerate(lengths)])
         lost = 100 * np.mean(1.0 - chosen / grid.values.max(axis=1))
         intervals_of_points = np.array([point.interval for point in answer.points])[:, None, :]

@@ -60,6 +60,6 @@ def capacity_command(flags: CapacityFlags) -> None:
     if write_json(flags.json, result.plain):
         from rich.console import Console
 
-        from sim.report.answers import print_attainment
+        from sim.report.say import print_answer
 
-        print_attainment(Console(), result, is_verbose=flags.verbose)
+        print_answer(Console(), result, is_verbose=flags.verbose)

@@ -215,8 +215,8 @@ def _run(
     import msgspec
 
     from sim.compare.side_by_side import compare
+    from sim.studies.cost_draws import over_draws
     from sim.studies.evidence import asked_of_comparison, evidence, levels
-    from sim.studies.precision import over_draws
 
     with progress() as on_step:
         result = compare(
@@ -234,5 +234,5 @@ def _run(
         with progress() as on_step:
             result = over_draws(result, policies, flags.draws, workers=flags.workers, on_done=on_step)
     profile = policies[0].profile
-    near = evidence(profile, asked_of_comparison(result, profile))
+    near = evidence(profile, asked_of_comparison(result, policies))
     return msgspec.structs.replace(result, evidence=near, levels=levels(result, policies))

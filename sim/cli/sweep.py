@@ -89,7 +89,7 @@ def sweep_command(flags: SweepFlags) -> None:
             f"{done.num_runs:,} runs: {done.num_known:,} known, {done.num_runs - done.num_known:,} new{failed}; {out}"
         )
         if done.num_failed < done.num_runs:
-            from sim.report.answers import sweep_sentence
+            from sim.report.say import sweep_sentence
             from sim.report.store_points import read_points
 
             print(sweep_sentence(read_points(out)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sim.cli.console import claim, progress, say_trace, write_json
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, command
@@ -10,9 +10,7 @@ from sim.cli.options import ServedFlags, gather, inputs_of, listed
 
 if TYPE_CHECKING:
     from sim.run.scenario import Scenario
-    from sim.studies.contexts.tuning import ContextTuning
-    from sim.studies.load_table import PolicyTuning
-    from sim.studies.tune import Tuning
+    from sim.studies.answer import Stated
 
 EXAMPLE = (
     "lanesim tune --profile h100-sxm/llama-3.1-8b+eagle3 --acceptance length:2.6@3 \\\n"
@@ -59,78 +57,42 @@ def tune_command(flags: TuneFlags) -> None:
     scenario = parse_scenario(raw)
     claim(files={"--json": flags.json}, inputs=inputs_of(flags.scenario, scenario))
     say_trace(scenario.workload, is_quiet=flags.json == "-")
-    result: Tuning | ContextTuning | PolicyTuning
-    if scenario.policy == ("adaptive",):
-        result = _policies(scenario, flags, concurrencies)
-    else:
-        result = _lengths(scenario, flags, lengths, concurrencies)
+    contexts = listed("--contexts", flags.contexts, _tokens, "token counts with commas, such as 1k,8k,32k")
+    with progress() as on_step:
+        result = _answer(scenario, flags, contexts, lengths, {"concurrencies": concurrencies, "on_done": on_step})
     if write_json(flags.json, result.plain):
         from rich.console import Console
 
-        from sim.report.answers import print_contexts, print_policies, print_tuning
-        from sim.studies.contexts.tuning import ContextTuning
-        from sim.studies.tune import Tuning
+        from sim.report.say import print_answer
 
-        console = Console()
-        if isinstance(result, Tuning):
-            print_tuning(console, result, is_verbose=flags.verbose)
-        elif isinstance(result, ContextTuning):
-            print_contexts(console, result)
-        else:
-            print_policies(console, result)
+        print_answer(Console(), result, is_verbose=flags.verbose)
 
 
 WHOLE = "whole numbers with commas, such as 0,1,3"
 
 
-def _lengths(
-    scenario: Scenario, flags: TuneFlags, lengths: list[int] | None, concurrencies: list[int] | None
-) -> Tuning | ContextTuning:
+def _answer(
+    scenario: Scenario,
+    flags: TuneFlags,
+    contexts: list[int] | None,
+    lengths: list[int] | None,
+    asked: dict[str, Any],
+) -> Stated:
     from sim.costs.profile_files import load
-    from sim.studies.cost_draws import DEFAULT_DRAWS
-    from sim.studies.tune import tune
+    from sim.studies.load_table import tune_policies
+    from sim.studies.tune import tune, tune_contexts
 
-    draws = DEFAULT_DRAWS if flags.draws is None else flags.draws
-    contexts = listed("--contexts", flags.contexts, _tokens, "token counts with commas, such as 1k,8k,32k")
+    profile = load(scenario.profile)
+    if flags.draws is not None:
+        asked = asked | {"draws": flags.draws}
+    if scenario.policy == ("adaptive",):
+        for name in ("lengths", "contexts"):
+            if getattr(flags, name) is not None:
+                raise ValueError(f"--{name}: --policy adaptive chooses policies, not draft lengths")
+        return tune_policies(scenario, profile, **asked)
     if contexts is not None:
-        from sim.studies.contexts.tuning import tune_contexts
-
-        with progress() as on_step:
-            return tune_contexts(
-                scenario,
-                load(scenario.profile),
-                contexts,
-                concurrencies=concurrencies,
-                lengths=lengths,
-                draws=draws,
-                on_done=on_step,
-            )
-    with progress() as on_step:
-        return tune(
-            scenario,
-            load(scenario.profile),
-            concurrencies=concurrencies,
-            lengths=lengths,
-            draws=draws,
-            on_done=on_step,
-        )
-
-
-def _policies(scenario: Scenario, flags: TuneFlags, concurrencies: list[int] | None) -> PolicyTuning:
-    from sim.costs.profile_files import load
-    from sim.studies.load_table import DEFAULT_DRAWS, tune_policies
-
-    for name in ("lengths", "contexts"):
-        if getattr(flags, name) is not None:
-            raise ValueError(f"--{name}: --policy adaptive chooses policies, not draft lengths")
-    with progress() as on_step:
-        return tune_policies(
-            scenario,
-            load(scenario.profile),
-            concurrencies=concurrencies,
-            draws=DEFAULT_DRAWS if flags.draws is None else flags.draws,
-            on_done=on_step,
-        )
+        return tune_contexts(scenario, profile, contexts, lengths=lengths, **asked)
+    return tune(scenario, profile, lengths=lengths, **asked)
 
 
 def _tokens(text: str) -> int:

@@ -75,7 +75,7 @@ class CostSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """`a` - `b` of one metric over draws that the evidence allows (sim.studies.precision)."""
+    """`a` - `b` of one metric over draws that the evidence allows (sim.studies.cost_draws)."""
 
     a: str
     b: str

@@ -29,9 +29,8 @@ from sim.report.store_points import Setting, read_points
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate_in_simpy as in_simpy
-from sim.studies.cost_draws import DEFAULT_DRAWS
+from sim.studies.cost_draws import DEFAULT_DRAWS, over_draws
 from sim.studies.grid import Grid
-from sim.studies.precision import over_draws
 from sim.studies.store import MARK, Keys, Store
 from sim.studies.sweep import Plan, ready, rows_of
 from sim.studies.sweep import sweep as run_sweep

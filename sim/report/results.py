@@ -183,31 +183,24 @@ def _check_column(column: ChunkedArray, kind: str, where: str) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    found = column.type
-    values = column
-    if kind == COUNTS:
-        is_list = pa.types.is_list(found) or pa.types.is_large_list(found)
-        values = pc.list_flatten(column) if is_list else column
-        is_right = is_list and (pa.types.is_integer(values.type) or len(values) == 0)
-    elif kind == TEXT:
-        is_right = pa.types.is_string(found) or pa.types.is_large_string(found)
-    elif kind == FLAG:
-        is_right = pa.types.is_boolean(found)
-    elif kind == COUNT:
-        is_right = pa.types.is_integer(found)
-    else:
-        is_right = pa.types.is_floating(found) or (kind == MOMENT and pa.types.is_null(found))
-    if not is_right:
-        raise ValueError(f"{where} must hold {kind}, got {found}")
+    held, types = column.type, pa.types
+    is_list = types.is_list(held) or types.is_large_list(held)
+    values = pc.list_flatten(column) if kind == COUNTS and is_list else column
+    is_right = {
+        COUNTS: is_list and (types.is_integer(values.type) or len(values) == 0),
+        TEXT: types.is_string(held) or types.is_large_string(held),
+        FLAG: types.is_boolean(held),
+        COUNT: types.is_integer(held),
+        TIME: types.is_floating(held),
+        MOMENT: types.is_floating(held) or types.is_null(held),
+    }
+    if not is_right[kind]:
+        raise ValueError(f"{where} must hold {kind}, got {held}")
     if kind != MOMENT and (column.null_count or values.null_count):
         raise ValueError(f"{where} lacks values: every row needs one")
     if len(values) and kind in (COUNT, COUNTS) and pc.min(values).as_py() < 0:
         raise ValueError(f"{where} holds {pc.min(values).as_py()}: counts start at 0")
-    if (
-        kind in (TIME, MOMENT)
-        and pa.types.is_floating(found)
-        and pc.all(pc.is_finite(values)).as_py() not in (True, None)
-    ):
+    if kind in (TIME, MOMENT) and types.is_floating(held) and pc.all(pc.is_finite(values)).as_py() not in (True, None):
         raise ValueError(f"{where} holds a value that is not finite")
     if kind == TEXT and any(CONTROL.search(text) for text in pc.unique(values).to_pylist()):
         raise ValueError(f"{where} holds a control character")
@@ -229,16 +222,16 @@ def read_summary_file(path: Path) -> Comparison:
         raise ValueError(f"{where} is no result of `lanesim compare`")
     if result.get("schema") != RESULT_SCHEMA:
         raise ValueError(f"{where}: schema={result.get('schema')!r} must be {RESULT_SCHEMA}")
-    found = convert(result, Comparison, where)
-    names_former = found.scenario.get("devices", {}).get("overlap") == FORMER_REGIME
-    if names_former or any(FORMER_REGIME in row.by_overlap for row in found.policies):
+    summary = convert(result, Comparison, where)
+    names_former = summary.scenario.get("devices", {}).get("overlap") == FORMER_REGIME
+    if names_former or any(FORMER_REGIME in row.by_overlap for row in summary.policies):
         raise ValueError(f"{where} has the regime `shared`, which this version replaced with leftover; run it again")
-    if not found.policies or not found.runs:
+    if not summary.policies or not summary.runs:
         raise ValueError(f"{where}: no policy or no run in it")
-    for row in found.policies:
+    for row in summary.policies:
         if lacking := [metric for metric in PAIRED_METRICS if metric not in row.mean]:
             raise ValueError(f"{where}: policy {row.policy!r} has no {lacking[0]!r} among its means")
-    return found
+    return summary
 
 
 def is_replay(directory: Path) -> bool:

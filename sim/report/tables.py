@@ -15,7 +15,6 @@ from sim.compare.side_by_side import MIN_FOR_P99, Comparison
 from sim.compare.verdict import Order, Paired, PolicySummary, flips_at
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
-from sim.files.json_values import Json
 from sim.metrics.load import Verdict
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
 from sim.studies.evidence import shortened
@@ -126,8 +125,7 @@ def comparison_tables(
     """
     for line in _head(result, is_verbose=is_verbose):
         console.print(line, highlight=False)
-    columns = _columns(result, percentiles)
-    for table in _policies(result, columns, console):
+    for table in _policies(result, _columns(result, percentiles), console):
         print_table(console, table)
     if len(result.policies) > 1:
         print_table(console, _paired(result))
@@ -159,28 +157,28 @@ def _head(result: Comparison, *, is_verbose: bool) -> list[str]:
 
 
 def _scheduling_line(result: Comparison) -> str:
-    """Which policies hide the host's time behind the GPU's."""
+    """Policies by the way in which they hide the host's time behind the GPU's."""
+    names = {None: "planned between works", True: "planned while the GPU works", False: "planned after each step"}
     by_regime: dict[str, list[str]] = {}
-    for row in result.policies:
-        is_async = next(run["async_scheduling"] for run in result.runs if run["policy"] == row.policy)
-        regime = "planned between works"
-        if is_async is not None:
-            regime = "planned while the GPU works" if is_async else "planned after each step"
-        by_regime.setdefault(regime, []).append(row.policy)
-    return "host: " + "; ".join(f"{regime} ({', '.join(names)})" for regime, names in by_regime.items())
+    for policy, run in _first_runs(result).items():
+        by_regime.setdefault(names[run["async_scheduling"]], []).append(policy)
+    return "host: " + "; ".join(f"{regime} ({', '.join(policies)})" for regime, policies in by_regime.items())
+
+
+def _first_runs(result: Comparison) -> dict[str, Any]:
+    """The first run of each policy, whose engine, caps and partition are those of all."""
+    first: dict[str, Any] = {}
+    for run in result.runs:
+        first.setdefault(str(run["policy"]), run)
+    return first
 
 
 def _caps_lines(result: Comparison) -> tuple[list[str], list[str]]:
     """The caps that all policies share, and those in which they differ; a line of each, if there are any."""
-    caps: dict[str, dict[str, Json]] = {}
-    for run in result.runs:
-        own = run.get("caps")
-        if isinstance(own, dict):
-            for name, value in own.items():
-                caps.setdefault(name, {})[str(run["policy"])] = value
+    caps = {policy: run.get("caps") or {} for policy, run in _first_runs(result).items()}
     shared, differing = [], []
-    for name, by_policy in caps.items():
-        known = {policy: value for policy, value in by_policy.items() if value is not None}
+    for name in dict.fromkeys(name for by_name in caps.values() for name in by_name):
+        known = {policy: by_name[name] for policy, by_name in caps.items() if by_name.get(name) is not None}
         if len(set(known.values())) == 1:
             shared.append(f"{name} {next(iter(known.values()))}")
         elif known:
@@ -193,8 +191,8 @@ def _columns(result: Comparison, percentiles: Sequence[float]) -> list[tuple[str
     """(key, title, unit) of each column; SLOs that were given have theirs."""
     columns = list(HEADLINE)
     if any((run.get("num_gpus") or 1) != 1 for run in result.runs):
-        place = next(place for place, (key, *_) in enumerate(columns) if key == "steady_output_throughput")
-        columns.insert(place + 1, ("steady_output_throughput_per_gpu", "per GPU", "tok/s"))
+        after = [key for key, *_ in columns].index("steady_output_throughput") + 1
+        columns.insert(after, ("steady_output_throughput_per_gpu", "per GPU", "tok/s"))
     for percent in percentiles:
         for name in ("ttft", "tpot", "itl", "e2el"):
             key = f"p{percent:g}_{name}_ms"
@@ -277,12 +275,9 @@ def _paired(result: Comparison) -> Table:
     table = new_table(["policy"], [], [], title=title, title_justify="left", show_edge=False)
     for metric in shown:
         table.add_column(NAMES[metric], justify="right", overflow="fold")
-    by_policy: dict[str, dict[str, Paired]] = {}
-    for row in result.paired:
-        if row.b == first:
-            by_policy.setdefault(row.a, {})[row.metric] = row
-    for policy, metrics in by_policy.items():
-        table.add_row(policy, *(_difference(metrics[metric]) for metric in shown))
+    rows = {(row.a, row.metric): row for row in result.paired if row.b == first}
+    for policy in dict.fromkeys(policy for policy, _ in rows):
+        table.add_row(policy, *(_difference(rows[policy, metric]) for metric in shown))
     return table
 
 
@@ -291,14 +286,10 @@ def _difference(row: Paired) -> str:
         return number(None)
     sign = "+" if row.difference > 0 else ""
     text = f"{sign}{number(row.difference)}"
-    if (phi := flips_at(row)) is not None:
-        return f"{text}\n{row.order.value}\nphi* {phi}"
-    if row.order in (Order.OVERLAP, Order.DRAWS):
-        return f"{text}\n{row.order.value}"
-    if row.ci95:
-        low, high = row.ci95
-        text += f"\n[{number(low)}, {number(high)}]"
-    return text
+    phi = flips_at(row)
+    if phi is not None or row.order in (Order.OVERLAP, Order.DRAWS):
+        return f"{text}\n{row.order.value}" + ("" if phi is None else f"\nphi* {phi}")
+    return text + ("\n[{}, {}]".format(*map(number, row.ci95)) if row.ci95 else "")
 
 
 def notes(result: Comparison) -> list[str]:
@@ -366,7 +357,7 @@ def _partition_lines(result: Comparison) -> list[str]:
     """What lanes were given of the multiprocessors, and how well it is known what they make of it."""
     lines = []
     for row in result.policies:
-        shares = next(run["partition"] for run in result.runs if run["policy"] == row.policy)
+        shares = _first_runs(result)[row.policy]["partition"]
         if isinstance(shares, dict):
             parts = [f"{lane} {share:g}" for lane, share in shares.items() if lane not in PARTITION_FLAGS]
             while_ = " while several lanes have work" if shares.get(ONLY_TOGETHER) else ""

@@ -1,15 +1,19 @@
-"""What might as well be true: profiles within their held-out errors, acceptance within its interval.
+"""Draws of what might as well be true (profiles within their errors, acceptance within its interval), and the orders
+of a comparison that hold in them.
 
 A draw is a profile and a quote of acceptance that fit what was measured as well as the given ones, and goes through the
 simulator like any other; nothing is added to a result afterwards. Which error becomes which factor:
-docs/adr/021-draws-and-tuning.md. Not here: the questions asked of draws (tune, attainment, precision), acceptance's own
-uncertainty (sim.acceptance.quoted).
+docs/adr/021-draws-and-tuning.md.
+
+In a draw every policy of a comparison serves the requests of a replication; the ratio of what it takes to that with
+costs as given is a factor on its mean. An order that was stated stays only if nine in ten of the differences that
+follow have its sign, with the noise of replications, at every phi. Not here: the other questions asked of draws (tune,
+attainment), acceptance's own uncertainty (sim.acceptance.quoted).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, hypot, log2, pi, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
@@ -17,15 +21,21 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from sim.acceptance.forms import parse_quoted
-from sim.acceptance.models import IidAcceptance, PerPositionAcceptance
-from sim.acceptance.quoted import Quoted, QuotedModel
+from sim.acceptance.quoted import QuotedModel
+from sim.compare.point_runs import Point, run_points, worth
+from sim.compare.pool import OnDone, Runner
+from sim.compare.run_length import settled
+from sim.compare.side_by_side import Comparison, Drawn, DrawnLevel, drafting, open_phis
+from sim.compare.verdict import METRIC, STATED, Interval, Order, Paired, PolicySummary, verdict
 from sim.costs.compact_kernels import CompactKernels
-from sim.costs.engine_costs import engine_of, with_engine
+from sim.costs.engine_costs import with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
+from sim.devices.contention import BRACKET, phi_of
 from sim.draws import Floats, Integers, child_seed
-from sim.run.resolve import Resolved, with_keys
+from sim.metrics.summary import Run, number
+from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario
+from sim.workload.generate import num_requests
 
 DRAW_KEY = 1_000_021
 """Child of the seed that draws come from: adding or leaving out runs changes none of them."""
@@ -46,60 +56,46 @@ OCTAVES = 1.0
 NODES = tuple(2**power for power in range(15))
 """Token counts at which that error is drawn, 1 to 16,384."""
 MIN_CHANCE = 1e-12
+COMPARED_DRAWS = 10
+FEWEST_OF_90 = 19
+"""Draws from which on their interval is less than their range."""
+LEAST_PROMPTS, LEAST_PER_SLOT = 50, 3
+"""Requests of a run in a draw: at least, and for each that a closed loop has in flight."""
+ORDERED = (*STATED, Order.OVERLAP)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """Costs and acceptance that the evidence allows, and requests of their own."""
-
-    seed: int
-    """Seed of its requests and what is accepted of their drafts."""
-    profile: Profile
-    quoted: Quoted | None
-    """Acceptance; None where the scenario gives vLLM's own keys, which are exact."""
-
-    def of(self, resolved: Resolved) -> Resolved:
-        """`resolved` with these costs and this acceptance."""
-        return resolved.drawn(self.profile, self.quoted)
-
-    def scenario(self, scenario: Scenario) -> Scenario:
-        """`scenario` with this acceptance, at its own draft length."""
-        k = scenario.speculation.num_speculative_tokens
-        text = None if self.quoted is None or k == 0 else _text(self.quoted, k)
-        if text is None:
-            return scenario
-        return with_keys(scenario, speculation={"acceptance": text})
-
-
-def cost_draws(scenario: Scenario, profile: Profile, count: int, seed: int) -> list[Draw]:
-    """`count` draws, the same for the same seed whatever is asked of them.
+def cost_draws(resolved: Resolved, count: int, seed: int) -> list[Resolved]:
+    """`count` draws of `resolved`, the same for the same seed whatever is asked of them.
 
     They are stratified (Latin hypercube; McKay, Beckman, Conover: Technometrics 1979): every factor has one value in
     each of `count` equally likely shares of its distribution, and factors correlate little with each other. So the
     draws spread as their distribution does even where they are few. One draw is a plain random one.
 
     >>> import lanesim
+    >>> from sim.run.resolve import resolve
     >>> scenario = lanesim.Scenario.of(profile="h100-sxm/llama-3.1-8b+eagle3", policy="continuous")
-    >>> profile = lanesim.load_profile(scenario.profile)
-    >>> sorted(draw.profile.host.served["decode"] > 1.0 for draw in cost_draws(scenario, profile, 2, seed=0))
+    >>> resolved = resolve(scenario, lanesim.load_profile(scenario.profile), "continuous")
+    >>> sorted(draw.profile.host.served["decode"] > 1.0 for draw in cost_draws(resolved, 2, seed=0))
     [False, True]
     """
-    if scenario.speculation.drafts:
+    if resolved.scenario.speculation.drafts:
         raise ValueError("draws know the errors of one draft model: leave speculation.drafts out, or --draws")
     if count > MAX_DRAWS:
         raise ValueError(f"draws={count} must be at most {MAX_DRAWS:,}")
-    quoted = _quoted(scenario)
     # The engine's constants become the profile's own, so that they can be drawn as well.
-    based = with_engine(profile, engine_of(scenario.engine.name, profile))
-    error_pct = engine_of(scenario.engine.name, profile).error_pct
+    based, quoted = with_engine(resolved.profile, resolved.engine), resolved.quoted
     strata, draws = _Strata(count, seed), []
     for index in range(count):
         chances = _DrawChances(strata, index)
         # Acceptance is the first factor, so that it draws the same whatever a profile holds.
-        own = None if quoted is None else quoted.draw(chances)
-        drawn = _drawn_profile(based, error_pct, chances)
-        draws.append(Draw(seed=child_seed(seed, index), profile=drawn, quoted=own))
+        accepted = None if quoted is None else quoted.draw(chances)
+        draws.append(resolved.drawn(_drawn_profile(based, resolved.engine.error_pct, chances), accepted))
     return draws
+
+
+def seeds_of(draws: Sequence[Resolved]) -> list[int]:
+    """[draws] seeds of requests that each draw has for itself."""
+    return [child_seed(draw.scenario.seed, index) for index, draw in enumerate(draws)]
 
 
 def interval_90(values: Sequence[float] | Floats) -> tuple[float, float]:
@@ -113,16 +109,16 @@ def interval_90(values: Sequence[float] | Floats) -> tuple[float, float]:
     return low, high
 
 
-def covers(scenario: Scenario, profile: Profile) -> str:
-    """What an interval over draws covers, in a line."""
+def covers(resolved: Resolved) -> str:
+    """Errors that an interval over draws covers, in a line."""
+    profile, quoted = resolved.profile, resolved.quoted
     spreads = kind_spreads(profile)
     shown = ", ".join(f"{kind} {100.0 * spread.whole:.1f} %" for kind, spread in spreads.items())
     body_pct = 100.0 * body_spread(profile)
-    quoted = _quoted(scenario)
     if quoted is None or isinstance(quoted, QuotedModel):
         acceptance = "acceptance as given, which names no uncertainty"
     else:
-        acceptance = f"acceptance within what its quote leaves open ({scenario.speculation.acceptance})"
+        acceptance = f"acceptance within what its quote leaves open ({resolved.scenario.speculation.acceptance})"
     unknown = [kind for kind in spreads if _mean_pct(profile, kind) is None]
     guessed = f"; {', '.join(unknown)} never validated: {UNKNOWN_PCT:g} % assumed" if unknown else ""
     return (
@@ -152,8 +148,8 @@ class _Strata:
             return rng.permutation(shares)
         orders = rng.permuted(np.tile(shares, (SHUFFLES, 1)), axis=1)
         resemblance = np.square((orders - shares.mean()) @ (np.stack(self._factors).T - 0.5)).sum(axis=1)
-        found: Floats = orders[np.argmin(resemblance)]
-        return found
+        least: Floats = orders[np.argmin(resemblance)]
+        return least
 
 
 class _DrawChances:
@@ -252,20 +248,176 @@ def _times(ratios: tuple[tuple[int, float], ...], curve: Mapping[int, float]) ->
     return tuple(zip(tokens, (given * drawn).tolist(), strict=True))
 
 
-# -- acceptance
+def with_times(profile: Profile, *, engine: float = 1.0, passes: float = 1.0) -> Profile:
+    """`profile` with the engine's time per step, and every pass, so many times as long."""
+    host = profile.host
+    served = {kind: passes * host.served.get(kind, 1.0) for kind in SERVED_KINDS} if passes != 1.0 else host.served
+    host = msgspec.structs.replace(host, served=served, step_s=engine * host.step_s, row_s=engine * host.row_s)
+    return msgspec.structs.replace(profile, host=host)
 
 
-def _quoted(scenario: Scenario) -> Quoted | None:
-    speculation = scenario.speculation
-    has_keys = speculation.synthetic_acceptance_length or speculation.synthetic_acceptance_rates
-    return None if has_keys else parse_quoted(speculation.acceptance)
+# -- a comparison in draws
 
 
-def _text(quoted: Quoted, k: int) -> str | None:
-    """The model of `quoted` at `k` as a scenario writes it; None where it has no form of its own."""
-    model = quoted.model(k)
-    if isinstance(model, IidAcceptance):
-        return f"iid:{model.alpha!r}"
-    if isinstance(model, PerPositionAcceptance):
-        return "per-position:" + ",".join(repr(rate) for rate in model.rates)
-    return None
+def over_draws(
+    result: Comparison,
+    policies: Sequence[Resolved],
+    draws: int | None = None,
+    *,
+    workers: int | None = None,
+    on_done: OnDone = lambda stage, done, total: None,
+) -> Comparison:
+    """`result` of `policies` with levels and differences in `draws` draws, and without the orders that do not hold
+    there.
+
+    Left open, there are COMPARED_DRAWS of the policies with steady means, if `result` orders any of them, in runs so
+    short that all of them serve no more requests than those of `result` did.
+    """
+    policies = [settled(one, result.length) for one in policies]
+    scenario, profile = policies[0].scenario, policies[0].profile
+    drawn, shown = scenario, result.policies
+    if draws is None:
+        shown = [row for row in result.policies if row.load.is_steady]
+        is_ordered = any(row.order in ORDERED and row.metric == METRIC for row in result.paired)
+        if not is_ordered or scenario.speculation.drafts:
+            return result
+        drawn = _shortened(scenario, result, len(shown))
+    elif draws < 2:
+        raise ValueError(f"draws={draws!r} must be at least 2, or 0 for none: one draw says nothing of others")
+    count = draws or COMPARED_DRAWS
+    named = {one.policy.name: one for one in policies}
+    ran = [named[row.policy] for row in shown]
+    worlds = _worlds(result, ran, drawn, count, Runner(workers, on_done))
+    levels = [level for row in shown if (level := worlds.level(row)) is not None]
+    differences, paired = [], []
+    phi = phi_of(profile.overlap)
+    for row in result.paired:
+        found = worlds.difference(row)
+        if found is None:
+            paired.append(row)
+            continue
+        mean, intervals = found
+        orders = [_order(interval) for interval in intervals]
+        middle = len(intervals) // 2
+        differences.append(
+            Drawn(a=row.a, b=row.b, metric=row.metric, mean=mean, interval=intervals[middle], order=orders[middle])
+        )
+        if row.order in STATED and set(orders) != {row.order}:
+            row = msgspec.structs.replace(row, order=Order.DRAWS)
+        elif row.break_even_phi is not None:
+            open_at = open_phis((phi.low, phi.value, phi.high), intervals)
+            row = msgspec.structs.replace(row, break_even_ci95=open_at or row.break_even_ci95)
+        paired.append(row)
+    which = f"{'all' if count < FEWEST_OF_90 else '90 %'} of {count}"
+    length = "" if drawn is scenario else f", in runs of {num_requests(drawn.workload)} requests each"
+    note = f"an order is stated only if it holds in {which} {covers(policies[0])}{length}"
+    sentence = verdict(result.policies, paired, drafting(policies))
+    if any(row.order in STATED and row.metric == METRIC for row in paired):
+        sentence += f"; every order stated holds in {which} draws of costs and acceptance"
+    elif len(result.policies) == len(levels) == 1:
+        low, high = (f"{end:,.0f}" if end >= 100.0 else f"{end:.3g}" for end in levels[0].interval)
+        sentence += f", {low} to {high} ms in {which} draws of costs and acceptance"
+    return msgspec.structs.replace(
+        result,
+        paired=paired,
+        verdict=sentence,
+        drawn=differences,
+        drawn_levels=levels,
+        notes=[*result.notes, note],
+    )
+
+
+def _shortened(scenario: Scenario, result: Comparison, num_policies: int) -> Scenario:
+    """`scenario` with so many requests that COMPARED_DRAWS of it, and as many runs with costs as given as there are
+    replications, take what `result` took; itself if it has no more."""
+    count, workload, replications = num_requests(scenario.workload), scenario.workload, scenario.replications
+    num_runs = replications * sum(len(row.by_overlap) or 1 for row in result.policies) / num_policies
+    if num_runs >= COMPARED_DRAWS:
+        return scenario
+    least = max(LEAST_PROMPTS, LEAST_PER_SLOT * (workload.max_concurrency or 0))
+    shorter = max(least, int(count * num_runs / (COMPARED_DRAWS + replications)))
+    if shorter >= count:
+        return scenario
+    warmups, cooldowns = (shorter * left_out // count for left_out in (workload.num_warmups, workload.num_cooldowns))
+    return msgspec.structs.replace(scenario, workload=workload.sized(shorter, warmups, cooldowns))
+
+
+def _worlds(result: Comparison, policies: Sequence[Resolved], drawn: Scenario, count: int, runner: Runner) -> _Worlds:
+    """Runs of `policies` at the length of `drawn` in `count` draws, the requests those of the replications in turn; and
+    with costs as given where that is not the length of `result`."""
+    scenario = policies[0].scenario
+    seeds = [child_seed(scenario.seed, replication) for replication in range(min(count, scenario.replications))]
+    shorter = [one if drawn is scenario else one.changed(workload=drawn.workload) for one in policies]
+    points = [
+        Point(resolved=draw, seed=seeds[index % len(seeds)])
+        for one in shorter
+        for index, draw in enumerate(cost_draws(one, count, scenario.seed))
+    ]
+    given = [Point(resolved=one, seed=seed) for one in shorter for seed in seeds if drawn is not scenario]
+    found = [outcome.run for outcome in run_points([*points, *given], worth([*points, *given], runner), "draws")]
+    names = [one.policy.name for one in policies]
+    as_given = found[len(points) :] or [run for policy in names for run in result.runs if run["policy"] == policy]
+    per_policy = len(as_given) // len(policies)
+    runs = {}
+    for place, policy in enumerate(names):
+        own = as_given[place * per_policy : (place + 1) * per_policy]
+        worlds = found[place * count : (place + 1) * count]
+        runs[policy] = [(world, own[index % len(seeds)]) for index, world in enumerate(worlds)]
+    return _Worlds({row.policy: row for row in result.policies}, runs)
+
+
+class _Worlds(NamedTuple):
+    """What draws of costs and acceptance make of the means of a comparison: a factor each, from two runs of the same
+    requests. So the noise of requests, which replications tell, is not in it twice."""
+
+    policies: Mapping[str, PolicySummary]
+    runs: Mapping[str, Sequence[tuple[Run, Run]]]
+    """[draws] a run with costs as drawn and as given, by policy."""
+
+    def level(self, row: PolicySummary) -> DrawnLevel | None:
+        """The policy's mean E2EL; None where some run has none."""
+        mean, factors = row.mean[METRIC], self._factors(row.policy, METRIC)
+        if mean is None or factors is None:
+            return None
+        interval = _around(mean, (mean * factors).tolist(), row.ci95[METRIC])
+        return DrawnLevel(policy=row.policy, mean_e2el_ms=mean, interval=interval)
+
+    def difference(self, row: Paired) -> tuple[float, list[Interval]] | None:
+        """Mean over the draws, and the interval at each phi of the bracket, of `a` - `b`; None where some run has no
+        value, or was not made."""
+        sides = [(self._means(policy, row), self._factors(policy, row.metric)) for policy in (row.a, row.b)]
+        (ours, our_factors), (theirs, their_factors) = sides
+        if not ours or not theirs or our_factors is None or their_factors is None:
+            return None
+        found = [mine * our_factors - other * their_factors for mine, other in zip(ours, theirs, strict=True)]
+        intervals = [
+            _around(mine - other, differences.tolist(), row.ci95)
+            for mine, other, differences in zip(ours, theirs, found, strict=True)
+        ]
+        return float(found[len(found) // 2].mean()), intervals
+
+    def _means(self, policy: str, row: Paired) -> list[float]:
+        """[phi, or one] means of the replications; none where some run has no value."""
+        own = self.policies[policy]
+        by_phi = [means[row.metric] for means in own.by_overlap.values()] or [own.mean[row.metric]] * len(BRACKET)
+        means = [mean for mean in by_phi if mean is not None]
+        if len(means) < len(BRACKET):
+            return []
+        return means if row.by_overlap else [means[len(BRACKET) // 2]]
+
+    def _factors(self, policy: str, metric: str) -> Floats | None:
+        pairs = [(number(drawn, metric), number(given, metric)) for drawn, given in self.runs.get(policy, ())]
+        factors = [drawn / given for drawn, given in pairs if drawn is not None and given]
+        return np.array(factors) if factors and len(factors) == len(pairs) else None
+
+
+def _around(mean: float, drawn: Sequence[float], ci95: Interval | None) -> Interval:
+    """What nine draws in ten lie in, with what the replications leave open of the mean."""
+    low, high = interval_90(drawn)
+    half = 0.0 if ci95 is None else (ci95[1] - ci95[0]) / 2.0
+    return mean - hypot(max(0.0, mean - low), half), mean + hypot(max(0.0, high - mean), half)
+
+
+def _order(interval: Interval) -> Order:
+    low, high = interval
+    return Order.LOWER if high < 0.0 else Order.HIGHER if low > 0.0 else Order.SAME

@@ -22,16 +22,13 @@ from sim.compare.point_runs import Point, run_point
 from sim.compare.run_length import settled
 from sim.compare.side_by_side import Comparison, Level
 from sim.compare.verdict import PolicySummary
-from sim.costs.engine_costs import EngineCosts, engine_of, with_engine
-from sim.costs.profile import SERVED_KINDS, Profile
+from sim.costs.engine_costs import EngineCosts, with_engine
+from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.load import BUSY_SHARE
 from sim.metrics.summary import number
-from sim.policies.registry import find_policy
-from sim.run.limits import limits_of
 from sim.run.resolve import Resolved
-from sim.run.scenario import Scenario, parse_scenario
-from sim.studies.cost_draws import SD_PER_MEAN_ABS, UNKNOWN_PCT
+from sim.studies.cost_draws import SD_PER_MEAN_ABS, UNKNOWN_PCT, with_times
 from sim.workload.generate import num_requests
 
 CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
@@ -56,7 +53,7 @@ MEASURED, UNMEASURED, NEAREST = "measured nearest", "not measured", "nearest mea
 """How lines of evidence begin, and what comes in place of near cells."""
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EvidenceCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One measured cell, or the mean size of the error over some that differ in lengths alone."""
 
     gpu: str
@@ -88,10 +85,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     schema: int
     served_pct: dict[str, float]
     """Mean size of the error of TPOT, percent, on served cells that no fit saw, by engine."""
-    cells: tuple[Cell, ...]
+    cells: tuple[EvidenceCell, ...]
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What a question is about."""
 
     method: str
@@ -103,27 +100,24 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """A name of sim/engines; its cells, of whatever version, are named before others'."""
 
 
-def asked_of(
-    scenario: Scenario, profile: Profile, policy: str, in_flight: tuple[float, float], ks: Sequence[int] | None = None
-) -> Asked:
-    """What is asked of `policy` with so many requests in flight, at the scenario's draft length or `ks`."""
-    lengths = (scenario.speculation.num_speculative_tokens,) if ks is None else tuple(ks)
-    engine = engine_of(scenario.engine.name, profile).name
-    if not find_policy(policy).is_speculative or not any(lengths):
-        return Asked(method=NONE, ks=(0,), in_flight=in_flight, engine=engine)
-    method = limits_of(scenario, profile).method.value
-    return Asked(method=method, ks=tuple(k for k in lengths if k), in_flight=in_flight, engine=engine)
+def asked_of(resolved: Resolved, in_flight: tuple[float, float], ks: Sequence[int] | None = None) -> Question:
+    """The question about a policy with so many requests in flight, at the scenario's draft length or `ks`."""
+    lengths = (resolved.scenario.speculation.num_speculative_tokens,) if ks is None else tuple(ks)
+    engine = resolved.engine.name
+    if not resolved.policy.is_speculative or not any(lengths):
+        return Question(method=NONE, ks=(0,), in_flight=in_flight, engine=engine)
+    method = resolved.limits.method.value
+    return Question(method=method, ks=tuple(k for k in lengths if k), in_flight=in_flight, engine=engine)
 
 
-def asked_of_comparison(result: Comparison, profile: Profile) -> list[Asked]:
+def asked_of_comparison(result: Comparison, policies: Sequence[Resolved]) -> list[Question]:
     """One question per policy, at its mean number of requests in flight (Little's law), or the loop's."""
-    scenario = parse_scenario(result.scenario)
-    asked = []
-    for row in result.policies:
+    questions = []
+    for row, one in zip(result.policies, policies, strict=True):
         rate, e2el_ms = row.mean["request_throughput"], row.mean["mean_e2el_ms"]
-        in_flight = scenario.workload.max_concurrency or (rate or 0.0) * (e2el_ms or 0.0) / 1e3
-        asked.append(asked_of(scenario, profile, row.policy, (in_flight, in_flight)))
-    return asked
+        in_flight = one.scenario.workload.max_concurrency or (rate or 0.0) * (e2el_ms or 0.0) / 1e3
+        questions.append(asked_of(one, (in_flight, in_flight)))
+    return questions
 
 
 @lru_cache(maxsize=1)
@@ -132,18 +126,18 @@ def measured() -> Evidence:
     return msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
 
 
-def evidence(profile: Profile, asked: Sequence[Asked]) -> list[str]:
+def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
     """The cells near each question and their errors, a line for levels and one for speed-ups; questions without levels
     share a line where the same cells come nearest.
 
     >>> import lanesim
     >>> profile = lanesim.load_profile("gh200/apertus-8b+eagle3")
-    >>> evidence(profile, [Asked(method="none", ks=(0,), in_flight=(200.0, 200.0))])[0][:75]
+    >>> evidence(profile, [Question(method="none", ks=(0,), in_flight=(200.0, 200.0))])[0][:75]
     'measured nearest: gh200, vllm-0.23, apertus-8b, no speculation, 128 to 256 '
     """
     gpu, model = profile.gpu.name, profile.target.name
     lines: list[str] = []
-    unmeasured: dict[str, list[Asked]] = {}
+    unmeasured: dict[str, list[Question]] = {}
     differing: dict[str, list[str]] = {}
     has_speedups = False
     for question in asked:
@@ -178,7 +172,7 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
     engine = policies[0].engine
     served_pct = SD_PER_MEAN_ABS * measured().served_pct.get(engine.name.partition("-")[0], UNKNOWN_PCT)
     found = []
-    for row, asked in zip(result.policies, asked_of_comparison(result, profile), strict=True):
+    for row, asked in zip(result.policies, asked_of_comparison(result, policies), strict=True):
         mean_ms, ci95 = row.mean["mean_e2el_ms"], row.ci95["mean_e2el_ms"]
         if mean_ms is None or not row.load.is_steady:
             continue
@@ -211,7 +205,7 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
     return found
 
 
-def _rms_pct(cell: Cell) -> float:
+def _rms_pct(cell: EvidenceCell) -> float:
     """Root mean square of the errors that the cell is the mean of."""
     return cell.error_pct * (1.0 if cell.runs == 1 else SD_PER_MEAN_ABS)
 
@@ -234,7 +228,7 @@ def _perturbed(
         before_ms = _mean_ms(resolved.drawn(based))
 
     def ratio(engine_factor: float, passes: float = 1.0) -> float | None:
-        after_ms = _mean_ms(resolved.drawn(_with_times(based, engine=engine_factor, passes=passes)))
+        after_ms = _mean_ms(resolved.drawn(with_times(based, engine=engine_factor, passes=passes)))
         return after_ms / before_ms if after_ms and before_ms else None
 
     slowed = ratio(exp(error_pct / 100.0)) if error_pct else None
@@ -258,15 +252,7 @@ def _mean_ms(resolved: Resolved) -> float | None:
     return number(run, "mean_e2el_ms")
 
 
-def _with_times(profile: Profile, *, engine: float, passes: float = 1.0) -> Profile:
-    """The engine's time per step, and every pass, so many times as long."""
-    host = profile.host
-    served = {kind: passes * host.served.get(kind, 1.0) for kind in SERVED_KINDS} if passes != 1.0 else host.served
-    host = msgspec.structs.replace(host, served=served, step_s=engine * host.step_s, row_s=engine * host.row_s)
-    return msgspec.structs.replace(profile, host=host)
-
-
-def _nearest(profile: Profile, asked: Asked) -> tuple[str, list[str]]:
+def _nearest(profile: Profile, asked: Question) -> tuple[str, list[str]]:
     """The cells that come nearest where none is near, and in what they differ."""
     gpu, model = profile.gpu.name, profile.target.name
     ranked = sorted(
@@ -293,7 +279,7 @@ def shortened(lines: Sequence[str]) -> str:
     return f"{head}: {text}" if is_near else f"{UNMEASURED}; simulated against the nearest, {text}"
 
 
-def _loads(questions: Sequence[Asked]) -> str:
+def _loads(questions: Sequence[Question]) -> str:
     """`no speculation, 2 in flight; draft_model, 1 and 5 in flight`: methods, each with the loads asked about."""
     loads: dict[str, set[tuple[int, int]]] = {}
     for question in questions:
@@ -305,13 +291,13 @@ def _loads(questions: Sequence[Asked]) -> str:
     )
 
 
-def _is_near(asked: Asked, cell: Cell) -> bool:
+def _is_near(asked: Question, cell: EvidenceCell) -> bool:
     low, high = asked.in_flight
     is_load = low / FACTOR <= cell.in_flight <= high * FACTOR
     return is_load and any(_ratio(cell.k, k) <= FACTOR for k in asked.ks)
 
 
-def _is_other_engine(asked: Asked, cell: Cell) -> bool:
+def _is_other_engine(asked: Question, cell: EvidenceCell) -> bool:
     return asked.engine.partition("-")[0] != cell.engine.partition("-")[0]
 
 
@@ -321,7 +307,7 @@ def _ratio(a: int, b: int) -> float:
     return max(a, b) / min(a, b) if min(a, b) else inf
 
 
-def _differs(cell: Cell, gpu: str, model: str, asked: Asked) -> list[str]:
+def _differs(cell: EvidenceCell, gpu: str, model: str, asked: Question) -> list[str]:
     return [
         name
         for name, mine, theirs in (
@@ -333,7 +319,7 @@ def _differs(cell: Cell, gpu: str, model: str, asked: Asked) -> list[str]:
     ]
 
 
-def _distance(cell: Cell, profile: Profile, asked: Asked) -> tuple[int, bool, bool, bool, bool, float]:
+def _distance(cell: EvidenceCell, profile: Profile, asked: Question) -> tuple[int, bool, bool, bool, bool, float]:
     """Fewest differences, the method the worst, then the model; then experts or none, the engine, the load."""
     differs = _differs(cell, profile.gpu.name, profile.target.name, asked)
     is_other_kind = cell.has_experts != (profile.target.experts is not None)
@@ -343,7 +329,7 @@ def _distance(cell: Cell, profile: Profile, asked: Asked) -> tuple[int, bool, bo
     return len(differs), "method" in differs, "model" in differs, is_other_kind, others, off
 
 
-def _named(found: Iterable[Cell]) -> str:
+def _named(found: Iterable[EvidenceCell]) -> str:
     """A name for cells of one kind; the first's GPU, engine, model and source where there are several."""
     first, *others = found
     group = [first, *(cell for cell in others if _kind(cell) == _kind(first))]
@@ -361,7 +347,7 @@ def _named(found: Iterable[Cell]) -> str:
     return f"{text} ({count} cell{'s' * (count > 1)}; {first.source})"
 
 
-def _kind(cell: Cell) -> tuple[str, ...]:
+def _kind(cell: EvidenceCell) -> tuple[str, ...]:
     return cell.gpu, cell.engine, cell.model, cell.method, cell.metric, cell.source
 
 

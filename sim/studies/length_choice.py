@@ -42,10 +42,18 @@ class LengthGrid(NamedTuple):
     def lengths(self) -> tuple[int, ...]:
         return tuple(k for k in self.settings if k != PLAIN)
 
+    @property
+    def num_draws(self) -> int:
+        return int(self.values.shape[2])
+
     def of(self, setting: int) -> Floats:
         """[concurrencies, draws]."""
-        found: Floats = self.values[:, self.settings.index(setting), :]
-        return found
+        values: Floats = self.values[:, self.settings.index(setting), :]
+        return values
+
+    def by_table(self, table: Sequence[Sequence[int]]) -> Floats:
+        """[concurrencies, draws] of the table's lengths."""
+        return np.stack([self.of(length_in(table, c))[i] for i, c in enumerate(self.concurrencies)])
 
 
 class Fits(NamedTuple):
@@ -83,14 +91,16 @@ def shared_table(grids: Sequence[LengthGrid], fits: Fits, max_batch: int) -> Tab
 
 
 def loss_of(grid: LengthGrid, fits: Fits, table: Sequence[Sequence[int]]) -> float:
-    """What `table` loses on average against the best setting of each draw, mean over the concurrencies."""
-    lost = []
-    for i, concurrency in enumerate(grid.concurrencies):
-        able = [k for k in grid.settings if k == PLAIN or fits(k, concurrency)]
-        best = np.stack([grid.of(k)[i] for k in able]).max(axis=0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            lost.append(np.nan_to_num(1.0 - grid.of(length_in(table, concurrency))[i] / best).mean())
-    return float(np.mean(lost))
+    """Mean loss of `table` against the best setting of each draw, mean over the concurrencies."""
+    pairs = zip(grid.by_table(table), best_by_draw(grid, fits), strict=True)
+    return float(np.mean([_lost(values, best).mean() for values, best in pairs]))
+
+
+def _lost(values: Floats, best: Floats) -> Floats:
+    """Shares of `best` that `values` lack; 0 where nothing is reached."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lost: Floats = np.nan_to_num(1.0 - values / best)
+    return lost
 
 
 def _losses(grid: LengthGrid, fits: Fits, sizes: NDArray[np.int64]) -> Floats:
@@ -100,9 +110,7 @@ def _losses(grid: LengthGrid, fits: Fits, sizes: NDArray[np.int64]) -> Floats:
     values = np.stack([_at_sizes(grid.of(k), grid.concurrencies, sizes) for k in lengths])
     allowed = np.array([[fits(k, int(size)) for size in sizes] for k in lengths])
     best = np.where(allowed[:, :, None], values, -inf).max(axis=0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        regret = np.nan_to_num(1.0 - values / best[None, :, :]).mean(axis=2)
-    losses[allowed] = regret[allowed]
+    losses[allowed] = _lost(values, best[None, :, :]).mean(axis=2)[allowed]
     if lengths[0] > 0:
         # Beyond what fits any of them, the shortest is what is left.
         losses[0, ~allowed.any(axis=0)] = 0.0
@@ -158,22 +166,29 @@ def best_single(grid: LengthGrid, fits: Fits) -> int:
     """The one length of least expected regret over all concurrencies, PLAIN among them, that fits at all of them."""
     able = [k for k in grid.settings if k == PLAIN or (k > 0 and fits(k, grid.concurrencies[-1]))]
     values = np.stack([grid.of(k) for k in able])
-    best = values.max(axis=0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        regret = np.nan_to_num(1.0 - values / best).mean(axis=(1, 2))
-    return able[int(np.argmin(regret))]
+    return able[int(np.argmin(_lost(values, values.max(axis=0)).mean(axis=(1, 2))))]
 
 
 def plausible_lengths(grid: LengthGrid, fits: Fits, table: Table, least: float = 0.1) -> dict[int, tuple[int, ...]]:
     """Lengths that are best in at least that share of the draws, and the table's own, by the start of each of its
     rows."""
-    found = {}
-    for start, end, k in table:
-        inside = [i for i, c in enumerate(grid.concurrencies) if start <= c <= end]
-        chances = [chances_best(grid, fits, i) for i in inside]
-        likely = {j for chance in chances for j, share in chance.items() if share >= least}
-        found[start] = tuple(sorted(likely | {k}))
-    return found
+    chances = [chances_best(grid, fits, i) for i in range(len(grid.concurrencies))]
+    return {
+        start: tuple(
+            sorted(
+                {
+                    k,
+                    *(
+                        length
+                        for concurrency, at in zip(grid.concurrencies, chances, strict=True)
+                        for length, share in at.items()
+                        if start <= concurrency <= end and share >= least
+                    ),
+                }
+            )
+        )
+        for start, end, k in table
+    }
 
 
 def chances_best(grid: LengthGrid, fits: Fits, i: int) -> dict[int, float]:
@@ -185,13 +200,13 @@ def chances_best(grid: LengthGrid, fits: Fits, i: int) -> dict[int, float]:
 
 def break_even(grid: LengthGrid, fits: Fits) -> tuple[float | None, tuple[float | None, float | None]]:
     """Median and 5 to 95 % over the draws, outwards to the nearest draw; infinite ones are None."""
-    found = sorted(_crossing(grid, fits, draw) for draw in range(grid.values.shape[2]))
+    crossings = sorted(_crossing(grid, fits, draw) for draw in range(grid.num_draws))
 
     def at(rank: float) -> float | None:
-        value = found[min(max(int(rank), 1), len(found)) - 1]
+        value = crossings[min(max(int(rank), 1), len(crossings)) - 1]
         return None if value == inf else value
 
-    ranks = len(found) + 1
+    ranks = len(crossings) + 1
     return at(ranks / 2), (at(LOW_PERCENT / 100.0 * ranks), at(ceil(HIGH_PERCENT / 100.0 * ranks)))
 
 
@@ -261,7 +276,7 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(NamedTuple):
-    """What a grid's draws say is best."""
+    """Best lengths by a grid's draws."""
 
     table: Table
     """The best table; it has one row where one length is as good."""
@@ -270,36 +285,43 @@ class Choice(NamedTuple):
     gain: Gain
     is_table: bool
 
+    @property
+    def sentence(self) -> str:
+        """`a table: K = 3 for 1..8, K = 0 for 9..64`, one length, or no speculation."""
+        if self.is_table:
+            return "a table: " + ", ".join(f"K = {k} for {start}..{end}" for start, end, k in self.table)
+        return "no speculation" if self.lengths[0] == PLAIN else f"one length: K = {self.lengths[0]}"
 
-def choice_of(grid: LengthGrid, fits: Fits, max_batch: int, *, may_be_table: bool) -> Choice:
+
+def choice_of(grid: LengthGrid, fits: Fits, max_batch: int, num_draws: int | None = None) -> Choice:
+    """The table, where that is surely better than one length by `num_draws` draws, by default the grid's own."""
     table, one = best_table(grid, fits, max_batch), best_single(grid, fits)
-    by_table = np.stack([grid.of(length_in(table, c))[i] for i, c in enumerate(grid.concurrencies)])
-    gain = gain_of("the table", "no speculation" if one == PLAIN else f"K = {one}", by_table, grid.of(one))
-    if len(table) > 1 and gain.is_sure and may_be_table:
+    other = "no speculation" if one == PLAIN else f"K = {one}"
+    gain = gain_of("the table", other, grid.by_table(table), grid.of(one))
+    if len(table) > 1 and gain.is_sure and (num_draws or grid.num_draws) >= MIN_FOR_VERDICT:
         return Choice(table, [length_in(table, concurrency) for concurrency in grid.concurrencies], gain, True)
     return Choice(((1, max_batch, max(one, 0)),), [one] * len(grid.concurrencies), gain, False)
 
 
 def regrets_of(grid: LengthGrid, fits: Fits, max_batch: int) -> list[float]:
-    """[concurrencies] what a choice loses in a draw that had no part in it: each draw judges the choice of all others
-    (leave-one-out). One draw alone judges its own."""
-    num_draws = grid.values.shape[2]
+    """[concurrencies] expected loss of a choice in a draw that had no part in it: each draw judges the choice of all
+    others (leave-one-out). One draw alone judges its own."""
+    num_draws, best = grid.num_draws, best_by_draw(grid, fits)
     lost = np.full((len(grid.concurrencies), num_draws), np.nan)
     for draw in range(num_draws):
         others = grid if num_draws == 1 else grid._replace(values=np.delete(grid.values, draw, axis=2))
-        choice = choice_of(others, fits, max_batch, may_be_table=num_draws >= MIN_FOR_VERDICT)
-        for i, k in enumerate(choice.lengths):
-            best = best_by_draw(grid, fits, i)[draw]
-            if best > 0.0:
-                lost[i, draw] = 1.0 - grid.of(k)[i, draw] / best
+        for i, k in enumerate(choice_of(others, fits, max_batch, num_draws).lengths):
+            if best[i][draw] > 0.0:
+                lost[i, draw] = 1.0 - grid.of(k)[i, draw] / best[i][draw]
     return [0.0 if np.isnan(row).all() else max(0.0, float(np.nanmean(row))) for row in lost]
 
 
-def best_by_draw(grid: LengthGrid, fits: Fits, i: int) -> Floats:
-    """[draws] what the best length of each reaches."""
-    settings = [grid.of(k)[i] for k in grid.settings if k == PLAIN or fits(k, grid.concurrencies[i])]
-    found: Floats = np.stack(settings).max(axis=0)
-    return found
+def best_by_draw(grid: LengthGrid, fits: Fits) -> list[Floats]:
+    """[concurrencies][draws] of the best setting of each draw."""
+    return [
+        np.stack([grid.of(k)[i] for k in grid.settings if k == PLAIN or fits(k, concurrency)]).max(axis=0)
+        for i, concurrency in enumerate(grid.concurrencies)
+    ]
 
 
 def speedup_of(grid: LengthGrid, i: int, setting: int) -> tuple[float | None, Interval | None]:
@@ -308,13 +330,6 @@ def speedup_of(grid: LengthGrid, i: int, setting: int) -> tuple[float | None, In
         return None, None
     ratios = grid.of(setting)[i] / plain
     return float(ratios.mean()), interval_90(ratios)
-
-
-def regret_of(values: Floats, best: Floats) -> float:
-    is_known = best > 0.0
-    if not is_known.any():
-        return 0.0
-    return max(0.0, float((1.0 - values[is_known] / best[is_known]).mean()))
 
 
 def gain_of(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
@@ -329,26 +344,34 @@ def gain_of(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
     return Gain(of=name, over=other_name, mean=mean, interval=interval, is_sure=is_sure)
 
 
-def tuned_point(grid: LengthGrid, fits: Fits, i: int, chosen: int, regret: float) -> TunedPoint:
-    concurrency = grid.concurrencies[i]
-    chances, best = chances_best(grid, fits, i), best_by_draw(grid, fits, i)
-    lengths = [
-        LengthAt(
-            k=k,
-            speedup=speedup_of(grid, i, k)[0],
-            interval=speedup_of(grid, i, k)[1],
-            expected_regret=regret_of(grid.of(k)[i], best),
-            chance_best=chances.get(k, 0.0),
-            fits_graphs=fits(k, concurrency),
+def tuned_points(grid: LengthGrid, fits: Fits, max_batch: int, choice: Choice) -> list[TunedPoint]:
+    """[concurrencies] the choice there beside every length."""
+    points, best, regrets = [], best_by_draw(grid, fits), regrets_of(grid, fits, max_batch)
+    for i, concurrency in enumerate(grid.concurrencies):
+        chances, is_known = chances_best(grid, fits, i), best[i] > 0.0
+        lengths = []
+        for k in grid.lengths:
+            speedup, interval = speedup_of(grid, i, k)
+            lost = (1.0 - grid.of(k)[i][is_known] / best[i][is_known]).mean() if is_known.any() else 0.0
+            lengths.append(
+                LengthAt(
+                    k=k,
+                    speedup=speedup,
+                    interval=interval,
+                    expected_regret=max(0.0, float(lost)),
+                    chance_best=chances.get(k, 0.0),
+                    fits_graphs=fits(k, concurrency),
+                )
+            )
+        speedup, interval = speedup_of(grid, i, choice.lengths[i])
+        points.append(
+            TunedPoint(
+                concurrency=concurrency,
+                k=max(choice.lengths[i], 0),
+                speedup=speedup,
+                interval=interval,
+                expected_regret=regrets[i],
+                lengths=lengths,
+            )
         )
-        for k in grid.lengths
-    ]
-    speedup, interval = speedup_of(grid, i, chosen)
-    return TunedPoint(
-        concurrency=concurrency,
-        k=max(chosen, 0),
-        speedup=speedup,
-        interval=interval,
-        expected_regret=regret,
-        lengths=lengths,
-    )
+    return points

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from math import ceil, exp, inf, isinf, log, sqrt
+from statistics import stdev
 from typing import NamedTuple
 
 import msgspec
@@ -19,16 +20,13 @@ from sim.compare.capacity import Saturation
 from sim.compare.point_runs import Point, run_point, run_points
 from sim.compare.pool import Runner, given
 from sim.compare.verdict import Interval
-from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
 from sim.files.json_values import Json
-from sim.metrics.stats import interval_95
+from sim.metrics.stats import interval_95, t_975
 from sim.metrics.summary import Run
-from sim.run.resolve import resolve, with_keys
-from sim.run.scenario import Scenario
-from sim.studies.cost_draws import Draw
-from sim.studies.precision import replications_for
+from sim.run.resolve import Resolved
+from sim.run.scenario import Scenario, Window
 from sim.workload.generate import at_most, is_trace, trace_length
 
 PILOTS = 5
@@ -80,9 +78,7 @@ class LoadSearch:
 
     def __init__(
         self,
-        scenario: Scenario,
-        policy: str,
-        profile: Profile,
+        resolved: Resolved,
         share: float,
         *,
         is_concurrency: bool,
@@ -91,17 +87,23 @@ class LoadSearch:
         near: float | None = None,
         is_brief: bool = False,
     ) -> None:
-        """`near` is where the first search begins; None: everywhere. A brief search is the pilots
-        alone, and as close as one in a draw."""
-        self.scenario = with_keys(scenario, policy=(policy,), replications=1, devices={"count": 1})
-        self.policy, self.profile, self.share = policy, profile, share
-        self.is_concurrency, self.is_counted = is_concurrency, is_counted
+        """`resolved` is one replica. `near` is where the first search begins; None: everywhere. A brief search is the
+        pilots alone, and as close as one in a draw."""
+        self.resolved, self.share = resolved, share
+        self.is_concurrency, self.is_counted, self.is_brief = is_concurrency, is_counted, is_brief
         self.closeness = max(closeness, BISECTED_IN_DRAW) if is_brief else closeness
-        self._near, self._is_brief = near, is_brief
-        saturation = Saturation(resolve(self.scenario, profile, policy), self.scenario.seed)
-        self.saturated_per_s, self.saturated_ci95 = saturation.capacity
+        self._near = near
+        self.saturated_per_s, self.saturated_ci95 = Saturation(resolved, self.scenario.seed).capacity
         if not is_counted:
-            self.scenario = with_length(self.scenario, self._long_enough())
+            self.resolved = with_length(resolved, self._long_enough())
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.resolved.scenario
+
+    @property
+    def policy(self) -> str:
+        return self.resolved.policy.name
 
     def _long_enough(self) -> int:
         """Requests whose arrivals span many times what the SLOs let one wait: else a short run ends before a queue that
@@ -129,12 +131,11 @@ class LoadSearch:
 
     def point(self, load: float, seed: int) -> Point:
         """One run at that load."""
-        changes: dict[str, Json] = {"request_rate": load, "max_concurrency": None}
+        workload: dict[str, Json] = {"request_rate": load, "max_concurrency": None}
         if self.is_concurrency:
-            changes = {"request_rate": inf, "max_concurrency": round(load)}
-        changes["trace_arrivals"] = self.scenario.workload.trace_arrivals.at_rate
-        settled = with_keys(self.scenario, workload=changes)
-        return Point(resolved=resolve(settled, self.profile, self.policy), seed=seed)
+            workload = {"request_rate": inf, "max_concurrency": round(load)}
+        workload["trace_arrivals"] = self.scenario.workload.trace_arrivals.at_rate
+        return Point(resolved=self.resolved.changed(workload=workload), seed=seed)
 
     def attains(self, load: float, seed: int) -> float:
         """Share of requests that meet all SLOs."""
@@ -184,16 +185,9 @@ class LoadSearch:
     def _is_close(self, low: float, high: float) -> bool:
         return high - low <= 1.0 if self.is_concurrency else high / low - 1.0 <= self.closeness
 
-    def under(self, draw: Draw) -> LoadSearch:
+    def under(self, draw: Resolved) -> LoadSearch:
         """The same question where costs and acceptance are those of `draw`."""
-        return LoadSearch(
-            draw.scenario(self.scenario),
-            self.policy,
-            draw.profile,
-            self.share,
-            is_concurrency=self.is_concurrency,
-            closeness=BISECTED_IN_DRAW,
-        )
+        return LoadSearch(draw, self.share, is_concurrency=self.is_concurrency, closeness=BISECTED_IN_DRAW)
 
     def own_loads(self, runner: Runner) -> OwnLoads:
         """Loads of pilots, and of as many fresh replications as a narrow interval takes."""
@@ -202,12 +196,12 @@ class LoadSearch:
             # The first of the pilots looks everywhere, the others where it found something.
             first = self._replications(PILOT_KEY, 1, None, runner).loads[0]
             near = first if 0.0 < first < self.most else None
-        found = self._replications(PILOT_KEY, PILOTS, near, runner)
-        if not self._is_brief and max(found.loads) > 0.0 and min(found.loads) < self.most:
-            mean = sum(found.loads) / len(found.loads)
-            count = min(MAX_REPLICATIONS, max(PILOTS, replications_for(found.loads, NARROW)))
-            found = self._replications(FRESH_KEY, count, mean, runner)
-        return found._replace(limit=self._limit(sorted(found.loads)[len(found.loads) // 2]))
+        own = self._replications(PILOT_KEY, PILOTS, near, runner)
+        if not self.is_brief and max(own.loads) > 0.0 and min(own.loads) < self.most:
+            mean = sum(own.loads) / len(own.loads)
+            count = min(MAX_REPLICATIONS, max(PILOTS, replications_for(own.loads, NARROW)))
+            own = self._replications(FRESH_KEY, count, mean, runner)
+        return own._replace(limit=self._limit(sorted(own.loads)[len(own.loads) // 2]))
 
     def _limit(self, load: float) -> Limit:
         if load == 0.0:
@@ -219,22 +213,18 @@ class LoadSearch:
     def _replications(self, key: int, count: int, near: float | None, runner: Runner) -> OwnLoads:
         seeds = [child_seed(self.scenario.seed, key, index) for index in range(count)]
         stage = f"{self.policy}: {'pilots' if key == PILOT_KEY else 'replications'}"
-        loads = runner.run(_own_highest, seeds, stage, self._uses, search=self, near=near)
+        loads = runner.run(_own_highest, seeds, stage, self.resolved.plugins, search=self, near=near)
         return OwnLoads(Limit.SLO, loads, seeds)
 
-    def loads_under(self, draws: Sequence[Draw], own: OwnLoads, load: float | None, runner: Runner) -> list[float]:
+    def loads_under(self, draws: Sequence[Resolved], own: OwnLoads, load: float | None, runner: Runner) -> list[float]:
         """[draws] the highest load of each: that as given, which is `load` over all replications, times what the draw
         makes of the first replication's own."""
         first = own.loads[0]
-        stage = f"{self.policy}: draws"
-        found = runner.run(_own_highest_under, draws, stage, self._uses, search=self, seed=own.seeds[0], own=first)
+        stage, uses = f"{self.policy}: draws", self.resolved.plugins
+        loads = runner.run(_own_highest_under, draws, stage, uses, search=self, seed=own.seeds[0], own=first)
         if load is None or first == 0.0 or isinf(first):
-            return found
-        return [load * value / first for value in found]
-
-    @property
-    def _uses(self) -> set[str]:
-        return {self.policy, self.scenario.speculation.acceptance_name}
+            return loads
+        return [load * value / first for value in loads]
 
 
 def _own_highest(seed: int) -> float:
@@ -243,7 +233,7 @@ def _own_highest(seed: int) -> float:
     return search.own_highest(seed, given("near"))
 
 
-def _own_highest_under(draw: Draw) -> float:
+def _own_highest_under(draw: Resolved) -> float:
     """The highest load under a draw, found in a worker: looked for where it was as given, times what the draw does to
     the saturated throughput."""
     as_given: LoadSearch = given("search")
@@ -252,13 +242,13 @@ def _own_highest_under(draw: Draw) -> float:
     return search.own_highest(given("seed"), near if 0.0 < near < inf else None)
 
 
-def with_length(scenario: Scenario, auto: int) -> Scenario:
-    """The scenario with a length, `auto` where it is left open or was by this, and a warm-up; no window."""
-    workload = scenario.workload
+def with_length(resolved: Resolved, auto: int) -> Resolved:
+    """`resolved` with a length, `auto` where it is left open or was by this, and a warm-up; no window."""
+    workload = resolved.scenario.workload
     is_open = workload.num_prompts in ("auto", REQUESTS) and not is_trace(workload)
-    count = auto if is_open else num_prompts(scenario)
+    count = auto if is_open else num_prompts(resolved.scenario)
     warmups = int(WARMUP_SHARE * count) if is_open else workload.num_warmups or int(WARMUP_SHARE * count)
-    return with_keys(scenario, workload=workload.sized(count, warmups), window=type(scenario.window)())
+    return resolved.changed(workload=workload.sized(count, warmups), window=Window())
 
 
 def num_prompts(scenario: Scenario) -> int:
@@ -277,6 +267,22 @@ def joint_share(run: Run) -> float:
     return 0.0 if joint is None else float(joint)
 
 
+def replications_for(values: Sequence[float], share: float) -> int:
+    """Replications whose 95 % interval has at most `share` of the mean on either side, by the spread of `values`.
+
+    >>> replications_for([10.0, 10.0, 10.0], 0.05), replications_for([9.0, 10.0, 11.0], 0.05)
+    (2, 18)
+    """
+    mean = sum(values) / len(values)
+    if mean == 0.0:
+        return 2
+    least = stdev(values) / (share * abs(mean))
+    count = max(2, int(least**2))
+    while t_975(count - 1) * least > sqrt(count):
+        count += 1
+    return count
+
+
 # -- fleets
 
 
@@ -290,56 +296,59 @@ class FleetAttainment(msgspec.Struct, frozen=True, kw_only=True):
     """The interval lies at or above the share asked for."""
 
 
-class SharesInDraws:
-    """The share of requests that meet the SLOs, by replicas and draw, each simulated once."""
+class FleetRuns:
+    """Shares of requests that meet the SLOs with so many replicas at a rate, as given and by draw, each simulated
+    once."""
 
-    def __init__(self, search: LoadSearch, draws: Sequence[Draw], routing: Routing, target_rate: float) -> None:
-        self._search, self._draws, self.routing, self._target_rate = search, draws, routing, target_rate
-        self._known: dict[tuple[int, int], float] = {}
+    def __init__(
+        self, search: LoadSearch, draws: Sequence[Resolved], routing: Routing, target_rate: float, runner: Runner
+    ) -> None:
+        self._search, self._draws, self._routing, self.target_rate = search, draws, routing, target_rate
+        self._runner, self._in_draws = runner, dict[tuple[int, int], float]()
+        self._as_given = dict[int, FleetAttainment]()
 
-    def one(self, count: int, draw: int) -> float:
-        if (count, draw) not in self._known:
-            self._known[count, draw] = joint_share(run_point(self._point(count, draw)).run)
-        return self._known[count, draw]
+    def as_given(self, count: int) -> FleetAttainment:
+        """The share with costs and acceptance as given, over PILOTS runs."""
+        if count not in self._as_given:
+            points = [self._point(self._search.resolved, count, index) for index in range(PILOTS)]
+            shares = self._shares(points, count)
+            interval = interval_95(shares)
+            assert interval is not None
+            mean, meets = sum(shares) / len(shares), interval[0] >= self._search.share
+            self._as_given[count] = FleetAttainment(replicas=count, attainment=mean, ci95=interval, meets=meets)
+        return self._as_given[count]
 
-    def all(self, count: int, workers: int | None) -> list[float]:
+    def in_draw(self, count: int, draw: int) -> float:
+        return self._of_draws(count, [draw])[0]
+
+    def in_draws(self, count: int) -> list[float]:
         """[draws]"""
-        missing = [draw for draw in range(len(self._draws)) if (count, draw) not in self._known]
-        found = run_points([self._point(count, draw) for draw in missing], Runner(workers))
-        self._known |= {(count, draw): joint_share(one.run) for draw, one in zip(missing, found, strict=True)}
-        return [self._known[count, draw] for draw in range(len(self._draws))]
+        return self._of_draws(count, range(len(self._draws)))
 
-    def _point(self, count: int, draw: int) -> Point:
-        return fleet_point(self._search, self.routing, count, self._target_rate, 0, self._draws[draw])
+    def num_meeting(self, count: int) -> int:
+        """Draws in which so many are enough."""
+        return sum(share >= self._search.share for share in self.in_draws(count))
 
+    def _of_draws(self, count: int, draws: Sequence[int]) -> list[float]:
+        missing = [draw for draw in draws if (count, draw) not in self._in_draws]
+        points = [self._point(self._draws[draw], count, 0) for draw in missing]
+        shares = self._shares(points, count) if points else []
+        self._in_draws |= {(count, draw): share for draw, share in zip(missing, shares, strict=True)}
+        return [self._in_draws[count, draw] for draw in draws]
 
-def attainment_of(
-    search: LoadSearch, routing: Routing, count: int, target_rate: float, workers: int | None
-) -> FleetAttainment:
-    """The share that meets the SLOs with so many replicas."""
-    points = [fleet_point(search, routing, count, target_rate, index) for index in range(PILOTS)]
-    shares = [joint_share(outcome.run) for outcome in run_points(points, Runner(workers))]
-    interval = interval_95(shares)
-    assert interval is not None
-    mean = sum(shares) / len(shares)
-    return FleetAttainment(replicas=count, attainment=mean, ci95=interval, meets=interval[0] >= search.share)
+    def _shares(self, points: Sequence[Point], count: int) -> list[float]:
+        self._runner.on_done(f"{self._search.policy}, {self._routing.value}: {count} replicas", 0, 1)
+        return [joint_share(outcome.run) for outcome in run_points(points, Runner(self._runner.workers))]
 
-
-def fleet_point(
-    search: LoadSearch, routing: Routing, count: int, target_rate: float, index: int, draw: Draw | None = None
-) -> Point:
-    """Run `index` of so many replicas, as given or in a draw; runs grow with the replicas, up to a trace's length."""
-    scenario = search.scenario if draw is None else draw.scenario(search.scenario)
-    workload = scenario.workload
-    length = at_most(workload, max(num_prompts(scenario), REQUESTS_PER_REPLICA * count))
-    sized = with_keys(scenario, workload=workload.sized(length, int(WARMUP_SHARE * length)))
-    at_rate = {
-        "request_rate": target_rate,
-        "max_concurrency": None,
-        "trace_arrivals": workload.trace_arrivals.at_rate,
-    }
-    fleet = with_keys(sized, workload=at_rate, devices={"count": count, "routing": routing})
-    return Point(
-        resolved=resolve(fleet, search.profile if draw is None else draw.profile, search.policy),
-        seed=child_seed(scenario.seed, FLEET_KEY, index),
-    )
+    def _point(self, one: Resolved, count: int, index: int) -> Point:
+        """Run `index` of so many replicas; runs grow with the replicas, up to a trace's length."""
+        workload = one.scenario.workload
+        length = at_most(workload, max(num_prompts(one.scenario), REQUESTS_PER_REPLICA * count))
+        at_rate = msgspec.structs.replace(
+            workload.sized(length, int(WARMUP_SHARE * length)),
+            request_rate=self.target_rate,
+            max_concurrency=None,
+            trace_arrivals=workload.trace_arrivals.at_rate,
+        )
+        fleet = one.changed(workload=at_rate, devices={"count": count, "routing": self._routing})
+        return Point(resolved=fleet, seed=child_seed(one.scenario.seed, FLEET_KEY, index))

@@ -11,26 +11,25 @@ which the other was simulated to be better. Not here: switching (sim.policies.ad
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import ceil, sqrt
 
 import msgspec
 
 from sim.compare.point_runs import Point
 from sim.compare.pool import OnDone, Runner, lasting
-from sim.compare.side_by_side import CostSource, cost_source
+from sim.compare.side_by_side import cost_source
 from sim.compare.verdict import Interval
 from sim.costs.profile import Profile
 from sim.devices.contention import BRACKET, PhiLevel, phi_at
 from sim.metrics.stats import interval_95
-from sim.names import unknown
-from sim.policies.adaptive import PARTS
 from sim.policies.choices import LoadTable
-from sim.run.resolve import resolve, resolve_all
-from sim.run.scenario import PlainScenario, Scenario, to_plain
-from sim.studies.cost_draws import Draw, cost_draws, covers
+from sim.run.resolve import Resolved, resolve, resolve_all
+from sim.run.scenario import Scenario, to_plain
+from sim.studies.answer import Stated
+from sim.studies.cost_draws import cost_draws, covers, seeds_of
 from sim.studies.length_choice import MIN_GAIN
-from sim.studies.plan.answer import Stated
-from sim.studies.tune import REQUESTS_PER_SLOT, closed_loop, concurrencies_of, objective, objective_values, rising
+from sim.studies.tune import REQUESTS_PER_SLOT, concurrencies_of, looped, objective, objective_values, rising
 
 CANDIDATES = ("pd", "unified", "pdv", "baseline")
 """Policies in the order in which they stay where none is surely better."""
@@ -63,15 +62,9 @@ class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyTuning(Stated, frozen=True, kw_only=True):
-    """What `lanesim tune --policy adaptive --json` holds."""
+    """A lane policy for each load."""
 
-    schema: int = 1
-    scenario: PlainScenario
-    profile: CostSource
     objective: str
-    draws: int
-    covers: str
-    verdict: str
     adaptive_table: LoadTable
     """Table for policy_options.adaptive_table."""
     hysteresis: float
@@ -84,7 +77,6 @@ def tune_policies(
     scenario: Scenario,
     profile: Profile,
     *,
-    candidates: Sequence[str] = CANDIDATES,
     concurrencies: Sequence[int] | None = None,
     draws: int = DEFAULT_DRAWS,
     workers: int | None = None,
@@ -95,31 +87,39 @@ def tune_policies(
     `concurrencies` are 1, 2, 4 and so on up to the most requests that the engine seats, unless given; those between
     two rows are added. Raises ValueError for a scenario that cannot be tuned.
     """
-    scenario = _checked(scenario, profile, candidates, draws)
-    tried = concurrencies_of(scenario, profile) if concurrencies is None else rising("concurrency", concurrencies, 1)
-    _check_length(scenario, tried[-1])
-    drawn = cost_draws(scenario, profile, draws, scenario.seed)
-    found: dict[int, Figures] = {}
+    if draws < 2:
+        raise ValueError(f"draws={draws!r} must be at least 2: a row begins where a gain is beyond its interval")
+    resolve_all(scenario, profile)
+    scenario = msgspec.structs.replace(scenario, policy=CANDIDATES)
+    resolved = {policy: resolve(scenario, profile, policy) for policy in CANDIDATES}
+    first = resolved[CANDIDATES[0]]
+    tried = rising("concurrency", concurrencies_of(first) if concurrencies is None else concurrencies, 1)
+    count, most = scenario.workload.num_prompts, tried[-1]
+    least = REQUESTS_PER_SLOT * most
+    if isinstance(count, int) and count < least:
+        # A policy that gives all requests turns has many half done when a short run ends: their tokens count nowhere.
+        raise ValueError(
+            f"num_prompts={count} is too few to compare policies at {most} in flight: want at least {least}, or auto"
+        )
+    drawn = {policy: cost_draws(one, draws, scenario.seed) for policy, one in resolved.items()}
+    figures: dict[int, Figures] = {}
     missing = list(tried)
     while missing:
-        found |= _simulated(scenario, candidates, missing, drawn, Runner(workers, on_done))
-        known = sorted(found)
-        missing = between(known, choices([found[concurrency] for concurrency in known], candidates))
-    known = sorted(found)
-    chosen = choices([found[concurrency] for concurrency in known], candidates)
+        figures |= _simulated(drawn, missing, Runner(workers, on_done))
+        known = sorted(figures)
+        chosen = choices([figures[concurrency] for concurrency in known], CANDIDATES)
+        missing = between(known, chosen)
     table, hysteresis = table_of(known, chosen)
     return PolicyTuning(
         scenario=to_plain(scenario),
-        profile=cost_source(profile),
+        costs=cost_source(profile),
         objective=objective(scenario),
         draws=draws,
-        covers=covers(scenario, profile),
+        covers=covers(first),
         verdict=_verdict(table, hysteresis),
         adaptive_table=table,
         hysteresis=hysteresis,
-        points=[
-            _point(concurrency, policy, found[concurrency]) for concurrency, policy in zip(known, chosen, strict=True)
-        ],
+        points=[_point(each, policy, figures[each]) for each, policy in zip(known, chosen, strict=True)],
     )
 
 
@@ -139,8 +139,8 @@ def gain(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interva
 
 def is_surely_better(ours: Mapping[PhiLevel, Sequence[float]], theirs: Mapping[PhiLevel, Sequence[float]]) -> bool:
     """Whether ours gain MIN_GAIN or more in the mean, and anything in the whole interval, at every phi."""
-    found = [gain(ours[level], theirs[level]) for level in ours]
-    return all(mean >= MIN_GAIN and low > 0.0 for mean, (low, _) in found)
+    gains = [gain(ours[level], theirs[level]) for level in ours]
+    return all(mean >= MIN_GAIN and low > 0.0 for mean, (low, _) in gains)
 
 
 def choices(figures: Sequence[Figures], candidates: Sequence[str]) -> list[str]:
@@ -149,25 +149,20 @@ def choices(figures: Sequence[Figures], candidates: Sequence[str]) -> list[str]:
     for at in figures:
         better = [policy for policy in candidates if is_surely_better(at[policy], at[present])]
         if better:
-            present = max(better, key=lambda policy: sum(shown(at[policy])))
+            present = max(better, key=lambda policy: sum(at[policy][PhiLevel.MIDDLE]))
         chosen.append(present)
     return chosen
 
 
-def shown(by_level: Mapping[PhiLevel, Sequence[float]]) -> Sequence[float]:
-    """Values [draws] at the middle phi, or with the scenario's overlap where it gives one."""
-    return by_level[PhiLevel.MIDDLE]
-
-
 def between(concurrencies: Sequence[int], chosen: Sequence[str]) -> list[int]:
     """Concurrencies to try beside the simulated ones: in the middle of two neighbours that differ and are not close."""
-    found = []
-    for place in range(len(chosen) - 1):
-        low, high = concurrencies[place], concurrencies[place + 1]
-        middle = round(sqrt(low * high))
-        if chosen[place] != chosen[place + 1] and high > CLOSE * low and low < middle < high:
-            found.append(middle)
-    return found
+    pairs = zip(pairwise(concurrencies), pairwise(chosen), strict=True)
+    middles = [
+        (low, round(sqrt(low * high)), high)
+        for (low, high), (before, after) in pairs
+        if before != after and high > CLOSE * low
+    ]
+    return [middle for low, middle, high in middles if low < middle < high]
 
 
 def table_of(concurrencies: Sequence[int], chosen: Sequence[str]) -> tuple[LoadTable, float]:
@@ -180,11 +175,10 @@ def table_of(concurrencies: Sequence[int], chosen: Sequence[str]) -> tuple[LoadT
     (((1, 'pd'),), 0.0)
     """
     rows, hysteresis = [(1, chosen[0])], 0.0
-    for place in range(len(chosen) - 1):
-        if chosen[place] != chosen[place + 1]:
-            low, high = concurrencies[place], concurrencies[place + 1]
+    for (low, high), (before, after) in zip(pairwise(concurrencies), pairwise(chosen), strict=True):
+        if before != after:
             edge = max(low + 1, round(sqrt(low * high)))
-            rows.append((edge, chosen[place + 1]))
+            rows.append((edge, after))
             hysteresis = max(hysteresis, high / edge - 1.0, 1.0 - low / edge)
     return tuple(rows), ceil(100.0 * hysteresis) / 100.0
 
@@ -192,64 +186,41 @@ def table_of(concurrencies: Sequence[int], chosen: Sequence[str]) -> tuple[LoadT
 # -- running
 
 
-def _checked(scenario: Scenario, profile: Profile, candidates: Sequence[str], draws: int) -> Scenario:
-    if draws < 2:
-        raise ValueError(f"draws={draws!r} must be at least 2: a row begins where a gain is beyond its interval")
-    if not candidates:
-        raise ValueError(f"tune: name policies to choose from, of {', '.join(PARTS)}")
-    for name in candidates:
-        if name not in PARTS:
-            raise ValueError(unknown("lane policy", name, list(PARTS)))
-    resolve_all(scenario, profile)
-    return msgspec.structs.replace(scenario, policy=tuple(candidates))
-
-
-def _check_length(scenario: Scenario, most: int) -> None:
-    """A policy that gives all requests turns has many half done when a short run ends: their tokens count nowhere."""
-    count = scenario.workload.num_prompts
-    if isinstance(count, int) and count < REQUESTS_PER_SLOT * most:
-        raise ValueError(
-            f"num_prompts={count} is too few to compare policies at {most} in flight: want at least "
-            f"{REQUESTS_PER_SLOT * most}, or auto"
-        )
-
-
 def _simulated(
-    scenario: Scenario, candidates: Sequence[str], concurrencies: Sequence[int], draws: Sequence[Draw], runner: Runner
+    draws: Mapping[str, Sequence[Resolved]], concurrencies: Sequence[int], runner: Runner
 ) -> dict[int, Figures]:
-    """Every candidate at every one of `concurrencies`, in every draw and at every phi."""
-    overlap = draws[0].profile.overlap
-    is_given = overlap.measured or scenario.devices.is_overlap_given
+    """Every policy at every one of `concurrencies`, in every draw and at every phi."""
+    one, *_ = draws[CANDIDATES[0]]
+    overlap = one.profile.overlap
+    is_given = overlap.measured or one.scenario.devices.is_overlap_given
     levels = (PhiLevel.MIDDLE,) if is_given else BRACKET
     points = [
-        Point(
-            resolved=resolve(draw.scenario(closed_loop(scenario, concurrency)), draw.profile, policy),
-            seed=draw.seed,
-            phi=None if is_given else phi_at(overlap, level),
-        )
+        Point(resolved=looped(draw, concurrency), seed=seed, phi=None if is_given else phi_at(overlap, level))
         for concurrency in concurrencies
-        for policy in candidates
+        for drawn in draws.values()
         for level in levels
-        for draw in draws
+        for draw, seed in zip(drawn, seeds_of(drawn), strict=True)
     ]
     stage = f"simulating {concurrencies[0]} to {concurrencies[-1]} in flight"
-    remaining = iter(objective_values(scenario, points, stage, runner).tolist())
+    remaining = iter(objective_values(points, stage, runner).tolist())
     return {
-        concurrency: {policy: {level: [next(remaining) for _ in draws] for level in levels} for policy in candidates}
+        concurrency: {
+            policy: {level: [next(remaining) for _ in drawn] for level in levels} for policy, drawn in draws.items()
+        }
         for concurrency in concurrencies
     }
 
 
 def _point(concurrency: int, chosen: str, figures: Figures) -> LoadPoint:
-    candidates = []
+    best, candidates = figures[chosen], []
     for policy, by_level in figures.items():
-        values = shown(by_level)
+        values, gains = by_level[PhiLevel.MIDDLE], {level: gain(own, best[level]) for level, own in by_level.items()}
         candidates.append(
             PolicyAt(
                 policy=policy,
                 value=sum(values) / len(values),
-                gain=gain(values, shown(figures[chosen]))[0],
-                by_overlap={level.value: gain(own, figures[chosen][level])[1] for level, own in by_level.items()},
+                gain=gains[PhiLevel.MIDDLE][0],
+                by_overlap={level.value: interval for level, (_, interval) in gains.items()},
             )
         )
     return LoadPoint(concurrency=concurrency, policy=chosen, candidates=candidates)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,7 +22,7 @@ from sim.files.json_values import Json
 from sim.policies.options import Method
 from sim.policies.registry import find_policy
 from sim.run.limits import engine_for, limits_of, served_by
-from sim.run.scenario import Engine, Scenario, to_plain
+from sim.run.scenario import Scenario, to_plain
 from sim.workload.generate import num_requests
 
 REPOSITORIES = {
@@ -80,10 +81,12 @@ VLLM_POLICIES = ("autoregressive", "continuous")
 WITHOUT_MODEL = (Method.NGRAM, Method.MTP)
 """Methods that draft from the target's own checkpoint, or from no weights at all."""
 Table = Sequence[Sequence[int]]
+Flags = Mapping[str, str | float | Sequence[str] | None]
+"""Values by name; True stands alone, and what is None or False is left out."""
 
 
 class Checkpoint(NamedTuple):
-    """What to load, and the format it is brought to meanwhile."""
+    """The repository to load, and the format it is brought to meanwhile."""
 
     name: str
     quantization: str | None = None
@@ -91,8 +94,8 @@ class Checkpoint(NamedTuple):
     """What a placeholder stands for."""
 
 
-class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """What to type."""
+class ServeLines(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines to type."""
 
     speculative_config: dict[str, Any] | None
     """vLLM's `--speculative-config`; None without speculation."""
@@ -118,21 +121,23 @@ def checkpoint(shape: ModelShape, placeholder: str) -> Checkpoint:
     >>> checkpoint(model("llama-3.1-8b"), "<target>").name, checkpoint(model("tiny-target"), "<target>").name
     ('meta-llama/Llama-3.1-8B', '<target>')
     """
-    repository, formats = REPOSITORIES.get(shape.name), _weight_formats(shape)
+    repository, formats = REPOSITORIES.get(shape.name), shape.formats or Formats()
+    names = [formats.projections, formats.mlp, *([formats.experts] if shape.experts is not None else [])]
+    # The three ways of running mxfp4 are one format on disk.
+    found = {"mxfp4" if name.startswith("mxfp4") else name for name in names} - {"bf16"}
     published = {PUBLISHED_FORMATS[shape.name]} if shape.name in PUBLISHED_FORMATS else set()
-    if repository is not None and formats == published:
+    if repository is not None and found == published:
         return Checkpoint(repository)
-    if repository is not None and formats == {ONLINE} and not published:
+    if repository is not None and found == {ONLINE} and not published:
         return Checkpoint(repository, quantization=ONLINE)
-    weights = f" with {' and '.join(sorted(formats))} weights" if formats else ""
+    weights = f" with {' and '.join(sorted(found))} weights" if found else ""
     return Checkpoint(placeholder, note=f"{placeholder} stands for a checkpoint of {shape.name}{weights}")
 
 
-def _weight_formats(shape: ModelShape) -> set[str]:
-    """Formats of the matrices, without bf16; the three ways of running mxfp4 are one format on disk."""
-    formats = shape.formats or Formats()
-    names = [formats.projections, formats.mlp, *([formats.experts] if shape.experts is not None else [])]
-    return {"mxfp4" if name.startswith("mxfp4") else name for name in names} - {"bf16"}
+def server_of(scenario: Scenario, profile: Profile) -> str:
+    """The server whose engine is simulated; vLLM's for an engine of no server, which has its limits."""
+    family = engine_for(scenario, profile).name.partition("-")[0]
+    return family if family in (SGLANG, TRTLLM) else VLLM
 
 
 def deployment(
@@ -143,40 +148,28 @@ def deployment(
     *,
     target_model: str | None = None,
     draft_model: str | None = None,
-) -> Deployment:
+) -> ServeLines:
     """The lines for `table`; `plausible` lengths by the start of its rows are what SGLang may choose from there. Models
     are the repositories of the profile's, where known, unless others are given."""
-    limits, server = limits_of(scenario, profile), server_of(scenario, profile)
-    target = checkpoint(profile.target, TARGET) if target_model is None else Checkpoint(target_model)
-    draft = _draft(profile, limits.method, draft_model)
-    longest = max(row[2] for row in table)
-    is_vllm, is_sglang = server == VLLM, server == SGLANG
-    config = _speculative_config(limits.method, draft, longest, table) if longest else None
-    bands = _sglang_bands(limits.method, profile, table, plausible) if longest and is_sglang else None
-    flags = _sglang_flags(scenario, profile, target, draft, table, has_bands=bands is not None) if is_sglang else ""
-    notes = [target.note, draft.note if draft is not None and longest else None]
-    notes.append(_stands_in(scenario, profile) if is_vllm else None)
-    notes += _notes(profile, limits.method, table, is_vllm=is_vllm)
-    if not (is_vllm or flags):
-        notes.append(f"no line starts {engine_for(scenario, profile).name} as it was simulated")
-    return Deployment(
-        speculative_config=config if is_vllm else None,
-        vllm_serve=_vllm_serve(scenario, profile, target, config) if is_vllm else "",
+    server = _Server(scenario, profile, target_model, draft_model)
+    family, drafts = server_of(scenario, profile), any(k for _, _, k in table)
+    notes = [server.target.note, server.draft_note if drafts else None]
+    if family == VLLM:
+        config = server.speculative_config(table) if drafts else None
+        line, bands, flags = server.vllm_serve(config), None, ""
+        notes += [server.stands_in, *server.vllm_notes(table)]
+    else:
+        config, line = None, ""
+        bands = server.sglang_bands(table, plausible) if drafts and family == SGLANG else None
+        flags = server.sglang_flags(table, bands) if family == SGLANG else ""
+        notes += [] if flags else [f"no line starts {server.engine} as it was simulated"]
+    return ServeLines(
+        speculative_config=config,
+        vllm_serve=line,
         sglang_flags=flags,
         sglang_adaptive_config=bands,
         notes=[note for note in notes if note is not None],
     )
-
-
-def server_of(scenario: Scenario, profile: Profile) -> str:
-    """The server whose engine is simulated; vLLM's for an engine of no server, which has its limits."""
-    family = engine_for(scenario, profile).name.partition("-")[0]
-    return family if family in (SGLANG, TRTLLM) else VLLM
-
-
-def _stands_in(scenario: Scenario, profile: Profile) -> str | None:
-    name = engine_for(scenario, profile).name
-    return None if name.startswith(VLLM) else f"engine {name!r} is no server's: the line is vLLM's, with its limits"
 
 
 def checking_lines(
@@ -192,25 +185,28 @@ def checking_lines(
     >>> checking_lines(given, lanesim.load_profile(given.profile))[1].split()[:3]
     ['vllm', 'bench', 'serve']
     """
+    server = _Server(scenario, profile, target_model, draft_model)
     if server_of(scenario, profile) != VLLM:
         raise ValueError(
-            f"engine {engine_for(scenario, profile).name!r} is simulated, which a vLLM line does not start; want a "
-            "vllm-... engine, or `lanesim tune`, which prints SGLang's flags"
+            f"engine {server.engine!r} is simulated, which a vLLM line does not start; want a vllm-... engine, or "
+            "`lanesim tune`, which prints SGLang's flags"
         )
-    workload, speculation = scenario.workload, scenario.speculation
-    method, ranks = limits_of(scenario, profile).method, profile.data_parallel
-    target = checkpoint(profile.target, TARGET) if target_model is None else Checkpoint(target_model)
-    draft = _draft(profile, method, draft_model)
-    config, notes = None, [target.note, _stands_in(scenario, profile), _not_carried(scenario)]
-    if speculation.num_speculative_tokens and any(find_policy(name).is_speculative for name in scenario.policy):
-        config, more = _checking_config(scenario, profile, method, draft)
-        notes += [draft.note if draft is not None else None, *more]
+    workload, speculation, k = scenario.workload, scenario.speculation, scenario.speculation.num_speculative_tokens
+    config, notes = None, [server.target.note, server.stands_in, _not_carried(scenario)]
+    if k and any(find_policy(name).is_speculative for name in scenario.policy):
+        table: Table = speculation.num_speculative_tokens_per_batch_size or ((1, 1, k),)
+        config = server.speculative_config(table, k)
+        notes += [server.draft_note, *server.vllm_notes(table)]
+        for key in ("synthetic_acceptance_length", "synthetic_acceptance_rates"):
+            if (value := getattr(speculation, key)) is not None:
+                config |= {"rejection_sample_method": "synthetic", key: value}
+        if speculation.controller not in ("fixed", "by_batch"):
+            notes.append(f"speculation.controller={speculation.controller} is not in the line, which always drafts {k}")
     means = served_by(scenario, profile).mean_tokens(scenario.seed)
-    prompt_tokens, output_tokens = round(means.prompt) - workload.prefix_len, round(means.output)
+    lengths: Sequence[int] = (round(means.prompt) - workload.prefix_len, round(means.output))
     if workload.random_range_ratio is not None:
-        prompt_tokens, output_tokens = (
-            fixed or mean for fixed, mean in zip(workload.fixed_len, (prompt_tokens, output_tokens), strict=True)
-        )
+        lengths = [fixed or mean for fixed, mean in zip(workload.fixed_len, lengths, strict=True)]
+    prompt_tokens, output_tokens = lengths
     if workload.dataset_name != "fixed" and (workload.input_len is None or workload.output_len is None):
         notes.append(
             f"{workload.dataset_name}: every request has its mean lengths, {prompt_tokens} and {output_tokens} tokens; "
@@ -220,10 +216,17 @@ def checking_lines(
         notes.append(
             f"{speculation.acceptance}: random prompts are accepted otherwise; take acceptance from the result"
         )
-    asked = [f"{name.removesuffix('_ms')}:{ms:g}" for name, ms in scenario.goodput.bounds_ms.items() if ms is not None]
-    in_flight = workload.max_concurrency
+    if workload.length_range is not None:
+        notes.append(
+            f"workload.length_range={list(workload.length_range)}: vllm bench draws around a mean; every request has "
+            "its mean lengths"
+        )
+    if workload.dataset_path is not None:
+        notes.append(f"{workload.dataset_name}: requests arrive at random, not as the trace has them")
+    in_flight, ranks = workload.max_concurrency, profile.data_parallel
+    bounds = [f"{name.removesuffix('_ms')}:{ms:g}" for name, ms in scenario.goodput.bounds_ms.items() if ms is not None]
     flags: Flags = {
-        "model": target.name,
+        "model": server.target.name,
         "dataset-name": "random",
         "random-prefix-len": workload.prefix_len or None,
         "random-input-len": prompt_tokens,
@@ -237,18 +240,159 @@ def checking_lines(
         "random-range-ratio": workload.random_range_ratio or None,
         "burstiness": workload.burstiness if workload.burstiness != 1.0 else None,
         "max-concurrency": None if in_flight is None else ranks * in_flight,
-        "goodput": asked or None,
+        "goodput": bounds or None,
     }
-    if workload.length_range is not None:
-        notes.append(
-            f"workload.length_range={list(workload.length_range)}: vllm bench draws around a mean; every request has "
-            "its mean lengths"
-        )
-    if workload.dataset_path is not None:
-        notes.append(f"{workload.dataset_name}: requests arrive at random, not as the trace has them")
-    serve = _vllm_serve(scenario, profile, target, config)
     bench = shlex.join(["vllm", "bench", "serve", *_words(flags)])
-    return serve, bench, [note for note in notes if note is not None]
+    return server.vllm_serve(config), bench, [note for note in notes if note is not None]
+
+
+class _Server:
+    """The server of a scenario, in its words."""
+
+    def __init__(self, scenario: Scenario, profile: Profile, target_model: str | None, draft_model: str | None) -> None:
+        self.scenario, self.profile, self.limits = scenario, profile, limits_of(scenario, profile)
+        self.engine, self.method = engine_for(scenario, profile).name, self.limits.method
+        self.target = checkpoint(profile.target, TARGET) if target_model is None else Checkpoint(target_model)
+        kv = (profile.target.formats or Formats()).kv
+        self._kv, self._ranks = kv, profile.data_parallel
+        self._shares_experts = self._ranks > 1 and profile.target.experts is not None
+        # Devices that experts are spread over; a profile of several ranks that does not say spreads them over all.
+        self._devices = profile.tensor_parallel * self._ranks
+        spread = profile.expert_parallel or (self._devices if self._ranks > 1 else 1)
+        self._spread = 1 if profile.target.experts is None else spread
+        self._draft_model = draft_model
+
+    @cached_property
+    def draft(self) -> Checkpoint | None:
+        """Loaded beside the target; None where that is nothing."""
+        if self._draft_model is not None:
+            return None if self.method is Method.NGRAM else Checkpoint(self._draft_model)
+        if self.method in WITHOUT_MODEL:
+            return None
+        if self.profile.draft is None:
+            return Checkpoint(DRAFT, note=f"{DRAFT} stands for a draft model, which the profile lacks")
+        draft = checkpoint(self.profile.draft, DRAFT)
+        if draft.note is not None and self.method.reads_features:
+            return draft._replace(note=f"{draft.note} of {self.profile.target.name}")
+        return draft
+
+    @property
+    def draft_note(self) -> str | None:
+        return None if self.draft is None else self.draft.note
+
+    @property
+    def stands_in(self) -> str | None:
+        is_vllm = self.engine.startswith(VLLM)
+        return None if is_vllm else f"engine {self.engine!r} is no server's: the line is vLLM's, with its limits"
+
+    def speculative_config(self, table: Table, longest: int | None = None) -> dict[str, Json]:
+        longest, is_parallel = longest or max(k for _, _, k in table), self.method is Method.PARALLEL
+        is_table = any(k != longest for _, _, k in table)
+        config: dict[str, Json] = {
+            "method": (Method.DRAFT_MODEL if is_parallel else self.method).value,
+            "model": None if self.draft is None else self.draft.name,
+            "num_speculative_tokens": longest,
+            "parallel_drafting": is_parallel or None,
+            "num_speculative_tokens_per_batch_size": [list(row) for row in table] if is_table else None,
+        }
+        return {key: value for key, value in config.items() if value is not None}
+
+    def vllm_serve(self, speculative_config: Mapping[str, Json] | None) -> str:
+        given, limits, profile = self.scenario.engine, self.limits, self.profile
+        blocks = given.num_gpu_blocks
+        # vLLM refuses to start where the pool of one rank is less than the longest context.
+        held = (
+            kv_capacity_tokens(
+                profile,
+                given.gpu_memory_utilization,
+                with_draft=speculative_config is not None,
+                engine=engine_for(self.scenario, profile),
+            )
+            if blocks is None
+            else blocks * given.block_size
+        )
+        switches = {
+            "async-scheduling": given.async_scheduling,
+            "enable-chunked-prefill": given.enable_chunked_prefill,
+            "enable-prefix-caching": None if given.enable_prefix_caching else False,
+        }
+        flags: Flags = {
+            "max-num-seqs": limits.max_num_seqs,
+            "max-num-batched-tokens": limits.max_num_batched_tokens,
+            "gpu-memory-utilization": given.gpu_memory_utilization,
+            "tensor-parallel-size": _several(profile.tensor_parallel),
+            "data-parallel-size": _several(self._ranks),
+            "enable-expert-parallel": self._spread > 1,
+            "quantization": self.target.quantization,
+            "kv-cache-dtype": self._kv if self._kv != "bf16" else None,
+            "block-size": given.block_size if blocks is not None or given.block_size != 16 else None,
+            "num-gpu-blocks-override": blocks,
+            "long-prefill-token-threshold": given.long_prefill_token_threshold or None,
+            **{name if value else f"no-{name}": True for name, value in switches.items() if value is not None},
+            "max-model-len": given.max_model_len or ("auto" if held < profile.target.max_context else None),
+            "enforce-eager": not given.cuda_graph,
+            "speculative-config": None if speculative_config is None else json.dumps(speculative_config),
+        }
+        return shlex.join(["vllm", "serve", self.target.name, *_words(flags)])
+
+    def vllm_notes(self, table: Table) -> list[str]:
+        """What vLLM makes of a table, of experts spread over some devices, and of methods that it lacks."""
+        lengths, notes = {k for _, _, k in table}, []
+        if self._ranks > 1 and len(lengths) > 1:
+            notes.append(
+                f"vLLM turns the table off under data parallelism and drafts {max(lengths)} at every batch size"
+            )
+        if 1 < self._spread < self._devices:
+            notes.append(
+                f"the profile spreads experts over {self._spread} of {self._devices} devices; vLLM over all or none"
+            )
+        if self.method is Method.PARALLEL:
+            notes.append(
+                "a head that drafts in parallel goes by its own method (eagle3, dflash) in place of draft_model"
+            )
+        return notes
+
+    def sglang_flags(self, table: Table, bands: Mapping[str, Json] | None) -> str:
+        """SGLang divides both limits among ranks that share their experts, which cannot have a draft model; replicas
+        have them each. Empty where it cannot draft so."""
+        given, limits, shares = self.scenario.engine, self.limits, self._ranks if self._shares_experts else 1
+        eager, blocks = None if given.cuda_graph else "disabled", given.num_gpu_blocks
+        steps = table[0][2] or max(k for _, _, k in table)
+        is_ngram, is_lone = self.method is Method.NGRAM, self.method is Method.DRAFT_MODEL and self._shares_experts
+        if steps and (self.method not in SGLANG_ALGORITHMS or is_lone):
+            return ""
+        speculation: Flags = {
+            "speculative-algorithm": SGLANG_ALGORITHMS.get(self.method),
+            "speculative-draft-model-path": None if is_ngram or self.draft is None else self.draft.name,
+            "speculative-num-steps": None if is_ngram else steps,
+            "speculative-eagle-topk": None if is_ngram else 1,
+            "speculative-num-draft-tokens": steps if is_ngram else steps + 1,
+        }
+        flags: Flags = {
+            "model-path": self.target.name,
+            "max-running-requests": limits.max_num_seqs * shares,
+            "chunked-prefill-size": limits.max_num_batched_tokens * shares,
+            "tp-size": _several(self.profile.tensor_parallel * shares),
+            "attn-dp-size" if shares > 1 else "dp-size": _several(self._ranks),
+            "ep-size": _several(self._spread),
+            "quantization": self.target.quantization,
+            "kv-cache-dtype": SGLANG_KV.get(self._kv),
+            "max-total-tokens": None if blocks is None else blocks * given.block_size,
+            "enable-mixed-chunk": given.enable_mixed_chunk or None,
+            "scheduler-recv-interval": _several(given.scheduler_recv_interval),
+            "cuda-graph-backend-decode": eager,
+            "cuda-graph-backend-prefill": eager,
+            **(speculation if steps else {}),
+            "speculative-adaptive": bands is not None,
+            "speculative-adaptive-config": None if bands is None else SGLANG_CONFIG,
+        }
+        return shlex.join(_words(flags))
+
+    def sglang_bands(self, table: Table, plausible: Mapping[int, Sequence[int]]) -> dict[str, Json] | None:
+        """Bands from the rows. The length of the row is always among the candidates."""
+        if len(table) == 1 or self.method is not Method.EAGLE3 or self._shares_experts:
+            return None
+        return {str(start): {"candidate_steps": sorted({*plausible.get(start, ()), k})} for start, _, k in table}
 
 
 def _not_carried(scenario: Scenario) -> str | None:
@@ -275,10 +419,6 @@ def _leaves(plain: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-Flags = Mapping[str, str | float | Sequence[str] | None]
-"""Values by name; True stands alone, and what is None or False is left out."""
-
-
 def _words(flags: Flags) -> Iterator[str]:
     """The words of a command line."""
     for name, value in flags.items():
@@ -291,186 +431,5 @@ def _words(flags: Flags) -> Iterator[str]:
             yield from value
 
 
-def _draft(profile: Profile, method: Method, given: str | None) -> Checkpoint | None:
-    """What `method` loads beside the target; None where that is nothing."""
-    if given is not None:
-        return None if method is Method.NGRAM else Checkpoint(given)
-    if method in WITHOUT_MODEL:
-        return None
-    if profile.draft is None:
-        return Checkpoint(DRAFT, note=f"{DRAFT} stands for a draft model, which the profile lacks")
-    found = checkpoint(profile.draft, DRAFT)
-    if found.note is not None and method.reads_features:
-        return found._replace(note=f"{found.note} of {profile.target.name}")
-    return found
-
-
-def _checking_config(
-    scenario: Scenario, profile: Profile, method: Method, draft: Checkpoint | None
-) -> tuple[dict[str, Json], list[str]]:
-    """The speculative config of a scenario as it stands, and what vLLM has not."""
-    speculation = scenario.speculation
-    k = speculation.num_speculative_tokens
-    table: Table = speculation.num_speculative_tokens_per_batch_size or ((1, 1, k),)
-    config, notes = _speculative_config(method, draft, k, table), _notes(profile, method, table, is_vllm=True)
-    for key in ("synthetic_acceptance_length", "synthetic_acceptance_rates"):
-        if (value := getattr(speculation, key)) is not None:
-            config |= {"rejection_sample_method": "synthetic", key: value}
-    if speculation.controller not in ("fixed", "by_batch"):
-        notes.append(f"speculation.controller={speculation.controller} is not in the line, which always drafts {k}")
-    return config, notes
-
-
-def _speculative_config(method: Method, draft: Checkpoint | None, longest: int, table: Table) -> dict[str, Json]:
-    is_parallel = method is Method.PARALLEL
-    config: dict[str, Json] = {"method": (Method.DRAFT_MODEL if is_parallel else method).value}
-    if draft is not None:
-        config["model"] = draft.name
-    config["num_speculative_tokens"] = longest
-    if is_parallel:
-        config["parallel_drafting"] = True
-    if any(k != longest for _, _, k in table):
-        config["num_speculative_tokens_per_batch_size"] = [list(row) for row in table]
-    return config
-
-
-def _vllm_serve(
-    scenario: Scenario, profile: Profile, target: Checkpoint, speculative_config: Mapping[str, Json] | None
-) -> str:
-    engine, limits, kv = scenario.engine, limits_of(scenario, profile), _kv_format(profile)
-    is_short = _kv_tokens(scenario, profile, with_draft=speculative_config is not None) < profile.target.max_context
-    flags: Flags = {
-        "max-num-seqs": limits.max_num_seqs,
-        "max-num-batched-tokens": limits.max_num_batched_tokens,
-        "gpu-memory-utilization": engine.gpu_memory_utilization,
-        "tensor-parallel-size": _several(profile.tensor_parallel),
-        "data-parallel-size": _several(profile.data_parallel),
-        "enable-expert-parallel": _expert_parallel(profile) > 1,
-        "quantization": target.quantization,
-        "kv-cache-dtype": kv if kv != "bf16" else None,
-        "block-size": engine.block_size if engine.num_gpu_blocks is not None or engine.block_size != 16 else None,
-        "num-gpu-blocks-override": engine.num_gpu_blocks,
-        "long-prefill-token-threshold": engine.long_prefill_token_threshold or None,
-        **_switches(engine),
-        "max-model-len": engine.max_model_len or ("auto" if is_short else None),
-        "enforce-eager": not engine.cuda_graph,
-        "speculative-config": None if speculative_config is None else json.dumps(speculative_config),
-    }
-    return shlex.join(["vllm", "serve", target.name, *_words(flags)])
-
-
-def _switches(engine: Engine) -> Flags:
-    """Flags of vLLM that stand alone, where the scenario says other than the engine does."""
-    given = {
-        "async-scheduling": engine.async_scheduling,
-        "enable-chunked-prefill": engine.enable_chunked_prefill,
-        "enable-prefix-caching": None if engine.enable_prefix_caching else False,
-    }
-    return {name if value else f"no-{name}": True for name, value in given.items() if value is not None}
-
-
 def _several(count: int) -> int | None:
     return count if count > 1 else None
-
-
-def _sglang_flags(
-    scenario: Scenario,
-    profile: Profile,
-    target: Checkpoint,
-    draft: Checkpoint | None,
-    table: Table,
-    *,
-    has_bands: bool,
-) -> str:
-    """SGLang divides both limits among ranks that share their experts; replicas have them each."""
-    limits, ranks = limits_of(scenario, profile), profile.data_parallel
-    shares = ranks if _shares_experts(profile) else 1
-    eager, blocks = None if scenario.engine.cuda_graph else "disabled", scenario.engine.num_gpu_blocks
-    drafts = max(row[2] for row in table) > 0
-    # Ranks that share their experts cannot have a draft model of its own.
-    is_able = not (limits.method is Method.DRAFT_MODEL and _shares_experts(profile))
-    if drafts and not (limits.method in SGLANG_ALGORITHMS and is_able):
-        return ""
-    flags: Flags = {
-        "model-path": target.name,
-        "max-running-requests": limits.max_num_seqs * shares,
-        "chunked-prefill-size": limits.max_num_batched_tokens * shares,
-        "tp-size": _several(profile.tensor_parallel * shares),
-        "attn-dp-size" if shares > 1 else "dp-size": _several(ranks),
-        "ep-size": _several(_expert_parallel(profile)),
-        "quantization": target.quantization,
-        "kv-cache-dtype": SGLANG_KV.get(_kv_format(profile)),
-        "max-total-tokens": None if blocks is None else blocks * scenario.engine.block_size,
-        "enable-mixed-chunk": scenario.engine.enable_mixed_chunk or None,
-        "scheduler-recv-interval": _several(scenario.engine.scheduler_recv_interval),
-        "cuda-graph-backend-decode": eager,
-        "cuda-graph-backend-prefill": eager,
-        **(_sglang_speculation(limits.method, draft, table) if drafts else {}),
-        "speculative-adaptive": has_bands,
-        "speculative-adaptive-config": SGLANG_CONFIG if has_bands else None,
-    }
-    return shlex.join(_words(flags))
-
-
-def _sglang_speculation(method: Method, draft: Checkpoint | None, table: Table) -> Flags:
-    steps = table[0][2] or max(row[2] for row in table)
-    is_ngram = method is Method.NGRAM
-    return {
-        "speculative-algorithm": SGLANG_ALGORITHMS[method],
-        "speculative-draft-model-path": None if is_ngram or draft is None else draft.name,
-        "speculative-num-steps": None if is_ngram else steps,
-        "speculative-eagle-topk": None if is_ngram else 1,
-        "speculative-num-draft-tokens": steps if is_ngram else steps + 1,
-    }
-
-
-def _sglang_bands(
-    method: Method, profile: Profile, table: Table, plausible: Mapping[int, Sequence[int]]
-) -> dict[str, Json] | None:
-    """Bands from the rows. The length of the row is always among the candidates."""
-    if len(table) == 1 or method is not Method.EAGLE3 or _shares_experts(profile):
-        return None
-    return {str(start): {"candidate_steps": sorted({*plausible.get(start, ()), k})} for start, _, k in table}
-
-
-def _notes(profile: Profile, method: Method, table: Table, *, is_vllm: bool) -> list[str]:
-    """What vLLM makes of a table, of experts spread over some devices, and of methods that it lacks."""
-    notes: list[str] = []
-    if not is_vllm:
-        return notes
-    if profile.data_parallel > 1 and len({k for _, _, k in table}) > 1:
-        longest = max(k for _, _, k in table)
-        notes.append(f"vLLM turns the table off under data parallelism and drafts {longest} at every batch size")
-    devices, spread = profile.tensor_parallel * profile.data_parallel, _expert_parallel(profile)
-    if 1 < spread < devices:
-        notes.append(f"the profile spreads experts over {spread} of {devices} devices; vLLM over all or none")
-    if method is Method.PARALLEL:
-        notes.append("a head that drafts in parallel goes by its own method (eagle3, dflash) in place of draft_model")
-    return notes
-
-
-def _shares_experts(profile: Profile) -> bool:
-    return profile.data_parallel > 1 and profile.target.experts is not None
-
-
-def _expert_parallel(profile: Profile) -> int:
-    """Devices that experts are spread over. A profile of several ranks that does not say spreads them over all."""
-    if profile.target.experts is None:
-        return 1
-    if profile.expert_parallel is not None:
-        return profile.expert_parallel
-    return profile.tensor_parallel * profile.data_parallel if profile.data_parallel > 1 else 1
-
-
-def _kv_format(profile: Profile) -> str:
-    return (profile.target.formats or Formats()).kv
-
-
-def _kv_tokens(scenario: Scenario, profile: Profile, *, with_draft: bool) -> int:
-    """What the pool of one rank holds; vLLM refuses to start where that is less than the longest context."""
-    engine = scenario.engine
-    if engine.num_gpu_blocks is not None:
-        return engine.num_gpu_blocks * engine.block_size
-    return kv_capacity_tokens(
-        profile, engine.gpu_memory_utilization, with_draft=with_draft, engine=engine_for(scenario, profile)
-    )

@@ -1,33 +1,37 @@
-"""Which draft length at which load: a closed loop at every concurrency and draft length, in every draw that the
-evidence allows, and of that a table by batch size, or one length where a table is not surely better.
+"""Draft length by load: a closed loop at every concurrency and draft length, in every draw that the evidence allows,
+and of that a table by batch size, or one length where a table is not surely better; for one prompt length or several.
 
 Draws are paired: all settings meet the same requests, acceptance and costs, so that ratios vary less than they do. A
-length is chosen for the least expected regret, that is what it loses on average against the best one of each draw; what
-the answer is said to lose is what choices made without a draw lose in it. Not here: draws, the words of an engine's
-command line (serve_commands), how it is shown (sim.cli.tune).
+length is chosen for the least expected regret, that is the mean loss against the best one of each draw; the loss that
+is stated is that of choices made without a draw, in that draw. Rows by context are those of vLLM's proposal
+(vllm#48627). Not here: choosing (length_choice), draws, the words of an engine's command line (serve_commands), how it
+is shown (sim.report.say).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import inf
+from functools import partial
+from itertools import pairwise
+from math import inf, sqrt
 
 import msgspec
 import numpy as np
 
 from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import OnDone, Runner, lasting
-from sim.compare.side_by_side import CostSource, cost_source
+from sim.compare.side_by_side import cost_source
 from sim.costs.profile import Profile
 from sim.costs.work_costs import graph_sizes
 from sim.draws import Floats
 from sim.files.json_values import Json
 from sim.metrics.summary import Run, number
+from sim.names import in_words
 from sim.policies.registry import find_policy
-from sim.run.limits import limits_of
-from sim.run.resolve import resolve, resolve_all, with_keys
-from sim.run.scenario import PlainScenario, Scenario, to_plain
-from sim.studies.cost_draws import DEFAULT_DRAWS, Draw, cost_draws, covers
+from sim.run.resolve import Resolved, resolve_all, with_keys
+from sim.run.scenario import Goodput, Scenario, to_plain
+from sim.studies.answer import Answer, Stated
+from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers, seeds_of
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.length_choice import (
     MIN_FOR_VERDICT,
@@ -37,17 +41,17 @@ from sim.studies.length_choice import (
     Gain,
     LengthGrid,
     TunedPoint,
+    best_table,
     break_even,
     choice_of,
+    loss_of,
     plausible_lengths,
-    regrets_of,
-    tuned_point,
+    shared_table,
+    tuned_points,
 )
-from sim.studies.plan.answer import Answer, Stated
-from sim.studies.serve_commands import Deployment, deployment
-from sim.workload.generate import TraceArrivals, at_most
+from sim.studies.serve_commands import ServeLines, deployment
+from sim.workload.generate import TraceArrivals, Workload, at_most
 
-TUNING_SCHEMA = 1
 REQUESTS_PER_SLOT, MIN_REQUESTS = 8, 48
 """Length of a run with its concurrency left open; the first of them per slot are left out."""
 MEMORY_SHARE = 0.8
@@ -59,21 +63,16 @@ IDLE_MEASURED = (
 """A Gemma-4-31B in FP8 on an H100 NVL; no constant stands for the rest of it (docs/validation/engines.md)."""
 FURTHER, LONGEST = 2, 16
 """Lengths that are tried beyond the longest one while that is the answer, and where this ends."""
+FIXED = "fixed"
 
 
-class Tuning(Stated, frozen=True, kw_only=True):
-    """What `tune --json` holds."""
+class Tuning(Stated, frozen=True, kw_only=True, rename={"costs": "profile", "k_table": "table"}):
+    """Draft lengths by load for one engine."""
 
-    schema: int = TUNING_SCHEMA
-    scenario: PlainScenario
-    profile: CostSource
     objective: str
-    draws: int
-    covers: str
     verdict: str
-    """The answer in a line: a table, one length, or no speculation."""
-    table: list[list[int]]
-    """[first batch size, last one, draft length], as vLLM has it; of one row where one length is as good."""
+    """A table, one length, or no speculation."""
+    k_table: list[list[int]]
     gain: Gain
     """Gain of the best table over the best single length, whichever is the answer."""
     break_even_concurrency: float | None
@@ -81,23 +80,45 @@ class Tuning(Stated, frozen=True, kw_only=True):
     break_even_interval: tuple[float | None, float | None]
     """5 to 95 % of the draws; None as above."""
     expected_regret: float
-    """Mean over the concurrencies of what the answer loses against the best length of a draw that had no part in
-    choosing it."""
+    """Mean loss over the concurrencies against the best length of a draw that had no part in choosing."""
     points: list[TunedPoint]
-    deployment: Deployment
+    deployment: ServeLines
     notes: list[str]
     evidence: list[str]
-    """The nearest measured cells and the simulator's errors there."""
 
-    @property
-    def answer(self) -> Answer:
-        """The answer for one engine, one replica."""
-        return Answer(
-            k_table=self.table,
-            break_even_concurrency=self.break_even_concurrency,
-            replicas=1,
-            evidence=self.evidence,
-        )
+
+class AtContext(Answer, frozen=True, kw_only=True, rename={"k_table": "table"}):
+    """Prompts of one length."""
+
+    prompt_tokens: int
+    verdict: str
+    """The answer of `tune` for prompts of this length: a table, one length, or no speculation."""
+    k_table: list[list[int]]
+    """The last batch size is the most requests in flight that were simulated."""
+    break_even_concurrency: float | None
+    regret: float
+    """Mean loss of the table against the best length of each draw, or no drafter, mean over the concurrencies, share;
+    the draws are those that chose it."""
+    regret_without: float
+    """The same of the one table for all contexts."""
+
+
+class ContextTuning(Stated, frozen=True, kw_only=True, rename={"costs": "profile", "k_table": "table"}):
+    """A table of draft lengths for each of several prompt lengths, and the loss of one table for all of them."""
+
+    objective: str
+    contexts: list[AtContext]
+    k_table: list[list[int]]
+    """[first batch size, last one, first context, last one, draft length]: between two prompt lengths that were tried
+    the bound is their geometric mean."""
+    table_without: list[list[int]]
+    """The one table for all contexts, of least regret over them."""
+    verdict: str
+    not_simulated: list[str]
+    """Loads that the engine takes and no row is for, or for which a row stands that was tried at other ones."""
+    regret: float
+    """Mean over the contexts, of a table for each."""
+    regret_without: float
 
 
 @lasting()
@@ -119,190 +140,204 @@ def tune(
     `concurrencies`, by default 1, 2, 4 and so on up to the most requests that the engine seats. Raises ValueError for a
     scenario that cannot be tuned.
     """
-    scenario = checked(scenario, profile, draws)
-    tried = concurrencies_of(scenario, profile) if concurrencies is None else rising("concurrency", concurrencies, 1)
-    most = scenario.speculation.num_speculative_tokens
-    candidates = tuple(range(most + 1)) if lengths is None else rising("draft length", lengths, 0)
-    if candidates[-1] < 1:
-        raise ValueError("tune: want some draft length from 1 on to try (num_speculative_tokens, --lengths)")
-    drawn = cost_draws(scenario, profile, draws, scenario.seed)
-    runner = Runner(workers, on_done)
-    grid = simulate_grid(scenario, drawn, tried, candidates, runner)
-    while lengths is None and _is_at_edge(scenario, profile, grid) and grid.lengths[-1] < LONGEST:
-        grid = _with_longer(scenario, drawn, grid, runner)
-        scenario = _drafting(scenario, grid.lengths[-1])
-    return answer(scenario, profile, grid, target_model=target_model, draft_model=draft_model)
+    resolved = _checked(scenario, profile, draws)
+    tried = rising("concurrency", concurrencies_of(resolved) if concurrencies is None else concurrencies, 1)
+    drawn, runner = cost_draws(resolved, draws, scenario.seed), Runner(workers, on_done)
+    grid = simulate_grid(drawn, tried, _candidates(resolved, lengths), runner)
+    while lengths is None and (most := grid.lengths[-1]) < LONGEST and most in _choice(resolved, grid).lengths:
+        further = tuple(range(most + 1, min(most + FURTHER, LONGEST) + 1))
+        more = _values(drawn, tried, further, runner)
+        grid = LengthGrid(tried, (*grid.settings, *further), np.concatenate([grid.values, more], axis=1))
+        resolved = _drafting(resolved, further[-1])
+    return answer(resolved, grid, target_model=target_model, draft_model=draft_model)
 
 
-def concurrencies_of(scenario: Scenario, profile: Profile) -> tuple[int, ...]:
-    """1, 2, 4 and so on up to the engine's seats, the scenario's own max_concurrency, or MEMORY_SHARE of the requests
-    that memory holds, whichever is fewest: a batch that is kept small by memory is no larger with more in flight."""
-    resolved = resolve(scenario, profile, scenario.policy[0])
-    sample, pool = resolved.served.sample(scenario.seed).requests, resolved.new_pool()
-    held = pool.num_blocks * len(sample) / sum(pool.blocks_for(request) for request in sample)
-    seats = resolved.limits.max_num_seqs
-    most = max(1, min(seats, scenario.workload.max_concurrency or seats, int(MEMORY_SHARE * held)))
-    return (*(2**power for power in range(most.bit_length()) if 2**power < most), most)
-
-
-def simulate_grid(
+@lasting()
+def tune_contexts(
     scenario: Scenario,
-    draws: Sequence[Draw],
-    concurrencies: Sequence[int],
-    lengths: Sequence[int],
-    runner: Runner,
-) -> LengthGrid:
-    """Run every setting at every concurrency in every draw; without a drafter, too."""
-    settings = (PLAIN, *lengths)
-    values = _settings_values(scenario, draws, concurrencies, settings, runner)
-    return LengthGrid(tuple(concurrencies), settings, values)
-
-
-def _with_longer(scenario: Scenario, draws: Sequence[Draw], grid: LengthGrid, runner: Runner) -> LengthGrid:
-    """`grid` with the next FURTHER lengths."""
-    further = tuple(range(grid.lengths[-1] + 1, min(grid.lengths[-1] + FURTHER, LONGEST) + 1))
-    values = _settings_values(scenario, draws, grid.concurrencies, further, runner)
-    return LengthGrid(grid.concurrencies, (*grid.settings, *further), np.concatenate([grid.values, values], axis=1))
-
-
-def _is_at_edge(scenario: Scenario, profile: Profile, grid: LengthGrid) -> bool:
-    """Whether the longest length that was tried is the answer, or a row of it."""
-    max_batch = max(limits_of(scenario, profile).max_num_seqs, grid.concurrencies[-1])
-    choice = choice_of(
-        grid, fits_of(scenario, profile), max_batch, may_be_table=grid.values.shape[2] >= MIN_FOR_VERDICT
+    profile: Profile,
+    contexts: Sequence[int],
+    *,
+    concurrencies: Sequence[int] | None = None,
+    lengths: Sequence[int] | None = None,
+    draws: int = DEFAULT_DRAWS,
+    workers: int | None = None,
+    on_done: OnDone = lambda stage, done, total: None,
+) -> ContextTuning:
+    """`tune` with prompts of each of `contexts` tokens. Draft lengths are 0 up to num_speculative_tokens unless given;
+    concurrencies, unless given, as many as each context has room for. Raises ValueError as `tune` does, and for a
+    workload that has its own lengths."""
+    name = scenario.workload.dataset_name
+    if name != FIXED:
+        raise ValueError(f"contexts: the requests of {name!r} have lengths of their own; want an output length alone")
+    prompts = rising("context", contexts, 1)
+    resolved = _checked(scenario, profile, draws)
+    candidates, fits, grids = _candidates(resolved, lengths), fits_of(resolved), []
+    for tokens in prompts:
+        prompted = resolved.changed(workload={"input_len": tokens})
+        tried = rising("concurrency", concurrencies or concurrencies_of(prompted), 1)
+        runner = Runner(workers, partial(_on_step, on_done, tokens))
+        grids.append(simulate_grid(cost_draws(prompted, draws, scenario.seed), tried, candidates, runner))
+    without = shared_table(grids, fits, max(grid.concurrencies[-1] for grid in grids))
+    rows = []
+    for tokens, grid in zip(prompts, grids, strict=True):
+        table = best_table(grid, fits, grid.concurrencies[-1])
+        rows.append(
+            AtContext(
+                prompt_tokens=tokens,
+                verdict=choice_of(grid, fits, grid.concurrencies[-1]).sentence,
+                k_table=[list(row) for row in table],
+                break_even_concurrency=break_even(grid, fits)[0],
+                regret=loss_of(grid, fits, table),
+                regret_without=loss_of(grid, fits, without),
+            )
+        )
+    max_context = profile.target.max_context
+    return ContextTuning(
+        scenario=to_plain(resolved.scenario),
+        costs=cost_source(profile),
+        objective=objective(scenario),
+        draws=draws,
+        covers=covers(resolved),
+        contexts=rows,
+        k_table=rows_by_context(rows, max_context),
+        table_without=[list(row) for row in without],
+        verdict="; ".join(f"{each.prompt_tokens} tokens: {each.verdict}" for each in rows),
+        not_simulated=_not_simulated(rows, resolved.limits.max_num_seqs, max_context),
+        regret=sum(each.regret for each in rows) / len(rows),
+        regret_without=sum(each.regret_without for each in rows) / len(rows),
     )
-    return grid.lengths[-1] in choice.lengths
 
 
-def _drafting(scenario: Scenario, most: int) -> Scenario:
-    return with_keys(scenario, speculation={"num_speculative_tokens": most})
-
-
-def _settings_values(
-    scenario: Scenario,
-    draws: Sequence[Draw],
-    concurrencies: Sequence[int],
-    settings: Sequence[int],
-    runner: Runner,
-) -> Floats:
-    """[concurrencies, settings, draws]"""
-    points = [
-        _point(scenario, concurrency, setting, max(settings), draw)
-        for concurrency in concurrencies
-        for setting in settings
-        for draw in draws
-    ]
-    stage = f"simulating K up to {max(settings)}"
-    values = objective_values(scenario, points, stage, runner)
-    return values.reshape(len(concurrencies), len(settings), len(draws))
+def _on_step(on_done: OnDone, tokens: int, stage: str, done: int, total: int) -> None:
+    on_done(f"{tokens} tokens: {stage}", done, total)
 
 
 def answer(
-    scenario: Scenario,
-    profile: Profile,
-    grid: LengthGrid,
-    *,
-    target_model: str | None = None,
-    draft_model: str | None = None,
+    resolved: Resolved, grid: LengthGrid, *, target_model: str | None = None, draft_model: str | None = None
 ) -> Tuning:
-    """What the grid says. Pure."""
-    limits, fits = limits_of(scenario, profile), fits_of(scenario, profile)
-    max_batch = max(limits.max_num_seqs, grid.concurrencies[-1])
-    num_draws = grid.values.shape[2]
-    choice = choice_of(grid, fits, max_batch, may_be_table=num_draws >= MIN_FOR_VERDICT)
-    table, chosen = choice.table, choice.lengths
-    regrets = regrets_of(grid, fits, max_batch)
-    points = [tuned_point(grid, fits, i, k, regret) for i, (k, regret) in enumerate(zip(chosen, regrets, strict=True))]
+    """The best table or length of the grid, and all that is said of it. Pure."""
+    scenario, profile = resolved.scenario, resolved.profile
+    fits, choice = fits_of(resolved), _choice(resolved, grid)
+    points = tuned_points(grid, fits, _max_batch(resolved, grid), choice)
     middle, interval = break_even(grid, fits)
     in_flight = float(grid.concurrencies[0]), float(grid.concurrencies[-1])
+    plausible = plausible_lengths(grid, fits, choice.table)
+    asked = ((0,), tuple(k for k in grid.lengths if k > 0))
     return Tuning(
         scenario=to_plain(scenario),
-        profile=cost_source(profile),
+        costs=cost_source(profile),
         objective=objective(scenario),
-        draws=num_draws,
-        covers=covers(scenario, profile),
-        verdict=sentence(choice),
-        table=[list(row) for row in table],
+        draws=grid.num_draws,
+        covers=covers(resolved),
+        verdict=choice.sentence,
+        k_table=[list(row) for row in choice.table],
         gain=choice.gain,
         break_even_concurrency=middle,
         break_even_interval=interval,
         expected_regret=sum(point.expected_regret for point in points) / len(points),
         points=points,
         deployment=deployment(
-            scenario,
-            profile,
-            table,
-            plausible_lengths(grid, fits, table),
-            target_model=target_model,
-            draft_model=draft_model,
+            scenario, profile, choice.table, plausible, target_model=target_model, draft_model=draft_model
         ),
-        notes=_notes(scenario, profile, grid, choice, fits),
-        evidence=evidence(
-            profile,
-            [
-                asked_of(scenario, profile, scenario.policy[0], in_flight, lengths)
-                for lengths in ((0,), tuple(k for k in grid.lengths if k > 0))
-            ],
-        ),
+        notes=_notes(resolved, grid, choice, fits),
+        evidence=evidence(profile, [asked_of(resolved, in_flight, ks) for ks in asked]),
     )
 
 
-def sentence(choice: Choice) -> str:
-    """`a table: K = 3 for 1..8, K = 0 for 9..64`, one length, or no speculation."""
-    if choice.is_table:
-        return "a table: " + ", ".join(f"K = {k} for {start}..{end}" for start, end, k in choice.table)
-    return "no speculation" if choice.lengths[0] == PLAIN else f"one length: K = {choice.lengths[0]}"
+def rows_by_context(contexts: Sequence[AtContext], max_context: int) -> list[list[int]]:
+    """The tables with the contexts for which they hold; neighbours that are alike hold for both."""
+    changes = [(before, each) for before, each in pairwise(contexts) if each.k_table != before.k_table]
+    bounds = [round(sqrt(before.prompt_tokens * each.prompt_tokens)) for before, each in changes]
+    starts, ends = [0, *bounds], [*(bound - 1 for bound in bounds), max(max_context, contexts[-1].prompt_tokens)]
+    return [
+        [first, last, start, end, k]
+        for each, start, end in zip([contexts[0], *(each for _, each in changes)], starts, ends, strict=True)
+        for first, last, k in each.k_table
+    ]
 
 
-def fits_of(scenario: Scenario, profile: Profile) -> Fits:
+def concurrencies_of(resolved: Resolved) -> tuple[int, ...]:
+    """1, 2, 4 and so on up to the engine's seats, the scenario's own max_concurrency, or MEMORY_SHARE of the requests
+    that memory holds, whichever is fewest: a batch that is kept small by memory is no larger with more in flight."""
+    scenario, seats = resolved.scenario, resolved.limits.max_num_seqs
+    sample, pool = resolved.served.sample(scenario.seed).requests, resolved.new_pool()
+    held = pool.num_blocks * len(sample) / sum(pool.blocks_for(request) for request in sample)
+    most = max(1, min(seats, scenario.workload.max_concurrency or seats, int(MEMORY_SHARE * held)))
+    return (*(2**power for power in range(most.bit_length()) if 2**power < most), most)
+
+
+def fits_of(resolved: Resolved) -> Fits:
     """Draft lengths that fit the captured graphs and the token budget of the scenario's engine on that GPU."""
-    budget = limits_of(scenario, profile).max_num_scheduled_tokens
-    return Fits(max_graph_tokens=_max_graph_tokens(scenario, profile), max_tokens=budget)
+    sizes = graph_sizes(resolved.profile.host) if resolved.scenario.engine.cuda_graph else []
+    return Fits(max_graph_tokens=max(sizes) if sizes else None, max_tokens=resolved.limits.max_num_scheduled_tokens)
+
+
+def _max_batch(resolved: Resolved, grid: LengthGrid) -> int:
+    return max(resolved.limits.max_num_seqs, grid.concurrencies[-1])
+
+
+def _choice(resolved: Resolved, grid: LengthGrid) -> Choice:
+    return choice_of(grid, fits_of(resolved), _max_batch(resolved, grid))
 
 
 # -- saying
 
 
-def _notes(scenario: Scenario, profile: Profile, grid: LengthGrid, choice: Choice, fits: Fits) -> list[str]:
-    notes = []
-    table, longest = choice.table, grid.lengths[-1]
+def _notes(resolved: Resolved, grid: LengthGrid, choice: Choice, fits: Fits) -> list[str]:
+    notes, longest = [], grid.lengths[-1]
     if longest in choice.lengths:
         notes.append(f"the answer is the longest draft that was tried, K = {longest}: longer ones may be better still")
     if 0 in grid.lengths:
-        notes.append(idle_note(scenario, profile))
+        plain = _drafting(resolved, 0).limits
+        loses_async = plain.async_scheduling and not resolved.limits.async_scheduling
+        then = ", and a step that is planned only after the one before it" * loses_async
+        notes.append(
+            f"{IDLE} keeps the drafter loaded and drafts nothing: what it costs is its memory, and its KV of every "
+            f"token{then}; {IDLE_MEASURED}"
+        )
     beyond = [k for k in grid.lengths if k > 0 and not fits(k, grid.concurrencies[-1])]
     if beyond and fits.max_graph_tokens is not None:
         notes.append(
             f"no row's batch x (K + 1) exceeds the {fits.max_graph_tokens} tokens of the largest captured graph"
         )
-    if len(table) > 1:
+    if len(choice.table) > 1:
         notes.append(
             "vLLM captures full graphs for a table with model runner V2 only; V1 falls back to piecewise ones, about "
             "7 ms a step more at small batch on a GH200 (vLLM 0.23, swiss-ai/apertus-speculative-decoding)"
         )
-    if grid.values.shape[2] < MIN_FOR_VERDICT:
+    if grid.num_draws < MIN_FOR_VERDICT:
         notes.append(f"fewer than {MIN_FOR_VERDICT} draws: one length is named whatever a table would gain")
     return notes
 
 
-def idle_note(scenario: Scenario, profile: Profile) -> str:
-    """Why a draft length of 0 is not as fast as an engine without a drafter."""
-    drafting = limits_of(scenario, profile)
-    plain = limits_of(_drafting(scenario, 0), profile)
-    what = "its memory, and its KV of every token"
-    if plain.async_scheduling and not drafting.async_scheduling:
-        what += ", and a step that is planned only after the one before it"
-    return f"{IDLE} keeps the drafter loaded and drafts nothing: what it costs is {what}; {IDLE_MEASURED}"
+def _not_simulated(contexts: Sequence[AtContext], max_num_seqs: int, max_context: int) -> list[str]:
+    """Loads that the rows leave out, and prompts that they are stretched over."""
+    by_last: dict[int, list[str]] = {}
+    for each in contexts:
+        by_last.setdefault(each.k_table[-1][1], []).append(str(each.prompt_tokens))
+    lines = [
+        f"more than {last} in flight with prompts of {in_words(tokens)} tokens (the engine takes {max_num_seqs})"
+        for last, tokens in by_last.items()
+        if last < max_num_seqs
+    ]
+    first, last = contexts[0].prompt_tokens, contexts[-1].prompt_tokens
+    beyond = [f"below {first}"] * (first > 1) + [f"above {last}"] * (last < max_context)
+    return [*lines, f"prompts {in_words(beyond)} tokens: their rows are those of the nearest"] if beyond else lines
+
+
+def has_slo(scenario: Scenario) -> bool:
+    return scenario.goodput != Goodput()
 
 
 def objective(scenario: Scenario) -> str:
-    return "request goodput" if _has_slo(scenario) else "output throughput"
+    return "request goodput" if has_slo(scenario) else "output throughput"
 
 
 # -- running
 
 
-def checked(scenario: Scenario, profile: Profile, draws: int) -> Scenario:
+def _checked(scenario: Scenario, profile: Profile, draws: int) -> Resolved:
     """The scenario with fixed draft lengths. Raises ValueError unless its one policy is `continuous` and `draws` at
     least 1."""
     if draws < 1:
@@ -314,66 +349,83 @@ def checked(scenario: Scenario, profile: Profile, draws: int) -> Scenario:
     if scenario.policy[0] != "continuous":
         raise ValueError(f"policy {scenario.policy[0]!r} never drafts: tune wants --policy continuous")
     without = {"num_speculative_tokens_per_batch_size": None, "speculative_adaptive_config": None}
-    scenario = with_keys(scenario, speculation={"controller": "fixed", **without})
-    resolve_all(scenario, profile)
-    return scenario
+    (resolved,) = resolve_all(with_keys(scenario, speculation={"controller": "fixed", **without}), profile)
+    return resolved
+
+
+def _candidates(resolved: Resolved, lengths: Sequence[int] | None) -> tuple[int, ...]:
+    most = resolved.scenario.speculation.num_speculative_tokens
+    candidates = rising("draft length", range(most + 1) if lengths is None else lengths, 0)
+    if candidates[-1] < 1:
+        raise ValueError("tune: want some draft length from 1 on to try (num_speculative_tokens, --lengths)")
+    return candidates
 
 
 def rising(name: str, values: Iterable[int], least: int) -> tuple[int, ...]:
-    found = tuple(sorted(values))
-    if len(set(found)) < len(found):
-        raise ValueError(f"{name}: {', '.join(map(str, found))}: a value stands twice")
-    if not found or found[0] < least:
-        raise ValueError(f"{name}: {list(found)} must be at least one number from {least} on")
-    return found
+    """The values in rising order. Raises ValueError for one that stands twice or is below `least`, and for none."""
+    ordered = tuple(sorted(values))
+    if len(set(ordered)) < len(ordered):
+        raise ValueError(f"{name}: {', '.join(map(str, ordered))}: a value stands twice")
+    if not ordered or ordered[0] < least:
+        raise ValueError(f"{name}: {list(ordered)} must be at least one number from {least} on")
+    return ordered
 
 
-def _point(scenario: Scenario, concurrency: int, setting: int, most: int, draw: Draw) -> Point:
-    """One closed loop. A length of 0 beside others has the drafter loaded, as a table's 0 has."""
-    changes: dict[str, Json]
-    if setting == 0:
-        changes = {
-            "num_speculative_tokens": most,
-            "controller": "by_batch",
-            "num_speculative_tokens_per_batch_size": ((1, concurrency, 0),),
-        }
-    else:
-        changes = {"num_speculative_tokens": max(setting, 0)}
-    looped = with_keys(closed_loop(scenario, concurrency), speculation=changes)
-    return Point(resolved=resolve(draw.scenario(looped), draw.profile, scenario.policy[0]), seed=draw.seed)
+def simulate_grid(
+    draws: Sequence[Resolved], concurrencies: Sequence[int], lengths: Sequence[int], runner: Runner
+) -> LengthGrid:
+    """Every length, and the engine without a drafter, at every concurrency in every draw."""
+    settings = (PLAIN, *lengths)
+    return LengthGrid(tuple(concurrencies), settings, _values(draws, concurrencies, settings, runner))
 
 
-def closed_loop(scenario: Scenario, concurrency: int) -> Scenario:
-    """`scenario` with so many requests in flight at all times, as many of them as tell of that."""
-    workload = scenario.workload
+def _values(draws: Sequence[Resolved], concurrencies: Sequence[int], settings: Sequence[int], runner: Runner) -> Floats:
+    """[concurrencies, settings, draws] values of the objective. A length of 0 beside others has the drafter loaded, as
+    a table's 0 has."""
+    most, table = max(settings), ((1, concurrencies[-1], 0),)
+    idle: dict[str, Json] = {"controller": "by_batch", "num_speculative_tokens_per_batch_size": table}
+    drafting = [
+        [_drafting(draw, most if k == 0 else max(k, 0), **(idle if k == 0 else {})) for draw in draws] for k in settings
+    ]
+    points = [
+        Point(resolved=looped(draw, concurrency), seed=seed)
+        for concurrency in concurrencies
+        for of_setting in drafting
+        for draw, seed in zip(of_setting, seeds_of(draws), strict=True)
+    ]
+    values = objective_values(points, f"simulating K up to {most}", runner)
+    return values.reshape(len(concurrencies), len(settings), len(draws))
+
+
+def _drafting(resolved: Resolved, most: int, **controller: Json) -> Resolved:
+    return resolved.changed(speculation={"num_speculative_tokens": most, **controller})
+
+
+def looped(resolved: Resolved, concurrency: int) -> Resolved:
+    """`resolved` with so many requests in flight at all times, as many of them as tell of that."""
+    return resolved.changed(workload=closed_loop(resolved.scenario.workload, concurrency))
+
+
+def closed_loop(workload: Workload, concurrency: int) -> Workload:
     count = at_most(workload, max(MIN_REQUESTS, REQUESTS_PER_SLOT * concurrency))
     if isinstance(workload.num_prompts, int):
         count = workload.num_prompts
-    sized = workload.sized(count, workload.num_warmups or min(concurrency, count // 4))
-    loop: dict[str, Json] = {
-        "request_rate": inf,
-        "max_concurrency": concurrency,
-        "trace_arrivals": TraceArrivals.RESCALED,
-    }
-    return with_keys(msgspec.structs.replace(scenario, workload=sized), workload=loop)
+    return msgspec.structs.replace(
+        workload.sized(count, workload.num_warmups or min(concurrency, count // 4)),
+        request_rate=inf,
+        max_concurrency=concurrency,
+        trace_arrivals=TraceArrivals.RESCALED,
+    )
 
 
 def objective_value(run: Run, scenario: Scenario) -> float:
-    """What is maximised: requests a second that meet the SLOs where some are given, else tokens a second."""
-    if _has_slo(scenario):
+    """The value that is maximised: requests a second that meet the SLOs where some are given, else tokens a second."""
+    if has_slo(scenario):
         return number(run, "request_goodput") or 0.0
     return number(run, "steady_output_throughput") or number(run, "output_throughput") or 0.0
 
 
-def objective_values(scenario: Scenario, points: Sequence[Point], stage: str, runner: Runner) -> Floats:
+def objective_values(points: Sequence[Point], stage: str, runner: Runner) -> Floats:
     """The objective's value of every one of `points` [points], in their order."""
+    scenario = points[0].resolved.scenario
     return np.array([objective_value(outcome.run, scenario) for outcome in run_points(points, runner, stage)])
-
-
-def _has_slo(scenario: Scenario) -> bool:
-    return any(bound is not None for bound in scenario.goodput.bounds_ms.values())
-
-
-def _max_graph_tokens(scenario: Scenario, profile: Profile) -> int | None:
-    sizes = graph_sizes(profile.host) if scenario.engine.cuda_graph else []
-    return max(sizes) if sizes else None

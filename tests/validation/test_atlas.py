@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from sim.report.page import SCRIPT
+from sim.studies.answer import Answer
 from sim.studies.evidence import MEASURED
-from sim.studies.plan.answer import Answer
 from validation.pages import atlas
 from validation.pages.atlas import OUT, PAIRS, AtLoad, Quote, Row, read_pairs
 from validation.pages.atlas_page import UNMEASURED, as_html, as_markdown, cells, main, measured, sentence

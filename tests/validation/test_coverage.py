@@ -25,7 +25,7 @@ def test_a_fleet_above_the_smallest_that_holds_in_half_of_the_truths_is_counted_
     scenario = CAPACITY["H100, llama-3.1-8b"]
     profile = load(scenario.profile)
     first, second = truths_of(scenario, profile, 2)
-    assert first.seed != second.seed
+    assert first.scenario.seed != second.scenario.seed
     assert (
         replicas_that_hold(scenario, profile, "round-robin", 2, 2.0, 2)
         == "2 in 2 of 2, 1 in 2 of 2; 1 above the median"

@@ -30,9 +30,10 @@ from sim.files.json_values import convert
 from sim.files.write import write_text
 from sim.files.yaml_values import read_yaml
 from sim.names import unknown
+from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
+from sim.studies.answer import Answer
 from sim.studies.evidence import CELLS, MEASURED
-from sim.studies.plan.answer import Answer
 from sim.studies.store_rows import model_version, profile_hash
 from sim.studies.tune import Tuning, concurrencies_of, tune
 from validation.tables import off_pct
@@ -216,10 +217,11 @@ def row_of(plot: Plot, *, draws: int, workers: int | None, done: Path, is_kept_o
         acceptance=quote.acceptance,
         **{"engine.name": pair.engine, "speculation.method": pair.method},
     )
+    tried = concurrencies_of(resolve(scenario, profile, "continuous"))
     tuning = tune(
         scenario,
         profile,
-        concurrencies=[each for each in concurrencies_of(scenario, profile) if each not in NOT_TRIED],
+        concurrencies=[each for each in tried if each not in NOT_TRIED],
         lengths=lengths,
         draws=draws,
         workers=workers,
@@ -261,7 +263,7 @@ def _row(plot: Plot, profile: Profile, tuning: Tuning) -> Row:
             )
         )
     one_k, lost = _one_length(tuning)
-    evidence = [*_published(plot, profile, tuning), *tuning.answer.evidence]
+    evidence = [*_published(plot, profile, tuning), *tuning.evidence]
     stood_in = profile.source.partition("not from the engine's own tables: ")[2]
     return Row(
         target=pair.target,
@@ -273,7 +275,12 @@ def _row(plot: Plot, profile: Profile, tuning: Tuning) -> Row:
         quote=quote,
         profile=profile.name,
         profile_source=profile.source,
-        answer=msgspec.structs.replace(tuning.answer, evidence=evidence),
+        answer=Answer(
+            k_table=tuning.k_table,
+            break_even_concurrency=tuning.break_even_concurrency,
+            replicas=1,
+            evidence=evidence,
+        ),
         break_even_interval=tuning.break_even_interval,
         loads=loads,
         one_k=one_k,
@@ -324,7 +331,7 @@ def _line(pair: Pair, profile: Profile, tuning: Tuning, one_k: int) -> str:
         bands = tuning.deployment.sglang_adaptive_config
         written = "" if bands is None else f"\nadaptive.json: {json.dumps(bands)}"
         return f"python -m sglang.launch_server {tuning.deployment.sglang_flags}{written}"
-    k = one_k if any(row[2] for row in tuning.table) else 0
+    k = one_k if any(row[2] for row in tuning.k_table) else 0
     config = f"speculative_config: {{decoding_type: MTP, num_nextn_predict_layers: {k}}}"
     experts = "" if (profile.expert_parallel or 1) == 1 else f" --ep_size {profile.expert_parallel}"
     flags = f"--tp_size {profile.tensor_parallel}{experts}"

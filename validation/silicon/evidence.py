@@ -19,7 +19,7 @@ import msgspec
 
 from calibrate.catalogue.model_configs import source_of
 from calibrate.judge.cell import JUDGED
-from sim.studies.evidence import CELLS, MEAN_SIZE, NONE, SAME_LAYERS, Cell, Evidence
+from sim.studies.evidence import CELLS, MEAN_SIZE, NONE, SAME_LAYERS, Evidence, EvidenceCell
 from validation.silicon.served_cells import cell_of, engine_name, read_cells
 from validation.silicon.silicon_page import TABLE as SERVED
 from validation.tables import csv_rows, grouped
@@ -46,7 +46,7 @@ def model_of(repository: str) -> tuple[str, bool]:
     return SAME_LAYERS.get(shape.name, shape.name), shape.experts is not None
 
 
-def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]) -> list[Cell]:
+def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]) -> list[EvidenceCell]:
     """Means over `judged`, lines of served-cells.csv, of `rows`, those of silicon_sample.csv."""
     cells = {row["id"]: cell_of(row) for row in rows}
     errors: dict[Load, list[float]] = {}
@@ -56,7 +56,7 @@ def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]
             load = Load(cell.gpu, engine_name(cell), *model_of(cell.target), 1 << round(log2(cell.concurrency)))
             errors.setdefault(load, []).append(abs(float(line["tpot_error_pct"])))
     return [
-        Cell(
+        EvidenceCell(
             **load._asdict(), method=NONE, k=0, workload="random", metric=f"TPOT {MEAN_SIZE}",
             error_pct=round(fmean(sizes), 1), speedup_error_pct=None, source=OVER_LENGTHS, runs=len(sizes),
         )
@@ -64,7 +64,7 @@ def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]
     ]  # fmt: skip
 
 
-def by_engine(cells: Iterable[Cell]) -> dict[str, float]:
+def by_engine(cells: Iterable[EvidenceCell]) -> dict[str, float]:
     """Mean size of TPOT's error by engine, over all runs of it."""
     by_name = grouped(cells, lambda cell: cell.engine.partition("-")[0])
     return {

@@ -1,1 +1,1 @@
-"""A search over deployments, and the answer that studies of a deployment share."""
+"""A search over deployments."""

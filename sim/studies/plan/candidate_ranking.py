@@ -6,23 +6,22 @@ with ever more requests in flight until goodput falls. Not here: draws, replicas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
 import msgspec
 
 from sim.compare.point_runs import Point, run_point
-from sim.compare.pool import Runner, given
+from sim.compare.pool import OnDone, Runner, given
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.summary import Run, number
-from sim.run.limits import served_by
 from sim.run.resolve import resolve, with_keys
 from sim.run.scenario import Scenario
 from sim.studies.length_choice import PLAIN
 from sim.studies.load_search import joint_share
-from sim.studies.tune import closed_loop, concurrencies_of
+from sim.studies.tune import concurrencies_of, looped
 
 POLICY = "continuous"
 FALLEN = 0.7
@@ -31,7 +30,6 @@ CONTENDING = 0.95
 """Share of the best setting's goodput at some load, from which on a draft length is tried in draws."""
 PLAN_KEY = 1_000_039
 """Child of the scenario's seed that first passes draw from."""
-OnDone = Callable[[str, int, int], None]
 
 
 def label_of(tensor_parallel: int, expert_parallel: int | None, data_parallel: int) -> str:
@@ -96,21 +94,22 @@ class _Setting:
     def __init__(self, candidate: Candidate, scenario: Scenario, k: int) -> None:
         self.candidate, self.k = candidate, k
         drafts = {"num_speculative_tokens": max(k, 0)}
-        self.scenario = with_keys(scenario, profile=candidate.name, policy=(POLICY,), speculation=drafts)
+        drafting = with_keys(scenario, profile=candidate.name, policy=(POLICY,), speculation=drafts)
+        self.resolved = resolve(drafting, candidate.profile, POLICY)
+        self.concurrencies = concurrencies_of(self.resolved)
         self.alone: Run = {}
         """The run with one request at a time."""
         self.goodput: dict[int, float] = {}
         """Goodput by requests in flight; empty where one alone misses the SLOs."""
-        self.concurrencies: Sequence[int] = ()
 
     @property
     def best(self) -> float:
         return max(self.goodput.values(), default=0.0)
 
     def point(self, concurrency: int) -> Point:
-        seed = child_seed(self.scenario.seed, PLAN_KEY)
-        looped = closed_loop(self.scenario, concurrency)
-        return Point(resolved=resolve(looped, self.candidate.profile, POLICY), seed=seed)
+        return Point(
+            resolved=looped(self.resolved, concurrency), seed=child_seed(self.resolved.scenario.seed, PLAN_KEY)
+        )
 
 
 def first_pass(
@@ -143,13 +142,10 @@ def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Setting], str
     most = scenario.speculation.num_speculative_tokens if candidate.profile.draft is not None else 0
     able, reason = [], ""
     for k in (PLAIN, *range(1, most + 1)):
-        setting = _Setting(candidate, scenario, k)
         try:
-            setting.concurrencies = concurrencies_of(setting.scenario, candidate.profile)
+            able.append(_Setting(candidate, scenario, k))
         except ValueError as error:
             reason = reason or str(error)
-        else:
-            able.append(setting)
     return able, reason
 
 
@@ -157,9 +153,8 @@ def _climb(settings: Sequence[_Setting], share: float, runner: Runner) -> None:
     """Run every setting."""
     if not settings:
         return
-    uses = {POLICY} | {setting.scenario.speculation.acceptance_name for setting in settings}
-    found = runner.run(_climbed, settings, "first pass", uses, share=share)
-    for setting, (alone, goodput) in zip(settings, found, strict=True):
+    climbed = runner.run(_climbed, settings, "first pass", settings[0].resolved.plugins, share=share)
+    for setting, (alone, goodput) in zip(settings, climbed, strict=True):
         setting.alone, setting.goodput = alone, goodput
 
 
@@ -181,7 +176,7 @@ def _ranked(settings: Sequence[_Setting], rate_per_s: float | None) -> Ranked:
     """What the first pass says of one candidate, by the settings tried of it."""
     best = max(settings, key=lambda each: each.best)
     candidate = best.candidate
-    means = served_by(best.scenario, candidate.profile).mean_tokens(best.scenario.seed)
+    means = best.resolved.served.mean_tokens(best.resolved.scenario.seed)
     rate = best.best / means.served_share * candidate.profile.data_parallel
     useful = tuple(count for count in best.concurrencies if best.goodput.get(count, 0.0) >= FALLEN * best.goodput[1])
     near = {

@@ -52,10 +52,3 @@ def test_tune_takes_the_policy_and_the_longest_draft_as_the_command_does(capsys:
     source = {"profile": "cpu/tiny", "policy": "autoregressive"}
     with pytest.raises(ValueError, match="autoregressive"):
         lanesim.tune(source, lengths=[2], concurrencies=[1], draws=2, workers=1)
-
-
-def test_a_misspelt_flat_name_is_answered_with_its_key() -> None:
-    with pytest.raises(ValueError, match=r"'request_rte'; did you mean 'workload.request_rate'\?"):
-        lanesim.compare(profile="cpu/tiny", policy="pd", request_rte=3)
-    with pytest.raises(ValueError, match=r"'request_rate'; did you mean 'workload.request_rate'\?"):
-        lanesim.compare({"profile": "cpu/tiny", "policy": "pd", "request_rate": 3})

@@ -19,11 +19,19 @@ from sim.compare.side_by_side import compare
 from sim.compare.verdict import METRIC, Order
 from sim.costs.profile import KindError
 from sim.costs.profile_files import load
-from sim.run.resolve import resolve, resolve_all
+from sim.run.resolve import Resolved, resolve, resolve_all
 from sim.run.scenario import Scenario
-from sim.studies.cost_draws import SD_PER_MEAN_ABS, Draw, body_spread, cost_draws, covers, interval_90, kind_spreads
-from sim.studies.evidence import Asked, asked_of_comparison, evidence, measured
-from sim.studies.precision import over_draws
+from sim.studies.cost_draws import (
+    SD_PER_MEAN_ABS,
+    body_spread,
+    cost_draws,
+    covers,
+    interval_90,
+    kind_spreads,
+    over_draws,
+    seeds_of,
+)
+from sim.studies.evidence import Question, asked_of_comparison, evidence, measured
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -34,15 +42,17 @@ def scenario(**changes: object) -> Scenario:
     return Scenario.of(**made)
 
 
-def drawn(count: int, seed: int = 0, name: str = HEAD) -> list[Draw]:
-    return cost_draws(scenario(profile=name), load(name), count, seed)
+def drawn(count: int, seed: int = 0, name: str = HEAD, **changes: object) -> list[Resolved]:
+    return cost_draws(resolve(scenario(profile=name, **changes), load(name), "continuous"), count, seed)
 
 
 def test_draws_are_the_same_for_the_same_seed() -> None:
-    one, same, other = drawn(3), drawn(3), drawn(3, seed=1)
+    one, same, other = (
+        [(draw.profile, draw.quoted) for draw in draws] for draws in (drawn(3), drawn(3), drawn(3, seed=1))
+    )
     assert one == same
     assert one != other
-    assert len({draw.seed for draw in one + other}) == 6
+    assert len({*seeds_of(drawn(3)), *seeds_of(drawn(3, seed=1))}) == 3, "requests follow the scenario's seed"
 
 
 def test_every_factor_is_drawn_once_from_each_share_of_its_distribution() -> None:
@@ -58,7 +68,7 @@ def test_every_factor_is_drawn_once_from_each_share_of_its_distribution() -> Non
     assert sum(drift < 0.0 for drift in drifts) == pytest.approx(20 * below, abs=1)
 
 
-def speedup(draw: Draw) -> float:
+def speedup(draw: Resolved) -> float:
     """Logarithm of a decoding pass over one that verifies and five that draft, as their factors move it."""
     served, layers = draw.profile.host.served, dict(draw.profile.compact.body_ratios)
     body = log(layers[16]) - log(layers[64])
@@ -96,7 +106,7 @@ def test_factors_spread_as_the_held_out_errors_say() -> None:
     profile = msgspec.structs.replace(profile, errors=errors)
     assert body_spread(profile) == pytest.approx(0.03 * SD_PER_MEAN_ABS)
     assert kind_spreads(profile)["decode"].whole == pytest.approx(0.04 * SD_PER_MEAN_ABS)
-    draws = cost_draws(scenario(), profile, 400, seed=0)
+    draws = cost_draws(resolve(scenario(), profile, "continuous"), 400, seed=0)
     factors = [log(draw.profile.host.served["decode"]) for draw in draws]
     assert np.std(factors) == pytest.approx(0.04 * SD_PER_MEAN_ABS, rel=0.15)
     ratios = [log(dict(draw.profile.compact.body_ratios)[256]) for draw in draws]
@@ -110,14 +120,13 @@ def test_kinds_that_were_never_validated_share_half_of_what_is_assumed_of_them()
     assert spread.shared == pytest.approx(spread.own)
     assert sqrt(spread.whole**2 + body_spread(profile) ** 2) == pytest.approx(0.1 * SD_PER_MEAN_ABS)
     assert kind_spreads(profile)["decode"].shared == 0.0
-    assert "verify never validated: 10 % assumed" in covers(scenario(), profile)
+    assert "verify never validated: 10 % assumed" in covers(resolve(scenario(), profile, "continuous"))
 
 
 def test_the_acceptance_of_a_draw_is_exact_where_it_was_measured() -> None:
     for draw in drawn(4):
         for k, is_exact in ((3, True), (7, False)):
-            given = resolve(scenario(num_speculative_tokens=k), load(HEAD), "continuous")
-            length = draw.of(given).acceptances[0].expected_length(k)
+            length = draw.changed(speculation={"num_speculative_tokens": k}).acceptances[0].expected_length(k)
             if is_exact:
                 assert length == pytest.approx(2.6)
             else:
@@ -256,7 +265,7 @@ def test_evidence_is_of_the_same_gpu_model_and_method_within_twice_the_load() ->
     profile = load("a100-sxm/llama-3.1-8b+eagle3")
 
     def line(method: str, k: int, in_flight: float) -> str:
-        return evidence(profile, [Asked(method=method, ks=(k,), in_flight=(in_flight, in_flight))])[0]
+        return evidence(profile, [Question(method=method, ks=(k,), in_flight=(in_flight, in_flight))])[0]
 
     assert line("eagle3", 5, 16.0).startswith(
         "measured nearest: a100-sxm, vllm-0.24, llama-3.1-8b, eagle3, K = 5, 8 to"
@@ -270,16 +279,16 @@ def test_evidence_is_of_the_same_gpu_model_and_method_within_twice_the_load() ->
 
 def test_one_error_of_several_cells_is_said_once_and_no_fitted_one_is() -> None:
     profile = load("h200-sxm/gpt-oss-120b+eagle3")
-    (line,) = evidence(profile, [Asked(method="none", ks=(0,), in_flight=(1.0, 8.0), engine="vllm-0.22")])
+    (line,) = evidence(profile, [Question(method="none", ks=(0,), in_flight=(1.0, 8.0), engine="vllm-0.22")])
     assert "vllm-0.22, gpt-oss-120b, no speculation, 1 to 16 in flight: output throughput (mean size) 4.7 % (5" in line
-    (line,) = evidence(load("h200-sxm/llama-3.1-8b+eagle3"), [Asked(method="eagle3", ks=(5,), in_flight=(1.0, 1.0))])
+    (line,) = evidence(load("h200-sxm/llama-3.1-8b+eagle3"), [Question(method="eagle3", ks=(5,), in_flight=(1.0, 1.0))])
     assert line.startswith("not measured: nothing on h200-sxm with llama-3.1-8b within a factor of 2")
     assert "speed-up" not in line.partition("nearest measured")[0]
 
 
 def test_questions_that_the_same_cells_come_nearest_to_share_a_line() -> None:
     asked = [
-        Asked(method=method, ks=(4,) if method != "none" else (0,), in_flight=(load_, load_))
+        Question(method=method, ks=(4,) if method != "none" else (0,), in_flight=(load_, load_))
         for method, load_ in (("none", 2.0), ("draft_model", 5.0), ("draft_model", 1.0), ("draft_model", 5.0))
     ]
     lines = evidence(load(PAIR), asked)
@@ -302,7 +311,7 @@ def nearest(profile: str, model: str, **asked: Any) -> str:
     loaded = load(profile)
     target = msgspec.structs.replace(loaded.target, name=model)
     question: dict[str, Any] = {"method": "none", "ks": (0,), "in_flight": (16.0, 16.0), **asked}
-    (line,) = evidence(msgspec.structs.replace(loaded, target=target), [Asked(**question)])
+    (line,) = evidence(msgspec.structs.replace(loaded, target=target), [Question(**question)])
     return line
 
 
@@ -329,10 +338,10 @@ def test_the_same_model_on_another_gpu_is_nearer_than_another_model_on_the_same(
 def test_the_question_of_a_comparison_is_its_load() -> None:
     one = Scenario.of(profile=PAIR, policy=("autoregressive", "pd"), num_prompts=20, input_len=64, output_len=8)
     profile = load(PAIR)
-    asked = asked_of_comparison(compare(resolve_all(one, profile), workers=1), profile)
+    asked = asked_of_comparison(compare(policies := resolve_all(one, profile), workers=1), policies)
     assert [(question.method, question.ks) for question in asked] == [("none", (0,)), ("draft_model", (4,))]
     closed = Scenario.of(one_plain(one), max_concurrency=7)
-    asked = asked_of_comparison(compare(resolve_all(closed, profile), workers=1), profile)
+    asked = asked_of_comparison(compare(policies := resolve_all(closed, profile), workers=1), policies)
     assert asked[0].in_flight == (7, 7)
 
 

@@ -16,7 +16,7 @@ from sim.costs.profile_files import load
 from sim.report.tables import comparison_tables, level_lines
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario
-from sim.studies.evidence import Asked, evidence, levels, measured
+from sim.studies.evidence import Question, evidence, levels, measured
 
 EAGLE, SPEEDUPS = "h100-sxm/llama-3.1-8b+eagle3", "h200-sxm/llama-3.1-8b+eagle3"
 
@@ -55,7 +55,7 @@ def test_errors_of_speedups_are_no_evidence_of_a_level() -> None:
     given = resolve(parse_scenario(result.scenario), load(SPEEDUPS), "continuous")
     (level,) = levels(result, [replace(given, profile=profile)])
     assert level.num_cells == 0
-    asked = Asked(method="eagle3", ks=(3,), in_flight=(8.0, 8.0), engine="sglang-0.5")
+    asked = Question(method="eagle3", ks=(3,), in_flight=(8.0, 8.0), engine="sglang-0.5")
     speedup, line = evidence(profile, [asked])
     assert speedup.startswith(
         "measured nearest: h200-sxm, sglang-0.5, llama-3.1-70b, eagle3, K = 3, 8 in flight: speed-up"

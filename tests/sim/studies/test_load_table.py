@@ -73,18 +73,12 @@ def test_a_row_is_left_only_at_a_load_at_which_the_other_policy_was_better() -> 
         assert table[row][1] == policy, load_
 
 
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
-        ({"draws": 1}, "draws=1 must be at least 2"),
-        ({"candidates": ()}, "name policies"),
-        ({"candidates": ("pdd",)}, "pdv"),
-    ],
-)
-def test_what_cannot_be_tuned_is_refused(changes: dict, wanted: str) -> None:
-    scenario = Scenario.of(profile="cpu/tiny", policy="adaptive")
-    with pytest.raises(ValueError, match=wanted):
-        tune_policies(scenario, load("cpu/tiny"), **changes)
+def test_one_draw_is_too_few_and_so_is_a_short_run() -> None:
+    scenario = Scenario.of(profile="cpu/tiny", policy="adaptive", num_prompts=31)
+    with pytest.raises(ValueError, match="draws=1 must be at least 2"):
+        tune_policies(scenario, load("cpu/tiny"), draws=1)
+    with pytest.raises(ValueError, match="want at least 32, or auto"):
+        tune_policies(scenario, load("cpu/tiny"), concurrencies=[1, 4])
 
 
 def test_the_command_prints_what_a_scenario_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,11 +95,3 @@ def test_the_command_prints_what_a_scenario_takes(capsys: pytest.CaptureFixture[
         **{"policy_options.adaptive_table": found["adaptive_table"], "policy_options.hysteresis": found["hysteresis"]},
     )
     assert chosen.policy_options.hysteresis == found["hysteresis"]
-
-
-@pytest.mark.parametrize(
-    "flags", [["--policy", "adaptive", "--lengths", "1,2"], ["--policy", "adaptive", "--contexts", "1k"]]
-)
-def test_flags_of_the_other_question_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["tune", "--profile", "cpu/tiny", *flags]) == 2
-    assert "--policy adaptive" in capsys.readouterr().err

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +17,7 @@ from sim.costs.shapes import Formats, mtp_layer
 from sim.policies.options import Method
 from sim.run.scenario import Scenario
 from sim.studies.serve_commands import SGLANG_ALGORITHMS as SGLANG_METHODS
-from sim.studies.serve_commands import Deployment, checking_lines, deployment
+from sim.studies.serve_commands import ServeLines, checking_lines, deployment
 from tests.sim.studies.server_flags import (
     SGLANG_ALGORITHMS,
     SGLANG_LAUNCH_SERVER,
@@ -102,11 +100,11 @@ def with_mtp() -> Profile:
     return msgspec.structs.replace(profile, draft=mtp_layer(profile.target))
 
 
-def deployed(profile: Profile, table: list[list[int]] = ROWS, **changes: Any) -> Deployment:
+def deployed(profile: Profile, table: list[list[int]] = ROWS, **changes: Any) -> ServeLines:
     return deployment(scenario(**changes), profile, table, {})
 
 
-def check_known(found: Deployment, bench: str = "vllm bench serve") -> None:
+def check_known(found: ServeLines, bench: str = "vllm bench serve") -> None:
     """Every flag, key and method is one that the servers know, and every model one that can exist."""
     serve = shlex.split(found.vllm_serve)
     assert {word for word in serve if word.startswith("--")} <= VLLM_SERVE
@@ -230,11 +228,6 @@ def test_a_line_has_the_limits_and_switches_that_were_simulated() -> None:
     assert "--enable-mixed-chunk" in flags
 
 
-def test_vllms_lines_are_refused_for_another_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*FLAGS, "--engine", SGLANG]) == 2
-    assert "engine 'sglang-0.5' is simulated, which a vLLM line does not start" in capsys.readouterr().err
-
-
 def test_what_the_lines_do_not_carry_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     classes = "slo_classes=[{name: chat, share: 0.3, priority: 1}, {name: batch, share: 0.7}]"
     more = ("--set", "workload.num_turns=4", "--set", classes, "--set", "engine.cuda_graph=decode")
@@ -281,17 +274,3 @@ def test_acceptance_under_vllms_key_is_checked_under_it() -> None:
 def test_a_scenario_that_never_drafts_has_no_speculative_config() -> None:
     serve, _, _ = checking_lines(scenario(policy="autoregressive"), load(HEAD))
     assert "speculative" not in serve
-
-
-def test_what_cannot_be_simulated_has_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", "--emit-vllm", "--policy", "continuous", "--profile", "rtx-4090/llama-3.1-8b"]) == 2
-    assert "needs a draft model" in capsys.readouterr().err
-
-
-def test_the_guide_shows_the_lines_that_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[3] / "docs/guide.md").read_text()
-    shown = re.search(r"^\$ (lanesim compare --emit-vllm .*?)^(vllm serve .*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert shown is not None
-    command, answer = (re.sub(r"\s+", " ", part.replace("\\\n", " ")).strip() for part in shown.groups())
-    assert run(shlex.split(command)[1:]) == 0
-    assert " ".join(capsys.readouterr().out.split()) == answer

@@ -14,11 +14,11 @@ import pytest
 from sim.cli.main import run
 from sim.compare.point_runs import Point, run_point
 from sim.costs.profile_files import load
-from sim.report.answers import tuning_sentence
-from sim.run.resolve import resolve
+from sim.report.say import tuning_sentence
+from sim.run.resolve import Resolved, resolve
 from sim.run.scenario import Scenario
 from sim.studies.length_choice import PLAIN, Fits, LengthGrid, best_single, best_table, cheapest_path, length_in
-from sim.studies.tune import answer, closed_loop, concurrencies_of, objective_value, tune
+from sim.studies.tune import answer, concurrencies_of, looped, objective_value, tune
 from tests.calibrate.support import published
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
@@ -42,6 +42,11 @@ def scenario(**changes: Any) -> Scenario:
     """64 seats: tables are made row by row, up to the seats."""
     given: dict[str, Any] = {"num_speculative_tokens": 4, "acceptance": "iid:0.6", "max_num_seqs": 64} | changes
     return Scenario.of(profile=HEAD, policy="continuous", **given)
+
+
+def resolved(**changes: Any) -> Resolved:
+    one = scenario(**changes)
+    return resolve(one, load(HEAD), "continuous")
 
 
 def test_a_table_changes_where_the_lines_between_two_concurrencies_cross() -> None:
@@ -78,64 +83,59 @@ def test_a_length_that_loses_less_than_a_change_is_begun_with() -> None:
 
 
 def test_a_table_is_the_answer_only_where_its_gain_is_sure() -> None:
-    sure = answer(scenario(), load(HEAD), grid((1, 64), k0=[0.9, 0.9], k1=[1.2, 1.2], k4=[1.5, 0.9]))
-    assert len(sure.table) > 1
+    sure = answer(resolved(), grid((1, 64), k0=[0.9, 0.9], k1=[1.2, 1.2], k4=[1.5, 0.9]))
+    assert len(sure.k_table) > 1
     assert sure.gain.is_sure
     by_draw = [[1.5] * 6 + [1.0] * 4, [0.9] * 10]
-    unsure = answer(scenario(), load(HEAD), grid((1, 64), k0=[[0.9] * 10] * 2, k1=[[1.2] * 10] * 2, k4=by_draw))
+    unsure = answer(resolved(), grid((1, 64), k0=[[0.9] * 10] * 2, k1=[[1.2] * 10] * 2, k4=by_draw))
     assert unsure.gain.interval[0] < 0.0
     assert unsure.verdict.startswith("one length: K = ")
-    assert len(unsure.table) == 1
+    assert len(unsure.k_table) == 1
 
 
 def test_one_draw_in_twenty_without_gain_leaves_a_table_sure_and_two_do_not() -> None:
     """K = 4 beyond 1 in flight has no room in the graphs; not to draft at all would lose a fifth in the mean."""
     for losing, is_table in ((1, True), (2, False)):
         at_1 = [[0.9] * losing + [1.6] * (20 - losing), [0.5] * 20]
-        found = answer(scenario(), load(HEAD), grid((1, 64), k0=[[1.0] * 20] * 2, k4=at_1))
+        found = answer(resolved(), grid((1, 64), k0=[[1.0] * 20] * 2, k4=at_1))
         assert found.gain.is_sure == is_table
-        assert (len(found.table) > 1) == is_table
+        assert (len(found.k_table) > 1) == is_table
 
 
 def test_a_table_of_few_draws_is_never_the_answer() -> None:
     nine = [[1.5] * 9, [0.9] * 9]
-    found = answer(scenario(), load(HEAD), grid((1, 64), k1=[[1.2] * 9] * 2, k4=nine))
-    assert len(found.table) == 1
+    found = answer(resolved(), grid((1, 64), k1=[[1.2] * 9] * 2, k4=nine))
+    assert len(found.k_table) == 1
     assert any("fewer than 10 draws" in note for note in found.notes)
 
 
 def test_no_speculation_is_an_answer_and_its_line_names_none() -> None:
-    found = answer(scenario(), load(HEAD), grid((1, 64), k0=[0.9, 0.9], k1=[0.8, 0.7]))
-    assert (found.verdict, found.table[0][2], found.break_even_concurrency) == ("no speculation", 0, 0.0)
+    found = answer(resolved(), grid((1, 64), k0=[0.9, 0.9], k1=[0.8, 0.7]))
+    assert (found.verdict, found.k_table[0][2], found.break_even_concurrency) == ("no speculation", 0, 0.0)
     assert found.deployment.speculative_config is None
     assert "speculative" not in found.deployment.vllm_serve
 
 
-def test_a_concurrency_that_stands_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^concurrency: 1, 4, 4: a value stands twice$"):
-        tune(scenario(), load(HEAD), concurrencies=[4, 1, 4], draws=1)
-
-
 def test_break_even_lies_where_the_best_gain_is_nothing() -> None:
     """On logarithms of both: from 1.25 at 4 to 0.8 at 64 it is half-way, at 16."""
-    found = answer(scenario(), load(HEAD), grid((4, 64), k0=[0.9, 0.9], k1=[1.25, 0.8]))
+    found = answer(resolved(), grid((4, 64), k0=[0.9, 0.9], k1=[1.25, 0.8]))
     assert found.break_even_concurrency == pytest.approx(16.0)
     assert found.break_even_interval == pytest.approx((16.0, 16.0))
 
 
 def test_break_even_lies_nearer_to_the_smaller_of_two_gains() -> None:
     """A factor of 2 at 4 and of 1 / sqrt(2) at 32 meet two thirds of the way, at 4 x 8^(2/3)."""
-    found = answer(scenario(), load(HEAD), grid((4, 32), k1=[2.0, 0.5**0.5]))
+    found = answer(resolved(), grid((4, 32), k1=[2.0, 0.5**0.5]))
     assert found.break_even_concurrency == pytest.approx(16.0)
 
 
 def test_break_even_beyond_the_last_concurrency_is_null() -> None:
-    found = answer(scenario(), load(HEAD), grid((4, 64), k1=[1.25, 1.1]))
+    found = answer(resolved(), grid((4, 64), k1=[1.25, 1.1]))
     assert (found.break_even_concurrency, found.break_even_interval) == (None, (None, None))
 
 
 def test_a_length_of_a_point_says_how_often_it_is_best_and_what_it_loses() -> None:
-    found = answer(scenario(), load(HEAD), grid((8,), k1=[[1.2] * 10], k4=[[1.5] * 7 + [0.6] * 3]), target_model="t/T")
+    found = answer(resolved(), grid((8,), k1=[[1.2] * 10], k4=[[1.5] * 7 + [0.6] * 3]), target_model="t/T")
     one, four = found.points[0].lengths
     assert (one.k, one.chance_best, four.chance_best) == (1, pytest.approx(0.3), pytest.approx(0.7))
     assert one.expected_regret == pytest.approx(0.7 * (1 - 1.2 / 1.5))
@@ -150,7 +150,7 @@ def test_the_regret_that_is_stated_is_that_of_fresh_draws() -> None:
     stated, lost = [], []
     for _ in range(12):
         values = np.exp(0.1 * rng.standard_normal((6, 1, 20))) * 1.5
-        found = answer(scenario(), load(HEAD), grid((8,), **{f"k{k + 1}": values[k] for k in range(6)}))
+        found = answer(resolved(), grid((8,), **{f"k{k + 1}": values[k] for k in range(6)}))
         stated.append(found.expected_regret)
         fresh = np.exp(0.1 * rng.standard_normal((6, 2_000)))
         lost.append(1.0 - (fresh[found.points[0].k - 1] / fresh.max(axis=0)).mean())
@@ -158,7 +158,7 @@ def test_the_regret_that_is_stated_is_that_of_fresh_draws() -> None:
 
 
 def test_one_draw_judges_its_own_choice() -> None:
-    assert answer(scenario(), load(HEAD), grid((8,), k1=[[1.2]], k4=[[1.5]])).expected_regret == 0.0
+    assert answer(resolved(), grid((8,), k1=[[1.2]], k4=[[1.5]])).expected_regret == 0.0
 
 
 def check_vllm_schema(config: dict[str, Any]) -> None:
@@ -183,8 +183,7 @@ def check_vllm_schema(config: dict[str, Any]) -> None:
 
 def test_the_command_line_parses_and_its_config_is_vllms() -> None:
     found = answer(
-        scenario(max_num_seqs=64),
-        load(HEAD),
+        resolved(max_num_seqs=64),
         grid((1, 64), k0=[0.9, 0.95], k1=[1.2, 0.9], k4=[1.5, 0.5]),
         target_model="meta-llama/Llama-3.1-8B-Instruct",
         draft_model="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
@@ -195,17 +194,16 @@ def test_the_command_line_parses_and_its_config_is_vllms() -> None:
     assert flags["--max-num-seqs"] == "64"
     config = json.loads(flags["--speculative-config"])
     assert config == found.deployment.speculative_config
-    assert config["num_speculative_tokens_per_batch_size"] == found.table
+    assert config["num_speculative_tokens_per_batch_size"] == found.k_table
     check_vllm_schema(config)
 
 
 def test_sglangs_bands_begin_with_the_rows_and_hold_their_lengths() -> None:
-    asked = scenario(engine="sglang-0.5")
-    found = answer(asked, load(HEAD), grid((1, 64), k0=[0.9, 0.95], k1=[1.2, 0.9], k4=[1.5, 0.5]))
+    found = answer(resolved(engine="sglang-0.5"), grid((1, 64), k0=[0.9, 0.95], k1=[1.2, 0.9], k4=[1.5, 0.5]))
     bands = found.deployment.sglang_adaptive_config
     assert bands is not None
-    assert [int(key) for key in bands] == [start for start, _, _ in found.table]
-    assert all(k in bands[str(start)]["candidate_steps"] for start, _, k in found.table)
+    assert [int(key) for key in bands] == [start for start, _, _ in found.k_table]
+    assert all(k in bands[str(start)]["candidate_steps"] for start, _, k in found.k_table)
     words = shlex.split(found.deployment.sglang_flags)
     steps = int(words[words.index("--speculative-num-steps") + 1])
     assert steps in bands["1"]["candidate_steps"]
@@ -219,24 +217,10 @@ def test_the_last_length_goes_on_beyond_the_table() -> None:
 def test_no_more_are_tried_at_once_than_seats_and_most_of_the_memory_hold() -> None:
     """Blocks for 20 requests of 64 + 16 tokens and the drafts' 13 slots, 6 each, and the one that nobody gets: 16 of
     them."""
-    profile = load(HEAD)
-    few = scenario(input_len=64, output_len=16, max_num_seqs=48)
-    assert concurrencies_of(few, profile) == (1, 2, 4, 8, 16, 32, 48)
-    assert concurrencies_of(scenario(input_len=64, output_len=16, num_gpu_blocks=121), profile) == (1, 2, 4, 8, 16)
-    assert concurrencies_of(scenario(input_len=64, output_len=16, max_concurrency=5), profile) == (1, 2, 4, 5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"policy": "pd"}, "for --policy continuous"),
-        ({"policy": "autoregressive"}, "never drafts"),
-        ({"num_speculative_tokens": 0}, "some draft length from 1 on"),
-    ],
-)
-def test_what_cannot_be_tuned_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        tune(_changed(**changes), load(HEAD), draws=1)
+    few = resolved(input_len=64, output_len=16, max_num_seqs=48)
+    assert concurrencies_of(few) == (1, 2, 4, 8, 16, 32, 48)
+    assert concurrencies_of(resolved(input_len=64, output_len=16, num_gpu_blocks=121)) == (1, 2, 4, 8, 16)
+    assert concurrencies_of(resolved(input_len=64, output_len=16, max_concurrency=5)) == (1, 2, 4, 5)
 
 
 def _changed(**changes: Any) -> Scenario:
@@ -258,15 +242,14 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
     assert run(TUNE) == 0
     out = capsys.readouterr().out
     assert "vllm serve meta-llama/Llama-3.1-8B" in out
-    assert " draft 3 tokens, whatever the load: " in " ".join(out.split()[-50:])
-    assert " ".join(out.split()).endswith("; drafting pays at every load tried")
-    assert "which may be nothing" not in out
+    assert out.startswith("draft 3 tokens, whatever the load: ")
+    assert "; drafting pays at every load tried" in " ".join(out.split()[:60])
 
 
 def test_the_load_above_which_nothing_gains_is_of_half_of_the_draws() -> None:
     """At 16 in flight two of three draws lose, and the mean gains 10 %."""
     by_hand = grid((1, 16), k1=[[2.0, 2.0, 2.0], [0.9, 0.9, 1.5]])
-    sentence = tuning_sentence(answer(scenario(num_speculative_tokens=1), load(HEAD), by_hand))
+    sentence = tuning_sentence(answer(resolved(num_speculative_tokens=1), by_hand))
     assert "1.10 to 2.00 times the output throughput" in sentence
     assert sentence.endswith(
         "; in half of the draws no draft length gains anything above 11 in flight (11 to more than 16 in 90 %)"
@@ -322,11 +305,11 @@ def test_the_table_for_gh200_loses_little_against_the_best_measured_length(tmp_p
         dataset_name="csv", dataset_path=str(trace), **{"engine.gpu_memory_utilization": 0.8},
     )  # fmt: skip
     found = tune(one, load(one.profile), lengths=[0, 1, 3, 7], concurrencies=[1, 8, 64], draws=10, workers=1)
-    assert len(found.table) > 1
+    assert len(found.k_table) > 1
     regrets = []
     for concurrency in (1, 8, 32, 64):
         best = max(measured[concurrency, k] for k in (0, 1, 3, 7))
-        regrets.append(1.0 - measured[concurrency, length_in(found.table, concurrency)] / best)
+        regrets.append(1.0 - measured[concurrency, length_in(found.k_table, concurrency)] / best)
     assert sum(regrets) / len(regrets) <= 0.01
     assert max(regrets) <= 0.03
 
@@ -335,8 +318,7 @@ def test_the_objective_of_a_short_closed_loop_is_that_of_a_long_one() -> None:
     """64 requests of equal lengths, 8 at once, come and go in waves: counted by requests that end it was 11 % more."""
     values = []
     for num_prompts in ("auto", 1600):
-        loop = closed_loop(scenario(input_len=1000, output_len=200, num_prompts=num_prompts), 8)
-        run = run_point(Point(resolved=resolve(loop, load(HEAD), "continuous"), seed=1)).run
-        values.append(objective_value(run, loop))
+        loop = looped(resolved(input_len=1000, output_len=200, num_prompts=num_prompts), 8)
+        values.append(objective_value(run_point(Point(resolved=loop, seed=1)).run, loop.scenario))
     short, long = values
     assert short == pytest.approx(long, rel=0.02)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sim.cli.main import run
-from sim.studies.contexts.tuning import AtContext, rows_by_context
 from sim.studies.length_choice import best_table, loss_of, shared_table
+from sim.studies.tune import AtContext, rows_by_context
 from tests.sim.studies.test_tune import ANY, grid
 
 SHORT = grid((1, 64), k0=[0.9, 0.9], k4=[1.5, 0.5])
@@ -36,7 +36,12 @@ def test_a_context_that_holds_fewer_requests_has_no_say_beyond_them() -> None:
 def at(prompt_tokens: int, *table: tuple[int, int, int]) -> AtContext:
     rows = [list(row) for row in table]
     return AtContext(
-        prompt_tokens=prompt_tokens, verdict="", table=rows, break_even_concurrency=None, regret=0.0, regret_without=0.0
+        prompt_tokens=prompt_tokens,
+        verdict="",
+        k_table=rows,
+        break_even_concurrency=None,
+        regret=0.0,
+        regret_without=0.0,
     )
 
 
@@ -80,18 +85,3 @@ def test_no_row_is_for_a_load_that_was_not_simulated_and_the_sentence_is_tunes(
     assert found["verdict"] in text
     assert run([*FLAGS, "--input-len", "32", "--set", "engine.max_num_seqs=64", "--json", str(out), "--overwrite"]) == 0
     assert json.loads(out.read_text())["verdict"] == found["contexts"][0]["verdict"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--contexts", "long"), "--contexts 'long': want token counts"),
-        (("--contexts", "64", "--input-len", "8"), "--input-len: not with --contexts"),
-        (("--contexts", "64", "--set", "workload.dataset_name=azure-conv"), "lengths of their own"),
-    ],
-)
-def test_what_does_not_go_with_contexts_is_refused(
-    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run([*FLAGS, *flags]) == 2
-    assert message in capsys.readouterr().err

@@ -1,0 +1,191 @@
+"""The answer of `lanesim plan`: candidates of a model by its name, the question, and what disputes the answer.
+
+Not here: the search (sim.studies.plan.search), imports (calibrate.importers), flags (flags).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from msgspec.structs import replace
+
+from calibrate.catalogue.model_configs import Source, source_of, with_formats
+from calibrate.cli.plan.flags import PlanFlags
+from calibrate.cli.profile_output import needs_analysis
+from sim.compare.pool import OnDone
+from sim.costs.datasheets import DATASHEETS, gpu_name
+from sim.costs.engine_costs import engine_of
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load, shipped
+from sim.costs.shapes import HEADS, ModelShape
+from sim.files.json_values import Json, read_json
+from sim.metrics.price import GPU, Price
+from sim.names import unknown
+from sim.run.forecast import StepForecast
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario, parse_scenario
+from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, label_of
+from sim.studies.plan.search import Rental, plan, with_world
+
+ASSUMED = {
+    "eagle3": ("length:2.83@3", 5, "MiniMax-M3's EAGLE-3, coding"),
+    "mtp": ("length:2.99@3", 3, "GLM-5.2's MTP, coding"),
+    "dspark": ("length:2.87@3", 5, "Kimi-K3's DSpark, coding"),
+    "": ("length:2.73@3", 5, "a draft of 1B of the same family"),
+}
+"""Assumptions about each drafter: an acceptance where none is given, the longest draft to try, whose it is."""
+
+
+def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> Rental:
+    """The deployments to rent for SLOs of `bounds_ms`. Raises ValueError where nothing can be rented."""
+    price, began_s = None, time.monotonic()
+    if flags.price is not None:
+        one = Price.of_text(flags.price)
+        if one.of != GPU:
+            # Replicas differ in their GPUs here.
+            raise ValueError(f"--price {flags.price!r}: want dollars per hour of one GPU, such as 3.5/{GPU}")
+        price = one.usd_per_h
+
+    def rank(ranking: Sequence[Ranked]) -> None:
+        rows = [
+            f"{each.candidate.label} {'no drafter' if each.k < 1 else f'K = {each.k}'} ~{each.rate_per_s:.3g}/s"
+            + ("" if each.gpus is None else f", ~{each.gpus} GPUs")
+            for each in ranking[:5]
+        ]
+        click.echo(f"first ranking after {time.monotonic() - began_s:.0f} s: {'; '.join(rows)}", err=True)
+
+    candidates, refused, named = _candidates(flags, on_step)
+    scenario, assumed = _scenario(flags, bounds_ms, candidates)
+    result = plan(
+        scenario,
+        candidates,
+        rate_per_s=flags.rate,
+        share=flags.attainment,
+        price_per_gpu_h=price,
+        draws=flags.draws,
+        refused=refused,
+        target_model=named.repository,
+        on_done=on_step,
+        on_ranking=rank,
+    )
+    # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
+    notes = [assumed, named.assumed, *(note for note in result.notes if note.startswith("<"))]
+    if named.repository is not None:
+        profile = next(each.profile for each in candidates if each.name == result.deployments[0].profile)
+        disputed, ratio = _disputed(result, scenario, profile, named.repository, flags.engine)
+        notes.insert(0, disputed)
+        if ratio is not None:
+            whose = f"{flags.engine.partition('-')[0]}'s own"
+            result = with_world(result, profile, ratio, whose, on_done=on_step)
+    return replace(result, notes=[note for note in notes if note])
+
+
+def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], list[Refused], Source]:
+    """Deployments that could be rented, those that cannot, and the model."""
+    if flags.model in shipped() or (flags.model.endswith(".json") and _is_profile(Path(flags.model))):
+        profile = load(flags.model)
+        return [Candidate(flags.model, profile)], [], Source(profile.target)
+    if flags.gpu is None:
+        raise ValueError(f"--gpu is missing: {flags.model!r} is a model, want such as --gpu h200-sxm")
+    try:
+        from calibrate.importers.aiconfigurator.deployment import DEVICES, installed_tables
+        from calibrate.importers.plan_candidates import cache_folder, deployments, imported, in_kernel_format
+    except ImportError as error:
+        raise needs_analysis(error) from None
+    gpu = flags.gpu if flags.gpu in DEVICES else gpu_name(flags.gpu.lower())
+    if gpu not in DEVICES:
+        if gpu in DATASHEETS:
+            raise ValueError(
+                f"no kernel tables of GPU {gpu!r}, only of {', '.join(DEVICES)}; a profile's name needs none"
+            )
+        raise ValueError(unknown("GPU", flags.gpu, DEVICES))
+    draft = None if flags.draft is None or flags.draft in HEADS else _draft_model(flags.draft)
+    tables, source = installed_tables()
+    named = source_of(flags.model, plain=False)
+    target = in_kernel_format(with_formats(named.shape, flags.weights, flags.kv_dtype), gpu)
+    if flags.draft in HEADS:
+        draft = HEADS[flags.draft](named.shape)
+    if draft is not None:
+        draft = with_formats(draft, None, flags.kv_dtype)
+    kernels = flags.engine.partition("-")[0]
+    kernels = kernels if kernels in ("vllm", "sglang", "trtllm") else "vllm"
+    wanted = deployments(target, flags.gpus, kernels, flags.tp, flags.ep, flags.dp)
+    if not wanted:
+        raise ValueError(f"--tp, --dp: want no more than --gpus {flags.gpus} GPUs in a replica")
+    profiles, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder(), on_step)
+    refused = [Refused(deployment=label_of(*each.deployment[:3]), why=each.why) for each in failed]
+    if not profiles:
+        # Of the deployment with the most GPUs, which is the likeliest to fit.
+        _, largest = max(zip(failed, refused, strict=True), key=lambda pair: pair[0].deployment.devices)
+        raise ValueError(f"plan: {target.name} on {gpu}: {largest.deployment}: {largest.why}")
+    candidates = [Candidate(str(each.path), each.profile) for each in profiles]
+    engine_of(flags.engine, candidates[0].profile)
+    return candidates, refused, named
+
+
+def _is_profile(path: Path) -> bool:
+    values = read_json(path, "profile or model config")
+    return isinstance(values, dict) and "kernels" in values
+
+
+def _draft_model(name: str) -> ModelShape:
+    try:
+        return source_of(name, plain=False).shape
+    except ValueError as error:
+        if str(error).startswith("unknown model") and "did you mean" not in str(error):
+            raise ValueError(unknown("drafter", name, [*HEADS, "or a model"])) from None
+        raise
+
+
+def _scenario(
+    flags: PlanFlags, bounds_ms: dict[str, float], candidates: Sequence[Candidate]
+) -> tuple[Scenario, str | None]:
+    """The question, and a word on what was assumed."""
+    draft, assumed = candidates[0].profile.draft, None
+    speculation: dict[str, Json] = {"num_speculative_tokens": 0}
+    if draft is not None:
+        acceptance, longest, whose = ASSUMED.get(draft.name, ASSUMED[""])
+        if flags.acceptance is None:
+            assumed = f"acceptance {acceptance} assumed ({whose}); --acceptance"
+        speculation = {
+            "num_speculative_tokens": flags.num_speculative_tokens or longest,
+            "acceptance": flags.acceptance or acceptance,
+            "method": draft.name if draft.name in ASSUMED else "draft_model",
+        }
+    raw: dict[str, Json] = {
+        "profile": candidates[0].name,
+        "policy": ["continuous"],
+        "engine": {"name": flags.engine},
+        "workload": {"dataset_name": "fixed", "input_len": flags.input_len, "output_len": flags.output_len},
+        "speculation": speculation,
+        "goodput": {f"{name}_ms": bound for name, bound in bounds_ms.items()},
+        "energy": flags.energy,
+    }
+    return parse_scenario(raw), assumed
+
+
+def _disputed(
+    result: Rental, scenario: Scenario, profile: Profile, repository: str, engine: str
+) -> tuple[str | None, float | None]:
+    """Aiconfigurator's own decode step of the best row beside this importer's, and where they contradict each other so
+    many times as long it is."""
+    from calibrate.importers.aiconfigurator.deployment import Deployment
+    from calibrate.importers.plan_candidates import DISPUTED, own_decode_ms
+
+    best, kernels = result.deployments[0], engine.partition("-")[0]
+    deployment = Deployment(best.tp, best.ep if best.ep > 1 else None, best.dp, kernels)
+    context = (scenario.workload.input_len or 0) + (scenario.workload.output_len or 0) // 2
+    theirs_ms = own_decode_ms(repository, profile.gpu.name, deployment, context)
+    if theirs_ms is None:
+        return None, None
+    resolved = resolve(scenario, profile, "continuous")
+    ours_ms = 1e3 * StepForecast(resolved.costs, resolved.limits, context, has_draft=False).round_s(1, 0)
+    stood_in = profile.source.partition("not from the engine's own tables: ")[2]
+    whose = f" ({stood_in.split(';')[0]})" if stood_in else ""
+    step = f"a decode step takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by aiconfigurator-core"
+    if max(theirs_ms / ours_ms, ours_ms / theirs_ms) < DISPUTED:
+        return step, None
+    return f"tables dispute: {step} ({kernels}'s own); measure it before you rent", theirs_ms / ours_ms

@@ -1,0 +1,488 @@
+"""Answers of studies on the terminal: the sentence first, then tables, what to type, and what all that rests on.
+
+One printer for `tune`, `capacity` and `plan`; what they rest on is a few lines, and all of it on demand. Not here: the
+answers (sim.studies), comparisons (tables), pages (page).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from sim.compare.verdict import Interval
+from sim.names import in_words
+from sim.report.pictures.store_pictures import named
+from sim.report.store_points import Points
+from sim.report.tables import costs_line, in_brief, measured_width, new_table, number, print_table, say
+from sim.studies.answer import Stated
+from sim.studies.attainment import Attainment, HighestLoad, Replicas
+from sim.studies.evidence import shortened
+from sim.studies.load_search import Limit
+from sim.studies.load_table import PolicyTuning
+from sim.studies.plan.search import PlannedDeployment, Rental
+from sim.studies.tune import IDLE, ContextTuning, Tuning
+
+MAX_ESTIMATES = MAX_NOTES = 2
+"""Rows of a first pass, and notes on them, that a plan shows; the others are in the JSON."""
+NONE = "–"
+
+
+class Said(NamedTuple):
+    """Parts of an answer, in the order in which they are printed."""
+
+    sentence: str
+    tables: Sequence[tuple[str, Table]]
+    """Title and table."""
+    commands: Sequence[str] = ()
+    """Lines to type or to write into a file."""
+    rests_on: Sequence[str] = ()
+    """Lines that are always there."""
+    intervals: str = ""
+    """Name of the intervals over draws."""
+    details: Sequence[str] = ()
+    """Lines on demand."""
+    notes: Sequence[str] = ()
+
+
+def print_answer(console: Console, answer: Stated, *, is_verbose: bool = False) -> None:
+    """Print the answer of `tune`, `capacity` or `plan`; no line is wider than the console but commands."""
+    said = said_of(answer, console)
+    say(console, said.sentence, "bold")
+    for title, table in said.tables:
+        if title:
+            say(console, title, "")
+        print_table(console, table)
+    for command in said.commands:
+        say(console, continued(command, console.width))
+    for line in (*said.rests_on, *_rests_on(answer, said, is_verbose=is_verbose)):
+        say(console, line, "dim")
+
+
+def said_of(answer: Stated, console: Console) -> Said:
+    """Parts of the answer, its tables as wide as the console has room for."""
+    if isinstance(answer, Tuning):
+        return _tuned(answer, console)
+    if isinstance(answer, ContextTuning):
+        return _by_context(answer)
+    if isinstance(answer, PolicyTuning):
+        return _by_policy(answer)
+    if isinstance(answer, Attainment):
+        return _held(answer)
+    assert isinstance(answer, Rental)
+    return _rented(answer)
+
+
+def _rests_on(answer: Stated, said: Said, *, is_verbose: bool) -> list[str]:
+    if answer.costs is None:
+        return []
+    if is_verbose:
+        over = [f"{said.intervals} {answer.draws} {answer.covers}"] if answer.draws else []
+        notes = [f"note: {note}" for note in said.notes]
+        return [*said.details, *over, f"costs: {answer.costs.source}", *notes, *answer.evidence]
+    over = [f"{said.intervals} {answer.draws} draws of costs and acceptance"] if answer.draws else []
+    return in_brief([costs_line(answer.costs.errors), *over], answer.evidence, said.notes)
+
+
+# -- draft lengths
+
+
+def _tuned(answer: Tuning, console: Console) -> Said:
+    """A column per draft length, without the ones that matter least where the console is too narrow for all."""
+    shown = [length.k for length in answer.points[0].lengths]
+    table = _lengths_table(answer, shown)
+    while len(shown) > 2 and measured_width(console, table) > console.width:
+        shown.remove(min(shown[1:], key=lambda k: (_weight(answer, k), k)))
+        table = _lengths_table(answer, shown)
+    lines, gain, details = answer.deployment, answer.gain, []
+    if len(answer.k_table) == 1 and gain.mean > 0.0:
+        mean, low, high = (100.0 * share for share in (gain.mean, *gain.interval))
+        details.append(f"a table by batch size over {gain.over}: {mean:+.1f} % ({low:+.1f} to {high:+.1f})")
+    details.append(f"expected loss: {_share(answer.expected_regret)} against the best, in draws that did not choose it")
+    bands = lines.sglang_adaptive_config
+    return Said(
+        tuning_sentence(answer),
+        [(f"{answer.objective} against no speculation, by draft length K", table)],
+        [line for line in (lines.start, bands and f"speculative_adaptive.json: {json.dumps(bands)}") if line],
+        intervals="intervals: 5 to 95 % of",
+        details=details,
+        notes=[*lines.notes, *(note for note in answer.notes if not note.startswith(IDLE))],
+    )
+
+
+def _lengths_table(answer: Tuning, shown: Sequence[int]) -> Table:
+    """A row per concurrency, a column per draft length of `shown`."""
+    lacking = len(answer.points[0].lengths) - len(shown)
+    captions = [note for note in answer.notes if note.startswith(IDLE) and 0 in shown]
+    captions += [f"{lacking} of the lengths that were tried are in the JSON alone"] if lacking else []
+    drafts = answer.deployment.speculative_config is not None
+    rows = []
+    for point in answer.points:
+        speedups = {length.k: _fixed(length.speedup) for length in point.lengths}
+        cells = [f"[bold]{speedups[k]}[/bold]" if k == point.k and drafts else speedups[k] for k in shown]
+        interval = NONE if point.interval is None else "{:.2f} to {:.2f}".format(*point.interval)
+        chosen = str(point.k) if drafts else "none"
+        rows.append([str(point.concurrency), *cells, chosen, interval, _share(point.expected_regret)])
+    titles = ["in flight", *map(str, shown), "answer", "5 to 95 %", "regret"]
+    return new_table([], titles, rows, caption="\n".join(captions), caption_justify="left")
+
+
+def _weight(answer: Tuning, k: int) -> float:
+    """How much a reader misses of a length that is left out: the answer's own above all."""
+    chances = [length.chance_best for point in answer.points for length in point.lengths if length.k == k]
+    return max(chances) + (1.0 if any(point.k == k for point in answer.points) else 0.0)
+
+
+def tuning_sentence(answer: Tuning) -> str:
+    """The length to draft, its gain, and up to which load it pays."""
+    tried, middle = [point.concurrency for point in answer.points], answer.break_even_concurrency
+    loads = _span(map(str, tried))
+
+    def at_load(value: float | None) -> str:
+        return f"more than {tried[-1]}" if value is None else f"{value:.0f}"
+
+    ends = " to ".join(map(at_load, answer.break_even_interval))
+    if answer.deployment.speculative_config is None:
+        if middle == 0.0:
+            return f"no speculation: no draft length pays at {loads} requests in flight"
+        return (
+            f"no speculation: over {loads} requests in flight every draft length loses more than it gains; drafting "
+            f"pays up to {at_load(middle)} in flight ({ends} in 90 % of draws)"
+        )
+    rows = answer.k_table
+    text = f"draft {rows[0][2]} tokens, whatever the load"
+    if len(rows) > 1:
+        text = "draft by batch size, " + ", ".join(f"{k} tokens at {start} to {end}" for start, end, k in rows)
+    known = [(p.speedup, p.interval) for p in answer.points if p.speedup is not None and p.interval is not None]
+    if known:
+        low, high = min(interval[0] for _, interval in known), max(interval[1] for _, interval in known)
+        text += (
+            f": {_span(f'{speedup:.2f}' for speedup, _ in sorted(known))} times the {answer.objective} of no "
+            f"speculation at {loads} requests in flight ({low:.2f} to {high:.2f} in 90 % of draws)"
+        )
+    if answer.gain.is_sure and len(rows) > 1:
+        text += f", {_share(answer.gain.mean)} more than {answer.gain.over} at every load"
+    if middle is None:
+        return f"{text}; drafting pays at every load tried"
+    return f"{text}; in half of the draws no draft length gains anything above {middle:.0f} in flight ({ends} in 90 %)"
+
+
+def _by_context(answer: ContextTuning) -> Said:
+    """A row per prompt length, the rows for vLLM, and what one table for all loses."""
+    rows = [
+        [
+            str(each.prompt_tokens),
+            ", ".join(f"{k} for {first}..{last}" for first, last, k in each.k_table),
+            NONE if each.break_even_concurrency is None else number(each.break_even_concurrency),
+            _share(each.regret),
+            _share(each.regret_without),
+        ]
+        for each in answer.contexts
+    ]
+    table = new_table([], ["prompt"], [])
+    table.add_column("K by batch size", overflow="fold")
+    for title in ("break-even", "regret", "of one table"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    mean, without = _share(answer.regret), _share(answer.regret_without)
+    return Said(
+        f"{answer.verdict}; a table for each context loses {mean}, one for all of them {without}",
+        [(f"{answer.objective}: draft length K by batch size and context", table)],
+        [f"num_speculative_tokens_per_batch_size, as vllm#48627 proposes it: {json.dumps(answer.k_table)}"],
+        [f"not simulated: {line}" for line in answer.not_simulated],
+        intervals="regrets: mean over",
+    )
+
+
+def _by_policy(answer: PolicyTuning) -> Said:
+    """A row per concurrency, and what to write into a scenario."""
+    rows = []
+    for point in answer.points:
+        cells = [
+            number(each.value)
+            if each.policy == point.policy
+            else f"{100 * min(low for low, _ in each.by_overlap.values()):+.1f} to "
+            f"{100 * max(high for _, high in each.by_overlap.values()):+.1f} %"
+            for each in point.candidates
+        ]
+        rows.append([str(point.concurrency), *cells, point.policy])
+    titles = ["in flight", *(each.policy for each in answer.points[0].candidates), "chosen"]
+    table = ", ".join(f"[{start}, {policy}]" for start, policy in answer.adaptive_table)
+    return Said(
+        answer.verdict,
+        [(f"{answer.objective} against the policy chosen, least and most over overlap", new_table([], titles, rows))],
+        [f"policy_options: {{adaptive_table: [{table}], hysteresis: {answer.hysteresis:g}}}"],
+        intervals="intervals: 95 % over",
+    )
+
+
+# -- loads and replicas
+
+
+def _held(answer: Attainment) -> Said:
+    """A row per policy, and one per fleet for the target rate."""
+    unit, saturated = ("in flight", "saturated req/s") if answer.of == "concurrency" else ("req/s", "saturated")
+    has_draws = any(each.draws_interval is not None for each in answer.highest)
+    has_price = any(each.usd_per_million_tokens is not None for each in answer.highest)
+    columns = [unit, "95 % of runs", *["90 % of draws"] * has_draws, saturated, "tok/s", *["$/M tokens"] * has_price]
+    rows = [
+        [
+            each.policy,
+            _load(each),
+            _range(each.ci95),
+            *[_range(each.draws_interval)] * has_draws,
+            number(each.saturated_per_s),
+            number(each.output_tokens_per_s),
+            *[number(each.usd_per_million_tokens)] * has_price,
+        ]
+        for each in answer.highest
+    ]
+    title = f"highest {answer.of} at which {100 * answer.share:g} % of requests meet all SLOs"
+    tables = [(title, new_table(["policy"], columns, rows))]
+    if answer.fleets:
+        rows = [
+            [
+                each.policy,
+                each.routing,
+                "none" if each.replicas is None else str(each.replicas),
+                *(NONE if share is None else f"{100 * share:.0f} %" for share in (each.utilisation, each.confidence)),
+                number(each.usd_per_million_tokens),
+            ]
+            for each in answer.fleets
+        ]
+        columns = ["replicas", "utilised", "confidence", "$/M tokens"]
+        title = f"replicas for {answer.target_rate:g} requests/s"
+        tables.append((title, new_table(["policy", "routing"], columns, rows)))
+    return Said(
+        attainment_sentence(answer),
+        tables,
+        intervals="ranges: 90 % of",
+        details=[
+            *(_limit(each, answer.share) for each in answer.highest),
+            *(_replicas(each, answer) for each in answer.fleets),
+        ],
+        notes=answer.notes,
+    )
+
+
+def _load(found: HighestLoad) -> str:
+    return found.limit.value if found.load is None else number(found.load)
+
+
+def _limit(found: HighestLoad, share: float) -> str:
+    """The reason why the load ends there."""
+    shares = ", ".join(
+        f"{name.removesuffix('_ms')} {100 * value:.1f} %"
+        for name, value in found.attainment.items()
+        if value is not None and name != "all"
+    )
+    why = {
+        Limit.NEVER: f"never; requests that are alone meet {shares} of them",
+        Limit.UNBOUNDED: "unbounded; these SLOs hold with every request at once, since none bounds the waiting",
+        Limit.THROUGHPUT: f"as much as it can serve at all; the SLOs hold up to there ({shares})",
+        Limit.SLO: f"beyond it fewer than {100 * share:g} % meet them; at it, the mean of {found.replications} runs' "
+        f"own, {shares}",
+    }
+    return f"{found.policy}: {why[found.limit]}"
+
+
+def _replicas(fleet: Replicas, answer: Attainment) -> str:
+    head = f"{fleet.policy}, {fleet.routing}, {answer.target_rate:g} requests/s: "
+    if fleet.enough is None:
+        return head + "no number of replicas meets the SLOs"
+    enough, fewer = fleet.enough, fleet.one_fewer
+    low, high = enough.ci95
+    as_given = f"{100 * enough.attainment:.1f} % meet the SLOs, {100 * low:.1f} to {100 * high:.1f}"
+    if fewer is not None:
+        as_given += f"; {fewer.replicas} do not, {100 * fewer.attainment:.1f} %"
+    text = f"{head}{fleet.replicas} replicas"
+    if fleet.utilisation is not None:
+        text += f", {100 * fleet.utilisation:.0f} % utilised"
+    text += _price(fleet.usd_per_million_tokens)
+    if fleet.confidence is None:
+        return f"{text} ({as_given})"
+    (first, in_first), *others = [("more" if count is None else count, draws) for count, draws in fleet.needed]
+    needed = [f"{first} replicas in {in_first} of {answer.draws} draws", *(f"{more} in {num}" for more, num in others)]
+    text += f", enough with {100 * fleet.confidence:.0f} % confidence: {', '.join(needed)}\n"
+    return text + f"  costs and acceptance as given: {enough.replicas} ({as_given})"
+
+
+def attainment_sentence(answer: Attainment) -> str:
+    """The policy that holds most load within the SLOs, and the fewest replicas for the target rate."""
+    ranked = sorted(answer.highest, key=_most, reverse=True)
+    parts = [_holds(ranked[0], answer), *(f"{each.policy} {_load(each)}" for each in ranked[1:])]
+    enough = [fleet for fleet in answer.fleets if fleet.replicas is not None]
+    if not enough:
+        if answer.target_rate is not None:
+            parts.append(f"no number of replicas holds {answer.target_rate:g} requests/s within them")
+        return "; ".join(parts)
+    fewest = min(enough, key=lambda fleet: fleet.replicas or 0)
+    count = fewest.replicas
+    sure = "" if fewest.confidence is None else f", enough with {100 * fewest.confidence:.0f} % confidence"
+    parts.append(
+        f"{answer.target_rate:g} requests/s take {count} replica{'s' * (count != 1)} of {fewest.policy} "
+        f"({fewest.routing}{sure}){_price(fewest.usd_per_million_tokens)}"
+    )
+    alike = dict.fromkeys(fleet.policy for fleet in enough if fleet.replicas == count)
+    if others := [policy for policy in alike if policy != fewest.policy]:
+        parts.append(f"as many of {in_words(others)} do")
+    return "; ".join(parts)
+
+
+def _most(found: HighestLoad) -> float:
+    return float("inf") if found.limit is Limit.UNBOUNDED else found.load or 0.0
+
+
+def _holds(found: HighestLoad, answer: Attainment) -> str:
+    share = f"{100 * answer.share:g} % of requests within the SLOs"
+    if found.limit is Limit.NEVER:
+        return f"{found.policy} holds no load with {share}: a request that is alone misses them"
+    if found.load is None:
+        return f"{found.policy} holds every load with {share}: none of them bounds the waiting"
+    unit = "requests in flight" if answer.of == "concurrency" else "requests/s"
+    text = f"{found.policy} holds {number(found.load)} {unit} with {share}"
+    ranges = [(found.ci95, "over runs"), (found.draws_interval, "in 90 % of draws")]
+    if known := [f"{_range(interval)} {which}" for interval, which in ranges if interval is not None]:
+        text += f" ({', '.join(known)})"
+    if found.limit is Limit.THROUGHPUT:
+        return f"{text}: all that it can serve"
+    missed = {name: value for name, value in found.attainment.items() if name != "all" and value is not None}
+    first = min(missed, key=lambda name: missed[name]).removesuffix("_ms").upper() if missed else "an SLO"
+    price = _price(found.usd_per_million_tokens).replace(", ", "; ")
+    return f"{text}; {first} is missed first{price}{' there' if price else ''}"
+
+
+# -- deployments
+
+
+def _rented(answer: Rental) -> Said:
+    """Rows that were simulated in draws, a few of the estimates, and the lines that start and check the best."""
+    has_price = answer.price_per_gpu_h is not None
+    has_energy = any(row.joules_per_output_token is not None for row in answer.deployments)
+    fleet = ["req/s"] if answer.rate_per_s is None else ["req/s of one", "replicas", "GPUs", "draws met"]
+    titles = ["K", *fleet, "tok/s/GPU", *["$/M"] * has_price, *["J/tok"] * has_energy]
+    estimates = [row for row in answer.deployments if row.is_first_pass]
+    refined = [row for row in answer.deployments if not row.is_first_pass]
+    rows = [
+        _deployment_cells(row, answer, has_price=has_price, has_energy=has_energy)
+        for row in [*refined, *estimates[:MAX_ESTIMATES]]
+    ]
+    lines, more = [], len(estimates) - MAX_ESTIMATES
+    if estimates:
+        lines.append("~ an estimate, not simulated in draws" + (f"; {more} more in the JSON" if more > 0 else ""))
+    if answer.tuning is not None and answer.rate_per_s is None:
+        lines.append(draft_lengths(answer.tuning))
+    if answer.deployments[0].evidence:
+        lines.append(shortened(answer.deployments[0].evidence))
+    start = [f"start: {answer.start}"] if answer.start else []
+    table = new_table(["replica"], titles, rows, box=None, padding=(0, 1), pad_edge=False)
+    return Said(
+        answer.verdict,
+        [("", table)],
+        [*start, f"check: {answer.check}"],
+        [*lines, *answer.notes[:MAX_NOTES]],
+    )
+
+
+def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_price: bool, has_energy: bool) -> list[str]:
+    about = "~" * row.is_first_pass
+    rate = f"{about}{number(row.rate_per_replica)}"
+    if row.rate_interval is not None:
+        rate += " ({}–{})".format(*map(number, row.rate_interval))
+    met = NONE if row.worlds_met is None else f"{row.worlds_met}/{answer.draws}"
+    return [
+        row.deployment,
+        str(row.num_speculative_tokens or "none"),
+        rate,
+        *([] if answer.rate_per_s is None else [f"{about}{row.replicas}", f"{about}{row.gpus}", met]),
+        f"{about}{row.output_tokens_per_s_per_gpu:.0f}",
+        *([f"{about}{_fixed(row.usd_per_million_tokens)}"] if has_price else []),
+        *([number(row.joules_per_output_token)] if has_energy else []),
+    ]
+
+
+def draft_lengths(tuning: Tuning) -> str:
+    """The best draft length by requests in flight, and what it gains.
+
+    The table of the line that starts the server is simpler: it has fewer rows, for which a length may be second best.
+    """
+    groups: list[tuple[int, list[int], list[float]]] = []
+    for point in tuning.points:
+        best = point.best_draft
+        if best.speedup is not None:
+            if not groups or groups[-1][0] != best.k:
+                groups.append((best.k, [], []))
+            groups[-1][1].append(point.concurrency)
+            groups[-1][2].append(best.speedup)
+    said = [f"{k} at {_span(map(str, loads))} ({_span(map(_fixed, gains))})" for k, loads, gains in groups]
+    ends = tuning.break_even_concurrency
+    pays = "at every load tried" if ends is None else ("at none" if ends == 0.0 else f"up to {ends:.0f} in flight")
+    return f"best K by requests in flight (throughput over no drafter): {', '.join(said)}; pays {pays}"
+
+
+# -- sweeps
+
+
+def sweep_sentence(points: Points) -> str:
+    """The setting with the lowest mean E2EL, under how many of the conditions, and how often that is clear."""
+    settings = [key for key in points.keys if key not in points.conditions]
+    ranks = points.ranked("mean_e2el_ms")
+    bests = Counter(named(rank.best, settings) for rank in ranks if rank.best is not None)
+    num_clear = sum(
+        rank.change is not None and rank.change["is_clear"] and not rank.change["is_open"] for rank in ranks
+    )
+    if not bests:
+        return "no setting keeps up with any load"
+    if not settings:
+        return f"one setting under {len(ranks)} loads: `lanesim report` compares nothing"
+    many = len(ranks) > 1
+    shown = "; ".join(f"{name}{f' at {count} of {len(ranks)} loads' * many}" for name, count in bests.most_common())
+    clear = f"clear at {num_clear or 'none'}" if many else "clear" if num_clear else "not clear"
+    return f"lowest mean E2EL: {shown} ({clear}); `lanesim report` has all"
+
+
+# -- words
+
+
+def continued(command: str, width: int) -> str:
+    """A command over several lines of a shell, broken before its flags; one that is longer is not broken.
+
+    >>> print(continued("vllm serve MODEL --seed 0 --port 8000", 28))
+    vllm serve MODEL --seed 0 \\
+        --port 8000
+    """
+    first, *flags = command.split(" --")
+    lines = [first]
+    for flag in flags:
+        if len(lines[-1]) + len(flag) + len(" -- \\") <= width:
+            lines[-1] += f" --{flag}"
+        else:
+            lines.append(f"    --{flag}")
+    return " \\\n".join(lines)
+
+
+def _share(value: float) -> str:
+    return f"{100.0 * value:.1f} %"
+
+
+def _fixed(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
+
+
+def _range(interval: Interval | None) -> str:
+    return NONE if interval is None else f"{number(interval[0])} to {number(interval[1])}"
+
+
+def _span(values: Iterable[str]) -> str:
+    """`1 to 16`, or the only one."""
+    first, *_, last = [*values] * 2
+    return first if first == last else f"{first} to {last}"
+
+
+def _price(usd_per_million_tokens: float | None) -> str:
+    return "" if usd_per_million_tokens is None else f", ${number(usd_per_million_tokens)} per million output tokens"

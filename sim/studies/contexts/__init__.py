@@ -1,1 +1,0 @@
-"""Draft lengths by batch size and context."""

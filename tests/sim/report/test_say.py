@@ -1,0 +1,293 @@
+"""Figures that are printed are those of the JSON, worked out anew; the sentence is first, and all fits 80 columns."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from sim.compare.side_by_side import CostSource
+from sim.report.say import print_answer
+from sim.report.tables import HOW_TO
+from sim.studies.answer import Answer, Stated
+from sim.studies.attainment import Attainment, HighestLoad, Replicas
+from sim.studies.load_search import FleetAttainment, Limit
+from sim.studies.load_table import LoadPoint, PolicyAt, PolicyTuning
+from sim.studies.plan.search import PlannedDeployment, Rental
+from sim.studies.tune import AtContext, ContextTuning, answer
+from tests.sim.studies.test_tune import grid, resolved
+
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?!\w)")
+COSTS = CostSource(
+    name="gpu/model",
+    source="measured by hand",
+    overlap="",
+    is_overlap_measured=True,
+    errors={"decode": 2.25, "body": 9.0},
+)
+BASE = {"scenario": {}, "costs": COSTS, "draws": 12, "covers": "draws of costs"}
+
+
+def said(given: Stated, width: int = 80, *, is_verbose: bool = False) -> list[str]:
+    out = StringIO()
+    print_answer(Console(file=out, width=width), given, is_verbose=is_verbose)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def numbers(text: str) -> list[float]:
+    return [float(each) for each in NUMBER.findall(text.replace("–", " ").replace("~", " ").replace("..", " "))]
+
+
+def row_of(lines: list[str], *begins: str) -> str:
+    """The first row of a table whose first cells are these."""
+    return next(line for line in lines if line.split()[: len(begins)] == list(begins) and "  " in line.strip())
+
+
+def tuned(**speedups: list[list[float]]) -> Stated:
+    return answer(resolved(), grid((1, 64), **speedups))
+
+
+ROWS_OF_DRAWS = {
+    "k0": [[0.95] * 10] * 2,
+    "k1": [[1.2] * 5 + [1.3] * 5, [0.9] * 10],
+    "k4": [[1.5] * 9 + [1.7], [0.7] * 10],
+}
+
+
+def test_a_row_of_draft_lengths_has_speedups_interval_and_regret_in_percent() -> None:
+    given = tuned(**ROWS_OF_DRAWS)
+    plain, lines = given.plain, said(given, 200)
+    for point in plain["points"]:
+        low, high = point["interval"]
+        speedups = [round(each["speedup"], 2) for each in point["lengths"]]
+        regret = round(100.0 * point["expected_regret"], 1)
+        wanted = [point["concurrency"], *speedups, point["k"], round(low, 2), round(high, 2), regret]
+        assert numbers(row_of(lines, str(point["concurrency"]))) == wanted
+    values = [point["speedup"] for point in plain["points"]]
+    ends = [end for point in plain["points"] for end in point["interval"]]
+    rows = [figure for start, end, k in plain["table"] for figure in (k, start, end)]
+    spans = [*(round(each, 2) for each in (min(values), max(values))), 1, 64, *(round(f(ends), 2) for f in (min, max))]
+    gain = [round(100.0 * plain["gain"]["mean"], 1)] if plain["gain"]["is_sure"] else []
+    pays_to = [round(plain["break_even_concurrency"]), *map(round, plain["break_even_interval"])]
+    assert numbers(" ".join(said(given, 900)[:1]))[: len(rows) + 6] == [*rows, *spans]
+    assert [each for each in numbers(said(given, 900)[0]) if each in gain] == gain
+    assert numbers(said(given, 900)[0].rpartition("; ")[2])[:3] == pays_to
+
+
+def test_on_demand_it_says_what_a_table_would_gain_and_what_the_answer_loses() -> None:
+    given = tuned(k0=[[0.95] * 10] * 2, k1=[[1.2] * 10] * 2, k4=[[1.6] * 6 + [1.0] * 4, [0.9] * 10])
+    plain = given.plain
+    assert len(plain["table"]) == 1
+    lines = said(given, 300, is_verbose=True)
+    (loss,) = [line for line in lines if line.startswith("expected loss")]
+    assert numbers(loss) == [round(100.0 * plain["expected_regret"], 1)]
+    gains = [line for line in lines if line.startswith("a table by batch size")]
+    wanted = [round(100.0 * each, 1) for each in (plain["gain"]["mean"], *plain["gain"]["interval"])]
+    assert [numbers(line)[-3:] for line in gains] == ([wanted] if plain["gain"]["mean"] > 0.0 else [])
+    assert f"costs: {plain['profile']['source']}" in lines
+
+
+def contexts() -> ContextTuning:
+    rows = [
+        AtContext(
+            prompt_tokens=tokens, verdict=f"one length: K = {k}", k_table=[[1, 4, k], [5, 9, 0]],
+            break_even_concurrency=even, regret=regret, regret_without=2.0 * regret,
+        )
+        for tokens, k, even, regret in ((128, 3, 6.25, 0.011), (2048, 5, None, 0.037))
+    ]  # fmt: skip
+    return ContextTuning(
+        **BASE, objective="output throughput", contexts=rows, k_table=[[1, 9, 0, 4096, 3]], table_without=[[1, 9, 2]],
+        verdict="128 tokens: one length: K = 3; 2048 tokens: one length: K = 5", not_simulated=["prompts above 2048"],
+        regret=0.024, regret_without=0.048,
+    )  # fmt: skip
+
+
+def test_a_context_has_its_rows_break_even_and_both_regrets_in_percent() -> None:
+    lines = said(contexts(), 300)
+    for each in contexts().plain["contexts"]:
+        rows = [figure for first, last, k in each["table"] for figure in (k, first, last)]
+        even = [] if each["break_even_concurrency"] is None else [each["break_even_concurrency"]]
+        regrets = [round(100.0 * each[key], 1) for key in ("regret", "regret_without")]
+        assert numbers(row_of(lines, str(each["prompt_tokens"]))) == [each["prompt_tokens"], *rows, *even, *regrets]
+    sentence = lines[0].removeprefix(contexts().verdict)
+    assert numbers(sentence) == [round(100.0 * each, 1) for each in (0.024, 0.048)]
+    assert "not simulated: prompts above 2048" in lines
+    assert any(line.endswith("[[1, 9, 0, 4096, 3]]") for line in lines)
+
+
+def test_a_policy_that_is_not_chosen_has_its_gain_from_least_to_most_overlap() -> None:
+    points = [
+        LoadPoint(
+            concurrency=load_,
+            policy=chosen,
+            candidates=[
+                PolicyAt(
+                    policy="pd", value=120.0 + load_, gain=0.0, by_overlap={"a": (-0.031, 0.012), "b": (-0.05, 0.02)}
+                ),
+                PolicyAt(policy="pdv", value=80.0 + load_, gain=0.0, by_overlap={"a": (0.004, 0.2), "b": (0.01, 0.11)}),
+            ],
+        )
+        for load_, chosen in ((1, "pd"), (64, "pdv"))
+    ]
+    given = PolicyTuning(
+        **BASE, objective="output throughput", verdict="a table", adaptive_table=((1, "pd"), (9, "pdv")),
+        hysteresis=0.25, points=points,
+    )  # fmt: skip
+    lines = said(given)
+    assert numbers(row_of(lines, "1")) == [1, 121, 0.4, 20.0]
+    assert numbers(row_of(lines, "64")) == [64, -5.0, 2.0, 144]
+    assert "policy_options: {adaptive_table: [[1, pd], [9, pdv]], hysteresis: 0.25}" in lines
+
+
+def held(**changes: object) -> Attainment:
+    highest = [
+        HighestLoad(
+            policy=policy, limit=Limit.SLO, load=load_, ci95=(load_ - 1.5, load_ + 2.5),
+            draws_interval=(load_ - 4.0, load_ + 5.0), draw_loads=[load_], replications=7, saturated_per_s=90.5,
+            attainment={"ttft_ms": 0.991, "tpot_ms": 0.953, "all": 0.95}, in_flight=3.0, output_tokens_per_s=812.0,
+            usd_per_million_tokens=0.25,
+        )
+        for policy, load_ in (("pd", 41.25), ("continuous", 62.5))
+    ]  # fmt: skip
+    fleets = [
+        Replicas(
+            policy="continuous", routing="round-robin", replicas=5, utilisation=0.64, usd_per_million_tokens=0.31,
+            enough=FleetAttainment(replicas=4, attainment=0.962, ci95=(0.955, 0.969), meets=True),
+            one_fewer=FleetAttainment(replicas=3, attainment=0.817, ci95=(0.8, 0.83), meets=False),
+            needed=[(4, 7), (5, 4), (None, 1)], confidence=11 / 13, attainment_by_draw=[0.96] * 12,
+        )
+    ]  # fmt: skip
+    given = {"share": 0.95, "of": "request rate", "highest": highest, "target_rate": 200.0, "fleets": fleets}
+    return Attainment(**BASE, **given | {"notes": ["first note", "second"], "evidence": []} | changes)
+
+
+def test_a_highest_load_has_its_intervals_and_a_fleet_its_shares_in_percent() -> None:
+    lines = said(held())
+    for each in held().plain["highest"]:
+        intervals = [round(end, 1) for key in ("ci95", "draws_interval") for end in each[key]]
+        figures = [round(each["load"], 1), *intervals, 90.5, 812, 0.25]
+        assert numbers(row_of(lines, each["policy"])[12:]) == pytest.approx(figures, abs=0.051)
+    assert numbers(row_of(lines, "continuous", "round-robin")) == [5, 64, round(1100 / 13), 0.31]
+    sentence = " ".join(" ".join(lines).split()).partition(" highest request rate at which")[0]
+    wanted = [62.5, 95, 61.0, 65.0, 58.5, 67.5, 90, 0.25, 41.2, 200, 5, round(1100 / 13), 0.31]
+    assert numbers(sentence.replace("$", "")) == pytest.approx(wanted, abs=0.051)
+    assert "TPOT is missed first" in sentence
+
+
+def test_the_sentence_names_every_policy_that_takes_as_few_replicas() -> None:
+    """A third one holds the rate with one more."""
+    (fleet,) = held().fleets
+    counts = {"pd": 5, "continuous": 5, "autoregressive": 6}
+    fleets = [msgspec.structs.replace(fleet, policy=name, replicas=count) for name, count in counts.items()]
+    assert said(held(fleets=fleets), 900)[0].endswith("; as many of continuous do")
+
+
+def test_on_demand_a_fleet_says_what_is_enough_as_given_and_in_how_many_draws() -> None:
+    lines = said(held(), 400, is_verbose=True)
+    (fleet,) = [line for line in lines if line.startswith("continuous, round-robin, 200 requests/s: ")]
+    wanted = [200, 5, 64, 0.31, round(1100 / 13), 4, 7, 12, 5, 4, 1]
+    assert numbers(fleet.replace("$", "")) == wanted
+    (as_given,) = [line for line in lines if line.startswith("  costs and acceptance as given")]
+    assert numbers(as_given) == [4, 96.2, 95.5, 96.9, 3, 81.7]
+    (beyond,) = [line for line in lines if line.startswith("pd: beyond it")]
+    assert numbers(beyond) == [95, 7, 99.1, 95.3]
+    assert "ranges: 90 % of 12 draws of costs" in lines
+    assert {"note: first note", "note: second"} <= set(lines)
+
+
+@pytest.mark.parametrize(
+    ("limit", "sentence", "reason"),
+    [
+        (
+            Limit.NEVER,
+            "pd holds no load with 95 % of requests within the SLOs",
+            "pd: never; requests that are alone meet",
+        ),
+        (
+            Limit.UNBOUNDED,
+            "pd holds every load with 95 % of requests within the SLOs",
+            "pd: unbounded; these SLOs hold",
+        ),
+    ],
+)
+def test_a_load_without_a_limit_or_with_none_says_so(limit: Limit, sentence: str, reason: str) -> None:
+    one = msgspec.structs.replace(held().highest[0], limit=limit, load=None, ci95=None, draws_interval=None)
+    lines = said(held(highest=[one], fleets=[]), 400, is_verbose=True)
+    assert lines[0].startswith(sentence)
+    assert lines[0].endswith("no number of replicas holds 200 requests/s within them")
+    assert any(line.startswith(reason) for line in lines)
+
+
+def test_a_few_lines_say_what_an_answer_rests_on_and_one_where_the_rest_is() -> None:
+    *_, costs, draws, last = said(held())
+    assert costs == "costs: held-out error decode 2.2 %"
+    assert draws == "ranges: 90 % of 12 draws of costs and acceptance"
+    assert last == f"first note; {HOW_TO}"
+
+
+def rented(**changes: object) -> Rental:
+    row = PlannedDeployment(
+        deployment="TP2", profile="p", gpus=6, tp=2, ep=1, dp=1, num_speculative_tokens=3, rate_per_replica=20.5,
+        rate_interval=(18.25, 22.75), output_tokens_per_s_per_gpu=431.0, worlds_met=9, is_first_pass=False, replicas=3,
+        usd_per_million_tokens=2.256, joules_per_output_token=0.75, evidence=[],
+    )  # fmt: skip
+    estimate = msgspec.structs.replace(row, deployment="TP4", is_first_pass=True, rate_interval=None, worlds_met=None)
+    given = {
+        "gpu": "g", "target": "t", "draft": None, "rate_per_s": 50.0, "share": 0.95, "price_per_gpu_h": 3.5,
+        "deployments": [row, *[estimate] * 3], "tuning": None, "refused": [], "start": "vllm serve t --seed 0",
+        "vllm_serve": "", "vllm_bench": "", "notes": ["one", "two", "three"], "verdict": "rent 6 x g",
+        "scenario": {
+            "engine": {"name": "vllm-0.24", "max_num_seqs": 64}, "speculation": {"acceptance": "iid:0.7"},
+            "workload": {"input_len": 300, "output_len": 40}, "goodput": {"ttft_ms": 800.0, "tpot_ms": None},
+        },
+    }  # fmt: skip
+    return Rental(**{**BASE, "costs": None} | given | changes)
+
+
+def test_a_deployment_has_its_rate_interval_fleet_price_and_energy() -> None:
+    lines = said(rented(), 120)
+    assert lines[0] == "rent 6 x g"
+    row = row_of(lines, "TP2")
+    assert " 9/12 " in row
+    figures = [3, 20.5, 18.25, 22.75, 3, 6, 431, 2.256, 0.75]
+    assert numbers(row.replace("9/12", "")) == pytest.approx(figures, abs=0.051)
+    assert sum(line.startswith("TP4") and line.count("~") == 5 for line in lines) == 2
+    assert "~ an estimate, not simulated in draws; 1 more in the JSON" in lines
+    assert lines[-2:] == ["one", "two"]
+
+
+def test_the_line_that_checks_a_plan_asks_capacity_the_same() -> None:
+    words = "lanesim capacity --profile p --policy continuous --engine vllm-0.24 --input-len 300 --output-len 40"
+    more = "--num-speculative-tokens 3 --max-num-seqs 64 --acceptance iid:0.7 --goodput ttft:800 --target-rate 50"
+    assert rented().check == f"{words} {more}"
+    joined = " ".join(" ".join(said(rented())).replace("\\", "").split())
+    assert f"start: vllm serve t --seed 0 check: {words} {more}" in joined
+
+
+@pytest.mark.parametrize("given", [contexts(), held(), rented()], ids=lambda given: type(given).__name__)
+def test_the_sentence_is_first_and_no_line_is_wider_than_the_terminal(given: Stated) -> None:
+    lines = [line for line in said(given) if "num_speculative_tokens_per_batch_size" not in line]
+    assert max(map(len, lines)) <= 80
+    if given.verdict:
+        assert " ".join(lines).startswith(given.verdict)
+
+
+def test_what_a_question_does_not_ask_for_is_not_in_its_json() -> None:
+    figures = set(Answer.__struct_fields__)
+    assert figures & set(contexts().plain) == set()
+    assert figures & set(held().plain) == {"evidence"}
+    assert figures & set(held().plain["fleets"][0]) == {
+        "attainment_by_draw", "replicas", "usd_per_million_tokens", "utilisation",
+    }  # fmt: skip
+    assert figures - set(rented().plain["deployments"][0]) == {"evidence"}
+
+
+def test_a_table_gets_narrower_by_the_lengths_that_matter_least() -> None:
+    wide = {f"k{k}": np.full((2, 10), 1.0 + 0.01 * k).tolist() for k in range(9)}
+    lines = said(answer(resolved(), grid((1, 64), **wide)))
+    assert max(map(len, lines[:8])) <= 80
+    assert any("of the lengths that were tried are in the JSON alone" in line for line in lines)
