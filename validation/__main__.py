@@ -21,7 +21,7 @@ PROGRAMS = {
         "validation.coverage:accuracy_intervals",
         "how often tune's interval of a speed-up holds",
     ),
-    "atlas": ("validation.pages.atlas_page", "docs/atlas: published pairs, best draft length by load, break-even"),
+    "atlas": ("validation.pages.atlas_page", "docs/atlas.html: published pairs, best draft length by load, break-even"),
     "claims": ("validation.claims.claims_command", "published claims: claimed, simulated, verdict and why"),
     "conformance": (
         "validation.conformance.conformance_command",
@@ -47,7 +47,6 @@ PROGRAMS = {
     "silicon_page": ("validation.silicon.silicon_page", "docs/silicon.md, from results of silicon"),
     "speed": ("validation.speed.processes", "CPU seconds and memory, beside a bare loop"),
     "support": ("validation.pages.support", "docs/support.md: which model runs on which GPU"),
-    "unprepared": ("validation.pages.unprepared", "docs/unprepared.md: deployments that nobody prepared"),
     "truths": ("validation.coverage:truths", "answers of capacity, tune and plan in other draws of costs"),
     "verdicts": ("validation.coverage:verdicts", "how often load verdicts and intervals hold"),
     "who_wins": ("validation.pages.who_wins", "docs/who-wins.md: the fastest policy by load"),

@@ -14,7 +14,7 @@ from typing import Any
 TEMPLATES = Path(__file__).with_name("templates")
 MISSING = "–"
 """Text of a cell without a value."""
-_FIGURE = re.compile(r"[-+−<>~]?[\d–]")
+_FIGURE = re.compile(r"[-+−<>~]?[\d–]|$")
 
 
 def page(path: Path, template: str, **parts: Any) -> str:

@@ -1,6 +1,6 @@
 """A scratch copy of the tree in which the tests run with one module changed; never the working tree.
 
-Not here: what is changed (tests.mutants, tests.mutants.drawn) and what is written about it (tests.mutants.__main__).
+Not here: what is changed (tests.mutants.__main__).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
 
-from tests.mutants import ROOT
-
+ROOT = Path(__file__).parents[2]
 MAX_S = 900
 """By the clock, which a busy machine stretches; limits are of processor time."""
 PASSED, FAILED, BROKEN, TOO_LONG = 0, 1, 2, -1

@@ -20,7 +20,7 @@ from sim.studies.answer import Answer
 from sim.studies.evidence import MEASURED
 from validation.pages import atlas
 from validation.pages.atlas import OUT, PAIRS, AtLoad, Quote, Row, read_pairs
-from validation.pages.atlas_page import UNMEASURED, as_html, as_markdown, cells, main, measured, sentence
+from validation.pages.atlas_page import UNMEASURED, as_html, cells, main, measured, sentence
 
 GIVEN = """
 schema: 1
@@ -63,7 +63,7 @@ def row(**changed: Any) -> Row:
     return Row(**(given | changed))
 
 
-def test_two_pairs_become_a_page_one_file_and_json(run: Run, tmp_path: Path) -> None:
+def test_two_pairs_become_one_file_and_json(run: Run, tmp_path: Path) -> None:
     assert run() == 0
     found = json.loads((tmp_path / "out" / "atlas.json").read_text())
     assert found["schema"] == 1
@@ -75,12 +75,11 @@ def test_two_pairs_become_a_page_one_file_and_json(run: Run, tmp_path: Path) -> 
     assert new["line"].startswith("python -m sglang.launch_server --model-path org/New")
     assert known["has_evidence"]
     assert not new["has_evidence"]
-    for name in ("atlas.md", "atlas.html"):
-        text = (tmp_path / "out" / name).read_text()
-        assert text.index("Of 2 published pairs, speculation ") < text.index("org/Known")
-        assert "vllm-0.23, eagle3, K = 1 to 3, 1 to 8 in flight: output throughput" in text
-        assert UNMEASURED in text
-    assert (tmp_path / "out" / "atlas.html").read_text().count("<tr class=grey>") == 1
+    text = (tmp_path / "out" / "atlas.html").read_text()
+    assert text.index("Of 2 published pairs, speculation ") < text.index("org/Known")
+    assert "vllm-0.23, eagle3, K = 1 to 3, 1 to 8 in flight: output throughput" in text
+    assert UNMEASURED in text
+    assert text.count("<tr class=grey>") == 1
 
 
 def test_a_published_speed_up_of_the_pair_stands_beside_it_with_the_error(run: Run, tmp_path: Path) -> None:
@@ -173,15 +172,14 @@ def test_the_file_has_what_recipes_publish() -> None:
     assert all(plot.quote.source and plot.quote.date for plot in plots)
 
 
-def test_the_pages_of_the_site_are_those_of_its_json() -> None:
-    """`make atlas` writes all three anew."""
+def test_the_page_of_the_site_is_that_of_its_json() -> None:
+    """`make atlas` writes both anew."""
     if not (OUT / "atlas.json").exists():
         pytest.skip("no docs/atlas.json: `make atlas` writes it")
     found = json.loads((OUT / "atlas.json").read_text())
     rows = msgspec.convert(found["pairs"], list[Row], strict=False)
     refused = [(each["pair"], each["why"]) for each in found["left_out"]]
     assert (OUT / "atlas.html").read_text() == as_html(rows, refused, found["draws"])
-    assert (OUT / "atlas.md").read_text() == as_markdown(rows, refused, found["draws"])
 
 
 def test_the_file_fetches_nothing_and_runs_its_own_script_alone() -> None:

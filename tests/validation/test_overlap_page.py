@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from validation.pages import overlap
-from validation.pages.overlap import Cell, cells, error_points, page, partitioned
+from validation.pages.overlap import StreamPair, cells, error_points, partitioned, report
 
 CORUN = """source,gpu,model,what,metric,one_stream,two_plain_streams,unit,use
 a,G,m,decode beside a chunk of 100,decode gap p99,30,29,ms,phi was chosen on it
@@ -26,7 +26,7 @@ i,H,off,8,1,0.5,,,,9,40.04,10
 """
 
 
-def found(tmp_path: Path) -> list[Cell]:
+def found(tmp_path: Path) -> list[StreamPair]:
     (tmp_path / "corun.csv").write_text(CORUN)
     (tmp_path / "modes.csv").write_text(MODES)
     return cells(tmp_path / "corun.csv", tmp_path / "modes.csv")
@@ -56,7 +56,7 @@ def test_only_judging_changes_of_tpot_count_towards_the_bar(tmp_path: Path) -> N
     assert predicted is not None
     assert error_points(own) == pytest.approx((predicted + 100 / 12 + 1.0) / 2.0)
     assert error_points(own[3:]) is None
-    text = page(own)
+    text = report(own)
     assert "bar 3: not met" in text
     assert (
         text.index("judge phi") < text.index("H, t, 8->4, c=16") < text.index("chosen on:") < text.index("chunk of 100")

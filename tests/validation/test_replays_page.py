@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from validation.replays.replays_page import Cell, write_report
+from validation.replays.replays_page import ReplayedCell, write_report
 
 
 def errors(real: float, simulated: float) -> dict[str, Any]:
@@ -57,9 +57,9 @@ def test_every_draw_is_told_and_what_misses_its_bar_is_bold(tmp_path: Path) -> N
 
 def test_what_dominates_is_the_largest_part() -> None:
     """A machine 1.25 times slower than its profile explains passes that take 1.25 times as long."""
-    assert Cell([row("open", real=100.0, mechanism=101.0, total=100.0, slower=1.25)]).dominant == "drift"
-    assert Cell([row("open", real=100.0, mechanism=101.0, total=100.0)]).dominant == "passes alone"
-    scheduled = Cell([row("open", real=100.0, mechanism=75.0, total=100.0)])
+    assert ReplayedCell([row("open", real=100.0, mechanism=101.0, total=100.0, slower=1.25)]).dominant == "drift"
+    assert ReplayedCell([row("open", real=100.0, mechanism=101.0, total=100.0)]).dominant == "passes alone"
+    scheduled = ReplayedCell([row("open", real=100.0, mechanism=75.0, total=100.0)])
     assert scheduled.dominant == "scheduling"
     assert scheduled.works_ratio("together") is None
     assert scheduled.works_ratio("alone") == pytest.approx(0.8)

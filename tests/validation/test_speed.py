@@ -6,7 +6,6 @@ import sys
 
 from sim.hosts import clock
 from validation.speed.processes import (
-    BARE,
     CASES,
     COMPILED,
     DYNAMO,
@@ -15,7 +14,6 @@ from validation.speed.processes import (
     Used,
     child,
     is_compiled,
-    page,
     replaced,
     row_of,
 )
@@ -46,13 +44,6 @@ def test_a_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
         "compiled / Dynamo": "1.00",
         "memory / Dynamo": "0.25",
     }
-
-
-def test_the_page_has_a_line_per_case_as_wide_as_its_head() -> None:
-    rows = [row_of(each, {PURE: rounds((1.0, 50.0)), BARE: rounds((0.5, 40.0))}) for each in CASES]
-    table = [line for line in page(rows, 1).splitlines() if line.startswith("|")]
-    assert len(table) == 2 + len(CASES)
-    assert len({line.count("|") for line in table}) == 1
 
 
 def test_others_serve_what_continuous_serves_synchronously() -> None:

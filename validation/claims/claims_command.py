@@ -1,6 +1,7 @@
 """`python -m validation claims`: the ledger simulated, on a terminal and as JSON.
 
-Sections are simulated over several processes. Not here: what a section simulates (one module each).
+Sections are simulated over several processes. Not here: claims and their runs
+(validation/claims/claims.yaml), measures of them (validation.claims.measures).
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 
 import click
@@ -22,10 +22,9 @@ from sim.cli.console import claim, progress, write_json
 from sim.cli.options import MAX_DRAWS, OVERWRITE, WORKERS
 from sim.compare.pool import Runner, given
 from sim.files.json_values import Json
-from sim.names import unknown
 from sim.report.tables import print_table
-from validation.claims import colocated, deployment, dispec, headline, hockey_stick, measured, noise, three_way
-from validation.claims.ledger import SECTIONS, Row, Section, Verdict, read_section
+from validation.claims.ledger import Row, Verdict, section, sections
+from validation.claims.measures import MEASURES
 
 EXAMPLE = "\b\nExample:\n  python -m validation claims --section C --section F"
 STYLES = {
@@ -39,17 +38,16 @@ RESULT_SCHEMA = 1
 
 
 @click.command("claims", epilog=EXAMPLE)
-@click.option("--section", "sections", multiple=True, metavar="A..H", help="Only this section; repeat for several.")
+@click.option("--section", "chosen", multiple=True, metavar="A..H", help="Only this section; repeat for several.")
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the rows as JSON; - = stdout.")
 @OVERWRITE
 @click.option("--draws", type=click.IntRange(2, MAX_DRAWS), default=None, help="Draws behind a row; fewer are quicker.")
 @click.option("--workers", type=WORKERS, default=None, help="Processes. [default: one per core]")
-def claims_command(sections: tuple[str, ...], json_path: str | None, draws: int | None, workers: int | None) -> None:
+def claims_command(chosen: tuple[str, ...], json_path: str | None, draws: int | None, workers: int | None) -> None:
     """The ledger of published claims: claimed, simulated, verdict, and the sentence that explains it."""
-    names = [name.upper() for name in dict.fromkeys(sections)] or list(SECTIONS)
+    names = [name.upper() for name in dict.fromkeys(chosen)] or list(sections())
     for name in names:
-        if name not in SECTIONS:
-            raise ValueError(unknown("section", name, SECTIONS))
+        section(name)
     claim(files={"--json": json_path})
     with progress() as on_step:
         rows = judge_all(names, draws=draws or DRAWS, workers=workers, on_done=on_step)
@@ -76,17 +74,16 @@ def to_plain(rows: Sequence[Row]) -> dict[str, Json]:
 def print_rows(console: Console, rows: Sequence[Row]) -> None:
     """A line per row, by section, why and source below it, and how many of each verdict there are at the end."""
     for name in sorted({row.section for row in rows}):
-        section = read_section(name)
-        own = [row for row in rows if row.section == name]
-        console.print(f"\n[bold]{name}. {section.title}[/]")
-        console.print(section.source, style="dim", highlight=False)
+        of_section = [row for row in rows if row.section == name]
+        console.print(f"\n[bold]{name}. {section(name).title}[/]")
+        console.print(section(name).source, style="dim", highlight=False)
         table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0))
         for title in ("id", "claimed", "simulated [95 %]", "verdict"):
             table.add_column(title, overflow="fold", no_wrap=title in ("id", "verdict"))
-        for row in own:
+        for row in of_section:
             table.add_row(row.id, claimed_text(row), simulated_text(row), f"[{STYLES[row.verdict]}]{row.verdict}[/]")
         print_table(console, table)
-        for row in own:
+        for row in of_section:
             console.print(f"[bold]{row.id}[/] {escape(row.why)} [dim]({escape(row.source)})[/]", highlight=False)
     console.print(f"\n{tally(rows)}", highlight=False)
 
@@ -134,36 +131,25 @@ def figure(value: float) -> str:
 
 
 DRAWS = 100
-"""Draws of draws behind a row of single runs; sections whose rows are means take a few of them."""
-Judge = Callable[[Section, int], list[Row]]
-PARTS: dict[tuple[str, str], Judge] = {
-    ("A", ""): headline.judge,
-    ("G", "a100"): partial(deployment.judge, gpu="a100"),
-    ("G", "h100"): partial(deployment.judge, gpu="h100"),
-    ("B", ""): colocated.judge,
-    ("C", ""): three_way.judge,
-    ("D", ""): noise.judge,
-    ("E", ""): hockey_stick.judge,
-    ("F", ""): dispec.judge,
-    ("H", ""): measured.judge,
-}
-"""Who judges a section, or a part of one that is long; the longest first."""
+"""Draws behind a row of single runs; runs of which a claim takes fewer say so."""
+LONGEST_FIRST = "AGBCDEFH"
 
 
-def _judge(part: tuple[str, str]) -> list[Row]:
-    """The rows of one part of a section, made in a worker."""
-    return PARTS[part](read_section(part[0]), given("draws"))
+def _judge(part: str) -> list[Row]:
+    """Rows of the claims whose ids begin with `part`, made in a worker."""
+    claims = [claim for claim in section(part[0]).claims if claim.id.startswith(part)]
+    draws = given("draws")
+    return [claim.row(MEASURES[claim.measure](claim, draws) if claim.measure else None) for claim in claims]
 
 
 def judge_all(
     names: Sequence[str], *, draws: int, workers: int | None, on_done: Callable[[str, int, int], None]
 ) -> list[Row]:
-    """The rows of the sections `names`, in their order and the ledger's; `on_done` hears how many parts are done.
+    """The rows of the sections `names`, in the ledger's order; `on_done` hears how many parts are done.
 
     Raises ValueError for a section that is not in the ledger.
     """
-    order = [claim.id for name in names for claim in read_section(name).claims]
-    parts = [part for part in PARTS if part[0] in names]
+    order = [claim.id for name in names for claim in section(name).claims]
+    parts = [part for name in sorted(names, key=LONGEST_FIRST.index) for part in section(name).parts or [f"{name}."]]
     judged = Runner(workers, on_done).run(_judge, parts, "judging", (), draws=draws)
-    places = {claim_id: place for place, claim_id in enumerate(order)}
-    return sorted(chain.from_iterable(judged), key=lambda row: places[row.id])
+    return sorted(chain.from_iterable(judged), key=lambda row: order.index(row.id))

@@ -1,29 +1,36 @@
-"""The ledger: what was claimed, where, and what a simulated figure makes of it.
+"""The ledger: what was claimed, where, what is simulated from its conditions, and what becomes of it.
 
-A section's file (validation/claims/ledger/A.yaml ...) holds claimed figures, their sources, the sentences that explain
-them, and the constants of the section with what they were fitted on. A claim is met where the simulated figure lies
-within its stated tolerance of the claimed one; the verdict follows from that and from nothing else. Not here:
-simulating (one module per section), printing (validation.claims.claims_command).
+claims.yaml holds, by section, the scenario that its runs share, and a claim per figure: the runs, the measure, the
+tolerance and the sentences that explain it. `each` makes several claims of one entry: the rows of its tables, every row
+of one with every row of the next; `$name` is a row's value. A claim is met where the simulated figure lies within its
+tolerance of the claimed one; the verdict follows from that and from nothing else. Not here: simulating
+(validation.claims.runs), measures (validation.claims.measures), printing (validation.claims.claims_command).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from functools import cache
+from itertools import product
 from pathlib import Path
+from string import Template
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 
 from sim.names import unknown
 
-SECTIONS = ("A", "B", "C", "D", "E", "F", "G", "H")
-FOLDER = Path(__file__).parent / "ledger"
+LEDGER = Path(__file__).with_name("claims.yaml")
 Interval = tuple[float, float]
 Detail = float | str
+Spec = dict[str, Any]
+"""A run: a scenario's keys, its policy and profile among them; `draws`, the most that it takes."""
 
 
 class Verdict(StrEnum):
-    """What becomes of a claim."""
+    """Outcome of a claim."""
 
     REPRODUCED = "reproduced"
     """The simulator gets it from the stated conditions."""
@@ -37,47 +44,15 @@ class Verdict(StrEnum):
     """Conditions are missing; the row says which."""
 
 
-class Constant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A number that a section is simulated with, beside its profile."""
+class Measured(NamedTuple):
+    """Simulated figure of a claim."""
 
-    value: float
-    unit: str = ""
-    source: str
-    """Fitted on which rows, stated where, or assumed."""
-
-
-class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One claimed figure."""
-
-    id: str
-    claimed: float | str
-    """The figure, or the claim in words."""
-    unit: str = ""
-    low: float | None = None
-    """Bounds of what was measured, where the claim is a range; else `claimed` is both."""
-    high: float | None = None
-    within_pct: float | None = None
-    """Tolerance around the bounds, percent of each."""
-    within: float | None = None
-    """Tolerance around the bounds in units of the figure."""
-    is_one_run: bool = False
-    """It is what one run gave: met where it lies among 95 % of single simulated runs, too."""
-    if_met: Verdict = Verdict.REPRODUCED
-    if_not: Verdict = Verdict.REFUTED
-    why: str
-    """What explains the figure, with {names} of what was simulated."""
-    why_not: str = ""
-    """What is said where it was not met; empty = `why`."""
-    source: str
-
-    def bounds(self) -> Interval:
-        """Bounds between which a simulated figure meets the claim. Raises ValueError for a claim in words."""
-        low = self.claimed if self.low is None else self.low
-        high = self.claimed if self.high is None else self.high
-        if isinstance(low, str) or isinstance(high, str):
-            raise ValueError(f"claim {self.id}: {self.claimed!r} is no figure; give it low and high")
-        by_pct, by = (self.within_pct or 0.0) / 100.0, self.within or 0.0
-        return low - abs(low) * by_pct - by, high + abs(high) * by_pct + by
+    simulated: float | str | None
+    interval: Interval | None = None
+    is_met: bool | None = None
+    """Decided by the measure, for a claim in words; None: the claim's bounds decide."""
+    details: Mapping[str, Detail] = {}
+    """Further figures by the names that the claim's sentences have for them."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,97 +68,143 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     unit: str
     source: str
-    details: dict[str, Detail]
-    """What else was simulated, by name."""
+    details: Mapping[str, Detail]
+    """Other simulated figures, by name."""
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file of the ledger.
+class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One claimed figure."""
 
-    >>> section = read_section("A")
-    >>> section.constant("acceptance_length")
-    1.6
-    >>> [section.row("A.rounds.pd", float(found), rounds=found, admitted=129).verdict.value for found in (471, 540)]
-    ['reproduced', 'refuted']
-    """
-
-    section: str
-    title: str
+    id: str
+    claimed: float | str
+    """The figure, or the claim in words."""
+    unit: str = ""
+    low: float | None = None
+    """Bounds of what was measured, where the claim is a range; else `claimed` is both."""
+    high: float | None = None
+    within_pct: float = 0.0
+    """Tolerance around the bounds, percent of each."""
+    within: float = 0.0
+    """The same in the claim's unit."""
+    is_one_run: bool = False
+    """Whether the figure is of one run: then it is also met where the interval of single runs reaches it."""
+    if_met: Verdict = Verdict.REPRODUCED
+    if_not: Verdict = Verdict.REFUTED
+    measure: str | None = None
+    """Name of one of validation.claims.measures; None: its conditions are missing, as `why` says."""
+    metric: str = ""
+    runs: list[Spec] = []
+    args: dict[str, Any] = {}
+    """Further arguments of the measure."""
+    also: dict[str, dict[str, list[int | str]]] = {}
+    """Details by name: {mean | ratio | more | less: [run, (run below it,) metric]}."""
+    why: str
+    """The explaining sentence, with `{simulated}` and details in it."""
+    why_not: str = ""
+    """The same where the claim is not met; empty: `why`."""
     source: str
-    constants: dict[str, Constant] = {}
-    claims: list[Claim]
 
-    def constant(self, name: str) -> float:
-        return self.constants[name].value
+    def bounds(self) -> Interval:
+        """Lowest and highest figure that meets the claim. Raises ValueError for a claim in words without bounds."""
+        low, high = (self.claimed if bound is None else bound for bound in (self.low, self.high))
+        if isinstance(low, str) or isinstance(high, str):
+            raise ValueError(f"claim {self.id}: {self.claimed!r} is no figure; give it low and high")
+        by_pct = self.within_pct / 100.0
+        return low - abs(low) * by_pct - self.within, high + abs(high) * by_pct + self.within
 
-    def claimed(self, claim_id: str) -> float:
-        """The figure of a claim that is none in words."""
-        claimed = self.claim(claim_id).claimed
-        assert not isinstance(claimed, str)
-        return claimed
-
-    def claim(self, claim_id: str) -> Claim:
-        """Raises ValueError naming the nearest one."""
-        for claim in self.claims:
-            if claim.id == claim_id:
-                return claim
-        raise ValueError(unknown("claim", claim_id, [claim.id for claim in self.claims]))
-
-    def row(
-        self,
-        claim_id: str,
-        simulated: float | str | None,
-        interval: Interval | None = None,
-        *,
-        is_met: bool | None = None,
-        **details: Detail,
-    ) -> Row:
-        """The verdict on one claim. `is_met` decides where the claim is in words; else the figure's bounds do."""
-        claim = self.claim(claim_id)
+    def row(self, measured: Measured | None) -> Row:
+        """The verdict; None where its conditions are missing."""
+        if measured is None:
+            return self._row(Measured(None), Verdict.NOT_TESTABLE, self.why)
+        simulated, interval, is_met, details = measured
         if is_met is None:
-            low, high = claim.bounds()
+            low, high = self.bounds()
             is_met = isinstance(simulated, int | float) and low <= simulated <= high
-            if claim.is_one_run and interval is not None:
+            if self.is_one_run and interval is not None:
                 is_met = is_met or (interval[0] <= high and low <= interval[1])
-        sentence = claim.why if is_met or not claim.why_not else claim.why_not
-        verdict = claim.if_met if is_met else claim.if_not
-        return self._row(claim, simulated, interval, verdict, sentence.format(simulated=simulated, **details), details)
+        sentence = self.why if is_met or not self.why_not else self.why_not
+        return self._row(
+            measured, self.if_met if is_met else self.if_not, sentence.format(simulated=simulated, **details)
+        )
 
-    def untested(self, claim_id: str) -> Row:
-        """A row whose conditions are missing, as the ledger says."""
-        claim = self.claim(claim_id)
-        return self._row(claim, None, None, Verdict.NOT_TESTABLE, claim.why, {})
-
-    def _row(
-        self,
-        claim: Claim,
-        simulated: float | str | None,
-        interval: Interval | None,
-        verdict: Verdict,
-        why: str,
-        details: dict[str, Detail],
-    ) -> Row:
+    def _row(self, measured: Measured, verdict: Verdict, why: str) -> Row:
         return Row(
-            id=claim.id,
-            section=self.section,
-            claimed=claim.claimed,
-            simulated=simulated,
-            interval=interval,
+            id=self.id,
+            section=self.id[0],
+            claimed=self.claimed,
+            simulated=measured.simulated,
+            interval=measured.interval,
             verdict=verdict,
             why=why,
-            unit=claim.unit,
-            source=claim.source or self.source,
-            details=details,
+            unit=self.unit,
+            source=self.source,
+            details=measured.details,
         )
 
 
-def read_section(name: str) -> Section:
-    """The section called `name`, "A" to "H". Raises ValueError for another, and for what is wrong in its file."""
-    if name not in SECTIONS:
-        raise ValueError(unknown("section", name, SECTIONS))
-    path = FOLDER / f"{name}.yaml"
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Claims of one source."""
+
+    title: str
+    source: str
+    parts: list[str] = []
+    """Beginnings of ids that are judged in processes of their own, in a long section."""
+    claims: list[Claim]
+
+
+@cache
+def sections() -> dict[str, Section]:
+    """Sections by letter. Raises ValueError for what is wrong in the file."""
+    return {name: _section(raw) for name, raw in yaml.safe_load(LEDGER.read_text()).items()}
+
+
+def section(name: str) -> Section:
+    """The section called `name`, "A" to "H". Raises ValueError for another."""
+    if name not in sections():
+        raise ValueError(unknown("section", name, list(sections())))
+    return sections()[name]
+
+
+def claim(claim_id: str) -> Claim:
+    """Raises ValueError naming the nearest one."""
+    claims = {each.id: each for each in section(claim_id[:1]).claims}
+    if claim_id not in claims:
+        raise ValueError(unknown("claim", claim_id, list(claims)))
+    return claims[claim_id]
+
+
+def _section(raw: dict[str, Any]) -> Section:
+    shared, runs = raw.pop("scenario", {}), raw.pop("runs", {})
+    claims = []
+    for entry in raw.pop("claims"):
+        for one in _expanded({"source": raw["source"], **entry}):
+            one["runs"] = [
+                shared | runs.get(run.get("like"), {}) | {key: value for key, value in run.items() if key != "like"}
+                for run in one.get("runs", [])
+            ]
+            claims.append(one)
     try:
-        found = msgspec.convert(yaml.safe_load(path.read_text()), Section)
+        return msgspec.convert({**raw, "claims": claims}, Section)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{path.name}: {error}") from None
-    return found
+        raise ValueError(f"{LEDGER.name}: {raw['title']}: {error}") from None
+
+
+def _expanded(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    tables = entry.pop("each", [])
+    tables = tables if isinstance(tables, list) else [tables]
+    by_table = [[dict(zip(each, row, strict=True)) for row in zip(*each.values(), strict=True)] for each in tables]
+    for rows in product(*by_table):
+        names = {name: value for row in rows for name, value in row.items()}
+        fields = {name: value for name, value in names.items() if name in Claim.__struct_fields__}
+        yield _filled(entry | fields, names)
+
+
+def _filled(value: Any, names: Mapping[str, Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(each, names) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_filled(each, names) for each in value]
+    if not isinstance(value, str):
+        return value
+    is_name = value.startswith("$") and value[1:] in names
+    return names[value[1:]] if is_name else Template(value).safe_substitute(names)

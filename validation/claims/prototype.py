@@ -4,19 +4,22 @@ finished.
 Its two engines differ in nothing but who is admitted when. PD admits while fewer than C requests are active and gives
 all of them a round in turn; PDV (`unified`, sequential) takes in one prompt per pass over its decode queue. Every
 engine call holds a lock, ends in a synchronise and handles one request, so the profile has one time per call and no
-two calls overlap. Not here: which figures are judged (validation.claims.headline).
+two calls overlap. Not here: which figures are judged (validation/claims/claims.yaml).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
+from sim.draws import child_seed
+from sim.files.json_values import Json
 from sim.interface.request import Request
 from sim.metrics.records import RunRecord
 from sim.run.resolve import resolve
@@ -35,6 +38,9 @@ OUTPUT_TOKENS = 21
 """20 of its rounds, and the first one, which prefill brings here."""
 ARRIVALS_END_S, STOP_S = 30.0, 60.0
 ARRIVAL_SEED = 42
+SEED = 2002
+CUT_LABELS = (32, 64, 72, 84, 96, 128)
+"""Labels at which the window cuts requests of at least one engine."""
 
 
 def arrivals(label: int, seed: int = ARRIVAL_SEED) -> list[float]:
@@ -78,48 +84,54 @@ class Served:
     def tokens_per_s(self) -> float:
         return self.completed_tokens / self.elapsed_s
 
+    @property
+    def emitted_per_s(self) -> float:
+        return self.emitted_tokens / self.elapsed_s
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Harness:
-    """The benchmark of one engine at one label C."""
-
-    engine: str
-    label: int
-    acceptance: str
-    prompt_tokens: int
-    arrival_seed: int = ARRIVAL_SEED
-    drains: bool = False
-    """Served to the last request, with no hard stop."""
-
-    def run(self, draws_seed: int) -> Served:
-        return served(self.record(draws_seed), None if self.drains else STOP_S)
-
-    def record(self, draws_seed: int) -> RunRecord:
-        """One draw of draws on the harness's own arrivals."""
-        requests = [
-            Request(index, f"req_{index:04}", at_s, self.prompt_tokens, OUTPUT_TOKENS)
-            for index, at_s in enumerate(arrivals(self.label, self.arrival_seed))
-        ]
-        scenario = self.scenario()
-        return simulate(resolve(scenario, _profile(), scenario.policy[0]), draws_seed, requests=requests)
-
-    def scenario(self) -> Scenario:
-        changes = {
-            "policy_options.decode_batch": self.label,
-            "policy_options.batching": "per_request",
-            "policy_options.kv": "reforward",
-            "policy_options.pipelined": False,
-            "engine.max_num_seqs": self.label,
-            "speculation.num_speculative_tokens": DRAFT_TOKENS,
-            "speculation.acceptance": self.acceptance,
-            "devices.overlap": "serial",
-        }
-        if not self.drains:
-            changes |= {"window.stop_s": STOP_S}
-        return Scenario.of(profile=PROFILE, policy=POLICIES[self.engine], input_len=self.prompt_tokens, **changes)
+    @property
+    def latency_ms(self) -> float | None:
+        return None if self.latency_s is None else 1e3 * self.latency_s
 
 
-@lru_cache(maxsize=1)
+def harness_runs(*, label: int, draws: int, drains: bool = False, **run: Any) -> tuple[Served, ...]:
+    """`harness_run` on further draws; a quarter of `draws` where nothing is cut, a tenth where all drain."""
+    share = 10 if drains else 1 if label in CUT_LABELS else 4
+    return tuple(harness_run(label=label, draw=draw, drains=drains, **run) for draw in range(max(2, draws // share)))
+
+
+def harness_run(
+    *,
+    engine: str,
+    label: int,
+    acceptance: str,
+    prompt_tokens: int,
+    draw: int,
+    arrival_seed: int = ARRIVAL_SEED,
+    drains: bool = False,
+) -> Served:
+    """The benchmark of one engine at one label C; served to the last request, with no hard stop, where it `drains`."""
+    changes: dict[str, Json] = {
+        "policy_options.decode_batch": label,
+        "policy_options.batching": "per_request",
+        "policy_options.kv": "reforward",
+        "policy_options.pipelined": False,
+        "engine.max_num_seqs": label,
+        "speculation.num_speculative_tokens": DRAFT_TOKENS,
+        "speculation.acceptance": acceptance,
+        "devices.overlap": "serial",
+    }
+    if not drains:
+        changes["window.stop_s"] = STOP_S
+    scenario = Scenario.of(profile=PROFILE, policy=POLICIES[engine], input_len=prompt_tokens, **changes)
+    requests = [
+        Request(index, f"req_{index:04}", at_s, prompt_tokens, OUTPUT_TOKENS)
+        for index, at_s in enumerate(arrivals(label, arrival_seed))
+    ]
+    resolved = resolve(scenario, _profile(), POLICIES[engine])
+    return served(simulate(resolved, child_seed(SEED, draw), requests=requests), None if drains else STOP_S)
+
+
+@cache
 def _profile() -> Profile:
     return load(PROFILE)
 

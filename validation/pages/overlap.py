@@ -17,7 +17,8 @@ multiprocessors that hold while several lanes have work are simulated, too. Not 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import linear_regression, mean
@@ -37,7 +38,8 @@ from sim.policies.options import DEFERRED, ONLY_TOGETHER
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from validation.tables import csv_rows, grouped, markdown_table, off_pct
+from validation.page import markdown
+from validation.tables import csv_rows, grouped, off_pct
 
 CHOSEN = "phi was chosen on it"
 LEFTOVER = "leftover"
@@ -55,7 +57,7 @@ BAR_POINTS = 3.0
 """Mean size of the error of TPOT changes that the judging cells may have."""
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class StreamPair(msgspec.Struct, frozen=True, kw_only=True):
     """A metric of one plain stream and of two."""
 
     name: str
@@ -99,7 +101,7 @@ def rate(own: float, other: float, phi: float) -> float:
     return share + phi * (1.0 - share)
 
 
-def gaps_of_chunks(rows: Sequence[Mapping[str, str]]) -> list[Cell]:
+def gaps_of_chunks(rows: Sequence[Mapping[str, str]]) -> list[StreamPair]:
     """Gaps of decode beside one chunk of several lengths: the intercept over lengths stands for a decode alone."""
     own = [row for row in rows if row["what"].startswith("decode beside a chunk of ")]
     if len(own) < 2:
@@ -109,8 +111,8 @@ def gaps_of_chunks(rows: Sequence[Mapping[str, str]]) -> list[Cell]:
     return [_published(row, alone=alone, prefill=gap - alone) for row, gap in zip(own, gaps, strict=True)]
 
 
-def _published(row: Mapping[str, str], alone: float | None = None, prefill: float | None = None) -> Cell:
-    return Cell(
+def _published(row: Mapping[str, str], alone: float | None = None, prefill: float | None = None) -> StreamPair:
+    return StreamPair(
         name=f"{row['gpu']}, {row['what']}",
         metric=row["metric"],
         one=float(row["one_stream"]),
@@ -121,7 +123,7 @@ def _published(row: Mapping[str, str], alone: float | None = None, prefill: floa
     )
 
 
-def served(rows: Sequence[Mapping[str, str]]) -> list[Cell]:
+def served(rows: Sequence[Mapping[str, str]]) -> list[StreamPair]:
     """Mean TPOT and median TTFT of modes `off` and `stream` of one table and load; the median gap stands for a decode
     alone, the 99th percentile less it for a prefill."""
     timed = [row for row in rows if row["tpot_mean_ms"] and row["itl_p50_ms"] and row["mode"] in ("off", "stream")]
@@ -130,7 +132,7 @@ def served(rows: Sequence[Mapping[str, str]]) -> list[Cell]:
         for load, own in grouped(timed, itemgetter("gpu", "table", "isl", "osl", "qps", "concurrency")).items()
     }
     return [
-        Cell(
+        StreamPair(
             name=f"{load[0]}, {load[1]}, {shape(load)}",
             metric=metric,
             one=float(both["off"][key]),
@@ -153,7 +155,7 @@ def shape(load: Sequence[str]) -> str:
     return f"{lengths}, {float(load[4]):g} req/s" if load[4] else f"{lengths}, c={float(load[5]):g}"
 
 
-def injected(rows: Sequence[Mapping[str, str]], modes: Sequence[Mapping[str, str]]) -> list[Cell]:
+def injected(rows: Sequence[Mapping[str, str]], modes: Sequence[Mapping[str, str]]) -> list[StreamPair]:
     """Gaps of decode beside injected prompts: the second file has the time of decode alone."""
     alone = {f"{float(m['itl_p99_ms']):.1f}": m for m in modes if m["mode"] == "off" and m["decode_only_itl_p50_ms"]}
     return [
@@ -164,7 +166,7 @@ def injected(rows: Sequence[Mapping[str, str]], modes: Sequence[Mapping[str, str
     ]
 
 
-def partitioned(rows: Sequence[Mapping[str, str]]) -> list[Cell]:
+def partitioned(rows: Sequence[Mapping[str, str]]) -> list[StreamPair]:
     """A share of the multiprocessors for decode while a prefill runs, against one stream; the median TPOT at the lowest
     rate of the same model and lengths stands for a decode alone. Prefill is taken to be all compute, decode to be all
     bandwidth, each on its curve (sim.devices.partition)."""
@@ -184,7 +186,7 @@ def partitioned(rows: Sequence[Mapping[str, str]]) -> list[Cell]:
         )
         for metric, key in (("TPOT mean", "tpot_mean_ms"), ("TTFT mean", "ttft_mean_ms"), ("ITL p99", "itl_p99_ms")):
             found.append(
-                Cell(
+                StreamPair(
                     name=f"{row['gpu']}, {row['model']}, {row['mode']}, {float(row['qps']):g} req/s",
                     metric=metric,
                     one=float(off[key]),
@@ -248,7 +250,7 @@ def simulated_of(rows: Sequence[Mapping[str, str]]) -> Dynamic:
     return simulated(row, round(mean(seen)) if seen else int(float(row["isl"])))
 
 
-def cells(corun: Path, modes: Path) -> list[Cell]:
+def cells(corun: Path, modes: Path) -> list[StreamPair]:
     """Cells of both files; a cell of the first that the second has with its times is left to the second."""
     rows, runs = csv_rows(corun), csv_rows(modes)
     found = [*served(runs), *gaps_of_chunks(rows), *injected(rows, runs)]
@@ -257,7 +259,7 @@ def cells(corun: Path, modes: Path) -> list[Cell]:
     return [*found, *(cell for cell in rest if (cell.metric, cell.one, cell.two) not in known)]
 
 
-def error_points(found: Sequence[Cell], phi: float = ASSUMED_PHI.value) -> float | None:
+def error_points(found: Sequence[StreamPair], phi: float = ASSUMED_PHI.value) -> float | None:
     """Mean size of the error of the judging TPOT changes."""
     errors = [
         abs(predicted - cell.change_pct)
@@ -267,22 +269,27 @@ def error_points(found: Sequence[Cell], phi: float = ASSUMED_PHI.value) -> float
     return mean(errors) if errors else None
 
 
-def _signed(cell: Cell, *made_pct: float | None) -> list[str]:
-    """A line of a table: what was measured, and what is made of it."""
-    shown = ["–" if value is None else f"{value:+.1f}" for value in (cell.change_pct, *made_pct)]
-    return [cell.name, cell.metric, *shown]
+def _table(pairs: Sequence[StreamPair], made: Mapping[str, Callable[[StreamPair], float | None]]) -> str:
+    """What was measured of each pair, and what is made of it, percent."""
+    import pandas as pd
+
+    def signed(value: float | None) -> str | None:
+        return None if value is None else f"{value:+.1f}"
+
+    rows = [
+        {"cell": pair.name, "metric": pair.metric, "measured": signed(pair.change_pct)}
+        | {title: signed(value(pair)) for title, value in made.items()}
+        for pair in pairs
+    ]
+    return markdown(pd.DataFrame(rows, columns=["cell", "metric", "measured", *made]))
 
 
-def page(found: Sequence[Cell], shares: Sequence[Cell] = (), dynamic: Dynamic | None = None) -> str:
+def report(pairs: Sequence[StreamPair], shares: Sequence[StreamPair] = (), dynamic: Dynamic | None = None) -> str:
+    by_form = {form: partial(StreamPair.predicted_pct, phi=phi) for form, phi in FORMS.items()}
     lines = ["Change from one plain stream to two, percent; closed form from published times, not simulated."]
     for is_judge, title in ((True, "Cells that judge phi"), (False, "Cells that phi was chosen on")):
-        rows = [
-            _signed(cell, *(cell.predicted_pct(phi) for phi in FORMS.values()))
-            for cell in found
-            if cell.is_judge is is_judge
-        ]
-        lines += ["", f"{title}:", "", markdown_table(["cell", "metric", "measured", *FORMS], rows, left=2).rstrip()]
-    errors = {form: error_points(found, phi) for form, phi in FORMS.items()}
+        lines += ["", f"{title}:", "", _table([pair for pair in pairs if pair.is_judge is is_judge], by_form)]
+    errors = {form: error_points(pairs, phi) for form, phi in FORMS.items()}
     error = errors[LEFTOVER]
     if error is not None:
         verdict = "met" if error <= BAR_POINTS else "not met"
@@ -293,13 +300,16 @@ def page(found: Sequence[Cell], shares: Sequence[Cell] = (), dynamic: Dynamic | 
             "Gaps are in no bar: one constant does not predict them. – : no published time of decode alone.",
         ]
     if shares:
+        at_once, deferred = ({}, {}) if dynamic is None else (dynamic.at_once, dynamic.deferred)
+        made: dict[str, Callable[[StreamPair], float | None]] = {
+            "closed form": partial(StreamPair.predicted_pct, phi=0.0),
+            "simulated": lambda pair: at_once.get(pair.metric),
+            "prompts deferred": lambda pair: deferred.get(pair.metric),
+        }
         lines += ["", "Shares of the multiprocessors while both lanes have work, against one stream:", ""]
-        simulated = [{}, {}] if dynamic is None else [dynamic.at_once, dynamic.deferred]
-        rows = [_signed(cell, cell.predicted_pct(0.0), *(of.get(cell.metric) for of in simulated)) for cell in shares]
-        headings = ["cell", "metric", "measured", "closed form", "simulated", "prompts deferred"]
-        lines.append(markdown_table(headings, rows, left=2).rstrip())
+        lines.append(_table(shares, made))
     if dynamic is not None:
-        right = [cell.change_pct * dynamic.deferred[cell.metric] > 0.0 for cell in shares]
+        right = [pair.change_pct * dynamic.deferred[pair.metric] > 0.0 for pair in shares]
         lines += ["", f"Signs right where prompts are deferred, as that engine does it: {sum(right)} of {len(right)}."]
         lines += [f"Simulated: {dynamic.profile.source.partition(';')[0]}; roofs of the {dynamic.profile.gpu.name}."]
     return "\n".join(lines)
@@ -308,4 +318,4 @@ def page(found: Sequence[Cell], shares: Sequence[Cell] = (), dynamic: Dynamic | 
 def main(data: Path) -> None:
     modes = data / "pegainfer" / "pegainfer_overlap_speculation_rtx5090.csv"
     rows = csv_rows(modes)
-    print(page(cells(data / "corun.csv", modes), partitioned(rows), simulated_of(rows)))
+    print(report(cells(data / "corun.csv", modes), partitioned(rows), simulated_of(rows)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -18,16 +19,10 @@ import msgspec
 
 from sim.files.json_values import Json
 from sim.run.scenario import Scenario
+from validation.page import markdown, page
 
 PAGE = Path(__file__).parents[2] / "docs" / "scenario.md"
-HEAD = """# The scenario file
-
-YAML, strict: an unknown key is an error with the nearest known one. `--set a.b=c` sets any key by its dotted name, and
-the flags of `lanesim compare` set those that `vllm bench serve` has under its names; the last one wins. In Python,
-`lanesim.Scenario.of("scenario.yaml", request_rate=8, **{"engine.max_num_seqs": 64})`.
-
-This page is generated from the schema (`python -m validation scenario_docs`).
-"""
+COLUMNS = ["key", "default", "meaning"]
 
 
 def documented(struct: type[msgspec.Struct]) -> dict[str, str]:
@@ -64,26 +59,26 @@ def shown(value: Json) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def rows(struct: type[msgspec.Struct], prefix: str) -> list[str]:
-    """A table row per key, blocks after the single keys."""
+def tables(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Name, summary and frame of keys of `struct` and of each block in it, outer ones first."""
+    import pandas as pd
+
     docs, hints = documented(struct), get_type_hints(struct)
-    lines, blocks = [], []
+    rows, blocks = [], []
     for field in msgspec.structs.fields(struct):
         hint = hints[field.name]
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-            summary = " ".join((inspect.getdoc(hint) or "").split("\n\n")[0].split())
-            blocks += ["", f"## `{field.name}`", "", summary, "", "| key | default | meaning |", "| :-- | :-- | :-- |"]
-            blocks += rows(hint, f"{prefix}{field.name}.")
+            blocks.append((f"{prefix}{field.name}", hint))
             continue
         default = "*required*" if field.default is msgspec.NODEFAULT else f"`{shown(field.default)}`"
         meaning = docs.get(field.name, "").replace("|", "\\|") + values_of(hint)
-        lines.append(f"| `{prefix}{field.name}` | {default} | {meaning.strip()} |")
-    return lines + blocks
+        rows.append([f"`{prefix}{field.name}`", default, meaning.strip()])
+    summary = " ".join((inspect.getdoc(struct) or "").split("\n\n")[0].split())
+    yield f"## `{prefix.removesuffix('.').rpartition('.')[2]}`\n\n{summary}", pd.DataFrame(rows, columns=COLUMNS)
+    for name, block in blocks:
+        yield from tables(block, f"{name}.")
 
 
-def page() -> str:
-    return "\n".join([HEAD, "| key | default | meaning |", "| :-- | :-- | :-- |", *rows(Scenario, "")]) + "\n"
-
-
-def main() -> None:
-    PAGE.write_text(page())
+def main(out: Path = PAGE) -> None:
+    (_, keys), *blocks = tables(Scenario)
+    page(out, "scenario", keys=keys, blocks="".join(f"\n{head}\n\n{markdown(frame)}\n" for head, frame in blocks))

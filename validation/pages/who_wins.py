@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from sim.metrics.stats import interval_95
 from sim.metrics.summary import number
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
-from validation.tables import grouped, markdown_table
+from validation.page import page
+from validation.tables import grouped
 
 PAIRS = ("a100-sxm/llama-2-7b+tinyllama-1.1b", "h100-sxm/llama-3.1-8b+llama-3.2-1b")
 ACCEPTANCES = ("iid:0.5", "iid:0.7", "iid:0.9")
@@ -153,43 +155,35 @@ overlap: in 2 pd is first from phi 0.05 … 0.15 on; in 1 not checked.'
 def main(
     out: Path = Path("docs/who-wins.md"), num_prompts: int = 1000, replications: int = 4, workers: int = 1
 ) -> None:
+    import pandas as pd
+
     warnings.simplefilter("ignore")
-    columns = [*(level.value for level in BRACKET), PARTITION]
     bracket = (ASSUMED_PHI.low, ASSUMED_PHI.value, ASSUMED_PHI.high)
-    phis = ", ".join(f"{phi:g}" for phi in bracket)
-    titles = [*(f"phi {phi:g}" for phi in bracket), PARTITION]
-    lines = [
-        "# Who wins, at equal caps",
-        "",
-        f"Lowest mean E2EL of {', '.join(POLICIES)}: azure-conv lengths, draft length 4, "
-        f"{num_prompts} requests, {replications} replications on the same draws, engine and caps as "
-        "`lanesim compare` has them. Load is the share of the capacity of `continuous` there. `=` joins policies whose "
-        "paired 95 % interval holds 0; behind the semicolon stands the next policy, and by how much it is slower. "
-        f"Lanes run on plain streams at phi {phis} (assumed, docs/adr/003), and with the multiprocessors partitioned "
-        "(`auto`), which is in no verdict. A winner is named where the same policies are first at every phi; elsewhere "
-        "phi* says from where on which one has the lower mean, on straight lines between the three. Regenerate with "
-        "`python -m validation who_wins`.",
-        "",
-    ]
+    shown = {level.value: f"phi {phi:g}" for level, phi in zip(BRACKET, bracket, strict=True)} | {PARTITION: PARTITION}
     won: Counter[str] = Counter()
     stars: list[str] = []
-    rows: list[list[str]] = []
-    for pair in PAIRS:
-        for acceptance in ACCEPTANCES:
-            for share in SHARES:
-                scenario, profile = setting(pair, acceptance, share, num_prompts, replications)
-                by_level = row(scenario, profile, workers)
-                measured = [by_level[level.value] for level in BRACKET]
-                cells = [cell(by_level[name]) for name in columns]
-                names = winner(measured)
-                star = phi_star(bracket, measured)
-                if names:
-                    won[" = ".join(names)] += 1
-                else:
-                    stars.append(star)
-                where = [pair, acceptance, f"{share:.0%}", f"{scenario.workload.request_rate:g}"]
-                rows.append([*where, *cells, " = ".join(names) or "depends on overlap", star])
-                print(*rows[-1], sep=" | ", flush=True)
-    lines[1:1] = ["", answer(won, stars)]
-    headings = ["GPU and pair", "acceptance", "load", "req/s", *titles, "winner", "phi*"]
-    out.write_text("\n".join([*lines, markdown_table(headings, rows, left=len(headings))]))
+    rows: list[dict[str, str]] = []
+    for pair, acceptance, share in product(PAIRS, ACCEPTANCES, SHARES):
+        scenario, profile = setting(pair, acceptance, share, num_prompts, replications)
+        by_level = row(scenario, profile, workers)
+        measured = [by_level[level.value] for level in BRACKET]
+        names, star = winner(measured), phi_star(bracket, measured)
+        if names:
+            won[" = ".join(names)] += 1
+        else:
+            stars.append(star)
+        where = {"GPU and pair": pair, "acceptance": acceptance, "load": f"{share:.0%}"}
+        where["req/s"] = f"{scenario.workload.request_rate:g}"
+        cells = {title: cell(by_level[name]) for name, title in shown.items()}
+        rows.append({**where, **cells, "winner": " = ".join(names) or "depends on overlap", "phi*": star})
+        print(*rows[-1].values(), sep=" | ", flush=True)
+    page(
+        out,
+        "who_wins",
+        answer=answer(won, stars),
+        policies=", ".join(POLICIES),
+        num_prompts=str(num_prompts),
+        replications=str(replications),
+        phis=", ".join(f"{phi:g}" for phi in bracket),
+        table=pd.DataFrame(rows),
+    )

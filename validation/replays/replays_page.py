@@ -11,7 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from sim.report.pictures.panels import canvas, legend, panel, save_and_close, set_theme
-from validation.tables import grouped, markdown_table
+from validation.page import markdown, page
+from validation.tables import grouped
 
 BARS = {"e2el": 15.0, "throughput": 10.0, "mechanism": 5.0}
 """Percent: mean E2EL, closed-loop throughput, mechanism error on mean and p95 E2EL."""
@@ -22,7 +23,7 @@ Row = dict[str, Any]
 Draw = dict[str, Any]
 
 
-class Cell:
+class ReplayedCell:
     """The replays of one policy under one load in one draw. Errors are percent of the mean over the replays."""
 
     def __init__(self, replays: Sequence[Row]) -> None:
@@ -90,10 +91,10 @@ class Cell:
         return found if statistic is None else found[statistic]
 
 
-def cells_of(draw: Draw, load: str) -> list[Cell]:
+def cells_of(draw: Draw, load: str) -> list[ReplayedCell]:
     """The cells in the order of the policies."""
     own = [row for row in draw["rows"] if row["load"] == load]
-    return list(map(Cell, grouped(own, lambda row: str(row["policy"])).values()))
+    return list(map(ReplayedCell, grouped(own, lambda row: str(row["policy"])).values()))
 
 
 # -- the page
@@ -101,29 +102,21 @@ def cells_of(draw: Draw, load: str) -> list[Cell]:
 
 def write_report(directory: Path, draws: Sequence[Draw]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    num_replays = len(cells_of(draws[0], "open")[0].replays)
-    lines = [
-        "# The tiny pair on a CPU, with a profile measured just before",
-        "",
-        f"Machine: {draws[0]['machine']}. {len(draws)} draws, all shown; each measured its profile, wrote its "
-        f"predictions down, then replayed everything {num_replays} times, round after round. Errors are (simulated - "
-        "real) / real, percent of the mean over the replays; **bold** misses its bar "
-        f"(mean E2EL {BARS['e2el']:g}, closed-loop throughput {BARS['throughput']:g}, mechanism {BARS['mechanism']:g} "
-        "on mean and p95 E2EL of every replay).",
-        "",
-        "*mechanism*: the simulator on each work's measured time, so that only scheduling can differ. *passes alone* "
-        "and *together*: simulated over real mean time of works that had the device to themselves, and that did not. "
-        "*drift*: fixed passes right before and after the replays, times as long as when the profile was measured. "
-        "*others*: cores that other processes used meanwhile.",
-        "",
-        _count(draws),
-        "",
-        _summary(draws),
-    ]
+    sections = []
     for number, draw in enumerate(draws, start=1):
-        lines += [f"## Draw {number}, open loop at {draw['rate']:g} requests/s", "", _table(draw, "open")]
-        lines += [f"## Draw {number}, closed loop", "", _table(draw, "closed"), _profile(draw), ""]
-    (directory / "README.md").write_text("\n".join([*lines, "![Errors of every draw](errors.png)", ""]))
+        sections += [f"## Draw {number}, open loop at {draw['rate']:g} requests/s", _table(draw, "open")]
+        sections += [f"## Draw {number}, closed loop", _table(draw, "closed"), _profile(draw)]
+    page(
+        directory / "README.md",
+        "replays",
+        machine=draws[0]["machine"],
+        draws=str(len(draws)),
+        replays=str(len(cells_of(draws[0], "open")[0].replays)),
+        **{name: f"{bar:g}" for name, bar in BARS.items()},
+        count=_count(draws),
+        summary=_summary(draws),
+        sections="\n\n".join(sections),
+    )
     _figure(directory / "errors.png", draws)
 
 
@@ -144,58 +137,65 @@ def _count(draws: Sequence[Draw]) -> str:
     return f"Within their bars: {'; '.join(counts)}."
 
 
-def _summary(draws: Sequence[Draw]) -> str:
+def _summary(draws: Sequence[Draw]) -> Any:
+    """Frame of a row per policy, errors of every draw in a cell."""
+    import pandas as pd
+
+    def marked(cells: Sequence[ReplayedCell], metric: str, statistic: str | None, bar: str) -> str:
+        return ", ".join(_marked(cell.error(metric, statistic), BARS[bar]) for cell in cells)
+
     rows = []
     by_load = {load: [cells_of(draw, load) for draw in draws] for load in ("open", "closed")}
     for number, first in enumerate(by_load["open"][0]):
         cells = {load: [each[number] for each in by_load[load]] for load in by_load}
         worst = [max((a.worst_mechanism, b.worst_mechanism), key=abs) for a, b in zip(*cells.values(), strict=True)]
-        columns = [
-            f"`{first.policy}`",
-            ", ".join(_marked(cell.error("e2el", "mean"), BARS["e2el"]) for cell in cells["open"]),
-            ", ".join(_marked(cell.error("e2el", "mean"), BARS["e2el"]) for cell in cells["closed"]),
-            ", ".join(_marked(cell.error("output_throughput"), BARS["throughput"]) for cell in cells["closed"]),
-            ", ".join(_marked(error, BARS["mechanism"]) for error in worst),
-            "; ".join(f"{load}: {', '.join(cell.dominant for cell in found)}" for load, found in cells.items()),
-        ]
-        rows.append(columns)
-    headings = [
-        "policy", "mean E2EL error, open", "mean E2EL error, closed", "throughput error, closed",
-        "mechanism, worst of mean and p95 E2EL, both loads", "what dominates",
-    ]  # fmt: skip
-    return markdown_table(headings, rows, left=len(headings))
+        dominant = "; ".join(f"{load}: {', '.join(each.dominant for each in of)}" for load, of in cells.items())
+        rows.append(
+            {
+                "policy": f"`{first.policy}`",
+                "mean E2EL error, open": marked(cells["open"], "e2el", "mean", "e2el"),
+                "mean E2EL error, closed": marked(cells["closed"], "e2el", "mean", "e2el"),
+                "throughput error, closed": marked(cells["closed"], "output_throughput", None, "throughput"),
+                "mechanism, worst of mean and p95 E2EL, both loads": ", ".join(
+                    _marked(error, BARS["mechanism"]) for error in worst
+                ),
+                "what dominates": dominant,
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def _table(draw: Draw, load: str) -> str:
-    rows = []
-    for cell in cells_of(draw, load):
-        columns = [
-            f"`{cell.policy}`",
-            _beside(cell, "e2el", "mean", 1),
-            _marked(cell.error("e2el", "mean"), BARS["e2el"]),
-            _beside(cell, "e2el", "p95", 1),
-            f"{cell.error('e2el', 'p95'):+.1f}",
-            _beside(cell, "output_throughput", None, 0),
-            _marked(cell.error("output_throughput"), BARS["throughput"] if load == "closed" else 1e9),
-            "; ".join(
-                ", ".join(_marked(error, BARS["mechanism"]) for error in cell.mechanism(name))
-                for name in ("mean", "p95")
-            ),
-            *("-" if (ratio := cell.works_ratio(how)) is None else f"{ratio:.2f}" for how in ("alone", "together")),
-            f"{cell.slowdown:.2f}",
-            "-" if cell.others_cores is None else f"{cell.others_cores:.2f}",
-            cell.dominant,
-        ]
-        rows.append(columns)
-    headings = [
-        "policy", "mean E2EL real, simulated ms", "error", "p95 E2EL real, simulated ms", "error",
-        "tokens/s real, simulated", "error", "mechanism mean, p95", "passes alone", "together", "drift", "others",
-        "dominates",
-    ]  # fmt: skip
-    return markdown_table(headings, rows, left=len(headings))
+    """Every cell of one draw and load."""
+    import pandas as pd
+
+    throughput_bar = BARS["throughput"] if load == "closed" else 1e9
+    columns: dict[str, Callable[[ReplayedCell], str | None]] = {
+        "policy": lambda cell: f"`{cell.policy}`",
+        "mean E2EL real, simulated ms": lambda cell: _beside(cell, "e2el", "mean", 1),
+        "its error": lambda cell: _marked(cell.error("e2el", "mean"), BARS["e2el"]),
+        "p95 E2EL real, simulated ms": lambda cell: _beside(cell, "e2el", "p95", 1),
+        "p95's error": lambda cell: f"{cell.error('e2el', 'p95'):+.1f}",
+        "tokens/s real, simulated": lambda cell: _beside(cell, "output_throughput", None, 0),
+        "throughput's error": lambda cell: _marked(cell.error("output_throughput"), throughput_bar),
+        "mechanism mean, p95": lambda cell: "; ".join(
+            ", ".join(_marked(error, BARS["mechanism"]) for error in cell.mechanism(name)) for name in ("mean", "p95")
+        ),
+        "passes alone": lambda cell: _ratio(cell.works_ratio("alone")),
+        "together": lambda cell: _ratio(cell.works_ratio("together")),
+        "drift": lambda cell: _ratio(cell.slowdown),
+        "others": lambda cell: _ratio(cell.others_cores),
+        "dominates": lambda cell: cell.dominant,
+    }
+    rows = [{title: value(cell) for title, value in columns.items()} for cell in cells_of(draw, load)]
+    return markdown(pd.DataFrame(rows))
 
 
-def _beside(cell: Cell, metric: str, statistic: str | None, digits: int) -> str:
+def _ratio(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2f}"
+
+
+def _beside(cell: ReplayedCell, metric: str, statistic: str | None, digits: int) -> str:
     """Every replay, then the prediction."""
     real = " ".join(f"{value:.{digits}f}" for value in cell.real(metric, statistic))
     return f"{real}, {cell.simulated(metric, statistic):.{digits}f}"
@@ -218,7 +218,7 @@ def _marked(error_pct: float, bar_pct: float) -> str:
     return f"{error_pct:+.1f}" if abs(error_pct) <= bar_pct else f"**{error_pct:+.1f}**"
 
 
-Value = Callable[[Cell], list[float]]
+Value = Callable[[ReplayedCell], list[float]]
 PANELS: tuple[tuple[str, str, Value, float], ...] = (
     ("mean E2EL, open loop", "open", lambda cell: [cell.error("e2el", "mean")], BARS["e2el"]),
     ("mean E2EL, closed loop", "closed", lambda cell: [cell.error("e2el", "mean")], BARS["e2el"]),

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 
 from sim.files.lock import check_destinations
 from sim.workload.generate import Workload, build_requests
-from validation.tables import csv_rows, markdown_table, write_csv
+from validation.page import page
+from validation.tables import csv_rows, write_csv
 
 PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
 RATE = {0: 12.4, 4: 14.0}
@@ -283,25 +284,9 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def page(rows: Sequence[Mapping[str, str]], rounds: int) -> str:
-    """The Markdown page of one run."""
-    head = ["case", "CPU, s", "memory, MB", *list(rows[0])[3:]]
-    return "\n".join(
-        [
-            "# Speed",
-            "",
-            f"lanesim {version('lanesim')} on {machine()}: CPU seconds and peak memory of whole processes, medians of",
-            f"{rounds} rounds in which the programs took turns; ratios are medians of the rounds' own. Written by",
-            "`python -m validation speed --page`, which says what the programs are; a row per release and case is in",
-            "`validation/speed/releases.csv`. Compare ratios, not seconds of two machines. Compiled is what",
-            "`LANESIM_COMPILE=1 pip install .` installs: the same results to the last bit (setup.py).",
-            "",
-            markdown_table(head, [list(row.values()) for row in rows]),
-        ]
-    )
-
-
 def main() -> None:
+    import pandas as pd
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compiled", metavar="PYTHON", help="an interpreter with the compiled build")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
@@ -326,7 +311,14 @@ def main() -> None:
                 rows.append(row_of(case, measured(case, pythons, options.rounds, Path(folder))))
                 print(", ".join(f"{key} {value}" for key, value in rows[-1].items() if value), flush=True)
     if options.page is not None:
-        options.page.write_text(page(rows, options.rounds))
+        page(
+            options.page,
+            "speed",
+            version=version("lanesim"),
+            machine=machine(),
+            rounds=str(options.rounds),
+            table=pd.DataFrame(rows).rename(columns={"cpu_s": "CPU, s", "memory_mb": "memory, MB"}),
+        )
     if options.csv is not None:
         of_release = [{"release": version("lanesim"), "machine": machine(), **row} for row in rows]
         table = replaced(csv_rows(options.csv), of_release) if options.csv.exists() else of_release

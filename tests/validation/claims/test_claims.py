@@ -1,0 +1,210 @@
+"""Claims: a file that reads, verdicts that follow from figures and tolerances alone, measures that compute."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sim.devices.contention import BRACKET, PhiLevel
+from validation.claims import ledger, measures
+from validation.claims.claims_command import claimed_text, main, simulated_text, tally
+from validation.claims.ledger import Claim, Measured, Row, Verdict, claim, section, sections
+from validation.claims.measures import MEASURES
+from validation.claims.prototype import harness_run
+from validation.claims.runs import Ratio, mean_of, simulated
+
+GIVEN: dict[str, Any] = {"id": "X.one", "claimed": 100.0, "why": "got {simulated:.0f}, of {all}", "source": "a report"}
+
+
+def made(**changes: Any) -> Claim:
+    return Claim(**{**GIVEN, **changes})
+
+
+def judged(claim_id: str, draws: int = 2) -> Row:
+    one = claim(claim_id)
+    return one.row(MEASURES[one.measure](one, draws) if one.measure else None)
+
+
+@pytest.mark.parametrize(
+    ("figure", "verdict"), [(90.0, "reproduced"), (110.0, "reproduced"), (89.9, "refuted"), (110.1, "refuted")]
+)
+def test_a_figure_within_its_tolerance_is_reproduced_and_beyond_it_refuted(figure: float, verdict: str) -> None:
+    row = made(within_pct=10).row(Measured(figure, details={"all": 7}))
+    assert (row.verdict, row.why, row.details) == (verdict, f"got {figure:.0f}, of 7", {"all": 7})
+
+
+def test_the_tolerance_of_a_negative_figure_reaches_to_both_sides() -> None:
+    assert made(claimed=-5.0, within=1.0, within_pct=10).bounds() == pytest.approx((-6.5, -3.5))
+
+
+def test_a_single_runs_figure_is_met_where_single_runs_reach_it_and_any_other_is_not() -> None:
+    one_run = made(claimed=5.0, low=4.0, high=6.0, is_one_run=True, why="")
+    assert one_run.row(Measured(2.0, (0.5, 4.0))).verdict is Verdict.REPRODUCED
+    assert one_run.row(Measured(2.0, (0.5, 3.9))).verdict is Verdict.REFUTED
+    assert made(why="").row(Measured(80.0, (70.0, 100.0))).verdict is Verdict.REFUTED
+
+
+def test_a_claim_in_words_is_judged_by_its_measure_with_the_sentence_of_its_verdict() -> None:
+    words = made(claimed="better everywhere", why="yes", why_not="no", if_met="explained")
+    assert [words.row(Measured("as said", None, is_met)).why for is_met in (True, False)] == ["yes", "no"]
+    assert words.row(None).verdict is Verdict.NOT_TESTABLE
+    with pytest.raises(ValueError, match=r"X\.one"):
+        words.row(Measured(3.0))
+
+
+def test_an_entry_is_every_row_of_its_tables_with_every_row_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "claims.yaml").write_text(
+        """X:
+  title: t
+  source: s
+  scenario: {policy: pd, input_len: 8}
+  runs: {short: {input_len: 4, num_prompts: 2}}
+  claims:
+  - id: X.$gpu.$at
+    each: [{gpu: [a, b]}, {at: [1, 2], claimed: [0.5, 1.5]}]
+    runs: [{like: short, max_concurrency: $at}]
+    why: $at requests
+"""
+    )
+    monkeypatch.setattr(ledger, "LEDGER", tmp_path / "claims.yaml")
+    sections.cache_clear()
+    claims = section("X").claims
+    sections.cache_clear()
+    assert [(each.id, each.claimed, each.why, each.source) for each in claims] == [
+        (f"X.{gpu}.{at}", claimed, f"{at} requests", "s") for gpu in "ab" for at, claimed in ((1, 0.5), (2, 1.5))
+    ]
+    assert claims[1].runs == [{"policy": "pd", "input_len": 4, "num_prompts": 2, "max_concurrency": 2}]
+
+
+def test_every_claim_has_an_id_a_source_and_a_measure_that_there_is() -> None:
+    claims = [each for one in sections().values() for each in one.claims]
+    assert len({each.id for each in claims}) == len(claims) == 209
+    assert all(each.source and each.why and "$" not in each.why + each.source + each.id for each in claims)
+    assert {each.measure for each in claims} - {None} == set(MEASURES)
+    for letter, one in sections().items():
+        parts = one.parts or [f"{letter}."]
+        assert [sum(each.id.startswith(part) for part in parts) for each in one.claims] == [1] * len(one.claims)
+    assert sum(each.if_met is Verdict.FITTED for each in claims) == 27
+
+
+def test_unknown_names_propose_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match=r"A\.memory"):
+        claim("A.memori")
+    assert main(["--section", "K"]) == 2
+    assert "unknown section 'K'" in capsys.readouterr().err
+
+
+def test_the_command_writes_rows_with_these_keys_and_prints_the_sentences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "claims.json"
+    assert main(["--section", "c", "--draws", "2", "--workers", "1", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert {"id", "section", "claimed", "simulated", "interval", "verdict", "why"} <= set(rows[0])
+    assert [row["id"] for row in rows] == [each.id for each in section("C").claims]
+    assert rows[0]["why"] in " ".join(capsys.readouterr().out.split())
+    (one,) = (row for row in rows if row["id"] == "C.mean.pd.1")
+    assert one["simulated"] == pytest.approx(6.487, rel=0.05), "the line is fitted on one request"
+
+
+def test_rows_print_with_units_and_intervals() -> None:
+    row = made(claimed=46150.0, unit="ms", why="").row(Measured(0.348, (0.0, 2.5)))
+    assert (claimed_text(row), simulated_text(row)) == ("46,150 ms", "0.348 ms [0, 2.5]")
+    assert tally([row, row]) == "2 rows: 2 refuted"
+
+
+def test_the_headline_comes_out_of_the_window_and_vanishes_when_the_run_drains() -> None:
+    rows = {
+        name: judged(f"A.{name}", 3)
+        for name in ("rounds.pd", "rounds.pdv", "33x.windowed", "33x.drained", "completed.pd.128", "completed.pdv.128")
+    }
+    assert rows["rounds.pd"].simulated == pytest.approx(470, rel=0.05)
+    assert rows["rounds.pdv"].simulated == pytest.approx(503, rel=0.05)
+    assert rows["33x.drained"].simulated == pytest.approx(1.0, abs=0.05)
+    assert sum(float(rows["33x.windowed"].details[f"p{count}"]) for count in range(4)) == pytest.approx(1.0)
+    assert rows["completed.pd.128"].simulated == pytest.approx(1.0, abs=1.0)
+    assert rows["completed.pdv.128"].verdict is Verdict.REPRODUCED
+
+
+def test_a_window_counts_finished_requests_only_and_ends_with_the_last_where_all_finish() -> None:
+    given: dict[str, Any] = {"engine": "pd", "acceptance": "length:1.6", "prompt_tokens": 100, "draw": 0}
+    whole, cut = harness_run(**given, label=1), harness_run(**given, label=128)
+    assert (whole.completed, whole.completed_tokens) == (1, whole.emitted_tokens)
+    assert 9.386 < whole.elapsed_s < 12.0
+    assert cut.elapsed_s == 60.0
+    assert cut.completed_tokens <= 25 * cut.completed < cut.emitted_tokens
+
+
+def test_noise_shows_the_claimed_gain_in_about_a_fifth_of_draws_and_none_in_the_mean() -> None:
+    gains = measures.gains_pct(0.047, 1, 40_000)
+    assert np.mean(gains) == pytest.approx(0.0, abs=0.2)
+    assert np.std(np.log1p(-gains / 100.0)) == pytest.approx(0.047, rel=0.02)
+    assert measures.share(gains, 4.1) == pytest.approx(0.186, abs=0.01)
+    assert measures.share(gains, -9.0) < 0.05
+    assert np.std(measures.gains_pct(0.047, 5, 20_000)) < np.std(gains)
+
+
+@pytest.mark.parametrize(
+    ("lows", "expected"),
+    [((1.03, 1.04, 1.05), "PDV"), ((1.01, 1.04, 1.05), "depends on overlap"), ((0.9, 1.0, 1.019), "PD")],
+)
+def test_pdv_is_recommended_only_where_every_phi_says_so(lows: tuple[float, float, float], expected: str) -> None:
+    by_level = {level: Ratio(low + 0.1, low, low + 0.2) for level, low in zip(BRACKET, lows, strict=True)}
+    assert measures.choice(by_level) == expected
+
+
+def test_the_seeds_table_is_read_as_its_slide_writes_it() -> None:
+    claimed = {each.id: each.claimed for each in section("G").claims}
+    assert [claimed[f"G.a100.7b.{at}"] for at in (1, 2, 8, 16, 32, 64, 128)] == ["PD"] * 4 + ["PDV"] * 3
+    assert [claimed[f"G.h100.34b.{at}"] for at in (1, 2, 8, 16, 32, 64, 128)] == ["PDV"] * 2 + ["PD"] * 2 + ["PDV"] * 3
+
+
+def test_graphed_drafts_flip_the_laptops_speculation_and_eager_ones_do_not() -> None:
+    """By hand: four drafts of 20.2 ms and a verify of 31.9 ms, then of 3 ms each; 3 tokens per step."""
+    assert judged("F.spec.speedup", 3).simulated == pytest.approx(3.0 * 31.9 / (4 * 20.2 + 31.9), rel=0.05)
+    assert judged("F.spec.whatif", 3).simulated == pytest.approx(3.0 * 31.9 / (4 * 3.0 + 31.9), rel=0.05)
+    assert judged("F.spec.tokens").details["conditional"] == pytest.approx(1.9375)
+    assert judged("F.disagg.identical").verdict is Verdict.REPRODUCED
+
+
+def test_one_run_over_another_is_said_in_the_claims_own_form_at_every_phi() -> None:
+    specs = [{**claim("B.gain.3").runs[index], "num_prompts": 6, "output_len": 8} for index in (0, 1)]
+    one = made(
+        measure="compared",
+        metric="output_throughput",
+        runs=specs,
+        args={"as": "more", "bracket": True},
+        also={"pd": {"mean": [1, "output_throughput"]}, "ratio": {"ratio": [0, 1, "output_throughput"]}},
+    )
+    found = measures.compared(one, 2)
+    assert set(found.details) == {*(level.value for level in PhiLevel), "low", "high", "pd", "ratio"}
+    assert (
+        found.simulated
+        == found.details[PhiLevel.MIDDLE.value]
+        == pytest.approx(100 * (float(found.details["ratio"]) - 1))
+    )
+    assert found.interval == (found.details["low"], found.details["high"])
+    less = measures.compared(made(metric="output_throughput", runs=specs, args={"as": "less", "bracket": True}), 2)
+    assert less.simulated == pytest.approx(-float(str(found.simulated)))
+    never = made(metric="output_throughput", runs=specs, args={"as": "ratio", "met": "never"})
+    assert measures.compared(never, 2).is_met is False
+    within = made(
+        metric="output_throughput",
+        runs=specs,
+        args={"as": "ratio", "bracket": True, "met": "every_phi"},
+        low=0.0,
+        high=9.0,
+    )
+    assert measures.compared(within, 2).is_met is True
+
+
+def test_a_run_takes_no_more_draws_than_it_says() -> None:
+    spec = {**claim("B.gain.3").runs[1], "num_prompts": 4, "output_len": 4, "draws": 2}
+    assert len(simulated(spec, 5)) == 2
+    assert mean_of(spec, "completed", 5) == 4
