@@ -62,12 +62,13 @@ def engine_block(flags: EngineFlags) -> dict[str, Json]:
         raise ValueError(
             f"--num-gpu-blocks {num_blocks} must be at least 2: vLLM counts a null block that is never used"
         )
-    block = {
+    longest = flags.get("long_prefill_token_threshold")
+    block: dict[str, Json] = {
         "name": flags.get("engine_name"),
         "max_num_seqs": flags.get("max_num_seqs"),
         "max_num_batched_tokens": flags.get("max_num_batched_tokens"),
         "block_size": flags.get("block_size"),
-        "long_prefill_token_threshold": flags.get("long_prefill_token_threshold"),
+        "rules": None if longest is None else {"long_prefill_token_threshold": longest},
         "async_scheduling": flags.get("async_scheduling"),
         "enable_prefix_caching": flags.get("enable_prefix_caching"),
         "num_gpu_blocks": num_blocks,

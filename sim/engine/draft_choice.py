@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from sim.engine.draft_length import SameLength
 from sim.interface.request import Request
 
+HYSTERESIS = 0.05
+"""Share by which another model must have more: the present one needs no KV computed."""
 TokensPerSecond = Callable[[int, int], float]
 """(draft model, rows) -> expected tokens per second with so many requests in rounds."""
 

@@ -21,6 +21,8 @@ from sim.interface.work import Kind, Work
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 
+COOLDOWN_S = 5.0
+"""Between two changes of the number of draft GPUs."""
 LINK = "link"
 """The device between the GPUs of a replica."""
 
@@ -101,9 +103,9 @@ class _Pools:
         """Transfers by arrival index."""
         self.drafts = DraftPool(
             draft,
-            is_scaled=options.draft_autoscale,
-            requests_per_gpu=options.requests_per_draft_device,
-            cooldown_s=options.draft_cooldown_s,
+            is_scaled=options.draft_autoscale > 0,
+            requests_per_gpu=max(1, options.draft_autoscale),
+            cooldown_s=COOLDOWN_S,
         )
         self._host = host
         has_pool = bool(self.draft) and serving.controller.draft_tokens_max > 0

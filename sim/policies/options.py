@@ -98,12 +98,9 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     draft_devices: int = 0
     """disaggregated: GPUs of a replica that only draft; 0: the decode GPUs draft themselves. pipelined: 1 gives the
     draft model a GPU of its own."""
-    draft_autoscale: bool = False
-    """disaggregated: the number of draft GPUs that take new requests follows the load; it is at least one."""
-    requests_per_draft_device: int = 16
-    """Load for each of them."""
-    draft_cooldown_s: float = 5.0
-    """Least time between two changes of their number."""
+    draft_autoscale: int = 0
+    """disaggregated: the number of draft GPUs that take new requests follows the load, one for so many requests, with
+    5 s between two changes; it is at least one. 0: all of them take new ones."""
 
     adaptive_table: tuple[tuple[int, str], ...] | str = SEED_TABLE
     """adaptive: rows of [unfinished requests from which on, lane policy], the first at 1; seed-002: the deployment
@@ -147,12 +144,11 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "prefill_chunk_tokens",
             "prefill_devices",
             "decode_devices",
-            "requests_per_draft_device",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"policy_options.{name}={value!r} must be at least 1")
-        for name in ("poll_s", "spin_s", "queue_factor", "draft_cooldown_s", "hysteresis"):
+        for name in ("poll_s", "spin_s", "queue_factor", "hysteresis"):
             if not 0.0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be a finite number >= 0")
         for name in ("poll_s", "spin_s"):
@@ -160,7 +156,7 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ValueError(
                     f"policy_options.{name}={getattr(self, name)!r} must be 0 or at least {MIN_POLL_S:g} seconds"
                 )
-        for name in ("verify_lead", "hybrid_requests", "draft_devices"):
+        for name in ("verify_lead", "hybrid_requests", "draft_devices", "draft_autoscale"):
             if getattr(self, name) < 0:
                 raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be at least 0")
         if isinstance(self.adaptive_table, str) and self.adaptive_table != SEED_TABLE:

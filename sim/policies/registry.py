@@ -32,12 +32,7 @@ GROUP = "lanesim.policies"
 LANE_OPTIONS = ("batching", "kv", "stream_priorities", "partition")
 CONTINUOUS_SETTINGS = (
     "enable_prefix_caching",
-    "long_prefill_token_threshold",
-    "enable_chunked_prefill",
-    "enable_mixed_chunk",
-    "scheduler_recv_interval",
-    "batch_wait_timeout_iters",
-    "batch_wait_max_tokens_ratio",
+    "rules",
 )
 """Keys of the engine that continuous batching alone obeys."""
 Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Task]]
@@ -278,8 +273,6 @@ _BUILT_IN = (
             "decode_devices",
             "draft_devices",
             "draft_autoscale",
-            "requests_per_draft_device",
-            "draft_cooldown_s",
             "decode_batch",
             "poll_s",
             "batch_by",

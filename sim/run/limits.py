@@ -93,7 +93,7 @@ def limits_on(
     is_async = not is_real and engine.plans_ahead(method.value if is_drafting else NO_SPECULATION)
     caps = engine.cap_rule(profile.gpu)
     draft_tokens = scenario.speculation.num_speculative_tokens
-    chunks = given.enable_chunked_prefill
+    told = given.rules
     rules, is_fixed = engine.rules, scenario.speculation.controller == "fixed"
     slots = rules.slots_per_seat(drafter_of(method, profile), draft_tokens) if is_drafting else 0
     if given.prefill_schedule_interval > 1 and not rules.has_prefill_interval:
@@ -112,13 +112,13 @@ def limits_on(
         defers_last_token=rules.defers_last_token,
         preempts_by_priority=rules.preempts_by_priority,
         spares_lone_prompt=rules.spares_lone_prompt,
-        long_prefill_token_threshold=given.long_prefill_token_threshold,
+        long_prefill_token_threshold=int(told.get("long_prefill_token_threshold", 0)),
         async_scheduling=is_async if given.async_scheduling is None else given.async_scheduling,
-        mixes_prompts=engine.mixes_prompts if given.enable_mixed_chunk is None else given.enable_mixed_chunk,
-        receive_interval=given.scheduler_recv_interval,
-        batch_wait_steps=given.batch_wait_timeout_iters,
-        batch_wait_ratio=given.batch_wait_max_tokens_ratio,
-        whole_prompts=rules.whole_prompts if chunks is None else not chunks,
+        mixes_prompts=bool(told.get("enable_mixed_chunk", engine.mixes_prompts)),
+        receive_interval=int(told.get("scheduler_recv_interval", 1)),
+        batch_wait_steps=int(told.get("batch_wait_timeout_iters", 0)),
+        batch_wait_ratio=told.get("batch_wait_max_tokens_ratio", 0.0),
+        whole_prompts=not told.get("enable_chunked_prefill", not rules.whole_prompts),
         no_evict=rules.no_evict,
         method=method,
         scheduler=engine.scheduler,

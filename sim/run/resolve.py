@@ -30,7 +30,7 @@ from sim.costs.shapes import ModelShape, kv_bytes_per_token
 from sim.devices.contention import Contention, PhiLevel, Regime, contention_of, phi_at
 from sim.devices.link import link_of
 from sim.engine.controllers import VERIFYING, build_controller
-from sim.engine.draft_choice import DraftChoice
+from sim.engine.draft_choice import HYSTERESIS, DraftChoice
 from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool, SlottedPool
@@ -372,7 +372,7 @@ def _controller(scenario: Scenario, draft_tokens: int, times: _Times | None) -> 
     if speculation.drafts and draft_tokens:
         lengths = (draft_tokens, *(drafter.num_speculative_tokens for drafter in speculation.drafts))
         tokens_per_s = _no_time if times is None else partial(times.tokens_per_s, lengths)
-        return DraftChoice(lengths, tokens_per_s, hysteresis=speculation.draft_hysteresis)
+        return DraftChoice(lengths, tokens_per_s, hysteresis=HYSTERESIS)
     return build_controller(
         speculation.controller,
         draft_tokens,

@@ -60,12 +60,8 @@ MOST: dict[str, float] = {
     "engine.max_model_len": 1_000_000_000,
     "engine.block_size": 1_000_000,
     "engine.num_gpu_blocks": 1_000_000_000,
-    "engine.long_prefill_token_threshold": 1_000_000_000,
-    "engine.scheduler_recv_interval": 1_000_000,
-    "engine.batch_wait_timeout_iters": 1_000_000,
     "engine.prefill_schedule_interval": 1_000_000,
     "speculation.num_speculative_tokens": MAX_DRAFT_TOKENS,
-    "speculation.draft_hysteresis": 1e6,
     "window.arrivals_end_s": 1e9,
     "window.stop_s": 1e9,
     "goodput.ttft_ms": 1e12,
@@ -102,6 +98,24 @@ def _one_of(name: str, value: str, known: Iterable[str]) -> None:
         raise ValueError(unknown(name, value, known))
 
 
+RULES: dict[str, tuple[type, float, float]] = {
+    "long_prefill_token_threshold": (int, 0, 1_000_000_000),
+    "enable_chunked_prefill": (bool, 0, 1),
+    "enable_mixed_chunk": (bool, 0, 1),
+    "scheduler_recv_interval": (int, 1, 1_000_000),
+    "batch_wait_timeout_iters": (int, 0, 1_000_000),
+    "batch_wait_max_tokens_ratio": (float, 0.0, 1.0),
+}
+"""Kind, least and largest value of what `engine.rules` may hold."""
+GONE = {f"engine.{name}": f"engine.rules.{name}" for name in RULES} | {
+    "speculation.speculative_eagle_topk": "nothing: a chain of num_speculative_tokens is all that is simulated",
+    "speculation.draft_hysteresis": "nothing: it is 0.05",
+    "policy_options.requests_per_draft_device": "policy_options.draft_autoscale, which is that number",
+    "policy_options.draft_cooldown_s": "nothing: it is 5 seconds",
+}
+"""Former keys, and what to use instead."""
+
+
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """Which engine serves, its limits and its memory, under vLLM's names."""
 
@@ -128,35 +142,30 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     the scenario's drafter, under autoregressive without one."""
     enable_prefix_caching: bool = True
     """autoregressive, continuous: a request reuses KV of its prefix that is still in memory, its own or another's."""
-    long_prefill_token_threshold: int = 0
-    """autoregressive, continuous: longest chunk of one prompt in a step; 0 = max_num_batched_tokens."""
     prefill_schedule_interval: int = 1
     """autoregressive, continuous: while rows decode, prompts go on in every so many steps, unless some were left
     waiting (vLLM from 0.24 on, data-parallel ranks)."""
-    enable_chunked_prefill: bool | None = None
-    """autoregressive, continuous: a prompt may take what a step has left; false: it waits for a step with room for all
-    of it, and is cut only where no step has; null = as the engine does (TensorRT-LLM: false)."""
-    enable_mixed_chunk: bool | None = None
-    """autoregressive, continuous: a step may hold prompt chunks and decoding rows; false: prompts go first, in
-    their own steps; null = as the engine does (SGLang: false)."""
-    scheduler_recv_interval: int = 1
-    """autoregressive, continuous: decoding steps between two looks at new arrivals (SGLang)."""
-    batch_wait_timeout_iters: int = 0
-    """autoregressive, continuous: steps for which new prompts wait for more while rows decode (TensorRT-LLM)."""
-    batch_wait_max_tokens_ratio: float = 0.0
-    """They wait no longer when a step has this share of max_num_batched_tokens."""
+    rules: dict[str, bool | int | float] = {}
+    """autoregressive, continuous: what the engine does otherwise than by itself, by the names of its own flags.
+    long_prefill_token_threshold: longest chunk of one prompt in a step. enable_chunked_prefill (TensorRT-LLM: false):
+    a prompt may take what a step has left; else it waits for a step with room for all of it. enable_mixed_chunk
+    (SGLang: false): a step may hold prompt chunks and decoding rows. scheduler_recv_interval (SGLang): decoding steps
+    between two looks at new arrivals. batch_wait_timeout_iters (TensorRT-LLM): steps for which new prompts wait for
+    more while rows decode, until a step has batch_wait_max_tokens_ratio of max_num_batched_tokens."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks"):
             if getattr(self, name) is not None:
                 _at_least("engine", self, **{name: 1})
-        _at_least("engine", self, block_size=1, long_prefill_token_threshold=0, scheduler_recv_interval=1)
-        _at_least("engine", self, prefill_schedule_interval=1)
-        _at_least("engine", self, batch_wait_timeout_iters=0)
-        if not 0.0 <= self.batch_wait_max_tokens_ratio <= 1.0:
-            raise ValueError(
-                f"engine.batch_wait_max_tokens_ratio={self.batch_wait_max_tokens_ratio!r} must be between 0 and 1"
-            )
+        _at_least("engine", self, block_size=1, prefill_schedule_interval=1)
+        for name, value in self.rules.items():
+            if name not in RULES:
+                raise ValueError(unknown("key of engine.rules", name, RULES))
+            kind, least, most = RULES[name]
+            is_number = not isinstance(value, bool) and isinstance(value, int | kind)
+            if not (isinstance(value, bool) if kind is bool else is_number) or not least <= value <= most:
+                wanted = "true or false" if kind is bool else f"{kind.__name__} from {least:g} to {most:,.0f}"
+                raise ValueError(f"engine.rules.{name}={value!r} must be {wanted}")
         if isinstance(self.cuda_graph, str) and self.cuda_graph not in (GRAPHED_DRAFT, GRAPHED_DECODE):
             wanted = f"true, false, {GRAPHED_DRAFT} or {GRAPHED_DECODE}"
             raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be {wanted}")
@@ -188,8 +197,6 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     method: Method = Method.DRAFT_MODEL
     num_speculative_tokens: int = 4
     """Draft length, or the longest one of a controller; 0: none."""
-    speculative_eagle_topk: int = 1
-    """SGLang's key: drafts at each step of a tree; 1, a chain, is all that is simulated."""
     acceptance: str = "iid:0.7"
     """Which drafted tokens are accepted, in one of the forms of docs/acceptance.md."""
     stale_acceptance: str | None = None
@@ -210,17 +217,9 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """baseline, pd, pdv, unified, adaptive: further draft models in memory, each with draft (a known model, or a
     profile of that pair), acceptance and num_speculative_tokens. Each round uses the one with the most expected
     tokens per second."""
-    draft_hysteresis: float = 0.05
-    """drafts: another one takes over when its expected tokens per second are more by this share. It first computes the
-    KV that it missed."""
 
     def __post_init__(self) -> None:
         _at_least("speculation", self, num_speculative_tokens=0)
-        if self.speculative_eagle_topk != 1:
-            raise ValueError(
-                f"speculation.speculative_eagle_topk={self.speculative_eagle_topk!r}: trees of drafts are not "
-                "simulated; want 1, a chain of num_speculative_tokens"
-            )
         if self.synthetic_acceptance_length is not None and self.synthetic_acceptance_rates is not None:
             raise ValueError("speculation: give synthetic_acceptance_length or synthetic_acceptance_rates, not both")
         _one_of("speculation.controller", self.controller, CONTROLLERS)
@@ -239,8 +238,6 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
             check_table(table, self.num_speculative_tokens)
         if bands is not None:
             bands_by_start(bands)
-        if not 0.0 <= self.draft_hysteresis < inf:
-            raise ValueError(f"speculation.draft_hysteresis={self.draft_hysteresis!r} must be a finite number >= 0")
         if self.drafts and self.controller != "fixed":
             raise ValueError(
                 f"speculation.drafts: each has a length of its own, so speculation.controller={self.controller} has "
@@ -511,6 +508,8 @@ def _check_keys(raw: Mapping[str, Json], struct: type[msgspec.Struct], prefix: s
     hints = field_types(struct)
     for key, value in raw.items():
         if key not in struct.__struct_fields__:
+            if (former := f"{prefix}{key}") in GONE:
+                raise ValueError(f"{former} is no more; use {GONE[former]}")
             known = [prefix + name for name in struct.__struct_fields__]
             flat = [] if prefix else [dotted for dotted in FLAT_NAMES.values() if "." in dotted]
             raise ValueError(unknown("key", f"{prefix}{key}", [*known, *flat]))

@@ -65,7 +65,7 @@ CARRIED = frozenset((
     "schema", "profile", "policy", "seed", "replications", "energy", "engine.name", "engine.max_num_seqs",
     "engine.max_num_batched_tokens", "engine.max_model_len", "engine.block_size", "engine.num_gpu_blocks",
     "engine.gpu_memory_utilization", "engine.async_scheduling", "engine.enable_prefix_caching",
-    "engine.enable_chunked_prefill", "engine.long_prefill_token_threshold", "workload.num_prompts",
+    "engine.rules.enable_chunked_prefill", "engine.rules.long_prefill_token_threshold", "workload.num_prompts",
     "workload.request_rate", "workload.burstiness", "workload.max_concurrency", "workload.input_len",
     "workload.output_len", "workload.random_range_ratio", "speculation.method", "speculation.num_speculative_tokens",
     "speculation.num_speculative_tokens_per_batch_size", "speculation.synthetic_acceptance_length",
@@ -313,7 +313,7 @@ class _Server:
         )
         switches = {
             "async-scheduling": given.async_scheduling,
-            "enable-chunked-prefill": given.enable_chunked_prefill,
+            "enable-chunked-prefill": given.rules.get("enable_chunked_prefill"),
             "enable-prefix-caching": None if given.enable_prefix_caching else False,
         }
         flags: Flags = {
@@ -327,7 +327,7 @@ class _Server:
             "kv-cache-dtype": self._kv if self._kv != "bf16" else None,
             "block-size": given.block_size if blocks is not None or given.block_size != 16 else None,
             "num-gpu-blocks-override": blocks,
-            "long-prefill-token-threshold": given.long_prefill_token_threshold or None,
+            "long-prefill-token-threshold": given.rules.get("long_prefill_token_threshold") or None,
             **{name if value else f"no-{name}": True for name, value in switches.items() if value is not None},
             "max-model-len": given.max_model_len or ("auto" if held < profile.target.max_context else None),
             "enforce-eager": not given.cuda_graph,
@@ -378,8 +378,8 @@ class _Server:
             "quantization": self.target.quantization,
             "kv-cache-dtype": SGLANG_KV.get(self._kv),
             "max-total-tokens": None if blocks is None else blocks * given.block_size,
-            "enable-mixed-chunk": given.enable_mixed_chunk or None,
-            "scheduler-recv-interval": _several(given.scheduler_recv_interval),
+            "enable-mixed-chunk": given.rules.get("enable_mixed_chunk") or None,
+            "scheduler-recv-interval": _several(int(given.rules.get("scheduler_recv_interval", 1))),
             "cuda-graph-backend-decode": eager,
             "cuda-graph-backend-prefill": eager,
             **(speculation if steps else {}),

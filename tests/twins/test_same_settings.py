@@ -64,9 +64,9 @@ def test_an_engines_scheduling_is_what_null_means(asked: Asked, engine: str) -> 
     given = with_set(
         own,
         engine__async_scheduling=limits.async_scheduling,
-        engine__enable_mixed_chunk=limits.mixes_prompts,
-        engine__enable_chunked_prefill=not limits.whole_prompts,
-        engine__long_prefill_token_threshold=limits.max_num_batched_tokens,
+        engine__rules__enable_mixed_chunk=limits.mixes_prompts,
+        engine__rules__enable_chunked_prefill=not limits.whole_prompts,
+        engine__rules__long_prefill_token_threshold=limits.max_num_batched_tokens,
     )
     return Pair(runs(own), runs(given))
 
@@ -108,8 +108,8 @@ def test_values_that_change_nothing_change_nothing(asked: Asked) -> Pair:
         "workload.burstiness": 1.0,
         "workload.num_warmups": 0,
         "workload.num_cooldowns": 0,
-        "engine.scheduler_recv_interval": 1,
-        "engine.batch_wait_timeout_iters": 0,
+        "engine.rules.scheduler_recv_interval": 1,
+        "engine.rules.batch_wait_timeout_iters": 0,
         "devices.count": 1,
         "devices.routing": "least-outstanding",
         "window.stop_s": 1e6,

@@ -34,9 +34,9 @@ RECIPES = Path(__file__).parents[1] / "recipes.csv"
 GENERATED, RECIPE = "generated", "recipe"
 """Sources of cells: deployments that aiconfigurator generates (AUTO), or InferenceX's recipes."""
 AUTO, MEASURED_ON = "aic-auto-gap-analysis", "measured="
-ENGINE_KEYS = (
-    "async_scheduling", "enable_mixed_chunk", "scheduler_recv_interval", "cuda_graph", "batch_wait_timeout_iters",
-    "batch_wait_max_tokens_ratio",
+ENGINE_KEYS = ("async_scheduling", "cuda_graph")
+RULE_KEYS = (
+    "enable_mixed_chunk", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
 )  # fmt: skip
 WAVES, FEW_WAVES, MANY = 10, 4, 128
 """Requests per request in flight, as InferenceX has it; fewer beyond so many in flight."""
@@ -197,7 +197,8 @@ def engine_block(cell: Cell) -> dict[str, Json]:
     """A scenario's `engine`: name, and what the cell's recipe sets; the engine decides the rest."""
     label = label_of(cell)
     block = {"name": engine_name(cell), "max_num_batched_tokens": budget_of(cell)}
-    block |= {name: setting(name, label) for name in ENGINE_KEYS}
+    rules = {name: value for name in RULE_KEYS if (value := setting(name, label)) is not None}
+    block |= {name: setting(name, label) for name in ENGINE_KEYS} | {"rules": rules or None}
     return {name: value for name, value in block.items() if value is not None}
 
 

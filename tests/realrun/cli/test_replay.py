@@ -281,7 +281,7 @@ def test_a_replay_from_before_a_key_existed_is_validated(tmp_path: Path, replaye
         (older / path.name).write_bytes(path.read_bytes())
     summary, scenario = json.loads((older / "summary.json").read_text()), read_yaml(older / "scenario.yaml", "scenario")
     for held in (summary["scenario"], scenario):
-        del held["slo_classes"], held["engine"]["long_prefill_token_threshold"]
+        del held["slo_classes"], held["engine"]["rules"]
     summary["scenario_hash"] = "0123456789abcdef"
     (older / "summary.json").write_text(json.dumps(summary))
     (older / "scenario.yaml").write_text(yaml_text(scenario))

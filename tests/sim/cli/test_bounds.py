@@ -93,7 +93,7 @@ def test_numbers_of_a_scenario_that_no_bound_names_are_few() -> None:
         }
         assert free <= {
             *("num_prompts", "num_warmups", "num_cooldowns", "random_range_ratio", "length_range"),
-            *("gpu_memory_utilization", "batch_wait_max_tokens_ratio"),
-            *("speculative_eagle_topk", "synthetic_acceptance_length", "synthetic_acceptance_rates"),
+            *("gpu_memory_utilization", "rules"),
+            *("synthetic_acceptance_length", "synthetic_acceptance_rates"),
             *("num_speculative_tokens_per_batch_size", "speculative_adaptive_config"),
         }

@@ -127,7 +127,10 @@ BAD = {
     "rate below any": (["--policy", "pd", "--request-rate", "1e-320"], "request_rate=1e-320"),
     "method of a lane": (["--policy", "pd", "--set", "speculation.method=ngram"], "continuous only"),
     "head that is none": (["--policy", "continuous", "--set", "speculation.method=eagle3"], "+eagle3"),
-    "threshold below zero": (["--policy", "pd", "--set", "engine.long_prefill_token_threshold=-1"], "at least 0"),
+    "threshold below zero": (
+        ["--policy", "pd", "--set", "engine.rules.long_prefill_token_threshold=-1"],
+        "must be int from 0",
+    ),
     "rate that is no number": (["--policy", "pd", "--request-rate", "fast"], "fast"),
     "acceptance above one": (["--policy", "pd", "--acceptance", "iid:1.5"], "1.5"),
     "acceptance model": (["--policy", "pd", "--acceptance", "idd:0.5"], "iid"),

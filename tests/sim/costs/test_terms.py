@@ -70,7 +70,7 @@ def alone(costs: EngineCosts, *, is_lazy: bool) -> RunRecord:
     scenario = Scenario.of(
         profile=COMPACT, policy="continuous", num_prompts=1, input_len=50, output_len=21, request_rate="inf",
         num_speculative_tokens=3, acceptance="iid:1",
-        **{"speculation.method": "eagle3", "engine.long_prefill_token_threshold": longest_chunk},
+        **{"speculation.method": "eagle3", "engine.rules.long_prefill_token_threshold": longest_chunk},
     )  # fmt: skip
     return simulate(resolve(scenario, with_engine(profile, msgspec.structs.replace(costs)), "continuous"), 0)
 

@@ -53,7 +53,7 @@ VARIANTS = (
     ("adaptive", {"adaptive_table": ((1, "pd"), (3, "unified")), "hysteresis": 0.2}),
     ("adaptive", {"adaptive_table": ((1, "pdv"), (2, "baseline"), (4, "pd")), "pipelined": False}),
     ("disaggregated", {"prefill_devices": 2, "decode_devices": 3}),
-    ("disaggregated", {"draft_devices": 2, "draft_autoscale": True, "requests_per_draft_device": 1}),
+    ("disaggregated", {"draft_devices": 2, "draft_autoscale": 1}),
     ("pdv", {"hybrid_requests": 3, "stream_priorities": "preemptive"}),
 )
 """Options that change what a policy does beside those above."""

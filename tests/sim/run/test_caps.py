@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from sim.policies.registry import POLICIES, Policy
 from sim.report.tables import comparison_tables
 from sim.run.checks import BeyondMemoryWarning, IgnoredKeyWarning, ignored_keys
 from sim.run.resolve import resolve, resolve_all
-from sim.run.scenario import Scenario, parse_scenario
+from sim.run.scenario import GONE, Scenario, parse_scenario
 from sim.run.scenario_file import read_scenario
 from sim.run.simulate import simulate
 
@@ -63,8 +64,8 @@ def test_the_engine_says_whether_prompts_share_steps_with_rows_unless_the_scenar
     sglang = {"engine.name": "sglang-0.5"}
     assert mixes()
     assert not mixes(**sglang)
-    assert mixes(**sglang, **{"engine.enable_mixed_chunk": True})
-    assert not mixes(**{"engine.enable_mixed_chunk": False})
+    assert mixes(**sglang, **{"engine.rules.enable_mixed_chunk": True})
+    assert not mixes(**{"engine.rules.enable_mixed_chunk": False})
 
 
 def test_the_engine_says_whether_prompts_are_cut_unless_the_scenario_does() -> None:
@@ -74,8 +75,8 @@ def test_the_engine_says_whether_prompts_are_cut_unless_the_scenario_does() -> N
     tensorrt = {"engine.name": "trtllm-1.1"}
     assert cuts()
     assert not cuts(**tensorrt)
-    assert cuts(**tensorrt, **{"engine.enable_chunked_prefill": True})
-    assert not cuts(**{"engine.enable_chunked_prefill": False})
+    assert cuts(**tensorrt, **{"engine.rules.enable_chunked_prefill": True})
+    assert not cuts(**{"engine.rules.enable_chunked_prefill": False})
 
 
 def test_sglangs_overlap_scheduler_is_on_without_drafts_and_where_the_scenario_says_so() -> None:
@@ -88,9 +89,10 @@ def test_sglangs_overlap_scheduler_is_on_without_drafts_and_where_the_scenario_s
     assert is_async("continuous", **{"engine.async_scheduling": True})
 
 
-def test_a_tree_of_drafts_is_refused_in_one_line() -> None:
-    with pytest.raises(ValueError, match="speculative_eagle_topk=4: trees of drafts are not simulated; want 1"):
-        scenario("continuous", EAGLE, **{"speculation.speculative_eagle_topk": 4})
+@pytest.mark.parametrize("key", GONE)
+def test_a_former_key_says_what_to_use_instead(key: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{key} is no more; use {re.escape(GONE[key])}$"):
+        scenario("continuous", EAGLE, **{key: 1})
 
 
 @pytest.mark.parametrize("policy", LANES)

@@ -71,7 +71,7 @@ def test_no_step_is_larger_than_what_the_slots_leave(threshold: int) -> None:
     }
     largest = {}
     for k in (0, 7):
-        limits = asked | {"num_speculative_tokens": k, "engine.long_prefill_token_threshold": threshold}
+        limits = asked | {"num_speculative_tokens": k, "engine.rules.long_prefill_token_threshold": threshold}
         record = served(scenario(DSPARK, VLLM, **limits))
         steps = [work for work in record.works if work.kind == "step"]
         largest[k] = max(work.row_tokens + work.chunk_tokens for work in steps)

@@ -111,7 +111,7 @@ BUSY = {
         {"engine": {"async_scheduling": True}},
         {"engine": {"num_gpu_blocks": 400}},
         {"window": {"stop_s": 2.0}},
-        {"engine": {"long_prefill_token_threshold": 64}},
+        {"engine": {"rules": {"long_prefill_token_threshold": 64}}},
     ],
 )
 def test_looking_at_the_works_changes_no_figure(changes: dict) -> None:
@@ -131,7 +131,7 @@ def test_looking_at_the_works_changes_no_figure(changes: dict) -> None:
 def test_lazy_accounting_records_the_works_and_the_memory_of_the_plain_loop(draft_tokens: int, is_async: bool) -> None:
     records = []
     for longest_chunk in (0, 2048):
-        engine = {"async_scheduling": is_async, "long_prefill_token_threshold": longest_chunk}
+        engine = {"async_scheduling": is_async, "rules": {"long_prefill_token_threshold": longest_chunk}}
         speculation = {"num_speculative_tokens": draft_tokens}
         scenario = parse_scenario(
             BUSY | {"engine": engine | {"max_num_batched_tokens": 2048}, "speculation": speculation}

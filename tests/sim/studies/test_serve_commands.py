@@ -217,11 +217,11 @@ def test_a_line_is_of_the_engine_that_was_simulated_alone() -> None:
 
 def test_a_line_has_the_limits_and_switches_that_were_simulated() -> None:
     given = {"num_gpu_blocks": 2000, "max_num_seqs": 48, "max_num_batched_tokens": 4096}
-    switches = {"engine.enable_prefix_caching": False, "engine.enable_chunked_prefill": True}
+    switches = {"engine.enable_prefix_caching": False, "engine.rules.enable_chunked_prefill": True}
     serve = deployed(load(HEAD), **given, **switches, **{"engine.async_scheduling": False}).vllm_serve
     for flag in ("--no-enable-prefix-caching", "--enable-chunked-prefill", "--no-async-scheduling"):
         assert flag in serve.split()
-    mixed = {"engine.enable_mixed_chunk": True, "engine.scheduler_recv_interval": 10}
+    mixed = {"engine.rules.enable_mixed_chunk": True, "engine.rules.scheduler_recv_interval": 10}
     flags = flags_of(deployed(load(HEAD), engine=SGLANG, **given, **mixed).start)
     assert (flags["--max-running-requests"], flags["--chunked-prefill-size"]) == ("48", "4096")
     assert (flags["--max-total-tokens"], flags["--scheduler-recv-interval"]) == ("32000", "10")
