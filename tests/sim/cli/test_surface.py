@@ -1,0 +1,36 @@
+"""The size of what users face: commands, options and scenario keys are counted, and none comes back unnoticed."""
+
+from __future__ import annotations
+
+import click
+
+from sim.cli.compare import CompareFlags, compare_command
+from sim.cli.main import run
+from sim.run.scenario import dotted_keys
+from tests.sim.cli.test_consent import commands
+
+MAX_COMMANDS, MAX_OPTIONS, MAX_KEYS = 17, 252, 80
+SHOWN = 12
+
+
+def test_commands_options_and_keys_are_no_more_than_these() -> None:
+    """Forms of `validate` count one by one; arguments and --help do not count."""
+    found = dict(commands())
+    options = sum(isinstance(each, click.Option) for command in found.values() for each in command.params)
+    assert len(found) <= MAX_COMMANDS
+    assert options <= MAX_OPTIONS
+    assert len(list(dotted_keys())) <= MAX_KEYS
+
+
+def test_help_of_compare_shows_few_options_and_help_all_the_rest() -> None:
+    context = click.Context(compare_command)
+    assert sum(line.startswith("  --") for line in compare_command.get_help(context).splitlines()) == SHOWN
+    context.meta["lanesim.help_all"] = True
+    text = compare_command.get_help(context)
+    flags = [f"--{name.replace('_', '-')}" for name in CompareFlags.__struct_fields__ if name != "scenario"]
+    assert [flag for flag in flags if flag not in text] == []
+
+
+def test_every_flag_of_a_struct_sets_its_field_and_an_unknown_one_that_is_a_key_names_it(capsys) -> None:  # type: ignore[no-untyped-def]
+    assert run(["capacity", "--profile", "cpu/tiny", "--burstiness", "2"]) == 2
+    assert capsys.readouterr().err == "lanesim: no option --burstiness here: --set workload.burstiness=VALUE\n"
