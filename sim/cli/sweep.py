@@ -49,7 +49,7 @@ def sweep_command(flags: SweepFlags) -> None:
     fails is a row with its error. Read it with `lanesim.load(STORE)` and `lanesim report`.
     """
     from sim.studies.grid import Grid
-    from sim.studies.store import MARK, Keys, Store, files_of
+    from sim.studies.store import MARK, Store, files_of
     from sim.studies.sweep import ASKED_ABOVE, Plan, estimate, sweep
 
     grid, out, workers = flags.grid, flags.out, flags.workers
@@ -69,7 +69,7 @@ def sweep_command(flags: SweepFlags) -> None:
         with suppress(ValueError):  # What cannot be read is the error of its rows.
             say_trace(workload, is_quiet=flags.json == "-")
     if flags.dry_run:
-        known = Store(out).keys() if (out / MARK).exists() else Keys([])
+        known = Store(out).keys() if (out / MARK).exists() else frozenset()
         found = estimate(plan, known, workers=workers)
         if _written(flags.json, found):
             time_left = "unknown: every point tried failed" if found.time_s is None else _spoken(found.time_s)

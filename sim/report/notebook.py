@@ -31,7 +31,7 @@ from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate_in_simpy as in_simpy
 from sim.studies.cost_draws import DEFAULT_DRAWS, over_draws
 from sim.studies.grid import Grid
-from sim.studies.store import MARK, Keys, Store
+from sim.studies.store import MARK, Store
 from sim.studies.sweep import Plan, ready, rows_of
 from sim.studies.sweep import sweep as run_sweep
 from sim.studies.tune import Tuning
@@ -293,9 +293,8 @@ def sweep(
         frame = store_frame(Path(out))
         return frame[frame["key"].isin(keys)].reset_index(drop=True)
     with ready(workers, plan) as pool:
-        rows = [row for found in rows_of(plan, plan.jobs(Keys([])), pool) for row in found]
-    names = dict.fromkeys(name for row in rows for name in row)
-    return frame_of({name: [row.get(name) for row in rows] for name in names}, plan.grid.keys)
+        rows = [row for found in rows_of(plan, plan.jobs(frozenset()), pool) for row in found]
+    return frame_of(rows, plan.grid.keys)
 
 
 def tune(

@@ -24,7 +24,7 @@ from sim.names import in_words
 from sim.report.pictures.panels import save, set_theme
 from sim.report.pictures.store_pictures import NotDrawn, named, pictures
 from sim.report.store_points import Points, Rank, Setting, read_points, spoken
-from sim.studies.store import Begun, Store
+from sim.studies.store import GridRun, Store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -237,7 +237,7 @@ def _failures(points: Points) -> str:
     return _list(lines)
 
 
-def _rerun(grids: Sequence[Begun]) -> str:
+def _rerun(grids: Sequence[GridRun]) -> str:
     given = [{key: value for key, value in begun.grid.items() if value} for begun in grids]
     texts = [f"<p>grid.yaml:</p><pre>{_safe(yaml_text(grid))}</pre>" for grid in given]
     return (

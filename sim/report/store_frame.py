@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.studies.store import Store
-from sim.studies.store_rows import SCENARIO
+from sim.studies.store_rows import SCENARIO, Row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +47,7 @@ def store_frame(path: Path, *, version: str | None = None) -> pd.DataFrame:
     """
     store = Store(path)
     grids = store.grids()
-    frame = frame_of(store.table().to_pydict(), [key for begun in grids for key in begun.keys])
+    frame = frame_of(store.rows(), [key for run in grids for key in run.keys])
     is_asked = version is not None
     if version is None and grids:
         version = grids[-1].model_version
@@ -62,10 +62,12 @@ def store_frame(path: Path, *, version: str | None = None) -> pd.DataFrame:
     return own.reset_index(drop=True)
 
 
-def frame_of(columns: Mapping[str, Sequence[Any]], swept: Sequence[str]) -> pd.DataFrame:
-    """The same of rows in memory, as columns; `swept` are keys of the scenario that have a column in any case."""
+def frame_of(rows: Sequence[Row], swept: Sequence[str]) -> pd.DataFrame:
+    """The same of rows in memory; `swept` are keys of the scenario that have a column in any case."""
     import pandas as pd
 
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in names}
     decoded: dict[str, list[Any]] = {}
     for name, values in columns.items():
         key = name.removeprefix(SCENARIO)

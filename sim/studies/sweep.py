@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from sim.policies.registry import POLICIES, find_policy
 from sim.run.resolve import with_keys
 from sim.run.scenario import Scenario
 from sim.studies.grid import Grid
-from sim.studies.store import Keys, Store
+from sim.studies.store import Store
 from sim.studies.store_rows import PROFILES, Job, Row, failed_row, profile_hash, row_key, run_job, run_jobs
 
 ASKED_ABOVE = 1_000_000
@@ -90,12 +91,12 @@ class Plan:
                 found[name] = load(name)
         return cls(grid=grid, profiles=found, hashes={name: profile_hash(found[name]) for name in found})
 
-    def jobs(self, known: Keys) -> Iterator[Job]:
+    def jobs(self, known: AbstractSet[str]) -> Iterator[Job]:
         """What is missing, a scenario at a time."""
         for scenario in self.grid.scenarios():
             own = self.hashes[scenario.profile]
             missing = tuple(
-                r for r in range(scenario.replications) if not len(known) or row_key(scenario, r, own) not in known
+                r for r in range(scenario.replications) if not known or row_key(scenario, r, own) not in known
             )
             if missing:
                 yield Job(scenario=scenario, profile_hash=own, replications=missing)
@@ -127,8 +128,8 @@ class Plan:
             for replication in range(scenario.replications)
         }
 
-    def num_missing(self, known: Keys) -> int:
-        return sum(len(job.replications) for job in self.jobs(known)) if len(known) else self.grid.num_runs
+    def num_missing(self, known: AbstractSet[str]) -> int:
+        return sum(len(job.replications) for job in self.jobs(known)) if known else self.grid.num_runs
 
 
 def sweep(
@@ -151,7 +152,6 @@ def sweep(
     waiting: list[Row] = []
     written_s = -inf
     with ready(workers, plan, executor) as pool:
-        # Workers are there before what reads the store is, whose threads they must not be copies of.
         known = store.keys(with_failed=not retries_failed)
         missing = plan.num_missing(known)
         on_done("simulating", 0, missing)
@@ -168,7 +168,6 @@ def sweep(
                     waiting, written_s = [], time.monotonic()
         finally:
             store.add(waiting)
-    store.merge()
     return Swept(num_runs=num_runs, num_known=num_runs - missing, num_failed=failed)
 
 
@@ -250,7 +249,7 @@ def _check_sources(grid: Grid) -> None:
             )
 
 
-def estimate(plan: Plan, known: Keys, *, workers: int | None = None) -> Estimate:
+def estimate(plan: Plan, known: AbstractSet[str], *, workers: int | None = None) -> Estimate:
     """Time and memory by running some points that are spread over the grid."""
     import resource
 

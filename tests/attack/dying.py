@@ -103,7 +103,7 @@ def write_store(folder: Path, seeds: str = "[0, 1]") -> None:
 
 def store(folder: Path) -> set[object]:
     """Rows without the moments that they were made at."""
-    rows = Store(folder / "store").table().to_pylist()
+    rows = Store(folder / "store").rows()
     assert len({row["key"] for row in rows}) == len(rows)
     return {json.dumps(row, sort_keys=True) for row in rows}
 

@@ -456,11 +456,6 @@ def samples(folder: Path) -> dict[str, Sample]:
     def replay_part(name: str) -> Sample:
         return part(replayed, name, ("validate", "{folder}", "--no-plots", "--json", "{folder}/v.json"))
 
-    def store_part(start: str, *commands: tuple[str, ...]) -> Sample:
-        (name,) = (name for name in stored if name.startswith(start))
-        again = ("sweep", "{folder}/grid.yaml", "--out", "{folder}", "--workers", "1")
-        return part(stored, name, again, *commands, every=10)
-
     def seen(name: str, content: bytes, *flags: str, beside: tuple[tuple[str, bytes], ...] = ()) -> Sample:
         tail = ("--profile", PAIR, "--json", "{folder}/j.json")
         return Sample(name, content, (("calibrate", "production", *flags, *tail),), beside, every=4)
@@ -549,10 +544,12 @@ def samples(folder: Path) -> dict[str, Sample]:
         "replay requests": replay_part("requests.parquet"),
         "replay works": replay_part("work.parquet"),
         "replay profile": replay_part("profile.json"),
-        "store mark": store_part("store.json"),
-        "store grid": store_part("grids/", ("report", "{folder}", "--out", "{folder}/r.html")),
-        "store rows": store_part(
-            "parts/", ("report", "{folder}", "--figures", "{folder}/f", "--only", "throughput_latency", "--overwrite")
+        "store": part(
+            stored,
+            "store.sqlite",
+            ("sweep", "{folder}/grid.yaml", "--out", "{folder}", "--workers", "1"),
+            ("report", "{folder}", "--out", "{folder}/r.html"),
+            every=10,
         ),
     }
 

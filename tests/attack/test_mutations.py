@@ -42,7 +42,7 @@ FORMATS = (
     *("trace jsonl", "sharegpt", "tape", "requests", "prompts", "cells", "request list", "tuned table"),
     *("bench", "log vllm", "log sglang", "metrics", "measured levels", "summary", "requests.parquet", "work.parquet"),
     *("replay summary", "replay scenario", "replay requests", "replay works", "replay profile"),
-    *("store mark", "store grid", "store rows"),
+    "store",
     *("trace gz", "trace counts", "trace turns", "trace columns", "trace without times"),
     *("guidellm means", "inferencex", "bench list", "quantisation"),
     *("kernels a100_sxm.yaml", "kernels gemm_perf.parquet", "kernels context_attention_perf.parquet"),
