@@ -136,10 +136,9 @@ class Store:
             raise ValueError(DAMAGED.format(str(self.path))) from None
 
     def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        file = f"{(self.path / MARK).absolute().as_uri()}?mode=ro"
         try:
-            with closing(
-                sqlite3.connect(f"{(self.path / MARK).absolute().as_uri()}?mode=ro", WAIT_S, uri=True)
-            ) as base:
+            with closing(sqlite3.connect(file, WAIT_S, uri=True)) as base:
                 return base.execute(query, values).fetchall()
         except sqlite3.Error as error:
             raise ValueError(f"store {str(self.path)!r} cannot be read: {error}") from None

@@ -17,6 +17,7 @@ from calibrate.campaign.__main__ import main as campaign
 from sim.cli.main import lanesim, run
 from sim.costs.profile_files import SHIPPED, load
 from sim.draws import child_seed
+from sim.studies.store import Store
 from validation.__main__ import main as validation
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -130,9 +131,9 @@ def outputs(command: click.Command) -> Iterator[str]:
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which every output is there, and inputs that nobody looks into."""
     monkeypatch.chdir(tmp_path)
-    for name in ("r", "s/parts", "s/figures", "full", "bench", "figures", "drawn"):
+    Store.open(tmp_path / "s")
+    for name in ("r", "s/figures", "full", "bench", "figures", "drawn"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "s/store.json").write_text('{"schema": 1}')
     (tmp_path / "grid.yaml").write_text(f"scenario: {{profile: {PAIR}, policy: pd}}\ngrid: {{seed: [0, 1]}}\n")
     figures = ("check.png", "validation.json", "throughput_latency.png")
     for name in (

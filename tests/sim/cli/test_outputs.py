@@ -36,8 +36,7 @@ ARGUMENTS: dict[str, str] = {
     "request list": "validate cells x.csv --requests y.csv --profile {pair} --json y.csv",
     "grid": "sweep grid.yaml --out new --json grid.yaml",
     "result of a sweep": "sweep grid.yaml --out new --json new",
-    "part of a store": "report s --out s/parts/x.parquet",
-    "mark of a store": "check s --json s/store.json",
+    "store": "report s --out s/store.sqlite",
     "bench": "calibrate production --profile {pair} --bench-json x.jsonl --json x.jsonl",
     "result of a fit": "calibrate production --profile {pair} --bench-json x.jsonl --json new.json --out new.json",
     "log": "calibrate production --profile {pair} --log x.jsonl --input-len 8 --output-len 8 --json x.jsonl",
@@ -52,14 +51,13 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with one file of each kind, none of which is ever looked into."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "r").mkdir()
-    (tmp_path / "s" / "parts").mkdir(parents=True)
+    (tmp_path / "s").mkdir()
     for name in (
         "x.csv",
         "x.jsonl",
         "y.csv",
         "y.jsonl",
-        "s/store.json",
-        "s/parts/x.parquet",
+        "s/store.sqlite",
         "r/summary.json",
         "r/work.parquet",
         "r/requests.parquet",
