@@ -60,7 +60,7 @@ def child_seed(seed: int, *key: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])
 
 
-class Window(NamedTuple):
+class Positions(NamedTuple):
     """Positions `first`, `first` + 1, ... of each of `indexes`; arrays over it are flat, request after request."""
 
     seed: int

@@ -126,11 +126,11 @@ def _yaml(path: Path) -> tuple[str, str]:
     raw = read_scenario(path)
     if "grid" in raw or "zip" in raw:
         from sim.studies.grid import Grid
-        from sim.studies.sweep import Plan
+        from sim.studies.sweep import SweepPlan
 
         grid = Grid.of(path)
         try:
-            Plan.of(grid)
+            SweepPlan.of(grid)
         except ValueError as error:
             raise ValueError(f"grid file {str(path)!r}: {error}") from None
         return "grid", f"{grid.num_scenarios} scenarios, {grid.num_runs} runs"

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from sim.acceptance.models import Acceptance, RunLengths
-from sim.draws import Window
+from sim.draws import Positions
 from sim.plugins import PluginError, naming_plugin, shown
 
 SLACK = 1e-9
@@ -66,7 +66,7 @@ class CheckedAcceptance(Acceptance):
             raise PluginError(f"{self.what}: expected_length gave {length!r}; want a number from 1 to {most}")
         return length
 
-    def run_lengths(self, window: Window, depth: int) -> RunLengths:
+    def run_lengths(self, window: Positions, depth: int) -> RunLengths:
         what = f"{self.what}: run_lengths"
         with naming_plugin(what):
             lengths = self.model.run_lengths(window, depth)

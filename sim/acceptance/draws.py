@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.acceptance.models import MAX_DRAFT_TOKENS, Acceptance
-from sim.draws import Integers, Window
+from sim.draws import Integers, Positions
 
 Accepted = NDArray[np.int8]
 """[rounds] accepted drafted tokens."""
@@ -116,7 +116,7 @@ class AcceptanceDraws:
             raise ValueError(f"index={index!r} must be at least 0, and position={position!r} at least 1")
         first_index = index & ~_LAST_REQUEST
         width = _TILE_POSITIONS + self._depth + (self._depth & 1)
-        window = Window(
+        window = Positions(
             self._seed,
             np.arange(first_index, first_index + _TILE_REQUESTS),
             position & ~_LAST_POSITION,
@@ -147,7 +147,7 @@ class AcceptanceDraws:
         indexes, outputs = indexes[order], outputs[order]
         depth = self._draft_tokens
         widths = outputs + depth + 1
-        window = Window(self._seed, indexes, 0, widths + (widths & 1))
+        window = Positions(self._seed, indexes, 0, widths + (widths & 1))
         offsets = window.offsets()
         steps = self._acceptance.run_lengths(window, depth)
         steps += np.uint8(1)

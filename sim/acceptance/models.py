@@ -17,7 +17,7 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.draws import Floats, Window, thresholds
+from sim.draws import Floats, Positions, thresholds
 
 RunLengths = NDArray[np.uint8]
 """[positions] accepted drafted tokens from each position on, at most the depth asked for."""
@@ -62,7 +62,7 @@ class Acceptance(ABC):
         """[k] share of rounds in which at least j + 1 drafted tokens are accepted (vLLM's per-position rate)."""
 
     @abstractmethod
-    def run_lengths(self, window: Window, depth: int) -> RunLengths:
+    def run_lengths(self, window: Positions, depth: int) -> RunLengths:
         """[positions] accepted tokens of a draft of `depth` from each position of `window`.
 
         The last `depth` positions of every request lack draws beyond them and are not meaningful.
@@ -112,7 +112,7 @@ class IidAcceptance(Acceptance):
         """alpha^1 .. alpha^k; their sum + 1 is (1 - alpha^(k+1)) / (1 - alpha) (Leviathan et al. 2023, eq. 1)."""
         return tuple(self.alpha**j for j in range(1, num_speculative_tokens + 1))
 
-    def run_lengths(self, window: Window, depth: int) -> RunLengths:
+    def run_lengths(self, window: Positions, depth: int) -> RunLengths:
         return run_lengths([window.draws(_ACCEPT) < thresholds(self.alpha)], depth)
 
 
@@ -132,7 +132,7 @@ class PerPositionAcceptance(Acceptance):
         rates = [self.rates[min(j, len(self.rates) - 1)] for j in range(num_speculative_tokens)]
         return tuple(accumulate(rates, mul))
 
-    def run_lengths(self, window: Window, depth: int) -> RunLengths:
+    def run_lengths(self, window: Positions, depth: int) -> RunLengths:
         draws, limits = window.draws(_ACCEPT), thresholds(np.array(self.rates[:depth]))
         return run_lengths([draws < limit for limit in limits], depth)
 
@@ -159,12 +159,12 @@ class BetaAcceptance(Acceptance):
         num_rounds = weights / powers.sum(axis=1)
         return tuple((num_rounds @ powers[:, 1:] / num_rounds.sum()).tolist())
 
-    def request_rates(self, window: Window) -> Floats:
+    def request_rates(self, window: Positions) -> Floats:
         """[requests] the rate of each request."""
         rates, _, distribution = self._table
         return np.interp(window.per_request(_REQUEST_ALPHA), distribution, rates)
 
-    def run_lengths(self, window: Window, depth: int) -> RunLengths:
+    def run_lengths(self, window: Positions, depth: int) -> RunLengths:
         per_position = np.repeat(thresholds(self.request_rates(window)), window.widths)
         return run_lengths([window.draws(_ACCEPT) < per_position], depth)
 
@@ -232,13 +232,13 @@ class MarkovAcceptance(Acceptance):
         start = np.array([share, 1.0 - share])
         return tuple(float(start @ accepted.sum(axis=1)) for accepted in reached[1:])
 
-    def run_lengths(self, window: Window, depth: int) -> RunLengths:
+    def run_lengths(self, window: Positions, depth: int) -> RunLengths:
         draws, states = window.draws(_ACCEPT), self.states(window)
         rates = np.array((self.miss_rate, self.hit_rate))
         num_kinds = 1 if self.fade == 1.0 else depth
         return run_lengths([draws < thresholds(rates * self.fade**j)[states] for j in range(num_kinds)], depth)
 
-    def states(self, window: Window) -> RunLengths:
+    def states(self, window: Positions) -> RunLengths:
         """[positions] 1 in hit, 0 in miss.
 
         A draw below to_hit means hit and one from 1 - to_miss on means miss, from either state; others keep it. So a

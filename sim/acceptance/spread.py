@@ -17,7 +17,7 @@ import numpy as np
 
 from sim.acceptance.models import Acceptance, RunLengths, run_lengths
 from sim.acceptance.quoted import Chances, Quoted
-from sim.draws import Floats, Integers, Window, thresholds
+from sim.draws import Floats, Integers, Positions, thresholds
 
 MAX_SPREAD = 10.0
 """Largest spread: beyond it requests accept everything or nothing."""
@@ -58,7 +58,7 @@ class SpreadAcceptance(Acceptance):
         rounds = 1.0 / (1.0 + reached.sum(axis=1))
         return tuple((rounds @ reached / rounds.sum()).tolist())
 
-    def run_lengths(self, window: Window, depth: int) -> RunLengths:
+    def run_lengths(self, window: Positions, depth: int) -> RunLengths:
         draws = window.draws(_ACCEPT)
         chances = self._chances(_shifts(window), depth)
         limits = (np.repeat(thresholds(chances[:, place]), window.widths) for place in range(depth))
@@ -122,7 +122,7 @@ def _normal(shares: Floats) -> Floats:
     return np.array([inverse(share) for share in shares.tolist()])
 
 
-def _shifts(window: Window) -> Floats:
+def _shifts(window: Positions) -> Floats:
     """[requests] by arrival index: quantiles spread evenly from a start that the seed draws, so that a few hundred
     requests have the mean of all of them."""
     first: Integers = np.zeros(1, dtype=np.int64)

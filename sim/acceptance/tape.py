@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.acceptance.models import MAX_DRAFT_TOKENS, Acceptance, RunLengths
-from sim.draws import Window
+from sim.draws import Positions
 from sim.files.json_values import Json, json_lines
 from sim.names import unknown
 
@@ -43,7 +43,7 @@ class TapeAcceptance(Acceptance):
         at_least = np.cumsum(counts[::-1])[::-1] / max(1, counts.sum())
         return tuple(at_least[1:].tolist())
 
-    def run_lengths(self, window: Window, depth: int) -> RunLengths:
+    def run_lengths(self, window: Positions, depth: int) -> RunLengths:
         rows = []
         for index, width in zip(window.indexes.tolist(), window.widths.tolist(), strict=True):
             tape = self.tapes[index % len(self.tapes)]

@@ -14,7 +14,7 @@ from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, Workers, command
 from sim.cli.lazy import SOURCE
 
 if TYPE_CHECKING:
-    from sim.studies.sweep import Estimate, Swept
+    from sim.studies.sweep import SweepEstimate, Swept
 
 EXAMPLE = (
     "printf 'scenario: {profile: cpu/tiny, policy: [continuous, pd], workload: {num_prompts: 50}}\\n"
@@ -50,7 +50,7 @@ def sweep_command(flags: SweepFlags) -> None:
     """
     from sim.studies.grid import Grid
     from sim.studies.store import MARK, Store, files_of
-    from sim.studies.sweep import ASKED_ABOVE, Plan, estimate, sweep
+    from sim.studies.sweep import ASKED_ABOVE, SweepPlan, estimate, sweep
 
     grid, out, workers = flags.grid, flags.out, flags.workers
     click.get_current_context().meta[SOURCE] = str(grid)
@@ -59,7 +59,7 @@ def sweep_command(flags: SweepFlags) -> None:
         raise ValueError(
             f"{str(grid)!r} is {read.num_runs:,} runs; --dry-run estimates what they take, --yes runs them"
         )
-    plan = Plan.of(read)
+    plan = SweepPlan.of(read)
     claim(
         files={"--json": flags.json},
         added_to={"--out": None if flags.dry_run else out},
@@ -95,7 +95,7 @@ def sweep_command(flags: SweepFlags) -> None:
             print(sweep_sentence(read_points(out)))
 
 
-def _written(path: str | None, result: Swept | Estimate) -> bool:
+def _written(path: str | None, result: Swept | SweepEstimate) -> bool:
     """Write the result as one line of JSON where a path is given; False where stdout is taken by it."""
     import msgspec
 

@@ -32,7 +32,7 @@ from sim.run.simulate import simulate_in_simpy as in_simpy
 from sim.studies.cost_draws import DEFAULT_DRAWS, over_draws
 from sim.studies.grid import Grid
 from sim.studies.store import MARK, Store
-from sim.studies.sweep import Plan, ready, rows_of
+from sim.studies.sweep import SweepPlan, ready, rows_of
 from sim.studies.sweep import sweep as run_sweep
 from sim.studies.tune import Tuning
 from sim.studies.tune import tune as run_tuning
@@ -285,7 +285,7 @@ def sweep(
     (8, np.True_)
     """
     workers = None if workers is None else checked_count("workers", workers, 1)
-    plan = Plan.of(Grid.of(grid))
+    plan = SweepPlan.of(Grid.of(grid))
     if out is not None:
         store = Store.open(Path(out))
         run_sweep(plan, store, workers=workers)

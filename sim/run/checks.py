@@ -44,92 +44,106 @@ def check_policy(
     scenario: Scenario, profile: Profile, policy: Policy, limits: EngineLimits, lengths: DraftLengths
 ) -> None:
     """Raise ValueError for what only shows when scenario, `policy` and profile are seen together."""
-    name, method = policy.name, scenario.speculation.method
-    draft_tokens = scenario.speculation.num_speculative_tokens
     if scenario.policy_options.partition is not None:
         check_partition(scenario.policy_options, [find_policy(each) for each in scenario.policy])
-        if profile.gpu.name == "cpu":
-            raise ValueError(
-                f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give"
-            )
-    if scenario.devices.phi is not None and profile.overlap.measured:
-        raise ValueError(
-            f"devices.phi={scenario.devices.phi:g} is for profiles without a measured overlap; {profile.name!r} has "
-            "one: leave it out"
-        )
-    if is_lockstep(scenario, profile, policy) and profile.table.target.experts is None:
-        raise ValueError(
-            f"profile {profile.name!r} does not say what its {profile.data_parallel} ranks do together "
-            "(kernels.target.experts): import it again"
-        )
     if not isinstance(scenario.policy_options.adaptive_table, str):
         check_table(scenario.policy_options.adaptive_table)
-    if limits.scheduler is not None and not policy.is_continuous:
-        raise ValueError(
-            f"engine {scenario.engine.name!r} schedules continuous batching: policy {name!r} has its own order of "
-            "work; want continuous or autoregressive"
-        )
-    if limits.scheduler is not None and draft_tokens and scenario.speculation.controller != "fixed":
-        raise ValueError(
-            f"engine {scenario.engine.name!r} drafts as many tokens in every round: speculation.controller="
-            f"{scenario.speculation.controller} must be fixed"
-        )
-    if policy.needs_draft and draft_tokens == 0:
-        raise ValueError(f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1")
-    if policy.is_speculative and draft_tokens and method is not Method.NGRAM and profile.draft is None:
-        raise ValueError(
-            f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
-            f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
-        )
+    for is_so, text in _refusals(scenario, profile, policy, limits, lengths):
+        if is_so:
+            raise ValueError(text)
+
+
+def _refusals(
+    scenario: Scenario, profile: Profile, policy: Policy, limits: EngineLimits, lengths: DraftLengths
+) -> tuple[tuple[bool, str], ...]:
+    """What cannot be, and the line that says so, the first of several first."""
+    method, controller = scenario.speculation.method, scenario.speculation.controller
+    draft_tokens, options, name = scenario.speculation.num_speculative_tokens, scenario.policy_options, policy.name
+    is_drafting, draft = draft_tokens > 0, profile.draft
     is_lane = policy.is_speculative and not policy.is_continuous
-    if draft_tokens and scenario.speculation.drafts and not policy.chooses_drafter:
-        raise ValueError(
-            f"policy {name!r} has one draft model: speculation.drafts are for baseline, pd, pdv, unified and adaptive"
-        )
     reads_late = policy.drafts_ahead and limits.method.reads_features
-    if draft_tokens and reads_late and scenario.speculation.stale_acceptance is None:
-        raise ValueError(
+    drafter = {Method.EAGLE3: "an EAGLE-3 head", Method.MTP: "an MTP layer"}.get(method, "a DSpark drafter")
+    budget = f"policy {name!r}: engine.max_num_batched_tokens={limits.max_num_batched_tokens}"
+    return (
+        (
+            options.partition is not None and profile.gpu.name == "cpu",
+            f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give",
+        ),
+        (
+            scenario.devices.phi is not None and profile.overlap.measured,
+            f"devices.phi={scenario.devices.phi} is for profiles without a measured overlap; {profile.name!r} has "
+            "one: leave it out",
+        ),
+        (
+            is_lockstep(scenario, profile, policy) and profile.table.target.experts is None,
+            f"profile {profile.name!r} does not say what its {profile.data_parallel} ranks do together "
+            "(kernels.target.experts): import it again",
+        ),
+        (
+            limits.scheduler is not None and not policy.is_continuous,
+            f"engine {scenario.engine.name!r} schedules continuous batching: policy {name!r} has its own order of "
+            "work; want continuous or autoregressive",
+        ),
+        (
+            limits.scheduler is not None and is_drafting and controller != "fixed",
+            f"engine {scenario.engine.name!r} drafts as many tokens in every round: speculation.controller="
+            f"{controller} must be fixed",
+        ),
+        (
+            policy.needs_draft and not is_drafting,
+            f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1",
+        ),
+        (
+            policy.is_speculative and is_drafting and method is not Method.NGRAM and draft is None,
+            f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
+            f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0",
+        ),
+        (
+            is_drafting and bool(scenario.speculation.drafts) and not policy.chooses_drafter,
+            f"policy {name!r} has one draft model: speculation.drafts are for baseline, pd, pdv, unified and adaptive",
+        ),
+        (
+            is_drafting and reads_late and scenario.speculation.stale_acceptance is None,
             f"policy {name!r} drafts before the target's newest features exist, and the head of {profile.name!r} "
             "reads them: speculation.stale_acceptance must say what is accepted then (measured: about 0.6 of the "
-            "acceptance length)"
-        )
-    if draft_tokens and is_lane and not reads_late and limits.method is not Method.DRAFT_MODEL:
-        raise ValueError(
+            "acceptance length)",
+        ),
+        (
+            is_drafting and is_lane and not reads_late and limits.method is not Method.DRAFT_MODEL,
             f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
-            "continuous only"
-        )
-    if method.reads_features and draft_tokens and own_method(profile) is not method:
-        drafter = {Method.EAGLE3: "an EAGLE-3 head", Method.MTP: "an MTP layer"}.get(method, "a DSpark drafter")
-        raise ValueError(
+            "continuous only",
+        ),
+        (
+            method.reads_features and is_drafting and own_method(profile) is not method,
             f"speculation.method={method} needs a profile with {drafter} (…/target+{method}); the draft of "
-            f"{profile.name!r} is {profile.draft.name if profile.draft else 'none'}"
-        )
-    options = scenario.policy_options
-    if policy.is_continuous and (options.kv is not KvMode.ROLLBACK or options.batching is not Batching.BATCHED):
-        raise ValueError(
+            f"{profile.name!r} is {draft.name if draft else 'none'}",
+        ),
+        (
+            policy.is_continuous and (options.kv is not KvMode.ROLLBACK or options.batching is not Batching.BATCHED),
             f"policy {name!r} always batches and keeps its KV: policy_options batching={options.batching}, "
-            f"kv={options.kv} cannot apply to it"
-        )
-    if policy.is_continuous and limits.max_num_scheduled_tokens < 1:
-        raise ValueError(
-            f"policy {name!r}: engine.max_num_batched_tokens={limits.max_num_batched_tokens} has no room beside the "
-            f"{limits.draft_slots} slots that drafts of {limits.method} keep for each of {limits.max_num_seqs} seats; "
-            f"want at least {limits.draft_slots * limits.max_num_seqs + 1}, or fewer engine.max_num_seqs"
-        )
-    if is_lane and draft_tokens and scenario.speculation.controller == VERIFYING:
-        raise ValueError(
-            f"policy {name!r} verifies all that it drafts: speculation.controller={VERIFYING} is for continuous"
-        )
-    if is_lane and options.kv is KvMode.NONE and lengths.min == 0 < lengths.max:
-        raise ValueError(
-            f"policy {name!r}: speculation.controller={scenario.speculation.controller} may choose not to draft, "
-            "which policy_options.kv=none cannot: its passes follow drafts; use kv=rollback"
-        )
-    if is_lane and lengths.max + 1 > limits.max_num_batched_tokens:
-        raise ValueError(
-            f"policy {name!r}: engine.max_num_batched_tokens={limits.max_num_batched_tokens} has no room to verify "
-            f"{lengths.max} drafted tokens of one request; want at least {lengths.max + 1}, or a shorter draft"
-        )
+            f"kv={options.kv} cannot apply to it",
+        ),
+        (
+            policy.is_continuous and limits.max_num_scheduled_tokens < 1,
+            f"{budget} has no room beside the {limits.draft_slots} slots that drafts of {limits.method} keep for each "
+            f"of {limits.max_num_seqs} seats; want at least {limits.draft_slots * limits.max_num_seqs + 1}, or fewer "
+            "engine.max_num_seqs",
+        ),
+        (
+            is_lane and is_drafting and controller == VERIFYING,
+            f"policy {name!r} verifies all that it drafts: speculation.controller={VERIFYING} is for continuous",
+        ),
+        (
+            is_lane and options.kv is KvMode.NONE and lengths.min == 0 < lengths.max,
+            f"policy {name!r}: speculation.controller={controller} may choose not to draft, which "
+            "policy_options.kv=none cannot: its passes follow drafts; use kv=rollback",
+        ),
+        (
+            is_lane and lengths.max + 1 > limits.max_num_batched_tokens,
+            f"{budget} has no room to verify {lengths.max} drafted tokens of one request; want at least "
+            f"{lengths.max + 1}, or a shorter draft",
+        ),
+    )
 
 
 def ignored_keys(scenario: Scenario) -> list[str]:

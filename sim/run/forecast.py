@@ -67,7 +67,7 @@ class LaneWork(NamedTuple):
         return self.host_s + self.device_s / rate
 
 
-class Sharing(NamedTuple):
+class LaneSharing(NamedTuple):
     """How groups of lanes share the device: as plain streams, or on shares of the multiprocessors."""
 
     shares: tuple[float, ...] | None = None
@@ -111,7 +111,7 @@ class Forecast:
         self._prompt = self._lane_work([self._prompt_work(model) for model in models])
         self._round_works: dict[tuple[int, float], LaneWork] = {}
 
-    def score(self, sharing: Sharing) -> tuple[float, float]:
+    def score(self, sharing: LaneSharing) -> tuple[float, float]:
         """The lower, the better: mean E2EL in seconds; where no queue is steady, what capacity lacks."""
         load, paces = self._load, self._paces(sharing)
         if load.max_concurrency is not None:
@@ -171,7 +171,7 @@ class Forecast:
 
     # -- from shares to paces
 
-    def _paces(self, sharing: Sharing) -> dict[int, Pace]:
+    def _paces(self, sharing: LaneSharing) -> dict[int, Pace]:
         """Paces by the number of requests that are past their prompts, rising from 1."""
         prompt, num_lanes = self._prompt, len(self._round_kinds)
         shares = list(sharing.shares or [1.0] * (num_lanes + 1))

@@ -15,7 +15,7 @@ from sim.devices.contention import Contention
 from sim.names import unknown
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PolicyOptions
 from sim.policies.registry import POLICIES, Policy
-from sim.run.forecast import PREFILL, Forecast, MeanLoad, Sharing
+from sim.run.forecast import PREFILL, Forecast, LaneSharing, MeanLoad
 
 KNOWN_LANES = (PREFILL, "decode", "draft", "verify")
 """Whose works a forecast knows."""
@@ -89,7 +89,7 @@ def best_partition(policy: Policy, costs: CostModel, load: MeanLoad, plain: Cont
         parts, dynamic = _best_parts(forecast, len(policy.lanes), is_dynamic=True)
         if dynamic < (score[0] * (1.0 + MARGIN), score[1]):
             score, partition = dynamic, _shares_of(policy, parts) | {ONLY_TOGETHER: True, DEFERRED: True}
-    return partition if score < forecast.score(Sharing()) else None
+    return partition if score < forecast.score(LaneSharing()) else None
 
 
 def _shares_of(policy: Policy, parts: _Parts) -> PartitionOption:
@@ -102,7 +102,7 @@ def _best_parts(forecast: Forecast, count: int, *, is_dynamic: bool) -> tuple[_P
 
     def score(parts: _Parts) -> tuple[float, float]:
         if parts not in known:
-            known[parts] = forecast.score(Sharing(tuple(part / FINE for part in parts), is_dynamic))
+            known[parts] = forecast.score(LaneSharing(tuple(part / FINE for part in parts), is_dynamic))
         return known[parts]
 
     best = min(_divisions(count), key=score)

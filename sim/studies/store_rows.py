@@ -54,7 +54,7 @@ _saturations: dict[tuple[str, str, Build], Saturation] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PointJob:
     """Replications of one scenario with one policy that are to be run in one worker."""
 
     scenario: Scenario
@@ -135,7 +135,7 @@ def _policy_hash(name: str) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
 
 
-def run_job(job: Job) -> list[Row]:
+def run_job(job: PointJob) -> list[Row]:
     """The rows of a job; errors of a run are rows, too."""
     with warnings.catch_warnings(record=True) as heard, collecting() as extrapolation:
         warnings.simplefilter("always")
@@ -148,12 +148,12 @@ def run_job(job: Job) -> list[Row]:
     return [row | {"notes": notes or None} for row in rows]
 
 
-def run_jobs(jobs: Sequence[Job]) -> list[list[Row]]:
+def run_jobs(jobs: Sequence[PointJob]) -> list[list[Row]]:
     """The rows of each job."""
     return [run_job(job) for job in jobs]
 
 
-def failed_row(job: Job, replication: int, error: str) -> Row:
+def failed_row(job: PointJob, replication: int, error: str) -> Row:
     return _labels(job, replication) | {"error": error}
 
 
@@ -162,7 +162,7 @@ def _told(error: Exception) -> str:
     return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 
 
-def _labels(job: Job, replication: int) -> Row:
+def _labels(job: PointJob, replication: int) -> Row:
     scenario = job.scenario
     labels: Row = {
         "key": row_key(scenario, replication, job.profile_hash),
@@ -194,7 +194,7 @@ def _flat(block: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Js
             yield f"{prefix}{key}", None if value == {} else value
 
 
-def _rows(job: Job) -> Iterator[Row]:
+def _rows(job: PointJob) -> Iterator[Row]:
     scenario = job.scenario
     profile: Profile = given(PROFILES)[scenario.profile]
     (resolved,) = resolve_all(scenario, profile)
@@ -230,7 +230,7 @@ def _rows(job: Job) -> Iterator[Row]:
         }
 
 
-def _saturation(job: Job, resolved: Resolved) -> Saturation:
+def _saturation(job: PointJob, resolved: Resolved) -> Saturation:
     """What points that differ in rate and seed alone share, where no shares are chosen by the rate; the last one is
     kept."""
     scenario = job.scenario

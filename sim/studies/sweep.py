@@ -28,7 +28,7 @@ from sim.run.resolve import with_keys
 from sim.run.scenario import Scenario
 from sim.studies.grid import Grid
 from sim.studies.store import Store
-from sim.studies.store_rows import PROFILES, Job, Row, failed_row, profile_hash, row_key, run_job, run_jobs
+from sim.studies.store_rows import PROFILES, PointJob, Row, failed_row, profile_hash, row_key, run_job, run_jobs
 
 ASKED_ABOVE = 1_000_000
 """Runs above which a sweep wants to be told twice: about ten hours on two cores."""
@@ -58,7 +58,7 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     """Failures among those that were run now."""
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+class SweepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """What a sweep would do, judged by some of its points."""
 
     num_runs: int
@@ -72,7 +72,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SweepPlan:
     """A grid with its profiles loaded, ready to be told what is missing."""
 
     grid: Grid
@@ -80,7 +80,7 @@ class Plan:
     hashes: dict[str, str]
 
     @classmethod
-    def of(cls, grid: Grid, profiles: dict[str, Profile] | None = None) -> Plan:
+    def of(cls, grid: Grid, profiles: dict[str, Profile] | None = None) -> SweepPlan:
         """Loads what the grid names and `profiles` does not hold. Raises ValueError for one that is not there,
         or a policy."""
         for name in grid.values_of("policy"):
@@ -91,7 +91,7 @@ class Plan:
                 found[name] = load(name)
         return cls(grid=grid, profiles=found, hashes={name: profile_hash(found[name]) for name in found})
 
-    def jobs(self, known: AbstractSet[str]) -> Iterator[Job]:
+    def jobs(self, known: AbstractSet[str]) -> Iterator[PointJob]:
         """What is missing, a scenario at a time."""
         for scenario in self.grid.scenarios():
             own = self.hashes[scenario.profile]
@@ -99,11 +99,11 @@ class Plan:
                 r for r in range(scenario.replications) if not known or row_key(scenario, r, own) not in known
             )
             if missing:
-                yield Job(scenario=scenario, profile_hash=own, replications=missing)
+                yield PointJob(scenario=scenario, profile_hash=own, replications=missing)
 
-    def job(self, scenario: Scenario, replications: int) -> Job:
+    def job(self, scenario: Scenario, replications: int) -> PointJob:
         """The first replications of one scenario, whether they are missing or not."""
-        return Job(
+        return PointJob(
             scenario=scenario, profile_hash=self.hashes[scenario.profile], replications=tuple(range(replications))
         )
 
@@ -133,7 +133,7 @@ class Plan:
 
 
 def sweep(
-    plan: Plan,
+    plan: SweepPlan,
     store: Store,
     *,
     workers: int | None = None,
@@ -172,14 +172,14 @@ def sweep(
 
 
 @contextmanager
-def ready(workers: int | None, plan: Plan, executor: Executor | None = None) -> Iterator[Pool]:
+def ready(workers: int | None, plan: SweepPlan, executor: Executor | None = None) -> Iterator[Pool]:
     """Workers that have the profiles of a plan: processes of this machine, or those of `executor`."""
     count = default_workers() if workers is None else workers
     with started(count, {PROFILES: plan.profiles}, uses=plan.uses, executor=executor) as pool:
         yield pool
 
 
-def rows_of(plan: Plan, jobs: Iterable[Job], pool: Pool) -> Iterator[list[Row]]:
+def rows_of(plan: SweepPlan, jobs: Iterable[PointJob], pool: Pool) -> Iterator[list[Row]]:
     """The rows of each job as it is done; a job that kills its worker gives rows that say so."""
     waiting = together(jobs)
     try:
@@ -192,18 +192,18 @@ def rows_of(plan: Plan, jobs: Iterable[Job], pool: Pool) -> Iterator[list[Row]]:
             yield from rows_of(plan, chain.from_iterable(waiting), fresh)
 
 
-def short_first(jobs: Iterable[Job]) -> Iterator[Job]:
+def short_first(jobs: Iterable[PointJob]) -> Iterator[PointJob]:
     """`jobs`, the shortest of the first ones in front: something is kept of a sweep that is killed early."""
     waiting = iter(jobs)
     yield from sorted(islice(waiting, FIRST_SORTED), key=_requests)
     yield from waiting
 
 
-def together(jobs: Iterable[Job]) -> Iterator[tuple[Job, ...]]:
+def together(jobs: Iterable[PointJob]) -> Iterator[tuple[PointJob, ...]]:
     """Jobs that follow each other and differ in rate and seed alone, for one worker: they share the measured capacity,
     which costs more than a short run. Long ones are fewer together, and so are the first ones, and replications of
     long ones go apart, so that rows are kept soon after they are made."""
-    batch: list[Job] = []
+    batch: list[PointJob] = []
     held, requests, room = None, 0, FIRST_TOGETHER
     for job in jobs:
         same = with_keys(job.scenario, workload={"request_rate": 1.0}, seed=0)
@@ -221,13 +221,13 @@ def together(jobs: Iterable[Job]) -> Iterator[tuple[Job, ...]]:
         yield tuple(batch)
 
 
-def _requests(job: Job) -> int:
+def _requests(job: PointJob) -> int:
     """Requests of one of its runs."""
     count = job.scenario.workload.num_prompts
     return max(1, count) if isinstance(count, int) else LONG_RUN
 
 
-def _alone(plan: Plan, job: Job) -> Iterator[list[Row]]:
+def _alone(plan: SweepPlan, job: PointJob) -> Iterator[list[Row]]:
     """A job in a process of its own."""
     try:
         with started(1, {PROFILES: plan.profiles}, is_apart=True) as pool:
@@ -249,7 +249,7 @@ def _check_sources(grid: Grid) -> None:
             )
 
 
-def estimate(plan: Plan, known: AbstractSet[str], *, workers: int | None = None) -> Estimate:
+def estimate(plan: SweepPlan, known: AbstractSet[str], *, workers: int | None = None) -> SweepEstimate:
     """Time and memory by running some points that are spread over the grid."""
     import resource
 
@@ -268,7 +268,7 @@ def estimate(plan: Plan, known: AbstractSet[str], *, workers: int | None = None)
     missing = plan.num_missing(known)
     scale = 1e6 if sys.platform == "darwin" else 1e3
     own_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
-    return Estimate(
+    return SweepEstimate(
         num_runs=plan.grid.num_runs,
         num_known=plan.grid.num_runs - missing,
         num_sampled=num_sampled,

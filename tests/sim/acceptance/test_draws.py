@@ -198,9 +198,9 @@ def test_prepared_rounds_that_nobody_asks_for_are_not_kept_for_ever() -> None:
 @pytest.mark.slow
 def test_draws_are_uniform_and_uncorrelated() -> None:
     """Seed 0, 2^20 draws; five standard errors."""
-    from sim.draws import DRAW_RANGE, Window
+    from sim.draws import DRAW_RANGE, Positions
 
-    draws = Window(0, np.arange(1024), 0, np.full(1024, 1024)).draws(0).reshape(1024, 1024) / DRAW_RANGE
+    draws = Positions(0, np.arange(1024), 0, np.full(1024, 1024)).draws(0).reshape(1024, 1024) / DRAW_RANGE
     error = 5.0 / 1024
     assert draws.mean() == pytest.approx(0.5, abs=error * 12**-0.5)
     centred = (draws - 0.5) * 12**0.5

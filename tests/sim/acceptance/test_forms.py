@@ -200,9 +200,9 @@ def test_closed_forms_agree_with_a_long_simulation(spec: str, draft_tokens: int)
 def test_a_narrow_beta_is_iid_and_its_request_rates_have_the_stated_moments() -> None:
     """20,000 requests; mean within 0.003 and standard deviation within 2 %."""
     assert BetaAcceptance(7e5, 3e5).expected_length(4) == pytest.approx(IidAcceptance(0.7).expected_length(4), rel=1e-5)
-    from sim.draws import Window
+    from sim.draws import Positions
 
-    window = Window(5, np.arange(20_000), 0, np.full(20_000, 2))
+    window = Positions(5, np.arange(20_000), 0, np.full(20_000, 2))
     drawn = BetaAcceptance(13.0, 8.0).request_rates(window)
     assert drawn.mean() == pytest.approx(13 / 21, abs=0.003)
     assert drawn.std() == pytest.approx((13 * 8 / (21**2 * 22)) ** 0.5, rel=0.02)

@@ -24,7 +24,7 @@ from sim.policies.options import PolicyOptions
 from sim.policies.registry import POLICIES, Policy, register
 from sim.report.tables import comparison_tables, notes
 from sim.run.checks import IgnoredKeyWarning
-from sim.run.forecast import Forecast, MeanLoad, Sharing
+from sim.run.forecast import Forecast, LaneSharing, MeanLoad
 from sim.run.lane_shares import best_partition
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
@@ -227,15 +227,17 @@ def test_a_forecast_of_a_lone_request_is_the_sum_of_its_works() -> None:
     """Two prefills on one share; four and a half rounds, the last for waiting, of draft and verify on theirs."""
     mix = MEASURED.mix(1.0, 0.0)
     one, two, three = (MEASURED.slowdown(mix, share) for share in (0.5, 0.2, 0.3))
-    (e2el_s, _) = Forecast((("prefill",), ("decode",)), COSTS, LOAD).score(Sharing((0.5, 0.5)))
+    (e2el_s, _) = Forecast((("prefill",), ("decode",)), COSTS, LOAD).score(LaneSharing((0.5, 0.5)))
     assert e2el_s == pytest.approx(2.0 * one + 4.5 * 7.0 * one, rel=0.01)
-    (e2el_s, _) = Forecast((("prefill",), ("decode",), ("verify",)), COSTS, LOAD).score(Sharing((0.5, 0.2, 0.3)))
+    (e2el_s, _) = Forecast((("prefill",), ("decode",), ("verify",)), COSTS, LOAD).score(LaneSharing((0.5, 0.2, 0.3)))
     assert e2el_s == pytest.approx(2.0 * one + 4.5 * (2.0 * two + 5.0 * three), rel=0.01)
 
 
 def test_forecasts_simulations_and_tables_take_the_curve_that_the_profile_has() -> None:
     own = msgspec.structs.replace(MEASURED, boosted=1.0, latency_demand=0.0, parallel_bandwidth=1.0)
-    (e2el_s, _) = Forecast((("prefill",), ("decode",)), COSTS, LOAD, Contention(curve=own)).score(Sharing((0.5, 0.5)))
+    (e2el_s, _) = Forecast((("prefill",), ("decode",)), COSTS, LOAD, Contention(curve=own)).score(
+        LaneSharing((0.5, 0.5))
+    )
     assert e2el_s == pytest.approx((2.0 + 4.5 * 7.0) / 0.5, rel=0.01)
 
     shipped = load(PAIR)
@@ -253,14 +255,14 @@ def test_forecasts_simulations_and_tables_take_the_curve_that_the_profile_has() 
 
 def test_a_forecast_of_a_closed_loop_keeps_littles_law() -> None:
     lanes = (("prefill",), ("decode",))
-    closed_s, _ = Forecast(lanes, COSTS, LOAD._replace(max_concurrency=3)).score(Sharing((0.4, 0.6)))
-    open_s, _ = Forecast(lanes, COSTS, LOAD._replace(rate_per_s=3 / closed_s * 0.999)).score(Sharing((0.4, 0.6)))
+    closed_s, _ = Forecast(lanes, COSTS, LOAD._replace(max_concurrency=3)).score(LaneSharing((0.4, 0.6)))
+    open_s, _ = Forecast(lanes, COSTS, LOAD._replace(rate_per_s=3 / closed_s * 0.999)).score(LaneSharing((0.4, 0.6)))
     assert open_s == pytest.approx(closed_s, rel=0.02)
 
 
 def test_a_forecast_rises_with_the_rate_and_ever_faster() -> None:
     """By steps of 2 %, to four fifths of what prompts could be served at: no kink where one more request finds room."""
-    costs, shares = build_costs(load(PAIR)), Sharing((0.3, 0.7))
+    costs, shares = build_costs(load(PAIR)), LaneSharing((0.3, 0.7))
 
     def e2el_s(rate_per_s: float) -> float:
         return Forecast((("prefill",), ("decode",)), costs, LOAD._replace(rate_per_s=rate_per_s)).score(shares)[0]
@@ -277,12 +279,12 @@ def test_auto_is_the_best_of_plain_streams_and_of_both_kinds_of_shares_in_steps_
     for rate in (1e-6, 0.05):
         load_ = LOAD._replace(rate_per_s=rate)
         forecast = Forecast(POLICIES["pd"].lanes, READING, load_, SERIAL)
-        every: dict[object, Sharing] = {None: Sharing()}
+        every: dict[object, LaneSharing] = {None: LaneSharing()}
         for part in range(1, 20):
             shares = {"prefill": part / 20, "decode": (20 - part) / 20}
-            every[str(shares)] = Sharing((part / 20, 1 - part / 20))
+            every[str(shares)] = LaneSharing((part / 20, 1 - part / 20))
             dynamic = shares | {"only_together": True, "deferred": True}
-            every[str(dynamic)] = Sharing((part / 20, 1 - part / 20), is_dynamic=True)
+            every[str(dynamic)] = LaneSharing((part / 20, 1 - part / 20), is_dynamic=True)
         best = min(every, key=lambda key: forecast.score(every[key]))
         partition = best_partition(POLICIES["pd"], READING, load_, SERIAL)
         assert best == (None if partition is None else str(partition))

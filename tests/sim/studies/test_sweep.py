@@ -26,7 +26,7 @@ from sim.run.resolve import resolve
 from sim.studies.grid import Grid
 from sim.studies.store import FORMER_MARK, MARK, Store
 from sim.studies.store_rows import files_hash
-from sim.studies.sweep import Plan, short_first, sweep, together
+from sim.studies.sweep import SweepPlan, short_first, sweep, together
 
 SCENARIO: dict[str, Any] = {
     "profile": "cpu/tiny",
@@ -44,7 +44,7 @@ def rows(store: Path) -> list[dict[str, Any]]:
 
 
 def run_into(store: Path, grid: dict[str, Any] = GRID, **options: Any) -> Any:
-    return sweep(Plan.of(Grid.of(grid)), Store.open(store), **{"workers": 1} | options)
+    return sweep(SweepPlan.of(Grid.of(grid)), Store.open(store), **{"workers": 1} | options)
 
 
 def test_every_point_is_a_row_with_its_keys_and_metrics_on_the_same_draws(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_points_that_share_a_capacity_go_to_one_worker_unless_they_are_long() ->
     many = {"workload.request_rate": RATES, "engine.max_num_seqs": list(range(8, 24))}
     for num_prompts, sizes in ((100, [3] * 4), (9000, [1] * 12), ("auto", [3] * 4)):
         scenario = SCENARIO | {"workload": {"num_prompts": num_prompts}}
-        plan = Plan.of(Grid.of(GRID | {"scenario": scenario, "grid": many}))
+        plan = SweepPlan.of(Grid.of(GRID | {"scenario": scenario, "grid": many}))
         assert [len(jobs) for jobs in together(plan.jobs(frozenset()))][-len(sizes) :] == sizes
 
 
@@ -93,7 +93,7 @@ def test_points_that_differ_in_rate_and_seed_go_to_one_worker_and_share_a_capaci
     """A sweep over five seeds once measured each capacity five times, which was more than half of its CPU time."""
     grid = {"seed": [0, 1, 2], "engine.max_num_seqs": list(range(8, 16)), "workload.request_rate": [40, 50]}
     scenario = SCENARIO | {"policy": "pd"}
-    batches = list(together(Plan.of(Grid.of({"scenario": scenario, "grid": grid})).jobs(frozenset())))
+    batches = list(together(SweepPlan.of(Grid.of({"scenario": scenario, "grid": grid})).jobs(frozenset())))
     assert [len(jobs) for jobs in batches][-4:] == [6] * 4
     run_into(tmp_path / "s", {"scenario": scenario, "grid": {"workload.request_rate": [1000], "seed": [0, 1, 2]}})
     found = rows(tmp_path / "s")
@@ -104,7 +104,7 @@ def test_points_that_differ_in_rate_and_seed_go_to_one_worker_and_share_a_capaci
 def test_the_first_batches_are_short_so_that_their_rows_are_kept_soon() -> None:
     """A sweep that was killed in its first seconds once had no row."""
     scenario = SCENARIO | {"policy": "pd", "workload": {"num_prompts": 50}}
-    plan = Plan.of(Grid.of(GRID | {"scenario": scenario, "grid": {"workload.request_rate": list(range(1, 21))}}))
+    plan = SweepPlan.of(Grid.of(GRID | {"scenario": scenario, "grid": {"workload.request_rate": list(range(1, 21))}}))
     assert [len(jobs) for jobs in together(plan.jobs(frozenset()))] == [1, 2, 4, 8, 5]
 
 
@@ -112,7 +112,7 @@ def test_replications_of_long_runs_go_apart_until_a_worker_is_given_many_request
     """A scenario's first row once waited for all its replications."""
     scenario = SCENARIO | {"policy": "pd", "workload": {"num_prompts": 1000}}
     grid = {"scenario": scenario, "grid": {"workload.request_rate": [1, 2, 4, 8]}, "replications": 3}
-    batches = together(Plan.of(Grid.of(grid)).jobs(frozenset()))
+    batches = together(SweepPlan.of(Grid.of(grid)).jobs(frozenset()))
     alone = [[(0,)], [(1,)], [(2,)]]
     assert [[job.replications for job in jobs] for jobs in batches] == [*alone, *alone, [(0, 1, 2), (0, 1, 2)]]
 
@@ -130,7 +130,7 @@ def test_a_long_run_that_has_ended_is_kept_before_the_next_one_ends(tmp_path: Pa
 
 def test_short_runs_go_first() -> None:
     grid = {"workload.num_prompts": [300, "auto", 20], "workload.request_rate": [1, 2]}
-    jobs = short_first(Plan.of(Grid.of({"scenario": SCENARIO | {"policy": "pd"}, "grid": grid})).jobs(frozenset()))
+    jobs = short_first(SweepPlan.of(Grid.of({"scenario": SCENARIO | {"policy": "pd"}, "grid": grid})).jobs(frozenset()))
     ran = [(job.scenario.workload.num_prompts, job.scenario.workload.request_rate) for job in jobs]
     assert ran == [(count, rate) for count in (20, 300, "auto") for rate in (1.0, 2.0)]
 
@@ -239,7 +239,7 @@ def test_keys_change_with_the_profile_and_with_what_a_scenario_reads(tmp_path: P
         if slower:
             host = msgspec.structs.replace(profile.host, eager_kernel_s=1.0)
             lanesim.save_profile(lanesim.changed(profile, host=host), path)
-        keys |= Plan.of(Grid.of({"scenario": scenario})).keys()
+        keys |= SweepPlan.of(Grid.of({"scenario": scenario})).keys()
     assert len(keys) == 3
 
 
