@@ -44,11 +44,11 @@ def report_command(flags: ReportFlags) -> None:
     Of directories that `lanesim compare --out` wrote: throughput against latency, one line per policy and profile
     through their loads.
     """
-    from sim.studies.store import MARK
+    from sim.studies.store import is_store
 
     if flags.out is None and flags.figures is None:
         raise ValueError("report: nothing to write; add --out PAGE.html or --figures DIR")
-    if len(flags.sources) == 1 and ((flags.sources[0] / MARK).exists() or flags.out is not None):
+    if len(flags.sources) == 1 and (is_store(flags.sources[0]) or flags.out is not None):
         _report_store(flags.sources[0], flags)
         return
     if flags.figures is None or flags.out is not None or flags.only or flags.where or flags.series or flags.price:

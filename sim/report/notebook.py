@@ -31,7 +31,7 @@ from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate_in_simpy as in_simpy
 from sim.studies.cost_draws import DEFAULT_DRAWS, over_draws
 from sim.studies.grid import Grid
-from sim.studies.store import MARK, Store
+from sim.studies.store import Store, is_store
 from sim.studies.sweep import SweepPlan, ready, rows_of
 from sim.studies.sweep import sweep as run_sweep
 from sim.studies.tune import Tuning
@@ -221,7 +221,7 @@ def load(path: str | Path, *, version: str | None = None) -> Results | pd.DataFr
     if not isinstance(path, str | Path):
         raise ValueError(f"load: {shown(path)}: want the path of a results directory, a store or a benchmark result")
     directory = Path(path)
-    if (directory / MARK).exists():
+    if is_store(directory):
         return store_frame(directory, version=version)
     if directory.suffix in (".json", ".jsonl") and directory.is_file():
         return runs_frame(read_bench_rows(directory))

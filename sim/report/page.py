@@ -23,7 +23,7 @@ from sim.files.yaml_values import yaml_text
 from sim.names import in_words
 from sim.report.pictures.panels import save, set_theme
 from sim.report.pictures.store_pictures import NotDrawn, named, pictures
-from sim.report.store_points import Points, Rank, Setting, read_points, spoken
+from sim.report.store_points import Rank, Setting, StorePoints, read_points, spoken
 from sim.studies.store import GridRun, Store
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def document(title: str, body: str) -> str:
     )
 
 
-def _question(points: Points) -> str:
+def _question(points: StorePoints) -> str:
     choices = [spoken(key).partition(" (")[0] for key in points.keys if key not in points.conditions]
     which = in_words(choices) or "setting"
     loads = "" if points.load is None else f" at {_range(points.values(points.load))} {spoken(points.load)}"
@@ -91,7 +91,7 @@ def _range(values: Sequence[float]) -> str:
     return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
 
 
-def _answers(points: Points) -> str:
+def _answers(points: StorePoints) -> str:
     ranks = points.ranked(METRIC)
     settings = [key for key in points.keys if key not in points.conditions]
     head = [*(spoken(key) for key in points.conditions), "best", f"{METRIC_NAME}, ms", "next best", "slower by, %", "",
@@ -137,7 +137,7 @@ def _value(value: Setting) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _drawn(points: Points, price_per_hour: float | None) -> tuple[list[str], dict[str, str]]:
+def _drawn(points: StorePoints, price_per_hour: float | None) -> tuple[list[str], dict[str, str]]:
     import matplotlib.pyplot as plt
 
     found, missing = [], {}
@@ -160,7 +160,7 @@ def _drawn(points: Points, price_per_hour: float | None) -> tuple[list[str], dic
     return found, missing
 
 
-def _points_table(points: Points) -> str:
+def _points_table(points: StorePoints) -> str:
     table = points.means([metric for metric, _ in COLUMNS])
     keys = points.keys or ["policy"]
     head = [spoken(key) for key in keys] + [label for _, label in COLUMNS] + ["load"]
@@ -200,7 +200,7 @@ def with_half(value: float, half: float) -> str:
     return f"{text} ± {round(half, decimals):,.{max(0, decimals)}f}" if half > 0.0 else text
 
 
-def _assumptions(points: Points) -> str:
+def _assumptions(points: StorePoints) -> str:
     lines = []
     for name in points.values("profile"):
         profile = load_profile(name)
@@ -228,7 +228,7 @@ def _assumptions(points: Points) -> str:
     return _list(lines)
 
 
-def _failures(points: Points) -> str:
+def _failures(points: StorePoints) -> str:
     keys = [key for key in points.keys if key in points.failed]
     errors: dict[str, list[str]] = {}
     for _, row in points.failed.iterrows():

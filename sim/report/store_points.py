@@ -16,7 +16,6 @@ from sim.devices.contention import BRACKET, PhiLevel
 from sim.files.json_values import Json
 from sim.metrics.stats import interval_95
 from sim.report.store_frame import store_frame
-from sim.run.scenario import FORMER_REGIME
 from sim.studies.store import Store
 from sim.studies.store_rows import if_overlap
 
@@ -41,24 +40,12 @@ WORDS = {
 }
 
 
-def read_points(path: Path) -> Points:
+def read_points(path: Path) -> StorePoints:
     """The points of a store. Raises ValueError where there is none, or none that ran."""
-    points = Points(frame=store_frame(path), path=path)
+    points = StorePoints(frame=store_frame(path), path=path)
     if len(points.frame) == 0 or points.rows.empty:
         raise ValueError(f"store {str(path)!r} has no point that ran; see the column `error` of lanesim.load")
-    refuse_former(points)
     return points
-
-
-def refuse_former(points: Points) -> None:
-    """Raises ValueError for rows of the regime that leftover replaced."""
-    rows = points.rows
-    names_former = "devices.overlap" in rows and (rows["devices.overlap"] == FORMER_REGIME).any()
-    if names_former or any(name.endswith("_if_roofs") for name in rows.columns):
-        raise ValueError(
-            f"store {str(points.path)!r} has rows of the regime `shared`, which this version replaced with leftover; "
-            "want a store that this version swept"
-        )
 
 
 Draw = dict[str, Any]
@@ -84,7 +71,7 @@ class Rank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Points:
+class StorePoints:
     """The rows of a store that ran, and the keys that tell them apart."""
 
     frame: pd.DataFrame
@@ -132,11 +119,11 @@ class Points:
         assert self.path is not None
         return Store(self.path).scenario(key)
 
-    def with_rows(self, rows: pd.DataFrame) -> Points:
+    def with_rows(self, rows: pd.DataFrame) -> StorePoints:
         """The same store with other rows."""
         return replace(self, frame=rows)
 
-    def where(self, fixed: Mapping[str, Json]) -> Points:
+    def where(self, fixed: Mapping[str, Json]) -> StorePoints:
         """Only the rows with these values, or with one of a list of them. Raises ValueError naming one not there."""
         frame = self.frame
         for given, wanted in fixed.items():

@@ -72,7 +72,7 @@ class Store:
         """The store at `path`, made if there is nothing. Raises ValueError where something else is, or none can be."""
         if path.exists() and not path.is_dir():
             raise ValueError(f"--out {str(path)!r} is a file; want a directory")
-        if path.is_dir() and not any(file.exists() for file in files_of(path)):
+        if path.is_dir() and not is_store(path):
             strange = [name for name in sorted(os.listdir(path)) if not name.startswith(".")]
             if strange:
                 raise ValueError(f"--out {str(path)!r} holds {strange[0]!r} and is no store; choose another")
@@ -146,6 +146,11 @@ class Store:
     def _write(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         with _writing(self.path), closing(sqlite3.connect(self.path / MARK, WAIT_S)) as base, base:
             base.executemany(statement, rows)
+
+
+def is_store(path: Path) -> bool:
+    """A store, of this version or an earlier one, is at `path`."""
+    return any(file.exists() for file in files_of(path))
 
 
 def files_of(path: Path) -> list[Path]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from sim.metrics.stats import Floats
 from sim.report.pictures.panels import canvas, headline, label_points, panel, save, set_log_scale, set_theme, set_ticks
-from sim.report.store_points import ACCEPTANCE, LOADS, Draw, K, Points, Setting, spoken
+from sim.report.store_points import ACCEPTANCE, LOADS, Draw, K, Setting, StorePoints, spoken
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,7 +76,7 @@ LINE_PICTURES = {
 }  # fmt: skip
 
 
-def pictures(*, price_per_hour: float | None = None) -> dict[str, Callable[[Points], Figure]]:
+def pictures(*, price_per_hour: float | None = None) -> dict[str, Callable[[StorePoints], Figure]]:
     """All pictures of a store by name; `price_per_hour` of a GPU for the dollars of the Pareto's labels."""
     return {
         **{name: partial(draw_lines, picture=each) for name, each in LINE_PICTURES.items()},
@@ -99,7 +99,7 @@ def _short(key: str, value: Setting) -> str:
     return f"{spoken(key)} {value:g}" if isinstance(value, float | int) else f"{spoken(key)} {value}"
 
 
-def _num(points: Points, keys: Sequence[str]) -> int:
+def _num(points: StorePoints, keys: Sequence[str]) -> int:
     return len(points.rows[list(keys)].drop_duplicates())
 
 
@@ -114,13 +114,13 @@ def _draw(plot: Any, figure: Figure) -> None:
         plot.on(figure).plot()
 
 
-def _load_of(points: Points) -> str:
+def _load_of(points: StorePoints) -> str:
     if points.load is None:
         raise NotDrawn(f"needs a grid over {' or '.join(LOADS)}")
     return points.load
 
 
-def _held(points: Points, used: Sequence[str]) -> tuple[Points, list[str], str]:
+def _held(points: StorePoints, used: Sequence[str]) -> tuple[StorePoints, list[str], str]:
     """`points` with so many keys held at their middle value that those neither held nor `used` make at most MAX_PANELS
     panels; these keys, and the words for what is held."""
     rest, held = [key for key in points.keys if key not in used], ""
@@ -133,7 +133,7 @@ def _held(points: Points, used: Sequence[str]) -> tuple[Points, list[str], str]:
     return points, rest, held
 
 
-def _plain_once(points: Points, by: Sequence[str]) -> Points:
+def _plain_once(points: StorePoints, by: Sequence[str]) -> StorePoints:
     """Policies that draft nothing at one draft length, which is then none: they are the same at each."""
     if K not in by or "policy" not in by:
         return points
@@ -143,7 +143,7 @@ def _plain_once(points: Points, by: Sequence[str]) -> Points:
     return points.with_rows(rows.assign(**{K: rows[K].where(~is_plain)}))
 
 
-def _lines_by(points: Points, across: Sequence[str]) -> list[str]:
+def _lines_by(points: StorePoints, across: Sequence[str]) -> list[str]:
     """The series that were chosen; else the policy, and further keys as long as the lines stay few."""
     keys = [key for key in points.series if key not in across] or ["policy"]
     for key in () if points.series else points.keys:
@@ -154,13 +154,13 @@ def _lines_by(points: Points, across: Sequence[str]) -> list[str]:
     return keys
 
 
-def _of_one(points: Points) -> str:
+def _of_one(points: StorePoints) -> str:
     """Profile and policy, where all rows are of the same."""
     fixed = [key for key in ("profile", "policy") if key in points.rows and points.rows[key].nunique() == 1]
     return ", ".join(str(points.rows[key].iloc[0]) for key in fixed)
 
 
-def draw_lines(points: Points, picture: LinePicture) -> Figure:
+def draw_lines(points: StorePoints, picture: LinePicture) -> Figure:
     """Means with their intervals; hollow where overloaded."""
     import matplotlib.pyplot as plt
     import pandas as pd
@@ -225,7 +225,7 @@ Panel = tuple[str, Floats, list[list[str]]]
 """Title, shades [down, across], and texts of the cells."""
 
 
-def draw_improvement(points: Points) -> Figure:
+def draw_improvement(points: StorePoints) -> Figure:
     """Change of mean latency from the first policy to each other one, over load and acceptance (or draft length).
 
     Cells carry the change in percent; in brackets where its interval holds zero, with a question mark where the ends
@@ -257,7 +257,7 @@ def draw_improvement(points: Points) -> Figure:
     return _heat_maps(points, panels, load, down, title, palette="vlag", bounds=(-most, most))
 
 
-def draw_draft_length(points: Points) -> Figure:
+def draw_draft_length(points: StorePoints) -> Figure:
     """Mean time per output token by draft length and load; the best of each load boxed."""
     if K not in points.keys or points.load is None:
         raise NotDrawn(f"needs a grid over {K} and the load")
@@ -281,7 +281,7 @@ def draw_draft_length(points: Points) -> Figure:
     return _heat_maps(points, panels, load, K, f"{title}\n{note}", palette="crest", bounds=bounds, is_boxed=True)
 
 
-def _apart(points: Points, used: Sequence[str]) -> list[tuple[str, Points]]:
+def _apart(points: StorePoints, used: Sequence[str]) -> list[tuple[str, StorePoints]]:
     """Title and rows of each panel: one per combination of the keys that are not `used`."""
     points, rest, held = _held(points, used)
     if not rest:
@@ -290,14 +290,14 @@ def _apart(points: Points, used: Sequence[str]) -> list[tuple[str, Points]]:
     return [(named(own.iloc[0], rest) + held, points.with_rows(own)) for _, own in groups]
 
 
-def _cells(points: Points, across: str, down: str) -> tuple[Floats, list[list[str]]]:
+def _cells(points: StorePoints, across: str, down: str) -> tuple[Floats, list[list[str]]]:
     """Empty ones."""
     xs, ys = points.values(across), points.values(down)
     return np.full((len(ys), len(xs)), np.nan), [["" for _ in xs] for _ in ys]
 
 
 def _heat_maps(
-    points: Points,
+    points: StorePoints,
     panels: Sequence[Panel],
     across: str,
     down: str,
@@ -337,7 +337,7 @@ def _heat_maps(
     return figure
 
 
-def draw_pareto(points: Points, price_per_hour: float | None = None) -> Figure:
+def draw_pareto(points: StorePoints, price_per_hour: float | None = None) -> Figure:
     """Tokens per second that a user sees against what a GPU delivers; nothing beats the line in both."""
     import matplotlib.pyplot as plt
     import seaborn.objects as so
@@ -390,7 +390,7 @@ def picture_files(folder: Path, names: Iterable[str]) -> list[Path]:
 
 
 def write_pictures(
-    folder: Path, points: Points, pictures: Mapping[str, Callable[[Points], Any]]
+    folder: Path, points: StorePoints, pictures: Mapping[str, Callable[[StorePoints], Any]]
 ) -> tuple[list[Path], dict[str, str]]:
     """Draw each as FOLDER/NAME.png and .svg; the files, and why what is missing was not drawn."""
     import matplotlib.pyplot as plt

@@ -11,7 +11,7 @@ import pytest
 import lanesim
 from sim.compare.side_by_side import MIN_FOR_P99
 from sim.metrics.stats import interval_95
-from sim.report.store_points import ACCEPTANCE, RATE, K, Points, refuse_former
+from sim.report.store_points import ACCEPTANCE, RATE, K, StorePoints
 
 METRIC = "mean_e2el_ms"
 
@@ -30,8 +30,8 @@ def row(policy: str, rate: float, seed: int, value: float, **more: Any) -> dict[
     } | more
 
 
-def points(*rows: dict[str, Any]) -> Points:
-    return Points(frame=pd.DataFrame(rows))
+def points(*rows: dict[str, Any]) -> StorePoints:
+    return StorePoints(frame=pd.DataFrame(rows))
 
 
 def test_means_have_the_interval_of_their_replications_unless_the_load_is_not_steady() -> None:
@@ -125,13 +125,6 @@ def test_points_are_chosen_by_a_key_and_a_value_that_is_not_there_is_named() -> 
 @pytest.mark.parametrize(
     "former", [{"devices.overlap": "shared"}, {f"{METRIC}_if_serial": 4.0, f"{METRIC}_if_roofs": 5.0}]
 )
-def test_a_store_with_the_regime_that_was_replaced_is_refused(former: dict[str, Any]) -> None:
-    kept = points(row("a", 1.0, 1, 5.0, **{"devices.overlap": "leftover", f"{METRIC}_if_phi_low": 4.0}))
-    refuse_former(kept)
-    with pytest.raises(ValueError, match=r"rows of the regime `shared`, which this version replaced with leftover"):
-        refuse_former(points(row("a", 1.0, 1, 5.0, **former)))
-
-
 def test_paired_is_a_tidy_frame_of_differences_from_a_base(tmp_path: Path) -> None:
     scenario = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 6}}
     grid = {"workload.request_rate": [2, 8], "speculation.num_speculative_tokens": [1, 2, 3]}
