@@ -122,9 +122,6 @@ def test_points_are_chosen_by_a_key_and_a_value_that_is_not_there_is_named() -> 
         both.where({"color": "red"})
 
 
-@pytest.mark.parametrize(
-    "former", [{"devices.overlap": "shared"}, {f"{METRIC}_if_serial": 4.0, f"{METRIC}_if_roofs": 5.0}]
-)
 def test_paired_is_a_tidy_frame_of_differences_from_a_base(tmp_path: Path) -> None:
     scenario = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 6}}
     grid = {"workload.request_rate": [2, 8], "speculation.num_speculative_tokens": [1, 2, 3]}
