@@ -103,7 +103,7 @@ class Store:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Write rows, all of them or none. Raises ValueError where that fails."""
-        packed = [(row["key"], row["error"] is not None, zlib.compress(msgspec.json.encode(row))) for row in rows]
+        packed = [(row["key"], row.get("error") is not None, zlib.compress(msgspec.json.encode(row))) for row in rows]
         self._write(ADD, packed)
 
     def keys(self, *, with_failed: bool = True) -> frozenset[str]:
