@@ -17,7 +17,7 @@ from rich.table import Table
 from sim.compare.verdict import Interval
 from sim.names import in_words
 from sim.report.pictures.store_pictures import named
-from sim.report.store_points import Points
+from sim.report.store_points import StorePoints
 from sim.report.tables import costs_line, in_brief, measured_width, new_table, number, print_table, say
 from sim.studies.answer import Stated
 from sim.studies.attainment import Attainment, HighestLoad, Replicas
@@ -428,7 +428,7 @@ def draft_lengths(tuning: Tuning) -> str:
 # -- sweeps
 
 
-def sweep_sentence(points: Points) -> str:
+def sweep_sentence(points: StorePoints) -> str:
     """The setting with the lowest mean E2EL, under how many of the conditions, and how often that is clear."""
     settings = [key for key in points.keys if key not in points.conditions]
     ranks = points.ranked("mean_e2el_ms")
