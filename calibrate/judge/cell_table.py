@@ -1,7 +1,8 @@
 """Tables of cells and lists of requests, read from CSV and checked.
 
-Columns: concurrency, input_len, output_len (both left to a list of requests where one is given), any metric of
-MEASURED, and whatever else a Cell has; acceptance_length (tokens per verify, bonus included) stands for an acceptance.
+Columns: concurrency or request_rate, input_len and output_len (both left to a list of requests where one is given), any
+metric of MEASURED, and whatever else a Cell has; acceptance_length (tokens per verify, bonus included) stands for an
+acceptance.
 Empty means not given. Other columns serve to mark cells. A list of requests has prompt_tokens and output_tokens.
 Not here: simulating cells (calibrate.judge.cells).
 """
@@ -19,6 +20,7 @@ from sim.files.arrow_tables import read_csv
 from sim.names import unknown
 
 REQUIRED = ("concurrency",)
+"""An open loop has a request_rate in its place."""
 LENGTHS = ("input_len", "output_len")
 """Required without a list of requests."""
 REQUEST_COLUMNS = ("prompt_tokens", "output_tokens")
@@ -118,7 +120,8 @@ def _header(names: Sequence[str], renamed: Mapping[str, str], where: str, *, has
     header = [{**aliases, **renamed}.get(name, name) for name in names]
     if twice := [name for name in header if header.count(name) > 1]:
         raise ValueError(f"{where}: column {twice[0]!r} is there twice")
-    for name in REQUIRED if has_requests else REQUIRED + LENGTHS:
+    load = () if "request_rate" in header else REQUIRED
+    for name in load if has_requests else (*load, *LENGTHS):
         if name not in header:
             raise ValueError(f"{where}: {unknown('column', name, header)}; name it, or map it with --columns")
     if not set(MEASURED) & set(header):
@@ -127,7 +130,8 @@ def _header(names: Sequence[str], renamed: Mapping[str, str], where: str, *, has
 
 
 def _cell(given: Mapping[str, str], texts: Mapping[str, str], line: int, where: str, *, has_requests: bool) -> Cell:
-    for name in REQUIRED if has_requests else REQUIRED + LENGTHS:
+    load = () if "request_rate" in given else REQUIRED
+    for name in load if has_requests else (*load, *LENGTHS):
         _value(texts[name], Whole, name, where)
     fields: dict[str, Any] = {name: _value(given[name], KINDS[name], name, where) for name in given if name in KINDS}
     measured = {name: _value(given[name], Positive, name, where) for name in MEASURED if name in given}

@@ -1,16 +1,15 @@
-"""Closed-loop cells simulated and compared: error per cell and metric, over the judged ones, of speed-ups; a figure.
+"""Cells simulated and compared: error per cell and metric, over the judged ones, of speed-ups; a figure.
 
-A cell is a closed loop: all requests at once, at most `concurrency` in flight, one let in as one finishes. Where the
-table does not say how many, WAVES x concurrency are served, so that filling and draining weigh about a tenth each; of a
-list of requests the least number of whole passes through it that are as many.
-`continuous` serves cells that draft, `autoregressive` the others. Not here: the table (calibrate.judge.cell_table),
-the fit (calibrate.judge.fit_cells).
+A closed loop sends all requests at once, at most `concurrency` in flight, one let in as one finishes; an open loop
+sends them at `request_rate`. Where a cell does not say how many, WAVES x concurrency are served, so that filling and
+draining weigh about a tenth each; of a list of requests the least number of whole passes through it that are as many.
+`continuous` serves cells that draft, `autoregressive` the others. Not here: tables (calibrate.judge.cell_table).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
 from math import ceil
@@ -18,14 +17,12 @@ from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any, TypedDict
 
-import msgspec
 import numpy as np
 
-from calibrate.judge.cell import FITTED, MEASURED, Cell, JudgedCell
+from calibrate.judge.cell import MEASURED, Cell, JudgedCell, judged_errors
 from calibrate.judge.cell_table import LENGTHS, CellTable
-from calibrate.judge.fit_cells import RATIO, Fitted, Undetermined, fit_constant, fit_constants
-from sim.costs.engine_costs import engine_of, with_engine
-from sim.costs.profile import SERVED, Profile
+from sim.costs.engine_costs import engine_of
+from sim.costs.profile import Profile
 from sim.files.json_values import Json
 from sim.files.write import write_figure
 from sim.interface.request import Request
@@ -49,19 +46,22 @@ SHOWN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What holds for all cells of a table."""
+    """Settings that hold for all cells of a table."""
 
     engine: Mapping[str, Json]
     """The scenario's `engine` block; a cell's own columns come first."""
+    workload: Mapping[str, Json] = field(default_factory=dict)
+    """Further keys of the scenario's `workload` block."""
     waves: int = WAVES
     """Requests per place in flight, where the table has no num_prompts."""
     warmup_waves: int = 0
     """First requests per place that are left out of the metrics."""
     method: str | None = None
+    """Drafter of cells that name none."""
     requests: Sequence[tuple[int, int]] = ()
     """Prompt and output tokens of the requests that every cell serves, in order and over again; none: as cells say."""
     acceptance_spread: float | None = None
-    """How requests differ in draws, for cells whose acceptance does not say (sim.acceptance.spread)."""
+    """Spread of requests in draws, for cells whose acceptance does not say (sim.acceptance.spread)."""
     seed: int = 0
 
     @property
@@ -86,30 +86,34 @@ class Speedup(TypedDict):
 
 
 def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
-    """The closed loop of `cell`. Raises ValueError."""
-    num_prompts = cell.num_prompts or _whole_passes(setup.waves * cell.concurrency, len(setup.requests))
+    """The loop of `cell`. Raises ValueError."""
+    k = cell.num_speculative_tokens
     limits = {name: getattr(cell, name) for name in ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks")}
     lengths = {"input_len": cell.input_len, "output_len": cell.output_len}
     if setup.requests:
         means = np.mean(setup.requests, axis=0)
         lengths = {name: round(float(mean)) for name, mean in zip(lengths, means, strict=True)}
-    speculation: dict[str, Json] = {"num_speculative_tokens": cell.num_speculative_tokens}
-    if cell.num_speculative_tokens:
+    workload: dict[str, Json] = {
+        "num_prompts": cell.num_prompts or _whole_passes(setup.waves * cell.concurrency, len(setup.requests)),
+        "request_rate": "inf" if cell.request_rate is None else cell.request_rate,
+        "max_concurrency": cell.concurrency or None,
+        **lengths,
+        "num_warmups": setup.warmup_waves * cell.concurrency,
+    }
+    if cell.shared_prefix and cell.input_len is not None:
+        own = cell.input_len - cell.shared_prefix
+        workload |= {"input_len": own, "prefix_len": cell.shared_prefix, "num_prefixes": cell.num_prefixes}
+    speculation: dict[str, Json] = {"num_speculative_tokens": k}
+    if k:
         speculation["acceptance"] = _with_spread(str(cell.acceptance), setup.acceptance_spread)
-        if setup.method is not None:
-            speculation["method"] = setup.method
+        if method := setup.method:
+            speculation["method"] = method
     return parse_scenario(
         {
             "profile": profile.name,
-            "policy": "continuous" if cell.num_speculative_tokens else "autoregressive",
+            "policy": "continuous" if k else "autoregressive",
             "engine": {**setup.engine, **{name: value for name, value in limits.items() if value is not None}},
-            "workload": {
-                "num_prompts": num_prompts,
-                "request_rate": "inf",
-                "max_concurrency": cell.concurrency,
-                **lengths,
-                "num_warmups": setup.warmup_waves * cell.concurrency,
-            },
+            "workload": {**workload, **setup.workload},
             "speculation": speculation,
             "seed": setup.seed,
         }
@@ -160,126 +164,65 @@ def varied_requests(cell: Cell, num_prompts: int, seed: int) -> list[Request]:
 
 def judge_cells(
     table: CellTable,
-    is_fit: Sequence[bool],
     profile: Profile,
     setup: Setup,
     on_cell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[JudgedCell]:
-    """Every cell beside its simulation; `on_cell` hears how many of how many are done.
+    """Every cell beside its simulation; `on_cell` hears how many of how many are done. Cells that differ in what was
+    measured alone are simulated once.
 
     Raises ValueError naming the line of a cell that cannot run.
     """
-    judged = []
-    for cell, fitted_on in zip(table.cells, is_fit, strict=True):
-        run = _simulated(table, cell, profile, setup)
-        simulated = {name: run.get(MEASURED[name]) for name in cell.measured}
-        judged.append(JudgedCell.beside(msgspec.structs.replace(cell, role=FITTED) if fitted_on else cell, simulated))
+    judged: list[JudgedCell] = []
+    runs: dict[tuple[Any, ...], dict[str, float]] = {}
+    for cell in table.cells:
+        try:
+            key = scenario_of(cell, profile, setup).digest, cell.output_len_std, cell.output_len_max
+            run = runs[key] if key in runs else simulate_cell(cell, profile, setup)
+        except ValueError as error:
+            raise ValueError(f"{table.where(cell)}: {error}") from None
+        runs[key] = run
+        judged.append(JudgedCell.beside(cell, {name: run.get(MEASURED[name]) for name in cell.measured}))
         on_cell(len(judged), len(table.cells))
     return judged
 
 
-def fit_on_cells(
-    table: CellTable,
-    is_fit: Sequence[bool],
-    profile: Profile,
-    setup: Setup,
-    constants: Sequence[str],
-    metrics: Sequence[str],
-) -> Fitted:
-    """Constants of the engine fitted on the marked cells: one time on one metric, whose mean signed error becomes 0;
-    several, or ratios, by least squares over `metrics`, each cell and metric an equal share.
-
-    The profile carries the others of that engine from then on, and says what was fitted on what. Raises ValueError
-    where a marked cell lacks a metric, and where the cells cannot tell the constants.
-    """
-    profile = with_engine(profile, engine_of(setup.engine_name, profile))
-    cells = _marked_cells(table, is_fit, metrics)
-
-    def ratios(candidate: Profile) -> list[float]:
-        return [
-            found[MEASURED[metric]] / cell.measured[metric]
-            for cell in cells
-            for found in [_simulated(table, cell, candidate, setup)]
-            for metric in metrics
-        ]
-
-    has_ratios = any(name.startswith(RATIO) for name in constants)
-    if len(constants) > 1 or has_ratios:
-        try:
-            found = fit_constants(profile, constants, ratios)
-        except Undetermined as error:
-            raise ValueError(f"--fit: {error}; mark other cells, too, or leave it out") from None
-    else:
-        sign = -1.0 if metrics[0] == THROUGHPUT else 1.0
-        found = fit_constant(profile, constants[0], lambda candidate: sign * 100.0 * (fmean(ratios(candidate)) - 1.0))
-    ids = [cell.texts["id"] for cell in cells if "id" in cell.texts]
-    source = (
-        f"{found} fitted by lanesim on the mean {' and '.join(metrics)} of {len(cells)} closed-loop "
-        f"cell{'s' if len(cells) > 1 else ''} of {Path(table.path).name}{': ' if ids else ''}{', '.join(ids)}"
-    )
-    host = msgspec.structs.replace(found.profile.host, source=f"{found.profile.host.source}; {source}")
-    fitted = msgspec.structs.replace(found.profile, host=host)
-    if has_ratios:
-        fitted = msgspec.structs.replace(fitted, conditions=SERVED, source=f"layers served; the rest: {fitted.source}")
-    return replace(found, profile=fitted)
-
-
-def _marked_cells(table: CellTable, is_fit: Sequence[bool], metrics: Sequence[str]) -> list[Cell]:
-    cells = [cell for cell, is_marked in zip(table.cells, is_fit, strict=True) if is_marked]
-    for cell in cells:
-        for metric in metrics:
-            if metric not in cell.measured:
-                raise ValueError(f"{table.where(cell)}: marked by --fit, and has no {metric} (--fit-metric)")
-    return cells
-
-
-def _simulated(table: CellTable, cell: Cell, profile: Profile, setup: Setup) -> dict[str, float]:
-    try:
-        return simulate_cell(cell, profile, setup)
-    except ValueError as error:
-        raise ValueError(f"{table.where(cell)}: {error}") from None
-
-
 def summary(judged: Sequence[JudgedCell]) -> dict[str, dict[str, float | int | None]]:
     """Each metric over the judged cells: their number, and the errors' mean size, mean and largest size, percent."""
-    found = {}
-    for metric in MEASURED:
-        if not any(metric in each.metrics for each in judged):
-            continue
-        own = [each.metrics[metric] for each in judged if not each.is_fit and metric in each.metrics]
-        found[metric] = spread([error for beside in own if (error := beside["error_pct"]) is not None])
-    return found
+    metrics = [name for name in MEASURED if any(name in each.metrics for each in judged)]
+    return {metric: spread(judged_errors(judged, metric)) for metric in metrics}
 
 
-def speedups(judged: Sequence[JudgedCell]) -> list[Speedup]:
-    """Output throughput of every drafting cell over that of its partner, which drafts nothing.
+def speedups(judged: Sequence[JudgedCell], metric: str = THROUGHPUT) -> list[Speedup]:
+    """Output throughput of every drafting cell over that of its partner, which drafts nothing; of another `metric`, a
+    time, the partner's over the cell's.
 
     Partners have the same label, up to its last "/" where there is no arm, and the same concurrency and lengths; of
     several the mean counts. A pair judges nothing where the constant was fitted on all of its cells.
     """
     references: dict[PairKey, list[JudgedCell]] = {}
-    with_throughput = [each for each in judged if THROUGHPUT in each.metrics]
-    for each in with_throughput:
+    with_metric = [each for each in judged if metric in each.metrics]
+    for each in with_metric:
         if each.cell.num_speculative_tokens == 0:
             references.setdefault(_pair_key(each.cell), []).append(each)
     pairs = []
-    for each in with_throughput:
+    for each in with_metric:
         partners = references.get(_pair_key(each.cell), [])
         if each.cell.num_speculative_tokens == 0 or not partners:
             continue
-        real, simulated = (
-            _throughput(each, side) / (sum(_throughput(one, side) for one in partners) / len(partners))
-            for side in ("real", "simulated")
-        )
+        sides = {}
+        for side in ("real", "simulated"):
+            ratio = (each.metrics[metric][side] or 0.0) / fmean(one.metrics[metric][side] or 0.0 for one in partners)
+            sides[side] = ratio if metric == THROUGHPUT else 1.0 / ratio
         pairs.append(
             Speedup(
                 name=each.cell.name,
                 line=each.cell.line,
                 partners=[partner.cell.line for partner in partners],
                 role="fit" if all(one.is_fit for one in (each, *partners)) else "judged",
-                real=real,
-                simulated=simulated,
-                error_pct=100.0 * (simulated - real) / real,
+                real=sides["real"],
+                simulated=sides["simulated"],
+                error_pct=100.0 * (sides["simulated"] - sides["real"]) / sides["real"],
             )
         )
     return pairs
@@ -294,21 +237,8 @@ def _pair_key(cell: Cell) -> PairKey:
     return label, cell.concurrency, cell.input_len, cell.output_len
 
 
-def _throughput(each: JudgedCell, side: str) -> float:
-    value = each.metrics[THROUGHPUT][side]
-    assert value is not None
-    return value
-
-
-def result_of(
-    table: CellTable,
-    judged: Sequence[JudgedCell],
-    profile: Profile,
-    setup: Setup,
-    fitted: Fitted | None,
-    metrics: Sequence[str],
-) -> dict[str, Any]:
-    """What `validate cells --json` holds; `fitted` on these metrics of the cells that are marked."""
+def result_of(table: CellTable, judged: Sequence[JudgedCell], profile: Profile, setup: Setup) -> dict[str, Any]:
+    """The JSON of `validate cells`."""
     pairs = speedups(judged)
     notes = [f"columns that mean nothing here: {', '.join(table.unused)}"] if table.unused else []
     drafting = [each for each in judged if each.cell.num_speculative_tokens and THROUGHPUT in each.metrics]
@@ -329,35 +259,13 @@ def result_of(
         "waves": setup.waves,
         "warmup_waves": setup.warmup_waves,
         "requests_per_pass": len(setup.requests) or None,
-        "acceptance_spread": setup.acceptance_spread,
         "seed": setup.seed,
-        "fit": None if fitted is None else _plain_fit(judged, fitted, metrics),
         "cells": [_plain(each, profile, setup) for each in judged],
         "judged": summary(judged),
         "speedups": pairs,
         "speedup": spread([pair["error_pct"] for pair in pairs if pair["role"] == "judged"]),
         "notes": notes,
     }
-
-
-def _plain_fit(judged: Sequence[JudgedCell], fitted: Fitted, metrics: Sequence[str]) -> dict[str, Json]:
-    common: dict[str, Json] = {
-        "metric": ",".join(metrics),
-        "error_pct": fitted.error_pct,
-        "lines": [each.cell.line for each in judged if each.is_fit],
-    }
-    constants: list[dict[str, Json]] = []
-    for name, value_s in fitted.values_s.items():
-        is_ratio = name.startswith(RATIO)
-        constant: dict[str, Json] = {
-            "constant": name if is_ratio else f"host.{name}",
-            "value" if is_ratio else "value_s": value_s,
-        }
-        if not fitted.half_widths_s:
-            return {**constant, **common, "is_at_bound": fitted.is_at_bound}
-        width = {"half_width" if is_ratio else "half_width_s": fitted.half_widths_s[name]}
-        constants.append({**constant, **width, "is_told": fitted.told[name]})
-    return {"constants": constants, **common}
 
 
 def _plain(each: JudgedCell, profile: Profile, setup: Setup) -> dict[str, Json]:

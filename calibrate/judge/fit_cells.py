@@ -1,4 +1,4 @@
-"""Constants fitted on marked cells, so that the others can be judged with them: which cells, which constants, and how.
+"""Constants fitted on measured values, so that others can be judged with them.
 
 A constant is a time of the host, or `ratio@N`: what the GPU's layers take under load, as a multiple of the tables', at
 N tokens and more (kernel tables time single kernels at boost clocks). One time alone is searched for, until the mean
@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from calibrate.judge.cell import Cell
 from sim.costs.compact_kernels import CompactKernels
 from sim.costs.profile import Profile
-from sim.costs.table_kernels import TableKernels, is_rising
+from sim.costs.table_kernels import TableKernels
 from sim.metrics.stats import Floats, t_975
 from sim.names import unknown
 
@@ -64,8 +63,6 @@ class Undetermined(ValueError):
         return f"{self.constant} {self.why}"
 
 
-Mark = Mapping[str, Sequence[str]]
-"""Column -> values; a cell is marked that has one of them in every column."""
 Ratios = Callable[[Profile], Sequence[float]]
 """Simulated over measured, one per cell and metric, with a profile's constants."""
 
@@ -98,58 +95,6 @@ class Fitted:
             doubt = "" if self.told.get(name, True) else f" (its interval holds {_plain(name):g})"
             told.append(f"{name} = {value * scale:.4g}{width}{unit}{doubt}")
         return ", ".join(told)
-
-
-def parse_mark(text: str) -> Mark:
-    """`label=gsm8k,concurrency=1,8`: conditions that all hold, each a column with its values."""
-    conditions: dict[str, list[str]] = {}
-    column = ""
-    for part in text.split(","):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if equals:
-            column = name
-            if column in conditions:
-                raise ValueError(f"--fit {text!r}: column {column!r} twice; repeat --fit for further cells")
-            conditions[column] = []
-        else:
-            value = name
-        if not column or not value:
-            raise ValueError(f"--fit {text!r}: want COLUMN=VALUE[,VALUE][,COLUMN=VALUE...], such as concurrency=1,8")
-        conditions[column].append(value)
-    return conditions
-
-
-def marked(cells: Sequence[Cell], marks: Sequence[Mark]) -> list[bool]:
-    """[cells] whether any mark holds. Raises ValueError for a mark that names no column, or holds nowhere."""
-    for mark in marks:
-        for column in mark:
-            if column not in cells[0].texts:
-                raise ValueError(f"--fit: {unknown('column', column, cells[0].texts)}")
-        if not any(_holds(mark, cell) for cell in cells):
-            wanted = ",".join(f"{column}={','.join(values)}" for column, values in mark.items())
-            raise ValueError(f"--fit {wanted!r}: no cell of the table is like that")
-    return [any(_holds(mark, cell) for mark in marks) for cell in cells]
-
-
-def _holds(mark: Mark, cell: Cell) -> bool:
-    return all(any(_same(value, cell.texts[column]) for value in values) for column, values in mark.items())
-
-
-def _same(a: str, b: str) -> bool:
-    """8 is 8.0."""
-    try:
-        return float(a) == float(b)
-    except ValueError:
-        return a == b
-
-
-def parse_ratios(text: str) -> list[str]:
-    """The constants that `--fit-ratios 8,64,2048` stands for. Raises ValueError for what is no rising list."""
-    parts = [part.strip() for part in text.split(",")]
-    counts = [int(part) for part in parts if part.isdecimal()]
-    if len(counts) < len(parts) or not is_rising(counts) or counts[0] < 1:
-        raise ValueError(f"--fit-ratios {text!r}: want rising counts of tokens, such as 8,64,2048")
-    return [*(f"{RATIO}{count}" for count in counts), "frontend_s"]
 
 
 def check_constant(name: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import click
 
@@ -29,7 +29,6 @@ class OutputFlags(TypedDict):
     json_path: str | None
     out: Path | None
     plots: bool
-    fitted_profile: NotRequired[Path | None]
 
 
 def output_options(function: F) -> F:
@@ -48,7 +47,7 @@ def output_options(function: F) -> F:
 
 
 def check_outputs(flags: OutputFlags, inputs: Iterable[str | Path | None], figures: Sequence[str]) -> None:
-    """Hold --out, --json and --fitted-profile until the command ends, and see whether `figures` may go into --out.
+    """Hold --out and --json until the command ends, and see whether `figures` may go into --out.
     Raises ValueError, before any work, where one cannot be, or is one of the `inputs`."""
     out = flags["out"]
     if flags["plots"] and out is None:
@@ -56,7 +55,7 @@ def check_outputs(flags: OutputFlags, inputs: Iterable[str | Path | None], figur
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"--out {str(out)!r} is a file; want a directory")
     result = None if out is None else out / RESULT
-    files = {"--out": result, "--json": flags["json_path"], "--fitted-profile": flags.get("fitted_profile")}
+    files = {"--out": result, "--json": flags["json_path"]}
     drawn = [out / name for name in figures] if out is not None and flags["plots"] else []
     claim(files=files, added_to={"--plots": out if drawn else None}, adds={"--plots": drawn}, inputs=inputs)
 

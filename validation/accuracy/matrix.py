@@ -1,139 +1,126 @@
-"""Errors by class of cells for docs/accuracy.md, what is decided on the cells, its figure, and every cell on one line.
+"""Errors by class of cells for docs/accuracy.md, what is decided on the cells, its figure, and every cell as a row.
 
 A speed-up's sign, the concurrency at which it crosses 1, and the draft length that one would deploy are what a user
-acts on; the regret is what deploying lanesim's choice loses in measured throughput. Not here: simulating anything
-(validation.accuracy.closed_loops, gh200, timed_runs), the other words (validation.accuracy.sections).
+acts on; the regret is what deploying lanesim's choice loses in measured throughput. Not here: judging the cells
+(validation.accuracy.sections).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
 
 from calibrate.judge.cell import JudgedCell
-from calibrate.judge.cells import speedups
 from sim.files.write import write_figure
-from validation.accuracy.sections import Row, Section, number, percent
-from validation.tables import grouped, markdown_table, off_pct
+from sim.metrics.compared import THROUGHPUT, Compared
+from validation.accuracy.sections import SPEEDUP, Section
+from validation.tables import grouped, markdown_table, off_pct, write_csv
 
-THROUGHPUT = "output_throughput"
 NEAR_ONE = 0.05
 """A measured speed-up this close to 1 has no sign: jobs differ by as much."""
 NO_CROSSING = "none"
 FIGURE_INCHES, DPI = 6.4, 150
-EVERY_CELL = "## Every cell"
-
-
-COLUMNS = ("tok/s", "TPOT", "TTFT", "speed-up", "acceptance length")
-METRICS = {"tok/s": (THROUGHPUT,), "TPOT": ("tpot_ms", "itl_ms"), "TTFT": ("ttft_ms",)}
+METRICS = {
+    "tok/s": (THROUGHPUT,),
+    "TPOT": ("tpot_ms", "itl_ms"),
+    "TTFT": ("ttft_ms",),
+    "speed-up": (SPEEDUP,),
+    "acceptance length": ("acceptance_length",),
+}
 """Column -> metrics of a cell, the first that it has."""
-RUN_LINES = {"tok/s": "output tok/s", "TPOT": "TPOT mean (ms)", "TTFT": "TTFT mean (ms)"}
-"""Column -> line of an open-loop run."""
+CELL_METRICS = ("output_throughput", "tpot_ms", "itl_ms", "ttft_ms", "e2el_ms", SPEEDUP, "acceptance_length")
+CELL_FIELDS = ("gpu", "engine", "target", "method", "num_speculative_tokens")
+Keyed = tuple[str, JudgedCell]
+"""A cell, and what the summary has for its draft length."""
 
 
-def rows_of_cells(
-    judged: Sequence[JudgedCell],
-    *,
-    gpu: str,
-    engine: str,
-    model: str,
-    method: str,
-    peer: str = "",
-    peer_errors_pct: Mapping[int, Mapping[str, float | None]] | None = None,
-) -> list[Row]:
-    """One row per cell; `peer_errors_pct` by the cell's line in its table."""
-    pairs = {pair["line"]: pair for pair in speedups(judged)}
-    rows = []
-    for each in judged:
-        cell, pair = each.cell, pairs.get(each.cell.line)
-        errors = {
-            column: next((each.metrics[name]["error_pct"] for name in names if name in each.metrics), None)
-            for column, names in METRICS.items()
-        }
-        values = each.metrics.get(THROUGHPUT)
-        rows.append(
-            Row(
-                gpu=gpu,
-                engine=engine,
-                model=model,
-                method=method if cell.num_speculative_tokens else "none",
-                k=cell.num_speculative_tokens,
-                workload=cell.label or f"{cell.input_len}->{cell.output_len}",
-                concurrency=str(cell.concurrency),
-                is_fit=each.is_fit,
-                throughput=None if values is None else (values["real"] or 0.0, values["simulated"] or 0.0),
-                errors_pct={**errors, "speed-up": None if pair is None else pair["error_pct"]},
-                speedup=None if pair is None else (pair["real"], pair["simulated"]),
-                peer=peer,
-                peer_errors_pct=(peer_errors_pct or {}).get(cell.line, {}),
-            )
-        )
-    return rows
-
-
-def row_of_run(section: Section, *, gpu: str, workload: str) -> Row:
-    """An open-loop run of LLMServingSim: its means beside that simulator's; a metric that a constant was fitted on is
-    left out."""
-    lines = {line.what: line for line in section.lines}
-    found = {column: lines[what] for column, what in RUN_LINES.items() if what in lines}
-    judged = {column: line for column, line in found.items() if not line.is_fit}
-    return Row(
-        gpu=gpu,
-        engine="vllm-0.19",
-        model="llama-3.1-8b",
-        workload=workload,
-        concurrency="open",
-        errors_pct={column: line.error_pct for column, line in judged.items()},
-        peer="LLMServingSim",
-        peer_errors_pct={column: line.peer_error_pct for column, line in judged.items()},
-    )
-
-
-def matrix_text(rows: Sequence[Row], figure: str | None) -> str:
+def matrix_text(sections: Sequence[Section], figure: str | None) -> str:
     """The errors by GPU, engine, model, method and k; what is decided on the cells; and `figure`."""
     parts = [
         "## Errors by class\n",
         "Mean size of the error over judged cells, percent, and the largest in brackets; peers on the same cells,\n"
         "where they have figures, behind the slash. TPOT is the time between chunks where a study records only that.\n",
-        _summary(rows),
+        _summary(sections),
         "Decisions: the sign of (speed-up - 1) wherever the measured one is more than 5 % from 1; the concurrency at\n"
         "which it falls through 1; and the measured throughput lost by deploying the draft length that is best in the\n"
         "simulation.\n",
-        _decisions(rows),
+        _decisions(decided(sections)),
         "" if figure is None else f"![measured against predicted speed-up]({figure})\n",
     ]
     return "\n".join(part for part in parts if part)
 
 
-def cells_text(rows: Sequence[Row]) -> str:
-    """Every cell on one line, errors in percent."""
-    return f"{EVERY_CELL}\n\nErrors in percent.\n\n{_cells(rows)}"
+def decided(sections: Sequence[Section]) -> list[JudgedCell]:
+    """The cells of sections on which users choose by speed-up."""
+    return [each for section in sections if section.spec.decides for each in section.judged]
 
 
-def _key(row: Row) -> tuple[str, str, str, str, str]:
-    return row.gpu, row.engine, row.model, row.method, row.together or str(row.k)
+def write_cells(sections: Sequence[Section], path: Path) -> None:
+    """Every cell as a row: what was measured, what was simulated, what a peer predicts."""
+    sides = [f"{name}{side}" for name in CELL_METRICS for side in ("", "_simulated")]
+    peers = [f"peer_{name}{side}" for name in ("tpot_ms", "ttft_ms", "e2el_ms") for side in ("", "_real")]
+    header = ["part", *CELL_FIELDS, "workload", "load", "num_prompts", "role", *sides, "peer", *peers]
+    write_csv(path, header, (_row(section.spec.part, each) for section in sections for each in section.judged))
 
 
-def _summary(rows: Sequence[Row]) -> str:
-    groups = grouped(sorted(rows, key=lambda row: row.k), _key)
-    gpus = list(dict.fromkeys(row.gpu for row in rows))
+def _row(part: str, each: JudgedCell) -> Iterator[object]:
+    cell = each.cell
+    yield part
+    yield from (getattr(cell, name) for name in CELL_FIELDS)
+    yield from (workload(each), load_of(each), cell.num_prompts or "", cell.role)
+    for metrics, names, keys in (
+        (each.metrics, CELL_METRICS, ("real", "simulated")),
+        (each.peer, ("tpot_ms", "ttft_ms", "e2el_ms"), ("simulated", "real")),
+    ):
+        if metrics is each.peer:
+            yield cell.peer
+        for name in names:
+            values: Compared = metrics.get(name, {})
+            yield from ("" if (value := values.get(key)) is None else f"{value:.6g}" for key in keys)
+
+
+def workload(each: JudgedCell) -> str:
+    return each.cell.label or f"{each.cell.input_len}->{each.cell.output_len}"
+
+
+def load_of(each: JudgedCell) -> str:
+    """Requests in flight, or arrivals per second; `open` for recorded arrivals."""
+    cell = each.cell
+    if cell.request_rate is not None:
+        return f"{cell.request_rate:g}/s"
+    return str(cell.concurrency) if cell.concurrency else "open"
+
+
+def _summary(sections: Sequence[Section]) -> str:
+    cells = [(section.spec.together or str(each.cell.num_speculative_tokens), each)
+             for section in sections for each in section.judged]  # fmt: skip
+    gpus = list(dict.fromkeys(each.cell.gpu for _, each in cells))
+
+    def key(keyed: Keyed) -> tuple[str, str, str, str, str]:
+        cell = keyed[1].cell
+        return cell.gpu, cell.engine, cell.target, cell.method, keyed[0]
+
+    groups = grouped(sorted(cells, key=lambda keyed: keyed[1].cell.num_speculative_tokens), key)
     lines = []
-    for (gpu, engine, model, method, k), members in sorted(groups.items(), key=lambda group: gpus.index(group[0][0])):
-        judged = [row for row in members if not row.is_fit]
-        peer = next((row.peer for row in members if row.peer), "")
-        texts = [_sizes(judged, column) for column in COLUMNS]
-        lines.append([gpu, engine, model, method, k, f"{len(judged)} of {len(members)}", *texts, peer])
-    return markdown_table(["GPU", "engine", "model", "method", "k", "judged", *COLUMNS, "peer"], lines, left=4)
+    for (gpu, *names), members in sorted(groups.items(), key=lambda group: gpus.index(group[0][0])):
+        judged = [each for _, each in members if not each.is_fit]
+        peer = next((each.cell.peer for _, each in members if each.cell.peer), "")
+        texts = [_sizes(judged, metrics) for metrics in METRICS.values()]
+        lines.append([gpu, *names, f"{len(judged)} of {len(members)}", *texts, peer])
+    return markdown_table(["GPU", "engine", "model", "method", "k", "judged", *METRICS, "peer"], lines, left=4)
 
 
-def _sizes(rows: Iterable[Row], column: str) -> str:
-    rows = list(rows)
-    ours = _spread([row.errors_pct.get(column) for row in rows])
-    theirs = _spread([row.peer_errors_pct.get(column) for row in rows])
+def _sizes(judged: Sequence[JudgedCell], names: Sequence[str]) -> str:
+    ours = _spread(_error(each.metrics, names) for each in judged)
+    theirs = _spread(_error(each.peer, names) for each in judged if _error(each.metrics, names) is not None)
     return f"{ours} / {theirs}" if theirs else ours or "–"
+
+
+def _error(metrics: Mapping[str, Compared], names: Sequence[str]) -> float | None:
+    return next((metrics[name]["error_pct"] for name in names if name in metrics), None)
 
 
 def _spread(errors: Iterable[float | None]) -> str:
@@ -141,21 +128,26 @@ def _spread(errors: Iterable[float | None]) -> str:
     return f"{fmean(sizes):.1f} ({max(sizes):.1f})" if sizes else ""
 
 
-def _decisions(rows: Sequence[Row]) -> str:
+def _sides(each: JudgedCell, metric: str) -> tuple[float, float]:
+    """Measured and simulated."""
+    return each.metrics[metric]["real"] or 0.0, each.metrics[metric]["simulated"] or 0.0
+
+
+def _decisions(judged: Sequence[JudgedCell]) -> str:
     lines = []
-    workloads = grouped(rows, lambda row: (row.gpu, row.engine, row.model, row.workload))
-    for (gpu, _, model, workload), members in workloads.items():
-        for method in dict.fromkeys(row.method for row in members if row.speedup is not None):
-            drafting = [row for row in members if row.speedup is not None and row.method == method]
-            regrets = _regrets_pct([row for row in members if row.k == 0 or row.method == method])
-            for index, k in enumerate(sorted({row.k for row in drafting})):
-                own = [row for row in drafting if row.k == k]
-                signs = [row.speedup for row in own if row.speedup and abs(row.speedup[0] - 1.0) > NEAR_ONE]
+    workloads = grouped(judged, lambda each: (each.cell.gpu, each.cell.engine, each.cell.target, workload(each)))
+    for (gpu, _, model, name), members in workloads.items():
+        pairs = [each for each in members if SPEEDUP in each.metrics]
+        for method, drafting in grouped(pairs, lambda each: each.cell.method).items():
+            regrets = _regrets_pct([each for each in members if each.cell.method in ("none", method)])
+            by_k = grouped(drafting, lambda each: each.cell.num_speculative_tokens)
+            for index, (k, cells) in enumerate(sorted(by_k.items())):
+                signs = [sides for each in cells if abs((sides := _sides(each, SPEEDUP))[0] - 1.0) > NEAR_ONE]
                 right = sum((real - 1.0) * (simulated - 1.0) > 0.0 for real, simulated in signs)
-                crossings = [crossing([(float(row.concurrency), row.speedup[side]) for row in own if row.speedup])
+                crossings = [crossing([(float(each.cell.concurrency), _sides(each, SPEEDUP)[side]) for each in cells])
                              for side in (0, 1)]  # fmt: skip
                 regret = f"{fmean(regrets):.2f} ({max(regrets):.2f})" if index == 0 and regrets else ""
-                lines.append([gpu, model, workload, method, str(k), f"{right} of {len(signs)}",
+                lines.append([gpu, model, name, method, str(k), f"{right} of {len(signs)}",
                               *_crossing_texts(*crossings), regret])  # fmt: skip
     headings = ["GPU", "model", "workload", "method", "k", "signs right", "crosses 1 at c, real", "lanesim", "error",
                 "regret of the best k, %: mean (most)"]  # fmt: skip
@@ -178,47 +170,28 @@ def crossing(points: Sequence[tuple[float, float]]) -> float | None:
 
 def _crossing_texts(real: float | None, simulated: float | None) -> list[str]:
     texts = [NO_CROSSING if value is None else f"{value:.0f}" for value in (real, simulated)]
-    error = "" if real is None or simulated is None else percent(off_pct(simulated, real))
+    error = "" if real is None or simulated is None else f"{off_pct(simulated, real):+.2f} %"
     return [*texts, error]
 
 
-def _regrets_pct(rows: Sequence[Row]) -> list[float]:
-    """What the draft length that is best in the simulation loses, percent, at each concurrency with several lengths."""
+def _regrets_pct(cells: Sequence[JudgedCell]) -> list[float]:
+    """Measured throughput, percent, that the draft length loses that is best in the simulation, at each concurrency
+    with several lengths."""
     regrets = []
-    for own in grouped(rows, lambda row: row.concurrency).values():
-        by_k = grouped([row for row in own if row.throughput is not None], lambda row: row.k)
-        if len(by_k) < 2:
-            continue
+    with_throughput = [each for each in cells if THROUGHPUT in each.metrics]
+    for same_load in grouped(with_throughput, lambda each: each.cell.concurrency).values():
+        by_k = grouped(same_load, lambda each: each.cell.num_speculative_tokens)
         means = {
-            k: tuple(fmean(side) for side in zip(*(row.throughput or () for row in same), strict=True))
-            for k, same in by_k.items()
+            k: tuple(map(fmean, zip(*(_sides(each, THROUGHPUT) for each in members), strict=True)))
+            for k, members in by_k.items()
         }
-        chosen = max(means, key=lambda k: means[k][1])
-        best = max(real for real, _ in means.values())
-        regrets.append(100.0 * (1.0 - means[chosen][0] / best))
+        if len(means) > 1:
+            chosen = max(means, key=lambda k: means[k][1])
+            regrets.append(100.0 * (1.0 - means[chosen][0] / max(real for real, _ in means.values())))
     return regrets
 
 
-def _cells(rows: Sequence[Row]) -> str:
-    lines = []
-    for row in rows:
-        errors = [row.errors_pct.get(column) for column in COLUMNS]
-        speedup = ["", ""] if row.speedup is None else [number(value) for value in row.speedup]
-        theirs = ", ".join(
-            f"{column} {error:+.1f}" for column, error in row.peer_errors_pct.items() if error is not None
-        )  # fmt: skip
-        lines.append(
-            [row.gpu, row.engine, row.method, row.workload, str(row.k), row.concurrency, "fit" if row.is_fit else ""]
-            + ["" if error is None else f"{error:+.1f}" for error in errors[:3]]
-            + [*speedup, *("" if error is None else f"{error:+.1f}" for error in errors[3:])]
-            + [f"{row.peer}: {theirs}" if theirs else ""]
-        )
-    headings = ["GPU", "engine", "method", "workload", "k", "c", "role", "tok/s", "TPOT", "TTFT", "speed-up, real",
-                "lanesim", "error", "acceptance length", "peer"]  # fmt: skip
-    return markdown_table(headings, lines, left=4)
-
-
-def draw_speedups(rows: Sequence[Row], path: Path) -> None:
+def draw_speedups(judged: Sequence[JudgedCell], path: Path) -> None:
     """Measured against predicted speed-up, one point a cell, the 1 : 1 line, and where the signs differ shaded."""
     import matplotlib as mpl
 
@@ -228,20 +201,21 @@ def draw_speedups(rows: Sequence[Row], path: Path) -> None:
     from sim.report.pictures.panels import set_theme
 
     set_theme()
-    points = [row for row in rows if row.speedup is not None]
-    groups = sorted({(row.gpu, row.method, row.k) for row in points})
+    points = grouped(
+        [each for each in judged if SPEEDUP in each.metrics],
+        lambda each: (each.cell.gpu, each.cell.method, each.cell.num_speculative_tokens),
+    )
     figure, axis = plt.subplots(figsize=(FIGURE_INCHES, FIGURE_INCHES))
-    values = [value for row in points for value in row.speedup or ()]
+    values = [value for cells in points.values() for each in cells for value in _sides(each, SPEEDUP)]
     low, high = 0.9 * min(values), 1.06 * max(values)
     axis.fill_between([low, 1.0], 1.0, high, color="0.94", linewidth=0)
     axis.fill_between([1.0, high], low, 1.0, color="0.94", linewidth=0)
     axis.plot([low, high], [low, high], color="black", linewidth=1.0, label="1 : 1")
     colours = plt.get_cmap("tab10")
-    markers = dict(zip(dict.fromkeys(gpu for gpu, _, _ in groups), "osD^v", strict=False))
-    for index, (gpu, method, k) in enumerate(groups):
-        own = [row for row in points if (row.gpu, row.method, row.k) == (gpu, method, k)]
+    markers = dict(zip(dict.fromkeys(gpu for gpu, _, _ in sorted(points)), "osD^v", strict=False))
+    for index, ((gpu, method, k), cells) in enumerate(sorted(points.items())):
         for is_fit in (False, True):
-            pairs = [row.speedup for row in own if row.is_fit is is_fit and row.speedup]
+            pairs = [_sides(each, SPEEDUP) for each in cells if each.is_fit is is_fit]
             label = f"{gpu}, {method} k={k}" + (", fitted on" if is_fit else "")
             if pairs:
                 face = "white" if is_fit else colours(index)

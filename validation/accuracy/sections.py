@@ -1,152 +1,183 @@
-"""The words of docs/accuracy.md and its cells: sections with their lines. Not here: any simulation."""
+"""Sections of docs/accuracy.md: read from validation/sections.yaml, their cells judged, constants fitted, bars met.
+
+Not here: reading the files of a source (validation.accuracy.sources), judging a cell (validation.accuracy.judges), the
+page (validation.accuracy.accuracy_page).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
 
-from sim.costs.profile import Profile
-from validation.tables import markdown_table, off_pct
+import msgspec
 
-HOST_TIMES = ("step_s", "row_s", "gap_s", "draft_pass_s", "draft_phase_s", "frontend_s", "graph_launch_s", "result_s")
-FITTED = "fitted:"
-"""What follows it in a bullet of a section says which constants were fitted, and on what."""
+from calibrate.catalogue.model_configs import source_of
+from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
+from calibrate.judge.cell import FITTED, Cell, JudgedCell, judged_errors
+from calibrate.judge.cells import speedups
+from calibrate.judge.fit_cells import RATIO, Fitted, fit_constant, fit_constants
+from sim.costs.engine_costs import engine_of, load_engine, with_engine
+from sim.costs.profile import SERVED, Profile
+from sim.costs.profile_files import load
+from sim.costs.shapes import MODELS, draft_model
+from sim.metrics.compared import THROUGHPUT, compared
+from validation.accuracy.judges import JUDGES
+from validation.accuracy.sources import cells_of_run
+from validation.accuracy.specs import HERE, ROOT, BarSpec, FitSpec, Imported, RunSpec, SectionSpec, holds
+from validation.tables import as_written, grouped
+
+SPEEDUP = "speedup"
+"""Metric of a drafting cell whose partner without drafts is in its section."""
+AICONFIGURATOR_REVISION = "095f58a51c4c"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One figure of a run: real, simulated, and the error in percent of the real one; None where unknown."""
+class BarLine(NamedTuple):
+    """One bar: the error in percent, or the mean or largest of several in size, and the most that is asked for."""
 
     what: str
-    real: float | None = None
-    simulated: float | None = None
-    error_pct: float | None
-    bar_pct: float | None = None
-    """The error asked for, in size; None where none is."""
-    is_size: bool = False
-    """The error is a size, or a mean of sizes, without a sign."""
-    is_fit: bool = False
-    """A constant was fitted on it: it judges nothing."""
-    peer: float | None = None
-    """What LLMServingSim's committed simulation has, and its error."""
-    peer_error_pct: float | None = None
-
-    @classmethod
-    def beside(cls, what: str, real: float, simulated: float, **more: Any) -> Line:
-        """The line with the error of `simulated`."""
-        return cls(what=what, real=real, simulated=simulated, error_pct=off_pct(simulated, real), **more)
+    error_pct: float
+    bar_pct: float
+    is_size: bool
 
     @property
-    def is_met(self) -> bool | None:
-        if self.bar_pct is None or self.error_pct is None:
-            return None
+    def is_met(self) -> bool:
         return abs(self.error_pct) <= self.bar_pct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One cell; errors in percent of the real figure, None where it was not measured."""
-
-    gpu: str
-    engine: str
-    model: str
-    method: str = "none"
-    k: int = 0
-    workload: str
-    concurrency: str = "1"
-    together: str = ""
-    """What the summary has in place of `k`, where cells of several draft lengths are one line; empty: k."""
-    is_fit: bool = False
-    throughput: tuple[float, float] | None = None
-    """Output tokens per second, real and simulated."""
-    errors_pct: Mapping[str, float | None] = field(default_factory=dict)
-    """Errors by `tok/s`, `TPOT` (or `ITL`), `TTFT`, `speed-up`, `acceptance length`."""
-    speedup: tuple[float, float] | None = None
-    peer: str = ""
-    peer_errors_pct: Mapping[str, float | None] = field(default_factory=dict)
+class Section(NamedTuple):
+    spec: SectionSpec
+    judged: list[JudgedCell]
+    bars: list[BarLine]
+    fitted: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """One run, or one table of cells."""
-
-    title: str
-    about: Sequence[str]
-    """Source, engine, profile, constants and what they were fitted on: one bullet each."""
-    lines: Sequence[Line]
-    tail: str = ""
-    """Markdown below the lines."""
-    has_peer: bool = False
-    rows: Sequence[Row] = ()
-    """Rows that the matrix has of it."""
+def section_of(spec: SectionSpec, data: Path) -> Section:
+    """Fits, then judges every cell with what was fitted. Raises ValueError and OSError."""
+    by_run: dict[str | None, list[JudgedCell]] = {}
+    fitted = []
+    for run in spec.runs:
+        judged, texts = judge_run(run, data)
+        by_run.setdefault(run.name, []).extend(judged)
+        fitted += texts
+    by_run[None] = _with_speedups(by_run.get(None, []), spec)
+    bars = [line for bar in spec.bars for line in _bar_lines(bar, by_run[bar.run])]
+    return Section(spec, by_run[None], bars, spec.fitted.format(fits="; ".join(fitted)))
 
 
-def number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.1f}" if abs(value) >= 100.0 else f"{value:.3g}" if abs(value) < 1.0 else f"{value:.2f}"
+def judge_run(
+    run: RunSpec, data: Path, change: Callable[[Profile], Profile] = lambda profile: profile
+) -> tuple[list[JudgedCell], list[str]]:
+    """The cells judged, and texts of what was fitted; `change` is made to the profile, after which nothing is
+    fitted."""
+    cells = cells_of_run(run, data)
+    if run.profile is None:
+        return JUDGES[run.judge](cells, None, run, data), []
+    original = profile_of(run.profile, data)
+    profile = change(original)
+    texts = []
+    for fit in run.fits if profile is original else ():
+        marked = [cell for cell in cells if holds(fit.where, cell)]
+        fitted = fit_run(run, fit, marked, profile, data)
+        profile = fitted.profile
+        texts.append(_fit_text(fit, fitted, len(marked)))
+        if not run.fitted_metrics:
+            cells = [msgspec.structs.replace(cell, role=FITTED) if cell in marked else cell for cell in cells]
+    judged = JUDGES[run.judge](cells, profile, run, data)
+    return [_without(each, run.fitted_metrics) for each in judged], texts
 
 
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.2f} %"
+def _fit_text(fit: FitSpec, fitted: Fitted, num_cells: int) -> str:
+    if not fit.where:
+        return str(fitted)
+    marks = ",".join(f"{name}={value}" for name, value in fit.where.items())
+    left = f"; {fitted.error_pct:.2f} % left on them" if fitted.half_widths_s else ""
+    of_cells = "1 cell" if num_cells == 1 else f"{num_cells} cells"
+    return f"{fitted} on the mean {' and '.join(fit.metrics)} of {of_cells}, `{marks}`{left}"
 
 
-def error(line: Line) -> str:
-    return f"{line.error_pct:.2f} %" if line.is_size and line.error_pct is not None else percent(line.error_pct)
+def _without(each: JudgedCell, metrics: Sequence[str]) -> JudgedCell:
+    return msgspec.structs.replace(each, metrics={k: v for k, v in each.metrics.items() if k not in metrics})
 
 
-def bar(line: Line) -> str:
-    if line.is_fit:
-        return "fit"
-    return "" if line.bar_pct is None else f"{line.bar_pct:g} %"
+def fit_run(run: RunSpec, fit: FitSpec, cells: Sequence[Cell], profile: Profile, data: Path) -> Fitted:
+    """One constant fitted on one metric, whose mean signed error becomes 0; several, or ratios, by least squares over
+    the metrics, each cell and metric an equal share. The profile carries the others of that engine from then on.
+
+    Raises ValueError where the cells cannot tell the constants.
+    """
+
+    def ratios(candidate: Profile) -> list[float]:
+        sides = [
+            each.metrics[metric] for each in JUDGES[run.judge](cells, candidate, run, data) for metric in fit.metrics
+        ]
+        return [(side["simulated"] or 0.0) / (side["real"] or 1.0) for side in sides]
+
+    profile = with_engine(profile, engine_of(run.engine.get("name"), profile))
+    has_ratios = any(name.startswith(RATIO) for name in fit.constants)
+    if len(fit.constants) == 1 and not has_ratios:
+        sign = -1.0 if fit.metrics == [THROUGHPUT] else 1.0
+        return fit_constant(profile, fit.constants[0], lambda tried: sign * 100.0 * (fmean(ratios(tried)) - 1.0))
+    fitted = fit_constants(profile, fit.constants, ratios)
+    served = {"conditions": SERVED} if has_ratios else {}
+    return replace(fitted, profile=msgspec.structs.replace(fitted.profile, **served))
 
 
-def met(line: Line) -> str:
-    return {None: "", True: "yes", False: "**no**"}[line.is_met]
+@lru_cache(maxsize=16)
+def profile_of(spec: str | Imported, data: Path) -> Profile:
+    """A shipped profile, one in a file of the project, or one made from tables. Raises ValueError where these are
+    missing."""
+    if isinstance(spec, str):
+        return load(ROOT / spec if spec.startswith(HERE) else spec)
+    if spec.tables is None:
+        tables, revision = installed_tables()
+        shape = source_of(str(tables.parent / "model_configs" / f"{spec.config}_config.json"), plain=False).shape
+    else:
+        tables, revision = data / spec.tables, AICONFIGURATOR_REVISION
+        shape = MODELS[spec.target]
+    draft = draft_model(spec.draft, msgspec.structs.replace(shape, formats=None)) if spec.draft else None
+    deployment = Deployment(spec.tp, engine=spec.engine) if spec.tables is None else Deployment()
+    profile = import_deployment(tables, spec.gpu, shape, draft, deployment, source=revision)
+    if spec.without_gap_of:
+        engine = load_engine(spec.without_gap_of, spec.gpu)
+        profile = with_engine(profile, msgspec.structs.replace(engine, gap_s=0.0, source="no device gap"))
+    return as_written(profile)
 
 
-def section_text(section: Section) -> str:
-    headings = ["metric", "real", "lanesim", "error", "bar", "met"]
-    peer = ["LLMServingSim", "its error"] if section.has_peer else []
-    rows = [
-        [line.what, number(line.real), number(line.simulated), error(line), bar(line), met(line)]
-        + ([number(line.peer), percent(line.peer_error_pct)] if section.has_peer else [])
-        for line in section.lines
+def _with_speedups(judged: Sequence[JudgedCell], spec: SectionSpec) -> list[JudgedCell]:
+    """The cells with their speed-ups, and of them what is shown; lines count through the section."""
+    numbered = [
+        msgspec.structs.replace(each, cell=msgspec.structs.replace(each.cell, line=line))
+        for line, each in enumerate(judged)
     ]
-    about = "".join(f"- {each}\n" for each in section.about)
-    parts = [f"## {section.title}\n", about, markdown_table([*headings, *peer], rows) if rows else "", section.tail]
-    return "\n".join(part for part in parts if part)
+    pairs = {pair["line"]: compared(pair["real"], pair["simulated"]) for pair in speedups(numbered, spec.speedup_by)}
+    shown = []
+    for line, each in enumerate(numbered):
+        metrics = {**each.metrics, SPEEDUP: pairs[line]} if line in pairs else each.metrics
+        kept = {name: sides for name, sides in metrics.items() if not spec.shown or name in spec.shown}
+        if kept:
+            shown.append(msgspec.structs.replace(each, metrics=kept))
+    return shown
 
 
-def summary_text(sections: Sequence[Section]) -> str:
-    """Every line that has a bar, whether it is met, and how many are."""
-    judged = [(section, line) for section in sections for line in section.lines if line.bar_pct is not None]
-    rows = [[section.title, line.what, error(line), bar(line), met(line) or "not run"] for section, line in judged]
-    num_met = sum(line.is_met is True for _, line in judged)
-    return f"{num_met} of {len(judged)} bars met.\n\n" + markdown_table(
-        ["run", "metric", "error", "bar", "met"], rows, left=2
-    )
-
-
-def fitted_text(sections: Sequence[Section]) -> str:
-    """The bullets that say what was fitted, section by section, from that word on; one without such a bullet is left
-    out."""
+def _bar_lines(bar: BarSpec, judged: Sequence[JudgedCell]) -> list[BarLine]:
+    cells = [each for each in judged if holds(bar.where, each.cell)]
     lines = []
-    for section in sections:
-        found = [bullet[bullet.lower().index(FITTED) + len(FITTED) :] for bullet in section.about if is_fitted(bullet)]
-        if found:
-            lines.append(f"- {section.title}: {'; '.join(each.strip() for each in found)}\n")
-    return "".join(lines)
-
-
-def is_fitted(bullet: str) -> bool:
-    return FITTED in bullet.lower()
-
-
-def profile_text(profile: Profile) -> str:
-    """The profile, its form and the host's constants in use."""
-    host = profile.host
-    times = ", ".join(f"{name[:-2]} {getattr(host, name) * 1e3:.4g} ms" for name in HOST_TIMES)
-    form = "compact constants" if profile.kernels.__class__.__name__ == "CompactKernels" else "table of points"
-    return f"profile `{profile.name}` ({form}): {profile.source}; host: {times}"
+    for members in grouped(cells, lambda each: tuple(getattr(each.cell, name) for name in bar.by)).values():
+        if bar.with_fitted:
+            members = [msgspec.structs.replace(m, cell=msgspec.structs.replace(m.cell, role="judged")) for m in members]
+        errors = judged_errors(members, bar.metric)
+        if not errors:
+            continue
+        what = bar.what.format(n=len(errors), **{name: getattr(members[0].cell, name) for name in bar.by})
+        sizes = list(map(abs, errors))
+        if bar.mean is not None:
+            lines.append(BarLine(f"{what}: mean size of the error", fmean(sizes), bar.mean, is_size=True))
+        if bar.largest is not None:
+            lines.append(BarLine(f"{what}: largest size", max(sizes), bar.largest, is_size=True))
+        if bar.error is not None:
+            lines.append(BarLine(what, max(errors, key=abs), bar.error, is_size=False))
+    return lines

@@ -1,0 +1,163 @@
+"""Cells of the accuracy page beside what lanesim makes of them: one function per kind, by name in sections.yaml.
+
+Not here: reading cells (validation.accuracy.sources), fits and bars (validation.accuracy.sections).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import exp, log
+from pathlib import Path
+
+import msgspec
+
+from calibrate.judge.cell import Cell, JudgedCell
+from calibrate.judge.cell_table import CellTable, read_request_list
+from calibrate.judge.cells import Setup, judge_cells
+from calibrate.judge.vllm_runs import judge_run, scenario_of
+from sim.acceptance.forms import parse_quoted
+from sim.costs.compact_kernels import LinearPass
+from sim.costs.engine_costs import engine_of
+from sim.costs.forms.build import build_costs
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.metrics.compared import STATISTICS, THROUGHPUT, compared
+from sim.policies.options import EngineLimits, Method
+from sim.run.forecast import StepForecast
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+from validation.accuracy.sources import peer_figures, real_run
+from validation.accuracy.specs import RunSpec, path_of
+from validation.tables import grouped
+
+PEARL_FITTED = ("AIME", "CNNDM")
+"""Data sets that the window and the slowdown of each pair and batch are fitted on."""
+PEARL_LIKE = "a100-pdverify/codellama-34b+tinyllama-1.1b"
+"""Whose models and GPU stand in: only the two pass times matter here."""
+WINDOWS = range(2, 25)
+OUTPUT_TOKENS = 2000
+"""Long, since PEARL runs a fixed number of steps with its batch full."""
+
+
+def loops(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> list[JudgedCell]:
+    """Closed and open loops."""
+    setup = Setup(
+        engine=run.engine,
+        workload=run.workload,
+        waves=run.waves,
+        method=None if run.method == "none" else run.method,
+        requests=() if run.requests is None else read_request_list(path_of(run.requests, data)),
+        acceptance_spread=run.acceptance_spread,
+        seed=run.seed,
+    )
+    return judge_cells(CellTable(run.file or run.reader, list(cells), []), profile, setup)
+
+
+def timestamps(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> list[JudgedCell]:
+    """A run of LLMServingSim's from its requests' timestamps, with what that simulator committed beside it."""
+    (cell,) = cells
+    folder = Path(cell.texts["folder"])
+    real = real_run(folder)
+    scenario = scenario_of(folder / "requests.jsonl", len(real.requests), profile.name, "continuous", run.engine, {}, 0)
+    result = judge_run(real, scenario, profile).result["metrics"]
+    metrics = {
+        f"{name}_ms" if statistic == "mean" else f"{name}_{statistic}_ms": result[name][statistic]
+        for name in ("ttft", "tpot", "e2el")
+        for statistic in STATISTICS
+    }
+    metrics[THROUGHPUT] = result[THROUGHPUT]
+    peer = peer_figures((folder / "validation/summary.txt").read_text())
+    known = {name: compared(*sides) for name, sides in peer.items()}
+    return [JudgedCell(cell=msgspec.structs.replace(cell, peer="LLMServingSim"), metrics=metrics, peer=known)]
+
+
+def steps(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> list[JudgedCell]:
+    """Steps of the target alone, over rows of input_len tokens."""
+    costs = build_costs(profile, engine_of(run.engine["name"], profile))
+    judged = []
+    for cell in cells:
+        forecast = StepForecast(costs, EngineLimits(method=Method.EAGLE3), cell.input_len or 0, has_draft=False)
+        step_s = forecast.step_s(cell.concurrency, cell.num_speculative_tokens, (), drafted_anew=0)
+        judged.append(JudgedCell.beside(cell, {"tpot_ms": 1e3 * step_s}))
+    return judged
+
+
+def lengths(cells: Sequence[Cell], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedCell]:
+    """Acceptance lengths by what is quoted, at the cell's draft length."""
+    judged = []
+    for cell in cells:
+        k = cell.num_speculative_tokens
+        length = parse_quoted(str(cell.acceptance)).model(k).expected_length(k)
+        judged.append(JudgedCell.beside(cell, {"acceptance_length": length}))
+    return judged
+
+
+def pearl(cells: Sequence[Cell], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedCell]:
+    """`pipelined` with a draft GPU of its own. The window and how much longer a step with PEARL takes than one without
+    are not published: they are fitted for each pair and batch on PEARL_FITTED; the other data sets are judged."""
+    judged = []
+    for group in grouped(cells, lambda cell: (cell.gpu, cell.draft, cell.target, cell.concurrency)).values():
+        fitted = [cell for cell in group if cell.arm in PEARL_FITTED]
+        window, slowdown = _window(fitted)
+        for cell in group:
+            if cell not in fitted:
+                with_window = msgspec.structs.replace(cell, num_speculative_tokens=window)
+                judged.append(JudgedCell.beside(with_window, {"speedup": _pearl_speedup(cell, window, slowdown)}))
+    return judged
+
+
+def _window(cells: Sequence[Cell]) -> tuple[int, float]:
+    """The window, and the slowdown of a step, that miss the cells least, in logarithms."""
+
+    def misses(window: int) -> tuple[float, int, float]:
+        ratios = [log(tokens_per_step(_rate(cell), window) / cell.measured["speedup"]) for cell in cells]
+        mean = sum(ratios) / len(ratios)
+        return sum(abs(ratio - mean) for ratio in ratios), window, exp(mean)
+
+    return min(map(misses, WINDOWS), key=lambda tried: tried[0])[1:]
+
+
+def _rate(cell: Cell) -> float:
+    """Probability that a drafted token is accepted: m / (m + 1), m the mean accepted run."""
+    accepted = float(cell.texts["pearl_mean_accepted_tokens_MAT"])
+    return accepted / (1.0 + accepted)
+
+
+def tokens_per_step(rate: float, window: int) -> float:
+    """Tokens that a row gets per step of the policy: with a window 1 + rate + ... + rate^(window - 1), without one
+    1."""
+    share = rate / (1.0 + rate - rate**window)
+    return (1.0 - share) + share * (1.0 - rate**window) / (1.0 - rate)
+
+
+def _pearl_speedup(cell: Cell, window: int, slowdown: float) -> float:
+    """Tokens per second of `pipelined` over those of plain decoding at the measured step."""
+    plain = float(cell.texts["ar_tok_per_s"])
+    like, verify_s = load(PEARL_LIKE), slowdown * cell.concurrency / plain
+    kernels = msgspec.structs.replace(
+        like.linear, target=LinearPass(pass_s=verify_s), draft=LinearPass(pass_s=verify_s / window)
+    )
+    scenario = Scenario.of(
+        profile=PEARL_LIKE,
+        policy="pipelined",
+        num_speculative_tokens=window,
+        acceptance=cell.acceptance,
+        input_len=1,
+        output_len=OUTPUT_TOKENS,
+        num_prompts=max(8, cell.concurrency),
+        request_rate="inf",
+        max_concurrency=cell.concurrency,
+        **{"policy_options.draft_devices": 1, "policy_options.poll_s": 0.0},
+    )
+    profile = msgspec.structs.replace(like, kernels=kernels)
+    record = simulate(resolve(scenario, profile, "pipelined"), 0, record_works=True)
+    checks = [work for work in record.works if work.kind == "verify"]
+    tokens_per_row = sum(request.emitted_tokens - 1 for request in record.requests) / sum(work.rows for work in checks)
+    mean_step_s = (checks[-1].end_s - checks[0].start_s) / len(checks)
+    return cell.concurrency * tokens_per_row / mean_step_s / plain
+
+
+JUDGES: dict[str, Callable[..., list[JudgedCell]]] = {
+    "loops": loops, "timestamps": timestamps, "steps": steps, "lengths": lengths, "pearl": pearl,
+}  # fmt: skip

@@ -1,0 +1,358 @@
+"""Cells of each source: one function per form of file that others publish, by name in validation/sections.yaml.
+
+Not here: simulating them (validation.accuracy.judges).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from math import isclose
+from pathlib import Path
+from statistics import NormalDist, fmean
+from typing import Any
+
+import msgspec
+
+from calibrate.judge.cell import FITTED, Cell
+from calibrate.judge.cell_table import cells_of
+from calibrate.judge.vllm_requests import RealRun, read_requests
+from sim.acceptance.tape import TapeAcceptance, read_tapes
+from sim.costs.profile_files import load
+from validation.accuracy.specs import RunSpec, path_of
+from validation.accuracy.tapes import fit_markov, spec_of
+from validation.tables import csv_rows, grouped
+
+Row = Mapping[str, str]
+Rows = list[dict[str, Any]]
+
+PROMPT_TOKENS = {"gsm8k": 717, "humaneval": 206, "rag_shared_prefix": 682}
+"""Prompt tokens of the A100 study by its server logs: prompt and generation throughput at concurrency 1."""
+Z_95 = NormalDist().inv_cdf(0.95)
+KV_BLOCK, SHARED_BLOCK = 16, 16
+"""Tokens of a KV block, and those of BLIS's prompts that no other prompt has."""
+OVERLOADED = 0.5
+"""A stage of BLIS that fails more of its requests than this says nothing about the engine's speed."""
+SPECBUNDLE_LENGTHS = {"input_len": 300, "output_len": 500}
+"""Assumed of every data set."""
+STEP_ROWS, STEP_QUERIES, STEP_CONTEXT = (1, 8, 16, 32, 64), (1, 5), 512
+"""Steps that SpecDecode-Bench's line is judged at: rows, tokens a row, context of each row."""
+BLOCK = 7
+"""Tokens that DFlash and DSpark propose in a round."""
+STAGES = {"s1": 1, "s1t0": 0}
+"""Begin the names of their files; temperature."""
+
+
+def cells_of_run(run: RunSpec, data: Path) -> list[Cell]:
+    """The cells of a run, with what its specification sets. Raises ValueError and OSError."""
+    if run.reader in CELLS:
+        cells = CELLS[run.reader](path_of(run.file, data), run)
+        return [msgspec.structs.replace(cell, **run.set) for cell in cells]
+    rows = run.cells if run.cells else ROWS[run.reader](path_of(run.file, data), run)
+    cells = cells_of(
+        run.file or run.reader, [{**row, **run.set} for row in rows], has_requests=run.requests is not None
+    ).cells
+    fitted_ids = load(run.profile).host.source.replace(",", " ").split() if isinstance(run.profile, str) else ()
+    predicted = {} if run.predicted is None else _predicted(path_of(run.predicted, data))
+    return [
+        msgspec.structs.replace(
+            cell,
+            method=run.method if cell.num_speculative_tokens else "none",
+            role=FITTED if cell.id and cell.id in fitted_ids else cell.role,
+            output_len_std=run.output_spread * (cell.output_len or 0) or cell.output_len_std,
+            predicted=predicted.get((cell.input_len, cell.output_len, cell.concurrency), {}),
+        )
+        for cell in cells
+    ]
+
+
+def _predicted(path: Path) -> dict[tuple[int | None, int | None, int], dict[str, float]]:
+    return {
+        (int(row["input_len"]), int(row["output_len"]), int(row["concurrency"])): {
+            name: float(row[name]) for name in ("tpot_ms", "ttft_ms")
+        }
+        for row in csv_rows(path)
+    }
+
+
+def chosen(rows: Sequence[dict[str, str]], patterns: Row) -> list[dict[str, str]]:
+    """Rows whose columns are like one of the patterns, which | joins. Raises ValueError where none is."""
+    kept = [
+        row
+        for row in rows
+        if all(any(fnmatchcase(row[name], each) for each in text.split("|")) for name, text in patterns.items())
+    ]
+    if not kept:
+        raise ValueError(f"no row with {', '.join(f'{name}={text}' for name, text in patterns.items())}")
+    return kept
+
+
+def table(path: Path, run: RunSpec) -> Rows:
+    """A table of cells under columns of its own."""
+    rows = chosen(csv_rows(path), run.rows)
+    return [{ours: row[theirs] for theirs, ours in run.columns.items()} for row in rows]
+
+
+def study(path: Path, run: RunSpec) -> Rows:
+    """SpecDecoding-Study's runs of Llama-3.1-8B-Instruct in fp16: means over the repeats of a point, both phases.
+
+    Raises ValueError where repeats differ in what must be the same.
+    """
+    fixed = {"phase": "phase2_results|phase3_results", "model": "*Llama-3.1-8B-Instruct", "w": "fp16", "kv": "fp16"}
+    rows = chosen(csv_rows(path), {**fixed, "spec": "none|eagle3"})
+    points = grouped(rows, lambda row: (row["wl"], row["spec"], int(row["conc"])))
+    order = sorted(points, key=lambda point: (point[0], point[1] != "none", point[2]))
+    spreads = {point[0]: _output_std(points[point]) for point in order if point[1:] == ("none", 1)}
+    return [_study_cell(*point, points[point], spreads.get(point[0], 0.0)) for point in order]
+
+
+def _output_std(repeats: Sequence[Row]) -> float:
+    """Standard deviation of the output tokens, inferred from E2EL at concurrency 1: a token takes one ITL there.
+
+    The 95th percentile is Z_95 standard deviations above the median. Outputs that all have the most tokens are fixed.
+    """
+    if all(float(row["tot_out"]) == float(row["nreq"]) * _most_tokens(row) for row in repeats):
+        return 0.0
+    return fmean((float(row["e2e_p95"]) - float(row["e2e_p50"])) / float(row["itl_mean"]) / Z_95 for row in repeats)
+
+
+def _most_tokens(row: Row) -> int:
+    return int(json.loads(row["wlp"])["max_new_tokens"])
+
+
+def _study_cell(
+    workload: str, spec: str, concurrency: int, repeats: Sequence[Row], output_std: float
+) -> dict[str, Any]:
+    mean = {
+        name: fmean(float(row[name]) for row in repeats if row[name])
+        for name in ("nreq", "k", "tot_out", "goodput", "ttft_mean", "itl_mean", "itl_p50", "e2e_mean")
+    }
+    for name in ("nreq", "k"):
+        if not all(isclose(float(row[name]), mean[name]) for row in repeats):
+            raise ValueError(f"repeats of {workload} {spec} c={concurrency} differ in {name}")
+    return {
+        "label": workload,
+        "arm": spec,
+        "concurrency": concurrency,
+        "input_len": PROMPT_TOKENS[workload],
+        "output_len": round(mean["tot_out"] / mean["nreq"]),
+        "output_len_std": output_std or "",
+        "output_len_max": _most_tokens(repeats[0]),
+        "num_prompts": int(mean["nreq"]),
+        "num_speculative_tokens": int(mean["k"]),
+        "acceptance_length": fmean(float(row["tau"]) for row in repeats) if mean["k"] else "",
+        "output_throughput": mean["goodput"],
+        "ttft_ms": mean["ttft_mean"],
+        "itl_ms": mean["itl_mean"],
+        "itl_p50_ms": mean["itl_p50"],
+        "e2el_ms": mean["e2e_mean"],
+    }
+
+
+def apertus(folder: Path, run: RunSpec) -> Rows:
+    """Cells of the GH200 study; the acceptance of each is the one that was measured in it."""
+    keys = ("sweep", "arm", "workload", "concurrency")
+    rates = grouped(csv_rows(folder / "per_position.csv"), lambda row: tuple(row[name] for name in keys))
+    rows = []
+    for row in chosen(csv_rows(folder / "cells.csv"), run.rows):
+        of_cell = sorted(rates.get(tuple(row[name] for name in keys), ()), key=lambda rate: int(rate["position"]))
+        accepted = ",".join(rate["accept_rate_at_position"] for rate in of_cell)
+        rows.append(
+            {
+                "label": row["workload"],
+                "arm": row["arm"],
+                "concurrency": row["concurrency"],
+                "num_prompts": row["requests"],
+                "num_speculative_tokens": row["k"],
+                "acceptance": f"vllm:{accepted}" if accepted else "",
+                "num_gpu_blocks": int(row["kv_pool_tokens"]) // KV_BLOCK if row["kv_pool_tokens"] else "",
+                "output_throughput": row["output_tok_per_s"],
+                "ttft_ms": row["ttft_mean_ms"],
+                "tpot_ms": row["tpot_mean_ms"],
+                "tpot_p95_ms": row["tpot_p95_ms"],
+                "itl_p50_ms": row["itl_chunk_p50_ms"],
+            }
+        )
+    return rows
+
+
+def blis(path: Path, run: RunSpec) -> Rows:
+    """Stages of BLIS's runs. Time per output token is taken from latencies, since the client counts two chunks a
+    token."""
+    rows = []
+    for row in csv_rows(path):
+        ended, failed = int(row["successes"]), int(row["failures"])
+        if not row["requested_rate"] or failed > OVERLOADED * (ended + failed):
+            continue
+        e2el_ms, ttft_ms = float(row["request_latency_mean_ms"]), float(row["time_to_first_token_mean_ms"])
+        tokens, prompt = float(row["output_len_mean_tokens"]), round(float(row["prompt_len_mean_tokens"]))
+        rows.append(
+            {
+                "label": row["run"].rpartition("-")[2] + ", open loop",
+                "request_rate": row["requested_rate"],
+                "num_prompts": ended,
+                "input_len": prompt,
+                "shared_prefix": prompt - SHARED_BLOCK,
+                "output_len": round(tokens),
+                "max_num_seqs": row["max_num_seqs"],
+                "max_num_batched_tokens": row["max_num_batched_tokens"],
+                "e2el_ms": e2el_ms,
+                "ttft_ms": ttft_ms,
+                "tpot_ms": (e2el_ms - ttft_ms) / (tokens - 1.0),
+            }
+        )
+    return rows
+
+
+def specbundle(path: Path, run: RunSpec) -> Rows:
+    """Two cells of each row, without and with drafts. Raises ValueError for a tree of drafts."""
+    rows = []
+    for row in chosen(csv_rows(path), run.rows):
+        if row["topk"] != "1":
+            raise ValueError(f"topk={row['topk']}: trees of drafts are not simulated; want chains, topk=1")
+        arm = row["draft"].rpartition("/")[2]
+        label = f"{row['dataset']}, {arm}"
+        common = {"label": label, "arm": arm, "concurrency": row["batch_size"], **SPECBUNDLE_LENGTHS}
+        acceptance = f"length:{float(row['accept_len_incl_bonus']):.4f}"
+        plain, drafting = row["baseline_output_tok_per_s"], row["output_tok_per_s"]
+        rows += [
+            {**common, "num_speculative_tokens": 0, "acceptance": "", "output_throughput": plain},
+            {**common, "num_speculative_tokens": row["steps"], "acceptance": acceptance, "output_throughput": drafting},
+        ]
+    return rows
+
+
+ROWS: dict[str, Callable[[Path, RunSpec], Rows]] = {
+    "table": table, "study": study, "apertus": apertus, "blis": blis, "specbundle": specbundle,
+}  # fmt: skip
+"""Rows of cells under our columns."""
+
+
+@lru_cache(maxsize=4)
+def real_run(folder: Path) -> RealRun:
+    """A run of LLMServingSim's, whose prompts have blocks in common."""
+    prompts = folder.parents[3] / "workloads/sharegpt-llama-3.1-8b-300-sps10.prefix_blocks.jsonl"
+    return read_requests(folder / "vllm/requests.jsonl", prompts)
+
+
+def timestamps(folder: Path, run: RunSpec) -> list[Cell]:
+    """A run as one cell; its judge compares the requests in the folder that `texts` has."""
+    return [Cell(method=run.method, num_prompts=len(real_run(folder).requests), texts={"folder": str(folder)})]
+
+
+def steps(path: Path, run: RunSpec) -> list[Cell]:
+    """Steps of the target by SpecDecode-Bench's line: seconds by tokens and KV."""
+    line = json.loads(path.read_text())
+    target = line["target"]
+    cells = []
+    for queries in STEP_QUERIES:
+        what = "decode" if queries == 1 else f"verify, {queries} tokens a row"
+        for rows in STEP_ROWS:
+            real_s = target["fixed"] + target["per_batched_token"] * rows * queries
+            real_s += target["per_kv_token"] * rows * STEP_CONTEXT + line["host_overhead_per_step"]
+            cells.append(
+                Cell(
+                    label=f"SpecDecode-Bench's line: a step's {what}",
+                    method="none",
+                    num_speculative_tokens=queries - 1,
+                    concurrency=rows,
+                    input_len=STEP_CONTEXT,
+                    measured={"tpot_ms": 1e3 * real_s},
+                )
+            )
+    return cells
+
+
+def tapes(folder: Path, run: RunSpec) -> list[Cell]:
+    """Acceptance lengths of recorded tapes, each with the model that was fitted on its tape."""
+    cells = []
+    for method in ("eagle3", "ngram"):
+        for dataset in ("gsm8k", "instructcoder", "sharegpt"):
+            recorded = read_tapes(f"{folder / f'acc_{dataset}.jsonl'}#acc_{method}")
+            quote = spec_of(fit_markov(recorded))
+            lengths = [TapeAcceptance(recorded).expected_length(k) for k in range(1, 8)]
+            cells += [_length_cell(method, dataset, k, length, quote) for k, length in enumerate(lengths, start=1)]
+    return cells
+
+
+def rounds(folder: Path, run: RunSpec) -> list[Cell]:
+    """Acceptance lengths of shorter drafts of DFlash and DSpark, each with the length at BLOCK as its quote."""
+    cells = []
+    for drafter in ("dflash", "dspark"):
+        for stage, temperature in STAGES.items():
+            path = folder / f"tape_{stage}_{drafter}_fresh.csv"
+            accepted = [int(row["accepted_draft"]) for row in csv_rows(path)]
+            quote = f"length:{length_at(accepted, BLOCK):.4f}@{BLOCK}"
+            workload = f"gsm8k, humaneval, mt-bench at temperature {temperature}"
+            lengths = [length_at(accepted, k) for k in range(1, BLOCK)]
+            cells += [_length_cell(drafter, workload, k, length, quote) for k, length in enumerate(lengths, start=1)]
+    return cells
+
+
+def length_at(accepted: Sequence[int], k: int) -> float:
+    """Acceptance length, bonus included, of rounds cut to k drafted tokens.
+
+    >>> length_at([0, 7, 3], 2)
+    2.3333333333333335
+    """
+    return 1.0 + fmean(min(count, k) for count in accepted)
+
+
+def _length_cell(method: str, label: str, k: int, length: float, quote: str) -> Cell:
+    return Cell(
+        method=method,
+        label=label,
+        num_speculative_tokens=k,
+        concurrency=1,
+        acceptance=quote,
+        measured={"acceptance_length": length},
+    )
+
+
+def pearl(path: Path, run: RunSpec) -> list[Cell]:
+    """Cells of nano-PEARL's table: a token is accepted with probability m / (m + 1), m the mean accepted run."""
+    cells = []
+    for row in csv_rows(path):
+        accepted, plain = float(row["pearl_mean_accepted_tokens_MAT"]), float(row["ar_tok_per_s"])
+        cells.append(
+            Cell(
+                gpu=row["gpu"],
+                target=row["target_model"].rpartition("/")[2].lower(),
+                draft=row["draft_model"].rpartition("/")[2].lower(),
+                method=run.method,
+                label=f"{row['dataset']}, {row['draft_model'].rpartition('/')[2].lower()}",
+                arm=row["dataset"],
+                concurrency=int(row["batch_size"]),
+                acceptance=f"iid:{accepted / (1.0 + accepted):.4f}",
+                measured={"speedup": float(row["pearl_tok_per_s"]) / plain},
+                texts=row,
+            )
+        )
+    return cells
+
+
+CELLS: dict[str, Callable[[Path, RunSpec], list[Cell]]] = {
+    "timestamps": timestamps, "steps": steps, "tapes": tapes, "rounds": rounds, "pearl": pearl,
+}  # fmt: skip
+"""Cells of other forms than a table's."""
+
+
+def peer_figures(text: str) -> dict[str, tuple[float, float]]:
+    """Metric -> the real and the simulated milliseconds of LLMServingSim's summary.txt, which are rounded.
+
+    Raises ValueError where it has none.
+    """
+    metrics = {"TTFT": "ttft", "TPOT": "tpot", "Latency": "e2el"}
+    statistics = {"Mean": "_ms", "Median": "_p50_ms", "P95": "_p95_ms", "P99": "_p99_ms"}
+    lines = re.findall(r"^(\w+) (\w+)\s+([\d.]+)\s+([\d.]+)\s+[+-][\d.]+%\s*$", text, re.MULTILINE)
+    figures = {
+        f"{metrics[metric]}{statistics[statistic]}": (float(real), float(simulated))
+        for metric, statistic, real, simulated in lines
+        if metric in metrics and statistic in statistics
+    }
+    if not figures:
+        raise ValueError("summary.txt of LLMServingSim holds no figure: want lines such as 'TTFT Mean 1.0 1.1 +10.0%'")
+    return figures
