@@ -82,7 +82,7 @@ accuracy: .venv/.real            ## docs/validation/cpu: the tiny pair measured,
 
 accuracy-public: .venv/.dev      ## docs/accuracy.md and its cells: public runs of others, judged; DATA=FOLDER holds what it names
 	@test -n "$(DATA)" || { echo "make accuracy-public DATA=FOLDER: the folder with the public data" >&2; exit 2; }
-	$(BIN)/python -m validation accuracy $(DATA) $(if $(PEER),--peer $(PEER))
+	$(BIN)/python -m validation accuracy $(DATA)
 
 claims: .venv/.dev               ## published figures, each with what is simulated from its conditions and a verdict
 	$(BIN)/python -m validation claims

@@ -33,8 +33,6 @@ PROGRAMS = {
     "left_out": ("validation.intervals.left_out", "pooled constants of engines without each of their sources"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),
-    "partition": ("validation.accuracy.multiprocessor_shares", "solo curves of shares of multiprocessors"),
-    "power": ("validation.accuracy.power", "average power of a GPU beside measured ones"),
     "profile_errors": ("validation.pages.profile_errors", "error of a profile on its held-out points, per kind"),
     "real_engine": ("validation.conformance.real_engine", "logs of a real vLLM on a CPU (make vllm)"),
     "replay_accuracy": (

@@ -56,8 +56,8 @@ from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 from sim.studies.tune import simulate_grid, tune
 from sim.workload.generate import build_requests, is_trace
-from validation.accuracy import gh200
-from validation.accuracy.closed_loops import STUDY, study_cells
+from validation.accuracy.sources import study
+from validation.accuracy.specs import RunSpec
 from validation.tables import csv_rows, grouped, markdown_table, write_csv
 
 PAIRS = ("h100-sxm/llama-3.1-8b+llama-3.2-1b", "a100-sxm/llama-2-7b+tinyllama-1.1b")
@@ -330,6 +330,9 @@ def tune_truths(seed: int, count: int) -> None:
     print(f"pooled: {pooled:.1f} % of {sum(speedups.size for speedups in fresh)}")
 
 
+A100, GH200 = "unlicensed_local_only/a100_eagle3_study/runs_summary.csv", "unlicensed_local_only/apertus_gh200"
+
+
 class Case(NamedTuple):
     """A drafter whose speed-ups were measured."""
 
@@ -342,7 +345,7 @@ class Case(NamedTuple):
 def gh200_case(folder: Path, method: str, profile: str, scratch: Path) -> Case:
     """Chat on the GH200."""
     cells = csv_rows(folder / "cells.csv")
-    cells = [row for row in cells if row["workload"] == "chat" and row["method"] in (gh200.PLAIN, method)]
+    cells = [row for row in cells if row["workload"] == "chat" and row["method"] in ("none", method)]
     settings = grouped(cells, lambda row: (int(row["concurrency"]), int(row["k"])))
     measured = {key: fmean(float(row["output_tok_per_s"]) for row in rows) for key, rows in settings.items()}
     longest = max(k for _, k in measured)
@@ -356,7 +359,7 @@ def gh200_case(folder: Path, method: str, profile: str, scratch: Path) -> Case:
         max_num_seqs=256, max_num_batched_tokens=16384, dataset_name="csv", dataset_path=str(path),
         **{
             "engine.gpu_memory_utilization": 0.8,
-            "speculation.method": "eagle3" if method == gh200.EAGLE else method,
+            "speculation.method": "eagle3" if method == "eagle31" else method,
         },
     )  # fmt: skip
     return Case(f"GH200, Apertus 8B, chat, {method}", scenario, measured)
@@ -375,7 +378,7 @@ def quoted(path: Path, method: str, k: int) -> str:
 
 def a100_case(path: Path) -> Case:
     """EAGLE-3 of vLLM 0.24 on the A100; one draft length, so its acceptance is that length's."""
-    cells = [cell for cell in study_cells(csv_rows(path)) if cell["label"] == A100_WORKLOAD]
+    cells = [cell for cell in study(path, RunSpec()) if cell["label"] == A100_WORKLOAD]
     drafting = [cell for cell in cells if cell["num_speculative_tokens"]]
     kept = {cell["concurrency"] for cell in drafting} - {FITTED_CONCURRENCY}
     k = drafting[0]["num_speculative_tokens"]
@@ -400,9 +403,9 @@ def accuracy_intervals(data: Path, draws: int = 20, workers: int = 2) -> None:
     widths: list[float] = []
     with TemporaryDirectory() as scratch:
         cases = [
-            gh200_case(data / gh200.STUDY, gh200.EAGLE, gh200.PROFILE, Path(scratch)),
-            gh200_case(data / gh200.STUDY, gh200.DSPARK, gh200.DSPARK_PROFILE, Path(scratch)),
-            a100_case(data / STUDY),
+            gh200_case(data / GH200, "eagle31", "gh200/apertus-8b+eagle3", Path(scratch)),
+            gh200_case(data / GH200, "dspark", "gh200/apertus-8b+dspark", Path(scratch)),
+            a100_case(data / A100),
         ]
         for title, scenario, measured in cases:
             concurrencies, lengths = (sorted(set(each)) for each in zip(*measured, strict=True))

@@ -2,7 +2,7 @@
 
 Each pass was timed on the whole GPU, on its share alone, and there beside the other. Captured passes are fitted, by the
 logarithms of all their slowdowns at once. Not here: measuring (calibrate.measure.rates), the shipped constants
-(validation/accuracy/multiprocessor_shares.py).
+(docs/validation/lanes.md).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ MEASURED = ShareCurve(
     queue_power=1.86,
     source=(
         "fitted on step times of LLaMA 7B by MPS share on an A100 (MuxServe) and on attention by green context on a "
-        "GH200, alone and beside a reader (MonoServe): validation/accuracy/multiprocessor_shares.py"
+        "GH200, alone and beside a reader (MonoServe): docs/validation/lanes.md"
     ),
     errors_pct={
         "llama-13b": 5.0,

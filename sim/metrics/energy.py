@@ -23,7 +23,7 @@ from sim.interface.work import Work
 from sim.metrics.stats import Floats
 
 EXPONENT = 0.70
-"""Fitted on Llama-2-70B on A100s (python -m validation power)."""
+"""Fitted on Llama-2-70B on A100s (docs/validation/power.md)."""
 
 
 class UsesRoofs(CostModel, Protocol):

@@ -11,7 +11,7 @@ from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance
 from sim.acceptance.tape import TapeAcceptance, Tapes, read_tapes, replay
-from validation.accuracy.acceptance import fit_beta, fit_markov
+from validation.accuracy.tapes import fit_markov, spec_of
 
 pytest.importorskip("scipy")
 
@@ -42,14 +42,6 @@ def test_a_replay_jumps_from_round_to_round() -> None:
 
 
 @pytest.mark.slow
-def test_the_mean_and_spread_of_a_beta_come_back() -> None:
-    """400 requests of 300 tokens: mean within 0.02, a + b within 20 %."""
-    fitted = fit_beta(tapes_of(parse_quoted("beta:13,8").model(4), 400, 300))
-    assert fitted.a / (fitted.a + fitted.b) == pytest.approx(13 / 21, abs=0.02)
-    assert fitted.a + fitted.b == pytest.approx(21.0, rel=0.2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["markov:.13,.82", "markov:.9,.4,.05,.05,.95"])
 def test_a_fitted_chain_predicts_the_lengths_of_the_chain_behind_the_tapes(spec: str) -> None:
     """300 requests of 500 tokens: within 1.5 %, the sampling error of the tapes."""
@@ -57,16 +49,7 @@ def test_a_fitted_chain_predicts_the_lengths_of_the_chain_behind_the_tapes(spec:
     fitted = fit_markov(tapes_of(truth, 300, 500))
     for k in LENGTHS:
         assert fitted.expected_length(k) == pytest.approx(truth.expected_length(k), rel=0.015)
-
-
-def test_tapes_without_a_round_are_refused() -> None:
-    with pytest.raises(ValueError, match="hold no round"):
-        fit_beta([[1], [1]])
-
-
-def test_a_beta_cannot_be_fitted_where_everything_is_accepted() -> None:
-    with pytest.raises(ValueError, match="accept everything or nothing"):
-        fit_beta([[1, *[20] * 50]])
+    assert parse_quoted(spec_of(fitted)).model(4).expected_length(4) == fitted.expected_length(4)
 
 
 @needs_recordings
@@ -77,19 +60,6 @@ def test_a_fitted_chain_predicts_recorded_lengths_within_two_percent(dataset: st
     """Real recordings, k = 1..7, in closed form."""
     tapes = read_tapes(f"{RECORDED}/acc_{dataset}.jsonl#acc_{method}")
     assert worst_error(fit_markov(tapes), tapes) < 0.02
-
-
-@needs_recordings
-@pytest.mark.slow
-@pytest.mark.parametrize("dataset", ["gsm8k", "instructcoder", "sharegpt"])
-def test_a_fitted_beta_predicts_recorded_eagle_lengths_within_three_percent(dataset: str) -> None:
-    """Its error is at k = 1, where rounds start right after accepted tokens, and draws is autocorrelated."""
-    tapes = read_tapes(f"{RECORDED}/acc_{dataset}.jsonl#acc_eagle3")
-    fitted = fit_beta(tapes)
-    assert worst_error(fitted, tapes) < 0.03
-    recorded = TapeAcceptance(tapes)
-    for k in range(3, 8):
-        assert fitted.expected_length(k) == pytest.approx(recorded.expected_length(k), rel=0.025)
 
 
 @needs_recordings

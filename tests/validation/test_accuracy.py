@@ -1,201 +1,279 @@
-"""What makes docs/accuracy.md: figures are read, averaged and judged as said; a part that fails is reported."""
+"""docs/accuracy.md: cells are read from each form of source, judged and fitted as its data says; what fails is said."""
 
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from calibrate.judge.cell_table import parse_columns, read_cells
-from calibrate.judge.cells import simulate_cell
+from calibrate.judge.cell import Cell, JudgedCell
+from calibrate.judge.cell_table import cells_of
+from calibrate.judge.cells import Setup, simulate_cell
 from calibrate.judge.fit_cells import with_constants
-from sim.acceptance.forms import parse_quoted
 from sim.costs.profile_files import load
-from validation.accuracy.acceptance import errors_pct, spec
-from validation.accuracy.accuracy_page import CELLS, main
-from validation.accuracy.closed_loops import H100, SILICON, run_cells, study_cells
-from validation.accuracy.gh200 import MEASURED_COLUMNS, STUDY, gh200_table, setup
+from sim.metrics.compared import compared
+from validation.accuracy import sources
+from validation.accuracy.accuracy_page import CELLS, main, summary_text
 from validation.accuracy.matrix import crossing, draw_speedups, matrix_text
-from validation.accuracy.sections import Line, Row, Section, section_text, summary_text
-from validation.accuracy.timed_runs import peer_figures
+from validation.accuracy.sections import BarLine, Section, judge_run, section_of
+from validation.accuracy.specs import RunSpec, SectionSpec, holds, specs
 
 pytest.importorskip("scipy")
 
-SUMMARY = """Metric                           vLLM         Sim     Diff%
------------------------------------------------------------
-TTFT Mean                     65456.6     65820.2     +0.6%
-TTFT P90                     121121.7    121881.8     +0.6%
+DATA = Path(__file__).parents[3] / "shared/data"
+PROFILE = "h100-sxm/llama-3.1-8b"
+Rows = Sequence[dict[str, Any]]
 
-Latency P95                      200.0       190.0     -5.0%
-"""
+
+def write(path: Path, rows: Rows) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def section(judged: Sequence[JudgedCell] = (), bars: Sequence[BarLine] = (), **more: Any) -> Section:
+    spec = SectionSpec(part="p", title="A run", source="s", fitted="nothing", runs=[], decides=True, **more)
+    return Section(spec, list(judged), list(bars), "nothing")
+
+
+def test_every_section_reads_and_judges_by_a_name_that_there_is() -> None:
+    from validation.accuracy.judges import JUDGES
+
+    runs = [run for spec in specs() for run in spec.runs]
+    assert {run.judge for run in runs} == JUDGES.keys()
+    assert {run.reader for run in runs} == sources.ROWS.keys() | sources.CELLS.keys()
 
 
 def test_the_peers_figures_are_read_from_its_summary() -> None:
-    found = peer_figures(SUMMARY)
-    assert found["ttft", "mean"] == (65820.2, pytest.approx(0.5555, abs=1e-3))
-    assert found["e2el", "p95"] == (190.0, pytest.approx(-5.0))
-    assert len(found) == 2
-
-
-def test_a_summary_without_figures_is_refused() -> None:
+    lines = ["Metric  vLLM  Sim  Diff%", "TTFT Mean 65456.6  65820.2  +0.6%", "TTFT P90 1.0 1.0 +0.6%", "",
+             "Latency P95 200.0 190.0 -5.0%"]  # fmt: skip
+    assert sources.peer_figures("\n".join(lines)) == {"ttft_ms": (65456.6, 65820.2), "e2el_p95_ms": (200.0, 190.0)}
     with pytest.raises(ValueError, match="holds no figure"):
-        peer_figures("nothing here")
+        sources.peer_figures("nothing here")
 
 
-def run_row(**changes: Any) -> dict[str, str]:
+def study_row(**changes: Any) -> dict[str, Any]:
     row = {"phase": "phase2_results", "model": "meta-llama/Llama-3.1-8B-Instruct", "w": "fp16", "kv": "fp16",
            "spec": "none", "k": 0, "wl": "gsm8k", "conc": 8, "tau": "", "ttft_mean": 100, "itl_mean": 10, "itl_p50": 9,
            "e2e_mean": 3000, "goodput": 600, "nreq": 160, "tot_out": 40960, "e2e_p50": 3000, "e2e_p95": 3500,
            "wlp": '{"max_new_tokens": 256}'}  # fmt: skip
-    return {name: str(value) for name, value in (row | changes).items()}
+    return row | changes
 
 
-def test_repeats_of_both_phases_are_averaged_and_other_runs_left_out() -> None:
-    speculative = {"spec": "eagle3", "k": 5, "tau": 2.8}
-    cells = study_cells(
-        [
-            run_row(),
-            run_row(phase="phase3_results", goodput=630),
-            run_row(phase="phase3b_results", goodput=1),
-            run_row(w="awq", goodput=1),
-            run_row(**speculative),
-            run_row(**speculative | {"tau": 3.0}),
-        ]
-    )
-    assert [(cell["arm"], cell["output_throughput"], cell["acceptance_length"]) for cell in cells] == [
-        ("none", 615.0, ""),
-        ("eagle3", 600.0, pytest.approx(2.9)),
-    ]
-    assert (cells[0]["input_len"], cells[0]["output_len"], cells[0]["num_prompts"]) == (717, 256, 160)
+def test_repeats_of_both_phases_are_averaged_and_other_runs_left_out(tmp_path: Path) -> None:
+    drafting = {"spec": "eagle3", "k": 5, "tau": 2.8}
+    others = [study_row(phase="phase3b_results", goodput=1), study_row(w="awq", goodput=1)]
+    rows = [study_row(), study_row(phase="phase3_results", goodput=630), *others]
+    rows += [study_row(**drafting), study_row(**drafting | {"tau": 3.0})]
+    plain, eagle = sources.study(write(tmp_path / "t.csv", rows), RunSpec())
+    assert (plain["arm"], plain["output_throughput"], plain["acceptance_length"]) == ("none", 615.0, "")
+    assert (eagle["arm"], eagle["acceptance_length"]) == ("eagle3", pytest.approx(2.9))
+    assert (plain["input_len"], plain["output_len"], plain["num_prompts"]) == (717, 256, 160)
+    with pytest.raises(ValueError, match="differ in nreq"):
+        sources.study(write(tmp_path / "t.csv", [study_row(), study_row(nreq=320)]), RunSpec())
 
 
-def test_outputs_that_end_by_themselves_get_the_spread_that_e2el_shows_at_concurrency_one() -> None:
+def test_outputs_that_end_by_themselves_get_the_spread_that_e2el_shows_at_concurrency_one(tmp_path: Path) -> None:
     """500 ms between median and 95th percentile are 50 tokens of 10 ms, 1.645 standard deviations."""
-    alone = run_row(wl="humaneval", conc=1, tot_out=20000)
-    cells = study_cells([alone, alone | {"conc": "8"}, run_row(conc=1)])
+    alone = study_row(wl="humaneval", conc=1, tot_out=20000)
+    cells = sources.study(write(tmp_path / "t.csv", [alone, alone | {"conc": 8}, study_row(conc=1)]), RunSpec())
     assert [(cell["label"], cell["concurrency"]) for cell in cells] == [
-        ("gsm8k", 1),
-        ("humaneval", 1),
-        ("humaneval", 8),
-    ]
+        ("gsm8k", 1), ("humaneval", 1), ("humaneval", 8),
+    ]  # fmt: skip
     assert cells[0]["output_len_std"] == ""
     assert [cell["output_len_std"] for cell in cells[1:]] == [pytest.approx(50 / 1.6449, rel=1e-4)] * 2
     assert (cells[1]["output_len"], cells[1]["output_len_max"]) == (125, 256)
 
 
-def test_repeats_that_served_other_numbers_of_requests_are_refused() -> None:
-    with pytest.raises(ValueError, match="differ in nreq"):
-        study_cells([run_row(), run_row(nreq=320)])
+def test_a_gh200_cell_brings_its_own_rates_and_blocks(tmp_path: Path) -> None:
+    names = ("output_tok_per_s", "ttft_mean_ms", "tpot_mean_ms", "tpot_p95_ms", "itl_chunk_p50_ms")
+    keys = {"sweep": "s", "arm": "eagle-k2", "workload": "chat", "concurrency": "4"}
+    cell = {**keys, "method": "eagle31", "k": "2", "requests": "6", "kv_pool_tokens": "1600", **dict.fromkeys(names, 1)}
+    write(tmp_path / "cells.csv", [cell, cell | {"method": "dspark"}, cell | {"workload": "opb"}])
+    rates = [keys | {"position": place, "accept_rate_at_position": rate} for place, rate in ((1, "0.3"), (0, "0.6"))]
+    others = [keys | {"concurrency": "8", "position": 0, "accept_rate_at_position": "0.9"}]
+    write(tmp_path / "per_position.csv", rates + others)
+    (row,) = sources.apertus(tmp_path, RunSpec(rows={"workload": "chat", "method": "none|eagle31"}))
+    assert (row["acceptance"], row["num_gpu_blocks"], row["num_prompts"]) == ("vllm:0.6,0.3", 100, "6")
 
 
-def test_a_line_is_judged_by_the_size_of_its_error_and_a_fit_by_none() -> None:
-    lines = [
-        Line(what="TTFT", real=100.0, simulated=98.0, error_pct=-2.0, bar_pct=1.5),
-        Line(what="E2EL", real=100.0, simulated=101.0, error_pct=1.0, bar_pct=1.5),
-        Line(what="TPOT", real=10.0, simulated=10.0, error_pct=0.0, is_fit=True),
+BLIS = {
+    "run": "20260217-1-llama-2-7b-tp1-codegen", "requested_rate": "5.0", "successes": "900", "failures": "100",
+    "prompt_len_mean_tokens": "591.6", "output_len_mean_tokens": "101", "max_num_seqs": "128",
+    "max_num_batched_tokens": "2048", "request_latency_mean_ms": "1030", "time_to_first_token_mean_ms": "30",
+}  # fmt: skip
+
+
+def test_an_open_loops_prompts_are_in_the_cache_and_overloaded_stages_are_left_out(tmp_path: Path) -> None:
+    """592 tokens take 25 ms or more; what is computed anew are 16. Time per token comes from latencies."""
+    stages = [BLIS, BLIS | {"requested_rate": ""}, BLIS | {"failures": "9000"}]
+    write(tmp_path / "t.csv", stages)
+    run = RunSpec(
+        reader="blis", file="t.csv", set={"num_prefixes": 100}, profile="h100-sxm/llama-2-7b",
+        engine={"name": "vllm-0.19"}, workload={"num_prompts": 150, "num_warmups": 110, "burstiness": 1e6},
+    )  # fmt: skip
+    ((judged,), _) = judge_run(run, tmp_path)
+    assert judged.cell.measured == {"ttft_ms": 30.0, "tpot_ms": 10.0, "e2el_ms": 1030.0}
+    assert (judged.cell.request_rate, judged.cell.input_len, judged.cell.num_prompts) == (5.0, 592, 900)
+    assert 5.0 < (judged.metrics["ttft_ms"]["simulated"] or 0.0) < 35.0
+
+
+def test_a_row_of_specbundle_is_a_pair_and_a_tree_of_drafts_is_refused(tmp_path: Path) -> None:
+    row = {"target": "T", "dataset": "gsm8k", "batch_size": "1", "steps": "3", "topk": "1", "draft": "lmsys/head",
+           "baseline_output_tok_per_s": "180", "output_tok_per_s": "360", "accept_len_incl_bonus": "2.5"}  # fmt: skip
+    plain, drafting = sources.specbundle(write(tmp_path / "t.csv", [row]), RunSpec())
+    assert (plain["output_throughput"], drafting["output_throughput"]) == ("180", "360")
+    assert (drafting["num_speculative_tokens"], drafting["acceptance"]) == ("3", "length:2.5000")
+    with pytest.raises(ValueError, match=r"^topk=4: trees of drafts are not simulated"):
+        sources.specbundle(write(tmp_path / "t.csv", [row | {"topk": "4"}]), RunSpec())
+
+
+def test_a_length_quoted_at_seven_is_exact_where_rounds_are_geometric_and_cut_shorter(tmp_path: Path) -> None:
+    """Every drafted token is accepted with 1/2: of 128 rounds 64 accept none, 32 one, and so on."""
+    counts = [accepted for accepted in range(7) for _ in range(64 >> accepted)] + [7]
+    for stage in ("s1", "s1t0"):
+        for drafter in ("dflash", "dspark"):
+            write(tmp_path / f"tape_{stage}_{drafter}_fresh.csv", [{"accepted_draft": count} for count in counts])
+    assert sources.length_at(counts, 7) == pytest.approx(2.0 - 2.0**-7)
+    judged, _ = judge_run(RunSpec(reader="rounds", judge="lengths"), tmp_path)
+    assert len(judged) == 24
+    assert max(abs(each.error_pct("acceptance_length") or 0.0) for each in judged) < 0.01
+
+
+def test_pearls_cells_are_judged_where_their_data_set_did_not_fit(tmp_path: Path) -> None:
+    """At batch 1 with 9 of 10 tokens accepted; the speed-ups are those of a window of 8."""
+    row = {"gpu": "H200", "draft_model": "a/Small", "target_model": "a/Large", "batch_size": 1, "ar_tok_per_s": 40.0,
+           "pearl_tok_per_s": 120.0, "pearl_mean_accepted_tokens_MAT": 9.0}  # fmt: skip
+    write(tmp_path / "t.csv", [row | {"dataset": dataset} for dataset in ("AIME", "CNNDM", "GSM8K")])
+    ((judged,), _) = judge_run(RunSpec(reader="pearl", judge="pearl", file="t.csv", method="pearl"), tmp_path)
+    assert (judged.cell.gpu, judged.cell.target, judged.cell.label) == ("H200", "large", "GSM8K, small")
+    assert abs(judged.error_pct("speedup") or 99.0) < 5.0
+
+
+def test_steps_of_another_engines_line_are_judged(tmp_path: Path) -> None:
+    target = {"fixed": 5.9e-3, "per_batched_token": 2e-5, "per_kv_token": 4e-8}
+    (tmp_path / "l.json").write_text(json.dumps({"target": target, "host_overhead_per_step": 1e-3}))
+    run = RunSpec(reader="steps", judge="steps", file="l.json", profile=PROFILE, engine={"name": "vllm-0.9"})
+    judged, _ = judge_run(run, tmp_path)
+    assert judged[1].metrics["tpot_ms"]["real"] == pytest.approx(5.9 + 0.16 + 8 * 512 * 4e-5 + 1.0)
+    assert len(judged) == 10
+
+
+def test_the_models_of_tapes_are_judged_at_every_length(tmp_path: Path) -> None:
+    tape = [1, 3, 2, 1, 1, 4, 3, 2, 1] * 4
+    for name in ("gsm8k", "instructcoder", "sharegpt"):
+        (tmp_path / f"acc_{name}.jsonl").write_text(json.dumps({"acc_eagle3": tape, "acc_ngram": tape}) + "\n")
+    judged, _ = judge_run(RunSpec(reader="tapes", judge="lengths"), tmp_path)
+    assert {(each.cell.method, each.cell.num_speculative_tokens) for each in judged} == {
+        (method, k) for method in ("eagle3", "ngram") for k in range(1, 8)
+    }
+
+
+def test_a_setting_of_power_is_left_out_by_its_neighbours_and_not_by_its_error(tmp_path: Path) -> None:
+    powers = [(512, "0.74"), (1024, "0.72"), (2048, "0.35"), (8192, "0.0")]
+    fixed = {"model": "llama2-70b", "hardware": "a100-80gb", "tensor_parallel": 8, "batch_size": 1, "token_size": 128}
+    times = {"prompt_time": 200, "token_time": 50}
+    rows = [{**fixed, **times, "prompt_size": prompt, "average_power": watts} for prompt, watts in powers]
+    write(tmp_path / "t.csv", rows)
+    run = RunSpec(reader="power", judge="power", file="t.csv", method="llama2-70b")
+    judged, _ = judge_run(run, tmp_path)
+    assert [each.cell.input_len for each in judged] == [512, 1024]
+    assert all(each.is_fit for each in judged)
+    assert judged[0].metrics["power_w"]["real"] == pytest.approx(0.74 * 400.0)
+    assert 50.0 < (judged[0].metrics["power_w"]["simulated"] or 0.0) < 400.0
+
+
+def made_up(data: Path, gap_s: float) -> list[dict[str, Any]]:
+    """Sections with a table of four cells, as the H100 profile with this gap would have measured them."""
+    profile = with_constants(load(PROFILE), {"step_s": 0.0, "gap_s": gap_s})
+    points = [{"isl": isl, "osl": 24, "batch": batch} for batch in (8, 16) for isl in (128, 512)]
+    columns = {"isl": "input_len", "osl": "output_len", "batch": "concurrency"}
+    bare = [{columns[name]: value for name, value in point.items()} | {"tpot_ms": 1} for point in points]
+    engine = {"name": "trtllm-1.0", "max_num_seqs": 512, "max_num_batched_tokens": 8192}
+    runs = [simulate_cell(cell, profile, Setup(engine=engine)) for cell in cells_of("made up", bare).cells]
+    kept = [
+        {**point, "kind": "ours", "theirs_ms": run["mean_tpot_ms"]} for point, run in zip(points, runs, strict=True)
     ]
-    section = Section(title="A run", about=["source"], lines=lines)
-    assert summary_text([section]).startswith("1 of 2 bars met.")
-    text = section_text(section)
-    assert "| TTFT | 100.0 | 98.00 | -2.00 % | 1.5 % | **no** |" in text
-    assert "| TPOT | 10.00 | 10.00 | +0.00 % | fit |  |" in text
+    write(data / "t.csv", [*kept, {**kept[0], "kind": "another", "theirs_ms": 1.0}])
+    peer = [
+        {"input_len": 512, "output_len": 24, "concurrency": 16, "tpot_ms": 0.5 * runs[-1]["mean_tpot_ms"], "ttft_ms": 1}
+    ]
+    write(data / "peer.csv", peer)
+    run = {
+        "file": "t.csv", "columns": {**columns, "theirs_ms": "tpot_ms"}, "rows": {"kind": "o*"}, "profile": PROFILE,
+        "set": {"gpu": "H100", "engine": "trtllm-1.0", "target": "m", "peer": "other"}, "predicted": "peer.csv",
+        "fits": [{"constants": ["step_s"], "metrics": ["tpot_ms"], "where": {"concurrency": 8}}], "engine": engine,
+    }  # fmt: skip
+    bars = [{"what": "TPOT, {n} cells", "metric": "tpot_ms", "mean": 3}]
+    return [{"part": "h100", "title": "T", "source": "s", "fitted": "{fits}", "runs": [run], "bars": bars}]
 
 
-def test_the_error_of_a_model_against_itself_is_zero_at_every_length() -> None:
-    model = parse_quoted("beta:13,8").model(4)
-    assert errors_pct(model, [model.expected_length(k) for k in range(1, 8)]) == [0.0] * 7
-    assert spec(model) == "`beta:13,8`"
-
-
-def write_silicon(data: Path, gap_s: float) -> Path:
-    """A table of four cells as the H100 profile with this gap would have measured them."""
-    profile = with_constants(load(H100.profile), {"step_s": 0.0, "gap_s": gap_s})
-    path = data / SILICON
-    path.parent.mkdir(parents=True)
-    header = ["isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms", "id"]
-    points = [(isl, 24, float(c)) for c in (8, 16) for isl in (128, 512)]
-
-    def write(rows: list[tuple[float, ...]]) -> None:
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([header, *rows])
-
-    columns = parse_columns("isl=input_len,osl=output_len,batch_size=concurrency,silicon_tpot_ms=tpot_ms")
-    write([(*point, 1.0, 1.0, 0) for point in points])
-    found = [simulate_cell(cell, profile, H100.setup) for cell in read_cells(path, columns).cells]
-    pairs = enumerate(zip(points, found, strict=True))
-    write([(*point, 99.0, each["mean_tpot_ms"], index) for index, (point, each) in pairs])
-    return path
-
-
-def write_peer(folder: Path) -> Path:
-    """Another predictor that has half of the last cell's TPOT, and no other cell."""
-    with (folder / "data" / SILICON).open(newline="") as file:
-        last = list(csv.DictReader(file))[-1]
-    path = folder / "peer.csv"
-    path.write_text(f"id,aic_tpot_ms,aic_ttft_ms\n{last['id']},{0.5 * float(last['silicon_tpot_ms'])},\n")
-    return path
-
-
-def test_the_constant_behind_a_made_up_table_is_found_and_the_other_cells_are_right(tmp_path: Path) -> None:
+def test_the_constant_behind_a_made_up_table_is_fitted_and_the_other_cells_are_right(tmp_path: Path) -> None:
     """The profile's own step time, which the made-up machine does not have, is beneath the planted gap."""
-    profile = load(H100.profile)
-    gap_s = profile.host.step_s + profile.host.gap_s + 2e-3
-    columns = parse_columns("isl=input_len,osl=output_len,batch_size=concurrency,silicon_tpot_ms=tpot_ms")
-    outcome = run_cells(H100, read_cells(write_silicon(tmp_path, gap_s), columns))
-    assert [each.is_fit for each in outcome.judged] == [True, True, False, False]
-    for each in outcome.judged:
-        assert each.metrics["tpot_ms"]["error_pct"] == pytest.approx(0.0, abs=2.0)
+    host = load(PROFILE).host
+    (spec,) = msgspec.convert(made_up(tmp_path, host.step_s + host.gap_s + 2e-3), list[SectionSpec])
+    made = section_of(spec, tmp_path)
+    assert [each.is_fit for each in made.judged] == [True, True, False, False]
+    assert all(each.error_pct("tpot_ms") == pytest.approx(0.0, abs=2.0) for each in made.judged)
+    assert made.bars[0].what == "TPOT, 2 cells: mean size of the error"
+    assert made.fitted.startswith("step_s = ")
+    assert made.fitted.endswith("on the mean tpot_ms of 2 cells, `concurrency=8`")
 
 
 def test_the_report_is_written_whole_and_says_what_could_not_be_run(tmp_path: Path) -> None:
-    write_silicon(tmp_path / "data", 3e-3)
-    out = tmp_path / "accuracy.md"
-    assert main([str(tmp_path / "data"), "--out", str(out), "--only", "h100"]) == 0
-    text, cells = out.read_text(), out.parent / CELLS
-    every = cells.read_text()
-    section = every[every.index("## H100") : every.index("## Every cell")]
-    assert section.count("| judged |") == section.count("| fit |") == 2
-    assert every[every.index("## Every cell") :].count("| H100 | trtllm-1.0 | none |") == 4
-    assert "| H100 | trtllm-1.0 | llama-3.1-8b | none | 0 | 2 of 4 |" in text
-    assert "trtllm-1.0 | none |" not in text
-    assert text.index("1 of 1 bars met.") < text.index("## Errors by class") < text.index("## What was fitted")
-    assert "step_s = " in text[text.index("## What was fitted") :]
-    assert f"]({CELLS})" in text
-    assert (
-        main(
-            [
-                str(tmp_path / "data"),
-                "--out",
-                str(out),
-                "--only",
-                "h100",
-                "--peer",
-                str(write_peer(tmp_path)),
-                "--overwrite",
-            ]
-        )
-        == 0
-    )
-    assert "aiconfigurator 0.12: TPOT -50.0" in cells.read_text()
-    assert main([str(tmp_path / "data"), "--out", str(out), "--only", "h100", "--only", "a100", "--overwrite"]) == 1
-    assert all("a100 could not be run: " in page.read_text() for page in (out, cells))
+    data, out, own = tmp_path / "data", tmp_path / "accuracy.md", tmp_path / "s.yaml"
+    sections = made_up(data, 3e-3)
+    own.write_text(json.dumps([*sections, {**sections[0], "part": "lost", "runs": [{"file": "none.csv"}]}]))
+    given = [str(data), "--out", str(out), "--sections", str(own), "--overwrite"]
+    assert main([*given, "--only", "h100"]) == 0
+    text = out.read_text()
+    assert "| H100 | trtllm-1.0 | m | none | 0 | 2 of 4 | – |" in text
+    assert " / 50.0 (50.0) |" in text
+    assert text.index(" of 1 bars met.") < text.index("## Errors by class") < text.index("## What was fitted")
+    with (out.parent / CELLS).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["role"] for row in rows] == ["fitted"] * 2 + ["judged"] * 2
+    assert float(rows[3]["peer_tpot_ms"]) == pytest.approx(0.5 * float(rows[3]["tpot_ms"]), rel=1e-4)
+    assert main(given) == 1
+    assert "**lost could not be run: none.csv: No such file or directory**" in out.read_text()
 
 
-def drafting_row(concurrency: int, real: float, simulated: float, k: int = 3, **changes: Any) -> Row:
+def test_a_bar_is_met_by_the_size_of_its_error() -> None:
+    bars = [BarLine("TTFT", -2.0, 1.5, is_size=False), BarLine("E2EL", 1.0, 1.5, is_size=True)]
+    text = summary_text([section(bars=bars)])
+    assert text.startswith("1 of 2 bars met.")
+    assert "| A run | TTFT | -2.00 % | 1.5 % | **no** |" in text
+    assert "| A run | E2EL | 1.00 % | 1.5 % | yes |" in text
+
+
+def test_conditions_hold_for_a_value_or_one_of_several() -> None:
+    cell = Cell(label="chat", num_speculative_tokens=3)
+    assert holds({"label": "chat", "num_speculative_tokens": [1, 3]}, cell)
+    assert not holds({"label": "chat", "num_speculative_tokens": 7}, cell)
+
+
+def drafting(concurrency: int, real: float, simulated: float, k: int = 3, **changes: Any) -> JudgedCell:
     """A cell whose plain partner has 100 tokens per second on both sides."""
-    fields: dict[str, Any] = {
-        "gpu": "G", "engine": "e", "model": "m", "method": "eagle3", "workload": "chat", "is_fit": False, "k": k,
-        "concurrency": str(concurrency), "speedup": (real, simulated), "throughput": (100 * real, 100 * simulated),
-        "errors_pct": {"tok/s": 100.0 * (simulated / real - 1.0)},
-    }  # fmt: skip
-    return Row(**fields | changes)
+    fields = {"gpu": "G", "engine": "e", "target": "m", "method": "eagle3", "label": "chat"} | changes
+    metrics = {"output_throughput": compared(100 * real, 100 * simulated), "speedup": compared(real, simulated)}
+    cell = Cell(concurrency=concurrency, num_speculative_tokens=k, **fields)
+    return JudgedCell(cell=cell, metrics={**metrics} if k else {"output_throughput": metrics["output_throughput"]})
 
 
-def plain_row(concurrency: int) -> Row:
-    return drafting_row(concurrency, 1.0, 1.0, k=0, method="none", speedup=None)
+def plain(concurrency: int) -> JudgedCell:
+    return drafting(concurrency, 1.0, 1.0, k=0, method="none")
+
+
+def decided(judged: Sequence[JudgedCell]) -> list[str]:
+    return [line for line in matrix_text([section(judged)], None).splitlines() if line.startswith("| G | m | chat")]
 
 
 def test_a_crossing_lies_between_two_cells_on_their_logs() -> None:
@@ -207,59 +285,43 @@ def test_a_crossing_lies_between_two_cells_on_their_logs() -> None:
 def test_the_matrix_counts_signs_crossings_and_the_regret_of_the_best_draft_length() -> None:
     """At 8 lanesim would deploy k=3, which loses 10 % of the best, k=5; at 32 both deploy none. A measured speed-up
     within 5 % of 1 has no sign."""
-    rows = [
-        plain_row(8), drafting_row(8, 1.8, 1.9), drafting_row(8, 2.0, 1.7, k=5),
-        plain_row(32), drafting_row(32, 0.9, 0.8), drafting_row(32, 0.97, 1.2, k=5, is_fit=True),
+    last = drafting(32, 0.97, 1.2, k=5, role="fitted")
+    level = {**last.metrics, "output_throughput": compared(97.0, 97.0)}
+    judged = [
+        plain(8), drafting(8, 1.8, 1.9), drafting(8, 2.0, 1.7, k=5),
+        plain(32), drafting(32, 0.9, 0.8), msgspec.structs.replace(last, metrics=level),
     ]  # fmt: skip
-    text = matrix_text([*rows[:5], replace(rows[5], throughput=(97.0, 97.0))], None)
-    decided = [line for line in text.splitlines() if line.startswith("| G | m | chat")]
-    assert decided[0].startswith("| G | m | chat | eagle3 | 3 | 2 of 2 | 27 | 25 | -9.34 % |")
-    assert decided[0].endswith("| 5.00 (10.00) |")
-    assert decided[1] == "| G | m | chat | eagle3 | 5 | 1 of 1 | 31 | none |  |  |"
-    assert len(decided) == 2
+    first, second = decided(judged)
+    assert first.startswith("| G | m | chat | eagle3 | 3 | 2 of 2 | 27 | 25 | -9.34 % |")
+    assert first.endswith("| 5.00 (10.00) |")
+    assert second == "| G | m | chat | eagle3 | 5 | 1 of 1 | 31 | none |  |  |"
+    text = matrix_text([section(judged)], None)
     assert "| G | e | m | eagle3 | 3 | 2 of 2 | 8.3 (11.1) |" in text
     assert "| G | e | m | eagle3 | 5 | 1 of 2 | 15.0 (15.0) |" in text
 
 
-def test_the_figure_of_speedups_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("seaborn")
-    draw_speedups([drafting_row(8, 1.8, 1.9), drafting_row(32, 0.9, 0.8, is_fit=True)], tmp_path / "f.png")
-    assert (tmp_path / "f.png").stat().st_size > 10_000
-
-
-def test_a_gh200_cell_brings_its_own_rates_blocks_and_requests(tmp_path: Path) -> None:
-    folder = tmp_path / STUDY
-    folder.mkdir(parents=True)
-    cell = {"sweep": "s", "arm": "eagle-k2", "method": "eagle31", "k": "2", "workload": "chat", "concurrency": "4",
-            "requests": "6", "output_tok_per_s": "100", "kv_pool_tokens": "1600"}  # fmt: skip
-    cells = [cell, cell | {"method": "dspark"}, cell | {"workload": "opb"}]
-    cells = [dict.fromkeys(MEASURED_COLUMNS.values(), "") | each for each in cells]
-    write_rows(folder / "cells.csv", cells)
-    rate = {name: cell[name] for name in ("sweep", "arm", "workload", "concurrency")}
-    places = ((1, "0.3"), (0, "0.6"))
-    write_rows(
-        folder / "per_position.csv",
-        [rate | {"position": place, "accept_rate_at_position": value} for place, value in places]
-        + [rate | {"concurrency": "8", "position": 0, "accept_rate_at_position": "0.9"}],
-    )
-    (folder / "lengths_chat.csv").write_text("prompt_tokens,output_tokens\n50,9\n70,5\n")
-    (found,) = gh200_table(folder, "chat").cells
-    assert (found.acceptance, found.num_gpu_blocks, found.num_prompts) == ("vllm:0.6,0.3", 100, 6)
-    assert setup(tmp_path, "chat").requests == [(50, 9), (70, 5)]
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def test_another_method_is_decided_on_beside_the_same_plain_cells() -> None:
     """Each method's regret is over its own draft lengths: deploying none at 8 loses half of what DSpark gives."""
-    rows = [plain_row(8), drafting_row(8, 1.8, 1.9), drafting_row(8, 2.0, 0.9, method="dspark")]
-    decided = [line for line in matrix_text(rows, None).splitlines() if line.startswith("| G | m | chat")]
-    assert decided == [
+    assert decided([plain(8), drafting(8, 1.8, 1.9), drafting(8, 2.0, 0.9, method="dspark")]) == [
         "| G | m | chat | eagle3 | 3 | 1 of 1 | none | none |  | 0.00 (0.00) |",
         "| G | m | chat | dspark | 3 | 0 of 1 | none | none |  | 50.00 (50.00) |",
     ]
+
+
+def test_the_figure_of_speedups_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("seaborn")
+    draw_speedups([drafting(8, 1.8, 1.9), drafting(32, 0.9, 0.8, role="fitted")], tmp_path / "f.png")
+    assert (tmp_path / "f.png").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(not (DATA / "specbundle").is_dir(), reason="no public data here")
+@pytest.mark.parametrize(("title", "index", "metric", "most"), [
+    ("H200, EAGLE-3 under SGLang", 0, "speedup", 1.2),
+    ("H100, Llama-3.1-8B, vLLM of mid-2025", 0, "tpot_ms", 1.0),
+])  # fmt: skip
+def test_cells_that_constants_were_fitted_on_are_met(title: str, index: int, metric: str, most: float) -> None:
+    (spec,) = [spec for spec in specs() if spec.title == title]
+    made = section_of(msgspec.structs.replace(spec, runs=spec.runs[index : index + 1], bars=[]), DATA)
+    sizes = [abs(error) for each in made.judged if (error := each.error_pct(metric)) is not None]
+    assert all(each.is_fit for each in made.judged)
+    assert sum(sizes) / len(sizes) < most

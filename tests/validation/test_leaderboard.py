@@ -8,36 +8,23 @@ from statistics import fmean
 
 import pytest
 
-from validation.accuracy.open_loops import TITLE as OPEN_LOOPS
-from validation.accuracy.timed_runs import RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT
-from validation.pages.leaderboard import FOLDER, PAGE, PEERS, SERVED, page, tables
+from validation.accuracy.specs import specs
+from validation.pages.leaderboard import FOLDER, PAGE, PEERS, SERVED, page
 from validation.silicon.silicon_page import COLUMNS
 
-RUN = """## {title}
-
-| metric | real | lanesim | error | bar | met | LLMServingSim | its error |
-| :-- | --: | --: | --: | --: | --: | --: | --: |
-| TTFT mean (ms) | 1 | 1 | -2.00 % | 3 % | yes | 1 | +4.00 % |
-| TTFT p50 (ms) | 1 | 1 | +50.00 % |  |  | 1 | +60.00 % |
-| TPOT mean (ms) | 1 | 1 | +0.00 % | fit |  | 1 | -1.00 % |
-| E2EL mean (ms) | 1 | 1 | +3.00 % |  |  | 1 | +5.00 % |
-"""
-OPEN = f"""## {OPEN_LOOPS}
-
-| metric | real | lanesim | error | bar | met |
-| :-- | --: | --: | --: | --: | --: |
-| E2EL mean (ms), codegen | 1 | 1 | -40.00 % |  |  |
-| TTFT mean (ms), codegen | 1 | 1 | +8.00 % |  |  |
-"""
-EVERY = """## Every cell
-
-| GPU | engine | method | role | TPOT | TTFT | error | peer |
-| :-- | :-- | :-- | :-- | --: | --: | --: | --: |
-| H100 | trtllm-1.0 | none | fit | +90.0 | +90.0 |  | aiconfigurator 0.12: TPOT +90.0, TTFT -90.0 |
-| H100 | trtllm-1.0 | none |  | +3.0 | -30.0 |  | aiconfigurator 0.12: TPOT -1.0, TTFT -50.0 |
-| GH200 | vllm-0.23 | eagle3 |  |  |  | -1.0 |  |
-| GH200 | vllm-0.23 | eagle3 |  |  |  | +3.0 |  |
-| GH200 | vllm-0.23 | eagle3 | fit |  |  | +80.0 |  |
+TITLES = {spec.part: spec.title for spec in specs()}
+METRICS = ("tpot_ms", "ttft_ms", "e2el_ms")
+SIDES = [f"{name}{side}" for name in (*METRICS, "speedup") for side in ("", "_simulated")]
+PEER = [f"peer_{name}{side}" for name in METRICS for side in ("", "_real")]
+HEADER = ",".join(["part,gpu,engine,method,workload,num_prompts,role", *SIDES, *PEER])
+RUN = "runs,G,e,none,w,300,judged,,,100,98,100,103,,,99,100,104,100,105,100"
+EVERY = """h100,H100,trtllm-1.0,none,w,,fitted,100,190,100,190,,,,,190,100,10,100,,
+h100,H100,trtllm-1.0,none,w,,judged,100,103,100,70,,,,,99,100,50,100,,
+open-loops,H100,vllm-0.19,none,"codegen, open loop",100,judged,,,100,100,100,50,,,,,,,,
+open-loops,H100,vllm-0.19,none,"codegen, open loop",300,judged,,,100,111,100,63,,,,,,,,
+gh200,GH200,vllm-0.23,eagle3,w,,judged,,,,,,,100,99,,,,,,
+gh200,GH200,vllm-0.23,eagle3,w,,judged,,,,,,,100,103,,,,,,
+gh200,GH200,vllm-0.23,eagle3,w,,fitted,,,,,,,100,180,,,,,,
 """
 SERVED_CELLS = [
     ["a", "vllm dense fp8", "judged", 1, 1, 8, 0, -4.0, 10.0, 6.0, 30.0],
@@ -53,8 +40,7 @@ SERVED_CELLS = [
 def folder(tmp_path: Path) -> Path:
     with (tmp_path / SERVED).open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *SERVED_CELLS])
-    runs = [RUN.format(title=run.title) for run in (RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT)]
-    (tmp_path / "accuracy-cells.md").write_text("\n".join([*runs, OPEN, EVERY]))
+    (tmp_path / "accuracy-cells.csv").write_text("\n".join([HEADER, RUN, RUN, RUN, EVERY]))
     (tmp_path / "left-out.csv").write_text("constant,engines,source,own_ms\nstep_s,all,one,1.5\n")
     rows = [f"b200-sxm fp8 1024/1024,8,1,{load},2.5,{error}" for load, error in ((64, 3.0), (4, -6.0), (8, 7.5))]
     head = "group,tensor_parallel,expert_parallel,concurrency,acceptance_length,error_pct"
@@ -107,22 +93,19 @@ def test_drift_is_from_the_lowest_load_to_the_highest_of_one_deployment(folder: 
 def test_losses_are_named(folder: Path) -> None:
     first = page(folder).splitlines()[2]
     assert "behind in TPOT in 1 of 2 classes (vllm moe fp8); and in " in first
-    assert f"worst where its E2EL is 40.0 % off ({OPEN_LOOPS}).**" in first
+    assert f"worst where its E2EL is 40.2 % off ({TITLES['open-loops']}).**" in first
 
 
 def test_a_run_has_its_means_and_none_where_a_constant_was_fitted(folder: Path) -> None:
     text = page(folder)
-    assert line(text, RTX_PRO.title).endswith("| LLMServingSim | 1 | – / 1.0 | 2.0 / 4.0 | 3.0 / 5.0 |")
+    assert line(text, "RTX PRO 6000, Llama-3.1-8B, vLLM 0.19").endswith(
+        "| LLMServingSim | 1 | – / 1.0 | 2.0 / 4.0 | 3.0 / 5.0 |"
+    )
     assert "| aiconfigurator 0.12 | 1 | 3.0 / 1.0 | 30.0 / 50.0 | – |" in text
-    assert f"| {OPEN_LOOPS} | Vidur | 1 | – | 8.0 / 13.6 | 40.0 / 2.4 |" in text
+    assert f"| {TITLES['open-loops']} | Vidur | 1 | – | 8.2 / 13.6 | 40.2 / 2.4 |" in text
 
 
 def test_every_figure_of_another_simulator_has_its_source_and_date() -> None:
     with PEERS.open(newline="") as file:
         peers = list(csv.DictReader(file))
     assert all(peer["source"] and peer["date"] and float(peer["error_pct"]) > 0.0 for peer in peers)
-
-
-def test_tables_are_read_with_the_heading_above_them() -> None:
-    text = "## One\n\n| a | b |\n| :-- | --: |\n| 1 | 2 |\n\n## Two\n\n| a |\n| :-- |\n| – |"
-    assert list(tables(text)) == [("One", [{"a": "1", "b": "2"}]), ("Two", [{"a": "–"}])]

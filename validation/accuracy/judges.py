@@ -10,6 +10,7 @@ from math import exp, log
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from calibrate.judge.cell import Cell, JudgedCell
 from calibrate.judge.cell_table import CellTable, read_request_list
@@ -17,17 +18,22 @@ from calibrate.judge.cells import Setup, judge_cells
 from calibrate.judge.vllm_runs import judge_run, scenario_of
 from sim.acceptance.forms import parse_quoted
 from sim.costs.compact_kernels import LinearPass
+from sim.costs.datasheets import DATASHEETS, POWER
 from sim.costs.engine_costs import engine_of
 from sim.costs.forms.build import build_costs
+from sim.costs.passes import pass_use
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
+from sim.costs.shapes import MODELS, ModelShape
+from sim.interface.work import Chunk
 from sim.metrics.compared import STATISTICS, THROUGHPUT, compared
+from sim.metrics.energy import power_w, utilisation_of
 from sim.policies.options import EngineLimits, Method
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from validation.accuracy.sources import peer_figures, real_run
+from validation.accuracy.sources import POWER_GPU, peer_figures, real_run
 from validation.accuracy.specs import RunSpec, path_of
 from validation.tables import grouped
 
@@ -38,6 +44,15 @@ PEARL_LIKE = "a100-pdverify/codellama-34b+tinyllama-1.1b"
 WINDOWS = range(2, 25)
 OUTPUT_TOKENS = 2000
 """Long, since PEARL runs a fixed number of steps with its batch full."""
+POWER_SHAPES = {
+    "llama2-70b": msgspec.structs.replace(
+        MODELS["codellama-34b"], name="llama-2-70b", layers=80, intermediate=28672, max_context=4096
+    ),
+    "bloom-176b": ModelShape(
+        name="bloom-176b", layers=70, hidden=14336, intermediate=57344, heads=112, kv_heads=112, head_dim=128,
+        vocab=250880, tied_embeddings=True, max_context=2048, is_gated=False,
+    ),
+}  # fmt: skip
 
 
 def loops(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> list[JudgedCell]:
@@ -158,6 +173,25 @@ def _pearl_speedup(cell: Cell, window: int, slowdown: float) -> float:
     return cell.concurrency * tokens_per_row / mean_step_s / plain
 
 
+def power(cells: Sequence[Cell], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedCell]:
+    """Average power by the use of the roofs over the measured times of the prompt and of the tokens after the first."""
+    gpu, law = DATASHEETS[POWER_GPU].gpu, POWER[POWER_GPU]
+    judged = []
+    for cell in cells:
+        batch, prompt, tokens = cell.concurrency, cell.input_len or 0, cell.output_len or 0
+        shape = POWER_SHAPES[cell.target]
+        times_s = np.array([float(cell.texts["prompt_time"]), (tokens - 1) * float(cell.texts["token_time"])]) / 1e3
+        uses = (
+            pass_use(shape, cell.tp, 0, 0, 0.0, [Chunk(prompt, 0)] * batch, batch),
+            pass_use(shape, cell.tp, batch, batch, batch * (prompt + tokens / 2.0), (), batch),
+        )
+        spent_s = times_s[0], float(cell.texts["token_time"]) / 1e3
+        used = np.array([utilisation_of(use, time_s, gpu) for use, time_s in zip(uses, spent_s, strict=True)])
+        watts = float(np.sum(times_s * power_w(law, used)) / np.sum(times_s))
+        judged.append(JudgedCell.beside(cell, {"power_w": watts}))
+    return judged
+
+
 JUDGES: dict[str, Callable[..., list[JudgedCell]]] = {
-    "loops": loops, "timestamps": timestamps, "steps": steps, "lengths": lengths, "pearl": pearl,
+    "loops": loops, "timestamps": timestamps, "steps": steps, "lengths": lengths, "pearl": pearl, "power": power,
 }  # fmt: skip

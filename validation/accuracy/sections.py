@@ -69,17 +69,17 @@ def section_of(spec: SectionSpec, data: Path) -> Section:
 
 
 def judge_run(
-    run: RunSpec, data: Path, change: Callable[[Profile], Profile] = lambda profile: profile
+    run: RunSpec, data: Path, change: Callable[[Profile], Profile] | None = None
 ) -> tuple[list[JudgedCell], list[str]]:
-    """The cells judged, and texts of what was fitted; `change` is made to the profile, after which nothing is
-    fitted."""
+    """The cells judged, and texts of what was fitted; with a `change` of the profile nothing is fitted."""
     cells = cells_of_run(run, data)
     if run.profile is None:
         return JUDGES[run.judge](cells, None, run, data), []
-    original = profile_of(run.profile, data)
-    profile = change(original)
+    profile = profile_of(run.profile, data)
+    if change is not None:
+        return JUDGES[run.judge](cells, change(profile), run, data), []
     texts = []
-    for fit in run.fits if profile is original else ():
+    for fit in run.fits:
         marked = [cell for cell in cells if holds(fit.where, cell)]
         fitted = fit_run(run, fit, marked, profile, data)
         profile = fitted.profile

@@ -17,10 +17,11 @@ from typing import Any
 
 import msgspec
 
-from calibrate.judge.cell import FITTED, Cell
+from calibrate.judge.cell import FITTED, JUDGED, Cell
 from calibrate.judge.cell_table import cells_of
 from calibrate.judge.vllm_requests import RealRun, read_requests
 from sim.acceptance.tape import TapeAcceptance, read_tapes
+from sim.costs.datasheets import POWER
 from sim.costs.profile_files import load
 from validation.accuracy.specs import RunSpec, path_of
 from validation.accuracy.tapes import fit_markov, spec_of
@@ -42,6 +43,8 @@ STEP_ROWS, STEP_QUERIES, STEP_CONTEXT = (1, 8, 16, 32, 64), (1, 5), 512
 """Steps that SpecDecode-Bench's line is judged at: rows, tokens a row, context of each row."""
 BLOCK = 7
 """Tokens that DFlash and DSpark propose in a round."""
+POWER_GPU, BROKEN = "a100-sxm", 0.5
+"""GPU of Splitwise's settings, and the share of a shorter prompt's power below which one is left out."""
 STAGES = {"s1": 1, "s1t0": 0}
 """Begin the names of their files; temperature."""
 
@@ -334,8 +337,43 @@ def pearl(path: Path, run: RunSpec) -> list[Cell]:
     return cells
 
 
+def power(path: Path, run: RunSpec) -> list[Cell]:
+    """Splitwise's settings, means of their repetitions: average power of a GPU, over its TDP in the file, and times.
+
+    A setting below BROKEN of the power at a shorter prompt, all else equal, is left out: its prompt phase, which draws
+    the most, is longer, so what was sampled is something else.
+    """
+    rows = [row for row in csv_rows(path) if float(row["average_power"]) > 0.0]
+    columns = ("model", "hardware", "tensor_parallel", "prompt_size", "batch_size", "token_size")
+    settings = {
+        key: {name: fmean(float(row[name]) for row in same) for name in ("average_power", "prompt_time", "token_time")}
+        for key, same in grouped(rows, lambda row: tuple(row[name] for name in columns)).items()
+    }
+    cells = []
+    for (model, hardware, tp, prompt, batch, tokens), means in settings.items():
+        shorter = [
+            other["average_power"]
+            for key, other in settings.items()
+            if key[:3] == (model, hardware, tp) and key[4] == batch and int(key[3]) < int(prompt)
+        ]
+        if means["average_power"] >= BROKEN * max(shorter, default=0.0):
+            cells.append(
+                Cell(
+                    target=model,
+                    role=FITTED if model == run.method else JUDGED,
+                    tp=int(tp),
+                    input_len=int(prompt),
+                    output_len=int(tokens),
+                    concurrency=int(batch),
+                    measured={"power_w": means["average_power"] * POWER[POWER_GPU].limit_w},
+                    texts={name: repr(value) for name, value in means.items()},
+                )
+            )
+    return cells
+
+
 CELLS: dict[str, Callable[[Path, RunSpec], list[Cell]]] = {
-    "timestamps": timestamps, "steps": steps, "tapes": tapes, "rounds": rounds, "pearl": pearl,
+    "timestamps": timestamps, "steps": steps, "tapes": tapes, "rounds": rounds, "pearl": pearl, "power": power,
 }  # fmt: skip
 """Cells of other forms than a table's."""
 

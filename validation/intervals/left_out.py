@@ -20,13 +20,10 @@ from typing import NamedTuple
 import msgspec
 
 from calibrate.judge.cell import Cell
-from calibrate.judge.cell_table import parse_columns, read_cells
-from calibrate.judge.cells import judge_cells
 from sim.costs.engine_costs import engine_of, load_engine, with_engine
 from sim.costs.profile import Profile
-from sim.costs.profile_files import load
-from validation.accuracy import synchronous, timed_runs
-from validation.accuracy.closed_loops import A100, H100, SILICON, SILICON_COLUMNS, study_table
+from validation.accuracy.sections import judge_run
+from validation.accuracy.specs import RunSpec, specs
 from validation.silicon.labels import drafting, is_fitted
 from validation.silicon.served_cells import RECIPE, cell_of, engine_name, means, profile_of, raw_scenario
 from validation.silicon.served_cells import read_cells as read_served
@@ -35,6 +32,12 @@ from validation.tables import grouped, off_pct, write_csv
 TABLE = Path(__file__).parents[2] / "docs/validation/left-out.csv"
 ELSEWHERE = "a GPU that no engine names"
 SERVED = "aiconfigurator/silicon_visible.csv"
+MID_2025, TRTLLM = "H100, Llama-3.1-8B, vLLM of mid-2025", "H100, Llama-3.1-8B, closed loop, TensorRT-LLM"
+QWEN, STUDY = "H100, Qwen3-32B, vLLM 0.12", "A100, Llama-3.1-8B fp16, vLLM 0.24, EAGLE-3"
+TIMED = {"RTX PRO 6000, Llama-3.1-8B, vLLM 0.19": 1.736e-3, "RTX 4090, Llama-3.1-8B, vLLM 0.19": 0.0}
+"""Titles of sections, the timed ones with the gap_s of each."""
+Change = Callable[[float], Callable[[Profile], Profile]]
+"""Value of the constant, seconds -> change of a profile."""
 Errors = Callable[[float], list[float]]
 """Value of the constant, seconds -> errors on all cells of a source, percent."""
 
@@ -107,17 +110,31 @@ def _size(errors_pct: Sequence[float]) -> float:
 
 def constants(data: Path) -> list[Constant]:
     vllm, trtllm, older = (load_engine(name, ELSEWHERE) for name in ("vllm-0.24", "trtllm-1.0", "vllm-0.19"))
-    line = Source("SpecDecode-Bench, vLLM of 2025", 1.207e-3, "step", partial(line_errors, data))
-    qwen = Source("vLLM 0.12, Qwen3-32B, TP 2", 2.19e-3, "TPOT", partial(qwen_errors, data))
-    llama = Source("TensorRT-LLM 1.0, Llama-3.1-8B", 0.8812e-3, "TPOT", partial(llama_errors, data))
-    issue = Source("vllm#20780, vLLM of mid-2025", 0.68e-3, "TPOT at k = 2", issue_errors)
-    study = Source("vLLM 0.24, A100, EAGLE-3", 0.0, "tokens/s", partial(study_errors, data))
-    runs = [
-        Source(run.title, value_s, "mean TPOT", partial(run_errors, data, run, profile))
-        for run, value_s, profile in (
-            (timed_runs.RTX_PRO, 1.736e-3, load(timed_runs.RTX_PRO_PROFILE)),
-            (timed_runs.RTX_4090, 0.0, load(timed_runs.RTX_4090_PROFILE)),
-        )
+    runs = {spec.title: spec.runs for spec in specs()}
+    (issue_run, line_run), (llama_run,) = (runs[title] for title in (MID_2025, TRTLLM))
+    mid_2025 = partial(engine_constant, "vllm-0.9")
+
+    def source(name: str, value_s: float, told: str, run: RunSpec, metric: str, change: Change) -> Source:
+        return Source(name, value_s, told, lambda tried_s: run_errors(run, data, metric, change(tried_s)))
+
+    line = source("SpecDecode-Bench, vLLM of 2025", 1.207e-3, "step", line_run, "tpot_ms", partial(mid_2025, "step_s"))
+    qwen = source("vLLM 0.12, Qwen3-32B, TP 2", 2.19e-3, "TPOT", runs[QWEN][0], "tpot_ms", shipped_step)
+    llama = source(
+        "TensorRT-LLM 1.0, Llama-3.1-8B", 0.8812e-3, "TPOT", llama_run, "tpot_ms",
+        partial(engine_constant, "trtllm-1.0", "step_s"),
+    )  # fmt: skip
+    drafting_issue = msgspec.structs.replace(issue_run, cells=issue_run.cells[1:])
+    issue = source(
+        "vllm#20780, vLLM of mid-2025", 0.68e-3, "TPOT at k = 2", drafting_issue, "tpot_ms",
+        partial(mid_2025, "draft_pass_s"),
+    )  # fmt: skip
+    study = source(
+        "vLLM 0.24, A100, EAGLE-3", 0.0, "tokens/s", runs[STUDY][0], "output_throughput",
+        partial(engine_constant, "vllm-0.24", "draft_pass_s"),
+    )  # fmt: skip
+    timed = [
+        source(title, value_s, "mean TPOT", runs[title][0], "tpot_ms", partial(engine_constant, "vllm-0.19", "gap_s"))
+        for title, value_s in TIMED.items()
     ]
     return [
         Constant("step_s", "vllm-0.12 to 0.24, elsewhere", vllm.step_s, fmean, (line, qwen)),
@@ -131,7 +148,7 @@ def constants(data: Path) -> list[Constant]:
         Constant(
             "draft_pass_s", "vllm-0.12, trtllm, sglang-0.5, elsewhere", trtllm.draft_pass_s, fmean, (issue, study)
         ),
-        Constant("gap_s", "vllm-0.19, elsewhere", older.gap_s, fmean, tuple(runs)),
+        Constant("gap_s", "vllm-0.19, elsewhere", older.gap_s, fmean, tuple(timed)),
         frontends(data),
     ]
 
@@ -141,49 +158,23 @@ def with_constant(profile: Profile, engine: str, name: str, value_s: float) -> P
     return with_engine(profile, msgspec.structs.replace(engine_of(engine, profile), **{name: value_s}))
 
 
-def line_errors(data: Path, step_s: float) -> list[float]:
-    profile = with_constant(load(synchronous.ISSUE_PROFILE), synchronous.ISSUE_ENGINE, "step_s", step_s)
-    pairs = [
-        synchronous.line_step_ms(data / synchronous.LINE, profile, rows, queries)
-        for queries in synchronous.LINE_QUERIES
-        for rows in synchronous.LINE_ROWS
-    ]
-    return [off_pct(simulated_ms, real_ms) for real_ms, simulated_ms in pairs]
+def engine_constant(engine: str, name: str, value_s: float) -> Callable[[Profile], Profile]:
+    return lambda profile: with_constant(profile, engine, name, value_s)
 
 
-def qwen_errors(data: Path, step_s: float) -> list[float]:
-    bare = load(synchronous.QWEN_PROFILE)
+def shipped_step(step_s: float) -> Callable[[Profile], Profile]:
+    """The shipped engine of two H100s in place of the profile's, with another step_s."""
     engine = msgspec.structs.replace(load_engine("vllm-0.12", "h100-sxm", 2), step_s=step_s)
-    cells = synchronous.qwen_cells(data / synchronous.CELLS)[2]
-    judged = synchronous.judge_qwen(cells, with_engine(bare, engine))
-    return [each.metrics["tpot_ms"]["error_pct"] or 0.0 for each in judged]
+    return lambda profile: with_engine(profile, engine)
 
 
-def llama_errors(data: Path, step_s: float) -> list[float]:
-    table = read_cells(data / SILICON, parse_columns(SILICON_COLUMNS))
-    profile = with_constant(load(H100.profile), H100.engine, "step_s", step_s)
-    judged = judge_cells(table, [False] * len(table.cells), profile, H100.setup)
-    return [each.metrics["tpot_ms"]["error_pct"] or 0.0 for each in judged]
-
-
-def issue_errors(draft_pass_s: float) -> list[float]:
-    profile = with_constant(load(synchronous.ISSUE_PROFILE), synchronous.ISSUE_ENGINE, "draft_pass_s", draft_pass_s)
-    return [off_pct(synchronous.issue_tpot_ms(profile, 2), synchronous.ISSUE_K2_MS)]
-
-
-def study_errors(data: Path, draft_pass_s: float) -> list[float]:
-    """Cells that draft; the others do not see the constant."""
-    table = study_table(data)
-    profile = with_constant(load(A100.profile), A100.engine, "draft_pass_s", draft_pass_s)
-    judged = judge_cells(table, [False] * len(table.cells), profile, A100.setup)
-    drafting_cells = [each for each in judged if each.cell.num_speculative_tokens]
-    return [each.metrics["output_throughput"]["error_pct"] or 0.0 for each in drafting_cells]
-
-
-def run_errors(data: Path, run: timed_runs.Run, profile: Profile, gap_s: float) -> list[float]:
-    real = timed_runs.real_run(data, run)
-    verdict = timed_runs.judged(real, run, with_constant(profile, timed_runs.ENGINE, "gap_s", gap_s))
-    return [verdict.result["metrics"]["tpot"]["mean"]["error_pct"]]
+def run_errors(run: RunSpec, data: Path, metric: str, change: Callable[[Profile], Profile]) -> list[float]:
+    """Errors of every cell with a profile that is changed so; of throughput those that draft, since the others do not
+    see the constant."""
+    judged, _ = judge_run(run, data, change)
+    drafting_only = metric == "output_throughput"
+    seen = [each for each in judged if each.cell.num_speculative_tokens or not drafting_only]
+    return [each.error_pct(metric) or 0.0 for each in seen]
 
 
 def frontends(data: Path) -> Constant:

@@ -2,28 +2,26 @@
 leaderboard`.
 
 Nothing is simulated here: figures are means over cells that other commands wrote (in docs/validation: served-cells.csv
-by silicon_page, accuracy-cells.md by accuracy, left-out.csv by left_out, mtp-pairs.csv by drafted), and errors that are
+by silicon_page, accuracy-cells.csv by accuracy, left-out.csv by left_out, mtp-pairs.csv by drafted), and errors
 reported of other simulators (peers.csv beside this file: quoted, each with its source and date). A cell is judged where
 no constant was fitted on it and its labels hold. Not here: single cells, classes of served cells (docs/silicon.md).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 
-from validation.accuracy.closed_loops import H100
-from validation.accuracy.open_loops import SHARED_RUN
-from validation.accuracy.open_loops import TITLE as OPEN_LOOPS
-from validation.accuracy.timed_runs import RTX_4090, RTX_PRO, RTX_PRO_INDEPENDENT
-from validation.tables import csv_rows, grouped, markdown_table, mean_size
+from validation.accuracy.specs import specs
+from validation.tables import csv_rows, grouped, markdown_table, mean_size, off_pct
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, FOLDER, PEERS = DOCS / "leaderboard.md", DOCS / "validation", Path(__file__).parent / "peers.csv"
-SERVED, ACCURACY, LEFT_OUT, MTP = "served-cells.csv", "accuracy-cells.md", "left-out.csv", "mtp-pairs.csv"
+SERVED, ACCURACY, LEFT_OUT, MTP = "served-cells.csv", "accuracy-cells.csv", "left-out.csv", "mtp-pairs.csv"
 AICONFIGURATOR = "aiconfigurator 0.12"
+SHARED_RUN = "codegen"
+"""The open loop that other simulators predict, too."""
 JUDGED, FITTED, DOUBTFUL = "judged", "fitted", "doubtful"
 METRICS, RUN_METRICS = ("tpot", "ttft"), ("TPOT", "TTFT", "E2EL")
 LEVEL = 0.05
@@ -47,7 +45,7 @@ APART = """Apart: cells that constants were fitted on, and those whose labels ca
 """
 RUNS = """## Runs, judged
 
-Means of single runs, and closed loops ([every cell](validation/accuracy-cells.md)); a dash where a constant was fitted
+Means of single runs, and closed loops ([every cell](validation/accuracy-cells.csv)); a dash where a constant was fitted
 on the figure or nobody has one. The open loop is of BLIS's authors, whose repository has the errors of five simulators
 on it (no licence: figures quoted, sizes without a sign; to BLIS (evolved) its set is `trainval`; the server was traced,
 which takes host time). No other cell here is known to have been predicted by them.
@@ -78,25 +76,6 @@ half of it, is in [engines](validation/engines.md)); `step_s` of trtllm-1.0 on H
 A100; `gap_s` and `prompt_launch_s` of vllm-0.12, by GPU and degree. Not refitted: `frontend_s` and `frontend_token_s`
 of vllm-0.12 and 0.19, which come from marked cells of several models, because nothing here fits the two together.
 """
-
-
-def tables(text: str) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Every Markdown table of a page: the heading that it stands under, and its rows by column; of columns of one name
-    the last."""
-    title, columns, rows = "", [""], []
-    for line in [*text.splitlines(), ""]:
-        if line.startswith("| "):
-            fields = [field.strip() for field in line.strip("|").split(" | ")]
-            if columns == [""]:
-                columns = fields
-            elif not set(line) <= set("|:- "):
-                rows.append(dict(zip(columns, fields, strict=True)))
-            continue
-        if rows:
-            yield title, rows
-        columns, rows = [""], []
-        if line.startswith("## "):
-            title = line.removeprefix("## ")
 
 
 def size(errors: Iterable[str]) -> str:
@@ -186,32 +165,52 @@ def _named(classes: Sequence[str], of: int) -> str:
     return f"{len(classes)} of {of} classes ({', '.join(classes)})"
 
 
-def figure(lines: Cells, metric: str) -> str:
-    """Size of the error of a run's mean; nothing where a constant was fitted on it."""
-    found = [line for line in lines if line["metric"].startswith(f"{metric} mean") and line["bar"] != "fit"]
-    return size(line["error"] for line in found)
+def error_of(row: Mapping[str, str], metric: str, peer: bool = False) -> str:
+    """Error in percent of a row of accuracy-cells.csv, lanesim's or the peer's; empty where one side is not known."""
+    real, simulated = (f"peer_{metric}_real", f"peer_{metric}") if peer else (metric, f"{metric}_simulated")
+    return f"{off_pct(float(row[simulated]), float(row[real])):+.6f}" if row[real] and row[simulated] else ""
 
 
-def run_lines(runs: Mapping[str, Cells], every: Cells, peers: Cells) -> Iterator[dict[str, str]]:
+def run_lines(every: Cells, peers: Cells) -> Iterator[dict[str, str]]:
     """A line for each run that others simulated: RUN_METRICS, lanesim's error and theirs."""
-    for title in (RTX_4090.title, RTX_PRO.title, RTX_PRO_INDEPENDENT.title):
-        theirs = {
-            metric: size(line["its error"] for line in runs[title] if line["metric"].startswith(f"{metric} mean"))
-            for metric in RUN_METRICS
+    titles = grouped(specs(), lambda spec: spec.part)
+    by_part = grouped(every, itemgetter("part"))
+    columns = {metric: f"{metric.lower()}_ms" for metric in RUN_METRICS}
+    for spec, row in zip(titles["runs"], by_part["runs"], strict=True):
+        pairs = {
+            metric: f"{size([error_of(row, column)])} / {size([error_of(row, column, peer=True)])}"
+            for metric, column in columns.items()
         }
-        pairs = {metric: f"{figure(runs[title], metric)} / {error}" for metric, error in theirs.items()}
-        yield {"run": title, "other simulator": "LLMServingSim", "cells": "1", **pairs}
-    cells = [row for row in every if row["GPU"] == "H100" and row["engine"] == "trtllm-1.0" and row["role"] != "fit"]
+        yield {"run": spec.title, "other simulator": "LLMServingSim", "cells": "1", **pairs}
+    cells = [row for row in by_part["h100"] if row["role"] == JUDGED]
     pairs = {
-        metric: f"{size(row[metric] for row in cells)} / {size(_theirs(row, metric) for row in cells)}"
+        metric: f"{size(error_of(row, columns[metric]) for row in cells)} / "
+        f"{size(error_of(row, columns[metric], peer=True) for row in cells)}"
         for metric in ("TPOT", "TTFT")
     }
-    yield {"run": H100.title, "other simulator": AICONFIGURATOR, "cells": str(len(cells)), **pairs, "E2EL": "–"}
+    yield {
+        "run": titles["h100"][0].title, "other simulator": AICONFIGURATOR, "cells": str(len(cells)), **pairs,
+        "E2EL": "–",
+    }  # fmt: skip
+    stages = [row for row in by_part["open-loops"] if row["workload"].startswith(SHARED_RUN)]
     shared = [peer for peer in peers if peer["what"] == SHARED_RUN]
-    for simulator, own in ordered(shared, itemgetter("simulator")).items():
-        pairs = {peer["metric"]: f"{figure(runs[OPEN_LOOPS], peer['metric'])} / {peer['error_pct']}" for peer in own}
+    for simulator, of_simulator in ordered(shared, itemgetter("simulator")).items():
+        pairs = {
+            peer["metric"]: f"{size([whole_run(stages, columns[peer['metric']])])} / {peer['error_pct']}"
+            for peer in of_simulator
+        }
         in_order = {metric: pairs.get(metric, "–") for metric in RUN_METRICS}
-        yield {"run": OPEN_LOOPS, "other simulator": simulator, "cells": "1", **in_order}
+        yield {"run": titles["open-loops"][0].title, "other simulator": simulator, "cells": "1", **in_order}
+
+
+def whole_run(stages: Cells, metric: str) -> str:
+    """Error of a mean over all requests of a run's stages."""
+    weights = [int(stage["num_prompts"]) for stage in stages]
+    real, simulated = (
+        sum(weight * float(stage[f"{metric}{side}"]) for weight, stage in zip(weights, stages, strict=True))
+        for side in ("", "_simulated")
+    )
+    return f"{off_pct(simulated, real):+.6f}"
 
 
 def mtp_lines(pairs: Cells) -> Iterator[list[str]]:
@@ -241,30 +240,30 @@ def published_lines(peers: Cells) -> Iterator[list[str]]:
             yield [peer["simulator"], peer["what"], peer["error_pct"], ttft, *about]
 
 
-def _theirs(row: Mapping[str, str], metric: str) -> str:
-    found = re.search(rf"{metric} ([+-][\d.]+)", row["peer"])
-    return found[1] if found else ""
-
-
 def speculation_lines(every: Cells) -> Iterator[list[str]]:
     """A line per GPU, engine and method: speed-ups, those that constants were fitted on apart."""
-    pairs = [row for row in every if row["error"]]
-    for name, rows in ordered(pairs, lambda row: f"{row['GPU']}, {row['engine']}, {row['method']}").items():
-        judged, fitted = ([row for row in rows if (row["role"] == "fit") == is_fit] for is_fit in (False, True))
-        largest = max((abs(float(row["error"])) for row in judged), default=0.0)
-        sizes = [f"{size(row['error'] for row in judged)} ({largest:.1f})" if judged else "–"]
-        yield [name, str(len(judged)), *sizes, str(len(fitted)), size(row["error"] for row in fitted)]
+    pairs = [row for row in every if row["speedup"]]
+    for name, rows in ordered(pairs, lambda row: f"{row['gpu']}, {row['engine']}, {row['method']}").items():
+        judged, fitted = (
+            [error_of(row, "speedup") for row in rows if (row["role"] == FITTED) == is_fit] for is_fit in (False, True)
+        )
+        largest = max((abs(float(error)) for error in judged), default=0.0)
+        yield [
+            name,
+            str(len(judged)),
+            f"{size(judged)} ({largest:.1f})" if judged else "–",
+            str(len(fitted)),
+            size(fitted),
+        ]
 
 
 def page(folder: Path = FOLDER, peers_path: Path = PEERS) -> str:
     served, left_out, drafted = (csv_rows(folder / name) for name in (SERVED, LEFT_OUT, MTP))
     peers = csv_rows(peers_path)
-    found = list(tables((folder / ACCURACY).read_text()))
-    runs = {title: rows for title, rows in reversed(found) if "metric" in rows[0]}
-    every = next(rows for title, rows in found if title == "Every cell")
+    every = csv_rows(folder / ACCURACY)
     by_role = grouped(served, itemgetter("role"))
     judged = by_role[JUDGED]
-    compared = list(run_lines(runs, every, peers))
+    compared = list(run_lines(every, peers))
     roles = {role: by_role.get(role, []) for role in (FITTED, DOUBTFUL)}
     pair_headings = ["GPU, engine, method", "judged pairs", "error", "fitted on", "error there"]
     mtp_headings = ["GPU, format, lengths, degrees", "pairs", "in flight", "length fitted", "error", "drift"]

@@ -74,8 +74,6 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("probe", "--json"): "probe http://localhost:1 --profile {pair} --json there",
     ("replay", "--out"): "replay --profile cpu/tiny --policy pd --device cpu --out full",
     ("validate", "--json"): "validate r --no-plots --json there",
-    ("validate cells", "--fitted-profile"): "validate cells x.csv --profile {pair} --fit concurrency=1 "
-    "--fitted-profile there.json",
     ("validate cells", "--json"): "validate cells x.csv --profile {pair} --json there",
     ("validate cells", "--out"): "validate cells x.csv --profile {pair} --out figures",
     ("validate vllm", "--json"): VLLM + " --json there",

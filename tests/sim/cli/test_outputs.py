@@ -28,7 +28,6 @@ ARGUMENTS: dict[str, str] = {
     "check": "check p.json --json p.json",
     "replay": "validate r --json r/summary.json",
     "cells": "validate cells x.csv --profile {pair} --json x.csv",
-    "fitted": "validate cells x.csv --profile p.json --fit concurrency=1 --fitted-profile p.json",
     "real run": "validate vllm --requests x.jsonl --profile {pair} --max-num-seqs 8 --max-num-batched-tokens 512 "
     "--json x.jsonl",
     "prompts": "validate vllm --requests x.jsonl --prompts y.jsonl --profile {pair} --max-num-seqs 8 "
