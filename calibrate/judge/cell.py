@@ -138,7 +138,7 @@ class JudgedCell(msgspec.Struct, frozen=True, kw_only=True):
     def beside(cls, cell: Cell, simulated: Mapping[str, float | None]) -> Self:
         """`simulated` has values by metric of MEASURED; one that is missing is not known."""
         metrics = {name: compared(real, simulated.get(name)) for name, real in cell.measured.items()}
-        peer = {name: compared(cell.measured[name], value) for name, value in cell.predicted.items()}
+        peer = {name: compared(cell.measured.get(name), value) for name, value in cell.predicted.items()}
         return cls(cell=cell, metrics=metrics, peer=peer)
 
     @property
