@@ -32,13 +32,13 @@ test-fast: .venv/.dev            ## half a minute: pure rules, properties on few
 
 test-real: .venv/.real           ## the real-hardware backend's tests; installs torch (pinned) first
 	# The rest of tests/calibrate needs no torch: `make test` runs it.
-	$(PYTEST) tests/realrun $(addprefix tests/calibrate/,campaign catalogue cli corun fit measure points)
+	$(PYTEST) tests/realrun $(addprefix tests/calibrate/,catalogue cli fit measure)
 
 mutation-drawn: .venv/.dev       ## mutants drawn over every room with the commit as seed: how many the tests kill
 	$(BIN)/python -m tests.mutants --count $(or $(COUNT),120)
 
 gpu: .venv-gpu/.ready            ## the measuring campaign on a CUDA machine (docs/gpu.md); goes on where it was stopped
-	.venv-gpu/bin/python -m calibrate.campaign results/campaign --device $(CAMPAIGN)
+	.venv-gpu/bin/python -m calibrate.measure.campaign results/campaign --device $(CAMPAIGN)
 
 fake-gpu:                        ## the campaign on fake GPUs, A100, H100, RTX 4090, under torch's CUDA build (a GB of wheels)
 	@$(MAKE) --no-print-directory .venv-fake/.ready || { echo "make fake-gpu: skipped, its wheels or g++ cannot be had"; exit 0; } \

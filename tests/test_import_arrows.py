@@ -46,16 +46,15 @@ FLOORS = {
         ("cli",),
     ),
     "calibrate": (
-        ("points",),
         ("catalogue",),
         ("fit",),
-        ("measure",),
-        ("corun",),
         ("importers",),
         ("judge",),
         ("production",),
         ("cli",),
-        ("campaign",),
+        ("measure.fits",),
+        ("measure",),
+        ("measure.campaign",),
     ),
     "validation": (
         ("tables", "page"),
@@ -160,6 +159,18 @@ def test_no_room_is_crowded() -> None:
 def test_sim_never_meets_torch() -> None:
     found = [name for name, path in FILES.items() if name.startswith("sim") and "torch" in set(imported(path))]
     assert found == []
+
+
+def test_torch_and_realrun_are_known_to_measuring_alone_in_calibrate() -> None:
+    """And measuring to nobody in calibrate: its commands are mounted by name."""
+    measuring = {name for name in FILES if name.startswith("calibrate.measure")}
+    arrows = {
+        name: set(imported(FILES[name])) for name in FILES if name.startswith("calibrate") and name not in measuring
+    }
+    assert {
+        name for name, others in arrows.items() if any(o.split(".")[0] in ("torch", "realrun") for o in others)
+    } == set()
+    assert {name for name, others in arrows.items() if others & measuring} == set()
 
 
 def test_sim_imports_heavy_libraries_only_where_they_are_used() -> None:

@@ -90,7 +90,7 @@ def _unpacked(path: Path) -> Path:
 
 
 def _folder(path: Path) -> tuple[str, str]:
-    from sim.report.results import REQUESTS, SUMMARY, WORKS, is_replay, read_columns, read_summary
+    from sim.report.results import REAL_COLUMNS, REQUESTS, SUMMARY, WORKS, is_replay, read_columns, read_summary
     from sim.studies.store import MARK, Store
 
     if (path / MARK).exists():
@@ -99,13 +99,12 @@ def _folder(path: Path) -> tuple[str, str]:
     if (path / "config.json").exists() and not (path / SUMMARY).exists():
         return _json(path / "config.json")
     if is_replay(path):
-        from realrun.validate.readback import read_replay
-        from realrun.validate.readback import read_summary as read_replay_summary
         from sim.costs.profile_files import load
 
-        scenario, about = read_replay_summary(path)
-        observed = read_replay(path, scenario, about, load(path / "profile.json"))
-        return "replay", f"{len(observed)} runs of {', '.join(scenario.policy)}"
+        load(path / "profile.json")
+        requests = read_columns(path / REQUESTS)
+        read_columns(path / WORKS, REAL_COLUMNS)
+        return "replay", f"{len(set(zip(requests['policy'], requests['seed'], strict=True)))} runs"
     if not (path / SUMMARY).exists():
         raise ValueError(
             f"folder {str(path)!r}: holds none of {SUMMARY} (results), {MARK} (a store) and config.json (a model)"
@@ -200,12 +199,12 @@ def _json_lines(path: Path) -> tuple[str, str]:
     if first is None:
         raise ValueError(f"file {str(path)!r} is empty")
     names = set(first) if isinstance(first, dict) else set()
-    if names >= {"schema", "places"}:
-        from calibrate.points import points_file
+    if names >= {"schema", "fingerprint", "options"}:
+        from calibrate.fit import points_file
 
         points = points_file.read(path)
         points_file.check_host(path, points)
-        return "points", f"{len(points.points)} places measured, {len(points.left)} visits left"
+        return "points", f"{len(points.points)} passes measured, {len(points.left)} visits left"
     if names >= set(FIELDS):
         return "requests of a vLLM run", f"{len(read_requests(path).requests)} requests"
     if names >= {"metadata", "metrics"}:

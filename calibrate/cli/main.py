@@ -11,7 +11,7 @@ import click
 from sim.cli.lazy import Commands, LazyGroup
 
 SUB_COMMANDS: Commands = {
-    "measure": ("calibrate.cli.measure:measure_command", "Time a pair of models on this machine."),
+    "measure": ("calibrate.measure.command:measure_command", "Time a pair of models on this machine."),
     "import": ("calibrate.cli.imports:import_command", "Make a profile from published kernel tables."),
     "derive": ("calibrate.cli.derive:derive_command", "Transfer a profile to another GPU of its family."),
     "production": ("calibrate.cli.production:production_command", "Constants and acceptance from a running server."),

@@ -1,1 +1,1 @@
-"""Constants and tables fitted to what was measured, each with its error."""
+"""Measured points and kernel tables, and constants fitted to the latter, each with its error. No torch."""

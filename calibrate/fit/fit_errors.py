@@ -1,6 +1,6 @@
-"""How wrong a profile is, point by point and by kind: measured beside predicted, summarised as a profile states it.
+"""Errors of a profile, point by point and by kind: measured beside predicted, summarised as a profile states it.
 
-Not here: which points a fit leaves out (calibrate.fit.pass_fit).
+Not here: which points a fit leaves out (calibrate.measure.fits.pass_fit).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.points.point_works import error_kind, place_of, work_of
+from calibrate.fit.point_works import error_kind, timed_pass_of, work_of
 from sim.costs.forms.build import build_costs
 from sim.costs.passes import PassUse, pass_use
 from sim.costs.profile import KindError, MeasuredPoint, Profile
@@ -46,7 +46,7 @@ def errors_of_draft(errors: Mapping[str, KindError]) -> dict[str, KindError]:
     return {name: errors[kind] for kind, name in DRAFT_KINDS.items()}
 
 
-class Comparison(NamedTuple):
+class PointError(NamedTuple):
     """One measured point and what the profile makes of it."""
 
     kind: str
@@ -61,17 +61,17 @@ class Comparison(NamedTuple):
         return self.fitted_s / self.measured_s - 1.0
 
 
-def compare_points(profile: Profile, points: Sequence[MeasuredPoint]) -> list[Comparison]:
+def compare_points(profile: Profile, points: Sequence[MeasuredPoint]) -> list[PointError]:
     """Every point of `points` with its FLOPs and least bytes."""
     costs = build_costs(profile)
     compared = []
     for point in points:
-        place = place_of(point)
-        work, is_target = work_of(place), place.model == "target"
+        timed = timed_pass_of(point)
+        work, is_target = work_of(timed), timed.model == "target"
         shape = profile.target if is_target or profile.draft is None else profile.draft
         flops, num_bytes = use_of(shape, work)
         fitted_s = costs.cost(work).device_s
-        compared.append(Comparison(error_kind(place), is_target, flops, num_bytes, point.device_s, fitted_s))
+        compared.append(PointError(error_kind(timed), is_target, flops, num_bytes, point.device_s, fitted_s))
     return compared
 
 
@@ -83,7 +83,7 @@ def use_of(shape: ModelShape, work: Work) -> PassUse:
     return PassUse(num_passes * use.flops, num_passes * use.num_bytes)
 
 
-def summary(comparisons: Sequence[Comparison], held_out: str) -> dict[str, KindError]:
+def summary(comparisons: Sequence[PointError], held_out: str) -> dict[str, KindError]:
     """Errors per kind, in order of first appearance."""
     by_kind: dict[str, list[float]] = {}
     for comparison in comparisons:

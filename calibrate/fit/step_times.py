@@ -53,7 +53,7 @@ NEGLIGIBLE = 1e-6
 NORMAL_95 = 1.96
 
 
-class Step(NamedTuple):
+class TimedStep(NamedTuple):
     """One point of the curve."""
 
     tokens: int
@@ -61,7 +61,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class FittedConstant:
     """A fitted constant and half of its 95 % interval, from the curve's scatter around the law."""
 
     value: float
@@ -85,7 +85,7 @@ class FittedStep:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFit:
     profile: Profile
-    constants: dict[str, Estimate]
+    constants: dict[str, FittedConstant]
     """Constants by name; `eager_launch_s` is all kernels of a pass, absent where no step shows it."""
     piecewise_launch_s: float
     """What the fitted launch makes of a captured pass beside prompt chunks: two kernels a layer."""
@@ -93,7 +93,7 @@ class StepFit:
     notes: tuple[str, ...]
 
 
-def read_curve(path: Path) -> list[Step]:
+def read_curve(path: Path) -> list[TimedStep]:
     """The steps of a CSV with columns batch_tokens and step_ms, rising in tokens; repeats count as their median.
 
     Raises ValueError naming file, line and column.
@@ -117,7 +117,7 @@ def read_curve(path: Path) -> list[Step]:
         if step_ms > MAX_MS:
             raise ValueError(f"{where} line {line}: step_ms={texts[1]!r:.40} must be at most {MAX_MS:.0f}")
         by_tokens.setdefault(int(tokens), []).append(1e-3 * step_ms)
-    return [Step(tokens, median(by_tokens[tokens])) for tokens in sorted(by_tokens)]
+    return [TimedStep(tokens, median(by_tokens[tokens])) for tokens in sorted(by_tokens)]
 
 
 def _number(text: str | None, column: str, where: str) -> float:
@@ -130,7 +130,7 @@ def _number(text: str | None, column: str, where: str) -> float:
     raise ValueError(f"{where}: {column}={text!r:.40} must be a finite number above 0")
 
 
-def fit_steps(profile: Profile, curve: Sequence[Step], source: str) -> StepFit:
+def fit_steps(profile: Profile, curve: Sequence[TimedStep], source: str) -> StepFit:
     """`profile` with the constants that `curve` gives, its ratios, and the error of points left out of them.
 
     Raises ValueError where the curve has too few points, or the profile is a table.
@@ -237,7 +237,7 @@ def _with(profile: Profile, shares: Sequence[float], launch_s: float | None) -> 
     return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(profile.compact, gemm=gemm), host=host)
 
 
-def _fit_law(start: Profile, curve: Sequence[Step]) -> tuple[Profile, dict[str, Estimate]]:
+def _fit_law(start: Profile, curve: Sequence[TimedStep]) -> tuple[Profile, dict[str, FittedConstant]]:
     """The law fitted on all points, with the launch where some point shows it."""
     from scipy.optimize import least_squares
 
@@ -266,17 +266,17 @@ def _fit_law(start: Profile, curve: Sequence[Step]) -> tuple[Profile, dict[str, 
     variance = 2.0 * found.cost / max(1, len(curve) - jacobian.shape[1])
     widths = NORMAL_95 * np.sqrt(np.diag(np.linalg.pinv(jacobian.T @ jacobian)) * variance)
     constants = {
-        name: Estimate(value=value, half_width=float(width))
+        name: FittedConstant(value=value, half_width=float(width))
         for name, value, width in zip(BOUNDS, shares, widths, strict=False)
     }
     if shows_launch:
-        constants["eager_launch_s"] = Estimate(value=launch_s, half_width=float(widths[-1]) * launch_s)
+        constants["eager_launch_s"] = FittedConstant(value=launch_s, half_width=float(widths[-1]) * launch_s)
     return _with(start, shares, launch_s if shows_launch else None), constants
 
 
-def _ratios(law: Profile, curve: Sequence[Step]) -> tuple[tuple[int, float], ...]:
-    """What the layers took over what the law says, by tokens; a fall of the curve is pooled, so that more tokens are
-    never faster, and steps that show the launch have none."""
+def _ratios(law: Profile, curve: Sequence[TimedStep]) -> tuple[tuple[int, float], ...]:
+    """Ratios of what the layers took to what the law says, by tokens; a fall of the curve is pooled, so that more
+    tokens are never faster, and steps that show the launch have none."""
     from scipy.optimize import isotonic_regression
 
     passes, attention_s = _passes(law), _attention_s(law)
@@ -312,7 +312,7 @@ def _errors(steps: Sequence[FittedStep], source: str) -> dict[str, KindError]:
     return {"body": error}
 
 
-def _host_source(profile: Profile, launch: Estimate | None, source: str) -> str:
+def _host_source(profile: Profile, launch: FittedConstant | None, source: str) -> str:
     if launch is None:
         return profile.host.source
     return f"{profile.host.source}; but the launch of a kernel: {1e3 * launch.value:.4g} ms a pass, fitted on {source}"

@@ -1,1 +1,2 @@
-"""Times a pair on this machine: its passes alone, beside each other, and what serving adds."""
+"""Times a pair on this machine: its passes alone, beside each other, and what serving adds. Knows torch and realrun;
+the rest of calibrate does not know it."""

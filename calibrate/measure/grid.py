@@ -1,4 +1,4 @@
-"""Which passes are timed: a grid of shapes in levels of fineness, and the finest level that a budget pays for.
+"""Passes to be timed: a grid of shapes in levels of fineness, and the finest level that a budget pays for.
 
 Pure: the plan follows from the limits and from a few pilot times, and is then fixed (it heads the points file), so that
 a measurement that was killed ends with the points it began with. Not here: timing (calibrate.measure.bench,
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from calibrate.points.point_works import Place
+from calibrate.fit.point_works import TimedPass
 from sim.costs.profile import Launch, Role
 
 VERIFY_TOKENS = ((2, 8), (2, 5, 8), (2, 3, 5, 8), (2, 3, 4, 5, 6, 7, 8))
@@ -29,7 +29,7 @@ MIN_CHUNK = 8
 
 
 class Limits(NamedTuple):
-    """What the pair's slots allow."""
+    """Largest passes that the pair's slots allow."""
 
     rows: int
     slot_tokens: int
@@ -41,42 +41,42 @@ class Limits(NamedTuple):
     has_graphs: bool
 
 
-def grid(limits: Limits, level: int) -> list[Place]:
-    """Every place of `level`, 0 the coarsest, in the order in which they are measured."""
+def grid(limits: Limits, level: int) -> list[TimedPass]:
+    """Every pass of `level`, 0 the coarsest, in the order in which they are measured."""
     rows = spread(1, limits.rows, NUM_ROWS[level])
     widest = max(VERIFY_TOKENS[level][-1], limits.draft_tokens) + 2
     contexts = spread(MIN_CONTEXT, limits.slot_tokens - widest, NUM_CONTEXTS[level])
     launches: list[Launch] = ["eager", "graphed"] if limits.has_graphs else ["eager"]
     launch = launches[-1]
-    places = _prefills("target", limits, level)
+    passes = _prefills("target", limits, level)
     if limits.has_draft:
-        places += _prefills("draft", limits, max(0, level - 1))
+        passes += _prefills("draft", limits, max(0, level - 1))
     for num_rows in rows:
         for context in contexts:
             # Eager passes have the same kernels: what launching them takes, decoding and prefilling tell.
-            places += [Place("decode", "target", num_rows, 1, context, each) for each in launches]
-            places += [
-                Place("verify", "target", num_rows, tokens, context, launch)
+            passes += [TimedPass("decode", "target", num_rows, 1, context, each) for each in launches]
+            passes += [
+                TimedPass("verify", "target", num_rows, tokens, context, launch)
                 for tokens in VERIFY_TOKENS[level]
                 if tokens <= limits.draft_tokens + 1
             ]
-            places += [
-                Place("draft", "draft", num_rows, tokens, context, launch)
+            passes += [
+                TimedPass("draft", "draft", num_rows, tokens, context, launch)
                 for tokens in DRAFT_TOKENS[level]
                 if limits.has_draft and tokens <= limits.draft_tokens
             ]
-    return sorted(set(places), key=_shuffled)
+    return sorted(set(passes), key=_shuffled)
 
 
-def _prefills(model: Role, limits: Limits, level: int) -> list[Place]:
+def _prefills(model: Role, limits: Limits, level: int) -> list[TimedPass]:
     longest = min(limits.slot_tokens - 2, limits.pass_tokens)
-    places = []
+    passes = []
     for tokens in spread(min(MIN_CHUNK, longest), longest, NUM_CHUNKS[level]):
         for num_rows in spread(1, min(limits.rows, 8), 2):
             for context in (0, (limits.slot_tokens - 2) // 2):
                 if num_rows * tokens <= limits.pass_tokens and context + tokens + 1 < limits.slot_tokens:
-                    places.append(Place("prefill", model, num_rows, tokens, context, "eager"))
-    return places
+                    passes.append(TimedPass("prefill", model, num_rows, tokens, context, "eager"))
+    return passes
 
 
 def spread(low: int, high: int, number: int) -> list[int]:
@@ -87,54 +87,54 @@ def spread(low: int, high: int, number: int) -> list[int]:
     return sorted({round(low * ratio**i) for i in range(number - 1)} | {high})
 
 
-def plan(limits: Limits, budget_s: float, estimate_s: Callable[[Place], float], repeats: int) -> list[Place]:
-    """The finest grid of which `repeats` repetitions fit `budget_s`; if none does, of the coarsest the places that each
+def plan(limits: Limits, budget_s: float, estimate_s: Callable[[TimedPass], float], repeats: int) -> list[TimedPass]:
+    """The finest grid of which `repeats` repetitions fit `budget_s`; if none does, of the coarsest the passes that each
     fit their share."""
     for level in reversed(range(LEVELS)):
-        places = grid(limits, level)
-        if repeats * sum(estimate_s(place) for place in places) <= budget_s:
-            return places
-    share_s = budget_s / len(places)
-    return [place for place in places if repeats * estimate_s(place) <= 2.0 * share_s]
+        passes = grid(limits, level)
+        if repeats * sum(estimate_s(timed) for timed in passes) <= budget_s:
+            return passes
+    share_s = budget_s / len(passes)
+    return [timed for timed in passes if repeats * estimate_s(timed) <= 2.0 * share_s]
 
 
-def is_held_out(place: Place, places: Sequence[Place]) -> bool:
-    """Whether `place` is kept from the fit: every fifth of its kind and model, in shuffled order."""
-    alike = [other for other in places if (other.kind, other.model) == (place.kind, place.model)]
-    return sorted(alike, key=_shuffled).index(place) % HELD_OUT_IN == HELD_OUT_IN - 1
+def is_held_out(timed: TimedPass, passes: Sequence[TimedPass]) -> bool:
+    """True if `timed` is kept from the fit: every fifth of its kind and model, in shuffled order."""
+    alike = [other for other in passes if (other.kind, other.model) == (timed.kind, timed.model)]
+    return sorted(alike, key=_shuffled).index(timed) % HELD_OUT_IN == HELD_OUT_IN - 1
 
 
-def pilots(limits: Limits) -> list[Place]:
+def pilots(limits: Limits) -> list[TimedPass]:
     """Places that tell what a pass costs: each kind's smallest and largest."""
     coarse = grid(limits, 0)
     found = []
-    for kind in dict.fromkeys((place.kind, place.model) for place in coarse):
+    for kind in dict.fromkeys((timed.kind, timed.model) for timed in coarse):
         alike = sorted((p for p in coarse if (p.kind, p.model) == kind), key=_size)
         found += [alike[0], alike[-1]] if len(alike) > 1 else alike
     return found
 
 
-def estimator(timed_s: dict[Place, float]) -> Callable[[Place], float]:
-    """Seconds of any place from the pilots': linear in size between smallest and largest of its kind and model."""
+def estimator(timed_s: dict[TimedPass, float]) -> Callable[[TimedPass], float]:
+    """Seconds of any pass from the pilots': linear in size between smallest and largest of its kind and model."""
     by_kind: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for place, seconds in timed_s.items():
-        by_kind.setdefault((place.kind, place.model), []).append((_size(place), seconds))
+    for timed, seconds in timed_s.items():
+        by_kind.setdefault((timed.kind, timed.model), []).append((_size(timed), seconds))
 
-    def estimate_s(place: Place) -> float:
-        known = sorted(by_kind[place.kind, place.model])
+    def estimate_s(timed: TimedPass) -> float:
+        known = sorted(by_kind[timed.kind, timed.model])
         (low, low_s), (high, high_s) = known[0], known[-1]
-        share = (_size(place) - low) / (high - low) if high > low else 1.0
+        share = (_size(timed) - low) / (high - low) if high > low else 1.0
         return low_s + max(0.0, share) * max(0.0, high_s - low_s)
 
     return estimate_s
 
 
-def _size(place: Place) -> float:
+def _size(timed: TimedPass) -> float:
     """Work of a pass in tokens: what it computes, and an eighth of what it reads."""
-    reads = place.rows * place.context_tokens * (place.tokens if place.kind == "draft" else 1)
-    return place.total_tokens + reads / 8.0
+    reads = timed.rows * timed.context_tokens * (timed.tokens if timed.kind == "draft" else 1)
+    return timed.total_tokens + reads / 8.0
 
 
-def _shuffled(place: Place) -> str:
+def _shuffled(timed: TimedPass) -> str:
     """A fixed random order: drifts of the machine must not look like effects of size."""
-    return sha256(repr(tuple(place)).encode()).hexdigest()
+    return sha256(repr(tuple(timed)).encode()).hexdigest()

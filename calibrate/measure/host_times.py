@@ -1,5 +1,6 @@
 """Host times of a measured profile: preparing a work, launching kernels, a result's way back, threads in each other's
-way. Not here: device times (calibrate.measure.bench), the constants made of these (calibrate.fit.measured_profile).
+way. Not here: device times (calibrate.measure.bench), the constants made of these
+(calibrate.measure.fits.measured_profile).
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from statistics import median
 from threading import Barrier
 from time import perf_counter
 
-from calibrate.measure.at_once import at_once
-from calibrate.measure.bench import Bench
-from calibrate.points.point_works import Place, place_of
+from calibrate.fit.point_works import TimedPass, timed_pass_of
+from calibrate.measure.bench import Bench, at_once
 from realrun.kernels import host_slots
 from realrun.kernels.host_slots import Slot
 from realrun.kernels.issuer import Issuer
@@ -50,26 +50,26 @@ def _prepare_s(bench: Bench, num_rows: int) -> float:
 def result_s(bench: Bench, point: MeasuredPoint) -> float:
     """Seconds from the end of a pass on the device to its result on the host, by what a round trip of the pass of
     `point` lasts longer."""
-    place = place_of(point)
-    pass_, issuer = bench.ready(place), bench.issuer(place.launch)
-    bench.warm(place, issuer)
+    timed = timed_pass_of(point)
+    pass_, issuer = bench.ready(timed), bench.issuer(timed.launch)
+    bench.warm(timed, issuer)
     trips_s = [bench.round_trip_s(pass_, issuer) for _ in range(ROUND_TRIPS)]
     return max(0.0, median(trips_s) - max(point.device_s, point.host_s))
 
 
-def inflation(bench: Bench, place: Place, num_rows: int, seconds: float) -> list[float]:
-    """Slowdown of issuing `place` with 1, 2, 3 ... threads doing so at once, each on its own stream and slots, of which
+def inflation(bench: Bench, timed: TimedPass, num_rows: int, seconds: float) -> list[float]:
+    """Slowdown of issuing `timed` with 1, 2, 3 ... threads doing so at once, each on its own stream and slots, of which
     there are `num_rows`.
 
     Rounds of all thread counts, so that a drift of the machine hits them alike; medians over the rounds.
     """
-    issuers = [bench.issuer(place.launch, side) for side in range(min(ISSUERS, num_rows // place.rows))]
+    issuers = [bench.issuer(timed.launch, side) for side in range(min(ISSUERS, num_rows // timed.rows))]
     for issuer in issuers:
-        bench.warm(place, issuer)
+        bench.warm(timed, issuer)
     rounds = []
     for _ in range(ROUNDS):
         share_s = seconds / ROUNDS
-        times = [_issue_s(bench, place, issuers[:number], share_s) for number in range(1, len(issuers) + 1)]
+        times = [_issue_s(bench, timed, issuers[:number], share_s) for number in range(1, len(issuers) + 1)]
         rounds.append([time_s / times[0] for time_s in times])
     factors: list[float] = []
     for of_number in zip(*rounds, strict=True):
@@ -77,12 +77,12 @@ def inflation(bench: Bench, place: Place, num_rows: int, seconds: float) -> list
     return factors
 
 
-def _issue_s(bench: Bench, place: Place, issuers: Sequence[Issuer], seconds: float) -> float:
+def _issue_s(bench: Bench, timed: TimedPass, issuers: Sequence[Issuer], seconds: float) -> float:
     """Median issuing time with one thread per issuer."""
     times: list[list[float]] = [[] for _ in issuers]
     at_once(
         [
-            partial(_issue_often, bench, place, issuer, i * place.rows, seconds, times[i])
+            partial(_issue_often, bench, timed, issuer, i * timed.rows, seconds, times[i])
             for i, issuer in enumerate(issuers)
         ]
     )
@@ -90,9 +90,15 @@ def _issue_s(bench: Bench, place: Place, issuers: Sequence[Issuer], seconds: flo
 
 
 def _issue_often(
-    bench: Bench, place: Place, issuer: Issuer, first_slot: int, seconds: float, times: list[float], barrier: Barrier
+    bench: Bench,
+    timed: TimedPass,
+    issuer: Issuer,
+    first_slot: int,
+    seconds: float,
+    times: list[float],
+    barrier: Barrier,
 ) -> None:
-    run = bench.issue_timer(place, issuer, first_slot)
+    run = bench.issue_timer(timed, issuer, first_slot)
     run()
     barrier.wait()
     ends_s = perf_counter() + seconds

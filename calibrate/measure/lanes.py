@@ -43,8 +43,8 @@ SEED = 1009
 POLL_S = 0.001
 
 
-class Setting(NamedTuple):
-    """What is served, and beside what."""
+class LaneSetting(NamedTuple):
+    """Requests to be served, and what runs beside them."""
 
     lanes: int = 1
     """Lanes at once, every one on a stream of its own."""
@@ -69,10 +69,10 @@ class Setting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedLanes:
     """Lanes that served their requests, in reality or in simulation."""
 
-    setting: Setting
+    setting: LaneSetting
     works: list[MeasuredWork]
     submitted: list[Work]
     """The works of `works`, in the same order."""
@@ -90,11 +90,12 @@ class Served:
 
     @property
     def length_s(self) -> float:
-        """What runs are compared by: the requests' own time where pauses lie between them, else the whole of it."""
+        """Seconds that runs are compared by: the requests' own time where pauses lie between them, else the whole of
+        it."""
         return sum(self.e2els_s) if self.setting.period_s else self.span_s
 
 
-def serve(executor: PairExecutor, setting: Setting) -> Served:
+def serve(executor: PairExecutor, setting: LaneSetting) -> ServedLanes:
     """One real run."""
     with frozen_heap(), GpuHost(executor, _draws()) as host:
         serving = start(host, setting)
@@ -104,7 +105,7 @@ def serve(executor: PairExecutor, setting: Setting) -> Served:
     return _served(setting, serving, [(ticket.work, measured_work(ticket)) for ticket in tickets])
 
 
-def simulate(profile: Profile, setting: Setting) -> Served:
+def simulate(profile: Profile, setting: LaneSetting) -> ServedLanes:
     """The same lanes according to `profile`."""
     works: list[tuple[Work, MeasuredWork]] = []
 
@@ -122,10 +123,10 @@ def simulate(profile: Profile, setting: Setting) -> Served:
     return _served(setting, serving, works)
 
 
-def _served(setting: Setting, serving: Serving, works: Sequence[tuple[Work, MeasuredWork]]) -> Served:
+def _served(setting: LaneSetting, serving: Serving, works: Sequence[tuple[Work, MeasuredWork]]) -> ServedLanes:
     assert serving.is_all_finished, setting
     requests = serving.requests
-    return Served(
+    return ServedLanes(
         setting=setting,
         works=[measured for _, measured in works],
         submitted=[submitted for submitted, _ in works],
@@ -134,7 +135,7 @@ def _served(setting: Setting, serving: Serving, works: Sequence[tuple[Work, Meas
     )
 
 
-def start(host: SpawningHost, setting: Setting) -> Serving:
+def start(host: SpawningHost, setting: LaneSetting) -> Serving:
     """Start the lanes, their pollers and the arrivals of their requests on any host."""
     requests = [
         Request(

@@ -1,9 +1,9 @@
-"""Which passes run beside each other, the most valuable first.
+"""Passes that run beside each other, the most valuable first.
 
-On a rented GPU (calibrate.corun): prefill chunks beside decode rows and drafts beside verify passes, each captured and
-eager, and what else a fit needs, captured; corners before what lies between them, captured before eager. Smaller ones
-of the first pair also on shares of the multiprocessors. For a pair that is measured whole (calibrate.measure.session):
-a few of the same, in its own slots. Pure. Not here: their rates (calibrate.measure.rates).
+On a rented GPU (calibrate.measure.campaign.corun): prefill chunks beside decode rows and drafts beside verify passes,
+each captured and eager, and what else a fit needs, captured; corners before what lies between them, captured before
+eager. Smaller ones of the first pair also on shares of the multiprocessors. For a pair that is measured whole
+(calibrate.measure.session): a few of the same, in its own slots. Pure. Not here: their rates (calibrate.measure.rates).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from itertools import product
 from typing import NamedTuple
 
+from calibrate.fit.point_works import Corun, TimedPass
 from calibrate.measure.grid import Limits, spread
-from calibrate.points.point_works import Cell, Place
 from sim.costs.profile import Launch
 
 DRAFT_TOKENS = 4
@@ -25,7 +25,7 @@ ROOM_TOKENS = 256
 """Tokens of a slot beyond its context: slots come in steps of so many tokens."""
 
 
-class Grid(NamedTuple):
+class CorunGrid(NamedTuple):
     chunk_tokens: tuple[int, ...]
     decode_rows: tuple[int, ...]
     draft_rows: tuple[int, ...]
@@ -35,8 +35,8 @@ class Grid(NamedTuple):
 
 
 GRIDS = {
-    "cuda": Grid((128, 512, 1024, 2048), (1, 8, 32, 128), (1, 8, 32, 64), (20, 40, 60, 80)),
-    "cpu": Grid((16, 64), (1, 4), (1, 4)),
+    "cuda": CorunGrid((128, 512, 1024, 2048), (1, 8, 32, 128), (1, 8, 32, 64), (20, 40, 60, 80)),
+    "cpu": CorunGrid((16, 64), (1, 4), (1, 4)),
 }
 Launches = tuple[Launch, Launch]
 """Of the two sides of a pair."""
@@ -50,31 +50,31 @@ LAUNCHES: dict[str, tuple[Launches, ...]] = {
 """Launches of the two sides; the second of prefill is what a replay does."""
 
 
-def cells(device: str, context_tokens: int) -> list[Cell]:
-    """Every cell of the device's grid, in the order of measuring."""
+def coruns(device: str, context_tokens: int) -> list[Corun]:
+    """Every co-run of the device's grid, in the order of measuring."""
     grid = GRIDS[device]
-    ranked: list[tuple[int, bool, Cell]] = []
+    ranked: list[tuple[int, bool, Corun]] = []
     for chunk, rows in product(grid.chunk_tokens, grid.decode_rows):
         is_corner = chunk in _ends(grid.chunk_tokens) and rows in _ends(grid.decode_rows)
         for rank, (a, b) in enumerate(_launches("prefill", device)):
-            both = _prefill(chunk, context_tokens, a), Place("decode", "target", rows, 1, context_tokens, b)
-            ranked.append((rank, is_corner, Cell(both)))
+            both = _prefill(chunk, context_tokens, a), TimedPass("decode", "target", rows, 1, context_tokens, b)
+            ranked.append((rank, is_corner, Corun(both)))
             # Behind the same pair on the whole device, which they are compared with.
             if chunk in grid.chunk_tokens[:NUM_SHARED_CHUNKS] and rows in _ends(grid.decode_rows):
                 on_shares = grid.shares_pct if (a, b) in LAUNCHES["shares"] else ()
-                ranked += [(rank + 2, True, Cell(both, share)) for share in on_shares]
+                ranked += [(rank + 2, True, Corun(both, share)) for share in on_shares]
     for rows in grid.draft_rows:
         for rank, launches in enumerate(_launches("draft", device)):
             ranked.append((rank, rows in _ends(grid.draft_rows), _draft_and_verify(rows, context_tokens, launches)))
     if device == "cuda":
         ranked += [
-            (0, True, cell) for cell in _telling(_ends(grid.chunk_tokens), _ends(grid.draft_rows), context_tokens)
+            (0, True, corun) for corun in _telling(_ends(grid.chunk_tokens), _ends(grid.draft_rows), context_tokens)
         ]
-    return [cell for rank, is_corner, cell in sorted(ranked, key=lambda each: each[0] + (0 if each[1] else 2))]
+    return [corun for rank, is_corner, corun in sorted(ranked, key=lambda each: each[0] + (0 if each[1] else 2))]
 
 
-def cells_within(limits: Limits) -> list[Cell]:
-    """Cells that the overlap of a pair with these slots is fitted to, captured where there are graphs: the device's
+def coruns_within(limits: Limits) -> list[Corun]:
+    """Co-runs that the overlap of a pair with these slots is fitted to, captured where there are graphs: the device's
     overlap is asked for, and launching is known from elsewhere. Last prefill, draft and verify at once, which no fit
     uses. As far as there are slots.
     """
@@ -83,7 +83,7 @@ def cells_within(limits: Limits) -> list[Cell]:
     longest, rows = min(limits.pass_tokens, limits.slot_tokens // 2), spread(1, limits.rows // 2, 3)
     chunks = (longest // 4, longest) if limits.has_graphs else GRIDS["cpu"].chunk_tokens
     found = [
-        Cell((_prefill(chunk, context, launch), Place("decode", "target", each, 1, context, launch)))
+        Corun((_prefill(chunk, context, launch), TimedPass("decode", "target", each, 1, context, launch)))
         for chunk, each in product(chunks, rows)
     ]
     if limits.has_draft:
@@ -91,37 +91,37 @@ def cells_within(limits: Limits) -> list[Cell]:
     if limits.has_graphs:
         found += _telling(chunks, (rows[0], rows[-1]) if limits.has_draft else (), context)
     if limits.has_draft:
-        three = _draft_and_verify(limits.rows // 3, context, (launch, launch)).places
-        found.append(Cell((_prefill(chunks[0], context, launch), *three)))
-    return [cell for cell in found if min(place.rows for place in cell.places) and cell.num_rows <= limits.rows]
+        three = _draft_and_verify(limits.rows // 3, context, (launch, launch)).passes
+        found.append(Corun((_prefill(chunks[0], context, launch), *three)))
+    return [corun for corun in found if min(timed.rows for timed in corun.passes) and corun.num_rows <= limits.rows]
 
 
 def slots(device: str, context_tokens: int) -> int:
-    """Rows of the largest cell, all sides."""
-    return max(cell.num_rows for cell in cells(device, context_tokens))
+    """Rows of the largest co-run, all sides."""
+    return max(corun.num_rows for corun in coruns(device, context_tokens))
 
 
-def _telling(chunks: tuple[int, ...], draft_rows: tuple[int, ...], context_tokens: int) -> list[Cell]:
-    """Captured cells that tell what the others do not, the longest chunks first: nothing but two prefills asks for more
-    than the compute roof, and the kernels of a draft wait for each other where neither roof is full."""
+def _telling(chunks: tuple[int, ...], draft_rows: tuple[int, ...], context_tokens: int) -> list[Corun]:
+    """Captured co-runs that tell what the others do not, the longest chunks first: nothing but two prefills asks for
+    more than the compute roof, and the kernels of a draft wait for each other where neither roof is full."""
     prefills = [_prefill(chunk, context_tokens, "graphed") for chunk in reversed(chunks)]
     drafts = [_draft(rows, context_tokens, "graphed") for rows in draft_rows]
-    return [*(Cell((prefill, prefill)) for prefill in prefills), *map(Cell, product(prefills, drafts))]
+    return [*(Corun((prefill, prefill)) for prefill in prefills), *map(Corun, product(prefills, drafts))]
 
 
-def _prefill(chunk_tokens: int, context_tokens: int, launch: Launch) -> Place:
+def _prefill(chunk_tokens: int, context_tokens: int, launch: Launch) -> TimedPass:
     """Prompts no longer than the context: a longer chunk is several of them, as in an engine."""
     prompts = max(1, chunk_tokens // context_tokens)
-    return Place("prefill", "target", prompts, min(chunk_tokens, context_tokens), 0, launch)
+    return TimedPass("prefill", "target", prompts, min(chunk_tokens, context_tokens), 0, launch)
 
 
-def _draft_and_verify(rows: int, context_tokens: int, launches: Launches) -> Cell:
-    verify = Place("verify", "target", rows, DRAFT_TOKENS + 1, context_tokens, launches[1])
-    return Cell((_draft(rows, context_tokens, launches[0]), verify))
+def _draft_and_verify(rows: int, context_tokens: int, launches: Launches) -> Corun:
+    verify = TimedPass("verify", "target", rows, DRAFT_TOKENS + 1, context_tokens, launches[1])
+    return Corun((_draft(rows, context_tokens, launches[0]), verify))
 
 
-def _draft(rows: int, context_tokens: int, launch: Launch) -> Place:
-    return Place("draft", "draft", rows, DRAFT_TOKENS, context_tokens, launch)
+def _draft(rows: int, context_tokens: int, launch: Launch) -> TimedPass:
+    return TimedPass("draft", "draft", rows, DRAFT_TOKENS, context_tokens, launch)
 
 
 def _launches(kind: str, device: str) -> tuple[Launches, ...]:

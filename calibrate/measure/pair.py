@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Defaults(TypedDict):
-    """What is not asked for."""
+    """Values of what is not asked for."""
 
     dtype: str
     budget: float
@@ -48,7 +48,7 @@ ISSUERS = 7
 
 
 class PairSpec(NamedTuple):
-    """What to build; everything that a measurement depends on beside the machine. Shapes have their dtype's bytes."""
+    """A pair to build; everything that a measurement depends on beside the machine. Shapes have their dtype's bytes."""
 
     device: str
     dtype: str
@@ -78,7 +78,7 @@ def pair_spec(
     attention: str | None,
     seed: int,
 ) -> PairSpec:
-    """What to build; raises ValueError for sizes and models that cannot be."""
+    """The pair to build; raises ValueError for sizes and models that cannot be."""
     defaults = DEFAULTS[device]
     dtype = str(defaults["dtype"]) if dtype is None else dtype
     sources = []
@@ -106,7 +106,7 @@ def pair_spec(
 
 
 def limits(spec: PairSpec) -> Limits:
-    """What the grid may ask for."""
+    """Largest passes that the grid may ask for."""
     return Limits(
         rows=spec.rows,
         slot_tokens=spec.slot_tokens,
@@ -134,7 +134,7 @@ def build(spec: PairSpec, streams: int = ISSUERS) -> PairKernels:
 
 
 def options_of(spec: PairSpec) -> PairOptions:
-    """What the pair runs with: where there are graphs, rows padded and captured as a replay's are."""
+    """Options that the pair runs with: where there are graphs, rows padded and captured as a replay's are."""
     has_graphs = limits(spec).has_graphs
     return PairOptions(
         slots=spec.rows,
@@ -148,7 +148,7 @@ def options_of(spec: PairSpec) -> PairOptions:
 
 
 def needs(spec: PairSpec, streams: int = ISSUERS) -> Ledger:
-    """What measuring on so many streams takes of the device's memory."""
+    """Bytes that measuring on so many streams takes of the device's memory."""
     allowed = limits(spec)
     sizes = Sizes(
         slots=spec.rows,

@@ -1,4 +1,5 @@
-"""What the first works after a pause lose, from one lane that served requests in pairs, with pauses between the pairs.
+"""Time that the first works after a pause lose, from one lane that served requests in pairs, with pauses between the
+pairs.
 
 Not here: the runs (calibrate.measure.serving_overhead), what the simulator makes of it (sim.costs.in_service).
 """
@@ -11,7 +12,7 @@ from operator import mul
 from statistics import fmean, median
 from typing import NamedTuple
 
-from calibrate.measure.lanes import Served
+from calibrate.measure.lanes import ServedLanes
 from sim.costs.in_service import SHORT_PAUSE_S, kind_in_service
 from sim.costs.profile import IdleRamp
 from sim.costs.profile_files import round_constant
@@ -28,7 +29,7 @@ MIN_SHARE = 0.05
 """Share of what is lost in all that the prompt is taken to lose, at least; and at most all but this."""
 
 
-class Lasted(NamedTuple):
+class RequestTimes(NamedTuple):
     """Seconds of one request."""
 
     e2el_s: float
@@ -36,9 +37,9 @@ class Lasted(NamedTuple):
     """Seconds of the works on its prompt."""
 
 
-def idle_ramp(rounds: Sequence[Sequence[Served]]) -> IdleRamp | None:
-    """What works lose after a pause: each round a run of one lane without pauses, and the same with longer and longer
-    ones before every other request.
+def idle_ramp(rounds: Sequence[Sequence[ServedLanes]]) -> IdleRamp | None:
+    """Time that works lose after a pause: each round a run of one lane without pauses, and the same with longer and
+    longer ones before every other request.
 
     A request after a pause is compared with the one right after it, so that a machine that drifts does not count; how
     the two differ without a pause is known from the first runs. Medians over the rounds; None if nothing is lost.
@@ -74,30 +75,30 @@ def idle_ramp(rounds: Sequence[Sequence[Served]]) -> IdleRamp | None:
     )
 
 
-def _lasted(run: Served) -> list[Lasted]:
+def _lasted(run: ServedLanes) -> list[RequestTimes]:
     """Every request, in order of arrival."""
     prompts_s = [0.0] * len(run.e2els_s)
     for work, submitted in zip(run.works, run.submitted, strict=True):
         if kind_in_service(submitted) in ("prefill", "draft_prefill"):
             (request,) = submitted.requests
             prompts_s[request.index] += work.record.end_s - work.eligible_s
-    return [Lasted(*each) for each in zip(run.e2els_s, prompts_s, strict=True)]
+    return [RequestTimes(*each) for each in zip(run.e2els_s, prompts_s, strict=True)]
 
 
-def _ratios(runs: Sequence[Sequence[Lasted]], first: int) -> Lasted:
-    """How many times as long as the next request this one usually takes."""
-    return Lasted(
+def _ratios(runs: Sequence[Sequence[RequestTimes]], first: int) -> RequestTimes:
+    """Ratios by which this request usually takes longer than the next one."""
+    return RequestTimes(
         median(run[first].e2el_s / run[first + 1].e2el_s for run in runs),
         median(run[first].prompt_s / run[first + 1].prompt_s for run in runs),
     )
 
 
-def _late(one: Lasted, other: Lasted, usual: Lasted) -> Lasted:
-    """How much longer `one` took than `other` lets expect."""
-    return Lasted(*(mine - theirs * ratio for mine, theirs, ratio in zip(one, other, usual, strict=True)))
+def _late(one: RequestTimes, other: RequestTimes, usual: RequestTimes) -> RequestTimes:
+    """Seconds by which `one` took longer than `other` lets expect."""
+    return RequestTimes(*(mine - theirs * ratio for mine, theirs, ratio in zip(one, other, usual, strict=True)))
 
 
-def _pause_s(run: Served, first: int) -> float:
+def _pause_s(run: ServedLanes, first: int) -> float:
     """The pause before request `first`, beyond a short one."""
     busy_s = run.e2els_s[first - 2] + run.e2els_s[first - 1]
     return max(MIN_PAUSE_S, run.setting.period_s - busy_s - SHORT_PAUSE_S)

@@ -6,8 +6,7 @@ Completions are the device's own events, on a CPU the host's clock. A rate is co
 were at work, divided by those of the side alone, taken right before. Whatever is made on the device is made before: the
 allocator's calls in the windows are counted.
 
-Not here: which passes (calibrate.measure.overlap_cells), what follows from their rates (calibrate.fit.overlap_fit,
-calibrate.fit.share_fit).
+Not here: which passes (calibrate.measure.overlap_cells), what follows from their rates (calibrate.measure.fits).
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from statistics import fmean, median
 from threading import Barrier
 from typing import NamedTuple
 
-from calibrate.measure.at_once import at_once
-from calibrate.measure.bench import Bench, Pass
-from calibrate.measure.repeats import half_width
-from calibrate.points.point_works import Cell
-from calibrate.points.points_file import Ran
+from calibrate.fit.point_works import Corun
+from calibrate.fit.points_file import Ran, Steady
+from calibrate.measure.bench import Bench, ReadyPass, at_once, half_width
 from realrun.kernels.issuer import Issuer, Pending
 
-MAX_CELL_S = 12.0
-"""More per cell makes nothing more certain."""
+MAX_CORUN_S = 12.0
+"""More per co-run makes nothing more certain."""
 ROUNDS = 4
 """Each side alone, then all; every round begins with the next side."""
 MIN_PASSES = 8
@@ -44,53 +41,18 @@ class Starved(ValueError):
     """A side hardly ran while the others did."""
 
 
-class Steady(NamedTuple):
-    """Seconds from one completion to the next; medians over all rounds, with half of their 95 % interval."""
-
-    alone_s: float
-    alone_spread_s: float
-    alone_passes: int
-    together_s: float
-    together_spread_s: float
-    together_passes: int
-    rates: tuple[float, ...]
-    """Completions per second together, as a share of those alone [rounds]."""
-
-
-class Rates(NamedTuple):
-    cell: Cell
-    sides: tuple[Steady, ...]
-    window_s: float
-    """Seconds that a window lasted at least, where MIN_PASSES did not take longer."""
-    shares: tuple[float, ...]
-    """Share of the multiprocessors that each side could run on [sides]."""
-    num_allocations: int
-    """Calls of the device's allocator to the driver in the windows: 0 of a sound measurement."""
-
-    @property
-    def ran(self) -> Ran:
-        """Medians over the rounds."""
-        return Ran(
-            cell=self.cell,
-            shares=self.shares,
-            alone_s=tuple(side.alone_s for side in self.sides),
-            together_s=tuple(side.together_s for side in self.sides),
-            rates=tuple(median(side.rates) for side in self.sides),
-        )
-
-
 class _Side(NamedTuple):
-    pass_: Pass
+    pass_: ReadyPass
     issuer: Issuer
     set_back: Callable[[], None]
     in_flight: int
     share: float
 
 
-def measure(bench: Bench, cell: Cell, seconds: float) -> Rates:
+def measure(bench: Bench, corun: Corun, seconds: float) -> Ran:
     """Rates of all sides, for about `seconds`. Raises ValueError where the host is too busy to keep streams fed, and
     where the device cannot be split."""
-    sides = _sides(bench, cell)
+    sides = _sides(bench, corun)
     num, window_s = len(sides), seconds / ((len(sides) + 1) * ROUNDS)
     # Once unmeasured: whatever is made or loaded the first time that all run at once.
     _completions(bench, sides, 0.0, 0)
@@ -102,19 +64,18 @@ def measure(bench: Bench, cell: Cell, seconds: float) -> Rates:
             alone[side] += periods(*_completions(bench, [sides[side]], window_s, 0))
         for side, found in enumerate(_together(bench, sides, window_s, turn % num)):
             together[side].append(found)
-    return Rates(
-        cell,
-        tuple(map(steady, alone, together)),
-        window_s,
-        tuple(side.share for side in sides),
-        bench.runs_on.num_allocations() - allocated,
+    return Ran(
+        corun=corun,
+        sides=tuple(map(steady, alone, together, (side.share for side in sides))),
+        num_allocations=bench.runs_on.num_allocations() - allocated,
     )
 
 
-def steady(alone: Sequence[Sequence[float]], together: Sequence[Sequence[float]]) -> Steady:
+def steady(alone: Sequence[Sequence[float]], together: Sequence[Sequence[float]], share: float = 1.0) -> Steady:
     """One side's account of its periods alone and together [rounds][passes]."""
     one, many = (sorted(period_s for round_ in rounds for period_s in round_) for rounds in (alone, together))
     return Steady(
+        share=share,
         alone_s=median(one),
         alone_spread_s=half_width(one),
         alone_passes=len(one),
@@ -142,21 +103,21 @@ def periods(starts_s: Sequence[float], ends_s: Sequence[Sequence[float]]) -> lis
     return [[later_s - end_s for end_s, later_s in pairwise(ends)] for ends in kept]
 
 
-def _sides(bench: Bench, cell: Cell) -> list[_Side]:
+def _sides(bench: Bench, corun: Corun) -> list[_Side]:
     """All warm, on slots and streams of their own."""
     found, first_slot = [], 0
-    parts = None if cell.share_pct is None else bench.runs_on.split(cell.share_pct / 100.0)
-    for side, place in enumerate(cell.places):
+    parts = None if corun.share_pct is None else bench.runs_on.split(corun.share_pct / 100.0)
+    for side, timed in enumerate(corun.passes):
         if parts is None:
-            issuer, share = bench.issuer(place.launch, side), 1.0
+            issuer, share = bench.issuer(timed.launch, side), 1.0
         else:
-            # Of this cell alone: nobody planned for the memory of more.
-            issuer = bench.kernels.new_issuer(f"{place.launch} {side} of {cell.share_pct} %", parts[side].stream)
+            # Of this co-run alone: nobody planned for the memory of more.
+            issuer = bench.kernels.new_issuer(f"{timed.launch} {side} of {corun.share_pct} %", parts[side].stream)
             share = parts[side].share
-        pass_ = bench.ready(place, first_slot)
-        bench.warm(place, issuer)
-        found.append(_Side(pass_, issuer, bench.back(pass_), IN_FLIGHT[place.launch], share))
-        first_slot += place.rows
+        pass_ = bench.ready(timed, first_slot)
+        bench.warm(timed, issuer)
+        found.append(_Side(pass_, issuer, bench.back(pass_), IN_FLIGHT[timed.launch], share))
+        first_slot += timed.rows
     return found
 
 

@@ -1,31 +1,25 @@
-"""A pair measured whole: its passes, and what serving adds to them on the threaded host.
+"""Seconds that serving adds to passes, on the threaded host.
 
 A session (calibrate.measure.session) times passes one after the other in a loop. A policy's works take longer: they
 wait for threads to wake up, and share interpreter and cores with whatever else the host does. A few requests served by
 bare lanes (calibrate.measure.lanes), one to three of them at once, beside workers that poll, and with pauses, say how
 much.
-Not here: a profile's other constants (calibrate.fit), replaying a scenario (realrun.replay.replays).
+Not here: a profile's other constants (calibrate.measure.fits), replaying a scenario (realrun.replay.replays).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from math import log
-from pathlib import Path
 from statistics import fmean, median
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 from msgspec import structs
 
-from calibrate.fit.measured_table import TooFewPoints
-from calibrate.fit.overlap_fit import TURNS_S
-from calibrate.measure.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, Served, Setting, serve, simulate
-from calibrate.measure.pair import DEFAULTS, PairSpec
+from calibrate.measure.fits.overlap_fit import TURNS_S
+from calibrate.measure.lanes import DRAFT_TOKENS, REQUESTS_PER_LANE, SEED, LaneSetting, ServedLanes, serve, simulate
 from calibrate.measure.pauses import idle_ramp
-from calibrate.measure.session import Session, Step
-from calibrate.points import points_file
-from calibrate.points.points_file import Ran
 from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import decoding_shapes
@@ -57,72 +51,36 @@ class Waits(NamedTuple):
     """Seconds from its end to the act of the coroutine that awaited it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingCosts:
+class ServingCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that serving adds."""
 
     works: Waits
     """All works; where passes are captured, those that are: decoding ones."""
-    prompts: Waits | None
+    prompts: Waits | None = None
     """Works with prompt chunks, launched kernel by kernel, where the others are captured."""
     look_s: float
     """Seconds that the work under way loses per look of an idle worker."""
     probed_s: tuple[float, ...]
     """Seconds of fixed passes between the runs, by realrun.replay.machine_speed."""
-    served: dict[str, float] = field(default_factory=dict)
+    served: dict[str, float] = {}
     """Ratios by kind: how many times as long a pass lasts as the profile says."""
     tau_s: float | None = None
     """Seconds per kernel while another work runs; None where the device has its own streams, or there is one lane."""
     idle_ramp: IdleRamp | None = None
+    how: str = ""
+    """Runs that this is made of."""
 
 
-def measure_pair(
-    spec: PairSpec,
-    points_path: Path,
-    budget_s: float,
-    *,
-    form: Literal["compact", "table"] | None = None,
-    is_serving: bool = True,
-    repeats: int = REPEATS,
-    rates: Sequence[Ran] = (),
-    on_step: Step = lambda stage, done, total: None,
-    say: Callable[[str], None],
-) -> Profile:
-    """Time a pair, alone and in service; `rates` of it were measured before (calibrate.corun). Goes on where an earlier
-    measurement was killed.
-
-    What nobody asked for by name and cannot be is told to `say` and left: a table of too few points, of which there
-    is a compact profile, and serving in slots too short for its requests. Raises ValueError for the rest.
-    """
-    with points_file.alone(points_path):
-        session = Session(spec, points_path, budget_s, on_step, rates)
-        if spec.device == "cuda":
-            say(session.driver.said)
-        try:
-            profile = session.run(form or DEFAULTS[spec.device]["form"])
-        except TooFewPoints as error:
-            if form is not None:
-                raise
-            say(f"this profile is compact: {error}")
-            profile = session.run("compact")
-        if is_serving:
-            try:
-                return with_serving_costs(profile, session.bench.kernels, repeats=repeats)
-            except ValueError as error:
-                say(f"what serving adds was not measured: {error}")
-        return profile
-
-
-def with_serving_costs(profile: Profile, kernels: PairKernels, *, repeats: int = REPEATS) -> Profile:
-    """`profile` with what serving adds measured on `kernels`, the pair that it was measured on.
+def measure_serving(profile: Profile, kernels: PairKernels, repeats: int = REPEATS) -> ServingCosts:
+    """Costs of serving on `kernels`, the pair that `profile` was measured on.
 
     Raises ValueError where slots are too short for the requests served.
     """
     executor = PairExecutor(kernels, seed=SEED)
-    return (on_cpu if kernels.device.type == "cpu" else on_gpu)(profile, executor, repeats)
+    return on_cpu(profile, executor, repeats) if kernels.device.type == "cpu" else on_gpu(executor, repeats)
 
 
-def on_gpu(profile: Profile, executor: PairExecutor, repeats: int) -> Profile:
+def on_gpu(executor: PairExecutor, repeats: int) -> ServingCosts:
     """Decoding passes are captured first, as a replay's are; prompts are launched kernel by kernel on both."""
     kernels = executor.kernels
     alone, many = _alone(kernels)
@@ -139,18 +97,16 @@ def on_gpu(profile: Profile, executor: PairExecutor, repeats: int) -> Profile:
             serve(executor, setting)
     rounds = _rounds(executor, [*busy, polled], repeats)
     of_busy = [[each.runs[setting] for each in rounds] for setting in busy]
-    # Real passes with prompt chunks are never captured (realrun.kernels.host_slots).
-    start = structs.replace(profile, host=structs.replace(profile.host, captures_chunks=False))
-    found = ServingCosts(
+    return ServingCosts(
         works=waits(of_busy, lambda work: not work.record.chunk_tokens),
         prompts=waits(of_busy, lambda work: work.record.chunk_tokens > 0),
         look_s=look_s([(each.runs[alone], each.runs[polled]) for each in rounds]),
         probed_s=_probed_s(rounds),
+        how=_how(rounds),
     )
-    return _completed(start, found, _how(rounds))
 
 
-def on_cpu(profile: Profile, executor: PairExecutor, repeats: int) -> Profile:
+def on_cpu(profile: Profile, executor: PairExecutor, repeats: int) -> ServingCosts:
     """Issuing a pass is executing it there: also the delay of concurrent passes, which have no priorities, and what the
     first works after a pause lose."""
     kernels = executor.kernels
@@ -158,43 +114,38 @@ def on_cpu(profile: Profile, executor: PairExecutor, repeats: int) -> Profile:
     several = [alone._replace(lanes=number) for number in LANES[1:] if number <= kernels.options.slots]
     split = alone._replace(is_split=True)
     busy = [alone, alone._replace(coroutines=many), alone._replace(rows=many), split, split._replace(rows=many)]
-    plain = [Setting(), Setting(coroutines=many), Setting(rows=many)]
+    plain = [LaneSetting(), LaneSetting(coroutines=many), LaneSetting(rows=many)]
     polled = alone._replace(num_pollers=POLLERS)
     service_s = serve(executor, alone).span_s / REQUESTS_PER_LANE
     paused = [alone._replace(period_s=2.0 * service_s + pause_s, burst=2) for pause_s in PAUSES_S]
     rounds = _rounds(executor, [*busy, *several, *plain, polled, *paused], repeats)
-    start = structs.replace(
-        profile,
-        host=structs.replace(profile.host, is_synchronous=True),
-        overlap=structs.replace(profile.overlap, has_priorities=False, takes_turns=True),
-    )
     by_setting = {setting: [each.runs[setting] for each in rounds] for setting in rounds[0].runs}
-    found = ServingCosts(
+    costs = ServingCosts(
         works=waits([by_setting[setting] for setting in dict.fromkeys(busy)]),
-        prompts=None,
         look_s=look_s([(each.runs[alone], each.runs[polled]) for each in rounds]),
         probed_s=_probed_s(rounds),
-        served=served(start, [by_setting[setting] for setting in dict.fromkeys((*busy, *plain))]),
+        served=served(_started(profile, is_cpu=True), [by_setting[each] for each in dict.fromkeys((*busy, *plain))]),
         idle_ramp=idle_ramp([[each.runs[setting] for setting in (alone, *paused)] for each in rounds]),
+        how=_how(rounds),
     )
     if several:
         pairs = [_typical([(each.runs[alone], each.runs[setting]) for each in rounds]) for setting in several]
-        found = replace(found, tau_s=best_tau(_completed(start, found), pairs))
-    return _completed(start, found, _how(rounds))
+        costs = structs.replace(costs, tau_s=best_tau(completed(profile, costs, is_cpu=True), pairs))
+    return costs
 
 
-def _alone(kernels: PairKernels) -> tuple[Setting, int]:
+def _alone(kernels: PairKernels) -> tuple[LaneSetting, int]:
     """One lane, and how many requests at once there are slots for."""
     drafted = DRAFT_TOKENS if kernels.draft_model is not None else 0
-    return Setting(draft_tokens=drafted), max(number for number in MANY if number <= kernels.options.slots)
+    return LaneSetting(draft_tokens=drafted), max(number for number in MANY if number <= kernels.options.slots)
 
 
 class _Round(NamedTuple):
-    runs: dict[Setting, Served]
+    runs: dict[LaneSetting, ServedLanes]
     probed_s: tuple[float, ...]
 
 
-def _rounds(executor: PairExecutor, settings: Sequence[Setting], repeats: int) -> list[_Round]:
+def _rounds(executor: PairExecutor, settings: Sequence[LaneSetting], repeats: int) -> list[_Round]:
     """Every setting once, then all again, so that a drift of the machine hits all alike."""
     with frozen_heap():
         return [
@@ -216,32 +167,46 @@ def _how(rounds: Sequence[_Round]) -> str:
     return f"medians of {len(rounds)} runs each, the slowest took {slowest:.2f} times as long"
 
 
-def _typical(pairs: Sequence[tuple[Served, Served]]) -> tuple[Served, Served]:
+def _typical(pairs: Sequence[tuple[ServedLanes, ServedLanes]]) -> tuple[ServedLanes, ServedLanes]:
     """The pair, each of one round, in which the second took the middling number of times as long."""
     return sorted(pairs, key=lambda pair: pair[1].span_s / pair[0].span_s)[len(pairs) // 2]
 
 
-def _completed(profile: Profile, found: ServingCosts, how: str = "") -> Profile:
-    prompts, overlap = found.prompts, profile.overlap
-    said = f"works of the threaded host, {_told(found.works)}"
+def _started(profile: Profile, *, is_cpu: bool) -> Profile:
+    """`profile` with the rules of its host: on a CPU a pass runs while it is issued, and none goes first; on a GPU real
+    passes with prompt chunks are never captured (realrun.kernels.host_slots)."""
+    if not is_cpu:
+        return structs.replace(profile, host=structs.replace(profile.host, captures_chunks=False))
+    return structs.replace(
+        profile,
+        host=structs.replace(profile.host, is_synchronous=True),
+        overlap=structs.replace(profile.overlap, has_priorities=False, takes_turns=True),
+    )
+
+
+def completed(profile: Profile, costs: ServingCosts, *, is_cpu: bool) -> Profile:
+    """`profile` in service."""
+    profile = _started(profile, is_cpu=is_cpu)
+    prompts, overlap = costs.prompts, profile.overlap
+    said = f"works of the threaded host, {_told(costs.works)}"
     if prompts is not None:
         said = f"captured {said}; eager_step_s and eager_result_s: its works on prompts, eager, {_told(prompts)}"
     host = structs.replace(
         profile.host,
-        step_s=round_constant(profile.host.step_s + found.works.prepare_s),
-        result_s=round_constant(found.works.result_s),
+        step_s=round_constant(profile.host.step_s + costs.works.prepare_s),
+        result_s=round_constant(costs.works.result_s),
         eager_step_s=None if prompts is None else round_constant(profile.host.step_s + prompts.prepare_s),
         eager_result_s=None if prompts is None else round_constant(prompts.result_s),
-        idle_ramp=found.idle_ramp,
-        served=found.served,
-        look_s=round_constant(found.look_s),
-        probed_s=tuple(map(round_constant, found.probed_s)),
-        source=f"{profile.host.source}; step_s, result_s, served and look_s: {said}; {how}",
+        idle_ramp=costs.idle_ramp,
+        served=costs.served,
+        look_s=round_constant(costs.look_s),
+        probed_s=tuple(map(round_constant, costs.probed_s)),
+        source=f"{profile.host.source}; step_s, result_s, served and look_s: {said}; {costs.how}",
     )
-    if found.tau_s is not None:
+    if costs.tau_s is not None:
         overlap = structs.replace(
             overlap,
-            tau_s=round_constant(found.tau_s),
+            tau_s=round_constant(costs.tau_s),
             measured=True,
             source=f"{overlap.source}; tau_s: {LANES[1]} and more lanes of the threaded host at once",
         )
@@ -255,7 +220,9 @@ def _told(found: Waits) -> str:
     )
 
 
-def waits(by_setting: Sequence[Sequence[Served]], counts: Callable[[MeasuredWork], bool] = lambda _: True) -> Waits:
+def waits(
+    by_setting: Sequence[Sequence[ServedLanes]], counts: Callable[[MeasuredWork], bool] = lambda _: True
+) -> Waits:
     """Means over the works that count of a run, nan left out; of the runs of one setting the median; of the settings
     the mean."""
 
@@ -270,7 +237,7 @@ def waits(by_setting: Sequence[Sequence[Served]], counts: Callable[[MeasuredWork
     )
 
 
-def served(profile: Profile, by_setting: Sequence[Sequence[Served]]) -> dict[str, float]:
+def served(profile: Profile, by_setting: Sequence[Sequence[ServedLanes]]) -> dict[str, float]:
     """Ratios by kind, how many times as long the works of a run lasted in all as `profile` says: the median of the
     runs of one setting, the mean of the settings.
 
@@ -292,13 +259,14 @@ def served(profile: Profile, by_setting: Sequence[Sequence[Served]]) -> dict[str
     return {kind: round_constant(fmean(each)) for kind, each in found.items()}
 
 
-def look_s(pairs: Sequence[tuple[Served, Served]]) -> float:
-    """What a look takes from the work that is being issued, from runs without pollers and the same with, in pairs."""
+def look_s(pairs: Sequence[tuple[ServedLanes, ServedLanes]]) -> float:
+    """Seconds that a look takes from the work that is being issued, from runs without pollers and the same with, in
+    pairs."""
     found = [(_issuing_s(polled) / _issuing_s(plain) - 1.0) / polled.setting.looks_per_s for plain, polled in pairs]
     return max(0.0, median(found))
 
 
-def _issuing_s(run: Served) -> float:
+def _issuing_s(run: ServedLanes) -> float:
     """Median seconds to issue a work, averaged over the kinds: a stall of the machine is none of the lanes' doing."""
     by_kind: dict[tuple[str, str], list[float]] = {}
     for work in run.works:
@@ -307,7 +275,7 @@ def _issuing_s(run: Served) -> float:
     return sum(len(times_s) * median(times_s) for times_s in by_kind.values()) / len(run.works)
 
 
-def best_tau(profile: Profile, runs: Sequence[tuple[Served, Served]]) -> float:
+def best_tau(profile: Profile, runs: Sequence[tuple[ServedLanes, ServedLanes]]) -> float:
     """The delay per kernel with which simulated lanes, and the works on them, take as many times as long as one lane
     alone as in `runs`: one lane and several, of one round each."""
     alone = {setting: simulate(profile, setting) for setting in {one.setting for one, _ in runs}}
@@ -322,7 +290,7 @@ def best_tau(profile: Profile, runs: Sequence[tuple[Served, Served]]) -> float:
     return min(TURNS_S[max(0, coarse - STRIDE + 1) : coarse + STRIDE], key=loss)
 
 
-def _misfit(runs: tuple[Served, Served], simulated: tuple[Served, Served]) -> float:
+def _misfit(runs: tuple[ServedLanes, ServedLanes], simulated: tuple[ServedLanes, ServedLanes]) -> float:
     """Squared logarithmic errors of how many times as long the second took, and each kind by its share of the works."""
     real_alone_s, real_s, alone_s, several_s = (run.times_s() for run in (*runs, *simulated))
     misfit = log(simulated[1].span_s / simulated[0].span_s * runs[0].span_s / runs[1].span_s) ** 2

@@ -1,13 +1,15 @@
-"""Measures a pair on this machine: plan, points, host times, overlap; each kept as soon as known.
+"""One measurement of a pair on this machine: plan, points, host times, co-runs, serving; each kept as soon as known.
 
 Everything measured goes to the points file first; the profile is made from that file alone, so a measurement that was
-killed and one that was not give the same kind of result. Not here: the fit (calibrate.fit.measured_profile), the
-command (calibrate.cli.measure).
+killed and one that was not give the same kind of result. Not here: the fits (calibrate.measure.fits), the command
+(calibrate.measure.command), the grid of co-runs of a lent GPU (calibrate.measure.campaign.corun).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from datetime import date
+from functools import cached_property
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -17,180 +19,237 @@ from typing import Literal
 import msgspec
 from msgspec import structs
 
-from calibrate.fit.measured_profile import profile_of, today
-from calibrate.fit.overlap_fit import MIN_PAIRS, fitted_pairs
+from calibrate.fit import points_file
+from calibrate.fit.point_works import VISITS, Corun, TimedPass, l2_state
+from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import grid, host_times
-from calibrate.measure.bench import Bench, count_kernels
-from calibrate.measure.clocks import Driver
-from calibrate.measure.machine import fingerprint, gpu, roofs
-from calibrate.measure.overlap_cells import cells_within
-from calibrate.measure.pair import PairSpec, build, limits
-from calibrate.measure.rates import MAX_CELL_S, measure
-from calibrate.measure.repeats import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, repeat
-from calibrate.points import points_file
-from calibrate.points.point_works import VISITS, Place, l2_state
-from calibrate.points.points_file import Ran
+from calibrate.measure.bench import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
+from calibrate.measure.fits.measured_profile import profile_of
+from calibrate.measure.fits.measured_table import TooFewPoints
+from calibrate.measure.fits.overlap_fit import MIN_PAIRS, fitted_pairs
+from calibrate.measure.machine import Driver, fingerprint, gpu, roofs
+from calibrate.measure.overlap_cells import coruns_within
+from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits
+from calibrate.measure.rates import MAX_CORUN_S, measure
+from calibrate.measure.serving_overhead import REPEATS, ServingCosts, completed, measure_serving
 from realrun.host import cuda
 from realrun.host.garbage_collector import frozen_heap
 from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
 from sim.costs.profile import Gpu, MeasuredPoint, Profile
-from sim.costs.shapes import ModelShape
-from sim.files.json_values import Json
+from sim.files.json_values import Json, convert
 
 PILOT_RUNS = 2
 """Runs of which the faster one counts: one that something disturbed would spoil the plan."""
 SHARES = {"points": 0.6, "host": 0.05, "overlap": 0.2}
 """Shares of the budget. The rest is building, warming up and fitting."""
-Step = Callable[[str, int, int], None]
-"""Told the stage, steps done and steps in all."""
+OnStep = Callable[[str, int, int], None]
+"""Callback with the stage, steps done and steps in all."""
+
+
+def measure_pair(
+    spec: PairSpec,
+    path: Path,
+    budget_s: float,
+    *,
+    form: Literal["compact", "table"] | None = None,
+    is_serving: bool = True,
+    repeats: int = REPEATS,
+    on_step: OnStep = lambda stage, done, total: None,
+    say: Callable[[str], None],
+) -> Profile:
+    """Time a pair, alone, beside itself and in service, into the points file `path`. Goes on where an earlier
+    measurement was killed, and takes co-runs that are there.
+
+    Of two forms nobody asked for by name the table gives way to the compact one where points are too few, and serving
+    is left where slots are too short for its requests; both are told to `say`. Raises ValueError for the rest.
+    """
+    with points_file.alone(path):
+        session = Session(spec, path, on_step)
+        if spec.device == "cuda":
+            say(session.driver.said)
+        session.measure(budget_s)
+        form, is_asked = form or DEFAULTS[spec.device]["form"], form is not None
+        try:
+            profile = session.profile(form)
+        except TooFewPoints as error:
+            if is_asked:
+                raise
+            say(f"this profile is compact: {error}")
+            form, profile = "compact", session.profile("compact")
+        try:
+            return session.in_service(profile, form, repeats) if is_serving else profile
+        except ValueError as error:
+            say(f"what serving adds was not measured: {error}")
+            return profile
 
 
 class Session:
     """One measurement in one process."""
 
-    def __init__(self, spec: PairSpec, path: Path, budget_s: float, on_step: Step, rates: Sequence[Ran] = ()) -> None:
-        """`path` is the points file; `rates` of this pair were measured before. Raises ValueError if the file is of
-        another machine or of other options, and for what cannot be built."""
-        self.spec, self.path, self.budget_s, self.on_step, self.rates = spec, path, budget_s, on_step, rates
+    def __init__(self, spec: PairSpec, path: Path, on_step: OnStep = lambda stage, done, total: None) -> None:
+        """`path` is the points file. Raises ValueError if it is of another machine or of other options."""
+        self.spec, self.path, self.on_step = spec, path, on_step
         cuda.find(spec.device)
         self._gpu = gpu(spec.device)
         self.driver = Driver(self._gpu and self._gpu.uuid)
-        self._fingerprint = fingerprint(spec.device, spec.dtype, self.driver.version)
+        self.fingerprint = fingerprint(spec.device, spec.dtype, self.driver.version)
         if path.exists():
             former = points_file.read(path)
-            points_file.check_same(path, former, self._fingerprint, spec.as_options())
+            points_file.check_same(path, former, self.fingerprint, spec.as_options())
             points_file.check_host(path, former)
             points_file.mend(path)
-        self._kernels = build(spec)
-        self.bench = Bench(self._kernels)
 
-    def run(self, form: Literal["compact", "table"] = "compact") -> Profile:
-        """Measure what the file does not hold yet, and fit what it then holds."""
+    @cached_property
+    def bench(self) -> Bench:
+        """The bench of the pair, built when it is first needed. Raises ValueError for what cannot be built."""
+        return Bench(build(self.spec))
+
+    @property
+    def held(self) -> MeasuredSession:
+        """Content of the points file."""
+        if not self.path.exists():
+            return MeasuredSession(fingerprint=self.fingerprint, options=self.spec.as_options())
+        return points_file.read(self.path)
+
+    def append(self, kind: str, content: object) -> None:
+        """Add a line to the points file, which is begun with the first one."""
+        if not self.path.exists():
+            points_file.create(self.path, self.fingerprint, self.spec.as_options())
+        points_file.append(self.path, kind, content)
+
+    def measure(self, budget_s: float) -> None:
+        """Measure what the file does not hold yet."""
         with frozen_heap():
-            if not self.path.exists():
-                self._plan()
-            self._points()
-            self._host()
-            self._overlap()
-        held = points_file.read(self.path)
+            if not self.held.passes:
+                self._plan(budget_s)
+            self._points(budget_s)
+            if not self.held.host:
+                self._host(budget_s)
+            self._overlap(budget_s)
+
+    def profile(self, form: Literal["compact", "table"]) -> Profile:
+        """The profile of what the file holds."""
+        held = self.held
         self.on_step("fit", 0, 1)
         target, draft = self.spec.target.shape, self.spec.draft.shape if self.spec.draft is not None else None
-        measured = msgspec.convert(held.host["gpu"], Gpu)
-        return profile_of(held, measured, int(held.host["multiprocessors"]), target, draft, form)
+        return profile_of(
+            held, msgspec.convert(held.host["gpu"], Gpu), int(held.host["multiprocessors"]), target, draft, form
+        )
 
-    def _shape(self, place: Place) -> ModelShape:
-        source = self.spec.target if place.model == "target" else self.spec.draft
-        assert source is not None, "a draft pass without a draft model"
-        return source.shape
+    def in_service(self, profile: Profile, form: str, repeats: int = REPEATS) -> Profile:
+        """`profile`, of `form`, with what serving adds to it. Raises ValueError where slots are too short for the
+        requests that are served."""
+        stated = self.held.serving.get(form)
+        if stated is None:
+            costs = measure_serving(profile, self.bench.kernels, repeats)
+            self.append("serving", {form: costs})
+        else:
+            costs = convert(stated, ServingCosts, f"points file {str(self.path)!r}: serving of {form}")
+        return completed(profile, costs, is_cpu=self.spec.device == "cpu")
 
-    def _plan(self) -> None:
+    def rate(self, bench: Bench, corun: Corun, seconds: float) -> points_file.Ran:
+        """Measure one co-run on `bench` and keep it."""
+        with self.driver.watch() as watch:
+            ran = measure(bench, corun, min(MAX_CORUN_S, seconds))
+        ran = structs.replace(ran, clocks=watch.slowest())
+        self.append("rates", ran)
+        return ran
+
+    def _plan(self, budget_s: float) -> None:
         allowed = limits(self.spec)
         pilots = grid.pilots(allowed)
         timed_s = {}
-        for done, place in enumerate(pilots):
+        for done, timed in enumerate(pilots):
             self.on_step("pilot", done, len(pilots))
-            run = self.bench.timer(place._replace(launch="eager"))
+            run = self.bench.timer(timed._replace(launch="eager"))
             run()
             moments_s = [perf_counter()]
             for _ in range(PILOT_RUNS):
                 run()
                 moments_s.append(perf_counter())
-            timed_s[place] = min(after_s - before_s for before_s, after_s in pairwise(moments_s))
-        budget_s, estimate_s = SHARES["points"] * self.budget_s, grid.estimator(timed_s)
-        # Fewer visits where all of them would leave places of the coarsest grid unmeasured.
+            timed_s[timed] = min(after_s - before_s for before_s, after_s in pairwise(moments_s))
+        estimate_s = grid.estimator(timed_s)
+        # Fewer visits where all of them would leave passes of the coarsest grid unmeasured.
         for visits in range(VISITS[self.spec.device], 0, -1):
             repeats = visits * (BLOCK + _least(visits))
-            planned = grid.plan(allowed, budget_s, estimate_s, repeats)
+            planned = grid.plan(allowed, SHARES["points"] * budget_s, estimate_s, repeats)
             if len(planned) >= len(grid.grid(allowed, 0)):
                 break
-        points_file.create(self.path, self._fingerprint, self.spec.as_options(), planned, visits)
+        self.append("plan", {"visits": visits, "passes": planned})
 
-    def _points(self) -> None:
-        held = points_file.read(self.path)
+    def _points(self, budget_s: float) -> None:
+        held = self.held
         left, cache = held.left, self._gpu and self._gpu.l2_bytes
-        num_visits = held.num_visits * len(held.places)
-        ends_s = perf_counter() + SHARES["points"] * self.budget_s * len(left) / max(1, num_visits)
-        for done, place in enumerate(left):
+        num_visits = held.num_visits * len(held.passes)
+        ends_s = perf_counter() + SHARES["points"] * budget_s * len(left) / max(1, num_visits)
+        for done, timed in enumerate(left):
             self.on_step("points", num_visits - len(left) + done, num_visits)
             share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
             with self.driver.watch() as watch:
                 timing = repeat(
-                    self.bench.timer(place),
+                    self.bench.timer(timed),
                     share_s=share_s,
                     clock=perf_counter,
                     least=_least(held.num_visits),
                     most=MAX_REPETITIONS // held.num_visits,
                 )
+            source = self.spec.target if timed.model == "target" else self.spec.draft
+            assert source is not None, "a draft pass without a draft model"
             point = MeasuredPoint(
-                kind=place.kind,
-                model=place.model,
-                rows=place.rows,
-                tokens=place.tokens,
-                context_tokens=place.context_tokens,
-                launch=place.launch,
+                **timed._asdict(),
                 device_s=timing.device_s,
                 host_s=timing.host_s,
                 half_width_pct=round(timing.half_width_pct, 2),
                 repetitions=timing.repetitions,
                 is_noisy=timing.is_noisy,
-                is_held_out=grid.is_held_out(place, held.places),
-                l2=l2_state(place, self._shape(place), cache),
+                is_held_out=grid.is_held_out(timed, held.passes),
+                l2=l2_state(timed, source.shape, cache),
             )
-            points_file.append_point(self.path, point)
+            self.append("point", point)
             if clocks := watch.slowest():
-                points_file.append(self.path, "clocks", msgspec.to_builtins(structs.replace(clocks, place=place)))
+                self.append("clocks", structs.replace(clocks, timed=timed))
 
-    def _host(self) -> None:
-        held = points_file.read(self.path)
-        if held.host:
-            return
+    def _host(self, budget_s: float) -> None:
         self.on_step("host", 0, 2)
         has_graphs = limits(self.spec).has_graphs
         launch = "graphed" if has_graphs else "eager"
-        decodes = [point for point in held.points if point.kind == "decode" and point.launch == launch]
+        decodes = [point for point in self.held.points if point.kind == "decode" and point.launch == launch]
         if not decodes:
-            raise ValueError(f"--budget {self.budget_s:g} is too small to time a single decode pass; raise it")
+            raise ValueError(f"--budget {budget_s:g} is too small to time a single decode pass; raise it")
         smallest = min(decodes, key=lambda point: (point.rows, point.context_tokens))
-        place = Place("decode", "target", 1, 1, smallest.context_tokens, "eager")
-        seconds = SHARES["host"] * self.budget_s / (2 * host_times.ISSUERS)
-        num_kernels = count_kernels(self.bench, place, self.bench.issuer())
-        layers = self.spec.target.shape.layers
-        found: dict[str, Json] = {
+        timed = TimedPass("decode", "target", 1, 1, smallest.context_tokens, "eager")
+        seconds = SHARES["host"] * budget_s / (2 * host_times.ISSUERS)
+        num_kernels = count_kernels(self.bench, timed)
+        times: dict[str, Json] = {
             "is_cpu": self.spec.device == "cpu",
             "gpu": msgspec.to_builtins(roofs(self.spec.device, self.spec.dtype)),
             # A CPU has no waves of tiles.
             "multiprocessors": self._gpu.multiprocessors if self._gpu else 1,
             "kv_layout": LAYOUT,
-            "date": today(),
-            "kernels_per_layer": max(1, round((num_kernels - HEAD_KERNELS) / layers)),
+            "date": date.today().isoformat(),
+            "kernels_per_layer": max(1, round((num_kernels - HEAD_KERNELS) / self.spec.target.shape.layers)),
             "result_s": host_times.result_s(self.bench, smallest),
             **host_times.prepare_times(self.bench, self.spec.rows),
         }
-        found["inflation_eager"] = host_times.inflation(self.bench, place, self.spec.rows, seconds)
+        times["inflation_eager"] = host_times.inflation(self.bench, timed, self.spec.rows, seconds)
         self.on_step("host", 1, 2)
         if has_graphs:
-            graphed = place._replace(launch="graphed")
-            found["inflation_graphed"] = host_times.inflation(self.bench, graphed, self.spec.rows, seconds)
-        points_file.append(self.path, "host", found)
+            graphed = timed._replace(launch="graphed")
+            times["inflation_graphed"] = host_times.inflation(self.bench, graphed, self.spec.rows, seconds)
+        self.append("host", times)
 
-    def _overlap(self) -> None:
-        """Rates of the planned cells. What was measured before is not measured again, and pairs only where there are
-        too few for a fit."""
-        known = {ran.cell for ran in points_file.read(self.path).rates}
-        for ran in self.rates:
-            if ran.cell not in known:
-                points_file.append(self.path, "rates", msgspec.to_builtins(ran))
-        planned = cells_within(limits(self.spec))
-        if len(fitted_pairs(self.rates)) >= MIN_PAIRS:
-            planned = [cell for cell in planned if len(cell.places) > 2]
-        left = [cell for cell in planned if cell not in known]
-        ends_s = perf_counter() + SHARES["overlap"] * self.budget_s * len(left) / max(1, len(planned))
-        for done, cell in enumerate(left):
+    def _overlap(self, budget_s: float) -> None:
+        """Rates of the planned co-runs that the file lacks; pairs only where others that it has are too few for a
+        fit."""
+        held, planned = self.held.rates, coruns_within(limits(self.spec))
+        if len(fitted_pairs([ran for ran in held if ran.corun not in planned])) >= MIN_PAIRS:
+            planned = [corun for corun in planned if len(corun.passes) > 2]
+        left = [corun for corun in planned if corun not in {ran.corun for ran in held}]
+        ends_s = perf_counter() + SHARES["overlap"] * budget_s * len(left) / max(1, len(planned))
+        for done, corun in enumerate(left):
             self.on_step("overlap", len(planned) - len(left) + done, len(planned))
-            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
-            rates = measure(self.bench, cell, min(MAX_CELL_S, share_s))
-            points_file.append(self.path, "rates", msgspec.to_builtins(rates.ran))
+            self.rate(self.bench, corun, max(0.0, ends_s - perf_counter()) / (len(left) - done))
 
 
 def _least(visits: int) -> int:

@@ -15,7 +15,7 @@ from sim.cli.lazy import SOURCE
 from sim.cli.options import OVERWRITE
 
 if TYPE_CHECKING:
-    from realrun.validate.error_parts import Judged
+    from realrun.validate.error_parts import JudgedRun
 
 
 @click.command("directory")
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 @OVERWRITE
 @click.option("--plots/--no-plots", default=True, help="Draw CDFs, errors and timelines into DIRECTORY.")
 def directory_command(directory: Path, profile_name: str | None, json_path: str | None, plots: bool) -> None:
-    """What `lanesim validate DIRECTORY` does."""
-    from realrun.replay.genuine_acceptance import tied_profile
+    """Body of `lanesim validate DIRECTORY`."""
     from realrun.validate.error_parts import judge, result_of
     from realrun.validate.readback import read_replay, read_summary
     from sim.costs.profile_files import load
@@ -42,8 +41,6 @@ def directory_command(directory: Path, profile_name: str | None, json_path: str 
     )
     scenario, summary = read_summary(directory)
     profile = load(profile_name if profile_name is not None else directory / "profile.json")
-    if profile_name is not None and summary["replay"]["acceptance"] == "model":
-        profile, _ = tied_profile(profile, summary["replay"]["epsilon"], summary["replay"]["draft_layers"])
     judged = [judge(observed) for observed in read_replay(directory, scenario, summary, profile)]
     result = result_of(summary, profile, judged)
     if plots:
@@ -56,7 +53,7 @@ def directory_command(directory: Path, profile_name: str | None, json_path: str 
             print(f"figures in {directory}")
 
 
-def _tell(judged: list[Judged]) -> None:
+def _tell(judged: list[JudgedRun]) -> None:
     """Print of each run the headline, each part of the error, and where the schedules part."""
     for each in judged:
         verdict = each.verdict

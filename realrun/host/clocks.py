@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class Nothing:
-    """What a mailbox gives when its deadline comes first."""
+    """Message of a mailbox whose deadline comes first."""
 
 
 NOTHING = Nothing()
@@ -31,7 +31,7 @@ class Mailbox(Protocol):
         ...
 
 
-class Clock(Protocol):
+class HostClock(Protocol):
     """Seconds since `start`, and mailboxes that know them."""
 
     is_virtual: bool

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from realrun.host.device import Cpu, Device, Event, Part, Stream
+from realrun.host.device import Cpu, DevicePart, DeviceStream, Event, RealDevice
 
 OutOfMemory = torch.cuda.OutOfMemoryError
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -24,7 +24,7 @@ CYCLES_PER_S = 2.0e9
 """Cycles of a kernel that holds a stream: no GPU's clock is faster, and slower ones hold longer."""
 
 
-def find(where: str | torch.device) -> Device:
+def find(where: str | torch.device) -> RealDevice:
     """The device called cpu or cuda. Raises ValueError if this machine has none."""
     where = torch.device(where)
     if where.type == "cpu":
@@ -75,11 +75,11 @@ class Cuda:
     def now_s(self) -> float:
         return perf_counter()
 
-    def stream(self, priority: int = 0) -> Stream:
+    def stream(self, priority: int = 0) -> DeviceStream:
         connections = int(os.environ.get(CONNECTIONS, USUAL_CONNECTIONS))
         for _ in range(MAX_CONNECTIONS if len(_STREAMS) < connections else 0):
             # torch counts the other way round: lower is served first.
-            raw = torch.cuda.Stream(self._where, priority=-priority)
+            raw = torch.cuda.DeviceStream(self._where, priority=-priority)
             if raw.cuda_stream not in _STREAMS:
                 made = _STREAMS[raw.cuda_stream] = _CudaStream(raw)
                 return made
@@ -88,11 +88,13 @@ class Cuda:
             f"use fewer, or set {CONNECTIONS}={MAX_CONNECTIONS}, the most there are"
         )
 
-    def split(self, share: float) -> tuple[Part, Part]:
+    def split(self, share: float) -> tuple[DevicePart, DevicePart]:
         # What streams of earlier parts have left would be kept for them alone.
         torch.cuda.empty_cache()
         total = properties().multiprocessors
-        first, rest = (Part(_CudaStream(raw), count / total) for raw, count in _green_streams(round(share * total)))
+        first, rest = (
+            DevicePart(_CudaStream(raw), count / total) for raw, count in _green_streams(round(share * total))
+        )
         return first, rest
 
     def run_now(self, work: Callable[[], object]) -> None:
@@ -116,7 +118,7 @@ class Cuda:
 
 
 @cache
-def _green_streams(count: int) -> tuple[tuple[torch.cuda.Stream, int], ...]:
+def _green_streams(count: int) -> tuple[tuple[torch.cuda.DeviceStream, int], ...]:
     """Streams of two green contexts of the first GPU and their multiprocessors: `count` or a few more, and the rest.
 
     By the driver's own calls: every context that torch makes is split off anew, so that two of them overlap. They last
@@ -149,7 +151,7 @@ def _green_streams(count: int) -> tuple[tuple[torch.cuda.Stream, int], ...]:
 
 
 class _CudaStream:
-    def __init__(self, raw: torch.cuda.Stream) -> None:
+    def __init__(self, raw: torch.cuda.DeviceStream) -> None:
         self._raw, self._pool = raw, torch.cuda.graph_pool_handle()
 
     def run(self, work: Callable[[], object]) -> None:

@@ -1,7 +1,8 @@
 """The seam to what passes run on: streams, events, captured graphs, pinned buffers, memory; the CPU behind it; clocks.
 
-Everything above is written against `Device`: a GPU (realrun.host.cuda), the CPU, which does at once what it is told, or
-in tests a fake that does it as late as the rules allow. Not here: torch.cuda, what is run (realrun.kernels.issuer).
+Everything above is written against `RealDevice`: a GPU (realrun.host.cuda), the CPU, which does at once what it is
+told, or in tests a fake that does it as late as the rules allow. Not here: torch.cuda, what is run
+(realrun.kernels.issuer).
 
 Rules: works of one stream run in the order of issue; streams know nothing of each other but by `record` and `wait`;
 the host knows what is over only by `synchronize`; `wait` means what had been recorded when it was called.
@@ -36,7 +37,7 @@ class Event(Protocol):
         ...
 
 
-class Stream(Protocol):
+class DeviceStream(Protocol):
     def run(self, work: Callable[[], object]) -> None:
         """Issue the kernels that `work` launches, nothing of it to be differentiated."""
         ...
@@ -52,14 +53,14 @@ class Stream(Protocol):
         ...
 
 
-class Part(NamedTuple):
+class DevicePart(NamedTuple):
     """A stream on a share of the device's multiprocessors that no other part has."""
 
-    stream: Stream
+    stream: DeviceStream
     share: float
 
 
-class Device(Protocol):
+class RealDevice(Protocol):
     is_async: bool
     """Works may still run when they have been issued. Where not, there are no graphs either."""
 
@@ -67,11 +68,11 @@ class Device(Protocol):
         """The host's clock."""
         ...
 
-    def stream(self, priority: int = 0) -> Stream:
+    def stream(self, priority: int = 0) -> DeviceStream:
         """A stream of its own; higher priorities go first. Raises ValueError where it would share another's queue."""
         ...
 
-    def split(self, share: float) -> tuple[Part, Part]:
+    def split(self, share: float) -> tuple[DevicePart, DevicePart]:
         """A part with about `share` of the multiprocessors, and one with the rest. Raises ValueError where the device
         cannot be split."""
         ...
@@ -102,10 +103,10 @@ class Cpu:
     def now_s(self) -> float:
         return perf_counter()
 
-    def stream(self, priority: int = 0) -> Stream:
+    def stream(self, priority: int = 0) -> DeviceStream:
         return _CpuStream()
 
-    def split(self, share: float) -> tuple[Part, Part]:
+    def split(self, share: float) -> tuple[DevicePart, DevicePart]:
         raise ValueError("a CPU has no multiprocessors to share")
 
     def run_now(self, work: Callable[[], object]) -> None:
@@ -162,7 +163,7 @@ class DeviceClock:
     """When a device's events were, by a clock of the host: the two are looked at together now and then, and events
     placed between. A GPU's clock drifts by tens of microseconds per second from the host's."""
 
-    def __init__(self, device: Device, now_s: Callable[[], float]) -> None:
+    def __init__(self, device: RealDevice, now_s: Callable[[], float]) -> None:
         self._stream, self._now_s, self._lock = device.stream(), now_s, threading.Lock()
         self._looks: list[_Look] = []
         self.look()
@@ -192,14 +193,14 @@ class DeviceClock:
 
     @property
     def drift_ppm(self) -> float | None:
-        """How much the host's clock is faster than the device's, by the first look and the last; None if they are
-        too close together to tell."""
+        """Parts per million by which the host's clock is faster than the device's, by the first look and the last; None
+        if they are too close together to tell."""
         first, last = self._looks[0], self._looks[-1]
         return 1e6 * (_rate(first, last) - 1.0) if last.device_s - first.device_s >= MIN_SPAN_S else None
 
     @property
     def uncertain_s(self) -> float:
-        """What the worst look may be wrong by."""
+        """Seconds that the worst look may be wrong by."""
         return max(look.half_width_s for look in self._looks)
 
     def _glance(self) -> tuple[Event, float, float]:

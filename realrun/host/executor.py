@@ -1,4 +1,4 @@
-"""What executes works for the threaded host: the protocol.
+"""Executors of works for the threaded host: the protocol.
 
 An executor has one lane per stream. The stream's issuer thread calls `issue`, which lasts as long as the host part;
 `finish` of what it gives blocks until the device is done. Not here: real passes (realrun.replay.pair_executor), threads
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from realrun.host.clocks import Clock
+from realrun.host.clocks import HostClock
 from sim.interface.host import Stream
 from sim.interface.work import Work
 
 
-class Job(NamedTuple):
+class SubmittedWork(NamedTuple):
     """A work as it was submitted: its requests' state moves on while it waits for its turn."""
 
     work: Work
@@ -27,7 +27,7 @@ class Job(NamedTuple):
     """Accepted drafted tokens [rows] that a tape dictates; None lets the models decide."""
 
 
-class Outcome(NamedTuple):
+class WorkOutcome(NamedTuple):
     """A work that is over."""
 
     accepted: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 class Handle(Protocol):
     """A work that was issued."""
 
-    def finish(self) -> Outcome:
+    def finish(self) -> WorkOutcome:
         """Block until the device is done. Called once, in the order of issue."""
         ...
 
@@ -48,7 +48,7 @@ class Handle(Protocol):
         ...
 
 
-class RequestQueue(Protocol):
+class ExecutorLane(Protocol):
     """One stream's executor. `enter` and `issue` are called on the stream's issuer thread."""
 
     is_async: bool
@@ -58,7 +58,7 @@ class RequestQueue(Protocol):
         """The thread's own settings, before its first work."""
         ...
 
-    def issue(self, job: Job, after: Sequence[Handle]) -> Handle:
+    def issue(self, job: SubmittedWork, after: Sequence[Handle]) -> Handle:
         """Issue a work; on the device it starts after those of `after` have ended there."""
         ...
 
@@ -68,15 +68,15 @@ class Executor(Protocol):
         """Raises ValueError for a stream that this executor cannot serve; called as it is made."""
         ...
 
-    def lane(self, stream: Stream, clock: Clock) -> RequestQueue:
+    def lane(self, stream: Stream, clock: HostClock) -> ExecutorLane:
         """The lane of a new stream."""
         ...
 
-    def submitted(self, job: Job) -> None:
+    def submitted(self, job: SubmittedWork) -> None:
         """A policy has submitted a work; called in its turn."""
         ...
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: SubmittedWork) -> None:
         """A work is over, or was dropped before it began."""
         ...
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """What exists now is not looked at again until the end. May be nested."""
+    """Context in which the collector looks at nothing that exists at its beginning. May be nested."""
     was_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()

@@ -13,14 +13,14 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Sequence
+from math import floor, inf
 from typing import Any
 
-from realrun.host.clocks import NOTHING, Clock, WallClock
-from realrun.host.executor import Executor, Job
-from realrun.host.reactions import Looks, Reactions
-from realrun.host.threads import Baton, Done, Failed, HostStuck, Issued, StreamThreads
-from realrun.host.ticket import GpuTicket
-from sim.hosts.clock import Callback, TaskHost
+from realrun.host.clocks import NOTHING, HostClock, WallClock
+from realrun.host.executor import Executor, SubmittedWork
+from realrun.host.threads import Baton, Done, HostStuck, Issued, StreamThreads, ThreadFailed
+from realrun.host.ticket import GpuTicket, Reactions
+from sim.hosts.clock import POLL_GRID_SLACK, Callback, TaskHost
 from sim.hosts.simulated import RunLength
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait, Signal, Task, Wait
@@ -46,7 +46,7 @@ class GpuHost(TaskHost):
         executor: Executor,
         draws: RunLength | None = None,
         *,
-        clock: Clock | None = None,
+        clock: HostClock | None = None,
         watchdog_s: float = WATCHDOG_S,
     ) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class GpuHost(TaskHost):
                 lane = self._executor.lane(each, self.clock)
                 self._threads[each.name] = StreamThreads(each, lane, self.clock, self._inbox, self._executor.ended)
         self.reactions.submitted(self.now_s)
-        job = Job(
+        job = SubmittedWork(
             work,
             tuple(work.checked()),
             tuple(request.emitted_tokens for request in work.requests),
@@ -144,7 +144,7 @@ class GpuHost(TaskHost):
 
     def spawn(self, task: Task) -> None:
         name = getattr(task, "__qualname__", "coroutine")
-        baton = Baton(task, f"{name}#{len(self._batons)}", self)
+        baton = Baton(task, f"{name}#{len(self._batons)}", self.reactions, self.clock, self.watchdog_s)
         self._batons.append(baton)
         super().spawn(baton)  # type: ignore[arg-type]
 
@@ -196,7 +196,7 @@ class GpuHost(TaskHost):
             raise HostStuck(f"nothing can happen any more: {self._who_waits()}")
         while message is not NOTHING:
             self._last_event_s = self.now_s
-            if isinstance(message, Failed):
+            if isinstance(message, ThreadFailed):
                 raise message.error
             if isinstance(message, Issued):
                 self._complete_issued(message.ticket)
@@ -260,3 +260,41 @@ def _described(wait: HostWait[Any]) -> str:
     if isinstance(wait, GpuTicket):
         return f"{wait.work.kind.value} of {len(wait.work.requests)} requests on stream {wait.stream.name!r}"
     return "a signal, a time, or the first of several"
+
+
+class Looks:
+    """A worker that really looks every `poll_s`, on the grid of rule 4."""
+
+    __slots__ = ("_grid", "_host", "_is_notified", "_is_over", "_looked_s", "_poll_s", "_start_s", "_wait")
+
+    def __init__(self, host: GpuHost, wait: HostWait[None], poll_s: float) -> None:
+        self._host, self._wait, self._poll_s = host, wait, poll_s
+        self._start_s, self._looked_s = host.now_s, -inf
+        self._grid = 0
+        self._is_notified = self._is_over = False
+        self._plan(1)
+
+    def notified(self) -> None:
+        """The next look will see it, or one of this very instant has."""
+        self._is_notified = True
+        self._host.num_looks -= 1
+        if self._host.now_s - self._looked_s <= POLL_GRID_SLACK * self._poll_s:
+            self._is_over = True
+            self._host.go_on(self._wait, is_polled=True, due_s=self._host.now_s)
+
+    def _plan(self, grid: int) -> None:
+        self._grid = grid
+        self._host.num_looks += 1
+        self._host.at(self._start_s + grid * self._poll_s, self._look)
+
+    def _look(self, _: Any) -> None:
+        if self._is_over:
+            return
+        host = self._host
+        host.num_polls += 1
+        if self._is_notified:
+            host.go_on(self._wait, is_polled=True, due_s=self._start_s + self._grid * self._poll_s)
+            return
+        host.num_looks -= 1
+        self._looked_s = host.now_s
+        self._plan(max(self._grid, floor((host.now_s - self._start_s) / self._poll_s)) + 1)

@@ -1,4 +1,4 @@
-"""What machine this is: its device, processor and cores, and the versions that run on it. Torch inside the functions.
+"""This machine: its device, processor and cores, and the versions that run on it. Torch inside the functions.
 
 Not here: a device's clocks and roofs (calibrate.measure.machine), its memory (realrun.host.cuda).
 """
@@ -13,7 +13,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def fingerprint(device: str) -> dict[str, str]:
-    """What the numbers of a replay depend on beside its scenario, as its summary.json has it. `cores` are the
+    """Facts that the numbers of a replay depend on beside its scenario, as its summary.json has them. `cores` are the
     machine's, of which the process may use fewer (`usable_cores`)."""
     found = {
         "device": device_name(device),
@@ -33,7 +33,7 @@ def fingerprint(device: str) -> dict[str, str]:
 
 
 def device_name(device: str) -> str:
-    """What the driver calls the GPU; "cpu" for the CPU."""
+    """Name that the driver has for the GPU; "cpu" for the CPU."""
     if device == "cpu":
         return "cpu"
     from realrun.host import cuda

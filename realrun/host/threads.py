@@ -11,12 +11,11 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from realrun.host.clocks import Clock, Mailbox
-from realrun.host.executor import Job, RequestQueue
-from realrun.host.reactions import Reactions
-from realrun.host.ticket import LOOK_AGAIN, GpuTicket
+from realrun.host.clocks import HostClock, Mailbox
+from realrun.host.executor import ExecutorLane, SubmittedWork
+from realrun.host.ticket import LOOK_AGAIN, GpuTicket, Reactions
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait, Task
 
@@ -28,26 +27,14 @@ class HostStuck(RuntimeError):
     """Nothing has happened for too long; the message names who waits for what."""
 
 
-class Keeper(Protocol):
-    """What lends the baton."""
-
-    watchdog_s: float
-
-    @property
-    def now_s(self) -> float: ...
-    @property
-    def reactions(self) -> Reactions: ...
-
-
 class Baton:
     """A coroutine in a thread of its own. The keeper's `send` lends it the baton and blocks until it is back."""
 
-    def __init__(self, task: Task, name: str, keeper: Keeper) -> None:
+    def __init__(self, task: Task, name: str, reactions: Reactions, clock: HostClock, watchdog_s: float) -> None:
         self.name = name
         self.waits_for: HostWait[Any] | None = None
         """The wait it stopped at; None before the start and after the end."""
-        self._task = task
-        self._keeper = keeper
+        self._task, self._reactions, self._clock, self._watchdog_s = task, reactions, clock, watchdog_s
         self._turns: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[HostWait[Any] | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"policy {name}", daemon=True)
@@ -55,13 +42,12 @@ class Baton:
 
     def send(self, _: None) -> HostWait[Any]:
         """One turn, as `coroutine.send`. Raises what the coroutine raises, and HostStuck if it keeps the baton."""
-        keeper = self._keeper
-        keeper.reactions.turn_begins(self.waits_for)
+        self._reactions.turn_begins(self.waits_for)
         self._turns.put(True)
         try:
-            reply = self._replies.get(timeout=keeper.watchdog_s)
+            reply = self._replies.get(timeout=self._watchdog_s)
         except queue.Empty:
-            raise HostStuck(f"policy coroutine {self.name} has held the baton for {keeper.watchdog_s:g} s") from None
+            raise HostStuck(f"policy coroutine {self.name} has held the baton for {self._watchdog_s:g} s") from None
         if isinstance(reply, BaseException):
             self.waits_for = None
             raise reply
@@ -80,7 +66,7 @@ class Baton:
             except BaseException as error:
                 self._replies.put(error)
                 return
-            self._keeper.reactions.acted(self._keeper.now_s)
+            self._reactions.acted(self._clock.now_s)
             self._replies.put(reply)
         self._task.close()
 
@@ -97,7 +83,7 @@ class Done(NamedTuple):
     ticket: GpuTicket
 
 
-class Failed(NamedTuple):
+class ThreadFailed(NamedTuple):
     """Message to the keeper: a thread died of `error`."""
 
     error: BaseException
@@ -107,7 +93,12 @@ class StreamThreads:
     """The issuer of one stream, and its collector if its lane works on its own."""
 
     def __init__(
-        self, stream: Stream, lane: RequestQueue, clock: Clock, keeper: Mailbox, ended: Callable[[Job], None]
+        self,
+        stream: Stream,
+        lane: ExecutorLane,
+        clock: HostClock,
+        keeper: Mailbox,
+        ended: Callable[[SubmittedWork], None],
     ) -> None:
         self.stream, self._lane, self._clock, self._keeper, self._ended = stream, lane, clock, keeper, ended
         self.mailbox = clock.mailbox()
@@ -136,7 +127,7 @@ class StreamThreads:
         try:
             loop()
         except BaseException as error:
-            self._keeper.put(Failed(error))
+            self._keeper.put(ThreadFailed(error))
 
     def _issue_all(self) -> None:
         self._lane.enter()

@@ -1,4 +1,5 @@
-"""A work submitted to the threaded host: its times, who may still take it, and whom to tell when it is issued.
+"""A work submitted to the threaded host: its times, who may still take it, whom to tell when it is issued, and how long
+the host takes to act on it, which a simulation on measured times needs besides (realrun.replay.measured_costs).
 
 Not here: the threads that carry it out (realrun.host.threads).
 """
@@ -9,9 +10,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import nan
+from typing import Any
 
 from realrun.host.clocks import Mailbox
-from realrun.host.executor import Handle, Job, Outcome
+from realrun.host.executor import Handle, SubmittedWork, WorkOutcome
+from sim.hosts.clock import FirstWait
 from sim.interface.host import Stream
 from sim.interface.wait import HostWait
 from sim.interface.work import Result, Work
@@ -24,7 +27,7 @@ LOOK_AGAIN = object()
 class GpuTicket(HostWait[Result]):
     """A submitted work and the times of its life, seconds on the host's clock; nan until known."""
 
-    job: Job
+    job: SubmittedWork
     stream: Stream
     after: Sequence[GpuTicket]
     submitted_s: float
@@ -39,7 +42,7 @@ class GpuTicket(HostWait[Result]):
     reacted_s: float = nan
     """When the coroutine that awaited this had acted on it; nan if none did."""
     handle: Handle | None = None
-    outcome: Outcome | None = None
+    outcome: WorkOutcome | None = None
     is_cancelled: bool = False
     is_issued: bool = False
     dependents: list[Mailbox] = field(default_factory=list)
@@ -84,3 +87,49 @@ class GpuTicket(HostWait[Result]):
         self.is_issued = True
         for mailbox in tuple(self.dependents):
             mailbox.put(LOOK_AGAIN)
+
+
+class Reactions:
+    """Delays between a wait's completion and the act of the coroutine that waited."""
+
+    def __init__(self) -> None:
+        self.wake_latencies_s: dict[bool, list[float]] = {False: [], True: []}
+        """Seconds from a signal, plain or polled, until the coroutine that waited had submitted a work, if it did."""
+        self._for_first: list[GpuTicket] = []
+        """Arrived, and waited for by a `first` whose coroutine has not had its turn yet."""
+        self._reacting: list[GpuTicket] = []
+        """What the present turn reacts to."""
+        self._due_s: dict[HostWait[None], tuple[bool, float]] = {}
+        """Signals' waits that are done: was it polled, and when its coroutine should go on."""
+        self._due: tuple[bool, float] | None = None
+
+    def arrived(self, ticket: GpuTicket) -> None:
+        """The result of `ticket` is on the host, and its waiters are about to be woken."""
+        if ticket.watchers:
+            self._for_first.append(ticket)
+
+    def due(self, wait: HostWait[None], is_polled: bool, due_s: float) -> None:
+        """Whoever waits for `wait` should go on at `due_s`."""
+        self._due_s[wait] = is_polled, due_s
+
+    def turn_begins(self, waited_for: HostWait[Any] | None) -> None:
+        """A coroutine is about to run that stopped at `waited_for`."""
+        if isinstance(waited_for, GpuTicket):
+            self._reacting = [waited_for]
+        elif isinstance(waited_for, FirstWait):
+            self._reacting, self._for_first = self._for_first, []
+        self._due = self._due_s.pop(waited_for, None) if waited_for is not None else None
+
+    def acted(self, now_s: float) -> None:
+        """It has submitted a work, notified somebody who waits, or come to its next wait."""
+        for ticket in self._reacting:
+            ticket.reacted_s = now_s
+        self._reacting = []
+
+    def submitted(self, now_s: float) -> None:
+        """It has submitted a work: it did not wake in vain."""
+        self.acted(now_s)
+        if self._due is not None:
+            is_polled, due_s = self._due
+            self.wake_latencies_s[is_polled].append(now_s - due_s)
+            self._due = None

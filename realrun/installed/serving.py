@@ -44,7 +44,7 @@ def vllm() -> InstalledEngine:
 
 
 def _order(version: str) -> tuple[int, int]:
-    """Of a version, or of an engine file's name: what sorts them."""
+    """Sort key of a version, or of an engine file's name."""
     major, minor, *_ = version.removeprefix("vllm-").split(".")
     return int(major), int(minor)
 
@@ -90,7 +90,7 @@ class _Engine:
             self.commit(flight, current, (await flight.target).accepted)
 
     def plan(self, *, after_rows: bool) -> Planned:
-        """What their scheduler does next with all who have come; those who give way wait again."""
+        """The next plan of their scheduler with all who have come; those who give way wait again."""
         serving = self.serving
         serving.intake.take_in(after_rows=after_rows, num_rows=len(self.known))
         for request in serving.inbox:

@@ -31,7 +31,7 @@ QUIET = {
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What it is configured with, under vLLM's names."""
+    """Configuration of the scheduler, under vLLM's names."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -155,7 +155,7 @@ class VllmScheduler:
         return Planned(tokens, drafts, computed, sampling, preempted, admitted, draft_tokens, output)
 
     def _samples(self, request: Any) -> bool:
-        """Whether the step just planned ends with a token of `request`: its last chunk, or a round."""
+        """True if the step just planned ends with a token of `request`: its last chunk, or a round."""
         if self.settings.async_scheduling:
             return bool(request.num_output_placeholders > 0)
         return bool(request.num_computed_tokens >= request.num_tokens)
@@ -204,7 +204,7 @@ class VllmScheduler:
 
 
 class _Vllm:
-    """What is imported of the installed vLLM, and objects made of its classes."""
+    """Modules of the installed vLLM, and objects made of its classes."""
 
     def __init__(self) -> None:
         for name, value in QUIET.items():
@@ -290,7 +290,7 @@ class _Vllm:
         )
 
     def hasher(self, settings: SchedulerSettings) -> Any:
-        """What names the blocks of a request; None where nothing is cached."""
+        """Function that names the blocks of a request; None where nothing is cached."""
         if not settings.enable_prefix_caching:
             return None
         self._kv_utils.init_none_hash(_digest)
@@ -327,7 +327,7 @@ class _Vllm:
 
 
 class _NoGrammar:
-    """In place of the manager of structured output: no request has a grammar."""
+    """Stand-in for the manager of structured output: no request has a grammar."""
 
     def should_advance(self, request: Any) -> bool:
         return False
@@ -362,7 +362,7 @@ def _of(kind: Any, **given: Any) -> Any:
 
 
 def _model(settings: SchedulerSettings) -> SimpleNamespace:
-    """What a scheduler reads of a model: a decoder of text."""
+    """Facts that a scheduler reads of a model: a decoder of text."""
     return SimpleNamespace(
         max_model_len=settings.max_model_len,
         is_encoder_decoder=False,

@@ -3,8 +3,9 @@
 No operation here waits for the device, copies from ordinary host memory (a scalar in torch.where would) or has a shape
 that depends on data: each may stand in a captured graph.
 
-Starts and lengths come from the device's own account (realrun.kernels.device_slots), so a pass may be issued, captured
-in a CUDA graph and replayed without knowing what the passes before it accepted. Not here: choosing shapes and keeping
+Starts and lengths come from the device's account of each slot's request, its tokens and how many are known, so a pass
+may be issued, captured in a CUDA graph and replayed without knowing what the passes before it accepted. Drafted tokens
+lie right behind the known ones until they are verified. Not here: KV (realrun.model.kv), choosing shapes and keeping
 the host's account (realrun.kernels.pair_kernels), streams and graphs (realrun.kernels.issuer).
 
 How tokens are packed: rows that decode or verify form one rectangle padded to the longest; prompt chunks of equal
@@ -20,15 +21,12 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from realrun.kernels.device_slots import Sequences
-from realrun.model import sampling
 from realrun.model.attention import Rectangle
 from realrun.model.decoder import Decoder
-from realrun.model.sampling import Draw
 from sim.interface.work import Kind, Model
 
 
-class Column(IntEnum):
+class InputColumn(IntEnum):
     """Columns of a pass's inputs, int64 [rows, 4]."""
 
     SLOT = 0
@@ -42,6 +40,34 @@ class Column(IntEnum):
 
 NOT_FORCED = -1
 NO_TOKEN = -1
+
+
+class Sequences:
+    """Tokens and lengths of all slots on the device, scratch slot last."""
+
+    def __init__(self, slots: int, max_tokens: int, device: torch.device) -> None:
+        self.scratch = slots
+        self.tokens = torch.zeros(slots + 1, max_tokens + 1, dtype=torch.int64, device=device)
+        self.lengths = torch.ones(slots + 1, dtype=torch.int64, device=device)
+        """Known tokens [slots + 1]; the scratch slot's stays 1."""
+        self._last = max_tokens
+
+    def admit(self, slot: int, prompt: torch.Tensor) -> None:
+        """Put a prompt [tokens], pinned, into a slot. Not for slots with passes in flight."""
+        self.tokens[slot, : len(prompt)].copy_(prompt, non_blocking=True)
+        self.lengths[slot].fill_(len(prompt))
+
+    def read(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Tokens at positions [rows, width] of slots [rows]."""
+        return self.tokens[slots.unsqueeze(1), positions.clamp(max=self._last)]
+
+    def put(self, slots: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Store one token per row; all [rows]."""
+        self.tokens[slots, positions.clamp(max=self._last)] = tokens
+
+    def grow(self, slots: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Rows now hold `lengths` [rows] known tokens."""
+        self.lengths[slots] = lengths.masked_fill(slots == self.scratch, 1)
 
 
 class ChunkShape(NamedTuple):
@@ -77,8 +103,8 @@ class PassShape(NamedTuple):
 class Passes:
     """Target and draft passes over shared sequences."""
 
-    def __init__(self, target: Decoder, draft: Decoder | None, sequences: Sequences, temperature: float) -> None:
-        self.target, self.draft, self.sequences, self.temperature = target, draft, sequences, temperature
+    def __init__(self, target: Decoder, draft: Decoder | None, sequences: Sequences) -> None:
+        self.target, self.draft, self.sequences = target, draft, sequences
         self._steps = torch.arange(target.kv.max_tokens, device=target.device)
 
     def run(self, shape: PassShape, inputs: torch.Tensor) -> torch.Tensor:
@@ -90,10 +116,10 @@ class Passes:
     def run_target(self, shape: PassShape, inputs: torch.Tensor) -> torch.Tensor:
         """Verify or decode the rows, prefill the chunks, commit both."""
         kv = self.target.kv
-        slots = inputs[: shape.rows, Column.SLOT]
+        slots = inputs[: shape.rows, InputColumn.SLOT]
         rectangles = []
         if shape.rows:
-            counts = inputs[: shape.rows, Column.COUNT]
+            counts = inputs[: shape.rows, InputColumn.COUNT]
             rectangles.append(Rectangle(slots, kv.lengths[slots], counts, shape.width))
         rectangles += self._chunk_rectangles(self.target, shape, inputs)
         hidden = self._forward(self.target, rectangles)
@@ -122,7 +148,7 @@ class Passes:
         decoder = self.draft
         assert decoder is not None, "draft pass without a draft model"
         kv, sequences = decoder.kv, self.sequences
-        slots = inputs[: shape.rows, Column.SLOT]
+        slots = inputs[: shape.rows, InputColumn.SLOT]
         is_present = (slots != kv.scratch).long()
         known = sequences.lengths[slots]
         rectangles = []
@@ -137,7 +163,7 @@ class Passes:
         if shape.rows:
             hidden = _last(rectangles[0], hidden[: shape.rows * shape.width])
             for depth in range(shape.draft_tokens):
-                tokens = self._choose_draft(slots, known + depth, depth, decoder.head(hidden))
+                tokens = decoder.head(hidden).argmax(-1)
                 sequences.put(slots, known + depth, tokens)
                 if depth + 1 < shape.draft_tokens:
                     step = Rectangle(slots, known + depth, is_present, 1)
@@ -149,32 +175,15 @@ class Passes:
         rectangles, first = [], shape.rows
         for chunk in shape.chunks:
             rows = inputs[first : first + chunk.rows]
-            slots = rows[:, Column.SLOT]
-            starts = decoder.kv.lengths[slots] - rows[:, Column.REWIND]
-            rectangles.append(Rectangle(slots, starts, rows[:, Column.COUNT], chunk.width))
+            slots = rows[:, InputColumn.SLOT]
+            starts = decoder.kv.lengths[slots] - rows[:, InputColumn.REWIND]
+            rectangles.append(Rectangle(slots, starts, rows[:, InputColumn.COUNT], chunk.width))
             first += chunk.rows
         return rectangles
 
     def _forward(self, decoder: Decoder, rectangles: Sequence[Rectangle]) -> torch.Tensor:
         read = [self.sequences.read(part.slots, decoder.positions(part)).flatten() for part in rectangles]
         return decoder.forward(torch.cat(read) if len(read) > 1 else read[0], rectangles)
-
-    def _choose_draft(
-        self, slots: torch.Tensor, positions: torch.Tensor, depth: int, logits: torch.Tensor
-    ) -> torch.Tensor:
-        kept = self.sequences.draft_probabilities
-        if kept is None:
-            return logits.argmax(-1)
-        weights = sampling.probabilities(logits, self.temperature)
-        kept[slots, depth] = weights
-        return sampling.pick(weights, self.sequences.draws(slots, positions, Draw.DRAFT))
-
-    def _choose(self, slots: torch.Tensor, positions: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """The target's token [rows] from logits [rows, vocab]."""
-        if self.temperature == 0:
-            return logits.argmax(-1)
-        weights = sampling.probabilities(logits, self.temperature)
-        return sampling.pick(weights, self.sequences.draws(slots, positions, Draw.TARGET))
 
     def _commit_first_tokens(
         self, shape: PassShape, inputs: torch.Tensor, logits: torch.Tensor, results: torch.Tensor
@@ -186,36 +195,28 @@ class Passes:
             first_row += chunk.rows
             if not chunk.is_sampled:
                 continue
-            slots = inputs[rows, Column.SLOT]
+            slots = inputs[rows, InputColumn.SLOT]
             known = self.sequences.lengths[slots]
-            tokens = self._choose(slots, known, logits[first_logits : first_logits + chunk.rows])
+            tokens = logits[first_logits : first_logits + chunk.rows].argmax(-1)
             first_logits += chunk.rows
             self.sequences.put(slots, known, tokens)
             self.sequences.grow(slots, known + 1)
             results[rows, 1] = tokens
 
     def _commit_rows(self, inputs: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Accept drafted tokens, emit one more, roll both caches back to it; logits [rows, width, vocab]."""
+        """Accept drafted tokens as long as each is the target's choice, emit one more, roll both caches back to it;
+        logits [rows, width, vocab]."""
         sequences, width = self.sequences, logits.shape[1]
-        slots, forced = inputs[:, Column.SLOT], inputs[:, Column.FORCED]
-        draft_lengths = (inputs[:, Column.COUNT] - 1).clamp(min=0)
+        slots, forced = inputs[:, InputColumn.SLOT], inputs[:, InputColumn.FORCED]
+        draft_lengths = (inputs[:, InputColumn.COUNT] - 1).clamp(min=0)
         known = sequences.lengths[slots]
         positions = known.unsqueeze(1) + self._steps[: width - 1]
         drafted = sequences.read(slots, positions)
-        kept = sequences.draft_probabilities
-        if self.temperature == 0:
-            choices = logits.argmax(-1)
-            accepted = sampling.accept_greedy(choices, drafted, draft_lengths)
-            accepted = torch.where(forced >= 0, torch.minimum(forced, draft_lengths), accepted)
-            newest = choices.gather(1, accepted.unsqueeze(1)).squeeze(1)
-        else:
-            assert kept is not None, "sampling without kept draft distributions"
-            target, draft = sampling.probabilities(logits, self.temperature), kept[slots, : width - 1]
-            draws = sequences.draws(slots, positions, Draw.ACCEPT)
-            accepted = sampling.accept_sampled(target, draft, drafted, draft_lengths, draws)
-            accepted = torch.where(forced >= 0, torch.minimum(forced, draft_lengths), accepted)
-            weights = sampling.residual(target, draft, accepted, draft_lengths)
-            newest = sampling.pick(weights, sequences.draws(slots, known + accepted, Draw.TARGET))
+        choices = logits.argmax(-1)
+        in_draft = self._steps[: width - 1] < draft_lengths.unsqueeze(1)
+        accepted = ((choices[:, :-1] == drafted) & in_draft).long().cumprod(1).sum(1)
+        accepted = torch.where(forced >= 0, torch.minimum(forced, draft_lengths), accepted)
+        newest = choices.gather(1, accepted.unsqueeze(1)).squeeze(1)
         sequences.put(slots, known + accepted, newest)
         sequences.grow(slots, known + accepted + 1)
         self.target.kv.set_lengths(slots, known + accepted)

@@ -63,7 +63,7 @@ class PromptChunk(NamedTuple):
 
 
 class RowResult(NamedTuple):
-    """What one row of a pass gave."""
+    """Result of one row of a pass."""
 
     accepted: int
     """Drafted tokens accepted; 0 for a chunk."""
@@ -71,19 +71,21 @@ class RowResult(NamedTuple):
     """Tokens emitted: the accepted ones and one more; of a chunk the first token, or none before the prompt's end."""
 
 
-class Plan(NamedTuple):
+class PassPlan(NamedTuple):
     """One pass, ready to be issued."""
 
     shape: PassShape
     inputs: list[tuple[int, int, int, int]]
-    """One per row of the shape, as realrun.kernels.device_passes.Column."""
+    """One per row of the shape, as realrun.kernels.device_passes.InputColumn."""
     chunk_rows: list[int]
     """Row of the shape of each chunk that has a result: none of a pass that computes again."""
     draft_lags: list[int]
     """Lags of the decoding rows, before the pass."""
 
 
-def plan_draft(slots: Sequence[Slot], chunks: Sequence[PromptChunk], draft_tokens: int, options: PairOptions) -> Plan:
+def plan_draft(
+    slots: Sequence[Slot], chunks: Sequence[PromptChunk], draft_tokens: int, options: PairOptions
+) -> PassPlan:
     """A draft of `draft_tokens` for each of `slots`, or with no slots the draft model's prefill alone."""
     rows = [(slot.index, 0, NOT_FORCED, 0) for slot in slots]
     width = max((slot.draft_lag for slot in slots if slot.draft_lag > 0), default=1)
@@ -101,7 +103,7 @@ def plan_draft(slots: Sequence[Slot], chunks: Sequence[PromptChunk], draft_token
 
 def plan_target(
     slots: Sequence[Slot], chunks: Sequence[PromptChunk], forced: Sequence[int] | None, options: PairOptions
-) -> Plan:
+) -> PassPlan:
     """Verify the drafts of `slots` (decode where there is none) and prefill `chunks`."""
     for slot in slots:
         assert slot.is_prefilled, f"slot {slot.index} decodes before its prompt is in KV"
@@ -125,14 +127,14 @@ def plan_target(
     return plan
 
 
-def plan_again(chunks: Sequence[PromptChunk], options: PairOptions) -> Plan:
+def plan_again(chunks: Sequence[PromptChunk], options: PairOptions) -> PassPlan:
     """Compute the newest `new_tokens` of each slot's target KV once more; nothing is emitted, no account changes."""
     shape = PassShape(Kind.PREFILL, Model.TARGET)
     return _with_chunks(shape, [], chunks, options, is_again=True)._replace(chunk_rows=[])
 
 
 def record_results(
-    plan: Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk], values: Sequence[Sequence[int]]
+    plan: PassPlan, slots: Sequence[Slot], chunks: Sequence[PromptChunk], values: Sequence[Sequence[int]]
 ) -> list[RowResult]:
     """Enter a target pass's results [rows][1 + width] into the account; passes of one slot in the order of issue."""
     results = []
@@ -163,7 +165,7 @@ def _with_chunks(
     options: PairOptions,
     *,
     is_again: bool = False,
-) -> Plan:
+) -> PassPlan:
     """Add absent rows up to the bucket, then the chunks, equal lengths together, in order of first appearance."""
     inputs = rows + [(options.slots, 0, NOT_FORCED, 0)] * (shape.rows - len(rows))
     alike: dict[tuple[int, bool], list[int]] = {}
@@ -177,7 +179,7 @@ def _with_chunks(
         for number in members:
             chunk_rows[number] = len(inputs)
             inputs.append((chunks[number].slot.index, new_tokens, NOT_FORCED, new_tokens if is_again else 0))
-    return Plan(shape._replace(chunks=tuple(chunk_shapes)), inputs, chunk_rows, [])
+    return PassPlan(shape._replace(chunks=tuple(chunk_shapes)), inputs, chunk_rows, [])
 
 
 def _lag_after(lag: int, accepted: int) -> int:
@@ -187,20 +189,12 @@ def _lag_after(lag: int, accepted: int) -> int:
 
 def _end_of_chunk(slot: Slot, new_tokens: int, model: Model) -> int:
     done = slot.prefilled_target if model is Model.TARGET else slot.prefilled_draft
-    if not 0 < new_tokens <= slot.prompt_tokens - done:
-        raise ValueError(
-            f"chunk of {new_tokens} tokens must be in 1..{slot.prompt_tokens - done}, what is left of the prompt"
-        )
+    assert 0 < new_tokens <= slot.prompt_tokens - done, (new_tokens, done, slot.prompt_tokens)
     return done + new_tokens
 
 
 def _check_room(slots: Sequence[Slot], more_tokens: int, options: PairOptions) -> None:
-    """Raise ValueError where a slot cannot hold its known tokens and `more_tokens` behind them.
-
-    Rows are padded to one width, so each needs room for the longest draft of its pass.
-    """
+    """Every slot holds its known tokens and `more_tokens` behind them: rows are padded to one width, so each needs room
+    for the longest draft of its pass."""
     most = max((slot.known_tokens_bound for slot in slots), default=0)
-    if slots and most + more_tokens > options.max_tokens:
-        raise ValueError(
-            f"{most} tokens and {more_tokens} drafted ones exceed max_tokens={options.max_tokens}; raise max_tokens"
-        )
+    assert not slots or most + more_tokens <= options.max_tokens, (most, more_tokens)

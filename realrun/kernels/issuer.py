@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from realrun.host.device import Device, Event, Stream
-from realrun.kernels.device_passes import NOT_FORCED, Column, PassShape
+from realrun.host.device import DeviceStream, Event, RealDevice
+from realrun.kernels.device_passes import NOT_FORCED, InputColumn, PassShape
 from sim.interface.work import Model
 
 STAGING_DEPTH = 4
@@ -63,8 +63,8 @@ class Issuer:
         name: str,
         program: Program,
         device: torch.device,
-        runs_on: Device,
-        stream: Stream,
+        runs_on: RealDevice,
+        stream: DeviceStream,
         *,
         rows_max: int,
         width_max: int,
@@ -72,9 +72,9 @@ class Issuer:
         self.name, self.program, self.runs_on = name, program, runs_on
         self.stream = stream
         self._graphs: dict[PassShape, Callable[[], torch.Tensor]] = {}
-        self._inputs = torch.zeros(rows_max, len(Column), dtype=torch.int64, device=device)
+        self._inputs = torch.zeros(rows_max, len(InputColumn), dtype=torch.int64, device=device)
         self._staging = [
-            _Staging(runs_on.pinned(rows_max, len(Column)), runs_on.pinned(rows_max * (1 + width_max)))
+            _Staging(runs_on.pinned(rows_max, len(InputColumn)), runs_on.pinned(rows_max * (1 + width_max)))
             for _ in range(STAGING_DEPTH)
         ]
         self._users: list[Pending | None] = [None] * STAGING_DEPTH
@@ -85,7 +85,7 @@ class Issuer:
         runs_on.synchronize()
 
     def issue(self, shape: PassShape, rows: Sequence[Sequence[int]]) -> Pending:
-        """Issue one pass; `rows` holds one tuple of Column values per row of the shape."""
+        """Issue one pass; `rows` holds one tuple of InputColumn values per row of the shape."""
         assert len(rows) == shape.num_rows, (len(rows), shape)
         turn, self._turn = self._turn, (self._turn + 1) % STAGING_DEPTH
         former = self._users[turn]

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from realrun.host import cuda
-from realrun.host.device import Device, Stream
+from realrun.host.device import DeviceStream, RealDevice
 from realrun.kernels import host_slots
-from realrun.kernels.device_passes import Passes, PassShape
-from realrun.kernels.device_slots import Sequences
+from realrun.kernels.device_passes import Passes, PassShape, Sequences
 from realrun.kernels.host_slots import PromptChunk, RowResult, Slot
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_options import PairOptions
-from realrun.model import sampling
 from realrun.model.attention import Attention, described
 from realrun.model.decoder import Decoder
 from realrun.model.kv import LAYOUT
@@ -36,7 +34,7 @@ class Submitted:
     """A pass on its way. `result` settles the host's account of its rows, once; call it for every target pass."""
 
     def __init__(
-        self, pending: Pending, plan: host_slots.Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk]
+        self, pending: Pending, plan: host_slots.PassPlan, slots: Sequence[Slot], chunks: Sequence[PromptChunk]
     ) -> None:
         self.pending = pending
         self.plan = plan
@@ -63,7 +61,7 @@ class PairKernels:
         target: PreTrainedModel,
         draft: PreTrainedModel | None,
         options: PairOptions,
-        runs_on: Device | None = None,
+        runs_on: RealDevice | None = None,
     ) -> None:
         """Raises ValueError for models these passes cannot run, or that do not share a vocabulary and a device; that
         is what they run on unless `runs_on` is given."""
@@ -88,16 +86,8 @@ class PairKernels:
         self.device: torch.device = target_decoder.device
         self.target, self.draft_model = target_decoder, draft_decoder
         self.runs_on = runs_on or cuda.find(self.device)
-        kept = torch.float64 if target_decoder.dtype is torch.float64 else torch.float32
-        self.sequences = Sequences(
-            slots=options.slots,
-            max_tokens=options.max_tokens,
-            draft_tokens_max=options.draft_tokens_max,
-            vocab=target_decoder.vocab,
-            wide=kept if options.temperature > 0 and draft is not None else None,
-            device=self.device,
-        )
-        self.passes = Passes(target_decoder, draft_decoder, self.sequences, options.temperature)
+        self.sequences = Sequences(options.slots, options.max_tokens, self.device)
+        self.passes = Passes(target_decoder, draft_decoder, self.sequences)
         self._free = list(range(options.slots))[::-1]
         self._issuers: dict[tuple[str, int], Issuer] = {}
         self.synchronize()
@@ -111,7 +101,6 @@ class PairKernels:
             "kv": LAYOUT,
             "packing": "rectangles",
             "launch": "graph" if options.cuda_graphs else "eager",
-            "sampling": "sampled" if options.temperature > 0 else "greedy",
             "dtype": str(self.target.dtype).removeprefix("torch."),
         }
         return ";".join(f"{key}={value}" for key, value in parts.items())
@@ -126,28 +115,21 @@ class PairKernels:
             found = self._issuers[name, priority] = self.new_issuer(name, self.runs_on.stream(priority))
         return found
 
-    def new_issuer(self, name: str, stream: Stream) -> Issuer:
+    def new_issuer(self, name: str, stream: DeviceStream) -> Issuer:
         """One that nobody else has, and that is gone with its last user."""
         sizes = {"rows_max": self.options.max_rows, "width_max": self.options.draft_tokens_max + 1}
         return Issuer(name, self.passes.run, self.device, self.runs_on, stream, **sizes)
 
-    def admit(self, prompt: Sequence[int], request: int) -> Slot:
-        """Give a request a slot; `request` is its arrival index, which keys its randomness.
-
-        Raises ValueError when no slot is free or the prompt does not fit.
-        """
-        if not self._free:
-            raise ValueError(f"all {self.options.slots} slots are taken; raise `slots` or release one")
-        if not 0 < len(prompt) < self.options.max_tokens:
-            raise ValueError(
-                f"prompt of {len(prompt)} tokens must have 1..{self.options.max_tokens - 1}; raise max_tokens"
-            )
+    def admit(self, prompt: Sequence[int]) -> Slot:
+        """A slot for a request, of which one must be free and hold the prompt."""
+        assert self._free, "no slot is free"
+        assert 0 < len(prompt) < self.options.max_tokens, len(prompt)
         index, (stream, prompts) = self._free.pop(), self._door
         staging = prompts[index][: len(prompt)]
         staging.copy_(torch.tensor(prompt, dtype=torch.int64))
 
         def admit() -> None:
-            self.sequences.admit(index, staging, sampling.request_key(self.options.seed, request))
+            self.sequences.admit(index, staging)
             for decoder in (self.target, self.draft_model):
                 if decoder is not None:
                     decoder.kv.lengths[index].zero_()
@@ -156,7 +138,7 @@ class PairKernels:
         return Slot(index, len(prompt), known_tokens=len(prompt), draft_lag=len(prompt), admission=stream.record())
 
     @cached_property
-    def _door(self) -> tuple[Stream, list[torch.Tensor]]:
+    def _door(self) -> tuple[DeviceStream, list[torch.Tensor]]:
         """A stream on which prompts reach the device while others run, and where each slot's waits for it."""
         prompts = [self.runs_on.pinned(self.options.max_tokens) for _ in range(self.options.slots)]
         return self.runs_on.stream(), prompts
@@ -182,8 +164,7 @@ class PairKernels:
 
         `chunks` are the draft model's own prefill, in its first pass.
         """
-        if not 1 <= draft_tokens <= self.options.draft_tokens_max:
-            raise ValueError(f"draft_tokens={draft_tokens} must be in 1..{self.options.draft_tokens_max}")
+        assert 1 <= draft_tokens <= self.options.draft_tokens_max, draft_tokens
         return self._submit(issuer, host_slots.plan_draft(slots, chunks, draft_tokens, self.options), slots, chunks)
 
     def verify(
@@ -222,7 +203,7 @@ class PairKernels:
         self.runs_on.synchronize()
 
     def _submit(
-        self, issuer: Issuer, plan: host_slots.Plan, slots: Sequence[Slot], chunks: Sequence[PromptChunk]
+        self, issuer: Issuer, plan: host_slots.PassPlan, slots: Sequence[Slot], chunks: Sequence[PromptChunk]
     ) -> Submitted:
         present = [row[0] for row in plan.inputs if row[0] != self.sequences.scratch]
         assert present, "a pass without rows"
@@ -235,5 +216,5 @@ class PairKernels:
 
 
 def _common(decoder: Decoder) -> tuple[int, str, str]:
-    """What both models of a pair must share."""
+    """Facts that both models of a pair must share."""
     return decoder.vocab, str(decoder.dtype).removeprefix("torch."), str(decoder.device)

@@ -1,1 +1,1 @@
-"""Decoder models in torch: weights, attention over slotted KV, sampling, memory."""
+"""Decoder models in torch: weights, attention over slotted KV, memory."""

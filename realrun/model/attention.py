@@ -65,7 +65,7 @@ class Rectangle(NamedTuple):
 
 class AttentionKernel(Protocol):
     def plan(self, rectangles: Sequence[Rectangle]) -> Any:
-        """What the attention of these rows needs, made once per pass and used by every layer."""
+        """Tensors that the attention of these rows needs, made once per pass and used by every layer."""
         ...
 
     def run(self, plan: Any, queries: torch.Tensor, layer: int) -> torch.Tensor:
@@ -101,7 +101,7 @@ def check_runs(name: Attention, kv: SlottedKv) -> None:
 
 
 class Usual(NamedTuple):
-    """What passes on a device run with unless a person or a profile asks for another."""
+    """Attention that passes on a device run with unless a person or a profile asks for another."""
 
     attention: Attention
     lacks: str | None = None

@@ -3,7 +3,7 @@
 The model (its weights and configuration) is the library's; the loop over its layers is ours, so that positions, lengths
 and kernels are exact and nothing is allocated that the shape does not need. Rows of one pass come as rectangles; the
 body runs once over the tokens of all of them, and so does attention. Not here: models (realrun.model.weights),
-attention kernels (realrun.model.attention), what to do with logits (realrun.model.sampling).
+attention kernels (realrun.model.attention).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Storage is made once and never grows. The slot after the last one is scratch: padding writes there, so that what is
 padding leaves no trace in any request's KV. Contents start as noise, never zeros: kernels run faster on zeros.
-Not here: which tokens the rows hold (realrun.kernels.device_slots), how they are attended to (realrun.model.attention).
+Not here: which tokens the rows hold (realrun.kernels.device_passes), how they are attended to
+(realrun.model.attention).
 
 Invariant: positions at or beyond a row's length are garbage that no query sees before it is overwritten.
 """

@@ -28,12 +28,10 @@ SPLIT_BYTES = 16 << 20
 """Parts of split rows before they are put together: at most 128 tiles of 128 queries of 256 numbers."""
 TOKEN_BYTES = 256
 """Positions, slots and rotary factors of a token, and what is compared with them."""
-SAMPLED_BYTES = 13
-"""Bytes per logit of a sampled token, beside the logit: probabilities of both models, and what is left of them."""
 
 
 class Sizes(NamedTuple):
-    """What a pair is to have room for."""
+    """Sizes that a pair is to have room for."""
 
     slots: int
     max_tokens: int
@@ -44,7 +42,6 @@ class Sizes(NamedTuple):
     streams: int
     """Which may all have run their largest pass: the allocator keeps memory by stream."""
     has_graphs: bool
-    is_sampled: bool = False
 
     @property
     def decoding_tokens(self) -> int:
@@ -57,7 +54,7 @@ class Ledger(NamedTuple):
 
     weights: int
     kv: int
-    """And tokens; with the kept distributions of drafts where they are sampled."""
+    """And tokens."""
     passes: int
     """The largest pass of every stream."""
     libraries: int
@@ -73,7 +70,7 @@ class Ledger(NamedTuple):
 
 
 def ledger(models: Sequence[ModelShape], sizes: Sizes, *, is_cuda: bool = True) -> Ledger:
-    """What a target and its draft, if any, take of a device's memory; a CPU has neither libraries nor graphs.
+    """Bytes that a target and its draft, if any, take of a device's memory; a CPU has neither libraries nor graphs.
 
     >>> from sim.costs.shapes import model
     >>> pair = [model("llama-2-7b"), model("tinyllama-1.1b")]
@@ -81,11 +78,8 @@ def ledger(models: Sequence[ModelShape], sizes: Sizes, *, is_cuda: bool = True) 
     >>> print(ledger(pair, sizes))
     42.0 GiB (weights 14.6, kv 21.8, passes 3.1, libraries 1.2, graphs 1.2)
     """
-    target = models[0]
     slots = sizes.slots + 1
     kv = slots * sizes.max_tokens * (round(sum(shape.kv_bytes_per_token for shape in models)) + 8)
-    if sizes.is_sampled and len(models) > 1:
-        kv += slots * sizes.draft_tokens * target.vocab * 4
     decoding = max(pass_bytes(shape, sizes.decoding_tokens, sizes) for shape in models)
     with_prompts = max(pass_bytes(shape, sizes.decoding_tokens + sizes.prompt_tokens, sizes) for shape in models)
     return Ledger(
@@ -104,8 +98,7 @@ def pass_bytes(shape: ModelShape, tokens: int, sizes: Sizes) -> int:
     """
     layer = tokens * (shape.dtype_bytes * (shape.hidden + 4 * shape.intermediate) + TOKEN_BYTES)
     outputs = tokens * (shape.dtype_bytes * shape.hidden + TOKEN_BYTES)
-    logit_bytes = shape.dtype_bytes + (SAMPLED_BYTES if sizes.is_sampled else 0)
-    logits = sizes.decoding_tokens * shape.vocab * logit_bytes
+    logits = sizes.decoding_tokens * shape.vocab * shape.dtype_bytes
     return SPLIT_BYTES + max(layer, outputs + logits)
 
 

@@ -1,4 +1,4 @@
-"""Models to run: exact public dimensions with random weights, a pair that genuinely agrees, or weights from disk.
+"""Models to run: exact public dimensions with random weights, or weights from disk.
 
 Nothing here downloads. Not here: the table of dimensions (sim.costs.shapes), the forward pass (realrun.model.decoder).
 """
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class Family(StrEnum):
-    """What the dimensions leave open: QKV biases (qwen2), norms of queries and keys (qwen3), neither (llama)."""
+    """Family of a model, which its dimensions leave open: QKV biases (qwen2), norms of queries and keys (qwen3),
+    neither (llama)."""
 
     LLAMA = "llama"
     QWEN2 = "qwen2"
@@ -74,50 +75,6 @@ def random_model(
             std *= QUERY_GAIN
         parameter.normal_(0.0, std, generator=generator)
     return model
-
-
-def tied_pair(target: PreTrainedModel, draft_layers: int, epsilon: float) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Make of a random model a target and a draft that agree the more, the smaller `epsilon`.
-
-    What the target's layers from `draft_layers` on add to the residual stream is scaled down, so that all of them
-    together add `epsilon` times what the layers before do (each layer of a random model adds alike, independently of
-    the others: hence the square root). The draft is a copy of the layers before, and shares embeddings, last norm and
-    head. Changes `target`, and gives it back with the draft. Acceptance is genuine: it comes out of the two models'
-    own logits, about .9 at temperature 0 for epsilon .05, .65 for .2 and .35 for .5.
-    """
-    layers = target.config.num_hidden_layers
-    if not 1 <= draft_layers < layers:
-        raise ValueError(f"draft_layers={draft_layers} must be in 1..{layers - 1}, fewer than the target's layers")
-    if epsilon < 0:
-        raise ValueError(f"epsilon={epsilon} must be 0 or above")
-    factor = epsilon * (draft_layers / (layers - draft_layers)) ** 0.5
-    for layer in target.model.layers[draft_layers:]:
-        for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
-            projection.weight.mul_(factor)
-            if projection.bias is not None:
-                projection.bias.mul_(factor)
-    return target, first_layers(target, draft_layers)
-
-
-def first_layers(target: PreTrainedModel, draft_layers: int) -> PreTrainedModel:
-    """A model of the target's first layers, copied, with the target's own embeddings, last norm and head."""
-    from transformers import AutoModelForCausalLM
-
-    config = type(target.config).from_dict(
-        {**target.config.to_dict(), "num_hidden_layers": draft_layers, "layer_types": None}
-    )
-    weight = target.lm_head.weight
-    with weight.device:
-        draft = AutoModelForCausalLM.from_config(config, dtype=weight.dtype)
-    draft.eval().requires_grad_(False)
-    for mine, theirs in zip(draft.model.layers, target.model.layers, strict=False):
-        mine.load_state_dict(theirs.state_dict())
-    draft.model.embed_tokens, draft.model.norm, draft.lm_head = (
-        target.model.embed_tokens,
-        target.model.norm,
-        target.lm_head,
-    )
-    return draft
 
 
 DAMAGED = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError)

@@ -1,4 +1,4 @@
-"""How fast the machine is right now: two fixed passes, over and over in a loop.
+"""Speed of the machine right now: two fixed passes, over and over in a loop.
 
 A profile keeps what they took when it was measured, a replay what they take before and after it: that difference is the
 machine's, not the simulator's. Not here: what is made of it (realrun.validate.error_parts).
@@ -29,9 +29,9 @@ WARM_SHARE = 0.2
 def probe(kernels: PairKernels, issuer: Issuer) -> tuple[float, ...]:
     """Mean seconds of the target's pass over each of PROBED_TOKENS. No request's state changes.
 
-    Empty where the passes would not be those of another pair of kernels: slots too short, or sampled tokens.
+    Empty where slots are too short for them.
     """
-    if kernels.options.max_tokens < max(PROBED_TOKENS) or kernels.options.temperature > 0:
+    if kernels.options.max_tokens < max(PROBED_TOKENS):
         return ()
     warmed = set(issuer.warmed)
     try:

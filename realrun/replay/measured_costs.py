@@ -1,23 +1,30 @@
-"""Works as they were measured in a replay, and a cost model that gives each simulated work its measured time.
+"""Works as they were measured in a replay, and a simulated host on their times: of each work, of the reaction to it,
+and of waking after a signal.
 
 A simulated work is looked up by kind, model, its requests and where each of them stood. If the replay had no such work
 it is given the mean of the nearest shapes of its kind, of equal ones those nearest in time, and that is counted. Not
-here: the host (realrun.replay.measured_host), the replay (realrun.replay.replays), the verdict
-(realrun.validate.error_parts). No torch.
+here: the replay (realrun.replay.replays), the verdict (realrun.validate.error_parts). No torch.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import log1p
-from typing import NamedTuple
+from functools import partial
+from math import ceil, inf, log1p
+from typing import Any, NamedTuple
 
 from realrun.host.ticket import GpuTicket
 from realrun.replay.replayable import useful_tokens
 from sim.costs.cost import Cost, Demands
+from sim.devices.contention import Contention
+from sim.devices.ticket import SimTicket
 from sim.files.json_values import Json
+from sim.hosts.clock import POLL_GRID_SLACK
+from sim.hosts.simulated import RunLength, SimHost
+from sim.interface.host import Stream
+from sim.interface.wait import HostWait, Signal, Wait
 from sim.interface.work import Kind, Work
 from sim.metrics.records import WorkRecord, work_record
 
@@ -77,14 +84,14 @@ def measured_work(ticket: GpuTicket) -> MeasuredWork:
 
 
 def _accepted(ticket: GpuTicket) -> tuple[int, ...]:
-    """What the policy was told: dictated by a tape, or decided by the models."""
+    """Accepted tokens that the policy was told of: dictated by a tape, or decided by the models."""
     if ticket.job.forced is not None:
         return ticket.job.forced
     return ticket.outcome.accepted if ticket.outcome is not None else ()
 
 
 class Lasted(NamedTuple):
-    """What one work took."""
+    """Times of one work."""
 
     cost: Cost
     reaction_s: float
@@ -199,3 +206,92 @@ def _shape(record: WorkRecord) -> Shape:
 
 def _distance(one: Shape, other: Shape) -> float:
     return sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
+
+
+class WakeLatency(NamedTuple):
+    """Mean seconds from a notification until the coroutine that waited for it had acted on it."""
+
+    plain_s: float
+    polled_s: float
+    """Mean seconds from the look that found the notification, where the coroutine polls."""
+
+
+class MeasuredHost(SimHost):
+    """The simulated host on measured times: of each work, of the reaction to it, and of waking up after a signal."""
+
+    def __init__(self, costs: MeasuredCosts, draws: RunLength, wake: WakeLatency, **options: Any) -> None:
+        super().__init__(costs, draws, contention=Contention(eta_compute=inf, eta_bandwidth=inf), **options)
+        self._measured, self._wake = costs, wake
+        self._reactions_s: dict[SimTicket, float] = {}
+
+    def run(self, work: Work, stream: Stream, *, after: Sequence[Any] = ()) -> SimTicket:
+        self._measured.now_s = self.now_s
+        ticket = super().run(work, stream, after=after)
+        reaction_s = self._measured.newest_reaction_s
+        if ticket.ready_s == ticket.ready_s:
+            ticket.ready_s += reaction_s
+        else:
+            self._reactions_s[ticket] = reaction_s
+        return ticket
+
+    def ended(self, ticket: SimTicket) -> None:
+        """The result becomes ready: on a device with several streams only now."""
+        reaction_s = self._reactions_s.pop(ticket, None)
+        if reaction_s is not None:
+            ticket.ready_s += reaction_s
+            if ticket.posts or ticket.watchers:
+                ticket.arm()
+        super().ended(ticket)
+
+    def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:
+        wait: HostWait[None] = HostWait()
+        signal.pending.append((wait, poll_s, self.now_s))
+        return wait
+
+    def notify(self, signal: Signal) -> None:
+        signal.version += 1
+        pending, signal.pending = signal.pending, []
+        for wait, poll_s, since_s in pending:
+            if poll_s:
+                num_looks = max(1, ceil((self.now_s - since_s) / poll_s - POLL_GRID_SLACK))
+                self.num_polls += num_looks
+                wake_s = max(self.now_s, since_s + num_looks * poll_s) + self._wake.polled_s
+            else:
+                wake_s = self.now_s + self._wake.plain_s
+            self.at(wake_s, partial(self._go_on, wait))
+
+    def _go_on(self, wait: HostWait[None], _: Any) -> None:
+        self.announce(wait)
+
+
+class RecordedDraws:
+    """The acceptance that a replay recorded, as a simulation's draws: any gap is then timing only."""
+
+    def __init__(self, works: Iterable[MeasuredWork]) -> None:
+        """Raises ValueError for records without accepted counts."""
+        self._accepted: dict[tuple[int, int], int] = {}
+        for work in works:
+            record = work.record
+            if record.kind not in (Kind.VERIFY, Kind.STEP) or record.is_cancelled:
+                continue
+            if len(work.accepted) != record.rows:
+                raise ValueError(
+                    f"the replay recorded accepted counts of {len(work.accepted)} of {record.rows} rows of a "
+                    f"{record.kind} work; without them it cannot be simulated: replay it again"
+                )
+            rows = zip(record.requests, work.emitted, work.accepted, strict=False)
+            self._accepted.update(((index, emitted), count) for index, emitted, count in rows)
+
+    def run_length(self, index: int, position: int, most: int) -> int:
+        """Accepted tokens of a draft of `most` of request `index` with `position` output tokens out.
+
+        Raises ValueError where the replay drafted nothing there.
+        """
+        count = self._accepted.get((index, position))
+        if count is None:
+            raise ValueError(
+                f"the simulation drafts for request {index} with {position} output tokens out, where the replay "
+                "did not (it was cut short, or shortened a draft): what the models would accept there is unknown; "
+                "validate a whole replay, or one whose acceptance a tape dictates"
+            )
+        return min(count, most)

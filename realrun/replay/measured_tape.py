@@ -3,26 +3,33 @@
 Greedy, as the field counts it (vLLM's rejection sampler at temperature 0): a drafted token is accepted where it is the
 target's own choice, the most likely one, and all before it were. As long as they were, the draft has read the true
 text, so one pass of it over prompt and answer says for every position how many tokens would be accepted there
-(sim.acceptance.tape). Not covered: rejection sampling above temperature 0, trees, drafts that read the target's
-features, and rounding: near ties may fall otherwise in a pass of another shape (`genuine.rounds_alike` counts them).
-Not here: files of tapes (realrun.replay.genuine_acceptance), timed passes (realrun.kernels).
+(sim.acceptance.tape). Not covered: sampling, trees, drafts that read the target's features, and rounding: near ties may
+fall otherwise in a pass of another shape (`rounds_alike` counts them).
+Not here: timed passes (realrun.kernels).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
 from realrun.model.weights import load_model
-from realrun.replay.genuine_acceptance import ClassTape, Folders, by_class, rounds_alike
+from realrun.replay.measured_costs import MeasuredWork
 from realrun.replay.replays import Replay
 from realrun.replay.testbed import dtype_of
+from sim.acceptance.models import MAX_DRAFT_TOKENS
+from sim.acceptance.tape import TapeAcceptance, replay
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.files.json_values import Json, read_json, value_at
+from sim.interface.request import Request
+from sim.interface.work import Kind
 from sim.run.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -39,6 +46,84 @@ SIZES = {
     "num_key_value_heads": "kv_heads",
 }
 """A configuration's keys and those of a profile's model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """A pair with weights of its own, and what it is asked: texts decide what is accepted."""
+
+    target: Path
+    """Folder in the format of transformers, as `draft`."""
+    draft: Path
+    prompts: tuple[tuple[list[int], str], ...]
+    """[requests] token ids and content class."""
+
+    def check(self, requests: Iterable[Request], vocab: int) -> None:
+        """Raise ValueError unless there is a prompt for each request, as long as the workload has it."""
+        for request in requests:
+            if request.index >= len(self.prompts):
+                raise ValueError(f"--prompts holds {len(self.prompts)} prompts; --num-prompts asks for more")
+            tokens, _ = self.prompts[request.index]
+            if len(tokens) != request.prompt_tokens:
+                raise ValueError(
+                    f"--prompts line {request.index + 1} has {len(tokens)} tokens and its request "
+                    f"{request.prompt_tokens}; take lengths from the same file: --dataset-name jsonl --dataset-path"
+                )
+            if not all(0 <= token < vocab for token in tokens):
+                raise ValueError(f"--prompts line {request.index + 1} has a token outside the vocabulary of {vocab}")
+
+
+class ClassTape(NamedTuple):
+    """Requests of one content class."""
+
+    name: str
+    tapes: list[list[int]]
+
+    def summary(self, draft_tokens: int) -> dict[str, Json]:
+        """Acceptance over the rounds of playing each tape once with drafts of `draft_tokens`."""
+        played = TapeAcceptance(tuple(np.array(tape, dtype=np.uint8) for tape in self.tapes))
+        rates = played.unconditional_rates(draft_tokens)
+        return {
+            "class": self.name,
+            "requests": len(self.tapes),
+            "rounds": sum(len(replay(tape, draft_tokens)) for tape in self.tapes),
+            "acceptance_length": 1.0 + sum(rates),
+            "acceptance_rates": list(rates),
+        }
+
+
+def by_class(tapes: Sequence[Sequence[int]], classes: Sequence[str]) -> list[ClassTape]:
+    """All requests, then each class where there are several; answers of one token, which no draft saw, left out."""
+    known = [
+        (own, [min(value, MAX_DRAFT_TOKENS + 1) for value in tape])
+        for own, tape in zip(classes, tapes, strict=True)
+        if len(tape) > 1
+    ]
+    names = dict.fromkeys(own for own, _ in known)
+    found = [ClassTape("all", [tape for _, tape in known])] if known else []
+    if len(names) > 1:
+        found += [ClassTape(name, [tape for own, tape in known if own == name]) for name in names]
+    return found
+
+
+def write_tapes(folder: Path, tapes: Sequence[ClassTape]) -> None:
+    """tape.jsonl of all, the first, and tape-CLASS.jsonl of each class: what `--acceptance tape:FILE` reads."""
+    for number, each in enumerate(tapes):
+        name = f"tape-{each.name}.jsonl" if number else "tape.jsonl"
+        (folder / name).write_text("".join(json.dumps({"yields": tape}) + "\n" for tape in each.tapes))
+
+
+def rounds_alike(works: Iterable[MeasuredWork], tapes: Sequence[Sequence[int]], draft_tokens: int) -> tuple[int, int]:
+    """Rounds of a replay with drafts of `draft_tokens` that lie on the tapes, and those that accepted as those say."""
+    num_rounds = num_alike = 0
+    for work in works:
+        if work.record.kind not in (Kind.VERIFY, Kind.STEP) or work.record.is_cancelled:
+            continue
+        for index, emitted, accepted in zip(work.record.requests, work.emitted, work.accepted, strict=False):
+            if 0 < emitted < len(tapes[index]):
+                num_rounds += 1
+                num_alike += accepted == min(tapes[index][emitted] - 1, draft_tokens)
+    return num_rounds, num_alike
 
 
 def load_pair(
@@ -105,7 +190,7 @@ def _check_context(target: PreTrainedModel, draft: PreTrainedModel, longest: int
 def accepted_of(
     pair: Sequence[PreTrainedModel], folders: Folders, replays: Sequence[Replay], answers: Mapping[int, Sequence[int]]
 ) -> tuple[dict[str, Json], list[ClassTape]]:
-    """What the draft of `pair`, target and draft, gets accepted of the requests of `replays`, all alike, by content
+    """Acceptance of the draft of `pair`, target and draft, over the requests of `replays`, all alike, by content
     class: for summary.json, and as tapes. `answers` are greedy ones by arrival index."""
     target, draft = pair
     drafting = [each for each in replays if each.experiment.resolved.lengths.max]

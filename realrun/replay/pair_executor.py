@@ -17,9 +17,9 @@ from math import inf
 import numpy as np
 import torch
 
-from realrun.host.clocks import Clock
+from realrun.host.clocks import HostClock
 from realrun.host.device import DeviceClock
-from realrun.host.executor import Handle, Job, Outcome, RequestQueue, check_whole
+from realrun.host.executor import ExecutorLane, Handle, SubmittedWork, WorkOutcome, check_whole
 from realrun.kernels.host_slots import PromptChunk, Slot
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels, Submitted
@@ -40,7 +40,7 @@ class PairExecutor:
         self._issuers: dict[tuple[str, int], Issuer] = {}
         """Issuers by name and priority of the stream: policies give one name different priorities."""
         self._clock: DeviceClock | None = None
-        self._of: Clock | None = None
+        self._of: HostClock | None = None
         """The host's clock that `_clock` is told by."""
         self._lock = threading.Condition()
         self._slots: dict[int, tuple[Request, Slot]] = {}
@@ -53,7 +53,7 @@ class PairExecutor:
     def check(self, stream: Stream) -> None:
         check_whole(stream)
 
-    def lane(self, stream: Stream, clock: Clock) -> RequestQueue:
+    def lane(self, stream: Stream, clock: HostClock) -> ExecutorLane:
         key = stream.name, stream.priority
         issuer = self._issuers.get(key)
         if issuer is None:
@@ -68,7 +68,7 @@ class PairExecutor:
         """Issuers of every stream that has had a lane so far."""
         return tuple(self._issuers.values())
 
-    def submitted(self, job: Job) -> None:
+    def submitted(self, job: SubmittedWork) -> None:
         with self._lock:
             for request in dict.fromkeys(job.work.requests):
                 self._num_in_flight[request.index] = self._num_in_flight.get(request.index, 0) + 1
@@ -76,7 +76,7 @@ class PairExecutor:
                 if job.work.kind not in (Kind.HOST, Kind.COPY):
                     self._admit(request)
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: SubmittedWork) -> None:
         with self._lock:
             for index in {request.index for request in job.work.requests}:
                 self._num_in_flight[index] -= 1
@@ -103,7 +103,7 @@ class PairExecutor:
 
     # -- on the issuer threads
 
-    def issue(self, job: Job, issuer: Issuer) -> list[Submitted]:
+    def issue(self, job: SubmittedWork, issuer: Issuer) -> list[Submitted]:
         """Issue the passes of a job, one after the other. Raises ValueError for works these passes cannot do."""
         work, kernels = job.work, self.kernels
         requests = work.requests
@@ -126,7 +126,7 @@ class PairExecutor:
             "use kv: rollback or reforward"
         )
 
-    def _draft(self, job: Job, issuer: Issuer) -> list[Submitted]:
+    def _draft(self, job: SubmittedWork, issuer: Issuer) -> list[Submitted]:
         """Chunks of prompts that draft already in this work go first, in a pass of their own."""
         work = job.work
         rows = self._slots_of(work.requests[: work.rows])
@@ -137,7 +137,7 @@ class PairExecutor:
         submitted = [self.kernels.prefill(first, issuer, model=Model.DRAFT)] if first else []
         return [*submitted, self.kernels.draft(rows, work.draft_tokens, issuer, chunks=rest)]
 
-    def _chunks(self, job: Job) -> list[PromptChunk]:
+    def _chunks(self, job: SubmittedWork) -> list[PromptChunk]:
         work = job.work
         slots = self._slots_of(work.requests[work.rows :])
         return [PromptChunk(slot, chunk.new_tokens) for slot, chunk in zip(slots, work.chunks, strict=True)]
@@ -161,7 +161,7 @@ class PairExecutor:
         self._take_back()
         if len(self._slots) == self.kernels.options.slots:
             return None
-        slot = self.kernels.admit(self.prompt(request), request.index)
+        slot = self.kernels.admit(self.prompt(request))
         self._slots[request.index] = request, slot
         return slot
 
@@ -183,7 +183,7 @@ class PairExecutor:
         self.outputs[index] = slot.output
         self.kernels.release(slot)
 
-    def record_results(self, job: Job, passes: Sequence[Submitted]) -> tuple[int, ...]:
+    def record_results(self, job: SubmittedWork, passes: Sequence[Submitted]) -> tuple[int, ...]:
         """Accepted drafted tokens [rows]; blocks until the passes are over."""
         results = [submitted.result() for submitted in passes]
         if job.work.kind not in (Kind.VERIFY, Kind.STEP):
@@ -199,7 +199,7 @@ class PairExecutor:
 class PairLane:
     """One stream of the pair."""
 
-    def __init__(self, executor: PairExecutor, issuer: Issuer, clock: Clock, device_clock: DeviceClock) -> None:
+    def __init__(self, executor: PairExecutor, issuer: Issuer, clock: HostClock, device_clock: DeviceClock) -> None:
         self.executor, self.issuer, self.clock, self.device_clock = executor, issuer, clock, device_clock
         self.is_async = issuer.runs_on.is_async
 
@@ -207,7 +207,7 @@ class PairLane:
         """One intra-op thread per issuer: streams share the cores as they share a device."""
         torch.set_num_threads(1)
 
-    def issue(self, job: Job, after: Sequence[Handle]) -> Handle:
+    def issue(self, job: SubmittedWork, after: Sequence[Handle]) -> Handle:
         if job.work.kind in (Kind.HOST, Kind.COPY):
             return _HostHandle(self.clock, job.work.host_s)
         for handle in after:
@@ -221,17 +221,19 @@ class PairLane:
 class PairHandle:
     """Passes of one job that were issued from `began_s` to `issued_s`."""
 
-    def __init__(self, lane: PairLane, job: Job, passes: list[Submitted], began_s: float, issued_s: float) -> None:
+    def __init__(
+        self, lane: PairLane, job: SubmittedWork, passes: list[Submitted], began_s: float, issued_s: float
+    ) -> None:
         self.lane, self.job, self.passes, self._began_s = lane, job, passes, began_s
         self._seen_s = inf if lane.is_async else issued_s
         """When it was known to be over."""
 
-    def finish(self) -> Outcome:
+    def finish(self) -> WorkOutcome:
         accepted = self.lane.executor.record_results(self.job, self.passes)
         if self.lane.is_async:
             self._seen_s = self.lane.clock.now_s
             self.lane.device_clock.look_if_due()
-        return Outcome(accepted, sum(_padded_tokens(submitted) for submitted in self.passes))
+        return WorkOutcome(accepted, sum(_padded_tokens(submitted) for submitted in self.passes))
 
     def times_s(self) -> tuple[float, float]:
         """No work begins before it is issued or ends after it is known to: a look at two clocks is not exact. Where
@@ -246,13 +248,13 @@ class PairHandle:
 class _HostHandle:
     """A policy's own CPU time: the issuer computes for that long, holding the interpreter as Python does."""
 
-    def __init__(self, clock: Clock, host_s: float) -> None:
+    def __init__(self, clock: HostClock, host_s: float) -> None:
         self._start_s = self._end_s = clock.now_s
         while self._end_s < self._start_s + host_s:
             self._end_s = clock.now_s
 
-    def finish(self) -> Outcome:
-        return Outcome()
+    def finish(self) -> WorkOutcome:
+        return WorkOutcome()
 
     def times_s(self) -> tuple[float, float]:
         return self._start_s, self._end_s

@@ -1,4 +1,4 @@
-"""What a real run needs beside what it shares with a simulated one: which scenarios can be replayed, how many requests
+"""Needs of a real run beside what it shares with a simulated one: which scenarios can be replayed, how many requests
 need slots at once, and the totals of its works.
 
 Not here: the run's ingredients (sim.run.experiment), the host. No torch.
@@ -18,41 +18,43 @@ from sim.run.experiment import Experiment
 def check_replayable(experiment: Experiment) -> None:
     """Raise ValueError for a scenario that simulates but cannot be replayed: another engine, no KV at all, or too short
     a tape."""
-    resolved, scenario = experiment.resolved, experiment.scenario
+    resolved, scenario, engine = experiment.resolved, experiment.scenario, experiment.scenario.engine
+    policy, num_gpus = resolved.policy, scenario.devices.count * resolved.num_gpus
+    given = resolved.lengths.given
     if not experiment.requests():
         raise ValueError(
             f"window.arrivals_end_s={scenario.window.arrivals_end_s!r}: no request arrives by then "
             f"(seed {experiment.seed})"
         )
-    if scenario.engine.async_scheduling:
-        raise ValueError(
-            "engine.async_scheduling=true can be simulated only: a replay plans each work with all results"
-        )
-    if resolved.limits.method is not Method.DRAFT_MODEL and resolved.lengths.given:
-        raise ValueError(
-            f"{scenario.profile!r} drafts by {resolved.limits.method}, which can be simulated only; a replay drafts "
-            "with a model of its own (a profile target+draft, speculation.method=draft_model)"
-        )
-    if scenario.policy_options.kv is KvMode.NONE and not resolved.policy.is_continuous:
-        raise ValueError("policy_options.kv=none can be simulated only; a replay keeps KV: use rollback or reforward")
-    if resolved.policy.drafts_ahead:
-        raise ValueError(
-            f"policy {resolved.policy.name!r} can be simulated only: a replay's kernels draft from verified tokens"
-        )
-    num_gpus = scenario.devices.count * resolved.num_gpus
-    if num_gpus > 1:
-        raise ValueError(f"policy {resolved.policy.name!r} on {num_gpus} GPUs can be simulated only; a replay has one")
-    if isinstance(scenario.engine.cuda_graph, str):
-        raise ValueError(
-            f"engine.cuda_graph={scenario.engine.cuda_graph} can be simulated only; a replay captures all or none"
-        )
-    if resolved.is_partitioned:
-        raise ValueError(
-            "policy_options.partition can be simulated only: a replay's streams share all multiprocessors; leave it out"
-        )
-    if not experiment.is_dictated or not resolved.lengths.given:
-        return
-    acceptance = resolved.acceptance_at(resolved.lengths.given)
+    simulated_only = (
+        (engine.async_scheduling, "engine.async_scheduling=true", "a replay plans each work with all results"),
+        (
+            resolved.limits.method is not Method.DRAFT_MODEL and given,
+            f"{scenario.profile!r} drafting by {resolved.limits.method}",
+            "a replay drafts with a model of its own (a profile target+draft, speculation.method=draft_model)",
+        ),
+        (
+            scenario.policy_options.kv is KvMode.NONE and not policy.is_continuous,
+            "policy_options.kv=none",
+            "a replay keeps KV: use rollback or reforward",
+        ),
+        (policy.drafts_ahead, f"policy {policy.name!r}", "a replay's kernels draft from verified tokens"),
+        (num_gpus > 1, f"policy {policy.name!r} on {num_gpus} GPUs", "a replay has one"),
+        (
+            isinstance(engine.cuda_graph, str),
+            f"engine.cuda_graph={engine.cuda_graph}",
+            "a replay captures all or none",
+        ),
+        (
+            resolved.is_partitioned,
+            "policy_options.partition",
+            "a replay's streams share all multiprocessors; leave it out",
+        ),
+    )
+    for applies, what, why in simulated_only:
+        if applies:
+            raise ValueError(f"{what} can be simulated only: {why}")
+    acceptance = resolved.acceptance_at(given) if experiment.is_dictated and given else None
     if not isinstance(acceptance, TapeAcceptance):
         return
     requests = experiment.requests()

@@ -20,10 +20,8 @@ from realrun.host.machine import fingerprint
 from realrun.kernels.device_passes import ChunkShape, PassShape
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions, decoding_shapes
-from realrun.replay.genuine_acceptance import Folders, Tied
 from realrun.replay.machine_speed import probe
-from realrun.replay.measured_costs import MeasuredWork, mean, measured_work, real_columns
-from realrun.replay.measured_host import WakeLatency
+from realrun.replay.measured_costs import MeasuredWork, WakeLatency, mean, measured_work, real_columns
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.replayable import busy_seconds, max_at_once, usage_of
 from sim.compare.capacity import Saturation, load_of
@@ -199,25 +197,20 @@ def replay_all(
     return done
 
 
-def about(kernels: PairKernels, device: str, genuine: Tied | Folders | None = None) -> dict[str, Json]:
-    """The machine, the models and the sampling, as summary.json has them; `genuine` is a pair that decides itself what
-    is accepted."""
-    tied = genuine if isinstance(genuine, Tied) else None
-    weights = "random" if tied is None else "random, the target's later layers scaled down"
+def about(kernels: PairKernels, device: str, *, is_dictated: bool = True) -> dict[str, Json]:
+    """The machine and the models, as summary.json has them; where no tape dictates acceptance a pair with weights of
+    its own decides it."""
     return {
-        "acceptance": "tape" if genuine is None else "model",
-        "epsilon": None if tied is None else tied.epsilon,
-        "draft_layers": None if tied is None else tied.draft_layers,
-        "temperature": kernels.options.temperature,
+        "acceptance": "tape" if is_dictated else "model",
         "device": device,
         "implementation": kernels.implementation,
-        "weights": "loaded" if isinstance(genuine, Folders) else weights,
+        "weights": "random" if is_dictated else "loaded",
         "fingerprint": fingerprint(device.partition(":")[0]),
     }
 
 
 def result_of(scenario: Scenario, replays: Sequence[Replay], described: Mapping[str, Json]) -> dict[str, Any]:
-    """What summary.json holds; `described` as `about` has it."""
+    """Content of summary.json; `described` as `about` has it."""
     profile = replays[0].experiment.resolved.profile
     bounds_ms, workload = scenario.goodput.bounds_ms, scenario.workload
     first, last = workload.num_warmups, workload.num_cooldowns

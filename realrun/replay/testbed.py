@@ -15,8 +15,7 @@ from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions, doubling
 from realrun.model.attention import Attention, slot_tokens, usual_attention
 from realrun.model.memory import GIB, Sizes, ledger
-from realrun.model.weights import random_model, tied_pair
-from realrun.replay.genuine_acceptance import Tied
+from realrun.model.weights import random_model
 from realrun.replay.machine_speed import PROBED_TOKENS
 from realrun.replay.replayable import max_at_once
 from sim.costs.memory import loaded_models
@@ -35,7 +34,7 @@ MAX_STREAMS = 8
 """Streams that policies replayed together ask for, lanes of one name sharing theirs (realrun.kernels.pair_kernels)."""
 
 
-def sizes_for(experiments: Sequence[Experiment], device: torch.device, *, temperature: float = 0.0) -> Sizes:
+def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
     """Slots for as many requests as can be in flight, or as fit the device's memory beside everything else.
 
     Raises ValueError where not even one fits.
@@ -60,7 +59,6 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device, *, temper
         ),
         streams=MAX_STREAMS,
         has_graphs=is_cuda and first.scenario.engine.cuda_graph is True,
-        is_sampled=temperature > 0,
     )
     has = cuda.find(device).free_bytes() * first.scenario.engine.gpu_memory_utilization
     for slots in range(wanted.slots, SPARE_SLOTS, -1):
@@ -79,35 +77,29 @@ def build_kernels(
     sizes: Sizes,
     device: torch.device,
     *,
-    temperature: float,
     seed: int,
-    tied: Tied | None = None,
     loaded: Sequence[PreTrainedModel] = (),
 ) -> PairKernels:
-    """The pair with random weights, or `tied`, or target and draft `loaded`; without drafts in sight only the target.
+    """The pair with random weights, or target and draft `loaded`; without drafts in sight only the target.
 
     Raises ValueError if it does not fit.
     """
     shapes = loaded_models(profile, with_draft=sizes.draft_tokens > 0)
-    made = shapes if tied is None else shapes[:1]
-    target, *drafts = loaded or [random_model(shape, dtype=dtype_of(shape), device=device, seed=seed) for shape in made]
-    if tied is not None and len(shapes) > 1:
-        target, *drafts = tied_pair(target, tied.draft_layers, tied.epsilon)
+    models = loaded or [random_model(shape, dtype=dtype_of(shape), device=device, seed=seed) for shape in shapes]
     options = PairOptions(
         slots=sizes.slots,
         max_tokens=sizes.max_tokens,
         attention=attention_of(profile, device),
         draft_tokens_max=sizes.draft_tokens,
-        temperature=temperature,
         seed=seed,
         batch_buckets=doubling(sizes.slots - SPARE_SLOTS) if sizes.has_graphs else (),
         cuda_graphs=sizes.has_graphs,
     )
-    return PairKernels(target, drafts[0] if drafts else None, options)
+    return PairKernels(models[0], models[1] if len(models) > 1 else None, options)
 
 
 def attention_of(profile: Profile, device: torch.device) -> Attention:
-    """What `profile` was measured with, where that is one of ours; else what is usual on this device."""
+    """Attention that `profile` was measured with, where that is one of ours; else what is usual on this device."""
     measured = profile.kernels.attention_implementation
     return Attention(measured) if measured in list(Attention) else usual_attention(device).attention
 

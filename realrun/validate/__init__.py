@@ -1,1 +1,1 @@
-"""How wrong the simulator was about a real run, and why."""
+"""Errors of the simulator about a real run, and their parts."""

@@ -1,4 +1,5 @@
-"""Where a real run and its simulation part: the first scheduling decision that differs, and the state it was taken in.
+"""Divergence of a real run and its simulation: the first scheduling decision that differs, and the state it was taken
+in.
 
 Not here: what the difference costs (realrun.validate.error_parts).
 """

@@ -1,4 +1,4 @@
-"""How wrong the simulator was about a replay, and why: metrics side by side, and the error taken apart.
+"""Errors of the simulator about a replay, and their parts: metrics side by side, and the error taken apart.
 
 The same scenario and tape are simulated three times, with one thing more of the simulator's own each time: mechanism
 (every work given its measured time, contention and all: what is left is scheduling), cost (the profile's times, streams
@@ -16,9 +16,7 @@ from operator import truediv
 from statistics import fmean
 from typing import Any
 
-from realrun.replay.genuine_acceptance import RecordedDraws
-from realrun.replay.measured_costs import MeasuredCosts, MeasuredWork
-from realrun.replay.measured_host import MeasuredHost, WakeLatency
+from realrun.replay.measured_costs import MeasuredCosts, MeasuredHost, MeasuredWork, RecordedDraws, WakeLatency
 from realrun.validate.divergence import first_divergence
 from sim.costs.cost import CostModel, Demands
 from sim.costs.profile import HostCosts, Profile
@@ -62,7 +60,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class JudgedRun:
     """One run beside its simulations."""
 
     observed: Observed
@@ -72,8 +70,8 @@ class Judged:
     """`metrics`, `decomposition`, `lookups`, `machine`, `divergence`, `works`, for JSON."""
 
 
-def result_of(summary: Mapping[str, Any], profile: Profile, judged: Sequence[Judged]) -> dict[str, Any]:
-    """What `validate --json` holds: every run's verdict, and at the top that of the only or first one."""
+def result_of(summary: Mapping[str, Any], profile: Profile, judged: Sequence[JudgedRun]) -> dict[str, Any]:
+    """Content of `validate --json`: every run's verdict, and at the top that of the only or first one."""
     first = judged[0].verdict
     return {
         "schema": VALIDATION_SCHEMA,
@@ -103,7 +101,7 @@ class StreamsAlone:
         return 1.0
 
 
-def judge(observed: Observed) -> Judged:
+def judge(observed: Observed) -> JudgedRun:
     """Simulate the run in every way and compare. Raises ValueError where a cut replay lacks a kind of work."""
     experiment = observed.experiment
     profile = experiment.resolved.profile
@@ -136,11 +134,11 @@ def judge(observed: Observed) -> Judged:
         "divergence": first_divergence(observed.requests, observed.records, mechanism),
         "works": _work_times(observed.records, simulated.works),
     }
-    return Judged(observed=observed, simulated=simulated, verdict=verdict)
+    return JudgedRun(observed=observed, simulated=simulated, verdict=verdict)
 
 
 def predict(experiment: Experiment) -> RunRecord:
-    """What the simulator says of a run that is still to be replayed, its tape and slots given."""
+    """Prediction of a run that is still to be replayed, its tape and slots given."""
     costs, draws, contention = experiment.resolved.costs, experiment.draws(), experiment.resolved.contention
     return run_recorded(
         experiment,
@@ -150,7 +148,7 @@ def predict(experiment: Experiment) -> RunRecord:
 
 
 def _machine(profiled_s: Sequence[float], probed_s: Sequence[Sequence[float]]) -> list[float] | None:
-    """How many times as long fixed passes took before and after the run as when the profile was measured; None where
+    """Ratios by which fixed passes took longer before and after the run as when the profile was measured; None where
     either is unknown."""
     if not probed_s or any(len(times_s) != len(profiled_s) or not times_s for times_s in probed_s):
         return None

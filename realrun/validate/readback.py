@@ -6,18 +6,18 @@ Not here: writing it (realrun.replay.replays), judging it (realrun.validate.erro
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from math import nan
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from realrun.replay.measured_costs import MeasuredWork
-from realrun.replay.measured_host import WakeLatency
+from realrun.replay.measured_costs import MeasuredWork, WakeLatency
 from realrun.validate.error_parts import Observed
 from sim.compare.side_by_side import RESULT_SCHEMA
 from sim.costs.profile import Profile
-from sim.files.json_values import Json, convert, parse_json
+from sim.files.json_values import convert, parse_json
 from sim.files.read import Unreadable, read_text
 from sim.interface.request import Request
 from sim.metrics.compared import LATENCIES, STATISTICS, THROUGHPUT
@@ -25,32 +25,19 @@ from sim.metrics.records import WorkRecord
 from sim.report.results import REAL_COLUMNS, REQUESTS, SUMMARY, WORKS, read_columns
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve
-from sim.run.scenario import PlainScenario, Scenario, parse_scenario, to_plain
-from sim.run.scenario_file import read_scenario
+from sim.run.scenario import PlainScenario, Scenario, parse_scenario
 
 Columns = Mapping[str, list[Any]]
 REQUEST_FIELDS = (
-    "index",
-    "id",
-    "arrival_s",
-    "prompt_tokens",
-    "output_tokens",
-    "emitted_tokens",
-    "scheduled_s",
-    "first_token_s",
-    "last_token_s",
-    "num_rounds",
-    "drafted_tokens",
-    "accepted_tokens",
+    *("index", "id", "arrival_s", "prompt_tokens", "output_tokens", "emitted_tokens", "scheduled_s"),
+    *("first_token_s", "last_token_s", "num_rounds", "drafted_tokens", "accepted_tokens"),
 )
-
-
 METRICS = (*(key.format(name) for name in LATENCIES for key in STATISTICS.values()), THROUGHPUT)
 """Keys of a run that are compared."""
 
 
 class _Run(msgspec.Struct):
-    """What is needed of a run's metrics."""
+    """Metrics of a run that are needed."""
 
     policy: str
     seed: int
@@ -60,7 +47,7 @@ class _Run(msgspec.Struct):
 
 
 class _About(msgspec.Struct):
-    """What a replay says of a run beside its metrics."""
+    """Facts of a run that a replay states beside its metrics."""
 
     policy: str
     seed: int
@@ -75,12 +62,10 @@ class _Replay(msgspec.Struct):
     slots: int
     runs: list[_About]
     partial: bool
-    epsilon: float | None
-    draft_layers: int | None
 
 
 class _Summary(msgspec.Struct):
-    """What is needed of summary.json."""
+    """Keys of summary.json that are needed."""
 
     scenario: PlainScenario
     scenario_hash: str
@@ -89,7 +74,7 @@ class _Summary(msgspec.Struct):
 
 
 def read_summary(directory: Path) -> tuple[Scenario, dict[str, Any]]:
-    """Scenario and summary of a replay. Raises ValueError, one line, for anything else."""
+    """The scenario that was replayed, and the summary. Raises ValueError, one line, for anything else."""
     path = directory / SUMMARY
     where = f"summary {str(path)!r}"
     try:
@@ -100,46 +85,16 @@ def read_summary(directory: Path) -> tuple[Scenario, dict[str, Any]]:
         raise ValueError(f"{str(directory)!r} holds no replay (no `replay` in {SUMMARY}); want one of `lanesim replay`")
     if summary.get("schema") != RESULT_SCHEMA:
         raise ValueError(f"{where}: schema={summary.get('schema')!r} must be {RESULT_SCHEMA}")
-    told = convert(summary, _Summary, where)
-    if [(run.policy, run.seed) for run in told.runs] != [(run.policy, run.seed) for run in told.replay.runs]:
+    stated = convert(summary, _Summary, where)
+    if [(run.policy, run.seed) for run in stated.runs] != [(run.policy, run.seed) for run in stated.replay.runs]:
         raise ValueError(f"{where}: `runs` and `replay.runs` are not of the same policies and seeds")
-    for run in summary["runs"]:
-        for key in METRICS:
-            if not isinstance(run.get(key, "absent"), float | int | None):
-                raise ValueError(
-                    f"{where}: {key}={run.get(key, 'absent')!r:.40} of {run['policy']} must be a number or null"
-                )
-    file = directory / "scenario.yaml"
+    for run, key in product(summary["runs"], METRICS):
+        if not isinstance(value := run.get(key, "absent"), float | int | None):
+            raise ValueError(f"{where}: {key}={value!r:.40} of {run['policy']} must be a number or null")
     try:
-        replayed = parse_scenario(told.scenario)
+        return parse_scenario(stated.scenario), summary
     except ValueError as error:
         raise ValueError(f"{where}: scenario: {error}") from None
-    raw = read_scenario(file)
-    try:
-        scenario = parse_scenario(raw)
-    except ValueError as error:
-        raise ValueError(f"scenario file {str(file)!r}: {error}") from None
-    # What was replayed, not its hash: that is of all keys, and a later version has more of them.
-    changed = first_difference(to_plain(scenario), to_plain(replayed))
-    if changed is not None:
-        key, now, then = changed
-        raise ValueError(
-            f"{str(directory)!r}: scenario.yaml is not the scenario that was replayed: {key} is {now!r}, was {then!r}"
-        )
-    return scenario, summary
-
-
-def first_difference(one: Mapping[str, Json], other: Mapping[str, Json]) -> tuple[str, Json, Json] | None:
-    """The first dotted key at which two resolved scenarios differ, and both values."""
-    for key in one:
-        mine, theirs = one[key], other[key]
-        if isinstance(mine, Mapping) and isinstance(theirs, Mapping) and mine.keys() == theirs.keys():
-            inner = first_difference(mine, theirs)
-            if inner is not None:
-                return f"{key}.{inner[0]}", *inner[1:]
-        elif mine != theirs:
-            return key, mine, theirs
-    return None
 
 
 def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any], profile: Profile) -> list[Observed]:
@@ -181,14 +136,11 @@ def read_replay(directory: Path, scenario: Scenario, summary: Mapping[str, Any],
 
 def _rows(columns: Columns, policy: str, seed: int) -> list[dict[str, Any]]:
     """Rows of one run; what is null was nan."""
-    names = list(columns)
-    rows = zip(*columns.values(), strict=True)
-    kept = [dict(zip(names, row, strict=True)) for row in rows]
-    return [
-        {name: nan if value is None else value for name, value in row.items()}
-        for row in kept
-        if row["policy"] == policy and row["seed"] == seed
+    rows = [
+        {name: nan if value is None else value for name, value in zip(columns, values, strict=True)}
+        for values in zip(*columns.values(), strict=True)
     ]
+    return [row for row in rows if row["policy"] == policy and row["seed"] == seed]
 
 
 def _request(row: Mapping[str, Any]) -> Request:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from realrun.validate.error_parts import Judged
+from realrun.validate.error_parts import JudgedRun
 from sim.files.write import write_figure
 from sim.metrics.compared import LATENCIES
 from sim.metrics.summary import latencies_s
@@ -24,7 +24,7 @@ from sim.report.pictures.work_figures import draw_timelines, timeline_window
 PARTS = {"mechanism": "#4c72b0", "cost": "#dd8452", "contention": "#55a868"}
 
 
-def draw_validation(directory: Path, judged: Sequence[Judged]) -> None:
+def draw_validation(directory: Path, judged: Sequence[JudgedRun]) -> None:
     """One set of figures per run of the replay. Raises ValueError without the plotting libraries."""
     set_theme()
     for each in judged:
@@ -43,7 +43,7 @@ def draw_validation(directory: Path, judged: Sequence[Judged]) -> None:
             write_figure(directory / f"validation-{what}-{policy}-{each.verdict['seed']}.png", draw)
 
 
-def _draw_errors(path: Path, title: str, judged: Judged) -> None:
+def _draw_errors(path: Path, title: str, judged: JudgedRun) -> None:
     """Errors on measured times, with the profile's times, and with contention."""
     figure, ((axis,),) = canvas(1, 1, width=9.0)
     labels = [f"{statistic} {name.upper()}" for name in LATENCIES for statistic in ("mean", "p95")]

@@ -4,7 +4,8 @@ While the command is being loaded there is nothing to keep, and a signal ends th
 raised as Stopped wherever the main thread is, so that what holds results can keep them; the exit code says which signal
 it was. The same one again within a moment counts once (terminals and wrappers both send it); later ones end the process
 at once: scratch that is left so is swept by the next writer. Imports nothing that takes time.
-Not here: what is kept (realrun.replay.replays, calibrate.cli.measure), the line that is told at the end (sim.cli.main).
+Not here: what is kept (realrun.replay.replays, calibrate.measure.command), the line that is told at the end
+(sim.cli.main).
 """
 
 from __future__ import annotations

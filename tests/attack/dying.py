@@ -22,13 +22,12 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from calibrate.points import points_file
-from calibrate.points.point_works import Place
+from calibrate.fit import points_file
 from sim.cli.main import run
 from sim.costs.profile_files import load
 from sim.studies.store import Store
 from tests.attack.samples import GRID, PAIR, TINY_RUN
-from tests.calibrate.points.test_points_file import point
+from tests.calibrate.fit.test_points_file import point
 
 DIED = 9
 WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"}
@@ -86,9 +85,11 @@ def write_points(folder: Path) -> None:
         if path.exists():
             points_file.mend(path)
         else:
-            points_file.create(path, {"gpu": "x"}, {}, [Place(*place) for place in PLACES])
-        for place in points_file.read(path).left:
-            points_file.append_point(path, point(place))
+            points_file.create(path, {"gpu": "x"}, {})
+        if not points_file.read(path).passes:
+            points_file.append(path, "plan", {"passes": PLACES})
+        for timed in points_file.read(path).left:
+            points_file.append(path, "point", point(timed))
 
 
 def points(folder: Path) -> set[object]:

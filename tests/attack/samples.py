@@ -260,12 +260,11 @@ POINTS = "".join(
     json.dumps(line) + "\n"
     for line in (
         {
-            "schema": 1,
+            "schema": 2,
             "fingerprint": {"gpu": "x"},
             "options": {"rows": 4},
-            "visits": 2,
-            "places": [["decode", "target", 1, 1, 16, "eager"]],
         },
+        {"plan": {"visits": 2, "passes": [["decode", "target", 1, 1, 16, "eager"]]}},
         {
             "point": {
                 "kind": "decode",
@@ -285,11 +284,8 @@ POINTS = "".join(
         {"clocks": {"sm_mhz": 1410.0, "power_w": 312.5, "throttled": ["power cap"]}},
         {
             "rates": {
-                "cell": [[["decode", "target", 1, 1, 16, "eager"]] * 2, None],
-                "shares": [1.0, 1.0],
-                "alone_s": [0.1, 0.2],
-                "together_s": [0.2, 0.3],
-                "rates": [0.5, 0.6],
+                "corun": [[["decode", "target", 1, 1, 16, "eager"]] * 2, None],
+                "sides": [{"alone_s": 0.1, "together_s": 0.2, "rates": [0.5, 0.6]}] * 2,
             }
         },
     )
@@ -412,7 +408,7 @@ def replay(folder: Path) -> dict[str, bytes]:
     summary = json.loads(made["summary.json"])
     about = {"partial": False, "plain_wake_s": 1e-5, "polled_wake_s": 1e-5, "probed_s": []}
     runs = [{name: run[name] for name in ("policy", "seed")} | about for run in summary["runs"]]
-    more = {"acceptance": "tape", "slots": 4, "epsilon": None, "draft_layers": None, "partial": False}
+    more = {"acceptance": "tape", "slots": 4, "partial": False}
     summary["replay"] = more | {"runs": runs}
     works = pq.read_table(io.BytesIO(made["work.parquet"]))
     columns = {name: works[name] for name in works.column_names}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.points import points_file
+from calibrate.fit import points_file
 from tests.attack.dying import KINDS
 
 SIZE = 4 << 20

@@ -57,13 +57,13 @@ def replayed(out: Path) -> Any:
 
 
 def measured(out: Path) -> Any:
-    """Which places there are, once each, in the profile and in its points."""
-    from calibrate.points import points_file
+    """Which passes there are, once each, in the profile and in its points."""
+    from calibrate.fit import points_file
     from sim.costs.profile_files import load
 
     points = points_file.read(out.with_suffix(".points.jsonl"))
     visits = [len(visits) == points.num_visits for visits in points.visits.values()]
-    return len(load(out).points) == len(points.places), points.left, all(visits)
+    return len(load(out).points) == len(points.passes), points.left, all(visits)
 
 
 COMMANDS: dict[str, tuple[list[str], str, Callable[[Path], Any]]] = {

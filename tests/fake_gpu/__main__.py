@@ -60,7 +60,7 @@ def rehearse(gpu: Gpu, libraries: Path, out: Path) -> Iterator[str]:
     """What is wrong."""
     counts = out.with_suffix(".counts.jsonl")
     counts.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "calibrate.campaign", str(out), "--device", gpu.campaign]
+    command = [sys.executable, "-m", "calibrate.measure.campaign", str(out), "--device", gpu.campaign]
     env = environment(gpu, libraries, counts)
     with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
         kept = _killed(process, out)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from realrun.host.device import Event, Part, Stream
+from realrun.host.device import DevicePart, DeviceStream, Event
 
 VectorClock = dict[str, int]
 EARLY = 0.3
@@ -94,12 +94,12 @@ class LateDevice:
     def now_s(self) -> float:
         return 0.0
 
-    def stream(self, priority: int = 0) -> Stream:
+    def stream(self, priority: int = 0) -> DeviceStream:
         made = LateStream(self, f"stream {len(self.streams)}")
         self.streams.append(made)
         return made
 
-    def split(self, share: float) -> tuple[Part, Part]:
+    def split(self, share: float) -> tuple[DevicePart, DevicePart]:
         raise ValueError("a late CPU has no multiprocessors to share")
 
     def run_now(self, work: Callable[[], object]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from realrun.host.executor import Handle, Job, RequestQueue
+from realrun.host.executor import ExecutorLane, Handle, SubmittedWork
 from realrun.replay.pair_executor import PairExecutor
 from sim.hosts.scripted import SteppedHost
 from sim.interface.host import Stream
@@ -61,7 +61,9 @@ class KnowingLock:
 class LateTicket(HostWait[Result]):
     __slots__ = ("_issued", "after", "handle", "issue_clock", "job", "stream", "submit_clock")
 
-    def __init__(self, job: Job, stream: Stream, after: Sequence[LateTicket], submit_clock: VectorClock) -> None:
+    def __init__(
+        self, job: SubmittedWork, stream: Stream, after: Sequence[LateTicket], submit_clock: VectorClock
+    ) -> None:
         super().__init__()
         self.job, self.stream, self.after, self.submit_clock = job, stream, after, submit_clock
         self.handle: Handle | None = None
@@ -87,7 +89,7 @@ class LateHost(SteppedHost):
         super().__init__()
         self.device, self.executor, self.clock = device, executor, SteppingClock()
         executor._lock = KnowingLock(device)  # type: ignore[assignment]
-        self._lanes: dict[str, RequestQueue] = {}
+        self._lanes: dict[str, ExecutorLane] = {}
         self._queues: dict[str, list[LateTicket]] = {}
         self._free_s: dict[str, float] = {}
 
@@ -106,7 +108,7 @@ class LateHost(SteppedHost):
     def run(self, work: Work, stream: Stream, *, after: Sequence[Any] = ()) -> LateTicket:
         requests = work.requests
         emitted = tuple(request.emitted_tokens for request in requests)
-        job = Job(work, tuple(work.checked()), emitted, None)
+        job = SubmittedWork(work, tuple(work.checked()), emitted, None)
         self.executor.submitted(job)
         ticket = LateTicket(job, stream, after, self.device.send())
         self._queues[stream.name].append(ticket)

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from calibrate.measure import at_once
-from realrun.host.device import Event, Stream
+from calibrate.measure.bench import AT_ONCE
+from realrun.host.device import DeviceStream, Event
 from sim.devices.contention import Contention
 from tests.realrun.timed_device import TimedDevice, TimedEvent, TimedStream
 
@@ -24,7 +24,7 @@ class ThreadedDevice(TimedDevice):
         self.waiting: list[TimedEvent] = []
         self.max_waiting = 0
 
-    def stream(self, priority: int = 0) -> Stream:
+    def stream(self, priority: int = 0) -> DeviceStream:
         self.streams.append(ThreadedStream(self, priority))
         return self.streams[-1]
 
@@ -41,7 +41,7 @@ class ThreadedDevice(TimedDevice):
                 # One whose event has come by now is about to go on.
                 still = [each for each in self.waiting if each.true_s == float("inf")]
                 # Not all threads there are: other tests leave some that end at any time.
-                num_at_work = sum(thread.name.startswith(at_once.NAME) for thread in threading.enumerate())
+                num_at_work = sum(thread.name.startswith(AT_ONCE) for thread in threading.enumerate())
                 if len(still) == max(1, num_at_work):
                     super().run_until(_First(still))  # type: ignore[arg-type]
                     self.changed.notify_all()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from realrun.host.device import Event, Part, Stream
+from realrun.host.device import DevicePart, DeviceStream, Event
 from sim.devices.contention import Contention, fill_rates, priority_weights
 from sim.devices.partition import MEASURED, Place, rates_on_shares
 
@@ -61,7 +61,7 @@ class TimedDevice:
         self.contention = contention or Contention()
         self.host_s = self.device_s = start_s
         self.streams: list[TimedStream] = []
-        self.shares: dict[Stream, float] = {}
+        self.shares: dict[DeviceStream, float] = {}
         """Of the multiprocessors; streams without one have all."""
         self.is_replaying = False
         self.passes: list[Lasts] = []
@@ -74,16 +74,16 @@ class TimedDevice:
     def now_s(self) -> float:
         return self.host_s
 
-    def stream(self, priority: int = 0) -> Stream:
+    def stream(self, priority: int = 0) -> DeviceStream:
         self.streams.append(TimedStream(self, priority))
         return self.streams[-1]
 
-    def split(self, share: float) -> tuple[Part, Part]:
+    def split(self, share: float) -> tuple[DevicePart, DevicePart]:
         parts = []
         for part in (share, 1.0 - share):
             stream = self.stream()
             self.shares[stream] = part
-            parts.append(Part(stream, part))
+            parts.append(DevicePart(stream, part))
         return parts[0], parts[1]
 
     def run_now(self, work: Callable[[], object]) -> None:

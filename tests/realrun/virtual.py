@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from realrun.host.clocks import NOTHING, Clock, Mailbox
-from realrun.host.executor import Handle, Job, Outcome, RequestQueue, check_whole
+from realrun.host.clocks import NOTHING, HostClock, Mailbox
+from realrun.host.executor import ExecutorLane, Handle, SubmittedWork, WorkOutcome, check_whole
 from sim.interface.host import Stream
 from sim.interface.work import Kind
 
@@ -128,18 +128,18 @@ class ConstantExecutor:
         if self._is_one_gpu:
             check_whole(stream)
 
-    def lane(self, stream: Stream, clock: Clock) -> RequestQueue:
+    def lane(self, stream: Stream, clock: HostClock) -> ExecutorLane:
         return _ConstantLane(self._device_s, clock, self._is_async)
 
-    def submitted(self, job: Job) -> None: ...
+    def submitted(self, job: SubmittedWork) -> None: ...
 
-    def ended(self, job: Job) -> None: ...
+    def ended(self, job: SubmittedWork) -> None: ...
 
     def ran(self) -> None: ...
 
 
 class _ConstantLane:
-    def __init__(self, device_s: Mapping[Kind, float], clock: Clock, is_async: bool) -> None:
+    def __init__(self, device_s: Mapping[Kind, float], clock: HostClock, is_async: bool) -> None:
         self.is_async = is_async
         self._device_s = device_s
         self._clock = clock
@@ -147,7 +147,7 @@ class _ConstantLane:
 
     def enter(self) -> None: ...
 
-    def issue(self, job: Job, after: Sequence[Handle]) -> Handle:
+    def issue(self, job: SubmittedWork, after: Sequence[Handle]) -> Handle:
         work = job.work
         lasts_s = work.host_s if work.kind is Kind.HOST else self._device_s.get(work.kind, 0.0)
         ends_s = [handle.end_s for handle in after if isinstance(handle, _ConstantHandle)]
@@ -160,14 +160,14 @@ class _ConstantLane:
 
 
 class _ConstantHandle:
-    def __init__(self, clock: Clock, start_s: float, end_s: float) -> None:
+    def __init__(self, clock: HostClock, start_s: float, end_s: float) -> None:
         self._clock = clock
         self.start_s, self.end_s = start_s, end_s
 
-    def finish(self) -> Outcome:
+    def finish(self) -> WorkOutcome:
         if self._clock.now_s < self.end_s:
             self._clock.sleep_until(self.end_s)
-        return Outcome()
+        return WorkOutcome()
 
     def times_s(self) -> tuple[float, float]:
         return self.start_s, self.end_s

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from calibrate.cli.profile_output import print_errors
-from calibrate.fit.fit_errors import Comparison, compare_points
+from calibrate.fit.fit_errors import PointError, compare_points
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.files.write import write_figure, write_text
@@ -48,7 +48,7 @@ def main(profile: str, json: Path | None = None, out: Path | None = None) -> int
     return 0
 
 
-def draw(path: Path, profile: Profile, comparisons: Sequence[Comparison]) -> None:
+def draw(path: Path, profile: Profile, comparisons: Sequence[PointError]) -> None:
     """Writes `path`. Above: achieved FLOP/s by arithmetic intensity, measured and fitted, with the compute and the
     bandwidth roof; below: fitted over measured by duration. Raises ValueError without the plotting libraries."""
     set_theme(font_scale=0.75)
@@ -70,7 +70,7 @@ def draw(path: Path, profile: Profile, comparisons: Sequence[Comparison]) -> Non
     plt.close(figure)
 
 
-def _draw_roofs(axis: Axes, profile: Profile, of_kind: Sequence[Comparison], everything: Sequence[Comparison]) -> None:
+def _draw_roofs(axis: Axes, profile: Profile, of_kind: Sequence[PointError], everything: Sequence[PointError]) -> None:
     intensities = np.array([comparison.flops / comparison.num_bytes for comparison in everything])
     span = np.geomspace(0.5 * intensities.min(), 2.0 * intensities.max(), 100)
     axis.plot(span, span * profile.gpu.bandwidth_bytes_per_s, color=ROOF, linewidth=1, label="bandwidth roof")
@@ -86,7 +86,7 @@ def _draw_roofs(axis: Axes, profile: Profile, of_kind: Sequence[Comparison], eve
     axis.set_xlabel("FLOP per byte")
 
 
-def _draw_ratio(axis: Axes, of_kind: Sequence[Comparison]) -> None:
+def _draw_ratio(axis: Axes, of_kind: Sequence[PointError]) -> None:
     measured_ms = [1e3 * comparison.measured_s for comparison in of_kind]
     ratio = np.clip([comparison.fitted_s / comparison.measured_s for comparison in of_kind], *RATIO_SPAN)
     axis.axhspan(0.9, 1.1, color="#dddddd", zorder=0)

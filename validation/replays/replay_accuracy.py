@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from calibrate.measure.pair import pair_spec
-from calibrate.measure.serving_overhead import measure_pair
+from calibrate.measure.session import measure_pair
 from realrun.host.machine import fingerprint
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.replays import Replay, about, replay, result_of, write_replays
@@ -131,7 +131,7 @@ class _Load:
         device = torch.device("cpu")
         sizes = sizes_for([_experiment(scenario, policy, profile, NUM_PROMPTS) for policy in POLICIES], device)
         self._slots = sizes.slots - SPARE_SLOTS
-        self._kernels = build_kernels(profile, sizes, device, temperature=0.0, seed=scenario.seed)
+        self._kernels = build_kernels(profile, sizes, device, seed=scenario.seed)
         self._executor = PairExecutor(self._kernels, seed=scenario.seed)
 
     def replay(self, number: int) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from calibrate.fit.step_times import Step, fit_steps, read_curve, step_s
+from calibrate.fit.step_times import TimedStep, fit_steps, read_curve, step_s
 from sim.costs.forms.compact import CompactCosts
 from sim.costs.profile import SERVED, Profile
 from sim.costs.profile_files import load
@@ -44,8 +44,8 @@ def num_kernels(profile: Profile) -> int:
     return CompactCosts(profile).passes(Model.TARGET).num_kernels
 
 
-def curve_of(profile: Profile, tokens: Sequence[int] = CAPTURED + EAGER) -> list[Step]:
-    return [Step(count, step_s(profile, count)) for count in tokens]
+def curve_of(profile: Profile, tokens: Sequence[int] = CAPTURED + EAGER) -> list[TimedStep]:
+    return [TimedStep(count, step_s(profile, count)) for count in tokens]
 
 
 def test_planted_constants_and_launch_are_found() -> None:
@@ -62,7 +62,7 @@ def test_planted_constants_and_launch_are_found() -> None:
 
 def test_what_the_law_misses_is_kept_by_tokens() -> None:
     """A step of 256 tokens is 8 % longer than any law has it; the profile says so there, not at 64 and 2,048."""
-    curve = [Step(n, 1.08 * s if n == 256 else s) for n, s in curve_of(planted())]
+    curve = [TimedStep(n, 1.08 * s if n == 256 else s) for n, s in curve_of(planted())]
     fit = fit_steps(load(START), curve, "planted")
     served = fit.profile
     for tokens, seconds in curve:
@@ -89,7 +89,7 @@ def test_a_curve_of_captured_steps_leaves_the_launch_as_it_is() -> None:
 
 
 def test_more_tokens_are_never_faster_though_the_curve_falls() -> None:
-    curve = [Step(n, 0.97 * s if n == 16 else s) for n, s in curve_of(planted())]
+    curve = [TimedStep(n, 0.97 * s if n == 16 else s) for n, s in curve_of(planted())]
     assert curve[4].seconds < curve[3].seconds
     served = fit_steps(load(START), curve, "planted").profile
     assert step_s(served, 16) == pytest.approx(step_s(served, 8), rel=1e-4)
@@ -98,7 +98,7 @@ def test_more_tokens_are_never_faster_though_the_curve_falls() -> None:
 def test_a_constant_that_the_curve_does_not_tell_is_named() -> None:
     """Up to 24 tokens nothing computes long enough to show the compute roof beside a scatter of 1 %."""
     steps = curve_of(planted(), (1, 2, 4, 8, 12, 16, 20, 24))
-    curve = [Step(n, s * (1.01 if place % 2 else 0.99)) for place, (n, s) in enumerate(steps)]
+    curve = [TimedStep(n, s * (1.01 if place % 2 else 0.99)) for place, (n, s) in enumerate(steps)]
     fit = fit_steps(load(START), curve, "planted")
     assert any(note.startswith("compute_share cannot be determined from this curve") for note in fit.notes)
 
@@ -152,9 +152,9 @@ def test_a_bad_curve_is_one_line(text: str, message: str, tmp_path: Path) -> Non
 
 def test_repeats_of_a_step_count_as_their_median(tmp_path: Path) -> None:
     path = write(tmp_path / "curve.csv", "batch_tokens,step_ms\n8,3\n1,2\n8,5\n8,4\n")
-    assert read_curve(Path(path)) == [Step(1, 0.002), Step(8, 0.004)]
+    assert read_curve(Path(path)) == [TimedStep(1, 0.002), TimedStep(8, 0.004)]
 
 
 def test_a_table_of_points_is_refused() -> None:
     with pytest.raises(ValueError, match="is a table of points; this needs constants"):
-        fit_steps(load("a100-sxm/llama-3.1-8b"), [Step(n, 1e-3 * n) for n in range(1, 9)], "a curve")
+        fit_steps(load("a100-sxm/llama-3.1-8b"), [TimedStep(n, 1e-3 * n) for n in range(1, 9)], "a curve")

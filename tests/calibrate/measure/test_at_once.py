@@ -7,7 +7,7 @@ from time import perf_counter
 
 import pytest
 
-from calibrate.measure.at_once import at_once
+from calibrate.measure.bench import at_once
 
 
 def test_all_jobs_are_ready_before_any_begins() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from calibrate.measure.clocks import Driver
-from calibrate.points.points_file import Clocks
+from calibrate.fit.points_file import Clocks
+from calibrate.measure.machine import Driver
 
 
 class NVMLError(Exception):

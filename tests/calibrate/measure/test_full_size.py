@@ -1,5 +1,6 @@
 # ruff: noqa: E402
-"""Every pass of the GPU's cells at full size on a fake GPU: all of it could be captured, and fits what was counted."""
+"""Every pass of the GPU's co-runs at full size on a fake GPU: all of it could be captured, and fits what was
+counted."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.measure.bench import Bench
-from calibrate.measure.overlap_cells import CONTEXTS, DRAFT_TOKENS, ROOM_TOKENS, cells, slots
+from calibrate.measure.overlap_cells import CONTEXTS, DRAFT_TOKENS, ROOM_TOKENS, coruns, slots
 from calibrate.measure.pair import PASS_TOKENS
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions
@@ -25,8 +26,8 @@ PAIR = ("llama-3.1-8b", "llama-3.2-1b")
 
 def test_every_pass_can_be_captured_and_fits_what_was_counted() -> None:
     context = CONTEXTS["cuda"][0]
-    planned = cells("cuda", context)
-    places = dict.fromkeys(place._replace(launch="graphed") for cell in planned for place in cell.places)
+    planned = coruns("cuda", context)
+    passes = dict.fromkeys(timed._replace(launch="graphed") for corun in planned for timed in corun.passes)
     num_slots = slots("cuda", context)
     sizes = Sizes(num_slots, context + ROOM_TOKENS, DRAFT_TOKENS, PASS_TOKENS["cuda"], streams=1, has_graphs=True)
     most = max(pass_bytes(shape_of(name), sizes.decoding_tokens + sizes.prompt_tokens, sizes) for name in PAIR)
@@ -39,10 +40,10 @@ def test_every_pass_can_be_captured_and_fits_what_was_counted() -> None:
         )
         kernels = PairKernels(*(full_size(name) for name in PAIR), options, runs_on=TimedDevice())
         bench = Bench(kernels)
-        for place in places:
-            pass_ = bench.ready(place)
+        for timed in passes:
+            pass_ = bench.ready(timed)
             inputs = torch.empty(pass_.shape.num_rows, 4, dtype=torch.int64, device="cuda")
             with Watcher() as watcher:
                 kernels.passes.run(pass_.shape, inputs)
-            assert watcher.max_bytes <= most, place
-    assert len(places) == 4 * 4
+            assert watcher.max_bytes <= most, timed
+    assert len(passes) == 4 * 4

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from calibrate.fit.points_file import MAY_CHANGE
 from calibrate.measure.machine import fingerprint
-from calibrate.points.points_file import MAY_CHANGE
 from realrun.host import machine
 
 FIXED = {"device", "cpu", "cpu_cores", "threads", "torch", "transformers", "python", "cuda", "dtype"}

@@ -14,14 +14,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("scipy")
 
-from calibrate.fit.overlap_fit import fit_overlap
+from calibrate.fit.point_works import TimedPass, work_of
 from calibrate.measure import host_times
 from calibrate.measure.bench import BACK_TO_BACK, HOLD_S, Bench
+from calibrate.measure.fits.overlap_fit import fit_overlap
 from calibrate.measure.grid import Limits, grid
-from calibrate.measure.overlap_cells import cells_within
+from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.rates import measure
-from calibrate.points.point_works import Place, work_of
-from realrun.host.executor import Handle, Job, RequestQueue
+from realrun.host.executor import ExecutorLane, Handle, SubmittedWork
 from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
@@ -55,9 +55,9 @@ ANYTHING = Lasts(1e-4)
 """Of passes that are only there to warm up."""
 
 
-def truth_of(place: Place) -> Lasts:
+def truth_of(timed: TimedPass) -> Lasts:
     """What the profile says of the pass."""
-    work = work_of(place)
+    work = work_of(timed)
     cost = COSTS.cost(work)
     return Lasts(cost.device_s, cost.num_kernels, tuple(COSTS.demands(work)))
 
@@ -83,9 +83,9 @@ class Measured:
         decoder.kv.lengths[inputs[:, 0]] += 1
         return inputs.new_zeros((shape.num_rows, 1 + shape.width if shape.model is Model.TARGET else 0))
 
-    def knows(self, place: Place) -> Lasts:
-        """Make the place's truth known."""
-        pass_, truth = self.bench.ready(place), truth_of(place)
+    def knows(self, timed: TimedPass) -> Lasts:
+        """Make the pass's truth known."""
+        pass_, truth = self.bench.ready(timed), truth_of(timed)
         self.truth[pass_.shape, pass_.kv_tokens] = truth
         return truth
 
@@ -93,26 +93,26 @@ class Measured:
 @pytest.mark.parametrize("drift_ppm", [-50.0, 20.0, 50.0])
 def test_device_times_come_back_whatever_the_clock_and_the_launches(drift_ppm: float) -> None:
     measured = Measured(TimedDevice(drift_ppm=drift_ppm, start_s=5000.0))
-    for place in grid(LIMITS, 0)[::3]:
-        truth = measured.knows(place)
-        sample = measured.bench.timer(place)()
-        assert sample.device_s == pytest.approx(truth.device_s + 2 * COPY_S, rel=TOLERANCE), place
-        issue_s = GRAPH_CALL_S if place.launch == "graphed" else KERNEL_CALL_S * truth.num_kernels
-        assert sample.host_s == pytest.approx(issue_s, rel=TOLERANCE, abs=6e-6), place
+    for timed in grid(LIMITS, 0)[::3]:
+        truth = measured.knows(timed)
+        sample = measured.bench.timer(timed)()
+        assert sample.device_s == pytest.approx(truth.device_s + 2 * COPY_S, rel=TOLERANCE), timed
+        issue_s = GRAPH_CALL_S if timed.launch == "graphed" else KERNEL_CALL_S * truth.num_kernels
+        assert sample.host_s == pytest.approx(issue_s, rel=TOLERANCE, abs=6e-6), timed
 
 
 def test_of_passes_back_to_back_the_last_counts_as_the_first_begins_below_its_clocks() -> None:
     """And each begins with the slots set back: the truth is of a pass with just so many tokens in KV."""
     measured = Measured(TimedDevice())
-    place = Place("verify", "target", 2, 5, 64, "graphed")
-    truth, launch = measured.knows(place), measured.device.launch
+    timed = TimedPass("verify", "target", 2, 5, 64, "graphed")
+    truth, launch = measured.knows(timed), measured.device.launch
 
     def cold(lasts: Lasts) -> None:
         is_first = measured.device.held_launches == 0
         launch(lasts._replace(device_s=2.0 * lasts.device_s) if is_first else lasts)
 
     measured.device.launch = cold  # type: ignore[method-assign]
-    sample = measured.bench.timer(place)()
+    sample = measured.bench.timer(timed)()
     assert sample.device_s == pytest.approx(truth.device_s + 2 * COPY_S, rel=TOLERANCE)
     # A launch queue takes 1,024: an eager draft behind what holds its stream would wait for it.
     assert measured.device.max_held_launches == BACK_TO_BACK
@@ -120,8 +120,8 @@ def test_of_passes_back_to_back_the_last_counts_as_the_first_begins_below_its_cl
 
 def test_a_pass_that_is_issued_slower_than_its_stream_is_held_is_timed_again() -> None:
     measured = Measured(TimedDevice())
-    place = Place("verify", "target", 2, 5, 64, "graphed")
-    truth, issue = measured.knows(place), Issuer.issue
+    timed = TimedPass("verify", "target", 2, 5, 64, "graphed")
+    truth, issue = measured.knows(timed), Issuer.issue
 
     def disturbed(issuer: Issuer, *args: Any) -> Any:
         """The host is kept from it for longer than the hold, once."""
@@ -129,7 +129,7 @@ def test_a_pass_that_is_issued_slower_than_its_stream_is_held_is_timed_again() -
         return issue(issuer, *args)
 
     delays_s: list[float] = []
-    run = measured.bench.timer(place)
+    run = measured.bench.timer(timed)
     delays_s.append(3.0 * HOLD_S)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Issuer, "issue", disturbed)
@@ -139,9 +139,9 @@ def test_a_pass_that_is_issued_slower_than_its_stream_is_held_is_timed_again() -
 
 def test_a_host_too_busy_to_issue_is_told_and_not_measured() -> None:
     measured = Measured(TimedDevice())
-    place = Place("verify", "target", 2, 5, 64, "graphed")
-    measured.knows(place)
-    run = measured.bench.timer(place)
+    timed = TimedPass("verify", "target", 2, 5, 64, "graphed")
+    measured.knows(timed)
+    run = measured.bench.timer(timed)
     with pytest.MonkeyPatch.context() as patch:
         issue = Issuer.issue
 
@@ -156,8 +156,8 @@ def test_a_host_too_busy_to_issue_is_told_and_not_measured() -> None:
 
 def test_the_way_of_a_result_comes_back() -> None:
     measured = Measured(TimedDevice())
-    place = Place("decode", "target", 1, 1, 64, "graphed")
-    truth = measured.knows(place)
+    timed = TimedPass("decode", "target", 1, 1, 64, "graphed")
+    truth = measured.knows(timed)
     point = MeasuredPoint(
         kind="decode",
         model="target",
@@ -165,7 +165,7 @@ def test_the_way_of_a_result_comes_back() -> None:
         tokens=1,
         context_tokens=64,
         launch="graphed",
-        device_s=measured.bench.timer(place)().device_s,
+        device_s=measured.bench.timer(timed)().device_s,
         host_s=GRAPH_CALL_S,
         half_width_pct=0.0,
         repetitions=1,
@@ -188,10 +188,10 @@ def test_the_way_of_a_result_comes_back() -> None:
 def test_what_passes_do_to_each_other_comes_back(contention: Contention) -> None:
     measured = Measured(ThreadedDevice(contention=contention))
     rates = []
-    for cell in cells_within(LIMITS):
-        for place in cell.places:
-            measured.knows(place)
-        rates.append(measure(measured.bench, cell, 0.0).ran)
+    for corun in coruns_within(LIMITS):
+        for timed in corun.passes:
+            measured.knows(timed)
+        rates.append(measure(measured.bench, corun, 0.0))
     fitted = fit_overlap(PROFILE, rates)
     found, three = fitted.overlap, fitted.errors["overlap_three"]
     assert found.eta_compute == pytest.approx(contention.eta_compute, rel=TOLERANCE)
@@ -213,12 +213,12 @@ class HostClock:
         return self._device.host_s - self._zero_s
 
 
-def prefilled(measured: Measured, executor: PairExecutor, lane: RequestQueue) -> tuple[Handle, Lasts]:
+def prefilled(measured: Measured, executor: PairExecutor, lane: ExecutorLane) -> tuple[Handle, Lasts]:
     """A prefill that is over, and what its pass lasts."""
-    place = Place("prefill", "target", 1, 100, 0, "eager")
-    measured.truth[measured.bench.ready(place).shape, 0] = truth = Lasts(0.02, 200)
+    timed = TimedPass("prefill", "target", 1, 100, 0, "eager")
+    measured.truth[measured.bench.ready(timed).shape, 0] = truth = Lasts(0.02, 200)
     work = Work(kind=Kind.PREFILL, requests=(request(0, prompt=100, output=3),), chunks=(Chunk(100, 0),), head_rows=1)
-    job = Job(work, (0,), (0,), None)
+    job = SubmittedWork(work, (0,), (0,), None)
     executor.submitted(job)
     handle = lane.issue(job, ())
     handle.finish()
@@ -230,9 +230,9 @@ def test_a_request_has_its_slot_before_an_issuer_sees_its_first_work() -> None:
     measured = Measured(TimedDevice())
     executor = PairExecutor(measured.kernels, seed=3)
     first, second = request(0, prompt=100, output=3), request(1, prompt=70, output=3)
-    host = Job(Work(kind=Kind.HOST, requests=(second,)), (0,), (0,), None)
+    host = SubmittedWork(Work(kind=Kind.HOST, requests=(second,)), (0,), (0,), None)
     work = Work(kind=Kind.PREFILL, requests=(first,), chunks=(Chunk(100, 0),), head_rows=1)
-    for job in (host, Job(work, (0,), (0,), None)):
+    for job in (host, SubmittedWork(work, (0,), (0,), None)):
         executor.submitted(job)
     measured.device.synchronize()
     assert {100, 70} & set(measured.kernels.sequences.lengths.tolist()) == {100}

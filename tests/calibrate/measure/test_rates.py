@@ -12,10 +12,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from calibrate.fit.point_works import Corun, TimedPass
+from calibrate.fit.points_file import Ran
 from calibrate.measure import rates
 from calibrate.measure.bench import Bench
-from calibrate.measure.rates import MIN_PASSES, ROUNDS, Rates, Steady, measure, periods, steady
-from calibrate.points.point_works import Cell, Place
+from calibrate.measure.rates import MIN_PASSES, ROUNDS, measure, periods, steady
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import Attention
@@ -27,20 +28,20 @@ from tests.realrun.timed_device import Lasts
 
 TOLERANCE = 0.02
 LONG_S, SHORT_S = 0.02, 0.005
-PREFILL = Place("prefill", "target", 2, 16, 0, "graphed")
-DECODE = Place("decode", "target", 3, 1, 32, "graphed")
-DRAFT = Place("draft", "draft", 2, 2, 32, "graphed")
-VERIFY = Place("verify", "target", 2, 3, 32, "graphed")
+PREFILL = TimedPass("prefill", "target", 2, 16, 0, "graphed")
+DECODE = TimedPass("decode", "target", 3, 1, 32, "graphed")
+DRAFT = TimedPass("draft", "draft", 2, 2, 32, "graphed")
+VERIFY = TimedPass("verify", "target", 2, 3, 32, "graphed")
 
 
-def measured(cell: Cell, demands: dict[str, tuple[float, float]], device: ThreadedDevice | None = None) -> Rates:
+def measured(corun: Corun, demands: dict[str, tuple[float, float]], device: ThreadedDevice | None = None) -> Ran:
     """Of passes that compute nothing: the target's prefill lasts LONG_S, as a draft does; all others SHORT_S."""
     runs_on = device or ThreadedDevice()
     sizes: dict[str, Any] = {"layers": 1, "kv_heads": 1, "heads": 1, "max_context": 512}
     options = tiny_options(slots=8, max_tokens=128, attention=Attention.MATH)
     kernels = PairKernels(tiny_model(**sizes), tiny_model(seed=1, **sizes), options, runs_on=runs_on)
 
-    first, second = cell.places
+    first, second = corun.passes
     others = range(first.rows, first.rows + second.rows)
 
     def run(shape: Any, inputs: Any) -> Any:
@@ -52,15 +53,15 @@ def measured(cell: Cell, demands: dict[str, tuple[float, float]], device: Thread
         return inputs.new_zeros((shape.num_rows, 1 + shape.width if side.model == "target" else 0))
 
     kernels.passes.run = run  # type: ignore[method-assign]
-    return measure(Bench(kernels), cell, 0.1)
+    return measure(Bench(kernels), corun, 0.1)
 
 
 @pytest.mark.parametrize(
-    "cell", [Cell((PREFILL, DECODE)), Cell((PREFILL._replace(launch="eager"), DECODE)), Cell((DRAFT, VERIFY))]
+    "corun", [Corun((PREFILL, DECODE)), Corun((PREFILL._replace(launch="eager"), DECODE)), Corun((DRAFT, VERIFY))]
 )
-def test_two_works_that_want_the_same_whole_device_have_half_of_it_each(cell: Cell) -> None:
+def test_two_works_that_want_the_same_whole_device_have_half_of_it_each(corun: Corun) -> None:
     device = ThreadedDevice()
-    found = measured(cell, {place.kind: (1.0, 0.0) for place in cell.places}, device)
+    found = measured(corun, {timed.kind: (1.0, 0.0) for timed in corun.passes}, device)
     assert device.max_waiting == 2
     for side, alone_s in zip(found.sides, (LONG_S, SHORT_S), strict=True):
         assert side.alone_s == pytest.approx(alone_s, rel=TOLERANCE)
@@ -79,26 +80,26 @@ def test_the_sides_take_turns_in_beginning(monkeypatch: pytest.MonkeyPatch) -> N
         return periods(starts_s, ends_s)
 
     monkeypatch.setattr(rates, "periods", seen)
-    measured(Cell((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)})
+    measured(Corun((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)})
     assert "".join(found) == "abab"
 
 
 def test_two_works_on_different_roofs_do_not_slow_each_other_down() -> None:
-    found = measured(Cell((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (0.0, 1.0)})
+    found = measured(Corun((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (0.0, 1.0)})
     assert [rate for side in found.sides for rate in side.rates] == pytest.approx([1.0] * 2 * ROUNDS, rel=TOLERANCE)
 
 
 def test_unequal_demands_come_back_as_the_rates_that_fill_the_roof() -> None:
     """Both at 1 / 1.6 of their own speed use the compute roof up."""
-    found = measured(Cell((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (0.6, 0.0)})
+    found = measured(Corun((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (0.6, 0.0)})
     assert [rate for side in found.sides for rate in side.rates] == pytest.approx([0.625] * 2 * ROUNDS, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("launch", ["graphed", "eager"])
 def test_passes_on_shares_take_what_their_curves_say_alone_and_side_by_side(launch: str) -> None:
-    cell = Cell((PREFILL._replace(launch=launch), DECODE._replace(launch=launch)), 25)
+    corun = Corun((PREFILL._replace(launch=launch), DECODE._replace(launch=launch)), 25)
     demands = {"prefill": (1.0, 0.0), "decode": (0.0, 1.0)}
-    found = measured(cell, demands)
+    found = measured(corun, demands)
     assert found.shares == (0.25, 0.75)
     mixes = [MEASURED.mix(*each) for each in demands.values()]
     alone = [MEASURED.slowdown(mix, share) for mix, share in zip(mixes, found.shares, strict=True)]
@@ -118,13 +119,6 @@ def test_works_that_take_turns_pass_by_pass_have_their_shares_of_the_time() -> N
     assert [len(each) for each in found] == [9, 8]
     for each, alone_s, share in zip(found, (LONG_S, SHORT_S), (0.8, 0.2), strict=True):
         assert steady([[alone_s] * 9], [each]).rates == pytest.approx((share,))
-
-
-def test_a_fit_reads_the_medians_of_the_rounds() -> None:
-    first, second = (Steady(0.1, 0.0, 9, 0.2, 0.0, 9, rounds) for rounds in ((0.4, 0.9, 0.5, 0.5), (0.7,) * 4))
-    found = Rates(Cell((PREFILL, DECODE), 20), (first, second), 0.1, (0.25, 0.75), 0).ran
-    assert (found.alone_s, found.together_s, found.shares) == ((0.1, 0.1), (0.2, 0.2), (0.25, 0.75))
-    assert (found.cell, found.rates) == (Cell((PREFILL, DECODE), 20), (0.5, 0.7))
 
 
 def test_only_completions_while_both_were_at_work_count() -> None:
@@ -155,9 +149,9 @@ def test_a_window_in_which_a_side_hardly_ran_is_taken_again_twice_as_long(
     demands = {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)}
     if num_busy == rates.WINDOWS:
         with pytest.raises(ValueError, match="hardly ran"):
-            measured(Cell((PREFILL, DECODE)), demands)
+            measured(Corun((PREFILL, DECODE)), demands)
     else:
-        found = measured(Cell((PREFILL, DECODE)), demands)
+        found = measured(Corun((PREFILL, DECODE)), demands)
         assert found.sides[0].rates == pytest.approx([0.5] * ROUNDS, rel=TOLERANCE)
     assert [number >= 2**window * (MIN_PASSES - 1) for window, number in enumerate(kept)] == [True] * num_busy
     assert [number < 3 * 2**window * MIN_PASSES for window, number in enumerate(kept)] == [True] * num_busy
@@ -169,7 +163,7 @@ def test_the_device_waits_for_the_threads_at_work_and_for_no_other_one() -> None
     other = threading.Thread(target=is_over.wait)
     other.start()
     try:
-        found = measured(Cell((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)}, device)
+        found = measured(Corun((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)}, device)
     finally:
         is_over.set()
         other.join()
@@ -190,4 +184,4 @@ def test_a_side_that_fails_ends_the_other_one_too() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Issuer, "issue", failing)
         with pytest.raises(RuntimeError, match="illegal memory access"):
-            measured(Cell((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)})
+            measured(Corun((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)})

@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.measure import lanes, serving_overhead
-from calibrate.measure.lanes import Served, Setting, simulate
+from calibrate.measure.lanes import LaneSetting, ServedLanes, simulate
 from calibrate.measure.pair import options_of, pair_spec
 from calibrate.measure.pauses import idle_ramp
-from calibrate.measure.serving_overhead import best_tau, look_s, served
+from calibrate.measure.serving_overhead import ServingCosts, best_tau, completed, look_s, served
 from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.device_passes import PassShape
 from realrun.kernels.host_slots import PromptChunk
@@ -37,8 +37,8 @@ from sim.metrics.records import WorkRecord
 from tests.realrun.replay.test_rehearsal import CountingCpu
 from tests.realrun.support import Attention
 
-BUSY = Served(
-    setting=Setting(draft_tokens=4),
+BUSY = ServedLanes(
+    setting=LaneSetting(draft_tokens=4),
     works=[],
     submitted=[],
     span_s=0.4,
@@ -68,7 +68,7 @@ RECORD = WorkRecord(
 )
 
 
-def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> Served:
+def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> ServedLanes:
     """A run whose works lasted so long."""
     works = []
     for work, last_s in zip(submitted, lasts_s, strict=True):
@@ -120,7 +120,9 @@ def test_captured_works_and_those_on_prompts_are_told_apart_and_stand_side_by_si
 
         patch.setattr(serving_overhead, "_rounds", begun)
         patch.setattr(lanes, "REQUESTS_PER_LANE", 4)
-        found = serving_overhead.on_gpu(profile, PairExecutor(kernels, seed=1), 1).host
+        costs = serving_overhead.on_gpu(PairExecutor(kernels, seed=1), 1)
+    found = completed(profile, costs, is_cpu=False).host
+    assert msgspec.convert(msgspec.to_builtins(costs), ServingCosts) == costs
     assert set(launched) == {(True, False), (False, True)}
     assert found.eager_step_s is not None
     assert found.eager_result_s is not None
@@ -171,7 +173,7 @@ def test_tau_is_found_again_on_a_machine_that_became_slower_than_its_profile() -
     profile = synchronous(load("cpu/tiny"), tau_s=40e-6)
     pairs = []
     for number in (2, 3):
-        one, several = (simulate(profile, Setting(lanes, 4)) for lanes in (1, number))
+        one, several = (simulate(profile, LaneSetting(lanes, 4)) for lanes in (1, number))
         pairs.append((stretched(one, 1.3), stretched(several, 1.3)))
     assert best_tau(profile, pairs) == pytest.approx(40e-6, rel=0.15)
 
@@ -182,9 +184,9 @@ def test_a_ramp_is_found_again_while_the_machine_drifts(paces: tuple[float, ...]
     planted = IdleRamp(lost_s=0.012, pause_s=0.020, work_s=0.005)
     plain = synchronous(load("cpu/tiny"))
     profile = msgspec.structs.replace(plain, host=msgspec.structs.replace(plain.host, idle_ramp=planted))
-    service_s = simulate(plain, Setting(1, 4)).span_s / 8
+    service_s = simulate(plain, LaneSetting(1, 4)).span_s / 8
     periods_s = [2.0 * service_s + pause_s for pause_s in (0.01, 0.04, 0.16)]
-    settings = [Setting(1, 4), *(Setting(1, 4, period_s=period_s, burst=2) for period_s in periods_s)]
+    settings = [LaneSetting(1, 4), *(LaneSetting(1, 4, period_s=period_s, burst=2) for period_s in periods_s)]
     runs = [simulate(profile, setting) for setting in settings]
     rounds = [[stretched(run, pace * (1.0 + 0.05 * number)) for number, run in enumerate(runs)] for pace in paces]
     found = idle_ramp(rounds)
@@ -196,11 +198,11 @@ def test_a_ramp_is_found_again_while_the_machine_drifts(paces: tuple[float, ...]
 
 def test_requests_that_lose_nothing_by_a_pause_make_no_ramp() -> None:
     plain = synchronous(load("cpu/tiny"))
-    settings = [Setting(1, 4), *(Setting(1, 4, period_s=period_s, burst=2) for period_s in (0.4, 0.6))]
+    settings = [LaneSetting(1, 4), *(LaneSetting(1, 4, period_s=period_s, burst=2) for period_s in (0.4, 0.6))]
     assert idle_ramp([[simulate(plain, setting) for setting in settings]]) is None
 
 
-def stretched(run: Served, pace: float) -> Served:
+def stretched(run: ServedLanes, pace: float) -> ServedLanes:
     """`run` on a machine that takes so many times as long."""
     works = [
         dataclasses.replace(
@@ -229,7 +231,7 @@ def test_a_probe_changes_nothing_that_requests_or_streams_go_by() -> None:
     target = random_model(load("cpu/tiny").target, dtype=torch.float32)
     kernels = PairKernels(target, None, PairOptions(slots=2, max_tokens=48, attention=Attention.FLASH_CPU))
     issuer = kernels.issuer("gpu")
-    slot = kernels.admit([1, 2, 3], 0)
+    slot = kernels.admit([1, 2, 3])
     kernels.prefill([PromptChunk(slot, 3)], issuer).result()
     state = [kernels.sequences.tokens, kernels.sequences.lengths, kernels.target.kv.lengths]
     before, warmed = [tensor[:-1].clone() for tensor in state], set(issuer.warmed)

@@ -72,7 +72,7 @@ def plan(module: ModuleType) -> None:
     for name, campaign in module.CAMPAIGNS.items():
         module.CAMPAIGNS[name] = campaign._replace(
             job=campaign.job._replace(budget_s=float(os.environ.get("FAKE_BUDGET_S", "60"))),
-            loads=(module.Load(16, 16),),
+            loads=(module.ClosedLoop(16, 16),),
             policies=tuple(os.environ.get("FAKE_POLICIES", "pd,pdv,unified,continuous").split(",")),
             repeats=1,
             replications=1,
@@ -108,8 +108,8 @@ def noting(module: ModuleType) -> None:
 CHANGES: dict[str, Callable[[ModuleType], None]] = {
     "realrun.kernels.issuer": issuer,
     "realrun.kernels.pair_kernels": pair_kernels,
-    "calibrate.campaign.smoke": smoke,
-    "calibrate.campaign.plan": plan,
+    "calibrate.measure.campaign.smoke": smoke,
+    "calibrate.measure.campaign.plan": plan,
     "realrun.replay.testbed": noting,
     "calibrate.measure.pair": noting,
 }

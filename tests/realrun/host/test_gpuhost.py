@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from realrun.host.clocks import Clock, WallClock
-from realrun.host.executor import Handle, Job, Outcome, RequestQueue
+from realrun.host.clocks import HostClock, WallClock
+from realrun.host.executor import ExecutorLane, Handle, SubmittedWork, WorkOutcome
 from realrun.host.gpuhost import GpuHost
 from realrun.host.threads import HostStuck
 from sim.interface.host import Host, Stream
@@ -24,7 +24,7 @@ DRAFT = Work(kind=Kind.DRAFT)
 VERIFY = Work(kind=Kind.VERIFY)
 
 
-def run_tasks(*tasks: Task, is_async: bool = True, clock: Clock | None = None, **options: Any) -> None:
+def run_tasks(*tasks: Task, is_async: bool = True, clock: HostClock | None = None, **options: Any) -> None:
     with GpuHost(ConstantExecutor(SECONDS, is_async=is_async), clock=clock or VirtualClock(), **options) as host:
         for task in tasks:
             host.spawn(task(host))
@@ -179,7 +179,7 @@ class BrokenExecutor(ConstantExecutor):
         self.where, self.is_async = where, is_async
         self.release = threading.Event()
 
-    def lane(self, stream: Stream, clock: Clock) -> RequestQueue:
+    def lane(self, stream: Stream, clock: HostClock) -> ExecutorLane:
         return BrokenLane(self)
 
 
@@ -189,17 +189,17 @@ class BrokenLane:
 
     def enter(self) -> None: ...
 
-    def issue(self, job: Job, after: Sequence[Handle]) -> Handle:
+    def issue(self, job: SubmittedWork, after: Sequence[Handle]) -> Handle:
         if self.executor.where == "issue":
             raise ArithmeticError("the kernel broke")
         return self
 
-    def finish(self) -> Outcome:
+    def finish(self) -> WorkOutcome:
         if self.executor.where == "hang":
             self.executor.release.wait(20.0)
         if self.executor.where == "finish":
             raise ArithmeticError("the device broke")
-        return Outcome(0.0, 0.0)
+        return WorkOutcome(0.0, 0.0)
 
 
 async def one_work(host: GpuHost) -> None:
@@ -247,16 +247,16 @@ def test_the_watchdog_names_the_coroutine_that_keeps_the_baton() -> None:
 
 def test_works_that_wait_for_each_other_are_noticed_on_the_virtual_clock() -> None:
     class NeverIssued(ConstantExecutor):
-        def lane(self, stream: Stream, clock: Clock) -> RequestQueue:
+        def lane(self, stream: Stream, clock: HostClock) -> ExecutorLane:
             return Blocked(clock)
 
     class Blocked(BrokenLane):
         is_async = False
 
-        def __init__(self, clock: Clock) -> None:
+        def __init__(self, clock: HostClock) -> None:
             self.clock = clock
 
-        def issue(self, job: Job, after: Sequence[Handle]) -> Handle:
+        def issue(self, job: SubmittedWork, after: Sequence[Handle]) -> Handle:
             self.clock.mailbox().get()
             raise AssertionError
 

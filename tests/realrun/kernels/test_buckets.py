@@ -18,12 +18,11 @@ from realrun.host.gpuhost import GpuHost
 from realrun.kernels.host_slots import PromptChunk, Slot, plan_draft, plan_target
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import decoding_shapes
-from realrun.model.weights import tied_pair
 from sim.interface.work import Model
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import POLICIES, find_policy
 from tests.properties import examples
-from tests.realrun.support import StandsForAll, greedy_text, tiny_model, tiny_options
+from tests.realrun.support import StandsForAll, greedy_text, tied_pair, tiny_model, tiny_options
 from tests.sim.support import request, serve
 
 SLOTS = 5

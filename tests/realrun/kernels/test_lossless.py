@@ -16,7 +16,6 @@ pytest.importorskip("transformers")
 
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
 from realrun.model.attention import Attention
-from realrun.model.weights import tied_pair
 from sim.interface.work import Model
 from tests.realrun.support import (
     greedy_text,
@@ -24,6 +23,7 @@ from tests.realrun.support import (
     prefill_in_chunks,
     prompts,
     speculate,
+    tied_pair,
     tiny_model,
     tiny_options,
 )
@@ -53,7 +53,7 @@ def outputs(
     texts = []
     for first in range(0, len(PROMPT_LENGTHS), batch):
         group = prompts(PROMPT_LENGTHS)[first : first + batch]
-        slots = [kernels.admit(prompt, first + number) for number, prompt in enumerate(group)]
+        slots = [kernels.admit(prompt) for prompt in group]
         prefill_in_chunks(kernels, slots, chunk_tokens, issuer)
         speculate(kernels, slots, NUM_TOKENS, draft_lengths, issuer)
         for slot in slots:
@@ -91,7 +91,7 @@ def test_kernel_buckets_and_slot_size_change_no_token(options: dict[str, Any]) -
 def test_plain_decode_is_verify_without_drafts_and_needs_no_draft_model() -> None:
     kernels = PairKernels(pair("0.2")[0], None, tiny_options())
     issuer = kernels.issuer("all")
-    slots = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts(PROMPT_LENGTHS))]
+    slots = [kernels.admit(prompt) for prompt in prompts(PROMPT_LENGTHS)]
     prefill_in_chunks(kernels, slots, 8, issuer)
     speculate(kernels, slots, NUM_TOKENS, (0,), issuer)
     assert [slot.output[:NUM_TOKENS] for slot in slots] == reference("0.2")
@@ -106,7 +106,7 @@ def test_mixed_steps_with_late_arrivals_change_no_token() -> None:
     while waiting or running or joining:
         if waiting and not joining:
             number, prompt = waiting.pop(0)
-            joining = [(number, kernels.admit(prompt, number))]
+            joining = [(number, kernels.admit(prompt))]
         decoding = [slot for _, slot in running]
         chunks = next_chunks([slot for _, slot in joining], 4, Model.TARGET)
         draft_chunks = next_chunks([slot for _, slot in joining], 4, Model.DRAFT)
@@ -131,7 +131,7 @@ def test_a_round_may_be_issued_before_the_result_of_the_last_is_back() -> None:
     """Starts and lengths live on the device; the host only bounds them."""
     kernels = PairKernels(*pair("0.2"), tiny_options())
     issuer = kernels.issuer("all")
-    slots = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts(PROMPT_LENGTHS[:3]))]
+    slots = [kernels.admit(prompt) for prompt in prompts(PROMPT_LENGTHS[:3])]
     flight = [kernels.prefill([PromptChunk(slot, slot.prompt_tokens) for slot in slots], issuer)]
     kernels.prefill([PromptChunk(slot, slot.prompt_tokens) for slot in slots], issuer, model=Model.DRAFT)
     while min(len(slot.output) for slot in slots) < NUM_TOKENS:
@@ -149,7 +149,7 @@ def test_a_draft_of_the_same_model_is_always_accepted_in_full() -> None:
     """The proof that catch-up works: one token missing from the draft's KV would spoil every later draft."""
     kernels = PairKernels(*pair("0.0"), tiny_options())
     issuer = kernels.issuer("all")
-    slots = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts(PROMPT_LENGTHS))]
+    slots = [kernels.admit(prompt) for prompt in prompts(PROMPT_LENGTHS)]
     prefill_in_chunks(kernels, slots, 8, issuer)
     for draft_tokens in (4, 1, 5, 2):
         kernels.draft(slots, draft_tokens, issuer)
@@ -162,7 +162,7 @@ def test_recomputing_accepted_tokens_changes_no_token() -> None:
     """As an engine without roll-back does after every verify."""
     kernels = PairKernels(*pair("0.2"), tiny_options())
     issuer = kernels.issuer("all")
-    slots = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts(PROMPT_LENGTHS))]
+    slots = [kernels.admit(prompt) for prompt in prompts(PROMPT_LENGTHS)]
     prefill_in_chunks(kernels, slots, 8, issuer)
     while min(len(slot.output) for slot in slots) < NUM_TOKENS:
         kernels.draft(slots, 3, issuer)

@@ -17,12 +17,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from calibrate.fit.point_works import TimedPass
 from calibrate.measure.bench import Bench
-from calibrate.points.point_works import Place
 from realrun.kernels.host_slots import PromptChunk
 from realrun.kernels.issuer import STAGING_DEPTH, Issuer, Pending
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.model.weights import tied_pair
 from realrun.replay.pair_executor import PairExecutor, PairLane
 from sim.interface.request import Request
 from sim.policies import rounds
@@ -30,7 +29,7 @@ from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import find_policy
 from tests.realrun.late_device import Accesses, LateDevice, Race
 from tests.realrun.late_host import LateHost
-from tests.realrun.support import greedy_text, tiny_model, tiny_options
+from tests.realrun.support import greedy_text, tied_pair, tiny_model, tiny_options
 from tests.sim.support import EARLY, ON_ONE_GPU, early_tokens, request, serve
 
 NUM_REQUESTS = 4
@@ -54,7 +53,7 @@ def watched_pair(device: LateDevice) -> PairKernels:
         device.watch(f"{name} keys", kv.keys, slot_dim=1)
         device.watch(f"{name} values", kv.values, slot_dim=1)
         device.watch(f"{name} lengths", kv.lengths, slot_dim=0)
-    for name in ("tokens", "lengths", "keys"):
+    for name in ("tokens", "lengths"):
         device.watch(f"sequence {name}", getattr(kernels.sequences, name), slot_dim=0)
     make = kernels.issuer
 
@@ -107,8 +106,8 @@ def flood(seed: int) -> None:
         issuers = [kernels.issuer("one"), kernels.issuer("two")]
         for number in range(2):
             # Taken back before any pass: the second prompt is for the same slot.
-            kernels.release(kernels.admit(list(range(1, 6 + number)), number))
-        slots = [kernels.admit(list(range(1, 6 + number)), number) for number in range(2)]
+            kernels.release(kernels.admit(list(range(1, 6 + number))))
+        slots = [kernels.admit(list(range(1, 6 + number))) for number in range(2)]
         flight = []
         for slot, issuer in zip(slots, issuers, strict=True):
             flight.append(kernels.prefill([PromptChunk(slot, slot.prompt_tokens)], issuer))
@@ -124,7 +123,7 @@ def timed(seed: int) -> None:
     """Passes that a bench times."""
     with checked(seed) as device:
         bench = Bench(watched_pair(device))
-        place = Place("decode", "target", 2, 1, 8, "eager")
+        place = TimedPass("decode", "target", 2, 1, 8, "eager")
         issuer = bench.issuer()
         for _ in range(2):
             bench.round_trip_s(bench.ready(place), issuer)

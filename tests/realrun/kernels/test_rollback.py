@@ -13,14 +13,13 @@ pytest.importorskip("transformers")
 from realrun.kernels.host_slots import Slot
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.kv import SlottedKv
-from realrun.model.weights import tied_pair
-from tests.realrun.support import prefill_in_chunks, prompts, tiny_model, tiny_options
+from tests.realrun.support import prefill_in_chunks, prompts, tied_pair, tiny_model, tiny_options
 
 
 def prefilled(**options: Any) -> tuple[PairKernels, list[Slot], Any]:
     kernels = PairKernels(*tied_pair(tiny_model(), 2, 0.4), tiny_options(**options))
     issuer = kernels.issuer("all")
-    slots = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts([6, 11, 4]))]
+    slots = [kernels.admit(prompt) for prompt in prompts([6, 11, 4])]
     prefill_in_chunks(kernels, slots, 8, issuer)
     return kernels, slots, issuer
 
@@ -125,7 +124,7 @@ def test_a_released_slot_serves_the_next_request_as_if_it_were_new() -> None:
     kernels.draft(slots, 4, issuer)
     kernels.verify(slots, issuer).result()
     kernels.release(slots[0])
-    again = kernels.admit(prompts([6, 11, 4])[0], 0)
+    again = kernels.admit(prompts([6, 11, 4])[0])
     assert again.index == slots[0].index
     prefill_in_chunks(kernels, [again], 8, issuer)
     kernels.draft([again], 4, issuer)

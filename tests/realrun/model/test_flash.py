@@ -28,9 +28,17 @@ from realrun.model.attention import (
     usual_attention,
 )
 from realrun.model.decoder import Decoder
-from realrun.model.weights import tied_pair
 from tests.realrun.flash import flash_operations
-from tests.realrun.support import prefill_in_chunks, prompts, ragged_hidden, rows, speculate, tiny_model, tiny_options
+from tests.realrun.support import (
+    prefill_in_chunks,
+    prompts,
+    ragged_hidden,
+    rows,
+    speculate,
+    tied_pair,
+    tiny_model,
+    tiny_options,
+)
 
 KERNELS = [FlashAttention, Flash3Attention]
 
@@ -65,7 +73,7 @@ def test_speculation_gives_the_references_text(kernel: Any) -> None:
             if is_flash and decoder is not None:
                 with_kernel(decoder, kernel)
         issuer = kernels.issuer("all")
-        slots = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts([5, 9, 7]))]
+        slots = [kernels.admit(prompt) for prompt in prompts([5, 9, 7])]
         prefill_in_chunks(kernels, slots, 4, issuer)
         speculate(kernels, slots, 16, (3, 0, 5, 1), issuer)
         texts.append([slot.output for slot in slots])

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from calibrate.campaign.plan import CAMPAIGNS
+from calibrate.measure.campaign.plan import CAMPAIGNS
 from calibrate.measure.pair import needs, pair_spec
 from realrun.host import cuda
 from realrun.model import memory
@@ -39,7 +39,6 @@ def replayed(target: str, draft: str, slots: int, *, max_tokens: int = 655, prom
         prompt_tokens=prompt_tokens,
         streams=8,
         has_graphs=True,
-        is_sampled=False,
     )
     return ledger([model(target), model(draft)], sizes)
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E402
-"""Random models of exact dimensions, and pairs whose acceptance can be tuned."""
+"""Random models of exact dimensions, and weights from folders."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from realrun.kernels.pair_kernels import PairKernels, PromptChunk
-from realrun.kernels.pair_options import PairOptions
-from realrun.model.attention import Attention
-from realrun.model.weights import Family, family_of, library_config, load_model, random_model, tied_pair
+from realrun.model.weights import Family, family_of, library_config, load_model, random_model
 from sim.costs.shapes import MODELS
-from sim.interface.work import Model
 from tests.realrun.support import VOCAB, greedy_text, prompts, tiny_model, tiny_shape
 
 
@@ -73,47 +69,6 @@ def test_the_seed_decides_the_weights() -> None:
 def test_greedy_text_of_a_random_model_is_not_one_token_over_and_over() -> None:
     text = greedy_text(tiny_model(), prompts([8])[0], 30)
     assert len(set(text)) > 10
-
-
-def greedy_acceptance(epsilon: float) -> float:
-    """Accepted among the drafted tokens that were reached, 24 requests of 32 tokens, five layers of which two draft."""
-    shape = tiny_shape(layers=5, hidden=64, intermediate=172, head_dim=16, vocab=512)
-    target, draft = tied_pair(random_model(shape, dtype=torch.float32), 2, epsilon)
-    options = PairOptions(slots=24, max_tokens=64, attention=Attention.FLASH_CPU, draft_tokens_max=4)
-    kernels = PairKernels(target, draft, options)
-    issuer = kernels.issuer("all")
-    slots = [kernels.admit(prompt, number) for number, prompt in enumerate(prompts([12] * 24, vocab=512))]
-    for model in Model:
-        kernels.prefill([PromptChunk(slot, 12) for slot in slots], issuer, model=model).result()
-    accepted = reached = 0
-    while live := [slot for slot in slots if len(slot.output) < 32]:
-        kernels.draft(live, 4, issuer)
-        for row in kernels.verify(live, issuer).result():
-            accepted += row.accepted
-            reached += min(row.accepted + 1, 4)
-    return accepted / reached
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "least", "most"), [(0.0, 1.0, 1.0), (0.05, 0.82, 0.97), (0.2, 0.55, 0.8), (0.5, 0.25, 0.5)]
-)
-def test_epsilon_tunes_genuine_acceptance(epsilon: float, least: float, most: float) -> None:
-    assert least <= greedy_acceptance(epsilon) <= most
-
-
-def test_a_tied_draft_shares_embeddings_and_head_but_not_its_layers() -> None:
-    target, draft = tied_pair(tiny_model(), 1, 0.1)
-    assert draft.lm_head is target.lm_head
-    assert draft.model.embed_tokens is target.model.embed_tokens
-    mine, theirs = draft.model.layers[0].mlp.down_proj.weight, target.model.layers[0].mlp.down_proj.weight
-    assert torch.equal(mine, theirs)
-    assert mine.data_ptr() != theirs.data_ptr()
-
-
-@pytest.mark.parametrize("draft_layers", [0, 3])
-def test_a_draft_needs_some_layers_and_fewer_than_the_target(draft_layers: int) -> None:
-    with pytest.raises(ValueError, match=f"draft_layers={draft_layers}"):
-        tied_pair(tiny_model(), draft_layers, 0.1)
 
 
 def test_a_model_larger_than_memory_is_refused_in_one_line() -> None:

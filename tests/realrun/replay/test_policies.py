@@ -12,13 +12,12 @@ from realrun.host.clocks import WallClock
 from realrun.host.gpuhost import GpuHost
 from realrun.host.ticket import GpuTicket
 from realrun.kernels.pair_kernels import PairKernels
-from realrun.model.weights import tied_pair
 from realrun.replay.pair_executor import PairExecutor
 from sim.interface.host import Stream
 from sim.interface.request import Request
 from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
 from sim.policies.registry import POLICIES, find_policy
-from tests.realrun.support import StandsForAll, greedy_text, tiny_model, tiny_options
+from tests.realrun.support import StandsForAll, greedy_text, tied_pair, tiny_model, tiny_options
 from tests.sim.support import PeriodicDraws, request, serve
 
 NUM_REQUESTS = 5

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from realrun.host.device import Cpu, Stream, _CpuStream
+from realrun.host.device import Cpu, DeviceStream, _CpuStream
 from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
@@ -40,7 +40,7 @@ class CountingCpu(Cpu):
     def num_allocations(self) -> int:
         return self.count
 
-    def stream(self, priority: int = 0) -> Stream:
+    def stream(self, priority: int = 0) -> DeviceStream:
         return CapturingStream(self)
 
     def ran(self, held: list[int], *sizes: int) -> None:
@@ -71,7 +71,7 @@ def counted(kernels: PairKernels) -> CountingCpu:
     """An allocator that sees what the streams of `kernels` run."""
     device, new = CountingCpu(), kernels.new_issuer
 
-    def new_issuer(name: str, stream: Stream) -> Issuer:
+    def new_issuer(name: str, stream: DeviceStream) -> Issuer:
         issuer = new(name, stream)
         program, held = issuer.program, [0, 0]
         device.held.append(held)
@@ -101,7 +101,7 @@ def runs(policies: Sequence[str], *, has_graphs: bool) -> tuple[list[Replay], Co
     profile = load("cpu/tiny")
     planned = Experiment(resolve(scenario, profile, policies[0], num_slots=1), 0)
     sizes = sizes_for([planned], torch.device("cpu"))
-    kernels = build_kernels(profile, sizes, torch.device("cpu"), temperature=0.0, seed=0)
+    kernels = build_kernels(profile, sizes, torch.device("cpu"), seed=0)
     slots = sizes.slots - SPARE_SLOTS
     if has_graphs:
         # Past the check of attention, which on a CPU reads lengths back: nothing is really captured here.

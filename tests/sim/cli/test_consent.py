@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from calibrate.campaign.__main__ import main as campaign
+from calibrate.measure.campaign.__main__ import main as campaign
 from sim.cli.main import lanesim, run
 from sim.costs.profile_files import SHIPPED, load
 from sim.draws import child_seed

@@ -1,1 +1,0 @@
-"""A GPU campaign in steps that resume: `python -m calibrate.campaign OUT`."""

@@ -1,0 +1,75 @@
+"""The GPU campaign: `python -m calibrate.measure.campaign OUT --device cuda` runs its steps one after the other.
+
+It may be interrupted or killed anywhere, and goes on with the same command: a finished step is not begun again, a
+measurement goes on where it was, a replay begins anew. Every call begins with the smoke step, which ends at once on a
+machine that it has passed on; where it fails, nothing is measured. Needs torch, transformers and the analysis extra, no
+installation of lanesim itself. Not here: which steps there are (calibrate.measure.campaign.plan), what one does
+(calibrate.measure.campaign.steps).
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from calibrate.measure.campaign.plan import ALWAYS, CAMPAIGNS, DONE, SMOKE, SMOKE_FILE, UNTIL, done_file
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Exit code: 0 every step is done, 1 one failed (after a red smoke step none is begun, else the others went on), 2
+    OUT is somebody else's."""
+    parser = argparse.ArgumentParser(
+        prog="python -m calibrate.measure.campaign", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("out", type=Path, help="directory for everything that is measured")
+    parser.add_argument("--device", choices=sorted(CAMPAIGNS), default="cuda", help="cuda wants 80 GB [%(default)s]")
+    parser.add_argument("--until", choices=UNTIL, help="the last step; corun wants ten minutes and sends no report")
+    given = parser.parse_args(args)
+    if given.out.exists() and not _is_ours(given.out):
+        print(f"campaign: {str(given.out)!r} is there and of no campaign; choose another directory", file=sys.stderr)
+        return 2
+    given.out.mkdir(parents=True, exist_ok=True)
+    failed: list[str] = []
+    steps = CAMPAIGNS[given.device].steps
+    for step in steps[: UNTIL.index(given.until) + 1 if given.until else len(steps)]:
+        if done_file(given.out, step).exists():
+            continue
+        try:
+            is_over = _run(given.device, given.out, step)
+        except KeyboardInterrupt:
+            print("campaign: interrupted; the same command goes on from here", file=sys.stderr)
+            return 130
+        if not is_over:
+            failed.append(step)
+            if step == SMOKE:
+                break
+        elif step not in ALWAYS:
+            done_file(given.out, step).parent.mkdir(exist_ok=True)
+            done_file(given.out, step).touch()
+    if failed:
+        print(f"campaign: failed: {', '.join(failed)}; the reason stands above", file=sys.stderr)
+        return 1
+    sent = given.out if given.until else given.out / "send"
+    print(f"campaign: done; what to send is in {sent} (docs/gpu.md)")
+    return 0
+
+
+def _is_ours(out: Path) -> bool:
+    """A folder that is empty, or that a campaign began."""
+    held = {path.name for path in out.iterdir()} if out.is_dir() else None
+    return held is not None and (not held or bool(held & {SMOKE_FILE, DONE}))
+
+
+def _run(device: str, out: Path, step: str) -> bool:
+    """A process of its own: what it held on the device is free when it ends, or is killed; it ends with this one."""
+    print(f"campaign: {step}", flush=True)
+    command = [sys.executable, "-m", "calibrate.measure.campaign.steps", device, str(out), step]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        return process.wait() == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Co-runs of a GPU lent for ten minutes: every pair of the grid that a points file lacks, the most valuable first.
+
+How fast prefill beside decode and draft beside verify run on two plain streams, relative to each alone: nobody
+publishes it. Not here: which pairs (calibrate.measure.overlap_cells), how they are rated (calibrate.measure.rates).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from calibrate.fit import points_file
+from calibrate.fit.point_works import Corun
+from calibrate.fit.points_file import Ran
+from calibrate.measure.bench import Bench
+from calibrate.measure.overlap_cells import CONTEXTS, ROOM_TOKENS, coruns, slots
+from calibrate.measure.pair import PairSpec, build, needs
+from calibrate.measure.session import Session
+from realrun.host import cuda
+from realrun.host.device import RealDevice
+from realrun.host.garbage_collector import frozen_heap
+from realrun.model.memory import GIB
+
+STREAMS = 6
+"""Captured and eager, two sides; and two on shares of the multiprocessors."""
+CORUN_SHARE = 0.8
+"""Share of a co-run's time that is measured; the rest is its first passes and captures."""
+
+
+def rate_coruns(spec: PairSpec, path: Path, budget_s: float) -> None:
+    """Rate what the points file of the pair lacks, for so many seconds, and say what phi is. Raises ValueError for what
+    cannot be done."""
+    ends_s = perf_counter() + budget_s
+    with points_file.alone(path):
+        session = Session(spec, path)
+        roomy, runs_on = fitting(spec), cuda.find(spec.device)
+        context_tokens = roomy.slot_tokens - ROOM_TOKENS
+        planned = list(possible(coruns(spec.device, context_tokens), runs_on))
+        known = session.held.rates
+        left = [corun for corun in planned if corun not in {ran.corun for ran in known}]
+        print(
+            f"corun: {context_tokens} tokens in KV, {len(left)} of {len(planned)} to measure; {session.driver.said}",
+            flush=True,
+        )
+        bench, longest_s = Bench(build(roomy, STREAMS)) if left else None, 0.0
+        with frozen_heap():
+            while bench and left and (left_s := ends_s - (began_s := perf_counter())) > longest_s:
+                ran = session.rate(bench, left[0], CORUN_SHARE * left_s / len(left))
+                known.append(ran)
+                longest_s, noise = max(longest_s, perf_counter() - began_s), max(ran.sums) - min(ran.sums)
+                rates = " + ".join(f"{rate:.2f}" for rate in ran.rates)
+                print(
+                    f"corun: {left.pop(0).name}: rates {rates} (±{50.0 * noise / median(ran.sums):.0f} %)", flush=True
+                )
+    for corun in left:
+        print(f"corun: left: {corun.name}")
+    print(f"corun: {answer(known)} ({session.fingerprint['device']}, {path})")
+
+
+def possible(planned: Sequence[Corun], runs_on: RealDevice) -> Iterator[Corun]:
+    """Co-runs that the device can be split for; says why the others are left out."""
+    lacking: dict[int | None, str] = {}
+    for share_pct in dict.fromkeys(corun.share_pct for corun in planned if corun.share_pct is not None):
+        try:
+            runs_on.split(share_pct / 100.0)
+        except ValueError as error:
+            lacking[share_pct] = str(error)
+    for reason in dict.fromkeys(lacking.values()):
+        named = ", ".join(f"{share_pct}" for share_pct, said in lacking.items() if said == reason)
+        print(f"corun: none on {named} % of the multiprocessors: {reason}", flush=True)
+    return (corun for corun in planned if corun.share_pct not in lacking)
+
+
+def fitting(spec: PairSpec) -> PairSpec:
+    """The pair of `spec` with slots for every co-run, of the longest context that fits the device's memory. Raises
+    ValueError if none does."""
+    free = cuda.find(spec.device).free_bytes()
+    for context in CONTEXTS[spec.device]:
+        roomy = spec._replace(rows=slots(spec.device, context), slot_tokens=context + ROOM_TOKENS)
+        if (least := needs(roomy, STREAMS)).total <= free:
+            return roomy
+    raise ValueError(f"co-runs need {least} with {context} tokens in KV, and {spec.device} has {free / GIB:.1f} GiB")
+
+
+def answer(rates: Sequence[Ran]) -> str:
+    """The phi of plain streams in one sentence, of captured passes if there are any.
+
+    A side that would have the share s of a device whose streams only take turns runs at s + phi (1 - s) where a part
+    phi of the rest overlaps. Shares sum to 1, so of two sides phi is the sum of their rates less 1, whatever the
+    shares are.
+    """
+    plain = [ran for ran in rates if ran.corun.share_pct is None and len(ran.sides) == 2]
+    if not plain:
+        return "nothing was measured"
+    captured = [ran for ran in plain if ran.corun.is_captured]
+    parts = []
+    for kinds in dict.fromkeys(ran.corun.kinds for ran in captured or plain):
+        sums = [ran.sums for ran in captured or plain if ran.corun.kinds == kinds]
+        middle, low, high = median(map(median, sums)), min(map(min, sums)), max(map(max, sums))
+        count = f"{len(sums)} co-runs, {'captured' if captured else 'eager'}"
+        parts.append(f"{middle - 1.0:+.2f} [{low - 1.0:+.2f}, {high - 1.0:+.2f}] for {kinds} ({count})")
+    return f"phi is {'; '.join(parts)}, where 0 is taking turns and 1 is no slowdown"

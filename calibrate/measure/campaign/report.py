@@ -1,0 +1,162 @@
+"""Report of a campaign, and what it sends: profile, rates, raw points, verdicts and a report, under OUT/send as in the
+repository.
+
+Everything comes from the campaign's directory. Not here: measuring (calibrate.measure.campaign.steps), any fit
+(calibrate.measure.fits).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from calibrate.fit import points_file
+from calibrate.fit.point_works import TimedPass
+from calibrate.fit.points_file import Ran
+from calibrate.measure.campaign.corun import answer
+from calibrate.measure.campaign.plan import SMOKE_FILE, Campaign
+from calibrate.measure.campaign.verdict import BESIDE, Runs, changes, sentence
+from calibrate.measure.fits.share_fit import SharePair, pairs_of, said
+from sim.costs.profile import Profile
+from sim.costs.profile_files import SHIPPED, changed, load, ship_profile
+from sim.files.write import new_folder
+
+SEND = "send"
+BARS = {"output_throughput": 5.0, "e2el p50": 5.0, "ttft p99": 10.0, "mechanism": 5.0}
+"""Percent: predicted against measured, closed loop; of the mechanism the mean E2EL."""
+Rows = Iterable[Sequence[str]]
+
+
+def report(out: Path, campaign: Campaign) -> None:
+    """Raises ValueError where the pair was not measured; a replay that lacks is named."""
+    job, verdicts = campaign.job, {each.name: out / f"{each.name}.json" for each in campaign.loads}
+    for path in (out / SMOKE_FILE, job.profile_path(out)):
+        if not path.exists():
+            raise ValueError(f"{str(path)!r} is missing: its step failed, the reason stands above")
+    results = {name: json.loads(path.read_text()) for name, path in verdicts.items() if path.exists()}
+    lacking = [name for name in verdicts if name not in results]
+    profile = load(job.profile_path(out))
+    # A profile of the repository carries no points: they lie beside the report.
+    profile = changed(profile, name=name_beside_shipped(profile.name), points=())
+    with new_folder(out / SEND) as scratch:
+        told = scratch / "docs" / "validation" / profile.gpu.name
+        told.mkdir(parents=True)
+        for path in (out / SMOKE_FILE, job.points_path(out), *(verdicts[name] for name in results)):
+            (told / path.name).write_bytes(path.read_bytes())
+        ship_profile(profile, scratch / "sim" / "profiles")
+        smoke, held = json.loads((out / SMOKE_FILE).read_text()), points_file.read(job.points_path(out))
+        runs = {each.concurrency: _runs(results[each.name]) for each in campaign.loads if each.name in results}
+        lines = [*_verdict(profile, runs, held.rates), *_lines(profile, smoke, results, lacking, held.slowed)]
+        (told / "README.md").write_text("\n".join(lines))
+
+
+def name_beside_shipped(name: str) -> str:
+    """The name a profile is sent under: what is shipped already, composed of public tables, is not replaced.
+
+    >>> name_beside_shipped("h100-sxm/llama-3.1-8b"), name_beside_shipped("l4/llama-3.2-1b")
+    ('h100-sxm/llama-3.1-8b-measured', 'l4/llama-3.2-1b')
+    """
+    return f"{name}-measured" if (SHIPPED / f"{name}.json").exists() else name
+
+
+def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Sequence[Ran]) -> Iterator[str]:
+    """Verdict, which the reader came for."""
+    yield from (f"# {profile.gpu.name}: measured and predicted", "", "## Do lanes pay here?", "")
+    found = changes(runs)
+    yield from (f"- {sentence(*each)}" for each in found.items())
+    yield f"- Two plain streams: {answer(rates)}."
+    curve, error = profile.overlap.partition, _held_out(profile, "partition")
+    known = "not measured" if curve is None else f"{said(curve)}; mean error of held-out ones in percent: {error}"
+    yield f"- Shares of the multiprocessors: {known}."
+    yield from ("", f"Mean E2EL beside {BESIDE} in percent, with its 95 % interval over replications.", "")
+    yield from _table(
+        ["policy", "at once", "measured", "simulated"],
+        ([lane, str(n), *map(str, both)] for lane, by_load in found.items() for n, both in by_load.items()),
+    )
+    pairs = pairs_of(profile, rates)
+    if pairs:
+        yield from ("", "Speeds on shares of the multiprocessors, of those on the whole GPU alone: medians.", "")
+        columns = "prefill on %", "prefill alone", "decode alone on the rest", "prefill beside", "decode beside"
+        yield from _table(columns, _speeds(pairs))
+    yield ""
+
+
+def _speeds(pairs: Sequence[SharePair]) -> Rows:
+    for share_pct in sorted({pair.share_pct for pair in pairs}):
+        slowdowns = [(*pair.alone, *pair.together) for pair in pairs if pair.share_pct == share_pct]
+        yield [f"{share_pct}", *(f"{1.0 / median(column):.2f}" for column in zip(*slowdowns, strict=True))]
+
+
+def _runs(result: dict[str, Any]) -> dict[str, Runs]:
+    means: dict[str, list[dict[str, float]]] = {}
+    for run in result["runs"]:
+        means.setdefault(run["policy"], []).append(run["metrics"]["e2el"]["mean"])
+    return {
+        policy: Runs([each["real"] for each in found], [each["simulated"] for each in found])
+        for policy, found in means.items()
+    }
+
+
+def _lines(
+    profile: Profile,
+    smoke: dict[str, Any],
+    results: dict[str, Any],
+    lacking: Sequence[str],
+    slowed: Iterable[TimedPass],
+) -> Iterator[str]:
+    yield from ("## Machine", "")
+    yield from _table(["what", "is"], smoke["fingerprint"].items())
+    yield from ("", "## Smoke step", "")
+    yield from _table(
+        ["check", "found", "seconds"], ([e["name"], e["said"], f"{e['seconds']:.1f}"] for e in smoke["checks"])
+    )
+    yield from ("", "## Passes", "", "Mean error of held-out points in percent (how many).", "")
+    yield from _table(
+        ["profile", *profile.errors], [[profile.name, *(_held_out(profile, kind) for kind in profile.errors)]]
+    )
+    yield from ("", f"- {profile.source}.", f"- {profile.host.source}.")
+    named = sorted(timed.name for timed in slowed)
+    yield f"- Slowed by the driver in one visit or more, {len(named)} passes: {', '.join(named) or 'none'}."
+    yield from (
+        "",
+        "## Replays",
+        "",
+        "Measured, and the error of the prediction in percent; **bold** misses its bar.",
+        "",
+    )
+    yield from _table(["load", "policy", *BARS], _judged(results))
+    if lacking:
+        yield from ("", f"Lacking: {', '.join(lacking)}; the same command replays them.")
+    yield ""
+
+
+def _judged(results: dict[str, Any]) -> Rows:
+    for load_name, result in results.items():
+        for run in result["runs"]:
+            found = {
+                "output_throughput": run["metrics"]["output_throughput"],
+                "e2el p50": run["metrics"]["e2el"]["p50"],
+                "ttft p99": run["metrics"]["ttft"]["p99"],
+                "mechanism": run["decomposition"]["mechanism"]["e2el"]["mean"],
+            }
+            yield [load_name, run["policy"], *(_marked(found[name], bar_pct) for name, bar_pct in BARS.items())]
+
+
+def _marked(error: dict[str, float | None], bar_pct: float) -> str:
+    if error["error_pct"] is None:
+        return "-"
+    text = f"{error['real']:.1f} {error['error_pct']:+.1f}"
+    return text if abs(error["error_pct"]) <= bar_pct else f"**{text}**"
+
+
+def _held_out(profile: Profile, kind: str) -> str:
+    error = profile.errors.get(kind)
+    return "-" if error is None or error.mean_error_pct is None else f"{error.mean_error_pct:.1f} ({error.points})"
+
+
+def _table(headers: Sequence[str], rows: Rows) -> Iterator[str]:
+    for line in (headers, ["---"] * len(headers), *rows):
+        yield f"| {' | '.join(line)} |"

@@ -1,0 +1,247 @@
+"""A minute of checks before anything is measured: whether this machine can be, and is the one that was measured before.
+
+One red check, and the campaign refuses with a line that says what failed. A check that does not apply (a CPU has no
+graphs) says so. Not here: the measurement (calibrate.measure), clocks and memory of a device (realrun.host.device).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter, sleep
+
+import torch
+
+from calibrate.fit import points_file
+from calibrate.fit.point_works import TimedPass
+from calibrate.measure import machine
+from calibrate.measure.bench import Bench
+from calibrate.measure.campaign.plan import SMOKE_FILE, Campaign, MeasuredPair
+from calibrate.measure.grid import grid
+from calibrate.measure.machine import Driver
+from calibrate.measure.overlap_cells import coruns_within
+from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits
+from calibrate.measure.rates import measure
+from realrun.host import cuda
+from realrun.host.device import DeviceClock, DeviceStream, RealDevice
+from realrun.model.attention import Attention, Rectangle, make_attention, usual_attention
+from realrun.model.kv import SlottedKv
+from sim.costs.shapes import ModelShape
+from sim.files.json_values import Json
+from sim.files.write import write_text
+
+NEEDED = ("torch", "transformers", "scipy", "pyarrow")
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
+"""Largest difference from the reference, as a share of its largest value: some units in the last pass."""
+WIDTHS = (1, 5, 64)
+"""Query tokens per row: decode, verify, a chunk of a prompt."""
+STARTS = (0, 17, 190)
+"""Tokens in KV before them, row by row."""
+STREAMS, HOLD_S = 8, 0.05
+"""Streams that policies replayed together ask for, and how long each is held."""
+MAX_TOGETHER = 1.5
+"""Times that all streams together may take of what one takes: sharing queues they take several."""
+MIN_SLOWER = 0.7
+"""Times of its own duration that a pass takes beside another, at least: less is a time of something else."""
+WATCH_S, MAX_DRIFT_PPM, MAX_UNCERTAIN_S = 2.0, 200.0, 1e-3
+"""Seconds between looks at both clocks; crystals drift by up to 50 ppm."""
+OVERLAP_SHARE_S = 1.0
+
+
+class Red(ValueError):
+    """A check failed."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Device and pair that the checks look at."""
+
+    device: str
+    runs_on: RealDevice
+    job: MeasuredPair
+    driver: Driver
+
+    @cached_property
+    def spec(self) -> PairSpec:
+        return self.job.spec(self.device)
+
+    @cached_property
+    def bench(self) -> Bench:
+        """The bench of the pair at its full size."""
+        return Bench(build(self.spec))
+
+
+def imports(ground: Ground) -> str:
+    versions = [f"{name} {import_module(name).__version__}" for name in NEEDED]
+    return f"{', '.join(versions)}; {ground.driver.said}"
+
+
+def kernels(ground: Ground) -> str:
+    """Attention as it will be measured beside the reference, for every model."""
+    where = torch.device(ground.device)
+    name, lacks = usual_attention(where)
+    shapes = {source.shape for source in (ground.spec.target, ground.spec.draft) if source is not None}
+    worst = max(_difference(shape, name, where) for shape in sorted(shapes, key=lambda shape: shape.name))
+    said = f"{name.value} is within {worst:.1e} of {Attention.MATH.value}"
+    return f"{said}; {lacks}" if lacks else said
+
+
+def _difference(shape: ModelShape, name: Attention, where: torch.device) -> float:
+    """The largest difference over ragged rows of every width, and all widths in one pass."""
+    dtype = getattr(torch, DEFAULTS[where.type]["dtype"])
+    generator = torch.Generator(where).manual_seed(0)
+    kv = SlottedKv(
+        layers=1,
+        slots=len(STARTS),
+        kv_heads=shape.kv_heads,
+        max_tokens=256,
+        head_dim=shape.head_dim,
+        dtype=dtype,
+        device=where,
+    )
+    starts = torch.tensor(STARTS, device=where)
+    slots = torch.arange(len(STARTS), device=where).flip(0)
+    rectangles = [Rectangle(slots, starts, torch.full_like(starts, width), width) for width in WIDTHS]
+    worst = 0.0
+    for rows in (*([each] for each in rectangles), rectangles):
+        size = sum(each.num_tokens for each in rows), shape.heads, shape.head_dim
+        queries = torch.randn(size, generator=generator, device=where, dtype=torch.float32).to(dtype)
+        found, wanted = (_attended(which, shape, kv, rows, queries) for which in (name, Attention.MATH))
+        share = float((found - wanted).abs().max() / wanted.abs().max())
+        if not share <= TOLERANCES[dtype]:
+            raise Red(f"{name.value} is {share:.1e} off the reference for {shape.name}, {size[0]} queries")
+        worst = max(worst, share)
+    return worst
+
+
+def _attended(
+    name: Attention, shape: ModelShape, kv: SlottedKv, rows: Sequence[Rectangle], queries: torch.Tensor
+) -> torch.Tensor:
+    with torch.inference_mode():
+        kernel = make_attention(name, heads=shape.heads, kv=kv)
+        return kernel.run(kernel.plan(rows), queries, 0).float()
+
+
+def streams(ground: Ground) -> str | None:
+    """STREAMS streams at once, none of which may wait for another; None on a device without streams. Raises Red."""
+    if not ground.runs_on.is_async:
+        return None
+    own = [ground.runs_on.stream() for _ in range(STREAMS)]
+    alone_s, together_s = (_held_s(ground.runs_on, some) for some in (own[:1], own))
+    if together_s > MAX_TOGETHER * alone_s:
+        raise Red(f"{STREAMS} streams held at once took {together_s / alone_s:.1f} times as long as one: they queue")
+    return f"{STREAMS} held at once took {together_s / alone_s:.2f} times as long as one"
+
+
+def _held_s(runs_on: RealDevice, own: Sequence[DeviceStream]) -> float:
+    runs_on.synchronize()
+    start = own[0].record()
+    for stream in own:
+        stream.hold(HOLD_S)
+    ends = [stream.record() for stream in own]
+    runs_on.synchronize()
+    return max(end.seconds_after(start) for end in ends)
+
+
+def memory(ground: Ground) -> str:
+    """The largest passes of the pair run, at the full number of rows."""
+    free = ground.runs_on.free_bytes()
+    bench, allowed = ground.bench, limits(ground.spec)
+    passes = grid(allowed, 0)
+    for kind, model in dict.fromkeys((timed.kind, timed.model) for timed in passes):
+        alike = [timed for timed in passes if (timed.kind, timed.model) == (kind, model)]
+        largest = max(alike, key=lambda timed: (timed.total_tokens, timed.context_tokens))
+        bench.warm(largest, bench.issuer(largest.launch))
+    left = ground.runs_on.free_bytes()
+    return f"{(free - left) / 2**30:.1f} GiB taken, {left / 2**30:.1f} GiB left" if left < free else "not counted here"
+
+
+def capture(ground: Ground) -> str | None:
+    """A captured pass gives what the same pass launched kernel by kernel gives."""
+    if not ground.runs_on.is_async:
+        return None
+    bench, spec = ground.bench, ground.spec
+    timed = TimedPass("verify", "target", min(8, spec.rows), 5, 64, "eager")
+    found = []
+    for launch in ("eager", "graphed"):
+        issuer = bench.issuer(launch)
+        bench.warm(timed._replace(launch=launch), issuer)
+        pass_ = bench.ready(timed)
+        bench.reset(pass_)
+        pending = issuer.issue(pass_.shape, pass_.rows)
+        if pending.is_graph is not (launch == "graphed"):
+            raise Red(f"{timed.name}, to be {launch}, was not")
+        found.append(pending.values())
+    if found[0] != found[1]:
+        raise Red(f"{timed.name} gives other tokens when it is captured")
+    return f"{timed.name} gives the same tokens captured"
+
+
+def overlap(ground: Ground) -> str:
+    """One pair of passes alone and beside each other, as all pairs are measured."""
+    corun = coruns_within(limits(ground.spec))[0]
+    slower = [1.0 / rate for rate in measure(ground.bench, corun, OVERLAP_SHARE_S).rates]
+    said = f"{corun.kinds} took {slower[0]:.2f} and {slower[1]:.2f} times as long"
+    # A CPU that others use, too, is as noisy as this.
+    if ground.runs_on.is_async and min(slower) < MIN_SLOWER:
+        raise Red(said)
+    return said
+
+
+def clock(ground: Ground) -> str:
+    """The device's clock beside the host's."""
+    both = DeviceClock(ground.runs_on, ground.runs_on.now_s)
+    sleep(WATCH_S)
+    both.look()
+    drift_ppm = both.drift_ppm
+    said = f"drifts by {drift_ppm or 0.0:+.1f} ppm, placed to {1e6 * both.uncertain_s:.0f} us"
+    if drift_ppm is None or abs(drift_ppm) > MAX_DRIFT_PPM or both.uncertain_s > MAX_UNCERTAIN_S:
+        raise Red(f"{said}; at most {MAX_DRIFT_PPM:.0f} ppm and {1e6 * MAX_UNCERTAIN_S:.0f} us can be used")
+    return said
+
+
+CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, clock, streams, kernels, memory, capture, overlap)
+"""What is cheap first."""
+
+
+def smoke(device: str, out: Path, campaign: Campaign) -> None:
+    """Run every check and keep what they found in OUT/smoke.json; at once done where they were green on this machine.
+
+    Raises ValueError where a check is red, or OUT is of another machine, or of another number of cores.
+    """
+    cuda.find(device)
+    gpu = machine.gpu(device)
+    driver = Driver(gpu and gpu.uuid)
+    fingerprint = machine.fingerprint(device, DEFAULTS[device]["dtype"], driver.version)
+    path = out / SMOKE_FILE
+    former = json.loads(path.read_text()) if path.exists() else None
+    if former is not None:
+        held, ours = (points_file.fixed(each) for each in (former["fingerprint"], fingerprint))
+        points_file.check_alike(f"{str(out)!r} is of another machine", held, ours, "choose another directory")
+        if former["is_green"]:
+            return
+    checks = []
+    ground = Ground(device, cuda.find(device), campaign.job, driver)
+    for check in CHECKS:
+        checks.append(run_check(check, ground))
+        print(f"campaign: smoke: {checks[-1]['name']}: {checks[-1]['said']}", flush=True)
+        if not checks[-1]["is_ok"]:
+            break
+    is_green = all(each["is_ok"] for each in checks)
+    write_text(path, json.dumps({"is_green": is_green, "fingerprint": fingerprint, "checks": checks}, indent=1) + "\n")
+    if not is_green:
+        raise ValueError(f"nothing is measured here: {checks[-1]['name']}: {checks[-1]['said']}")
+
+
+def run_check(check: Callable[[Ground], str | None], ground: Ground) -> dict[str, Json]:
+    """Outcome of one check; whatever it raises makes it red."""
+    started_s = perf_counter()
+    try:
+        said, is_ok = check(ground) or f"does not apply to a {ground.device}", True
+    except Exception as error:
+        said, is_ok = " ".join(f"{error}".split()) or type(error).__name__, False
+    return {"name": check.__name__, "is_ok": is_ok, "said": said, "seconds": round(perf_counter() - started_s, 1)}

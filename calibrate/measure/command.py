@@ -1,0 +1,139 @@
+"""`lanesim calibrate measure`: flags, defaults by device, progress, and what an interruption leaves.
+
+Not here: measuring (calibrate.measure). Importing this module imports click alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+
+import click
+
+from calibrate.cli.profile_output import check_out, write
+from sim.cli.console import progress
+from sim.cli.options import COUNT, OVERWRITE, SECONDS, TOKENS, WORKERS
+from sim.cli.signals import exit_code, stopped_word
+
+if TYPE_CHECKING:
+    from sim.costs.profile import Profile
+
+MIN_BUDGET_S = 5.0
+MAX_NOISY = 8
+"""Noisy points that are told one by one."""
+
+
+class PairFlags(TypedDict):
+    """Flags that say what is built (calibrate.measure.pair.pair_spec)."""
+
+    target: str
+    draft: str | None
+    dtype: str | None
+    rows: int | None
+    context: int | None
+    attention: str | None
+    seed: int
+
+
+@click.command(
+    "measure",
+    epilog="Example: lanesim calibrate measure --device cpu --draft tiny-draft --target tiny-target --out tiny.json",
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), required=True, help="What to measure.")
+@click.option("--target", required=True, help="Target: a known name, a config.json, or a directory of weights.")
+@click.option("--draft", default=None, help="Draft model, likewise.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Profile to write; its points lie beside.")
+@OVERWRITE
+@click.option(
+    "--budget", type=SECONDS, default=None, metavar="SECONDS", help="Rough time to spend [120 cpu, 480 cuda]."
+)
+@click.option("--dtype", default=None, help="float32 [cpu], bfloat16 [cuda], float16, float64.")
+@click.option("--rows", type=click.IntRange(1, COUNT), default=None, help="Most rows of a pass [16 cpu, 32 cuda].")
+@click.option("--context", type=TOKENS, default=None, help="Tokens per row, multiple of 256 [512 cpu, 2048 cuda].")
+@click.option(
+    "--attention",
+    default=None,
+    help="Implementation [flash-cpu; on cuda flash-3 on Hopper, else flash]; vllm: its kernels (docs/gpu.md).",
+)
+@click.option("--threads", type=WORKERS, default=1, show_default=True, help="CPU threads inside one pass.")
+@click.option("--serving/--no-serving", default=True, help="Also what serving adds to the passes [1-2 minutes; on].")
+@click.option(
+    "--form",
+    type=click.Choice(["compact", "table"]),
+    default=None,
+    help="Fitted constants, which other models can be derived from; or the models' own points, smoothed as far as they "
+    "are noisy. Their errors stand side by side in a table's profile. [table cpu, if points allow it; compact cuda]",
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the random weights."
+)
+def measure_command(
+    out: Path,
+    device: str,
+    threads: int,
+    budget: float | None,
+    serving: bool,
+    form: Literal["compact", "table"] | None,
+    **flags: Unpack[PairFlags],
+) -> None:
+    """Time this machine's prefill, draft and verify passes, alone and in pairs, and fit a profile to them.
+
+    Runs the passes of `lanesim replay`, with random weights of the exact dimensions. What was measured is kept in
+    OUT.points.jsonl as it comes; the same command again goes on from there, and with the other --form and --overwrite
+    fits it anew.
+    """
+    check_out(out, [flags["target"], flags["draft"]])
+    if budget is not None and not MIN_BUDGET_S <= budget < float("inf"):
+        raise ValueError(f"--budget {budget:g} must be at least {MIN_BUDGET_S:g} seconds, and finite")
+    if threads < 1:
+        raise ValueError(f"--threads {threads} must be at least 1")
+    try:
+        import scipy  # noqa: F401
+        import torch
+        import transformers  # noqa: F401
+    except ImportError as error:
+        needs = "measuring needs torch, transformers and scipy: pip install 'lanesim[gpu,analysis]'"
+        raise ValueError(f"{needs} ({error})") from None
+    torch.set_num_threads(threads)
+    from calibrate.measure.pair import DEFAULTS, pair_spec
+    from calibrate.measure.session import measure_pair
+    from realrun.host import cuda
+
+    spec = pair_spec(device, **flags)
+    points_path = out.with_suffix(".points.jsonl")
+    try:
+        with progress() as on_step:
+            profile = measure_pair(
+                spec,
+                points_path,
+                float(DEFAULTS[device]["budget"]) if budget is None else budget,
+                form=form,
+                is_serving=serving,
+                on_step=on_step,
+                say=lambda line: print(line, file=sys.stderr),
+            )
+    except KeyboardInterrupt:
+        kept = f"points so far are in {points_path}; " if points_path.exists() else ""
+        print(f"lanesim: {stopped_word()}; {kept}the same command goes on from there", file=sys.stderr)
+        raise SystemExit(exit_code()) from None
+    except cuda.OutOfMemory:
+        raise ValueError(
+            f"{spec.target.shape.name} with {spec.rows} rows of {spec.slot_tokens} tokens does not fit the device "
+            "beside its activations; lower --rows or --context"
+        ) from None
+    write(profile, out)
+    _print_noisy(profile)
+
+
+def _print_noisy(profile: Profile) -> None:
+    """Print the number of noisy points, and the worst of them by name."""
+    from calibrate.fit.point_works import timed_pass_of
+
+    noisy = sorted((point for point in profile.points if point.is_noisy), key=lambda point: -point.half_width_pct)
+    if noisy:
+        print(f"noisy points: {len(noisy)} of {len(profile.points)} (half of the 95 % interval, or how visits differ)")
+    for point in noisy[:MAX_NOISY]:
+        print(f"  {timed_pass_of(point).name}: ±{point.half_width_pct:.0f} %, {1e3 * point.device_s:.2f} ms")
+    if len(noisy) > MAX_NOISY:
+        print(f"  ... the rest by less than {noisy[MAX_NOISY - 1].half_width_pct:.0f} %; all are in the profile")

@@ -1,0 +1,1 @@
+"""Fits to measured points, each with its error."""

@@ -1,0 +1,175 @@
+"""The profile of a points file: starting constants of the device, then the fits. Imports no torch.
+
+Not here: measuring (calibrate.measure), the fits themselves (calibrate.measure.fits.pass_fit,
+calibrate.measure.fits.measured_table, calibrate.measure.fits.overlap_fit, calibrate.measure.fits.share_fit).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, Literal
+
+from calibrate.fit.point_works import L2_STATES
+from calibrate.fit.points_file import Clocks, MeasuredSession
+from calibrate.measure.fits.measured_table import with_tables
+from calibrate.measure.fits.overlap_fit import fit_overlap
+from calibrate.measure.fits.pass_fit import fit_passes
+from calibrate.measure.fits.share_fit import fit_shares
+from sim.costs.compact_kernels import (
+    CompactKernels,
+    DecodeAttention,
+    Elementwise,
+    Gemm,
+    Head,
+    Measured,
+    PrefillAttention,
+    VerifyAttention,
+)
+from sim.costs.engine_costs import MEASURED_HERE
+from sim.costs.passes import HEAD_KERNELS
+from sim.costs.profile import IN_A_LOOP, SCHEMA, Gpu, HostCosts, MeasuredPoint, Overlap, Profile
+from sim.costs.profile_files import round_constant
+from sim.costs.shapes import ModelShape
+
+CPU_START_S, CUDA_START_S = 3e-5, 3e-6
+"""Length of a kernel that does nothing, to start the fit from."""
+
+
+def profile_of(
+    held: MeasuredSession,
+    gpu: Gpu,
+    multiprocessors: int,
+    target: ModelShape,
+    draft: ModelShape | None,
+    form: Literal["compact", "table"] = "compact",
+) -> Profile:
+    """Raises ValueError where the file has too few points to fit."""
+    points = held.points
+    shapes = {"target": target, "draft": draft or target}
+    is_cpu = bool(held.host["is_cpu"])
+    name = target.name if draft is None else f"{target.name}+{draft.name}"
+    start = Profile(
+        schema=SCHEMA,
+        name=f"{gpu.name}/{name}",
+        gpu=gpu,
+        target=target,
+        draft=draft,
+        kernels=_start(is_cpu, multiprocessors, str(held.options["attention"]), str(held.host["kv_layout"])),
+        host=host_costs(points, held.host, {role: shape.layers for role, shape in shapes.items()}),
+        overlap=Overlap(),
+        errors={},
+        conditions=IN_A_LOOP,
+        source=_source(points, str(held.options.get("target_weights", "random")), held.clocks),
+        fingerprint=held.fingerprint,
+        date=str(held.host["date"]),
+    )
+    fitted = fit_passes(start, points)
+    if form == "table":
+        fitted = with_tables(fitted)
+    fitted = fit_overlap(fitted, held.rates, cores=_cores(held.fingerprint) if is_cpu else None)
+    return fit_shares(fitted, held.rates)
+
+
+def _cores(fingerprint: Mapping[str, str]) -> float:
+    """Cores of a CPU per thread of a pass, at least 1."""
+    threads = int(fingerprint.get("threads", 1))
+    return max(1.0, int(fingerprint.get("cpu_cores", threads)) / threads)
+
+
+def _source(points: Sequence[MeasuredPoint], weights: str, clocks: Sequence[Clocks]) -> str:
+    num_noisy = sum(point.is_noisy for point in points)
+    text = f"lanesim calibrate measure: {len(points)} passes of {weights} weights, {num_noisy} of them noisy"
+    states = Counter(point.l2 for point in points)
+    if states.keys() != {"unknown"}:
+        text += "; L2 never flushed between repetitions: " + ", ".join(f"{states[name]} {name}" for name in L2_STATES)
+    known_mhz = [each.sm_mhz for each in clocks if each.sm_mhz is not None]
+    if known_mhz:
+        text += f"; SM clock {min(known_mhz):.0f} to {max(known_mhz):.0f} MHz, "
+        reasons = Counter(reason for each in clocks for reason in each.throttled)
+        slowed = ", ".join(f"{count} by {reason}" for reason, count in reasons.most_common())
+        text += f"of {len(clocks)} visits slowed: {slowed or 'none'}"
+    return text
+
+
+def _start(is_cpu: bool, multiprocessors: int, attention: str, kv_layout: str) -> CompactKernels:
+    """Plausible constants for the fit to start from."""
+    kernel_s = CPU_START_S if is_cpu else CUDA_START_S
+    decode = DecodeAttention(fixed_s=4 * kernel_s, row_head_s=1e-7, bandwidth_share=0.5, sharpness=1.5)
+    return CompactKernels(
+        gemm=Gemm(
+            compute_share=0.7,
+            bandwidth_share=0.7,
+            fixed_s=kernel_s,
+            depth_s=0.0,
+            sharpness=2.0,
+            extra_depth=0.0,
+            tile_share=0.0 if is_cpu else 0.4,
+            wave_share=0.0,
+            long_kernel_change=0.0,
+            long_kernel_s=1e-3,
+            tile_tokens=16 if is_cpu else 128,
+            small_tile_tokens=1 if is_cpu else 64,
+            tile_columns=16 if is_cpu else 128,
+            multiprocessors=multiprocessors,
+        ),
+        decode_attention=decode,
+        multi_head_decode_attention=decode,
+        prefill_attention=PrefillAttention(
+            fixed_s=4 * kernel_s,
+            compute_share=0.3,
+            extra_keys=64.0,
+            tile_share=0.0,
+            block_s=0.0,
+            kv_bandwidth_share=0.3,
+            small_head_change=0.0,
+        ),
+        verify_attention=VerifyAttention(kv_slowdown=1.2),
+        elementwise=Elementwise(bandwidth_share=0.5, kernel_s=kernel_s, kernels_per_layer=4),
+        head=Head(sampler_s=10 * kernel_s, sampler_passes=3.0),
+        all_reduce=None,
+        attention_implementation=attention,
+        kv_layout=kv_layout,
+        measured=Measured(tokens=1, rows=1, row_context_tokens=1, chunk_tokens=1),
+    )
+
+
+def host_costs(points: Sequence[MeasuredPoint], measured: dict[str, Any], layers: Mapping[str, int]) -> HostCosts:
+    """Host constants from the points' host times and what `measured` holds; `layers` of "target" and "draft".
+
+    On a CPU issuing a pass is executing it, so launching is free beside it.
+    """
+    eager = [point for point in points if point.launch == "eager"]
+    graphed = [point for point in points if point.launch == "graphed"]
+    kernels_per_layer = int(measured["kernels_per_layer"])
+    is_cpu = bool(measured["is_cpu"])
+    per_kernel = [
+        point.host_s
+        / ((point.tokens if point.kind == "draft" else 1) * (layers[point.model] * kernels_per_layer + HEAD_KERNELS))
+        for point in eager
+    ]
+    largest = max((p.rows * (1 if p.kind == "draft" else p.tokens) for p in graphed), default=0)
+    single = [point.host_s / (point.tokens if point.kind == "draft" else 1) for point in graphed]
+    eager_factors = tuple(measured["inflation_eager"])
+    return HostCosts(
+        eager_kernel_s=0.0 if is_cpu or not per_kernel else round_constant(median(per_kernel)),
+        graph_launch_s=round_constant(median(single)) if single else 0.0,
+        kernels_per_layer=max(1, kernels_per_layer),
+        max_graph_tokens=largest,
+        graph_small_sizes=(1,),
+        graph_size_step=1,
+        result_s=0.0 if is_cpu else round_constant(measured["result_s"]),
+        engine=MEASURED_HERE,
+        step_s=round_constant(measured["step_s"]),
+        row_s=round_constant(measured["row_s"]),
+        inflation_eager=eager_factors,
+        inflation_graphed=tuple(measured.get("inflation_graphed", eager_factors)),
+        source="measured here: step_s and row_s are the real passes' own bookkeeping, without any engine; "
+        + (
+            "on a CPU a pass runs while it is issued, so launching costs nothing beside it and the slowdown of several "
+            "issuing threads contains their contention for cores"
+            if is_cpu
+            else "launch times of captured passes while their stream was held, of eager ones on an idle device"
+        ),
+    )

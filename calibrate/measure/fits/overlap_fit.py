@@ -1,0 +1,153 @@
+"""Fits eta and tau of sim.devices.contention to rates of passes beside each other, and states the error on the rest.
+
+The simulated device's own rates do the predicting, with the measured times alone as costs, so that the error is that of
+the contention model alone. Not here: measuring rates (calibrate.measure.rates), passes on shares of the multiprocessors
+(calibrate.measure.fits.share_fit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from scipy.optimize import minimize
+
+from calibrate.fit.fit_errors import Array, kind_error
+from calibrate.fit.point_works import work_of
+from calibrate.fit.points_file import Ran
+from sim.costs.cost import CostModel, Demands
+from sim.costs.forms.build import build_costs
+from sim.costs.profile import Overlap, Profile
+from sim.costs.profile_files import round_constant
+from sim.devices.contention import Contention, plain_rates
+
+MIN_PAIRS = 4
+ETAS = tuple(0.15 * 1.15**step for step in range(20))
+TAUS_S = (1e-8, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4)
+"""Grid that the search begins with: the loss is flat where a roof is never full, and has several minima."""
+ETA = (0.05, 4.0)
+TAU_S = (1e-9, 1e-2)
+TURNS_S = tuple(1e-6 * 1.1**step for step in range(60))
+"""1 us to 0.3 ms in steps of 10 %: what a turn at the interpreter may last, the tau of a CPU."""
+STEPS = (0.3, -0.1)
+"""First steps of the refinements, in logs: a simplex that has shrunk too soon is opened again."""
+THREE = "prefill, draft and verify beside each other, which no fit used; rates of all three"
+HELD_OUT = "pairs of passes that the fit did not use; rates of both"
+
+
+class Beside(NamedTuple):
+    """Passes beside each other, as the device knows them [sides]."""
+
+    kernels_per_s: tuple[float, ...]
+    """Alone."""
+    demands: tuple[Demands, ...]
+    rates: tuple[float, ...]
+
+
+def fit_overlap(profile: Profile, rates: Sequence[Ran], *, cores: float | None = None) -> Profile:
+    """`profile` with `overlap` fitted to every other pair, kind by kind, its error on the rest under
+    `errors.overlap`, and that on three passes at once, which no fit uses, under `errors.overlap_three`.
+
+    `cores` of a CPU, per thread of a pass: works have one each and take turns at the interpreter, so tau alone is
+    fitted. Fewer than MIN_PAIRS pairs fit nothing: the profile keeps its conservative default.
+    """
+    pairs = fitted_pairs(rates)
+    if len(pairs) < MIN_PAIRS:
+        return profile
+    costs = build_costs(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0)))
+    used, held_out = ([beside(costs, ran) for ran in some] for some in halves(pairs))
+    contention = _best_turn(used, cores) if cores is not None else _grid_then_simplex(used)
+    overlap = Overlap(
+        eta_compute=contention.eta_compute,
+        eta_bandwidth=contention.eta_bandwidth,
+        tau_s=contention.tau_s,
+        takes_turns=contention.takes_turns,
+        demand_floor=0.0,
+        measured=True,
+        source=f"measured: rates of {len(pairs)} pairs of passes on two streams, every other one of each kind fitted",
+    )
+    errors = profile.errors | {"overlap": kind_error(_errors(contention, held_out), HELD_OUT)}
+    three = [beside(costs, ran) for ran in rates if len(ran.corun.passes) == 3]
+    if three:
+        errors["overlap_three"] = kind_error(_errors(contention, three), THREE)
+    return msgspec.structs.replace(profile, overlap=overlap, errors=errors)
+
+
+def fitted_pairs(rates: Sequence[Ran]) -> list[Ran]:
+    """Pairs on the whole device that a fit may use: the captured ones, or all of a device that captures none."""
+    pairs = [ran for ran in rates if len(ran.corun.passes) == 2 and ran.corun.share_pct is None]
+    return [ran for ran in pairs if ran.corun.is_captured] or pairs
+
+
+def halves(pairs: Sequence[Ran]) -> tuple[list[Ran], list[Ran]]:
+    """Pairs to be fitted and held out: of equal kinds every other one, beginning with the first. A few constants are
+    told by few pairs alone, as the compute roof's eta by two long prefills."""
+    groups: dict[str, list[Ran]] = {}
+    for ran in pairs:
+        groups.setdefault(ran.corun.kinds, []).append(ran)
+    used, held_out = ([ran for group in groups.values() for ran in group[first::2]] for first in (0, 1))
+    return used, held_out
+
+
+def beside(costs: CostModel, ran: Ran) -> Beside:
+    works = [work_of(timed) for timed in ran.corun.passes]
+    return Beside(
+        tuple(costs.cost(work).num_kernels / alone_s for work, alone_s in zip(works, ran.alone_s, strict=True)),
+        tuple(map(costs.demands, works)),
+        ran.rates,
+    )
+
+
+def predicted(contention: Contention, passes: Beside) -> list[float]:
+    """Rates of all sides, as the simulated device has them."""
+    ones = [1.0] * len(passes.rates)
+    return plain_rates(ones, ones, passes.kernels_per_s, passes.demands, contention)
+
+
+def _errors(contention: Contention, many: Sequence[Beside]) -> Array:
+    """Errors of the time that each side of each takes, relative to the measured one [sides of all]."""
+    return (
+        np.array(
+            [rate / found for each in many for rate, found in zip(each.rates, predicted(contention, each), strict=True)]
+        )
+        - 1.0
+    )
+
+
+def _loss(many: Sequence[Beside], contention: Contention) -> float:
+    """Mean absolute log error."""
+    return float(np.mean(np.abs(np.log1p(_errors(contention, many)))))
+
+
+def _best_turn(used: Sequence[Beside], cores: float) -> Contention:
+    """Works that take turns on a CPU of so many cores: the tau of least loss."""
+    candidates = [
+        Contention(eta_compute=cores, eta_bandwidth=cores, tau_s=round_constant(tau_s), takes_turns=True)
+        for tau_s in TURNS_S
+    ]
+    return min(candidates, key=partial(_loss, used))
+
+
+def _grid_then_simplex(used: Sequence[Beside]) -> Contention:
+    """The constants of least loss: the best of a grid, refined."""
+
+    def contention(logs: Array) -> Contention:
+        eta_compute, eta_bandwidth = (float(np.clip(np.exp(value), *ETA)) for value in logs[:2])
+        return Contention(
+            eta_compute=round_constant(eta_compute),
+            eta_bandwidth=round_constant(eta_bandwidth),
+            tau_s=round_constant(float(np.clip(np.exp(logs[2]), *TAU_S))),
+        )
+
+    def loss(logs: Array) -> float:
+        return _loss(used, contention(logs))
+
+    best = min((np.log(np.array(start)) for start in product(ETAS, ETAS, TAUS_S)), key=loss)
+    for step in STEPS:
+        simplex = np.vstack([best, best + step * np.eye(len(best))])
+        best = minimize(loss, best, method="Nelder-Mead", options={"maxfev": 150, "initial_simplex": simplex}).x
+    return contention(best)

@@ -1,0 +1,182 @@
+"""The points file: appended line by line, read back whole, and every defect named by its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from calibrate.fit import points_file
+from calibrate.fit.point_works import Corun, TimedPass
+from calibrate.fit.points_file import Clocks
+from sim.costs.profile import MeasuredPoint
+
+MACHINE = {"device": "cpu", "torch": "2.13.0", "clock_sm_mhz": "not readable"}
+OPTIONS = {"target": "tiny-target", "rows": 4}
+PLACES = [TimedPass("decode", "target", 1, 1, 32, "eager"), TimedPass("verify", "target", 1, 5, 32, "eager")]
+
+SIDES = [
+    {"share": 0.25, "alone_s": 1.0, "together_s": 2.0, "rates": [0.4, 0.9, 0.5, 0.5]},
+    {"share": 0.75, "alone_s": 2.0, "together_s": 3.0, "rates": [0.6, 0.6, 0.6, 0.6]},
+]
+PAIR = {"corun": [[list(PLACES[1]), list(PLACES[0])], 20], "sides": SIDES}
+
+
+def point(timed: TimedPass = PLACES[0], **changes: Any) -> MeasuredPoint:
+    fields = {**timed._asdict(), "device_s": 1e-3, "host_s": 1e-3, "half_width_pct": 1.0, "repetitions": 7}
+    return msgspec.convert({**fields, "is_noisy": False, "is_held_out": False, **changes}, MeasuredPoint)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "p.points.jsonl"
+    points_file.create(file, MACHINE, OPTIONS)
+    points_file.append(file, "plan", {"visits": 3, "passes": PLACES})
+    points_file.append(file, "point", point())
+    return file
+
+
+def test_what_was_appended_is_read_back(path: Path) -> None:
+    points_file.append(path, "host", {"step_s": 1e-5})
+    points_file.append(path, "rates", PAIR)
+    points_file.append(path, "clocks", {"sm_mhz": None})
+    points_file.append(path, "clocks", {"sm_mhz": 1410.0, "throttled": ["power cap"]})
+    found = points_file.read(path)
+    assert found.fingerprint == MACHINE
+    assert found.passes == PLACES
+    assert found.points == [point()]
+    assert found.clocks == [Clocks(), Clocks(sm_mhz=1410.0, throttled=("power cap",))]
+    assert found.host == {"step_s": 1e-5}
+    (ran,) = found.rates
+    assert ran.corun == Corun((PLACES[1], PLACES[0]), 20)
+    assert (ran.shares, ran.alone_s, ran.together_s, ran.rates) == ((0.25, 0.75), (1.0, 2.0), (2.0, 3.0), (0.5, 0.6))
+    assert found.left == [PLACES[1], *PLACES, *PLACES]
+
+
+def test_a_point_is_the_middle_of_its_visits_and_as_uncertain_as_they_differ(path: Path) -> None:
+    for device_s in (1.3e-3, 1.1e-3):
+        points_file.append(path, "point", point(device_s=device_s, host_s=2.0 * device_s, repetitions=5))
+    found = points_file.read(path)
+    wide = {"half_width_pct": pytest.approx(100.0 * 0.15 / 1.1, abs=0.01), "is_noisy": True}
+    (merged,) = found.points
+    assert msgspec.structs.asdict(merged) == {
+        **msgspec.structs.asdict(point(device_s=1.1e-3, host_s=2.2e-3, repetitions=17)),
+        **wide,
+    }
+    assert found.left == [PLACES[1]] * 3
+
+
+def test_a_point_from_before_l2_states_were_told_is_unknown(path: Path) -> None:
+    raw = msgspec.to_builtins(point(PLACES[1]))
+    del raw["l2"]
+    points_file.append(path, "point", raw)
+    assert points_file.read(path).points[-1].l2 == "unknown"
+
+
+def test_a_line_that_a_kill_cut_off_is_forgotten(path: Path) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"point": {"kind": "ver')
+    assert points_file.read(path).points == [point()]
+    points_file.mend(path)
+    assert path.read_bytes() == whole
+
+
+def test_a_header_that_a_kill_cut_off_cannot_be(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(ValueError, match="cut off in its first line"):
+        points_file.read(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "message"),
+    [
+        ("point", {**msgspec.to_builtins(point(PLACES[1])), "device_s": -1.0}, "must be finite and positive"),
+        ("clocks", {"sm_mhz": "fast"}, "expected `float | null`"),
+        ("rates", {**PAIR, "sides": SIDES[:1]}, "want 2 sides with as many rates each"),
+        ("rates", {**PAIR, "sides": [SIDES[0], {**SIDES[1], "alone_s": 5e4}]}, "expected `float` <= 1000.0"),
+        ("rates", {**PAIR, "sides": [SIDES[0], {**SIDES[1], "rates": [-1.0]}]}, "expected `float` > 0.0"),
+        ("pair", {}, "unknown kind of line 'pair'"),
+    ],
+)
+def test_a_line_that_cannot_be_is_named(path: Path, kind: str, content: Any, message: str) -> None:
+    points_file.append(path, kind, content)
+    with pytest.raises(ValueError) as caught:
+        points_file.read(path)
+    assert "line 4" in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_point_outside_the_plan_is_named(path: Path) -> None:
+    points_file.append(path, "point", point(PLACES[0]._replace(rows=999)))
+    with pytest.raises(ValueError, match=r"line 4: target decode 999x1 after 32 eager is not in the plan"):
+        points_file.read(path)
+
+
+def test_a_host_line_that_lacks_something_is_named(path: Path) -> None:
+    points_file.check_host(path, points_file.read(path))
+    points_file.append(path, "host", {"step_s": 1e-5})
+    with pytest.raises(ValueError, match="its host line lacks 'is_cpu'"):
+        points_file.check_host(path, points_file.read(path))
+
+
+def test_a_file_that_is_none_of_ours_is_left_as_it_is(path: Path) -> None:
+    path.write_bytes(b"\xff\x00" * 40)
+    points_file.mend(path)
+    assert path.read_bytes() == b"\xff\x00" * 40
+    with pytest.raises(ValueError, match="line 1: not UTF-8 text"):
+        points_file.read(path)
+
+
+def test_other_schemas_and_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    for text, message in (
+        ('{"schema": 9}\n', "newer than what this version reads"),
+        ('{"schema": 1}\n', "must be 2"),
+        ('{"schema": 2}\n', "no valid header"),
+        ("", "is empty"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            points_file.read(path)
+
+
+def test_two_machines_never_merge(path: Path) -> None:
+    found = points_file.read(path)
+    points_file.check_same(path, found, {**MACHINE, "clock_sm_mhz": "1410"}, OPTIONS)
+    with pytest.raises(ValueError, match=r"of another machine: torch was '2\.13\.0', is now '2\.14\.0'"):
+        points_file.check_same(path, found, {**MACHINE, "torch": "2.14.0"}, OPTIONS)
+    with pytest.raises(ValueError, match="of other options: rows was 4, is now 8"):
+        points_file.check_same(path, found, MACHINE, {**OPTIONS, "rows": 8})
+
+
+@pytest.mark.parametrize("kind", ["cores", "sustained", "overlap", "together"])
+def test_another_number_of_cores_is_another_machine_and_lines_of_what_is_gone_are_unknown(
+    path: Path, kind: str
+) -> None:
+    found = points_file.read(path)
+    with pytest.raises(ValueError, match="of another machine: cpu_cores was None, is now '2'"):
+        points_file.check_same(path, found, {**MACHINE, "cpu_cores": "2"}, OPTIONS)
+    points_file.append(path, kind, 2)
+    with pytest.raises(ValueError, match="unknown kind of line"):
+        points_file.read(path)
+
+
+def test_a_place_that_the_driver_slowed_down_is_marked(path: Path) -> None:
+    points_file.append(path, "clocks", {"sm_mhz": 1980.0, "timed": list(PLACES[0])})
+    assert points_file.read(path).slowed == set()
+    points_file.append(path, "clocks", {"throttled": ["power cap"], "timed": list(PLACES[0])})
+    assert points_file.read(path).slowed == {PLACES[0]}
+
+
+def test_two_measurements_do_not_write_into_one_file(path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    path.parent.mkdir(exist_ok=True)
+    with path.with_name(f".{path.name}.lanesim.lock").open("a") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(ValueError, match="is being written by another process"), points_file.alone(path):
+            pass
+    with points_file.alone(path):
+        pass

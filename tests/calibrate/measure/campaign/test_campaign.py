@@ -1,0 +1,304 @@
+"""The campaign: what it does in which order, that it goes on after kills, and what a red smoke step stops."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("scipy")
+pytest.importorskip("pyarrow")
+
+
+from calibrate.cli.check_files import check_file
+from calibrate.fit import points_file
+from calibrate.measure.campaign import __main__ as campaign
+from calibrate.measure.campaign.plan import CAMPAIGNS, SMOKE, Campaign, ClosedLoop, MeasuredPair, done_file
+from calibrate.measure.campaign.report import name_beside_shipped, report
+from calibrate.measure.campaign.smoke import CHECKS
+from calibrate.measure.campaign.steps import run
+from calibrate.measure.fits.share_fit import fit_shares
+from calibrate.measure.lanes import LaneSetting, simulate
+from calibrate.measure.overlap_cells import coruns
+from realrun.replay.machine_speed import PROBED_TOKENS
+from sim.costs.profile_files import decode, encode, load
+from sim.costs.shapes import model
+from tests.calibrate.measure.co_runs import ran
+
+ROOT = Path(__file__).parents[4]
+SMALL = Campaign(
+    job=MeasuredPair("tiny-target", "tiny-draft", 9.0, 4, 256),
+    loads=(ClosedLoop(2, 3),),
+    policies=("autoregressive", "pd"),
+    input_tokens=24,
+    output_tokens=8,
+    repeats=1,
+    replications=1,
+    corun_s=3.0,
+)
+DEADLINE_S = 300.0
+
+
+def test_a_campaign_is_a_smoke_step_measurements_three_replays_and_what_to_send() -> None:
+    assert CAMPAIGNS["cuda"].steps == [
+        "smoke",
+        "corun",
+        "measure llama-3.1-8b+llama-3.2-1b",
+        "replay c16",
+        "replay c1",
+        "replay c64",
+        "report",
+    ]
+    kinds = {device: [step.partition(" ")[0] for step in plan.steps] for device, plan in CAMPAIGNS.items()}
+    assert dict.fromkeys(kinds["cpu"]) == dict.fromkeys(kinds["cuda"])
+    assert all(plan.scenario(plan.loads[0], "p")["replications"] >= 3 for plan in CAMPAIGNS.values() if plan.job.rows)
+
+
+def test_the_pairs_share_their_vocabularies() -> None:
+    for job in (plan.job for plan in CAMPAIGNS.values()):
+        assert model(job.target).vocab == model(job.draft).vocab
+
+
+def test_steps_that_are_over_are_not_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(campaign, "_run", lambda device, out, step: begun.append(step) is None)
+    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 0
+    assert begun == CAMPAIGNS["cpu"].steps
+    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 0
+    assert begun[len(CAMPAIGNS["cpu"].steps) :] == ["smoke", "report"]
+
+
+def test_a_campaign_of_ten_minutes_ends_with_the_rates_of_two_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(campaign, "_run", lambda device, out, step: begun.append(step) is None)
+    assert campaign.main([str(tmp_path), "--device", "cpu", "--until", "corun"]) == 0
+    assert begun == ["smoke", "corun"]
+
+
+def test_after_a_red_smoke_step_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(campaign, "_run", lambda device, out, step: begun.append(step) is not None)
+    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 1
+    assert begun == [SMOKE]
+
+
+def test_a_step_that_failed_keeps_no_other_from_being_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def fails_to_replay(device: str, out: Path, step: str) -> bool:
+        begun.append(step)
+        return step != "replay c1"
+
+    monkeypatch.setattr(campaign, "_run", fails_to_replay)
+    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 1
+    assert begun == CAMPAIGNS["cpu"].steps
+    assert not done_file(tmp_path, "replay c1").exists()
+
+
+def test_what_cannot_be_done_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match=r"smoke.json' is missing: its step failed"):
+        report(tmp_path, SMALL)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole small campaign, its steps in this process."""
+    out = tmp_path_factory.mktemp("campaign")
+    for step in SMALL.steps:
+        run("cpu", out, step, SMALL)
+    return out
+
+
+@pytest.mark.slow
+def test_what_is_sent_lies_as_in_the_repository_and_is_sound(finished: Path) -> None:
+    told = finished / "send" / "docs" / "validation" / "cpu"
+    pair = "tiny-target+tiny-draft"
+    names = {"README.md", "smoke.json", "c2.json", f"{pair}.points.jsonl"}
+    assert {path.name for path in told.iterdir()} == names
+    profile = finished / "send" / "sim" / "profiles" / "cpu" / "tiny-target+tiny-draft.json"
+    assert check_file(profile) == ("profile", "cpu/tiny-target+tiny-draft")
+    assert check_file(told / "tiny-target+tiny-draft.points.jsonl")[0] == "points"
+    text = (told / "README.md").read_text()
+    assert "Two plain streams: phi is " in text
+    for heading in ("Do lanes pay here?", "Machine", "Smoke step", "Passes", "Replays"):
+        assert f"## {heading}" in text
+    assert "| c2 | pd |" in text
+
+
+def test_a_profile_is_not_sent_under_the_name_of_one_that_is_shipped() -> None:
+    job = CAMPAIGNS["cuda"].job
+    assert name_beside_shipped(f"h100-sxm/{job.name}") == f"h100-sxm/{job.name}-measured"
+    assert name_beside_shipped(f"h100-pcie/{job.name}") == f"h100-pcie/{job.name}"
+
+
+@pytest.mark.slow
+def test_a_profile_completed_in_service_is_a_profile_and_says_what_it_rests_on(finished: Path) -> None:
+    completed = load(SMALL.job.profile_path(finished))
+    assert decode(encode(completed), "completed") == completed
+    assert completed.host.is_synchronous
+    assert not completed.overlap.has_priorities
+    assert completed.host.result_s > 0.0
+    assert len(completed.host.probed_s) == len(PROBED_TOKENS)
+    assert "threaded host" in completed.host.source
+    assert completed.overlap.takes_turns
+    assert completed.overlap.measured
+    assert set(completed.host.served) == {"prefill", "draft_prefill", "draft", "verify", "decode"}
+    lanes = [simulate(completed, LaneSetting(number, 4)) for number in (1, 3)]
+    assert lanes[1].span_s > lanes[0].span_s > 0.0
+
+
+@pytest.mark.slow
+def test_every_check_is_green_on_a_cpu_or_says_that_it_does_not_apply(finished: Path) -> None:
+    checks = json.loads((finished / "smoke.json").read_text())["checks"]
+    assert [check["name"] for check in checks if not check["is_ok"]] == []
+    assert [c["name"] for c in checks if c["said"] == "does not apply to a cpu"] == ["streams", "capture"]
+    assert len(checks) == len(CHECKS)
+    assert checks[0]["said"].startswith("torch ")
+
+
+@pytest.mark.slow
+def test_a_machine_that_passed_is_not_checked_again_and_another_is_refused(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "smoke.json").write_bytes((finished / "smoke.json").read_bytes())
+    before = (tmp_path / "smoke.json").stat().st_mtime_ns
+    run("cpu", tmp_path, SMOKE, SMALL)
+    assert (tmp_path / "smoke.json").stat().st_mtime_ns == before
+    held = json.loads((tmp_path / "smoke.json").read_text())
+    held["fingerprint"]["cpu"] = "another one"
+    (tmp_path / "smoke.json").write_text(json.dumps(held))
+    with pytest.raises(ValueError, match="of another machine: cpu was 'another one'"):
+        run("cpu", tmp_path, SMOKE, SMALL)
+
+
+@pytest.mark.slow
+def test_a_report_tells_what_there_is_and_which_replay_lacks(finished: Path, tmp_path: Path) -> None:
+    for path in (path for path in finished.iterdir() if path.is_file()):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    report(tmp_path, SMALL._replace(loads=(ClosedLoop(1, 3), *SMALL.loads)))
+    assert "| c2 | pd |" in _page(tmp_path)
+    assert "Lacking: c1;" in _page(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_page_tells_speeds_on_shares_and_the_curve_that_the_profile_has(finished: Path, tmp_path: Path) -> None:
+    for path in (path for path in finished.iterdir() if path.is_file()):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    report(tmp_path, SMALL)
+    assert "- Shares of the multiprocessors: not measured." in _page(tmp_path)
+    job = SMALL.job
+    for corun in (each for each in coruns("cuda", 256) if each.kinds == "prefill beside decode" and each.is_captured):
+        share = (corun.share_pct or 100) / 100
+        parts = share, 1.0 - share if corun.share_pct else 1.0
+        seconds = [0.01 / part for part in parts]
+        points_file.append(job.points_path(tmp_path), "rates", ran(corun, seconds, seconds, (1.0, 1.0), parts))
+    rates = points_file.read(job.points_path(tmp_path)).rates
+    profile = fit_shares(load(job.profile_path(tmp_path)), rates)
+    job.profile_path(tmp_path).write_bytes(encode(profile))
+    report(tmp_path, SMALL)
+    assert "- Shares of the multiprocessors: boosted 1 ± " in _page(tmp_path)
+    assert "| 40 | 0.40 | 0.60 | 0.40 | 0.60 |" in _page(tmp_path)
+
+
+def _page(out: Path) -> str:
+    return next((out / "send" / "docs").rglob("README.md")).read_text()
+
+
+class Archive:
+    """The tree as `git archive` gives it, unpacked where no package is installed from, and its campaign."""
+
+    def __init__(self, root: Path, python: str) -> None:
+        self.root, self.python, self.out, self.num_kills = root, python, root / "out", 0
+        packed = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            archive.extractall(root, filter="data")
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [self.python, "-m", "calibrate.measure.campaign", "out", "--device", "cpu"]
+        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return subprocess.Popen(command, cwd=self.root, env=clean, stdout=subprocess.DEVNULL, start_new_session=True)
+
+    def kill(self, when: Callable[[], bool]) -> None:
+        """Start it and kill it as soon as it is so far; its step ends by itself."""
+        process, deadline_s = self.start(), time.monotonic() + DEADLINE_S
+        while not when():
+            assert process.poll() is None, "the campaign ended before it could be killed"
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        self.num_kills += 1
+        while _is_anyone_left(process.pid):
+            assert time.monotonic() < deadline_s, "a step outlived the campaign that began it"
+            time.sleep(0.02)
+
+    @property
+    def num_lines(self) -> int:
+        """Of the points file: everything measured is one."""
+        paths = list(self.out.glob("*.points.jsonl"))
+        return paths[0].read_bytes().count(b"\n") if paths else 0
+
+    def is_done(self, step: str) -> bool:
+        return done_file(self.out, step).exists()
+
+
+def _is_anyone_left(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an archive is made of a checkout")
+def test_a_killed_campaign_takes_its_step_along_and_knows_what_is_over(tmp_path: Path) -> None:
+    """From an archive, nothing installed: killed inside the first measurement, after a green smoke step."""
+    archive = Archive(tmp_path, sys.executable)
+    archive.kill((archive.out / "smoke.json").exists)
+    assert json.loads((archive.out / "smoke.json").read_text())["is_green"]
+    assert not (archive.out / "done").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an archive is made of a checkout")
+def test_a_campaign_from_an_archive_outlives_kills_between_and_inside_its_steps(tmp_path: Path) -> None:
+    """Of the step that is killed nothing but points is kept; those are kept all."""
+    archive = Archive(tmp_path, os.environ.get("BARE_PYTHON", sys.executable))
+    measure, *replays = CAMPAIGNS["cpu"].steps[2:-1]
+    archive.kill(lambda: True)
+    archive.kill(lambda: archive.out.exists())
+    archive.kill((archive.out / "smoke.json").exists)
+    for lines in (1, 10, 20, 30):
+        archive.kill(lambda lines=lines: archive.num_lines >= lines)  # type: ignore[misc]
+    kept = archive.num_lines
+    archive.kill(lambda: archive.is_done(measure))
+    assert archive.num_lines >= kept
+    points = next(archive.out.glob("*.points.jsonl")).read_bytes()
+    for step in replays:
+        scenario = archive.out / f"{step.removeprefix('replay ')}.yaml"
+        archive.kill(scenario.exists)
+        archive.kill(lambda step=step: archive.is_done(step))  # type: ignore[misc]
+    random = Random(27)
+    for _ in range(3):
+        ends_s = time.monotonic() + random.uniform(0.5, 8.0)
+        archive.kill(lambda ends_s=ends_s: time.monotonic() >= ends_s)  # type: ignore[misc]
+        (archive.out / "done" / replays[-1].replace(" ", "-")).unlink(missing_ok=True)
+    with archive.start() as process:
+        assert process.wait() == 0
+    assert next(archive.out.glob("*.points.jsonl")).read_bytes() == points
+    assert (archive.out / "send" / "docs" / "validation" / "cpu" / "README.md").exists()
+    assert not [path for path in archive.out.rglob("*") if ".part-" in path.name]
+    print(f"{archive.num_kills} kills")

@@ -1,0 +1,164 @@
+# ruff: noqa: E402
+"""Co-runs of a lent GPU, on CPU threads: resuming, the budget, the answer, and which they are. No seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from calibrate.fit import points_file
+from calibrate.fit.point_works import Corun
+from calibrate.measure import session
+from calibrate.measure.campaign.corun import answer, fitting, possible, rate_coruns
+from calibrate.measure.overlap_cells import GRIDS, coruns, slots
+from calibrate.measure.pair import pair_spec
+from realrun.host import cuda
+from tests.calibrate.measure.co_runs import ran
+
+PLANNED = coruns("cpu", 256)
+SPEC = pair_spec("cpu", "tiny-target", "tiny-draft", None, 4, 256, None, 0)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Path]:
+    """What a run left that was interrupted in its third co-run, and its file when it had been run again."""
+    out, calls = tmp_path_factory.mktemp("corun") / "p.points.jsonl", []
+    measured = session.measure
+
+    def interrupted(*args: Any) -> points_file.Ran:
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return measured(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Windows of as many passes as there must be, whatever the budget.
+        patch.setattr(session, "MAX_CORUN_S", 0.0)
+        patch.setattr(session, "measure", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rate_coruns(SPEC, out, 600.0)
+        content = out.read_bytes()
+        rate_coruns(SPEC, out, 600.0)
+    return content, out
+
+
+def test_a_stopped_run_goes_on_and_measures_only_what_is_missing(stopped: tuple[bytes, Path]) -> None:
+    before, out = stopped
+    assert before.count(b"\n") == 1 + 2
+    assert out.read_bytes().startswith(before)
+    held = points_file.read(out)
+    assert [each.corun for each in held.rates] == PLANNED
+    assert (held.fingerprint["torch"], held.options["target"]) == (torch.__version__, "tiny-target")
+    assert all(min(each.sums) > 0.0 and min(side.together_passes for side in each.sides) >= 4 for each in held.rates)
+
+
+def test_what_is_measured_is_not_measured_again(
+    stopped: tuple[bytes, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = stopped[1].read_bytes()
+    rate_coruns(SPEC, stopped[1], 600.0)
+    assert stopped[1].read_bytes() == content
+    said = capsys.readouterr().out.splitlines()
+    assert "0 of 6 to measure" in said[0]
+    assert said[-1].startswith("corun: phi is ")
+    assert "prefill beside decode (4 co-runs, eager)" in said[-1]
+    assert "draft beside verify (2 co-runs, eager)" in said[-1]
+
+
+def test_a_spent_budget_measures_nothing_and_says_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rate_coruns(SPEC, tmp_path / "p.points.jsonl", 1e-9)
+    assert not (tmp_path / "p.points.jsonl").exists()
+    said = capsys.readouterr().out.splitlines()
+    assert said[1:-1] == [f"corun: left: {corun.name}" for corun in PLANNED]
+    assert "nothing was measured" in said[-1]
+
+
+def test_a_device_that_cannot_be_split_says_so_in_one_line_and_runs_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    planned = coruns("cuda", 1024)
+    assert list(possible(planned, cuda.find("cpu"))) == [corun for corun in planned if corun.share_pct is None]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "corun: none on 20, 40, 60, 80 % of the multiprocessors: a CPU has no multiprocessors to share"
+
+
+def test_what_runs_on_shares_says_nothing_of_phi_and_eager_passes_only_where_none_is_captured() -> None:
+    """A captured pair at 0.5 and 0.7 of its speeds: phi is 0.2."""
+    plain, *others = coruns("cuda", 1024)
+    on_shares = next(corun for corun in others if corun.share_pct == 20)
+    eager = next(corun for corun in others if not corun.is_captured and corun.share_pct is None)
+    ones = (1.0, 1.0)
+    rates = [ran(corun, ones, ones, of) for corun, of in ((plain, (0.5, 0.7)), (on_shares, ones), (eager, ones))]
+    assert answer(rates).startswith("phi is +0.20 [+0.20, +0.20] for prefill beside decode (1 co-runs, captured)")
+    assert answer(rates[1:]).startswith("phi is +1.00")
+    assert answer([]) == "nothing was measured"
+
+
+def test_corners_come_first_and_captured_before_eager() -> None:
+    planned = coruns("cuda", 1024)
+    corners = planned[:12]
+    assert all(corun.is_captured for corun in corners)
+    sizes = {
+        kinds: [_sizes(corun) for corun in corners if corun.kinds == kinds] for kinds in {c.kinds for c in corners}
+    }
+    assert sizes == {
+        "prefill beside decode": [(128, 1), (128, 128), (2048, 1), (2048, 128)],
+        "draft beside verify": [(4, 5), (256, 320)],
+        "prefill beside prefill": [(2048, 2048), (128, 128)],
+        "prefill beside draft": [(2048, 4), (2048, 256), (128, 4), (128, 256)],
+    }
+    assert len(set(planned)) == len(planned) == 3 * 16 + 2 * 4 + 2 * 4 * 4 + 6
+    captured = [index for index, corun in enumerate(planned) if corun.is_captured]
+    eager = [index for index, corun in enumerate(planned) if {timed.launch for timed in corun.passes} == {"eager"}]
+    assert max(captured) < max(eager)
+    assert slots("cuda", 1024) == 130
+
+
+def _sizes(corun: Corun) -> tuple[int, ...]:
+    return tuple(timed.total_tokens for timed in corun.passes)
+
+
+def test_pairs_on_shares_come_behind_the_same_pair_on_the_whole_gpu() -> None:
+    planned = coruns("cuda", 1024)
+    on_shares = [corun for corun in planned if corun.share_pct is not None]
+    assert {corun.share_pct for corun in on_shares} == {20, 40, 60, 80}
+    assert {_sizes(corun) for corun in on_shares} == {(128, 1), (128, 128), (512, 1), (512, 128)}
+    launches = {tuple(timed.launch for timed in corun.passes) for corun in on_shares}
+    assert launches == {("graphed", "graphed"), ("eager", "eager")}
+    for each in on_shares:
+        assert planned.index(Corun(each.passes)) < planned.index(each)
+
+
+@pytest.mark.parametrize("context", [1024, 512, 256])
+def test_a_chunk_longer_than_the_context_is_several_prompts_of_as_many_tokens(context: int) -> None:
+    prefills = {timed for corun in coruns("cuda", context) for timed in corun.passes if timed.kind == "prefill"}
+    assert {timed.rows * timed.tokens for timed in prefills} == set(GRIDS["cuda"].chunk_tokens)
+    assert max(timed.tokens for timed in prefills) <= context
+
+
+@pytest.mark.parametrize(("gib", "context"), [(79.0, 1024), (44.0, 512), (36.0, 256)], ids=["80 GB", "48 GB", "40 GB"])
+def test_the_longest_context_that_fits_is_taken(monkeypatch: pytest.MonkeyPatch, gib: float, context: int) -> None:
+    has_memory(monkeypatch, gib)
+    spec = pair_spec("cuda", "llama-3.1-8b", "llama-3.2-1b", None, 64, 4096, None, 0)
+    roomy = fitting(spec)
+    assert (roomy.rows, roomy.slot_tokens - 256) == (slots("cuda", context), context)
+    has_memory(monkeypatch, 22.0)
+    with pytest.raises(ValueError, match=r"co-runs need .* with 256 tokens in KV, and cuda has 22.0 GiB"):
+        fitting(spec)
+
+
+def has_memory(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
+    class Gpu(cuda.Cuda):
+        def free_bytes(self) -> int:
+            return int(gib * 2**30)
+
+    monkeypatch.setattr(cuda, "find", lambda where: Gpu(torch.device(where)))
+    properties = cuda.Properties("a GPU", "8.9", 100, None, int(gib * 2**30), "-")
+    monkeypatch.setattr(cuda, "properties", lambda: properties)

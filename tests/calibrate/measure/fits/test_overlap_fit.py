@@ -1,0 +1,97 @@
+"""Contention comes back from rates whose law is known, with and without noise; what no fit used is predicted."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from calibrate.fit.point_works import work_of
+from calibrate.fit.points_file import Ran
+from calibrate.measure.fits.overlap_fit import MIN_PAIRS, beside, fit_overlap, fitted_pairs, halves, predicted
+from calibrate.measure.grid import Limits
+from calibrate.measure.overlap_cells import coruns, coruns_within
+from sim.costs.forms.build import build_costs
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.devices.contention import Contention, contention_of
+from tests.calibrate.measure.co_runs import ran
+
+PAIR = load("h100-sxm/llama-3.1-8b+llama-3.2-1b")
+CPU = load("cpu/tiny")
+SLOTS = Limits(rows=64, slot_tokens=4096, pass_tokens=4096, draft_tokens=8, has_draft=True, has_graphs=True)
+TRUTH = Contention(eta_compute=0.9, eta_bandwidth=0.8, tau_s=4e-6)
+TURNS = Contention(eta_compute=2.0, eta_bandwidth=2.0, tau_s=2e-5, takes_turns=True)
+
+
+def rated(profile: Profile, contention: Contention, limits: Limits, noise: float = 0.0) -> list[Ran]:
+    """Every co-run, had its passes the profile's costs and run beside each other as `contention` has it."""
+    floorless = msgspec.structs.replace(profile.overlap, demand_floor=0.0)
+    costs = build_costs(msgspec.structs.replace(profile, overlap=floorless))
+    random, found = np.random.default_rng(1), []
+    for corun in coruns_within(limits):
+        alone_s = tuple(costs.cost(work_of(timed)).device_s for timed in corun.passes)
+        ones = (1.0,) * len(corun.passes)
+        rates = np.array(predicted(contention, beside(costs, ran(corun, alone_s, alone_s, ones))))
+        wrong = np.exp(noise * random.standard_normal(len(rates)))
+        found.append(ran(corun, alone_s, alone_s, (rates * wrong).tolist()))
+    return found
+
+
+def test_contention_behind_rates_is_found_again_and_three_passes_are_predicted_from_pairs() -> None:
+    rates = rated(PAIR, TRUTH, SLOTS)
+    *_, three = rates
+    assert len(three.rates) == 3
+    assert max(three.rates) < 0.9
+    fitted = fit_overlap(PAIR, rates)
+    for name in ("eta_compute", "eta_bandwidth", "tau_s"):
+        assert getattr(fitted.overlap, name) == pytest.approx(getattr(TRUTH, name), rel=0.01)
+    assert (fitted.overlap.measured, fitted.overlap.demand_floor) == (True, 0.0)
+    error = fitted.errors["overlap_three"]
+    assert (error.points, error.mean_error_pct) == (3, pytest.approx(0.0, abs=1.0))
+    without = fit_overlap(PAIR, rates[:-1])
+    assert without.overlap == fitted.overlap
+    assert "overlap_three" not in without.errors
+
+
+def test_noise_is_stated_as_the_error_on_pairs_that_the_fit_did_not_use() -> None:
+    rates = rated(PAIR, TRUTH, SLOTS, noise=0.03)
+    error = fit_overlap(PAIR, rates).errors["overlap"]
+    assert error.points == 2 * len(halves(fitted_pairs(rates))[1]) >= 12
+    assert 1.0 < (error.mean_error_pct or 0.0) < 6.0
+
+
+def test_of_every_kind_some_pairs_are_fitted_and_some_held_out() -> None:
+    """Of two prefills the longer ones are fitted: they alone ask for more than the compute roof."""
+    used, held_out = halves(fitted_pairs(rated(PAIR, TRUTH, SLOTS)))
+    kinds = {"prefill beside decode", "draft beside verify", "prefill beside prefill", "prefill beside draft"}
+    assert {ran.corun.kinds for ran in used} == {ran.corun.kinds for ran in held_out} == kinds
+    assert (
+        max(ran.corun.passes[0].total_tokens for ran in held_out if ran.corun.kinds == "prefill beside prefill") == 512
+    )
+
+
+def test_a_fit_uses_captured_pairs_on_the_whole_device_where_there_are_any() -> None:
+    both = (1.0, 1.0)
+    planned = coruns("cuda", 1024)
+    rates = [ran(corun, both, both, both) for corun in planned]
+    used = [ran.corun for ran in fitted_pairs(rates)]
+    assert {*used} == {corun for corun in planned if corun.is_captured and corun.share_pct is None}
+    eager = [ran for ran in rates if not ran.corun.is_captured and ran.corun.share_pct is None]
+    assert {ran.corun for ran in fitted_pairs(eager)} == {ran.corun for ran in eager}
+
+
+def test_on_a_cpu_works_have_a_core_each_and_the_length_of_a_turn_is_found_again() -> None:
+    limits = SLOTS._replace(rows=16, slot_tokens=512, pass_tokens=512, has_graphs=False)
+    fitted = fit_overlap(CPU, rated(CPU, TURNS, limits, noise=0.02), cores=2.0)
+    assert contention_of(fitted.overlap) == msgspec.structs.replace(TURNS, tau_s=fitted.overlap.tau_s)
+    assert fitted.overlap.tau_s == pytest.approx(TURNS.tau_s, rel=0.2)
+
+
+def test_a_few_pairs_fit_nothing() -> None:
+    rates = rated(PAIR, TRUTH, SLOTS)
+    assert fit_overlap(PAIR, rates[: MIN_PAIRS - 1]) is PAIR
+    assert fit_overlap(PAIR, rates[:MIN_PAIRS]).overlap.measured

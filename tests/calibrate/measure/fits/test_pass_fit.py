@@ -1,0 +1,116 @@
+"""Fits to made-up measurements whose law is known: a profile's own costs, with and without noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from calibrate.fit.fit_errors import compare_points, summary
+from calibrate.fit.point_works import work_of
+from calibrate.fit.points_file import Clocks, MeasuredSession
+from calibrate.measure.fits.measured_profile import profile_of
+from calibrate.measure.grid import Limits, grid, is_held_out
+from sim.costs.forms.build import build_costs
+from sim.costs.profile import MeasuredPoint, Profile
+from sim.costs.profile_files import decode, encode, load
+
+LIMITS = Limits(rows=16, slot_tokens=512, pass_tokens=512, draft_tokens=8, has_draft=True, has_graphs=False)
+NOISE = 0.03
+HOST: dict[str, Any] = {
+    "is_cpu": True,
+    "kv_layout": "slot-head-token",
+    "date": "2026-01-01",
+    "kernels_per_layer": 12,
+    "result_s": 0.0,
+    "step_s": 1e-5,
+    "row_s": 1e-6,
+    "inflation_eager": [1.0, 1.9, 2.8],
+}
+
+
+def law() -> Profile:
+    """The shipped pair, with costs unlike those that the fit starts from."""
+    profile = load("cpu/tiny")
+    gemm = msgspec.structs.replace(profile.kernels.gemm, compute_share=0.35, fixed_s=6e-5)
+    return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(profile.kernels, gemm=gemm))
+
+
+CLOCKS = [
+    Clocks(sm_mhz=1980.0),
+    Clocks(sm_mhz=1410.0, throttled=("power cap", "hardware slowdown")),
+    Clocks(throttled=("power cap",)),
+]
+
+
+def measured(noise: float, seed: int = 0) -> MeasuredSession:
+    profile, generator = law(), np.random.default_rng(seed)
+    costs, passes = build_costs(profile), grid(LIMITS, 2)
+    points = []
+    for timed in passes:
+        seconds = costs.cost(work_of(timed)).device_s * float(np.exp(noise * generator.standard_normal()))
+        fields = {**timed._asdict(), "device_s": seconds, "host_s": seconds, "half_width_pct": 100 * noise}
+        more = {"repetitions": 9, "is_noisy": False, "is_held_out": is_held_out(timed, passes)}
+        points.append(msgspec.convert({**fields, **more}, MeasuredPoint))
+    options = {"attention": "flash-cpu"}
+    held = MeasuredSession(fingerprint={"device": "cpu"}, options=options)
+    return dataclasses.replace(held, passes=passes, points=points, clocks=CLOCKS, host=HOST)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Profile:
+    profile = law()
+    return profile_of(measured(NOISE), profile.gpu, 1, profile.target, profile.draft)
+
+
+def test_the_law_behind_noisy_points_is_found_again(fitted: Profile) -> None:
+    costs, truth = build_costs(fitted), build_costs(law())
+    for timed in grid(LIMITS, 1):
+        work = work_of(timed)
+        assert costs.cost(work).device_s == pytest.approx(truth.cost(work).device_s, rel=0.12), timed.name
+
+
+def test_errors_are_of_points_that_the_fit_did_not_use(fitted: Profile) -> None:
+    held_out = [point for point in fitted.points if point.is_held_out]
+    assert summary(compare_points(fitted, held_out), "")["verify"].points == fitted.errors["verify"].points
+    for kind in ("prefill", "decode", "draft", "verify", "draft_prefill"):
+        error = fitted.errors[kind]
+        assert error.mean_error_pct is not None
+        assert error.mean_error_pct < 3.0 * 100.0 * NOISE
+        assert "median" in error.held_out
+    assert fitted.errors["body"].points == 0
+
+
+def test_the_profile_carries_its_points_and_survives_its_file(fitted: Profile) -> None:
+    assert fitted.name == "cpu/tiny-target+tiny-draft"
+    assert len(fitted.points) == len(grid(LIMITS, 2))
+    assert "SM clock 1410 to 1980 MHz, of 3 visits slowed: 2 by power cap, 1 by hardware slowdown" in fitted.source
+    assert fitted.fingerprint == {"device": "cpu"}
+    assert "L2" not in fitted.source
+    assert not fitted.overlap.measured
+    assert decode(encode(fitted), "copy") == fitted
+
+
+def test_a_work_inside_the_measured_range_gives_no_warning(fitted: Profile, recwarn: pytest.WarningsRecorder) -> None:
+    costs = build_costs(fitted)
+    for timed in grid(LIMITS, 2):
+        costs.cost(work_of(timed))
+    assert not recwarn.list
+
+
+def test_the_state_of_the_l2_cache_is_told_where_it_is_known() -> None:
+    profile, held = law(), measured(0.0)
+    cold = [msgspec.structs.replace(point, l2="cold") for point in held.points[:3]]
+    known = dataclasses.replace(held, points=[*cold, *held.points[3:]])
+    source = profile_of(known, profile.gpu, 1, profile.target, profile.draft).source
+    assert f"L2 never flushed between repetitions: 3 cold, 0 warm, {len(held.points) - 3} unknown" in source
+
+
+def test_too_few_points_are_refused() -> None:
+    profile = law()
+    nothing = dataclasses.replace(measured(0.0), points=[])
+    with pytest.raises(ValueError, match="raise --budget"):
+        profile_of(nothing, profile.gpu, 1, profile.target, profile.draft)
