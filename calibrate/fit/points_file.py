@@ -3,7 +3,7 @@ most.
 
 JSON lines. The first is the header: schema, fingerprint, options. Then `plan` (passes to be timed), and in any order
 `point` (one per visit to a pass), `clocks` (what the driver told of the visit before it), `host`, `rates` (passes
-beside each other) and `serving` (what serving adds, by the form of the profile).
+beside each other) and `serving` (what serving adds).
 Not here: measuring (calibrate.measure), the profile made of it (sim.costs.profile).
 """
 
@@ -133,7 +133,7 @@ class MeasuredSession:
     host: dict[str, Any] = field(default_factory=dict)
     rates: list[Ran] = field(default_factory=list)
     serving: dict[str, Json] = field(default_factory=dict)
-    """Costs of serving by the form of the profile that they complete."""
+    """Costs of serving, by field; empty before they are known."""
 
     @property
     def left(self) -> list[TimedPass]:

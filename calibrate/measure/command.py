@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -59,13 +59,6 @@ class PairFlags(TypedDict):
 @click.option("--threads", type=WORKERS, default=1, show_default=True, help="CPU threads inside one pass.")
 @click.option("--serving/--no-serving", default=True, help="Also what serving adds to the passes [1-2 minutes; on].")
 @click.option(
-    "--form",
-    type=click.Choice(["compact", "table"]),
-    default=None,
-    help="Fitted constants, which other models can be derived from; or the models' own points, smoothed as far as they "
-    "are noisy. Their errors stand side by side in a table's profile. [table cpu, if points allow it; compact cuda]",
-)
-@click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the random weights."
 )
 def measure_command(
@@ -74,14 +67,13 @@ def measure_command(
     threads: int,
     budget: float | None,
     serving: bool,
-    form: Literal["compact", "table"] | None,
     **flags: Unpack[PairFlags],
 ) -> None:
     """Time this machine's prefill, draft and verify passes, alone and in pairs, and fit a profile to them.
 
     Runs the passes of `lanesim replay`, with random weights of the exact dimensions. What was measured is kept in
-    OUT.points.jsonl as it comes; the same command again goes on from there, and with the other --form and --overwrite
-    fits it anew.
+    OUT.points.jsonl as it comes; the same command again goes on from there. A CPU's profile has the models' points,
+    smoothed as far as they are noisy, where there are enough; a GPU's has constants fitted to them.
     """
     check_out(out, [flags["target"], flags["draft"]])
     if budget is not None and not MIN_BUDGET_S <= budget < float("inf"):
@@ -108,7 +100,6 @@ def measure_command(
                 spec,
                 points_path,
                 float(DEFAULTS[device]["budget"]) if budget is None else budget,
-                form=form,
                 is_serving=serving,
                 on_step=on_step,
                 say=lambda line: print(line, file=sys.stderr),

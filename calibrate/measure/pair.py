@@ -5,7 +5,7 @@ Not here: what a user may name a model (calibrate.catalogue.model_configs), timi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import torch
 
@@ -31,12 +31,11 @@ class Defaults(TypedDict):
     budget: float
     rows: int
     context: int
-    form: Literal["compact", "table"]
 
 
 DEFAULTS: dict[str, Defaults] = {
-    "cpu": {"dtype": "float32", "budget": 120.0, "rows": 16, "context": 512, "form": "table"},
-    "cuda": {"dtype": "bfloat16", "budget": 480.0, "rows": 32, "context": 2048, "form": "compact"},
+    "cpu": {"dtype": "float32", "budget": 120.0, "rows": 16, "context": 512},
+    "cuda": {"dtype": "bfloat16", "budget": 480.0, "rows": 32, "context": 2048},
 }
 """Defaults of each device."""
 MIN_CONTEXT = 256

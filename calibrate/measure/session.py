@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import date
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
 
 import msgspec
 from msgspec import structs
@@ -29,7 +28,7 @@ from calibrate.measure.fits.measured_table import TooFewPoints
 from calibrate.measure.fits.overlap_fit import MIN_PAIRS, fitted_pairs
 from calibrate.measure.machine import Driver, fingerprint, gpu, roofs
 from calibrate.measure.overlap_cells import coruns_within
-from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits
+from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.rates import MAX_CORUN_S, measure
 from calibrate.measure.serving_overhead import REPEATS, ServingCosts, completed, measure_serving
 from realrun.host import cuda
@@ -52,7 +51,6 @@ def measure_pair(
     path: Path,
     budget_s: float,
     *,
-    form: Literal["compact", "table"] | None = None,
     is_serving: bool = True,
     repeats: int = REPEATS,
     on_step: OnStep = lambda stage, done, total: None,
@@ -61,24 +59,17 @@ def measure_pair(
     """Time a pair, alone, beside itself and in service, into the points file `path`. Goes on where an earlier
     measurement was killed, and takes co-runs that are there.
 
-    Of two forms nobody asked for by name the table gives way to the compact one where points are too few, and serving
-    is left where slots are too short for its requests; both are told to `say`. Raises ValueError for the rest.
+    A table gives way to constants where points are too few for one, and serving is left where slots are too short for
+    its requests; both are told to `say`. Raises ValueError for the rest.
     """
     with points_file.alone(path):
         session = Session(spec, path, on_step)
         if spec.device == "cuda":
             say(session.driver.said)
         session.measure(budget_s)
-        form, is_asked = form or DEFAULTS[spec.device]["form"], form is not None
+        profile = session.profile(say)
         try:
-            profile = session.profile(form)
-        except TooFewPoints as error:
-            if is_asked:
-                raise
-            say(f"this profile is compact: {error}")
-            form, profile = "compact", session.profile("compact")
-        try:
-            return session.in_service(profile, form, repeats) if is_serving else profile
+            return session.in_service(profile, repeats) if is_serving else profile
         except ValueError as error:
             say(f"what serving adds was not measured: {error}")
             return profile
@@ -128,24 +119,28 @@ class Session:
                 self._host(budget_s)
             self._overlap(budget_s)
 
-    def profile(self, form: Literal["compact", "table"]) -> Profile:
-        """The profile of what the file holds."""
+    def profile(self, say: Callable[[str], None] = print) -> Profile:
+        """The profile of what the file holds: a table of a CPU's points, where there are enough, else constants."""
         held = self.held
         self.on_step("fit", 0, 1)
         target, draft = self.spec.target.shape, self.spec.draft.shape if self.spec.draft is not None else None
-        return profile_of(
-            held, msgspec.convert(held.host["gpu"], Gpu), int(held.host["multiprocessors"]), target, draft, form
+        fit = partial(
+            profile_of, held, msgspec.convert(held.host["gpu"], Gpu), int(held.host["multiprocessors"]), target, draft
         )
+        try:
+            return fit(is_table=self.spec.device == "cpu")
+        except TooFewPoints as error:
+            say(f"this profile has constants: {error}")
+            return fit(is_table=False)
 
-    def in_service(self, profile: Profile, form: str, repeats: int = REPEATS) -> Profile:
-        """`profile`, of `form`, with what serving adds to it. Raises ValueError where slots are too short for the
-        requests that are served."""
-        stated = self.held.serving.get(form)
-        if stated is None:
-            costs = measure_serving(profile, self.bench.kernels, repeats)
-            self.append("serving", {form: costs})
+    def in_service(self, profile: Profile, repeats: int = REPEATS) -> Profile:
+        """`profile` with what serving adds to it. Raises ValueError where slots are too short for the requests that are
+        served."""
+        if stated := self.held.serving:
+            costs = convert(stated, ServingCosts, f"points file {str(self.path)!r}: serving")
         else:
-            costs = convert(stated, ServingCosts, f"points file {str(self.path)!r}: serving of {form}")
+            costs = measure_serving(profile, self.bench.kernels, repeats)
+            self.append("serving", costs)
         return completed(profile, costs, is_cpu=self.spec.device == "cpu")
 
     def rate(self, bench: Bench, corun: Corun, seconds: float) -> points_file.Ran:

@@ -29,7 +29,7 @@ grid:
 """
 REPLAYED = ["--policy", "pd", "--profile", "cpu/tiny", "--num-prompts", "8", "--request-rate", "20", "--device", "cpu"]
 MEASURED = ["--device", "cpu", "--target", "tiny-target", "--draft", "tiny-draft", "--no-serving"]
-MEASURED += ["--rows", "1", "--context", "256", "--form", "compact"]
+MEASURED += ["--rows", "1", "--context", "256"]
 MEASURED += ["--budget", os.environ.get("LANESIM_BUDGET_S", "5")]
 """A busy machine needs more seconds for one pass of each kind."""
 

@@ -76,7 +76,7 @@ def run_draw(draw: Path, budget_s: float, seed: int) -> dict[str, Any]:
     """Measure, predict, replay, judge. Seeds differ from draw to draw."""
     torch.set_num_threads(1)
     spec = pair_spec("cpu", "tiny-target", "tiny-draft", None, None, None, None, 0)
-    profile = measure_pair(spec, draw / "tiny.points.jsonl", budget_s, form="table", say=print)
+    profile = measure_pair(spec, draw / "tiny.points.jsonl", budget_s, say=print)
     (draw / "tiny.json").write_bytes(encode(profile))
     loads = {"closed": _scenario(seed, "inf", CONCURRENCY)}
     closed = {policy: _predicted(loads["closed"], policy, profile) for policy in POLICIES}

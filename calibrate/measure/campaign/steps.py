@@ -61,7 +61,7 @@ def measure(device: str, out: Path, job: MeasuredPair, repeats: int) -> None:
     from sim.files.write import write_text
 
     spec, points = job.spec(device), job.points_path(out)
-    profile = measure_pair(spec, points, job.budget_s, form="compact", repeats=repeats, say=print)
+    profile = measure_pair(spec, points, job.budget_s, repeats=repeats, say=print)
     write_text(job.profile_path(out), encode(profile).decode())
 
 

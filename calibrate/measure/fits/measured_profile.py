@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from calibrate.fit.point_works import L2_STATES
 from calibrate.fit.points_file import Clocks, MeasuredSession
@@ -43,7 +43,8 @@ def profile_of(
     multiprocessors: int,
     target: ModelShape,
     draft: ModelShape | None,
-    form: Literal["compact", "table"] = "compact",
+    *,
+    is_table: bool = False,
 ) -> Profile:
     """Raises ValueError where the file has too few points to fit."""
     points = held.points
@@ -66,7 +67,7 @@ def profile_of(
         date=str(held.host["date"]),
     )
     fitted = fit_passes(start, points)
-    if form == "table":
+    if is_table:
         fitted = with_tables(fitted)
     fitted = fit_overlap(fitted, held.rates, cores=_cores(held.fingerprint) if is_cpu else None)
     return fit_shares(fitted, held.rates)

@@ -73,9 +73,7 @@ def with_tables(fitted: Profile) -> Profile:
     for model in (Model.TARGET, Model.DRAFT)[: len(fitted.models)]:
         points = [point for point in fitted.points if point.model == model.value]
         if not {"prefill"} < {point.kind for point in points if not point.is_held_out}:
-            raise TooFewPoints(
-                f"too few points for a table of the {model.value}: raise --budget, or use --form compact"
-            )
+            raise TooFewPoints(f"too few points for a table of the {model.value}: raise --budget")
         tables[model] = _model_table(fitted, model, points)
     kernels = _kernels(fitted, tables)
     source = f"{fitted.source}; tables: compact fit corrected by its points"

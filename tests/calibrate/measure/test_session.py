@@ -115,21 +115,7 @@ def test_running_it_again_measures_nothing_and_gives_the_same_profile(folder: Pa
 
 
 @pytest.mark.slow
-def test_both_forms_are_made_of_the_same_points_and_a_cpu_gets_the_table(folder: Path, tmp_path: Path) -> None:
-    points = tmp_path / "p.points.jsonl"
-    points.write_bytes((folder / "p.points.jsonl").read_bytes())
-    calibrate(*flags(folder, "--out", tmp_path / "p.json", "--form", "compact"))
-    assert points.read_bytes() == (folder / "p.points.jsonl").read_bytes()
-    table, compact = load(folder / "p.json"), load(tmp_path / "p.json")
-    assert not isinstance(build_costs(compact), TableCosts)
-    assert isinstance(build_costs(table), TableCosts)
-    assert table.points == compact.points
-    assert table.errors.keys() == compact.errors.keys()
-    assert "compact form: mean" in table.errors["verify"].held_out
-
-
-@pytest.mark.slow
-def test_too_few_points_for_a_table_that_nobody_asked_for_make_a_compact_profile_of_the_same_points(
+def test_too_few_points_for_a_table_make_a_profile_of_constants(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(_: Profile) -> Profile:
@@ -141,11 +127,10 @@ def test_too_few_points_for_a_table_that_nobody_asked_for_make_a_compact_profile
     (tmp_path / "p.points.jsonl").write_text("".join(points[:-MEASURED_AGAIN]))
     monkeypatch.setattr("calibrate.measure.fits.measured_profile.with_tables", refuse)
     calibrate(*flags(folder, "--out", tmp_path / "p.json"))
-    assert "this profile is compact: too few points" in capsys.readouterr().err
+    assert "this profile has constants: too few points" in capsys.readouterr().err
     assert written == [(tmp_path / "p.points.jsonl").read_bytes()]
     assert written[0].count(b"\n") == len(points)
     assert not isinstance(build_costs(load(tmp_path / "p.json")), TableCosts)
-    assert "too few points" in refusal(*flags(folder, "--out", tmp_path / "p.json", "--form", "table", "--overwrite"))
 
 
 @pytest.mark.slow
@@ -298,10 +283,8 @@ def test_what_was_rated_before_is_not_rated_again_and_too_few_rates_are_filled_u
 
 
 @pytest.mark.slow
-def test_what_serving_adds_is_kept_by_the_form_that_it_completes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A measurement that was killed behind it does not serve again; the other form does."""
+def test_what_serving_adds_is_kept(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement that was killed behind it does not serve again."""
     target, draft = (str(folder / model / "config.json") for model in "td")
     spec = pair_spec("cpu", target, draft, None, 4, 256, None, 0)
     (tmp_path / "q.jsonl").write_bytes((folder / "p.points.jsonl").read_bytes())
@@ -313,9 +296,10 @@ def test_what_serving_adds_is_kept_by_the_form_that_it_completes(
         "calibrate.measure.session.measure_serving", lambda profile, *_: asked.append(profile.name) or costs
     )
     session = Session(spec, tmp_path / "q.jsonl")
-    profiles = [session.in_service(session.profile(form), form) for form in ("compact", "compact", "table")]
-    assert len(asked) == 2
+    profiles = [session.in_service(session.profile()) for _ in range(2)]
+    assert len(asked) == 1
+    assert isinstance(build_costs(profiles[0]), TableCosts)
     assert profiles[0] == profiles[1]
     assert {profile.host.result_s for profile in profiles} == {2e-5}
     assert profiles[0].host.is_synchronous
-    assert "made up" in profiles[2].host.source
+    assert "made up" in profiles[1].host.source

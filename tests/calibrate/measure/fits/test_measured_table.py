@@ -61,7 +61,7 @@ def measured(noise: float, change: Callable[[MeasuredPoint], MeasuredPoint] = la
 
 def table_of(held: MeasuredSession) -> Profile:
     shape = law()
-    return profile_of(held, shape.gpu, 1, shape.target, shape.draft, "table")
+    return profile_of(held, shape.gpu, 1, shape.target, shape.draft, is_table=True)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_a_target_alone_has_one_table() -> None:
     held, shape = measured(NOISE), law()
     passes = [timed for timed in PLACES if timed.model == "target"]
     alone = dataclasses.replace(held, passes=passes, points=[point for point in held.points if point.model == "target"])
-    profile = profile_of(alone, shape.gpu, 1, shape.target, None, "table")
+    profile = profile_of(alone, shape.gpu, 1, shape.target, None, is_table=True)
     assert profile.table.draft is None
     assert off(profile, [timed for timed in passes if timed.kind in OF_ROWS]).max() < 3 * NOISE
 
