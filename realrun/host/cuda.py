@@ -79,7 +79,7 @@ class Cuda:
         connections = int(os.environ.get(CONNECTIONS, USUAL_CONNECTIONS))
         for _ in range(MAX_CONNECTIONS if len(_STREAMS) < connections else 0):
             # torch counts the other way round: lower is served first.
-            raw = torch.cuda.DeviceStream(self._where, priority=-priority)
+            raw = torch.cuda.Stream(self._where, priority=-priority)
             if raw.cuda_stream not in _STREAMS:
                 made = _STREAMS[raw.cuda_stream] = _CudaStream(raw)
                 return made
@@ -118,7 +118,7 @@ class Cuda:
 
 
 @cache
-def _green_streams(count: int) -> tuple[tuple[torch.cuda.DeviceStream, int], ...]:
+def _green_streams(count: int) -> tuple[tuple[torch.cuda.Stream, int], ...]:
     """Streams of two green contexts of the first GPU and their multiprocessors: `count` or a few more, and the rest.
 
     By the driver's own calls: every context that torch makes is split off anew, so that two of them overlap. They last
@@ -151,7 +151,7 @@ def _green_streams(count: int) -> tuple[tuple[torch.cuda.DeviceStream, int], ...
 
 
 class _CudaStream:
-    def __init__(self, raw: torch.cuda.DeviceStream) -> None:
+    def __init__(self, raw: torch.cuda.Stream) -> None:
         self._raw, self._pool = raw, torch.cuda.graph_pool_handle()
 
     def run(self, work: Callable[[], object]) -> None:

@@ -56,7 +56,8 @@ def measured(noise: float, change: Callable[[MeasuredPoint], MeasuredPoint] = la
         fields = {**timed._asdict(), "device_s": seconds, "host_s": seconds, "half_width_pct": 100 * noise}
         more = {"repetitions": 9, "is_noisy": False, "is_held_out": is_held_out(timed, PLACES)}
         points.append(change(msgspec.convert({**fields, **more}, MeasuredPoint)))
-    return MeasuredSession({"device": "cpu"}, {"attention": "flash-cpu"}, PLACES, points, [], set(), HOST, [], {})
+    held = MeasuredSession(fingerprint={"device": "cpu"}, options={"attention": "flash-cpu"})
+    return dataclasses.replace(held, passes=PLACES, points=points, host=HOST)
 
 
 def table_of(held: MeasuredSession) -> Profile:
