@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calibrate.judge.cell import Cell
-from validation.silicon.drafted import Pair, judge, pairs
+from validation.silicon.drafted import DraftedPair, judge, pairs
 from validation.silicon.served_cells import budget_of
 
 NAMES = count()
@@ -26,8 +26,8 @@ def cell(tpot_ms: float, *, day: str = "2026-01-29", **changes: Any) -> Cell:
 def test_a_drafting_row_is_beside_the_plain_one_of_its_set_up_that_is_nearest_in_time() -> None:
     near, far = cell(11.0), cell(12.0, day="2025-12-01")
     drafting, other = cell(6.0, day="2026-02-05"), cell(20.0, concurrency=64)
-    assert pairs([near, far, other, drafting]) == [Pair(near, drafting)]
-    assert Pair(near, drafting).speedup == pytest.approx(11.0 / 6.0)
+    assert pairs([near, far, other, drafting]) == [DraftedPair(near, drafting)]
+    assert DraftedPair(near, drafting).speedup == pytest.approx(11.0 / 6.0)
 
 
 def test_runs_of_other_months_and_of_data_parallel_attention_are_no_pairs() -> None:
@@ -44,7 +44,7 @@ def test_a_step_of_the_recipe_holds_every_seats_round_and_a_prompt() -> None:
 
 def test_one_acceptance_length_is_fitted_to_all_pairs_of_a_group() -> None:
     """Simulated rounds take a plain step and a half: speed-ups of 1.2 and 1.8 want a length between theirs."""
-    group = [Pair(cell(12.0), cell(10.0)), Pair(cell(18.0), cell(10.0))]
+    group = [DraftedPair(cell(12.0), cell(10.0)), DraftedPair(cell(18.0), cell(10.0))]
     first, last = judge(group, lambda cell, drafts, length: 15.0 / length if drafts else 10.0)
     assert first["acceptance_length"] == pytest.approx(1.5 * (1.2 * 1.8) ** 0.5, abs=0.01)
     assert first["simulated_speedup"] == last["simulated_speedup"]

@@ -38,7 +38,7 @@ Simulated = Callable[[Cell, int, float], float]
 """Mean TPOT, milliseconds, of a cell with so many drafts a round, at an acceptance length."""
 
 
-class Pair(NamedTuple):
+class DraftedPair(NamedTuple):
     """Two runs of one set-up."""
 
     plain: Cell
@@ -54,17 +54,17 @@ class Pair(NamedTuple):
         return self.plain.measured["tpot_ms"] / self.drafted.measured["tpot_ms"]
 
 
-def pairs(cells: Sequence[Cell]) -> list[Pair]:
+def pairs(cells: Sequence[Cell]) -> list[DraftedPair]:
     """Each drafting cell with the plain one of the same set-up that is nearest in time, where one is near."""
     drafts = drafting(cells)
     dated = [cell for cell in cells if cell.day]
     plain = grouped((cell for cell in dated if architecture(cell) == DRAFTING_MODEL and cell.id not in drafts), _set_up)
-    by_set_up: dict[tuple[Hashable, ...], Pair] = {}
+    by_set_up: dict[tuple[Hashable, ...], DraftedPair] = {}
     for cell in dated:
         if cell.id in drafts and cell.dp == 1 and (others := plain.get(_set_up(cell))):
             days, _, nearest = min((_days_between(cell, other), other.id, other) for other in others)
             if days <= NEAR_DAYS:
-                by_set_up.setdefault(_set_up(cell), Pair(nearest, cell))
+                by_set_up.setdefault(_set_up(cell), DraftedPair(nearest, cell))
     return sorted(by_set_up.values(), key=lambda pair: (pair.group, pair.plain.tp, pair.plain.concurrency))
 
 
@@ -90,7 +90,7 @@ def tpot_ms(cell: Cell, drafts: int, acceptance_length: float) -> float:
     return means(raw, profile)["tpot_ms"]
 
 
-def judge(group: Sequence[Pair], simulated_ms: Simulated = tpot_ms) -> list[dict[str, Any]]:
+def judge(group: Sequence[DraftedPair], simulated_ms: Simulated = tpot_ms) -> list[dict[str, Any]]:
     """Lines of the table for pairs of one format and pair of lengths, with the acceptance length at which their errors
     cancel."""
     length, ratios = FIRST_LENGTH, [1.0] * len(group)

@@ -13,7 +13,7 @@ from functools import cache
 from math import log2
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -26,17 +26,8 @@ from validation.tables import csv_rows, grouped
 
 SAMPLE = "ai-dynamo/aiconfigurator@095f58a51c4c, silicon_sample.csv"
 OVER_LENGTHS = f"{SAMPLE}; mean size over lengths, formats and degrees"
-
-
-class Load(NamedTuple):
-    """What the cells of one mean have in common."""
-
-    gpu: str
-    engine: str
-    model: str
-    has_experts: bool
-    in_flight: int
-    """Requests in flight on a rank, the nearest power of two."""
+COMMON = ("gpu", "engine", "model", "has_experts", "in_flight")
+"""Fields that the cells of one mean have in common; requests in flight on a rank are the nearest power of two."""
 
 
 @cache
@@ -49,15 +40,15 @@ def model_of(repository: str) -> tuple[str, bool]:
 def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]) -> list[EvidenceCell]:
     """Means over `judged`, lines of served-cells.csv, of `rows`, those of silicon_sample.csv."""
     cells = {row["id"]: cell_of(row) for row in rows}
-    errors: dict[Load, list[float]] = {}
+    errors: dict[tuple[Any, ...], list[float]] = {}
     for line in judged:
         if line["role"] == JUDGED:
             cell = cells[line["id"]]
-            load = Load(cell.gpu, engine_name(cell), *model_of(cell.target), 1 << round(log2(cell.concurrency)))
+            load = cell.gpu, engine_name(cell), *model_of(cell.target), 1 << round(log2(cell.concurrency))
             errors.setdefault(load, []).append(abs(float(line["tpot_error_pct"])))
     return [
         EvidenceCell(
-            **load._asdict(), method=NONE, k=0, workload="random", metric=f"TPOT {MEAN_SIZE}",
+            **dict(zip(COMMON, load, strict=True)), method=NONE, k=0, workload="random", metric=f"TPOT {MEAN_SIZE}",
             error_pct=round(fmean(sizes), 1), speedup_error_pct=None, source=OVER_LENGTHS, runs=len(sizes),
         )
         for load, sizes in sorted(errors.items())
