@@ -59,7 +59,7 @@ FLOORS = {
     "validation": (
         ("tables", "page"),
         ("claims", "silicon", "accuracy", "replays", "speed", "conformance"),
-        ("coverage", "intervals", "pages"),
+        ("coverage", "left_out", "pages"),
         ("__main__",),
     ),
 }

@@ -30,7 +30,7 @@ PROGRAMS = {
     "drafted": ("validation.silicon.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),
     "evidence": ("validation.silicon.evidence", "sim/evidence: means of judged served cells, which answers quote"),
     "leaderboard": ("validation.pages.leaderboard", "docs/leaderboard.md: lanesim beside every other simulator"),
-    "left_out": ("validation.intervals.left_out", "pooled constants of engines without each of their sources"),
+    "left_out": ("validation.left_out", "pooled constants of engines without each of their sources"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),
     "profile_errors": ("validation.pages.profile_errors", "error of a profile on its held-out points, per kind"),

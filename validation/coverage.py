@@ -26,7 +26,7 @@ from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -113,6 +113,7 @@ LENGTHS, CONCURRENCIES = (1, 3, 5), (1, 8, 32)
 TUNED = {EAGLE: "length:2.6@3", APERTUS: "vllm:.518,.31,.194", "h100-sxm/llama-2-7b+tinyllama-1.1b": "length:2.6@3"}
 """Profile -> acceptance."""
 
+A100, GH200 = "unlicensed_local_only/a100_eagle3_study/runs_summary.csv", "unlicensed_local_only/apertus_gh200"
 A100_WORKLOAD, FITTED_CONCURRENCY = "gsm8k", 1
 """Constants of engines were fitted on the A100's EAGLE-3 cells of this concurrency."""
 PASSES = 8
@@ -330,19 +331,12 @@ def tune_truths(seed: int, count: int) -> None:
     print(f"pooled: {pooled:.1f} % of {sum(speedups.size for speedups in fresh)}")
 
 
-A100, GH200 = "unlicensed_local_only/a100_eagle3_study/runs_summary.csv", "unlicensed_local_only/apertus_gh200"
+MeasuredTuning = tuple[str, Scenario, Mapping[tuple[int, int], float]]
+"""Title and scenario of a drafter whose speed-ups were measured, and output tokens per second by concurrency and draft
+length, 0 = without a drafter."""
 
 
-class Case(NamedTuple):
-    """A drafter whose speed-ups were measured."""
-
-    title: str
-    scenario: Scenario
-    measured: Mapping[tuple[int, int], float]
-    """Tokens per second by concurrency and draft length, 0 = without a drafter."""
-
-
-def gh200_case(folder: Path, method: str, profile: str, scratch: Path) -> Case:
+def gh200_case(folder: Path, method: str, profile: str, scratch: Path) -> MeasuredTuning:
     """Chat on the GH200."""
     cells = csv_rows(folder / "cells.csv")
     cells = [row for row in cells if row["workload"] == "chat" and row["method"] in ("none", method)]
@@ -362,7 +356,7 @@ def gh200_case(folder: Path, method: str, profile: str, scratch: Path) -> Case:
             "speculation.method": "eagle3" if method == "eagle31" else method,
         },
     )  # fmt: skip
-    return Case(f"GH200, Apertus 8B, chat, {method}", scenario, measured)
+    return f"GH200, Apertus 8B, chat, {method}", scenario, measured
 
 
 def quoted(path: Path, method: str, k: int) -> str:
@@ -376,7 +370,7 @@ def quoted(path: Path, method: str, k: int) -> str:
     return "vllm:" + ",".join(f"{rate:.4f}" for rate in rates)
 
 
-def a100_case(path: Path) -> Case:
+def a100_case(path: Path) -> MeasuredTuning:
     """EAGLE-3 of vLLM 0.24 on the A100; one draft length, so its acceptance is that length's."""
     cells = [cell for cell in study(path, RunSpec()) if cell["label"] == A100_WORKLOAD]
     drafting = [cell for cell in cells if cell["num_speculative_tokens"]]
@@ -393,7 +387,7 @@ def a100_case(path: Path) -> Case:
         for cell in cells
         if cell["concurrency"] in kept
     }
-    return Case(f"A100, Llama-3.1-8B, {A100_WORKLOAD}, EAGLE-3", scenario, measured)
+    return f"A100, Llama-3.1-8B, {A100_WORKLOAD}, EAGLE-3", scenario, measured
 
 
 def accuracy_intervals(data: Path, draws: int = 20, workers: int = 2) -> None:

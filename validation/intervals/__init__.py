@@ -1,1 +1,0 @@
-"""How often stated intervals and verdicts hold."""

@@ -1,0 +1,180 @@
+"""Constants of engines that several sources went into, taken anew without each of them: `python -m validation left_out
+DATA [--out TABLE.csv]`.
+
+A pooled constant is the mean over its sources (its `source` in sim/engines says of what), so that leaving one out is
+the mean of the others. The source that was left out then judges: its own cells, its own engine, that one constant
+replaced by the pooled one and by the one without it. DATA as in `make accuracy-public`. Not here: constants of one
+source (docs/leaderboard.md names them), the page (validation.pages.leaderboard).
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+import msgspec
+
+from calibrate.judge.cell import Cell
+from sim.costs.engine_costs import engine_of, load_engine, with_engine
+from sim.costs.profile import Profile
+from validation.accuracy.sections import judge_run
+from validation.accuracy.specs import specs
+from validation.silicon.labels import drafting, is_fitted
+from validation.silicon.served_cells import (
+    RECIPE,
+    cell_of,
+    engine_name,
+    means,
+    profile_of,
+    raw_scenario,
+    read_cells,
+)
+from validation.tables import grouped, mean_size, off_pct, write_csv
+
+TABLE = Path(__file__).parents[1] / "docs/validation/left-out.csv"
+ELSEWHERE = "a GPU that no engine names"
+SERVED = "aiconfigurator/silicon_visible.csv"
+
+
+class PooledSource(NamedTuple):
+    """Cells that went into a constant: those of a run of a section of sections.yaml."""
+
+    section: str
+    run: int
+    engine: str
+    metric: str
+    measure: str
+    """The metric in words."""
+    shipped: tuple[str, int] | None = None
+    """GPU and tensor-parallel degree of the shipped engine, in place of what the profile has of it."""
+
+
+MID_2025 = "H100, Llama-3.1-8B, vLLM of mid-2025"
+H100, A100 = "H100, Llama-3.1-8B, closed loop, TensorRT-LLM", "A100, Llama-3.1-8B fp16, vLLM 0.24, EAGLE-3"
+RTX_PRO, RTX_4090 = "RTX PRO 6000, Llama-3.1-8B, vLLM 0.19", "RTX 4090, Llama-3.1-8B, vLLM 0.19"
+SOURCES = {
+    "SpecDecode-Bench, vLLM of 2025": PooledSource(MID_2025, 1, "vllm-0.9", "tpot_ms", "step"),
+    "vLLM 0.12, Qwen3-32B, TP 2": PooledSource(
+        "H100, Qwen3-32B, vLLM 0.12", 0, "vllm-0.12", "tpot_ms", "TPOT", shipped=("h100-sxm", 2)
+    ),
+    "TensorRT-LLM 1.0, Llama-3.1-8B": PooledSource(H100, 0, "trtllm-1.0", "tpot_ms", "TPOT"),
+    "vllm#20780, vLLM of mid-2025": PooledSource(MID_2025, 0, "vllm-0.9", "tpot_ms", "TPOT at k = 2"),
+    "vLLM 0.24, A100, EAGLE-3": PooledSource(A100, 0, "vllm-0.24", "output_throughput", "tokens/s"),
+    RTX_PRO: PooledSource(RTX_PRO, 0, "vllm-0.19", "tpot_ms", "mean TPOT"),
+    RTX_4090: PooledSource(RTX_4090, 0, "vllm-0.19", "tpot_ms", "mean TPOT"),
+}
+STEP_S = {"SpecDecode-Bench, vLLM of 2025": 1.207e-3, "vLLM 0.12, Qwen3-32B, TP 2": 2.19e-3}
+POOLED = (
+    ("step_s", "vllm-0.24", "vllm-0.12 to 0.24, elsewhere", STEP_S),
+    (
+        "step_s", "trtllm-1.0", "sglang-0.5 and trtllm-1.0, elsewhere",
+        {**STEP_S, "TensorRT-LLM 1.0, Llama-3.1-8B": 0.8812e-3},
+    ),
+    (
+        "draft_pass_s", "trtllm-1.0", "vllm-0.12, trtllm, sglang-0.5, elsewhere",
+        {"vllm#20780, vLLM of mid-2025": 0.68e-3, "vLLM 0.24, A100, EAGLE-3": 0.0},
+    ),
+    ("gap_s", "vllm-0.19", "vllm-0.19, elsewhere", {RTX_PRO: 1.736e-3, RTX_4090: 0.0}),
+)  # fmt: skip
+"""Constant, a file of sim/engines that has its pooled value, all of those in words, each source's value in seconds."""
+
+Errors = Callable[[str, float], list[float]]
+"""Errors of a source's cells in percent, with a value of the constant, seconds, in place of its engine's own."""
+
+
+def left_out(
+    constant: str,
+    engines: str,
+    pooled_s: float,
+    values_s: Mapping[str, float],
+    measures: Mapping[str, str],
+    errors: Errors,
+) -> Iterator[dict[str, Any]]:
+    """A line of the table for each source in turn: times in milliseconds, the errors' mean size in percent."""
+    for source, value_s in values_s.items():
+        without_s = fmean(other_s for other, other_s in values_s.items() if other != source)
+        with_pooled, without = (errors(source, tried_s) for tried_s in (pooled_s, without_s))
+        times_s = {"own_ms": value_s, "pooled_ms": pooled_s, "without_ms": without_s}
+        yield {
+            "constant": constant,
+            "engines": engines,
+            "source": source,
+            **{name: round(1e3 * time_s, 4) for name, time_s in times_s.items()},
+            "metric": measures[source],
+            "cells": len(with_pooled),
+            "pooled_error_pct": round(mean_size(with_pooled) or 0.0, 1),
+            "without_error_pct": round(mean_size(without) or 0.0, 1),
+        }
+
+
+def errors_of(data: Path, constant: str) -> Errors:
+    """Errors on the cells of SOURCES; of throughput and draft_pass_s on those that draft, since the others do not see
+    the constant."""
+    runs = {spec.title: spec.runs for spec in specs()}
+
+    def errors(source: str, value_s: float) -> list[float]:
+        section, run, engine, metric, _, shipped = SOURCES[source]
+
+        def changed(profile: Profile) -> Profile:
+            costs = load_engine(engine, *shipped) if shipped else engine_of(engine, profile)
+            return with_engine(profile, msgspec.structs.replace(costs, **{constant: value_s}))
+
+        judged, _ = judge_run(runs[section][run], data, changed)
+        seen = [each for each in judged if each.cell.num_speculative_tokens or constant != "draft_pass_s"]
+        return [each.error_pct(metric) or 0.0 for each in seen]
+
+    return errors
+
+
+def frontends(data: Path) -> Iterator[dict[str, Any]]:
+    """SGLang's time before the queue: medians over marked cells of what first tokens come later than without one, by
+    GPU."""
+    cells = [cell_of(row) for row in read_cells(data / SERVED)]
+    drafts = drafting(cells)
+    marked = [
+        cell
+        for cell in cells
+        if cell.engine == "sglang" and is_fitted(cell) and cell.source == RECIPE and cell.id not in drafts
+        if load_engine("sglang-0.5", cell.gpu, cell.tp).frontend_s
+    ]
+    by_gpu = grouped(sorted(marked, key=lambda cell: cell.gpu), lambda cell: cell.gpu)
+    by_name = {f"{gpu}, {len(of)} marked cells": of for gpu, of in by_gpu.items()}
+    values_s = {
+        name: median(1e-3 * (cell.measured["ttft_ms"] - first_token_ms(cell, 0.0)) for cell in of)
+        for name, of in by_name.items()
+    }
+
+    def errors(name: str, frontend_s: float) -> list[float]:
+        return [off_pct(first_token_ms(cell, frontend_s), cell.measured["ttft_ms"]) for cell in by_name[name]]
+
+    pooled_s = load_engine("sglang-0.5", "b200-sxm", 8).frontend_s
+    measures = dict.fromkeys(by_name, "TTFT")
+    return left_out("frontend_s", "sglang-0.5, H200, B200 and B300", pooled_s, values_s, measures, errors)
+
+
+def first_token_ms(cell: Cell, frontend_s: float) -> float:
+    profile, _ = profile_of(cell)
+    costs = msgspec.structs.replace(engine_of(engine_name(cell), profile), frontend_s=frontend_s)
+    profile = with_engine(profile, costs)
+    return means(raw_scenario(cell, profile.name), profile)["ttft_ms"]
+
+
+def lines_of(data: Path) -> Iterator[dict[str, Any]]:
+    measures = {name: source.measure for name, source in SOURCES.items()}
+    for constant, engine, engines, values_s in POOLED:
+        pooled_s = getattr(load_engine(engine, ELSEWHERE), constant)
+        yield from left_out(constant, engines, pooled_s, values_s, measures, errors_of(data, constant))
+    yield from frontends(data)
+
+
+def main(data: Path, out: Path = TABLE) -> None:
+    warnings.simplefilter("ignore")
+    lines: list[dict[str, Any]] = []
+    for line in lines_of(data):
+        lines.append(line)
+        print(*line.values(), sep=", ", file=sys.stderr)
+    write_csv(out, list(lines[0]), (line.values() for line in lines))
