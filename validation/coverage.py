@@ -1,14 +1,13 @@
 """How often what lanesim states holds: load verdicts and intervals of means in long runs, fleets and speed-ups in other
 draws of costs and acceptance, speed-ups beside measured ones.
 
-    python -m validation verdicts load|coverage|kinds [--groups 100] [--workers 2] [--without-tails]
+    python -m validation verdicts load|coverage [--groups 100] [--workers 2] [--without-tails]
     python -m validation truths capacity|tune|plan [--seed 0] [--count 20]
     python -m validation accuracy_intervals DATA [--draws 20] [--workers 2]
 
 `verdicts load`: verdicts on a queue whose capacity is known (M/D/1), `continuous` and `pd`, at 0.5 to 1.2 of it.
-`verdicts coverage`: 95 % intervals, four replications, against the means of long runs, at 30, 60 and 85 % of capacity
-on two GPUs; a p99 in runs so long that MIN_FOR_P99 requests count as independent. `verdicts kinds`: an open loop, a
-closed one and a trace.
+`verdicts coverage`: 95 % intervals, four replications, against the means of long runs: open loops at 30, 60 and 85 % of
+capacity on two GPUs, a closed loop and a trace; a p99 in runs so long that MIN_FOR_P99 requests count as independent.
 `truths`: single draws of costs and acceptance from other seeds. A fleet that `capacity` or `plan` recommends should
 meet its SLOs in 18 of 20 and have at most one replica more than the smallest that does in half of them; 90 % intervals
 of speed-ups that `tune` states should hold 82 to 96 % of fresh draws, and its regret be what is realised in them.
@@ -158,42 +157,29 @@ def load_verdicts(groups: int) -> None:
             print(f"  {share:4.2f}: {', '.join(shares)}", flush=True)
 
 
-def open_loops() -> Iterator[tuple[str, Scenario, int]]:
-    """Name, scenario of one policy, replications of the long run."""
+def loops(folder: Path) -> Iterator[tuple[str, Scenario, int]]:
+    """Open loops at SHARES of capacity, a closed one of answers of very different lengths, and a bursty trace: name,
+    scenario of one policy, replications of the long run."""
+    given: dict[str, Any] = {"policy": "continuous", "replications": REPLICATIONS}
     for name in PAIRS:
-        scenario = Scenario.of(profile=name, policy="continuous", dataset_name="azure-conv", replications=REPLICATIONS)
+        scenario = Scenario.of(profile=name, dataset_name="azure-conv", **given)
         rate, _ = Saturation(resolve(scenario, load(name), "continuous"), scenario.seed).capacity
         for share in SHARES:
             yield f"{name} {share:.0%}", with_keys(scenario, workload={"request_rate": share * rate}), LONG_RUNS
-
-
-def kinds(folder: Path) -> Iterator[tuple[str, Scenario, int]]:
-    """An open loop at 60 % of capacity, a closed one of answers of very different lengths, and a bursty trace."""
-    given: dict[str, Any] = {"policy": "continuous", "replications": REPLICATIONS}
-    conversations = Scenario.of(profile=PAIRS[0], dataset_name="azure-conv", **given)
-    rate, _ = Saturation(resolve(conversations, load(PAIRS[0]), "continuous"), conversations.seed).capacity
-    yield "open", with_keys(conversations, workload={"request_rate": SHARES[1] * rate}), LONG_RUNS
     closed = Scenario.of(profile=EAGLE, dataset_name="azure-code", request_rate="inf", max_concurrency=32, **given)
     yield "closed", closed, LONG_RUNS
-    bursty = with_keys(conversations, workload={"request_rate": SHARES[0] * rate, "burstiness": 0.5})
-    requests = build_requests(bursty.workload.sized(TRACE_PROMPTS), TRUTH_SEED)
-    path = folder / "trace.csv"
+    bursty = with_keys(scenario, workload={"request_rate": SHARES[0] * rate, "burstiness": 0.5})
+    path, requests = folder / "trace.csv", build_requests(bursty.workload.sized(TRACE_PROMPTS), TRUTH_SEED)
     rows = ((each.arrival_s, each.prompt_tokens, each.output_tokens) for each in requests)
     write_csv(path, ["arrival_s", "prompt_tokens", "output_tokens"], rows)
-    trace = {"workload.trace_arrivals": "recorded"}
-    yield (
-        "trace",
-        Scenario.of(profile=PAIRS[0], dataset_name="csv", dataset_path=str(path), **given, **trace),
-        TRACE_RUNS,
-    )
+    recorded = {"dataset_path": str(path), "workload.trace_arrivals": "recorded"}
+    yield "trace", Scenario.of(profile=name, dataset_name="csv", **given, **recorded), TRACE_RUNS
 
 
-def intervals_of_means(
-    settings: Iterable[tuple[str, Scenario, int]], groups: int, workers: int, *, has_tails: bool
-) -> None:
-    """Coverage of every metric in every setting, and of the groups as they come over all settings."""
+def intervals_of_means(groups: int, workers: int, folder: Path, *, has_tails: bool) -> None:
+    """Coverage of every metric in every loop, and of the groups as they come over all loops."""
     pooled: dict[str, list[float]] = {}
-    for name, scenario, num_long in settings:
+    for name, scenario, num_long in loops(folder):
         profile = load(scenario.profile)
         resolved = resolve(scenario, profile, scenario.policy[0])
         length = choose_run_length([resolved], [Saturation(resolved)])
@@ -202,26 +188,24 @@ def intervals_of_means(
         long = workload if is_trace(workload) else workload.sized(20_000, 1000, 1000 * bool(length.num_cooldowns))
         seeds = [child_seed(TRUTH_SEED, run) for run in range(num_long)]
         truths = runs_of([(msgspec.structs.replace(settled, workload=long), profile, seed) for seed in seeds], workers)
-        sizes = dict.fromkeys(METRICS, (settled, groups))
-        if has_tails:
+        cases: list[tuple[tuple[str, ...], Scenario, int]] = [(METRICS, settled, groups)]
+        if has_tails and num_long == LONG_RUNS:
             completed, independent = (np.mean(values_of(truths, key)) for key in ("completed", "effective_requests"))
             most = ceil(MIN_FOR_P99 / REPLICATIONS * completed / independent) + length.num_warmups
-            long_enough = with_keys(settled, workload={"num_prompts": max(length.num_prompts, most)})
-            sizes[TAIL] = long_enough, groups // TAIL_SHARE
-        runs: dict[object, list[Run]] = {}
-        parts = []
-        for metric, (sized, num_groups) in sizes.items():
-            num_prompts = sized.workload.num_prompts
-            if num_prompts not in runs:
-                seeds = [child_seed(1000 + group, run) for group in range(num_groups) for run in range(REPLICATIONS)]
-                runs[num_prompts] = runs_of([(sized, profile, seed) for seed in seeds], workers)
-            truth, samples = float(np.mean(values_of(truths, metric))), values_of(runs[num_prompts], metric)
-            held, half = covered(samples, truth)
-            pooled.setdefault(metric, []).append(coverage(intervals(samples), truth))
-            off = 100.0 * (float(np.mean(samples)) / truth - 1.0)
-            parts.append(f"{metric} {100.0 * held:.1f} % (±{100.0 * half:.1f} %, {off:+.2f} % off)")
-        left_out = f"{length.num_warmups} and {length.num_cooldowns} left out"
-        print(f"{name}: {' and '.join(map(str, runs))} requests, {left_out}: {', '.join(parts)}", flush=True)
+            longer = with_keys(settled, workload={"num_prompts": max(length.num_prompts, most)})
+            cases.append(((TAIL,), longer, groups // TAIL_SHARE))
+        for metrics, sized, num_groups in cases:
+            seeds = [child_seed(1000 + group, run) for group in range(num_groups) for run in range(REPLICATIONS)]
+            runs = runs_of([(sized, profile, seed) for seed in seeds], workers)
+            print(
+                f"{name}, {sized.workload.num_prompts} requests, {length.num_warmups} and {length.num_cooldowns} apart:"
+            )
+            for metric in metrics:
+                truth, samples = float(np.mean(values_of(truths, metric))), values_of(runs, metric)
+                held, half = covered(samples, truth)
+                pooled.setdefault(metric, []).append(coverage(intervals(samples), truth))
+                off = 100.0 * (float(np.mean(samples)) / truth - 1.0)
+                print(f"  {metric} {100.0 * held:.1f} % (±{100.0 * half:.1f} %, {off:+.2f} % off)", flush=True)
     shares = (f"{metric} {100.0 * fmean(held):.1f} %" for metric, held in pooled.items())
     print(f"pooled, groups as they come: {', '.join(shares)}")
 
@@ -432,13 +416,11 @@ def truths(what: Literal["capacity", "tune", "plan"], seed: int = 0, count: int 
 
 
 def verdicts(
-    what: Literal["load", "coverage", "kinds"], groups: int = 100, workers: int = 2, without_tails: bool = False
+    what: Literal["load", "coverage"], groups: int = 100, workers: int = 2, without_tails: bool = False
 ) -> None:
     warnings.simplefilter("ignore")
     if what == "load":
         load_verdicts(groups)
-    elif what == "coverage":
-        intervals_of_means(open_loops(), groups, workers, has_tails=not without_tails)
-    else:
-        with TemporaryDirectory() as folder:
-            intervals_of_means(kinds(Path(folder)), groups, workers, has_tails=False)
+        return
+    with TemporaryDirectory() as folder:
+        intervals_of_means(groups, workers, Path(folder), has_tails=not without_tails)
