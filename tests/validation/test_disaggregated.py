@@ -19,22 +19,12 @@ POOLS = {
     "decode": {"batch_size": "16", "num_workers": "2", "tp_size": "8", "attention_dp_size": "1", "moe_ep_size": "8"},
 }
 ROW = {
-    "id": "one",
-    "backend": "trtllm",
-    "backend_version": "1.0",
-    "system": "b200_sxm",
-    "model_path": "deepseek-ai/DeepSeek-V3",
-    "gemm_quant_mode": "fp8",
-    "isl": "1024",
-    "osl": "512",
-    "silicon_data_source": "somewhere",
-    "silicon_ttft_ms": "200",
-    "silicon_tpot_ms": "10",
-    "moe_tp_size": "",
-    "moe_ep_size": "",
+    "id": "one", "backend": "trtllm", "backend_version": "1.0", "system": "b200_sxm", "gemm_quant_mode": "fp8",
+    "model_path": "deepseek-ai/DeepSeek-V3", "isl": "1024", "osl": "512", "silicon_data_source": "somewhere",
+    "silicon_ttft_ms": "200", "silicon_tpot_ms": "10", "moe_tp_size": "", "moe_ep_size": "",
     **{f"{pool}_{key}": value for pool, own in POOLS.items() for key, value in own.items()},
     **{f"{pool}_{key}": "1" for pool in POOLS for key in ("pp_size", "moe_tp_size")},
-}
+}  # fmt: skip
 
 
 def test_a_row_is_two_deployments_and_their_ranks() -> None:
