@@ -20,7 +20,7 @@ from sim.metrics.compared import compared
 from validation.accuracy import sources
 from validation.accuracy.accuracy_page import CELLS, main, summary_text
 from validation.accuracy.matrix import crossing, draw_speedups, matrix_text
-from validation.accuracy.sections import BarLine, Section, judge_run, section_of
+from validation.accuracy.sections import BarLine, JudgedSection, judge_run, section_of
 from validation.accuracy.specs import RunSpec, SectionSpec, holds, specs
 
 pytest.importorskip("scipy")
@@ -39,9 +39,9 @@ def write(path: Path, rows: Rows) -> Path:
     return path
 
 
-def section(judged: Sequence[JudgedCell] = (), bars: Sequence[BarLine] = (), **more: Any) -> Section:
+def section(judged: Sequence[JudgedCell] = (), bars: Sequence[BarLine] = (), **more: Any) -> JudgedSection:
     spec = SectionSpec(part="p", title="A run", source="s", fitted="nothing", runs=[], decides=True, **more)
-    return Section(spec, list(judged), list(bars), "nothing")
+    return JudgedSection(spec, list(judged), list(bars), "nothing")
 
 
 def test_every_section_reads_and_judges_by_a_name_that_there_is() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from sim.files.lock import check_destinations
 from sim.files.write import write_text
 from validation.accuracy.matrix import decided, draw_speedups, matrix_text, write_cells
-from validation.accuracy.sections import SPEEDUP, Section, section_of
+from validation.accuracy.sections import SPEEDUP, JudgedSection, section_of
 from validation.accuracy.specs import ROOT, SECTIONS, SectionSpec, specs
 from validation.tables import markdown_table
 
@@ -37,7 +37,7 @@ what other simulators make of the same cells in [the leaderboard](leaderboard.md
 """
 
 
-def build(sections: Sequence[SectionSpec], data: Path) -> tuple[list[Section], list[str]]:
+def build(sections: Sequence[SectionSpec], data: Path) -> tuple[list[JudgedSection], list[str]]:
     """The sections that can be judged, and a line for each that cannot."""
     built, failures = [], []
     for spec in sections:
@@ -54,7 +54,7 @@ def build(sections: Sequence[SectionSpec], data: Path) -> tuple[list[Section], l
     return built, failures
 
 
-def report(sections: Sequence[Section], failures: Sequence[str], figure: str | None = None) -> str:
+def report(sections: Sequence[JudgedSection], failures: Sequence[str], figure: str | None = None) -> str:
     """The page: bars met, errors by class, what was fitted."""
     parts = [HEAD.format(version=version("lanesim"), cells=CELLS) + "".join(f"\n**{each}**\n" for each in failures)]
     parts.append("## Summary\n\n" + summary_text(sections))
@@ -64,7 +64,7 @@ def report(sections: Sequence[Section], failures: Sequence[str], figure: str | N
     return "\n".join([*parts, f"## What was fitted\n\n{fitted}"])
 
 
-def summary_text(sections: Sequence[Section]) -> str:
+def summary_text(sections: Sequence[JudgedSection]) -> str:
     """Every bar, whether it is met, and how many are."""
     bars = [(section.spec.title, bar) for section in sections for bar in section.bars]
     rows = [

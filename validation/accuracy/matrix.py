@@ -16,7 +16,7 @@ from statistics import fmean
 from calibrate.judge.cell import JudgedCell
 from sim.files.write import write_figure
 from sim.metrics.compared import THROUGHPUT, Compared
-from validation.accuracy.sections import SPEEDUP, Section
+from validation.accuracy.sections import SPEEDUP, JudgedSection
 from validation.tables import grouped, markdown_table, off_pct, write_csv
 
 NEAR_ONE = 0.05
@@ -37,7 +37,7 @@ Keyed = tuple[str, JudgedCell]
 """A cell, and what the summary has for its draft length."""
 
 
-def matrix_text(sections: Sequence[Section], figure: str | None) -> str:
+def matrix_text(sections: Sequence[JudgedSection], figure: str | None) -> str:
     """The errors by GPU, engine, model, method and k; what is decided on the cells; and `figure`."""
     parts = [
         "## Errors by class\n",
@@ -53,12 +53,12 @@ def matrix_text(sections: Sequence[Section], figure: str | None) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def decided(sections: Sequence[Section]) -> list[JudgedCell]:
+def decided(sections: Sequence[JudgedSection]) -> list[JudgedCell]:
     """The cells of sections on which users choose by speed-up."""
     return [each for section in sections if section.spec.decides for each in section.judged]
 
 
-def write_cells(sections: Sequence[Section], path: Path) -> None:
+def write_cells(sections: Sequence[JudgedSection], path: Path) -> None:
     """Every cell as a row: what was measured, what was simulated, what a peer predicts."""
     sides = [f"{name}{side}" for name in CELL_METRICS for side in ("", "_simulated")]
     peers = [f"peer_{name}{side}" for name in ("tpot_ms", "ttft_ms", "e2el_ms") for side in ("", "_real")]
@@ -94,7 +94,7 @@ def load_of(each: JudgedCell) -> str:
     return str(cell.concurrency) if cell.concurrency else "open"
 
 
-def _summary(sections: Sequence[Section]) -> str:
+def _summary(sections: Sequence[JudgedSection]) -> str:
     cells = [(section.spec.together or str(each.cell.num_speculative_tokens), each)
              for section in sections for each in section.judged]  # fmt: skip
     gpus = list(dict.fromkeys(each.cell.gpu for _, each in cells))

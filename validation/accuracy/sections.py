@@ -27,7 +27,7 @@ from sim.costs.shapes import MODELS, draft_model
 from sim.metrics.compared import THROUGHPUT, compared
 from validation.accuracy.judges import JUDGES
 from validation.accuracy.sources import cells_of_run
-from validation.accuracy.specs import HERE, ROOT, BarSpec, FitSpec, Imported, RunSpec, SectionSpec, holds
+from validation.accuracy.specs import HERE, ROOT, BarSpec, FitSpec, ProfileSpec, RunSpec, SectionSpec, holds
 from validation.tables import as_written, grouped
 
 SPEEDUP = "speedup"
@@ -48,14 +48,14 @@ class BarLine(NamedTuple):
         return abs(self.error_pct) <= self.bar_pct
 
 
-class Section(NamedTuple):
+class JudgedSection(NamedTuple):
     spec: SectionSpec
     judged: list[JudgedCell]
     bars: list[BarLine]
     fitted: str
 
 
-def section_of(spec: SectionSpec, data: Path) -> Section:
+def section_of(spec: SectionSpec, data: Path) -> JudgedSection:
     """Fits, then judges every cell with what was fitted. Raises ValueError and OSError."""
     by_run: dict[str | None, list[JudgedCell]] = {}
     fitted = []
@@ -65,7 +65,7 @@ def section_of(spec: SectionSpec, data: Path) -> Section:
         fitted += texts
     by_run[None] = _with_speedups(by_run.get(None, []), spec)
     bars = [line for bar in spec.bars for line in _bar_lines(bar, by_run[bar.run])]
-    return Section(spec, by_run[None], bars, spec.fitted.format(fits="; ".join(fitted)))
+    return JudgedSection(spec, by_run[None], bars, spec.fitted.format(fits="; ".join(fitted)))
 
 
 def judge_run(
@@ -127,7 +127,7 @@ def fit_run(run: RunSpec, fit: FitSpec, cells: Sequence[Cell], profile: Profile,
 
 
 @lru_cache(maxsize=16)
-def profile_of(spec: str | Imported, data: Path) -> Profile:
+def profile_of(spec: str | ProfileSpec, data: Path) -> Profile:
     """A shipped profile, one in a file of the project, or one made from tables. Raises ValueError where these are
     missing."""
     if isinstance(spec, str):

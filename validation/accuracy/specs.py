@@ -24,7 +24,7 @@ Where = Mapping[str, Any]
 """Field of a cell -> its value, or a list of values; all hold."""
 
 
-class Imported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A profile made from aiconfigurator's tables: those of the data folder, or the installed ones."""
 
     gpu: str
@@ -89,7 +89,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     predicted: str | None = None
     """Table of what the peer predicts, by lengths and concurrency."""
     requests: str | None = None
-    profile: str | Imported | None = None
+    profile: str | ProfileSpec | None = None
     engine: dict[str, Any] = {}
     workload: dict[str, Any] = {}
     waves: int = 10
