@@ -30,6 +30,7 @@ from sim.acceptance import forms
 from sim.costs.extrapolation import Extrapolation, collecting, pass_on
 from sim.plugins import checked_count
 from sim.policies import registry
+from sim.policies.policy import Build
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -314,16 +315,14 @@ def registered() -> list[Call]:
     ]
 
 
-def _unimportable() -> list[tuple[str, registry.Build | forms.Build]]:
+def _unimportable() -> list[tuple[str, Build | forms.Build]]:
     """What is registered here, by name, and written in a script, a notebook or inside a function."""
-    named: list[tuple[str, registry.Build | forms.Build]] = [
-        (policy.name, policy.build) for policy in registry.registered()
-    ]
+    named: list[tuple[str, Build | forms.Build]] = [(policy.name, policy.build) for policy in registry.registered()]
     named += [(name, build) for name, build, _ in forms.registered()]
     return [(name, build) for name, build in named if not _can_be_imported(build)]
 
 
-def _can_be_imported(build: registry.Build | forms.Build) -> bool:
+def _can_be_imported(build: Build | forms.Build) -> bool:
     module = sys.modules.get(build.__module__)
     is_there = getattr(module, build.__qualname__, None) is build
     return is_there and build.__module__ != "__main__" and getattr(module, "__file__", None) is not None

@@ -22,6 +22,7 @@ from sim.interface.wait import Task
 from sim.policies import baseline, pd, pdv, unified
 from sim.policies.choices import LoadTable, row_for
 from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.policy import Policy
 
 PARTS: dict[str, Callable[[Serving, PolicyOptions, EngineLimits], list[Task]]] = {
     "baseline": baseline.coroutines,
@@ -116,3 +117,32 @@ def check_table(table: Sequence[tuple[int, str]]) -> None:
     for _, name in table:
         if name not in PARTS:
             raise ValueError(f"policy_options.adaptive_table: {name!r} is none of {', '.join(PARTS)}")
+
+
+POLICY = Policy(
+    name="adaptive",
+    summary="the lane policy that a table says for the load",
+    is_built_in=True,
+    source="report 002",
+    build=coroutines,
+    chooses_drafter=True,
+    needs_draft=True,
+    takes=(
+        "adaptive_table",
+        "hysteresis",
+        "workers",
+        "decode_batch",
+        "verify_batch",
+        "verify_lead",
+        "hybrid_requests",
+        "queue_factor",
+        "spin_s",
+        "pipelined",
+        "poll_s",
+        "batch_by",
+        "prefill_chunk_tokens",
+        "batching",
+        "kv",
+        "stream_priorities",
+    ),
+)

@@ -7,6 +7,7 @@ from sim.interface.host import Stream
 from sim.interface.wait import Task
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.policy import Policy
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
@@ -21,3 +22,15 @@ async def _worker(serving: Serving, options: PolicyOptions, stream: Stream) -> N
         serving.commit_prefill(request)
         while not request.is_finished:
             await rounds.run_round(serving, (request,), options, stream, stream)
+
+
+POLICY = Policy(
+    name="baseline",
+    summary="workers that take one request end to end, one stream",
+    is_built_in=True,
+    source="reports 000, 004",
+    build=coroutines,
+    chooses_drafter=True,
+    has_workers=True,
+    takes=("workers", "batching", "kv"),
+)

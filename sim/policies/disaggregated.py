@@ -20,6 +20,7 @@ from sim.interface.wait import Task
 from sim.interface.work import Kind, Work
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
+from sim.policies.policy import Policy
 
 COOLDOWN_S = 5.0
 """Between two changes of the number of draft GPUs."""
@@ -203,3 +204,26 @@ def _leave(serving: Serving, pools: _Pools, requests: Sequence[Request]) -> None
     if pools.draft_prompts is not None:
         for request in requests:
             pools.drafts.leave(request, serving.host.now_s)
+
+
+POLICY = Policy(
+    name="disaggregated",
+    summary="prefill GPUs and decode GPUs, KV sent over a link, draft model on GPUs of its own if asked",
+    is_built_in=True,
+    source="report 003, DistServe",
+    build=coroutines,
+    num_gpus=lambda options: options.prefill_devices + options.decode_devices + options.draft_devices,
+    num_engines=lambda options: options.decode_devices,
+    takes=(
+        "prefill_devices",
+        "decode_devices",
+        "draft_devices",
+        "draft_autoscale",
+        "decode_batch",
+        "poll_s",
+        "batch_by",
+        "prefill_chunk_tokens",
+        "batching",
+        "kv",
+    ),
+)

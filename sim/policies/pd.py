@@ -11,6 +11,7 @@ from sim.interface.request_queue import RequestQueue
 from sim.interface.wait import Task
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
+from sim.policies.policy import LANE_OPTIONS, Policy
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
@@ -46,3 +47,15 @@ async def decode_lane(
         batch = await rounds.take_batch(serving, decode, options, at_most, num_lanes=1)
         going_on = await rounds.run_round(serving, batch, options, stream, stream)
         await decode.put_all(serving.host, going_on)
+
+
+POLICY = Policy(
+    name="pd",
+    summary="prefill lane and decode lane, two streams",
+    is_built_in=True,
+    source="reports 002, 004",
+    build=coroutines,
+    chooses_drafter=True,
+    takes=("decode_batch", "poll_s", "batch_by", "prefill_chunk_tokens", *LANE_OPTIONS),
+    lanes=(("prefill",), ("decode",)),
+)

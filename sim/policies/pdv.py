@@ -14,6 +14,7 @@ from sim.policies import rounds
 from sim.policies.choices import is_atomic, verify_goes_first
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 from sim.policies.pd import prefill_lane
+from sim.policies.policy import LANE_OPTIONS, Policy
 
 
 def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
@@ -66,3 +67,25 @@ async def _verify_lane(
         ticket = rounds.submit_verify(serving, batch, options, stream)
         going_on = await rounds.finish_round(serving, batch, options, ticket, stream)
         await decode.put_all(serving.host, going_on)
+
+
+POLICY = Policy(
+    name="pdv",
+    summary="prefill, decode and verify lanes, three streams",
+    is_built_in=True,
+    source="reports 000, 004",
+    build=coroutines,
+    chooses_drafter=True,
+    needs_draft=True,
+    takes=(
+        "decode_batch",
+        "verify_batch",
+        "verify_lead",
+        "hybrid_requests",
+        "poll_s",
+        "batch_by",
+        "prefill_chunk_tokens",
+        *LANE_OPTIONS,
+    ),
+    lanes=(("prefill",), ("decode",), ("verify",)),
+)

@@ -23,6 +23,7 @@ from sim.interface.work import Kind, Model, Work
 from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
 from sim.policies.pd import prefill_lane
+from sim.policies.policy import Policy
 from sim.policies.rounds import DraftPrompts
 
 
@@ -129,3 +130,16 @@ def _submit_check(
         drafted=[tokens + (row.index in drafting) for row, tokens in zip(rows, pending, strict=True)],
     )
     return rounds.submit(serving, work, stream, (), ahead_s)
+
+
+POLICY = Policy(
+    name="pipelined",
+    summary="drafts the next window while the target verifies the last one; a rejection throws it away",
+    is_built_in=True,
+    source="report 000, PEARL",
+    build=coroutines,
+    needs_draft=True,
+    drafts_ahead=True,
+    num_gpus=lambda options: 1 + min(1, options.draft_devices),
+    takes=("decode_batch", "poll_s", "draft_devices", "prefill_chunk_tokens", "batching", "stream_priorities"),
+)

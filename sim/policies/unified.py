@@ -16,6 +16,7 @@ from sim.interface.wait import Task
 from sim.policies import rounds
 from sim.policies.choices import group, may_prefill
 from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
+from sim.policies.policy import LANE_OPTIONS, Policy
 
 
 class _Streams(NamedTuple):
@@ -96,3 +97,16 @@ async def _pipelined_worker(serving: Serving, options: PolicyOptions, limits: En
             serving.commit_prefill(request)
             if not request.is_finished:
                 await decode.put(host, request)
+
+
+POLICY = Policy(
+    name="unified",
+    summary="one worker, three streams",
+    is_built_in=True,
+    source="report 002",
+    build=coroutines,
+    chooses_drafter=True,
+    needs_draft=True,
+    takes=("decode_batch", "queue_factor", "spin_s", "pipelined", *LANE_OPTIONS),
+    lanes=(("prefill",), ("draft", "verify")),
+)

@@ -33,7 +33,8 @@ from sim.files.json_values import Json
 from sim.metrics.load import Verdict
 from sim.metrics.summary import Run, number
 from sim.policies.options import AUTO
-from sim.policies.registry import POLICIES, Build, find_policy
+from sim.policies.policy import Build
+from sim.policies.registry import POLICIES, find_policy
 from sim.run.resolve import Resolved, resolve_all, with_keys
 from sim.run.scenario import Scenario
 

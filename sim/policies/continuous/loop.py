@@ -56,6 +56,7 @@ from sim.policies.continuous.plan import (
 )
 from sim.policies.continuous.totals import RowBlocks, Rows
 from sim.policies.options import EngineLimits, Method, PolicyOptions
+from sim.policies.policy import Policy
 
 EASED_SHARE = 0.9
 """Share of memory: `by_rows` hands back where those who run need no more for their whole lives. Each change of hands
@@ -456,3 +457,26 @@ def _under_way(
         ahead = lookahead if chunk.history_tokens or limits.seats_lookahead else 0
         serving.paged.unreserve(request, chunk.history_tokens + chunk.new_tokens + ahead)
     return [*seated, *step.rows, *plan.prompts], step, accepted
+
+
+AUTOREGRESSIVE = Policy(
+    name="autoregressive",
+    summary="continuous batching without speculation",
+    is_built_in=True,
+    source="vLLM",
+    build=coroutines,
+    is_speculative=False,
+    is_continuous=True,
+    takes=(),
+)
+
+
+CONTINUOUS = Policy(
+    name="continuous",
+    summary="verify rows and prefill chunks in one pass under a token budget, then drafting",
+    is_built_in=True,
+    source="vLLM v1",
+    build=coroutines,
+    is_continuous=True,
+    takes=(),
+)
