@@ -34,7 +34,6 @@ PROGRAMS = {
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),
     "profile_errors": ("validation.pages.profile_errors", "error of a profile on its held-out points, per kind"),
-    "real_engine": ("validation.conformance.real_engine", "logs of a real vLLM on a CPU (make vllm)"),
     "replay_accuracy": (
         "validation.replays.replay_accuracy",
         "docs/validation: this CPU measured, predicted, replayed",

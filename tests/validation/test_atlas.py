@@ -19,7 +19,7 @@ from sim.report.page import SCRIPT
 from sim.studies.answer import Answer
 from sim.studies.evidence import MEASURED
 from validation.pages import atlas
-from validation.pages.atlas import OUT, PAIRS, AtLoad, Quote, Row, read_pairs
+from validation.pages.atlas import OUT, PAIRS, AtlasRow, AtLoad, Quote, read_pairs
 from validation.pages.atlas_page import UNMEASURED, as_html, cells, main, measured, sentence
 
 GIVEN = """
@@ -47,7 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return call
 
 
-def row(**changed: Any) -> Row:
+def row(**changed: Any) -> AtlasRow:
     loads = [
         AtLoad(concurrency=1, k=3, speedup=2.0, interval=(1.8, 2.2), speedups={1: 1.5, 3: 2.0}),
         AtLoad(concurrency=32, k=1, speedup=1.2, interval=(1.1, 1.3), speedups={1: 1.2, 3: 1.1}),
@@ -60,7 +60,7 @@ def row(**changed: Any) -> Row:
         "break_even_interval": (80.0, None), "loads": loads, "one_k": 1, "one_k_regret": 0.05, "one_k_worst": 0.25,
         "has_evidence": False, "line": "vllm serve org/m", "notes": [],
     }  # fmt: skip
-    return Row(**(given | changed))
+    return AtlasRow(**(given | changed))
 
 
 def test_two_pairs_become_one_file_and_json(run: Run, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_the_page_of_the_site_is_that_of_its_json() -> None:
     if not (OUT / "atlas.json").exists():
         pytest.skip("no docs/atlas.json: `make atlas` writes it")
     found = json.loads((OUT / "atlas.json").read_text())
-    rows = msgspec.convert(found["pairs"], list[Row], strict=False)
+    rows = msgspec.convert(found["pairs"], list[AtlasRow], strict=False)
     refused = [(each["pair"], each["why"]) for each in found["left_out"]]
     assert (OUT / "atlas.html").read_text() == as_html(rows, refused, found["draws"])
 

@@ -10,7 +10,7 @@ from validation.speed.processes import (
     COMPILED,
     DYNAMO,
     PURE,
-    Case,
+    SpeedCase,
     Used,
     child,
     is_compiled,
@@ -19,8 +19,8 @@ from validation.speed.processes import (
 )
 
 
-def case(**changes: object) -> Case:
-    return Case("ten requests", "continuous", 10, 1.0, 4)._replace(**changes)
+def case(**changes: object) -> SpeedCase:
+    return SpeedCase("ten requests", "continuous", 10, 1.0, 4)._replace(**changes)
 
 
 def rounds(*pairs: tuple[float, float]) -> list[Used]:

@@ -23,16 +23,16 @@ from sim.cli.options import MAX_DRAWS, OVERWRITE, WORKERS
 from sim.compare.pool import Runner, given
 from sim.files.json_values import Json
 from sim.report.tables import print_table
-from validation.claims.ledger import Row, Verdict, section, sections
+from validation.claims.ledger import ClaimRow, ClaimVerdict, section, sections
 from validation.claims.measures import MEASURES
 
 EXAMPLE = "\b\nExample:\n  python -m validation claims --section C --section F"
 STYLES = {
-    Verdict.REPRODUCED: "green",
-    Verdict.FITTED: "yellow",
-    Verdict.EXPLAINED: "cyan",
-    Verdict.REFUTED: "red",
-    Verdict.NOT_TESTABLE: "dim",
+    ClaimVerdict.REPRODUCED: "green",
+    ClaimVerdict.FITTED: "yellow",
+    ClaimVerdict.EXPLAINED: "cyan",
+    ClaimVerdict.REFUTED: "red",
+    ClaimVerdict.NOT_TESTABLE: "dim",
 }
 RESULT_SCHEMA = 1
 
@@ -66,12 +66,12 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def to_plain(rows: Sequence[Row]) -> dict[str, Json]:
+def to_plain(rows: Sequence[ClaimRow]) -> dict[str, Json]:
     """What `claims --json` holds."""
     return {"schema": RESULT_SCHEMA, "rows": [msgspec.to_builtins(row) for row in rows]}
 
 
-def print_rows(console: Console, rows: Sequence[Row]) -> None:
+def print_rows(console: Console, rows: Sequence[ClaimRow]) -> None:
     """A line per row, by section, why and source below it, and how many of each verdict there are at the end."""
     for name in sorted({row.section for row in rows}):
         of_section = [row for row in rows if row.section == name]
@@ -88,22 +88,22 @@ def print_rows(console: Console, rows: Sequence[Row]) -> None:
     console.print(f"\n{tally(rows)}", highlight=False)
 
 
-def tally(rows: Sequence[Row]) -> str:
+def tally(rows: Sequence[ClaimRow]) -> str:
     """Such as `41 rows: 30 reproduced, 8 explained, 2 refuted, 1 not testable`.
 
     >>> tally([])
     '0 rows'
     """
     counts = Counter(row.verdict for row in rows)
-    parts = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
+    parts = [f"{counts[verdict]} {verdict}" for verdict in ClaimVerdict if counts[verdict]]
     return f"{len(rows)} rows" + (f": {', '.join(parts)}" if parts else "")
 
 
-def claimed_text(row: Row) -> str:
+def claimed_text(row: ClaimRow) -> str:
     return row.claimed if isinstance(row.claimed, str) else f"{figure(row.claimed)}{_unit(row)}"
 
 
-def simulated_text(row: Row) -> str:
+def simulated_text(row: ClaimRow) -> str:
     if row.simulated is None:
         return "–"
     text = row.simulated if isinstance(row.simulated, str) else f"{figure(row.simulated)}{_unit(row)}"
@@ -112,7 +112,7 @@ def simulated_text(row: Row) -> str:
     return text
 
 
-def _unit(row: Row) -> str:
+def _unit(row: ClaimRow) -> str:
     return f" {row.unit}" if row.unit and row.unit != "ratio" else ""
 
 
@@ -135,7 +135,7 @@ DRAWS = 100
 LONGEST_FIRST = "AGBCDEFH"
 
 
-def _judge(part: str) -> list[Row]:
+def _judge(part: str) -> list[ClaimRow]:
     """Rows of the claims whose ids begin with `part`, made in a worker."""
     claims = [claim for claim in section(part[0]).claims if claim.id.startswith(part)]
     draws = given("draws")
@@ -144,7 +144,7 @@ def _judge(part: str) -> list[Row]:
 
 def judge_all(
     names: Sequence[str], *, draws: int, workers: int | None, on_done: Callable[[str, int, int], None]
-) -> list[Row]:
+) -> list[ClaimRow]:
     """The rows of the sections `names`, in the ledger's order; `on_done` hears how many parts are done.
 
     Raises ValueError for a section that is not in the ledger.

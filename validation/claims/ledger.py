@@ -29,7 +29,7 @@ Spec = dict[str, Any]
 """A run: a scenario's keys, its policy and profile among them; `draws`, the most that it takes."""
 
 
-class Verdict(StrEnum):
+class ClaimVerdict(StrEnum):
     """Outcome of a claim."""
 
     REPRODUCED = "reproduced"
@@ -44,7 +44,7 @@ class Verdict(StrEnum):
     """Conditions are missing; the row says which."""
 
 
-class Measured(NamedTuple):
+class Finding(NamedTuple):
     """Simulated figure of a claim."""
 
     simulated: float | str | None
@@ -55,7 +55,7 @@ class Measured(NamedTuple):
     """Further figures by the names that the claim's sentences have for them."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimRow(msgspec.Struct, frozen=True, kw_only=True):
     """A claim and what became of it: one of `claims --json`'s `rows`."""
 
     id: str
@@ -64,7 +64,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     simulated: float | str | None
     interval: Interval | None
     """95 %: of single runs where one run was claimed, else of the mean; None where nothing is drawn."""
-    verdict: Verdict
+    verdict: ClaimVerdict
     why: str
     unit: str
     source: str
@@ -88,8 +88,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The same in the claim's unit."""
     is_one_run: bool = False
     """Whether the figure is of one run: then it is also met where the interval of single runs reaches it."""
-    if_met: Verdict = Verdict.REPRODUCED
-    if_not: Verdict = Verdict.REFUTED
+    if_met: ClaimVerdict = ClaimVerdict.REPRODUCED
+    if_not: ClaimVerdict = ClaimVerdict.REFUTED
     measure: str | None = None
     """Name of one of validation.claims.measures; None: its conditions are missing, as `why` says."""
     metric: str = ""
@@ -112,10 +112,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         by_pct = self.within_pct / 100.0
         return low - abs(low) * by_pct - self.within, high + abs(high) * by_pct + self.within
 
-    def row(self, measured: Measured | None) -> Row:
+    def row(self, measured: Finding | None) -> ClaimRow:
         """The verdict; None where its conditions are missing."""
         if measured is None:
-            return self._row(Measured(None), Verdict.NOT_TESTABLE, self.why)
+            return self._row(Finding(None), ClaimVerdict.NOT_TESTABLE, self.why)
         simulated, interval, is_met, details = measured
         if is_met is None:
             low, high = self.bounds()
@@ -127,8 +127,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             measured, self.if_met if is_met else self.if_not, sentence.format(simulated=simulated, **details)
         )
 
-    def _row(self, measured: Measured, verdict: Verdict, why: str) -> Row:
-        return Row(
+    def _row(self, measured: Finding, verdict: ClaimVerdict, why: str) -> ClaimRow:
+        return ClaimRow(
             id=self.id,
             section=self.id[0],
             claimed=self.claimed,
@@ -142,7 +142,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ClaimSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Claims of one source."""
 
     title: str
@@ -153,12 +153,12 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 @cache
-def sections() -> dict[str, Section]:
+def sections() -> dict[str, ClaimSection]:
     """Sections by letter. Raises ValueError for what is wrong in the file."""
     return {name: _section(raw) for name, raw in yaml.safe_load(LEDGER.read_text()).items()}
 
 
-def section(name: str) -> Section:
+def section(name: str) -> ClaimSection:
     """The section called `name`, "A" to "H". Raises ValueError for another."""
     if name not in sections():
         raise ValueError(unknown("section", name, list(sections())))
@@ -173,7 +173,7 @@ def claim(claim_id: str) -> Claim:
     return claims[claim_id]
 
 
-def _section(raw: dict[str, Any]) -> Section:
+def _section(raw: dict[str, Any]) -> ClaimSection:
     shared, runs = raw.pop("scenario", {}), raw.pop("runs", {})
     claims = []
     for entry in raw.pop("claims"):
@@ -184,7 +184,7 @@ def _section(raw: dict[str, Any]) -> Section:
             ]
             claims.append(one)
     try:
-        return msgspec.convert({**raw, "claims": claims}, Section)
+        return msgspec.convert({**raw, "claims": claims}, ClaimSection)
     except msgspec.ValidationError as error:
         raise ValueError(f"{LEDGER.name}: {raw['title']}: {error}") from None
 

@@ -39,7 +39,7 @@ def fp32(layer_s: float) -> Profile:
 
 
 def laptop(draft_compute_ms: float) -> Profile:
-    """Section F's int4 7B with the 0.5B: launch-bound passes, of which the draft computes this much."""
+    """ClaimSection F's int4 7B with the 0.5B: launch-bound passes, of which the draft computes this much."""
     base = load("rtx-3070-laptop/qwen2.5-1.5b")
     launch_s = base.host.eager_kernel_s
 

@@ -29,9 +29,9 @@ from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from sim.studies.load_table import table_of
-from validation.claims.ledger import Claim, Detail, Interval, Measured, Spec, section
+from validation.claims.ledger import Claim, Detail, Finding, Interval, Spec, section
 from validation.claims.made_profiles import DRAFT_COMPUTE_MS, DRAFT_EAGER_MS, IMPLIED_DRAFT_MS
-from validation.claims.prototype import CUT_LABELS, LABELS, Served, arrivals, harness_run
+from validation.claims.prototype import CUT_LABELS, LABELS, HarnessRun, arrivals, harness_run
 from validation.claims.runs import SEED, Ratio, at, bracketed, mean_of, profile_of, ratio, simulated, span, values
 from validation.tables import off_pct
 
@@ -46,23 +46,23 @@ FORMS: dict[str, Callable[[float], float]] = {
 # -- any runs
 
 
-def mean_metric(claim: Claim, draws: int) -> Measured:
+def mean_metric(claim: Claim, draws: int) -> Finding:
     """Mean of a metric over draws; `spread: runs` = the interval of single runs, `none` = none."""
     scale = claim.args.get("scale", 1.0)
     found = values(claim.runs[0], claim.metric, draws)
     of_means = interval_95(found) or (found[0], found[0])
     low, high = _of_single_runs(found) if claim.args.get("spread") == "runs" else of_means
     interval = None if claim.args.get("spread") == "none" else (scale * low, scale * high)
-    return Measured(scale * mean(found), interval, None, _also(claim, draws))
+    return Finding(scale * mean(found), interval, None, _also(claim, draws))
 
 
-def per_s(claim: Claim, draws: int) -> Measured:
+def per_s(claim: Claim, draws: int) -> Finding:
     """Tokens per second of one sequence, by its time per token; of a second run, the ratio of both."""
     rates = [1e3 / mean_of(run, "mean_tpot_ms", draws) for run in claim.runs]
-    return Measured(rates[0] / rates[1] if len(rates) > 1 else rates[0], details={"tpot": 1e3 / rates[0]})
+    return Finding(rates[0] / rates[1] if len(rates) > 1 else rates[0], details={"tpot": 1e3 / rates[0]})
 
 
-def compared(claim: Claim, draws: int) -> Measured:
+def compared(claim: Claim, draws: int) -> Finding:
     """One run's metric over another's, `as` ratio, more or less (percent); at every phi where it says `bracket`.
 
     `met`: never, or within the bounds at every_phi.
@@ -81,19 +81,19 @@ def compared(claim: Claim, draws: int) -> Measured:
         least, most = claim.bounds()
         is_met = all(least <= each <= most for each in shown.values())
     details: dict[str, Detail] = {**shown, "low": low, "high": high, **_also(claim, draws)}
-    return Measured(shown[PhiLevel.MIDDLE.value], (low, high), is_met, details)
+    return Finding(shown[PhiLevel.MIDDLE.value], (low, high), is_met, details)
 
 
-def ranged(claim: Claim, draws: int) -> Measured:
+def ranged(claim: Claim, draws: int) -> Finding:
     """Mean of several runs' means, between the least and the most of them, percent."""
     shares = [100.0 * mean_of(at(run, PhiLevel.MIDDLE), claim.metric, draws) for run in claim.runs]
     low, high = min(shares), max(shares)
-    return Measured(sum(shares) / len(shares), (low, high), None, {"low": low, "high": high})
+    return Finding(sum(shares) / len(shares), (low, high), None, {"low": low, "high": high})
 
 
-def stated(claim: Claim, draws: int) -> Measured:
+def stated(claim: Claim, draws: int) -> Finding:
     """The source's other figures, which say something else."""
-    return Measured(claim.args["text"], is_met=False)
+    return Finding(claim.args["text"], is_met=False)
 
 
 def _also(claim: Claim, draws: int) -> dict[str, Detail]:
@@ -127,7 +127,7 @@ WARM_UP_S = 0.328
 """The first prefill of a process, 376 ms at C = 1 against 48 ms at C = 2 (detailed CSV)."""
 
 
-def completed(claim: Claim, draws: int) -> Measured:
+def completed(claim: Claim, draws: int) -> Finding:
     """Requests that finish in the window; in `else`, on arrivals that the harness did not draw."""
     run = claim.runs[0]
     costs = profile_of(HARNESS_PROFILE).linear
@@ -149,23 +149,23 @@ def completed(claim: Claim, draws: int) -> Measured:
         "least": max(0.0, ceil(low)),
         "most": floor(high),
     }
-    return Measured(mean(counts), _of_single_runs(counts), None, details)
+    return Finding(mean(counts), _of_single_runs(counts), None, details)
 
 
 HARNESS_PROFILE = "a100-pdverify/codellama-34b+tinyllama-1.1b"
 
 
-def _at(claim: Claim, engine: str, label: int, draws: int, *, drains: bool = False) -> tuple[Served, ...]:
+def _at(claim: Claim, engine: str, label: int, draws: int, *, drains: bool = False) -> tuple[HarnessRun, ...]:
     return simulated({**claim.runs[0], "engine": engine, "label": label, **({"drains": True} if drains else {})}, draws)
 
 
-def _both(claim: Claim, label: int, draws: int, *, drains: bool = False) -> list[tuple[Served, Served]]:
+def _both(claim: Claim, label: int, draws: int, *, drains: bool = False) -> list[tuple[HarnessRun, HarnessRun]]:
     """Runs of PDV and PD on the same draws."""
     ours, theirs = (_at(claim, engine, label, draws, drains=drains) for engine in ("pdv", "pd"))
     return list(zip(ours, theirs, strict=True))
 
 
-def windowed(claim: Claim, draws: int) -> Measured:
+def windowed(claim: Claim, draws: int) -> Finding:
     """PDV's windowed throughput over that of one finished request, which is what PD's is in the CSV; and how probable
     that one is."""
     pairs = _both(claim, HEADLINE, draws)
@@ -174,25 +174,25 @@ def windowed(claim: Claim, draws: int) -> Measured:
     ratios = [pdv.completed_tokens / one_request for pdv, _ in pairs]
     details = {f"p{count}": counts.count(count) / len(counts) for count in range(4)}
     details |= {"rounds_pd": mean(pd.rounds for _, pd in pairs), "rounds_pdv": mean(pdv.rounds for pdv, _ in pairs)}
-    return Measured(mean(ratios), _of_single_runs(ratios), None, details)
+    return Finding(mean(ratios), _of_single_runs(ratios), None, details)
 
 
-def drained(claim: Claim, draws: int) -> Measured:
+def drained(claim: Claim, draws: int) -> Finding:
     pairs = _both(claim, HEADLINE, draws, drains=True)
     ratios = [pdv.tokens_per_s / pd.tokens_per_s for pdv, pd in pairs]
-    return Measured(mean(ratios), interval_95(ratios), None, {"requests": len(arrivals(HEADLINE))})
+    return Finding(mean(ratios), interval_95(ratios), None, {"requests": len(arrivals(HEADLINE))})
 
 
-def completions(claim: Claim, draws: int) -> Measured:
+def completions(claim: Claim, draws: int) -> Finding:
     """Ratio of completions in the middle draw, and with one completion of PD more or less."""
     pairs = _both(claim, claim.args["label"], draws)
     pdv, pd = (median(run.completed for run in runs) for runs in zip(*pairs, strict=True))
     low, high = pdv / (pd + 1), pdv / max(1.0, pd - 1)
     details = {"pd": pd, "pdv": pdv, "ratio_low": low, "ratio_high": high}
-    return Measured(pdv / max(1.0, pd), (low, high), None, details)
+    return Finding(pdv / max(1.0, pd), (low, high), None, details)
 
 
-def growth(claim: Claim, draws: int) -> Measured:
+def growth(claim: Claim, draws: int) -> Finding:
     """PDV's throughput at C = 128 over that at 64, and the requests that PD's window cuts."""
     details = {}
     for label in (64, HEADLINE):
@@ -200,25 +200,25 @@ def growth(claim: Claim, draws: int) -> Measured:
         details[f"pdv_{label}"] = mean(pdv.tokens_per_s for pdv, _ in pairs)
         details[f"cut_{label}"] = mean(pd.admitted - pd.completed for _, pd in pairs)
     grown = details["pdv_128"] / details["pdv_64"]
-    return Measured(grown, None, abs(grown - 1.0) < 0.1, details)
+    return Finding(grown, None, abs(grown - 1.0) < 0.1, details)
 
 
-def first_prefill(claim: Claim, draws: int) -> Measured:
+def first_prefill(claim: Claim, draws: int) -> Finding:
     """C = 1 has one request: what its first prefill takes longer is in the elapsed time of the engine run first."""
     pairs = _both(claim, 1, draws)
     gains = [100.0 * ((pd.elapsed_s + WARM_UP_S) / pdv.elapsed_s - 1.0) for pdv, pd in pairs]
     without = mean(100.0 * (pd.elapsed_s / pdv.elapsed_s - 1.0) for pdv, pd in pairs)
-    return Measured(mean(gains), _of_single_runs(gains), None, {"warm_up_ms": 1e3 * WARM_UP_S, "without": abs(without)})
+    return Finding(mean(gains), _of_single_runs(gains), None, {"warm_up_ms": 1e3 * WARM_UP_S, "without": abs(without)})
 
 
-def utilization(claim: Claim, draws: int) -> Measured:
+def utilization(claim: Claim, draws: int) -> Finding:
     by_label = [100.0 * mean(run.utilization for run in _at(claim, "pd", label, draws)) for label in LABELS]
     least, most = min(by_label), max(by_label)
     low, high = claim.bounds()
-    return Measured(f"{least:.0f} to {most:.0f} %", None, low <= least and most <= high, {"low": least, "high": most})
+    return Finding(f"{least:.0f} to {most:.0f} %", None, low <= least and most <= high, {"low": least, "high": most})
 
 
-def memory(claim: Claim, draws: int) -> Measured:
+def memory(claim: Claim, draws: int) -> Finding:
     """Weights and KV of PDV over PD's, percent more."""
     profile = profile_of(HARNESS_PROFILE)
     assert profile.draft is not None
@@ -229,57 +229,57 @@ def memory(claim: Claim, draws: int) -> Measured:
         mean(run.kv_tokens_peak for run in _at(claim, each, HEADLINE, draws)) * per_token for each in ("pdv", "pd")
     )
     more = 100.0 * ((weights + pdv) / (weights + pd) - 1.0)
-    return Measured(more, details={"kv_pd_gb": pd / 1e9, "kv_pdv_gb": pdv / 1e9})
+    return Finding(more, details={"kv_pd_gb": pd / 1e9, "kv_pdv_gb": pdv / 1e9})
 
 
-def counted_acceptance(claim: Claim, draws: int) -> Measured:
+def counted_acceptance(claim: Claim, draws: int) -> Finding:
     """Acceptance of finished requests with the correction counted: cut at C = 96, and whole at 16."""
     whole, cut = (
         [100.0 * run.acceptance for run in _at(claim, "pd", label, draws) if run.acceptance is not None]
         for label in (16, 96)
     )
-    return Measured(mean(cut), _of_single_runs(cut), None, {"all": mean(whole)})
+    return Finding(mean(cut), _of_single_runs(cut), None, {"all": mean(whole)})
 
 
-def average(claim: Claim, draws: int) -> Measured:
+def average(claim: Claim, draws: int) -> Finding:
     """Gain of the throughput averaged over labels, in the mean and draw by draw."""
     by_label = {label: _both(claim, label, draws) for label in LABELS}
     num_draws = min(map(len, by_label.values()))
     single = [_gain_pct([by_label[label][draw] for label in LABELS]) for draw in range(num_draws)]
     pdv, pd = (mean(mean(pair[side].tokens_per_s for pair in by_label[label]) for label in LABELS) for side in (0, 1))
     uncut = _gain_pct([pair for label in LABELS if label not in CUT_LABELS for pair in by_label[label]])
-    return Measured(mean(single), _of_single_runs(single), None, {"pd": pd, "pdv": pdv, "uncut": uncut})
+    return Finding(mean(single), _of_single_runs(single), None, {"pd": pd, "pdv": pdv, "uncut": uncut})
 
 
-def _gain_pct(pairs: Sequence[tuple[Served, Served]]) -> float:
+def _gain_pct(pairs: Sequence[tuple[HarnessRun, HarnessRun]]) -> float:
     """Gain of the sum of throughputs, ours over theirs."""
     return 100.0 * (sum(ours.tokens_per_s for ours, _ in pairs) / sum(theirs.tokens_per_s for _, theirs in pairs) - 1.0)
 
 
-def improved(claim: Claim, draws: int) -> Measured:
+def improved(claim: Claim, draws: int) -> Finding:
     """Number of labels at which the paired difference of throughputs leaves its interval around nothing."""
     signs = {label: _sign(_both(claim, label, draws)) for label in LABELS}
     drained_signs = {label: _sign(_both(claim, label, draws, drains=True)) for label in CUT_LABELS}
     up = sum(sign > 0 for sign in signs.values())
     down = sum(sign < 0 for sign in signs.values())
     drained_up = sum(sign > 0 for sign in (signs | drained_signs).values())
-    return Measured(NUM_MODEL_LABELS * up, details={"up": up, "down": down, "drained_up": drained_up})
+    return Finding(NUM_MODEL_LABELS * up, details={"up": up, "down": down, "drained_up": drained_up})
 
 
-def _sign(pairs: Sequence[tuple[Served, Served]]) -> int:
+def _sign(pairs: Sequence[tuple[HarnessRun, HarnessRun]]) -> int:
     least = SMALLEST_GAIN * mean(other.tokens_per_s for _, other in pairs)
     found = interval_95([one.tokens_per_s - other.tokens_per_s for one, other in pairs])
     assert found is not None
     return 1 if found[0] > least else -1 if found[1] < -least else 0
 
 
-def valley(claim: Claim, draws: int) -> Measured:
+def valley(claim: Claim, draws: int) -> Finding:
     gains = [_gain_pct(_both(claim, label, draws)) for label in LABELS if 6 <= label <= 16]
     low, high = min(gains), max(gains)
-    return Measured(mean(gains), (low, high), None, {"lowest": low, "highest": high})
+    return Finding(mean(gains), (low, high), None, {"lowest": low, "highest": high})
 
 
-def latency(claim: Claim, draws: int) -> Measured:
+def latency(claim: Claim, draws: int) -> Finding:
     """Mean latency of finished requests, and how many are left out."""
     measured = mean_metric(claim, draws)
     finished = mean_of(claim.runs[0], "completed", draws)
@@ -327,25 +327,25 @@ def share(gains: Floats, claimed: float) -> float:
     return float(np.mean(gains >= claimed if claimed > 0 else gains <= claimed))
 
 
-def noise(claim: Claim, draws: int) -> Measured:
+def noise(claim: Claim, draws: int) -> Finding:
     """Gain that noise shows in one pair of runs of `requests`; of several such studies, how often it shows all."""
     studies = [gains_pct(PAIR_SPREAD, requests, draws * STUDIES_PER_DRAW) for requests in claim.args["requests"]]
     probability = prod(share(gains, gain) for gains, gain in zip(studies, claim.args["gains"], strict=True))
     if len(studies) > 1:
-        return Measured(probability, None, False, {"percent": 100.0 * probability})
+        return Finding(probability, None, False, {"percent": 100.0 * probability})
     low, high = _of_single_runs(studies[0])  # type: ignore[arg-type]
     details = {"percent": 100.0 * probability, "low": low, "high": high}
-    return Measured(float(np.mean(studies[0])), (low, high), probability >= RARE, details)
+    return Finding(float(np.mean(studies[0])), (low, high), probability >= RARE, details)
 
 
 # -- tails (section E)
 
 
-def tails(claim: Claim, draws: int) -> Measured:
+def tails(claim: Claim, draws: int) -> Finding:
     """P99 of ITL over P50, with verify and without."""
     ours, theirs = (mean_of(run, "p99_itl_ms", draws) / mean_of(run, "p50_itl_ms", draws) for run in claim.runs)
     text = f"P99/P50 {ours:.2f} with, {theirs:.2f} without speculation"
-    return Measured(text, None, ours > 1.5 * theirs, {"speculative": ours, "plain": theirs})
+    return Finding(text, None, ours > 1.5 * theirs, {"speculative": ours, "plain": theirs})
 
 
 # -- a laptop's speculation, links (section F)
@@ -365,21 +365,21 @@ def readings() -> dict[str, float]:
     }
 
 
-def small_graph(claim: Claim, draws: int) -> Measured:
+def small_graph(claim: Claim, draws: int) -> Finding:
     """The 0.5B's pass under graphs, by the report's two figures of it."""
     details = {"compute": DRAFT_COMPUTE_MS, "implied": IMPLIED_DRAFT_MS}
-    return Measured(DRAFT_EAGER_MS / DRAFT_COMPUTE_MS, details=details)
+    return Finding(DRAFT_EAGER_MS / DRAFT_COMPUTE_MS, details=details)
 
 
-def tokens_per_step(claim: Claim, draws: int) -> Measured:
+def tokens_per_step(claim: Claim, draws: int) -> Finding:
     """Tokens per target step by either reading of 50 %."""
     by_reading = readings()
     conditional, shared = by_reading["conditional"], by_reading["share"]
     needed = 100.0 * iid_rate_for_length(by_reading["length"], DRAFTED)
-    return Measured(shared, (conditional, shared), None, {"needed": needed, "conditional": conditional})
+    return Finding(shared, (conditional, shared), None, {"needed": needed, "conditional": conditional})
 
 
-def speculation(claim: Claim, draws: int) -> Measured:
+def speculation(claim: Claim, draws: int) -> Finding:
     """Speed-up over plain decoding (the first run) by reading: of the second run, else of the second and third, whose
     draft is slower, and of the fourth, which launches verify while the draft still runs."""
     plain, *drafted = claim.runs
@@ -397,18 +397,18 @@ def speculation(claim: Claim, draws: int) -> Measured:
         details |= {f"slower_{name}": each for name, each in by_run[1].items()}
         details |= {"slower_ms": IMPLIED_DRAFT_MS, "compute_ms": DRAFT_COMPUTE_MS}
         details["ahead"] = speed_up(drafted[2], readings()["share"])
-    return Measured(by_run[0]["share"], (min(every), max(every)), is_met, details)
+    return Finding(by_run[0]["share"], (min(every), max(every)), is_met, details)
 
 
-def transfer(claim: Claim, draws: int) -> Measured:
+def transfer(claim: Claim, draws: int) -> Finding:
     """Milliseconds of KV of the 7B's geometry over the TCP link."""
     link, tokens = link_of("tcp"), claim.args["tokens"]
     num_bytes = tokens * kv_bytes_per_token(model("qwen2.5-7b"), 1)
     seconds = link.latency_s + num_bytes / link.bytes_per_s
-    return Measured(1e3 * seconds, details={"megabytes": num_bytes / 1e6, "gb_per_s": num_bytes / seconds / 1e9})
+    return Finding(1e3 * seconds, details={"megabytes": num_bytes / 1e6, "gb_per_s": num_bytes / seconds / 1e9})
 
 
-def identical(claim: Claim, draws: int) -> Measured:
+def identical(claim: Claim, draws: int) -> Finding:
     """The same tape served colocated and disaggregated: tokens and rounds of every request."""
     served = []
     for spec in claim.runs:
@@ -418,7 +418,7 @@ def identical(claim: Claim, draws: int) -> Measured:
         requests = simulate(resolved, child_seed(SEED, 0)).requests
         served.append(list(map(attrgetter("id", "emitted_tokens", "num_rounds", "accepted_tokens"), requests)))
     same, total = sum(one == other for one, other in zip(*served, strict=True)), len(served[0])
-    return Measured(f"{same} of {total} requests alike", None, same == total, {"same": same, "total": total})
+    return Finding(f"{same} of {total} requests alike", None, same == total, {"same": same, "total": total})
 
 
 # -- report 002's deployment table (section G)
@@ -438,7 +438,7 @@ def choice(by_level: dict[PhiLevel, Ratio]) -> str:
     return EITHER if any(better) else PD
 
 
-def scheduler(claim: Claim, draws: int) -> Measured:
+def scheduler(claim: Claim, draws: int) -> Finding:
     """Recommendation by PDV's throughput over PD's (the first two runs), and the best of all runs."""
     by_level = bracketed(claim.runs[0], claim.runs[1], THROUGHPUT, draws)
     recommended, ends = choice(by_level), span(by_level)
@@ -450,10 +450,10 @@ def scheduler(claim: Claim, draws: int) -> Measured:
     details: dict[str, Detail] = {level.value: each.value for level, each in by_level.items()}
     details |= {"low": ends[0], "high": ends[1], "pd": throughputs[PD], "pdv": throughputs[PDV]}
     details |= {"best": best, "best_tokens_per_s": throughputs[best]}
-    return Measured(recommended, ends, recommended == claim.claimed, details)
+    return Finding(recommended, ends, recommended == claim.claimed, details)
 
 
-def switching(claim: Claim, draws: int) -> Measured:
+def switching(claim: Claim, draws: int) -> Finding:
     """`adaptive` by the report's table against PD alone, on a load that swings across its edge; and the table that the
     claims whose ids begin with `rows` give."""
     rows = [each for each in section("G").claims if each.id.startswith(claim.args["rows"])]
@@ -464,7 +464,7 @@ def switching(claim: Claim, draws: int) -> Measured:
     details: dict[str, Detail] = {level.value: each.value for level, each in by_level.items()}
     details |= {"low": low, "high": high, "table": _spoken(table)}
     is_met = all(each.high < 1.0 - WORTHWHILE for each in by_level.values())
-    return Measured(by_level[PhiLevel.MIDDLE].value, (low, high), is_met, details)
+    return Finding(by_level[PhiLevel.MIDDLE].value, (low, high), is_met, details)
 
 
 def _spoken(table: LoadTable) -> str:
@@ -497,22 +497,22 @@ def _passes(profile_name: str, num_rows: int) -> dict[str, Cost]:
     }
 
 
-def cost_line(claim: Claim, draws: int) -> Measured:
+def cost_line(claim: Claim, draws: int) -> Finding:
     """Milliseconds of a pass of the target, a verify or one drafted token, beside a line fitted in an engine."""
     kind, num_rows = claim.args["kind"], claim.args["rows"]
     seconds = _passes(claim.args["profile"], num_rows)[kind].device_s / (DRAFTED if kind == "draft" else 1)
     tokens = num_rows * (DRAFTED + 1) if kind == "verify" else num_rows
     kv_tokens = num_rows * COST_CONTEXT_TOKENS
-    return Measured(1e3 * seconds, details={"tokens": tokens, "kv_tokens": kv_tokens})
+    return Finding(1e3 * seconds, details={"tokens": tokens, "kv_tokens": kv_tokens})
 
 
-def chained(claim: Claim, draws: int) -> Measured:
+def chained(claim: Claim, draws: int) -> Finding:
     """Acceptance length from conditional rates per position."""
     rates = claim.args["rates"]
-    return Measured(1.0 + sum(prod(rates[:position]) for position in range(1, len(rates) + 1)))
+    return Finding(1.0 + sum(prod(rates[:position]) for position in range(1, len(rates) + 1)))
 
 
-def overlap_bound(claim: Claim, draws: int) -> Measured:
+def overlap_bound(claim: Claim, draws: int) -> Finding:
     """What three lanes that overlap freely gain on atomic rounds that cannot, beside (Td + Tv) / max(Td, Tv)."""
     gains, bounds = [], []
     for lanes, atomic in zip(claim.runs[::2], claim.runs[1::2], strict=True):
@@ -526,10 +526,10 @@ def overlap_bound(claim: Claim, draws: int) -> Measured:
         "bounds": ", ".join(f"{bound:.2f}" for bound in bounds),
         "rows": ", ".join(str(run["max_concurrency"]) for run in claim.runs[::2]),
     }
-    return Measured(max(gains), (min(gains), max(gains)), is_met, details)
+    return Finding(max(gains), (min(gains), max(gains)), is_met, details)
 
 
-MEASURES: dict[str, Callable[[Claim, int], Measured]] = {
+MEASURES: dict[str, Callable[[Claim, int], Finding]] = {
     measure.__name__: measure
     for measure in (
         mean_metric, per_s, compared, ranged, stated, completed, windowed, drained, completions, growth, first_prefill,

@@ -58,7 +58,7 @@ def arrivals(label: int, seed: int = ARRIVAL_SEED) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class HarnessRun:
     """What one run of the harness reports, and what it leaves out."""
 
     completed: int
@@ -93,7 +93,7 @@ class Served:
         return None if self.latency_s is None else 1e3 * self.latency_s
 
 
-def harness_runs(*, label: int, draws: int, drains: bool = False, **run: Any) -> tuple[Served, ...]:
+def harness_runs(*, label: int, draws: int, drains: bool = False, **run: Any) -> tuple[HarnessRun, ...]:
     """`harness_run` on further draws; a quarter of `draws` where nothing is cut, a tenth where all drain."""
     share = 10 if drains else 1 if label in CUT_LABELS else 4
     return tuple(harness_run(label=label, draw=draw, drains=drains, **run) for draw in range(max(2, draws // share)))
@@ -108,7 +108,7 @@ def harness_run(
     draw: int,
     arrival_seed: int = ARRIVAL_SEED,
     drains: bool = False,
-) -> Served:
+) -> HarnessRun:
     """The benchmark of one engine at one label C; served to the last request, with no hard stop, where it `drains`."""
     changes: dict[str, Json] = {
         "policy_options.decode_batch": label,
@@ -136,7 +136,7 @@ def _profile() -> Profile:
     return load(PROFILE)
 
 
-def served(record: RunRecord, stop_s: float | None) -> Served:
+def served(record: RunRecord, stop_s: float | None) -> HarnessRun:
     """The figures of a run that is over; an unfinished request counts for nothing but rounds and tokens."""
     requests = record.requests
     done = [request for request in requests if request.is_finished]
@@ -144,7 +144,7 @@ def served(record: RunRecord, stop_s: float | None) -> Served:
     elapsed_s = record.end_s if stop_s is None or is_whole else stop_s
     done_rounds = sum(request.num_rounds for request in done)
     done_tokens = sum(map(_tokens, done))
-    return Served(
+    return HarnessRun(
         completed=len(done),
         elapsed_s=elapsed_s,
         completed_tokens=done_tokens,

@@ -50,7 +50,7 @@ def profile_of(name: str) -> Profile:
 
 
 def simulated(spec: Spec, draws: int) -> tuple[Any, ...]:
-    """A summary per draw: a dict of metrics, or the harness's `Served` where the spec names a label of it."""
+    """A summary per draw: a dict of metrics, or the harness's `HarnessRun` where the spec names a label of it."""
     return _simulated(json.dumps(spec, sort_keys=True), min(spec.get("draws", draws), max(2, draws)))
 
 
@@ -109,7 +109,7 @@ def span(ratios: Mapping[PhiLevel, Ratio]) -> Interval:
 
 
 def fitted_fp32() -> Profile:
-    """Section C's pair: the floor of a layer's forward at which one request takes what the three engines took."""
+    """ClaimSection C's pair: the floor of a layer's forward at which one request takes what the three engines took."""
     wanted_s = mean(float(claim(f"C.mean.{engine}.1").claimed) for engine in ("baseline", "pd", "pdv"))
     spec = {key: value for key, value in claim("C.mean.pd.1").runs[0].items() if key not in ("profile", "draws")}
     low_s, high_s = 0.0, MAX_LAYER_S

@@ -1,6 +1,6 @@
 """Logs of a scheduler's decisions: requests by the step before which they arrive, and what each step carried.
 
-Two kinds of file, of one log each or of many: those of a real engine (`validation.conformance.step_log`), whose tapes
+Two kinds of file, of one log each or of many: those of a real engine (`realrun.installed.real_engine`), whose tapes
 are in the new tokens of each step, and drawn schedules (`validation.conformance.drawn`). Not here: what `continuous`
 makes of a log (validation.conformance.replayed).
 """
@@ -108,7 +108,7 @@ def write_logs(path: Path, logs: Iterable[Log]) -> None:
 
 
 def _real(name: str, held: dict[str, Any]) -> Log:
-    """A log of step_log: its ticks become steps with tokens."""
+    """A log of a real engine: its ticks become steps with tokens."""
     arguments = held["arguments"]
     spec, is_ahead = arguments["spec"], bool(arguments["ahead"]) and not _answers_at_once(held["steps"])
     steps = [step for step in held["steps"] if step["scheduled"]]

@@ -69,7 +69,7 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Name on Hugging Face; None: the checkpoint's own, or not said."""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedGain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A published speed-up of the pair."""
 
     in_flight: int
@@ -77,7 +77,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     speedup: float
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AtlasPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A line of the file."""
 
     target: str
@@ -94,7 +94,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tp: int = 1
     ep: int | None = None
     weights: str | None = None
-    measured: list[Measured] = []
+    measured: list[PublishedGain] = []
     measured_by: str | None = None
     """None: whoever published the acceptance."""
 
@@ -102,7 +102,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     schema: int
     acceptances: dict[str, Quote]
-    pairs: list[Pair]
+    pairs: list[AtlasPair]
 
 
 class AtLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ class AtLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Speed-up of each draft length."""
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class AtlasRow(msgspec.Struct, frozen=True, kw_only=True):
     """What the atlas says of one pair."""
 
     target: str
@@ -149,7 +149,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 class Plot(NamedTuple):
     """A pair to judge."""
 
-    pair: Pair
+    pair: AtlasPair
     quote: Quote
 
     @property
@@ -182,7 +182,7 @@ def read_pairs(path: Path) -> list[Plot]:
     return plots
 
 
-def profile_of(pair: Pair) -> Profile:
+def profile_of(pair: AtlasPair) -> Profile:
     """Raises ValueError naming what cannot be priced."""
     if pair.profile is not None or pair.gpu is None:
         return load(pair.profile or "")
@@ -196,7 +196,9 @@ def profile_of(pair: Pair) -> Profile:
     return found[0].profile
 
 
-def row_of(plot: Plot, *, draws: int, workers: int | None, done: Path, is_kept_only: bool = False) -> tuple[Row, bool]:
+def row_of(
+    plot: Plot, *, draws: int, workers: int | None, done: Path, is_kept_only: bool = False
+) -> tuple[AtlasRow, bool]:
     """And whether it had to be simulated."""
     pair, quote = plot
     profile = profile_of(pair)
@@ -233,7 +235,7 @@ def row_of(plot: Plot, *, draws: int, workers: int | None, done: Path, is_kept_o
     return _row(plot, profile, tuning), True
 
 
-def _key(pair: Pair, quote: Quote, profile: Profile, draws: int) -> str:
+def _key(pair: AtlasPair, quote: Quote, profile: Profile, draws: int) -> str:
     """Hash of all that an answer is made from: the profile (its date left out), the question, and the code."""
     code = hashlib.sha256(CELLS.read_bytes())
     for path in sorted(STUDIES.glob("*.py")):
@@ -246,7 +248,7 @@ def _key(pair: Pair, quote: Quote, profile: Profile, draws: int) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _row(plot: Plot, profile: Profile, tuning: Tuning) -> Row:
+def _row(plot: Plot, profile: Profile, tuning: Tuning) -> AtlasRow:
     pair, quote = plot
     loads = []
     for point in tuning.points:
@@ -265,7 +267,7 @@ def _row(plot: Plot, profile: Profile, tuning: Tuning) -> Row:
     one_k, lost = _one_length(tuning)
     evidence = [*_published(plot, profile, tuning), *tuning.evidence]
     stood_in = profile.source.partition("not from the engine's own tables: ")[2]
-    return Row(
+    return AtlasRow(
         target=pair.target,
         gpu=profile.gpu.name,
         gpus=profile.tensor_parallel,
@@ -322,7 +324,7 @@ def _one_length(tuning: Tuning) -> tuple[int, list[float]]:
     return best, lost[best]
 
 
-def _line(pair: Pair, profile: Profile, tuning: Tuning, one_k: int) -> str:
+def _line(pair: AtlasPair, profile: Profile, tuning: Tuning, one_k: int) -> str:
     """The command line of the pair's own engine. TensorRT-LLM has no table by load: it drafts the one length that loses
     least."""
     if pair.engine.startswith("vllm"):
@@ -342,7 +344,7 @@ def _line(pair: Pair, profile: Profile, tuning: Tuning, one_k: int) -> str:
 
 def atlas(
     plots: Sequence[Plot], *, draws: int, workers: int | None, done: Path, is_kept_only: bool = False
-) -> tuple[list[Row], list[tuple[str, str]]]:
+) -> tuple[list[AtlasRow], list[tuple[str, str]]]:
     """Rows, and which pairs cannot be judged, each with the reason."""
     rows, refused = [], []
     for index, plot in enumerate(plots, start=1):

@@ -31,8 +31,8 @@ from validation.pages.atlas import (
     OUTPUT_TOKENS,
     PAIRS,
     SCHEMA,
+    AtlasRow,
     AtLoad,
-    Row,
     atlas,
     read_pairs,
 )
@@ -75,7 +75,7 @@ HEAD = (
 OVER, SHOW, COLOUR = f"speed-up at {GAIN_LOADS[0]}", f"speed-up at {GAIN_LOADS[1]}", "engine"
 
 
-def sentence(rows: Sequence[Row]) -> str:
+def sentence(rows: Sequence[AtlasRow]) -> str:
     """The answer."""
     many = len(rows)
     losing = [(row.answer.break_even_concurrency, row) for row in rows if row.answer.break_even_concurrency is not None]
@@ -102,7 +102,7 @@ def sentence(rows: Sequence[Row]) -> str:
     )
 
 
-def as_json(rows: Sequence[Row], refused: Refused, draws: int) -> str:
+def as_json(rows: Sequence[AtlasRow], refused: Refused, draws: int) -> str:
     found = {
         "schema": SCHEMA,
         "sentence": sentence(rows),
@@ -116,7 +116,7 @@ def as_json(rows: Sequence[Row], refused: Refused, draws: int) -> str:
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
 
-def as_html(rows: Sequence[Row], refused: Refused, draws: int) -> str:
+def as_html(rows: Sequence[AtlasRow], refused: Refused, draws: int) -> str:
     bodies = [
         f'<td><a href="#pair-{index}">{html.escape(row.target)}</a></td>' + "".join(map(td, cells(row)[1:]))
         for index, row in enumerate(rows, start=1)
@@ -139,7 +139,7 @@ def as_html(rows: Sequence[Row], refused: Refused, draws: int) -> str:
 # -- cells
 
 
-def cells(row: Row) -> list[Cell]:
+def cells(row: AtlasRow) -> list[Cell]:
     """Cells of the table; a number stands beside its text."""
     by_load = {each.concurrency: each for each in row.loads}
     form, _, figures = row.quote.acceptance.partition(":")
@@ -167,7 +167,7 @@ def _gain(at: AtLoad | None) -> Cell:
     return "–" if at is None else (f"{at.speedup:.2f} ({at.interval[0]:.2f}–{at.interval[1]:.2f})", at.speedup)
 
 
-def _loses(row: Row) -> Cell:
+def _loses(row: AtlasRow) -> Cell:
     middle, most = row.answer.break_even_concurrency, row.loads[-1].concurrency
     low, high = (f"> {most}" if each is None else f"{each:.0f}" for each in row.break_even_interval)
     if middle is None:
@@ -175,7 +175,7 @@ def _loses(row: Row) -> Cell:
     return (f"{middle:.0f} ({low}–{high})" if middle >= 1.0 else f"any load ({low}–{high})", middle)
 
 
-def measured(row: Row) -> str:
+def measured(row: AtlasRow) -> str:
     """The nearest measured cells with drafts, else those without, and the simulator's errors there."""
     near = [line for line in row.answer.evidence if line.startswith(MEASURED)]
     drafted = [line for line in near if f", {row.method}, K = " in line]
@@ -189,7 +189,7 @@ def measured(row: Row) -> str:
 # -- pairs
 
 
-def _details(index: int, row: Row) -> str:
+def _details(index: int, row: AtlasRow) -> str:
     head = ["in flight", "K", *(f"K = {k}" for k in row.loads[0].speedups)]
     loads = [
         "".join(map(td, [str(at.concurrency), _k(at), *((f"{gain:.2f}", gain) for gain in at.speedups.values())]))

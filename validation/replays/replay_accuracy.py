@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
 from calibrate.measure.pair import pair_spec
 from calibrate.measure.session import measure_pair
 from realrun.host.machine import fingerprint
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.replays import Replay, about, replay, result_of, write_replays
-from realrun.replay.testbed import SPARE_SLOTS, build_kernels, sizes_for
+from realrun.replay.testbed import SPARE_SLOTS, build_kernels, one_thread_cpu, sizes_for
 from realrun.validate.error_parts import judge, predict
 from realrun.validate.readback import read_replay, read_summary
 from sim.costs.profile import Profile
@@ -74,7 +73,7 @@ def main() -> int:
 
 def run_draw(draw: Path, budget_s: float, seed: int) -> dict[str, Any]:
     """Measure, predict, replay, judge. Seeds differ from draw to draw."""
-    torch.set_num_threads(1)
+    one_thread_cpu()
     spec = pair_spec("cpu", "tiny-target", "tiny-draft", None, None, None, None, 0)
     profile = measure_pair(spec, draw / "tiny.points.jsonl", budget_s, say=print)
     (draw / "tiny.json").write_bytes(encode(profile))
@@ -128,7 +127,7 @@ class _Load:
 
     def __init__(self, out: Path, load: str, scenario: Scenario, profile: Profile) -> None:
         self.out, self.load, self.scenario, self.profile = out, load, scenario, profile
-        device = torch.device("cpu")
+        device = one_thread_cpu()
         sizes = sizes_for([_experiment(scenario, policy, profile, NUM_PROMPTS) for policy in POLICIES], device)
         self._slots = sizes.slots - SPARE_SLOTS
         self._kernels = build_kernels(profile, sizes, device, seed=scenario.seed)

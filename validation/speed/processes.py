@@ -115,7 +115,7 @@ print(json.dumps([done, used.ru_utime + used.ru_stime, peak_mb()]), file=sys.std
 """
 
 
-class Case(NamedTuple):
+class SpeedCase(NamedTuple):
     """What every program does as far as it can."""
 
     name: str
@@ -141,21 +141,21 @@ class Used(NamedTuple):
 
 SWEEP = "a sweep of 1,000 points of 50 requests"
 CASES = (
-    Case("ten requests (start-up)", "continuous", 10, 1.0, 4),
+    SpeedCase("ten requests (start-up)", "continuous", 10, 1.0, 4),
     *(
-        Case(f"continuous, {count:,} requests, k={k}", "continuous", count, rate, k)
+        SpeedCase(f"continuous, {count:,} requests, k={k}", "continuous", count, rate, k)
         for count in (10_000, 100_000)
         for k, rate in RATE.items()
     ),
     *(
-        Case(f"  asynchronous, 10,000 requests, k={k}", "continuous", 10_000, rate, k, ASYNC)
+        SpeedCase(f"  asynchronous, 10,000 requests, k={k}", "continuous", 10_000, rate, k, ASYNC)
         for k, rate in RATE.items()
     ),
     *(
-        Case(f"{policy}, 1,000 requests, k=4", policy, 1_000, LANE_RATE, 4, ONE_PHI)
+        SpeedCase(f"{policy}, 1,000 requests, k=4", policy, 1_000, LANE_RATE, 4, ONE_PHI)
         for policy in ("pd", "pdv", "unified")
     ),
-    Case(SWEEP, "", 50, 0.0, 0),
+    SpeedCase(SWEEP, "", 50, 0.0, 0),
 )
 
 
@@ -180,7 +180,7 @@ def is_compiled(python: str) -> bool:
     return not str(file).endswith(".py")
 
 
-def simulated(case: Case, python: str | None, folder: Path) -> Used:
+def simulated(case: SpeedCase, python: str | None, folder: Path) -> Used:
     """One `lanesim` command: of a sweep all points, else a comparison that writes per-request metrics as JSON."""
     if case.name == SWEEP:
         grid = folder / "grid.yaml"
@@ -204,13 +204,13 @@ def simulated(case: Case, python: str | None, folder: Path) -> Used:
     return Used(json.loads(stdout)["runs"][0], cpu_s, memory_mb)
 
 
-def reference(case: Case, seed: int) -> Used:
+def reference(case: SpeedCase, seed: int) -> Used:
     """The bare loop; it gave its steps and the time of the last token."""
     arguments = PAIR, str(case.num_prompts), str(case.rate), str(case.draft_tokens), str(seed)
     return Used(*child(REFERENCE, *arguments)[0])
 
 
-def replayed(case: Case, seed: int, folder: Path) -> Used:
+def replayed(case: SpeedCase, seed: int, folder: Path) -> Used:
     """Dynamo's replay of the same arrivals and lengths; its steps cost what its own polynomial has."""
     trace = folder / f"{case.num_prompts}-{case.draft_tokens}.jsonl"
     if not trace.exists():
@@ -231,7 +231,7 @@ def replayed(case: Case, seed: int, folder: Path) -> Used:
     return used
 
 
-def measured(case: Case, pythons: Mapping[str, str | None], rounds: int, folder: Path) -> dict[str, list[Used]]:
+def measured(case: SpeedCase, pythons: Mapping[str, str | None], rounds: int, folder: Path) -> dict[str, list[Used]]:
     """[rounds] of each program, which take turns."""
     found: dict[str, list[Used]] = {}
     for _ in range(1 + rounds):
@@ -250,7 +250,7 @@ def measured(case: Case, pythons: Mapping[str, str | None], rounds: int, folder:
     return {name: used[1:] for name, used in found.items()}
 
 
-def row_of(case: Case, found: Mapping[str, Sequence[Used]]) -> dict[str, str]:
+def row_of(case: SpeedCase, found: Mapping[str, Sequence[Used]]) -> dict[str, str]:
     """Medians, and medians of the rounds' ratios; empty where a program did not run."""
 
     def ratio(ours: str, theirs: str, field: str = "cpu_s") -> str:

@@ -12,7 +12,7 @@ import pytest
 from sim.devices.contention import BRACKET, PhiLevel
 from validation.claims import ledger, measures
 from validation.claims.claims_command import claimed_text, main, simulated_text, tally
-from validation.claims.ledger import Claim, Measured, Row, Verdict, claim, section, sections
+from validation.claims.ledger import Claim, ClaimRow, ClaimVerdict, Finding, claim, section, sections
 from validation.claims.measures import MEASURES
 from validation.claims.prototype import harness_run
 from validation.claims.runs import Ratio, mean_of, simulated
@@ -24,7 +24,7 @@ def made(**changes: Any) -> Claim:
     return Claim(**{**GIVEN, **changes})
 
 
-def judged(claim_id: str, draws: int = 2) -> Row:
+def judged(claim_id: str, draws: int = 2) -> ClaimRow:
     one = claim(claim_id)
     return one.row(MEASURES[one.measure](one, draws) if one.measure else None)
 
@@ -33,7 +33,7 @@ def judged(claim_id: str, draws: int = 2) -> Row:
     ("figure", "verdict"), [(90.0, "reproduced"), (110.0, "reproduced"), (89.9, "refuted"), (110.1, "refuted")]
 )
 def test_a_figure_within_its_tolerance_is_reproduced_and_beyond_it_refuted(figure: float, verdict: str) -> None:
-    row = made(within_pct=10).row(Measured(figure, details={"all": 7}))
+    row = made(within_pct=10).row(Finding(figure, details={"all": 7}))
     assert (row.verdict, row.why, row.details) == (verdict, f"got {figure:.0f}, of 7", {"all": 7})
 
 
@@ -43,17 +43,17 @@ def test_the_tolerance_of_a_negative_figure_reaches_to_both_sides() -> None:
 
 def test_a_single_runs_figure_is_met_where_single_runs_reach_it_and_any_other_is_not() -> None:
     one_run = made(claimed=5.0, low=4.0, high=6.0, is_one_run=True, why="")
-    assert one_run.row(Measured(2.0, (0.5, 4.0))).verdict is Verdict.REPRODUCED
-    assert one_run.row(Measured(2.0, (0.5, 3.9))).verdict is Verdict.REFUTED
-    assert made(why="").row(Measured(80.0, (70.0, 100.0))).verdict is Verdict.REFUTED
+    assert one_run.row(Finding(2.0, (0.5, 4.0))).verdict is ClaimVerdict.REPRODUCED
+    assert one_run.row(Finding(2.0, (0.5, 3.9))).verdict is ClaimVerdict.REFUTED
+    assert made(why="").row(Finding(80.0, (70.0, 100.0))).verdict is ClaimVerdict.REFUTED
 
 
 def test_a_claim_in_words_is_judged_by_its_measure_with_the_sentence_of_its_verdict() -> None:
     words = made(claimed="better everywhere", why="yes", why_not="no", if_met="explained")
-    assert [words.row(Measured("as said", None, is_met)).why for is_met in (True, False)] == ["yes", "no"]
-    assert words.row(None).verdict is Verdict.NOT_TESTABLE
+    assert [words.row(Finding("as said", None, is_met)).why for is_met in (True, False)] == ["yes", "no"]
+    assert words.row(None).verdict is ClaimVerdict.NOT_TESTABLE
     with pytest.raises(ValueError, match=r"X\.one"):
-        words.row(Measured(3.0))
+        words.row(Finding(3.0))
 
 
 def test_an_entry_is_every_row_of_its_tables_with_every_row_of_the_next(
@@ -90,7 +90,7 @@ def test_every_claim_has_an_id_a_source_and_a_measure_that_there_is() -> None:
     for letter, one in sections().items():
         parts = one.parts or [f"{letter}."]
         assert [sum(each.id.startswith(part) for part in parts) for each in one.claims] == [1] * len(one.claims)
-    assert sum(each.if_met is Verdict.FITTED for each in claims) == 27
+    assert sum(each.if_met is ClaimVerdict.FITTED for each in claims) == 27
 
 
 def test_unknown_names_propose_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +114,7 @@ def test_the_command_writes_rows_with_these_keys_and_prints_the_sentences(
 
 
 def test_rows_print_with_units_and_intervals() -> None:
-    row = made(claimed=46150.0, unit="ms", why="").row(Measured(0.348, (0.0, 2.5)))
+    row = made(claimed=46150.0, unit="ms", why="").row(Finding(0.348, (0.0, 2.5)))
     assert (claimed_text(row), simulated_text(row)) == ("46,150 ms", "0.348 ms [0, 2.5]")
     assert tally([row, row]) == "2 rows: 2 refuted"
 
@@ -129,7 +129,7 @@ def test_the_headline_comes_out_of_the_window_and_vanishes_when_the_run_drains()
     assert rows["33x.drained"].simulated == pytest.approx(1.0, abs=0.05)
     assert sum(float(rows["33x.windowed"].details[f"p{count}"]) for count in range(4)) == pytest.approx(1.0)
     assert rows["completed.pd.128"].simulated == pytest.approx(1.0, abs=1.0)
-    assert rows["completed.pdv.128"].verdict is Verdict.REPRODUCED
+    assert rows["completed.pdv.128"].verdict is ClaimVerdict.REPRODUCED
 
 
 def test_a_window_counts_finished_requests_only_and_ends_with_the_last_where_all_finish() -> None:
@@ -170,7 +170,7 @@ def test_graphed_drafts_flip_the_laptops_speculation_and_eager_ones_do_not() -> 
     assert judged("F.spec.speedup", 3).simulated == pytest.approx(3.0 * 31.9 / (4 * 20.2 + 31.9), rel=0.05)
     assert judged("F.spec.whatif", 3).simulated == pytest.approx(3.0 * 31.9 / (4 * 3.0 + 31.9), rel=0.05)
     assert judged("F.spec.tokens").details["conditional"] == pytest.approx(1.9375)
-    assert judged("F.disagg.identical").verdict is Verdict.REPRODUCED
+    assert judged("F.disagg.identical").verdict is ClaimVerdict.REPRODUCED
 
 
 def test_one_run_over_another_is_said_in_the_claims_own_form_at_every_phi() -> None:
