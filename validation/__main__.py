@@ -29,6 +29,10 @@ PROGRAMS = {
     ),
     "drafted": ("validation.silicon.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),
     "evidence": ("validation.silicon.evidence", "sim/evidence: means of judged served cells, which answers quote"),
+    "figures": (
+        "validation.pages.figures",
+        "figures that README states, and what each comes from; 1 where one is not so",
+    ),
     "leaderboard": ("validation.pages.leaderboard", "docs/leaderboard.md: lanesim beside every other simulator"),
     "left_out": ("validation.left_out", "pooled constants of engines without each of their sources"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
