@@ -1,7 +1,7 @@
 """lanesim: simulate speculative-decoding serving, and check the simulation against real GPU runs.
 
 The public door: everything here is re-exported, nothing is computed here. The import packages behind it are `sim`,
-`calibrate` and `realrun` (docs/adr/001); import this module, since they may be rearranged. How to add a policy, an
+`calibrate` and `realrun` (docs/adr/014); import this module, since they may be rearranged. How to add a policy, an
 acceptance model or a cost table of one's own: docs/extending.md.
 
 >>> import lanesim

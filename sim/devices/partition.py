@@ -1,4 +1,4 @@
-"""Works on shares of a device's multiprocessors, as MPS or green contexts cut them (docs/adr/016).
+"""Works on shares of a device's multiprocessors, as MPS or green contexts cut them (docs/adr/003).
 
 A work alone on a share runs at its solo curve, told by what it asks of the whole device, so no model has constants of
 its own:

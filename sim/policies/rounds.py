@@ -126,7 +126,7 @@ async def prefilled(
 
 async def round_end(serving: Serving, options: PolicyOptions) -> None:
     """Wait until the round in flight is over where prompts are deferred: shares change between steps, by one scheduler
-    that sees a prompt's end then, too (pegainfer: docs/adr/016)."""
+    that sees a prompt's end then, too (pegainfer: docs/adr/003)."""
     if options.defers_prompts and serving.last_round is not None and serving.round_ended_s != serving.host.now_s:
         await serving.last_round
 

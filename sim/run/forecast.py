@@ -2,7 +2,7 @@
 multiprocessors, and seconds of one step of continuous batching.
 
 Lanes: prompts wait in a queue of one server; as many requests go round the other lanes as Little's law says; a lane's
-works take what solo curves and neighbours, or plain streams, make of them, as often as those are busy (docs/adr/016).
+works take what solo curves and neighbours, or plain streams, make of them, as often as those are busy (docs/adr/003).
 Good enough to choose shares by, not to be shown: latencies come from runs. Steps are what a run asks often: the
 `goodput` controller, and how an answer moves as its costs are drawn (sim.studies). Not here: which shares there are
 (lane_shares), runs (run).
