@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
-from math import exp, hypot, inf, log, log2, sqrt
+from math import exp, hypot, log, log2, sqrt
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -171,7 +172,7 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
     named, profile = {one.policy.name: settled(one, result.length) for one in policies}, policies[0].profile
     engine = policies[0].engine
     served_pct = SD_PER_MEAN_ABS * measured().served_pct.get(engine.name.partition("-")[0], UNKNOWN_PCT)
-    found = []
+    levels_of_policies = []
     for row, asked in zip(result.policies, asked_of_comparison(result, policies), strict=True):
         mean_ms, ci95 = row.mean["mean_e2el_ms"], row.ci95["mean_e2el_ms"]
         if mean_ms is None or not row.load.is_steady:
@@ -182,7 +183,9 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
             if cell.is_level and not _differs(cell, profile.gpu.name, profile.target.name, asked)
         ]
         num_cells = sum(cell.runs for cell in like)
-        squares = sum(cell.runs * _rms_pct(cell) ** 2 for cell in like)
+        # Root mean squares of the errors, where a cell is the mean size of several.
+        rms_pct = [cell.error_pct * (1.0 if cell.runs == 1 else SD_PER_MEAN_ABS) for cell in like]
+        squares = sum(cell.runs * pct**2 for cell, pct in zip(like, rms_pct, strict=True))
         error_pct = sqrt((served_pct**2 + squares) / (num_cells + 1))
         is_known = any(cell.engine == engine.name for cell in like)
         slowed, elasticity = _perturbed(result, named[row.policy], row, None if is_known else engine)
@@ -191,7 +194,7 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
             Z_975 * log(slowed or 1.0),
             0.0 if ci95 is None else (ci95[1] - ci95[0]) / 2.0 / mean_ms,
         )
-        found.append(
+        levels_of_policies.append(
             Level(
                 policy=row.policy,
                 mean_e2el_ms=mean_ms,
@@ -202,12 +205,7 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
                 elasticity=elasticity,
             )
         )
-    return found
-
-
-def _rms_pct(cell: EvidenceCell) -> float:
-    """Root mean square of the errors that the cell is the mean of."""
-    return cell.error_pct * (1.0 if cell.runs == 1 else SD_PER_MEAN_ABS)
+    return levels_of_policies
 
 
 def _perturbed(
@@ -294,29 +292,20 @@ def _loads(questions: Sequence[Question]) -> str:
 def _is_near(asked: Question, cell: EvidenceCell) -> bool:
     low, high = asked.in_flight
     is_load = low / FACTOR <= cell.in_flight <= high * FACTOR
-    return is_load and any(_ratio(cell.k, k) <= FACTOR for k in asked.ks)
+    return is_load and any(max(cell.k, k) <= FACTOR * min(cell.k, k) for k in asked.ks)
 
 
 def _is_other_engine(asked: Question, cell: EvidenceCell) -> bool:
     return asked.engine.partition("-")[0] != cell.engine.partition("-")[0]
 
 
-def _ratio(a: int, b: int) -> float:
-    if a == b:
-        return 1.0
-    return max(a, b) / min(a, b) if min(a, b) else inf
-
-
 def _differs(cell: EvidenceCell, gpu: str, model: str, asked: Question) -> list[str]:
-    return [
-        name
-        for name, mine, theirs in (
-            ("GPU", gpu, cell.gpu),
-            ("model", SAME_LAYERS.get(model, model), cell.model),
-            ("method", asked.method, cell.method),
-        )
-        if mine != theirs
-    ]
+    same = {
+        "GPU": gpu == cell.gpu,
+        "model": SAME_LAYERS.get(model, model) == cell.model,
+        "method": asked.method == cell.method,
+    }
+    return [name for name, is_same in same.items() if not is_same]
 
 
 def _distance(cell: EvidenceCell, profile: Profile, asked: Question) -> tuple[int, bool, bool, bool, bool, float]:
@@ -329,26 +318,22 @@ def _distance(cell: EvidenceCell, profile: Profile, asked: Question) -> tuple[in
     return len(differs), "method" in differs, "model" in differs, is_other_kind, others, off
 
 
-def _named(found: Iterable[EvidenceCell]) -> str:
+def _named(cells: Iterable[EvidenceCell]) -> str:
     """A name for cells of one kind; the first's GPU, engine, model and source where there are several."""
-    first, *others = found
-    group = [first, *(cell for cell in others if _kind(cell) == _kind(first))]
+    kind = attrgetter("gpu", "engine", "model", "method", "metric", "source")
+    first, *others = cells
+    group = [first, *(cell for cell in others if kind(cell) == kind(first))]
     ks, loads = sorted({cell.k for cell in group}), sorted({cell.in_flight for cell in group})
-    errors = [cell.error_pct for cell in group]
     drafts = _method(first.method) if first.method == NONE else f"{first.method}, K = {_span(ks)}"
-    text = (
-        f"{first.gpu}, {first.engine}, {first.model}, {drafts}, {_span(loads)} in flight: "
-        f"{first.metric} {_percents(errors, '-' if first.metric.endswith(MEAN_SIZE) else '+')}"
-    )
+    sign = "-" if first.metric.endswith(MEAN_SIZE) else "+"
     speedups = [cell.speedup_error_pct for cell in group if cell.speedup_error_pct is not None]
-    if speedups:
-        text += f", speed-up {_percents(speedups)}"
     count = sum(cell.runs for cell in group)
-    return f"{text} ({count} cell{'s' * (count > 1)}; {first.source})"
-
-
-def _kind(cell: EvidenceCell) -> tuple[str, ...]:
-    return cell.gpu, cell.engine, cell.model, cell.method, cell.metric, cell.source
+    return (
+        f"{first.gpu}, {first.engine}, {first.model}, {drafts}, {_span(loads)} in flight: "
+        f"{first.metric} {_percents([cell.error_pct for cell in group], sign)}"
+        + (f", speed-up {_percents(speedups)}" if speedups else "")
+        + f" ({count} cell{'s' * (count > 1)}; {first.source})"
+    )
 
 
 def _method(name: str) -> str:
