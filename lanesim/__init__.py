@@ -30,7 +30,6 @@ from sim.policies import rounds
 from sim.policies.options import EngineLimits, PolicyOptions
 from sim.policies.registry import Policy, policy_names, register
 from sim.report.notebook import (
-    Comparison,
     Results,
     Simulation,
     compare,
@@ -41,6 +40,7 @@ from sim.report.notebook import (
     sweep,
     tune,
 )
+from sim.report.notebook import ShownComparison as Comparison
 from sim.run.scenario import Scenario
 
 __all__ = [

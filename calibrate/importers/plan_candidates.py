@@ -45,7 +45,7 @@ class Imported(NamedTuple):
     deployment: Deployment
 
 
-class Failed(NamedTuple):
+class NotImported(NamedTuple):
     deployment: Deployment
     why: str
 
@@ -86,14 +86,14 @@ def imported(
     wanted: Sequence[Deployment],
     cache: Path,
     on_done: OnDone = lambda stage, done, total: None,
-) -> tuple[list[Imported], list[Failed]]:
+) -> tuple[list[Imported], list[NotImported]]:
     """The profiles of `wanted`, from the cache where they are there, and why others cannot be.
 
     Tables are read in processes of their own: the libraries for that start threads, and a process with threads starts
     its workers slowly.
     """
     found: dict[int, Imported] = {}
-    failed: dict[int, Failed] = {}
+    failed: dict[int, NotImported] = {}
     missing = []
     for index, deployment in enumerate(wanted):
         path = _path(cache, source, gpu, target, draft, deployment)
@@ -108,7 +108,7 @@ def imported(
             for num, (index, profile) in enumerate(pool.run(_import, missing), start=1):
                 on_done("importing tables", num, len(missing))
                 if isinstance(profile, str):
-                    failed[index] = Failed(wanted[index], profile)
+                    failed[index] = NotImported(wanted[index], profile)
                     continue
                 path = _path(cache, source, gpu, target, draft, wanted[index])
                 path.parent.mkdir(parents=True, exist_ok=True)

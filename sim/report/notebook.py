@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 MEANS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 
 
-class Comparison(experiment.Comparison, frozen=True, kw_only=True):
+class ShownComparison(experiment.Comparison, frozen=True, kw_only=True):
     """Policies side by side (what `lanesim compare --json` holds); in a notebook it shows its tables.
 
     `runs` is a row of metrics per policy and seed, `policies` their means with 95 % intervals, `paired` the differences
@@ -101,7 +101,7 @@ def compare(
     percentiles: Sequence[float] = PERCENTILES,
     draws: int | None = None,
     **changes: Any,
-) -> Comparison:
+) -> ShownComparison:
     """Run every policy of a scenario with every seed, on the same draws.
 
     `source` is a Scenario, a scenario file or a raw mapping; `changes` as in `Scenario.of`, where `profile` may be a
@@ -119,7 +119,7 @@ def compare(
     found = experiment.compare(resolved, percentiles=percents)
     if draws != 0:
         found = over_draws(found, resolved, None if draws is None else checked_count("draws", draws, 2))
-    return Comparison(**msgspec.structs.asdict(found))
+    return ShownComparison(**msgspec.structs.asdict(found))
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,13 +195,13 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     [5]
     """
 
-    comparison: Comparison
+    comparison: ShownComparison
     runs: pd.DataFrame
     requests: pd.DataFrame | None
 
 
 def load(path: str | Path, *, version: str | None = None) -> Results | pd.DataFrame:
-    """What is at `path`: Results of a directory that `lanesim compare --out` wrote, a frame of a store, or of a result
+    """Contents of `path`: Results of a directory that `lanesim compare --out` wrote, a frame of a store, or of a result
     of `vllm bench serve` (a file that ends with .json), one row with the same columns.
 
     Of a store, one row per point: `scenario_hash`, `policy`, `seed`, the keys that were gone through and the metrics,
@@ -227,13 +227,15 @@ def load(path: str | Path, *, version: str | None = None) -> Results | pd.DataFr
         return runs_frame(read_bench_rows(directory))
     held = read_summary(directory)
     requests = pd.DataFrame(read_columns(directory / "requests.parquet"))
-    return Results(comparison=Comparison(**msgspec.structs.asdict(held)), runs=runs_frame(held.runs), requests=requests)
+    return Results(
+        comparison=ShownComparison(**msgspec.structs.asdict(held)), runs=runs_frame(held.runs), requests=requests
+    )
 
 
 def paired(
     store: str | Path, key: str = "policy", *, base: Setting = None, metrics: Sequence[str] = MEANS
 ) -> pd.DataFrame:
-    """How metrics of a store differ between values of a key, draw by draw, all else equal.
+    """Differences of metrics of a store between values of a key, draw by draw, all else equal.
 
     One row per metric, other value and combination of the keys that vary beside: `change_pct` from `base` (by default
     the first value) with `ci95_low_pct` and `ci95_high_pct`, which two or more `replications` have; `is_clear` where

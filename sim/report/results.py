@@ -57,19 +57,19 @@ def check_parquet() -> None:
 
 
 def place_of(out: Path, *, is_partial: bool) -> Path:
-    """Where results belong: `out`, or beside it where they are partial and those that are there are complete."""
+    """Folder of results: `out`, or beside it where they are partial and those that are there are complete."""
     if is_partial and (out / SUMMARY).exists() and not _held(out).is_partial:
         return out.with_name(f"{out.name}.partial")
     return out
 
 
 def others_of(directory: Path) -> list[Path]:
-    """What of a results directory no other output may be written over: all but its trace and its pictures."""
+    """Files of a results directory that no other output may be written over: all but its trace and its pictures."""
     return [directory / name for name in OWN_FILES if name != TRACE and not name.endswith(".png")]
 
 
 class _Held(msgspec.Struct):
-    """What a summary says of itself; nothing where it cannot be read."""
+    """Marks of a summary; none where it cannot be read."""
 
     digest: str | None = None
     is_replay: bool = False
@@ -156,7 +156,7 @@ COLUMNS: dict[str, dict[str, str]] = {
     | dict.fromkeys(("submitted_s", "issue_start_s", "issued_s", "start_s", "end_s", "ready_s"), TIME)
     | {"is_cancelled": FLAG, "requests": COUNTS},
 }
-"""What the columns hold; a file may have more."""
+"""Kinds of values in columns; a file may have more."""
 REAL_COLUMNS = {"eligible_s": TIME, "reacted_s": MOMENT, "padded_tokens": COUNT, "emitted": COUNTS, "accepted": COUNTS}
 """Those of works that a replay adds."""
 
@@ -215,7 +215,7 @@ def read_summary(directory: Path) -> Comparison:
 
 
 def read_summary_file(path: Path) -> Comparison:
-    """What `compare` wrote as JSON, in a results directory or elsewhere. Raises ValueError, Unreadable among them."""
+    """Comparison that `compare` wrote as JSON, wherever it is. Raises ValueError, Unreadable among them."""
     where = f"summary {str(path)!r}"
     result = parse_json(read_text(path, "summary"), where)
     if not isinstance(result, dict) or "policies" not in result:
@@ -235,7 +235,7 @@ def read_summary_file(path: Path) -> Comparison:
 
 
 def is_replay(directory: Path) -> bool:
-    """Whether what is there was measured."""
+    """The results were measured."""
     return _held(directory).is_replay
 
 

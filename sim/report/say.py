@@ -132,7 +132,7 @@ def _lengths_table(answer: Tuning, shown: Sequence[int]) -> Table:
 
 
 def _weight(answer: Tuning, k: int) -> float:
-    """How much a reader misses of a length that is left out: the answer's own above all."""
+    """Loss of a reader by a length that is left out: the answer's own above all."""
     chances = [length.chance_best for point in answer.points for length in point.lengths if length.k == k]
     return max(chances) + (1.0 if any(point.k == k for point in answer.points) else 0.0)
 

@@ -51,7 +51,7 @@ WHOLE_RUN = {
     "steady_output_throughput": "output_throughput",
     "steady_output_throughput_per_gpu": "output_throughput_per_gpu",
 }
-"""What the table has where all requests arrive at once, so that no part of a run is steady."""
+"""Metrics of the table where all requests arrive at once, so that no part of a run is steady."""
 
 
 def number(value: float | None) -> str:
@@ -135,7 +135,7 @@ def comparison_tables(
 
 
 def _head(result: Comparison, *, is_verbose: bool) -> list[str]:
-    """What was simulated, and the caps in which policies differ; those of all, and how steps are planned, on demand."""
+    """Scenario, and the caps in which policies differ; those of all, and how steps are planned, on demand."""
     scenario = result.scenario
     workload, speculation = scenario["workload"], scenario["speculation"]
     is_recorded = workload["trace_arrivals"] == "recorded"
@@ -354,7 +354,7 @@ def _overlap_lines(result: Comparison) -> list[str]:
 
 
 def _partition_lines(result: Comparison) -> list[str]:
-    """What lanes were given of the multiprocessors, and how well it is known what they make of it."""
+    """Shares of the multiprocessors that lanes have, and the errors of their curves."""
     lines = []
     for row in result.policies:
         shares = _first_runs(result)[row.policy]["partition"]
@@ -386,7 +386,7 @@ def _load_lines(result: Comparison) -> list[str]:
 
 
 def _tail_lines(result: Comparison) -> list[str]:
-    """Where only the tail lacks an interval: how far it is from one."""
+    """Distance from an interval where only the tail lacks one."""
     counts = [
         row.mean["effective_requests"] or 0.0
         for row in result.policies
@@ -402,7 +402,7 @@ def _tail_lines(result: Comparison) -> list[str]:
 
 
 def comparison_in_brief(result: Comparison) -> list[str]:
-    """What a comparison rests on, short."""
+    """Basis of a comparison, short."""
     overlap = [] if result.profile.phi is None else _overlap_lines(result)[:1]
     return in_brief([*level_lines(result), *overlap, *_power_lines(result)], result.evidence, result.notes)
 
@@ -424,8 +424,8 @@ def _power_lines(result: Comparison) -> list[str]:
 
 
 def level_lines(result: Comparison) -> list[str]:
-    """How far levels may be from a server's, end to end, and how latency answers to step times near saturation: a line
-    each, where there is something to say."""
+    """Distances that levels may have from a server's, end to end, and the elasticity of latency to step times near
+    saturation: a line each, where there is something to say."""
     if not result.levels:
         return [costs_line(result.profile.errors)]
     widths = {level.policy: 100.0 * (level.interval[1] / level.mean_e2el_ms - 1.0) for level in result.levels}

@@ -1,4 +1,4 @@
-"""How much load meets the SLOs: the highest request rate, or concurrency, at which a share of the requests meets all of
+"""Loads that meet the SLOs: the highest request rate, or concurrency, at which a share of the requests meets all of
 them jointly, and the replicas that a given rate takes.
 
 The interval of the load is over replications. A pilot of a few says how many it takes, and then as many fresh ones are

@@ -163,7 +163,7 @@ class _DrawChances:
         return min(max(self._strata(self._factor - 1, self._draw), MIN_CHANCE), 1.0 - MIN_CHANCE)
 
     def integers(self, high: int, /, *, size: int) -> Integers:
-        """What is drawn again from itself has no shares."""
+        """Resamples of a sample, which have no shares."""
         return np.random.default_rng(int(self.random() * 2**53)).integers(high, size=size)
 
     def normal(self, size: int) -> Floats:
@@ -195,7 +195,7 @@ class Spread(NamedTuple):
 
 
 def kind_spreads(profile: Profile) -> dict[str, Spread]:
-    """What the error of whole passes has beyond the layers', by kind of pass. Kinds that were never validated share
+    """Error of whole passes beyond the layers', by kind of pass. Kinds that were never validated share
     half of the variance that is assumed of them: they rest on the same constants."""
     body, spreads = body_spread(profile), {}
     for kind in SERVED_KINDS:
@@ -367,7 +367,7 @@ def _worlds(result: Comparison, policies: Sequence[Resolved], drawn: Scenario, c
 
 
 class _Worlds(NamedTuple):
-    """What draws of costs and acceptance make of the means of a comparison: a factor each, from two runs of the same
+    """Means of a comparison in draws of costs and acceptance: a factor each, from two runs of the same
     requests. So the noise of requests, which replications tell, is not in it twice."""
 
     policies: Mapping[str, PolicySummary]
@@ -412,7 +412,7 @@ class _Worlds(NamedTuple):
 
 
 def _around(mean: float, drawn: Sequence[float], ci95: Interval | None) -> Interval:
-    """What nine draws in ten lie in, with what the replications leave open of the mean."""
+    """Interval of nine draws in ten, with what the replications leave open of the mean."""
     low, high = interval_90(drawn)
     half = 0.0 if ci95 is None else (ci95[1] - ci95[0]) / 2.0
     return mean - hypot(max(0.0, mean - low), half), mean + hypot(max(0.0, high - mean), half)

@@ -1,4 +1,4 @@
-"""What was measured near a question, how wrong the simulator was there, and how wrong a level may be by all that.
+"""Cells that were measured near a question, the simulator's error there, and that of a level by all that.
 
 Cells are real serving runs, or means over some, with the source of their figures (sim/evidence/cells.json, made as
 docs/accuracy.md and validation.silicon.evidence say); no measured file is part of the project. A cell is near where
@@ -47,11 +47,11 @@ Z_975 = 1.96
 NONE = "none"
 """The method where nothing is drafted."""
 MEAN_SIZE = "(mean size)"
-"""How a metric ends whose errors have no sign."""
+"""End of a metric whose errors have no sign."""
 SPEEDUP = "speed-up"
-"""How a metric begins that is a ratio of two levels."""
+"""Beginning of a metric that is a ratio of two levels."""
 MEASURED, UNMEASURED, NEAREST = "measured nearest", "not measured", "nearest measured,"
-"""How lines of evidence begin, and what comes in place of near cells."""
+"""Beginnings of lines of evidence, and words in place of near cells."""
 
 
 class EvidenceCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,7 +90,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What a question is about."""
+    """Method, lengths and loads that are asked about."""
 
     method: str
     """`none`, or what drafts."""
@@ -235,7 +235,7 @@ def _perturbed(
 
 
 def _is_near_saturation(resolved: Resolved, row: PolicySummary) -> bool:
-    """Whether latency answers to step times by more than their own share. A load that is lighter than capacity, which
+    """Latency answers to step times by more than their share. A load that is lighter than capacity, which
     was not measured then, may still be near it."""
     rate_per_s, limit_per_s = row.load.rate_per_s, row.load.capacity_per_s
     if rate_per_s is None or (row.mean["device_utilization"] or 0.0) <= BUSY_SHARE:

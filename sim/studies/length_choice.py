@@ -57,14 +57,14 @@ class LengthGrid(NamedTuple):
 
 
 class Fits(NamedTuple):
-    """Which draft lengths a step of so many requests has room for."""
+    """Draft lengths that a step of so many requests has room for."""
 
     max_graph_tokens: int | None
     """Most tokens of a captured pass; None where none are captured."""
     max_tokens: int
 
     def __call__(self, k: int, batch: int) -> bool:
-        """Whether `batch` rows of a draft of `k` fit; nothing drafted fits always."""
+        """`batch` rows of a draft of `k` fit; nothing drafted fits always."""
         tokens = batch * (k + 1)
         is_captured = self.max_graph_tokens is None or tokens <= self.max_graph_tokens
         return k <= 0 or (is_captured and tokens <= self.max_tokens)
@@ -241,7 +241,7 @@ class LengthAt(msgspec.Struct, frozen=True, kw_only=True):
     interval: Interval | None
     """5 to 95 % of the draws."""
     expected_regret: float
-    """What it loses on average against the best length of each draw, share."""
+    """Mean loss against the best length of each draw, share."""
     chance_best: float
     fits_graphs: bool
     """All its rows' tokens fit the captured graphs."""
@@ -255,7 +255,7 @@ class TunedPoint(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float | None
     interval: Interval | None
     expected_regret: float
-    """What the answer loses there in draws that had no part in choosing it; by as many choices, each without one."""
+    """Mean loss of the answer there in draws that had no part in choosing it; by as many choices, each without one."""
     lengths: list[LengthAt]
 
     @property

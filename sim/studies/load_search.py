@@ -53,7 +53,7 @@ FLEET_KEY = 1_000_037
 
 
 class Limit(StrEnum):
-    """What ends the load that can be served."""
+    """Reason why no more load can be served."""
 
     SLO = "slo"
     """The load beyond which too few requests meet the SLOs."""

@@ -1,4 +1,4 @@
-"""Which lane policy at which load: closed loops at every concurrency, and of them the table and the hysteresis that
+"""Lane policy by load: closed loops at every concurrency, and of them the table and the hysteresis that
 `adaptive` goes by.
 
 A row begins where another policy is surely better than the one before it: in the mean over the draws by MIN_GAIN or
@@ -138,7 +138,7 @@ def gain(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, Interva
 
 
 def is_surely_better(ours: Mapping[PhiLevel, Sequence[float]], theirs: Mapping[PhiLevel, Sequence[float]]) -> bool:
-    """Whether ours gain MIN_GAIN or more in the mean, and anything in the whole interval, at every phi."""
+    """Ours gain MIN_GAIN or more in the mean, and anything in the whole interval, at every phi."""
     gains = [gain(ours[level], theirs[level]) for level in ours]
     return all(mean >= MIN_GAIN and low > 0.0 for mean, (low, _) in gains)
 

@@ -50,7 +50,7 @@ PUBLISHED_FORMATS = {"gpt-oss-120b": "mxfp4", "gpt-oss-20b": "mxfp4"}
 ONLINE = "fp8"
 """Format to which vLLM and SGLang bring a bf16 checkpoint as they load it (`--quantization fp8`)."""
 TARGET, DRAFT = "<target>", "<draft>"
-"""Where no repository is known."""
+"""Placeholders of unknown repositories."""
 SGLANG_ALGORITHMS = {
     Method.EAGLE3: "EAGLE3",
     Method.MTP: "NEXTN",
@@ -91,7 +91,7 @@ class Checkpoint(NamedTuple):
     name: str
     quantization: str | None = None
     note: str | None = None
-    """What a placeholder stands for."""
+    """Meaning of a placeholder."""
 
 
 class ServeLines(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class ServeLines(msgspec.Struct, frozen=True, kw_only=True):
     sglang_adaptive_config: dict[str, Any] | None
     """The file that the flags name; None for one length, and where SGLang adapts nothing but EAGLE."""
     notes: list[str] = []
-    """What the lines lack, or engines make of them."""
+    """Notes on what the lines lack, or engines make of them."""
 
     @property
     def start(self) -> str:
@@ -336,7 +336,7 @@ class _Server:
         return shlex.join(["vllm", "serve", self.target.name, *_words(flags)])
 
     def vllm_notes(self, table: Table) -> list[str]:
-        """What vLLM makes of a table, of experts spread over some devices, and of methods that it lacks."""
+        """Notes on what vLLM makes of a table, of experts spread over some devices, and of methods that it lacks."""
         lengths, notes = {k for _, _, k in table}, []
         if self._ranks > 1 and len(lengths) > 1:
             notes.append(

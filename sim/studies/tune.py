@@ -76,7 +76,7 @@ class Tuning(Stated, frozen=True, kw_only=True, rename={"costs": "profile", "k_t
     gain: Gain
     """Gain of the best table over the best single length, whichever is the answer."""
     break_even_concurrency: float | None
-    """Where the best draft length from 1 on gains nothing any more; None where it does at every concurrency tried."""
+    """Requests in flight from which the best draft length gains nothing; None where it does at every concurrency."""
     break_even_interval: tuple[float | None, float | None]
     """5 to 95 % of the draws; None as above."""
     expected_regret: float

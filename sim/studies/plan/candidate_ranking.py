@@ -1,4 +1,4 @@
-"""Which candidates can meet the SLOs, and about how many requests a second: closed loops with costs as given.
+"""Candidates that can meet the SLOs, and about how many requests a second each serves, by closed loops.
 
 What does not fit in memory, or misses the SLOs with one request alone, is refused with the reason; the others are run
 with ever more requests in flight until goodput falls. Not here: draws, replicas (search).
@@ -62,7 +62,7 @@ class Candidate(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """What the first pass says of a candidate."""
+    """Figures of a candidate in the first pass."""
 
     candidate: Candidate
     k: int
@@ -173,7 +173,7 @@ def _climbed(setting: _Setting) -> tuple[Run, dict[int, float]]:
 
 
 def _ranked(settings: Sequence[_Setting], rate_per_s: float | None) -> Ranked:
-    """What the first pass says of one candidate, by the settings tried of it."""
+    """Figures of one candidate, by the settings tried of it."""
     best = max(settings, key=lambda each: each.best)
     candidate = best.candidate
     means = best.resolved.served.mean_tokens(best.resolved.scenario.seed)

@@ -1,5 +1,5 @@
-"""Which deployment of a model to rent for a load and SLOs, of several candidates: how many GPUs per replica and how
-split, with or without a drafter, at which draft length, in how many replicas.
+"""Deployment of a model to rent for a load and SLOs, of several candidates: GPUs per replica and their split, with or
+without a drafter, at which draft length, in how many replicas.
 
 A first pass prunes and ranks: closed loops of ever more requests in flight, costs and acceptance as given, each setting
 until its goodput falls; what does not fit in memory, or misses the SLOs alone, is refused with the reason. The best few
