@@ -314,7 +314,7 @@ def _replicas(fleet: Replicas, answer: Attainment) -> str:
 
 def attainment_sentence(answer: Attainment) -> str:
     """The policy that holds most load within the SLOs, and the fewest replicas for the target rate."""
-    ranked = sorted(answer.highest, key=_most, reverse=True)
+    ranked = sorted(answer.highest, key=lambda one: (one.limit is Limit.UNBOUNDED, one.load or 0.0), reverse=True)
     parts = [_holds(ranked[0], answer), *(f"{each.policy} {_load(each)}" for each in ranked[1:])]
     enough = [fleet for fleet in answer.fleets if fleet.replicas is not None]
     if not enough:
@@ -332,10 +332,6 @@ def attainment_sentence(answer: Attainment) -> str:
     if others := [policy for policy in alike if policy != fewest.policy]:
         parts.append(f"as many of {in_words(others)} do")
     return "; ".join(parts)
-
-
-def _most(found: HighestLoad) -> float:
-    return float("inf") if found.limit is Limit.UNBOUNDED else found.load or 0.0
 
 
 def _holds(found: HighestLoad, answer: Attainment) -> str:

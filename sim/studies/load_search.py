@@ -114,16 +114,12 @@ class LoadSearch:
         return min(MAX_REQUESTS, max(REQUESTS, spanned))
 
     @property
-    def bounds_waiting(self) -> bool:
-        goodput = self.scenario.goodput
-        return goodput.ttft_ms is not None or goodput.e2el_ms is not None
-
-    @property
     def most(self) -> float:
         """The largest load that is tried: with a bound on waiting the saturated rate, else everything at once."""
         if self.is_concurrency:
             return float(max(1, num_prompts(self.scenario) // 2))
-        return self.saturated_per_s if self.bounds_waiting else inf
+        goodput = self.scenario.goodput
+        return inf if goodput.ttft_ms is None and goodput.e2el_ms is None else self.saturated_per_s
 
     @property
     def least(self) -> float:
@@ -147,7 +143,7 @@ class LoadSearch:
         low, high = self._bracket(seed, near)
         if low == high or low == 0.0:
             return low
-        while not self._is_close(low, high):
+        while high - low > 1.0 if self.is_concurrency else high / low - 1.0 > self.closeness:
             middle = exp(0.5 * (log(low) + log(high)))
             middle = float(round(middle)) if self.is_concurrency else middle
             if middle in (low, high):
@@ -181,9 +177,6 @@ class LoadSearch:
     def _whole(self, load: float) -> float:
         """`load`, rounded down where it is a number of requests."""
         return float(int(load)) if self.is_concurrency else load
-
-    def _is_close(self, low: float, high: float) -> bool:
-        return high - low <= 1.0 if self.is_concurrency else high / low - 1.0 <= self.closeness
 
     def under(self, draw: Resolved) -> LoadSearch:
         """The same question where costs and acceptance are those of `draw`."""

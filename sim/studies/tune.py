@@ -11,7 +11,6 @@ is shown (sim.report.say).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import pairwise
 from math import inf, sqrt
 
@@ -50,7 +49,7 @@ from sim.studies.length_choice import (
     tuned_points,
 )
 from sim.studies.serve_commands import ServeLines, deployment
-from sim.workload.generate import TraceArrivals, Workload, at_most
+from sim.workload.generate import TraceArrivals, at_most
 
 REQUESTS_PER_SLOT, MIN_REQUESTS = 8, 48
 """Length of a run with its concurrency left open; the first of them per slot are left out."""
@@ -176,8 +175,12 @@ def tune_contexts(
     for tokens in prompts:
         prompted = resolved.changed(workload={"input_len": tokens})
         tried = rising("concurrency", concurrencies or concurrencies_of(prompted), 1)
-        runner = Runner(workers, partial(_on_step, on_done, tokens))
-        grids.append(simulate_grid(cost_draws(prompted, draws, scenario.seed), tried, candidates, runner))
+
+        def on_step(stage: str, done: int, total: int, tokens: int = tokens) -> None:
+            on_done(f"{tokens} tokens: {stage}", done, total)
+
+        drawn = cost_draws(prompted, draws, scenario.seed)
+        grids.append(simulate_grid(drawn, tried, candidates, Runner(workers, on_step)))
     without = shared_table(grids, fits, max(grid.concurrencies[-1] for grid in grids))
     rows = []
     for tokens, grid in zip(prompts, grids, strict=True):
@@ -207,10 +210,6 @@ def tune_contexts(
         regret=sum(each.regret for each in rows) / len(rows),
         regret_without=sum(each.regret_without for each in rows) / len(rows),
     )
-
-
-def _on_step(on_done: OnDone, tokens: int, stage: str, done: int, total: int) -> None:
-    on_done(f"{tokens} tokens: {stage}", done, total)
 
 
 def answer(
@@ -403,19 +402,17 @@ def _drafting(resolved: Resolved, most: int, **controller: Json) -> Resolved:
 
 def looped(resolved: Resolved, concurrency: int) -> Resolved:
     """`resolved` with so many requests in flight at all times, as many of them as tell of that."""
-    return resolved.changed(workload=closed_loop(resolved.scenario.workload, concurrency))
-
-
-def closed_loop(workload: Workload, concurrency: int) -> Workload:
+    workload = resolved.scenario.workload
     count = at_most(workload, max(MIN_REQUESTS, REQUESTS_PER_SLOT * concurrency))
     if isinstance(workload.num_prompts, int):
         count = workload.num_prompts
-    return msgspec.structs.replace(
+    loop = msgspec.structs.replace(
         workload.sized(count, workload.num_warmups or min(concurrency, count // 4)),
         request_rate=inf,
         max_concurrency=concurrency,
         trace_arrivals=TraceArrivals.RESCALED,
     )
+    return resolved.changed(workload=loop)
 
 
 def objective_value(run: Run, scenario: Scenario) -> float:

@@ -134,7 +134,8 @@ def first_pass(
     for setting in contending:
         by_candidate.setdefault(id(setting.candidate), []).append(setting)
     ranking = [_ranked(able, rate_per_s) for able in by_candidate.values()]
-    return sorted(ranking, key=_rank), [*refused, *misses]
+    ranking.sort(key=lambda each: (float(each.gpus or 0), -each.rate_per_s / each.candidate.gpus))
+    return ranking, [*refused, *misses]
 
 
 def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Setting], str]:
@@ -190,10 +191,6 @@ def _ranked(settings: Sequence[_Setting], rate_per_s: float | None) -> Ranked:
     # One draft fits the captured graphs for longest: without it no length would, of many requests.
     lengths = sorted((near - {PLAIN}) | {1}) if near - {PLAIN} else []
     return Ranked(candidate, best.k, rate, in_flight, gpus, tuple(lengths), useful)
-
-
-def _rank(ranked: Ranked) -> tuple[float, float]:
-    return float(ranked.gpus or 0), -ranked.rate_per_s / ranked.candidate.gpus
 
 
 def cost(ranked: Ranked) -> float:
