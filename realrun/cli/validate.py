@@ -44,7 +44,7 @@ def directory_command(directory: Path, profile_name: str | None, json_path: str 
     judged = [judge(observed) for observed in read_replay(directory, scenario, summary, profile)]
     result = result_of(summary, profile, judged)
     if plots:
-        from realrun.validate.report import draw_validation
+        from realrun.validate.figures import draw_validation
 
         draw_validation(directory, judged)
     if write_json(json_path, result):
