@@ -50,7 +50,7 @@ FLOORS = {
         ("fit",),
         ("importers",),
         ("judge",),
-        ("production",),
+        ("server",),
         ("cli",),
         ("measure.fits",),
         ("measure",),

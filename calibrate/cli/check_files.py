@@ -16,10 +16,10 @@ import click
 from sim.cli.console import claim, write_json
 from sim.cli.lazy import SOURCE
 from sim.cli.options import OVERWRITE
-from sim.workload.bench_means import KINDS, kind_of
+from sim.workload.bench import KINDS, kind_of
 
 if TYPE_CHECKING:
-    from calibrate.production.levels import Served
+    from calibrate.server.levels import Served
 
 FIRST_LINES = 1
 YAML_ENDINGS = (".yaml", ".yml")
@@ -153,8 +153,8 @@ def _parquet(path: Path) -> tuple[str, str]:
 
 
 def _text(path: Path) -> tuple[str, str]:
-    from calibrate.production.level_files import read_windows
-    from calibrate.production.metrics import samples
+    from calibrate.server.level_files import read_windows
+    from calibrate.server.metrics import samples
     from sim.files.read import lines_of
 
     if num_lines := sum(1 for _ in read_windows(text for _, text in lines_of(path, "file"))):
@@ -264,7 +264,7 @@ def _config(path: Path) -> tuple[str, str]:
 
 
 def _bench(path: Path) -> tuple[str, str]:
-    from calibrate.production.level_files import read_bench
+    from calibrate.server.level_files import read_bench
 
     return "result of a benchmark", _at_once(read_bench(path))
 
@@ -281,7 +281,7 @@ def _saved_in_detail(path: Path) -> tuple[str, str]:
 
 def _guidellm(path: Path) -> tuple[str, str]:
     """Its levels, and its requests where it has them."""
-    from calibrate.production.level_files import read_bench
+    from calibrate.server.level_files import read_bench
     from sim.files.json_values import read_json, value_at
     from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 
@@ -299,7 +299,7 @@ def _guidellm(path: Path) -> tuple[str, str]:
 
 
 def _measured(path: Path) -> tuple[str, str]:
-    from calibrate.production.level_files import read_measured
+    from calibrate.server.level_files import read_measured
 
     told = ", ".join(f"{level.concurrency:.0f}" for level in read_measured(path))
     return "levels of a server", f"{told} requests at once"

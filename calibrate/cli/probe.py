@@ -19,7 +19,7 @@ from calibrate.cli.profile_output import A_PATH, check_out, print_saved, save
 from sim.cli.options import COUNT, DRAFT_TOKENS, OVERWRITE, SEEDS, TOKENS, listed
 
 if TYPE_CHECKING:
-    from calibrate.production.levels import Served
+    from calibrate.server.levels import Served
     from sim.costs.profile import Profile
     from sim.files.json_values import Json
 
@@ -113,8 +113,8 @@ def probe_command(
 ) -> None:
     """Time a server from outside: closed loops of streamed requests at several levels. One level is held back and
     predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
-    from calibrate.production.level_files import read_measured
-    from calibrate.production.probe import base_of
+    from calibrate.server.level_files import read_measured
+    from calibrate.server.probe import base_of
     from sim.costs.engine_costs import engine_of
     from sim.costs.profile_files import load
 
@@ -178,7 +178,7 @@ def _again(measured: Path, profile_name: str, out: Path | None, json_path: str |
 @contextmanager
 def _keeping(measured: Path, url: str, again: str, rounds: int) -> Iterator[Callable[[list[Served]], None]]:
     """What keeps the levels so far after each round. An error within the block, or a signal, says where they are."""
-    from calibrate.production.level_files import write_measured
+    from calibrate.server.level_files import write_measured
 
     done = 0
 
@@ -214,7 +214,7 @@ def _fit(
     """Fit the levels but the one held back, predict that, and write and print what comes of it."""
     from calibrate.cli.production import advice, plain, show
     from calibrate.judge.cells import Setup
-    from calibrate.production.engine_fit import fit_served, predicted
+    from calibrate.server.engine_fit import fit_served, predicted
     from sim.cli.console import write_json
 
     engine = {
@@ -266,9 +266,9 @@ def _drive(
     base: str, key: str | None, levels: list[int], flags: ProbeFlags, on_round: Callable[[list[Served]], None]
 ) -> list[Served]:
     """Every level measured; `on_round` hears the levels so far after each round."""
-    from calibrate.production.levels import middling
-    from calibrate.production.network import Client
-    from calibrate.production.probe import find, level
+    from calibrate.server.levels import middling
+    from calibrate.server.network import Client
+    from calibrate.server.probe import find, level
     from sim.cli.console import progress
 
     with Client(base, timeout_s=flags["timeout_s"], key=key) as client, progress() as on_step:

@@ -15,8 +15,8 @@ from calibrate.cli.profile_output import check_out, print_saved, save
 from sim.cli.flags import DraftTokens, JsonFile, Overwrite, Seconds, Tokens, command
 
 if TYPE_CHECKING:
-    from calibrate.production.engine_fit import Production
-    from calibrate.production.levels import Served
+    from calibrate.server.engine_fit import Production
+    from calibrate.server.levels import Served
     from sim.files.json_values import Json
 
 EXAMPLE = (
@@ -50,7 +50,7 @@ def production_command(flags: ProductionFlags) -> None:
     """Fit the engine's constants and read the acceptance from a server that runs: two looks at /metrics, results of its
     benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too."""
     from calibrate.judge.cells import Setup
-    from calibrate.production.engine_fit import fit_served
+    from calibrate.server.engine_fit import fit_served
     from sim.cli.console import progress, write_json
     from sim.costs.profile_files import load
 
@@ -75,8 +75,8 @@ def production_command(flags: ProductionFlags) -> None:
 
 def read_served(flags: ProductionFlags) -> list[Served]:
     """The levels of all sources. Raises ValueError where there is none, or one lacks what it needs."""
-    from calibrate.production.level_files import levels, read_bench
-    from calibrate.production.metrics import between
+    from calibrate.server.level_files import levels, read_bench
+    from calibrate.server.metrics import between
 
     before, after, log_path = flags.metrics_before, flags.metrics_after, flags.log
     if (before is None) != (after is None):
@@ -134,7 +134,7 @@ def advice(found: Production, profile_name: str, out: Path | None, held_back_pct
 
 def doubt(found: Production, held_back_pct: Mapping[str, float]) -> str:
     """A warning where the constants do not describe the server; else empty."""
-    from calibrate.production.engine_fit import FITTED, MAX_LEFT_PCT
+    from calibrate.server.engine_fit import FITTED, MAX_LEFT_PCT
 
     error_pct, where = found.left
     metric = next((name for name in FITTED if name in held_back_pct), None)

@@ -1,7 +1,7 @@
 """Result files of `vllm bench serve --save-result`: runs written as such, and such files read as rows of a frame.
 
 So that what is simulated and what was measured go through the same scripts. Not here: what the metrics mean
-(sim.metrics.summary), results of other tools (sim.workload.bench_means), engine constants from such a file (`lanesim
+(sim.metrics.summary), results of other tools (sim.workload.bench), engine constants from such a file (`lanesim
 calibrate production`).
 """
 
@@ -15,7 +15,7 @@ from sim.compare.side_by_side import Comparison
 from sim.files.json_values import Json
 from sim.files.write import write_text
 from sim.metrics.summary import Run, number
-from sim.workload.bench_means import bench_rows
+from sim.workload.bench import bench_rows
 
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors", "start_times", "tpots", "e2els")
 BACKEND = "lanesim"
@@ -63,7 +63,7 @@ def write_bench_results(folder: Path, comparison: Comparison) -> list[Path]:
 
 
 def read_bench_rows(path: Path) -> list[dict[str, Any]]:
-    """The metrics of each result in a file of vLLM or another tool (sim.workload.bench_means), per-request lists left
+    """The metrics of each result in a file of vLLM or another tool (sim.workload.bench), per-request lists left
     out. Raises ValueError naming the file and what it lacks."""
     rows = [
         {key: value for key, value in result.items() if key not in DETAILS and not isinstance(value, list | dict)}

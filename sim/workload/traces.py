@@ -5,7 +5,7 @@ a format has something to say about it (docs/traces.md is the table of all):
 
     trace-azure, burstgpt                                 PUBLISHED
     mooncake                                              sim.workload.mooncake
-    guidellm, aiperf, inference-perf, vllm-bench          sim.workload.bench_requests
+    guidellm, aiperf, inference-perf, vllm-bench          sim.workload.bench
     sharegpt      a JSON list of conversations, lengths given or counted: FILE#tokenizer=DIRECTORY
     csv, jsonl    FILE, with columns such as arrival_s or arrival_time (s), prompt_tokens or input_len, output_tokens or
                   output_len (ALIASES); or FILE#arrival=ts_ms,prompt=in,output=out[,unit=ms][,id=..][,session=..]
@@ -29,7 +29,7 @@ import numpy as np
 
 from sim.draws import Floats, Integers
 from sim.names import unknown
-from sim.workload.bench_requests import RESULT_OPTIONS, RESULT_READERS, result_rows
+from sim.workload.bench import REQUESTS, RESULT_OPTIONS, result_rows
 from sim.workload.content import (
     BLOCK_FIELDS,
     BLOCK_TOKENS,
@@ -58,7 +58,7 @@ from sim.workload.trace_files import (
     unix_unit,
 )
 
-TRACE_NAMES = ("trace-azure", "mooncake", "burstgpt", "sharegpt", *RESULT_READERS, "csv", "jsonl")
+TRACE_NAMES = ("trace-azure", "mooncake", "burstgpt", "sharegpt", *REQUESTS, "csv", "jsonl")
 
 
 class Trace(NamedTuple):
@@ -220,7 +220,7 @@ def read_trace(name: str, source: str, num_prompts: int | None = None, block_tok
         raise ValueError(unknown("trace format", name, TRACE_NAMES))
     options = _options(text, OPTIONS.get(name, []))
     content_tokens = block_tokens
-    if name in RESULT_READERS:
+    if name in REQUESTS:
         rows = collect(path, result_rows(name, path, options), num_prompts, is_in_order=False)
     elif name == "mooncake" and not path.endswith((".csv", ".csv.gz")):
         rows, content_tokens = mooncake_rows(path, options, num_prompts, block_tokens)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from calibrate.production.network import Client, Failed
-from calibrate.production.probe import Endpoint, stream
+from calibrate.server.network import Client, Failed
+from calibrate.server.probe import Endpoint, stream
 from sim.cli.main import run
 from tests.attack.hostile_server import DONE, Sent, head, hostile
 from tests.attack.mutations import damaged

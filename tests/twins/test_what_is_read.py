@@ -21,7 +21,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.table_kernels import TableKernels
 from sim.interface.work import Chunk, Kind, Model, Work
-from sim.workload.bench_means import bench_rows
+from sim.workload.bench import bench_rows
 from tests.twins.drawn import LINEAR, PAIR, TABLE, TINY, constants, questions
 from tests.twins.twin import Asked, Pair, flat, folder, or_refused, runs, said, twin, words
 

@@ -15,13 +15,13 @@ import msgspec
 import pytest
 
 from calibrate.judge.cells import Setup, simulate_cell
-from calibrate.production.level_files import NEEDED
-from calibrate.production.levels import Served, cell_of
+from calibrate.server.level_files import NEEDED
+from calibrate.server.levels import Served, cell_of
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile_files import load
-from tests.calibrate.production.test_levels import load_line, look
-from tests.calibrate.production.test_probe import serving
+from tests.calibrate.server.test_levels import load_line, look
+from tests.calibrate.server.test_probe import serving
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text()

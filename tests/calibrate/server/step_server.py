@@ -1,4 +1,4 @@
-"""A server of known constants, as a program of its own: `python -m tests.calibrate.production.step_server P S R`.
+"""A server of known constants, as a program of its own: `python -m tests.calibrate.server.step_server P S R`.
 
 It serves in steps: each takes P + S seconds and R per request in it, and gives every request in it a token at its
 end; whoever comes in within INTAKE_S of that takes part in the next one. The first line that it prints is its address.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from math import inf, isfinite
 from pathlib import Path
 
-from calibrate.production.levels import MAX_DRAFT_TOKENS, Accepted, Served
+from calibrate.server.levels import MAX_DRAFT_TOKENS, Accepted, Served
 from sim.files.read import read_text
 
 MAX_METRICS_BYTES = 64 << 20

@@ -16,11 +16,11 @@ from typing import Annotated
 
 import msgspec
 
-from calibrate.production.levels import Accepted, Served, pooled
+from calibrate.server.levels import Accepted, Served, pooled
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import lines_of, read_text
 from sim.files.write import write_text
-from sim.workload.bench_means import bench_rows
+from sim.workload.bench import bench_rows
 
 NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
 COUNT = r"([0-9]{1,12})"
@@ -172,7 +172,7 @@ class _Result(_Needed, kw_only=True):
 
 
 def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list[Served]:
-    """The levels that the results in a file tell (sim.workload.bench_means). Raises ValueError, one line naming the
+    """The levels that the results in a file tell (sim.workload.bench). Raises ValueError, one line naming the
     file and what is missing.
 
     Requests in flight are `max_concurrency` where the run reached it; at a rate, by Little's law, throughput times mean

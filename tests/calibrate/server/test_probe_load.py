@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from calibrate.judge.cells import Setup
-from calibrate.production.engine_fit import fit_served
-from calibrate.production.network import Client
-from calibrate.production.probe import find, level
+from calibrate.server.engine_fit import fit_served
+from calibrate.server.network import Client
+from calibrate.server.probe import find, level
 from sim.costs.compact_kernels import LinearKernels, LinearPass
 from sim.costs.engine_costs import with_engine, without_engine
 from sim.costs.profile import Profile
@@ -42,7 +42,7 @@ def passes() -> Profile:
 
 @contextmanager
 def serving() -> Iterator[str]:
-    command = [sys.executable, "-m", "tests.calibrate.production.step_server", *map(str, (PASS_S, STEP_S, ROW_S))]
+    command = [sys.executable, "-m", "tests.calibrate.server.step_server", *map(str, (PASS_S, STEP_S, ROW_S))]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
     try:
         assert server.stdout is not None

@@ -3,8 +3,8 @@
 Every request asks for the same number of tokens from a prompt of its own, so that no prefix is shared. How many tokens
 a prompt and an answer have is what the server says (`usage`), not what was asked for. Where there is a `/metrics`,
 drafts and steps are read from it.
-Not here: the network (calibrate.production.network), fitting (calibrate.production.engine_fit), what a saved `/metrics`
-says (calibrate.production.metrics).
+Not here: the network (calibrate.server.network), fitting (calibrate.server.engine_fit), what a saved `/metrics`
+says (calibrate.server.metrics).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Meta, Struct
 
-from calibrate.production.levels import MAX_TOKENS, Accepted, Served
-from calibrate.production.metrics import Growth, NoMetrics, Sample, parse
-from calibrate.production.network import WAKE_S, Answer, Client, Failed, Late
+from calibrate.server.levels import MAX_TOKENS, Accepted, Served
+from calibrate.server.metrics import Growth, NoMetrics, Sample, parse
+from calibrate.server.network import WAKE_S, Answer, Client, Failed, Late
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import MIB
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import lanesim
-from calibrate.production.level_files import read_bench
+from calibrate.server.level_files import read_bench
 
 VLLM: dict[str, Any] = {
     "completed": 50,
@@ -134,7 +134,7 @@ def test_a_row_of_inferencex_whose_gpus_are_not_those_of_one_engine_is_refused(
         (AIPERF | {"inter_token_latency": {"unit": "ms"}}, "no number under 'inter_token_latency.avg'"),
         (AIPERF | {"time_to_first_token": {"unit": "min", "avg": 1.0}}, "time_to_first_token.unit='min' must be ms"),
         ({"benchmarks": [{}]}, "benchmark 0: no number under 'metrics.prompt_token_count.successful.count'"),
-        (INFERENCE_PERF | {"successes": {}}, "no number under 'successes.output_len.mean'"),
+        (INFERENCE_PERF | {"successes": {}}, "no number under 'successes.count'"),
         (VLLM | {"mean_ttft_ms": "x"}, "no number under 'mean_ttft_ms'"),
     ],
 )

@@ -1,0 +1,377 @@
+"""Results of benchmark tools: their means, as rows under the keys of `vllm bench serve --save-result`, and their
+requests one by one, as workloads.
+
+    vLLM             means: an object; with --append-result an object a line; `vllm bench sweep` a list of them.
+                     SGLang's bench_serving writes the same keys, an object a line. Requests: --save-detailed
+                     (input_lens, output_lens, errors, and start_times where the version has them)
+    GuideLLM         benchmarks.json; inter_token_latency_ms is without the first token, as vLLM's TPOT; its own
+                     time_per_output_token_ms counts that one (vllm-project/guidellm, src/guidellm/benchmark/schemas,
+                     src/guidellm/schemas/base/request_stats.py)
+    AIPerf           means: profile_export_aiperf.json; requests: profile_export.jsonl (ai-dynamo/aiperf,
+                     docs/reference/json-export-schema.md, docs/tutorials/working-with-profile-exports.md)
+    inference-perf   means: summary_lifecycle_metrics.json, whose time per token counts chunks, so that TPOT is
+                     (request_latency - time_to_first_token) / (output_len - 1); requests:
+                     per_request_lifecycle_metrics.json (kubernetes-sigs/inference-perf, docs/reports.md,
+                     inference_perf/apis/base.py)
+    InferenceX       means: rows of one engine (SemiAnalysisAI/InferenceX, utils/process_result.py)
+
+MEANS and REQUESTS say where each tool has what. Requests that failed or were cancelled are left out and counted; they
+are in order of the last token, so all is read, and put in order of arrival. Not here: a frame of rows (sim.report.bench).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from sim.files.json_values import Json, json_lines, read_json, value_at
+from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
+from sim.workload.trace_files import TRACE, TraceRow, json_objects, missing, number_of, seconds_of, tokens_of
+
+WHAT = "bench result"
+SIGNS = ("completed", "mean_ttft_ms")
+"""Keys by which a result of vLLM is known."""
+LINE_ENDINGS = (".jsonl", ".jsonl.gz")
+KINDS = {
+    "GuideLLM": {"benchmarks"},
+    "AIPerf": {"time_to_first_token", "output_token_throughput"},
+    "inference-perf": {"load_summary", "successes"},
+    "InferenceX": {"hw", "conc", "tput_per_gpu"},
+}
+"""Keys that tell whose result an object is; all others are vLLM's."""
+
+
+class Means(NamedTuple):
+    """Means of a tool's result, keys joined by dots; of several names the first that is there."""
+
+    backend: str
+    completed: tuple[str, ...]
+    prompt: str
+    output: str
+    ttft: str
+    tpot: str
+    throughput: str
+    ms: float = 1.0
+    """Milliseconds in a unit of its times."""
+    more: tuple[tuple[str, str], ...] = ()
+    """Further keys of a row, and names; those that are not there are left out."""
+
+
+MEANS = {
+    "GuideLLM": Means(
+        "guidellm",
+        (
+            "metrics.request_totals.successful",
+            "run_stats.requests_made.successful",
+            "metrics.prompt_token_count.successful.count",
+        ),
+        "metrics.prompt_token_count.successful.mean",
+        "metrics.output_token_count.successful.mean",
+        "metrics.time_to_first_token_ms.successful.mean",
+        "metrics.inter_token_latency_ms.successful.mean",
+        "metrics.output_tokens_per_second.successful.mean",
+        more=(
+            ("request_throughput", "metrics.requests_per_second.successful.mean"),
+            ("mean_concurrency", "metrics.request_concurrency.successful.mean"),
+        ),
+    ),
+    "AIPerf": Means(
+        "aiperf",
+        ("request_count.avg",),
+        "input_sequence_length.avg",
+        "output_sequence_length.avg",
+        "time_to_first_token.avg",
+        "inter_token_latency.avg",
+        "output_token_throughput.avg",
+        more=(("max_concurrency", "input_config.loadgen.concurrency"),),
+    ),
+    "inference-perf": Means(
+        "inference-perf",
+        ("successes.count",),
+        "successes.prompt_len.mean",
+        "successes.output_len.mean",
+        "successes.latency.time_to_first_token.mean",
+        "successes.latency.request_latency.mean",
+        "successes.throughput.output_tokens_per_sec",
+        1e3,
+    ),
+}
+
+
+def kind_of(content: Json) -> str:
+    """Whose result this is."""
+    first = content[0] if isinstance(content, list) and content else content
+    keys = set(first) if isinstance(first, dict) else set()
+    return next((kind for kind, signs in KINDS.items() if signs <= keys), "vLLM")
+
+
+def bench_rows(path: Path) -> list[dict[str, Json]]:
+    """The results in a file, each as a row with vLLM's keys; a result of vLLM keeps all it has.
+
+    Raises ValueError, one line naming the file and what it lacks.
+    """
+    where = f"{WHAT} {str(path)!r}"
+    if str(path).endswith(LINE_ENDINGS):
+        entries = [(f"{where} line {number}", entry) for number, entry in json_lines(path, WHAT, has_prose=True)]
+    else:
+        content = read_json(path, WHAT, max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
+        if not isinstance(content, list):
+            entries = [(where, content)]
+        else:
+            entries = [(f"{where} entry {number}", entry) for number, entry in enumerate(content)]
+    if not entries:
+        raise ValueError(f"{where} is empty")
+    return [row for at, entry in entries for row in _rows(entry, at)]
+
+
+def _rows(entry: Json, where: str) -> list[dict[str, Json]]:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: want an object, as `vllm bench serve --save-result` writes")
+    kind = kind_of(entry)
+    if kind == "GuideLLM":
+        benchmarks = entry["benchmarks"]
+        if not isinstance(benchmarks, list) or not benchmarks:
+            raise ValueError(f"{where}: benchmarks must be a list of at least one")
+        return [_row(MEANS[kind], each, f"{where} benchmark {number}") for number, each in enumerate(benchmarks)]
+    if kind in MEANS:
+        return [_row(MEANS[kind], entry, where)]
+    if kind == "InferenceX":
+        return [_inferencex(entry, where)]
+    for key in SIGNS:
+        _number(entry, key, where)
+    return [entry]
+
+
+def _row(means: Means, result: Json, where: str) -> dict[str, Json]:
+    def of(name: str) -> float:
+        return _number(result, name, where)
+
+    completed = int(of(next((name for name in means.completed if _has(result, name)), means.completed[-1])))
+    output_tokens = of(means.output)
+    ttft_ms, tpot_ms = (of(name) * _ms(means, result, name, where) for name in (means.ttft, means.tpot))
+    if means.tpot.endswith("request_latency.mean"):
+        if tpot_ms < ttft_ms:
+            raise ValueError(f"{where}: {means.tpot}={tpot_ms / 1e3:g} s is below the time to first token")
+        tpot_ms = (tpot_ms - ttft_ms) / (output_tokens - 1.0) if output_tokens > 1.0 else 0.0
+    more = {key: of(name) for key, name in means.more if key != "max_concurrency" or _has(result, name)}
+    if "max_concurrency" in more:
+        more["max_concurrency"] = int(more["max_concurrency"])
+    return {
+        "backend": means.backend,
+        "completed": completed,
+        "total_input_tokens": of(means.prompt) * completed,
+        "total_output_tokens": output_tokens * completed,
+        "output_throughput": of(means.throughput),
+        "mean_ttft_ms": ttft_ms,
+        "mean_tpot_ms": tpot_ms,
+        **more,
+    }
+
+
+def _ms(means: Means, result: Json, name: str, where: str) -> float:
+    """Milliseconds in a unit of the time `name`, which AIPerf states beside it."""
+    unit_name = f"{name.rpartition('.')[0]}.unit"
+    unit = value_at(result, unit_name)
+    if unit is None:
+        return means.ms
+    if unit not in ("ms", "s", "sec"):
+        raise ValueError(f"{where}: {unit_name}={unit!r:.40} must be ms or s")
+    return 1.0 if unit == "ms" else 1e3
+
+
+def _inferencex(result: dict[str, Json], where: str) -> dict[str, Json]:
+    gpus = _one_engine_gpus(result, where)
+    concurrency = int(_number(result, "conc", where))
+    row: dict[str, Json] = {
+        "backend": "inferencex",
+        "max_concurrency": concurrency,
+        "output_throughput": _number(result, "output_tput_per_gpu", where) * gpus,
+        "mean_ttft_ms": _number(result, "mean_ttft", where) * 1e3,
+        "mean_tpot_ms": _number(result, "mean_tpot", where) * 1e3,
+    }
+    if _has(result, "isl"):
+        # How many requests ran is not written; means of one per client say as much.
+        row |= {
+            "completed": concurrency,
+            "total_input_tokens": _number(result, "isl", where) * concurrency,
+            "total_output_tokens": _number(result, "osl", where) * concurrency,
+        }
+    return row | {name: result[name] for name in ("hw", "framework", "precision") if isinstance(result.get(name), str)}
+
+
+def _one_engine_gpus(result: dict[str, Json], where: str) -> float:
+    """GPUs that the throughput was divided by: `tp` of one engine. Rows of several nodes divide by their decode GPUs,
+    and rows in stages by tp x pp x pcp in some versions alone: both are refused."""
+    for key in ("is_multinode", "disagg"):
+        if result.get(key) not in (None, False):
+            raise ValueError(f"{where}: {key}={result[key]!r} is not understood; want a row of one engine on one node")
+    for key in ("pp", "pp_size", "pcp", "pcp_size"):
+        if _has(result, key) and _number(result, key, where) != 1.0:
+            raise ValueError(f"{where}: {key}={result[key]!r} is not understood; want 1")
+    gpus = _number(result, "tp", where)
+    if gpus < 1.0:
+        raise ValueError(f"{where}: tp={result['tp']!r} must be at least 1")
+    return gpus
+
+
+def _has(value: Json, path: str) -> bool:
+    return value_at(value, path) is not None
+
+
+def _number(value: Json, path: str, where: str) -> float:
+    """The number under `path`, keys joined by dots; vLLM's own stay as they are."""
+    value = value_at(value, path)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(
+            f"{where}: no number under {path!r}; want what `vllm bench serve --save-result` or alike wrote"
+        )
+    if value < 0.0:
+        raise ValueError(f"{where}: {path}={value:g} must not be negative")
+    return value
+
+
+Entries = Iterator[tuple[str, Json]]
+"""Requests and where they stand; None = a failed one."""
+RESULT_OPTIONS = {"guidellm": ["benchmark"]}
+WARM_UP = "warmup"
+
+
+class Fields(NamedTuple):
+    """Where a request has what, keys joined by dots; of several names the first that is there."""
+
+    started: tuple[str, ...]
+    unit: str
+    """Unit of its clock (sim.workload.trace_files)."""
+    prompt: str
+    output: tuple[str, ...]
+    id: str = ""
+    has_times: bool = True
+    """Whether every version of the tool writes them."""
+
+
+def result_rows(name: str, path: str, options: dict[str, str]) -> Iterator[tuple[str, TraceRow | None]]:
+    """The requests of a file in any order, given the options behind its `#`; None = a failed one."""
+    entries, fields = REQUESTS[name]
+    for where, entry in entries(path, options):
+        yield where, None if entry is None else _request(entry, fields, where)
+
+
+def _request(entry: Json, fields: Fields, where: str) -> TraceRow:
+    row = _object(entry, where)
+    started, clock = _first(row, fields.started)
+    if clock is None and fields.has_times:
+        raise ValueError(f"{where}: {missing('field', started, list(row))}")
+    name = value_at(row, fields.id)
+    return TraceRow(
+        None if clock is None and started not in row else seconds_of(clock, fields.unit, where, started),
+        _count(row, (fields.prompt,), where),
+        _count(row, fields.output, where),
+        id=name if isinstance(name, str) and name.isprintable() else "",
+    )
+
+
+def _first(row: Json, names: tuple[str, ...]) -> tuple[str, Json]:
+    """The first of `names` that `row` has, and what it has there; the first of all and None where it has none."""
+    found = ((name, value_at(row, name)) for name in names)
+    return next((each for each in found if each[1] is not None), (names[0], None))
+
+
+def _count(row: Json, names: tuple[str, ...], where: str) -> int:
+    """Tokens; a count that was written as 12.0 is 12."""
+    name, cell = _first(row, names)
+    return tokens_of(int(cell) if isinstance(cell, float) and cell.is_integer() else cell, where, name)
+
+
+def _guidellm(path: str, options: dict[str, str]) -> Entries:
+    benchmarks = value_at(_document(path), "benchmarks")
+    if not isinstance(benchmarks, list) or not benchmarks:
+        raise ValueError(f"{TRACE} {path!r}: want an object with a list `benchmarks`, as guidellm writes")
+    last = len(benchmarks) - 1
+    if last > 0 and "benchmark" not in options:
+        raise ValueError(f"{TRACE} {path!r}: {last + 1} benchmarks in it; say which: FILE#benchmark=0 to {last}")
+    index = number_of(options.get("benchmark", "0"), f"{TRACE} {path!r}", "benchmark")
+    if index > last:
+        raise ValueError(f"{TRACE} {path!r}: benchmark={index} must be 0 to {last}")
+    where = f"{TRACE} {path!r} benchmark {index}"
+    successful = value_at(benchmarks[index], "requests.successful")
+    if not isinstance(successful, list):
+        raise ValueError(f"{where}: no list requests.successful; was it written with requests?")
+    for status in ("incomplete", "errored"):
+        failed = value_at(benchmarks[index], f"requests.{status}")
+        yield from [(where, None)] * (len(failed) if isinstance(failed, list) else 0)
+    for number, entry in enumerate(successful):
+        yield f"{where} request {number}", _object(entry, f"{where} request {number}")
+
+
+def _aiperf(path: str, options: dict[str, str]) -> Entries:
+    for where, row in json_objects(path, ("metadata", "metrics"), has_prose=True):
+        if value_at(row, "metadata.benchmark_phase") == WARM_UP:
+            continue
+        has_failed = row.get("error") is not None or value_at(row, "metadata.was_cancelled")
+        yield where, None if has_failed else row
+
+
+def _inference_perf(path: str, options: dict[str, str]) -> Entries:
+    entries = _document(path)
+    if not isinstance(entries, list):
+        raise ValueError(f"{TRACE} {path!r}: want a list of requests, as inference-perf writes per request")
+    for number, entry in enumerate(entries):
+        where = f"{TRACE} {path!r} request {number}"
+        yield where, None if value_at(entry, "error") is not None else _object(entry, where)
+
+
+def _vllm_bench(path: str, options: dict[str, str]) -> Entries:
+    result = _object(_document(path), f"{TRACE} {path!r}")
+    lists = {}
+    for name in ("input_lens", "output_lens", "start_times", "errors"):
+        values = result.get(name)
+        if values is None and name in ("start_times", "errors"):
+            continue
+        if not isinstance(values, list):
+            raise ValueError(f"{TRACE} {path!r}: no list {name!r}; was it saved with --save-detailed?")
+        lists[name] = values
+        if len(values) != len(lists["input_lens"]):
+            raise ValueError(
+                f"{TRACE} {path!r}: {name} has {len(values)} entries, and input_lens has {len(lists['input_lens'])}"
+            )
+    for number, cells in enumerate(zip(*lists.values(), strict=True)):
+        entry = dict(zip(lists, cells, strict=True))
+        yield f"{TRACE} {path!r} request {number}", None if entry.get("errors") else entry
+
+
+REQUESTS: dict[str, tuple[Callable[[str, dict[str, str]], Entries], Fields]] = {
+    "guidellm": (
+        _guidellm,
+        Fields(("request_start_time", "start_time"), "s", "prompt_tokens", ("output_tokens",), "request_id"),
+    ),
+    "aiperf": (
+        _aiperf,
+        Fields(
+            ("metadata.request_start_ns", "metadata.timestamp_ns"),
+            "ns",
+            "metrics.input_sequence_length.value",
+            ("metrics.output_sequence_length.value",),
+            "metadata.x_request_id",
+        ),
+    ),
+    "inference-perf": (
+        _inference_perf,
+        Fields(
+            ("start_time",), "s", "info.input_tokens", ("info.response_metrics.output_tokens", "info.output_tokens")
+        ),
+    ),
+    "vllm-bench": (_vllm_bench, Fields(("start_times",), "s", "input_lens", ("output_lens",), has_times=False)),
+}
+"""Who reads the requests, and where each has what, by dataset name."""
+
+
+def _document(path: str) -> Json:
+    document: Json = read_json(path, TRACE, max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
+    return document
+
+
+def _object(value: Json, where: str) -> dict[str, Json]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: want an object, got {type(value).__name__}")
+    return value
