@@ -1,30 +1,32 @@
 """`lanesim check FILE...`: what a file is and whether it is sound, without running anything.
 
-Every format is told by what is in the file, since users name files as they like, and then read by its own reader.
-Not here: the readers. It lives in this package because this one alone knows all formats.
+FORMATS is the table of all: a format is told by names that are in the file, since users name files as they like, and
+then read by its own reader, whose refusal is the answer. Not here: the readers. It lives in this package because this
+one alone knows all formats.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from sim.cli.console import claim, write_json
 from sim.cli.lazy import SOURCE
 from sim.cli.options import OVERWRITE
-from sim.workload.bench import KINDS, kind_of
+from sim.files.json_values import convert, json_lines, read_json, value_at
+from sim.workload.bench import KINDS, SIGNS
+from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 
-if TYPE_CHECKING:
-    from calibrate.server.levels import Served
-
-FIRST_LINES = 1
-YAML_ENDINGS = (".yaml", ".yml")
 TRACE_COLUMNS = "FILE#arrival=COLUMN,prompt=COLUMN,output=COLUMN,unit=ms"
-TEXT_ENDINGS = (".log", ".txt", ".prom")
+SUFFIXES = {".yml": ".yaml", ".txt": ".log", ".prom": ".log"}
+"""Endings of names that mean another one."""
+Reader = Callable[[Path], str]
+"""Words on the content of a file. Raises ValueError where it is not sound."""
 
 
 @click.command("check", epilog="Example: lanesim check scenario.yaml results/demo-h100 profile.json")
@@ -40,16 +42,16 @@ def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
     The first one that is not sound ends the command with exit code 2.
     """
     claim(files={"--json": json_path}, inputs=paths)
-    found = []
+    files = []
     meta = click.get_current_context().meta
     for path in paths:
         meta[SOURCE] = str(path)
         kind, content = check_file(path)
-        found.append({"path": str(path), "kind": kind, "content": content})
+        files.append({"path": str(path), "kind": kind, "content": content})
         if json_path != "-":
             print(f"{path}: {kind}: {content}")
     meta.pop(SOURCE)
-    write_json(json_path, {"files": found})
+    write_json(json_path, {"files": files})
 
 
 def check_file(path: Path) -> tuple[str, str]:
@@ -59,296 +61,245 @@ def check_file(path: Path) -> tuple[str, str]:
     >>> check_file(sim.costs.profile_files.SHIPPED / "h100-sxm" / "llama-2-7b.json")
     ('profile', 'h100-sxm/llama-2-7b')
     """
-    from sim.files.read import read_bytes
-
     file, _, columns = str(path).rpartition("#")
-    if "=" in columns and (kind := _unpacked(Path(file)).suffix.removeprefix(".")) in ("csv", "jsonl"):
-        return _trace(kind, Path(file), str(path))
+    if "=" in columns and (ending := _ending(Path(file))) in (".csv", ".jsonl"):
+        return f"trace ({ending[1:]})", trace(ending[1:])(path)
+    ending, names = _told_by(path)
+    for of_ending, signs, kind, read in FORMATS:
+        if of_ending == ending and signs <= names:
+            return kind, read(path)
+    shown = ", ".join(sorted(name for name in names if not name.startswith("<")))[:200]
+    raise ValueError(f"file {str(path)!r}: no kind of file that lanesim reads is {ending} with {shown or 'no names'}")
+
+
+def _ending(path: Path) -> str:
     if path.is_dir():
-        return _folder(path)
-    if path.suffix in YAML_ENDINGS:
-        return _yaml(path)
-    if path.suffix == ".parquet":
-        return _parquet(path)
-    if _unpacked(path).suffix == ".csv":
-        return _csv(path)
-    if _unpacked(path).suffix == ".jsonl":
-        return _json_lines(path)
-    if path.suffix == ".json":
-        return _json(path)
-    if path.suffix in TEXT_ENDINGS:
-        return _text(path)
-    read_bytes(path, "file")
-    raise ValueError(
-        f"file {str(path)!r}: want a name that ends with .yaml, .json, .jsonl, .csv, .parquet, .log or .txt, or a "
-        "folder of results"
-    )
+        return "folder"
+    name = path.with_suffix("") if path.suffix == ".gz" else path
+    return SUFFIXES.get(name.suffix, name.suffix)
 
 
-def _unpacked(path: Path) -> Path:
-    return path.with_suffix("") if path.suffix == ".gz" else path
+def _told_by(path: Path) -> tuple[str, set[str]]:
+    """The ending, `list` for a JSON list, and the names in the file that tell its format: keys, columns, files, and the
+    roles that a trace has for columns, such as <prompt>."""
+    from sim.files.arrow_tables import read_csv
+    from sim.files.read import read_bytes
+    from sim.workload.traces import ALIASES
+
+    ending = _ending(path)
+    content: Any = ()
+    if ending == "folder":
+        content = [each.name for each in path.iterdir()]
+    elif ending == ".csv":
+        content = read_csv(path, "table")[0]
+    elif ending == ".jsonl":
+        content = next(json_lines(path, "file"), (0, None))[1]
+    elif ending == ".json":
+        content = read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
+        if isinstance(content, list):
+            ending, content = "list", content[0] if content else {}
+    elif ending == ".yaml":
+        from sim.run.scenario_file import read_scenario
+
+        content = read_scenario(path)
+    else:
+        content = [path.name]
+        read_bytes(path, "file")
+    if content is None:
+        raise ValueError(f"file {str(path)!r} is empty")
+    names = set(content) if isinstance(content, dict | list) else set()
+    return ending, names | {f"<{role}>" for role, aliases in ALIASES.items() if names & set(aliases)}
 
 
-def _folder(path: Path) -> tuple[str, str]:
-    from sim.report.results import REAL_COLUMNS, REQUESTS, SUMMARY, WORKS, is_replay, read_columns, read_summary
-    from sim.studies.store import MARK, Store
-
-    if (path / MARK).exists():
-        keys = Store(path).keys()
-        return "store", f"{len(keys)} rows"
-    if (path / "config.json").exists() and not (path / SUMMARY).exists():
-        return _json(path / "config.json")
-    if is_replay(path):
-        from sim.costs.profile_files import load
-
-        load(path / "profile.json")
-        requests = read_columns(path / REQUESTS)
-        read_columns(path / WORKS, REAL_COLUMNS)
-        return "replay", f"{len(set(zip(requests['policy'], requests['seed'], strict=True)))} runs"
-    if not (path / SUMMARY).exists():
-        raise ValueError(
-            f"folder {str(path)!r}: holds none of {SUMMARY} (results), {MARK} (a store) and config.json (a model)"
-        )
-    summary = read_summary(path)
-    requests = read_columns(path / REQUESTS)
-    if (path / WORKS).exists():
-        read_columns(path / WORKS)
-    return "results", f"{len(summary.runs)} runs, {len(requests['index'])} requests"
+# -- readers
 
 
-def _yaml(path: Path) -> tuple[str, str]:
+def reader(where: str, words: Callable[[Any], str], *args: object, of: Callable[[Path], object] = Path) -> Reader:
+    """`words` of what the function at `where` (module:name) gives for a file, `of` its path, and `args`."""
+    module, _, name = where.partition(":")
+    return lambda path: words(getattr(import_module(module), name)(of(path), *args))
+
+
+def trace(name: str, behind: str = "") -> Reader:
+    """Requests in words; an odd clock is a warning."""
+
+    def read(path: Path) -> str:
+        from sim.workload.traces import read_trace
+
+        recorded = read_trace(name, f"{path}{behind}")
+        if recorded.note is not None:
+            warnings.warn(recorded.note, stacklevel=2)
+        return recorded.in_words
+
+    return read
+
+
+def count(noun: str) -> Callable[[Any], str]:
+    return lambda values: f"{len(values)} {noun}"
+
+
+def _at_once(levels: Any) -> str:
+    loads = ", ".join(f"{level.concurrency:.1f}" for level in levels)
+    return f"{loads} requests at once, {levels[0].prompt_tokens:.0f} in, {levels[0].output_tokens:.0f} out"
+
+
+def _guidellm(path: Path) -> str:
+    """Its levels, and its requests where it has them."""
+    listed = value_at(read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True), "benchmarks")
+    benchmarks = [each if isinstance(each, dict) else {} for each in (listed if isinstance(listed, list) else ())]
+    detailed = [index for index, each in enumerate(benchmarks) if each.get("requests")]
+    levels = [BENCH(path)] if not detailed or any("metrics" in each for each in benchmarks) else []
+    return "; ".join([*levels, *(trace("guidellm", f"#benchmark={index}")(path) for index in detailed)])
+
+
+def _tuned(path: Path) -> str:
+    rows = convert(value_at(read_json(path, "table"), "table"), list[tuple[int, int, int]], f"table {str(path)!r}")
+    for before, (first, last, k) in zip([0, *(last for _, last, _ in rows)], rows, strict=False):
+        if not before < first <= last or k < 0:
+            raise ValueError(f"table {str(path)!r}: want rising [start, end, k]; got {first, last, k} after {before}")
+    return f"{len(rows)} rows"
+
+
+def _scenario(path: Path) -> str:
     from sim.costs.profile_files import load
     from sim.run.resolve import resolve_all
     from sim.run.scenario import parse_scenario
     from sim.run.scenario_file import read_scenario
 
-    raw = read_scenario(path)
-    if "grid" in raw or "zip" in raw:
-        from sim.studies.grid import Grid
-        from sim.studies.sweep import SweepPlan
-
-        grid = Grid.of(path)
-        try:
-            SweepPlan.of(grid)
-        except ValueError as error:
-            raise ValueError(f"grid file {str(path)!r}: {error}") from None
-        return "grid", f"{grid.num_scenarios} scenarios, {grid.num_runs} runs"
-    try:
-        scenario = parse_scenario(raw)
-        resolve_all(scenario, load(scenario.profile))
-    except ValueError as error:
-        raise ValueError(f"scenario file {str(path)!r}: {error}") from None
-    return "scenario", f"{', '.join(scenario.policy)} on {scenario.profile}"
+    scenario = parse_scenario(read_scenario(path))
+    resolve_all(scenario, load(scenario.profile))
+    return f"{', '.join(scenario.policy)} on {scenario.profile}"
 
 
-def _parquet(path: Path) -> tuple[str, str]:
-    from sim.files.arrow_tables import read_parquet
-    from sim.report.results import COLUMNS, read_columns
+def _grid(path: Path) -> str:
+    from sim.studies.grid import Grid
+    from sim.studies.sweep import SweepPlan
 
-    if path.name in COLUMNS:
-        columns = read_columns(path)
-        return "results table", f"{len(next(iter(columns.values())))} rows"
-    table = read_parquet(path, "table")
-    return "Parquet table", f"{table.num_rows} rows of {', '.join(table.column_names[:8])}"
+    grid = Grid.of(path)
+    SweepPlan.of(grid)
+    return f"{grid.num_scenarios} scenarios, {grid.num_runs} runs"
 
 
-def _text(path: Path) -> tuple[str, str]:
+def _results(path: Path) -> str:
+    from sim.report.results import REAL_COLUMNS, REQUESTS, WORKS, is_replay, read_columns, read_summary
+
+    requests = read_columns(path / REQUESTS)
+    if is_replay(path):
+        from sim.costs.profile_files import load
+
+        load(path / "profile.json")
+        read_columns(path / WORKS, REAL_COLUMNS)
+        return f"{len(set(zip(requests['policy'], requests['seed'], strict=True)))} runs of a replay"
+    runs = read_summary(path).runs
+    if (path / WORKS).exists():
+        read_columns(path / WORKS)
+    return f"{len(runs)} runs, {len(requests['index'])} requests"
+
+
+def _points(path: Path) -> str:
+    from calibrate.fit import points_file
+
+    points = points_file.read(path)
+    points_file.check_host(path, points)
+    return f"{len(points.points)} passes measured, {len(points.left)} visits left"
+
+
+def _log(path: Path) -> str:
     from calibrate.server.level_files import read_windows
     from calibrate.server.metrics import samples
     from sim.files.read import lines_of
 
-    if num_lines := sum(1 for _ in read_windows(text for _, text in lines_of(path, "file"))):
-        return "log of a server", f"{num_lines} lines of load"
-    try:
-        return "metrics of a server", f"{len(samples(path))} samples"
-    except ValueError as error:
-        raise ValueError(f"file {str(path)!r}: no line of load of vLLM or SGLang in it, and as {error}") from None
+    num_lines = sum(1 for _ in read_windows(text for _, text in lines_of(path, "file")))
+    return f"{num_lines} lines of load" if num_lines else f"{len(samples(path))} samples"
 
 
-def _csv(path: Path) -> tuple[str, str]:
-    from calibrate.judge.cell_table import REQUEST_COLUMNS, REQUIRED, read_cells, read_request_list
-    from sim.files.arrow_tables import read_csv
-
-    header, rows = read_csv(path, "table")
-    names = set(header)
-    if names >= set(REQUIRED):
-        return "closed-loop cells", f"{len(read_cells(path, {}).cells)} cells"
-    for name, needed in (
-        ("trace-azure", {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}),
-        ("burstgpt", {"Timestamp", "Request tokens", "Response tokens"}),
-        ("mooncake", {"timestamp_ms", "input_length", "output_length", "n_prefix_blocks_seen_before"}),
-    ):
-        if names >= needed:
-            return _trace(name, path)
-    if names == set(REQUEST_COLUMNS):
-        return "requests of closed-loop cells", f"{len(read_request_list(path))} requests"
-    if _has_lengths(names):
-        return _trace("csv", path)
-    content = f"{sum(1 for _ in rows)} rows of {', '.join(header[:8])}"
-    return "table of no kind known here", f"{content}; a trace's columns can be named: {TRACE_COLUMNS}"
+def _column_words(header_and_rows: Any) -> str:
+    header, rows = header_and_rows
+    return f"{sum(1 for _ in rows)} rows of {', '.join(header[:8])}; a trace's columns can be named: {TRACE_COLUMNS}"
 
 
-def _json_lines(path: Path) -> tuple[str, str]:
-    from calibrate.judge.vllm_requests import FIELDS, read_requests
-    from sim.acceptance.tape import read_tapes
-    from sim.files.json_values import json_lines
-    from sim.workload.content import BLOCK_TOKENS, TOKEN_FIELDS, read_prompts
-    from sim.workload.traces import ALIASES
-
-    _, first = next(json_lines(path, "file"), (0, None))
-    if first is None:
-        raise ValueError(f"file {str(path)!r} is empty")
-    names = set(first) if isinstance(first, dict) else set()
-    if names >= {"schema", "fingerprint", "options"}:
-        from calibrate.fit import points_file
-
-        points = points_file.read(path)
-        points_file.check_host(path, points)
-        return "points", f"{len(points.points)} passes measured, {len(points.left)} visits left"
-    if names >= set(FIELDS):
-        return "requests of a vLLM run", f"{len(read_requests(path).requests)} requests"
-    if names >= {"metadata", "metrics"}:
-        return _trace("aiperf", path)
-    if names >= {"completed", "mean_ttft_ms"}:
-        return _bench(path)
-    if {"input_length", "output_length"} <= names and names & {"timestamp", "session_id"}:
-        return _trace("mooncake", path)
-    if _has_lengths(names):
-        return _trace("jsonl", path, None if names & set(ALIASES["arrival"]) else f"{path}#arrival=")
-    if names & {"prefix_blocks", *TOKEN_FIELDS}:
-        return "prompts of a vLLM run", f"{len(read_prompts(path, BLOCK_TOKENS))} prompts"
-    return "acceptance tape", f"{len(read_tapes(str(path)))} requests"
+def _model_words(source: Any) -> str:
+    return ", ".join(text for text in (source.shape.name, source.assumed) if text)
 
 
-def _json(path: Path) -> tuple[str, str]:
-    from sim.files.json_values import read_json
-    from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
-
-    content = read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
-    if isinstance(content, list):
-        head = content[0] if content and isinstance(content[0], dict) else {}
-        if {"start_time", "info"} <= set(head):
-            return _trace("inference-perf", path)
-        if {"completed", "mean_ttft_ms"} <= set(head) or kind_of(content) != "vLLM":
-            return _bench(path)
-        from sim.workload.traces import read_trace
-
-        if all(isinstance(entry, dict) and "conversations" in entry for entry in content[:FIRST_LINES]):
-            return "ShareGPT conversations", f"{len(content)} of them; counting tokens needs a tokenizer"
-        return "ShareGPT conversations", f"{len(read_trace('sharegpt', str(path)).ids)} with lengths"
-    if not isinstance(content, dict):
-        raise ValueError(f"file {str(path)!r}: want an object or a list, got {type(content).__name__}")
-    for keys, read in _OBJECTS:
-        if keys <= set(content):
-            return read(path)
-    raise ValueError(f"file {str(path)!r}: no kind of file that lanesim reads has the keys {', '.join(content)[:200]}")
-
-
-def _profile(path: Path) -> tuple[str, str]:
-    from sim.costs.profile_files import load
-
-    return "profile", load(path).name
-
-
-def _engine(path: Path) -> tuple[str, str]:
-    from sim.costs.engine_costs import load_engine
-
-    return "engine", load_engine(str(path), "").name
-
-
-def _config(path: Path) -> tuple[str, str]:
-    from calibrate.catalogue.model_configs import source_of
-
-    source = source_of(str(path), plain=False)
-    return "model config", ", ".join(text for text in (source.shape.name, source.assumed) if text)
-
-
-def _bench(path: Path) -> tuple[str, str]:
-    from calibrate.server.level_files import read_bench
-
-    return "result of a benchmark", _at_once(read_bench(path))
-
-
-def _at_once(levels: Sequence[Served]) -> str:
-    loads = ", ".join(f"{level.concurrency:.1f}" for level in levels)
-    lengths = levels[0]
-    return f"{loads} requests at once, {lengths.prompt_tokens:.0f} in, {lengths.output_tokens:.0f} out"
-
-
-def _saved_in_detail(path: Path) -> tuple[str, str]:
-    return "result of a benchmark", f"{_bench(path)[1]}; as vllm-bench {_trace('vllm-bench', path)[1]}"
-
-
-def _guidellm(path: Path) -> tuple[str, str]:
-    """Its levels, and its requests where it has them."""
-    from calibrate.server.level_files import read_bench
-    from sim.files.json_values import read_json, value_at
-    from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
-
-    found = []
-    content = read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
-    listed = value_at(content, "benchmarks")
-    benchmarks = listed if isinstance(listed, list) else []
-    has_requests = [isinstance(each, dict) and bool(each.get("requests")) for each in benchmarks]
-    if not any(has_requests) or any(isinstance(each, dict) and "metrics" in each for each in benchmarks):
-        found.append(_at_once(read_bench(path)))
-    for index in range(len(benchmarks)):
-        if has_requests[index]:
-            found.append(_trace("guidellm", path, f"{path}#benchmark={index}")[1])
-    return "result of guidellm", "; ".join(found)
-
-
-def _measured(path: Path) -> tuple[str, str]:
-    from calibrate.server.level_files import read_measured
-
-    told = ", ".join(f"{level.concurrency:.0f}" for level in read_measured(path))
-    return "levels of a server", f"{told} requests at once"
-
-
-def _tuning(path: Path) -> tuple[str, str]:
-    """What `lanesim tune --json` wrote."""
-    from sim.files.json_values import convert, read_json, value_at
-
-    raw = read_json(path, "table")
-    wanted = f"table {str(path)!r}: want `table` with [start, end, k] rows, as `lanesim tune` writes"
-    rows = convert(value_at(raw, "table"), list[tuple[int, int, int]], wanted)
-    for before, (first, last, k) in zip([0, *(last for _, last, _ in rows)], rows, strict=False):
-        if not before < first <= last or k < 0:
-            raise ValueError(f"{wanted}; got [{first}, {last}, {k}] after {before}")
-    return "draft lengths by batch size", f"{len(rows)} rows"
-
-
-def _summary(path: Path) -> tuple[str, str]:
-    from sim.report.results import read_summary_file
-
-    return "comparison", f"{len(read_summary_file(path).runs)} runs"
-
-
-_OBJECTS: tuple[tuple[set[str], Callable[[Path], tuple[str, str]]], ...] = (
-    ({"kernels", "gpu"}, _profile),
-    ({"constants", "caps"}, _engine),
-    ({"policies", "runs"}, _summary),
-    ({"model_type"}, _config),
-    ({"completed", "mean_ttft_ms", "input_lens", "output_lens"}, _saved_in_detail),
-    ({"completed", "mean_ttft_ms"}, _bench),
-    ({"benchmarks"}, _guidellm),
-    *((signs, _bench) for kind, signs in KINDS.items() if kind != "GuideLLM"),
-    ({"url", "levels"}, _measured),
-    ({"table", "break_even_concurrency"}, _tuning),
-)
-"""Keys that tell a kind of object, and what reads it."""
-
-
-def _has_lengths(names: set[str]) -> bool:
-    from sim.workload.traces import ALIASES
-
-    return bool(names & set(ALIASES["prompt"])) and bool(names & set(ALIASES["output"]))
-
-
-def _trace(name: str, path: Path, source: str | None = None) -> tuple[str, str]:
-    from sim.workload.traces import read_trace
-
-    trace = read_trace(name, str(path) if source is None else source)
-    if trace.note is not None:
-        warnings.warn(trace.note, stacklevel=2)
-    return f"trace ({name})", trace.in_words
+BENCH = reader("calibrate.server.level_files:read_bench", _at_once)
+PROFILE = reader("sim.costs.profile_files:load", lambda profile: str(profile.name))
+CONFIG = "calibrate.catalogue.model_configs:source_of"
+ROWS = reader("sim.report.results:read_columns", lambda columns: f"{len(next(iter(columns.values())))} rows")
+FORMATS: list[tuple[str, set[str], str, Reader]] = [
+    *(
+        ("folder", {mark}, "store", reader("sim.studies.store:Store", lambda store: f"{len(store.keys())} rows"))
+        for mark in ("store.sqlite", "store.json")
+    ),
+    ("folder", {"summary.json"}, "results", _results),
+    ("folder", {"config.json"}, "model config", reader(CONFIG, _model_words, of=str)),
+    (".yaml", {"grid"}, "grid", _grid),
+    (".yaml", {"zip"}, "grid", _grid),
+    (".yaml", set(), "scenario", _scenario),
+    (".parquet", {"requests.parquet"}, "results table", ROWS),
+    (".parquet", {"work.parquet"}, "results table", ROWS),
+    (
+        *(".parquet", set(), "Parquet table"),
+        reader("sim.files.arrow_tables:read_parquet", lambda table: f"{table.num_rows} rows", "table"),
+    ),
+    (".log", set(), "log or metrics of a server", _log),
+    (
+        *(".csv", {"concurrency"}, "closed-loop cells"),
+        reader("calibrate.judge.cell_table:read_cells", lambda table: f"{len(table.cells)} cells", {}),
+    ),
+    (".csv", {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}, "trace (trace-azure)", trace("trace-azure")),
+    (".csv", {"Timestamp", "Request tokens", "Response tokens"}, "trace (burstgpt)", trace("burstgpt")),
+    (".csv", {"timestamp_ms", "n_prefix_blocks_seen_before"}, "trace (mooncake)", trace("mooncake")),
+    (".csv", {"<arrival>", "<prompt>", "<output>"}, "trace (csv)", trace("csv")),
+    (
+        *(".csv", {"prompt_tokens", "output_tokens"}, "requests of closed-loop cells"),
+        reader("calibrate.judge.cell_table:read_request_list", count("requests")),
+    ),
+    (".csv", set(), "table of no kind known here", reader("sim.files.arrow_tables:read_csv", _column_words, "table")),
+    (".jsonl", {"schema", "fingerprint", "options"}, "points", _points),
+    (
+        *(".jsonl", {"request_id", "queued_ts"}, "requests of a vLLM run"),
+        reader("calibrate.judge.vllm_requests:read_requests", lambda run: f"{len(run.requests)} requests"),
+    ),
+    (".jsonl", {"metadata", "metrics"}, "trace (aiperf)", trace("aiperf")),
+    (".jsonl", set(SIGNS), "result of a benchmark", BENCH),
+    (".jsonl", {"input_length", "output_length", "timestamp"}, "trace (mooncake)", trace("mooncake")),
+    (".jsonl", {"input_length", "output_length", "session_id"}, "trace (mooncake)", trace("mooncake")),
+    (".jsonl", {"<arrival>", "<prompt>", "<output>"}, "trace (jsonl)", trace("jsonl")),
+    (".jsonl", {"<prompt>", "<output>"}, "trace (jsonl)", trace("jsonl", "#arrival=")),
+    *(
+        (".jsonl", {name}, "prompts of a vLLM run", reader("sim.workload.content:read_prompts", count("prompts"), 16))
+        for name in ("prefix_blocks", "<tokens>")
+    ),
+    (".jsonl", set(), "acceptance tape", reader("sim.acceptance.tape:read_tapes", count("requests"), of=str)),
+    (".json", {"kernels", "gpu"}, "profile", PROFILE),
+    (
+        *(".json", {"constants", "caps"}, "engine"),
+        reader("sim.costs.engine_costs:load_engine", lambda engine: str(engine.name), "", of=str),
+    ),
+    (
+        *(".json", {"policies", "runs"}, "comparison"),
+        reader("sim.report.results:read_summary_file", lambda result: f"{len(result.runs)} runs"),
+    ),
+    (".json", {"model_type"}, "model config", reader(CONFIG, _model_words, of=str)),
+    (
+        *(".json", {*SIGNS, "input_lens", "output_lens"}, "result of a benchmark"),
+        lambda path: f"{BENCH(path)}; as vllm-bench {trace('vllm-bench')(path)}",
+    ),
+    (".json", set(SIGNS), "result of a benchmark", BENCH),
+    (".json", KINDS["GuideLLM"], "result of guidellm", _guidellm),
+    *((".json", signs, "result of a benchmark", BENCH) for signs in KINDS.values()),
+    (
+        *(".json", {"url", "levels"}, "levels of a server"),
+        reader("calibrate.server.level_files:read_measured", _at_once),
+    ),
+    (".json", {"table", "break_even_concurrency"}, "draft lengths by batch size", _tuned),
+    ("list", {"start_time", "info"}, "trace (inference-perf)", trace("inference-perf")),
+    *(("list", signs, "result of a benchmark", BENCH) for signs in (set(SIGNS), *KINDS.values())),
+    (
+        *("list", {"conversations"}, "ShareGPT conversations"),
+        lambda path: count("of them")(read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)),
+    ),
+    ("list", set(), "ShareGPT conversations", trace("sharegpt")),
+]
+"""Ending, the names that a file must have (_told_by), the kind, and its reader: the first that fits."""

@@ -16,7 +16,8 @@ requests one by one, as workloads.
     InferenceX       means: rows of one engine (SemiAnalysisAI/InferenceX, utils/process_result.py)
 
 MEANS and REQUESTS say where each tool has what. Requests that failed or were cancelled are left out and counted; they
-are in order of the last token, so all is read, and put in order of arrival. Not here: a frame of rows (sim.report.bench).
+are in order of the last token, so all is read, and put in order of arrival.
+Not here: a frame of rows (sim.report.bench).
 """
 
 from __future__ import annotations
