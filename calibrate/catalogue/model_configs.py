@@ -78,7 +78,7 @@ Config = dict[str, Json]
 """What a config.json holds."""
 
 
-class Source(NamedTuple):
+class ModelSource(NamedTuple):
     """A model to build."""
 
     shape: ModelShape
@@ -92,7 +92,7 @@ class Source(NamedTuple):
     """An assumption that the config alone does not state, for a note."""
 
 
-def source_of(name: str, *, plain: bool = True) -> Source:
+def source_of(name: str, *, plain: bool = True) -> ModelSource:
     """Raises ValueError for what is neither a name that is known here or to `published`, nor a config.json, nor a
     directory that holds one; and, if `plain`, for a model that only tables of its own kernels can price."""
     path = Path(name)
@@ -111,12 +111,12 @@ def source_of(name: str, *, plain: bool = True) -> Source:
     return source
 
 
-def _by_name(name: str) -> Source:
+def _by_name(name: str) -> ModelSource:
     """A config of that very format, else the same layers in the format that the name ends in."""
     plain, weights = without_format(name)
     source = None if weights == "bf16" else _known(name)
     if source is None and weights is not None and (source := _known(plain) or _of_profile(plain)) is not None:
-        source = Source(with_formats(source.shape, weights, None), source.family)
+        source = ModelSource(with_formats(source.shape, weights, None), source.family)
     if source is None and (source := _of_profile(name)) is None:
         raise ValueError(
             f"{unknown('model', name, [*MODELS, *config_names()]).partition(' (known')[0]} (a Hugging Face name, a "
@@ -125,21 +125,21 @@ def _by_name(name: str) -> Source:
     return source._replace(repository=name) if "/" in name else source
 
 
-def _known(name: str) -> Source | None:
+def _known(name: str) -> ModelSource | None:
     """A model of the table or of a published config."""
     path = config_of(name)
     repository = None if path is None else repository_of(path)
     if name in MODELS:
-        return Source(MODELS[name], repository=repository)
+        return ModelSource(MODELS[name], repository=repository)
     if path is not None:
         source = _from_config(path, None)
         return source._replace(shape=msgspec.structs.replace(source.shape, name=name_of(path)), repository=repository)
-    return Source(MODELS[key]) if (key := model_key(name)) in MODELS else None
+    return ModelSource(MODELS[key]) if (key := model_key(name)) in MODELS else None
 
 
-def _of_profile(name: str) -> Source | None:
+def _of_profile(name: str) -> ModelSource | None:
     target = profile_target(name)
-    return None if target is None else Source(target)
+    return None if target is None else ModelSource(target)
 
 
 def _special(shape: ModelShape) -> str:
@@ -201,7 +201,7 @@ def format_names(shape: ModelShape) -> str:
     return ("" if weights == "bf16" else f"-{weights}") + ("-kv8" if formats.kv == "fp8" else "")
 
 
-def _from_config(path: Path, weights: Path | None) -> Source:
+def _from_config(path: Path, weights: Path | None) -> ModelSource:
     config = _read(path)
     outer = config
     text = config.get("text_config")
@@ -254,7 +254,7 @@ def _from_config(path: Path, weights: Path | None) -> Source:
     if stated is not None:
         shape = _quantised(*stated, shape)
     assumed = f"{dtype} weights are served in 16 bits (--dtype auto)" if DTYPE_BYTES[str(dtype)] > 2 else None
-    return Source(shape, FAMILIES.get(kind), weights, assumed=assumed)
+    return ModelSource(shape, FAMILIES.get(kind), weights, assumed=assumed)
 
 
 TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "opt")

@@ -19,7 +19,7 @@ from calibrate.cli.profile_output import A_PATH, check_out, print_saved, save
 from sim.cli.options import COUNT, DRAFT_TOKENS, OVERWRITE, SEEDS, TOKENS, listed
 
 if TYPE_CHECKING:
-    from calibrate.server.levels import Served
+    from calibrate.server.levels import ServedLevel
     from sim.costs.profile import Profile
     from sim.files.json_values import Json
 
@@ -176,13 +176,13 @@ def _again(measured: Path, profile_name: str, out: Path | None, json_path: str |
 
 
 @contextmanager
-def _keeping(measured: Path, url: str, again: str, rounds: int) -> Iterator[Callable[[list[Served]], None]]:
+def _keeping(measured: Path, url: str, again: str, rounds: int) -> Iterator[Callable[[list[ServedLevel]], None]]:
     """What keeps the levels so far after each round. An error within the block, or a signal, says where they are."""
     from calibrate.server.level_files import write_measured
 
     done = 0
 
-    def keep(served: list[Served]) -> None:
+    def keep(served: list[ServedLevel]) -> None:
         nonlocal done
         write_measured(measured, url, served)
         done += 1
@@ -205,7 +205,7 @@ def _keeping(measured: Path, url: str, again: str, rounds: int) -> Iterator[Call
 def _fit(
     profile: Profile,
     profile_name: str,
-    served: Sequence[Served],
+    served: Sequence[ServedLevel],
     held_back: int,
     flags: ProbeFlags,
     out: Path | None,
@@ -263,8 +263,8 @@ def _levels(text: str) -> list[int]:
 
 
 def _drive(
-    base: str, key: str | None, levels: list[int], flags: ProbeFlags, on_round: Callable[[list[Served]], None]
-) -> list[Served]:
+    base: str, key: str | None, levels: list[int], flags: ProbeFlags, on_round: Callable[[list[ServedLevel]], None]
+) -> list[ServedLevel]:
     """Every level measured; `on_round` hears the levels so far after each round."""
     from calibrate.server.levels import middling
     from calibrate.server.network import Client
@@ -274,7 +274,7 @@ def _drive(
     with Client(base, timeout_s=flags["timeout_s"], key=key) as client, progress() as on_step:
         endpoint = find(client, flags["model"])
 
-        def one(concurrency: int, count: int, what: str, seed: int) -> Served:
+        def one(concurrency: int, count: int, what: str, seed: int) -> ServedLevel:
             return level(
                 client,
                 endpoint,
@@ -287,7 +287,7 @@ def _drive(
             )
 
         one(levels[-1], WARM_UP_WAVES * levels[-1], "warming up", flags["seed"] - 1)
-        rounds: dict[int, list[Served]] = {concurrency: [] for concurrency in levels}
+        rounds: dict[int, list[ServedLevel]] = {concurrency: [] for concurrency in levels}
         # By turns, so that a server or a machine that slows down for a while does so for one round of each level.
         for number in range(flags["rounds"]):
             for concurrency in levels:

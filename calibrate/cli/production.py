@@ -16,7 +16,7 @@ from sim.cli.flags import DraftTokens, JsonFile, Overwrite, Seconds, Tokens, com
 
 if TYPE_CHECKING:
     from calibrate.server.engine_fit import Production
-    from calibrate.server.levels import Served
+    from calibrate.server.levels import ServedLevel
     from sim.files.json_values import Json
 
 EXAMPLE = (
@@ -73,7 +73,7 @@ def production_command(flags: ProductionFlags) -> None:
         print(ending)
 
 
-def read_served(flags: ProductionFlags) -> list[Served]:
+def read_served(flags: ProductionFlags) -> list[ServedLevel]:
     """The levels of all sources. Raises ValueError where there is none, or one lacks what it needs."""
     from calibrate.server.level_files import levels, read_bench
     from calibrate.server.metrics import between

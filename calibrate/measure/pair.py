@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import torch
 
-from calibrate.catalogue.model_configs import FAMILIES, Source, source_of, with_dtype
+from calibrate.catalogue.model_configs import FAMILIES, ModelSource, source_of, with_dtype
 from calibrate.measure.grid import Limits
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions, doubling
@@ -51,8 +51,8 @@ class PairSpec(NamedTuple):
 
     device: str
     dtype: str
-    target: Source
-    draft: Source | None
+    target: ModelSource
+    draft: ModelSource | None
     rows: int
     slot_tokens: int
     attention: str
@@ -161,7 +161,7 @@ def needs(spec: PairSpec, streams: int = ISSUERS) -> Ledger:
     return ledger(shapes, sizes, is_cuda=spec.device == "cuda")
 
 
-def _model(source: Source, spec: PairSpec) -> PreTrainedModel:
+def _model(source: ModelSource, spec: PairSpec) -> PreTrainedModel:
     dtype = getattr(torch, spec.dtype)
     if source.weights is not None:
         return load_model(source.weights, dtype=dtype, device=spec.device)

@@ -33,7 +33,7 @@ from calibrate.judge.fit_cells import (
     fit_constants,
     with_constants,
 )
-from calibrate.server.levels import Accepted, Served, cell_of, pooled
+from calibrate.server.levels import Accepted, ServedLevel, cell_of, pooled
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
 from sim.metrics.compared import THROUGHPUT
@@ -62,10 +62,10 @@ TIED_PCT = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class FittedLevel:
     """A level of load: what was seen, and what the fitted profile gives there."""
 
-    served: Served
+    served: ServedLevel
     errors_pct: dict[str, float]
     """Errors by metric: simulated over measured, less 1."""
     predicted_pct: dict[str, float]
@@ -104,7 +104,7 @@ class Production:
     fits: list[Fitted]
     """Fits of what a step takes; then, where levels tell it, of the time before the engine, a step's constants being as
     they are."""
-    levels: list[Level]
+    levels: list[FittedLevel]
     accepted: Accepted | None
     unfitted: Mapping[str, str]
     """Constants that the levels might have told and do not, and why."""
@@ -121,7 +121,7 @@ class Production:
 
 
 def fit_served(
-    profile: Profile, served: Sequence[Served], setup: Setup, constants: Sequence[str] | None = None
+    profile: Profile, served: Sequence[ServedLevel], setup: Setup, constants: Sequence[str] | None = None
 ) -> Production:
     """The profile with the engine's constants of the server, and what is left of each level's error.
 
@@ -154,7 +154,7 @@ def fit_served(
         source += f", {tried[0].form}"
     fitted = msgspec.structs.replace(best, host=msgspec.structs.replace(best.host, source=source))
     levels = [
-        Level(
+        FittedLevel(
             served=each,
             errors_pct=_errors_pct(fitted, cell, setup),
             predicted_pct=_left_out(profile, cells, place, setup, fits),
@@ -219,7 +219,7 @@ def _of_form(profile: Profile, form: Form, cell: Cell, setup: Setup) -> Profile:
     return msgspec.structs.replace(profile, host=host)
 
 
-def tellable(served: Sequence[Served]) -> list[str]:
+def tellable(served: Sequence[ServedLevel]) -> list[str]:
     """The constants that levels of these loads can tell: of a step always, of a row where loads differ, of a draft pass
     where some drafted and others did not, of what stands before the engine where first tokens were timed."""
     loads = [each.concurrency for each in served]
@@ -343,7 +343,7 @@ def _fit(
         raise ValueError(str(error) if sources in str(error) else f"{sources}: {error}") from None
 
 
-def _noise(served: Sequence[Served], metrics: Sequence[str]) -> float:
+def _noise(served: Sequence[ServedLevel], metrics: Sequence[str]) -> float:
     """Relative standard error of levels in the first of `metrics` that each has repeats of; 0 where none has."""
     found = [
         next((each.repeats_pct[name] / 100.0 for name in metrics if name in each.repeats_pct), 0.0) for each in served
@@ -380,7 +380,7 @@ def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mappi
     return found
 
 
-def predicted(found: Production, held_back: Served, setup: Setup) -> dict[str, float]:
+def predicted(found: Production, held_back: ServedLevel, setup: Setup) -> dict[str, float]:
     """Errors, percent by metric, at a level that no constant is of."""
     return _errors_pct(found.profile, cell_of(held_back, 1), setup)
 

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from calibrate.server.levels import Accepted, Served, pooled
+from calibrate.server.levels import Accepted, ServedLevel, pooled
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import lines_of, read_text
 from sim.files.write import write_text
@@ -49,7 +49,7 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     schema: int
     url: str
-    levels: list[Served]
+    levels: list[ServedLevel]
 
     def __post_init__(self) -> None:
         if self.schema != MEASURED_SCHEMA:
@@ -59,20 +59,20 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("want at least two levels, each of another whole number of requests at once")
 
 
-def write_measured(path: Path, url: str, served: Sequence[Served]) -> None:
+def write_measured(path: Path, url: str, served: Sequence[ServedLevel]) -> None:
     """Replace `path` by these levels of the server at `url`. Raises ValueError where it cannot be written."""
     measured = _Measured(schema=MEASURED_SCHEMA, url=url, levels=list(served))
     write_text(path, msgspec.json.format(msgspec.json.encode(measured), indent=1).decode() + "\n")
 
 
-def read_measured(path: Path) -> list[Served]:
+def read_measured(path: Path) -> list[ServedLevel]:
     """The levels that `write_measured` wrote, by requests at once. Raises ValueError, one line naming the file."""
     where = f"measured levels {str(path)!r}"
     levels = convert(parse_json(read_text(path, "measured levels"), where), _Measured, where).levels
     return sorted(levels, key=lambda level: level.concurrency)
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line: a mean over some seconds."""
 
     running: int
@@ -83,14 +83,14 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 def levels(
     path: Path, *, prompt_tokens: float, output_tokens: float, num_speculative_tokens: int | None = None
-) -> list[Served]:
+) -> list[ServedLevel]:
     """Means by requests running, of those levels that lasted; `num_speculative_tokens` for SGLang's lines, which tell
     the acceptance length alone. Raises ValueError, one line naming the file."""
     windows = list(read_windows((text for _, text in lines_of(path, "log")), num_speculative_tokens))
     where = f"log {str(path)!r}"
     if not windows:
         raise ValueError(f"{where}: no line of vLLM ('Avg generation throughput') or SGLang ('Decode batch') in it")
-    by_running: dict[int, list[Window]] = {}
+    by_running: dict[int, list[LogLine]] = {}
     for window in _settled(windows):
         by_running.setdefault(window.running, []).append(window)
     kept = {running: own for running, own in sorted(by_running.items()) if len(own) >= MIN_LINES}
@@ -100,7 +100,7 @@ def levels(
             "after; hold a number of requests in flight for half a minute"
         )
     return [
-        Served(
+        ServedLevel(
             source=f"{path.name}, {running} running",
             concurrency=float(running),
             prompt_tokens=prompt_tokens,
@@ -112,14 +112,14 @@ def levels(
     ]
 
 
-def read_windows(lines: Iterable[str], num_speculative_tokens: int | None = None) -> Iterable[Window]:
+def read_windows(lines: Iterable[str], num_speculative_tokens: int | None = None) -> Iterable[LogLine]:
     """The lines that say something, in order; acceptance belongs to the line of load before it."""
-    last: Window | None = None
+    last: LogLine | None = None
     for line in lines:
         if found := VLLM_LOAD.search(line):
             if last is not None:
                 yield last
-            last = Window(running=int(found[3]), waiting=int(found[5]), output_tokens_per_s=float(found[2]))
+            last = LogLine(running=int(found[3]), waiting=int(found[5]), output_tokens_per_s=float(found[2]))
         elif (found := VLLM_ACCEPTED.search(line)) and last is not None:
             rates = tuple(map(float, found[4].split(", ")))
             drafts = int(found[3]) / len(rates)
@@ -129,14 +129,14 @@ def read_windows(lines: Iterable[str], num_speculative_tokens: int | None = None
                 yield last
             length = SGLANG_LENGTH.search(line)
             accepted = _of_length(1.0, float(length[1]), num_speculative_tokens) if length else None
-            last = Window(
+            last = LogLine(
                 running=int(found[1]), waiting=int(found[4]), output_tokens_per_s=float(found[3]), accepted=accepted
             )
     if last is not None:
         yield last
 
 
-def _settled(windows: Sequence[Window]) -> list[Window]:
+def _settled(windows: Sequence[LogLine]) -> list[LogLine]:
     """Those with as many running before and after, and none waiting."""
     return [
         now
@@ -171,7 +171,7 @@ class _Result(_Needed, kw_only=True):
     spec_decode_acceptance_length: float | None = None
 
 
-def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list[Served]:
+def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list[ServedLevel]:
     """The levels that the results in a file tell (sim.workload.bench). Raises ValueError, one line naming the
     file and what is missing.
 
@@ -191,7 +191,7 @@ def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list
     ]
 
 
-def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tokens: int | None) -> Served:
+def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tokens: int | None) -> ServedLevel:
     result = convert(row, _Result, where)
     completed = int(result.completed)
     if completed < 1 or result.total_output_tokens < completed:
@@ -200,7 +200,7 @@ def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tok
     e2el_s = (result.mean_ttft_ms + (output_tokens - 1.0) * result.mean_tpot_ms) / 1e3
     in_flight = result.output_throughput / output_tokens * e2el_s
     limit = result.max_concurrency
-    return Served(
+    return ServedLevel(
         source=source,
         concurrency=float(limit) if limit is not None and in_flight > 0.75 * limit else max(1.0, in_flight),
         prompt_tokens=result.total_input_tokens / completed,

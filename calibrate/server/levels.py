@@ -75,7 +75,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return f"length:{self.length:.4g}@{self.draft_tokens}"
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServedLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Means over one stretch of serving. Seconds; None where the source does not tell."""
 
     source: str
@@ -127,7 +127,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return {name: value for name, value in found.items() if value is not None}
 
 
-def cell_of(served: Served, line: int) -> Cell:
+def cell_of(served: ServedLevel, line: int) -> Cell:
     """The closed loop of as many requests as decoded at once, of mean lengths."""
     accepted = served.accepted
     return Cell(
@@ -142,7 +142,7 @@ def cell_of(served: Served, line: int) -> Cell:
     )
 
 
-def middling(rounds: Sequence[Served]) -> Served:
+def middling(rounds: Sequence[ServedLevel]) -> ServedLevel:
     """The median of each metric over rounds, with the drafts of all: a stall in one round is none of the others'."""
     if len(rounds) == 1:
         return rounds[0]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from math import inf, isfinite
 from pathlib import Path
 
-from calibrate.server.levels import MAX_DRAFT_TOKENS, Accepted, Served
+from calibrate.server.levels import MAX_DRAFT_TOKENS, Accepted, ServedLevel
 from sim.files.read import read_text
 
 MAX_METRICS_BYTES = 64 << 20
@@ -85,7 +85,7 @@ class Growth:
         return None
 
 
-def between(before: Path, after: Path, *, duration_s: float | None = None) -> Served:
+def between(before: Path, after: Path, *, duration_s: float | None = None) -> ServedLevel:
     """Means of what was served between two saved looks. Raises ValueError, one line naming the file.
 
     How many requests decoded at once is told by the steps: tokens written over steps and tokens per step and request;
@@ -96,7 +96,7 @@ def between(before: Path, after: Path, *, duration_s: float | None = None) -> Se
 
 def served_between(
     before: Mapping[Sample, float], after: Mapping[Sample, float], *, source: str, duration_s: float | None
-) -> Served:
+) -> ServedLevel:
     """What was served between two samples at hand, as `between` tells it of files."""
     grown = Growth(before, after, source)
     prompt_tokens, output_tokens, e2el_s = (grown.mean(names) for names in (PROMPT, OUTPUT, E2EL))
@@ -117,7 +117,7 @@ def served_between(
         concurrency = num_requests * e2el_s / duration_s
     else:
         raise ValueError(f"{source}: the server counts no steps; say how long it was between the looks: --duration-s")
-    return Served(
+    return ServedLevel(
         source=source,
         concurrency=max(concurrency, 1.0) if concurrency > 0.9 else concurrency,
         prompt_tokens=prompt_tokens,

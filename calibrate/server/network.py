@@ -47,7 +47,7 @@ NOT_YET = (EINPROGRESS, EWOULDBLOCK, 10035)
 T = TypeVar("T")
 
 
-class Failed(ValueError):
+class RequestFailed(ValueError):
     """A request without a sound answer."""
 
     def __init__(self, where: str, reason: str) -> None:
@@ -58,7 +58,7 @@ class Failed(ValueError):
         return f"{self.where} {self.reason}"
 
 
-class Late(Failed):
+class Late(RequestFailed):
     """A request that had no whole answer within its deadline: another one would wait as long."""
 
 
@@ -178,8 +178,8 @@ class _Bytes(io.RawIOBase):
         return self._wire.receive(memoryview(buffer))
 
 
-class Answer:
-    """One answer while it is read. Its methods raise Failed."""
+class Reply:
+    """One answer while it is read. Its methods raise RequestFailed."""
 
     def __init__(self, client: Client, path: str, wire: _Wire, response: HTTPResponse) -> None:
         self._client, self._path, self._wire, self._response = client, path, wire, response
@@ -233,7 +233,7 @@ class Answer:
         with suppress(_Expired, _Broken, OSError, HTTPException, ValueError):
             deque(self.blocks(), maxlen=0)
 
-    def refusal(self) -> Failed:
+    def refusal(self) -> RequestFailed:
         """What a status other than 200 says."""
         shown = f"answers {self.status}"
         if 300 <= self.status < 400:
@@ -281,16 +281,16 @@ class Client:
         """Have whatever waits in other threads end within WAKE_S; nothing is called after it."""
         self._stopped.set()
 
-    def failure(self, path: str, reason: str, kind: type[Failed] = Failed) -> Failed:
+    def failure(self, path: str, reason: str, kind: type[RequestFailed] = RequestFailed) -> RequestFailed:
         """The server's words as part of one line: short, printable and without the key."""
         if self._key:
             reason = reason.replace(self._key, "***")
         return kind(f"{self.url}{path}", printable(reason[: 4 * MAX_SHOWN])[:MAX_SHOWN])
 
     @contextmanager
-    def ask(self, path: str, body: Mapping[str, Json] | None = None, *, max_bytes: int) -> Iterator[Answer]:
+    def ask(self, path: str, body: Mapping[str, Json] | None = None, *, max_bytes: int) -> Iterator[Reply]:
         """GET `path` below the address, or POST `body` as JSON there. Of the answer, head and body, at most
-        `max_bytes` are read, until `timeout_s`. Raises Failed."""
+        `max_bytes` are read, until `timeout_s`. Raises RequestFailed."""
         deadline_s = time.monotonic() + self.timeout_s
         headers = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "lanesim"}
         if self._key is not None:
@@ -309,7 +309,7 @@ class Client:
                 http.default_port = PORTS["http" if self._trust is None else "https"]
                 http.sock = cast(socket.socket, wire)
                 http.request("GET" if content is None else "POST", self._prefix + path, content, headers)
-                answer = Answer(self, path, wire, http.getresponse())
+                answer = Reply(self, path, wire, http.getresponse())
                 encoding = answer._response.headers.get("content-encoding", "identity")
                 if encoding.strip().lower() not in ("", "identity"):
                     raise _Broken(f"answers in {encoding}, which was not asked for")

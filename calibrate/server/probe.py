@@ -23,9 +23,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Meta, Struct
 
-from calibrate.server.levels import MAX_TOKENS, Accepted, Served
+from calibrate.server.levels import MAX_TOKENS, Accepted, ServedLevel
 from calibrate.server.metrics import Growth, NoMetrics, Sample, parse
-from calibrate.server.network import WAKE_S, Answer, Client, Failed, Late
+from calibrate.server.network import WAKE_S, Client, Late, Reply, RequestFailed
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import MIB
 
@@ -194,7 +194,7 @@ def level(
     output_tokens: int,
     seed: int = 0,
     on_done: Callable[[int], None] = lambda done: None,
-) -> Served:
+) -> ServedLevel:
     """A closed loop of `concurrency` streams until `num_requests` are answered; means of those in its steady middle.
 
     Raises ValueError where the server fails more than MAX_FAILURES times.
@@ -208,7 +208,7 @@ def level(
         prompt = " ".join(draw.choices(WORDS, k=input_words))
         try:
             timed.append(stream(client, endpoint, prompt, output_tokens))
-        except Failed as failure:
+        except RequestFailed as failure:
             failures.append(failure.reason)
             if isinstance(failure, Late) or len(failures) > MAX_FAILURES:
                 raise
@@ -233,7 +233,7 @@ def level(
             endpoint.path, f"gave no answer of two tokens at {concurrency} at once: {'; '.join(failures[:1])}"
         )
     _refuse_collected(client, endpoint, steady)
-    return Served(
+    return ServedLevel(
         source=f"{concurrency} at once",
         concurrency=float(concurrency),
         prompt_tokens=sum(each.prompt_tokens for each in steady) / len(steady),
@@ -267,7 +267,7 @@ def middle(timed: list[Timed], concurrency: int) -> list[Timed]:
 
 
 def stream(client: Client, endpoint: Endpoint, prompt: str, output_tokens: int) -> Timed:
-    """Send one request and read its answer piece by piece. Raises Failed for an answer that is none."""
+    """Send one request and read its answer piece by piece. Raises RequestFailed for an answer that is none."""
     sent_s = time.perf_counter()
     body = endpoint.body(prompt, output_tokens)
     with client.ask(endpoint.path, body, max_bytes=_max_bytes(output_tokens)) as answer:
@@ -299,9 +299,9 @@ class _Tokens:
     usage: _Usage = field(default_factory=_Usage)
 
 
-def _tokens(client: Client, endpoint: Endpoint, answer: Answer, output_tokens: int) -> _Tokens:
+def _tokens(client: Client, endpoint: Endpoint, answer: Reply, output_tokens: int) -> _Tokens:
     """Read a stream to its end, to `[DONE]` or to MAX_LENGTH times `output_tokens`, which is too long. Raises
-    Failed."""
+    RequestFailed."""
     tokens = _Tokens()
     first_waits = 0
     is_whole = False
@@ -341,7 +341,7 @@ def _tokens(client: Client, endpoint: Endpoint, answer: Answer, output_tokens: i
 
 
 def _refuse_collected(client: Client, endpoint: Endpoint, timed: list[Timed]) -> None:
-    """Raise Failed where tokens come together: times per token are no longer the server's."""
+    """Raise RequestFailed where tokens come together: times per token are no longer the server's."""
     gaps, at_once = sum(each.gaps for each in timed), sum(each.gaps_at_once for each in timed)
     if not gaps or at_once > gaps * MAX_AT_ONCE:
         share = 100.0 * at_once / gaps if gaps else 100.0

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from calibrate.server.network import Client, Failed
+from calibrate.server.network import Client, RequestFailed
 from calibrate.server.probe import Endpoint, stream
 from sim.cli.main import run
 from tests.attack.hostile_server import DONE, Sent, head, hostile
@@ -158,7 +158,7 @@ def damaged_events(rng: random.Random) -> bytes:
 
 
 def attack_probe(seeds: Iterator[int]) -> None:
-    """Streams of damaged events: an answer that is timed, or Failed in one line."""
+    """Streams of damaged events: an answer that is timed, or RequestFailed in one line."""
     sent = [b""]
 
     def way(tokens: int) -> Sent:
@@ -173,7 +173,7 @@ def attack_probe(seeds: Iterator[int]) -> None:
                 timed = stream(client, endpoint, "river", 8)
                 assert 0 < timed.output_tokens <= 10**9, seed
                 assert timed.sent_s <= timed.first_s <= timed.last_s, seed
-            except Failed as failed:
+            except RequestFailed as failed:
                 said = str(failed)
             assert said.isprintable(), seed
             assert not said or server.url in said, seed

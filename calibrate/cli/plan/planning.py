@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from msgspec.structs import replace
 
-from calibrate.catalogue.model_configs import Source, source_of, with_formats
+from calibrate.catalogue.model_configs import ModelSource, source_of, with_formats
 from calibrate.cli.plan.flags import PlanFlags
 from calibrate.cli.profile_output import needs_analysis
 from sim.compare.pool import OnDone
@@ -83,11 +83,11 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
     return replace(result, notes=[note for note in notes if note])
 
 
-def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], list[Refused], Source]:
+def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], list[Refused], ModelSource]:
     """Deployments that could be rented, those that cannot, and the model."""
     if flags.model in shipped() or (flags.model.endswith(".json") and _is_profile(Path(flags.model))):
         profile = load(flags.model)
-        return [Candidate(flags.model, profile)], [], Source(profile.target)
+        return [Candidate(flags.model, profile)], [], ModelSource(profile.target)
     if flags.gpu is None:
         raise ValueError(f"--gpu is missing: {flags.model!r} is a model, want such as --gpu h200-sxm")
     try:

@@ -48,7 +48,7 @@ ASSUMED_HOST = HostCosts(
 """Host costs, which no kernel table has; an engine adds its constants (sim/engines)."""
 
 
-class Device(NamedTuple):
+class DeviceFacts(NamedTuple):
     """Facts of a GPU that the tables do not state (NVIDIA datasheets and architecture papers)."""
 
     l2_bytes: float
@@ -62,20 +62,20 @@ class Device(NamedTuple):
 
 
 DEVICES = {
-    "a100-sxm": Device(40e6, "FlashAttention-2", 1.6, 128),
-    "h100-sxm": Device(50e6, "FlashAttention-3", 1.0, 1),
-    "h100-pcie": Device(50e6, "FlashAttention-3", 1.0, 1),
-    "h200-sxm": Device(50e6, "FlashAttention-3", 1.0, 1),
-    "b200-sxm": Device(126e6, "FlashInfer TRT-LLM", 1.0, 1),
-    "b300-sxm": Device(126e6, "FlashInfer TRT-LLM", 1.0, 1),
-    "gb200": Device(126e6, "FlashInfer TRT-LLM", 1.0, 1),
-    "gb300": Device(126e6, "FlashInfer TRT-LLM", 1.0, 1),
-    "a100-pcie": Device(40e6, "FlashAttention-2", 1.6, 128),
-    "a30": Device(24e6, "FlashAttention-2", 1.6, 128),
-    "l4": Device(48e6, "FlashAttention-2", 1.6, 64),
-    "b60": Device(18e6, "XPU", 1.6, 64),
-    "l40s": Device(96e6, "FlashAttention-2", 1.6, 64),
-    "rtx-pro-6000-server": Device(128e6, "FlashAttention-2", 1.4, 64),
+    "a100-sxm": DeviceFacts(40e6, "FlashAttention-2", 1.6, 128),
+    "h100-sxm": DeviceFacts(50e6, "FlashAttention-3", 1.0, 1),
+    "h100-pcie": DeviceFacts(50e6, "FlashAttention-3", 1.0, 1),
+    "h200-sxm": DeviceFacts(50e6, "FlashAttention-3", 1.0, 1),
+    "b200-sxm": DeviceFacts(126e6, "FlashInfer TRT-LLM", 1.0, 1),
+    "b300-sxm": DeviceFacts(126e6, "FlashInfer TRT-LLM", 1.0, 1),
+    "gb200": DeviceFacts(126e6, "FlashInfer TRT-LLM", 1.0, 1),
+    "gb300": DeviceFacts(126e6, "FlashInfer TRT-LLM", 1.0, 1),
+    "a100-pcie": DeviceFacts(40e6, "FlashAttention-2", 1.6, 128),
+    "a30": DeviceFacts(24e6, "FlashAttention-2", 1.6, 128),
+    "l4": DeviceFacts(48e6, "FlashAttention-2", 1.6, 64),
+    "b60": DeviceFacts(18e6, "XPU", 1.6, 64),
+    "l40s": DeviceFacts(96e6, "FlashAttention-2", 1.6, 64),
+    "rtx-pro-6000-server": DeviceFacts(128e6, "FlashAttention-2", 1.4, 64),
 }
 
 

@@ -16,7 +16,7 @@ from calibrate.cli.production import production_command
 from calibrate.judge.cells import Setup, simulate_cell
 from calibrate.server.engine_fit import Form, fit_served, tellable
 from calibrate.server.level_files import NEEDED, write_measured
-from calibrate.server.levels import Accepted, Served, cell_of
+from calibrate.server.levels import Accepted, ServedLevel, cell_of
 from sim.cli.main import run
 from sim.costs.engine_costs import load_engine, own_engine, with_engine, without_engine
 from sim.costs.profile import Profile
@@ -42,7 +42,7 @@ def results_of(folder: Path, levels: tuple[int, ...], *, drafts: bool) -> list[s
     flags = []
     for level in levels:
         accepted = Accepted(drafts=1.0, draft_tokens=3, rates=RATES) if drafts else None
-        asked = Served(
+        asked = ServedLevel(
             source="x", concurrency=level, prompt_tokens=200, output_tokens=40, tpot_s=1.0, accepted=accepted
         )
         found: dict[str, Any] = simulate_cell(cell_of(asked, 1), real(), Setup(engine={}))
@@ -83,9 +83,9 @@ def test_constants_of_a_server_come_back_from_its_benchmarks(tmp_path: Path, dra
     assert "fitted by lanesim on 3 levels of a running server" in mine.host.source
 
 
-def seen(concurrency: float, **shift_s: float) -> Served:
+def seen(concurrency: float, **shift_s: float) -> ServedLevel:
     """The server at a level; `ttft_s` and `tpot_s` are added to its times."""
-    asked = Served(source="x", concurrency=concurrency, prompt_tokens=200, output_tokens=40, tpot_s=1.0)
+    asked = ServedLevel(source="x", concurrency=concurrency, prompt_tokens=200, output_tokens=40, tpot_s=1.0)
     found: dict[str, Any] = simulate_cell(cell_of(asked, 1), real(), Setup(engine={}))
     return msgspec.structs.replace(
         asked,
@@ -125,13 +125,13 @@ def test_a_wait_too_long_for_a_frontend_is_left_out_and_said_or_refused_where_it
         fit_served(bare(), levels, Setup(engine={}), ["step_s", "frontend_s"])
 
 
-def forms_server(levels: tuple[int, ...], **host: Any) -> list[Served]:
+def forms_server(levels: tuple[int, ...], **host: Any) -> list[ServedLevel]:
     """A server on vLLM 0.24, which plans ahead, with these constants of the host in place of its own."""
     profile = with_engine(load(PAIR), load_engine("vllm-0.24", "h100-sxm"))
     profile = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, **host))
     found = []
     for level in levels:
-        asked = Served(source=f"c{level}", concurrency=level, prompt_tokens=50, output_tokens=20, tpot_s=1.0)
+        asked = ServedLevel(source=f"c{level}", concurrency=level, prompt_tokens=50, output_tokens=20, tpot_s=1.0)
         tpot_s = simulate_cell(cell_of(asked, 1), profile, Setup(engine={}))["mean_tpot_ms"] / 1e3
         found.append(msgspec.structs.replace(asked, tpot_s=tpot_s))
     return found
@@ -198,8 +198,10 @@ def test_the_command_that_a_fit_ends_with_simulates_the_server(tmp_path: Path) -
 def test_a_level_held_back_that_is_far_off_is_said_first_and_the_probe_ends_with_a_command(tmp_path: Path) -> None:
     times_s = {1: 0.0205, 2: 0.021, 4: 0.044, 8: 0.024}
     served = [
-        Served(source=f"{rows} at once", concurrency=float(rows), prompt_tokens=50, output_tokens=20, tpot_s=tpot_s)
-        for rows, tpot_s in times_s.items()
+        ServedLevel(
+            source=f"{rows} at once", concurrency=float(rows), prompt_tokens=50, output_tokens=20, tpot_s=tpot_s
+        )
+        for n, tpot_s in times_s.items()
     ]
     measured = tmp_path / "m.measured.json"
     write_measured(measured, "http://localhost:1", served)
@@ -242,9 +244,9 @@ def test_a_frontend_that_no_level_tells_is_refused(constants: list[str], message
         fit_served(bare(), [msgspec.structs.replace(seen(1), ttft_s=None)], Setup(engine={}), constants)
 
 
-def level(concurrency: float, *, drafts: bool, ttft_s: float | None = None) -> Served:
+def level(concurrency: float, *, drafts: bool, ttft_s: float | None = None) -> ServedLevel:
     accepted = Accepted(drafts=1.0, draft_tokens=3, rates=RATES) if drafts else None
-    return Served(
+    return ServedLevel(
         source="x",
         concurrency=concurrency,
         prompt_tokens=10,

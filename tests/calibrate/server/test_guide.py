@@ -16,7 +16,7 @@ import pytest
 
 from calibrate.judge.cells import Setup, simulate_cell
 from calibrate.server.level_files import NEEDED
-from calibrate.server.levels import Served, cell_of
+from calibrate.server.levels import ServedLevel, cell_of
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile_files import load
@@ -43,7 +43,7 @@ def write_results(gap_s: float) -> None:
     profile = with_engine(profile, engine_of(None, profile))
     host = msgspec.structs.replace(profile.host, gap_s=gap_s, frontend_s=FRONTEND_S)
     for concurrency in (8, 32):
-        asked = Served(source="x", concurrency=concurrency, prompt_tokens=200, output_tokens=40, tpot_s=1.0)
+        asked = ServedLevel(source="x", concurrency=concurrency, prompt_tokens=200, output_tokens=40, tpot_s=1.0)
         found: dict[str, Any] = simulate_cell(
             cell_of(asked, 1), msgspec.structs.replace(profile, host=host), Setup(engine={})
         )

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from calibrate.server.level_files import levels, read_bench, read_windows
-from calibrate.server.levels import Accepted, Served, cell_of, middling, pooled
+from calibrate.server.levels import Accepted, ServedLevel, cell_of, middling, pooled
 from calibrate.server.metrics import between, parse, served_between
 
 LABELS = 'engine="0",model_name="m"'
@@ -176,7 +176,7 @@ def test_a_benchmarks_result_without_what_is_needed_is_refused(tmp_path: Path) -
 
 def test_a_level_is_a_closed_loop_of_mean_lengths() -> None:
     accepted = Accepted(drafts=10, draft_tokens=2, rates=(0.7, 0.3))
-    level = Served(
+    level = ServedLevel(
         source="r.json", concurrency=7.6, prompt_tokens=100.4, output_tokens=41.0, tpot_s=0.01, accepted=accepted
     )
     cell = cell_of(level, 3)
@@ -191,7 +191,7 @@ def test_drafts_of_several_lengths_are_not_pooled() -> None:
 
 def test_a_level_is_the_median_of_its_rounds_metric_by_metric_with_the_drafts_of_all() -> None:
     rounds = [
-        Served(
+        ServedLevel(
             source="4 at once",
             concurrency=4.0,
             prompt_tokens=64.0,

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from calibrate.cli.probe import probe_command
 from calibrate.server.level_files import read_measured
-from calibrate.server.network import Client, Failed
+from calibrate.server.network import Client, RequestFailed
 from calibrate.server.probe import Timed, base_of, find, level, middle, stream
 from sim.cli.main import run
 from tests.calibrate.server.test_levels import look
@@ -216,7 +216,7 @@ def test_a_usage_of_fewer_tokens_than_the_stream_has_pieces_is_refused() -> None
     with serving(usage_tokens=2) as server, Client(server.url) as client:
         endpoint = find(client, None)
         message = "says in its usage that it wrote 2 tokens, and its stream has 8 pieces of text"
-        with pytest.raises(Failed, match=message):
+        with pytest.raises(RequestFailed, match=message):
             stream(client, endpoint, "river", 16)
 
 
