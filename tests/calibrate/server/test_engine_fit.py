@@ -201,7 +201,7 @@ def test_a_level_held_back_that_is_far_off_is_said_first_and_the_probe_ends_with
         ServedLevel(
             source=f"{rows} at once", concurrency=float(rows), prompt_tokens=50, output_tokens=20, tpot_s=tpot_s
         )
-        for n, tpot_s in times_s.items()
+        for rows, tpot_s in times_s.items()
     ]
     measured = tmp_path / "m.measured.json"
     write_measured(measured, "http://localhost:1", served)
