@@ -84,14 +84,6 @@ def test_a_config_that_cannot_be_is_one_line(tmp_path: Path, changes: dict[str, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_config_that_is_not_there_or_no_json_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot be read"):
-        source_of(str(tmp_path / "absent.json"))
-    (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(ValueError, match="not valid JSON"):
-        source_of(str(tmp_path / "broken.json"))
-
-
 def test_the_dtype_sets_the_bytes() -> None:
     assert with_dtype(MODELS["tiny-target"], "bfloat16").dtype_bytes == 2
     with pytest.raises(ValueError, match="dtype='int8'"):

@@ -62,14 +62,6 @@ def test_nothing_is_written_where_the_tables_are_bad(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_a_truncated_table_is_one_line(tmp_path: Path) -> None:
-    tables = write_tables(tmp_path)
-    table = tables / "a100_sxm" / "gemm__vllm__0.14.0__gemm_perf.parquet"
-    table.write_bytes(table.read_bytes()[:200])
-    flags = ("--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--out", tmp_path / "p.json")
-    assert "gemm_perf" in refusal("import", "aiconfigurator", tables, *flags)
-
-
 def test_a_table_of_results_is_checked_by_its_rows(tmp_path: Path) -> None:
     from calibrate.cli.check_files import check_file
     from sim.cli.main import run
@@ -137,20 +129,3 @@ def test_a_derivation_of_nothing_or_half_a_pair_is_one_line(
     tmp_path: Path, flags: tuple[str, ...], message: str
 ) -> None:
     assert message in refusal("derive", "--from", PROFILE, *flags, "--out", tmp_path / "p.json")
-
-
-@pytest.mark.parametrize(
-    ("origin", "gpu", "message"),
-    [
-        (PROFILE, "h200-sx", "did you mean 'h200-sxm'"),
-        (PROFILE, "a100-sxm", "another family"),
-        (PROFILE, "h100-sxm", "already"),
-        ("cpu/tiny", "h200-sxm", "no datasheet"),
-        ("h100-sxm/llama-9", "h200-sxm", "unknown profile"),
-        ("a100-sxm/codellama-34b", "a100-sxm-40gb", "needs 67.5 GB|weights of codellama-34b need"),
-    ],
-)
-def test_what_cannot_be_derived_is_one_line(tmp_path: Path, origin: str, gpu: str, message: str) -> None:
-    line = refusal("derive", "--from", origin, "--gpu", gpu, "--out", tmp_path / "p.json")
-    assert any(part in line for part in message.split("|"))
-    assert not (tmp_path / "p.json").exists()

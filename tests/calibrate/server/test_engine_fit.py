@@ -272,17 +272,3 @@ def test_only_constants_that_the_levels_can_tell_are_fitted(
     assert tellable([level(concurrency, drafts=drafts) for concurrency, drafts in levels]) == constants
     timed = [level(concurrency, drafts=drafts, ttft_s=0.1) for concurrency, drafts in levels]
     assert tellable(timed) == [*constants, "frontend_s"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ([], "nothing to read"),
-        (["--metrics-before", "a.txt"], "belong together"),
-        (["--log", "server.log"], "add --input-len and --output-len"),
-    ],
-)
-def test_what_is_missing_is_said(flags: list[str], message: str) -> None:
-    done = CliRunner().invoke(production_command, [*flags, "--profile", PAIR])
-    assert isinstance(done.exception, ValueError)
-    assert message in str(done.exception)
