@@ -9,7 +9,7 @@ Not here: the table (sim.costs.shapes), building and loading models (realrun.mod
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -67,6 +67,24 @@ NEEDED = {
     "max_context": ("max_position_embeddings", "n_positions"),
 }
 """Keys that say each field; the first is the usual one."""
+Part = TypeVar("Part", Latent, Indexer, Linear)
+PARTS: dict[type[Any], dict[str, str]] = {
+    Latent: {
+        "kv_lora_rank": "kv_rank",
+        "qk_nope_head_dim": "nope_dim",
+        "qk_rope_head_dim": "rope_dim",
+        "v_head_dim": "value_dim",
+    },
+    Indexer: {"index_topk": "tokens", "index_n_heads": "heads", "index_head_dim": "dim"},
+    Linear: {
+        "linear_num_key_heads": "key_heads",
+        "linear_key_head_dim": "key_dim",
+        "linear_num_value_heads": "value_heads",
+        "linear_value_head_dim": "value_dim",
+        "linear_conv_kernel_dim": "conv_width",
+    },
+}
+"""Part of a layer -> its keys and the fields that they say; the first key says that there is one."""
 EVERY_OTHER, EVERY_SIXTH_FULL = "gemma2", "gemma3_text"
 GATED_QUERIES = "qwen3_next"
 """Has gates beside its queries without saying so (attn_output_gate)."""
@@ -239,9 +257,9 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
             dtype_bytes=SERVED_BYTES[str(dtype)],
             is_gated=kind in GATED,
             experts=_experts(path, config, kind, dimensions["intermediate"]),
-            latent=_latent(path, config),
-            indexer=_indexer(path, config),
-            linear=_linear(path, config, dimensions["layers"]),
+            latent=_part(path, config, Latent, query_rank=_count(path, config, "q_lora_rank")),
+            indexer=_part(path, config, Indexer),
+            linear=_part(path, config, Linear, layers=_linear_layers(path, config, dimensions["layers"])),
             has_query_gate=_flag(path, config, "attn_output_gate", kind == GATED_QUERIES),
             has_wide_qk_norm=config.get("qk_norm_type") == "per_layer",
             window=window,
@@ -287,40 +305,19 @@ def _experts(path: Path, config: Config, kind: str, intermediate: int) -> Expert
     )
 
 
-def _latent(path: Path, config: Config) -> Latent | None:
-    if not config.get("kv_lora_rank"):
+def _part(path: Path, config: Config, kind: type[Part], **more: int) -> Part | None:
+    """The part that keys of PARTS describe, with `more` of its fields; None where the first of its keys is not set."""
+    keys = PARTS[kind]
+    if not config.get(next(iter(keys))):
         return None
-    keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    kv_rank, nope, rope, value = (_whole(path, config, (key,)) for key in keys)
-    query_rank = _count(path, config, "q_lora_rank")
-    return Latent(query_rank=query_rank, kv_rank=kv_rank, nope_dim=nope, rope_dim=rope, value_dim=value)
+    return kind(**{field: _whole(path, config, (key,)) for key, field in keys.items()}, **more)
 
 
-def _indexer(path: Path, config: Config) -> Indexer | None:
-    if not config.get("index_topk"):
-        return None
-    heads, dim, tokens = (_whole(path, config, (key,)) for key in ("index_n_heads", "index_head_dim", "index_topk"))
-    return Indexer(heads=heads, dim=dim, tokens=tokens)
-
-
-def _linear(path: Path, config: Config, layers: int) -> Linear | None:
-    if not config.get("linear_num_key_heads"):
-        return None
+def _linear_layers(path: Path, config: Config, layers: int) -> int:
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
-        num = sum(each == LINEAR for each in kinds)
-    else:
-        num = layers - layers // (_count(path, config, "full_attention_interval") or FULL_INTERVAL)
-    keys = ("linear_num_key_heads", "linear_key_head_dim", "linear_num_value_heads", "linear_value_head_dim")
-    key_heads, key_dim, value_heads, value_dim = (_whole(path, config, (key,)) for key in keys)
-    return Linear(
-        layers=num,
-        key_heads=key_heads,
-        key_dim=key_dim,
-        value_heads=value_heads,
-        value_dim=value_dim,
-        conv_width=_whole(path, config, ("linear_conv_kernel_dim",)),
-    )
+        return sum(each == LINEAR for each in kinds)
+    return layers - layers // (_count(path, config, "full_attention_interval") or FULL_INTERVAL)
 
 
 def _window(path: Path, config: Config, kind: str, layers: int) -> tuple[int, int]:
