@@ -35,22 +35,6 @@ Excess = tuple[str, int, int]
 
 Seconds = dict[int, float]
 """Seconds by tokens or rows."""
-Parts = tuple[Seconds, Seconds, Seconds, Seconds]
-"""Body, head, fusion and projection of one model on one profile; nothing else changes them."""
-MAX_MODELS = 16
-_known: dict[tuple[int, int], tuple[Profile, ModelShape, Parts]] = {}
-"""Parts of the models that were last asked for: points of a sweep differ in other things."""
-
-
-def _parts_of(profile: Profile, shape: ModelShape) -> Parts:
-    """Times computed for that very model and profile, by whatever run."""
-    key = id(profile), id(shape)
-    if key not in _known:
-        if len(_known) >= MAX_MODELS:
-            del _known[next(iter(_known))]
-        # Kept with what they are of, so that nothing else gets its id.
-        _known[key] = profile, shape, ({}, {}, {}, {})
-    return _known[key][2]
 
 
 class ModelPasses(ABC):
@@ -80,7 +64,10 @@ class ModelPasses(ABC):
         """KV that a row reads at most, where every layer has a window; else 0."""
         self.num_kernels = shape.layers * profile.host.kernels_per_layer + HEAD_KERNELS
         self._padded = _padding(graph_sizes)
-        self._body, self._head, self._fusion, self._projected = _parts_of(profile, shape)
+        self._body: Seconds = {}
+        self._head: Seconds = {}
+        self._fusion: Seconds = {}
+        self._projected: Seconds = {}
 
     @abstractmethod
     def layer_s(self, tokens: int) -> float:
