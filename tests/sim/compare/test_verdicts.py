@@ -441,22 +441,6 @@ def test_no_order_rests_on_an_end_of_the_bracket_where_a_policy_is_overloaded() 
     assert {pair.order for pair in found.paired} == {Order.OVERLAP}
 
 
-@pytest.mark.parametrize(
-    ("devices", "message"),
-    [
-        ({"overlap": "shared"}, r"devices\.overlap='shared' is no more: .*; want leftover \(or serial, or roofs\)"),
-        ({"phi": 1.5}, r"devices\.phi=1\.5 must be in 0\.\.1, or null"),
-        ({"phi": -0.1}, r"devices\.phi=-0\.1 must be in 0\.\.1, or null"),
-        ({"phi": float("nan")}, r"devices\.phi=nan must be in 0\.\.1, or null"),
-        ({"phi": 0.1, "overlap": "roofs"}, r"devices\.phi=0\.1 belongs to devices\.overlap=leftover, got roofs"),
-    ],
-)
-def test_an_overlap_that_is_not_is_refused_in_one_line(devices: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as refused:
-        Scenario.of(profile=PAIR, policy="pd", devices=devices)
-    assert "\n" not in str(refused.value)
-
-
 def test_phi_on_a_profile_whose_overlap_was_measured_is_refused_in_one_line() -> None:
     profile = load(PAIR)
     measured = changed(profile, overlap=msgspec.structs.replace(profile.overlap, measured=True))

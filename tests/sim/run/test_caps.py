@@ -178,14 +178,6 @@ def test_a_gpu_has_the_limits_that_vllms_server_gives_it() -> None:
     }
 
 
-def test_a_lane_without_room_for_one_round_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"max_num_batched_tokens=4 has no room to verify 4 drafted tokens .* at least 5"
-    ):
-        resolve_all(scenario("pd", max_num_batched_tokens=4), load(PAIR))
-    resolve_all(scenario("continuous", max_num_batched_tokens=4, max_num_seqs=2), load(PAIR))
-
-
 def test_a_key_that_a_policy_ignores_is_a_note() -> None:
     given = scenario(
         ["continuous", "pd"],
@@ -266,11 +258,6 @@ def test_an_engine_is_a_name_or_a_block() -> None:
     block = scenario("pd", engine={"name": "vllm-0.12", "max_num_seqs": 9}).engine
     assert (block.name, block.max_num_seqs) == ("vllm-0.12", 9)
     assert scenario("pd", engine="vllm-0.12", max_num_seqs=9).engine == block
-
-
-def test_an_unknown_engine_is_refused_before_anything_runs() -> None:
-    with pytest.raises(ValueError, match=r"did you mean 'vllm-0\.24'"):
-        resolve_all(scenario("pd", engine="vllm-0.2"), load(PAIR))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from sim.acceptance.forms import parse_quoted
+from sim.cli.main import run
 from sim.costs.profile_files import load
 from sim.policies.registry import POLICIES
-from sim.run.resolve import resolve
+from sim.run.resolve import resolve, with_keys
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 
@@ -24,8 +27,8 @@ LOOKUPS = (
     "build_controller",
     "limits_on",
     "engine_of",
-    "build_acceptance",
-    "best_shares",
+    "parse_quoted",
+    "best_partition",
 )
 
 
@@ -35,13 +38,13 @@ def scenario(policy: str, **changes: Any) -> Scenario:
 
 
 @contextmanager
-def counted() -> Iterator[Counter[str]]:
-    """Calls of Python functions by their name."""
-    calls: Counter[str] = Counter()
+def counted() -> Iterator[Counter[object]]:
+    """Calls of Python functions by their name, and by their code."""
+    calls: Counter[object] = Counter()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call":
-            calls[frame.f_code.co_name] += 1
+            calls.update((frame.f_code.co_name, frame.f_code))
 
     sys.setprofile(note)
     try:
@@ -57,6 +60,50 @@ def test_a_run_looks_everything_up_at_most_twice(policy: str) -> None:
         simulate(resolve(scenario(policy), profile, policy), 0)
     assert calls["_serving"] == 1
     assert {name: calls[name] for name in LOOKUPS if calls[name] > 2} == {}
+
+
+def test_a_comparison_resolves_each_policy_once_and_reads_its_acceptance_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """At two rates; its draws of costs and acceptance, the bracket of phi and its levels resolve nothing."""
+    rates = ("--request-rate", "2,4", "--num-prompts", "5", "--input-len", "64", "--output-len", "4", "--draws", "2")
+    policies = ("--policy", "continuous", "--policy", "pd", "--replications", "2", "--workers", "1")
+    with counted() as calls:
+        assert run(["compare", "--profile", PAIR, *policies, *rates]) == 0
+    assert "mean E2EL" in capsys.readouterr().out
+    assert (calls[resolve.__code__], calls[parse_quoted.__code__]) == (4, 4)
+
+
+@pytest.mark.parametrize("policy", list(POLICIES))
+def test_what_is_resolved_is_the_same_in_another_process(policy: str) -> None:
+    one = resolve(scenario(policy), load(PAIR), policy)
+    sent = pickle.loads(pickle.dumps(one))
+    assert sent.policy is one.policy
+    assert [r.last_token_s for r in simulate(sent, 0).requests] == [r.last_token_s for r in simulate(one, 0).requests]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workload": {"request_rate": 2.0, "num_prompts": 30}},
+        {"speculation": {"num_speculative_tokens": 2}},
+        {"devices": {"count": 2}},
+        {"policy_options": {"partition": {"prefill": 0.5, "decode": 0.5}}},
+    ],
+)
+def test_a_variant_is_what_its_scenario_resolves_to(changes: dict[str, Any]) -> None:
+    profile = load(PAIR)
+    for partition in (None, "auto"):
+        given = scenario("pd", **{"policy_options.partition": partition})
+        variant = resolve(given, profile, "pd").changed(**changes)
+        afresh = resolve(with_keys(given, **changes), profile, "pd")
+        assert (variant.scenario, variant.partition, variant.lengths) == (
+            afresh.scenario,
+            afresh.partition,
+            afresh.lengths,
+        )
+        theirs, ours = simulate(afresh, 1).requests, simulate(variant, 1).requests
+        assert [r.last_token_s for r in ours] == [r.last_token_s for r in theirs]
 
 
 @pytest.mark.parametrize("policy", ["continuous", "pd", "pdv", "unified"])
