@@ -9,7 +9,7 @@ from sim.cli.main import run
 from sim.run.scenario import dotted_keys
 from tests.sim.cli.test_consent import commands
 
-MAX_COMMANDS, MAX_OPTIONS, MAX_KEYS = 17, 252, 80
+MAX_COMMANDS, MAX_OPTIONS, MAX_KEYS = 17, 241, 79
 SHOWN = 12
 
 
