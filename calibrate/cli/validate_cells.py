@@ -5,76 +5,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
+from msgspec import Meta
 
-from calibrate.cli.engine_flags import EngineFlags, engine_block, engine_options
-from calibrate.judge.validation_output import OutputFlags, check_outputs, output_options, print_compared, write_result
+from calibrate.cli.engine_flags import JudgingFlags, Seats, UpToBillion, engine_block
+from calibrate.judge.validation_output import check_outputs, print_compared, write_result
 from sim.cli.console import progress
-from sim.cli.options import COUNT, UP_TO_BILLION
+from sim.cli.flags import ARGUMENT, COUNT, command
 
 if TYPE_CHECKING:
     from calibrate.judge.cell import JudgedCell
     from sim.metrics.compared import Compared
 
 EXAMPLE = (
-    "\b\nExample:\n  lanesim validate cells silicon.csv --profile h100-sxm/llama-3.1-8b \\\n"
+    "lanesim validate cells silicon.csv --profile h100-sxm/llama-3.1-8b \\\n"
     "    --columns isl=input_len,osl=output_len,batch_size=concurrency,silicon_tpot_ms=tpot_ms"
 )
 
 
-class CellsFlags(EngineFlags, OutputFlags):
-    """Flags that are passed on, by parameter."""
+class CellsFlags(JudgingFlags, frozen=True, kw_only=True):
+    """Flags of `lanesim validate cells`."""
 
-    waves: int
-    warmup_waves: int
-    seed: int
+    path: Annotated[Path, ARGUMENT, Meta(title="TABLE.csv")]
+    columns: Annotated[str | None, Meta(title="THEIRS=OURS,..."), "Read a foreign table's columns as ours."] = None
+    requests: Annotated[
+        Path | None,
+        Meta(title="FILE.csv"),
+        "The requests of every cell, in order: prompt_tokens, output_tokens. The loop goes through them in whole "
+        "passes; input_len and output_len are not needed then.",
+    ] = None
+    max_num_seqs: Annotated[Seats | None, "Where the table has no such column [the engine's]."] = None
+    max_num_batched_tokens: Annotated[UpToBillion | None, "Likewise [2048]."] = None
+    waves: Annotated[
+        int,
+        Meta(ge=1, le=COUNT),
+        "num_prompts = waves x concurrency where the table does not say; 10 keep the filling and draining of the loop "
+        "small beside its steady state.",
+    ] = 10
+    warmup_waves: Annotated[int, Meta(ge=0, le=COUNT), "Leave the first of them out of the metrics."] = 0
 
 
-@click.command("cells", epilog=EXAMPLE)
-@click.argument("path", metavar="TABLE.csv", type=click.Path(path_type=Path))
-@click.option("--profile", "profile_name", required=True, help="Cost profile: gpu/target[+draft], or a path.")
-@click.option("--columns", default=None, metavar="THEIRS=OURS,...", help="Read a foreign table's columns as ours.")
-@click.option(
-    "--requests",
-    "requests_path",
-    type=click.Path(path_type=Path),
-    default=None,
-    metavar="FILE.csv",
-    help="The requests of every cell, in order: prompt_tokens, output_tokens. The loop goes through them in whole "
-    "passes; input_len and output_len are not needed then.",
-)
-@click.option(
-    "--max-num-seqs",
-    type=click.IntRange(max=COUNT),
-    default=None,
-    help="Where the table has no such column [the engine's].",
-)
-@click.option("--max-num-batched-tokens", type=UP_TO_BILLION, default=None, help="Likewise [2048].")
-@engine_options
-@click.option(
-    "--waves",
-    type=click.IntRange(1, COUNT),
-    default=10,
-    show_default=True,
-    help="num_prompts = waves x concurrency where the table does not say; 10 keep the filling and draining of "
-    "the loop small beside its steady state.",
-)
-@click.option(
-    "--warmup-waves",
-    type=click.IntRange(0, COUNT),
-    default=0,
-    show_default=True,
-    help="Leave the first of them out of the metrics.",
-)
-@click.option(
-    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the acceptance draws."
-)
-@output_options
-def cells_command(
-    path: Path, profile_name: str, columns: str | None, requests_path: Path | None, **flags: Unpack[CellsFlags]
-) -> None:
+@command("cells", CellsFlags, example=EXAMPLE)
+def cells_command(flags: CellsFlags) -> None:
     """Simulate the closed-loop cells of TABLE.csv and say how far off the simulator was at each.
 
     Columns: concurrency, input_len, output_len; optional num_prompts, num_speculative_tokens, acceptance_length (bonus
@@ -90,24 +63,24 @@ def cells_command(
     from calibrate.judge.cells import FIGURE, Setup, draw_cells, judge_cells, result_of
     from sim.costs.profile_files import load
 
-    check_outputs(flags, [path, requests_path, profile_name, flags["engine_name"]], [FIGURE])
+    check_outputs(flags, [flags.path, flags.requests, flags.profile, flags.engine], [FIGURE])
     setup = Setup(
-        engine=engine_block(flags),
-        waves=flags["waves"],
-        warmup_waves=flags["warmup_waves"],
-        method=flags["method"],
-        requests=read_request_list(requests_path) if requests_path is not None else (),
-        seed=flags["seed"],
+        engine=engine_block(flags, flags.max_num_seqs, flags.max_num_batched_tokens),
+        waves=flags.waves,
+        warmup_waves=flags.warmup_waves,
+        method=flags.method,
+        requests=read_request_list(flags.requests) if flags.requests is not None else (),
+        seed=flags.seed,
     )
-    profile = load(profile_name)
-    table = read_cells(path, parse_columns(columns), has_requests=requests_path is not None)
+    profile = load(flags.profile)
+    table = read_cells(flags.path, parse_columns(flags.columns), has_requests=flags.requests is not None)
     with progress() as on_step:
         judged = judge_cells(table, profile, setup, partial(on_step, "simulating"))
     result = result_of(table, judged, profile, setup)
-    if flags["plots"] and flags["out"] is not None:
-        draw_cells(flags["out"], judged, f"{profile.name}: error of {len(judged)} closed-loop cells")
+    if flags.plots and flags.out is not None:
+        draw_cells(flags.out, judged, f"{profile.name}: error of {len(judged)} closed-loop cells")
     write_result(result, flags)
-    if flags["json_path"] != "-":
+    if flags.json != "-":
         _tell(result, judged)
 
 

@@ -3,69 +3,51 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
+from msgspec import Meta
 
-from calibrate.cli.engine_flags import POLICIES, EngineFlags, engine_block, engine_options
-from calibrate.judge.validation_output import OutputFlags, check_outputs, output_options, print_compared, write_result
-from sim.cli.options import COUNT, GPUS, UP_TO_BILLION
+from calibrate.cli.engine_flags import JudgingFlags, Seats, UpToBillion, engine_block
+from calibrate.judge.validation_output import check_outputs, print_compared, write_result
+from sim.cli.flags import Gpus, command
 
 if TYPE_CHECKING:
     from sim.files.json_values import Json
 
 EXAMPLE = (
-    "\b\nExample:\n  lanesim validate vllm --requests requests.jsonl --profile h100-sxm/llama-3.1-8b \\\n"
+    "lanesim validate vllm --requests requests.jsonl --profile h100-sxm/llama-3.1-8b \\\n"
     "    --max-num-seqs 256 --max-num-batched-tokens 2048 --num-gpu-blocks 2588"
 )
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "ttft_arrival": "TTFT from arrival"}
 
 
-class VllmFlags(EngineFlags, OutputFlags):
-    """Flags that are passed on, by parameter."""
+class VllmFlags(JudgingFlags, frozen=True, kw_only=True):
+    """Flags of `lanesim validate vllm`."""
 
-    data_parallel_size: int
-    num_speculative_tokens: int
-    acceptance: str | None
+    requests: Annotated[
+        Path,
+        "JSON lines: request_id, input_toks, output_toks, arrival_time, queued_ts, scheduled_ts, first_token_ts, "
+        "last_token_ts.",
+    ]
+    prompts: Annotated[
+        Path | None,
+        Meta(title="PROMPTS.jsonl"),
+        "What prompts have in common, one line per request in the same order: prefix_blocks (chained ids of 16-token "
+        "blocks) or input_tok_ids.",
+    ] = None
+    max_num_seqs: Annotated[Seats, "The server's, as vLLM was started."]
+    max_num_batched_tokens: Annotated[UpToBillion, "The server's, as vLLM was started."]
+    data_parallel_size: Annotated[
+        Gpus, "Ranks, each with seats and KV of its own; a request goes to the least busy."
+    ] = 1
+    num_speculative_tokens: Annotated[int, Meta(le=126), "0 = no speculation."] = 0
+    acceptance: Annotated[str | None, "iid:0.7, length:2.5, tape:FILE#FIELD, ...; needed with speculation."] = None
+    policy: Literal["continuous", "autoregressive"] = "continuous"
+    """vLLM's engines; `autoregressive` drafts nothing."""
 
 
-@click.command("vllm", epilog=EXAMPLE)
-@click.option("--requests", "path", type=click.Path(path_type=Path), required=True,
-              help="JSON lines: request_id, input_toks, output_toks, arrival_time, queued_ts, scheduled_ts, "
-              "first_token_ts, last_token_ts.")  # fmt: skip
-@click.option("--prompts", type=click.Path(path_type=Path), default=None, metavar="PROMPTS.jsonl",
-              help="What prompts have in common, one line per request in the same order: prefix_blocks (chained ids of "
-              "16-token blocks) or input_tok_ids.")  # fmt: skip
-@click.option("--profile", required=True, help="Cost profile: gpu/target[+draft], or a path.")
-@click.option(
-    "--max-num-seqs", type=click.IntRange(max=COUNT), required=True, help="The server's, as vLLM was started."
-)
-@click.option(
-    "--max-num-batched-tokens",
-    type=UP_TO_BILLION,
-    required=True,
-    help="The server's, as vLLM was started.",
-)
-@click.option(
-    "--data-parallel-size",
-    type=GPUS,
-    default=1,
-    show_default=True,
-    help="Ranks, each with seats and KV of its own; a request goes to the least busy.",
-)
-@engine_options
-@click.option(
-    "--num-speculative-tokens", type=click.IntRange(max=126), default=0, show_default=True, help="0 = no speculation."
-)
-@click.option("--acceptance", default=None, help="iid:0.7, length:2.5, tape:FILE#FIELD, ...; needed with speculation.")
-@click.option("--policy", type=click.Choice(POLICIES), default="continuous", show_default=True)
-@click.option(
-    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the acceptance draws."
-)
-@output_options
-def vllm_command(
-    path: Path, prompts: Path | None, profile: str, policy: str, seed: int, **flags: Unpack[VllmFlags]
-) -> None:
+@command("vllm", VllmFlags, example=EXAMPLE)
+def vllm_command(flags: VllmFlags) -> None:
     """Simulate the requests of a real vLLM run, at their recorded arrivals, and say how far off the simulator was.
 
     TTFT and E2EL count from queued_ts, when the engine took a request in; ttft_arrival from arrival_time. The offset of
@@ -76,35 +58,35 @@ def vllm_command(
     from sim.costs.profile_files import load
     from sim.workload.content import BLOCK_TOKENS
 
-    tape = (flags["acceptance"] or "").removeprefix("tape:")
-    check_outputs(flags, [path, prompts, profile, flags["engine_name"], tape, tape.rpartition("#")[0]], FIGURES)
-    speculation = _speculation(flags, policy)
-    engine = engine_block(flags)
-    loaded = load(profile)
-    real = read_requests(path, prompts, flags["block_size"] or BLOCK_TOKENS)
-    ranks = flags["data_parallel_size"]
+    path, ranks, tape = flags.requests, flags.data_parallel_size, (flags.acceptance or "").removeprefix("tape:")
+    inputs = [path, flags.prompts, flags.profile, flags.engine, tape, tape.rpartition("#")[0]]
+    check_outputs(flags, inputs, FIGURES)
+    speculation = _speculation(flags)
+    engine = engine_block(flags, flags.max_num_seqs, flags.max_num_batched_tokens)
+    loaded = load(flags.profile)
+    real = read_requests(path, flags.prompts, flags.block_size or BLOCK_TOKENS)
     if loaded.target.experts is not None and loaded.data_parallel != ranks:
         raise ValueError(
             f"--data-parallel-size {ranks}: ranks share the experts of {loaded.target.name!r}, and profile "
             f"{loaded.name!r} is of {loaded.data_parallel}: import it with --dp {ranks}"
         )
-    scenario = scenario_of(path, len(real.requests), loaded.name, policy, engine, speculation, seed, ranks)
+    scenario = scenario_of(path, len(real.requests), loaded.name, flags.policy, engine, speculation, flags.seed, ranks)
     verdict = judge_run(real, scenario, loaded)
-    if flags["out"] is not None and flags["plots"]:
-        draw_vllm(flags["out"], verdict)
+    if flags.out is not None and flags.plots:
+        draw_vllm(flags.out, verdict)
     write_result(verdict.result, flags)
-    if flags["json_path"] != "-":
+    if flags.json != "-":
         _tell(verdict.result)
 
 
-def _speculation(flags: VllmFlags, policy: str) -> dict[str, Json]:
+def _speculation(flags: VllmFlags) -> dict[str, Json]:
     """The scenario's `speculation` block. Raises ValueError for a policy that drafts nothing, or no acceptance."""
-    tokens, acceptance = flags["num_speculative_tokens"], flags["acceptance"]
-    if tokens > 0 and policy == "autoregressive":
+    tokens, acceptance = flags.num_speculative_tokens, flags.acceptance
+    if tokens > 0 and flags.policy == "autoregressive":
         raise ValueError(f"--num-speculative-tokens {tokens}: --policy autoregressive drafts nothing; use continuous")
     if tokens > 0 and acceptance is None:
         raise ValueError(f"--num-speculative-tokens {tokens} needs --acceptance, such as length:2.5: none is assumed")
-    block = {"num_speculative_tokens": tokens, "acceptance": acceptance, "method": flags["method"]}
+    block = {"num_speculative_tokens": tokens, "acceptance": acceptance, "method": flags.method}
     return {name: value for name, value in block.items() if value is not None}
 
 

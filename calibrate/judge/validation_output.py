@@ -5,58 +5,41 @@ Not here: the results (calibrate.judge.vllm_runs, calibrate.judge.cells).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, TypeVar
-
-import click
+from typing import TYPE_CHECKING, Protocol
 
 from sim.cli.console import claim, write_text
-from sim.cli.options import OVERWRITE
 
 if TYPE_CHECKING:
     from sim.files.json_values import Json
     from sim.metrics.compared import Compared
 
-F = TypeVar("F", bound=Callable[..., None])
-
 RESULT = "validation.json"
 
 
-class OutputFlags(TypedDict):
-    """Flags that say where results go, by parameter."""
+class OutputFlags(Protocol):
+    """Flags that say where results go."""
 
-    json_path: str | None
-    out: Path | None
-    plots: bool
-
-
-def output_options(function: F) -> F:
-    """Add --json, --out, --plots and --overwrite."""
-    decorators = [
-        click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout."),
-        click.option(
-            "--out", type=click.Path(path_type=Path), default=None, help=f"Directory for {RESULT} and figures."
-        ),
-        click.option("--plots", is_flag=True, help="Draw figures into --out."),
-        OVERWRITE,
-    ]
-    for decorate in reversed(decorators):
-        function = decorate(function)
-    return function
+    @property
+    def json(self) -> str | None: ...
+    @property
+    def out(self) -> Path | None: ...
+    @property
+    def plots(self) -> bool: ...
 
 
 def check_outputs(flags: OutputFlags, inputs: Iterable[str | Path | None], figures: Sequence[str]) -> None:
     """Hold --out and --json until the command ends, and see whether `figures` may go into --out.
     Raises ValueError, before any work, where one cannot be, or is one of the `inputs`."""
-    out = flags["out"]
-    if flags["plots"] and out is None:
+    out = flags.out
+    if flags.plots and out is None:
         raise ValueError("--plots draws into a directory: add --out DIR")
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"--out {str(out)!r} is a file; want a directory")
     result = None if out is None else out / RESULT
-    files = {"--out": result, "--json": flags["json_path"]}
-    drawn = [out / name for name in figures] if out is not None and flags["plots"] else []
+    files = {"--out": result, "--json": flags.json}
+    drawn = [out / name for name in figures] if out is not None and flags.plots else []
     claim(files=files, added_to={"--plots": out if drawn else None}, adds={"--plots": drawn}, inputs=inputs)
 
 
@@ -66,10 +49,10 @@ def write_result(result: Mapping[str, Json], flags: OutputFlags) -> None:
     from sim.report.results import to_json
 
     text = to_json(result)
-    if flags["out"] is not None:
-        write.write_text(flags["out"] / RESULT, text)
-    if flags["json_path"] is not None:
-        write_text(flags["json_path"], text)
+    if flags.out is not None:
+        write.write_text(flags.out / RESULT, text)
+    if flags.json is not None:
+        write_text(flags.json, text)
 
 
 def print_compared(

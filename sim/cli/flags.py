@@ -216,7 +216,7 @@ def command(
             epilog=f"\b\nExample:\n  {example}",
             short_help=short_help,
         )
-        made.shared = tuple(getattr(flags.__base__, "__struct_fields__", ()))
+        made.shared = getattr(flags, "shared", tuple(getattr(flags.__base__, "__struct_fields__", ())))
         made.shown = getattr(flags, "shown", ())
         if made.shown:
             help_all: dict[str, Any] = {

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from calibrate.cli.engine_flags import engine_block
 from calibrate.cli.validate_cells import cells_command
 from calibrate.judge.cell import MEASURED, Cell, JudgedCell, judged_errors
 from calibrate.judge.cell_table import read_cells
@@ -44,7 +43,7 @@ def measured(tmp_path: Path, profile: Profile, metrics: Sequence[str] = METRICS,
             for point in POINTS]  # fmt: skip
     bare = write_table(tmp_path / "bare.csv", [row | {"tpot_ms": 1} for row in rows])
     cells = read_cells(bare, {}).cells
-    found = [simulate_cell(cell, profile, Setup(engine=engine_block({}), waves=waves)) for cell in cells]
+    found = [simulate_cell(cell, profile, Setup(engine={}, waves=waves)) for cell in cells]
     return write_table(
         tmp_path / "cells.csv",
         [row | {name: each[MEASURED[name]] for name in metrics} for row, each in zip(rows, found, strict=True)],
