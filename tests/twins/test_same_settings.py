@@ -46,7 +46,7 @@ def resolved(asked: Asked) -> Any:
 
 @twin(questions())
 def test_the_blocks_that_fit_are_what_null_means(asked: Asked) -> Pair:
-    return Pair(runs(asked), runs({**asked, "num-gpu-blocks": resolved(asked).num_blocks}))
+    return Pair(runs(asked), runs(with_set(asked, engine__num_gpu_blocks=resolved(asked).num_blocks)))
 
 
 @twin(questions(profiles=(TINY, PAIR)), st.sampled_from(ENGINES))

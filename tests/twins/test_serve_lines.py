@@ -38,11 +38,10 @@ RENAMED = {
     "random-input-len": "input-len",
     "random-output-len": "output-len",
     "random-range-ratio": "random-range-ratio",
-    "num-gpu-blocks-override": "num-gpu-blocks",
     "speculative-config": "speculative-config",
 }
 KEYS = {"gpu-memory-utilization": "engine.gpu_memory_utilization", "block-size": "engine.block_size",
-        "max-model-len": "engine.max_model_len"}  # fmt: skip
+        "max-model-len": "engine.max_model_len", "num-gpu-blocks-override": "engine.num_gpu_blocks"}  # fmt: skip
 
 
 def flags_of(line: str) -> dict[str, str]:
@@ -88,7 +87,7 @@ WAYS = st.sampled_from(
         {"random-range-ratio": 0.3},
         {"burstiness": 0.5},
         {"goodput": ["ttft:200", "tpot:9"]},
-        {"num-gpu-blocks": 600},
+        {"set": {"engine.num_gpu_blocks": 600}},
         {"max-num-seqs": 5, "max-num-batched-tokens": 512},
         {"num-speculative-tokens": 0},
         {"set": {"engine.max_model_len": 700}},

@@ -205,5 +205,5 @@ def test_a_bound_on_requests_in_flight_alone_is_a_closed_loop(asked: Asked, in_f
 @twin(questions(profiles=(TINY, PAIR)))
 def test_blocks_beyond_memory_are_told_from_those_that_fit(asked: Asked) -> Pair:
     """A10: refused, or said."""
-    said_of_it = noted("compare", *words({**asked, "num-gpu-blocks": 10**8}), "--workers", "1")
+    said_of_it = noted("compare", *words(with_set(asked, engine__num_gpu_blocks=10**8)), "--workers", "1")
     return Pair([line for line in said_of_it if "memory" in line] != [], True)
