@@ -13,7 +13,7 @@ meet its SLOs in 18 of 20 and have at most one replica more than the smallest th
 of speed-ups that `tune` states should hold 82 to 96 % of fresh draws, and its regret be what is realised in them.
 `accuracy_intervals`: 90 % intervals of `tune` beside measured speed-ups that no fit saw, its acceptance quoted once, at
 the longest draft that was logged. DATA as in `make accuracy-public`.
-Not here: constants without one of their sources (validation.intervals.left_out).
+Not here: constants without one of their sources (validation.left_out).
 """
 
 from __future__ import annotations

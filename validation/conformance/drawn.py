@@ -12,7 +12,7 @@ from pathlib import Path
 from traceback import extract_tb
 
 from realrun.installed.vllm_scheduler import Planned, SchedulerSettings, VllmScheduler
-from validation.conformance.logs import Arrival, Decision, Log
+from validation.conformance.logs import Decision, Log, LoggedRequest
 
 SINCE = {
     "async_eagle3": 19,
@@ -76,7 +76,7 @@ def drawn_log(feature: str, seed: int, engine: str) -> Log:
     steps: list[Decision] = []
     emitted: list[dict[int, int]] = []
     proposed: list[dict[int, int]] = []
-    arrived: list[Arrival] = []
+    arrived: list[LoggedRequest] = []
     flight: tuple[int, Planned] | None = None
     due: tuple[int, Planned] | None
     for _ in range(MAX_STEPS):
@@ -123,8 +123,8 @@ def drawn_log(feature: str, seed: int, engine: str) -> Log:
     return Log(f"{feature}-{seed}", engine, settings, tuple(arrived), tuple(steps), tuple(emitted), behind)
 
 
-def _at(request: Arrival, step: int) -> Arrival:
-    return Arrival(step, request.prompt_tokens, request.output_tokens, request.priority, request.content)
+def _at(request: LoggedRequest, step: int) -> LoggedRequest:
+    return LoggedRequest(step, request.prompt_tokens, request.output_tokens, request.priority, request.content)
 
 
 def _ngrams(draw: random.Random, planned: Planned, settings: SchedulerSettings) -> dict[int, int]:
@@ -133,7 +133,7 @@ def _ngrams(draw: random.Random, planned: Planned, settings: SchedulerSettings) 
     return {index: draw.choice((0, 0, most, most, draw.randint(0, most))) for index in planned.tokens}
 
 
-def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerSettings, list[Arrival], float]:
+def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerSettings, list[LoggedRequest], float]:
     """Settings, requests by their steps, and the share of drafts that are accepted. Of `methods` a feature is drawn
     with that has none of its own."""
     draw = random.Random(f"{feature} {seed}")
@@ -185,7 +185,7 @@ def drawn(feature: str, seed: int, methods: tuple[str, ...]) -> tuple[SchedulerS
     return settings, requests, draw.choice((0.0, 0.5, 0.8, 1.0))
 
 
-def _requests(draw: random.Random, feature: str, longest: int, block_size: int) -> list[Arrival]:
+def _requests(draw: random.Random, feature: str, longest: int, block_size: int) -> list[LoggedRequest]:
     """Requests in order of arrival; where prefixes are shared, two conversations that grow and one prompt of all."""
     count, gap = draw.randint(3, 20), draw.choice((0, 1, 3, 8))
     step, requests = 0, []
@@ -198,7 +198,7 @@ def _requests(draw: random.Random, feature: str, longest: int, block_size: int) 
             content = (*begun, *[100_000 * (1 + turn) + system * 1000 + i for i in range(draw.randint(0, 3))])
             prompt = max(prompt, len(content) * block_size + draw.randint(0, block_size))
         priority = draw.randint(0, 2) if feature == "priority" else 0
-        requests.append(Arrival(step, prompt, draw.randint(1, 40), priority, content))
+        requests.append(LoggedRequest(step, prompt, draw.randint(1, 40), priority, content))
         step += draw.randint(0, gap)
     return requests
 

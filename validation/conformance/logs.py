@@ -25,7 +25,7 @@ METHODS = {"none": None, "ngram": "ngram"}
 """speculative_config.method by `arguments.spec` of a real log; all others are draft models."""
 
 
-class Arrival(msgspec.Struct, frozen=True, array_like=True):
+class LoggedRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request, and the number of steps with tokens before it came."""
 
     step: int
@@ -55,7 +55,7 @@ class Log(msgspec.Struct, frozen=True):
     engine: str
     """Version of it, such as vllm-0.32."""
     settings: SchedulerSettings
-    requests: tuple[Arrival, ...]
+    requests: tuple[LoggedRequest, ...]
     steps: tuple[Decision, ...]
     emitted: tuple[dict[int, int], ...]
     """[steps] new tokens by request."""
@@ -116,7 +116,7 @@ def _real(name: str, held: dict[str, Any]) -> Log:
     index_of = {each["name"]: index for index, each in enumerate(requests)}
     ticks = [step["at"] for step in steps]
     arrivals = [
-        Arrival(
+        LoggedRequest(
             step=sum(tick < each["step"] for tick in ticks),
             prompt_tokens=each["prompt"],
             output_tokens=each["output"],
@@ -173,7 +173,7 @@ def _a_call_later(steps: Sequence[dict[str, Any]], brought: Sequence[dict[int, i
 
 
 def _settled(
-    decisions: Sequence[Decision], brought: Sequence[dict[int, int]], arrivals: Sequence[Arrival]
+    decisions: Sequence[Decision], brought: Sequence[dict[int, int]], arrivals: Sequence[LoggedRequest]
 ) -> tuple[dict[int, int], ...]:
     """[steps] new tokens; what the last ones of a request brought is what its answer lacks, where nobody noted it."""
     emitted = [dict(each) for each in brought if True][: len(decisions)]

@@ -2,7 +2,7 @@
 
     python -m validation profile_errors h100-sxm/llama-3.1-8b+llama-3.2-1b --json errors.json --out folder
 
-Not here: how a fit leaves points out (calibrate.fit.pass_fit).
+Not here: how a fit leaves points out (calibrate.measure.fits.pass_fit).
 """
 
 from __future__ import annotations
