@@ -56,7 +56,7 @@ ASSUMED_PHI = Phi(
     high=0.25,
     source="assumed; one plain stream against two on an RTX 5090, an A100 and an RTX 3090 implies 0 to 0.21",
 )
-"""Where a profile says nothing of its own."""
+"""Phi of a profile that names none."""
 
 
 class Contention(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,13 +73,13 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True):
     has_priorities: bool = True
     """Works of streams with a higher priority get more; False: all alike, as threads on a CPU are."""
     is_preemptive: bool = False
-    """The highest priority takes what it can use and lower ones the rest, in place of weights."""
+    """The highest priority takes what it can use and lower ones the rest, without weights."""
     curve: ShareCurve | None = None
-    """What works make of shares of the multiprocessors; None: what other GPUs showed (sim.devices.partition)."""
+    """Slowdowns of works on shares of the multiprocessors; None: those of other GPUs (sim.devices.partition)."""
 
 
 def phi_of(overlap: Overlap) -> Phi:
-    """The profile's own phi with its bracket, or what is assumed."""
+    """Phi of the profile with its bracket, or what is assumed."""
     return overlap.phi or ASSUMED_PHI
 
 
@@ -92,7 +92,7 @@ def contention_of(
     overlap: Overlap, regime: Regime | None = None, phi: float | None = None, *, is_preemptive: bool = False
 ) -> Contention:
     """Contention of works that share a profile's device; where it was not measured, what `regime` says, or LEFTOVER,
-    at `phi` or the profile's own."""
+    at `phi` or the profile's."""
     if not overlap.measured:
         regime = regime or Regime.LEFTOVER
         rate = phi_of(overlap).value if phi is None else phi

@@ -164,9 +164,9 @@ def rates_together(
         return _preemptive_rates(running, launch_caps, costs, contention)
     weights = priority_weights(priorities)
     if partition is not None:
-        places = [partition.places[op.queue.stream.name] for op in running]
+        portions = [partition.portions[op.queue.stream.name] for op in running]
         demands = [op.demands_of(costs) for op in running]
-        return rates_on_shares(places, launch_caps, weights, demands, partition.curve, contention.eta_bandwidth)
+        return rates_on_shares(portions, launch_caps, weights, demands, partition.curve, contention.eta_bandwidth)
     kernels_per_s = [op.kernels_per_s for op in running]
     demands = [op.demands_of(costs) for op in running] if contention.regime is Regime.ROOFS else []
     return plain_rates(launch_caps, weights, kernels_per_s, demands, contention)
@@ -179,18 +179,18 @@ def _preemptive_rates(
     rates = [0.0] * len(running)
     left, compute_left, bandwidth_left = 1.0, contention.eta_compute, contention.eta_bandwidth
     for priority in sorted({op.priority for op in running}, reverse=True):
-        places = [i for i, op in enumerate(running) if op.priority == priority]
-        caps, even = [launch_caps[i] for i in places], [1.0] * len(places)
+        indices = [i for i, op in enumerate(running) if op.priority == priority]
+        caps, even = [launch_caps[i] for i in indices], [1.0] * len(indices)
         if contention.regime is Regime.ROOFS:
             roofs = msgspec.structs.replace(contention, eta_compute=compute_left, eta_bandwidth=bandwidth_left)
-            demands = [running[i].demands_of(costs) for i in places]
-            found = fill_rates(caps, even, demands, roofs)
-            compute_left = max(0.0, compute_left - sum(r * d[0] for r, d in zip(found, demands, strict=True)))
-            bandwidth_left = max(0.0, bandwidth_left - sum(r * d[1] for r, d in zip(found, demands, strict=True)))
+            demands = [running[i].demands_of(costs) for i in indices]
+            shared = fill_rates(caps, even, demands, roofs)
+            compute_left = max(0.0, compute_left - sum(r * d[0] for r, d in zip(shared, demands, strict=True)))
+            bandwidth_left = max(0.0, bandwidth_left - sum(r * d[1] for r, d in zip(shared, demands, strict=True)))
         else:
-            found = share_time(caps, even, left)
-            left = max(0.0, left - sum(found))
-        for i, rate in zip(places, found, strict=True):
+            shared = share_time(caps, even, left)
+            left = max(0.0, left - sum(shared))
+        for i, rate in zip(indices, shared, strict=True):
             rates[i] = rate
     return rates if contention.regime is Regime.ROOFS else add_leftover(rates, launch_caps, contention.phi)
 

@@ -48,7 +48,7 @@ MEASURED = ShareCurve(
 """Errors are mean sizes over shares of 0.3 to 0.9, of attention 0.06 to 0.73."""
 
 
-class Place(NamedTuple):
+class Portion(NamedTuple):
     """Device and share on which a stream's works run."""
 
     share: float
@@ -60,8 +60,8 @@ class Place(NamedTuple):
 class Partition(NamedTuple):
     """Who runs where on one device."""
 
-    places: dict[str, Place]
-    """Place of each stream."""
+    portions: dict[str, Portion]
+    """Portion of each stream."""
     curve: ShareCurve
     only_together: bool = False
     """A work that is alone has the whole device; shares hold while works of several streams run."""
@@ -70,7 +70,7 @@ class Partition(NamedTuple):
 def partition_of(
     streams: Sequence[Stream], curve: ShareCurve | None = None, *, only_together: bool = False
 ) -> Partition | None:
-    """The places of a device's streams; None where none has a share. Raises ValueError for shares that do not fit."""
+    """The portions of a device's streams; None where none has a share. Raises ValueError for shares that do not fit."""
     reserved = {stream.name: stream.sm_share for stream in streams if stream.sm_share is not None}
     if not reserved:
         return None
@@ -81,8 +81,8 @@ def partition_of(
         raise ValueError(
             f"stream {without[0]!r} has no sm_share, and the others leave nothing: {_listed(reserved)}; give it one"
         )
-    places = {name: Place(share, True) for name, share in reserved.items()}
-    return Partition({**places, **{name: Place(left, False) for name in without}}, curve or MEASURED, only_together)
+    portions = {name: Portion(share, True) for name, share in reserved.items()}
+    return Partition({**portions, **{name: Portion(left, False) for name in without}}, curve or MEASURED, only_together)
 
 
 def check_shares(shares: dict[str, float]) -> None:
@@ -99,7 +99,7 @@ def _listed(shares: dict[str, float]) -> str:
 
 
 def rates_on_shares(
-    places: Sequence[Place],
+    portions: Sequence[Portion],
     caps: Sequence[float],
     weights: Sequence[float],
     demands: Sequence[tuple[float, float]],
@@ -111,22 +111,22 @@ def rates_on_shares(
     `weights` divide the time of what is not reserved; `demands` are (compute, bandwidth) of each work.
     """
     mixes = [curve.mix(*demand) for demand in demands]
-    alone = [curve.slowdown(mix, place.share) for mix, place in zip(mixes, places, strict=True)]
+    alone = [curve.slowdown(mix, portion.share) for mix, portion in zip(mixes, portions, strict=True)]
     busy = [min(1.0, cap * slowdown) for cap, slowdown in zip(caps, alone, strict=True)]
-    time = [1.0] * len(places)
-    """Part of the time of its place that a work may have [works]; one that is still being launched may be busy for
+    time = [1.0] * len(portions)
+    """Part of the time of its portion that a work may have [works]; one that is still being launched may be busy for
     less."""
-    dividing = [i for i, place in enumerate(places) if not place.is_reserved]
+    dividing = [i for i, portion in enumerate(portions) if not portion.is_reserved]
     for i, share in zip(dividing, share_time([busy[i] for i in dividing], [weights[i] for i in dividing]), strict=True):
         time[i] = busy[i] = share
     rates = []
-    for i, place in enumerate(places):
+    for i, portion in enumerate(portions):
         computing = reading = 0.0
-        for j, other in enumerate(places):
-            if j != i and (place.is_reserved or other.is_reserved):
+        for j, other in enumerate(portions):
+            if j != i and (portion.is_reserved or other.is_reserved):
                 computing += other.share * busy[j] * mixes[j].compute
                 reading += other.share * busy[j] * demands[j][1]
-        slowdown = curve.slowdown(mixes[i], place.share, computing=computing, reading=reading)
+        slowdown = curve.slowdown(mixes[i], portion.share, computing=computing, reading=reading)
         rates.append(min(caps[i], time[i] / slowdown))
     return _under_roof(rates, [bandwidth for _, bandwidth in demands], eta_bandwidth) if len(rates) > 1 else rates
 

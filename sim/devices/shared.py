@@ -6,7 +6,7 @@ Rules (design, section 4; docs/adr/003):
 - A work starts when it is prepared, the work before it on its stream has ended, and those it comes `after` have.
 - While its launch goes on a work cannot outrun it: its rate is at most device time left / launch time left, and it
   ends no earlier than its launch.
-- A lone work runs at rate 1, several at `rates_together`; on a share of its own a lone one does, too.
+- A lone work runs at rate 1, several at `rates_together`; on a reserved share a lone one does, too.
 While one stream alone has works their times follow from their order (`solo`); events begin with a second stream's.
 A rate that a change leaves as it was keeps its finish time bit for bit, so that sums by hand come out exact.
 The clock is only asked for instants at which something else depends on what happens then.
@@ -66,7 +66,8 @@ class SharedDevice:
         self._issuing: list[Op] = []
         inflations = [costs.host_inflation(count) for count in range(1, len(self._order) + 1)]
         self._slowdowns = [(1.0, False)] + [
-            (own, any(own != less for less in inflations[:place])) for place, own in enumerate(inflations)
+            (inflation, any(inflation != less for less in inflations[:index]))
+            for index, inflation in enumerate(inflations)
         ]
         """Slowdown of so many launches, and whether fewer would have another: by the time that one ends, others may
         have."""
@@ -267,7 +268,7 @@ class SharedDevice:
         return None
 
     def _note_launches(self, now_s: float) -> bool:
-        """End the launches that were over before now, without a timer of their own; whether rates may change."""
+        """End the launches that were over before now, without timers; whether rates may change."""
         has_changed = False
         while self._issuing and (launched := self._end_launch(now_s)) is not None:
             has_changed |= launched.is_held_back

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from sim.costs.cost import CostModel
 from sim.costs.profile import ShareCurve
 from sim.devices.contention import Contention, plain_rates
-from sim.devices.partition import MEASURED, Place, rates_on_shares
+from sim.devices.partition import MEASURED, Portion, rates_on_shares
 from sim.interface.work import Chunk, Kind, Model, Work
 from sim.policies.continuous.plan import draft_of
 from sim.policies.options import EngineLimits, Method
@@ -54,7 +54,7 @@ class MeanLoad(NamedTuple):
 
 
 class LaneWork(NamedTuple):
-    """What a lane does for one prompt, or in one round."""
+    """Work of a lane for one prompt, or in one round."""
 
     host_s: float
     device_s: float
@@ -68,7 +68,7 @@ class LaneWork(NamedTuple):
 
 
 class LaneSharing(NamedTuple):
-    """How groups of lanes share the device: as plain streams, or on shares of the multiprocessors."""
+    """Sharing of the device between groups of lanes: as plain streams, or on shares of the multiprocessors."""
 
     shares: tuple[float, ...] | None = None
     """[groups] None: plain streams."""
@@ -85,14 +85,14 @@ class Pace(NamedTuple):
     round_s: float
     round_beside_s: float
     deferred_s: float = 0.0
-    """What a prompt waits for a round's end before it begins, where it may have to."""
+    """Seconds that a prompt waits for a round's end before it begins, where it may have to."""
 
     def towards(self, other: Pace, part: float) -> Pace:
         return Pace(*(a + part * (b - a) for a, b in zip(self, other, strict=True)))
 
 
 class Forecast:
-    """What groups of lanes are expected to do; those of a group take turns. One group is the prefill lane."""
+    """Expected rates of groups of lanes; those of a group take turns. One group is the prefill lane."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class Forecast:
                 works = [self._round_work(group, number / num_lanes) for group in range(num_lanes)]
                 beside_rate, *busy = rates([prompt_share, *round_shares], [prompt, *works])
                 idle = rates(round_shares, works)
-                round_s, beside_s = (num_lanes * max(_each_s(works, found)) for found in (idle, busy))
+                round_s, beside_s = (num_lanes * max(_each_s(works, work_rates)) for work_rates in (idle, busy))
             prompt_s, half = prompt.seconds(beside_rate), 0.5 if sharing.is_dynamic else 0.0
             paces[number] = Pace(alone_s, prompt_s + half * beside_s, round_s, beside_s, half * round_s)
         return paces
@@ -214,7 +214,7 @@ class Forecast:
     # -- from lanes to works
 
     def _kinds(self, group: Sequence[str], names: Sequence[str]) -> list[Kind]:
-        """What the lanes of `group` do in a round; without a lane to verify, those that draft do."""
+        """Kinds of work of the lanes of `group` in a round; without a lane to verify, those that draft do."""
         drafts = [Kind.DRAFT] if self._load.draft_tokens and tuple(group) != ("verify",) else []
         verifies = [Kind.VERIFY] if "verify" in group or "verify" not in names else []
         return drafts + verifies
@@ -268,8 +268,8 @@ class Forecast:
 def _rates(shares: Sequence[float], works: Sequence[LaneWork], curve: ShareCurve) -> list[float]:
     """Rates of works side by side on `shares` [works]."""
     ones = [1.0] * len(shares)
-    places = [Place(share, True) for share in shares]
-    return rates_on_shares(places, ones, ones, [work.demands for work in works], curve, 1.0)
+    portions = [Portion(share, True) for share in shares]
+    return rates_on_shares(portions, ones, ones, [work.demands for work in works], curve, 1.0)
 
 
 def _each_s(works: Sequence[LaneWork], rates: Sequence[float]) -> list[float]:
@@ -317,7 +317,7 @@ class StepForecast:
     def step_s(
         self, rows: int, draft_tokens: int, prompts: tuple[int, ...], *, drafted_anew: int | None = None
     ) -> float:
-        """The same with whole `prompts` of so many tokens beside them; `drafted_anew` in place of as many."""
+        """The same with whole `prompts` of so many tokens beside them; `drafted_anew` instead of as many."""
         row_tokens = rows * (draft_tokens + 1)
         context_tokens = round(rows * self._context_tokens)
         chunks = tuple(Chunk(tokens, 0) for tokens in prompts)
@@ -342,7 +342,7 @@ class StepForecast:
     def lane_requests_per_s(
         self, rows: int, prompt_tokens: int, num_rounds: float, draft_tokens: int, drafter: int
     ) -> float:
-        """Requests per second in a lane, `rows` at a time, with one of several draft models: what their own times
+        """Requests per second in a lane, `rows` at a time, with one of several draft models: what their times
         allow, and what the GPU does, of which each takes its prompt and its share of its rounds; whichever is less."""
         context_tokens = round(rows * self._context_tokens)
         verified = rows * (draft_tokens + 1)

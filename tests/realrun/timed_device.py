@@ -19,7 +19,7 @@ import torch
 
 from realrun.host.device import DevicePart, DeviceStream, Event
 from sim.devices.contention import Contention, fill_rates, priority_weights
-from sim.devices.partition import MEASURED, Place, rates_on_shares
+from sim.devices.partition import MEASURED, Portion, rates_on_shares
 
 CALL_S, GRAPH_CALL_S, KERNEL_CALL_S = 1e-6, 8e-6, 5e-6
 """Of the host: to record, wait, hold or copy, to launch a graph, and each kernel of an eager pass."""
@@ -133,7 +133,7 @@ class TimedDevice:
         """Passes contend; copies and what holds a stream are nobody's matter."""
         passes = {stream: lasts for stream in running if (lasts := stream.todo[0].lasts) is not None}
         if passes and passes.keys() <= self.shares.keys():
-            ones, places = [1.0] * len(passes), [Place(self.shares[stream], True) for stream in passes]
+            ones, places = [1.0] * len(passes), [Portion(self.shares[stream], True) for stream in passes]
             demands = [lasts.demands for lasts in passes.values()]
             rates = dict(zip(passes, rates_on_shares(places, ones, ones, demands, MEASURED, 1.0), strict=True))
             return [rates.get(stream, 1.0) for stream in running]

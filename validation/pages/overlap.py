@@ -32,7 +32,7 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import MODELS
 from sim.devices.contention import ASSUMED_PHI
-from sim.devices.partition import MEASURED, Place, rates_on_shares
+from sim.devices.partition import MEASURED, Portion, rates_on_shares
 from sim.metrics.summary import Run, number, summarise
 from sim.policies.options import DEFERRED, ONLY_TOGETHER
 from sim.run.resolve import resolve
@@ -182,7 +182,12 @@ def partitioned(rows: Sequence[Mapping[str, str]]) -> list[StreamPair]:
         alone = min((float(other["qps"]), float(other["tpot_p50_ms"])) for other in lone if other["tpot_p50_ms"])[1]
         own = int(share[1]) / 100.0
         prefill_rate, decode_rate = rates_on_shares(
-            [Place(1.0 - own, True), Place(own, True)], (1.0, 1.0), (1.0, 1.0), [(1.0, 0.0), (0.0, 1.0)], MEASURED, 1.0
+            [Portion(1.0 - own, True), Portion(own, True)],
+            (1.0, 1.0),
+            (1.0, 1.0),
+            [(1.0, 0.0), (0.0, 1.0)],
+            MEASURED,
+            1.0,
         )
         for metric, key in (("TPOT mean", "tpot_mean_ms"), ("TTFT mean", "ttft_mean_ms"), ("ITL p99", "itl_p99_ms")):
             found.append(

@@ -127,11 +127,11 @@ def _logs(curve: ShareCurve, pairs: Sequence[SharePair], eta_bandwidth: float) -
     """Logarithms of predicted slowdowns relative to measured ones [pairs * 4]: alone, then together."""
     found: list[float] = []
     for pair in pairs:
-        places = [partition.Place(share, True) for share in pair.shares]
+        portions = [partition.Portion(share, True) for share in pair.shares]
         alone = [
             curve.slowdown(curve.mix(*demands), share) for demands, share in zip(pair.demands, pair.shares, strict=True)
         ]
-        rates = rates_on_shares(places, (1.0, 1.0), (1.0, 1.0), pair.demands, curve, eta_bandwidth)
+        rates = rates_on_shares(portions, (1.0, 1.0), (1.0, 1.0), pair.demands, curve, eta_bandwidth)
         predicted = [*alone, *(1.0 / rate for rate in rates)]
         found += np.log(np.array(predicted) / np.array([*pair.alone, *pair.together])).tolist()
     return np.array(found)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.costs.cost import Demands, Link
 from sim.costs.profile import ShareCurve
 from sim.devices.contention import Contention
-from sim.devices.partition import MEASURED, Place, rates_on_shares
+from sim.devices.partition import MEASURED, Portion, rates_on_shares
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Work
 from tests.sim.constant_costs import ConstantCosts
@@ -211,15 +211,15 @@ def test_the_curves_are_those_that_were_measured(
 def test_a_prefill_beside_a_reader_is_as_slow_as_measured(reader_sms: int, measured: float) -> None:
     """Attention of 4,096 tokens on 64 of 132 SMs of a GH200 (MonoServe)."""
     prefill, reader = (0.303, 0.072), (0.0, 1.0)
-    alone, *_ = rates_on_shares([Place(64 / 132, True)], [1.0], [1.0], [prefill], MEASURED, 1.0)
-    places = [Place(64 / 132, True), Place(reader_sms / 132, True)]
+    alone, *_ = rates_on_shares([Portion(64 / 132, True)], [1.0], [1.0], [prefill], MEASURED, 1.0)
+    places = [Portion(64 / 132, True), Portion(reader_sms / 132, True)]
     beside, _ = rates_on_shares(places, [1.0] * 2, [1.0] * 2, [prefill, reader], MEASURED, 10.0)
     assert alone / beside == pytest.approx(measured, rel=0.05)
 
 
 def test_two_prefills_on_halves_slow_each_other_a_little() -> None:
     """1.07 x was measured for attention of 4,096 tokens on a GH200 (MonoServe)."""
-    prefill, half = (0.303, 0.072), Place(64 / 132, True)
+    prefill, half = (0.303, 0.072), Portion(64 / 132, True)
     alone, *_ = rates_on_shares([half], [1.0], [1.0], [prefill], MEASURED, 1.0)
     beside, _ = rates_on_shares([half] * 2, [1.0] * 2, [1.0] * 2, [prefill] * 2, MEASURED, 1.0)
     assert alone / beside == pytest.approx(1.07, rel=0.06)
@@ -233,7 +233,7 @@ work = st.tuples(share, st.floats(0.01, 1.0), demand, demand)
 def _rates(works: list[tuple[float, float, float, float]], scale: float = 1.0, eta: float = 1.0) -> list[float]:
     """Works as (share, cap, compute, bandwidth), shares scaled to fit."""
     total = max(1.0, sum(own for own, *_ in works))
-    places = [Place(scale * own / total, True) for own, *_ in works]
+    places = [Portion(scale * own / total, True) for own, *_ in works]
     demands = [(compute, bandwidth) for *_, compute, bandwidth in works]
     return rates_on_shares(places, [cap for _, cap, *_ in works], [1.0] * len(works), demands, MEASURED, eta)
 
@@ -254,10 +254,10 @@ def test_more_multiprocessors_are_never_slower(
     one: tuple[float, float, float, float], more: float, others: list[tuple[float, float, float, float]]
 ) -> None:
     total = max(1.0, one[0] + more + sum(own for own, *_ in others))
-    neighbours = [Place(own / total, True) for own, *_ in others]
+    neighbours = [Portion(own / total, True) for own, *_ in others]
     caps, demands = [one[1], *(w[1] for w in others)], [one[2:], *(w[2:] for w in others)]
     less, greater = (
-        rates_on_shares([Place(own / total, True), *neighbours], caps, [1.0] * len(caps), demands, MEASURED, 1.0)[0]
+        rates_on_shares([Portion(own / total, True), *neighbours], caps, [1.0] * len(caps), demands, MEASURED, 1.0)[0]
         for own in (one[0], one[0] + more)
     )
     assert greater >= less - 1e-12
@@ -268,7 +268,7 @@ def test_only_compute_waits_behind_a_reader_and_only_behind_one_that_reads(
     compute: float, bandwidth: float, own: float, other: tuple[float, float, float, float]
 ) -> None:
     """Where the bandwidth suffices and no other computes."""
-    places = [Place(own, True), Place(other[0] / 2, True)]
+    places = [Portion(own, True), Portion(other[0] / 2, True)]
     alone, *_ = rates_on_shares(places[:1], [1.0], [1.0], [(compute, bandwidth)], MEASURED, 2.0)
     beside, _ = rates_on_shares(places, [1.0] * 2, [1.0] * 2, [(compute, bandwidth), (0.0, other[3])], MEASURED, 2.0)
     if compute == 0.0 or other[3] == 0.0:

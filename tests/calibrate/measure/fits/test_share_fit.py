@@ -17,7 +17,7 @@ from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load
 from sim.devices.contention import contention_of
-from sim.devices.partition import MEASURED, Place, rates_on_shares
+from sim.devices.partition import MEASURED, Portion, rates_on_shares
 from tests.calibrate.measure.co_runs import ran
 
 TRUTH = msgspec.structs.replace(MEASURED, boosted=0.93, parallel_bandwidth=0.3, queue_slowdown=2.0)
@@ -42,7 +42,7 @@ def rated(noise: float = 0.0, shares: tuple[int, ...] = (20, 40, 60, 80)) -> lis
             demands = [costs.demands(work_of(timed)) for timed in corun.passes]
             alone = [TRUTH.slowdown(TRUTH.mix(*each), share) for each, share in zip(demands, parts, strict=True)]
             ones = (1.0, 1.0)
-            rates = rates_on_shares([Place(share, True) for share in parts], ones, ones, demands, TRUTH, ETA)
+            rates = rates_on_shares([Portion(share, True) for share in parts], ones, ones, demands, TRUTH, ETA)
             wrong = 1.0 + noise * random.standard_normal((2, 2))
             alone_s = tuple(ALONE_S * slowdown * off for slowdown, off in zip(alone, wrong[:, 0], strict=True))
             together_s = tuple(ALONE_S / rate * off for rate, off in zip(rates, wrong[:, 1], strict=True))
