@@ -16,7 +16,7 @@ from sim.draws import Positions
 from sim.plugins import PluginError, naming_plugin, shown
 
 SLACK = 1e-9
-"""What rounding may put a rate above 1 or above the one before it."""
+"""Excess over 1, or over the rate before it, that rounding may give a rate."""
 
 
 def built_model(

@@ -1,6 +1,6 @@
 """The four ways people quote an acceptance, converted into each other at one draft length; docs/acceptance.md has them.
 
-Accepted / drafted rate, conditional rates by place in the draft, unconditional ones (vLLM's), and acceptance length.
+Accepted / drafted rate, conditional rates by position in the draft, unconditional ones (vLLM's), and acceptance length.
 Not here: what becomes of them at another draft length (sim.acceptance.quoted), and text forms (sim.acceptance.forms).
 """
 
@@ -39,10 +39,10 @@ def check_length(acceptance_length: float, num_speculative_tokens: int) -> None:
     raise ValueError(message)
 
 
-def drifting_rates(first: float, drift: float, num_places: int) -> tuple[float, ...]:
-    """[num_places] conditional rates first * exp(drift * j), at most 1: they fall by `drift` from place to place, or
-    rise."""
-    return tuple(min(1.0, first * exp(drift * j)) for j in range(num_places))
+def drifting_rates(first: float, drift: float, num_positions: int) -> tuple[float, ...]:
+    """[num_positions] conditional rates first * exp(drift * j), at most 1: each is lower by `drift` than the one
+    before, or higher."""
+    return tuple(min(1.0, first * exp(drift * j)) for j in range(num_positions))
 
 
 def iid_rate_for_length(acceptance_length: float, num_speculative_tokens: int) -> float:
@@ -54,8 +54,8 @@ def iid_rate_for_length(acceptance_length: float, num_speculative_tokens: int) -
 
 
 def first_rate_for_length(acceptance_length: float, num_speculative_tokens: int, drift: float) -> float:
-    """The least `first` of drifting_rates with this acceptance length, by bisection; above 1 where several places must
-    be certain. Raises ValueError outside 1..k+1.
+    """The least `first` of drifting_rates with this acceptance length, by bisection; above 1 where several positions
+    must be certain. Raises ValueError outside 1..k+1.
     """
     check_length(acceptance_length, num_speculative_tokens)
     low, high = 0.0, max(1.0, exp(-drift * (num_speculative_tokens - 1)))
@@ -82,11 +82,11 @@ class AcceptanceSummary:
     def __post_init__(self) -> None:
         check_draft(len(self.unconditional_rates))
         before = 1.0
-        for place, rate in enumerate(self.unconditional_rates, start=1):
-            check_rate(f"unconditional rate {place}", rate)
+        for position, rate in enumerate(self.unconditional_rates, start=1):
+            check_rate(f"unconditional rate {position}", rate)
             if rate > before:
                 raise ValueError(
-                    f"acceptance: unconditional rate {place}={rate!r} must not be above the one before, {before!r}"
+                    f"acceptance: unconditional rate {position}={rate!r} must not be above the one before, {before!r}"
                 )
             before = rate
 

@@ -72,12 +72,12 @@ class AcceptanceDraws:
         if draft_tokens == 0:
             return np.zeros(max(0, output_tokens - emitted_tokens), dtype=np.int8)
         if emitted_tokens == 1 and draft_tokens == self._draft_tokens:
-            found = self._ready.pop(index, None)
-            if found is None and self._next < len(self._indexes):
+            ready = self._ready.pop(index, None)
+            if ready is None and self._next < len(self._indexes):
                 self._compute_up_to(index)
-                found = self._ready.pop(index, None)
-            if found is not None and found[0] == output_tokens:
-                return found[1]
+                ready = self._ready.pop(index, None)
+            if ready is not None and ready[0] == output_tokens:
+                return ready[1]
         run_length = self.run_length
         accepted = bytearray()
         while emitted_tokens < output_tokens:
@@ -154,13 +154,13 @@ class AcceptanceDraws:
         ends = offsets + outputs
         steps[ends[:, None] + np.arange(depth + 1)] = 0
         is_start = np.zeros(len(steps), dtype=np.bool_)
-        places = offsets + 1
-        while len(places):
+        positions = offsets + 1
+        while len(positions):
             for _ in range(_ROUNDS_PER_CHECK):
-                is_start[places] = True
-                places += steps.take(places)
-            is_going = np.flatnonzero(places < ends[: len(places)])
-            places = places[: is_going[-1] + 1 if len(is_going) else 0]
+                is_start[positions] = True
+                positions += steps.take(positions)
+            is_going = np.flatnonzero(positions < ends[: len(positions)])
+            positions = positions[: is_going[-1] + 1 if len(is_going) else 0]
         is_start &= steps != 0
         starts = np.flatnonzero(is_start)
         accepted = (steps[starts] - np.uint8(1)).view(np.int8)

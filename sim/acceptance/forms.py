@@ -75,7 +75,7 @@ class AcceptanceForm:
         if self.name in FORMS:
             raise ValueError(f"{what} is built in: register under another name")
         if self.name != self.name.lower():
-            raise PluginError(f"{what}: want a name in lower case, as {self.name.lower()!r} is found")
+            raise PluginError(f"{what}: want a name in lower case, as in {self.name.lower()!r}")
         if not callable(self.build):
             raise PluginError(f"{what}: build={shown(self.build)} must be a function of numbers and draft length")
         checked_text(f"{what}: form", self.form)
@@ -85,7 +85,7 @@ _registered: dict[str, AcceptanceForm] = {}
 
 
 def register_acceptance(name: str, build: Build, form: str) -> None:
-    """Make an AcceptanceForm known in this process, for scenarios of one's own; a later one of a name replaces it.
+    """Make an AcceptanceForm known in this process, for a caller's scenarios; a later one of a name replaces it.
 
     To have it known everywhere, name it in the entry-point group `lanesim.acceptances` of a package instead. What its
     model answers is checked as it is asked (sim.acceptance.checked). Raises ValueError for the name of a built-in one.
@@ -118,7 +118,7 @@ def parse_quoted(text: str) -> Quoted:
     """The acceptance that `text` quotes, to be had at any draft length.
 
     `iid:A` one rate; `length:L@K` acceptance length, bonus included, measured with drafts of K tokens, and `length:L`
-    at whatever draft length is in use; `vllm:U1,U2,..` unconditional rates by place, measured with drafts of as many
+    at whatever draft length is in use; `vllm:U1,U2,..` unconditional rates by position, measured with drafts of as many
     tokens; `per-position:R1,R2,..` conditional ones, the last repeating; `beta:A,B` a rate per request;
     `markov:FIRST,AFTER` the chance of a token after a missed one, and after an accepted one;
     `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden states; `tape:FILE` recorded. `~S` after the numbers of
@@ -137,8 +137,8 @@ def parse_quoted(text: str) -> Quoted:
     name, rest = name.strip().lower(), rest.strip()
     if not colon and (guess := _bare_number(name)) is not None:
         raise ValueError(f"acceptance {text!r}: a number of what? write {guess}")
-    own = None if name in FORMS else _form_of(name)
-    form = FORMS[name] if own is None else own.form
+    registered = None if name in FORMS else _form_of(name)
+    form = FORMS[name] if registered is None else registered.form
     if not colon or not rest:
         raise ValueError(f"acceptance {text!r}: nothing after {name!r}; write {form}")
     if name == "tape":
@@ -149,8 +149,8 @@ def parse_quoted(text: str) -> Quoted:
     if name == "length":
         return _length(text, rest)
     values = _numbers(text, form, rest)
-    if own is not None:
-        return QuotedForm(name, own.build, tuple(values))
+    if registered is not None:
+        return QuotedForm(name, registered.build, tuple(values))
     try:
         return _built_in(text, name, values)
     except ValueError as error:
@@ -158,7 +158,7 @@ def parse_quoted(text: str) -> Quoted:
 
 
 def num_rates(text: str) -> int | None:
-    """Rates by place in the draft that `text` lists; None where it is of another form.
+    """Rates by position in the draft that `text` lists; None where it is of another form.
 
     >>> num_rates("vllm:.54,.33,.21~1.1"), num_rates("iid:.7")
     (3, None)
@@ -231,7 +231,7 @@ def _nearest(name: str, values: list[float]) -> str:
 
 
 def _remarks_on_conditional(rates: list[float]) -> tuple[str, ...]:
-    """Rates that fall at every place are as vLLM logs them, more often than not."""
+    """Rates that fall at every position are as vLLM logs them, more often than not."""
     if len(rates) < 2 or any(rate >= before for before, rate in pairwise(rates)):
         return ()
     numbers = ",".join(f"{rate:g}" for rate in rates)

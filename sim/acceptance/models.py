@@ -73,12 +73,12 @@ class Acceptance(ABC):
         return to_conditional(self.unconditional_rates(num_speculative_tokens))
 
     def expected_length(self, num_speculative_tokens: int) -> float:
-        """Acceptance length: tokens per round, the target's own token included."""
+        """Acceptance length: tokens per round, the target's token included."""
         return 1.0 + sum(self.unconditional_rates(num_speculative_tokens))
 
 
 def run_lengths(accepts: Flags | list[Flags], depth: int) -> RunLengths:
-    """Run lengths from `accepts` [positions], or one such array for each place in the draft: whether the draw of a
+    """Run lengths from `accepts` [positions], or one such array for each position in the draft: whether the draw of a
     position accepts there. At most `depth` long.
 
     >>> import numpy as np
@@ -118,15 +118,15 @@ class IidAcceptance(Acceptance):
 
 @dataclass(frozen=True, slots=True)
 class PerPositionAcceptance(Acceptance):
-    """Conditional rates by place in the draft; beyond the list the last one repeats."""
+    """Conditional rates by position in the draft; beyond the list the last one repeats."""
 
     rates: tuple[float, ...]
 
     def __post_init__(self) -> None:
         if not self.rates:
             raise ValueError("acceptance: per-position needs at least one rate")
-        for place, rate in enumerate(self.rates):
-            check_rate(f"per-position rate {place + 1}", rate)
+        for position, rate in enumerate(self.rates):
+            check_rate(f"per-position rate {position + 1}", rate)
 
     def unconditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
         rates = [self.rates[min(j, len(self.rates) - 1)] for j in range(num_speculative_tokens)]
@@ -139,7 +139,7 @@ class PerPositionAcceptance(Acceptance):
 
 @dataclass(frozen=True, slots=True)
 class BetaAcceptance(Acceptance):
-    """Every request has its own iid rate, drawn from Beta(a, b)."""
+    """An iid rate per request, drawn from Beta(a, b)."""
 
     a: float
     b: float
@@ -218,7 +218,7 @@ class MarkovAcceptance(Acceptance):
     def unconditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
         """Rates over rounds, with states as rows (hit, miss), A_j = accept token j and move on, P = move on: the
         state at the start of a round is stationary under sum_j A_0..A_(j-1) (P - A_j) + A_0..A_(k-1) P, where the last
-        term is the target's own token after full acceptance."""
+        term is the target's token after full acceptance."""
         move = np.array([[1.0 - self.to_miss, self.to_miss], [self.to_hit, 1.0 - self.to_hit]])
         accept = np.diag([self.hit_rate, self.miss_rate]) @ move
         reached = [np.eye(2)]

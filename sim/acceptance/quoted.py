@@ -30,13 +30,13 @@ from sim.draws import Integers
 from sim.plugins import checked_count, shown
 
 DRIFT_FALLING, DRIFT_RISING = 0.11, 0.03
-"""Scales of the drift: how much the logarithm of the conditional rate changes from one place of a draft to the next.
+"""Scales of the drift: how much the logarithm of the conditional rate changes from one position of a draft to the next.
 
 Falling: root mean square of the drifts that fit 19 measured drafts' lengths at k = 1..7 best; all of them fall. Rising
 is a choice: it leaves the iid rate within 5 to 95 % of the draws, at 79 %. Sources: docs/adr/013-quoted-acceptance.md.
 """
 LIFT_LESS, LIFT_MORE = 0.03, 0.22
-"""Scales of the lift: how much more of what drafts of K accept in their first k places drafts of k accept there, per
+"""Scales of the lift: how much more of what drafts of K accept in their first k positions drafts of k accept there, per
 share of the accepted tokens that lies beyond k. Measured 0.04 to 0.39, root mean square 0.22, on five recordings of
 EAGLE-3 and DSpark drafts (ADR 013); less than none is not seen, and allowed for as the rising drift is.
 """
@@ -136,7 +136,7 @@ class QuotedTape(_AtEveryLength):
 
 @dataclass(frozen=True, slots=True)
 class QuotedForm(_AtEveryLength):
-    """A form that somebody registered: its own function makes the model of each draft length."""
+    """A form that somebody registered: its function makes the model of each draft length."""
 
     name: str
     build: Callable[[Sequence[float], int], Acceptance]
@@ -230,10 +230,10 @@ def _drift_error(quoted: MeasuredLength | MeasuredRates, k: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRates:
-    """Unconditional rates by place in the draft, as vLLM logs them, measured with drafts of as many tokens.
+    """Unconditional rates by position in the draft, as vLLM logs them, measured with drafts of as many tokens.
 
     Longer drafts repeat the last conditional rate, and draws let it drift from there. Shorter ones have the first of
-    the rates, and draws a little more of them: rounds of shorter drafts start at lucky places more often.
+    the rates, and draws a little more of them: rounds of shorter drafts start at lucky positions more often.
     """
 
     rates: tuple[float, ...]
@@ -289,7 +289,7 @@ class CarriedLength:
 
     k: int
     model: float
-    """Length by the quote's own model: what a run without draws meets."""
+    """Length by the quote's model, as in a run without draws."""
     mean: float
     """Mean over the draws."""
     low: float

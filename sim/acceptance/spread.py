@@ -1,4 +1,4 @@
-"""Requests that differ in draws beside given rates by place: the rates stay what they are in the mean, tails widen.
+"""Requests that differ in draws beside given rates by position: the rates stay what they are in the mean, tails widen.
 
 Every request shifts all its acceptance chances by the same amount on the logit scale; the shifts of the requests are
 normal with a given standard deviation. Means over rounds were measured with such requests in them, so the chances of
@@ -26,7 +26,7 @@ NUM_NODES = 400
 GOLDEN = 0.6180339887498949
 """Successive multiples, modulo 1, are spread as evenly as can be (Weyl 1916)."""
 _ACCEPT, _REQUEST_SHIFT = 0, 4
-"""Purposes of the keyed draws: the former that of all models, the latter this one's own."""
+"""Purposes of the keyed draws: the former that of all models, the latter of this one alone."""
 _FARTHEST = 60.0
 """Logit beyond which a chance is 0 or 1 in double precision."""
 _BISECTIONS, _MAX_ROUNDS = 60, 60
@@ -47,7 +47,7 @@ class SpreadAcceptance(Acceptance):
     spread: float
     """Standard deviation of the requests' shifts, logit."""
     _logits: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    """[places] of the middle request's conditional chances."""
+    """[positions] conditional chances of the middle request."""
 
     def __post_init__(self) -> None:
         check_spread(self.spread)
@@ -61,12 +61,12 @@ class SpreadAcceptance(Acceptance):
     def run_lengths(self, window: Positions, depth: int) -> RunLengths:
         draws = window.draws(_ACCEPT)
         chances = self._chances(_shifts(window), depth)
-        limits = (np.repeat(thresholds(chances[:, place]), window.widths) for place in range(depth))
+        limits = (np.repeat(thresholds(chances[:, position]), window.widths) for position in range(depth))
         return run_lengths([draws < limit for limit in limits], depth)
 
     def _chances(self, shifts: Floats, depth: int) -> Floats:
         """[requests, depth] conditional chances of requests with `shifts`, in standard deviations."""
-        logits = np.array([self._logits[min(place, len(self._logits) - 1)] for place in range(depth)])
+        logits = np.array([self._logits[min(position, len(self._logits) - 1)] for position in range(depth)])
         return _chance(logits[None, :] + self.spread * shifts[:, None])
 
 
@@ -133,15 +133,15 @@ def _shifts(window: Positions) -> Floats:
 
 @lru_cache(maxsize=64)
 def _middle_logits(rates: tuple[float, ...], spread: float) -> tuple[float, ...]:
-    """Logits with which all requests together have `rates`: place by place by bisection, until the requests' shares of
-    the rounds, which depend on all places, stay what they are."""
+    """Logits with which all requests together have `rates`: position by position by bisection, until the requests'
+    shares of the rounds, which depend on all positions, stay what they are."""
     if not rates or any(not 0.0 <= later <= earlier for earlier, later in zip((1.0, *rates), rates, strict=False)):
         raise ValueError(f"acceptance: unconditional rates {rates} must be in 0..1 and never rise")
     nodes = _nodes()
     rounds = np.full(NUM_NODES, 1.0 / NUM_NODES)
     logits: tuple[float, ...] = ()
     for _ in range(_MAX_ROUNDS):
-        reached, found, total = np.ones(NUM_NODES), [], np.zeros(NUM_NODES)
+        reached, solved, total = np.ones(NUM_NODES), [], np.zeros(NUM_NODES)
         for rate in rates:
             weights = rounds * reached
             low, high = -_FARTHEST, _FARTHEST
@@ -151,11 +151,11 @@ def _middle_logits(rates: tuple[float, ...], spread: float) -> tuple[float, ...]
                     low = middle
                 else:
                     high = middle
-            found.append(0.5 * (low + high))
-            reached = reached * _chance(found[-1] + spread * nodes)
+            solved.append(0.5 * (low + high))
+            reached = reached * _chance(solved[-1] + spread * nodes)
             total += reached
-        is_settled = bool(logits) and max(abs(a - b) for a, b in zip(logits, found, strict=True)) < _TOLERANCE
-        logits = tuple(found)
+        is_settled = bool(logits) and max(abs(a - b) for a, b in zip(logits, solved, strict=True)) < _TOLERANCE
+        logits = tuple(solved)
         if is_settled:
             break
         rounds = 1.0 / (1.0 + total)

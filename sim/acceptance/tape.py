@@ -1,7 +1,7 @@
 """Recorded acceptance: a file of tapes, one per request, and the model that plays them back.
 
 A tape is a list over output positions: entry p is the number of tokens that one long draft would yield with p output
-tokens out, the target's own token included, so at least 1 (entry 0, before the first token, is never used). JSON lines,
+tokens out, the target's token included, so at least 1 (entry 0, before the first token, is never used). JSON lines,
 each a list or an object with one list-valued field; `FILE#FIELD` names the field where there are several.
 """
 
