@@ -1,4 +1,4 @@
-"""How many requests a second a policy can serve when its queue never empties, and how a load stands to that.
+"""Requests per second that a policy can serve when its queue never empties, and a load in relation to that.
 
 Where the load is light, a short closed loop tells enough: what few requests in flight get through per second, many do.
 Not here: what a saturated run says of a load (sim.metrics.load).
@@ -30,11 +30,11 @@ CAPACITY_KEY = 1_000_003
 LOOPS = ((8, 48), (64, 256))
 """Requests in flight and in all of the short closed loops that bound capacity from below, the shortest first."""
 FLOOR_SHARE = 0.7
-"""How much of the short loop's throughput is trusted as such a bound: its requests are few, and their lengths vary."""
+"""Share of the short loop's throughput that is trusted as a bound: its requests are few, and their lengths vary."""
 LONG_LOOP_SHARE, LONG_LOOP_GENERATIONS, MIN_LONG_LOOP = 0.8, 5, 16
 """The long loop: in flight are so many of those that memory or seats hold for their whole lives, so that none has to
-give way, and each place is taken so often; no such loop of fewer. It reaches 92 to 100 % of the saturated throughput of
-continuous batching for a tenth of its CPU time (A100, H100, azure-conv); the low end of its own interval is trusted."""
+give way, and each seat is taken so often; no such loop of fewer. It reaches 92 to 100 % of the saturated throughput of
+continuous batching for a tenth of its CPU time (A100, H100, azure-conv); the low end of its interval is trusted."""
 
 Capacity = tuple[float, tuple[float, float]]
 """Requests per second that may be sent, rejected ones among them, and its 95 % interval."""
@@ -137,7 +137,7 @@ class Saturation:
 
 
 def load_of(resolved: Resolved, saturation: Saturation, *, is_in_doubt: bool, arrivals_s: Sequence[float] = ()) -> Load:
-    """How a policy's load stands to its capacity, which is measured only where that `is_in_doubt`.
+    """A policy's load in relation to its capacity, which is measured only where that `is_in_doubt`.
 
     `arrivals_s` of a trace's requests that are served, in order; the rate at which drawn ones are sent is known.
     """

@@ -36,7 +36,7 @@ class Point:
     is_detailed: bool = False
     record_works: bool = False
     keeps_works: bool = True
-    """Whether recorded works come back with the record, or only what was read from them."""
+    """True where recorded works come back with the record; False: only what was read from them."""
     keeps_record: bool = False
     rows_path: str | None = None
     """Parquet file to write the requests to, where they are wanted without the record."""

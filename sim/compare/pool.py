@@ -45,7 +45,7 @@ ENDING_S = 0.5
 """Time for the threads of a pool to be gone, which takes far less."""
 
 _given: dict[str, Any] = {}
-"""What the tasks of this process share, by name."""
+"""Objects that the tasks of this process share, by name."""
 _given_number = 0
 """Number of the `started` block whose tasks share that."""
 _numbers = count(1)
@@ -65,7 +65,7 @@ class WorkerDied(RuntimeError):
 
 
 def given(name: str) -> Any:
-    """What the workers were given under `name`, wherever this task runs."""
+    """The object that the workers were given under `name`, wherever this task runs."""
     return _given[name]
 
 
@@ -178,7 +178,7 @@ class _Processes:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the tasks of a `started` block have in common, by name; workers know it by its number."""
+    """Objects that the tasks of a `started` block have in common, by name; workers know it by its number."""
 
     values: dict[str, Any]
     number: int = field(default_factory=lambda: next(_numbers))
@@ -249,7 +249,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """How many processes run the tasks of a question, and who hears how far they are."""
+    """Number of processes that run the tasks of a question, and the callback that hears how far they are."""
 
     workers: int | None = None
     """None: as many as there are cores; 1: this process."""
@@ -263,7 +263,7 @@ class Runner:
         uses: Collection[str],
         **shared: Any,
     ) -> list[Result]:
-        """What `function`, a module's, gives of each of `tasks` [tasks], in their order; it finds what is `shared` by
+        """Results of `function`, a module's, for each of `tasks` [tasks], in their order; it finds what is `shared` by
         `given`. Raises as Pool.run does."""
         self.on_done(stage, 0, len(tasks))
         count = max(1, min(len(tasks), default_workers() if self.workers is None else self.workers))
@@ -281,7 +281,7 @@ def _run_one(index: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Heard(Generic[Result]):
-    """What a task gave in another process, and what it would have said there."""
+    """Result of a task in another process, and what it would have said there."""
 
     result: Result
     warnings: list[tuple[type[Warning], str]]
@@ -316,7 +316,7 @@ def registered() -> list[Call]:
 
 
 def _unimportable() -> list[tuple[str, Build | forms.Build]]:
-    """What is registered here, by name, and written in a script, a notebook or inside a function."""
+    """Registered policies and forms, by name, that are written in a script, a notebook or inside a function."""
     named: list[tuple[str, Build | forms.Build]] = [(policy.name, policy.build) for policy in registry.registered()]
     named += [(name, build) for name, build, _ in forms.registered()]
     return [(name, build) for name, build in named if not _can_be_imported(build)]
@@ -389,7 +389,7 @@ def _without_main() -> Iterator[None]:
 
 @contextmanager
 def _having(shared: dict[str, Any]) -> Iterator[None]:
-    """This process as its own worker; what an outer one was given comes back."""
+    """This process as the worker; what an outer one was given comes back."""
     before = dict(_given)
     _given.clear()
     _given.update(shared)

@@ -1,7 +1,7 @@
-"""How long a run must be, and how much of its beginning to leave out, for its means to be those of a long run.
+"""Length of a run, and of its beginning that is left out, for its means to be those of a long run.
 
 A number of requests that the user gives is obeyed, and called a transient where it is one. Left open (`auto`), a pilot
-run per policy says how long requests take, and where it was itself too short, a second one of the length found; then
+run per policy says how long requests take, and where it was itself too short, a second one of that length; then
 fresh runs of the computed length are made, the same for all policies, so that they can be paired. A length that grew
 until an interval is narrow would stop at lucky moments: such intervals covered 78 % instead of 95 in a trial.
 Not here: running (sim.run.simulate, point_runs), how a load stands to capacity (capacity).
@@ -29,7 +29,7 @@ from sim.workload.generate import MIN_AUTO_PROMPTS, is_trace, trace_length
 SPAN_IN_E2EL = 20.0
 """Arrivals must span this many mean latencies, so that filling and draining weigh little."""
 COMPLETIONS_PER_SLOT = 20
-"""The same of a closed loop: requests per place in flight."""
+"""The same of a closed loop: requests per seat in flight."""
 MEASURED_PER_LEFT_OUT = 2.0
 """And so many for each that is left out at its beginning or its end."""
 MAX_WARMUP_SHARE = 0.1
@@ -45,7 +45,7 @@ ROUND_TO = 100
 
 
 class Length(msgspec.Struct, frozen=True, kw_only=True):
-    """How many requests every run serves, and how many of the first are left out."""
+    """Number of requests that every run serves, and of the first that are left out."""
 
     num_prompts: int
     num_warmups: int
@@ -53,7 +53,7 @@ class Length(msgspec.Struct, frozen=True, kw_only=True):
     """And how many of the last, of a closed loop whose length was not given."""
     is_auto: bool
     notes: tuple[str, ...] = ()
-    """What a reader must know: a transient, a length that the CPU budget cut."""
+    """Warnings for the reader: a transient, a length that the CPU budget cut."""
 
 
 def choose_run_length(

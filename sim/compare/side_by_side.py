@@ -62,14 +62,14 @@ PHI_STEPS, PHI_DIGITS = 250, 4
 
 
 class CostSource(msgspec.Struct, frozen=True, kw_only=True):
-    """What a result says of the profile behind it."""
+    """Summary of the profile behind a result."""
 
     name: str
     source: str
     overlap: str
     is_overlap_measured: bool
     phi: Phi | None = None
-    """What stands in for a measurement of overlap; None where there is one."""
+    """Assumption that stands in for a measurement of overlap; None where there is one."""
     errors: dict[str, float | None]
     """Mean held-out error per kind, percent; None where it was not validated."""
 
@@ -97,7 +97,7 @@ class DrawnLevel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a policy's mean E2EL may be from a server's, by all that is known (sim.studies.evidence)."""
+    """Distance of a policy's mean E2EL from a server's, by all that is known (sim.studies.evidence)."""
 
     policy: str
     mean_e2el_ms: float
@@ -108,14 +108,14 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     num_cells: int
     """The former."""
     engine_pct: float | None = None
-    """What one standard deviation of the engine's pooled constants adds to the mean; None where they are its own, or
+    """Addition to the mean by one standard deviation of the engine's pooled constants; None where none are pooled, or
     what was measured had them."""
     elasticity: float | None = None
     """Percent of mean E2EL per percent of all step times, near saturation."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What `compare --json` holds."""
+    """Content of `compare --json`."""
 
     schema: int = RESULT_SCHEMA
     scenario: PlainScenario
@@ -128,7 +128,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """One per policy and replication: `policy`, `seed`, `load`, and the keys of `vllm bench serve`."""
     paired: list[Paired]
     notes: list[str]
-    """What a reader must know before believing a number."""
+    """Warnings to read before believing a number."""
     verdict: str = ""
     """The sentence that it comes to."""
     drawn: list[Drawn] = []
@@ -315,7 +315,7 @@ def _transients(policies: Sequence[Resolved], length: Length, summaries: Sequenc
 
 
 def _acceptance_notes(resolved: Resolved) -> tuple[str, ...]:
-    """What the quoted acceptance leaves open at the draft length in use."""
+    """Notes on what the quoted acceptance leaves open at the draft length in use."""
     draft_tokens = resolved.scenario.speculation.num_speculative_tokens
     return () if resolved.quoted is None or not draft_tokens else resolved.quoted.notes([draft_tokens])
 
@@ -442,7 +442,7 @@ def _less(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
 
 def _orders(pairs: Sequence[Both]) -> list[Order]:
-    """What may be said of each pair: the interval of its mean difference leaves out 0, and it is significant among all
+    """The order of each pair: the interval of its mean difference leaves out 0, and it is significant among all
     pairs. What is tested is the difference over the sum of both: near saturation a latency's spread grows with its
     mean, and in milliseconds three draws tell it from nothing."""
     intervals = [interval_95(_less(*pair)) for pair in pairs]

@@ -17,7 +17,7 @@ from sim.names import in_words
 
 
 class Order(StrEnum):
-    """What may be said of two policies on one metric."""
+    """Order of two policies on one metric."""
 
     LOWER = "lower"
     """`a` is lower than `b`, at every phi."""
@@ -68,8 +68,8 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     by_overlap: dict[str, float | None]
     """The difference at each phi of the bracket, where that matters."""
     break_even_phi: float | None = None
-    """Where the mean difference changes its sign, a straight line between two neighbouring phi of the bracket; None
-    where the order does not depend on overlap, or the mean difference keeps its sign."""
+    """Phi at which the mean difference changes its sign, a straight line between two neighbouring phi of the bracket;
+    None where the order does not depend on overlap, or the mean difference keeps its sign."""
     break_even_ci95: Interval | None = None
     """The lowest and the highest phi of the bracket at which the mean difference's 95 % interval holds 0, with draws of
     costs the interval over these."""
@@ -86,7 +86,7 @@ def verdict(policies: Sequence[PolicySummary], paired: Iterable[Paired], draftin
 
 
 class _Sentence:
-    """What is said of policies with steady means, the fastest first."""
+    """Sentence on policies with steady means, the fastest first."""
 
     def __init__(
         self, known: Sequence[PolicySummary], pairs: Mapping[frozenset[str], Paired], drafting: Collection[str]
@@ -135,11 +135,13 @@ class _Sentence:
         return text
 
     def _behind(self, row: PolicySummary) -> str:
-        """How far behind the fastest one is; or that it may be worse than no speculation at all."""
+        """Distance behind the fastest; or that the policy may be worse than no speculation at all."""
         if self._reference is not None and self._best is not self._reference:
-            own = self._pair(row, self._reference)
-            if own.order in HANGS_ON:
-                return f"whether {row.policy} is under no speculation depends on {HANGS_ON[own.order]}{_phis([own])}"
+            paired = self._pair(row, self._reference)
+            if paired.order in HANGS_ON:
+                return (
+                    f"whether {row.policy} is under no speculation depends on {HANGS_ON[paired.order]}{_phis([paired])}"
+                )
         pair, name = self._pair(row, self._best), self._name(row)
         sign = 1.0 if pair.a == row.policy else -1.0
         differences = [sign * each for each in pair.by_overlap.values() if each is not None]
