@@ -56,7 +56,7 @@ class Gemm(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tile_share: float
     """Share of the token count that is charged rounded up to the tile; the rest is charged as it is."""
     wave_share: float
-    """How much is charged rounded up to whole waves of tiles over the multiprocessors."""
+    """Share that is charged rounded up to whole waves of tiles over the multiprocessors."""
     long_kernel_change: float
     """Relative change of compute time in kernels much longer than `long_kernel_s`: power throttling if positive."""
     long_kernel_s: float
@@ -147,7 +147,7 @@ class PrefillAttention(Constants, frozen=True, kw_only=True, forbid_unknown_fiel
     block_s: float
     """Time per BLOCK_QUERIES of the longest chunk: the serial tail."""
     kv_bandwidth_share: float
-    """Share of the peak bandwidth at which the chunk's own KV is written and read: low, it is read many times."""
+    """Share of the peak bandwidth at which the chunk's KV is written and read: low, it is read many times."""
     small_head_change: float
     """Relative slowdown where the head dimension is below 128."""
 
@@ -273,10 +273,10 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ratios = self.body_ratios
         if not ratios:
             return 1.0
-        place = bisect_left(ratios, (tokens, 0.0))
-        if place == 0 or place == len(ratios):
-            return ratios[min(place, len(ratios) - 1)][1]
-        (low, before), (high, after) = ratios[place - 1 : place + 1]
+        index = bisect_left(ratios, (tokens, 0.0))
+        if index == 0 or index == len(ratios):
+            return ratios[min(index, len(ratios) - 1)][1]
+        (low, before), (high, after) = ratios[index - 1 : index + 1]
         share = log(tokens / low) / log(high / low)
         return before + share * (after - before)
 
@@ -288,7 +288,7 @@ class CompactKernels(Served, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     decode_attention: DecodeAttention
     """Grouped queries."""
     multi_head_decode_attention: DecodeAttention
-    """Models in which every query head has its own KV head."""
+    """Models with a KV head for every query head."""
     prefill_attention: PrefillAttention
     verify_attention: VerifyAttention
     elementwise: Elementwise

@@ -58,7 +58,7 @@ def prompt_result_s(costs: CostModel) -> float:
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """A connection between devices: `latency_s` per transfer plus bytes / `bytes_per_s`. Its own cost model."""
+    """A connection between devices: `latency_s` per transfer plus bytes / `bytes_per_s`. A cost model in itself."""
 
     latency_s: float
     bytes_per_s: float

@@ -1,4 +1,4 @@
-"""Several draft models beside one target: their profiles, and a cost model that asks each for its own works.
+"""Several draft models beside one target: their profiles, and a cost model that asks each for its works.
 
 Not here: which of them drafts (sim.engine.draft_choice), their acceptance (sim.acceptance).
 """
@@ -20,7 +20,7 @@ from sim.interface.work import Work
 
 
 class DrafterCosts:
-    """Works of each draft model by the cost model of its own pair, all others by the first."""
+    """Works of each draft model by the cost model of its pair, all others by the first."""
 
     def __init__(self, by_drafter: Sequence[CostModel]) -> None:
         self._by_drafter = tuple(by_drafter)

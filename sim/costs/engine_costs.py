@@ -2,7 +2,7 @@
 
 A profile says what the GPU takes; an engine adds a few constants, as they were measured on that GPU or, for a pair that
 never was, pooled over what was, with the spread. Data in sim/engines, one JSON per engine and version. A profile that
-was measured together with an engine keeps those constants of its own in `host` and names the engine there.
+was measured together with an engine keeps those constants in `host` and names the engine there.
 Not here: what the constants do to a work (sim.costs.work_costs), how they are fitted (calibrate, realrun.validate).
 """
 
@@ -29,11 +29,11 @@ ENGINES = Path(__file__).parent.parent / "engines"
 DEFAULT_ENGINE = "vllm-0.32"
 """Engine of profiles that were measured without one."""
 MEASURED_HERE = "measured here"
-"""What a profile's `host.engine` says where its own machine's loop was timed, and no public engine."""
+"""Value of a profile's `host.engine` where the loop of its machine was timed, and no public engine."""
 UNNAMED = "the profile's own"
 """Engine of profiles from before they named theirs."""
 ADDED_BY_AN_ENGINE = "step_s, row_s, gap_s and draft_pass_s are 0 here: an engine adds them"
-"""What the source of a profile's host says where that is so."""
+"""Text in the source of a profile's host where that is so."""
 CONSTANTS = (
     "step_s",
     "row_s",
@@ -117,12 +117,12 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     null_blocks: int = 0
     """KV blocks that no request gets."""
     caches_planned_only: bool = False
-    """Scheduling synchronously: a block that the end of a step fills can be found when the next step is planned, and
+    """Scheduling synchronously: a block that the end of a step fills can be shared when the next step is planned, and
     not where the request ends or gives way before; False: at once."""
     reuses_blank_first: bool = False
     """Blocks that were never whole are taken before all others that are free."""
     pads_last_token: bool = False
-    """A first chunk of one token, beside rows or behind a prefix that was found, is as long as a round."""
+    """A first chunk of one token, beside rows or behind a prefix that was shared, is as long as a round."""
     seats_lookahead: bool = False
     """A request is seated with slots for its next draft, as it is later in every step."""
     seats_first_chunk: bool = False
@@ -130,16 +130,16 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spares_lone_prompt: bool = False
     """long_prefill_token_threshold does not cut the prompt of the only request that there is."""
     preempts_by_priority: bool = False
-    """Where requests have priorities, the lowest of those that run, the latest of them, loses its memory, and waits by
+    """With priorities, the lowest of the requests that run, the latest of them, loses its memory, and waits by
     its priority; False: the last that was seated, which waits ahead of all."""
     has_prefill_interval: bool = False
     """It has a prefill_schedule_interval."""
     defers_last_token: bool = True
-    """Which holds back a request of which one token is left to compute, too."""
+    """True where the interval holds back a request of which one token is left to compute, too."""
     trims_at_max_model_len: bool = False
     """No draft, and no slot for one, reaches beyond the context."""
     drops_cached_block: tuple[str, ...] = ()
-    """Drafters whose requests compute the last block again that was found of their prefix, for its features."""
+    """Drafters whose requests compute the last block again that was shared of their prefix, for its features."""
     max_graph_tokens: int | None = None
     """Captured sizes end here, at two steps' tokens of all seats, and at the token budget; multiples of a row's."""
     ends_at_max_model_len: bool = False
@@ -150,7 +150,7 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request is admitted where prompt and whole answer fit beside those of all who run: nothing is preempted."""
 
     token_ratio: TokenRatio | None = None
-    """Admission and retraction where prompts go in steps of their own; None: a prompt is admitted where it fits."""
+    """Admission and retraction where prompts go in separate steps; None: a prompt is admitted where it fits."""
     max_num_seqs_drafting: int | None = None
     """Seats of all data-parallel ranks where something is drafted and nobody gives seats; None: as without drafts."""
     drafts_before_verify: bool = False
@@ -194,7 +194,7 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     error_pct: float | None
     """Half the range of the measurements that `step_s` was pooled from, percent of it; None where there was one."""
     async_methods: tuple[str, ...] = ()
-    """What it drafts with and still plans ahead, untold: `none` or values of speculation.method."""
+    """Drafters with which it plans ahead by default: `none` or values of speculation.method."""
     measured_on: str = ""
     """GPU of the measurements."""
     is_pooled: bool = False
@@ -211,11 +211,11 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     caps: tuple[CapRule, ...] = ()
     rules: Rules = Rules()
     scheduler: str | None = None
-    """Name of the installed engine whose own scheduler plans; None: `continuous` does."""
+    """Name of the installed engine whose scheduler plans; None: `continuous` does."""
     scope: str = ""
     """Engine, GPU and tensor-parallel degrees that the constants are for; they act nowhere else."""
     mixes_prompts: bool = True
-    """Prompt chunks share a step with the rows that decode; False: they go first, in steps of their own."""
+    """Prompt chunks share a step with the rows that decode; False: they go first, in separate steps."""
 
     def __post_init__(self) -> None:
         for field in CONSTANTS:
@@ -347,7 +347,7 @@ def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
 
 
 class InstalledEngine(NamedTuple):
-    """An engine beside us whose own scheduler plans the steps of continuous batching.
+    """An engine beside us whose scheduler plans the steps of continuous batching.
 
     What an entry point of `lanesim.engines` names is a function that returns one, and raises ValueError with one line
     where the engine is not there.
@@ -360,7 +360,7 @@ class InstalledEngine(NamedTuple):
     """
 
     label: str
-    """What tables call it, with its version."""
+    """Name in tables, with its version."""
     like: str
     """Engine file whose constants, caps and rules it has."""
     serve: Callable[..., Any]
@@ -400,7 +400,7 @@ def _read(path: Path) -> _EngineFile:
 
 
 def own_engine(profile: Profile) -> EngineCosts | None:
-    """The engine that `profile` was measured with: its own constants, with the limits and the scheduling of the engine
+    """The engine that `profile` was measured with: its constants, with the limits and the scheduling of the engine
     of that name; None for a profile that says only what the GPU takes."""
     host = profile.host
     if host.engine is None and not any(getattr(host, name) for name in CONSTANTS):
@@ -426,22 +426,22 @@ def own_engine(profile: Profile) -> EngineCosts | None:
 
 
 def engine_of(name: str | None, profile: Profile) -> EngineCosts:
-    """The engine called `name` on the profile's GPU. None, or the name of the profile's own, is that one; where it has
-    none, None is DEFAULT_ENGINE. Raises ValueError."""
-    own = own_engine(profile)
-    if own is not None and name in (None, own.name):
-        return own
+    """The engine called `name` on the profile's GPU. None, or the name of the one it was measured with, is that
+    one; where it has none, None is DEFAULT_ENGINE. Raises ValueError."""
+    measured = own_engine(profile)
+    if measured is not None and name in (None, measured.name):
+        return measured
     return load_engine(name or DEFAULT_ENGINE, profile.gpu.name, profile.tensor_parallel)
 
 
 def without_engine(profile: Profile) -> EngineCosts:
-    """Nothing added to `profile`, and nothing planned ahead: passes that an engine's own loop never drove."""
+    """Nothing added to `profile`, and nothing planned ahead: passes that no engine's loop drove."""
     ideal = load_engine("ideal", profile.gpu.name)
     return msgspec.structs.replace(ideal, name=NO_ENGINE, is_async=False, async_methods=(), source=NO_ENGINE)
 
 
 def with_engine(profile: Profile, engine: EngineCosts) -> Profile:
-    """`profile` with the constants of `engine` in place of its own, as if it had been measured with it."""
+    """`profile` with the constants of `engine` instead, as if it had been measured with it."""
     return msgspec.structs.replace(profile, host=host_with(profile.host, engine))
 
 

@@ -53,15 +53,15 @@ class Extrapolation:
     def __str__(self) -> str:
         """One line, empty where nothing was extrapolated.
 
-        >>> found = Extrapolation()
-        >>> found.add("cpu/tiny", "row_context_tokens", Largest(1673, 1024, 64))
-        >>> print(found)
+        >>> largest = Extrapolation()
+        >>> largest.add("cpu/tiny", "row_context_tokens", Largest(1673, 1024, 64))
+        >>> print(largest)
         cpu/tiny: contexts to 1,673 extrapolated, measured to 1,024 at 64 rows
         """
         order = list(WORDS)
-        found = sorted(self.largest.items(), key=lambda item: (item[0][0], order.index(item[0][1])))
+        largest = sorted(self.largest.items(), key=lambda item: (item[0][0], order.index(item[0][1])))
         texts: dict[str, list[str]] = {}
-        for (profile, size), (got, measured, rows) in found:
+        for (profile, size), (got, measured, rows) in largest:
             text = f"{WORDS[size]} to {got:,} extrapolated, measured to {measured:,}"
             at = f" at {rows:,} row{'s' if rows > 1 else ''}" if size == BY_ROWS else ""
             texts.setdefault(profile, []).append(text + at)
@@ -73,11 +73,11 @@ _current: ContextVar[Extrapolation | None] = ContextVar("extrapolation", default
 
 @contextmanager
 def collecting() -> Iterator[Extrapolation]:
-    """Extrapolation within the block; a block within another one has its own."""
-    found = Extrapolation()
-    token = _current.set(found)
+    """Extrapolation within the block; a block within another one collects apart."""
+    extrapolation = Extrapolation()
+    token = _current.set(extrapolation)
     try:
-        yield found
+        yield extrapolation
     finally:
         _current.reset(token)
 
@@ -87,10 +87,10 @@ def collected() -> Extrapolation | None:
     return _current.get()
 
 
-def pass_on(found: Extrapolation) -> None:
-    """Add to the block around the caller what another process found; warn where there is none."""
+def pass_on(extrapolation: Extrapolation) -> None:
+    """Add to the block around the caller what another process collected; warn where there is none."""
     around = collected()
-    for (profile, size), largest in found.largest.items():
+    for (profile, size), largest in extrapolation.largest.items():
         if around is None:
             warnings.warn(outside(profile, size), OutsideProfileWarning, stacklevel=2)
         else:

@@ -67,7 +67,7 @@ class HistoryCosts:
         self._num_in_flight: dict[str, int] = {}
         """Works under way on each stream, where ends are known."""
         self._left_s: dict[str, float] = {}
-        """What each stream's later works will lose of past pauses."""
+        """Seconds that each stream's later works will lose of past pauses."""
 
     def cost(self, work: Work) -> Cost:
         prepare_s, launch_s, device_s, num_kernels = self._costs.cost(work)

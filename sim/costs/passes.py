@@ -98,11 +98,11 @@ class ModelPasses(ABC):
     @abstractmethod
     def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
         """One layer's attention of `rows` rows with `row_tokens` queries in all, which read `kv_tokens` tokens of KV in
-        all, their own included; `beside_chunks` where chunks of prompts are in the same kernels."""
+        all, these included; `beside_chunks` where chunks of prompts are in the same kernels."""
 
     @abstractmethod
     def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
-        """One layer's prefill attention over `chunks`, each causal, after its own history."""
+        """One layer's prefill attention over `chunks`, each causal, after its history."""
 
     @abstractmethod
     def beyond(self, work: Work) -> Sequence[Excess]:

@@ -88,7 +88,7 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time from the end of a work on the device to its result on the host: copy and wake-up."""
     engine: str | None = None
     """Whose step_s, row_s, gap_s, draft_pass_s and so on these are: an engine of sim/engines that was fitted together
-    with the kernels, or "measured here". None: nobody's, they are 0, and the engine of a scenario adds its own."""
+    with the kernels, or "measured here". None: nobody's, they are 0, and the engine of a scenario adds them."""
     is_async: bool | None = None
     """Asynchronous scheduling (a step is planned while the one before it runs) where levels of a server showed it or
     its absence; None: the default of the engine of that name."""
@@ -117,7 +117,7 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time from a request's coming in to its being in the engine's queue: HTTP and tokenising, many requests at
     once."""
     frontend_token_s: float = 0.0
-    """What each token of its prompt adds to that."""
+    """Seconds that each token of its prompt adds to that."""
     ngram_row_s: float = 3e-5
     """Host time per row to look up an n-gram draft, once the row's tokens are sampled; the default is assumed, not
     measured."""
@@ -126,12 +126,12 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     is hidden behind it, and issuers slow each other down as `overlap` says, not by inflation."""
     idle_ramp: IdleRamp | None = None
     served: dict[str, float] = {}
-    """How many times as long a pass takes in service as over and over in a loop of its own, which finds its data in the
+    """Ratio of a pass's time in service to its time over and over in a loop, which finds its data in the
     caches; by SERVED_KINDS, 1 where nothing is said."""
     look_s: float = 0.0
-    """What each look of an idle worker that polls takes from whatever is being issued: they share an interpreter."""
+    """Seconds that each look of a polling idle worker takes from what is being issued: they share an interpreter."""
     probed_s: tuple[float, ...] = ()
-    """What fixed passes took on this machine meanwhile (realrun.replay.machine_speed); a replay takes them again."""
+    """Seconds of fixed passes on this machine meanwhile (realrun.replay.machine_speed); a replay takes them again."""
     inflation_eager: tuple[float, ...] = (1.0,)
     """Slowdown of each issuing thread with 1, 2, 3 ... of them, passes launched eagerly; the last one holds beyond."""
     inflation_graphed: tuple[float, ...] = (1.0,)
@@ -196,7 +196,7 @@ class ShareCurve(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sharpness: float
     """The parts of a work are in proportion to its demands to this power: the larger one decides."""
     latency_demand: float
-    """What latency counts for beside demands of compute and bandwidth, which are 1 at their roofs."""
+    """Weight of latency beside demands of compute and bandwidth, which are 1 at their roofs."""
     boosted: float
     """Time of compute at the highest clock, relative to that at the clock which the whole device can hold."""
     boosted_below: float
@@ -260,7 +260,7 @@ class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Streams of higher priority are served first; False: all alike, as threads on a CPU are."""
     measured: bool = False
     phi: Phi | None = None
-    """Where the rest was not measured; None = what is assumed (sim.devices.contention)."""
+    """Phi where the rest was not measured; None = what is assumed (sim.devices.contention)."""
     partition: ShareCurve | None = None
     """None: what other GPUs made of shares of their multiprocessors (sim.devices.partition)."""
     source: str = "not measured: plain streams go on at an assumed phi while another's kernels hold the GPU"
@@ -302,7 +302,7 @@ Launch = Literal["eager", "graphed"]
 
 
 class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Time of one pass on the profile's own machine, as measured: medians over `repetitions`."""
+    """Time of one pass on the profile's machine, as measured: medians over `repetitions`."""
 
     kind: PassKind
     model: Role
@@ -349,7 +349,7 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     draft: ModelShape | None
     tensor_parallel: int = 1
     data_parallel: int = 1
-    """Ranks with requests of their own in lockstep, which share the experts; the profile, its KV and the load on it are
+    """Ranks with separate requests in lockstep, which share the experts; the profile, its KV and the load on it are
     one rank's."""
     expert_parallel: int | None = None
     """Devices of all ranks that the experts are spread over, cut over the rest; None: the profile does not say."""
@@ -359,7 +359,7 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     overlap: Overlap
     errors: dict[str, KindError]
     conditions: Literal["kernel tables, unloaded", "served", "passes in a loop"] | None = None
-    """What the GPU did while it was measured: single kernels at boost clocks, steps of a server, whole passes over and
+    """Work of the GPU while it was measured: single kernels at boost clocks, steps of a server, whole passes over and
     over; None where nobody says."""
     source: str
     fingerprint: dict[str, str] | None
@@ -368,7 +368,7 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prompt and output tokens of requests where a scenario names neither lengths nor a data set; None: the general
     default."""
     points: tuple[MeasuredPoint, ...] = ()
-    """What was measured on this machine, held-out points included; none where tables were imported."""
+    """Points measured on this machine, held-out ones included; none where tables were imported."""
 
     def __post_init__(self) -> None:
         if self.tensor_parallel < 1:

@@ -1,4 +1,4 @@
-"""Profile files: how a profile is found, read and written, to how many digits. Not here: what is in one (profile)."""
+"""Profile files: finding, reading and writing profiles, and to how many digits. Not here: what is in one (profile)."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def save_profile(profile: Profile, path: str | Path) -> Path:
 
 
 def ship_profile(profile: Profile, folder: Path = SHIPPED) -> Path:
-    """Write `profile` below `folder` by its own name, as `load` finds shipped ones; returns the path."""
+    """Write `profile` below `folder` by its name, as `load` finds shipped ones; returns the path."""
     path = folder / f"{profile.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     return save_profile(profile, path)

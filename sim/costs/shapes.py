@@ -72,7 +72,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError("intermediate must be positive, shared_intermediate and dense_layers not negative")
 
     def unique(self, tokens: float) -> float:
-        """Experts that `tokens` tokens activate, expected, if each draws its experts uniformly and on its own:
+        """Experts that `tokens` tokens activate, expected, if each draws its experts uniformly and independently:
         num x (1 - (1 - per_token / num)^tokens). Real routers are skewed: kernel tables have the skew in their times.
 
         >>> round(Experts(num=128, per_token=4, intermediate=2880).unique(8), 1)
@@ -207,7 +207,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     input_features: int = 0
     """Vectors of `hidden` that every pass projects to one before its layers: 2 in an MTP layer, embedding and state."""
     shares_head: bool = False
-    """Embedding and LM head are the target's: no weights of their own."""
+    """Embedding and LM head are the target's: no further weights."""
     projects_context: bool = False
     """A block drafter: context reaches its KV as projected features, never through its layers."""
     serial_slot_s: float = 0.0
@@ -274,16 +274,16 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         query_dim = heads * (latent.nope_dim + latent.rope_dim)
         down = latent.kv_rank + latent.rope_dim + latent.query_rank
         up = (query_dim, latent.query_rank) if latent.query_rank else (query_dim, self.hidden)
-        own = (
+        gemms = (
             (down, self.hidden),
             up,
             (heads * (latent.nope_dim + latent.value_dim), latent.kv_rank),
             (self.hidden, heads * latent.value_dim),
         )
         if self.indexer is None:
-            return own
+            return gemms
         queries = (self.indexer.heads * self.indexer.dim, latent.query_rank or self.hidden)
-        return (*own, queries, (self.indexer.dim + self.indexer.heads, self.hidden))
+        return (*gemms, queries, (self.indexer.dim + self.indexer.heads, self.hidden))
 
     def mlp_gemms(self, intermediate: int, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """Gate and up together, down, of an MLP or expert so wide; without a gate, up and down."""
@@ -302,7 +302,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @cached_property
     def active_layer_weights(self) -> float:
-        """Parameters that one token is multiplied with, mean over the layers: only its own experts count."""
+        """Parameters that one token is multiplied with, mean over the layers: only the experts it activates count."""
         attention, mlp, experts = self._part_weights()
         share = self.experts.per_token / self.experts.num if self.experts is not None else 1.0
         return (attention + mlp + share * experts) / self.layers
@@ -387,7 +387,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         rotary = 2 * (self.heads + self.kv_heads) * self.head_dim
         wide = self.intermediate
         if self.experts is not None:
-            # Activation and routing of the experts are inside their own kernels.
+            # Activation and routing of the experts are inside the experts' kernels.
             wide = self.experts.shared_intermediate
         return (8 * self.hidden + rotary + (3 if self.is_gated else 2) * wide) * self.dtype_bytes
 
@@ -569,5 +569,5 @@ HEADS = {EAGLE3: eagle3_head, MTP: mtp_layer, DSPARK: dspark_drafter}
 
 
 def draft_model(name: str, target: ModelShape) -> ModelShape:
-    """The shape called `name` as a draft for `target`; a name of HEADS is that target's own."""
+    """The shape called `name` as a draft for `target`; a name of HEADS is that target's head."""
     return HEADS[name](target) if name in HEADS else model(name)

@@ -2,7 +2,7 @@
 
 All times are seconds on one device; those of attention and body are per layer. Axes rise; times never fall along an
 axis, so that no interpolated cost does (importers smooth noise out and say by how much). null marks a shape that was
-not measured; it is interpolated along its own row.
+not measured; it is interpolated along its row.
 Not here: interpolation (sim.costs.forms.interpolation), what a work costs (sim.costs.forms.table).
 """
 
@@ -131,7 +131,7 @@ class ModelTable(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
     verify_attention: VerifyGrid | None = None
     """null where verify shapes were not measured; `verify_rule` then stands in, and the profile's errors say so."""
     rows_beside_chunks: DecodeGrid | None = None
-    """What rows of one query add to a pass that has prefill chunks; null where mixed passes were not measured."""
+    """Seconds that rows of one query add to a pass with prefill chunks; null where mixed passes were not measured."""
     experts: Curve | None = None
     """The part of `body` that data-parallel ranks do together, by tokens of each: experts, and bringing tokens to them
     and back; null for one rank."""

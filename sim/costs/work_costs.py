@@ -39,7 +39,7 @@ class WorkCosts(ABC, Generic[PassesT]):
 
     `graphed_queries` is the one count of queries per row that full graphs of the target were captured for (vLLM: the
     longest draft and the newest token); None: every count. `graph_sizes` are the token counts that the engine captures,
-    rising, of which a host has no more than it may; None: the host's own.
+    rising, of which a host has no more than it may; None: as many as the host has.
     """
 
     def __init__(
@@ -185,9 +185,9 @@ class WorkCosts(ABC, Generic[PassesT]):
                 f"profile {name!r}: {size}={got} is {got / measured:.1f} times the largest measured ({measured}); "
                 "a strict cost model refuses"
             )
-        found = collected()
-        if found is not None:
-            found.add(name, size, largest)
+        around = collected()
+        if around is not None:
+            around.add(name, size, largest)
         elif size not in self._warned:
             self._warned.add(size)
             warnings.warn(outside(name, size), OutsideProfileWarning, stacklevel=4)

@@ -19,11 +19,11 @@ from itertools import accumulate
 from math import inf, log
 
 
-def place(axis: Sequence[int], at: float) -> tuple[int, int, float]:
+def bracket(axis: Sequence[int], at: float) -> tuple[int, int, float]:
     """Indices of the points below and above `at` and the weight of the upper one: 0 below the axis, above 1 beyond it,
     where the points are `middle` and the last.
 
-    `axis` rises; of a single point both indices are its own.
+    `axis` rises; of a single point both indices are 0.
     """
     if len(axis) == 1 or at <= axis[0]:
         return 0, 0, 0.0
@@ -44,14 +44,14 @@ def middle(axis: Sequence[int]) -> int:
 
 def value_at(axis: Sequence[int], values: Sequence[float], at: float) -> float:
     """The line through `values` at the points of `axis`."""
-    low, high, weight = place(axis, at)
+    low, high, weight = bracket(axis, at)
     return values[low] + weight * (values[high] - values[low])
 
 
 def power_curve_at(axis: Sequence[int], curves: Sequence[Sequence[float]], at: float) -> list[float]:
     """The curve between two measured ones, like `curve_at` with powers of the axis between and beyond its points; all
     numbers are positive."""
-    low, high, _ = place(axis, at)
+    low, high, _ = bracket(axis, at)
     if low == high:
         return list(curves[low])
     weight = log(at / axis[low]) / log(axis[high] / axis[low])
@@ -61,7 +61,7 @@ def power_curve_at(axis: Sequence[int], curves: Sequence[Sequence[float]], at: f
 
 def curve_at(axis: Sequence[int], curves: Sequence[Sequence[float]], at: float) -> list[float]:
     """The curve between `curves`, one for each point of `axis` and all over the same second axis."""
-    low, high, weight = place(axis, at)
+    low, high, weight = bracket(axis, at)
     mixed = (a + weight * (b - a) for a, b in zip(curves[low], curves[high], strict=True))
     return list(accumulate(mixed, max))
 
