@@ -1,1 +1,1 @@
-"""Files of the user: the only place that writes one."""
+"""Files of the user: nothing else writes one."""

@@ -43,8 +43,8 @@ def read_csv(path: str | Path, what: str) -> CsvRows:
     if cells is None:
         raise ValueError(f"{where} is empty; want a header line")
     header = [name.strip() for name in cells]
-    for place, name in enumerate(header):
-        if name in header[:place]:
+    for index, name in enumerate(header):
+        if name in header[:index]:
             raise ValueError(f"{where} line 1: column {name!r} is there twice")
     return CsvRows(header, _rows(reader, where, len(header)))
 
@@ -72,7 +72,7 @@ def read_parquet(path: str | Path, what: str, columns: Sequence[str] | None = No
             names: list[str] = table.column_names
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{where} cannot be read as Parquet: {_first_line(error)}") from None
-    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+    if twice := [name for index, name in enumerate(names) if name in names[:index]]:
         raise ValueError(f"{where}: column {twice[0]!r} is there twice")
     return table
 

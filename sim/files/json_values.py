@@ -2,7 +2,7 @@
 
 Stricter than the standard library: nothing nested without end, no key twice, no NaN, no number that a 64-bit one cannot
 hold, no control characters in texts (a terminal would obey them). Where something is wrong the text is parsed a second
-time, each fault left in its place, to name the key.
+time, each fault left where it stands, to name the key.
 Not here: opening files (sim.files.read), what the values mean.
 """
 
@@ -27,7 +27,7 @@ MAX_WHOLE = 2**63 - 1
 S = TypeVar("S")
 T = TypeVar("T")
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
-"""What a JSON text can hold."""
+"""Values that a JSON text can hold."""
 
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
@@ -138,11 +138,11 @@ def _depth(text: str) -> int:
 
 
 def _pairs(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice = next(name for place, (name, _) in enumerate(pairs) if any(name == key for key, _ in pairs[:place]))
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        twice = next(name for index, (name, _) in enumerate(pairs) if any(name == key for key, _ in pairs[:index]))
         raise _Fault(f"key {twice[-80:]!r} stands twice")
-    return found
+    return mapping
 
 
 def _whole(text: str) -> int:
@@ -191,8 +191,8 @@ def _refuse_faults(value: Json | _Fault, where: str, path: str = "") -> None:
     if isinstance(value, str) and (bad := CONTROL.search(value)):
         raise ValueError(f"{where}: {key}holds the control character {bad[0]!a}; remove it")
     if isinstance(value, list):
-        for place, each in enumerate(value):
-            _refuse_faults(each, where, f"{path}[{place}]")
+        for index, each in enumerate(value):
+            _refuse_faults(each, where, f"{path}[{index}]")
     elif isinstance(value, dict):
         for name, each in value.items():
             if bad := CONTROL.search(name):

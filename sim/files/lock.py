@@ -18,9 +18,9 @@ from pathlib import Path
 SHIPPED = Path(__file__).resolve().parent.parent
 """The installed package with its profiles, engines and evidence: no output goes there."""
 LOCK = "lanesim.lock"
-"""How the name of a lock's file ends: nobody else's does, so none of a user's is emptied and taken away."""
+"""Ending of the name of a lock's file: nobody else's has it, so none of a user's is emptied and taken away."""
 _HELD: set[Path] = set()
-"""What this process has locked: a writer inside a command must not wait for the command."""
+"""Paths that this process has locked: a writer inside a command must not wait for the command."""
 
 
 class Busy(ValueError):
@@ -38,7 +38,7 @@ def destinations(
     own_names: Collection[str] = (),
     overwrite: bool = False,
 ) -> Iterator[None]:
-    """Hold the places that a command will write to, by the flag that named each; none and `-` are left out.
+    """Hold the destinations that a command will write to, by the flag that named each; none and `-` are left out.
 
     `folders` are replaced whole. Into those `added_to` it puts files beside what is there, as others may meanwhile:
     they are made and not held; `adds` are those files, by the same flags. `inputs` are files that it reads,
@@ -55,27 +55,27 @@ def destinations(
     with ExitStack() as stack:
         taken: dict[Path, str] = {}
         for flag, path, is_folder in wanted:
-            place = _resolved(flag, path)
-            if place in taken:
-                raise ValueError(f"{flag} {str(path)!r} is where {taken[place]} goes, too; choose another")
-            taken[place] = flag
-            _check_not_shipped(flag, path, place)
-            _check_not_read(flag, path, place, read, is_folder)
-            if not is_folder and place.parent in taken and place.name in own_names:
+            target = _resolved(flag, path)
+            if target in taken:
+                raise ValueError(f"{flag} {str(path)!r} is where {taken[target]} goes, too; choose another")
+            taken[target] = flag
+            _check_not_shipped(flag, path, target)
+            _check_not_read(flag, path, target, read, is_folder)
+            if not is_folder and target.parent in taken and target.name in own_names:
                 raise ValueError(
-                    f"{flag} {str(path)!r} is a file that {taken[place.parent]} has already; choose another"
+                    f"{flag} {str(path)!r} is a file that {taken[target.parent]} has already; choose another"
                 )
-            (_check_folder if is_folder else _check_file)(flag, path, place)
+            (_check_folder if is_folder else _check_file)(flag, path, target)
             if not overwrite:
-                _check_absent(flag, path, place, is_folder)
+                _check_absent(flag, path, target, is_folder)
         for flag, path, is_folder in wanted:
             if is_folder or not _is_stream(path):
                 stack.enter_context(locked(path, f"{flag} {str(path)!r}"))
         for flag, folder in added_to.items():
             if folder is not None:
-                if (place := _resolved(flag, folder)) in taken:
-                    raise ValueError(f"{flag} {str(folder)!r} is where {taken[place]} goes, too; choose another")
-                _check_not_shipped(flag, folder, place)
+                if (target := _resolved(flag, folder)) in taken:
+                    raise ValueError(f"{flag} {str(folder)!r} is where {taken[target]} goes, too; choose another")
+                _check_not_shipped(flag, folder, target)
                 for path in adds.get(flag, ()):
                     _check_not_shipped(flag, path, _resolved(flag, path))
                     if not overwrite:
@@ -99,31 +99,31 @@ def locked(path: Path, what: str | None = None) -> Iterator[None]:
 
     Makes the folders above it. Raises ValueError, at once, if another process holds it or nothing can be made there.
     """
-    place = _resolved("destination", path)
-    if place in _HELD:
+    target = _resolved("destination", path)
+    if target in _HELD:
         yield
         return
     from filelock import FileLock, Timeout
 
     what = what or repr(str(path))
-    file = place.with_name(f".{place.name}.{LOCK}")
-    new = _absent(place.parent)
+    file = target.with_name(f".{target.name}.{LOCK}")
+    new = _absent(target.parent)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         held = FileLock(file).acquire(timeout=0.0)
     except Timeout:
         if not file.exists():
-            raise ValueError(f"{what} cannot be written: no file can be made in {str(place.parent)!r}") from None
+            raise ValueError(f"{what} cannot be written: no file can be made in {str(target.parent)!r}") from None
         raise Busy(f"{what} is being written by another process; wait for it, or choose another") from None
     except OSError as error:
         _leave_no_empty(new)
         raise ValueError(f"{what} cannot be written: {error.strerror or error}") from None
     with held:
-        _HELD.add(place)
+        _HELD.add(target)
         try:
             yield
         finally:
-            _HELD.discard(place)
+            _HELD.discard(target)
             # Whoever opened this file before has to look again: the lock of a file that is gone counts for nothing.
             with suppress(OSError):
                 file.unlink()
@@ -136,11 +136,11 @@ def _made(flag: str, folder: Path) -> list[Path]:
 
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise ValueError(f"{flag} {str(folder)!r} is a file; want a directory")
-    place = _resolved(flag, folder)
-    new = _absent(place)
+    target = _resolved(flag, folder)
+    new = _absent(target)
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=place):
+        target.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=target):
             return new
     except OSError as error:
         _leave_no_empty(new)
@@ -165,49 +165,49 @@ def _resolved(flag: str, path: Path) -> Path:
         raise ValueError(f"{flag} {str(path)!r} cannot be written: {error}") from None
 
 
-def _check_not_read(flag: str, path: Path, place: Path, inputs: list[Path], is_folder: bool) -> None:
-    is_there = os.path.exists(place)
+def _check_not_read(flag: str, path: Path, target: Path, inputs: list[Path], is_folder: bool) -> None:
+    is_there = os.path.exists(target)
     for each in inputs:
         try:
             real = each.resolve(strict=True)
-            is_same = real == place or (is_there and os.path.samefile(real, place))
-            is_within = is_there and real in place.parents and not is_folder
+            is_same = real == target or (is_there and os.path.samefile(real, target))
+            is_within = is_there and real in target.parents and not is_folder
         except (OSError, RuntimeError, ValueError):
             continue  # No file: a name, or something that its reader will refuse.
         if is_within:
             raise ValueError(f"{flag} {str(path)!r} is in {str(each)!r}, which is read; choose another")
         if is_same:
             raise ValueError(f"{flag} {str(path)!r} is read, too, and would be written over; choose another")
-        if is_folder and place in real.parents:
+        if is_folder and target in real.parents:
             raise ValueError(f"{flag} {str(path)!r} holds {str(each)!r}, which is read; choose another")
 
 
-def _check_not_shipped(flag: str, path: Path, place: Path) -> None:
-    if SHIPPED in (place, *place.parents):
+def _check_not_shipped(flag: str, path: Path, target: Path) -> None:
+    if SHIPPED in (target, *target.parents):
         raise ValueError(
             f"{flag} {str(path)!r} is in the installed package, which nothing is written to; choose another"
         )
 
 
-def _check_absent(flag: str, path: Path, place: Path, is_folder: bool) -> None:
+def _check_absent(flag: str, path: Path, target: Path, is_folder: bool) -> None:
     """Raise ValueError where something is there that would be replaced: no device, pipe or empty folder is."""
-    if is_folder and os.path.isdir(place) and os.listdir(place):
+    if is_folder and os.path.isdir(target) and os.listdir(target):
         raise ValueError(f"{flag} {str(path)!r} is not empty; choose another or add --overwrite")
-    if not is_folder and os.path.isfile(place):
+    if not is_folder and os.path.isfile(target):
         raise ValueError(f"{flag} {str(path)!r} exists; choose another or add --overwrite")
 
 
-def _check_file(flag: str, path: Path, place: Path) -> None:
-    if os.path.isdir(place):
+def _check_file(flag: str, path: Path, target: Path) -> None:
+    if os.path.isdir(target):
         raise ValueError(f"{flag} {str(path)!r} is a directory; want a file")
 
 
-def _check_folder(flag: str, path: Path, place: Path) -> None:
-    if os.path.exists(place) and not os.path.isdir(place):
+def _check_folder(flag: str, path: Path, target: Path) -> None:
+    if os.path.exists(target) and not os.path.isdir(target):
         raise ValueError(f"{flag} {str(path)!r} is a file; want a directory")
-    if place == Path.cwd() or place in Path.cwd().parents:
+    if target == Path.cwd() or target in Path.cwd().parents:
         raise ValueError(f"{flag} {str(path)!r} is the directory that this runs in; name one inside it")
-    if os.path.ismount(place):
+    if os.path.ismount(target):
         raise ValueError(f"{flag} {str(path)!r} is a mount point, which cannot be replaced whole; name one inside it")
 
 

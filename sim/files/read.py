@@ -1,4 +1,4 @@
-"""The only place that opens a user's file to read it: what may be opened, how much of it, and its lines.
+"""The only module that opens a user's file to read it: what may be opened, how much of it, and its lines.
 
 Refused before a byte is parsed: what is no regular file (a device or a pipe may never end), what is larger than such a
 file can sensibly be, what is not UTF-8, and lines without end. Every refusal is a ValueError of one line that begins

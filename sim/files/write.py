@@ -2,7 +2,7 @@
 
 Scratch lies beside the destination, as `.NAME.part-lanesim-PID-NUMBER` and its suffix: a file, or a folder with MARK in
 it. What a killed process left of it is swept by the next writer, which holds the lock and so knows that nobody uses it;
-anything else, whatever its name, is somebody's own and stays. Not here: what is written, and locks (sim.files.lock).
+anything else, whatever its name, is somebody's and stays. Not here: what is written, and locks (sim.files.lock).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def write_figure(path: Path, draw: Callable[[Path], object]) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A scratch file of the same suffix, which takes the place of `path` if the block succeeds, and goes if not."""
+    """A scratch file of the same suffix, which replaces `path` if the block succeeds, and goes if not."""
     path = path.resolve()
     with locked(path), naming(path):
         sweep(path)
@@ -67,7 +67,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path, *, keeps: Callable[[str], bool] = lambda name: True) -> Iterator[Path]:
-    """A scratch folder, which takes the place of `path` if the block succeeds, and goes if not.
+    """A scratch folder, which replaces `path` if the block succeeds, and goes if not.
 
     Of what `path` holds, the names that `keeps` says are taken over, unless the new folder has them, too.
     """
@@ -108,7 +108,7 @@ def sweep(path: Path) -> None:
 def sweep_folder(folder: Path) -> None:
     """Remove what killed writers left in `folder` of files that nobody writes to now, whatever their names."""
     with suppress(FileNotFoundError):
-        for name in {found[1] for left in os.listdir(folder) if (found := _LEFT.match(left))}:
+        for name in {match[1] for left in os.listdir(folder) if (match := _LEFT.match(left))}:
             with suppress(Busy), locked(folder / name):
                 sweep(folder / name)
 

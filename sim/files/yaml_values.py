@@ -1,6 +1,6 @@
 """YAML as plain values, by the core schema of YAML 1.2, or one line that says where it is wrong.
 
-PyYAML parses; what its events mean is decided here, since its own rules are those of YAML 1.1: there `1:30` is 90,
+PyYAML parses; what its events mean is decided here, since its rules are those of YAML 1.1: there `1:30` is 90,
 `010` is 8, `yes` is true and a date is no text. Refused: tags, keys that are no text or stand twice, nesting without
 end, several documents, aliases that unfold into more than a file can say, control characters.
 Not here: opening files (sim.files.read), what the keys mean.
@@ -122,14 +122,14 @@ class _Document:
     def value(self) -> Json:
         from yaml import events
 
-        found: Json = None
+        document: Json = None
         has_one = False
         for event in self._events:
             if isinstance(event, events.DocumentStartEvent):
                 if has_one:
                     raise _Wrong(_line(event), "a second document begins; want one")
-                found, has_one = self._node(next(self._events), 0), True
-        return found
+                document, has_one = self._node(next(self._events), 0), True
+        return document
 
     def _node(self, event: Event, depth: int) -> Json:
         from yaml import events
