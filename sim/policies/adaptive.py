@@ -30,11 +30,11 @@ PARTS: dict[str, Callable[[Serving, PolicyOptions, EngineLimits], list[Task]]] =
     "pdv": pdv.coroutines,
     "unified": unified.coroutines,
 }
-"""What a row of the table can name."""
+"""Policies that a row of the table can name."""
 
 
 class Part(Serving):
-    """What one policy serves of `whole`: in its memory and its seats, with its controller, into its account."""
+    """Part of `whole` that one policy serves: in its memory and its seats, with its controller, into its account."""
 
     def __init__(self, whole: Serving, label: str) -> None:
         host = HostView(whole.host, label)

@@ -33,12 +33,12 @@ def row_for(table: LoadTable, load: int, present: int, hysteresis: float) -> int
     >>> [row_for(table, load, 0, 0.25) for load in (31, 39, 40)], [row_for(table, load, 1, 0.25) for load in (25, 23)]
     ([0, 0, 1], [1, 0])
     """
-    found = max(index for index, (start, _) in enumerate(table) if index == 0 or load >= start)
-    if found > present and load < table[present + 1][0] * (1.0 + hysteresis):
+    row = max(index for index, (start, _) in enumerate(table) if index == 0 or load >= start)
+    if row > present and load < table[present + 1][0] * (1.0 + hysteresis):
         return present
-    if found < present and load > table[present][0] * (1.0 - hysteresis):
+    if row < present and load > table[present][0] * (1.0 - hysteresis):
         return present
-    return found
+    return row
 
 
 def is_atomic(num_active: int, hybrid_requests: int) -> bool:

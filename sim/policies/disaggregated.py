@@ -1,8 +1,8 @@
 """Disaggregated: prefill GPUs and decode GPUs, the KV of a prompt sent over a link; the draft model beside the target
-on the decode GPUs, or on GPUs of its own (report 003, DistServe).
+on the decode GPUs, or on separate GPUs (report 003, DistServe).
 
 A request has its room on a decode GPU before it is prefilled, so nothing that is sent finds none. The first token comes
-from the prefill GPU. Where the draft model has GPUs of its own it prefills there, and only the target's KV is sent. The
+from the prefill GPU. Where the draft model has separate GPUs it prefills there, and only the target's KV is sent. The
 memory of prefill GPUs is not accounted: a prompt leaves when it is sent. The scaling of a draft pool is report 003's
 controller, whose thresholds its report does not state.
 """
@@ -71,10 +71,10 @@ class DraftPool:
 
     def by_gpu(self, requests: list[Request]) -> list[tuple[int, list[Request]]]:
         """`requests` by the GPU that drafts for them, in order of the GPUs."""
-        found: dict[int, list[Request]] = {}
+        groups: dict[int, list[Request]] = {}
         for request in requests:
-            found.setdefault(self._homes[request.index], []).append(request)
-        return sorted(found.items())
+            groups.setdefault(self._homes[request.index], []).append(request)
+        return sorted(groups.items())
 
     def _scale(self, num_requests: int, now_s: float) -> None:
         """One GPU more or less, if the load wants it and the last change is long enough ago."""
@@ -111,7 +111,7 @@ class _Pools:
         self._host = host
         has_pool = bool(self.draft) and serving.controller.draft_tokens_max > 0
         self.draft_prompts = rounds.DraftPrompts(self._draft_stream_of) if has_pool else None
-        """Where the draft model has GPUs of its own."""
+        """Prompts of a draft model on separate GPUs; None where it has none."""
 
     def _draft_stream_of(self, request: Request) -> Stream:
         return self.draft[self.drafts.join(request, self._host.now_s)]
@@ -146,7 +146,7 @@ def _place(serving: Serving, request: Request) -> int:
 
 
 async def _arrivals_of(serving: Serving, pools: _Pools, index: int) -> None:
-    """What is sent to a decode GPU comes in the order in which it was sent."""
+    """Requests sent to a decode GPU, in the order in which they were sent."""
     while True:
         for request in await pools.sent[index].take(serving.host, at_most=1):
             await pools.tickets.pop(request.index)

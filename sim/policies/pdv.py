@@ -1,7 +1,7 @@
 """PDV: prefill, decode and verify lanes on three streams; decode > verify > prefill (reports 000, 004).
 
-Decode waits while verify's queue exceeds its own by more than `verify_lead`. Hybrid: with at most `hybrid_requests`
-active ones, 1 unless told otherwise, the decode lane drafts and verifies as one.
+Decode waits while verify's queue exceeds that of decode by more than `verify_lead`. Hybrid: with at most
+`hybrid_requests` active ones, 1 unless given, the decode lane drafts and verifies as one.
 """
 
 from __future__ import annotations

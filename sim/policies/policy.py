@@ -107,7 +107,7 @@ class Policy:
         return count, checked_count(f"{what}: GPUs that seat requests", num_engines, 1, count)
 
     def coroutines(self, serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
-        """What `build` makes; an exception in it, or in a coroutine of a plug-in, names the policy."""
+        """Coroutines that `build` makes; an exception in it, or in a coroutine of a plug-in, names the policy."""
         if self.is_built_in:
             return self.build(serving, options, limits)
         what = f"policy {self.name!r}"

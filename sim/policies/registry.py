@@ -22,7 +22,7 @@ _registered: dict[str, Policy] = {}
 
 
 def register(policy: Policy) -> Policy:
-    """Make `policy` known by its name in this process, for scenarios of one's own; a later one of a name replaces it.
+    """Make `policy` known by its name in this process, for a caller's scenarios; a later one of a name replaces it.
 
     To have it known everywhere, name it in the entry-point group `lanesim.policies` of a package instead. Raises
     ValueError for the name of a built-in one.
@@ -44,7 +44,7 @@ def register(policy: Policy) -> Policy:
 
 
 def registered() -> list[Policy]:
-    """What `register` made known in this process."""
+    """Policies that `register` made known in this process."""
     return list(_registered.values())
 
 
@@ -60,9 +60,9 @@ def policy_names() -> list[str]:
 
 def find_policy(name: str) -> Policy:
     """The policy called `name`, built in, registered or installed. Raises ValueError naming the nearest one."""
-    found = POLICIES.get(name) or _registered.get(name)
-    if found is not None:
-        return found
+    policy = POLICIES.get(name) or _registered.get(name)
+    if policy is not None:
+        return policy
     entries = installed(GROUP)
     if name not in entries:
         raise ValueError(unknown("policy", name, policy_names()))

@@ -1,6 +1,6 @@
 """Speculative rounds and prefills on given streams: submit, await, commit. Shared by the lane policies.
 
-Not here: which requests and when; that is each policy's own file.
+Not here: which requests and when (each policy's file).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_KV, REFORWARD = KvMode.NONE, KvMode.REFORWARD
 
 
 class DraftPrompts:
-    """Prompts in a draft model that has streams of its own, `stream_of` a request; its first draft comes after them."""
+    """Prompts in a draft model that has separate streams, `stream_of` a request; its first draft comes after them."""
 
     def __init__(self, stream_of: Callable[[Request], Stream]) -> None:
         self.stream_of = stream_of
@@ -54,11 +54,11 @@ def submit(
 
 
 def submit_prefill(serving: Serving, request: Request, stream: Stream, apart: DraftPrompts | None = None) -> Ticket:
-    """Prefill `request` in the target and, where one drafts, in the draft model, on a stream of its own if it is
+    """Prefill `request` in the target and, where one drafts, in the draft model, on a separate stream if it is
     `apart`; the ticket is that of the last work on `stream`.
 
     Prompts beyond the engine's token budget go in several works. So a first token leaves as it does under `continuous`,
-    with all that its step computes (docs/adr/008); a draft model on a stream of its own holds up the first draft alone.
+    with all that its step computes (docs/adr/008); a draft model on a separate stream holds up the first draft alone.
     """
     return submit_prompts(serving, request, stream, apart)[1]
 

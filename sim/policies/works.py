@@ -32,7 +32,7 @@ def prefill(request: Request, model: Model, max_tokens: int | None = None, *, dr
 
 
 def catch_up(request: Request, known_tokens: int, drafter: int, max_tokens: int | None) -> list[Work]:
-    """What the KV of another draft model lacks beyond `known_tokens`, in passes of at most `max_tokens`."""
+    """Works for what the KV of another draft model lacks beyond `known_tokens`, in passes of at most `max_tokens`."""
     goal = request.context_tokens
     max_tokens = max_tokens or goal
     return [

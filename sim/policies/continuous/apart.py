@@ -40,7 +40,7 @@ class Apart:
         self._has_chunk = False
         """One of them was not through."""
         self._computed: list[Request] = []
-        """All of them: an unfinished one is found from the next plan on, others once their step has ended."""
+        """All of them: an unfinished one is shared from the next plan on, others once their step has ended."""
         self._lost: list[Request] = []
         """Retracted while a step under way has them, whose tokens count for nothing."""
         self._lookahead = 0 if limits.method is NGRAM else serving.controller.draft_tokens_max

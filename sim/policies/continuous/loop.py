@@ -19,8 +19,8 @@ for whole lives: as long as all reservations fit no block can run out. Where one
 does not, every row's state is written out and `by_rows` goes on from there, with the step that is under way, until
 nobody waits and all who run, and some more, would fit: then `by_totals` goes on. Where requests have content in common,
 prompts take their blocks at admission, as in `by_rows`, and what the rows' tables gain in each plan is taken by number:
-what is found and what is lost depends on no more than that. A property test holds one loop to the other. Not here: what
-a step carries (plan).
+what is shared and what is lost depends on no more than that. A property test holds one loop to the other. Not here:
+what a step carries (plan).
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
 
 
 def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
-    """Whether no row can be trimmed or held up by the budget, prompts complete in order, and where these are not mixed
-    with rows, all who may be seated fit for their whole lives."""
+    """True where no row can be trimmed or held up by the budget, prompts complete in order, and where these are not
+    mixed with rows, all who may be seated fit for their whole lives."""
     if serving.controller.constant_length is None or serving.intake.group is not None:
         return False
     if limits.long_prefill_token_threshold or limits.method is NGRAM or limits.prefill_schedule_interval > 1:
@@ -402,7 +402,7 @@ async def _until_eased(
 
 
 def _is_eased(serving: Serving, pause: Pause) -> bool:
-    """Whether nobody waits, all who run decode, and their whole lives fit into EASED_SHARE of memory."""
+    """True where nobody waits, all who run decode, and their whole lives fit into EASED_SHARE of memory."""
     pool, running = serving.paged, pause.running
     max_blocks = int(EASED_SHARE * pool.num_blocks)
     if serving.inbox or pool.num_held > max_blocks:

@@ -1,4 +1,4 @@
-"""What one step of continuous batching carries, row by row or with its rows as totals, and the works that it is.
+"""Steps of continuous batching, row by row or with the rows as totals, and the works that they are.
 
 As in vLLM v1 there are no phases: a step brings each request's computed tokens closer to all that it has (prompt,
 output, drafts). RUNNING goes before WAITING, draft tokens consume budget, blocks are taken as tokens come, with
@@ -32,7 +32,7 @@ EAGLE3, MTP, PARALLEL, DSPARK, NGRAM = Method.EAGLE3, Method.MTP, Method.PARALLE
 
 
 class Step(NamedTuple):
-    """What one pass carries: `rows` decode or verify `row_tokens` each, `prompts` prefill one of `chunks` each."""
+    """Content of one pass: `rows` decode or verify `row_tokens` each, `prompts` prefill one of `chunks` each."""
 
     rows: list[Request]
     row_tokens: list[int]
@@ -130,9 +130,9 @@ def _fill(
         while not grow(request, held + tokens, lookahead):
             has_preempted = True
             if limits.preempts_by_priority and serving.intake.has_priorities:
-                place = _lowest(running)
-                index -= place < index - 1
-                victim = running.pop(place)
+                lowest = _lowest(running)
+                index -= lowest < index - 1
+                victim = running.pop(lowest)
                 budget += _taken_out(step, chunks, victim, slots)
                 serving.preempt(victim, by_priority=True)
             else:
@@ -172,27 +172,27 @@ def _fill(
 
 
 def _defers_prompts(serving: Serving, running: Sequence[Request], limits: EngineLimits) -> bool:
-    """Whether prompts wait for a later step: rows decode, and the last step with prompts left nobody waiting."""
+    """True where prompts wait for a later step: rows decode, and the last step with prompts left nobody waiting."""
     if (serving.intake.num_plans - 1) % limits.prefill_schedule_interval == 0 or serving.intake.has_left_waiting:
         return False
     return any(request.prefill_goal <= request.prefilled_tokens + request.in_flight for request in running)
 
 
 def _lowest(running: Sequence[Request]) -> int:
-    """Place of the request that gives way where priorities say who: of the lowest ones the one that came last."""
-    return max(range(len(running)), key=lambda place: (-running[place].priority, running[place].index))
+    """Index of the request that gives way where priorities say who: of the lowest ones the one that came last."""
+    return max(range(len(running)), key=lambda index: (-running[index].priority, running[index].index))
 
 
 def _taken_out(step: Step, chunks: list[Chunk], victim: Request, slots: int) -> int:
     """Tokens that the step has back, in which `victim` was already."""
     if victim in step.rows:
-        place = step.rows.index(victim)
-        del step.rows[place]
-        return step.row_tokens.pop(place) + slots
+        index = step.rows.index(victim)
+        del step.rows[index]
+        return step.row_tokens.pop(index) + slots
     if victim in step.prompts:
-        place = step.prompts.index(victim)
-        del step.prompts[place]
-        return chunks.pop(place).new_tokens + slots
+        index = step.prompts.index(victim)
+        del step.prompts[index]
+        return chunks.pop(index).new_tokens + slots
     return 0
 
 
@@ -249,12 +249,12 @@ class PromptPlan(NamedTuple):
     completed: list[Request]
     """Prompts whose last chunk this is: all but perhaps the last one."""
     partial: Partial | None
-    """What is left for later plans."""
+    """The prompt that is left for later plans."""
     at_s: float
 
 
 def has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: Partial | None) -> bool:
-    """Whether all who could be admitted now, while `num_seated` and `partial` hold seats, fit for their whole lives;
+    """True where all who could be admitted now, while `num_seated` and `partial` hold seats, fit for their whole lives;
     else reservations no longer tell who fits, but where admission goes by them (no_evict). No more than a step's tokens
     of prompts are admitted at once, but of shared ones, which others may have computed."""
     if limits.no_evict:

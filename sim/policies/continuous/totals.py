@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 
 class Begun(NamedTuple):
-    """What a row had when it joined."""
+    """Counts of a row when it joined."""
 
     emitted_tokens: int
     num_rounds: int
@@ -54,7 +54,7 @@ def _grown(steps: Ints, length: int) -> Ints:
 
 
 class RowBlocks:
-    """What the tables of decoding rows gain, by the step that they are planned for."""
+    """Blocks that the tables of decoding rows gain, by the step that they are planned for."""
 
     __slots__ = ("_draft_tokens", "_gains", "_is_async", "_lookahead", "_pool")
 
@@ -68,7 +68,7 @@ class RowBlocks:
 
     @property
     def _reach(self) -> int:
-        """Slots beyond a row's context that its plan holds: the round's own, and look-ahead for the next draft."""
+        """Slots beyond a row's context that its plan holds: the round's, and look-ahead for the next draft."""
         return self._draft_tokens + 1 + self._lookahead
 
     def of_plans(self, member: Member, *, must_end: bool) -> Ints:
@@ -217,7 +217,7 @@ class Rows:
         for request in running:
             accepted = None
             member = self._members.get(request.index)
-            # All members have room for their whole lives and the newest give way first: none has lost its place.
+            # All members have room for their whole lives and the newest give way first: none has lost its seat.
             if member is not None and member.accepted is not None:
                 accepted = member.accepted[request.num_rounds - member.begun.num_rounds :]
             rows.join(request, accepted)
