@@ -1,1 +1,1 @@
-"""What people look at: results folders, tables, figures, traces."""
+"""Output for people: results folders, tables, figures, traces."""

@@ -116,10 +116,10 @@ def compare(
     percents = checked_reals("percentiles", percentiles, 0.0, 100.0)
     scenario, profile = _scenario(source, changes)
     resolved = resolve_all(scenario, profile)
-    found = experiment.compare(resolved, percentiles=percents)
+    result = experiment.compare(resolved, percentiles=percents)
     if draws != 0:
-        found = over_draws(found, resolved, None if draws is None else checked_count("draws", draws, 2))
-    return ShownComparison(**msgspec.structs.asdict(found))
+        result = over_draws(result, resolved, None if draws is None else checked_count("draws", draws, 2))
+    return ShownComparison(**msgspec.structs.asdict(result))
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,15 +260,15 @@ def paired(
     for metric in checked_list("metrics", metrics):
         if metric not in points.rows or points.rows[metric].dtype.kind not in "if":
             raise ValueError(unknown("metric", str(metric), points.rows.columns))
-    found = pd.concat(
+    frame = pd.concat(
         [points.paired(name, metric, first).assign(base=first, metric=metric) for metric in metrics], ignore_index=True
     ).rename(columns={"low": "ci95_low_pct", "high": "ci95_high_pct"})
-    has_interval = found["replications"] > 1
+    has_interval = frame["replications"] > 1
     for bound in ("ci95_low_pct", "ci95_high_pct"):
-        found[bound] = found[bound].where(has_interval)
+        frame[bound] = frame[bound].where(has_interval)
     last = ["change_pct", "ci95_low_pct", "ci95_high_pct", "replications", "is_clear", "is_open", "is_overloaded"]
-    keys = [column for column in found if column not in ("base", "metric", name, *last)]
-    return found[[*keys, "base", name, "metric", *last]]
+    keys = [column for column in frame if column not in ("base", "metric", name, *last)]
+    return frame[[*keys, "base", name, "metric", *last]]
 
 
 def sweep(
@@ -295,7 +295,7 @@ def sweep(
         frame = store_frame(Path(out))
         return frame[frame["key"].isin(keys)].reset_index(drop=True)
     with ready(workers, plan) as pool:
-        rows = [row for found in rows_of(plan, plan.jobs(frozenset()), pool) for row in found]
+        rows = [row for job_rows in rows_of(plan, plan.jobs(frozenset()), pool) for row in job_rows]
     return frame_of(rows, plan.grid.keys)
 
 
@@ -316,8 +316,8 @@ def tune(
 
     >>> import lanesim
     >>> scenario = lanesim.Scenario.of(profile="cpu/tiny", policy="continuous", num_prompts=8)
-    >>> found = lanesim.tune(scenario, concurrencies=(1, 4), lengths=(0, 2), draws=2, workers=1)
-    >>> [point.concurrency for point in found.points]
+    >>> answer = lanesim.tune(scenario, concurrencies=(1, 4), lengths=(0, 2), draws=2, workers=1)
+    >>> [point.concurrency for point in answer.points]
     [1, 4]
     """
     if lengths is not None:

@@ -140,7 +140,7 @@ def _value(value: Setting) -> str:
 def _drawn(points: StorePoints, price_per_hour: float | None) -> tuple[list[str], dict[str, str]]:
     import matplotlib.pyplot as plt
 
-    found, missing = [], {}
+    figures, missing = [], {}
     for name, draw in pictures(price_per_hour=price_per_hour).items():
         try:
             figure = draw(points)
@@ -153,11 +153,11 @@ def _drawn(points: StorePoints, price_per_hour: float | None) -> tuple[list[str]
         plt.close(figure)
         text = base64.b64encode(image.getvalue()).decode()
         caption = figure.get_suptitle().split("\n")[0]
-        found.append(
+        figures.append(
             f'<figure><img alt="{_safe(name)}" src="data:image/svg+xml;base64,{text}">'
             f"<figcaption>{_safe(caption)}</figcaption></figure>\n"
         )
-    return found, missing
+    return figures, missing
 
 
 def _points_table(points: StorePoints) -> str:
@@ -233,7 +233,7 @@ def _failures(points: StorePoints) -> str:
     errors: dict[str, list[str]] = {}
     for _, row in points.failed.iterrows():
         errors.setdefault(str(row["error"]), []).append(named(row, keys or ["policy"]))
-    lines = [f"{len(places)} points, first {places[0]}: {error}" for error, places in errors.items()]
+    lines = [f"{len(names)} points, first {names[0]}: {error}" for error, names in errors.items()]
     return _list(lines)
 
 

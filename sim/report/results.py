@@ -1,6 +1,6 @@
 """A results directory: scenario.yaml, summary.json, parquet tables, figures; complete or not there.
 
-It is written beside its place and takes it by one rename, so that the old one is there whole until the new one is.
+It is written beside its path and takes it by one rename, so that the old one is there whole until the new one is.
 Not here: how that is done (sim.files.write), what the results mean.
 """
 

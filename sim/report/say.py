@@ -132,7 +132,7 @@ def _lengths_table(answer: Tuning, shown: Sequence[int]) -> Table:
 
 
 def _weight(answer: Tuning, k: int) -> float:
-    """Loss of a reader by a length that is left out: the answer's own above all."""
+    """Loss of a reader by a length that is left out: the answer's above all."""
     chances = [length.chance_best for point in answer.points for length in point.lengths if length.k == k]
     return max(chances) + (1.0 if any(point.k == k for point in answer.points) else 0.0)
 
@@ -270,25 +270,25 @@ def _held(answer: Attainment) -> Said:
     )
 
 
-def _load(found: HighestLoad) -> str:
-    return found.limit.value if found.load is None else number(found.load)
+def _load(highest: HighestLoad) -> str:
+    return highest.limit.value if highest.load is None else number(highest.load)
 
 
-def _limit(found: HighestLoad, share: float) -> str:
+def _limit(highest: HighestLoad, share: float) -> str:
     """The reason why the load ends there."""
     shares = ", ".join(
         f"{name.removesuffix('_ms')} {100 * value:.1f} %"
-        for name, value in found.attainment.items()
+        for name, value in highest.attainment.items()
         if value is not None and name != "all"
     )
     why = {
         Limit.NEVER: f"never; requests that are alone meet {shares} of them",
         Limit.UNBOUNDED: "unbounded; these SLOs hold with every request at once, since none bounds the waiting",
         Limit.THROUGHPUT: f"as much as it can serve at all; the SLOs hold up to there ({shares})",
-        Limit.SLO: f"beyond it fewer than {100 * share:g} % meet them; at it, the mean of {found.replications} runs' "
+        Limit.SLO: f"beyond it fewer than {100 * share:g} % meet them; at it, the mean of {highest.replications} runs' "
         f"own, {shares}",
     }
-    return f"{found.policy}: {why[found.limit]}"
+    return f"{highest.policy}: {why[highest.limit]}"
 
 
 def _replicas(fleet: Replicas, answer: Attainment) -> str:
@@ -334,22 +334,22 @@ def attainment_sentence(answer: Attainment) -> str:
     return "; ".join(parts)
 
 
-def _holds(found: HighestLoad, answer: Attainment) -> str:
+def _holds(highest: HighestLoad, answer: Attainment) -> str:
     share = f"{100 * answer.share:g} % of requests within the SLOs"
-    if found.limit is Limit.NEVER:
-        return f"{found.policy} holds no load with {share}: a request that is alone misses them"
-    if found.load is None:
-        return f"{found.policy} holds every load with {share}: none of them bounds the waiting"
+    if highest.limit is Limit.NEVER:
+        return f"{highest.policy} holds no load with {share}: a request that is alone misses them"
+    if highest.load is None:
+        return f"{highest.policy} holds every load with {share}: none of them bounds the waiting"
     unit = "requests in flight" if answer.of == "concurrency" else "requests/s"
-    text = f"{found.policy} holds {number(found.load)} {unit} with {share}"
-    ranges = [(found.ci95, "over runs"), (found.draws_interval, "in 90 % of draws")]
+    text = f"{highest.policy} holds {number(highest.load)} {unit} with {share}"
+    ranges = [(highest.ci95, "over runs"), (highest.draws_interval, "in 90 % of draws")]
     if known := [f"{_range(interval)} {which}" for interval, which in ranges if interval is not None]:
         text += f" ({', '.join(known)})"
-    if found.limit is Limit.THROUGHPUT:
+    if highest.limit is Limit.THROUGHPUT:
         return f"{text}: all that it can serve"
-    missed = {name: value for name, value in found.attainment.items() if name != "all" and value is not None}
+    missed = {name: value for name, value in highest.attainment.items() if name != "all" and value is not None}
     first = min(missed, key=lambda name: missed[name]).removesuffix("_ms").upper() if missed else "an SLO"
-    price = _price(found.usd_per_million_tokens).replace(", ", "; ")
+    price = _price(highest.usd_per_million_tokens).replace(", ", "; ")
     return f"{text}; {first} is missed first{price}{' there' if price else ''}"
 
 

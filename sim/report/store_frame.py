@@ -51,15 +51,15 @@ def store_frame(path: Path, *, version: str | None = None) -> pd.DataFrame:
     is_asked = version is not None
     if version is None and grids:
         version = grids[-1].model_version
-    own = frame[frame["model_version"] == version] if version is not None and len(frame) else frame
-    if len(own) < len(frame) and not is_asked:
+    rows = frame[frame["model_version"] == version] if version is not None and len(frame) else frame
+    if len(rows) < len(frame) and not is_asked:
         others = sorted(set(frame["model_version"]) - {version})
         warnings.warn(
-            f"{str(path)!r}: {len(frame) - len(own)} rows are of other versions of the model ({', '.join(others)}) and "
-            f"left out; load(..., version=...) has them",
+            f"{str(path)!r}: {len(frame) - len(rows)} rows are of other versions of the model ({', '.join(others)}) "
+            f"and left out; load(..., version=...) has them",
             stacklevel=3,
         )
-    return own.reset_index(drop=True)
+    return rows.reset_index(drop=True)
 
 
 def frame_of(rows: Sequence[Row], swept: Sequence[str]) -> pd.DataFrame:

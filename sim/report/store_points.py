@@ -51,7 +51,7 @@ def read_points(path: Path) -> StorePoints:
 Draw = dict[str, Any]
 """A row, as a mapping."""
 Setting = str | float | None
-"""What a key of a scenario is at."""
+"""Value of a key of a scenario."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,16 +93,16 @@ class StorePoints:
     @cached_property
     def keys(self) -> list[str]:
         """Keys that vary among the rows that ran, the policy among them, the load first; none that follows from others,
-        as lengths do from a profile that has its own, or the second key of a zipped pair from the first."""
+        as lengths do from a profile that has them, or the second key of a zipped pair from the first."""
         names = [name for name in self.rows.columns if "." in name or name in ("profile", "policy")]
         varied = [name for name in names if _is_key(name) and self.rows[name].nunique(dropna=False) > 1]
-        found: list[str] = []
+        kept: list[str] = []
         num_combinations = 1
         for name in sorted(varied, key=lambda name: (name not in LOADS, name != "policy", name not in WORDS)):
-            count = len(self.rows[[*found, name]].drop_duplicates())
+            count = len(self.rows[[*kept, name]].drop_duplicates())
             if count > num_combinations:
-                found, num_combinations = [*found, name], count
-        return found
+                kept, num_combinations = [*kept, name], count
+        return kept
 
     @property
     def load(self) -> str | None:
@@ -110,9 +110,9 @@ class StorePoints:
         return next((key for key in LOADS if key in self.keys), None)
 
     def values(self, key: str) -> list[Any]:
-        """What a key takes on, sorted; policies and profiles as they come."""
-        found = list(dict.fromkeys(self.rows[key].tolist()))
-        return sorted(found) if self.rows[key].dtype.kind in "ifb" else found
+        """Values of a key, sorted; policies and profiles as they come."""
+        distinct = list(dict.fromkeys(self.rows[key].tolist()))
+        return sorted(distinct) if self.rows[key].dtype.kind in "ifb" else distinct
 
     def scenario(self, key: str) -> dict[str, str]:
         """The resolved scenario of a row, its values as JSON by their dotted keys."""
@@ -140,10 +140,10 @@ class StorePoints:
         """The key that `name` is, or is the last part of. Raises ValueError."""
         if name in self.frame:
             return name
-        found = [key for key in self.keys if key.rpartition(".")[2] == name]
-        if len(found) != 1:
+        matching = [key for key in self.keys if key.rpartition(".")[2] == name]
+        if len(matching) != 1:
             raise ValueError(f"{name}: not a key that this store varies ({', '.join(self.keys) or 'none does'})")
-        return found[0]
+        return matching[0]
 
     def means(self, metrics: Sequence[str]) -> pd.DataFrame:
         """One row per point: its keys, for each metric `M`, `M.low` and `M.high` of the 95 % interval of the mean,
@@ -158,33 +158,33 @@ class StorePoints:
         needed = {*keys, *has, *counts, "scenario_hash", "is_steady", "unstable"}
         columns = {name: self.rows[name].tolist() for name in needed}
         rows = []
-        for places in self._places("scenario_hash"):
-            row: Draw = {key: columns[key][places[0]] for key in [*keys, "scenario_hash"]}
-            row["is_steady"] = all(columns["is_steady"][place] for place in places)
-            row["is_overloaded"] = any(columns["unstable"][place] for place in places)
-            row["replications"] = len(places)
-            effective = [columns[EFFECTIVE][place] for place in places] if counts else []
+        for indices in self._rows_alike("scenario_hash"):
+            row: Draw = {key: columns[key][indices[0]] for key in [*keys, "scenario_hash"]}
+            row["is_steady"] = all(columns["is_steady"][index] for index in indices)
+            row["is_overloaded"] = any(columns["unstable"][index] for index in indices)
+            row["replications"] = len(indices)
+            effective = [columns[EFFECTIVE][index] for index in indices] if counts else []
             num_effective = sum(count for count in effective if count == count)
             for metric in metrics:
-                known = [float(columns[metric][place]) for place in places] if metric in columns else []
+                known = [float(columns[metric][index]) for index in indices] if metric in columns else []
                 known = [value for value in known if value == value]
                 mean = sum(known) / len(known) if known else float("nan")
-                is_told = row["is_steady"] and len(known) == len(places)
+                is_told = row["is_steady"] and len(known) == len(indices)
                 is_tail = metric.startswith("p99") and num_effective < MIN_FOR_P99
                 interval = interval_95(known) if is_told and not is_tail else None
                 row[metric] = mean
                 row[f"{metric}.low"], row[f"{metric}.high"] = interval or (mean, mean)
             rows.append(row)
-        found = pd.DataFrame(rows)
-        order = [key for key in self.keys if key in found]
-        return found.sort_values(order, kind="stable").reset_index(drop=True) if order else found
+        frame = pd.DataFrame(rows)
+        order = [key for key in self.keys if key in frame]
+        return frame.sort_values(order, kind="stable").reset_index(drop=True) if order else frame
 
-    def _places(self, *names: str) -> list[list[int]]:
-        """Places of the rows that have the same values in some columns, in order of appearance."""
+    def _rows_alike(self, *names: str) -> list[list[int]]:
+        """Indices of the rows that have the same values in some columns, in order of appearance."""
         groups: dict[tuple[Setting, ...], list[int]] = {}
         columns = [[None if value != value else value for value in self.rows[name].tolist()] for name in names]
-        for place in range(len(self.rows)):
-            groups.setdefault(tuple(column[place] for column in columns), []).append(place)
+        for index in range(len(self.rows)):
+            groups.setdefault(tuple(column[index] for column in columns), []).append(index)
         return list(groups.values())
 
     @cached_property
@@ -199,7 +199,8 @@ class StorePoints:
         settings = [key for key in self.keys if key not in self.conditions]
         groups = table.groupby(self.conditions, sort=True, dropna=False) if self.conditions else [((), table)]
         return [
-            self._rank(dict(zip(self.conditions, place, strict=True)), own, settings, metric) for place, own in groups
+            self._rank(dict(zip(self.conditions, condition, strict=True)), group, settings, metric)
+            for condition, group in groups
         ]
 
     def _rank(self, condition: Draw, table: pd.DataFrame, settings: Sequence[str], metric: str) -> Rank:
@@ -228,11 +229,11 @@ class StorePoints:
 
     def _draws(self, scenario_hash: str) -> dict[int, Draw]:
         """Rows of one point by their seed."""
-        own = self.rows[self.rows["scenario_hash"] == scenario_hash]
-        return {draw["seed"]: draw for draw in own.to_dict("records")}
+        rows = self.rows[self.rows["scenario_hash"] == scenario_hash]
+        return {draw["seed"]: draw for draw in rows.to_dict("records")}
 
     def paired(self, key: str, metric: str, base: Setting = None) -> pd.DataFrame:
-        """How `metric` differs between values of `key`, draw by draw, all else equal: a row per other keys and value.
+        """Differences of `metric` between values of `key`, draw by draw, all else equal; a row per rest of the keys.
 
         `change_pct` against `base`, by default the first value, over so many `replications`, with `low` and `high`;
         `is_clear` where the interval leaves out zero, `is_open` where the ends of phi's bracket disagree about that
@@ -255,11 +256,11 @@ class StorePoints:
         }
         columns = {name: self.rows[name].tolist() for name in names}
         rows = []
-        for places in self._places(*rest):
-            fixed = {name: columns[name][places[0]] for name in rest}
+        for indices in self._rows_alike(*rest):
+            fixed = {name: columns[name][indices[0]] for name in rest}
             draws: dict[Setting, dict[int, Draw]] = {}
-            for place in places:
-                draw = {name: values[place] for name, values in columns.items()}
+            for index in indices:
+                draw = {name: values[index] for name, values in columns.items()}
                 draws.setdefault(draw[key], {})[draw["seed"]] = draw
             for value in others:
                 both = [seed for seed in draws.get(first, {}) if seed in draws.get(value, {})]
@@ -272,7 +273,7 @@ class StorePoints:
 def _change(base: Sequence[Draw], theirs: Sequence[Draw], metric: str) -> Draw:
     """Change of `metric`, percent of the first's mean, with what each value of phi says of its sign."""
     orders = set()
-    found: Draw = {}
+    change: Draw = {}
     for level in BRACKET:
         ours, others = ([_under(draw, metric, level) for draw in draws] for draws in (base, theirs))
         mean = sum(ours) / len(ours)
@@ -283,18 +284,18 @@ def _change(base: Sequence[Draw], theirs: Sequence[Draw], metric: str) -> Draw:
         if level is PhiLevel.MIDDLE:
             average = sum(changes) / len(changes)
             low, high = interval or (average, average)
-            found = {"change_pct": average, "low": low, "high": high, "is_clear": order != 0}
+            change = {"change_pct": average, "low": low, "high": high, "is_clear": order != 0}
     is_steady = all(draw["is_steady"] for draw in (*base, *theirs))
     is_steady_throughout = all(draw.get(THROUGHOUT, True) for draw in (*base, *theirs))
     is_open = len(orders) > 1 or (is_steady and not is_steady_throughout)
-    return found | {"is_open": is_open, "is_overloaded": not is_steady}
+    return change | {"is_open": is_open, "is_overloaded": not is_steady}
 
 
 def _under(draw: Draw, metric: str, level: PhiLevel) -> float:
     """A metric at a value of phi; as reported where it makes no difference."""
-    own = float(draw[metric])
+    reported = float(draw[metric])
     other = draw.get(if_overlap(metric, level))
-    return own if level is PhiLevel.MIDDLE or other is None or other != other else float(other)
+    return reported if level is PhiLevel.MIDDLE or other is None or other != other else float(other)
 
 
 def _has(column: pd.Series, value: Json) -> pd.Series:
@@ -310,5 +311,5 @@ def _is_key(name: str) -> bool:
 
 
 def spoken(key: str) -> str:
-    """What an axis calls a key."""
+    """A key's name on an axis."""
     return LOADS.get(key) or WORDS.get(key) or key.rpartition(".")[2].replace("_", " ")

@@ -121,7 +121,7 @@ def comparison_tables(
     """The comparison of `sim.compare.side_by_side.compare`: a row per policy, paired differences to the first, what it
     rests on in at most four lines (all of it where `is_verbose`), and last the sentence.
 
-    `percentiles` that were asked for get columns of their own.
+    `percentiles` that were asked for get further columns.
     """
     for line in _head(result, is_verbose=is_verbose):
         console.print(line, highlight=False)
@@ -259,9 +259,9 @@ def _slo_cell(result: Comparison, policy: str) -> str:
     """Share of requests that meet all SLOs, and each of them, over all replications."""
     shares: dict[str, list[float]] = {}
     for run in result.runs:
-        own = run["slo_attainment"]
-        if run["policy"] == policy and isinstance(own, dict):
-            for name, share in own.items():
+        attainment = run["slo_attainment"]
+        if run["policy"] == policy and isinstance(attainment, dict):
+            for name, share in attainment.items():
                 shares.setdefault(name, []).append(share or 0.0)
     means = {name: 100.0 * sum(values) / len(values) for name, values in shares.items()}
     parts = [f"{SLO_NAMES[name]} {value:.0f}" for name, value in means.items() if name != "all"]
@@ -364,8 +364,8 @@ def _partition_lines(result: Comparison) -> list[str]:
             deferred = ", prompts from round end to round end" if shares.get(DEFERRED) else ""
             lines.append(f"{row.policy}: {', '.join(parts)}{while_}{deferred}")
     if lines:
-        own = result.profile.errors.get("partition")
-        known = {"here": own} if own is not None else MEASURED.errors_pct
+        measured = result.profile.errors.get("partition")
+        known = {"here": measured} if measured is not None else MEASURED.errors_pct
         alone = ", ".join(f"{name} {error:.3g} %" for name, error in known.items())
         lines.insert(0, f"shares of the multiprocessors (mean errors of their curves: {alone}):")
     return lines
@@ -394,9 +394,9 @@ def _tail_lines(result: Comparison) -> list[str]:
     ]
     if not counts:
         return []
-    found = number(result.scenario["replications"] * min(counts))
+    count = number(result.scenario["replications"] * min(counts))
     return [
-        f"p99 has no interval: {found} independent requests in all where {MIN_FOR_P99:,} are wanted (neighbours in "
+        f"p99 has no interval: {count} independent requests in all where {MIN_FOR_P99:,} are wanted (neighbours in "
         "time resemble each other)"
     ]
 
@@ -455,10 +455,10 @@ def _percents(values: Sequence[float]) -> str:
 
 def in_brief(lines: Sequence[str], evidence: Sequence[str], notes: Sequence[str]) -> list[str]:
     """`lines`, the first of the others in short, and where all of them are."""
-    found = list(lines)
+    brief = list(lines)
     if evidence:
-        found.append(shortened(evidence))
-    return [*found, f"{notes[0]}; {HOW_TO}" if notes else HOW_TO]
+        brief.append(shortened(evidence))
+    return [*brief, f"{notes[0]}; {HOW_TO}" if notes else HOW_TO]
 
 
 def costs_line(errors: Mapping[str, float | None]) -> str:

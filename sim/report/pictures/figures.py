@@ -43,14 +43,14 @@ def draw_comparison(directory: Path, result: Comparison, records: Sequence[RunRe
 
 def _phases_s(result: Comparison) -> dict[str, dict[str, float]]:
     """Mean seconds per request by policy and phase, over the runs that the table is of."""
-    found: dict[str, dict[str, float]] = {}
+    means_s: dict[str, dict[str, float]] = {}
     for row in result.policies:
         phases_ms = [run["phases_ms"] for run in result.runs if run["policy"] == row.policy]
         known = [phases for phases in phases_ms if isinstance(phases, dict)]
-        found[row.policy] = {
+        means_s[row.policy] = {
             phase: sum(phases[phase] or 0.0 for phases in known) / len(known) / 1e3 for phase in PHASES
         }
-    return found
+    return means_s
 
 
 def _title(result: Comparison) -> str:

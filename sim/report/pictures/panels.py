@@ -96,11 +96,11 @@ def label_points(figure: Figure, axis: Axes, labels: Iterable[tuple[float, float
     from matplotlib.transforms import Bbox
 
     figure.tight_layout()
-    found = list(labels)
-    spots = [axis.transData.transform((x, y)) for x, y, _ in found]
+    texts = list(labels)
+    spots = [axis.transData.transform((x, y)) for x, y, _ in texts]
     taken = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in spots]
     placed: list[tuple[str, NDArray[np.float64]]] = []
-    for (x, y, text), spot in zip(found, spots, strict=True):
+    for (x, y, text), spot in zip(texts, spots, strict=True):
         if any(text == other and abs(spot - where).max() < NEAR_PX for other, where in placed):
             continue
         note = axis.annotate(text, (x, y), xytext=(0, 0), textcoords="offset points", fontsize=7)
@@ -117,13 +117,13 @@ def label_points(figure: Figure, axis: Axes, labels: Iterable[tuple[float, float
 
 def legend(figure: Figure, axes: Sequence[Sequence[Axes]], more: Sequence[Artist] = ()) -> None:
     """One for all panels, of what any of them shows, and `more` handles."""
-    found: dict[str, Artist] = {}
+    handles: dict[str, Artist] = {}
     for axis in chain.from_iterable(axes):
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    found |= {str(handle.get_label()): handle for handle in more}
-    if len(found) > 1:
-        figure.legend(found.values(), found.keys(), loc="upper left", bbox_to_anchor=(0.995, 0.95), frameon=False)
+            handles.setdefault(label, handle)
+    handles |= {str(handle.get_label()): handle for handle in more}
+    if len(handles) > 1:
+        figure.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(0.995, 0.95), frameon=False)
 
 
 def save(figure: Figure, file: Path | BinaryIO) -> None:

@@ -203,7 +203,7 @@ def draw_lines(points: StorePoints, picture: LinePicture) -> Figure:
     for line_of_axes, label in zip(axes, drawn[METRIC].unique(), strict=True):
         values = drawn["y"][drawn[METRIC] == label]
         for axis, name in zip(line_of_axes, drawn[PANEL].unique(), strict=True):
-            own = drawn[(drawn[METRIC] == label) & (drawn[PANEL] == name)]
+            shown = drawn[(drawn[METRIC] == label) & (drawn[PANEL] == name)]
             axis.set_title("")
             panel(axis, str(name), "output (tokens/s)" if x == TOKENS_PER_S else spoken(x), str(label))
             axis.set_ylim(values.min() / MARGIN if picture.is_log else 0.0, max(values.max(), 1e-9) * MARGIN)
@@ -212,8 +212,8 @@ def draw_lines(points: StorePoints, picture: LinePicture) -> Figure:
             if x in points.keys:
                 set_ticks(axis, points.values(x))
             if picture.has_labels:
-                axis.set_xlim(0.0, float(own["x"].max()) * 1.08)
-                texts = [(row["x"], row["y"], f"{row[load]:g}") for _, row in own.iterrows()]
+                axis.set_xlim(0.0, float(shown["x"].max()) * 1.08)
+                texts = [(row["x"], row["y"], f"{row[load]:g}") for _, row in shown.iterrows()]
                 label_points(figure, axis, texts)
     title = picture.title.format(load=spoken(load) if load else "")
     title += "; hollow: overloaded" if table["is_overloaded"].any() else ""
@@ -240,8 +240,12 @@ def draw_improvement(points: StorePoints) -> Figure:
         raise NotDrawn("needs a second key beside the load: acceptance, or any other")
     down = next((key for key in (ACCEPTANCE, K) if key in rest), rest[0])
     panels: list[Panel] = []
-    for title, own in _apart(points, ["policy", load, down]):
-        changes = own.paired("policy", "mean_e2el_ms") if first in own.values("policy") else own.rows[:0]
+    for title, panel_points in _apart(points, ["policy", load, down]):
+        changes = (
+            panel_points.paired("policy", "mean_e2el_ms")
+            if first in panel_points.values("policy")
+            else panel_points.rows[:0]
+        )
         for policy in others:
             shade, texts = _cells(points, load, down)
             for _, row in changes.iterrows():
@@ -265,9 +269,9 @@ def draw_draft_length(points: StorePoints) -> Figure:
     drafts = points.rows.groupby("policy")["acceptance_length_tokens"].transform("max").notna()
     speculative = points.with_rows(points.rows[drafts])
     panels: list[Panel] = []
-    for title, own in _apart(speculative, [load, K]) if drafts.any() else ():
+    for title, panel_points in _apart(speculative, [load, K]) if drafts.any() else ():
         shade, texts = _cells(points, load, K)
-        for _, row in own.means([metric]).iterrows():
+        for _, row in panel_points.means([metric]).iterrows():
             if not row["is_overloaded"]:
                 y, x = points.values(K).index(row[K]), points.values(load).index(row[load])
                 shade[y, x], texts[y][x] = row[metric], f"{row[metric]:.3g}"
@@ -287,7 +291,7 @@ def _apart(points: StorePoints, used: Sequence[str]) -> list[tuple[str, StorePoi
     if not rest:
         return [(held.removeprefix(", "), points)]
     groups = points.rows.groupby(rest, sort=False, dropna=False)
-    return [(named(own.iloc[0], rest) + held, points.with_rows(own)) for _, own in groups]
+    return [(named(group.iloc[0], rest) + held, points.with_rows(group)) for _, group in groups]
 
 
 def _cells(points: StorePoints, across: str, down: str) -> tuple[Floats, list[list[str]]]:
@@ -358,8 +362,8 @@ def draw_pareto(points: StorePoints, price_per_hour: float | None = None) -> Fig
     plot = so.Plot(table, x="user", y="gpu", color=LINE, marker=LINE).facet(col=PANEL).theme(dict(plt.rcParams))
     _draw(plot.label(color="", marker="").add(so.Dot(pointsize=6)).scale(color="colorblind"), figure)
     for axis, name in zip(figure.axes, names, strict=True):
-        own = table[table[PANEL] == name].sort_values(["user", "gpu"], ascending=False)
-        best = own[own["gpu"] > own["gpu"].cummax().shift(fill_value=0.0)]
+        shown = table[table[PANEL] == name].sort_values(["user", "gpu"], ascending=False)
+        best = shown[shown["gpu"] > shown["gpu"].cummax().shift(fill_value=0.0)]
         axis.set_title("")
         axis.plot(best["user"], best["gpu"], color="black", linewidth=1.0, zorder=1)
         panel(axis, str(name), "output (tokens/s per user)", "output (tokens/s per GPU)")

@@ -38,7 +38,7 @@ PHASE_COLOURS = {
     "waiting": "#d0d0d0",
 }
 TIMELINE_WORKS, WINDOWS_TRIED = 60, 400
-"""Works of the busiest stream that a timeline shows; places in the middle half of the runs where it might begin."""
+"""Works of the busiest stream that a timeline shows; times in the middle half of the runs where it might begin."""
 
 
 def draw_timelines(
@@ -96,8 +96,8 @@ def timelines(title: str, records: Sequence[RunRecord], window: tuple[float, flo
 def busy_window(runs: Sequence[Sequence[WorkRecord]]) -> tuple[float, float]:
     """Start and end, seconds, of the stretch in the middle half of all runs in which the idlest of them has most to do;
     as long as `timeline_window` has it for most of them."""
-    own = [timeline_window(works) for works in runs]
-    length_s = float(np.median([end_s - start_s for start_s, end_s in own]))
+    windows = [timeline_window(works) for works in runs]
+    length_s = float(np.median([end_s - start_s for start_s, end_s in windows]))
     last_s = min(max(work.end_s for work in works) for works in runs)
     starts_s = np.linspace(0.25 * last_s, max(0.25 * last_s, 0.75 * last_s - length_s), WINDOWS_TRIED)
     min_s = np.full(WINDOWS_TRIED, np.inf)
