@@ -1,4 +1,4 @@
-"""What only shows when scenario, policy and profile are seen together: refused as they are resolved, or warned of.
+"""Faults that show only with scenario, policy and profile together: refused as they are resolved, or warned of.
 
 Not here: what a scenario's keys may be by themselves (sim.run.scenario), resolving (sim.run.resolve).
 """
@@ -35,7 +35,7 @@ class ShortAcceptanceWarning(UserWarning):
 
 
 def is_lockstep(scenario: Scenario, profile: Profile, policy: Policy) -> bool:
-    """Whether the scenario's replicas are the ranks of the profile's deployment, which share its experts."""
+    """True where the scenario's replicas are the ranks of the profile's deployment, which share its experts."""
     ranks = profile.data_parallel
     return 1 < ranks == scenario.devices.count and profile.target.experts is not None and policy.is_continuous
 
@@ -56,7 +56,7 @@ def check_policy(
 def _refusals(
     scenario: Scenario, profile: Profile, policy: Policy, limits: EngineLimits, lengths: DraftLengths
 ) -> tuple[tuple[bool, str], ...]:
-    """What cannot be, and the line that says so, the first of several first."""
+    """Faults, true where the scenario has one, each with the line that says so, the first of several first."""
     method, controller = scenario.speculation.method, scenario.speculation.controller
     draft_tokens, options, name = scenario.speculation.num_speculative_tokens, scenario.policy_options, policy.name
     is_drafting, draft = draft_tokens > 0, profile.draft

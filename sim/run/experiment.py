@@ -54,12 +54,12 @@ class _CountedWarning(UserWarning):
         """
         runs: dict[str, list[tuple[int, int]]] = {}
         for text in texts:
-            num_cut, _, num_requests, place = text.split(" ", 3)
-            runs.setdefault(place, []).append((int(num_cut), int(num_requests)))
-        worst = {place: max(cut, key=lambda counts: counts[0] / counts[1]) for place, cut in runs.items()}
+            num_cut, _, num_requests, consequence = text.split(" ", 3)
+            runs.setdefault(consequence, []).append((int(num_cut), int(num_requests)))
+        worst = {consequence: max(cut, key=lambda counts: counts[0] / counts[1]) for consequence, cut in runs.items()}
         return "; ".join(
-            f"{'up to ' * (len(runs[place]) > 1)}{num_cut} of {num_requests} {place}"
-            for place, (num_cut, num_requests) in worst.items()
+            f"{'up to ' * (len(runs[consequence]) > 1)}{num_cut} of {num_requests} {consequence}"
+            for consequence, (num_cut, num_requests) in worst.items()
         )
 
 
@@ -83,7 +83,7 @@ class SpawningHost(Host, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounts:
-    """What a host can tell of a run that is over."""
+    """Records that a host has of a run that is over."""
 
     now_s: float
     """When it was over, or cut."""
@@ -114,17 +114,17 @@ class Experiment:
         """New requests that arrive within the window and are served, in order of arrival; at a low rate that may be
         none. Warns of answers that end early, and of rejected requests."""
         workload, cut_s = self.scenario.workload, self.scenario.window.arrivals_end_s
-        found = self.resolved.served.requests(
+        requests = self.resolved.served.requests(
             self.seed, self.scenario.engine.block_size, inf if cut_s is None else cut_s
         )
-        assign_classes(found.requests, self.scenario.slo_classes, self.seed)
-        num_sent, engine = len(found.requests) + found.num_rejected, self.resolved.engine.name
+        assign_classes(requests.requests, self.scenario.slo_classes, self.seed)
+        num_sent, engine = len(requests.requests) + requests.num_rejected, self.resolved.engine.name
         tokens = self.resolved.served.max_model_len
-        if found.num_cut:
-            text = f"{found.num_cut} of {num_sent} answers end where prompt and answer are {tokens} tokens"
+        if requests.num_cut:
+            text = f"{requests.num_cut} of {num_sent} answers end where prompt and answer are {tokens} tokens"
             warnings.warn(f"{text}, as in {engine}", CutAnswerWarning, stacklevel=2)
-        if found.num_rejected:
-            text = f"{found.num_rejected} of {num_sent} requests are rejected: prompts of {tokens} tokens or more"
+        if requests.num_rejected:
+            text = f"{requests.num_rejected} of {num_sent} requests are rejected: prompts of {tokens} tokens or more"
             warnings.warn(f"{text} leave no room for an answer in {engine}", RejectedWarning, stacklevel=2)
         is_open = workload.request_rate < inf and not is_trace(workload)
         if cut_s is not None and is_open and num_sent == num_requests(workload):
@@ -132,7 +132,7 @@ class Experiment:
                 f"{num_sent} requests end before window.arrivals_end_s={cut_s:g}; raise workload.num_prompts to fill it"
             )
             warnings.warn(text, WindowWarning, stacklevel=2)
-        return found
+        return requests
 
     def _named(self, request: Request) -> str:
         path = self.scenario.workload.dataset_path
@@ -222,7 +222,7 @@ class Experiment:
         account: Account | None = None,
         group: Lockstep | None = None,
     ) -> Serving:
-        """What one replica serves on its own GPUs, added to `account` where there are several."""
+        """Requests that one replica serves on its GPUs, added to `account` where there are several."""
         resolved = self.resolved
         if account is not None:
             pool.held = GaugePart(account.held)
@@ -259,7 +259,7 @@ class Experiment:
             host.spawn(task)
 
     def record(self, serving: Serving | Fleet, accounts: Accounts) -> RunRecord:
-        """What the run left behind; it ends with the last token, or where it was cut."""
+        """Record of the run; it ends with the last token, or where it was cut."""
         resolved, devices = self.resolved, self.scenario.devices
         requests = list(serving.requests[: serving.num_arrived])
         is_drained = serving.is_all_finished and requests

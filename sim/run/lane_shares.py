@@ -80,8 +80,8 @@ def may_defer(policy: Policy) -> bool:
 
 
 def best_partition(policy: Policy, costs: CostModel, load: MeanLoad, plain: Contention) -> PartitionOption | None:
-    """What suits `load` best: None, plain streams that contend as `plain` has it; or shares, which groups of several
-    lanes have what the others leave of, as they take turns."""
+    """The best partition for `load`: None, plain streams that contend as `plain` has it; or shares, where
+    groups of several lanes take turns on what the others leave."""
     forecast = Forecast(policy.lanes, costs, load, plain)
     parts, score = _best_parts(forecast, len(policy.lanes), is_dynamic=False)
     partition = _shares_of(policy, parts)
@@ -120,8 +120,8 @@ def _divisions(count: int) -> list[_Parts]:
 
 def _neighbours(parts: _Parts) -> list[_Parts]:
     """`parts` first, so that ties end the search, then with one part moved from one to another."""
-    found = [parts]
+    neighbours = [parts]
     for giver, taker in product(range(len(parts)), repeat=2):
         if giver != taker and parts[giver] > 1:
-            found.append(tuple(part - (i == giver) + (i == taker) for i, part in enumerate(parts)))
-    return found
+            neighbours.append(tuple(part - (i == giver) + (i == taker) for i, part in enumerate(parts)))
+    return neighbours

@@ -1,4 +1,4 @@
-"""What a scenario says of engine, limits and drafts, resolved on a profile.
+"""Engine, limits and drafts of a scenario, resolved on a profile.
 
 Not here: what one policy makes of it (sim.run.resolve), keys and their defaults (sim.run.scenario).
 """
@@ -20,7 +20,7 @@ from sim.workload.served import Served
 
 
 class DraftLengths(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens are drafted per round; 0 everywhere for a policy that never drafts."""
+    """Tokens drafted per round; 0 everywhere for a policy that never drafts."""
 
     given: int
     """The scenario's num_speculative_tokens."""
@@ -28,7 +28,7 @@ class DraftLengths(msgspec.Struct, frozen=True, kw_only=True):
     max: int
     """Look-ahead slots are held for so many."""
     constant: int | None
-    """What the controller always chooses; None where it may choose this or that."""
+    """The length that the controller always chooses; None where it may choose this or that."""
 
 
 def quoted_in(speculation: Speculation) -> Quoted | None:
@@ -59,17 +59,17 @@ def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -
     name = scenario.engine.name
     if not is_real:
         return engine_of(name, profile)
-    own = own_engine(profile) or without_engine(profile)
-    if name not in (None, own.name):
+    measured = own_engine(profile) or without_engine(profile)
+    if name not in (None, measured.name):
         raise ValueError(
             f"engine.name={name!r} can be simulated only: a replay is driven by lanesim's own loop, whose times are in "
-            f"its profile ({own.name}); leave engine.name out"
+            f"its profile ({measured.name}); leave engine.name out"
         )
-    return own
+    return measured
 
 
 def limits_of(scenario: Scenario, profile: Profile) -> EngineLimits:
-    """What a policy that drafts keeps to (`limits_on`) on the scenario's engine."""
+    """Limits of a policy that drafts (`limits_on`) on the scenario's engine."""
     return limits_on(engine_for(scenario, profile), scenario, profile)
 
 
@@ -81,7 +81,7 @@ def limits_on(
     is_speculative: bool = True,
     is_real: bool = False,
 ) -> EngineLimits:
-    """What a policy keeps to: as given, else what `engine` sets itself on that GPU.
+    """Limits of a policy: as given, else what `engine` sets itself on that GPU.
 
     A profile whose draft is a head on the target's features drafts as one. Asynchronous scheduling follows the engine
     and what the policy drafts with: nothing of `speculation` changes one that never drafts (`is_speculative` false). A
@@ -128,7 +128,7 @@ def limits_on(
 
 
 def served_by(scenario: Scenario, profile: Profile, engine: EngineCosts | None = None) -> Served:
-    """The scenario's workload as `engine` serves it, by default the scenario's own. Raises ValueError where it gives a
+    """The scenario's workload as `engine` serves it, by default the scenario's. Raises ValueError where it gives a
     context to one that ends no answer by it."""
     engine, given = engine or engine_for(scenario, profile), scenario.engine.max_model_len
     if engine.rules.ends_at_max_model_len:
@@ -154,7 +154,7 @@ def drafter_of(method: Method, profile: Profile) -> str:
 
 
 def own_method(profile: Profile) -> Method | None:
-    """How the profile's draft drafts where that follows from its shape; None for a model of its own."""
+    """Method of the profile's draft where that follows from its shape; None for a separate model."""
     draft = profile.draft
     if draft is None:
         return None

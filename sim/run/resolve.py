@@ -87,7 +87,7 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Unpriced:
-    """What a scenario resolves to before anything of it is priced; nothing in it depends on a seed of a run."""
+    """A resolved scenario before anything of it is priced; nothing in it depends on a seed of a run."""
 
     scenario: Scenario
     policy: Policy
@@ -95,9 +95,9 @@ class _Unpriced:
     num_slots: int | None
     """Requests that a real host can hold at once; None = as many as memory does, on no real host."""
     quoted: Quoted | None
-    """Acceptance as people quote it, to be had at any draft length; None where vLLM's own keys give it."""
+    """Acceptance as people quote it, to be had at any draft length; None where vLLM's keys give it."""
     engine: EngineCosts
-    """What is added to the GPU's time."""
+    """The engine whose costs are added to the GPU's time."""
     limits: EngineLimits
     caps: Caps
     lengths: DraftLengths
@@ -108,7 +108,7 @@ class _Unpriced:
     pairs: tuple[Profile, ...]
     """The profile with each further draft model."""
     acceptances: tuple[Acceptance, ...]
-    """[draft models] the profile's own first; of a policy that drafts ahead, as its late features have it."""
+    """[draft models] the profile's first; of a policy that drafts ahead, as its late features have it."""
     num_gpus: int
     """GPUs of one replica."""
     num_engines: int
@@ -165,7 +165,7 @@ class _Unpriced:
         return KvPool(self.num_blocks, given.block_size, slots)
 
     def acceptance_at(self, draft_tokens: int) -> Acceptance:
-        """Acceptance of the profile's own draft model at another draft length."""
+        """Acceptance of the profile's draft model at another draft length."""
         return acceptance_at(self.scenario.speculation, self.quoted, draft_tokens)
 
 
@@ -174,14 +174,14 @@ class Resolved(_Unpriced):
     """A scenario with one policy on one profile, decided and priced: what runs, and what sizes runs, takes this."""
 
     costs: ShippedCosts
-    """Costs of the profile's own pair."""
+    """Costs of the profile's pair."""
     host_costs: ShippedCosts | DrafterCosts
-    """What the host prices works with: `costs`; works of further draft models by their own."""
+    """Costs that the host prices works with: `costs`; for works of further draft models those of their pairs."""
     costs_elsewhere: dict[int, ShippedCosts]
     """Costs by index of GPUs that are others than the profile's."""
     contention: Contention
     regime: Regime | None
-    """What works of several plain streams do to each other; None where the profile's measurement says it, or where
+    """Contention of works of several plain streams; None where the profile's measurement says it, or where
     streams are not plain, but have shares of the multiprocessors."""
     options: PolicyOptions
     """The scenario's, with partition and table as they are."""
@@ -205,12 +205,12 @@ class Resolved(_Unpriced):
         return partition
 
     def new_controller(self) -> Controller:
-        """What chooses the draft lengths of one run."""
+        """The controller of the draft lengths of one run."""
         return _controller(self.scenario, self.lengths.given, _Times(self))
 
     def changed(self, **keys: Json | msgspec.Struct) -> Resolved:
         """The same with other values of some keys of the scenario, those of a block as a mapping (`with_keys`): another
-        load is put in place of this one, all else is resolved anew. Raises ValueError."""
+        load replaces this one, all else is resolved anew. Raises ValueError."""
         scenario = with_keys(self.scenario, **keys)
         if not keys.keys() <= LOAD_KEYS:
             is_same = scenario.speculation.acceptance == self.scenario.speculation.acceptance
@@ -251,7 +251,7 @@ def resolve(
     scenario: Scenario, profile: Profile, policy: str, *, num_slots: int | None = None, quoted: Quoted | None = None
 ) -> Resolved:
     """The scenario with `policy` on `profile`; with `num_slots` on a real host that holds so many requests, with
-    `quoted` in place of the scenario's acceptance.
+    `quoted` instead of the scenario's acceptance.
 
     Raises ValueError, one line, for an unknown engine or policy, and for whatever the three cannot be together.
     """
@@ -367,7 +367,7 @@ def _lengths(scenario: Scenario, draft_tokens: int, *, is_real: bool) -> DraftLe
 
 
 def _controller(scenario: Scenario, draft_tokens: int, times: _Times | None) -> Controller:
-    """What chooses draft lengths; without `times` it says what it may choose, and chooses nothing."""
+    """The controller of draft lengths; without `times` it says what it may choose, and chooses nothing."""
     speculation = scenario.speculation
     if speculation.drafts and draft_tokens:
         lengths = (draft_tokens, *(drafter.num_speculative_tokens for drafter in speculation.drafts))

@@ -28,7 +28,7 @@ def simulate(
 ) -> RunRecord:
     """Run one policy to the end of the scenario's window, or until everything has drained.
 
-    `requests` are served in place of the workload's, which otherwise come from its generators: fresh ones in order of
+    `requests` are served instead of the workload's, which otherwise come from its generators: fresh ones in order of
     arrival, index 0 first.
 
     Raises ValueError for requests that no KV memory of this profile can hold, PolicyStalled for a stuck policy.
@@ -140,7 +140,7 @@ def run_recorded(
 
 
 def accounts_of(host: SimHost, works: list[WorkRecord]) -> Accounts:
-    """What the simulated host can tell, with the `works` that somebody noted."""
+    """Records of the simulated host, with the `works` that somebody noted."""
     return Accounts(
         now_s=host.now_s,
         usage=[
