@@ -41,7 +41,7 @@ class Stated(Answer, frozen=True, kw_only=True, rename={"costs": "profile"}):
 
     scenario: PlainScenario
     costs: CostSource | None = None
-    """The profile that was asked about; None where rows have their own."""
+    """The profile that was asked about; None where each row has one."""
     draws: int
     covers: str
     """Errors that the draws are of; empty without any."""

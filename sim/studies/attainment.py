@@ -193,35 +193,40 @@ class _OfPolicy:
     def __init__(self, search: LoadSearch, draws: int, usd_per_h: float | None, runner: Runner) -> None:
         self.search, self._usd_per_h, self._runner = search, usd_per_h, runner
         self.draws = cost_draws(search.resolved, draws, search.scenario.seed) if draws else []
-        own = search.own_loads(runner)
-        by_limit = {Limit.THROUGHPUT: search.saturated_per_s, Limit.SLO: sum(own.loads) / len(own.loads)}
-        self._load = by_limit.get(own.limit)
-        self.draw_loads = search.loads_under(self.draws, own, self._load, runner) if draws else []
+        by_replication = search.own_loads(runner)
+        by_limit = {
+            Limit.THROUGHPUT: search.saturated_per_s,
+            Limit.SLO: sum(by_replication.loads) / len(by_replication.loads),
+        }
+        self._load = by_limit.get(by_replication.limit)
+        self.draw_loads = search.loads_under(self.draws, by_replication, self._load, runner) if draws else []
         self._num_met = sum(load > 0.0 for load in self.draw_loads)
-        self.note, self.highest = self._highest(own)
+        self.note, self.highest = self._highest(by_replication)
 
-    def _highest(self, own: OwnLoads) -> tuple[str | None, HighestLoad]:
+    def _highest(self, by_replication: OwnLoads) -> tuple[str | None, HighestLoad]:
         """A note on runs that are too short, and the load with runs at it, of all its replications."""
         search, load, loads = self.search, self._load, self.draw_loads
-        at = load if load is not None else (search.least if own.limit is Limit.NEVER else search.most)
-        points = [search.point(at, seed) for seed in own.seeds]
+        at = load if load is not None else (search.least if by_replication.limit is Limit.NEVER else search.most)
+        points = [search.point(at, seed) for seed in by_replication.seeds]
         runs = [outcome.run for outcome in run_points(points, Runner(self._runner.workers))]
         note = _transient(search, points[0].resolved.scenario, runs)
         per_s = None
-        if own.limit is not Limit.NEVER:
+        if by_replication.limit is not Limit.NEVER:
             is_rate = load is not None and not search.is_concurrency
             served = _mean(runs, "steady_output_throughput") or _mean(runs, "output_throughput")
             per_s = self._output_tokens_per_s(at) if is_rate else served
-        interval = search.saturated_ci95 if own.limit is Limit.THROUGHPUT else interval_95(own.loads)
+        interval = (
+            search.saturated_ci95 if by_replication.limit is Limit.THROUGHPUT else interval_95(by_replication.loads)
+        )
         has_range = bool(loads) and note is None and all(isfinite(value) for value in loads)
         return note, HighestLoad(
             policy=search.policy,
-            limit=own.limit,
+            limit=by_replication.limit,
             load=load,
             ci95=None if load is None or note is not None else interval,
             draws_interval=interval_90(loads) if has_range else None,
             draw_loads=[value if isfinite(value) else None for value in loads],
-            replications=len(own.loads),
+            replications=len(by_replication.loads),
             saturated_per_s=search.saturated_per_s,
             attainment=_mean_shares(runs),
             # By Little's law, over runs that drain.
@@ -361,8 +366,8 @@ def _needed(holding: dict[int, int], num_draws: int) -> list[tuple[int | None, i
 def _usd_per_h(price: Price, resolved: Resolved) -> float:
     """Price of a replica; of a profile of one rank of several, that rank's part."""
     profile = resolved.profile
-    own = resolved.num_gpus * profile.tensor_parallel
-    return price.of_replica(own * profile.data_parallel) / profile.data_parallel
+    num_gpus = resolved.num_gpus * profile.tensor_parallel
+    return price.of_replica(num_gpus * profile.data_parallel) / profile.data_parallel
 
 
 def _mean(runs: Sequence[Run], metric: str) -> float | None:

@@ -8,7 +8,7 @@ docs/adr/021-draws-and-tuning.md.
 In a draw every policy of a comparison serves the requests of a replication; the ratio of what it takes to that with
 costs as given is a factor on its mean. An order that was stated stays only if nine in ten of the differences that
 follow have its sign, with the noise of replications, at every phi. Not here: the other questions asked of draws (tune,
-attainment), acceptance's own uncertainty (sim.acceptance.quoted).
+attainment), uncertainty of acceptance (sim.acceptance.quoted).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SD_PER_MEAN_ABS = sqrt(pi / 2.0)
 """Standard deviation of a normal error over its mean absolute value."""
 UNKNOWN_PCT = 10.0
 """Mean absolute error, percent, of a kind of pass that was never validated: the middle of what a peer's cost model has
-on its own measured cells, 6.7 to 14 % (aiconfigurator 0.12, dense bf16)."""
+on the cells that it was measured on, 6.7 to 14 % (aiconfigurator 0.12, dense bf16)."""
 BODY_KINDS = ("body", "verify_body")
 OCTAVES = 1.0
 """Token counts whose ratio is two to this are correlated by exp(-1/2) in the error of the layers' GEMMs."""
@@ -82,7 +82,7 @@ def cost_draws(resolved: Resolved, count: int, seed: int) -> list[Resolved]:
         raise ValueError("draws know the errors of one draft model: leave speculation.drafts out, or --draws")
     if count > MAX_DRAWS:
         raise ValueError(f"draws={count} must be at most {MAX_DRAWS:,}")
-    # The engine's constants become the profile's own, so that they can be drawn as well.
+    # The engine's constants become the profile's, so that they can be drawn as well.
     based, quoted = with_engine(resolved.profile, resolved.engine), resolved.quoted
     strata, draws = _Strata(count, seed), []
     for index in range(count):
@@ -175,7 +175,7 @@ class _DrawChances:
 
 def body_spread(profile: Profile) -> float:
     """Relative standard deviation of the layers' GEMMs, drawn anew at every octave of token counts; 0 of tables of
-    points, which have no layers of their own: there whole passes have the whole error."""
+    points, which have no layers: there whole passes have the whole error."""
     if not isinstance(profile.kernels, CompactKernels):
         return 0.0
     known = [pct for kind in BODY_KINDS if (pct := _mean_pct(profile, kind)) is not None]
@@ -240,11 +240,11 @@ def _curve(spread: float, chances: _DrawChances) -> dict[int, float]:
 
 
 def _times(ratios: tuple[tuple[int, float], ...], curve: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
-    """Ratios by token count times the curve, at the places of both, in the logarithm of the tokens."""
+    """Ratios by token count times the curve, at the token counts of both, in the logarithm of the tokens."""
     tokens = sorted({*(tokens for tokens, _ in ratios), *curve})
-    places = [log2(count) for count in tokens]
-    given = np.interp(places, [log2(count) for count, _ in ratios], [r for _, r in ratios]) if ratios else 1.0
-    drawn = np.interp(places, [log2(count) for count in curve], list(curve.values()))
+    logs = [log2(count) for count in tokens]
+    given = np.interp(logs, [log2(count) for count, _ in ratios], [r for _, r in ratios]) if ratios else 1.0
+    drawn = np.interp(logs, [log2(count) for count in curve], list(curve.values()))
     return tuple(zip(tokens, (given * drawn).tolist(), strict=True))
 
 
@@ -292,11 +292,11 @@ def over_draws(
     differences, paired = [], []
     phi = phi_of(profile.overlap)
     for row in result.paired:
-        found = worlds.difference(row)
-        if found is None:
+        difference = worlds.difference(row)
+        if difference is None:
             paired.append(row)
             continue
-        mean, intervals = found
+        mean, intervals = difference
         orders = [_order(interval) for interval in intervals]
         middle = len(intervals) // 2
         differences.append(
@@ -354,15 +354,15 @@ def _worlds(result: Comparison, policies: Sequence[Resolved], drawn: Scenario, c
         for index, draw in enumerate(cost_draws(one, count, scenario.seed))
     ]
     given = [Point(resolved=one, seed=seed) for one in shorter for seed in seeds if drawn is not scenario]
-    found = [outcome.run for outcome in run_points([*points, *given], worth([*points, *given], runner), "draws")]
+    outcomes = [outcome.run for outcome in run_points([*points, *given], worth([*points, *given], runner), "draws")]
     names = [one.policy.name for one in policies]
-    as_given = found[len(points) :] or [run for policy in names for run in result.runs if run["policy"] == policy]
+    as_given = outcomes[len(points) :] or [run for policy in names for run in result.runs if run["policy"] == policy]
     per_policy = len(as_given) // len(policies)
     runs = {}
-    for place, policy in enumerate(names):
-        own = as_given[place * per_policy : (place + 1) * per_policy]
-        worlds = found[place * count : (place + 1) * count]
-        runs[policy] = [(world, own[index % len(seeds)]) for index, world in enumerate(worlds)]
+    for position, policy in enumerate(names):
+        replications = as_given[position * per_policy : (position + 1) * per_policy]
+        worlds = outcomes[position * count : (position + 1) * count]
+        runs[policy] = [(world, replications[index % len(seeds)]) for index, world in enumerate(worlds)]
     return _Worlds({row.policy: row for row in result.policies}, runs)
 
 
@@ -389,17 +389,19 @@ class _Worlds(NamedTuple):
         (ours, our_factors), (theirs, their_factors) = sides
         if not ours or not theirs or our_factors is None or their_factors is None:
             return None
-        found = [mine * our_factors - other * their_factors for mine, other in zip(ours, theirs, strict=True)]
+        by_phi = [mine * our_factors - other * their_factors for mine, other in zip(ours, theirs, strict=True)]
         intervals = [
             _around(mine - other, differences.tolist(), row.ci95)
-            for mine, other, differences in zip(ours, theirs, found, strict=True)
+            for mine, other, differences in zip(ours, theirs, by_phi, strict=True)
         ]
-        return float(found[len(found) // 2].mean()), intervals
+        return float(by_phi[len(by_phi) // 2].mean()), intervals
 
     def _means(self, policy: str, row: Paired) -> list[float]:
         """[phi, or one] means of the replications; none where some run has no value."""
-        own = self.policies[policy]
-        by_phi = [means[row.metric] for means in own.by_overlap.values()] or [own.mean[row.metric]] * len(BRACKET)
+        summary = self.policies[policy]
+        by_phi = [means[row.metric] for means in summary.by_overlap.values()] or [summary.mean[row.metric]] * len(
+            BRACKET
+        )
         means = [mean for mean in by_phi if mean is not None]
         if len(means) < len(BRACKET):
             return []

@@ -4,7 +4,7 @@ Cells are real serving runs, or means over some, with the source of their figure
 docs/accuracy.md and validation.silicon.evidence say); no measured file is part of the project. A cell is near where
 GPU, target and drafting method are the question's and its requests in flight, and draft length, are within a factor of
 two of some that were asked about; of those the same engine's come first. Every cell is judged: no constant was fitted
-on it. An error of a speed-up is no evidence of a level, whose errors cancel in it, and stands on its own line. Not
+on it. An error of a speed-up is no evidence of a level, whose errors cancel in it, and stands on a separate line. Not
 here: errors of kernels, which a profile states itself.
 """
 
@@ -51,7 +51,7 @@ MEAN_SIZE = "(mean size)"
 SPEEDUP = "speed-up"
 """Beginning of a metric that is a ratio of two levels."""
 MEASURED, UNMEASURED, NEAREST = "measured nearest", "not measured", "nearest measured,"
-"""Beginnings of lines of evidence, and words in place of near cells."""
+"""Beginnings of lines of evidence, and words instead of near cells."""
 
 
 class EvidenceCell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

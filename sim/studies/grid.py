@@ -9,7 +9,7 @@
     replications: 3
 
 Keys of `grid` are gone through in all combinations; the lists of one `zip` group side by side, in combination with all
-else. Each policy is a point of its own, those of a list in place of one among them. Not here: running it
+else. Each policy is a point, those of a list instead of one among them. Not here: running it
 (sim.studies.sweep).
 """
 
@@ -50,7 +50,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """What a grid file says, checked; `raw` is its scenario as raw data.
+    """A grid file, checked; `raw` is its scenario as raw data.
 
     >>> grid = Grid.of({"scenario": {"profile": "cpu/tiny", "policy": "pd"}, "grid": {"workload.request_rate": [1, 2]}})
     >>> grid.num_scenarios, [scenario.workload.request_rate for scenario in grid.scenarios()]
@@ -123,8 +123,8 @@ class Grid:
         counts = 0
         for axis in self.axes:
             if "replications" in axis.keys:
-                place = axis.keys.index("replications")
-                total = sum(msgspec.convert(row[place], int, strict=False) for row in axis.rows)
+                column = axis.keys.index("replications")
+                total = sum(msgspec.convert(row[column], int, strict=False) for row in axis.rows)
                 return self.num_scenarios // len(axis.rows) * total
         counts = parse_scenario(self._at([axis.rows[0] for axis in self.axes])).replications
         return self.num_scenarios * counts
@@ -146,11 +146,11 @@ class Grid:
             yield self._resolved(rows)
 
     def scenario_at(self, index: int) -> Scenario:
-        """The combination that `scenarios` gives at that place."""
+        """The combination that `scenarios` gives at that index."""
         rows = []
         for axis in reversed(self.axes):
-            index, place = divmod(index, len(axis.rows))
-            rows.append(axis.rows[place])
+            index, row = divmod(index, len(axis.rows))
+            rows.append(axis.rows[row])
         return self._resolved(rows[::-1])
 
     def _resolved(self, rows: Sequence[Row]) -> Scenario:
@@ -177,9 +177,9 @@ class Grid:
     def _check(self) -> None:
         """Every value once, in the company of the others' first; every combination where they are few."""
         first = [axis.rows[0] for axis in self.axes]
-        for place, axis in enumerate(self.axes):
+        for axis_index, axis in enumerate(self.axes):
             for row in axis.rows:
-                self._resolved([*first[:place], row, *first[place + 1 :]])
+                self._resolved([*first[:axis_index], row, *first[axis_index + 1 :]])
         if self.num_scenarios <= CHECKED_WHOLE:
             for _ in self.scenarios():
                 pass
@@ -213,7 +213,7 @@ def _axes(product_of: Json, zipped: Json, scenario: dict[str, Json]) -> Iterator
 
 
 def _one_policy_each(axis: Axis) -> Axis:
-    """A list of policies in place of one as a row for each."""
+    """A list of policies instead of one as a row for each."""
     if "policy" not in axis.keys:
         return axis
     at = axis.keys.index("policy")
@@ -223,10 +223,10 @@ def _one_policy_each(axis: Axis) -> Axis:
         for policy in named if isinstance(named, list | tuple) else [named]:
             if not isinstance(policy, str):
                 raise ValueError(f"policy: want the name of a policy, or a list of names, got {policy!r}")
-            own = (*row[:at], policy, *row[at + 1 :])
-            if repr(own) in rows:
+            single = (*row[:at], policy, *row[at + 1 :])
+            if repr(single) in rows:
                 raise ValueError(f"policy: {policy!r} stands twice")
-            rows[repr(own)] = own
+            rows[repr(single)] = single
     if not rows:
         raise ValueError("policy: the list is empty, so there is nothing to run")
     return Axis(keys=axis.keys, rows=tuple(rows.values()))

@@ -87,7 +87,7 @@ def shared_table(grids: Sequence[LengthGrid], fits: Fits, max_batch: int) -> Tab
     losses = np.stack([_losses(grid, fits, sizes) for grid in grids])
     mean = np.where(reaches[:, None, :], losses, 0.0).sum(axis=0) / reaches.sum(axis=0)
     chosen = cheapest_path(mean, np.log2(sizes + 1.0) - np.log2(sizes), CHANGE_LOSS)
-    return _rows([grids[0].lengths[place] for place in chosen])
+    return _rows([grids[0].lengths[index] for index in chosen])
 
 
 def loss_of(grid: LengthGrid, fits: Fits, table: Sequence[Sequence[int]]) -> float:
@@ -128,21 +128,21 @@ def cheapest_path(losses: Floats, weights: Floats, change_loss: float) -> list[i
         stay = total <= total[changed] + change_loss
         came_from[:, size] = np.where(stay, np.arange(num_lengths), changed)
         total = np.where(stay, total, total[changed] + change_loss) + losses[:, size] * weights[size]
-    place = int(np.argmin(total))
-    path = [place]
+    row = int(np.argmin(total))
+    path = [row]
     for size in range(num_sizes - 1, 0, -1):
-        place = int(came_from[place, size])
-        path.append(place)
+        row = int(came_from[row, size])
+        path.append(row)
     return path[::-1]
 
 
 def _at_sizes(values: Floats, concurrencies: Sequence[int], sizes: NDArray[np.int64]) -> Floats:
     """[sizes, draws] from [concurrencies, draws]: values per request, straight on the logarithm of the concurrency."""
-    places = np.log2(sizes)
+    logs = np.log2(sizes)
     known = [log2(concurrency) for concurrency in concurrencies]
     per_request = values / np.asarray(concurrencies, dtype=float)[:, None]
-    found = np.stack([np.interp(places, known, per_request[:, draw]) for draw in range(values.shape[1])], axis=1)
-    scaled: Floats = found * sizes[:, None]
+    interpolated = np.stack([np.interp(logs, known, per_request[:, draw]) for draw in range(values.shape[1])], axis=1)
+    scaled: Floats = interpolated * sizes[:, None]
     return scaled
 
 
@@ -158,8 +158,8 @@ def _rows(by_size: Sequence[int]) -> Table:
 
 def length_in(table: Sequence[Sequence[int]], batch: int) -> int:
     """The table's length at a batch size; beyond its end the last one."""
-    found = [k for start, _, k in table if start <= batch]
-    return found[-1] if found else table[0][2]
+    reached = [k for start, _, k in table if start <= batch]
+    return reached[-1] if reached else table[0][2]
 
 
 def best_single(grid: LengthGrid, fits: Fits) -> int:
@@ -170,7 +170,7 @@ def best_single(grid: LengthGrid, fits: Fits) -> int:
 
 
 def plausible_lengths(grid: LengthGrid, fits: Fits, table: Table, least: float = 0.1) -> dict[int, tuple[int, ...]]:
-    """Lengths that are best in at least that share of the draws, and the table's own, by the start of each of its
+    """Lengths that are best in at least that share of the draws, and the table's, by the start of each of its
     rows."""
     chances = [chances_best(grid, fits, i) for i in range(len(grid.concurrencies))]
     return {
@@ -195,7 +195,7 @@ def chances_best(grid: LengthGrid, fits: Fits, i: int) -> dict[int, float]:
     able = [k for k in grid.lengths if fits(k, grid.concurrencies[i])] or [grid.lengths[0]]
     values = np.stack([grid.of(k)[i] for k in able])
     winners = np.argmax(values, axis=0)
-    return {k: float(np.mean(winners == place)) for place, k in enumerate(able)}
+    return {k: float(np.mean(winners == index)) for index, k in enumerate(able)}
 
 
 def break_even(grid: LengthGrid, fits: Fits) -> tuple[float | None, tuple[float | None, float | None]]:
@@ -294,7 +294,7 @@ class Choice(NamedTuple):
 
 
 def choice_of(grid: LengthGrid, fits: Fits, max_batch: int, num_draws: int | None = None) -> Choice:
-    """The table, where that is surely better than one length by `num_draws` draws, by default the grid's own."""
+    """The table, where that is surely better than one length by `num_draws` draws, by default the grid's."""
     table, one = best_table(grid, fits, max_batch), best_single(grid, fits)
     other = "no speculation" if one == PLAIN else f"K = {one}"
     gain = gain_of("the table", other, grid.by_table(table), grid.of(one))
@@ -305,7 +305,7 @@ def choice_of(grid: LengthGrid, fits: Fits, max_batch: int, num_draws: int | Non
 
 def regrets_of(grid: LengthGrid, fits: Fits, max_batch: int) -> list[float]:
     """[concurrencies] expected loss of a choice in a draw that had no part in it: each draw judges the choice of all
-    others (leave-one-out). One draw alone judges its own."""
+    others (leave-one-out). One draw alone judges itself."""
     num_draws, best = grid.num_draws, best_by_draw(grid, fits)
     lost = np.full((len(grid.concurrencies), num_draws), np.nan)
     for draw in range(num_draws):

@@ -1,4 +1,4 @@
-"""The highest load of one policy by bisection: a replication's own, on the same requests at every load, so that only
+"""The highest load of one policy by bisection: of each replication, on the same requests at every load, so that only
 the load moves its answers.
 
 Under a draw of costs and acceptance the search begins where it ended as given, on the requests of one replication, and
@@ -34,7 +34,7 @@ MAX_REPLICATIONS = 20
 NARROW = 0.02
 """Half of the interval over the answer, from which on it is narrow."""
 BISECTED, BISECTED_IN_DRAW = 0.008, 0.03
-"""Relative width to which a replication's own answer is bisected, without bias; small beside NARROW, and beside what
+"""Relative width to which a replication's answer is bisected, without bias; small beside NARROW, and beside what
 draws differ by."""
 ALONE = 1e-3
 """Share of the saturated throughput at which requests hardly ever meet."""
@@ -186,15 +186,15 @@ class LoadSearch:
         """Loads of pilots, and of as many fresh replications as a narrow interval takes."""
         near = None if self._near is None else min(self._near, 0.9 * self.most)
         if near is None:
-            # The first of the pilots looks everywhere, the others where it found something.
+            # The first of the pilots looks everywhere, the others near its load.
             first = self._replications(PILOT_KEY, 1, None, runner).loads[0]
             near = first if 0.0 < first < self.most else None
-        own = self._replications(PILOT_KEY, PILOTS, near, runner)
-        if not self.is_brief and max(own.loads) > 0.0 and min(own.loads) < self.most:
-            mean = sum(own.loads) / len(own.loads)
-            count = min(MAX_REPLICATIONS, max(PILOTS, replications_for(own.loads, NARROW)))
-            own = self._replications(FRESH_KEY, count, mean, runner)
-        return own._replace(limit=self._limit(sorted(own.loads)[len(own.loads) // 2]))
+        by_replication = self._replications(PILOT_KEY, PILOTS, near, runner)
+        if not self.is_brief and max(by_replication.loads) > 0.0 and min(by_replication.loads) < self.most:
+            mean = sum(by_replication.loads) / len(by_replication.loads)
+            count = min(MAX_REPLICATIONS, max(PILOTS, replications_for(by_replication.loads, NARROW)))
+            by_replication = self._replications(FRESH_KEY, count, mean, runner)
+        return by_replication._replace(limit=self._limit(sorted(by_replication.loads)[len(by_replication.loads) // 2]))
 
     def _limit(self, load: float) -> Limit:
         if load == 0.0:
@@ -209,29 +209,33 @@ class LoadSearch:
         loads = runner.run(_own_highest, seeds, stage, self.resolved.plugins, search=self, near=near)
         return OwnLoads(Limit.SLO, loads, seeds)
 
-    def loads_under(self, draws: Sequence[Resolved], own: OwnLoads, load: float | None, runner: Runner) -> list[float]:
+    def loads_under(
+        self, draws: Sequence[Resolved], by_replication: OwnLoads, load: float | None, runner: Runner
+    ) -> list[float]:
         """[draws] the highest load of each: that as given, which is `load` over all replications, times what the draw
-        makes of the first replication's own."""
-        first = own.loads[0]
+        makes of the first replication's."""
+        first = by_replication.loads[0]
         stage, uses = f"{self.policy}: draws", self.resolved.plugins
-        loads = runner.run(_own_highest_under, draws, stage, uses, search=self, seed=own.seeds[0], own=first)
+        loads = runner.run(
+            _own_highest_under, draws, stage, uses, search=self, seed=by_replication.seeds[0], first=first
+        )
         if load is None or first == 0.0 or isinf(first):
             return loads
         return [load * value / first for value in loads]
 
 
 def _own_highest(seed: int) -> float:
-    """A replication's own highest load, found in a worker."""
+    """A replication's highest load, searched in a worker."""
     search: LoadSearch = given("search")
     return search.own_highest(seed, given("near"))
 
 
 def _own_highest_under(draw: Resolved) -> float:
-    """The highest load under a draw, found in a worker: looked for where it was as given, times what the draw does to
+    """The highest load under a draw, searched in a worker where it was as given, times what the draw does to
     the saturated throughput."""
     as_given: LoadSearch = given("search")
-    search, own = as_given.under(draw), given("own")
-    near = own if as_given.is_concurrency else own * search.saturated_per_s / as_given.saturated_per_s
+    search, first = as_given.under(draw), given("first")
+    near = first if as_given.is_concurrency else first * search.saturated_per_s / as_given.saturated_per_s
     return search.own_highest(given("seed"), near if 0.0 < near < inf else None)
 
 

@@ -214,7 +214,10 @@ def _simulated(
 def _point(concurrency: int, chosen: str, figures: Figures) -> LoadPoint:
     best, candidates = figures[chosen], []
     for policy, by_level in figures.items():
-        values, gains = by_level[PhiLevel.MIDDLE], {level: gain(own, best[level]) for level, own in by_level.items()}
+        values, gains = (
+            by_level[PhiLevel.MIDDLE],
+            {level: gain(values_at, best[level]) for level, values_at in by_level.items()},
+        )
         candidates.append(
             PolicyAt(
                 policy=policy,

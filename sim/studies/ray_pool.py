@@ -1,7 +1,7 @@
 """A sweep's jobs on the workers of a Ray cluster: the extra `ray`. Not here: processes of this machine
 (sim.compare.pool).
 
-Workers must be able to import lanesim and what registers policies of one's own. Profiles go into the object store once.
+Workers must be able to import lanesim and what registers further policies. Profiles go into the object store once.
 """
 
 from __future__ import annotations

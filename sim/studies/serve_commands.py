@@ -1,7 +1,7 @@
 """A tuned draft length in the words of engines: vLLM's speculative config and command line, SGLang's flags and bands.
 
 A line is of the engine that was simulated alone, with its limits, on as many GPUs as the profile has. An engine of no
-server, `ideal` or a loop of one's own, keeps to vLLM's scheduler and has its line, with a note. Flags and keys are of
+server, `ideal` or a loop of the user's, keeps to vLLM's scheduler and has its line, with a note. Flags and keys are of
 vLLM 0.33 and SGLang 0.5.23. Not here: which length (tune).
 """
 
@@ -79,7 +79,7 @@ NOTED = frozenset((
 """Keys that a note of theirs is about."""
 VLLM_POLICIES = ("autoregressive", "continuous")
 WITHOUT_MODEL = (Method.NGRAM, Method.MTP)
-"""Methods that draft from the target's own checkpoint, or from no weights at all."""
+"""Methods that draft from the target's checkpoint, or from no weights at all."""
 Table = Sequence[Sequence[int]]
 Flags = Mapping[str, str | float | Sequence[str] | None]
 """Values by name; True stands alone, and what is None or False is left out."""
@@ -124,13 +124,13 @@ def checkpoint(shape: ModelShape, placeholder: str) -> Checkpoint:
     repository, formats = REPOSITORIES.get(shape.name), shape.formats or Formats()
     names = [formats.projections, formats.mlp, *([formats.experts] if shape.experts is not None else [])]
     # The three ways of running mxfp4 are one format on disk.
-    found = {"mxfp4" if name.startswith("mxfp4") else name for name in names} - {"bf16"}
+    wanted = {"mxfp4" if name.startswith("mxfp4") else name for name in names} - {"bf16"}
     published = {PUBLISHED_FORMATS[shape.name]} if shape.name in PUBLISHED_FORMATS else set()
-    if repository is not None and found == published:
+    if repository is not None and wanted == published:
         return Checkpoint(repository)
-    if repository is not None and found == {ONLINE} and not published:
+    if repository is not None and wanted == {ONLINE} and not published:
         return Checkpoint(repository, quantization=ONLINE)
-    weights = f" with {' and '.join(sorted(found))} weights" if found else ""
+    weights = f" with {' and '.join(sorted(wanted))} weights" if wanted else ""
     return Checkpoint(placeholder, note=f"{placeholder} stands for a checkpoint of {shape.name}{weights}")
 
 

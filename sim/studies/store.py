@@ -1,7 +1,7 @@
 """A store: a folder with one SQLite file of rows, each under its key; any number of processes may add to it.
 
 SQLite keeps writers apart and what a killed one had written whole. A row that two writers made is the same row and is
-kept once; one that succeeded takes the place of one that failed. Rows are compressed JSON: what is read is what was
+kept once; one that succeeded replaces one that failed. Rows are compressed JSON: what is read is what was
 written, or an error, as each is told from damage by its checksum. Not here: what a row says (sim.studies.store_rows),
 frames (sim.report).
 """
@@ -97,7 +97,7 @@ class Store:
         self._write("INSERT OR IGNORE INTO grids VALUES (?, ?)", [(digest, zlib.compress(msgspec.json.encode(run)))])
 
     def grids(self) -> list[GridRun]:
-        """What was run into the store, oldest first."""
+        """Grids that were run into the store, oldest first."""
         runs = [msgspec.json.decode(self._whole(run), type=GridRun) for (run,) in self._read("SELECT run FROM grids")]
         return sorted(runs, key=lambda run: run.date_begun)
 
@@ -129,7 +129,7 @@ class Store:
         return row
 
     def _whole(self, packed: bytes) -> bytes:
-        """What was written, by its checksum."""
+        """The bytes that were written, by their checksum."""
         try:
             return zlib.decompress(packed)
         except (zlib.error, TypeError):

@@ -1,7 +1,7 @@
 """One point of a store: what identifies it, and the row it gives, which is a function of that alone.
 
 A row is flat: `key`, labels, the resolved scenario under `scenario.KEY` as JSON, and the metrics of the run; a point
-that fails has its error in place of metrics. All points draw from children of the scenario's seed, whatever else
+that fails has its error instead of metrics. All points draw from children of the scenario's seed, whatever else
 differs between them, so any two can be compared draw by draw. Not here: which points there are (grid), where rows are
 kept (store).
 """
@@ -42,7 +42,7 @@ Row = dict[str, bool | str | int | float | None]
 SCENARIO = "scenario."
 """Begins the columns that hold the resolved scenario."""
 PROFILES = "profiles"
-"""What workers are given: profiles by the name that scenarios have for them."""
+"""Key of what workers are given: profiles by the name that scenarios have for them."""
 MODEL_ROOMS = (
     "interface", "acceptance", "workload", "costs", "devices", "hosts", "engine", "policies", "metrics", "run",
     "compare",
@@ -51,7 +51,7 @@ MODEL_ROOMS = (
 
 
 _saturations: dict[tuple[str, str, Build], Saturation] = {}
-"""That of the points that this process ran last, by what they have in common."""
+"""Saturation of the points that this process ran last, by what they have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def scenario_hash(scenario: Scenario) -> str:
 
 
 def row_key(scenario: Scenario, replication: int, profile_hash: str) -> str:
-    """What a row is kept under, 32 hex digits: scenario, seed, profile, files it reads, and the code that runs it."""
+    """Key of a row, 32 hex digits: scenario, seed, profile, files it reads, and the code that runs it."""
     parts = (
         scenario_hash(scenario),
         child_seed(scenario.seed, replication),
@@ -87,16 +87,16 @@ def model_version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     sim = Path(__file__).parent.parent
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted([sim / "draws.py", *(path for room in MODEL_ROOMS for path in (sim / room).rglob("*.py"))]):
-        found.update(path.relative_to(sim).as_posix().encode() + path.read_bytes())
+        digest.update(path.relative_to(sim).as_posix().encode() + path.read_bytes())
     for path in sorted((sim / "engines").glob("*.json")):
-        found.update(path.read_bytes())
+        digest.update(path.read_bytes())
     try:
         release = version("lanesim")
     except PackageNotFoundError:
         release = "unknown"
-    return f"{release}+{found.hexdigest()[:8]}"
+    return f"{release}+{digest.hexdigest()[:8]}"
 
 
 def profile_hash(profile: Profile) -> str:
@@ -232,7 +232,7 @@ def _rows(job: PointJob) -> Iterator[Row]:
 
 
 def _saturation(job: PointJob, resolved: Resolved) -> Saturation:
-    """What points that differ in rate and seed alone share, where no shares are chosen by the rate; the last one is
+    """Saturation of points that differ in rate and seed alone, where no shares are chosen by the rate; the last is
     kept."""
     scenario = job.scenario
     if scenario.policy_options.partition == AUTO:

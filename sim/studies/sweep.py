@@ -41,14 +41,14 @@ FIRST_TOGETHER = 100
 FIRST_SORTED = 1_000
 """Jobs at the beginning of which the shortest go first."""
 SAMPLE_S, SAMPLE_JOBS = 4.0, 12
-"""What an estimate may take: points spread over the grid, until the time is up."""
+"""Seconds and points of an estimate: points spread over the grid, until the time is up."""
 DIED = "its worker process died: killed, or out of memory"
 
 OnDone = Callable[[str, int, int], None]
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep did, in runs."""
+    """Numbers of runs of a sweep."""
 
     num_runs: int
     """Runs of the grid."""
@@ -59,7 +59,7 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sweep would do, judged by some of its points."""
+    """Size and time of a sweep, judged by some of its points."""
 
     num_runs: int
     num_known: int
@@ -85,21 +85,21 @@ class SweepPlan:
         or a policy."""
         for name in grid.values_of("policy"):
             find_policy(name)
-        found = dict(profiles or {})
+        loaded = dict(profiles or {})
         for name in grid.values_of("profile"):
-            if name not in found:
-                found[name] = load(name)
-        return cls(grid=grid, profiles=found, hashes={name: profile_hash(found[name]) for name in found})
+            if name not in loaded:
+                loaded[name] = load(name)
+        return cls(grid=grid, profiles=loaded, hashes={name: profile_hash(loaded[name]) for name in loaded})
 
     def jobs(self, known: AbstractSet[str]) -> Iterator[PointJob]:
-        """What is missing, a scenario at a time."""
+        """Missing runs, a scenario at a time."""
         for scenario in self.grid.scenarios():
-            own = self.hashes[scenario.profile]
+            profile_hash = self.hashes[scenario.profile]
             missing = tuple(
-                r for r in range(scenario.replications) if not known or row_key(scenario, r, own) not in known
+                r for r in range(scenario.replications) if not known or row_key(scenario, r, profile_hash) not in known
             )
             if missing:
-                yield PointJob(scenario=scenario, profile_hash=own, replications=missing)
+                yield PointJob(scenario=scenario, profile_hash=profile_hash, replications=missing)
 
     def job(self, scenario: Scenario, replications: int) -> PointJob:
         """The first replications of one scenario, whether they are missing or not."""
@@ -110,12 +110,12 @@ class SweepPlan:
     @property
     def uses(self) -> list[str]:
         """Policies and acceptances of the grid."""
-        found = self.grid.values_of("policy")
-        return found + [value.partition(":")[0] for value in self.grid.values_of("speculation.acceptance")]
+        policies = self.grid.values_of("policy")
+        return policies + [value.partition(":")[0] for value in self.grid.values_of("speculation.acceptance")]
 
     @property
     def inputs(self) -> list[str]:
-        """What runs of the grid may read: profiles, engines, traces and tapes, by name or path."""
+        """Inputs that runs of the grid may read: profiles, engines, traces and tapes, by name or path."""
         keys = ("profile", "engine.name", "workload.dataset_path", "speculation.acceptance")
         named = [value.removeprefix("tape:") for key in keys for value in self.grid.values_of(key)]
         return [each for name in named for each in (name, name.rpartition("#")[0]) if each]
@@ -183,8 +183,8 @@ def rows_of(plan: SweepPlan, jobs: Iterable[PointJob], pool: Pool) -> Iterator[l
     """The rows of each job as it is done; a job that kills its worker gives rows that say so."""
     waiting = together(jobs)
     try:
-        for _, found in pool.run(run_jobs, waiting):
-            yield from found
+        for _, rows in pool.run(run_jobs, waiting):
+            yield from rows
     except WorkerDied as death:
         for job in chain.from_iterable(death.tasks):
             yield from _alone(plan, job)
@@ -228,7 +228,7 @@ def _requests(job: PointJob) -> int:
 
 
 def _alone(plan: SweepPlan, job: PointJob) -> Iterator[list[Row]]:
-    """A job in a process of its own."""
+    """A job in a separate process."""
     try:
         with started(1, {PROFILES: plan.profiles}, is_apart=True) as pool:
             for _, rows in pool.run(run_job, [job]):
@@ -255,7 +255,7 @@ def estimate(plan: SweepPlan, known: AbstractSet[str], *, workers: int | None = 
 
     count = default_workers() if workers is None else workers
     total = plan.grid.num_scenarios
-    sampled = sorted({(2 * place + 1) * total // (2 * SAMPLE_JOBS) for place in range(SAMPLE_JOBS)})
+    sampled = sorted({(2 * sample + 1) * total // (2 * SAMPLE_JOBS) for sample in range(SAMPLE_JOBS)})
     num_sampled = num_failed = 0
     started_s = time.perf_counter()
     with started(1, {PROFILES: plan.profiles}) as pool:

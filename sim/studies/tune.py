@@ -165,7 +165,7 @@ def tune_contexts(
 ) -> ContextTuning:
     """`tune` with prompts of each of `contexts` tokens. Draft lengths are 0 up to num_speculative_tokens unless given;
     concurrencies, unless given, as many as each context has room for. Raises ValueError as `tune` does, and for a
-    workload that has its own lengths."""
+    workload that has fixed lengths."""
     name = scenario.workload.dataset_name
     if name != FIXED:
         raise ValueError(f"contexts: the requests of {name!r} have lengths of their own; want an output length alone")
@@ -257,7 +257,7 @@ def rows_by_context(contexts: Sequence[AtContext], max_context: int) -> list[lis
 
 
 def concurrencies_of(resolved: Resolved) -> tuple[int, ...]:
-    """1, 2, 4 and so on up to the engine's seats, the scenario's own max_concurrency, or MEMORY_SHARE of the requests
+    """1, 2, 4 and so on up to the engine's seats, the scenario's max_concurrency, or MEMORY_SHARE of the requests
     that memory holds, whichever is fewest: a batch that is kept small by memory is no larger with more in flight."""
     scenario, seats = resolved.scenario, resolved.limits.max_num_seqs
     sample, pool = resolved.served.sample(scenario.seed).requests, resolved.new_pool()
