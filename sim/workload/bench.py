@@ -221,7 +221,7 @@ def _has(value: Json, path: str) -> bool:
 
 
 def _number(value: Json, path: str, where: str) -> float:
-    """The number under `path`, keys joined by dots; vLLM's own stay as they are."""
+    """The number under `path`, keys joined by dots; vLLM's stay as they are."""
     value = value_at(value, path)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(
@@ -239,7 +239,7 @@ WARM_UP = "warmup"
 
 
 class Fields(NamedTuple):
-    """Where a request has what, keys joined by dots; of several names the first that is there."""
+    """Paths of a request's values, keys joined by dots; of several names the first that is there."""
 
     started: tuple[str, ...]
     unit: str
@@ -248,7 +248,7 @@ class Fields(NamedTuple):
     output: tuple[str, ...]
     id: str = ""
     has_times: bool = True
-    """Whether every version of the tool writes them."""
+    """True where every version of the tool writes them."""
 
 
 def result_rows(name: str, path: str, options: dict[str, str]) -> Iterator[tuple[str, TraceRow | None]]:
@@ -274,8 +274,8 @@ def _request(entry: Json, fields: Fields, where: str) -> TraceRow:
 
 def _first(row: Json, names: tuple[str, ...]) -> tuple[str, Json]:
     """The first of `names` that `row` has, and what it has there; the first of all and None where it has none."""
-    found = ((name, value_at(row, name)) for name in names)
-    return next((each for each in found if each[1] is not None), (names[0], None))
+    values = ((name, value_at(row, name)) for name in names)
+    return next((each for each in values if each[1] is not None), (names[0], None))
 
 
 def _count(row: Json, names: tuple[str, ...], where: str) -> int:

@@ -64,5 +64,5 @@ def assign_classes(requests: Sequence[Request], classes: Sequence[SloClass], see
     edges = list(accumulate(each.share for each in classes))
     draws = np.random.default_rng((seed, CLASS_KEY)).random(max(request.index for request in requests) + 1)
     for request in requests:
-        place = min(int(np.searchsorted(edges, draws[request.index], side="right")), len(classes) - 1)
-        request.slo_class, request.priority = classes[place].name, classes[place].priority
+        index = min(int(np.searchsorted(edges, draws[request.index], side="right")), len(classes) - 1)
+        request.slo_class, request.priority = classes[index].name, classes[index].priority

@@ -140,7 +140,7 @@ def read_prompt_tokens(path: Path) -> list[tuple[list[int], str]]:
 
     Raises ValueError, one line naming file and line.
     """
-    found = []
+    prompts = []
     for number, row in json_lines(path, "prompts"):
         where = f"prompts {str(path)!r} line {number}"
         field = next((name for name in TOKEN_FIELDS if isinstance(row, dict) and name in row), None)
@@ -149,10 +149,10 @@ def read_prompt_tokens(path: Path) -> list[tuple[list[int], str]]:
         tokens = listed(row[field], where, field)
         if not tokens:
             raise ValueError(f"{where}: {field} is empty")
-        found.append((tokens, checked_name(f"{where}: class", row.get("class", UNCLASSED))))
-    if not found:
+        prompts.append((tokens, checked_name(f"{where}: class", row.get("class", UNCLASSED))))
+    if not prompts:
         raise ValueError(f"prompts {str(path)!r} is empty; want one JSON object per request")
-    return found
+    return prompts
 
 
 def read_prompts(path: Path, block_tokens: int) -> list[tuple[Content, int | None]]:

@@ -83,7 +83,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     length_range: tuple[float, float] | None = None
     """The same, from one share of the length to another: [0.8, 1.0] for clients such as InferenceX's."""
     num_warmups: int = 0
-    """How many of num_prompts, the first, are left out of the metrics."""
+    """Number of the first of num_prompts that are left out of the metrics."""
     num_cooldowns: int = 0
     """The same of the last: they keep a closed loop full until those before them end. Then throughputs are of what
     ends, and of tokens that come, between the first and the last arrival that are measured, without a drain."""

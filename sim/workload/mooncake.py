@@ -1,7 +1,7 @@
 """Mooncake's JSON-lines traces, with and without sessions.
 
     timestamp (ms), input_length, output_length, hash_ids (kvcache-ai/Mooncake, FAST25-release); with sessions
-    session_id, and delay (ms) in place of timestamp on later turns (ai-dynamo/aiperf docs/benchmark-modes/
+    session_id, and delay (ms) instead of timestamp on later turns (ai-dynamo/aiperf docs/benchmark-modes/
     trace-replay.md; ai-dynamo/dynamo also spells input_tokens, output_tokens, created_time, delay_ms)
 
 A delay counts from the end of the answer before, which no trace knows: here it counts from that turn's arrival. Without
@@ -139,4 +139,4 @@ class _Mooncake:
         if not self._has_sessions:
             return ()
         num_blocks = (prompt + output) // self._block_tokens
-        return self._chains.of((session, place) for place in range(num_blocks))
+        return self._chains.of((session, index) for index in range(num_blocks))

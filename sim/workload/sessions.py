@@ -2,7 +2,7 @@
 
 Every prompt begins with one of several system prompts. A session's next turn comes `turn_gap_s` after the last one,
 answered or not, with all that was said before it, answers too. Each prompt may be asked several times at once, with
-answers of their own (samples, branches of a search); a session goes on from the first. Not here: how long what is said
+further answers (samples, branches of a search); a session goes on from the first. Not here: how long what is said
 is, and when sessions begin (sim.workload.generate).
 """
 
@@ -41,7 +41,7 @@ class Sessions(NamedTuple):
     prefix_index: Integers
     """[sessions] which system prompt each has."""
     said: Integers
-    """[sessions, turns] tokens of the user's own words."""
+    """[sessions, turns] tokens of the user's words."""
     answered: Integers
     """[sessions, turns, forks] tokens of the answers."""
 
@@ -72,11 +72,11 @@ def requests_of(sessions: Sessions, sharing: Sharing, count: int, block_tokens: 
     first = np.argsort(arrivals, axis=None, kind="stable")[: -(-count // num_forks)]
     num_prefixes = int(sessions.prefix_index.max(initial=0)) + 1
     prefix_blocks = sharing.prefix_len // block_tokens
-    found = []
-    for place in first.tolist():
-        session, turn = divmod(place, num_turns)
+    requests = []
+    for index in first.tolist():
+        session, turn = divmod(index, num_turns)
         prefix = int(sessions.prefix_index[session]) * _STRIDE
-        own = (num_prefixes + session) * _STRIDE
+        suffix = (num_prefixes + session) * _STRIDE
         prompt = int(prompts[session, turn])
         for fork in range(num_forks):
             answer = int(sessions.answered[session, turn, fork])
@@ -85,6 +85,6 @@ def requests_of(sessions: Sessions, sharing: Sharing, count: int, block_tokens: 
                 end = (prompt + answer) // block_tokens
             elif sharing.requests_per_session > 1:
                 end = prompt // block_tokens
-            ids = (*range(prefix, prefix + prefix_blocks), *range(own + prefix_blocks, own + end))
-            found.append(Arrival(float(arrivals[session, turn]), prompt, answer, ids))
-    return found[:count]
+            ids = (*range(prefix, prefix + prefix_blocks), *range(suffix + prefix_blocks, suffix + end))
+            requests.append(Arrival(float(arrivals[session, turn]), prompt, answer, ids))
+    return requests[:count]

@@ -32,14 +32,14 @@ _EPOCH = datetime(1970, 1, 1)
 
 
 class TraceRow(NamedTuple):
-    """One recorded request. `arrival_s` counts from an origin of the file's own; None without a clock."""
+    """One recorded request. `arrival_s` counts from an origin of the file's; None without a clock."""
 
     arrival_s: float | None
     prompt_tokens: int
     output_tokens: int
     id: str = ""
     content: Sequence[int] = ()
-    """What names its whole blocks (sim.workload.content); empty where the file does not tell."""
+    """Ids of its whole blocks (sim.workload.content); empty where the file does not tell."""
 
 
 class Columns:
@@ -71,14 +71,14 @@ class Columns:
         order = sorted(range(len(self)), key=self.arrival_s.__getitem__) if self.arrival_s else range(len(self))
         ordered = Columns()
         ordered.num_failed = self.num_failed
-        for place in order[:most]:
+        for index in order[:most]:
             ordered.add(
                 TraceRow(
-                    self.arrival_s[place] if self.arrival_s else None,
-                    self.prompt_tokens[place],
-                    self.output_tokens[place],
-                    self.ids[place],
-                    self.contents[place],
+                    self.arrival_s[index] if self.arrival_s else None,
+                    self.prompt_tokens[index],
+                    self.output_tokens[index],
+                    self.ids[index],
+                    self.contents[index],
                 )
             )
         return ordered
