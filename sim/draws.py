@@ -54,7 +54,7 @@ def thresholds(chances: Floats | float) -> Draws:
 
 
 def child_seed(seed: int, *key: int) -> int:
-    """A seed of its own for one replication or purpose: children of different seeds or keys share nothing."""
+    """A seed for one replication or purpose: children of different seeds or keys share nothing."""
     if seed < 0:
         raise ValueError(f"seed={seed!r} must be at least 0")
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0])

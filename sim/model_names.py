@@ -18,7 +18,7 @@ CLOSE = 0.4
 
 
 def model_key(name: str) -> str:
-    """What names of one model share: without organisation, case and what changes no layer.
+    """The part that names of one model share: without organisation, case and what changes no layer.
 
     >>> model_key("meta-llama/Llama-3.1-8B-Instruct"), model_key("meta-llama/Meta-Llama-3.1-8B")
     ('llama-3.1-8b', 'llama-3.1-8b')
@@ -27,7 +27,7 @@ def model_key(name: str) -> str:
 
 
 class ProfileKey(NamedTuple):
-    """What spellings of one profile share."""
+    """The part that spellings of one profile share."""
 
     gpu: str
     target: str
@@ -44,7 +44,7 @@ class ProfileKey(NamedTuple):
         return cls(gpu.replace("_", "-"), model_key(target), model_key(draft), tuple(degrees))
 
     def is_on(self, gpu: str) -> bool:
-        """Whether that GPU is meant, `h200` for `h200-sxm` too."""
+        """True where that GPU is meant, `h200` for `h200-sxm` too."""
         return gpu == self.gpu or gpu.startswith(f"{self.gpu}-")
 
 
@@ -56,8 +56,8 @@ def same_profile(name: str, known: Iterable[str]) -> str | None:
     """
     key = ProfileKey.of(name)
     keys = {each: ProfileKey.of(each) for each in known}
-    found = [each for each, other in keys.items() if key[1:] == other[1:] and key.is_on(other.gpu)]
-    return found[0] if len(found) == 1 else None
+    same = [each for each, other in keys.items() if key[1:] == other[1:] and key.is_on(other.gpu)]
+    return same[0] if len(same) == 1 else None
 
 
 def nearest_profile(name: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""What is said of names: that one is not known, and several in one sentence."""
+"""Texts on names: that one is not known, and several in one sentence."""
 
 from __future__ import annotations
 

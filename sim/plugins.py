@@ -1,4 +1,4 @@
-"""What comes in through Python, from plug-ins and callers of `import lanesim`, checked as what comes in from files is.
+"""Values from Python, of plug-ins and callers of `import lanesim`, checked as those from files are.
 
 Not here: files (sim.files), what a policy or an acceptance model must give (sim.policies.registry, sim.acceptance).
 """
@@ -39,19 +39,19 @@ def naming_plugin(what: str) -> Iterator[None]:
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
-    """What installed packages name in an entry-point group, by name; nothing is imported."""
+    """Entry points of a group of all installed packages, by name; nothing is imported."""
     from importlib.metadata import entry_points
 
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
 def loaded(what: str, entry: EntryPoint, kind: type[Kind]) -> Kind:
-    """What an entry point names, imported; `what` begins messages, such as `policy 'mine'`. Raises PluginError."""
+    """The object that an entry point names; `what` begins messages, such as `policy 'mine'`. Raises PluginError."""
     with naming_plugin(f"{what} of {entry.value}"):
-        found = entry.load()
-    if not isinstance(found, kind):
+        value = entry.load()
+    if not isinstance(value, kind):
         raise PluginError(f"{what}: {entry.value} is not a lanesim.{kind.__name__}")
-    return found
+    return value
 
 
 def shown(value: object) -> str:
@@ -87,11 +87,11 @@ def checked_counts(what: str, values: object, least: int, most: int = 2**31) -> 
 
 def checked_reals(what: str, values: object, low: float, high: float) -> list[float]:
     """Each of `values` where it is a number above `low` and below `high`. Raises ValueError."""
-    found = checked_list(what, values)
-    for value in found:
+    listed = checked_list(what, values)
+    for value in listed:
         if isinstance(value, bool) or not isinstance(value, Real) or not low < float(value) < high:
             raise PluginError(f"{what}: {shown(value)} must be a number above {low:g} and below {high:g}")
-    return [float(value) for value in found]
+    return [float(value) for value in listed]
 
 
 def checked_list(what: str, values: object) -> list[Any]:

@@ -132,7 +132,7 @@ class Server:
             self.waiting.put(request)
 
     def worker(self) -> Steps:
-        """Baseline: one of several on one stream, each with a request of its own, end to end."""
+        """Baseline: one of several on one stream, each with a different request, end to end."""
         while True:
             request = yield self.waiting.get()
             yield self.seats.get(1) & self.blocks.get(self.setup.blocks_for(request))

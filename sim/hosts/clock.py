@@ -1,4 +1,4 @@
-"""Driving coroutines on a virtual clock: the wake order of the seam, in one place.
+"""Driving coroutines on a virtual clock: the wake order of the interface.
 
 A host built on this supplies the clock (`at`, `now_s`) and the works. Not here: devices and costs.
 """
@@ -21,7 +21,7 @@ POLL_GRID_SLACK = 1e-9
 """A notification this share of a poll after a grid point still counts as on it (float rounding)."""
 
 Callback = Callable[[Any], None]
-"""What a clock calls when it is due, with an event of its own that nobody reads."""
+"""A function that a clock calls when it is due, with an event that nobody reads."""
 V = TypeVar("V")
 
 

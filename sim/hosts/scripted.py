@@ -1,4 +1,4 @@
-"""A host for tests: scripted durations, one FIFO per stream, no contention, its own clock instead of SimPy.
+"""A host for tests: scripted durations, one FIFO per stream, no contention, a list of events instead of SimPy.
 
 It executes the seam's rules with as little machinery as possible, so that a policy's event log on it can be compared
 with the log on any other host. Not here: costs, devices, real time.
@@ -46,7 +46,7 @@ class ScriptTicket(HostWait[Result]):
 
 
 class SteppedHost(TaskHost):
-    """A host whose clock goes from event to event of its own list."""
+    """A host whose clock goes from event to event of a list."""
 
     def __init__(self) -> None:
         super().__init__()

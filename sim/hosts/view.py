@@ -1,6 +1,6 @@
-"""A host as one of several sees it who share it: streams and links under names of its own, GPUs counted from 0.
+"""A host as one of several sees it who share it: streams and links under names that are its alone, GPUs counted from 0.
 
-Replicas of a policy have GPUs of their own (sim.run.experiment), parts of one policy the same
+Replicas of a policy have separate GPUs (sim.run.experiment), parts of one policy the same
 (sim.policies.adaptive). Not here: which request goes to whom.
 """
 
@@ -29,10 +29,10 @@ class HostView:
 
     @property
     def streams(self) -> dict[str, Stream]:
-        """Its own, by the names that it gave them."""
+        """Streams of this view, by the names that it gave them."""
         ending = f".{self._label}"
         return {name[: -len(ending)]: each for name, each in self._host.streams.items() if name.endswith(ending)}
 
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
-        own = f"{device}.{self._label}" if isinstance(device, str) else device + self._first_gpu
-        return self._host.stream(f"{name}.{self._label}", device=own, priority=priority, sm_share=sm_share)
+        actual = f"{device}.{self._label}" if isinstance(device, str) else device + self._first_gpu
+        return self._host.stream(f"{name}.{self._label}", device=actual, priority=priority, sm_share=sm_share)

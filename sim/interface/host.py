@@ -9,8 +9,8 @@ Rules, pinned so that simulation and reality agree:
    that completes at that instant has completed.
 2. `first` returns the lowest index among the waits that are done when the waiter wakes; -1 is a timeout.
 3. A wait on a signal compares versions: a notification between creating the wait and awaiting it is not lost.
-4. A polled wait wakes on its own grid (creation + n * poll_s, n >= 1) at or after the notification.
-5. A stream runs its works in submission order. Issuing them costs host time outside the policy's own turn.
+4. A polled wait wakes on a grid (creation + n * poll_s, n >= 1) at or after the notification.
+5. A stream runs its works in submission order. Issuing them costs host time outside the policy's turn.
 6. Streams are made before the first work is submitted.
 """
 
@@ -57,7 +57,7 @@ class Stream:
 class Host(Protocol):
     """Actions open to a policy.
 
-    A policy that lets every request wait for half a second, and runs its own kind of work (output of one token):
+    A policy that lets every request wait for half a second, and runs a new kind of work (output of one token):
 
     >>> import lanesim
     >>> async def late(serving, host, stream):

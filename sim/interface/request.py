@@ -36,7 +36,7 @@ class Request:
     priority: int = 0
     """Higher ones go first of those that wait for admission."""
     slo_class: str | None = None
-    """Which of the scenario's classes it is of."""
+    """Name of its class among the scenario's."""
 
     prefilled_tokens: int = 0
     """Tokens that prefill brought into KV: of the prompt, and after a preemption of the output so far."""
@@ -63,7 +63,7 @@ class Request:
     """Time since when the host could prepare its next work: it came into the queue, or its work before was
     submitted."""
     queued_s: float = nan
-    """When the engine took it in: at its next step boundary. TTFT as vLLM's own timestamps give it counts from here."""
+    """When the engine took it in: at its next step boundary. TTFT as vLLM's timestamps give it counts from here."""
     scheduled_s: float = nan
     first_token_s: float = nan
     last_token_s: float = nan

@@ -12,7 +12,7 @@ T_co = TypeVar("T_co", covariant=True)
 TIMED_OUT = -1
 
 Task = Coroutine[Any, None, None]
-"""What a host runs: a coroutine that awaits waits."""
+"""A coroutine that awaits waits, as a host runs it."""
 
 
 class Wait(Protocol[T_co]):

@@ -44,7 +44,7 @@ class Model(StrEnum):
 
 DRAFT, VERIFY, STEP, HOST = Kind.DRAFT, Kind.VERIFY, Kind.STEP, Kind.HOST
 TARGET, DRAFT_MODEL = Model.TARGET, Model.DRAFT
-"""What every step asks about, by names of their own: Python 3.11 takes eight times as long to find an enum's member."""
+"""Aliases for what every step asks about: Python 3.11 takes eight times as long to look up an enum's member."""
 
 
 class Chunk(NamedTuple):
@@ -65,7 +65,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     A pass through the model carries decode or verify rows (`rows`, `row_tokens`, `context_tokens`) and prefill
     `chunks`; either part may be empty. A DRAFT work is `draft_tokens` passes of the draft model in sequence: the first
-    carries `row_tokens` (catch-up tokens included) and `chunks` (the draft's own prefill), each later one a single
+    carries `row_tokens` (catch-up tokens included) and `chunks` (the draft's prefill), each later one a single
     token per row; with draft_tokens=0 only the first pass runs (draft prefill alone).
 
     Two requests with 100 and 140 tokens in KV, and 3 drafted tokens each to verify:
@@ -110,7 +110,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Seconds since the host could begin to prepare this work: so much of its preparation is over already. A simulated
     host takes it off; on a real one works take what they take."""
     host_s: float = 0.0
-    """HOST only: seconds of the policy's own CPU time."""
+    """HOST only: seconds of the policy's CPU time."""
 
     def checked(self) -> Sequence[int]:
         """[requests] drafted tokens of each that are checked: `drafted`, or those in flight (`Request.drafted`)."""

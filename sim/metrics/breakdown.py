@@ -21,7 +21,7 @@ def mean_phases_s(record: RunRecord, measured: range | None = None) -> dict[str,
     A work counts for a request from its submission, or from the end of the request's previous work if that is later,
     until its result is on the host or the request has its last token. Time between works is waiting, time before
     admission is queue. A STEP counts as prefill until the first token and as verify (or decode) after it; a draft
-    model's own prefill counts as prefill.
+    model's prefill counts as prefill.
     """
     finished = [each for each in record.requests if each.is_finished and (measured is None or each.index in measured)]
     totals = dict.fromkeys(PHASES, 0.0)

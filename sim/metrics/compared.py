@@ -34,15 +34,15 @@ def errors(
     real: Mapping[str, Value], simulated: Mapping[str, Value], latencies: Sequence[str] = LATENCIES
 ) -> dict[str, Any]:
     """Errors between two runs' metrics: each of `latencies` by statistic, and the output throughput."""
-    found: dict[str, Any] = {
+    by_name: dict[str, Any] = {
         name: {
             statistic: compared(number(real, key.format(name)), number(simulated, key.format(name)))
             for statistic, key in STATISTICS.items()
         }
         for name in latencies
     }
-    found[THROUGHPUT] = compared(number(real, THROUGHPUT), number(simulated, THROUGHPUT))
-    return found
+    by_name[THROUGHPUT] = compared(number(real, THROUGHPUT), number(simulated, THROUGHPUT))
+    return by_name
 
 
 def spread(errors_pct: Sequence[float]) -> dict[str, float | int | None]:

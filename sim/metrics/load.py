@@ -18,7 +18,7 @@ from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, t_975
 
 BUSY_SHARE = 0.6
-"""Where the device is busy for less of the time and the queue did not grow, no saturated run is needed: stable."""
+"""Busy share of the device below which, unless the queue grew, no saturated run is needed: stable."""
 GROWTH, MIN_GROWTH = 1.5, 5
 """A queue grew if requests in the system at the last arrival exceed those at half time by this factor and number."""
 STRETCHES = 10
@@ -58,7 +58,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(rate_per_s: float, rate_error_per_s: float, capacity_per_s: float, ci95: tuple[float, float]) -> Load:
-    """The verdict of an open loop; `rate_error_per_s` is half of the rate's own 95 % interval, 0 where it is given."""
+    """The verdict of an open loop; `rate_error_per_s` is half of the rate's 95 % interval, 0 where it is given."""
     low, high = ci95
     if rate_per_s + rate_error_per_s < low:
         verdict = Verdict.STABLE
@@ -139,8 +139,8 @@ def _served(cuts: Floats, begins: Floats, ends: Floats, tokens: Floats) -> Float
     """[stretches]: tokens between cuts, each request's spread evenly from `begins` to `ends`."""
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.where(ends > begins, (cuts[:, None] - begins) / (ends - begins), cuts[:, None] >= begins)
-    found: Floats = np.diff((np.clip(shares, 0.0, 1.0) * tokens).sum(axis=1))
-    return found
+    served: Floats = np.diff((np.clip(shares, 0.0, 1.0) * tokens).sum(axis=1))
+    return served
 
 
 def _rate(tokens: Floats, lengths_s: Floats, per_request: Floats) -> float:

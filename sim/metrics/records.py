@@ -134,7 +134,7 @@ class RunRecord:
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
     engine: str = ""
-    """What was added to the GPU's time (sim.costs.engine_costs)."""
+    """Name of the engine whose costs were added to the GPU's time (sim.costs.engine_costs)."""
     is_async: bool | None = None
     """Steps, prompts or rounds were planned while the ones before them ran; None: lanes that plan each work when it is
     due."""

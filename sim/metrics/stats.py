@@ -82,12 +82,12 @@ def holm(chances: Sequence[float], level: float = 0.05) -> list[bool]:
     >>> holm([0.03, 0.01, 0.04]), holm([0.02, 0.01, 0.04])
     ([False, True, False], [True, True, True])
     """
-    found = [False] * len(chances)
-    for rank, place in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
-        if chances[place] > level / (len(chances) - rank):
+    flags = [False] * len(chances)
+    for rank, test in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
+        if chances[test] > level / (len(chances) - rank):
             break
-        found[place] = True
-    return found
+        flags[test] = True
+    return flags
 
 
 def weighted_percentiles(values: Floats, counts: Floats, percents: Sequence[float]) -> list[float]:

@@ -164,12 +164,12 @@ def spread_ms(name: str, values_s: Floats, counts: Floats, percentiles: Sequence
 
 def _class_summary(of: SloClass, measured: Sequence[Request], duration_s: float) -> ByName:
     """Metrics of one class: its requests that meet all of its SLOs, per second and as a share of the finished."""
-    own = [request for request in measured if request.slo_class == of.name]
-    finished = [request for request in own if request.is_finished]
+    requests = [request for request in measured if request.slo_class == of.name]
+    finished = [request for request in requests if request.is_finished]
     good = _slo_shares(finished, of.bounds_ms).get("all")
     ttfts_s = [request.first_token_s - request.arrival_s for request in finished]
     return {
-        "num_prompts": len(own),
+        "num_prompts": len(requests),
         "completed": len(finished),
         "slo_attainment": good,
         "request_goodput": None if good is None else _ratio(good * len(finished), duration_s),
