@@ -1,1 +1,1 @@
-"""What the simulator is judged on: measured cells, published claims, and the pages made of them. Not shipped."""
+"""Judges of the simulator: measured cells, published claims, and the pages made of them. Not shipped."""

@@ -1,4 +1,4 @@
-"""How often what lanesim states holds: load verdicts and intervals of means in long runs, fleets and speed-ups in other
+"""Shares of cases in which lanesim's statements hold: load verdicts and intervals of means in long runs, fleets and speed-ups in other
 draws of costs and acceptance, speed-ups beside measured ones.
 
     python -m validation verdicts load|coverage [--groups 100] [--workers 2] [--without-tails]

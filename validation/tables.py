@@ -43,7 +43,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
     """The first `left` columns to the left, the others to the right."""
-    marks = [":--" if place < left else "--:" for place in range(len(headings))]
+    marks = [":--" if index < left else "--:" for index in range(len(headings))]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (headings, marks, *rows)) + "\n"
 
 
@@ -55,10 +55,10 @@ def plain_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> st
 
 def grouped(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
     """The items by their key, groups in order of first appearance."""
-    found: dict[Key, list[T]] = {}
+    groups: dict[Key, list[T]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def off_pct(simulated: float, real: float) -> float:

@@ -1,1 +1,1 @@
-"""What is known before anything is measured: models by name, profiles by data sheet, constants of engines."""
+"""Knowledge before any measurement: models by name, profiles by data sheet, constants of engines."""

@@ -93,7 +93,7 @@ FULL_INTERVAL = 4
 
 
 Config = dict[str, Json]
-"""What a config.json holds."""
+"""Keys of a config.json and their values."""
 
 
 class ModelSource(NamedTuple):
@@ -103,7 +103,7 @@ class ModelSource(NamedTuple):
     family: str | None = None
     """None: it follows from the name."""
     weights: Path | None = None
-    """Where real weights are; None: nowhere."""
+    """Folder of real weights; None: there are none."""
     repository: str | None = None
     """Name on Hugging Face, which `vllm serve` loads; None where a file was named, or a format of no repository."""
     assumed: str | None = None
@@ -161,7 +161,7 @@ def _of_profile(name: str) -> ModelSource | None:
 
 
 def _special(shape: ModelShape) -> str:
-    """What about `shape` is not plain, in words."""
+    """Words on each part of `shape` that is not plain."""
     if shape.experts is not None:
         return "a mixture-of-experts model"
     if shape.latent is not None:
@@ -192,22 +192,22 @@ def with_formats(shape: ModelShape, weights: str | None, kv: str | None) -> Mode
     As checkpoints are published: fp8 is for all layers; of 4 bits, a model with experts has its experts (and with nvfp4
     its MLPs) so, and attention stays. Raises ValueError for an unknown format.
     """
-    own = shape.formats or Formats()
+    of_files = shape.formats or Formats()
     if weights is not None:
         if weights not in WEIGHT_BITS:
             raise ValueError(unknown("weight format", weights, WEIGHT_BITS))
         is_narrow_sparse = shape.experts is not None and WEIGHT_BITS[weights] < 8.0
-        own = Formats(
+        of_files = Formats(
             projections="bf16" if is_narrow_sparse else weights,
             mlp="bf16" if is_narrow_sparse and weights != "nvfp4" else weights,
             experts=weights if shape.experts is not None else "bf16",
-            kv=own.kv,
+            kv=of_files.kv,
         )
     if kv is not None:
         if kv not in KV_BITS:
             raise ValueError(unknown("KV format", kv, KV_BITS))
-        own = msgspec.structs.replace(own, kv=kv)
-    return msgspec.structs.replace(shape, formats=None if own == Formats() else own)
+        of_files = msgspec.structs.replace(of_files, kv=kv)
+    return msgspec.structs.replace(shape, formats=None if of_files == Formats() else of_files)
 
 
 def format_names(shape: ModelShape) -> str:
@@ -279,25 +279,25 @@ TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "opt")
 
 
 def _experts(path: Path, config: Config, kind: str, intermediate: int) -> Experts | None:
-    found = [key for key in EXPERTS if config.get(key)]
-    if not found:
+    keys = [key for key in EXPERTS if config.get(key)]
+    if not keys:
         return None
     per_token = config.get("num_experts_per_tok") or config.get("experts_per_token")
     if not isinstance(per_token, int):
-        raise ValueError(f"{path}: mixture-of-experts ({found[0]}) without num_experts_per_tok")
-    own = config.get("moe_intermediate_size")
-    if own is None and kind not in EXPERTS_ARE_THE_MLP:
-        raise ValueError(f"{path}: mixture-of-experts ({found[0]}) without moe_intermediate_size")
+        raise ValueError(f"{path}: mixture-of-experts ({keys[0]}) without num_experts_per_tok")
+    expert_width = config.get("moe_intermediate_size")
+    if expert_width is None and kind not in EXPERTS_ARE_THE_MLP:
+        raise ValueError(f"{path}: mixture-of-experts ({keys[0]}) without moe_intermediate_size")
     if (
         config.get("mlp_only_layers")
         or config.get("decoder_sparse_step", 1) != 1
         or config.get("moe_layer_freq", 1) != 1
     ):
         raise ValueError(f"{path}: layers with and without experts in turn (mlp_only_layers, decoder_sparse_step, ...)")
-    wide = intermediate if own is None else _whole(path, config, ("moe_intermediate_size",))
+    wide = intermediate if expert_width is None else _whole(path, config, ("moe_intermediate_size",))
     shared = _count(path, config, "shared_expert_intermediate_size", "shared_intermediate_size")
     return Experts(
-        num=_whole(path, config, (found[0],)),
+        num=_whole(path, config, (keys[0],)),
         per_token=per_token,
         intermediate=wide,
         shared_intermediate=shared or _count(path, config, "n_shared_experts") * wide,

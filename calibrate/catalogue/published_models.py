@@ -61,18 +61,18 @@ def config_of(name: str) -> Path | None:
     wanted, key = name.lower(), model_key(name)
     organisation = wanted.rpartition("/")[0] if without_format(name)[1] else ""
     by_name = {
-        own: path
+        repository: path
         for path in _configs()
-        if (own := repository_of(path)).lower().partition("/")[0] == organisation or not organisation
+        if (repository := repository_of(path)).lower().partition("/")[0] == organisation or not organisation
     }
     for is_same in (
-        lambda own: own.lower() == wanted,
-        lambda own: own.lower().partition("/")[2] == wanted.rpartition("/")[2],
-        lambda own: model_key(own) == key,
+        lambda repository: repository.lower() == wanted,
+        lambda repository: repository.lower().partition("/")[2] == wanted.rpartition("/")[2],
+        lambda repository: model_key(repository) == key,
     ):
-        found = [path for own, path in sorted(by_name.items()) if is_same(own)]
-        if found:
-            return found[0]
+        paths = [path for repository, path in sorted(by_name.items()) if is_same(repository)]
+        if paths:
+            return paths[0]
     return None
 
 

@@ -150,7 +150,7 @@ def _held_back(flags: ProbeFlags, levels: Sequence[int]) -> int:
 
 
 def _key(name: str | None) -> str | None:
-    """What is in the environment variable `name`, which may be the key itself, by mistake: it is never shown."""
+    """Value of the environment variable `name`, which may be the key itself, by mistake: it is never shown."""
     if name is None:
         return None
     key = os.environ.get(name, "").strip()
@@ -177,7 +177,7 @@ def _again(measured: Path, profile_name: str, out: Path | None, json_path: str |
 
 @contextmanager
 def _keeping(measured: Path, url: str, again: str, rounds: int) -> Iterator[Callable[[list[ServedLevel]], None]]:
-    """What keeps the levels so far after each round. An error within the block, or a signal, says where they are."""
+    """Function that saves the levels after each round. An error within the block, or a signal, names their file."""
     from calibrate.server.level_files import write_measured
 
     done = 0
@@ -224,20 +224,20 @@ def _fit(
     }
     setup = Setup(engine={name: value for name, value in engine.items() if value is not None}, warmup_waves=1)
     fitted_on = [each for each in served if each.concurrency != held_back]
-    found = fit_served(profile, fitted_on, setup)
+    fitted = fit_served(profile, fitted_on, setup)
     held = next(each for each in served if each.concurrency == held_back)
-    errors_pct = predicted(found, held, setup)
+    errors_pct = predicted(fitted, held, setup)
     if out is not None:
-        save(found.profile, out)
+        save(fitted.profile, out)
     held_plain: dict[str, Json] = {
         "concurrency": held_back,
         "measured": held.measured,
         "errors_pct": errors_pct,
         "spreads_pct": held.spreads_pct,
     }
-    ending = advice(found, profile_name, out, errors_pct)
-    if write_json(json_path, plain(found) | {"held_back": held_plain, "next": ending}):
-        show(found, errors_pct)
+    ending = advice(fitted, profile_name, out, errors_pct)
+    if write_json(json_path, plain(fitted) | {"held_back": held_plain, "next": ending}):
+        show(fitted, errors_pct)
         told = ", ".join(f"{name} {error:+.1f} %" for name, error in errors_pct.items())
         print(f"held back, {held_back} at once, predicted: {told}")
         for each in served:
@@ -249,7 +249,7 @@ def _fit(
         if any(spread > MAX_SPREAD_PCT for each in served for spread in each.spreads_pct.values()):
             print("rounds of one load differ: let nothing else use the server and this machine, or add --rounds")
         if out is not None:
-            print_saved(found.profile, out)
+            print_saved(fitted.profile, out)
         print(ending)
 
 
@@ -293,6 +293,6 @@ def _drive(
             for concurrency in levels:
                 count = max(MIN_REQUESTS, flags["requests_per_stream"] * concurrency)
                 rounds[concurrency].append(one(concurrency, count, f"{concurrency} at once", flags["seed"] + number))
-            found = [middling(rounds[concurrency]) for concurrency in levels]
-            on_round(found)
-    return found
+            medians = [middling(rounds[concurrency]) for concurrency in levels]
+            on_round(medians)
+    return medians

@@ -62,14 +62,14 @@ def production_command(flags: ProductionFlags) -> None:
     engine = {} if flags.engine is None else {"name": flags.engine}
     with progress() as on_step:
         on_step("fitting", 0, 1)
-        found = fit_served(profile, served, Setup(engine=engine))
+        production = fit_served(profile, served, Setup(engine=engine))
     if out is not None:
-        save(found.profile, out)
-    ending = advice(found, flags.profile, out)
-    if write_json(flags.json, plain(found) | {"next": ending}):
-        show(found)
+        save(production.profile, out)
+    ending = advice(production, flags.profile, out)
+    if write_json(flags.json, plain(production) | {"next": ending}):
+        show(production)
         if out is not None:
-            print_saved(found.profile, out)
+            print_saved(production.profile, out)
         print(ending)
 
 
@@ -101,16 +101,16 @@ def read_served(flags: ProductionFlags) -> list[ServedLevel]:
     return served
 
 
-def advice(found: Production, profile_name: str, out: Path | None, held_back_pct: Mapping[str, float] = {}) -> str:
+def advice(production: Production, profile_name: str, out: Path | None, held_back_pct: Mapping[str, float] = {}) -> str:
     """The use of the fit in one sentence, and the command to go on with. `held_back_pct` are the errors at a
     level that neither constants nor form are of."""
-    if doubt(found, held_back_pct):
+    if doubt(production, held_back_pct):
         command = ["lanesim", "profiles", "show", profile_name]
         return f"See whether the profile is of this server's GPU, model, weights and degree: {shlex.join(command)}"
     if out is None:
         context = click.get_current_context()
         return f"Nothing was written; to keep the constants as a profile: {shlex.join(_again(context))} --out mine.json"
-    largest = max(found.levels, key=lambda level: level.served.concurrency).served
+    largest = max(production.levels, key=lambda level: level.served.concurrency).served
     loop = {
         "--profile": out,
         "--request-rate": "inf",
@@ -119,30 +119,32 @@ def advice(found: Production, profile_name: str, out: Path | None, held_back_pct
         "--output-len": max(2, round(largest.output_tokens)),
     }
     command = ["lanesim", "compare", "--policy", "autoregressive"]
-    if found.accepted is not None:
+    if production.accepted is not None:
         command += ["--policy", "continuous"]
         loop |= {
-            "--num-speculative-tokens": found.accepted.draft_tokens,
-            "--acceptance": found.accepted.quote,
+            "--num-speculative-tokens": production.accepted.draft_tokens,
+            "--acceptance": production.accepted.quote,
         }
     command += [str(word) for flag, value in loop.items() for word in (flag, value)]
     chosen = (
-        "" if found.tried else "; how the engine schedules was not tested, which takes levels at three loads or more"
+        ""
+        if production.tried
+        else "; how the engine schedules was not tested, which takes levels at three loads or more"
     )
     return f"{out} has the server's constants{chosen}; to simulate its largest load: {shlex.join(command)}"
 
 
-def doubt(found: Production, held_back_pct: Mapping[str, float]) -> str:
+def doubt(production: Production, held_back_pct: Mapping[str, float]) -> str:
     """A warning where the constants do not describe the server; else empty."""
     from calibrate.server.engine_fit import FITTED, MAX_LEFT_PCT
 
-    error_pct, where = found.left
+    error_pct, where = production.left
     metric = next((name for name in FITTED if name in held_back_pct), None)
     if metric is not None and abs(held_back_pct[metric]) > abs(error_pct):
         error_pct, where = held_back_pct[metric], "the level held back"
     if abs(error_pct) <= MAX_LEFT_PCT:
         return ""
-    forms = "of no form tried" if len(found.tried) > 1 else "not of this form"
+    forms = "of no form tried" if len(production.tried) > 1 else "not of this form"
     return f"This server is {forms}: {error_pct:+.0f} % are left at {where}. Do not build on these constants."
 
 
@@ -159,24 +161,24 @@ def _again(context: click.Context) -> list[str]:
     return words
 
 
-def plain(found: Production) -> dict[str, Json]:
-    """What was found, as `--json` writes it."""
+def plain(production: Production) -> dict[str, Json]:
+    """Fits and levels as `--json` writes them."""
     return {
-        "left_error_pct": found.left[0],
+        "left_error_pct": production.left[0],
         "forms": [
             {"is_async": form.is_async, "has_row_s": form.has_rows, "held_back_error_pct": each.error_pct}
-            for each in found.tried
+            for each in production.tried
             for form in (each.form,)
         ],
         "constants": [
             {"constant": name, "value_s": value_s, "half_width_s": fit.half_widths_s[name], "is_told": fit.told[name]}
-            for fit in found.fits
+            for fit in production.fits
             for name, value_s in fit.values_s.items()
         ],
-        "unfitted": dict(found.unfitted),
-        "error_pct": found.fits[0].error_pct,
-        "acceptance": None if found.accepted is None else found.accepted.quote,
-        "acceptance_length": None if found.accepted is None else found.accepted.length,
+        "unfitted": dict(production.unfitted),
+        "error_pct": production.fits[0].error_pct,
+        "acceptance": None if production.accepted is None else production.accepted.quote,
+        "acceptance_length": None if production.accepted is None else production.accepted.length,
         "levels": [
             {
                 "source": level.served.source,
@@ -187,16 +189,16 @@ def plain(found: Production) -> dict[str, Json]:
                 "left_out_error_pct": level.predicted_pct.get(level.fitted_metric),
                 "left_out_errors_pct": level.predicted_pct or None,
             }
-            for level in found.levels
+            for level in production.levels
         ],
     }
 
 
-def show(found: Production, held_back_pct: Mapping[str, float] = {}) -> None:
+def show(production: Production, held_back_pct: Mapping[str, float] = {}) -> None:
     """A warning where no form fits, then constants, acceptance, and the error left at each level."""
     from calibrate.judge.validation_output import print_columns
 
-    if doubts := doubt(found, held_back_pct):
+    if doubts := doubt(production, held_back_pct):
         print(doubts)
     rows = [
         [
@@ -207,22 +209,22 @@ def show(found: Production, held_back_pct: Mapping[str, float] = {}) -> None:
             _signed(level.errors_pct),
             _signed(level.predicted_pct) or "–",
         ]
-        for level in found.levels
+        for level in production.levels
     ]
-    lines = list(map(str, found.fits))
-    if found.tried:
-        forms = ", ".join(f"{each.form} {each.error_pct:+.1f} %" for each in found.tried)
+    lines = list(map(str, production.fits))
+    if production.tried:
+        forms = ", ".join(f"{each.form} {each.error_pct:+.1f} %" for each in production.tried)
         lines.append(
             f"form of a step, fitted without the largest load, and its error there, the chosen one first: {forms}"
         )
-    if found.unfitted:
+    if production.unfitted:
         names_by_reason: dict[str, list[str]] = {}
-        for name, reason in found.unfitted.items():
+        for name, reason in production.unfitted.items():
             names_by_reason.setdefault(reason, []).append(name)
         why = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items())
         lines.append(f"left as they were: {why}")
-    if found.accepted is not None:
-        lines.append(f"acceptance: --acceptance {found.accepted.quote}")
+    if production.accepted is not None:
+        lines.append(f"acceptance: --acceptance {production.accepted.quote}")
     headings = ["in flight", "prompt", "output", "errors left %", "predicted from the others %"]
     print_columns("levels of load, simulated with the fitted constants", ["source"], headings, rows, lines)
 

@@ -1,4 +1,4 @@
-"""Where `lanesim calibrate` puts a profile, and what it says of it. Heavy imports inside the functions."""
+"""Output of `lanesim calibrate`: the profile's file and words on it. Heavy imports inside the functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ A_PATH = click.Path(path_type=Path)
 
 
 def needs_analysis(error: ImportError) -> ValueError:
-    """What to say where the libraries that read tables are not installed."""
+    """Refusal that names the extra, in case the libraries that read tables are not installed."""
     return ValueError(f"importing tables needs the analysis extra: pip install 'lanesim[analysis]' ({error})")
 
 

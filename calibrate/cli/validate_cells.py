@@ -89,8 +89,8 @@ def _tell(result: dict[str, Any], judged: Sequence[JudgedCell]) -> None:
     rows: list[tuple[Sequence[str], Compared]] = []
     for each in judged:
         name = each.cell.name, "fit" if each.is_fit else "judged"
-        for place, (metric, values) in enumerate(each.metrics.items()):
-            rows.append(((*(name if place == 0 else ("", "")), metric), values))
+        for index, (metric, values) in enumerate(each.metrics.items()):
+            rows.append(((*(name if index == 0 else ("", "")), metric), values))
     rows += [((pair["name"], pair["role"], "speed-up"), pair) for pair in result["speedups"]]
     lines = [
         f"{metric}: mean absolute error {errors['mean_absolute_error_pct']:.2f} %, mean "

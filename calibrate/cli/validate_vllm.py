@@ -100,13 +100,13 @@ def _tell(result: dict[str, Any]) -> None:
         for name in LATENCIES
         for statistic in STATISTICS
     ]
-    found = result["prefix_cache_hit_rate"] or 0.0
+    hit_rate = result["prefix_cache_hit_rate"] or 0.0
     print_compared(
         f"{result['profile']['name']}, {result['policy']}: {result['num_requests']} requests",
         ("metric", ""),
         [*rows, (("output (tok/s)", ""), metrics[THROUGHPUT])],
         [
-            f"{result['preemptions']} preemptions simulated; {found:.1%} of the prompts' blocks found in the prefix "
+            f"{result['preemptions']} preemptions simulated; {hit_rate:.1%} of the prompts' blocks found in the prefix "
             "cache",
             *result["notes"],
         ],

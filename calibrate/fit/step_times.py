@@ -88,7 +88,7 @@ class StepFit:
     constants: dict[str, FittedConstant]
     """Constants by name; `eager_launch_s` is all kernels of a pass, absent where no step shows it."""
     piecewise_launch_s: float
-    """What the fitted launch makes of a captured pass beside prompt chunks: two kernels a layer."""
+    """Seconds of the fitted launch for a captured pass beside prompt chunks: two kernels a layer."""
     steps: tuple[FittedStep, ...]
     notes: tuple[str, ...]
 
@@ -103,10 +103,10 @@ def read_curve(path: Path) -> list[TimedStep]:
     for column in COLUMNS:
         if column not in header:
             raise ValueError(f"{where} line 1: no column {column!r}; want {' and '.join(COLUMNS)}")
-    places = [header.index(column) for column in COLUMNS]
+    indexes = [header.index(column) for column in COLUMNS]
     by_tokens: dict[int, list[float]] = {}
     for line, row in rows:
-        texts = [row[place] for place in places]
+        texts = [row[column_index] for column_index in indexes]
         tokens, step_ms = (
             _number(text, column, f"{where} line {line}") for text, column in zip(texts, COLUMNS, strict=True)
         )
@@ -255,15 +255,15 @@ def _fit_law(start: Profile, curve: Sequence[TimedStep]) -> tuple[Profile, dict[
         law_s = steps_s(_with(start, shares, float(np.exp(log_launch_s))), tokens)
         return np.asarray(np.log(np.asarray(law_s) / seconds))
 
-    found = least_squares(
+    solution = least_squares(
         residuals, np.clip(first, low, high), bounds=(low, high), loss="soft_l1", f_scale=OUTLIER, x_scale="jac"
     )
-    shares = [0.0 if value < NEGLIGIBLE else round_constant(value) for value in found.x[:-1]]
-    launch_s = round_constant(float(np.exp(found.x[-1])))
+    shares = [0.0 if value < NEGLIGIBLE else round_constant(value) for value in solution.x[:-1]]
+    launch_s = round_constant(float(np.exp(solution.x[-1])))
     law = _with(start, shares, launch_s)
     shows_launch = any(map(partial(_is_launch, law), tokens, _devices_s(law, tokens)))
-    jacobian = found.jac if shows_launch else found.jac[:, :-1]
-    variance = 2.0 * found.cost / max(1, len(curve) - jacobian.shape[1])
+    jacobian = solution.jac if shows_launch else solution.jac[:, :-1]
+    variance = 2.0 * solution.cost / max(1, len(curve) - jacobian.shape[1])
     widths = NORMAL_95 * np.sqrt(np.diag(np.linalg.pinv(jacobian.T @ jacobian)) * variance)
     constants = {
         name: FittedConstant(value=value, half_width=float(width))
@@ -291,12 +291,12 @@ def _ratios(law: Profile, curve: Sequence[TimedStep]) -> tuple[tuple[int, float]
 
 def _left_out_s(law: Profile, ratios: tuple[tuple[int, float], ...]) -> dict[int, float]:
     """Tokens -> seconds of the step with its own ratio left out, its neighbours' in its place; not at the ends."""
-    found = {}
-    for place in range(1, len(ratios) - 1):
-        others = ratios[:place] + ratios[place + 1 :]
+    left_out_s = {}
+    for index in range(1, len(ratios) - 1):
+        others = ratios[:index] + ratios[index + 1 :]
         kernels = msgspec.structs.replace(law.compact, body_ratios=others)
-        found[ratios[place][0]] = step_s(msgspec.structs.replace(law, kernels=kernels), ratios[place][0])
-    return found
+        left_out_s[ratios[index][0]] = step_s(msgspec.structs.replace(law, kernels=kernels), ratios[index][0])
+    return left_out_s
 
 
 def _errors(steps: Sequence[FittedStep], source: str) -> dict[str, KindError]:

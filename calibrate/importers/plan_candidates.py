@@ -58,13 +58,13 @@ def deployments(
     Dense models: tensor parallel alone, since further ranks are further replicas. Experts: cut, spread, or spread over
     ranks whose attention has requests of its own.
     """
-    found = []
+    layouts = []
     for degree in (2**power for power in range(max_gpus.bit_length())):
-        found.append((degree, 1, 1))
+        layouts.append((degree, 1, 1))
         if shape.experts is not None and degree > 1:
-            found += [(degree, degree, 1), (1, degree, degree)]
+            layouts += [(degree, degree, 1), (1, degree, degree)]
     wanted = [
-        each for each in found if all(given in (None, own) for given, own in zip((tp, ep, dp), each, strict=True))
+        each for each in layouts if all(given in (None, size) for given, size in zip((tp, ep, dp), each, strict=True))
     ] or [(tp or 1, ep or 1, dp or 1)]
     return [Deployment(a, None if b == 1 else b, c, engine) for a, b, c in wanted if a * c <= max_gpus]
 
@@ -92,14 +92,14 @@ def imported(
     Tables are read in processes of their own: the libraries for that start threads, and a process with threads starts
     its workers slowly.
     """
-    found: dict[int, Imported] = {}
+    by_index: dict[int, Imported] = {}
     failed: dict[int, NotImported] = {}
     missing = []
     for index, deployment in enumerate(wanted):
         path = _path(cache, source, gpu, target, draft, deployment)
         with suppress(UnknownProfile, ValueError):
-            found[index] = Imported(path, load(path), deployment)
-        if index not in found:
+            by_index[index] = Imported(path, load(path), deployment)
+        if index not in by_index:
             missing.append(index)
     if missing:
         on_done("importing tables", 0, len(missing))
@@ -113,8 +113,8 @@ def imported(
                 path = _path(cache, source, gpu, target, draft, wanted[index])
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_profile(profile, path)
-                found[index] = Imported(path, profile, wanted[index])
-    return [found[index] for index in sorted(found)], [failed[index] for index in sorted(failed)]
+                by_index[index] = Imported(path, profile, wanted[index])
+    return [by_index[index] for index in sorted(by_index)], [failed[index] for index in sorted(failed)]
 
 
 def _import(index: int) -> Profile | str:

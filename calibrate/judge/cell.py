@@ -48,7 +48,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One measured operating point; empty texts and None where a source does not say."""
 
     line: int = 0
-    """In its table, the header being line 1."""
+    """Line of its table, the header being line 1."""
     id: str = ""
     source: str = ""
     """Repository or paper; `commit` of it, `licence` and `day` of the measurement as the source has them."""
@@ -130,7 +130,7 @@ class JudgedCell(msgspec.Struct, frozen=True, kw_only=True):
 
     cell: Cell
     metrics: Mapping[str, Compared]
-    """By metric of the cell."""
+    """Values by metric of the cell."""
     peer: Mapping[str, Compared] = {}
     """The same for another simulator."""
 

@@ -101,8 +101,8 @@ def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
         "num_warmups": setup.warmup_waves * cell.concurrency,
     }
     if cell.shared_prefix and cell.input_len is not None:
-        own = cell.input_len - cell.shared_prefix
-        workload |= {"input_len": own, "prefix_len": cell.shared_prefix, "num_prefixes": cell.num_prefixes}
+        unshared_tokens = cell.input_len - cell.shared_prefix
+        workload |= {"input_len": unshared_tokens, "prefix_len": cell.shared_prefix, "num_prefixes": cell.num_prefixes}
     speculation: dict[str, Json] = {"num_speculative_tokens": k}
     if k:
         speculation["acceptance"] = _with_spread(str(cell.acceptance), setup.acceptance_spread)
@@ -156,10 +156,10 @@ def varied_requests(cell: Cell, num_prompts: int, seed: int) -> list[Request]:
     mean, most = cell.output_len, cell.output_len_max or 2 * cell.output_len - 1
     reach = min(most - mean, mean - 1)
     normal = NormalDist(0.0, cell.output_len_std)
-    offsets = [normal.inv_cdf((place + 0.5) / num_prompts) for place in range(num_prompts)]
+    offsets = [normal.inv_cdf((rank + 0.5) / num_prompts) for rank in range(num_prompts)]
     lengths = [mean + round(min(reach, max(-reach, offset))) for offset in offsets]
     order = np.random.default_rng(seed).permutation(num_prompts).tolist()
-    return [Request(index, str(index), 0.0, cell.input_len, lengths[place]) for index, place in enumerate(order)]
+    return [Request(index, str(index), 0.0, cell.input_len, lengths[rank]) for index, rank in enumerate(order)]
 
 
 def judge_cells(
@@ -292,8 +292,8 @@ def draw_cells(directory: Path, judged: Sequence[JudgedCell], title: str) -> Non
     for (axis,), metric in zip(axes, metrics, strict=True):
         for is_fit, face in ((False, "#4c72b0"), (True, "white")):
             points = [
-                (place, each.metrics[metric]["error_pct"] or 0.0)
-                for place, each in enumerate(judged)
+                (index, each.metrics[metric]["error_pct"] or 0.0)
+                for index, each in enumerate(judged)
                 if each.is_fit is is_fit and metric in each.metrics
             ]
             label = "fitted on" if is_fit else "judged"

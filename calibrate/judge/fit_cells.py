@@ -83,7 +83,7 @@ class Fitted:
 
     @property
     def told(self) -> dict[str, bool]:
-        """Whether each constant differs from 0, a ratio from 1, by more than its interval."""
+        """True where each constant differs from 0, a ratio from 1, by more than its interval."""
         widths_s = self.half_widths_s
         return {name: abs(self.values_s[name] - _plain(name)) > width_s for name, width_s in widths_s.items()}
 
@@ -204,7 +204,7 @@ def fit_constants(
             names[-1], f"is one too many: {num_values} measured values cannot tell {len(names)} constants"
         )
     _refuse_undetermined(names, slopes(start))
-    found = least_squares(
+    solution = least_squares(
         errors,
         start,
         slopes,
@@ -214,15 +214,15 @@ def fit_constants(
         ftol=TOLERANCE,
         max_nfev=MAX_ROUNDS,
     )
-    _refuse_undetermined(names, found.jac)
+    _refuse_undetermined(names, solution.jac)
     free = max(1, num_values - len(names))
-    left = max(MIN_NOISE, float(np.sqrt(found.fun @ found.fun / free)))
-    spread = max(t_975(free) * left, NORMAL_95 * noise) * np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
+    left = max(MIN_NOISE, float(np.sqrt(solution.fun @ solution.fun / free)))
+    spread = max(t_975(free) * left, NORMAL_95 * noise) * np.sqrt(np.diag(np.linalg.inv(solution.jac.T @ solution.jac)))
     return Fitted(
-        profile=with_constants(profile, values_s(found.x)),
-        values_s=values_s(found.x),
+        profile=with_constants(profile, values_s(solution.x)),
+        values_s=values_s(solution.x),
         half_widths_s=values_s(spread),
-        error_pct=100.0 * float(np.abs(np.expm1(found.fun)).mean()),
+        error_pct=100.0 * float(np.abs(np.expm1(solution.fun)).mean()),
     )
 
 
@@ -238,9 +238,9 @@ def _refuse_undetermined(names: Sequence[str], slopes: Floats) -> None:
             raise Undetermined(name, "moves none of the measured values")
     lengths = np.linalg.norm(slopes, axis=0)
     alike = (slopes.T @ slopes) / np.outer(lengths, lengths)
-    for place, name in enumerate(names):
-        for other in range(place):
-            if alike[place, other] > ALIKE:
+    for index, name in enumerate(names):
+        for other in range(index):
+            if alike[index, other] > ALIKE:
                 raise Undetermined(
                     name,
                     f"moves the measured values as {names[other]} does: they cannot tell {names[other]} from {name}",

@@ -1,4 +1,4 @@
-"""Where `validate vllm` and `validate cells` put their results, and the table that commands of this package print.
+"""Output of `validate vllm` and `validate cells`, and the table that commands of this package print.
 
 Not here: the results (calibrate.judge.vllm_runs, calibrate.judge.cells).
 """
@@ -87,8 +87,8 @@ def print_columns(
 
     console = Console(markup=False)
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    for place, heading in enumerate(left):
-        table.add_column(heading, overflow="fold", no_wrap=place > 0)
+    for index, heading in enumerate(left):
+        table.add_column(heading, overflow="fold", no_wrap=index > 0)
     for heading in right:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:

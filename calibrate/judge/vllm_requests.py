@@ -53,12 +53,12 @@ class Stamped(msgspec.Struct, kw_only=True):
 
 
 FIELDS = tuple(name for name in Stamped.__struct_fields__ if name != "line")
-"""What each line has."""
+"""Names that each line has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealRun:
-    """What a vLLM run left behind."""
+    """Records that a vLLM run left behind."""
 
     requests: list[Request]
     """Finished, in order of arrival, index 0 first; seconds since the first arrival."""
@@ -131,12 +131,12 @@ def _check_overtaking(rows: Sequence[Stamped], path: str) -> None:
     """Refuse an arrival that cannot be right whatever the clocks' offset: queued before one that came OVERTAKING_S
     earlier. `rows` in order of arrival."""
     latest: Stamped | None = None
-    place = 0
+    index = 0
     for row in rows:
-        while rows[place].arrival_time < row.arrival_time - OVERTAKING_S:
-            if latest is None or rows[place].queued_ts > latest.queued_ts:
-                latest = rows[place]
-            place += 1
+        while rows[index].arrival_time < row.arrival_time - OVERTAKING_S:
+            if latest is None or rows[index].queued_ts > latest.queued_ts:
+                latest = rows[index]
+            index += 1
         if latest is not None and latest.queued_ts > row.queued_ts:
             raise ValueError(
                 f"{path} line {row.line}: timestamps out of order: arrived "

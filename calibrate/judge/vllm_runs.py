@@ -36,7 +36,7 @@ VALIDATION_SCHEMA = 1
 FIGURES = ("validation-scatter.png", "validation-cdf.png")
 LATENCIES = (*compared.LATENCIES, "ttft_arrival")
 COLUMNS = "arrival=arrival_time,unit=s,prompt=input_toks,output=output_toks,id=request_id"
-"""What sim.workload.traces needs to be told to read such a file as a workload."""
+"""Columns that sim.workload.traces takes to read such a file as a workload."""
 
 SCATTERED = {"ttft": "TTFT", "e2el": "E2EL"}
 
@@ -118,14 +118,14 @@ def latencies_s(requests: Sequence[Request]) -> dict[str, Floats]:
 
     An engine that does not say when it took a request in has it counted from arrival.
     """
-    found = summary.latencies_s(requests)
+    from_arrival_s = summary.latencies_s(requests)
     queued = np.array([request.queued_s - request.arrival_s for request in requests])
     waited = np.where(np.isnan(queued), 0.0, queued)
     return {
-        "ttft": found["ttft"] - waited,
-        "tpot": found["tpot"],
-        "e2el": found["e2el"] - waited,
-        "ttft_arrival": found["ttft"],
+        "ttft": from_arrival_s["ttft"] - waited,
+        "tpot": from_arrival_s["tpot"],
+        "e2el": from_arrival_s["e2el"] - waited,
+        "ttft_arrival": from_arrival_s["ttft"],
     }
 
 

@@ -107,11 +107,11 @@ def is_held_out(timed: TimedPass, passes: Sequence[TimedPass]) -> bool:
 def pilots(limits: Limits) -> list[TimedPass]:
     """Places that tell what a pass costs: each kind's smallest and largest."""
     coarse = grid(limits, 0)
-    found = []
+    ends = []
     for kind in dict.fromkeys((timed.kind, timed.model) for timed in coarse):
         alike = sorted((p for p in coarse if (p.kind, p.model) == kind), key=_size)
-        found += [alike[0], alike[-1]] if len(alike) > 1 else alike
-    return found
+        ends += [alike[0], alike[-1]] if len(alike) > 1 else alike
+    return ends
 
 
 def estimator(timed_s: dict[TimedPass, float]) -> Callable[[TimedPass], float]:

@@ -83,10 +83,10 @@ class ServedLanes:
 
     def times_s(self) -> dict[str, list[float]]:
         """Device times of the works, by kind in service."""
-        found: dict[str, list[float]] = {}
+        by_kind: dict[str, list[float]] = {}
         for work, submitted in zip(self.works, self.submitted, strict=True):
-            found.setdefault(kind_in_service(submitted), []).append(work.record.end_s - work.record.start_s)
-        return found
+            by_kind.setdefault(kind_in_service(submitted), []).append(work.record.end_s - work.record.start_s)
+        return by_kind
 
     @property
     def length_s(self) -> float:

@@ -67,10 +67,10 @@ def roofs(device: str, dtype: str) -> Gpu:
     if sheet is not None and dtype in ("bfloat16", "float16"):
         return sheet.gpu
     flops_per_s, bytes_per_s = achieved(device, dtype)
-    found = gpu(device)
+    properties = gpu(device)
     return Gpu(
         name=name.lower().replace(" ", "-"),
-        memory_bytes=cuda.find(device).free_bytes() if found is None else found.memory_bytes,
+        memory_bytes=cuda.find(device).free_bytes() if properties is None else properties.memory_bytes,
         peak_flops=flops_per_s,
         bandwidth_bytes_per_s=bytes_per_s,
     )

@@ -39,7 +39,7 @@ GRIDS = {
     "cpu": CorunGrid((16, 64), (1, 4), (1, 4)),
 }
 Launches = tuple[Launch, Launch]
-"""Of the two sides of a pair."""
+"""Passes of the two sides of a pair."""
 CAPTURED: Launches = ("graphed", "graphed")
 EAGER: Launches = ("eager", "eager")
 LAUNCHES: dict[str, tuple[Launches, ...]] = {
@@ -82,18 +82,18 @@ def coruns_within(limits: Limits) -> list[Corun]:
     context = (limits.slot_tokens - limits.draft_tokens) // 4
     longest, rows = min(limits.pass_tokens, limits.slot_tokens // 2), spread(1, limits.rows // 2, 3)
     chunks = (longest // 4, longest) if limits.has_graphs else GRIDS["cpu"].chunk_tokens
-    found = [
+    coruns = [
         Corun((_prefill(chunk, context, launch), TimedPass("decode", "target", each, 1, context, launch)))
         for chunk, each in product(chunks, rows)
     ]
     if limits.has_draft:
-        found += [_draft_and_verify(each, context, (launch, launch)) for each in rows]
+        coruns += [_draft_and_verify(each, context, (launch, launch)) for each in rows]
     if limits.has_graphs:
-        found += _telling(chunks, (rows[0], rows[-1]) if limits.has_draft else (), context)
+        coruns += _telling(chunks, (rows[0], rows[-1]) if limits.has_draft else (), context)
     if limits.has_draft:
         three = _draft_and_verify(limits.rows // 3, context, (launch, launch)).passes
-        found.append(Corun((_prefill(chunks[0], context, launch), *three)))
-    return [corun for corun in found if min(timed.rows for timed in corun.passes) and corun.num_rows <= limits.rows]
+        coruns.append(Corun((_prefill(chunks[0], context, launch), *three)))
+    return [corun for corun in coruns if min(timed.rows for timed in corun.passes) and corun.num_rows <= limits.rows]
 
 
 def slots(device: str, context_tokens: int) -> int:

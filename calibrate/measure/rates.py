@@ -62,8 +62,8 @@ def measure(bench: Bench, corun: Corun, seconds: float) -> Ran:
     for turn in range(ROUNDS):
         for side in ((turn + step) % num for step in range(num)):
             alone[side] += periods(*_completions(bench, [sides[side]], window_s, 0))
-        for side, found in enumerate(_together(bench, sides, window_s, turn % num)):
-            together[side].append(found)
+        for side, side_rates in enumerate(_together(bench, sides, window_s, turn % num)):
+            together[side].append(side_rates)
     return Ran(
         corun=corun,
         sides=tuple(map(steady, alone, together, (side.share for side in sides))),
@@ -105,7 +105,7 @@ def periods(starts_s: Sequence[float], ends_s: Sequence[Sequence[float]]) -> lis
 
 def _sides(bench: Bench, corun: Corun) -> list[_Side]:
     """All warm, on slots and streams of their own."""
-    found, first_slot = [], 0
+    listed, first_slot = [], 0
     parts = None if corun.share_pct is None else bench.runs_on.split(corun.share_pct / 100.0)
     for side, timed in enumerate(corun.passes):
         if parts is None:
@@ -116,9 +116,9 @@ def _sides(bench: Bench, corun: Corun) -> list[_Side]:
             share = parts[side].share
         pass_ = bench.ready(timed, first_slot)
         bench.warm(timed, issuer)
-        found.append(_Side(pass_, issuer, bench.back(pass_), IN_FLIGHT[timed.launch], share))
+        listed.append(_Side(pass_, issuer, bench.back(pass_), IN_FLIGHT[timed.launch], share))
         first_slot += timed.rows
-    return found
+    return listed
 
 
 def _together(bench: Bench, sides: Sequence[_Side], window_s: float, first: int) -> list[list[float]]:

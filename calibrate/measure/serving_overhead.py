@@ -213,9 +213,9 @@ def completed(profile: Profile, costs: ServingCosts, *, is_cpu: bool) -> Profile
     return structs.replace(profile, host=host, overlap=overlap)
 
 
-def _told(found: Waits) -> str:
+def _told(waits: Waits) -> str:
     return (
-        f"{found.prepare_s * 1e6:.0f} us per work beside its pass and {found.result_s * 1e6:.0f} us from its end to "
+        f"{waits.prepare_s * 1e6:.0f} us per work beside its pass and {waits.result_s * 1e6:.0f} us from its end to "
         "the next act"
     )
 
@@ -244,7 +244,7 @@ def served(profile: Profile, by_setting: Sequence[Sequence[ServedLanes]]) -> dic
     Sums within a run: on a machine that others share some passes take much longer, and requests wait for these too.
     """
     costs = build_costs(profile, cuda_graph=False)
-    found: dict[str, list[float]] = {}
+    by_kind: dict[str, list[float]] = {}
     for runs in by_setting:
         ratios: dict[str, list[float]] = {}
         for run in runs:
@@ -255,15 +255,15 @@ def served(profile: Profile, by_setting: Sequence[Sequence[ServedLanes]]) -> dic
             for kind, times_s in run.times_s().items():
                 ratios.setdefault(kind, []).append(sum(times_s) / expected_s[kind])
         for kind, of_runs in ratios.items():
-            found.setdefault(kind, []).append(median(of_runs))
-    return {kind: round_constant(fmean(each)) for kind, each in found.items()}
+            by_kind.setdefault(kind, []).append(median(of_runs))
+    return {kind: round_constant(fmean(each)) for kind, each in by_kind.items()}
 
 
 def look_s(pairs: Sequence[tuple[ServedLanes, ServedLanes]]) -> float:
     """Seconds that a look takes from the work that is being issued, from runs without pollers and the same with, in
     pairs."""
-    found = [(_issuing_s(polled) / _issuing_s(plain) - 1.0) / polled.setting.looks_per_s for plain, polled in pairs]
-    return max(0.0, median(found))
+    looks_s = [(_issuing_s(polled) / _issuing_s(plain) - 1.0) / polled.setting.looks_per_s for plain, polled in pairs]
+    return max(0.0, median(looks_s))
 
 
 def _issuing_s(run: ServedLanes) -> float:

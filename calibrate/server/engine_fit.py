@@ -42,7 +42,7 @@ from sim.run.limits import limits_of
 FAR_APART = 2.0
 """Requests in flight of two levels that tell a constant per row from one per step."""
 FITTED = ("tpot_ms", THROUGHPUT)
-"""What a step's constants are fitted on: the first that a level has."""
+"""Metrics that a step's constants are fitted on: the first that a level has."""
 STEP, ROW, GAP = "step_s", "row_s", "gap_s"
 """The constants of every step: on the host, on the host per row, on the device."""
 HIDDEN_SHARE, SMALL_S = 0.5, 5e-5
@@ -73,7 +73,7 @@ class FittedLevel:
 
     @property
     def fitted_metric(self) -> str:
-        """What of it the constants of a step are fitted on."""
+        """Metric of this level that the constants of a step are fitted on."""
         return _metric(self.served.measured)
 
 
@@ -97,7 +97,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Production:
-    """What a server told."""
+    """Constants that a server's levels tell, and the errors that are left."""
 
     profile: Profile
     """The profile with all its constants."""
@@ -157,9 +157,9 @@ def fit_served(
         FittedLevel(
             served=each,
             errors_pct=_errors_pct(fitted, cell, setup),
-            predicted_pct=_left_out(profile, cells, place, setup, fits),
+            predicted_pct=_left_out(profile, cells, index, setup, fits),
         )
-        for place, (each, cell) in enumerate(zip(served, cells, strict=True))
+        for index, (each, cell) in enumerate(zip(served, cells, strict=True))
     ]
     return Production(
         profile=fitted,
@@ -243,7 +243,7 @@ def _check(constants: Sequence[str]) -> None:
 
 
 def _instead(constant: str) -> str:
-    """What to do about a constant that the levels do not tell."""
+    """Advice on a constant that the levels do not tell."""
     return f"try {GAP} in its place" if constant == STEP else "leave it out"
 
 
@@ -281,7 +281,7 @@ def _tellable_fits(
 
 
 def _is_hidden(profile: Profile, cells: Sequence[Cell], setup: Setup) -> bool:
-    """Whether these levels show little of what a step takes on the host, as where it is prepared while another runs."""
+    """True where these levels show little of a step's time on the host, as where it is prepared while another runs."""
     bare, with_step, with_gap = (
         np.log(_ratios(with_constants(profile, {STEP: 0.0, ROW: 0.0, GAP: 0.0, **added}), cells, setup))
         for added in ({}, {STEP: SMALL_S}, {GAP: SMALL_S})
@@ -345,70 +345,70 @@ def _fit(
 
 def _noise(served: Sequence[ServedLevel], metrics: Sequence[str]) -> float:
     """Relative standard error of levels in the first of `metrics` that each has repeats of; 0 where none has."""
-    found = [
+    noises = [
         next((each.repeats_pct[name] / 100.0 for name in metrics if name in each.repeats_pct), 0.0) for each in served
     ]
-    return float(np.sqrt(np.mean(np.square(found))))
+    return float(np.sqrt(np.mean(np.square(noises))))
 
 
 def _ratios(profile: Profile, cells: Sequence[Cell], setup: Setup, metric: str | None = None) -> list[float]:
     """Simulated over measured `metric` of each cell, by default time per token."""
-    found = []
+    ratios = []
     for cell in cells:
         name = metric or _metric(cell.measured)
         ratio = _simulated(cell, profile, setup)[MEASURED[name]] / cell.measured[name]
-        found.append(1.0 / ratio if name == THROUGHPUT else ratio)
-    return found
+        ratios.append(1.0 / ratio if name == THROUGHPUT else ratio)
+    return ratios
 
 
 def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mapping[str, float], noise: float) -> Fitted:
-    """What stands before the engine. Raises Undetermined."""
+    """Fit of the time before the engine. Raises Undetermined."""
     ratios = partial(_ratios, cells=cells, setup=setup, metric=FIRST_TOKEN)
     try:
-        found = fit_constants(profile, [FRONTEND], ratios, near, noise)
+        fit = fit_constants(profile, [FRONTEND], ratios, near, noise)
     except Undetermined:
         raise
     except ValueError as error:
         raise Undetermined(FRONTEND, f"cannot be fitted: {error}") from None
-    value_s = found.values_s[FRONTEND]
+    value_s = fit.values_s[FRONTEND]
     if value_s > LONGEST_FRONTEND_S:
         raise Undetermined(
             FRONTEND,
             f"cannot be determined: first tokens came {value_s:.1f} s later than the engine explains, which is no "
             "frontend but requests that waited for a seat; measure with as many in flight as the server has seats for",
         )
-    return found
+    return fit
 
 
-def predicted(found: Production, held_back: ServedLevel, setup: Setup) -> dict[str, float]:
+def predicted(production: Production, held_back: ServedLevel, setup: Setup) -> dict[str, float]:
     """Errors, percent by metric, at a level that no constant is of."""
-    return _errors_pct(found.profile, cell_of(held_back, 1), setup)
+    return _errors_pct(production.profile, cell_of(held_back, 1), setup)
 
 
 def _left_out(
     profile: Profile,
     cells: Sequence[Cell],
-    place: int,
+    index: int,
     setup: Setup,
     near: Sequence[Fitted],
 ) -> dict[str, float]:
     """Errors at one level of constants, those of `near`, that are of the others; none where those cannot tell them."""
-    others = [cell for other, cell in enumerate(cells) if other != place]
+    others = [cell for other, cell in enumerate(cells) if other != index]
     known = {name: value_s for fit in near for name, value_s in fit.values_s.items()}
     try:
         fits = _fits(profile, others, setup, list(known), known)
     except ValueError:
         return {}
-    return _errors_pct(fits[-1].profile, cells[place], setup)
+    return _errors_pct(fits[-1].profile, cells[index], setup)
 
 
 def _errors_pct(profile: Profile, cell: Cell, setup: Setup) -> dict[str, float]:
-    found = _simulated(cell, profile, setup)
-    return {metric: 100.0 * (found[MEASURED[metric]] / real - 1.0) for metric, real in cell.measured.items()}
+    simulated = _simulated(cell, profile, setup)
+    return {metric: 100.0 * (simulated[MEASURED[metric]] / real - 1.0) for metric, real in cell.measured.items()}
 
 
 def _simulated(cell: Cell, profile: Profile, setup: Setup) -> dict[str, float]:
-    """What `simulate_cell` gives. Raises ValueError that names the level's source where it cannot be simulated."""
+    """Metrics of `simulate_cell`. Raises ValueError that names the level's source where it cannot be simulated."""
     try:
         return simulate_cell(cell, profile, setup)
     except ValueError as error:

@@ -93,7 +93,7 @@ def levels(
     by_running: dict[int, list[LogLine]] = {}
     for window in _settled(windows):
         by_running.setdefault(window.running, []).append(window)
-    kept = {running: own for running, own in sorted(by_running.items()) if len(own) >= MIN_LINES}
+    kept = {running: windows for running, windows in sorted(by_running.items()) if len(windows) >= MIN_LINES}
     if not kept:
         raise ValueError(
             f"{where}: its {len(windows)} lines never show {MIN_LINES} of the same load with the same before and "
@@ -105,10 +105,10 @@ def levels(
             concurrency=float(running),
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
-            output_tokens_per_s=sum(window.output_tokens_per_s for window in own) / len(own),
-            accepted=pooled([window.accepted for window in own if window.accepted is not None], where),
+            output_tokens_per_s=sum(window.output_tokens_per_s for window in windows) / len(windows),
+            accepted=pooled([window.accepted for window in windows if window.accepted is not None], where),
         )
-        for running, own in kept.items()
+        for running, windows in kept.items()
     ]
 
 
@@ -116,21 +116,21 @@ def read_windows(lines: Iterable[str], num_speculative_tokens: int | None = None
     """The lines that say something, in order; acceptance belongs to the line of load before it."""
     last: LogLine | None = None
     for line in lines:
-        if found := VLLM_LOAD.search(line):
+        if match := VLLM_LOAD.search(line):
             if last is not None:
                 yield last
-            last = LogLine(running=int(found[3]), waiting=int(found[5]), output_tokens_per_s=float(found[2]))
-        elif (found := VLLM_ACCEPTED.search(line)) and last is not None:
-            rates = tuple(map(float, found[4].split(", ")))
-            drafts = int(found[3]) / len(rates)
+            last = LogLine(running=int(match[3]), waiting=int(match[5]), output_tokens_per_s=float(match[2]))
+        elif (match := VLLM_ACCEPTED.search(line)) and last is not None:
+            rates = tuple(map(float, match[4].split(", ")))
+            drafts = int(match[3]) / len(rates)
             last = msgspec.structs.replace(last, accepted=Accepted(drafts=drafts, draft_tokens=len(rates), rates=rates))
-        elif found := SGLANG_LOAD.search(line):
+        elif match := SGLANG_LOAD.search(line):
             if last is not None:
                 yield last
             length = SGLANG_LENGTH.search(line)
             accepted = _of_length(1.0, float(length[1]), num_speculative_tokens) if length else None
             last = LogLine(
-                running=int(found[1]), waiting=int(found[4]), output_tokens_per_s=float(found[3]), accepted=accepted
+                running=int(match[1]), waiting=int(match[4]), output_tokens_per_s=float(match[3]), accepted=accepted
             )
     if last is not None:
         yield last
@@ -223,7 +223,7 @@ def _accepted(result: _Result, num_speculative_tokens: int | None) -> Accepted |
 
 
 def _of_length(drafts: float, length: float | None, num_speculative_tokens: int | None) -> Accepted | None:
-    """Where the acceptance length alone is told; None where it is not, or not of how many tokens."""
+    """Acceptance of a result that has its length alone; None where it lacks that or the draft length."""
     if not length or not num_speculative_tokens:
         return None
     return Accepted(drafts=drafts, draft_tokens=num_speculative_tokens, rates=(), mean_length=length)

@@ -1,4 +1,4 @@
-"""What a running server says of itself at one level of load, whatever said it; and that as a closed-loop cell.
+"""Levels of load of a running server, whatever file reports them; and each as a closed-loop cell.
 
 Not here: reading metrics, logs and results (calibrate.server.metrics, calibrate.server.level_files), driving a
 server (calibrate.server.probe), fitting (calibrate.server.engine_fit).
@@ -119,12 +119,12 @@ class ServedLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def measured(self) -> dict[str, float]:
         """The means under the names of a cell's columns, ms and tokens/s; those that are not known are left out."""
-        found = {
+        means = {
             "ttft_ms": None if self.ttft_s is None else self.ttft_s * 1e3,
             "tpot_ms": None if self.tpot_s is None else self.tpot_s * 1e3,
             "output_throughput": self.output_tokens_per_s,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in means.items() if value is not None}
 
 
 def cell_of(served: ServedLevel, line: int) -> Cell:
@@ -182,5 +182,5 @@ def pooled(parts: Sequence[Accepted], source: str) -> Accepted | None:
     mean_length = sum(part.length * part.drafts for part in parts) / drafts
     if not all(part.rates for part in parts):
         return Accepted(drafts=drafts, draft_tokens=lengths[0], rates=(), mean_length=mean_length)
-    rates = tuple(sum(part.rates[place] * part.drafts for part in parts) / drafts for place in range(lengths[0]))
+    rates = tuple(sum(part.rates[position] * part.drafts for part in parts) / drafts for position in range(lengths[0]))
     return Accepted(drafts=drafts, draft_tokens=lengths[0], rates=rates)

@@ -1,4 +1,4 @@
-"""What a server's counters grew by between two looks at its `/metrics`: vLLM's (V1) and SGLang's names.
+"""Growth of a server's counters between two looks at its `/metrics`: vLLM's (V1) and SGLang's names.
 
 Counters and histograms only grow, so their differences are the means of all that was served between the looks, however
 long ago the server was started. Not here: where the two texts come from.
@@ -80,7 +80,7 @@ class Growth:
             if not isfinite(length):
                 raise ValueError(f"{self.source}: {drafts:g} drafts of {length:g} tokens cannot have been counted")
             draft_tokens = round(min(length, MAX_DRAFT_TOKENS + 1.0))
-            rates = tuple(self._by_position.get(place, 0.0) / drafts for place in range(draft_tokens))
+            rates = tuple(self._by_position.get(position, 0.0) / drafts for position in range(draft_tokens))
             return Accepted(drafts=drafts, draft_tokens=draft_tokens, rates=rates)
         return None
 
@@ -97,7 +97,7 @@ def between(before: Path, after: Path, *, duration_s: float | None = None) -> Se
 def served_between(
     before: Mapping[Sample, float], after: Mapping[Sample, float], *, source: str, duration_s: float | None
 ) -> ServedLevel:
-    """What was served between two samples at hand, as `between` tells it of files."""
+    """Means of what was served between two samples at hand, as `between` gives them for files."""
     grown = Growth(before, after, source)
     prompt_tokens, output_tokens, e2el_s = (grown.mean(names) for names in (PROMPT, OUTPUT, E2EL))
     num_requests = grown.count(E2EL)
@@ -143,14 +143,14 @@ def parse(text: str, where: str) -> dict[Sample, float]:
         raise ValueError("reading /metrics needs the production extra: pip install 'lanesim[production]'") from None
     if max(map(len, text.splitlines()), default=0) > MAX_LINE:
         raise NoMetrics(f"{where}: not in Prometheus' text format: a line of more than {MAX_LINE} characters")
-    found = {}
+    values = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name.startswith(PREFIXES) and not sample.name.endswith(("_bucket", "_created")):
-                    found[sample.name, tuple(sorted(sample.labels.items()))] = float(sample.value)
+                    values[sample.name, tuple(sorted(sample.labels.items()))] = float(sample.value)
     except (ValueError, LookupError, ArithmeticError) as error:
         raise NoMetrics(f"{where}: not in Prometheus' text format: {' '.join(str(error).split())[:80]}") from None
-    if not found:
+    if not values:
         raise NoMetrics(f"{where}: no metric of vLLM (vllm:...) or SGLang (sglang:...)")
-    return found
+    return values

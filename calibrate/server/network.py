@@ -83,7 +83,7 @@ class _Wire:
         self.deadline_s = deadline_s
         self.bytes_left = 0
         self.waits = 0
-        """How often there was nothing to read yet."""
+        """Number of times that there was nothing to read yet."""
         self.received_s = 0.0
         """When the last bytes came, on the clock of time.perf_counter."""
         self._stopped = stopped
@@ -166,7 +166,7 @@ class _Wire:
 
 
 class _Bytes(io.RawIOBase):
-    """What comes over a wire."""
+    """Bytes that come over a wire."""
 
     def __init__(self, wire: _Wire) -> None:
         self._wire = wire
@@ -192,7 +192,7 @@ class Reply:
 
     @property
     def waits(self) -> int:
-        """How often there was nothing to read yet: what comes between two of them came at once."""
+        """Number of times that there was nothing to read yet: what comes between two of them came at once."""
         return self._wire.waits
 
     @property
@@ -234,7 +234,7 @@ class Reply:
             deque(self.blocks(), maxlen=0)
 
     def refusal(self) -> RequestFailed:
-        """What a status other than 200 says."""
+        """Text of a status other than 200."""
         shown = f"answers {self.status}"
         if 300 <= self.status < 400:
             to = self._response.headers.get("location", "")

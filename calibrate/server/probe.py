@@ -106,7 +106,7 @@ class _Models(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where requests go."""
+    """Address that requests go to."""
 
     model: str
     is_chat: bool
@@ -289,7 +289,7 @@ def stream(client: Client, endpoint: Endpoint, prompt: str, output_tokens: int) 
 
 @dataclass(slots=True)
 class _Tokens:
-    """What came of one stream."""
+    """Tokens and times of one stream."""
 
     first_s: float = 0.0
     last_s: float = 0.0

@@ -71,14 +71,14 @@ def replay_command(flags: ReplayFlags) -> None:
 
     result = result_of(scenario, replays, described)
     is_partial = result["replay"]["partial"]
-    place = place_of(out, is_partial=is_partial)
-    with put_off(), writing(place) as scratch:
+    folder = place_of(out, is_partial=is_partial)
+    with put_off(), writing(folder) as scratch:
         write_replays(scratch, scenario, result, replays)
         write_tapes(scratch, tapes)
-    _report(result, place)
+    _report(result, folder)
     if is_partial:
-        kept = "" if place == out else f"; {out} holds the complete one still"
-        print(f"lanesim: {stopped_word()}; {place} holds a partial record{kept}", file=sys.stderr)
+        kept = "" if folder == out else f"; {out} holds the complete one still"
+        print(f"lanesim: {stopped_word()}; {folder} holds a partial record{kept}", file=sys.stderr)
         raise SystemExit(exit_code())
 
 

@@ -75,12 +75,12 @@ def _tell(judged: list[JudgedRun]) -> None:
         print(f"  {_divergence(verdict['divergence'])}")
 
 
-def _divergence(found: dict[str, Any] | None) -> str:
-    if found is None:
+def _divergence(parting: dict[str, Any] | None) -> str:
+    if parting is None:
         return "schedules: the same decisions throughout"
-    sides = {name: found[name] for name in ("real", "simulated")}
+    sides = {name: parting[name] for name in ("real", "simulated")}
     told = [
         f"{name} {side['kind']} of requests {side['requests']} at {side['time_s']:.4f} s" if side else f"{name} nothing"
         for name, side in sides.items()
     ]
-    return f"schedules part at work {found['number']} of stream {found['stream']!r}: {', '.join(told)}"
+    return f"schedules part at work {parting['number']} of stream {parting['stream']!r}: {', '.join(told)}"

@@ -51,16 +51,16 @@ class Properties(NamedTuple):
 
 
 def properties() -> Properties:
-    found = torch.cuda.get_device_properties(0)
-    l2_bytes = int(getattr(found, "L2_cache_size", 0)) or None
-    capability = f"{found.major}.{found.minor}"
+    reported = torch.cuda.get_device_properties(0)
+    l2_bytes = int(getattr(reported, "L2_cache_size", 0)) or None
+    capability = f"{reported.major}.{reported.minor}"
     return Properties(
-        name=str(found.name),
+        name=str(reported.name),
         capability=capability,
-        multiprocessors=int(found.multi_processor_count),
+        multiprocessors=int(reported.multi_processor_count),
         l2_bytes=l2_bytes,
-        memory_bytes=int(found.total_memory),
-        uuid=str(found.uuid),
+        memory_bytes=int(reported.total_memory),
+        uuid=str(reported.uuid),
     )
 
 
@@ -130,10 +130,10 @@ def _green_streams(count: int) -> tuple[tuple[torch.cuda.Stream, int], ...]:
         raise ValueError(f"green contexts need the package cuda-bindings: {error}") from None
 
     def call(function: Callable[..., Any], *given: object) -> Any:
-        code, *found = function(*given)
+        code, *results = function(*given)
         if code != driver.CUresult.CUDA_SUCCESS:
             raise ValueError(f"no green contexts: {function.__name__} says {driver.CUresult(code).name}")
-        return found if len(found) > 1 else found[0]
+        return results if len(results) > 1 else results[0]
 
     torch.cuda.init()
     device = call(driver.cuDeviceGet, 0)

@@ -160,7 +160,7 @@ class _Look(NamedTuple):
 
 
 class DeviceClock:
-    """When a device's events were, by a clock of the host: the two are looked at together now and then, and events
+    """Times of a device's events by a clock of the host: the two are looked at together now and then, and events
     placed between. A GPU's clock drifts by tens of microseconds per second from the host's."""
 
     def __init__(self, device: RealDevice, now_s: Callable[[], float]) -> None:
@@ -180,7 +180,7 @@ class DeviceClock:
             self.look()
 
     def host_s(self, event: Event) -> float:
-        """When the device passed `event`, which is over and came after the first look."""
+        """Seconds, by the host's clock, when the device passed `event`, which is over and came after the first look."""
         looks = tuple(self._looks)
         about_s = event.seconds_after(looks[0].event) - MARGIN_S
         number = sum(look.device_s < about_s for look in looks[1:])

@@ -15,7 +15,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 def fingerprint(device: str) -> dict[str, str]:
     """Facts that the numbers of a replay depend on beside its scenario, as its summary.json has them. `cores` are the
     machine's, of which the process may use fewer (`usable_cores`)."""
-    found = {
+    machine = {
         "device": device_name(device),
         "processor": processor(),
         "cores": str(os.cpu_count()),
@@ -27,9 +27,9 @@ def fingerprint(device: str) -> dict[str, str]:
 
         from realrun.host import cuda
 
-        found["cuda"] = str(torch.version.cuda)
-        found["compute_capability"] = cuda.properties().capability
-    return found
+        machine["cuda"] = str(torch.version.cuda)
+        machine["compute_capability"] = cuda.properties().capability
+    return machine
 
 
 def device_name(device: str) -> str:

@@ -98,7 +98,7 @@ class Reactions:
         self._for_first: list[GpuTicket] = []
         """Arrived, and waited for by a `first` whose coroutine has not had its turn yet."""
         self._reacting: list[GpuTicket] = []
-        """What the present turn reacts to."""
+        """Tickets that the present turn reacts to."""
         self._due_s: dict[HostWait[None], tuple[bool, float]] = {}
         """Signals' waits that are done: was it polled, and when its coroutine should go on."""
         self._due: tuple[bool, float] | None = None

@@ -47,10 +47,10 @@ class Pending:
         """Results [rows][1 + width]; blocks until they are on the host."""
         if self._values is None:
             self.end.synchronize()
-            found = self._results.tolist()
+            numbers = self._results.tolist()
             # If another thread has them by now, the issuer may have used the buffer again before they were read here.
             if self._values is None:
-                self._values = found
+                self._values = numbers
         return self._values
 
 

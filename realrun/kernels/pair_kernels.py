@@ -110,10 +110,10 @@ class PairKernels:
 
         One stream serves every policy that has a lane of its name: CUDA gives out few before two share a queue.
         """
-        found = self._issuers.get((name, priority))
-        if found is None:
-            found = self._issuers[name, priority] = self.new_issuer(name, self.runs_on.stream(priority))
-        return found
+        cached = self._issuers.get((name, priority))
+        if cached is None:
+            cached = self._issuers[name, priority] = self.new_issuer(name, self.runs_on.stream(priority))
+        return cached
 
     def new_issuer(self, name: str, stream: DeviceStream) -> Issuer:
         """One that nobody else has, and that is gone with its last user."""

@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
     prompt_tokens: int
     """Most of one pass."""
     streams: int
-    """Which may all have run their largest pass: the allocator keeps memory by stream."""
+    """Streams, which may all have run their largest pass: the allocator keeps memory by stream."""
     has_graphs: bool
 
     @property

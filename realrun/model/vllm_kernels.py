@@ -55,12 +55,12 @@ def _are_loaded() -> bool:
 
 
 def _load() -> None:
-    found = util.find_spec("vllm")
-    if found is None or not found.submodule_search_locations:
+    spec = util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"attention='vllm' needs vLLM's wheel, not its dependencies: {INSTALL}")
     if (version := metadata.version("vllm")) != VERSION:
         raise ValueError(f"attention='vllm' knows the kernels of vLLM {VERSION}, not {version}: {INSTALL}")
-    folder = Path(found.submodule_search_locations[0])
+    folder = Path(spec.submodule_search_locations[0])
     for name in LIBRARIES:
         try:
             torch.ops.load_library(folder / f"{name}.abi3.so")

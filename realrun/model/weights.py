@@ -78,7 +78,7 @@ def random_model(
 
 
 DAMAGED = (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError)
-"""What the library raises for weights that are none: it looks into the file as if it were sound."""
+"""Errors that the library raises for weights that are none: it looks into the file as if it were sound."""
 
 
 def load_model(

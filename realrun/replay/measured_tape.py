@@ -95,15 +95,15 @@ class ClassTape(NamedTuple):
 def by_class(tapes: Sequence[Sequence[int]], classes: Sequence[str]) -> list[ClassTape]:
     """All requests, then each class where there are several; answers of one token, which no draft saw, left out."""
     known = [
-        (own, [min(value, MAX_DRAFT_TOKENS + 1) for value in tape])
-        for own, tape in zip(classes, tapes, strict=True)
+        (label, [min(value, MAX_DRAFT_TOKENS + 1) for value in tape])
+        for label, tape in zip(classes, tapes, strict=True)
         if len(tape) > 1
     ]
-    names = dict.fromkeys(own for own, _ in known)
-    found = [ClassTape("all", [tape for _, tape in known])] if known else []
+    names = dict.fromkeys(label for label, _ in known)
+    by_label = [ClassTape("all", [tape for _, tape in known])] if known else []
     if len(names) > 1:
-        found += [ClassTape(name, [tape for own, tape in known if own == name]) for name in names]
-    return found
+        by_label += [ClassTape(name, [tape for label, tape in known if label == name]) for name in names]
+    return by_label
 
 
 def write_tapes(folder: Path, tapes: Sequence[ClassTape]) -> None:
@@ -235,15 +235,15 @@ def _until_end(answer: Sequence[int], target: PreTrainedModel) -> tuple[list[int
     generation = getattr(target, "generation_config", None)
     known = [getattr(each, "eos_token_id", None) for each in (target.config, generation)]
     ends = {token for each in known for token in (each if isinstance(each, list) else [each])}
-    count = next((place + 1 for place, token in enumerate(answer) if token in ends), None)
+    count = next((index + 1 for index, token in enumerate(answer) if token in ends), None)
     return list(answer[:count]), count is not None
 
 
 def _continued(target: PreTrainedModel, text: Sequence[int], count: int) -> list[int]:
     """`count` greedy tokens of the target after `text`."""
-    tokens, past, found = torch.tensor([text], device=target.lm_head.weight.device), None, []
+    tokens, past, answer = torch.tensor([text], device=target.lm_head.weight.device), None, []
     for _ in range(count):
         out = target(tokens, past_key_values=past, use_cache=True, logits_to_keep=1)
         tokens, past = out.logits[:, -1].argmax(-1, keepdim=True), out.past_key_values
-        found.append(int(tokens))
-    return found
+        answer.append(int(tokens))
+    return answer

@@ -60,7 +60,7 @@ class Replay:
     drift_ppm: float | None
     """Parts per million by which the host's clock is faster than the device's (realrun.host.device)."""
     probed_s: list[tuple[float, ...]]
-    """What realrun.replay.machine_speed took before the run and, unless it was interrupted, after it."""
+    """Seconds that realrun.replay.machine_speed took before the run and, unless it was interrupted, after it."""
 
 
 def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
@@ -78,12 +78,12 @@ def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
         drafts = experiment.resolved.lengths
         lengths = [drafts.given] if is_fixed else list(range(1, drafts.max + 1))
         shapes = decoding_shapes(kernels.options, lengths, has_draft=drafts.max > 0)
-        for issuer, own in seen.items():
+        for issuer, passes in seen.items():
             # A stream that only prefills needs no graph, one that only verifies none of drafts.
-            used = {(shape.kind, shape.model) for shape in own}
+            used = {(shape.kind, shape.model) for shape in passes}
             kernels.warm(issuer, [shape for shape in shapes if (shape.kind, shape.model) in used])
-    for issuer, own in seen.items():
-        kernels.warm(issuer, largest_passes(own, experiment, kernels.options), again=kernels.options.cuda_graphs)
+    for issuer, passes in seen.items():
+        kernels.warm(issuer, largest_passes(passes, experiment, kernels.options), again=kernels.options.cuda_graphs)
     if kernels.options.cuda_graphs:
         _serve_a_few(experiment, executor)
 
@@ -94,7 +94,7 @@ def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: P
     budget as far as the buffers hold both. And the same with shorter and shorter prompts."""
     limits, longest = experiment.resolved.limits, max(request.prompt_tokens for request in experiment.requests())
     max_rows = min(max_at_once(experiment), options.slots)
-    found, kinds = [], dict.fromkeys((shape.kind, shape.model, shape.rows > 0, bool(shape.chunks)) for shape in seen)
+    largest, kinds = [], dict.fromkeys((shape.kind, shape.model, shape.rows > 0, bool(shape.chunks)) for shape in seen)
     for kind, model in ((Kind.STEP, Model.TARGET), (Kind.DRAFT, Model.DRAFT)):
         # A few requests that come at once may never meet in one pass.
         if {part for _, of, *both in list(kinds) if of is model for part in (0, 1) if both[part]} == {0, 1}:
@@ -112,11 +112,11 @@ def largest_passes(seen: Iterable[PassShape], experiment: Experiment, options: P
             chunks.append(ChunkShape(1, rest, is_sampled=False))
         drafted = experiment.resolved.lengths.max if kind is Kind.DRAFT and has_rows else 0
         shape = PassShape(kind, model, rows, width, drafted, tuple(chunks) if has_chunks else ())
-        found.append(shape)
+        largest.append(shape)
         # An allocator keeps small tensors apart from large ones.
         lengths = [longest // SHORTER**step for step in range(1, 10) if longest // SHORTER**step] if has_chunks else []
-        found += [shape._replace(chunks=(ChunkShape(1, length, model is Model.TARGET),)) for length in lengths]
-    return sorted(found, key=lambda shape: -shape.num_tokens)
+        largest += [shape._replace(chunks=(ChunkShape(1, length, model is Model.TARGET),)) for length in lengths]
+    return sorted(largest, key=lambda shape: -shape.num_tokens)
 
 
 def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
@@ -256,7 +256,7 @@ def _loads(scenario: Scenario, profile: Profile, replays: Sequence[Replay]) -> d
     records: dict[str, list[RunRecord]] = {}
     for each in replays:
         records.setdefault(each.record.policy, []).append(each.record)
-    return {policy: _load(resolve(scenario, profile, policy), own) for policy, own in records.items()}
+    return {policy: _load(resolve(scenario, profile, policy), works) for policy, works in records.items()}
 
 
 def _load(resolved: Resolved, records: Sequence[RunRecord]) -> Load:

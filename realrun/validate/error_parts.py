@@ -45,7 +45,7 @@ class Observed:
     wake: WakeLatency
     is_partial: bool
     probed_s: Sequence[Sequence[float]] = ()
-    """What fixed passes took before and after it (realrun.replay.machine_speed)."""
+    """Seconds that fixed passes took before and after it (realrun.replay.machine_speed)."""
 
     @property
     def records(self) -> list[WorkRecord]:
@@ -158,16 +158,16 @@ def _machine(profiled_s: Sequence[float], probed_s: Sequence[Sequence[float]]) -
 def _work_times(real: Sequence[WorkRecord], simulated: Sequence[WorkRecord]) -> dict[str, dict[str, float | None]]:
     """Mean device time per kind, seconds: real and simulated works, those alone on the device and those together."""
     kinds = list(dict.fromkeys(f"{work.kind} {work.model}" for work in real))
-    found = {}
+    times = {}
     sides = {"real": real, "simulated": simulated}
     split = {name: _alone_and_together(works) for name, works in sides.items()}
     for kind in kinds:
-        found[kind] = {
+        times[kind] = {
             f"{name}_{how}_s": _mean_s([work for work in works if f"{work.kind} {work.model}" == kind])
             for name, parts in split.items()
             for how, works in zip(("alone", "together"), parts, strict=True)
         }
-    return found
+    return times
 
 
 def _alone_and_together(works: Sequence[WorkRecord]) -> tuple[list[WorkRecord], list[WorkRecord]]:
@@ -175,14 +175,14 @@ def _alone_and_together(works: Sequence[WorkRecord]) -> tuple[list[WorkRecord], 
     streams: dict[str, list[WorkRecord]] = {}
     for work in sorted(works, key=lambda work: work.start_s):
         streams.setdefault(work.stream, []).append(work)
-    starts_s = {name: [work.start_s for work in own] for name, own in streams.items()}
+    starts_s = {name: [work.start_s for work in works_of_stream] for name, works_of_stream in streams.items()}
     alone: list[WorkRecord] = []
     together: list[WorkRecord] = []
     for work in works:
         overlaps = False
-        for name, own in streams.items():
+        for name, works_of_stream in streams.items():
             last = bisect_left(starts_s[name], work.end_s) - 1
-            overlaps = overlaps or (name != work.stream and last >= 0 and own[last].end_s > work.start_s)
+            overlaps = overlaps or (name != work.stream and last >= 0 and works_of_stream[last].end_s > work.start_s)
         (together if overlaps else alone).append(work)
     return alone, together
 

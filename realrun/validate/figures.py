@@ -50,8 +50,8 @@ def _draw_errors(path: Path, title: str, judged: JudgedRun) -> None:
     for number, (part, colour) in enumerate(PARTS.items()):
         metrics = judged.verdict["decomposition"][part]
         errors = [metrics[name][statistic]["error_pct"] for name in LATENCIES for statistic in ("mean", "p95")]
-        places = np.arange(len(labels)) + (number - 1) * 0.27
-        axis.bar(places, [np.nan if error is None else error for error in errors], 0.25, label=part, color=colour)
+        positions = np.arange(len(labels)) + (number - 1) * 0.27
+        axis.bar(positions, [np.nan if error is None else error for error in errors], 0.25, label=part, color=colour)
     axis.axhline(0.0, color="black", linewidth=0.8)
     axis.set_xticks(range(len(labels)), labels, rotation=20, ha="right")
     panel(axis, y="error, % of real")

@@ -56,7 +56,7 @@ class BarSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     where: dict[str, Any] = {}
     by: list[str] = []
     run: str | None = None
-    """Of a run with that name only; None: of the runs without one."""
+    """Name of the only run that the bars are for; None: the runs without one."""
     with_fitted: bool = False
     mean: float | None = None
     """Most that the mean size may be."""
@@ -72,7 +72,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reader: str = "table"
     judge: str = "loops"
     name: str | None = None
-    """Of a run that only bars show."""
+    """Name of a run that only bars show."""
     file: str = ""
     cells: list[dict[str, Any]] = []
     """Rows in place of a file."""

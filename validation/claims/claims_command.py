@@ -67,7 +67,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def to_plain(rows: Sequence[ClaimRow]) -> dict[str, Json]:
-    """What `claims --json` holds."""
+    """Content of `claims --json`."""
     return {"schema": RESULT_SCHEMA, "rows": [msgspec.to_builtins(row) for row in rows]}
 
 

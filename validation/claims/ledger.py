@@ -87,7 +87,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     within: float = 0.0
     """The same in the claim's unit."""
     is_one_run: bool = False
-    """Whether the figure is of one run: then it is also met where the interval of single runs reaches it."""
+    """True where the figure is of one run: then it is also met where the interval of single runs reaches it."""
     if_met: ClaimVerdict = ClaimVerdict.REPRODUCED
     if_not: ClaimVerdict = ClaimVerdict.REFUTED
     measure: str | None = None

@@ -49,11 +49,11 @@ FORMS: dict[str, Callable[[float], float]] = {
 def mean_metric(claim: Claim, draws: int) -> Finding:
     """Mean of a metric over draws; `spread: runs` = the interval of single runs, `none` = none."""
     scale = claim.args.get("scale", 1.0)
-    found = values(claim.runs[0], claim.metric, draws)
-    of_means = interval_95(found) or (found[0], found[0])
-    low, high = _of_single_runs(found) if claim.args.get("spread") == "runs" else of_means
+    means = values(claim.runs[0], claim.metric, draws)
+    of_means = interval_95(means) or (means[0], means[0])
+    low, high = _of_single_runs(means) if claim.args.get("spread") == "runs" else of_means
     interval = None if claim.args.get("spread") == "none" else (scale * low, scale * high)
-    return Finding(scale * mean(found), interval, None, _also(claim, draws))
+    return Finding(scale * mean(means), interval, None, _also(claim, draws))
 
 
 def per_s(claim: Claim, draws: int) -> Finding:
@@ -69,8 +69,8 @@ def compared(claim: Claim, draws: int) -> Finding:
     """
     form = FORMS[claim.args["as"]]
     if not claim.args.get("bracket"):
-        found = ratio(claim.runs[0], claim.runs[1], claim.metric, draws)
-        ends, by_level = (found.low, found.high), {PhiLevel.MIDDLE: found}
+        speedup = ratio(claim.runs[0], claim.runs[1], claim.metric, draws)
+        ends, by_level = (speedup.low, speedup.high), {PhiLevel.MIDDLE: speedup}
     else:
         by_level = bracketed(claim.runs[0], claim.runs[1], claim.metric, draws)
         ends = span(by_level)
@@ -109,9 +109,9 @@ def _also(claim: Claim, draws: int) -> dict[str, Detail]:
     return details
 
 
-def _of_single_runs(found: Sequence[float]) -> Interval:
+def _of_single_runs(figures: Sequence[float]) -> Interval:
     """Bounds between which 95 % of the draws lie."""
-    low, high = np.quantile(found, [0.025, 0.975])
+    low, high = np.quantile(figures, [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -135,8 +135,8 @@ def completed(claim: Claim, draws: int) -> Finding:
     counts = values(run, "completed", draws)
     low, high = claim.bounds()
 
-    def outside_pct(found: Sequence[float]) -> float:
-        return 100.0 * mean(not low <= count <= high for count in found)
+    def outside_pct(counts: Sequence[float]) -> float:
+        return 100.0 * mean(not low <= count <= high for count in counts)
 
     others = range(max(2, draws // 2)) if claim.args.get("elsewhere") else ()
     elsewhere = [float(harness_run(**run, draw=seed, arrival_seed=seed).completed) for seed in others]
@@ -268,9 +268,9 @@ def improved(claim: Claim, draws: int) -> Finding:
 
 def _sign(pairs: Sequence[tuple[HarnessRun, HarnessRun]]) -> int:
     least = SMALLEST_GAIN * mean(other.tokens_per_s for _, other in pairs)
-    found = interval_95([one.tokens_per_s - other.tokens_per_s for one, other in pairs])
-    assert found is not None
-    return 1 if found[0] > least else -1 if found[1] < -least else 0
+    interval = interval_95([one.tokens_per_s - other.tokens_per_s for one, other in pairs])
+    assert interval is not None
+    return 1 if interval[0] > least else -1 if interval[1] < -least else 0
 
 
 def valley(claim: Claim, draws: int) -> Finding:
@@ -488,10 +488,10 @@ def _passes(profile_name: str, num_rows: int) -> dict[str, Cost]:
     requests = [Request(index, str(index), 0.0, COST_CONTEXT_TOKENS, 100) for index in range(num_rows)]
     for request in requests:
         request.prefilled_tokens, request.emitted_tokens = COST_CONTEXT_TOKENS, 1
-    found = {"target": costs.cost(works.verify(requests)), "undrafted": costs.cost(works.draft(requests, DRAFTED))}
+    seconds = {"target": costs.cost(works.verify(requests)), "undrafted": costs.cost(works.draft(requests, DRAFTED))}
     for request in requests:
         request.drafted = DRAFTED
-    return found | {
+    return seconds | {
         "verify": costs.cost(works.verify(requests)),
         "draft": costs.cost(works.draft(requests, DRAFTED)),
     }
@@ -513,7 +513,7 @@ def chained(claim: Claim, draws: int) -> Finding:
 
 
 def overlap_bound(claim: Claim, draws: int) -> Finding:
-    """What three lanes that overlap freely gain on atomic rounds that cannot, beside (Td + Tv) / max(Td, Tv)."""
+    """Gain of three lanes that overlap freely on atomic rounds that cannot, beside (Td + Tv) / max(Td, Tv)."""
     gains, bounds = [], []
     for lanes, atomic in zip(claim.runs[::2], claim.runs[1::2], strict=True):
         costs = _passes(lanes["profile"], lanes["max_concurrency"])

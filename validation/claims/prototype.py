@@ -59,7 +59,7 @@ def arrivals(label: int, seed: int = ARRIVAL_SEED) -> list[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarnessRun:
-    """What one run of the harness reports, and what it leaves out."""
+    """Report of one run of the harness, and what it leaves out."""
 
     completed: int
     elapsed_s: float

@@ -75,8 +75,8 @@ def served(profile: Profile, draws: int, spec: Mapping[str, Any]) -> tuple[Run, 
 
 def values(spec: Spec, metric: str, draws: int) -> list[float]:
     """A metric of every run that has it."""
-    found = (number(run, metric) if isinstance(run, dict) else getattr(run, metric) for run in simulated(spec, draws))
-    return [float(value) for value in found if value is not None]
+    figures = (number(run, metric) if isinstance(run, dict) else getattr(run, metric) for run in simulated(spec, draws))
+    return [float(value) for value in figures if value is not None]
 
 
 def mean_of(spec: Spec, metric: str, draws: int) -> float:

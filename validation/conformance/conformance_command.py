@@ -60,9 +60,9 @@ def _refused(line: str) -> int:
 
 
 def _judged(name: str, logs: list[Log], engine: str | None, *, is_each_named: bool) -> int:
-    """How many of `logs` differ, printed."""
-    found = [(log, differences(log, engine)) for log in logs]
-    bad = [(log, steps) for log, steps in found if steps]
+    """Number of `logs` that differ, printed."""
+    compared = [(log, differences(log, engine)) for log in logs]
+    bad = [(log, steps) for log, steps in compared if steps]
     num_steps = sum(len(log.steps) for log in logs)
     under = engine or ", ".join(sorted({log.engine for log in logs}))
     what = f"{len(logs)} logs, {len(bad)} differ" if not is_each_named else f"{len(bad and bad[0][1])} differ"
@@ -84,15 +84,15 @@ def _drawn(folder: Path, seeds: range, engine: str | None, keep: int, out: Path 
         version = installed_version()
     except ImportError as error:
         return _refused(f"--vllm {str(folder)!r}: no vLLM that can be imported ({error})")
-    own = f"vllm-{'.'.join(version.split('.')[:2])}"
-    if engine is None and own not in engine_names():
-        return _refused(f"{unknown('engine', own, engine_names())}; name one with --engine")
+    of_version = f"vllm-{'.'.join(version.split('.')[:2])}"
+    if engine is None and of_version not in engine_names():
+        return _refused(f"{unknown('engine', of_version, engine_names())}; name one with --engine")
     num_logs, num_steps, num_differ = Counter[str](), Counter[str](), Counter[str]()
     bad, kept, stopped = [], [], list[str]()
     seconds = 0.0
     for feature in FEATURES:
         began = time.perf_counter()
-        for log in drawn_logs((feature,), seeds, own, stopped):
+        for log in drawn_logs((feature,), seeds, of_version, stopped):
             seconds += time.perf_counter() - began
             steps = differences(log, engine)
             num_logs[feature] += 1
@@ -108,7 +108,7 @@ def _drawn(folder: Path, seeds: range, engine: str | None, keep: int, out: Path 
         )
     total = sum(num_steps.values())
     print(
-        f"vLLM {version} under {engine or own}: {sum(num_logs.values())} schedules, {sum(num_differ.values())} differ, "
+        f"vLLM {version} under {engine or of_version}: {sum(num_logs.values())} schedules, {sum(num_differ.values())} differ, "
         f"{total} steps, {total / seconds:.0f} a second of vLLM's"
     )
     if stopped:

@@ -50,7 +50,7 @@ FEATURES = (
     "interval",
     "model_len",
 )
-"""What a schedule is drawn to show; each has one of them at least, and memory runs out in half of them."""
+"""Events that a schedule is drawn to show; each has one of them at least, and memory runs out in half of them."""
 MAX_STEPS = 3000
 
 

@@ -17,10 +17,10 @@ import msgspec
 from realrun.installed.vllm_scheduler import SchedulerSettings
 
 REAL_BLOCK_SIZE = 32
-"""Of vLLM on a CPU."""
+"""Tokens per KV block of vLLM on a CPU."""
 REAL_MAX_MODEL_LEN = 1024
 MANY_BLOCKS = 2048
-"""Where a log does not say how many there were: more than its requests need."""
+"""Blocks assumed for a log that does not say how many there were: more than its requests need."""
 METHODS = {"none": None, "ngram": "ngram"}
 """speculative_config.method by `arguments.spec` of a real log; all others are draft models."""
 
@@ -38,7 +38,7 @@ class LoggedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
-    """What one step carried, requests by their index."""
+    """Tokens that one step carried, requests by their index."""
 
     tokens: dict[int, int]
     drafts: dict[int, int] = {}
@@ -64,7 +64,7 @@ class Log(msgspec.Struct, frozen=True):
 
 
 class Tape(NamedTuple):
-    """What a log's rounds were, by request and output tokens that were out before them."""
+    """Rounds of a log, by request and output tokens that were out before them."""
 
     accepted: dict[tuple[int, int], int]
     drafted: dict[tuple[int, int], int]
@@ -155,7 +155,7 @@ def _real(name: str, held: dict[str, Any]) -> Log:
 
 
 def _answers_at_once(steps: Sequence[dict[str, Any]]) -> bool:
-    """Whether some call returned a token of a request that it was the first to schedule: then the engine was
+    """True where some call returned a token of a request that it was the first to schedule: then the engine was
     synchronous, whatever its arguments say. vLLM on a CPU always is (0.32.0, vllm/platforms/cpu.py:331)."""
     seen: set[str] = set()
     for step in steps:

@@ -1,4 +1,4 @@
-"""What `continuous` decides at each step of a log, in the order of vLLM's own loop, and where it differs.
+"""Decisions of `continuous` at each step of a log, in the order of vLLM's own loop, and where it differs.
 
 The loop is that of `EngineCore.step`, or with asynchronous scheduling of `step_with_batch_queue`: a step is scheduled,
 the one before it brings its results, the next one is scheduled. Not here: time, which decides nothing in a log (the
@@ -52,7 +52,7 @@ class Difference(NamedTuple):
 def differences(log: Log, engine: str | None = None) -> list[Difference]:
     """Steps in which `continuous`, under `engine` or the log's own, decides otherwise; most follow from the first. All
     of them where that engine has no such setting."""
-    found = []
+    differing = []
     try:
         mine = replayed(log, engine)
     except ValueError:
@@ -61,8 +61,8 @@ def differences(log: Log, engine: str | None = None) -> list[Difference]:
         simulated = mine[number] if number < len(mine) else None
         real = log.steps[number] if number < len(log.steps) else None
         if simulated is None or real is None or not _equal(simulated, real):
-            found.append(Difference(number, simulated, real))
-    return found
+            differing.append(Difference(number, simulated, real))
+    return differing
 
 
 def _equal(simulated: Decision, real: Decision) -> bool:

@@ -79,7 +79,7 @@ class _Empty(type):
 
 class _Nothing(metaclass=_Empty):
     is_no_name = True
-    """Where a class has this of its own; one of SGLang's own that builds on it is none of them."""
+    """Mark of a stand-in for a missing name, in the class itself: SGLang's classes that build on one are no stand-ins."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -62,7 +62,7 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     acceptance: str
     """Acceptance in `--acceptance`'s notation."""
     data: str
-    """What it was measured on."""
+    """Hardware that it was measured on."""
     source: str
     date: str
     drafter: str | None = None
@@ -118,7 +118,7 @@ class AtLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AtlasRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What the atlas says of one pair."""
+    """Row of the atlas for one pair."""
 
     target: str
     gpu: str
@@ -136,11 +136,11 @@ class AtlasRow(msgspec.Struct, frozen=True, kw_only=True):
     one_k: int
     """The one draft length from 1 on that loses least, on average over the loads."""
     one_k_regret: float
-    """What it loses there on average against the best choice at each load, no speculation among them."""
+    """Loss there on average against the best choice at each load, no speculation among them."""
     one_k_worst: float
-    """What it loses at the load where it loses most."""
+    """Loss at the load where it loses most."""
     has_evidence: bool
-    """Whether the pair was measured with drafts within a factor of two of these loads and lengths."""
+    """True where the pair was measured with drafts within a factor of two of these loads and lengths."""
     line: str
     """The command that starts it."""
     notes: list[str]
@@ -161,24 +161,24 @@ class Plot(NamedTuple):
 def read_pairs(path: Path) -> list[Plot]:
     """Raises ValueError, one line, for a file that is damaged and a pair that names nothing known."""
     where = f"pairs {str(path)!r}"
-    found = convert(read_yaml(path, "pairs"), _File, where)
-    if found.schema != SCHEMA:
-        raise ValueError(f"{where}: schema={found.schema}, want {SCHEMA}")
-    for name, quote in found.acceptances.items():
+    file = convert(read_yaml(path, "pairs"), _File, where)
+    if file.schema != SCHEMA:
+        raise ValueError(f"{where}: schema={file.schema}, want {SCHEMA}")
+    for name, quote in file.acceptances.items():
         try:
             parse_quoted(quote.acceptance)
         except ValueError as error:
             raise ValueError(f"{where}: acceptances.{name}: {error}") from None
     plots = []
-    for index, pair in enumerate(found.pairs):
+    for index, pair in enumerate(file.pairs):
         at = f"{where}: pairs[{index}] {pair.target!r}"
-        if pair.acceptance not in found.acceptances:
-            raise ValueError(f"{at}: {unknown('acceptance', pair.acceptance, found.acceptances)}")
+        if pair.acceptance not in file.acceptances:
+            raise ValueError(f"{at}: {unknown('acceptance', pair.acceptance, file.acceptances)}")
         if pair.method not in LENGTHS:
             raise ValueError(f"{at}: {unknown('method', pair.method, LENGTHS)}")
         if (pair.gpu is None) == (pair.profile is None):
             raise ValueError(f"{at}: gpu={pair.gpu!r} and profile={pair.profile!r}: want one of them")
-        plots.append(Plot(pair, found.acceptances[pair.acceptance]))
+        plots.append(Plot(pair, file.acceptances[pair.acceptance]))
     return plots
 
 
@@ -190,10 +190,10 @@ def profile_of(pair: AtlasPair) -> Profile:
     shape = source_of(pair.like or pair.target, plain=False).shape
     target = in_kernel_format(with_formats(shape, pair.weights, None), pair.gpu)
     deployment = Deployment(pair.tp, pair.ep, 1, pair.engine.partition("-")[0])
-    found, failed = imported(tables, source, pair.gpu, target, HEADS[pair.method](shape), [deployment], cache_folder())
+    made, failed = imported(tables, source, pair.gpu, target, HEADS[pair.method](shape), [deployment], cache_folder())
     if failed:
         raise ValueError(failed[0].why)
-    return found[0].profile
+    return made[0].profile
 
 
 def row_of(

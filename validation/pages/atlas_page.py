@@ -103,7 +103,7 @@ def sentence(rows: Sequence[AtlasRow]) -> str:
 
 
 def as_json(rows: Sequence[AtlasRow], refused: Refused, draws: int) -> str:
-    found = {
+    content = {
         "schema": SCHEMA,
         "sentence": sentence(rows),
         "input_len": INPUT_TOKENS,
@@ -113,7 +113,7 @@ def as_json(rows: Sequence[AtlasRow], refused: Refused, draws: int) -> str:
         "pairs": msgspec.to_builtins(rows, str_keys=True),
         "left_out": [{"pair": label, "why": why} for label, why in refused],
     }
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def as_html(rows: Sequence[AtlasRow], refused: Refused, draws: int) -> str:
@@ -181,9 +181,11 @@ def measured(row: AtlasRow) -> str:
     drafted = [line for line in near if f", {row.method}, K = " in line]
     if not near:
         return UNMEASURED
-    found = _LINE.match((drafted or near)[0])
-    assert found is not None, near[0]
-    return f"{'' if drafted else PLAIN_ONLY}{found['engine']}, {found['drafts']}: {found['errors']} ({found['count']})"
+    parsed = _LINE.match((drafted or near)[0])
+    assert parsed is not None, near[0]
+    return (
+        f"{'' if drafted else PLAIN_ONLY}{parsed['engine']}, {parsed['drafts']}: {parsed['errors']} ({parsed['count']})"
+    )
 
 
 # -- pairs

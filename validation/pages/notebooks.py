@@ -29,13 +29,13 @@ Notebook = dict[str, Any]
 
 
 def stamp(notebook: Notebook) -> dict[str, str]:
-    """What the outputs of a notebook belong to: the release, and 16 hex digits of its code."""
+    """Stamp of a notebook's outputs: the release, and 16 hex digits of its code."""
     code = [_joined(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return {"version": version("lanesim"), "code": hashlib.sha256(json.dumps(code).encode()).hexdigest()[:16]}
 
 
 def texts(notebook: Notebook) -> Iterator[str]:
-    """What the cells printed or showed, pictures left out."""
+    """Texts that the cells printed or showed, pictures left out."""
     for cell in notebook["cells"]:
         for output in cell.get("outputs", ()):
             yield _joined(output.get("text") or output.get("data", {}).get("text/plain", ""))
@@ -56,8 +56,8 @@ def executed(path: Path) -> Notebook:
             coalesce_streams=True,
             resources={"metadata": {"path": folder}},
         ).execute()
-    found: Notebook = json.loads(nbformat.writes(notebook))  # type: ignore[no-untyped-call]
-    return found
+    content: Notebook = json.loads(nbformat.writes(notebook))  # type: ignore[no-untyped-call]
+    return content
 
 
 def kept(notebook: Notebook) -> Notebook:
@@ -106,7 +106,7 @@ def main(names: list[str], write: bool = False, compare: bool = False) -> int:
         if write:
             path.write_text(json.dumps(kept(notebook), indent=1, ensure_ascii=False) + "\n")
         elif compare:
-            found = differences(kept(notebook), json.loads(path.read_text()))
-            differ |= bool(found)
-            print("\n".join(found), file=sys.stderr)
+            lines = differences(kept(notebook), json.loads(path.read_text()))
+            differ |= bool(lines)
+            print("\n".join(lines), file=sys.stderr)
     return int(differ)

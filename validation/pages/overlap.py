@@ -44,7 +44,7 @@ from validation.tables import csv_rows, grouped, off_pct
 CHOSEN = "phi was chosen on it"
 LEFTOVER = "leftover"
 FORMS = {LEFTOVER: ASSUMED_PHI.value, "serial": 0.0, "full overlap (bound of roofs)": 1.0}
-"""What is shown beside the measurement, by its phi."""
+"""Phi of each form that is shown beside the measurement."""
 SIMULATED_ON = "rtx-4090/qwen3-8b"
 """Whose constants stand in for those of an RTX 5090, with its roofs: no kernel of one is public."""
 QWEN3_4B = msgspec.structs.replace(
@@ -95,20 +95,23 @@ class StreamPair(msgspec.Struct, frozen=True, kw_only=True):
         return 100.0 * (lost - 1.0) * (self.one - decode) / self.one
 
 
-def rate(own: float, other: float, phi: float) -> float:
-    """Rate of a pass that takes `own` alone, beside one that takes `other`."""
-    share = own / (own + other)
+def rate(alone: float, other: float, phi: float) -> float:
+    """Rate of a pass that takes `alone` alone, beside one that takes `other`."""
+    share = alone / (alone + other)
     return share + phi * (1.0 - share)
 
 
 def gaps_of_chunks(rows: Sequence[Mapping[str, str]]) -> list[StreamPair]:
     """Gaps of decode beside one chunk of several lengths: the intercept over lengths stands for a decode alone."""
-    own = [row for row in rows if row["what"].startswith("decode beside a chunk of ")]
-    if len(own) < 2:
+    chunked = [row for row in rows if row["what"].startswith("decode beside a chunk of ")]
+    if len(chunked) < 2:
         return []
-    tokens, gaps = [float(row["what"].rsplit(" ", 1)[1]) for row in own], [float(row["one_stream"]) for row in own]
+    tokens, gaps = (
+        [float(row["what"].rsplit(" ", 1)[1]) for row in chunked],
+        [float(row["one_stream"]) for row in chunked],
+    )
     alone = linear_regression(tokens, gaps).intercept
-    return [_published(row, alone=alone, prefill=gap - alone) for row, gap in zip(own, gaps, strict=True)]
+    return [_published(row, alone=alone, prefill=gap - alone) for row, gap in zip(chunked, gaps, strict=True)]
 
 
 def _published(row: Mapping[str, str], alone: float | None = None, prefill: float | None = None) -> StreamPair:
@@ -128,8 +131,8 @@ def served(rows: Sequence[Mapping[str, str]]) -> list[StreamPair]:
     alone, the 99th percentile less it for a prefill."""
     timed = [row for row in rows if row["tpot_mean_ms"] and row["itl_p50_ms"] and row["mode"] in ("off", "stream")]
     loads = {
-        load: {row["mode"]: row for row in own}
-        for load, own in grouped(timed, itemgetter("gpu", "table", "isl", "osl", "qps", "concurrency")).items()
+        load: {row["mode"]: row for row in modes}
+        for load, modes in grouped(timed, itemgetter("gpu", "table", "isl", "osl", "qps", "concurrency")).items()
     }
     return [
         StreamPair(
@@ -170,7 +173,7 @@ def partitioned(rows: Sequence[Mapping[str, str]]) -> list[StreamPair]:
     """A share of the multiprocessors for decode while a prefill runs, against one stream; the median TPOT at the lowest
     rate of the same model and lengths stands for a decode alone. Prefill is taken to be all compute, decode to be all
     bandwidth, each on its curve (sim.devices.partition)."""
-    found = []
+    pairs = []
     for row in rows:
         share = re.match(r"green-ctx (\d+)%", row["mode"])
         if share is None:
@@ -180,9 +183,9 @@ def partitioned(rows: Sequence[Mapping[str, str]]) -> list[StreamPair]:
         (off,) = (other for other in like if other["mode"] == "off" and other["table"] == row["table"])
         lone = [other for other in like if other["model"] == row["model"] and other["engine"] == row["engine"]]
         alone = min((float(other["qps"]), float(other["tpot_p50_ms"])) for other in lone if other["tpot_p50_ms"])[1]
-        own = int(share[1]) / 100.0
+        part = int(share[1]) / 100.0
         prefill_rate, decode_rate = rates_on_shares(
-            [Portion(1.0 - own, True), Portion(own, True)],
+            [Portion(1.0 - part, True), Portion(part, True)],
             (1.0, 1.0),
             (1.0, 1.0),
             [(1.0, 0.0), (0.0, 1.0)],
@@ -190,7 +193,7 @@ def partitioned(rows: Sequence[Mapping[str, str]]) -> list[StreamPair]:
             1.0,
         )
         for metric, key in (("TPOT mean", "tpot_mean_ms"), ("TTFT mean", "ttft_mean_ms"), ("ITL p99", "itl_p99_ms")):
-            found.append(
+            pairs.append(
                 StreamPair(
                     name=f"{row['gpu']}, {row['model']}, {row['mode']}, {float(row['qps']):g} req/s",
                     metric=metric,
@@ -202,7 +205,7 @@ def partitioned(rows: Sequence[Mapping[str, str]]) -> list[StreamPair]:
                     rates=(prefill_rate, decode_rate),
                 )
             )
-    return found
+    return pairs
 
 
 class Dynamic(NamedTuple):
@@ -240,9 +243,9 @@ def simulated(row: Mapping[str, str], prompt_tokens: int) -> Dynamic:
     one = run("autoregressive", None)
 
     def changes(partition: dict[str, float | bool]) -> dict[str, float]:
-        found = run("pd", partition)
+        two = run("pd", partition)
         keys = (("TPOT mean", "mean_tpot_ms"), ("TTFT mean", "mean_ttft_ms"), ("ITL p99", "p99_itl_ms"))
-        return {metric: off_pct(number(found, key) or 0.0, number(one, key) or 1.0) for metric, key in keys}
+        return {metric: off_pct(number(two, key) or 0.0, number(one, key) or 1.0) for metric, key in keys}
 
     return Dynamic(profile, changes(lanes), changes(lanes | {DEFERRED: True}))
 
@@ -258,24 +261,24 @@ def simulated_of(rows: Sequence[Mapping[str, str]]) -> Dynamic:
 def cells(corun: Path, modes: Path) -> list[StreamPair]:
     """Cells of both files; a cell of the first that the second has with its times is left to the second."""
     rows, runs = csv_rows(corun), csv_rows(modes)
-    found = [*served(runs), *gaps_of_chunks(rows), *injected(rows, runs)]
-    known = {(cell.metric, cell.one, cell.two) for cell in found}
+    measured = [*served(runs), *gaps_of_chunks(rows), *injected(rows, runs)]
+    known = {(cell.metric, cell.one, cell.two) for cell in measured}
     rest = [_published(row) for row in rows]
-    return [*found, *(cell for cell in rest if (cell.metric, cell.one, cell.two) not in known)]
+    return [*measured, *(cell for cell in rest if (cell.metric, cell.one, cell.two) not in known)]
 
 
-def error_points(found: Sequence[StreamPair], phi: float = ASSUMED_PHI.value) -> float | None:
+def error_points(pairs: Sequence[StreamPair], phi: float = ASSUMED_PHI.value) -> float | None:
     """Mean size of the error of the judging TPOT changes."""
     errors = [
         abs(predicted - cell.change_pct)
-        for cell in found
+        for cell in pairs
         if cell.is_judge and cell.metric == "TPOT mean" and (predicted := cell.predicted_pct(phi)) is not None
     ]
     return mean(errors) if errors else None
 
 
 def _table(pairs: Sequence[StreamPair], made: Mapping[str, Callable[[StreamPair], float | None]]) -> str:
-    """What was measured of each pair, and what is made of it, percent."""
+    """Table of what was measured of each pair, and of what is made of it, percent."""
     import pandas as pd
 
     def signed(value: float | None) -> str | None:

@@ -26,21 +26,21 @@ COLUMNS = ["key", "default", "meaning"]
 
 
 def documented(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """What the source says below each field of `struct`."""
+    """Docstrings below the fields of `struct`, by field."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(struct)))
     body = tree.body[0]
     assert isinstance(body, ast.ClassDef)
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     name = ""
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             name = node.target.id
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and name:
-            found[name] = " ".join(str(node.value.value).split())
+            texts[name] = " ".join(str(node.value.value).split())
             name = ""
         else:
             name = ""
-    return found
+    return texts
 
 
 def values_of(hint: Any) -> str:

@@ -39,7 +39,7 @@ REFUSED = "–"
 
 
 def sign_of(profile: Profile) -> tuple[str, str]:
-    """How a profile is known, and the reason where it is derived."""
+    """Sign of a profile's origin, and the reason where it is derived."""
     if "nothing was measured with" in profile.source:
         return "derived", profile.source.partition(",")[0]
     if profile.conditions == SERVED:
@@ -57,7 +57,7 @@ def format_of(shape: ModelShape) -> str:
 
 
 def tried(gpu: str, name: str, weights: str) -> tuple[str, str]:
-    """What the importer makes of it, in brackets."""
+    """Result of the importer, in brackets."""
     tables, revision = installed_tables()
     path = tables.parent / "model_configs" / f"{CONFIGS[name]}_config.json"
     try:

@@ -1,4 +1,4 @@
-"""Which policy has the lowest mean E2EL at equal caps, over load, acceptance and GPU, at each phi of the bracket.
+"""Policies with the lowest mean E2EL at equal caps, over load, acceptance and GPU, at each phi of the bracket.
 
     .venv/bin/python -m validation who_wins [--out docs/who-wins.md] [--num-prompts 1000] [--replications 4]
 
@@ -46,12 +46,12 @@ Samples = Mapping[str, Sequence[float]]
 
 def samples(result: Comparison) -> dict[str, list[float]]:
     steady = {row.policy for row in result.policies if row.load.is_steady}
-    found: dict[str, list[float]] = {}
+    by_policy: dict[str, list[float]] = {}
     for run in result.runs:
         value = number(run, METRIC)
         if run["policy"] in steady and value is not None:
-            found.setdefault(str(run["policy"]), []).append(value)
-    return found
+            by_policy.setdefault(str(run["policy"]), []).append(value)
+    return by_policy
 
 
 def winners(measured: Samples) -> list[str]:
@@ -62,7 +62,7 @@ def winners(measured: Samples) -> list[str]:
     best = measured[order[0]]
     kept = [order[0]]
     for policy in order[1:]:
-        interval = interval_95([own - least for own, least in zip(measured[policy], best, strict=True)])
+        interval = interval_95([value - least for value, least in zip(measured[policy], best, strict=True)])
         if interval is None or interval[0] <= 0.0:
             kept.append(policy)
     return kept
@@ -94,8 +94,8 @@ def row(scenario: Scenario, profile: Profile, workers: int) -> dict[str, Samples
         return samples(compare(resolve_all(changed, profile), workers=workers))
 
     alone = of([policy for policy in POLICIES if policy not in LANES], PhiLevel.MIDDLE)
-    found: dict[str, Samples] = {level.value: {**alone, **of(LANES, level)} for level in BRACKET}
-    return {**found, PARTITION: {**alone, **of(LANES, PhiLevel.MIDDLE, "auto")}}
+    levels: dict[str, Samples] = {level.value: {**alone, **of(LANES, level)} for level in BRACKET}
+    return {**levels, PARTITION: {**alone, **of(LANES, PhiLevel.MIDDLE, "auto")}}
 
 
 def cell(measured: Samples) -> str:
@@ -103,7 +103,7 @@ def cell(measured: Samples) -> str:
     names = winners(measured)
     if not names:
         return "none is stable"
-    mean_s = {policy: sum(own) / len(own) / 1e3 for policy, own in measured.items()}
+    mean_s = {policy: sum(values) / len(values) / 1e3 for policy, values in measured.items()}
     others = [policy for policy in sorted(mean_s, key=mean_s.__getitem__) if policy not in names]
     lead = f"; {others[0]} {mean_s[others[0]] / mean_s[names[0]] - 1.0:+.0%}" if others else ""
     return f"{' = '.join(names)} {mean_s[names[0]]:.2f} s{lead}"
@@ -116,7 +116,7 @@ def winner(by_level: Sequence[Samples]) -> list[str]:
 
 
 def phi_star(phis: Sequence[float], by_level: Sequence[Samples]) -> str:
-    """Where the policy with the lowest mean at the lowest phi and that at the highest change places."""
+    """Phi at which the policy with the lowest mean changes from that of the lowest phi to that of the highest."""
     ends = [winners(by_level[0])[:1], winners(by_level[-1])[:1]]
     if not all(ends) or ends[0] == ends[1]:
         return "–"
@@ -125,12 +125,12 @@ def phi_star(phis: Sequence[float], by_level: Sequence[Samples]) -> str:
         sum(measured[high]) - sum(measured[low]) if high in measured and low in measured else None
         for measured in by_level
     ]
-    found = break_even(phis, differences)
-    return f"{high} from {found:.2f}" if found is not None else "not checked"
+    crossing = break_even(phis, differences)
+    return f"{high} from {crossing:.2f}" if crossing is not None else "not checked"
 
 
 def answer(won: Mapping[str, int], stars: Sequence[str]) -> str:
-    """What the table comes to: settings by winner, and phi* of those without one.
+    """Summary of the table: settings by winner, and phi* of those without one.
 
     >>> answer({"autoregressive": 6}, ["pd from 0.05", "pd from 0.15", "not checked"])
     '6 of 9 settings have a winner whatever two streams do to each other: autoregressive in 6. In 3 it depends on \
@@ -144,7 +144,7 @@ overlap: in 2 pd is first from phi 0.05 … 0.15 on; in 1 not checked.'
     if not stars:
         return text
     starred = grouped([star.partition(" from ") for star in stars], itemgetter(0))
-    by_policy = {policy: [phi for _, _, phi in own] for policy, own in starred.items()}
+    by_policy = {policy: [phi for _, _, phi in cells] for policy, cells in starred.items()}
     parts = [
         f"in {len(phis)} {policy}" + (f" is first from phi {min(phis)} … {max(phis)} on" if min(phis) else "")
         for policy, phis in by_policy.items()

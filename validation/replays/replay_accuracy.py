@@ -1,4 +1,4 @@
-"""How far off the simulator is on this very CPU, with a profile measured just before.
+"""Errors of the simulator on this very CPU, with a profile measured just before.
 
 Each draw measures the tiny pair, writes down what the simulator predicts, replays every policy open and closed loop
 and compares. All draws go into the report, none is chosen. Timings are reported here, never asserted in tests.
@@ -158,7 +158,7 @@ class _Load:
 
 
 class _Business:
-    """How busy other processes keep this machine's cores."""
+    """Share of this machine's cores that other processes keep busy."""
 
     def __init__(self) -> None:
         self._started = self._now()
@@ -182,5 +182,5 @@ class _Business:
 
 def _machine_class() -> str:
     """The fingerprint's class, without anything that names a host."""
-    found = fingerprint("cpu")
-    return f"{found['cores']}-core CPU ({found['processor']}), torch {found['torch']}, Python {found['python']}"
+    machine = fingerprint("cpu")
+    return f"{machine['cores']}-core CPU ({machine['processor']}), torch {machine['torch']}, Python {machine['python']}"

@@ -31,7 +31,7 @@ class ReplayedCell:
         self.policy = self.replays[0]["policy"]
 
     def real(self, metric: str, statistic: str | None = None) -> list[float]:
-        """What was measured, replay by replay."""
+        """Measured means, replay by replay."""
         return [float(self._value(row, "contention", metric, statistic)["real"]) for row in self.replays]
 
     def simulated(self, metric: str, statistic: str | None = None) -> float:
@@ -63,7 +63,7 @@ class ReplayedCell:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long fixed passes took before and after the replays as when the profile was measured."""
+        """Slowdown of fixed passes before and after the replays against their time when the profile was measured."""
         return fmean(ratio for row in self.replays for ratio in row["machine"] or [1.0])
 
     @property
@@ -87,14 +87,14 @@ class ReplayedCell:
 
     @staticmethod
     def _value(row: Row, part: str, metric: str, statistic: str | None) -> dict[str, Any]:
-        found: dict[str, Any] = row["decomposition"][part][metric]
-        return found if statistic is None else found[statistic]
+        statistics: dict[str, Any] = row["decomposition"][part][metric]
+        return statistics if statistic is None else statistics[statistic]
 
 
 def cells_of(draw: Draw, load: str) -> list[ReplayedCell]:
     """The cells in the order of the policies."""
-    own = [row for row in draw["rows"] if row["load"] == load]
-    return list(map(ReplayedCell, grouped(own, lambda row: str(row["policy"])).values()))
+    rows = [row for row in draw["rows"] if row["load"] == load]
+    return list(map(ReplayedCell, grouped(rows, lambda row: str(row["policy"])).values()))
 
 
 # -- the page
@@ -121,7 +121,7 @@ def write_report(directory: Path, draws: Sequence[Draw]) -> None:
 
 
 def _count(draws: Sequence[Draw]) -> str:
-    """How many of all errors are within their bars."""
+    """Number of all errors that are within their bars."""
     cells = [cell for draw in draws for load in ("open", "closed") for cell in cells_of(draw, load)]
     closed = [cell for draw in draws for cell in cells_of(draw, "closed")]
     mechanism = [error for cell in cells for name in ("mean", "p95") for error in cell.mechanism(name)]

@@ -150,7 +150,7 @@ def target_of(cell: Cell) -> tuple[Path, str | None]:
 
 
 def import_words(cell: Cell) -> list[str]:
-    """What a user gives `lanesim calibrate import aiconfigurator` for the cell's profile."""
+    """Words that a user gives `lanesim calibrate import aiconfigurator` for the cell's profile."""
     path, weights = target_of(cell)
     given = {
         "--gpu": cell.gpu, "--target": path, "--tp": cell.tp, "--ep": cell.ep, "--dp": cell.dp, "--engine": cell.engine,

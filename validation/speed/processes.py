@@ -116,7 +116,7 @@ print(json.dumps([done, used.ru_utime + used.ru_stime, peak_mb()]), file=sys.std
 
 
 class SpeedCase(NamedTuple):
-    """What every program does as far as it can."""
+    """Work that every program does as far as it can."""
 
     name: str
     policy: str
@@ -127,12 +127,12 @@ class SpeedCase(NamedTuple):
 
     @property
     def has_peers(self) -> bool:
-        """Whether others serve the same."""
+        """True where other programs serve the same."""
         return self.policy == "continuous" and not self.more and self.num_prompts > 10
 
 
 class Used(NamedTuple):
-    """What one process used and gave; the latter is that of its kind."""
+    """Resources that one process used and its result; the latter is that of its kind."""
 
     gave: Any
     cpu_s: float
@@ -160,7 +160,7 @@ CASES = (
 
 
 def child(code: str, *arguments: str, python: str | None = None) -> tuple[Any, str]:
-    """What a fresh interpreter prints last on stderr, as JSON, and its stdout; byte code is kept, as once installed.
+    """Last line that a fresh interpreter prints on stderr, as JSON, and its stdout; byte code is kept, as once installed.
 
     Of another `python` what is installed there: this folder, which has the pure modules, is not on its path.
     """
@@ -172,7 +172,7 @@ def child(code: str, *arguments: str, python: str | None = None) -> tuple[Any, s
 
 
 def is_compiled(python: str) -> bool:
-    """Whether the lanesim of this interpreter is the compiled build."""
+    """True where the lanesim of this interpreter is the compiled build."""
     file, _ = child(
         "import json, sys; from sim.hosts import clock; print(json.dumps(clock.__file__), file=sys.stderr)",
         python=python,
@@ -233,36 +233,36 @@ def replayed(case: SpeedCase, seed: int, folder: Path) -> Used:
 
 def measured(case: SpeedCase, pythons: Mapping[str, str | None], rounds: int, folder: Path) -> dict[str, list[Used]]:
     """[rounds] of each program, which take turns."""
-    found: dict[str, list[Used]] = {}
+    by_program: dict[str, list[Used]] = {}
     for _ in range(1 + rounds):
         for name, python in pythons.items():
-            found.setdefault(name, []).append(simulated(case, python, folder))
+            by_program.setdefault(name, []).append(simulated(case, python, folder))
         if not case.has_peers:
             continue
-        run = found[PURE][-1].gave
+        run = by_program[PURE][-1].gave
         bare = reference(case, run["seed"])
         steps, end_s = bare.gave
         assert sum(run["num_works"].values()) == steps * (2 if case.draft_tokens else 1), (run["num_works"], steps)
         assert abs(run["duration"] - end_s) < 1e-6 * end_s
-        found.setdefault(BARE, []).append(bare)
+        by_program.setdefault(BARE, []).append(bare)
         if find_spec("dynamo") is not None:
-            found.setdefault(DYNAMO, []).append(replayed(case, run["seed"], folder))
-    return {name: used[1:] for name, used in found.items()}
+            by_program.setdefault(DYNAMO, []).append(replayed(case, run["seed"], folder))
+    return {name: used[1:] for name, used in by_program.items()}
 
 
-def row_of(case: SpeedCase, found: Mapping[str, Sequence[Used]]) -> dict[str, str]:
+def row_of(case: SpeedCase, by_program: Mapping[str, Sequence[Used]]) -> dict[str, str]:
     """Medians, and medians of the rounds' ratios; empty where a program did not run."""
 
     def ratio(ours: str, theirs: str, field: str = "cpu_s") -> str:
-        if ours not in found or theirs not in found:
+        if ours not in by_program or theirs not in by_program:
             return ""
-        pairs = zip(found[ours], found[theirs], strict=True)
+        pairs = zip(by_program[ours], by_program[theirs], strict=True)
         return f"{median(getattr(a, field) / getattr(b, field) for a, b in pairs):.2f}"
 
     return {
         "case": case.name.strip(),
-        "cpu_s": f"{median(used.cpu_s for used in found[PURE]):.2f}",
-        "memory_mb": f"{median(used.memory_mb for used in found[PURE]):.0f}",
+        "cpu_s": f"{median(used.cpu_s for used in by_program[PURE]):.2f}",
+        "memory_mb": f"{median(used.memory_mb for used in by_program[PURE]):.0f}",
         "compiled / pure": ratio(COMPILED, PURE),
         "pure / bare loop": ratio(PURE, BARE),
         "pure / Dynamo": ratio(PURE, DYNAMO),

@@ -16,7 +16,7 @@ EXAMPLE = (
 
 @command("plan", PlanFlags, example=EXAMPLE, short_help="From a model's name to what to rent.")
 def plan_command(flags: PlanFlags) -> None:
-    """Which deployment of MODEL to rent: a Hugging Face name, a config.json, or a profile's name.
+    """Deployments of MODEL to rent: a Hugging Face name, a config.json, or a profile's name.
 
     Splits over GPUs are searched, with and without the drafter; the best few are simulated in draws of what costs and
     acceptance might as well be.

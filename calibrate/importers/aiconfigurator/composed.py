@@ -130,7 +130,7 @@ class Composed:
         return routed_s + router_s + self._gemms_s(gemms, tokens, self._formats.mlp)
 
     def _gather_s(self, tokens: Array, reduce_s: Array) -> Array:
-        """What brings tokens to the experts and their sums back: an all-reduce among the devices of one rank, a gather
+        """Seconds to bring tokens to the experts and their sums back: an all-reduce among the devices of one rank, a gather
         and a scatter among several ranks."""
         if self._ranks == 1:
             return reduce_s
@@ -165,7 +165,7 @@ class Composed:
         return 1.0 - (shape.window_layers + shape.linear_layers) / shape.layers
 
     def _lacks(self, table: str, window: int) -> bool:
-        """Whether no table has attention over so many tokens: it costs what attention over no more than those does."""
+        """True where no table has attention over so many tokens: it costs as much as attention over no more."""
         if not window:
             return False
         try:

@@ -80,7 +80,7 @@ DEVICES = {
 
 
 class Deployment(NamedTuple):
-    """How a model runs: `tensor_parallel` devices share a rank's attention, `data_parallel` ranks have requests of
+    """Layout of a model on devices: `tensor_parallel` devices share a rank's attention, `data_parallel` ranks have requests of
     their own, and the experts are spread over `expert_parallel` of the devices, cut over the rest (None: all cut)."""
 
     tensor_parallel: int = 1

@@ -51,7 +51,7 @@ TABLES = {
 }
 """Table -> its folder, and the columns that it needs beside its latency."""
 TEXT_ENDINGS = ("dtype", "_type", "_name", "_source", "phase", "backend", "distribution")
-"""How the names of columns that hold texts end; all others hold numbers."""
+"""Endings of the names of columns that hold texts; all others hold numbers."""
 OPTIONAL = ("window_size", "backend")
 """Columns that only some versions of a table have."""
 MIN_BANDWIDTH, MIN_FLOPS = 1e10, 1e12

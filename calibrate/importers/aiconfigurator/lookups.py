@@ -148,7 +148,7 @@ class Lookups:
         return np.asarray(_at_tokens(table, columns, depth, tokens) * (1.0 + (SUSTAINED_RATIO - 1.0) * share))
 
     def is_measured(self, tokens: int) -> bool:
-        """Whether GEMMs of so many tokens were measured in every format that was looked up."""
+        """True where GEMMs of so many tokens were measured in every format that was looked up."""
         return all(table is None or tokens in table.tokens for table in self._gemms.values())
 
     def _gemm_table(self, weights: str) -> GemmTable | None:
@@ -258,7 +258,7 @@ class Lookups:
         return curve.at(at) * ratio
 
     def _expert_roof_s(self, hidden: int, experts: Experts, split: tuple[int, int], bits: float, at: Array) -> Array:
-        """What reading the activated experts and multiplying with them takes at the datasheet's roofs."""
+        """Seconds to read the activated experts and to multiply with them, at the datasheet's roofs."""
         size = 3.0 * hidden * experts.intermediate / split[0]
         unique = np.array([experts.unique(tokens) for tokens in at]) / split[1]
         read_s = size * np.maximum(1.0, unique) * bits / 8.0 / self.gpu.bandwidth_bytes_per_s
@@ -415,7 +415,7 @@ class Lookups:
     def _first(self, of: Callable[[str], T], what: str, lacking: str | None) -> T | None: ...
 
     def _first(self, of: Callable[[str], T], what: str, lacking: str | None = None) -> T | None:
-        """What `of` gives for this engine, or for the first other one whose tables have it; where none has, None, or
+        """Result of `of` for this engine, or for the first other one whose tables have it; where none has, None, or
         the first defect of a table, or NotMeasured that says what is `lacking`."""
         defect = None
         for engine in (self.engine, *(other for other in ENGINES if other != self.engine)):
@@ -481,9 +481,9 @@ def _least(table: GemmTable, other: GemmTable) -> GemmTable:
     axes = (table.tokens, table.columns, table.depths)
     others = (other.tokens, other.columns, other.depths)
     pairs = zip(axes, others, strict=True)
-    common = [np.intersect1d(own, its, return_indices=True)[1:] for own, its in pairs]
-    own, its = np.ix_(*(pair[0] for pair in common)), np.ix_(*(pair[1] for pair in common))
-    seconds[own] = np.fmin(seconds[own], other.seconds[its])
+    common = [np.intersect1d(ours, its, return_indices=True)[1:] for ours, its in pairs]
+    ours, its = np.ix_(*(pair[0] for pair in common)), np.ix_(*(pair[1] for pair in common))
+    seconds[ours] = np.fmin(seconds[ours], other.seconds[its])
     return table._replace(seconds=seconds)
 
 

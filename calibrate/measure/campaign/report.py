@@ -65,8 +65,8 @@ def name_beside_shipped(name: str) -> str:
 def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Sequence[Ran]) -> Iterator[str]:
     """Verdict, which the reader came for."""
     yield from (f"# {profile.gpu.name}: measured and predicted", "", "## Do lanes pay here?", "")
-    found = changes(runs)
-    yield from (f"- {sentence(*each)}" for each in found.items())
+    verdicts = changes(runs)
+    yield from (f"- {sentence(*each)}" for each in verdicts.items())
     yield f"- Two plain streams: {answer(rates)}."
     curve, error = profile.overlap.partition, _held_out(profile, "partition")
     known = "not measured" if curve is None else f"{said(curve)}; mean error of held-out ones in percent: {error}"
@@ -74,7 +74,7 @@ def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Se
     yield from ("", f"Mean E2EL beside {BESIDE} in percent, with its 95 % interval over replications.", "")
     yield from _table(
         ["policy", "at once", "measured", "simulated"],
-        ([lane, str(n), *map(str, both)] for lane, by_load in found.items() for n, both in by_load.items()),
+        ([lane, str(n), *map(str, both)] for lane, by_load in verdicts.items() for n, both in by_load.items()),
     )
     pairs = pairs_of(profile, rates)
     if pairs:
@@ -95,8 +95,8 @@ def _runs(result: dict[str, Any]) -> dict[str, Runs]:
     for run in result["runs"]:
         means.setdefault(run["policy"], []).append(run["metrics"]["e2el"]["mean"])
     return {
-        policy: Runs([each["real"] for each in found], [each["simulated"] for each in found])
-        for policy, found in means.items()
+        policy: Runs([each["real"] for each in pairs], [each["simulated"] for each in pairs])
+        for policy, pairs in means.items()
     }
 
 
@@ -136,13 +136,13 @@ def _lines(
 def _judged(results: dict[str, Any]) -> Rows:
     for load_name, result in results.items():
         for run in result["runs"]:
-            found = {
+            errors = {
                 "output_throughput": run["metrics"]["output_throughput"],
                 "e2el p50": run["metrics"]["e2el"]["p50"],
                 "ttft p99": run["metrics"]["ttft"]["p99"],
                 "mechanism": run["decomposition"]["mechanism"]["e2el"]["mean"],
             }
-            yield [load_name, run["policy"], *(_marked(found[name], bar_pct) for name, bar_pct in BARS.items())]
+            yield [load_name, run["policy"], *(_marked(errors[name], bar_pct) for name, bar_pct in BARS.items())]
 
 
 def _marked(error: dict[str, float | None], bar_pct: float) -> str:

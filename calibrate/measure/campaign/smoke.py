@@ -110,8 +110,8 @@ def _difference(shape: ModelShape, name: Attention, where: torch.device) -> floa
     for rows in (*([each] for each in rectangles), rectangles):
         size = sum(each.num_tokens for each in rows), shape.heads, shape.head_dim
         queries = torch.randn(size, generator=generator, device=where, dtype=torch.float32).to(dtype)
-        found, wanted = (_attended(which, shape, kv, rows, queries) for which in (name, Attention.MATH))
-        share = float((found - wanted).abs().max() / wanted.abs().max())
+        given, wanted = (_attended(which, shape, kv, rows, queries) for which in (name, Attention.MATH))
+        share = float((given - wanted).abs().max() / wanted.abs().max())
         if not share <= TOLERANCES[dtype]:
             raise Red(f"{name.value} is {share:.1e} off the reference for {shape.name}, {size[0]} queries")
         worst = max(worst, share)
@@ -130,19 +130,19 @@ def streams(ground: Ground) -> str | None:
     """STREAMS streams at once, none of which may wait for another; None on a device without streams. Raises Red."""
     if not ground.runs_on.is_async:
         return None
-    own = [ground.runs_on.stream() for _ in range(STREAMS)]
-    alone_s, together_s = (_held_s(ground.runs_on, some) for some in (own[:1], own))
+    separate = [ground.runs_on.stream() for _ in range(STREAMS)]
+    alone_s, together_s = (_held_s(ground.runs_on, some) for some in (separate[:1], separate))
     if together_s > MAX_TOGETHER * alone_s:
         raise Red(f"{STREAMS} streams held at once took {together_s / alone_s:.1f} times as long as one: they queue")
     return f"{STREAMS} held at once took {together_s / alone_s:.2f} times as long as one"
 
 
-def _held_s(runs_on: RealDevice, own: Sequence[DeviceStream]) -> float:
+def _held_s(runs_on: RealDevice, streams: Sequence[DeviceStream]) -> float:
     runs_on.synchronize()
-    start = own[0].record()
-    for stream in own:
+    start = streams[0].record()
+    for stream in streams:
         stream.hold(HOLD_S)
-    ends = [stream.record() for stream in own]
+    ends = [stream.record() for stream in streams]
     runs_on.synchronize()
     return max(end.seconds_after(start) for end in ends)
 
@@ -166,7 +166,7 @@ def capture(ground: Ground) -> str | None:
         return None
     bench, spec = ground.bench, ground.spec
     timed = TimedPass("verify", "target", min(8, spec.rows), 5, 64, "eager")
-    found = []
+    results = []
     for launch in ("eager", "graphed"):
         issuer = bench.issuer(launch)
         bench.warm(timed._replace(launch=launch), issuer)
@@ -175,8 +175,8 @@ def capture(ground: Ground) -> str | None:
         pending = issuer.issue(pass_.shape, pass_.rows)
         if pending.is_graph is not (launch == "graphed"):
             raise Red(f"{timed.name}, to be {launch}, was not")
-        found.append(pending.values())
-    if found[0] != found[1]:
+        results.append(pending.values())
+    if results[0] != results[1]:
         raise Red(f"{timed.name} gives other tokens when it is captured")
     return f"{timed.name} gives the same tokens captured"
 
@@ -205,7 +205,7 @@ def clock(ground: Ground) -> str:
 
 
 CHECKS: tuple[Callable[[Ground], str | None], ...] = (imports, clock, streams, kernels, memory, capture, overlap)
-"""What is cheap first."""
+"""Checks of the machine, the cheap ones first."""
 
 
 def smoke(device: str, out: Path, campaign: Campaign) -> None:

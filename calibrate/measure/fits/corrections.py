@@ -72,11 +72,11 @@ class Corrections:
 
     def at(self, keys: Sequence[Key]) -> tuple[Array, Array]:
         """Log corrections of parts of one kind and their standard deviations."""
-        name, places = keys[0][0], np.array([place for _, place in keys])
+        name, points = keys[0][0], np.array([point for _, point in keys])
         kind = self._kinds.get(name)
         if kind is None:
             return np.zeros(len(keys)), np.full(len(keys), self.spread)
-        covariance = self.spread**2 * _alike(places, kind.places, self.reach) @ kind.shares.T
+        covariance = self.spread**2 * _alike(points, kind.places, self.reach) @ kind.shares.T
         explained = np.sum(covariance * cho_solve(self._factor, covariance.T).T, axis=1)
         return covariance @ self._solved, np.sqrt(np.maximum(0.0, self.spread**2 - explained))
 
@@ -84,20 +84,20 @@ class Corrections:
 def _kinds(parts: Sequence[Mapping[Key, float]], predicted_s: Array) -> dict[str, PartKind]:
     listed: dict[str, list[tuple[int, tuple[float, ...], float]]] = {}
     for index, (of_pass, pass_s) in enumerate(zip(parts, predicted_s, strict=True)):
-        for (name, place), seconds in of_pass.items():
-            listed.setdefault(name, []).append((index, place, seconds / pass_s))
+        for (name, point), seconds in of_pass.items():
+            listed.setdefault(name, []).append((index, point, seconds / pass_s))
     kinds = {}
     for name, entries in listed.items():
         shares = np.zeros((len(parts), len(entries)))
         for column, (index, _, share) in enumerate(entries):
             shares[index, column] = share
-        kinds[name] = PartKind(np.array([place for _, place, _ in entries]), shares)
+        kinds[name] = PartKind(np.array([point for _, point, _ in entries]), shares)
     return kinds
 
 
-def _alike(places: Array, others: Array, reach: float) -> Array:
+def _alike(points: Array, others: Array, reach: float) -> Array:
     """Correlation of corrections [places, others]."""
-    return np.asarray(np.exp(-cdist(places, others) / reach))
+    return np.asarray(np.exp(-cdist(points, others) / reach))
 
 
 def _covariance(kinds: Mapping[str, PartKind], reach: float) -> Array:

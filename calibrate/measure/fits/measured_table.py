@@ -77,16 +77,16 @@ def with_tables(fitted: Profile) -> Profile:
         tables[model] = _model_table(fitted, model, points)
     kernels = _kernels(fitted, tables)
     source = f"{fitted.source}; tables: compact fit corrected by its points"
-    found = msgspec.structs.replace(fitted, kernels=kernels, source=source)
+    profile = msgspec.structs.replace(fitted, kernels=kernels, source=source)
     errors = {
         kind: error
         if error.points == 0
         else msgspec.structs.replace(
             error, held_out=f"{error.held_out}; compact form: mean {fitted.errors[kind].mean_error_pct} %"
         )
-        for kind, error in held_out_errors(found).items()
+        for kind, error in held_out_errors(profile).items()
     }
-    return msgspec.structs.replace(found, errors=errors)
+    return msgspec.structs.replace(profile, errors=errors)
 
 
 def _kernels(fitted: Profile, tables: dict[Model, ModelTable]) -> TableKernels:

@@ -112,7 +112,11 @@ def _errors(contention: Contention, many: Sequence[Beside]) -> Array:
     """Errors of the time that each side of each takes, relative to the measured one [sides of all]."""
     return (
         np.array(
-            [rate / found for each in many for rate, found in zip(each.rates, predicted(contention, each), strict=True)]
+            [
+                rate / predicted_rate
+                for each in many
+                for rate, predicted_rate in zip(each.rates, predicted(contention, each), strict=True)
+            ]
         )
         - 1.0
     )

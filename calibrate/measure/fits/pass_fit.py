@@ -152,7 +152,7 @@ def _least_squares_of_logs(start: Profile, used: Sequence[MeasuredPoint], free: 
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = least_squares(
+        solution = least_squares(
             residuals,
             np.clip(np.zeros(len(free)), low + 1e-9, high - 1e-9),
             bounds=(low, high),
@@ -161,5 +161,5 @@ def _least_squares_of_logs(start: Profile, used: Sequence[MeasuredPoint], free: 
             max_nfev=MAX_EVALUATIONS,
             diff_step=1e-4,
         )
-    values = [round_constant(float(value)) for value in first * np.exp(found.x)]
+    values = [round_constant(float(value)) for value in first * np.exp(solution.x)]
     return _with_values(start.compact, free, values)

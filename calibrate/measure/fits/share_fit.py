@@ -74,12 +74,12 @@ def fitted(pairs: Sequence[SharePair], eta_bandwidth: float) -> ShareCurve:
         return msgspec.structs.replace(MEASURED, **dict(zip(BOUNDS, map(float, values), strict=True)))
 
     begins, bounds = [getattr(MEASURED, name) for name in BOUNDS], tuple(zip(*BOUNDS.values(), strict=True))
-    found = least_squares(lambda values: _logs(curve(values), pairs, eta_bandwidth), begins, bounds=bounds)
-    variance = 2.0 * found.cost / (len(found.fun) - len(BOUNDS))
-    errors = np.sqrt(variance * np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
+    solution = least_squares(lambda values: _logs(curve(values), pairs, eta_bandwidth), begins, bounds=bounds)
+    variance = 2.0 * solution.cost / (len(solution.fun) - len(BOUNDS))
+    errors = np.sqrt(variance * np.diag(np.linalg.pinv(solution.jac.T @ solution.jac)))
     return msgspec.structs.replace(
         MEASURED,
-        **{name: round_constant(float(value)) for name, value in zip(BOUNDS, found.x, strict=True)},
+        **{name: round_constant(float(value)) for name, value in zip(BOUNDS, solution.x, strict=True)},
         standard_errors={name: round_constant(float(error)) for name, error in zip(BOUNDS, errors, strict=True)},
     )
 
@@ -105,13 +105,13 @@ def pairs_of(profile: Profile, rates: Sequence[Ran]) -> list[SharePair]:
     costs = build_costs(
         msgspec.structs.replace(profile, overlap=msgspec.structs.replace(profile.overlap, demand_floor=0.0))
     )
-    found = []
+    shared = []
     for ran in rates:
         share_pct, passes = ran.corun.share_pct, ran.corun.passes
         if share_pct is None or not ran.corun.is_captured or not {*passes} <= whole.keys():
             continue
         whole_s = [median(whole[timed]) for timed in passes]
-        found.append(
+        shared.append(
             SharePair(
                 share_pct,
                 ran.shares,
@@ -120,12 +120,12 @@ def pairs_of(profile: Profile, rates: Sequence[Ran]) -> list[SharePair]:
                 tuple(map(truediv, ran.together_s, whole_s)),
             )
         )
-    return found
+    return shared
 
 
 def _logs(curve: ShareCurve, pairs: Sequence[SharePair], eta_bandwidth: float) -> Array:
     """Logarithms of predicted slowdowns relative to measured ones [pairs * 4]: alone, then together."""
-    found: list[float] = []
+    logs: list[float] = []
     for pair in pairs:
         portions = [partition.Portion(share, True) for share in pair.shares]
         alone = [
@@ -133,5 +133,5 @@ def _logs(curve: ShareCurve, pairs: Sequence[SharePair], eta_bandwidth: float) -
         ]
         rates = rates_on_shares(portions, (1.0, 1.0), (1.0, 1.0), pair.demands, curve, eta_bandwidth)
         predicted = [*alone, *(1.0 / rate for rate in rates)]
-        found += np.log(np.array(predicted) / np.array([*pair.alone, *pair.together])).tolist()
-    return np.array(found)
+        logs += np.log(np.array(predicted) / np.array([*pair.alone, *pair.together])).tolist()
+    return np.array(logs)
