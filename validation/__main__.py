@@ -75,7 +75,8 @@ def main(args: list[str]) -> int:
 
 
 def arguments(program: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
-    """Values of `program`'s parameters from a command line, each of its own type. Exits with 2 as argparse does."""
+    """Values of `program`'s parameters from a command line, each of the parameter's type. Exits with 2 as argparse
+    does."""
     outputs = [name for name in OUTPUTS if name in signature(program).parameters]
     about = sys.modules[program.__module__].__doc__
     parser = ArgumentParser(prog=sys.argv[0], description=about, formatter_class=RawDescriptionHelpFormatter)

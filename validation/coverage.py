@@ -1,5 +1,5 @@
-"""Shares of cases in which lanesim's statements hold: load verdicts and intervals of means in long runs, fleets and speed-ups in other
-draws of costs and acceptance, speed-ups beside measured ones.
+"""Shares of cases in which lanesim's statements hold: load verdicts and intervals of means in long runs, fleets and
+speed-ups in other draws of costs and acceptance, speed-ups beside measured ones.
 
     python -m validation verdicts load|coverage [--groups 100] [--workers 2] [--without-tails]
     python -m validation truths capacity|tune|plan [--seed 0] [--count 20]

@@ -2,7 +2,7 @@
 DATA [--out TABLE.csv]`.
 
 A pooled constant is the mean over its sources (its `source` in sim/engines says of what), so that leaving one out is
-the mean of the others. The source that was left out then judges: its own cells, its own engine, that one constant
+the mean of the others. The source that was left out then judges: its cells, its engine, that one constant
 replaced by the pooled one and by the one without it. DATA as in `make accuracy-public`. Not here: constants of one
 source (docs/leaderboard.md names them), the page (validation.pages.leaderboard).
 """
@@ -50,7 +50,7 @@ class PooledSource(NamedTuple):
     measure: str
     """The metric in words."""
     shipped: tuple[str, int] | None = None
-    """GPU and tensor-parallel degree of the shipped engine, in place of what the profile has of it."""
+    """GPU and tensor-parallel degree of the shipped engine, instead of what the profile has of it."""
 
 
 MID_2025 = "H100, Llama-3.1-8B, vLLM of mid-2025"
@@ -83,7 +83,7 @@ POOLED = (
 """Constant, a file of sim/engines that has its pooled value, all of those in words, each source's value in seconds."""
 
 Errors = Callable[[str, float], list[float]]
-"""Errors of a source's cells in percent, with a value of the constant, seconds, in place of its engine's own."""
+"""Errors of a source's cells in percent, with a value of the constant, seconds, instead of its engine's."""
 
 
 def left_out(

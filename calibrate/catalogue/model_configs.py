@@ -112,7 +112,7 @@ class ModelSource(NamedTuple):
 
 def source_of(name: str, *, plain: bool = True) -> ModelSource:
     """Raises ValueError for what is neither a name that is known here or to `published`, nor a config.json, nor a
-    directory that holds one; and, if `plain`, for a model that only tables of its own kernels can price."""
+    directory that holds one; and, if `plain`, for a model that only tables of its kernels can price."""
     path = Path(name)
     if path.is_dir():
         has_weights = any(path.glob("*.safetensors")) or any(path.glob("*.bin"))
@@ -172,7 +172,7 @@ def _special(shape: ModelShape) -> str:
 
 
 def shapes_of(target: str, draft: str | None, *, plain: bool = True) -> tuple[ModelShape, ModelShape | None]:
-    """Dimensions of a target and its draft; `eagle3`, `mtp` and `dspark` are the target's own."""
+    """Dimensions of a target and its draft; `eagle3`, `mtp` and `dspark` are heads of the target."""
     shape = source_of(target, plain=plain).shape
     if draft is None:
         return shape, None
@@ -187,7 +187,7 @@ def with_dtype(shape: ModelShape, dtype: str) -> ModelShape:
 
 
 def with_formats(shape: ModelShape, weights: str | None, kv: str | None) -> ModelShape:
-    """`shape` with its weights in `weights` and its KV in `kv`; None leaves what the model's own files say.
+    """`shape` with its weights in `weights` and its KV in `kv`; None leaves what the model's files say.
 
     As checkpoints are published: fp8 is for all layers; of 4 bits, a model with experts has its experts (and with nvfp4
     its MLPs) so, and attention stays. Raises ValueError for an unknown format.

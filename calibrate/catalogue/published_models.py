@@ -77,7 +77,7 @@ def config_of(name: str) -> Path | None:
 
 
 def name_of(path: Path) -> str:
-    """A model's own name, such as qwen3-32b of Qwen--Qwen3-32B-FP8_config.json."""
+    """A model's name, such as qwen3-32b of Qwen--Qwen3-32B-FP8_config.json."""
     return model_key(without_format(repository_of(path))[0])
 
 

@@ -42,7 +42,7 @@ def not_judged(why: str) -> KindError:
 
 
 def errors_of_draft(errors: Mapping[str, KindError]) -> dict[str, KindError]:
-    """A draft's own errors under the names that a pair's profile has for them."""
+    """A draft's errors under the names that a pair's profile has for them."""
     return {name: errors[kind] for kind, name in DRAFT_KINDS.items()}
 
 

@@ -48,7 +48,7 @@ class TimedPass(NamedTuple):
 
 
 class Corun(NamedTuple):
-    """Two or three passes that run over and over beside each other, each on a stream and on rows of its own."""
+    """Two or three passes that run over and over beside each other, each on a stream and on separate rows."""
 
     passes: tuple[TimedPass, ...]
     share_pct: int | None = None

@@ -1,7 +1,7 @@
-"""Constants of a GPU under load, from the times of an engine's own steps by batch tokens.
+"""Constants of a GPU under load, from the times of an engine's steps by batch tokens.
 
 A step is one forward pass over so many tokens with short contexts, without LM head and drafts, as engines time it when
-they profile themselves. The pass is the simulator's own: layers padded to captured sizes, attention's fixed time, and
+they profile themselves. The pass is the simulator's: layers padded to captured sizes, attention's fixed time, and
 beyond the largest captured size at least the host's time to launch it. Five constants of the layers and the launch are
 fitted; what the law then misses is kept as a ratio by tokens. Kernel tables say what single kernels take at boost
 clocks; power, clocks and memory of a loaded GPU are other (docs/adr/018).
@@ -79,7 +79,7 @@ class FittedStep:
     predicted_s: float
     """Seconds with the ratios kept."""
     left_out_s: float | None
-    """Seconds with its own ratio left out; None at the ends and where it has none."""
+    """Seconds with its ratio left out; None at the ends and where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +290,7 @@ def _ratios(law: Profile, curve: Sequence[TimedStep]) -> tuple[tuple[int, float]
 
 
 def _left_out_s(law: Profile, ratios: tuple[tuple[int, float], ...]) -> dict[int, float]:
-    """Tokens -> seconds of the step with its own ratio left out, its neighbours' in its place; not at the ends."""
+    """Tokens -> seconds of the step with its ratio left out, its neighbours' instead; not at the ends."""
     left_out_s = {}
     for index in range(1, len(ratios) - 1):
         others = ratios[:index] + ratios[index + 1 :]

@@ -56,7 +56,7 @@ def deployments(
     """Ways to split a model over 1, 2, 4 .. `max_gpus` GPUs of a replica, with the degrees that are given.
 
     Dense models: tensor parallel alone, since further ranks are further replicas. Experts: cut, spread, or spread over
-    ranks whose attention has requests of its own.
+    ranks whose attention has separate requests.
     """
     layouts = []
     for degree in (2**power for power in range(max_gpus.bit_length())):
@@ -89,7 +89,7 @@ def imported(
 ) -> tuple[list[Imported], list[NotImported]]:
     """The profiles of `wanted`, from the cache where they are there, and why others cannot be.
 
-    Tables are read in processes of their own: the libraries for that start threads, and a process with threads starts
+    Tables are read in separate processes: the libraries for that start threads, and a process with threads starts
     its workers slowly.
     """
     by_index: dict[int, Imported] = {}

@@ -20,12 +20,12 @@ from sim.files.arrow_tables import read_csv
 from sim.names import unknown
 
 REQUIRED = ("concurrency",)
-"""An open loop has a request_rate in its place."""
+"""An open loop has a request_rate instead."""
 LENGTHS = ("input_len", "output_len")
 """Required without a list of requests."""
 REQUEST_COLUMNS = ("prompt_tokens", "output_tokens")
 ALIASES = {"k": "num_speculative_tokens", "output_tokens_per_s": "output_throughput"}
-"""Other names of columns, which a table may have in place of ours."""
+"""Other names of columns, which a table may have instead of ours."""
 KINDS = {
     name: kind
     for name, kind in get_type_hints(Cell, include_extras=True).items()

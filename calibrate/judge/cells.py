@@ -53,9 +53,9 @@ class Setup:
     workload: Mapping[str, Json] = field(default_factory=dict)
     """Further keys of the scenario's `workload` block."""
     waves: int = WAVES
-    """Requests per place in flight, where the table has no num_prompts."""
+    """Requests per seat, where the table has no num_prompts."""
     warmup_waves: int = 0
-    """First requests per place that are left out of the metrics."""
+    """First requests per seat that are left out of the metrics."""
     method: str | None = None
     """Drafter of cells that name none."""
     requests: Sequence[tuple[int, int]] = ()
@@ -66,7 +66,7 @@ class Setup:
 
     @property
     def engine_name(self) -> str | None:
-        """None: the profile's own."""
+        """None: the profile's."""
         name = self.engine.get("name")
         return None if name is None else str(name)
 

@@ -126,7 +126,7 @@ def fit_constant(profile: Profile, name: str, slowness_pct: Callable[[Profile], 
     """The time of the host, 0 or above, with which `slowness_pct` is 0.
 
     That is a mean signed error, positive where the simulation is too slow; it rises with the constant. The profile's
-    own value of the constant is dropped. Raises ValueError where no constant up to LONGEST_S is enough.
+    value of the constant is dropped. Raises ValueError where no constant up to LONGEST_S is enough.
     """
     try:
         from scipy.optimize import brentq
@@ -161,7 +161,7 @@ def fit_constants(
     near: Mapping[str, float] | None = None,
     noise: float = 0.0,
 ) -> Fitted:
-    """The constants `names` with which the squares of log(`ratios`) are least; the profile's own values are dropped.
+    """The constants `names` with which the squares of log(`ratios`) are least; the profile's values are dropped.
 
     `near` are values to begin at, where a like fit has found some: fewer rounds, the same least squares. `noise` is the
     relative standard error of the ratios where it is known apart from how well few of them happen to be met: intervals

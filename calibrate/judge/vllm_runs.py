@@ -1,6 +1,6 @@
 """A real vLLM run beside its simulation: the same arrivals and lengths, the error of every metric, and their figures.
 
-As vLLM's own timestamps and the data's authors have it, TTFT and E2EL count from queued_ts, when the engine took the
+As vLLM's timestamps and the data's authors have it, TTFT and E2EL count from queued_ts, when the engine took the
 request in; `ttft_arrival` counts from arrival. TPOT is (last - first token) / (output tokens - 1), left out where only
 one token came out (design, section 7). Files of requests do not have gaps between tokens, so the real ITL is null.
 Not here: reading the file (calibrate.judge.vllm_requests).

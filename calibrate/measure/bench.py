@@ -86,7 +86,7 @@ class ReadyPass(NamedTuple):
 
 
 class Bench:
-    """Passes of one pair, on streams of its own."""
+    """Passes of one pair, on separate streams."""
 
     def __init__(self, kernels: PairKernels) -> None:
         self.kernels, self.runs_on = kernels, kernels.runs_on
@@ -178,7 +178,7 @@ class Bench:
             pending.values()
             if host_s < self._hold_s:
                 return issue_s, pending
-            # A device that had to wait for the host would count that as its own time.
+            # A device that had to wait for the host would count that as device time.
             if self._hold_s >= MAX_HOLD_S:
                 raise ValueError(
                     f"issuing graphs took {host_s:.3g} s, longer than a stream is held: the host is too busy to "
@@ -196,7 +196,7 @@ class Bench:
     def issue_timer(self, timed: TimedPass, issuer: Issuer, first_slot: int) -> Callable[[], float]:
         """A function that times the issuing of one repetition alone, and then waits for it.
 
-        The slots are set back on the issuer's own stream, so that several threads do not wait for each other.
+        The slots are set back on the issuer's stream, so that several threads do not wait for each other.
         """
         pass_ = self.ready(timed, first_slot)
         back = self.back(pass_)

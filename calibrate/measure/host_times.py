@@ -26,9 +26,9 @@ ROUNDS = 3
 
 
 def prepare_times(bench: Bench, num_rows: int) -> dict[str, float]:
-    """`step_s` and `row_s` of planning a verify pass and settling its results, the kernels' own bookkeeping.
+    """`step_s` and `row_s` of planning a verify pass and settling its results, the kernels' bookkeeping.
 
-    What a policy does beside is its own time and not in here.
+    What a policy does beside is the policy's time and not in here.
     """
     few_s, many_s = (_prepare_s(bench, count) for count in (1, num_rows))
     row_s = max(0.0, (many_s - few_s) / max(1, num_rows - 1))
@@ -58,7 +58,7 @@ def result_s(bench: Bench, point: MeasuredPoint) -> float:
 
 
 def inflation(bench: Bench, timed: TimedPass, num_rows: int, seconds: float) -> list[float]:
-    """Slowdown of issuing `timed` with 1, 2, 3 ... threads doing so at once, each on its own stream and slots, of which
+    """Slowdown of issuing `timed` with 1, 2, 3 ... threads doing so at once, each on its stream and slots, of which
     there are `num_rows`.
 
     Rounds of all thread counts, so that a drift of the machine hits them alike; medians over the rounds.

@@ -47,7 +47,7 @@ class LaneSetting(NamedTuple):
     """Requests to be served, and what runs beside them."""
 
     lanes: int = 1
-    """Lanes at once, every one on a stream of its own."""
+    """Lanes at once, every one on a separate stream."""
     draft_tokens: int = 0
     period_s: float = 0.0
     """Seconds between two arrivals; 0 = all at once."""
@@ -58,7 +58,7 @@ class LaneSetting(NamedTuple):
     rows: int = 1
     """Requests that each coroutine drafts and verifies together."""
     is_split: bool = False
-    """Prefill, draft and verify on streams of their own, which all lanes share."""
+    """Prefill, draft and verify on separate streams, which all lanes share."""
     num_pollers: int = 0
     """Idle workers that look every POLL_S, out of step."""
 
@@ -90,7 +90,7 @@ class ServedLanes:
 
     @property
     def length_s(self) -> float:
-        """Seconds that runs are compared by: the requests' own time where pauses lie between them, else the whole of
+        """Seconds that runs are compared by: the requests' time where pauses lie between them, else the whole of
         it."""
         return sum(self.e2els_s) if self.setting.period_s else self.span_s
 

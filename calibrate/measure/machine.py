@@ -37,7 +37,7 @@ THROTTLES = {
 }
 """Bits of nvmlClocksEventReasons (nvml.h) that mean slower than asked for; idle and clocks set by the user do not."""
 LOOK_EVERY_S = 0.02
-"""A driver's answer takes about a millisecond, in which a thread of its own lets the others run."""
+"""A driver's answer takes about a millisecond, in which a separate thread lets the others run."""
 
 
 def fingerprint(device: str, dtype: str, driver: str | None = None) -> dict[str, str]:
@@ -99,7 +99,7 @@ def _typical_s(device: str, run: Callable[[], torch.Tensor]) -> float:
 
 
 class Watch:
-    """Looks at the driver from a thread of its own."""
+    """Looks at the driver from a separate thread."""
 
     def __init__(self, read: Callable[[], Clocks | None]) -> None:
         self._read, self._over = read, Event()

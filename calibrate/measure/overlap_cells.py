@@ -3,7 +3,7 @@
 On a rented GPU (calibrate.measure.campaign.corun): prefill chunks beside decode rows and drafts beside verify passes,
 each captured and eager, and what else a fit needs, captured; corners before what lies between them, captured before
 eager. Smaller ones of the first pair also on shares of the multiprocessors. For a pair that is measured whole
-(calibrate.measure.session): a few of the same, in its own slots. Pure. Not here: their rates (calibrate.measure.rates).
+(calibrate.measure.session): a few of the same, in its slots. Pure. Not here: their rates (calibrate.measure.rates).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def idle_ramp(rounds: Sequence[Sequence[ServedLanes]]) -> IdleRamp | None:
     """
     lasted = [[_lasted(run) for run in each] for each in rounds]
     pairs = range(2, len(lasted[0][0]), 2)
-    """Numbers of the first requests; none of the run's own first ones, before which there is no known pause."""
+    """Numbers of the first requests; none of the run's first ones, before which there is no known pause."""
     usual = {first: _ratios([busy for busy, *_ in lasted], first) for first in pairs}
     pauses_s, lost_s, lost_at_once_s = [], [], []
     for number in range(1, len(rounds[0])):

@@ -1,8 +1,8 @@
-"""Rates of passes that run over and over beside each other, each on a stream of its own, relative to each alone there.
+"""Rates of passes that run over and over beside each other, each on a separate stream, relative to each alone there.
 
 Streams are plain ones, or those of two parts of the multiprocessors. A thread per side issues its pass again and again,
 two or three in flight, so that no stream runs dry; before each pass its slots are set back on the same stream.
-Completions are the device's own events, on a CPU the host's clock. A rate is completions per second while all sides
+Completions are the device's events, on a CPU the host's clock. A rate is completions per second while all sides
 were at work, divided by those of the side alone, taken right before. Whatever is made on the device is made before: the
 allocator's calls in the windows are counted.
 

@@ -33,7 +33,7 @@ from sim.costs.profile_files import round_constant
 
 LANES = (1, 2, 3)
 MANY = (1, 2, 4)
-"""Requests at once on one lane, each on its own or all together: as many as there are slots for."""
+"""Requests at once on one lane, each alone or all together: as many as there are slots for."""
 POLLERS = 2
 STRIDE = 5
 """Stride of the first look at TURNS_S."""
@@ -65,7 +65,7 @@ class ServingCosts(msgspec.Struct, frozen=True, kw_only=True):
     served: dict[str, float] = {}
     """Ratios by kind: how many times as long a pass lasts as the profile says."""
     tau_s: float | None = None
-    """Seconds per kernel while another work runs; None where the device has its own streams, or there is one lane."""
+    """Seconds per kernel while another work runs; None where the device has streams, or there is one lane."""
     idle_ramp: IdleRamp | None = None
     how: str = ""
     """Runs that this is made of."""

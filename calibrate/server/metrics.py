@@ -131,7 +131,7 @@ def served_between(
 
 
 def samples(path: Path) -> dict[Sample, float]:
-    """The server's own samples of a saved look, by name and labels."""
+    """The server's samples of a saved look, by name and labels."""
     return parse(read_text(path, "metrics", max_bytes=MAX_METRICS_BYTES), f"metrics {str(path)!r}")
 
 

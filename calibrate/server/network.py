@@ -43,7 +43,7 @@ MAX_SHOWN = 200
 """Characters of an answer in a message."""
 PORTS = {"http": 80, "https": 443}
 NOT_YET = (EINPROGRESS, EWOULDBLOCK, 10035)
-"""States of a connection that is being made; the last is Windows' own."""
+"""States of a connection that is being made; the last is Windows'."""
 T = TypeVar("T")
 
 

@@ -1,6 +1,6 @@
 """Drive an OpenAI-compatible endpoint oneself: closed loops of streamed requests, timed where the user would time them.
 
-Every request asks for the same number of tokens from a prompt of its own, so that no prefix is shared. How many tokens
+Every request asks for the same number of tokens from a separate prompt, so that no prefix is shared. How many tokens
 a prompt and an answer have is what the server says (`usage`), not what was asked for. Where there is a `/metrics`,
 drafts and steps are read from it.
 Not here: the network (calibrate.server.network), fitting (calibrate.server.engine_fit), what a saved `/metrics`

@@ -1,6 +1,6 @@
 """The clock of the threaded host, and mailboxes: the only thing on which its threads block.
 
-`WallClock` is the machine's own time; tests have one that moves only when every thread blocks.
+`WallClock` is the machine's time; tests have one that moves only when every thread blocks.
 Not here: what the threads do (realrun.host.threads, realrun.host.gpuhost).
 """
 

@@ -121,7 +121,7 @@ class Cuda:
 def _green_streams(count: int) -> tuple[tuple[torch.cuda.Stream, int], ...]:
     """Streams of two green contexts of the first GPU and their multiprocessors: `count` or a few more, and the rest.
 
-    By the driver's own calls: every context that torch makes is split off anew, so that two of them overlap. They last
+    By the driver's calls: every context that torch makes is split off anew, so that two of them overlap. They last
     as long as the process does, as captured graphs and workspaces are a stream's. Raises ValueError.
     """
     try:

@@ -55,7 +55,7 @@ class ExecutorLane(Protocol):
     """The device may still be busy when `issue` returns."""
 
     def enter(self) -> None:
-        """The thread's own settings, before its first work."""
+        """The thread's settings, before its first work."""
         ...
 
     def issue(self, job: SubmittedWork, after: Sequence[Handle]) -> Handle:

@@ -31,7 +31,7 @@ WATCHDOG_S = 300.0
 CLOSING_GRACE_S = 10.0
 """Time a thread gets to finish what it has in hand when the host closes."""
 SWITCH_INTERVAL_S = 0.0005
-"""Seconds that a running thread may keep the interpreter from the others; Python's own 5 ms exceeds a small pass."""
+"""Seconds that a running thread may keep the interpreter from the others; Python's 5 ms exceeds a small pass."""
 _MIN_WAIT_S = 0.01
 
 

@@ -28,7 +28,7 @@ class HostStuck(RuntimeError):
 
 
 class Baton:
-    """A coroutine in a thread of its own. The keeper's `send` lends it the baton and blocks until it is back."""
+    """A coroutine in a separate thread. The keeper's `send` lends it the baton and blocks until it is back."""
 
     def __init__(self, task: Task, name: str, reactions: Reactions, clock: HostClock, watchdog_s: float) -> None:
         self.name = name

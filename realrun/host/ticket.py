@@ -20,7 +20,7 @@ from sim.interface.wait import HostWait
 from sim.interface.work import Result, Work
 
 LOOK_AGAIN = object()
-"""Message to an issuer: a work that one of its own comes after has been issued."""
+"""Message to an issuer: the work that one of its works follows has been issued."""
 
 
 @dataclass(slots=True, eq=False)

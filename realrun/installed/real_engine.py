@@ -1,4 +1,4 @@
-"""Logs of a real vLLM on a CPU, for `python -m validation conformance`: run with vLLM's own Python (`make vllm`).
+"""Logs of a real vLLM on a CPU, for `python -m validation conformance`: run with vLLM's Python (`make vllm`).
 
     python -m realrun.installed.real_engine models FOLDER
     python -m realrun.installed.real_engine log FOLDER OUT.json [--spec none|ngram|self|random] [--blocks N]

@@ -1,6 +1,6 @@
-"""Continuous batching as the installed vLLM's own scheduler plans it, under lanesim's clock, costs and acceptance.
+"""Continuous batching as the installed vLLM's scheduler plans it, under lanesim's clock, costs and acceptance.
 
-Its loop is that of `continuous` (sim.policies.continuous.loop), with plans of theirs in place of ours: who is seated,
+Its loop is that of `continuous` (sim.policies.continuous.loop), with plans of theirs instead of ours: who is seated,
 how many tokens each gets, who gives way, what the prefix cache finds. Blocks are counted there, and not in our pool.
 """
 

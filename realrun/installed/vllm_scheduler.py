@@ -1,4 +1,4 @@
-"""vLLM's own `Scheduler`, of whatever version can be imported, driven alone: requests in, a plan out, results in.
+"""vLLM's `Scheduler`, of whatever version can be imported, driven alone: requests in, a plan out, results in.
 
 Theirs: scheduler, queues, KV cache manager, block pool, hashes, output processing, and the methods of their
 configurations from which budgets and look-ahead follow. Ours: what a runner would return, as many accepted drafts as
@@ -221,7 +221,7 @@ class _Vllm:
         self.version = str(getattr(import_module("vllm.version"), "__version__", "unknown"))
 
     def config(self, settings: SchedulerSettings) -> Any:
-        """A VllmConfig of parts that know their own rules; what needs a model or a GPU is left out."""
+        """A VllmConfig of parts that know their rules; what needs a model or a GPU is left out."""
         config = _bare(self._config.VllmConfig)
         config.scheduler_config = _of(
             self._config.SchedulerConfig,

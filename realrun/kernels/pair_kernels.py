@@ -106,7 +106,7 @@ class PairKernels:
         return ";".join(f"{key}={value}" for key, value in parts.items())
 
     def issuer(self, name: str, *, priority: int = 0) -> Issuer:
-        """The stream called `name` with its own buffers, made when it is first asked for. Higher priority goes first.
+        """The stream called `name` with its buffers, made when it is first asked for. Higher priority goes first.
 
         One stream serves every policy that has a lane of its name: CUDA gives out few before two share a queue.
         """
@@ -162,7 +162,7 @@ class PairKernels:
     ) -> Submitted:
         """Draft `draft_tokens` for every row, catching up first; a draft not yet verified is replaced.
 
-        `chunks` are the draft model's own prefill, in its first pass.
+        `chunks` are the draft model's prefill, in its first pass.
         """
         assert 1 <= draft_tokens <= self.options.draft_tokens_max, draft_tokens
         return self._submit(issuer, host_slots.plan_draft(slots, chunks, draft_tokens, self.options), slots, chunks)

@@ -3,7 +3,7 @@
 Every implementation computes the same thing: query i of a row, at position start + i, sees the row's keys at positions
 0..start + i. How many keys a row has is known on the device alone: no shape and no captured graph depends on it.
 None is chosen silently: the named kernel is called directly, so neither a mask nor a process-wide switch can put
-another one in its place, and one that cannot serve the models or the device raises.
+another one instead, and one that cannot serve the models or the device raises.
 Not here: projections and rotary positions (realrun.model.decoder).
 """
 
@@ -109,7 +109,7 @@ class Usual(NamedTuple):
 
 
 def usual_attention(device: torch.device) -> Usual:
-    """FlashAttention-3 where the GPU and the installation have it, else torch's own.
+    """FlashAttention-3 where the GPU and the installation have it, else torch's.
 
     The package fa3-fwd has no wheel for aarch64, and does not load beside a torch of CUDA 12. Raises ValueError if this
     machine has no such device.
@@ -189,7 +189,7 @@ class FlashAttention:
         self.group, self.kv = heads // kv.kv_heads, kv
         self._attend = torch.ops.aten._flash_attention_forward.default
         known = {argument.name for argument in self._attend._schema.arguments}
-        # torch 2.11 splits by a rule of its own, from the shapes alone.
+        # torch 2.11 splits by a rule of torch, from the shapes alone.
         self._takes_splits = "num_splits" in known
         self._page = PAGE_TOKENS[Attention.FLASH]
         self.has_pages = "block_table" in known and kv.max_tokens % self._page == 0

@@ -27,7 +27,7 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 class LayerWeights:
-    """One layer's tensors, with Q, K, V and gate, up fused; the library's own parameters become views of these."""
+    """One layer's tensors, with Q, K, V and gate, up fused; the library's parameters become views of these."""
 
     def __init__(self, layer: nn.Module) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -145,7 +145,7 @@ def _norm(hidden: torch.Tensor, norm: nn.Module) -> torch.Tensor:
 
 
 def _fuse(*projections: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weights [outputs, inputs] and bias of the projections as one, their own parameters made views of it."""
+    """Weights [outputs, inputs] and bias of the projections as one, their parameters made views of it."""
     fused = torch.cat([projection.weight.data for projection in projections])
     sizes = [len(projection.weight) for projection in projections]
     for projection, part in zip(projections, fused.split(sizes), strict=True):

@@ -1,4 +1,4 @@
-"""Slotted KV cache: one slot per request, every row with its own length, rolled back by forgetting.
+"""Slotted KV cache: one slot per request, every row with its length, rolled back by forgetting.
 
 Storage is made once and never grows. The slot after the last one is scratch: padding writes there, so that what is
 padding leaves no trace in any request's KV. Contents start as noise, never zeros: kernels run faster on zeros.

@@ -1,4 +1,4 @@
-"""A decoder on vLLM's own CUDA kernels: what its engine launches in a layer where nothing was compiled for the model.
+"""A decoder on vLLM's CUDA kernels: what its engine launches in a layer where nothing was compiled for the model.
 
 The libraries of vLLM's wheel name no symbol of torch's C++ interface, so they load beside a plain torch of CUDA 13;
 none of vLLM's Python runs. Norms with the residual added, rotary embedding, gate, the write into KV and attention
@@ -146,7 +146,7 @@ class VllmAttention:
                 p_dropout=0.0,
                 zero_tensors=False,
                 return_softmax=False,
-                # As vLLM has it: by its own rule, from the slots' length and the rows.
+                # As vLLM has it: by its rule, from the slots' length and the rows.
                 num_splits=0,
                 gen=None,
                 **both,

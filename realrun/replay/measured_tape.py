@@ -1,7 +1,7 @@
 """A pair with real weights from two folders, and what its draft gets accepted: a tape over the answers of a replay.
 
 Greedy, as the field counts it (vLLM's rejection sampler at temperature 0): a drafted token is accepted where it is the
-target's own choice, the most likely one, and all before it were. As long as they were, the draft has read the true
+target's choice, the most likely one, and all before it were. As long as they were, the draft has read the true
 text, so one pass of it over prompt and answer says for every position how many tokens would be accepted there
 (sim.acceptance.tape). Not covered: sampling, trees, drafts that read the target's features, and rounding: near ties may
 fall otherwise in a pass of another shape (`rounds_alike` counts them).
@@ -50,7 +50,7 @@ SIZES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """A pair with weights of its own, and what it is asked: texts decide what is accepted."""
+    """A pair with real weights, and what it is asked: texts decide what is accepted."""
 
     target: Path
     """Folder in the format of transformers, as `draft`."""
@@ -214,7 +214,7 @@ def accepted_of(
 def tape_of(
     target: PreTrainedModel, draft: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int], draft_tokens: int
 ) -> list[int]:
-    """Tokens that a greedy draft yields at each position of `answer`, the target's own greedy text, up to where that
+    """Tokens that a greedy draft yields at each position of `answer`, the target's greedy text, up to where that
     ends itself. Behind the answer the target goes on for `draft_tokens`, so that its last drafts count whole."""
     answer, is_over = _until_end(answer, target)
     text = [*prompt, *answer]
@@ -231,7 +231,7 @@ def tape_of(
 
 
 def _until_end(answer: Sequence[int], target: PreTrainedModel) -> tuple[list[int], bool]:
-    """The answer up to the target's own end of text; whether there is one."""
+    """The answer up to the target's end of text; whether there is one."""
     generation = getattr(target, "generation_config", None)
     known = [getattr(each, "eos_token_id", None) for each in (target.config, generation)]
     ends = {token for each in known for token in (each if isinstance(each, list) else [each])}

@@ -127,7 +127,7 @@ class PairExecutor:
         )
 
     def _draft(self, job: SubmittedWork, issuer: Issuer) -> list[Submitted]:
-        """Chunks of prompts that draft already in this work go first, in a pass of their own."""
+        """Chunks of prompts that draft already in this work go first, in a separate pass."""
         work = job.work
         rows = self._slots_of(work.requests[: work.rows])
         chunks = self._chunks(job)
@@ -246,7 +246,7 @@ class PairHandle:
 
 
 class _HostHandle:
-    """A policy's own CPU time: the issuer computes for that long, holding the interpreter as Python does."""
+    """A policy's CPU time: the issuer computes for that long, holding the interpreter as Python does."""
 
     def __init__(self, clock: HostClock, host_s: float) -> None:
         self._start_s = self._end_s = clock.now_s

@@ -198,8 +198,8 @@ def replay_all(
 
 
 def about(kernels: PairKernels, device: str, *, is_dictated: bool = True) -> dict[str, Json]:
-    """The machine and the models, as summary.json has them; where no tape dictates acceptance a pair with weights of
-    its own decides it."""
+    """The machine and the models, as summary.json has them; where no tape dictates acceptance, a pair with real weights
+    decides it."""
     return {
         "acceptance": "tape" if is_dictated else "model",
         "device": device,

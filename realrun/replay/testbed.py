@@ -99,7 +99,7 @@ def build_kernels(
 
 
 def one_thread_cpu() -> torch.device:
-    """The CPU, where torch computes in one thread from now on: a replay's streams are threads of their own."""
+    """The CPU, where torch computes in one thread from now on: a replay's streams are separate threads."""
     torch.set_num_threads(1)
     return torch.device("cpu")
 

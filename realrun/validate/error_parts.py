@@ -1,6 +1,6 @@
 """Errors of the simulator about a replay, and their parts: metrics side by side, and the error taken apart.
 
-The same scenario and tape are simulated three times, with one thing more of the simulator's own each time: mechanism
+The same scenario and tape are simulated three times, with one thing more of the simulator's each time: mechanism
 (every work given its measured time, contention and all: what is left is scheduling), cost (the profile's times, streams
 alone), contention (streams together: the simulation proper, whose metrics are the headline). Not here: where schedules
 part (realrun.validate.divergence), reading and writing (realrun.cli.replay), figures. No torch.

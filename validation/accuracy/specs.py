@@ -75,7 +75,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Name of a run that only bars show."""
     file: str = ""
     cells: list[dict[str, Any]] = []
-    """Rows in place of a file."""
+    """Rows instead of a file."""
     rows: dict[str, str] = {}
     """Column of the file -> patterns, joined by |, one of which its value is like."""
     columns: dict[str, str] = {}
@@ -110,7 +110,7 @@ class SectionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     runs: list[RunSpec]
     bars: list[BarSpec] = []
     together: str = ""
-    """Text in place of k, where cells of several draft lengths are one line of the summary."""
+    """Text instead of k, where cells of several draft lengths are one line of the summary."""
     shown: list[str] = []
     """Metrics that are shown; empty: all."""
     decides: bool = False

@@ -16,7 +16,7 @@ from sim.draws import Floats
 FIT_DRAFT_TOKENS = 7
 """Longest draft that a fit looks at."""
 SLOWEST = 1e-3
-"""Smallest switching chance tried: states of a thousand tokens; slower ones are a request's own."""
+"""Smallest switching chance tried: states of a thousand tokens; slower ones belong to a request."""
 STARTS = (
     (0.95, 0.05, 0.02, 0.05, 0.999),
     (0.90, 0.50, 0.10, 0.10, 0.97),

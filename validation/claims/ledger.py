@@ -148,7 +148,7 @@ class ClaimSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     title: str
     source: str
     parts: list[str] = []
-    """Beginnings of ids that are judged in processes of their own, in a long section."""
+    """Beginnings of ids that are judged in separate processes, in a long section."""
     claims: list[Claim]
 
 

@@ -356,7 +356,7 @@ ACCEPTED, TOKENS_PER_STEP = 0.5, 3.6
 
 
 def readings() -> dict[str, float]:
-    """Tokens per target step, the target's own included, by what `about 50 % accepted, about 3.6 tokens per step` can
+    """Tokens per target step, the target's included, by what `about 50 % accepted, about 3.6 tokens per step` can
     mean: 50 % of each next token, 50 % of all drafted ones, or 3.6 tokens."""
     return {
         "conditional": IidAcceptance(ACCEPTED).expected_length(DRAFTED),

@@ -108,8 +108,8 @@ def _drawn(folder: Path, seeds: range, engine: str | None, keep: int, out: Path 
         )
     total = sum(num_steps.values())
     print(
-        f"vLLM {version} under {engine or of_version}: {sum(num_logs.values())} schedules, {sum(num_differ.values())} differ, "
-        f"{total} steps, {total / seconds:.0f} a second of vLLM's"
+        f"vLLM {version} under {engine or of_version}: {sum(num_logs.values())} schedules, {sum(num_differ.values())} "
+        f"differ, {total} steps, {total / seconds:.0f} a second of vLLM's"
     )
     if stopped:
         print(f"ended by an assertion of vLLM's own, not compared: {'; '.join(stopped)}")

@@ -204,7 +204,7 @@ def _requests(draw: random.Random, feature: str, longest: int, block_size: int) 
 
 
 def drawn_logs(features: tuple[str, ...], seeds: range, engine: str, stopped: list[str]) -> Iterator[Log]:
-    """Logs of each feature and seed; those in which an assertion of vLLM's own ends its scheduler are named in
+    """Logs of each feature and seed; those in which an assertion in vLLM ends its scheduler are named in
     `stopped`, with its line."""
     minor = int(engine.rpartition(".")[2])
     for feature in features:

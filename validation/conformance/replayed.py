@@ -1,8 +1,8 @@
-"""Decisions of `continuous` at each step of a log, in the order of vLLM's own loop, and where it differs.
+"""Decisions of `continuous` at each step of a log, in the order of vLLM's loop, and where it differs.
 
 The loop is that of `EngineCore.step`, or with asynchronous scheduling of `step_with_batch_queue`: a step is scheduled,
 the one before it brings its results, the next one is scheduled. Not here: time, which decides nothing in a log (the
-simulator's loop, sim.policies.continuous.loop, is held to these plans by its own tests).
+simulator's loop, sim.policies.continuous.loop, is held to these plans by its tests).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Replay:
         host = ScriptHost(lambda work: 0.0)
         self.serving = Serving(host, self.requests, pool, self.controller, max_concurrency=None)
         self.running: list[Request] = []
-        self.found: list[Decision] = []
+        self.steps: list[Decision] = []
         self.num_arrived = 0
         self.num_preemptions = [0] * len(self.requests)
         """[requests] by the last step with tokens: one that gave way in an empty plan counts with the next step."""
@@ -111,7 +111,7 @@ class _Replay:
         flight: Step | None = None
         planned: Step | None = None
         lengths: dict[int, int] = {}
-        while not serving.is_all_finished and len(self.found) <= 2 * len(self.log.steps):
+        while not serving.is_all_finished and len(self.steps) <= 2 * len(self.log.steps):
             if flight is None:
                 if planned is None or planned.is_empty:
                     planned = self._plan(None)
@@ -131,7 +131,7 @@ class _Replay:
                 planned = self._plan(lengths)
             self._commit(flight, lengths)
             flight = None
-        return self.found
+        return self.steps
 
     def _arrive(self) -> None:
         self.serving.intake.queue_up(self.requests[self.num_arrived])
@@ -139,7 +139,7 @@ class _Replay:
 
     def _plan(self, drafting: Mapping[int, int] | None) -> Step:
         arrivals = self.log.requests
-        while self.num_arrived < len(arrivals) and arrivals[self.num_arrived].step <= len(self.found):
+        while self.num_arrived < len(arrivals) and arrivals[self.num_arrived].step <= len(self.steps):
             self._arrive()
         seated = {request.index for request in self.running}
         before = self.num_preemptions
@@ -164,7 +164,7 @@ class _Replay:
                 for request, chunk in prompts
                 if request.index not in seated or request.index in preempted
             }
-            self.found.append(Decision(tokens, drafts, tuple(preempted), cached))
+            self.steps.append(Decision(tokens, drafts, tuple(preempted), cached))
             self.num_preemptions = [request.num_preemptions for request in self.requests]
         return step
 

@@ -1,8 +1,8 @@
-"""SGLang's own scheduler, driven without a GPU from an unpacked wheel: what it plans at each step of a drawn case.
+"""SGLang's scheduler, driven without a GPU from an unpacked wheel: what it plans at each step of a drawn case.
 
 `python -m validation sglang_steps WHEEL [--count N] [--record FILE]`; WHEEL is a folder, the wheel of SGLang 0.5.6
 unpacked and not installed. Its `Scheduler.get_next_batch_to_run` and what processes results, `PrefillAdder`,
-`ScheduleBatch`, `Req`, `RadixCache` and the allocator of pages of one token are its own code; modules that need
+`ScheduleBatch`, `Req`, `RadixCache` and the allocator of pages of one token are SGLang's code; modules that need
 kernels, a server or packages that are not installed are empty names. Written here, with the lines that they stand for:
 - the clock, and both event loops of managers/scheduler.py:967 and :992, without their sockets;
 - the slots of requests (mem_cache/memory_pool.py: ReqToTokenPool), whose module is full of kernels;
@@ -79,7 +79,7 @@ class _Empty(type):
 
 class _Nothing(metaclass=_Empty):
     is_no_name = True
-    """Mark of a stand-in for a missing name, in the class itself: SGLang's classes that build on one are no stand-ins."""
+    """Mark of a stand-in for a missing name; SGLang's classes that build on one lack it in themselves."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -142,7 +142,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _RequestSlots:
-    """ReqToTokenPool: its own module is full of kernels."""
+    """ReqToTokenPool: its module is full of kernels."""
 
     def __init__(self, torch: Any, size: int) -> None:
         self.size, self.device = size, "cpu"

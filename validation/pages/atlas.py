@@ -88,7 +88,7 @@ class AtlasPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Name of a quote."""
     gpu: str | None = None
     profile: str | None = None
-    """A shipped one, in place of `gpu` and what follows."""
+    """A shipped one, instead of `gpu` and what follows."""
     like: str | None = None
     """A model of the same shape with a known config.json."""
     tp: int = 1
@@ -295,7 +295,7 @@ def _row(plot: Plot, profile: Profile, tuning: Tuning) -> AtlasRow:
 
 
 def _published(plot: Plot, profile: Profile, tuning: Tuning) -> list[str]:
-    """A line of evidence of the pair's own published speed-ups, where their loads and lengths were tried."""
+    """A line of evidence of the pair's published speed-ups, where their loads and lengths were tried."""
     pair, quote = plot
     tried = {(point.concurrency, each.k): each.speedup for point in tuning.points for each in point.lengths}
     judged = [(cell, simulated) for cell in pair.measured if (simulated := tried.get((cell.in_flight, cell.k)))]
@@ -325,7 +325,7 @@ def _one_length(tuning: Tuning) -> tuple[int, list[float]]:
 
 
 def _line(pair: AtlasPair, profile: Profile, tuning: Tuning, one_k: int) -> str:
-    """The command line of the pair's own engine. TensorRT-LLM has no table by load: it drafts the one length that loses
+    """The command line of the pair's engine. TensorRT-LLM has no table by load: it drafts the one length that loses
     least."""
     if pair.engine.startswith("vllm"):
         return tuning.deployment.vllm_serve

@@ -180,7 +180,7 @@ def speculation_lines(every: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def published(peers: pd.DataFrame) -> pd.DataFrame:
-    """Errors that are published of others on cells of their own: a line per simulator and set of runs."""
+    """Errors that are published of others on their cells: a line per simulator and set of runs."""
     others = peers[peers["what"] != SHARED_RUN]
     keys = ["simulator", "what"]
     ttft = others[others["metric"] == "TTFT"].set_index(keys)["error_pct"].rename("TTFT")

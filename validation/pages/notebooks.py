@@ -1,4 +1,4 @@
-"""Executes notebooks/*.ipynb, each in a folder of its own:
+"""Executes notebooks/*.ipynb, each in a separate folder:
 
     python -m validation notebooks [--write | --compare] [NAME...]
 

@@ -6,7 +6,7 @@ DATA has corun.csv and pegainfer/. No profile has those models on those GPUs, so
 from published times alone. A pass of prefill takes P alone and a decode step d, with as many kernels each, so that the
 prefill's share is s = P / (P + d), its rate beside decode r = s + phi (1 - s), and decode's q = 1 - s + phi s:
 - TPOT: a prefill lasts P / r, of which decode loses 1 - q: L = s (1 - phi) / r of P, all of it at phi = 0 (serial).
-- TTFT: P / r in place of P + d, and the queue in front of it likewise.
+- TTFT: P / r instead of P + d, and the queue in front of it likewise.
 - A gap of decode: d / q, or d + L P where the prefill ends first.
 Full overlap, the bound of roofs, is phi = 1. With one request in flight nothing overlaps. What the constant was chosen
 on stands apart from what judges it. Cells without a published time of decode alone have no prediction. Shares of the

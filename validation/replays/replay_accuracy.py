@@ -123,7 +123,7 @@ def _predicted(scenario: Scenario, policy: str, profile: Profile) -> dict[str, f
 
 
 class _Load:
-    """One load on kernels of its own, to be replayed again and again."""
+    """One load on separate kernels, to be replayed again and again."""
 
     def __init__(self, out: Path, load: str, scenario: Scenario, profile: Profile) -> None:
         self.out, self.load, self.scenario, self.profile = out, load, scenario, profile

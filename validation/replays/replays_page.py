@@ -43,7 +43,7 @@ class ReplayedCell:
         return 100.0 * (self.simulated(metric, statistic) - real) / real
 
     def mechanism(self, statistic: str) -> list[float]:
-        """Mechanism error on E2EL, replay by replay: each has its own measured times."""
+        """Mechanism error on E2EL, replay by replay: each has its measured times."""
         return [float(self._value(row, "mechanism", "e2el", statistic)["error_pct"]) for row in self.replays]
 
     @property
@@ -69,7 +69,7 @@ class ReplayedCell:
     @property
     def dominant(self) -> str:
         """The largest step of the error on mean E2EL: scheduling, the machine that drifted, and beyond that the passes'
-        own times or works at the same time."""
+        times or works at the same time."""
         parts = {
             "scheduling": abs(fmean(self.mechanism("mean"))),
             "drift": 100.0 * abs(1.0 / self.slowdown - 1.0),
@@ -121,7 +121,7 @@ def write_report(directory: Path, draws: Sequence[Draw]) -> None:
 
 
 def _count(draws: Sequence[Draw]) -> str:
-    """Number of all errors that are within their bars."""
+    """Number of errors within their bars, of all."""
     cells = [cell for draw in draws for load in ("open", "closed") for cell in cells_of(draw, load)]
     closed = [cell for draw in draws for cell in cells_of(draw, "closed")]
     mechanism = [error for cell in cells for name in ("mean", "p95") for error in cell.mechanism(name)]

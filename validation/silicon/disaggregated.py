@@ -1,6 +1,6 @@
 """Disaggregated rows of the served cells (`python -m validation silicon CELLS.csv --mode disagg --json OUT`).
 
-A row has prefill workers and decode workers, each a deployment of its own, and the requests that a decode rank holds;
+A row has prefill workers and decode workers, each a separate deployment, and the requests that a decode rank holds;
 the closed loop keeps as many in flight as all ranks hold together. Prompts are prefilled one at a time per rank, as the
 rows say, their KV is handed over (cuda-ipc), and every rank batches what it holds: policy `disaggregated`. Ranks are
 alike, so that a node is scaled down by the common divisor of its numbers of prefill and decode ranks. Nothing is fitted

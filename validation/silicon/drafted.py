@@ -1,4 +1,4 @@
-"""Served cells that draft with the model's own MTP layer, beside plain ones of the same set-up: `python -m validation
+"""Served cells that draft with the model's MTP layer, beside plain ones of the same set-up: `python -m validation
 drafted CELLS.csv [--out TABLE.csv]`.
 
 Rows do not say that they draft (validation.silicon.labels tells them apart), nor what was accepted: one acceptance

@@ -23,7 +23,7 @@ weights and KV is not what its label says."""
 BITS = {None: 16.0, "bf16": 16.0, "mxfp4-marlin": 16.0, "nvfp4": 4.0}
 """Bits of a number in the arithmetic of a format of weights; 8 in the others."""
 TWIN_RATIO = 1.5
-"""A cell so many times faster than another with the same labels drafts with the model's own MTP layer, unmarked."""
+"""A cell so many times faster than another with the same labels drafts with the model's MTP layer, unmarked."""
 CAMPAIGN_RATIO = 1.25
 """The same in the median over a campaign, which drafts or does not: 1.28 to 2.2 and up to 1.2 are known."""
 ROUNDING = 1e-3

@@ -160,9 +160,9 @@ CASES = (
 
 
 def child(code: str, *arguments: str, python: str | None = None) -> tuple[Any, str]:
-    """Last line that a fresh interpreter prints on stderr, as JSON, and its stdout; byte code is kept, as once installed.
+    """(last line of a fresh interpreter on stderr, as JSON; its stdout); byte code is kept, as once installed.
 
-    Of another `python` what is installed there: this folder, which has the pure modules, is not on its path.
+    Another `python` runs what is installed there: this folder, which has the pure modules, is not on its path.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-c"] if python is None else [python, "-P", "-c"]
@@ -211,7 +211,7 @@ def reference(case: SpeedCase, seed: int) -> Used:
 
 
 def replayed(case: SpeedCase, seed: int, folder: Path) -> Used:
-    """Dynamo's replay of the same arrivals and lengths; its steps cost what its own polynomial has."""
+    """Dynamo's replay of the same arrivals and lengths; its steps cost what its polynomial has."""
     trace = folder / f"{case.num_prompts}-{case.draft_tokens}.jsonl"
     if not trace.exists():
         workload = Workload(dataset_name="azure-conv", num_prompts=case.num_prompts, request_rate=case.rate)
@@ -326,6 +326,6 @@ def main() -> None:
 
 
 def replaced(table: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """`table` with `rows` in place of those of the same release and case."""
+    """`table` with `rows` instead of those of the same release and case."""
     new = {(row["release"], row["case"]) for row in rows}
     return [*(row for row in table if (row["release"], row["case"]) not in new), *rows]

@@ -130,8 +130,8 @@ class Composed:
         return routed_s + router_s + self._gemms_s(gemms, tokens, self._formats.mlp)
 
     def _gather_s(self, tokens: Array, reduce_s: Array) -> Array:
-        """Seconds to bring tokens to the experts and their sums back: an all-reduce among the devices of one rank, a gather
-        and a scatter among several ranks."""
+        """Seconds to bring tokens to the experts and their sums back: an all-reduce among the devices of one rank, a
+        gather and a scatter among several ranks."""
         if self._ranks == 1:
             return reduce_s
         message_bytes = tokens * self._ranks * self._shape.hidden * self._shape.dtype_bytes

@@ -80,8 +80,9 @@ DEVICES = {
 
 
 class Deployment(NamedTuple):
-    """Layout of a model on devices: `tensor_parallel` devices share a rank's attention, `data_parallel` ranks have requests of
-    their own, and the experts are spread over `expert_parallel` of the devices, cut over the rest (None: all cut)."""
+    """Layout of a model on devices: `tensor_parallel` devices share a rank's attention, `data_parallel` ranks have
+    requests of their own, and the experts are spread over `expert_parallel` of the devices, cut over the rest (None:
+    all cut)."""
 
     tensor_parallel: int = 1
     expert_parallel: int | None = None

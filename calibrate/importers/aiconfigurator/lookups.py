@@ -319,7 +319,7 @@ class Lookups:
 
     def linear_s(self, linear: Linear, degree: int, tokens: Array) -> Array:
         """The kernels of one layer of linear attention, which go by tokens alone: a sequence's state has one size. Up
-        to STATE_ROWS tokens are rows that decode, each with a state of its own; more are a prompt."""
+        to STATE_ROWS tokens are rows that decode, each with a separate state; more are a prompt."""
         wanted = {
             "num_k_heads": linear.key_heads // degree,
             "num_v_heads": linear.value_heads // degree,
@@ -344,7 +344,7 @@ class Lookups:
         return np.where(tokens <= STATE_ROWS, np.interp(tokens, *decode), as_prompt)
 
     def reduce_s(self, devices: int, message_bytes: Array) -> Array:
-        """An all-reduce among `devices` in service: the engine's own or NCCL's, whichever is faster at that size, as
+        """An all-reduce among `devices` in service: the engine's or NCCL's, whichever is faster at that size, as
         engines choose, under CUDA graphs; and what it takes that the devices do not arrive together. Twice as many as
         were measured take as much more as those do over half of them."""
         if devices == 1:
@@ -380,7 +380,7 @@ class Lookups:
         return np.min(at_size, axis=0) if at_size else None
 
     def quantise_s(self, depth: int, tokens: Array, weights: str) -> Array:
-        """Bringing [tokens, depth] of bf16 activations to the format of the GEMM that reads them: a kernel of its own
+        """Bringing [tokens, depth] of bf16 activations to the format of the GEMM that reads them: a separate kernel
         for block-scaled formats; static scales are applied by the kernel before."""
         if not FORMATS[weights].is_scaled_by_block:
             return np.zeros(len(tokens))

@@ -46,7 +46,7 @@ STREAMS, HOLD_S = 8, 0.05
 MAX_TOGETHER = 1.5
 """Times that all streams together may take of what one takes: sharing queues they take several."""
 MIN_SLOWER = 0.7
-"""Times of its own duration that a pass takes beside another, at least: less is a time of something else."""
+"""Times of its duration that a pass takes beside another, at least: less is a time of something else."""
 WATCH_S, MAX_DRIFT_PPM, MAX_UNCERTAIN_S = 2.0, 200.0, 1e-3
 """Seconds between looks at both clocks; crystals drift by up to 50 ppm."""
 OVERLAP_SHARE_S = 1.0

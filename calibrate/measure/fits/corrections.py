@@ -1,7 +1,7 @@
 """Corrections of a pass's parts from the ratios of whole passes, measured over predicted.
 
-A pass is a sum of parts, each at a place on the logs of its own axes. The log correction of each kind of part is a
-Gaussian process over its places (Rasmussen and Williams 2006, eq. 2.23 to 2.26, exponential covariance), a pass's log
+A pass is a sum of parts, each at a point on the logs of its axes. The log correction of each kind of part is a
+Gaussian process over its points (Rasmussen and Williams 2006, eq. 2.23 to 2.26, exponential covariance), a pass's log
 ratio the mean of its parts' corrections by their shares, and noise. How large corrections are beside the noise and how
 far they reach is chosen by leaving each point out once (eq. 5.12): on a noisy machine they nearly vanish, on a quiet
 one the corrected passes go through the points.
@@ -20,7 +20,7 @@ from scipy.spatial.distance import cdist
 from calibrate.fit.fit_errors import Array
 
 SPREADS = (0.0, 0.003, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
-"""Standard deviations of a correction to choose from. Only their ratio to the points' own deviations matters."""
+"""Standard deviations of a correction to choose from. Only their ratio to the points' deviations matters."""
 REACHES = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Distances at which covariance has fallen to 1/e, to choose from: 0.7 is a factor of two in one count."""
 OUTLIER = 3.0
@@ -30,13 +30,13 @@ NORMAL_MEDIAN = 0.6745
 REWEIGHTINGS = 4
 
 Key = tuple[str, tuple[float, ...]]
-"""A kind of part, and a place on the logs of its axes."""
+"""A kind of part, and a point on the logs of its axes."""
 
 
 class PartKind(NamedTuple):
-    """The parts of one kind: `places` [parts, axes], `shares` [passes, parts] of the pass's time."""
+    """The parts of one kind: `points` [parts, axes], `shares` [passes, parts] of the pass's time."""
 
-    places: Array
+    points: Array
     shares: Array
 
 
@@ -76,7 +76,7 @@ class Corrections:
         kind = self._kinds.get(name)
         if kind is None:
             return np.zeros(len(keys)), np.full(len(keys), self.spread)
-        covariance = self.spread**2 * _alike(points, kind.places, self.reach) @ kind.shares.T
+        covariance = self.spread**2 * _alike(points, kind.points, self.reach) @ kind.shares.T
         explained = np.sum(covariance * cho_solve(self._factor, covariance.T).T, axis=1)
         return covariance @ self._solved, np.sqrt(np.maximum(0.0, self.spread**2 - explained))
 
@@ -96,7 +96,7 @@ def _kinds(parts: Sequence[Mapping[Key, float]], predicted_s: Array) -> dict[str
 
 
 def _alike(points: Array, others: Array, reach: float) -> Array:
-    """Correlation of corrections [places, others]."""
+    """Correlation of corrections [points, others]."""
     return np.asarray(np.exp(-cdist(points, others) / reach))
 
 
@@ -104,12 +104,12 @@ def _covariance(kinds: Mapping[str, PartKind], reach: float) -> Array:
     """Covariance of the passes' log ratios [passes, passes], noise left out, for corrections of spread 1."""
     total = np.zeros((len(next(iter(kinds.values())).shares),) * 2)
     for kind in kinds.values():
-        total += kind.shares @ _alike(kind.places, kind.places, reach) @ kind.shares.T
+        total += kind.shares @ _alike(kind.points, kind.points, reach) @ kind.shares.T
     return total
 
 
 def _mean_miss(covariance: Array, noise: Array, ratios: Array, deviations: Array) -> float:
-    """Mean distance of a ratio from what the others make of it, in its own standard deviations; a mean of distances
+    """Mean distance of a ratio from what the others make of it, in its standard deviations; a mean of distances
     forgives outliers."""
     solved, precisions = _solve(cho_factor(covariance + np.diag(noise**2)), ratios)
     return float(np.mean(np.abs(solved / precisions) / deviations))

@@ -1,6 +1,6 @@
 """Fits eta and tau of sim.devices.contention to rates of passes beside each other, and states the error on the rest.
 
-The simulated device's own rates do the predicting, with the measured times alone as costs, so that the error is that of
+The simulated device's rates do the predicting, with the measured times alone as costs, so that the error is that of
 the contention model alone. Not here: measuring rates (calibrate.measure.rates), passes on shares of the multiprocessors
 (calibrate.measure.fits.share_fit).
 """

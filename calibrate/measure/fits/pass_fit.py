@@ -1,4 +1,4 @@
-"""Fits the compact form to measured passes, with the simulator's own cost model doing the predicting.
+"""Fits the compact form to measured passes, with the simulator's cost model doing the predicting.
 
 Passes are timed whole, so that several fixed times (of a GEMM, of attention, of elementwise kernels) can only be told
 apart by how they scale; each constant is drawn weakly to its start value, which settles what the points do not. Noisy
@@ -82,7 +82,7 @@ def fit_passes(start: Profile, points: Sequence[MeasuredPoint]) -> Profile:
 
 
 def held_out_errors(fitted: Profile) -> dict[str, KindError]:
-    """Errors by kind, on the profile's own held-out points."""
+    """Errors by kind, on the profile's held-out points."""
     held_out = compare_points(fitted, [point for point in fitted.points if point.is_held_out])
     errors = summary(held_out, "points of this machine that the fit did not use, noisy ones included")
     middles: dict[str, list[float]] = {}
@@ -136,7 +136,7 @@ def _with_values(kernels: CompactKernels, free: Sequence[Free], values: Sequence
 
 
 def _least_squares_of_logs(start: Profile, used: Sequence[MeasuredPoint], free: Sequence[Free]) -> CompactKernels:
-    """Least squares on log errors, each in units of the point's own uncertainty; logs of the constants are free."""
+    """Least squares on log errors, each in units of the point's uncertainty; logs of the constants are free."""
     first = np.array([getattr(getattr(start.compact, one.group), one.field) for one in free])
     low = np.log(np.array([one.low for one in free]) / first)
     high = np.log(np.array([one.high for one in free]) / first)
