@@ -96,11 +96,6 @@ class AcceptanceSummary:
         return 1.0 + sum(self.unconditional_rates)
 
     @property
-    def accepted_rate(self) -> float:
-        """Accepted / drafted tokens."""
-        return sum(self.unconditional_rates) / len(self.unconditional_rates)
-
-    @property
     def conditional_rates(self) -> tuple[float, ...]:
         """[k] chance of token j given that all before it were accepted; 0 where that never happens."""
         return to_conditional(self.unconditional_rates)

@@ -87,21 +87,15 @@ def _num_streams(record: RunRecord) -> int:
     return max(Counter(device for device, _ in used).values(), default=0)
 
 
-def worth(points: Sequence[Point], runner: Runner) -> Runner:
-    """`runner`; where its workers are left open, one for points that are not worth starting others."""
-    if (
-        runner.workers is None
-        and sum(num_requests(point.resolved.scenario.workload) for point in points) < WORTH_A_POOL
-    ):
-        return replace(runner, workers=1)
-    return runner
-
-
-def run_points(points: Sequence[Point], runner: Runner | None = None, stage: str = "simulating") -> list[PointRun]:
-    """[points] what each gave, in their order.
+def run_points(points: Sequence[Point], runner: Runner, stage: str = "simulating") -> list[PointRun]:
+    """[points] results, in their order; in this process where the runner's workers are left open and the points are
+    not worth starting others.
 
     An exception of a run is raised here, and the runs that have not begun are dropped then, as they are on an
     interrupt. Raises WorkerDied.
     """
+    num_sent = sum(num_requests(point.resolved.scenario.workload) for point in points)
+    if runner.workers is None and num_sent < WORTH_A_POOL:
+        runner = replace(runner, workers=1)
     uses = {name for point in points for name in point.resolved.plugins}
-    return (runner or Runner()).run(run_point, points, stage, uses)
+    return runner.run(run_point, points, stage, uses)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from sim.compare.capacity import Saturation, load_after
-from sim.compare.point_runs import Point, run_points, worth
+from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
 from sim.draws import child_seed
 from sim.metrics.records import RunRecord
@@ -164,9 +164,7 @@ def _judged(
     seed = child_seed(policies[0].scenario.seed, PILOT_KEY)
     points = [Point(resolved=one.changed(workload=workload), seed=seed, keeps_record=True) for one in policies]
     judged = []
-    for one, saturation, run in zip(
-        policies, saturations, run_points(points, worth(points, Runner(workers))), strict=True
-    ):
+    for one, saturation, run in zip(policies, saturations, run_points(points, Runner(workers)), strict=True):
         assert run.record is not None
         if load_after(one, saturation, [run]).is_steady:
             judged.append(run.record)

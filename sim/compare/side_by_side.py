@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from sim.compare.capacity import Saturation, load_after
-from sim.compare.point_runs import Point, PointRun, run_points, worth
+from sim.compare.point_runs import Point, PointRun, run_points
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, choose_run_length, lockstep_note, settled, transient_note
 from sim.compare.verdict import Interval, Order, Paired, PolicySummary, verdict
@@ -143,8 +143,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def plain(self) -> dict[str, Json]:
         """The comparison as plain values, ready for JSON."""
-        found: dict[str, Json] = msgspec.to_builtins(self)
-        return found
+        values: dict[str, Json] = msgspec.to_builtins(self)
+        return values
 
 
 class FrameRow(NamedTuple):
@@ -261,8 +261,7 @@ def compare(
 
 
 def _rows(points: Sequence[tuple[PhiLevel, Point]], runner: Runner) -> list[FrameRow]:
-    run = [point for _, point in points]
-    done = run_points(run, worth(run, runner)) if run else []
+    done = run_points([point for _, point in points], runner) if points else []
     return [FrameRow(point.resolved.policy.name, level, one) for (level, point), one in zip(points, done, strict=True)]
 
 

@@ -127,14 +127,6 @@ class DecodeAttention(Constants, frozen=True, kw_only=True, forbid_unknown_field
     sharpness: float
 
 
-def decode_attention_s(c: DecodeAttention, bandwidth: float, row_heads: float, kv_bytes: float) -> float:
-    """Seconds per layer; `row_heads` = rows x KV heads, `kv_bytes` = bytes of KV read, all on one device."""
-    blocks = c.row_head_s * row_heads
-    memory = kv_bytes / (c.bandwidth_share * bandwidth)
-    together: float = (blocks**c.sharpness + memory**c.sharpness) ** (1.0 / c.sharpness)
-    return c.fixed_s + together
-
-
 class PrefillAttention(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Causal attention of whole prompts or chunks, KV write included."""
 

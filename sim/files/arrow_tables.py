@@ -49,8 +49,8 @@ def read_csv(path: str | Path, what: str) -> CsvRows:
     return CsvRows(header, _rows(reader, where, len(header)))
 
 
-def read_parquet(path: str | Path, what: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """A Parquet file as an Arrow table, or those of `columns` that it has. Raises ValueError naming the file."""
+def read_parquet(path: str | Path, what: str) -> pa.Table:
+    """A Parquet file as an Arrow table. Raises ValueError naming the file."""
     where = f"{what} {str(path)!r}"
     try:
         import pyarrow as pa
@@ -65,7 +65,7 @@ def read_parquet(path: str | Path, what: str, columns: Sequence[str] | None = No
             about = file.metadata
             if about.num_rows * max(1, about.num_columns) > MAX_CELLS:
                 raise ValueError(f"{where}: {about.num_rows} rows of {about.num_columns} columns; is it damaged?")
-            table = file.read(columns=None if columns is None else list(columns))
+            table = file.read()
             table.validate(full=True)
             # What its writer noted, such as an index for pandas, decides nothing.
             table = table.replace_schema_metadata(None)

@@ -23,10 +23,6 @@ _HELD: set[Path] = set()
 """Paths that this process has locked: a writer inside a command must not wait for the command."""
 
 
-class Busy(ValueError):
-    """Another process writes there."""
-
-
 @contextmanager
 def destinations(
     *,
@@ -114,7 +110,7 @@ def locked(path: Path, what: str | None = None) -> Iterator[None]:
     except Timeout:
         if not file.exists():
             raise ValueError(f"{what} cannot be written: no file can be made in {str(target.parent)!r}") from None
-        raise Busy(f"{what} is being written by another process; wait for it, or choose another") from None
+        raise ValueError(f"{what} is being written by another process; wait for it, or choose another") from None
     except OSError as error:
         _leave_no_empty(new)
         raise ValueError(f"{what} cannot be written: {error.strerror or error}") from None

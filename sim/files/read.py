@@ -95,12 +95,11 @@ def read_text(path: str | Path, what: str, *, max_bytes: int = MAX_BYTES) -> str
         raise ValueError(f"{what} {str(path)!r} line {line}: not UTF-8 text") from None
 
 
-def lines_of(path: str | Path, what: str, *, max_bytes: int = MAX_TABLE_BYTES) -> Iterator[tuple[int, str]]:
+def lines_of(path: str | Path, what: str) -> Iterator[tuple[int, str]]:
     """Line by line, numbered from 1, each with its end where it has one; unpacked where the name ends in .gz. Raises
     ValueError naming the line."""
     with ExitStack() as stack:
-        file = stack.enter_context(opened(path, what, max_bytes=max_bytes))
-        most = max_bytes
+        file, most = stack.enter_context(opened(path, what, max_bytes=MAX_TABLE_BYTES)), MAX_TABLE_BYTES
         if str(path).endswith(".gz"):
             most = min(most, max(FREE_UNPACKED_BYTES, MAX_UNPACKED * os.fstat(file.fileno()).st_size))
             _check_unpacked(file, most, f"{what} {str(path)!r}")

@@ -17,11 +17,10 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from sim.files.lock import LOCK, Busy, locked
+from sim.files.lock import locked
 
 _NUMBERS = count()
 _MADE = r"part-lanesim-\d+-\d+"
-_LEFT = re.compile(rf"\.(.+)\.(?:{_MADE}(?:\..*)?|{re.escape(LOCK)})\Z")
 MARK = ".lanesim-scratch"
 """Empty file in a scratch folder: made before anything else there, and removed after everything else."""
 NEW, OLD = "new", "old"
@@ -103,14 +102,6 @@ def sweep(path: Path) -> None:
                 _end(left, path)
             elif left.is_file():
                 left.unlink(missing_ok=True)
-
-
-def sweep_folder(folder: Path) -> None:
-    """Remove what killed writers left in `folder` of files that nobody writes to now, whatever their names."""
-    with suppress(FileNotFoundError):
-        for name in {match[1] for left in os.listdir(folder) if (match := _LEFT.match(left))}:
-            with suppress(Busy), locked(folder / name):
-                sweep(folder / name)
 
 
 @contextmanager

@@ -32,9 +32,9 @@ class UsesRoofs(CostModel, Protocol):
     def use(self, work: Work) -> PassUse: ...
 
 
-def power_w(power: Power, utilisation: Floats, exponent: float = EXPONENT) -> Floats:
+def power_w(power: Power, utilisation: Floats) -> Floats:
     """Watts of a GPU at a `utilisation` of its roofs, of which what exceeds 0..1 does not count."""
-    share: Floats = np.clip(utilisation, 0.0, 1.0) ** exponent
+    share: Floats = np.clip(utilisation, 0.0, 1.0) ** EXPONENT
     return power.idle_w + (power.limit_w - power.idle_w) * share
 
 

@@ -19,6 +19,8 @@ _T_975 = (
     2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
 )  # fmt: skip
 """0.975 quantiles of Student's t with 1..20 degrees of freedom (any table)."""
+LEVEL = 0.05
+"""Chance of one false finding among all tests of a family."""
 
 
 def t_975(degrees: int) -> float:
@@ -75,16 +77,16 @@ def _t_beyond(value: float, degrees: int) -> float:
     return max(0.0, 1.0 - within)
 
 
-def holm(chances: Sequence[float], level: float = 0.05) -> list[bool]:
+def holm(chances: Sequence[float]) -> list[bool]:
     """Flags of the tests with these `chances` that are significant if one false finding among all of them is to have a
-    chance of `level` at most. Source: Holm 1979 (Scandinavian Journal of Statistics 6), sequentially rejective.
+    chance of LEVEL at most. Source: Holm 1979 (Scandinavian Journal of Statistics 6), sequentially rejective.
 
     >>> holm([0.03, 0.01, 0.04]), holm([0.02, 0.01, 0.04])
     ([False, True, False], [True, True, True])
     """
     flags = [False] * len(chances)
     for rank, test in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
-        if chances[test] > level / (len(chances) - rank):
+        if chances[test] > LEVEL / (len(chances) - rank):
             break
         flags[test] = True
     return flags

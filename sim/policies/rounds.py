@@ -53,20 +53,20 @@ def submit(
     return serving.host.run(work, stream, after=after)
 
 
-def submit_prefill(serving: Serving, request: Request, stream: Stream, apart: DraftPrompts | None = None) -> Ticket:
-    """Prefill `request` in the target and, where one drafts, in the draft model, on a separate stream if it is
-    `apart`; the ticket is that of the last work on `stream`.
+def submit_prefill(serving: Serving, request: Request, stream: Stream) -> Ticket:
+    """Prefill `request` in the target and, where one drafts, in the draft model; the ticket is that of the last work.
 
     Prompts beyond the engine's token budget go in several works. So a first token leaves as it does under `continuous`,
-    with all that its step computes (docs/adr/008); a draft model on a separate stream holds up the first draft alone.
+    with all that its step computes (docs/adr/008).
     """
-    return submit_prompts(serving, request, stream, apart)[1]
+    return submit_prompts(serving, request, stream)[1]
 
 
 def submit_prompts(
     serving: Serving, request: Request, stream: Stream, apart: DraftPrompts | None = None
 ) -> tuple[Ticket, Ticket]:
-    """Prefill as `submit_prefill` does; tickets of the target's last work, and of the last one on `stream`."""
+    """Prefill as `submit_prefill` does, the draft model on a separate stream if it is `apart`, where it holds up the
+    first draft alone; tickets of the target's last work, and of the last one on `stream`."""
     draft_stream = stream if apart is None else apart.stream_of(request)
     target = submit_prompt(serving, request, Model.TARGET, stream)
     return target, _with_draft_prompt(serving, request, target, draft_stream, apart)

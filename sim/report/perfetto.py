@@ -16,18 +16,18 @@ Event = dict[str, Json]
 Span = tuple[int, float, float, float, float]
 """(index, arrival, scheduled, first token, last token) of a request; times in seconds."""
 MAX_WORKS = 5_000
-"""Works per run that a trace shows unless told otherwise: about 2 MB."""
+"""Works per run that a trace shows: about 2 MB."""
 
 
 Run = tuple[str, Sequence[WorkRecord], Sequence[Span]]
 """Name, works and finished requests of a run."""
 
 
-def trace_json(runs: Iterable[Run], max_works: int | None = MAX_WORKS) -> str:
-    """The trace of all `runs`, one process each, from their first `max_works` (None: all)."""
+def trace_json(runs: Iterable[Run]) -> str:
+    """The trace of all `runs`, one process each, from their first MAX_WORKS."""
     events: list[Event] = []
     for pid, (name, works, spans) in enumerate(runs, start=1):
-        events += run_events(pid, name, works[:max_works], spans)
+        events += run_events(pid, name, works[:MAX_WORKS], spans)
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
 
 

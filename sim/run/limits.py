@@ -68,26 +68,21 @@ def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -
     return measured
 
 
-def limits_of(scenario: Scenario, profile: Profile) -> EngineLimits:
-    """Limits of a policy that drafts (`limits_on`) on the scenario's engine."""
-    return limits_on(engine_for(scenario, profile), scenario, profile)
-
-
-def limits_on(
-    engine: EngineCosts,
+def limits_of(
     scenario: Scenario,
     profile: Profile,
+    engine: EngineCosts | None = None,
     *,
     is_speculative: bool = True,
     is_real: bool = False,
 ) -> EngineLimits:
-    """Limits of a policy: as given, else what `engine` sets itself on that GPU.
+    """Limits of a policy: as given, else what `engine`, by default the scenario's, sets itself on that GPU.
 
     A profile whose draft is a head on the target's features drafts as one. Asynchronous scheduling follows the engine
     and what the policy drafts with: nothing of `speculation` changes one that never drafts (`is_speculative` false). A
     real host schedules synchronously.
     """
-    given, method = scenario.engine, scenario.speculation.method
+    engine, given, method = engine or engine_for(scenario, profile), scenario.engine, scenario.speculation.method
     method = own_method(profile) or method if method is Method.DRAFT_MODEL else method
     is_drafting = is_speculative and scenario.speculation.num_speculative_tokens > 0
     is_async = not is_real and engine.plans_ahead(method.value if is_drafting else NO_SPECULATION)

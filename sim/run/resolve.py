@@ -60,7 +60,7 @@ from sim.run.limits import (
     draft_slots,
     drafter_of,
     engine_for,
-    limits_on,
+    limits_of,
     quoted_in,
     served_by,
 )
@@ -260,7 +260,7 @@ def resolve(
         raise ValueError("energy is simulated only: a replay reads no power; leave it out")
     engine = engine_for(scenario, profile, is_real=is_real)
     served = served_by(scenario, profile, engine)
-    limits = limits_on(engine, scenario, profile, is_speculative=named.is_speculative, is_real=is_real)
+    limits = limits_of(scenario, profile, engine, is_speculative=named.is_speculative, is_real=is_real)
     quoted = quoted or quoted_in(speculation)
     acceptance_at(speculation, quoted, speculation.num_speculative_tokens)
     draft_tokens = speculation.num_speculative_tokens if named.is_speculative else 0

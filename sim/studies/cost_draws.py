@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from sim.acceptance.quoted import QuotedModel
-from sim.compare.point_runs import Point, run_points, worth
+from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import OnDone, Runner
 from sim.compare.run_length import settled
 from sim.compare.side_by_side import Comparison, Drawn, DrawnLevel, drafting, open_phis
@@ -354,7 +354,7 @@ def _worlds(result: Comparison, policies: Sequence[Resolved], drawn: Scenario, c
         for index, draw in enumerate(cost_draws(one, count, scenario.seed))
     ]
     given = [Point(resolved=one, seed=seed) for one in shorter for seed in seeds if drawn is not scenario]
-    outcomes = [outcome.run for outcome in run_points([*points, *given], worth([*points, *given], runner), "draws")]
+    outcomes = [outcome.run for outcome in run_points([*points, *given], runner, "draws")]
     names = [one.policy.name for one in policies]
     as_given = outcomes[len(points) :] or [run for policy in names for run in result.runs if run["policy"] == policy]
     per_policy = len(as_given) // len(policies)

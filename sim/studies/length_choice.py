@@ -22,6 +22,8 @@ PLAIN = -1
 """Stands for the engine without a drafter, beside draft lengths from 0 (a drafter is loaded and idle) on."""
 CHANGE_LOSS = 0.0005
 """Relative throughput that a further row of the table must save: less is the grid's interpolation."""
+PLAUSIBLE_SHARE = 0.1
+"""Share of the draws in which a plausible length is the best."""
 MIN_FOR_VERDICT = 10
 """Draws below which no table is preferred to one length."""
 SURE_SHARE = 0.95
@@ -169,8 +171,8 @@ def best_single(grid: LengthGrid, fits: Fits) -> int:
     return able[int(np.argmin(_lost(values, values.max(axis=0)).mean(axis=(1, 2))))]
 
 
-def plausible_lengths(grid: LengthGrid, fits: Fits, table: Table, least: float = 0.1) -> dict[int, tuple[int, ...]]:
-    """Lengths that are best in at least that share of the draws, and the table's, by the start of each of its
+def plausible_lengths(grid: LengthGrid, fits: Fits, table: Table) -> dict[int, tuple[int, ...]]:
+    """Lengths that are best in at least PLAUSIBLE_SHARE of the draws, and the table's, by the start of each of its
     rows."""
     chances = [chances_best(grid, fits, i) for i in range(len(grid.concurrencies))]
     return {
@@ -182,7 +184,7 @@ def plausible_lengths(grid: LengthGrid, fits: Fits, table: Table, least: float =
                         length
                         for concurrency, at in zip(grid.concurrencies, chances, strict=True)
                         for length, share in at.items()
-                        if start <= concurrency <= end and share >= least
+                        if start <= concurrency <= end and share >= PLAUSIBLE_SHARE
                     ),
                 }
             )

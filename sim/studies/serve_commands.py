@@ -173,7 +173,7 @@ def deployment(
 
 
 def checking_lines(
-    scenario: Scenario, profile: Profile, *, target_model: str | None = None, draft_model: str | None = None
+    scenario: Scenario, profile: Profile, *, target_model: str | None = None
 ) -> tuple[str, str, list[str]]:
     """The `vllm serve` and `vllm bench serve` lines that would check a scenario on the GPU, and in what they differ.
 
@@ -185,7 +185,7 @@ def checking_lines(
     >>> checking_lines(given, lanesim.load_profile(given.profile))[1].split()[:3]
     ['vllm', 'bench', 'serve']
     """
-    server = _Server(scenario, profile, target_model, draft_model)
+    server = _Server(scenario, profile, target_model, None)
     if server_of(scenario, profile) != VLLM:
         raise ValueError(
             f"engine {server.engine!r} is simulated, which a vLLM line does not start; want a vllm-... engine, or "
@@ -250,8 +250,9 @@ class _Server:
     """The server of a scenario, in its words."""
 
     def __init__(self, scenario: Scenario, profile: Profile, target_model: str | None, draft_model: str | None) -> None:
-        self.scenario, self.profile, self.limits = scenario, profile, limits_of(scenario, profile)
-        self.engine, self.method = engine_for(scenario, profile).name, self.limits.method
+        self.scenario, self.profile, self._costs = scenario, profile, engine_for(scenario, profile)
+        self.limits = limits_of(scenario, profile, self._costs)
+        self.engine, self.method = self._costs.name, self.limits.method
         self.target = checkpoint(profile.target, TARGET) if target_model is None else Checkpoint(target_model)
         kv = (profile.target.formats or Formats()).kv
         self._kv, self._ranks = kv, profile.data_parallel
@@ -306,7 +307,7 @@ class _Server:
                 profile,
                 given.gpu_memory_utilization,
                 with_draft=speculative_config is not None,
-                engine=engine_for(self.scenario, profile),
+                engine=self._costs,
             )
             if blocks is None
             else blocks * given.block_size

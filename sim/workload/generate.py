@@ -247,9 +247,9 @@ class Columns(NamedTuple):
         return [Request(*row, content) for row, content in zip(rows, self.contents, strict=True)]
 
 
-def build_requests(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKENS) -> list[Request]:
+def build_requests(workload: Workload, seed: int) -> list[Request]:
     """The requests of `workload` as they are sent, however long (as they are served: sim.workload.served)."""
-    return build_columns(workload, seed, block_tokens).requests()
+    return build_columns(workload, seed).requests()
 
 
 def build_columns(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKENS) -> Columns:

@@ -23,7 +23,7 @@ from sim.hosts.scripted import ScriptHost
 from sim.interface.request import Request
 from sim.policies.continuous.plan import Step, begin_step, commit_step, plan_step
 from sim.policies.options import EngineLimits, Method
-from sim.run.limits import drafter_of, limits_on
+from sim.run.limits import drafter_of, limits_of
 from sim.run.scenario import Scenario
 from validation.conformance.logs import Decision, Log, tape_of
 
@@ -211,7 +211,7 @@ def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, Page
         },
     )
     costs = load_engine(engine, profile.gpu.name)
-    limits = limits_on(costs, scenario, profile)
+    limits = limits_of(scenario, profile, costs)
     drops_block = draft_tokens > 0 and drafter_of(method, profile) in costs.rules.drops_cached_block
     pool = PagedPool(
         settings.num_gpu_blocks - costs.rules.null_blocks,

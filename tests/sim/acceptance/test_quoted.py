@@ -344,7 +344,7 @@ def test_the_page_says_what_the_code_does() -> None:
     text = PAGE.read_text()
     summary = AcceptanceSummary.from_vllm(3, synthetic_acceptance_rates=(0.74, 0.49, 0.37))
     assert f"Mean acceptance length: {summary.acceptance_length:.2f}" in text
-    assert f"Avg Draft acceptance rate: {100 * summary.accepted_rate:.1f}%" in text
+    assert f"Avg Draft acceptance rate: {100 * (summary.acceptance_length - 1.0) / 3:.1f}%" in text
     assert f"per-position:{','.join(f'{rate:.2f}'[1:] for rate in summary.conditional_rates)}" in text
     quoted = MeasuredLength(2.6, 3)
     rows = [

@@ -14,7 +14,7 @@ import pytest
 
 from sim.files import write
 from sim.files.lock import destinations, locked
-from sim.files.write import new_file, new_folder, sweep_folder, write_text
+from sim.files.write import new_file, new_folder, write_text
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -147,7 +147,6 @@ def test_no_name_of_a_users_own_is_taken_for_scratch(
     for _ in range(2):
         with kind(tmp_path / name) as scratch:
             (scratch / "a" if scratch.is_dir() else scratch).write_text("ours")
-        sweep_folder(tmp_path)
         written = {name: "ours"} if kind is new_file else {f"{name}/a": "ours"}
         assert content(tmp_path) == before | written
 

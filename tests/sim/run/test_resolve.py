@@ -25,7 +25,7 @@ LOOKUPS = (
     "load_engine",
     "find_policy",
     "build_controller",
-    "limits_on",
+    "limits_of",
     "engine_of",
     "parse_quoted",
     "best_partition",
