@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
+from msgspec import Meta, Struct
 
 from sim.cli.console import claim, write_json
+from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, command
 from sim.cli.lazy import SOURCE
-from sim.cli.options import OVERWRITE
 from sim.files.json_values import convert, json_lines, read_json, value_at
 from sim.workload.bench import KINDS, SIGNS
 from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
@@ -29,11 +30,16 @@ Reader = Callable[[Path], str]
 """Words on the content of a file. Raises ValueError where it is not sound."""
 
 
-@click.command("check", epilog="Example: lanesim check scenario.yaml results/demo-h100 profile.json")
-@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--json", "json_path", default=None, metavar="FILE", help="Write what was found as JSON; - = stdout.")
-@OVERWRITE
-def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
+class CheckFlags(Struct, frozen=True, kw_only=True):
+    """Flags of `lanesim check`."""
+
+    paths: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="FILE...")]
+    json: JsonFile = None
+    overwrite: Overwrite = False
+
+
+@command("check", CheckFlags, example="lanesim check scenario.yaml results/demo-h100 profile.json")
+def check_command(flags: CheckFlags) -> None:
     """Say what each FILE is, and whether it is sound; nothing is run.
 
     Known: scenarios, grids, profiles, engines, models' config.json, results and stores (folders), points, traces,
@@ -41,17 +47,17 @@ def check_command(paths: tuple[Path, ...], json_path: str | None) -> None:
     tuned tables; logs (.log), looks at /metrics (.txt), benchmark results and measured levels of a server.
     The first one that is not sound ends the command with exit code 2.
     """
-    claim(files={"--json": json_path}, inputs=paths)
+    claim(files={"--json": flags.json}, inputs=flags.paths)
     files = []
     meta = click.get_current_context().meta
-    for path in paths:
+    for path in flags.paths:
         meta[SOURCE] = str(path)
         kind, content = check_file(path)
         files.append({"path": str(path), "kind": kind, "content": content})
-        if json_path != "-":
+        if flags.json != "-":
             print(f"{path}: {kind}: {content}")
     meta.pop(SOURCE)
-    write_json(json_path, {"files": files})
+    write_json(flags.json, {"files": files})
 
 
 def check_file(path: Path) -> tuple[str, str]:

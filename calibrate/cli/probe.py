@@ -1,4 +1,4 @@
-"""`lanesim probe`: drive an OpenAI-compatible endpoint, fit its engine's constants, predict a level held back.
+"""`lanesim validate URL --fit-only`: drive an OpenAI-compatible endpoint, fit its constants, predict a level held back.
 
 What was measured is in a file after every round and before the fit; given in place of the address, it is fitted again.
 """
@@ -10,13 +10,14 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated
 
 import click
-from click.core import ParameterSource
+from msgspec import Meta, Struct, structs
 
-from calibrate.cli.profile_output import A_PATH, check_out, print_saved, save
-from sim.cli.options import COUNT, DRAFT_TOKENS, OVERWRITE, SEEDS, TOKENS, listed
+from calibrate.cli.profile_output import check_out, print_saved, save
+from sim.cli.flags import ARGUMENT, COUNT, DraftTokens, JsonFile, Overwrite, Seed, Tokens, command
+from sim.cli.options import listed
 
 if TYPE_CHECKING:
     from calibrate.server.levels import ServedLevel
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from sim.files.json_values import Json
 
 EXAMPLE = (
-    "\b\nExample:\n  lanesim probe http://localhost:8000 --profile h100-sxm/llama-3.1-8b \\\n"
+    "lanesim validate http://localhost:8000 --fit-only --profile h100-sxm/llama-3.1-8b \\\n"
     "    --levels 1,4,16,64 --held-back 16 --out mine.json"
 )
 MAX_LEVEL = 10_000
@@ -38,79 +39,47 @@ OF_A_MEASUREMENT = (
     *("model", "levels", "requests_per_stream", "rounds", "input_len", "output_len"),
     *("num_speculative_tokens", "seed", "measured", "timeout_s", "api_key_env"),
 )
-"""Parameters that mean nothing where the levels are measured already."""
-OF_A_FIT = ("engine_name", "held_back", "max_num_seqs", "max_num_batched_tokens")
+"""Flags that mean nothing where the levels are measured already."""
+OF_A_FIT = ("engine", "held_back", "max_num_seqs", "max_num_batched_tokens")
 MAX_SPREAD_PCT = 15.0
 """Rounds that differ by more are said to be noisy: a median of them is no better than that."""
 
 
-class ProbeFlags(TypedDict):
-    """Flags about the levels and the fit, by parameter."""
+class ProbeFlags(Struct, frozen=True, kw_only=True):
+    """Flags about the levels and the fit."""
 
-    model: str | None
-    levels: str
-    held_back: int | None
-    requests_per_stream: int
-    rounds: int
-    input_len: int
-    output_len: int
-    num_speculative_tokens: int | None
-    engine_name: str | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    seed: int
-    timeout_s: float
-    api_key_env: str | None
-    measured: Path | None
+    url: Annotated[str, ARGUMENT, Meta(title="URL")]
+    profile: Annotated[str, "Profile of the GPU and models: a name or a path."]
+    model: Annotated[str | None, "Model, as the server names it. [its only one]"] = None
+    levels: Annotated[str, "Requests at once, one closed loop each."] = "1,2,4,8,16"
+    held_back: Annotated[
+        int | None, Meta(ge=1, le=MAX_LEVEL), "Level that is predicted, not fitted. [the middle one]"
+    ] = None
+    requests_per_stream: Annotated[int, Meta(ge=3, le=COUNT), "Requests of each round."] = 6
+    rounds: Annotated[int, Meta(ge=1, le=COUNT), "Over the levels, by turns."] = 7
+    input_len: Annotated[Tokens, "Words of each prompt."] = 128
+    output_len: Annotated[int, Meta(ge=2, le=10_000_000), "Tokens asked for."] = 64
+    num_speculative_tokens: Annotated[DraftTokens | None, "Not needed with /metrics."] = None
+    engine: Annotated[str | None, "Engine to start from [as in compare]."] = None
+    max_num_seqs: Annotated[int | None, Meta(ge=1, le=COUNT), "The server's. [the engine's own]"] = None
+    max_num_batched_tokens: Annotated[Tokens | None, "The server's. [the engine's own]"] = None
+    seed: Annotated[Seed, "Seed of the prompts' words."] = 0
+    timeout_s: Annotated[float, Meta(gt=0.0, le=86_400.0), "Longest that one answer may take, to its last byte."] = (
+        300.0
+    )
+    api_key_env: Annotated[str | None, Meta(title="NAME"), "Environment variable that holds the server's key."] = None
+    measured: Annotated[
+        Path | None,
+        "Where levels are kept as they were measured; given as URL, they are fitted again. "
+        "[OUT.measured.json beside --out, else probe.measured.json]",
+    ] = None
+    out: Annotated[Path | None, "Profile to write, with the server's constants as its own."] = None
+    json: JsonFile = None
+    overwrite: Overwrite = False
 
 
-@click.command("probe", epilog=EXAMPLE, short_help="Time a server that runs, and fit a profile to it.")
-@click.argument("url", metavar="URL")
-@click.option("--profile", "profile_name", required=True, help="Profile of the GPU and models: a name or a path.")
-@click.option("--model", default=None, help="Model, as the server names it. [its only one]")
-@click.option("--levels", default="1,2,4,8,16", show_default=True, help="Requests at once, one closed loop each.")
-@click.option(
-    "--held-back",
-    type=click.IntRange(1, MAX_LEVEL),
-    default=None,
-    help="Level that is predicted, not fitted. [the middle one]",
-)
-@click.option(
-    "--requests-per-stream", type=click.IntRange(3, COUNT), default=6, show_default=True, help="Requests of each round."
-)
-@click.option(
-    "--rounds", type=click.IntRange(1, COUNT), default=7, show_default=True, help="Over the levels, by turns."
-)
-@click.option("--input-len", type=TOKENS, default=128, show_default=True, help="Words of each prompt.")
-@click.option(
-    "--output-len", type=click.IntRange(2, TOKENS.max), default=64, show_default=True, help="Tokens asked for."
-)
-@click.option("--num-speculative-tokens", type=DRAFT_TOKENS, default=None, help="Not needed with /metrics.")
-@click.option("--engine", "engine_name", default=None, help="Engine to start from [as in compare].")
-@click.option("--max-num-seqs", type=click.IntRange(1, COUNT), default=None, help="The server's. [the engine's own]")
-@click.option("--max-num-batched-tokens", type=TOKENS, default=None, help="The server's. [the engine's own]")
-@click.option("--seed", type=SEEDS, default=0, show_default=True, help="Seed of the prompts' words.")
-@click.option(
-    "--timeout-s",
-    type=click.FloatRange(min=0.0, min_open=True, max=86_400.0),
-    default=300.0,
-    show_default=True,
-    help="Longest that one answer may take, to its last byte.",
-)
-@click.option("--api-key-env", metavar="NAME", default=None, help="Environment variable that holds the server's key.")
-@click.option(
-    "--measured",
-    type=A_PATH,
-    default=None,
-    help="Where levels are kept as they were measured; given as URL, they are fitted again. "
-    "[OUT.measured.json beside --out, else probe.measured.json]",
-)
-@click.option("--out", type=A_PATH, default=None, help="Profile to write, with the server's constants as its own.")
-@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
-@OVERWRITE
-def probe_command(
-    url: str, profile_name: str, out: Path | None, json_path: str | None, **flags: Unpack[ProbeFlags]
-) -> None:
+@command("probe", ProbeFlags, example=EXAMPLE, hidden=True)
+def probe_command(flags: ProbeFlags) -> None:
     """Time a server from outside: closed loops of streamed requests at several levels. One level is held back and
     predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
     from calibrate.server.level_files import read_measured
@@ -118,32 +87,33 @@ def probe_command(
     from sim.costs.engine_costs import engine_of
     from sim.costs.profile_files import load
 
+    url, profile_name, out, json_path = flags.url, flags.profile, flags.out, flags.json
     if Path(url).is_file():
-        source_of = click.get_current_context().get_parameter_source
-        given = [name for name in OF_A_MEASUREMENT if source_of(name) is ParameterSource.COMMANDLINE]
+        usual = {field.name: field.default for field in structs.fields(flags)}
+        given = [name for name in OF_A_MEASUREMENT if getattr(flags, name) != usual[name]]
         if given:
             raise ValueError(f"{url!r} is measured already: leave out {', '.join(map(_flag, given))}")
         check_out(out, [profile_name, url], json_path=json_path)
         profile = load(profile_name)
         served = read_measured(Path(url))
         held_back = _held_back(flags, [int(each.concurrency) for each in served])
-        _fit(profile, profile_name, served, held_back, flags, out, json_path)
+        _fit(profile, served, held_back, flags)
         return
     base = base_of(url)
-    key = _key(flags["api_key_env"])
-    levels = _levels(flags["levels"])
+    key = _key(flags.api_key_env)
+    levels = _levels(flags.levels)
     held_back = _held_back(flags, levels)
-    measured = flags["measured"] or (Path("probe") if out is None else out).with_suffix(".measured.json")
+    measured = flags.measured or (Path("probe") if out is None else out).with_suffix(".measured.json")
     check_out(out, [profile_name], json_path=json_path, others={"--measured": measured})
     profile = load(profile_name)
-    engine_of(flags["engine_name"], profile)
-    with _keeping(measured, base, _again(measured, profile_name, out, json_path, flags), flags["rounds"]) as keep:
+    engine_of(flags.engine, profile)
+    with _keeping(measured, base, _again(measured, flags), flags.rounds) as keep:
         served = _drive(base, key, levels, flags, keep)
-        _fit(profile, profile_name, served, held_back, flags, out, json_path)
+        _fit(profile, served, held_back, flags)
 
 
 def _held_back(flags: ProbeFlags, levels: Sequence[int]) -> int:
-    held_back = levels[len(levels) // 2] if flags["held_back"] is None else flags["held_back"]
+    held_back = levels[len(levels) // 2] if flags.held_back is None else flags.held_back
     if held_back not in levels:
         raise ValueError(f"--held-back {held_back} is none of the levels {','.join(map(str, levels))}")
     return held_back
@@ -162,17 +132,14 @@ def _key(name: str | None) -> str | None:
 
 
 def _flag(name: str) -> str:
-    return "--engine" if name == "engine_name" else f"--{name.replace('_', '-')}"
+    return f"--{name.replace('_', '-')}"
 
 
-def _again(measured: Path, profile_name: str, out: Path | None, json_path: str | None, flags: ProbeFlags) -> str:
+def _again(measured: Path, flags: ProbeFlags) -> str:
     """The command that fits what is kept in `measured` as this one would have."""
-    fit = dict(flags)
-    given = {"--profile": profile_name, **{_flag(name): fit[name] for name in OF_A_FIT}, "--out": out}
-    words = [
-        word for flag, value in {**given, "--json": json_path}.items() if value is not None for word in (flag, value)
-    ]
-    return shlex.join(map(str, ["lanesim", "probe", measured, *words]))
+    given = [(_flag(name), getattr(flags, name)) for name in ("profile", *OF_A_FIT, "out", "json")]
+    words = [str(word) for flag, value in given if value is not None for word in (flag, value)]
+    return shlex.join(["lanesim", "validate", str(measured), "--fit-only", *words])
 
 
 @contextmanager
@@ -202,15 +169,7 @@ def _keeping(measured: Path, url: str, again: str, rounds: int) -> Iterator[Call
         raise
 
 
-def _fit(
-    profile: Profile,
-    profile_name: str,
-    served: Sequence[ServedLevel],
-    held_back: int,
-    flags: ProbeFlags,
-    out: Path | None,
-    json_path: str | None,
-) -> None:
+def _fit(profile: Profile, served: Sequence[ServedLevel], held_back: int, flags: ProbeFlags) -> None:
     """Fit the levels but the one held back, predict that, and write and print what comes of it."""
     from calibrate.cli.production import advice, plain, show
     from calibrate.judge.cells import Setup
@@ -218,15 +177,16 @@ def _fit(
     from sim.cli.console import write_json
 
     engine = {
-        "name": flags["engine_name"],
-        "max_num_seqs": flags["max_num_seqs"],
-        "max_num_batched_tokens": flags["max_num_batched_tokens"],
+        "name": flags.engine,
+        "max_num_seqs": flags.max_num_seqs,
+        "max_num_batched_tokens": flags.max_num_batched_tokens,
     }
     setup = Setup(engine={name: value for name, value in engine.items() if value is not None}, warmup_waves=1)
     fitted_on = [each for each in served if each.concurrency != held_back]
     fitted = fit_served(profile, fitted_on, setup)
     held = next(each for each in served if each.concurrency == held_back)
     errors_pct = predicted(fitted, held, setup)
+    out = flags.out
     if out is not None:
         save(fitted.profile, out)
     held_plain: dict[str, Json] = {
@@ -235,8 +195,8 @@ def _fit(
         "errors_pct": errors_pct,
         "spreads_pct": held.spreads_pct,
     }
-    ending = advice(fitted, profile_name, out, errors_pct)
-    if write_json(json_path, plain(fitted) | {"held_back": held_plain, "next": ending}):
+    ending = advice(fitted, flags.profile, out, errors_pct)
+    if write_json(flags.json, plain(fitted) | {"held_back": held_plain, "next": ending}):
         show(fitted, errors_pct)
         told = ", ".join(f"{name} {error:+.1f} %" for name, error in errors_pct.items())
         print(f"held back, {held_back} at once, predicted: {told}")
@@ -271,8 +231,8 @@ def _drive(
     from calibrate.server.probe import find, level
     from sim.cli.console import progress
 
-    with Client(base, timeout_s=flags["timeout_s"], key=key) as client, progress() as on_step:
-        endpoint = find(client, flags["model"])
+    with Client(base, timeout_s=flags.timeout_s, key=key) as client, progress() as on_step:
+        endpoint = find(client, flags.model)
 
         def one(concurrency: int, count: int, what: str, seed: int) -> ServedLevel:
             return level(
@@ -280,19 +240,19 @@ def _drive(
                 endpoint,
                 concurrency=concurrency,
                 num_requests=count,
-                input_words=flags["input_len"],
-                output_tokens=flags["output_len"],
+                input_words=flags.input_len,
+                output_tokens=flags.output_len,
                 seed=seed,
                 on_done=lambda done: on_step(what, done, count),
             )
 
-        one(levels[-1], WARM_UP_WAVES * levels[-1], "warming up", flags["seed"] - 1)
+        one(levels[-1], WARM_UP_WAVES * levels[-1], "warming up", flags.seed - 1)
         rounds: dict[int, list[ServedLevel]] = {concurrency: [] for concurrency in levels}
         # By turns, so that a server or a machine that slows down for a while does so for one round of each level.
-        for number in range(flags["rounds"]):
+        for number in range(flags.rounds):
             for concurrency in levels:
-                count = max(MIN_REQUESTS, flags["requests_per_stream"] * concurrency)
-                rounds[concurrency].append(one(concurrency, count, f"{concurrency} at once", flags["seed"] + number))
+                count = max(MIN_REQUESTS, flags.requests_per_stream * concurrency)
+                rounds[concurrency].append(one(concurrency, count, f"{concurrency} at once", flags.seed + number))
             medians = [middling(rounds[concurrency]) for concurrency in levels]
             on_round(medians)
     return medians

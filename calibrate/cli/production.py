@@ -150,14 +150,15 @@ def doubt(production: Production, held_back_pct: Mapping[str, float]) -> str:
 
 def _again(context: click.Context) -> list[str]:
     """The command as it was given."""
-    words = ["lanesim", *([] if context.command.name == "probe" else ["calibrate"]), str(context.command.name)]
+    name = str(context.command.name)
+    words = ["lanesim", *(["calibrate"] if name == "production" else []), name]
     for parameter in context.command.params:
-        name = str(parameter.name)
-        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+        value = context.params.get(str(parameter.name))
+        if context.get_parameter_source(str(parameter.name)) is not ParameterSource.COMMANDLINE:
             continue
-        values = context.params[name] if parameter.multiple else [context.params[name]]
-        is_flag = isinstance(parameter, click.Option)
-        words += [str(word) for value in values for word in ((parameter.opts[-1], value) if is_flag else (value,))]
+        values = value if isinstance(value, tuple | list) else [value]
+        flags = [parameter.opts[0]] if isinstance(parameter, click.Option) else []
+        words += flags if value is True else [str(word) for each in values for word in (*flags, each)]
     return words
 
 

@@ -6,14 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from sim.cli.console import claim
 
 if TYPE_CHECKING:
     from sim.costs.profile import Profile
-
-A_PATH = click.Path(path_type=Path)
 
 
 def needs_analysis(error: ImportError) -> ValueError:

@@ -1,75 +1,97 @@
-"""`lanesim validate`: a replay's directory, or one of the sub-commands for other kinds of real runs.
+"""`lanesim validate`: one command by what it is given, a replay's directory or one of the words of FORMS.
 
-The sub-commands live in modules of their own, loaded when used; one whose module is not there is not listed.
-Not here: what they and the directory form (realrun.cli.validate) do.
+The options are those of all forms, each declared with its form; one that the form at hand lacks is refused. Not here:
+what the forms do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from sim.cli.lazy import Commands, LazyGroup, command_at
+from sim.cli.flags import FlagsCommand, parameters
+from sim.cli.lazy import command_at
 
-EXAMPLE = "Example: lanesim validate results/replay --json -"
-SUB_COMMANDS: Commands = {
-    "cells": (
-        "calibrate.cli.validate_cells:cells_command",
-        "Closed-loop cells of a table: concurrency, measured means.",
-    ),
-    "vllm": ("calibrate.cli.validate_vllm:vllm_command", "A real vLLM run, from its requests' timestamps."),
+DIRECTORY, SERVER = "DIRECTORY", "URL"
+FORMS = {
+    DIRECTORY: "realrun.cli.validate:directory_command",
+    "cells": "calibrate.cli.validate_cells:cells_command",
+    "vllm": "calibrate.cli.validate_vllm:vllm_command",
+    SERVER: "calibrate.cli.probe:probe_command",
 }
-"""A directory of such a name is reached as ./NAME."""
-REPLAY = "realrun.cli.validate:directory_command"
-"""The form that takes a replay's directory."""
-HELP_FLAGS = ("-h", "--help")
-DIRECTORY = "DIRECTORY"
-"""Put before a line that names no sub-command."""
+"""The command of each form; a directory that is called cells or vllm is reached as ./cells."""
 
 
-class ValidateGroup(LazyGroup):
-    """`directory`, which takes over whatever does not begin with the name of a sub-command."""
-
-    def __init__(self, name: str, *, directory: str, commands: Commands = SUB_COMMANDS, **more: Any) -> None:
-        """`directory` is the module:attribute of that command, imported when it is used."""
-        super().__init__(name, commands=commands, **more)
-        self._place = directory
-
-    @property
-    def _directory(self) -> click.Command:
-        return command_at(self._place)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        is_own = not args or args[0] in (*HELP_FLAGS, *self.list_commands(ctx))
-        return super().parse_args(ctx, args if is_own else [DIRECTORY, *args])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] == DIRECTORY:
-            return None, self._directory, args[1:]
-        return super().resolve_command(ctx, args)
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [f"{DIRECTORY} [OPTIONS] | COMMAND ..." if self.list_commands(ctx) else f"{DIRECTORY} [OPTIONS]"]
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The directory form's own flags, then the sub-commands."""
-        self._directory.format_options(ctx, formatter)
-        self.format_commands(ctx, formatter)
+def _form(kind: str) -> FlagsCommand:
+    command = command_at(FORMS[kind])
+    assert isinstance(command, FlagsCommand)
+    return command
 
 
-@click.group(
+def _options() -> list[click.Parameter]:
+    """Options of all forms, each once and none of them required: that is seen when the form is known."""
+    words = click.Argument(["words"], nargs=-1, metavar="DIRECTORY | cells TABLE.csv | vllm | URL --fit-only")
+    only = click.Option(["--fit-only"], is_flag=True, help="Time a server at URL and fit a profile to it.")
+    options: dict[str | None, click.Parameter] = {"words": words, "fit_only": only}
+    for kind in FORMS:
+        for option in parameters(_form(kind).flags):
+            if isinstance(option, click.Option):
+                option.required = False
+                options.setdefault(option.name, option)
+    return list(options.values())
+
+
+def _chosen(words: Sequence[str], is_fit_only: bool) -> tuple[str, Sequence[str]]:
+    """The form that a command line is of, and its arguments."""
+    first = words[0] if words else ""
+    if is_fit_only:
+        return SERVER, words
+    if first in FORMS and first not in (DIRECTORY, SERVER):
+        return first, words[1:]
+    if first.startswith(("http://", "https://")):
+        raise click.UsageError(f"{first!r} is a server: add --fit-only, which fits a profile to it")
+    return DIRECTORY, words
+
+
+def _validate(words: tuple[str, ...], fit_only: bool, **values: Any) -> None:
+    kind, arguments = _chosen(words, fit_only)
+    form, source_of = _form(kind), click.get_current_context().get_parameter_source
+    wanted = {str(param.name): param for param in parameters(form.flags)}
+    given = {name: value for name, value in values.items() if source_of(name) is ParameterSource.COMMANDLINE}
+    for name in given:
+        if name not in wanted:
+            raise click.UsageError(f"no option --{name.replace('_', '-')} in `lanesim validate {kind}`")
+    named = [param for param in wanted.values() if isinstance(param, click.Argument)]
+    if len(arguments) != len(named):
+        titles = " ".join(dict.fromkeys([kind, *(param.make_metavar(click.Context(form)) for param in named)]))
+        raise click.UsageError(f"want `lanesim validate {titles}`, got {' '.join(words) or 'nothing'}")
+    given |= {str(param.name): param.type(text) for param, text in zip(named, arguments, strict=True)}
+    for name, param in wanted.items():
+        if param.required and name not in given:
+            raise click.UsageError(f"Missing option '{param.opts[0]}'.")
+    form.body(form.flags(**given))
+
+
+validate_command = FlagsCommand(
     "validate",
-    cls=ValidateGroup,
-    directory=REPLAY,
-    epilog=EXAMPLE,
-    short_help="The simulator against a replay, a vLLM run, or measured cells: how far off, and why.",
-)
-def validate_command() -> None:
-    """Simulate the scenario and tape of the replay in DIRECTORY, and say how far off the simulator was and why.
+    params=_options(),
+    callback=_validate,
+    short_help="The simulator against a replay, a vLLM run, measured cells or a server: how far off, and why.",
+    epilog="\b\nExample:\n  lanesim validate results/replay --json -",
+    help="""Say how far off the simulator was.
 
-    mechanism: every work given its measured time. cost: the profile's times, streams alone. contention: the simulation
-    as `lanesim compare` runs it.
-    """
+    DIRECTORY, a replay's: its scenario and tape are simulated. mechanism: every work given its measured time; cost: the
+    profile's times, streams alone; contention: the simulation as `lanesim compare` runs it.
+
+    cells TABLE.csv: closed loops, columns concurrency, input_len, output_len; optional num_prompts, acceptance,
+    num_speculative_tokens, max_num_seqs, label, role and the like; and what was measured: ttft_ms, tpot_ms, itl_ms,
+    e2el_ms, output_throughput, percentiles such as ttft_p95_ms.
+
+    vllm --requests FILE: the requests of a real vLLM run, at their recorded arrivals.
+
+    URL --fit-only: closed loops of streamed requests at several levels; one level is held back and predicted. Only that
+    address is called. A file of levels that were measured is fitted again.""",
+)

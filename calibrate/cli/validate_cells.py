@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
-from calibrate.cli.engine_flags import JudgingFlags, Seats, UpToBillion, engine_block
+from calibrate.cli.engine_flags import Budget, JudgingFlags, Requests, Seats, set_up
 from calibrate.judge.validation_output import check_outputs, print_compared, write_result
 from sim.cli.console import progress
 from sim.cli.flags import ARGUMENT, COUNT, command
@@ -25,25 +25,18 @@ EXAMPLE = (
 
 
 class CellsFlags(JudgingFlags, frozen=True, kw_only=True):
-    """Flags of `lanesim validate cells`."""
+    """Flags of cells."""
 
     path: Annotated[Path, ARGUMENT, Meta(title="TABLE.csv")]
     columns: Annotated[str | None, Meta(title="THEIRS=OURS,..."), "Read a foreign table's columns as ours."] = None
-    requests: Annotated[
-        Path | None,
-        Meta(title="FILE.csv"),
-        "The requests of every cell, in order: prompt_tokens, output_tokens. The loop goes through them in whole "
-        "passes; input_len and output_len are not needed then.",
-    ] = None
-    max_num_seqs: Annotated[Seats | None, "Where the table has no such column [the engine's]."] = None
-    max_num_batched_tokens: Annotated[UpToBillion | None, "Likewise [2048]."] = None
+    requests: Requests | None = None
+    max_num_seqs: Seats | None = None
+    max_num_batched_tokens: Budget | None = None
     waves: Annotated[
         int,
         Meta(ge=1, le=COUNT),
-        "num_prompts = waves x concurrency where the table does not say; 10 keep the filling and draining of the loop "
-        "small beside its steady state.",
+        "num_prompts = waves x concurrency where the table does not say; fewer weigh its ends.",
     ] = 10
-    warmup_waves: Annotated[int, Meta(ge=0, le=COUNT), "Leave the first of them out of the metrics."] = 0
 
 
 @command("cells", CellsFlags, example=EXAMPLE)
@@ -64,11 +57,14 @@ def cells_command(flags: CellsFlags) -> None:
     from sim.costs.profile_files import load
 
     check_outputs(flags, [flags.path, flags.requests, flags.profile, flags.engine], [FIGURE])
+    raw = set_up(flags, flags.max_num_seqs, flags.max_num_batched_tokens)
+    if foreign := sorted(set(raw) - {"engine", "workload", "speculation"}):
+        raise ValueError(f"--set {foreign[0]}: want a key of engine, workload or speculation; the table has the rest")
     setup = Setup(
-        engine=engine_block(flags, flags.max_num_seqs, flags.max_num_batched_tokens),
+        engine=raw["engine"],
+        workload=raw.get("workload", {}),
+        speculation=raw.get("speculation", {}),
         waves=flags.waves,
-        warmup_waves=flags.warmup_waves,
-        method=flags.method,
         requests=read_request_list(flags.requests) if flags.requests is not None else (),
         seed=flags.seed,
     )

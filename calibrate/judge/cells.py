@@ -56,8 +56,8 @@ class Setup:
     """Requests per seat, where the table has no num_prompts."""
     warmup_waves: int = 0
     """First requests per seat that are left out of the metrics."""
-    method: str | None = None
-    """Drafter of cells that name none."""
+    speculation: Mapping[str, Json] = field(default_factory=dict)
+    """Further keys of the `speculation` block of cells that draft."""
     requests: Sequence[tuple[int, int]] = ()
     """Prompt and output tokens of the requests that every cell serves, in order and over again; none: as cells say."""
     acceptance_spread: float | None = None
@@ -106,8 +106,7 @@ def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
     speculation: dict[str, Json] = {"num_speculative_tokens": k}
     if k:
         speculation["acceptance"] = _with_spread(str(cell.acceptance), setup.acceptance_spread)
-        if method := setup.method:
-            speculation["method"] = method
+        speculation |= setup.speculation
     return parse_scenario(
         {
             "profile": profile.name,

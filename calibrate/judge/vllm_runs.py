@@ -15,6 +15,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from calibrate.judge.vllm_requests import RealRun
@@ -51,38 +52,24 @@ class VllmVerdict:
     """The verdict for JSON."""
 
 
-def scenario_of(
-    path: Path,
-    num_requests: int,
-    profile: str,
-    policy: str,
-    engine: Mapping[str, Json],
-    speculation: Mapping[str, Json],
-    seed: int,
-    ranks: int = 1,
-) -> Scenario:
-    """The scenario of a run in `path` on `ranks` data-parallel ranks; its workload is the recorded one, and vLLM sends
-    each request to the rank with the fewest (four times those that wait, and those that run). Raises ValueError."""
-    return parse_scenario(
-        {
-            "profile": profile,
-            "policy": policy,
-            "engine": engine,
-            "workload": {
-                "dataset_name": "jsonl",
-                "dataset_path": f"{path.name}#{COLUMNS}",
-                "num_prompts": num_requests,
-                "trace_arrivals": "recorded",
-            },
-            "speculation": {"num_speculative_tokens": 0, **speculation},
-            "devices": {"count": ranks, "routing": Routing.LEAST_OUTSTANDING.value} if ranks > 1 else {},
-            "seed": seed,
-        }
-    )
+def scenario_of(path: Path, profile: str, raw: Mapping[str, Any]) -> Scenario:
+    """The scenario of a run in `path`: `raw`, whose workload is the recorded one; vLLM sends each request to the
+    data-parallel rank with the fewest (four times those that wait, and those that run). Raises ValueError."""
+    workload: dict[str, Json] = {
+        "dataset_name": "jsonl",
+        "dataset_path": f"{path.name}#{COLUMNS}",
+        "trace_arrivals": "recorded",
+    }
+    given = dict(raw.get("devices", {}))
+    devices = {"routing": Routing.LEAST_OUTSTANDING.value, **given} if given.get("count", 1) != 1 else given
+    workload |= raw.get("workload", {})
+    return parse_scenario({"policy": "continuous", **raw, "workload": workload, "devices": devices, "profile": profile})
 
 
 def judge_run(real: RealRun, scenario: Scenario, profile: Profile) -> VllmVerdict:
     """Simulate the run's requests and compare. Raises ValueError for what cannot run."""
+    workload = msgspec.structs.replace(scenario.workload, num_prompts=len(real.requests))
+    scenario = msgspec.structs.replace(scenario, workload=workload)
     policy = scenario.policy[0]
     record = simulate(resolve_all(scenario, profile)[0], scenario.seed, requests=real.fresh())
     result = {

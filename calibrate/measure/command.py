@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import click
+from msgspec import Meta, Struct
 
 from calibrate.cli.profile_output import check_out, write
 from sim.cli.console import progress
-from sim.cli.options import COUNT, OVERWRITE, SECONDS, TOKENS, WORKERS
+from sim.cli.flags import COUNT, Overwrite, Seconds, Tokens, command
 from sim.cli.signals import exit_code, stopped_word
 
 if TYPE_CHECKING:
@@ -24,62 +24,41 @@ MAX_NOISY = 8
 """Noisy points that are told one by one."""
 
 
-class PairFlags(TypedDict):
-    """Flags that say what is built (calibrate.measure.pair.pair_spec)."""
+class MeasureFlags(Struct, frozen=True, kw_only=True):
+    """Flags of `lanesim calibrate measure`."""
 
-    target: str
-    draft: str | None
-    dtype: str | None
-    rows: int | None
-    context: int | None
-    attention: str | None
-    seed: int
+    device: Annotated[Literal["cpu", "cuda"], "What to measure."]
+    target: Annotated[str, "Target: a known name, a config.json, or a directory of weights."]
+    draft: Annotated[str | None, "Draft model, likewise."] = None
+    out: Annotated[Path, "Profile to write; its points lie beside."]
+    overwrite: Overwrite = False
+    budget: Annotated[Seconds | None, Meta(title="SECONDS"), "Rough time to spend [120 cpu, 480 cuda]."] = None
+    dtype: Annotated[str | None, "float32 [cpu], bfloat16 [cuda], float16, float64."] = None
+    rows: Annotated[int | None, Meta(ge=1, le=COUNT), "Most rows of a pass [16 cpu, 32 cuda]."] = None
+    context: Annotated[Tokens | None, "Tokens per row, multiple of 256 [512 cpu, 2048 cuda]."] = None
+    attention: Annotated[
+        str | None,
+        "Implementation [flash-cpu; on cuda flash-3 on Hopper, else flash]; vllm: its kernels (docs/gpu.md).",
+    ] = None
+    serving: Annotated[bool, "Also what serving adds to the passes [1-2 minutes; on]."] = True
 
 
-@click.command(
+@command(
     "measure",
-    epilog="Example: lanesim calibrate measure --device cpu --draft tiny-draft --target tiny-target --out tiny.json",
+    MeasureFlags,
+    example="lanesim calibrate measure --device cpu --draft tiny-draft --target tiny-target --out tiny.json",
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), required=True, help="What to measure.")
-@click.option("--target", required=True, help="Target: a known name, a config.json, or a directory of weights.")
-@click.option("--draft", default=None, help="Draft model, likewise.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Profile to write; its points lie beside.")
-@OVERWRITE
-@click.option(
-    "--budget", type=SECONDS, default=None, metavar="SECONDS", help="Rough time to spend [120 cpu, 480 cuda]."
-)
-@click.option("--dtype", default=None, help="float32 [cpu], bfloat16 [cuda], float16, float64.")
-@click.option("--rows", type=click.IntRange(1, COUNT), default=None, help="Most rows of a pass [16 cpu, 32 cuda].")
-@click.option("--context", type=TOKENS, default=None, help="Tokens per row, multiple of 256 [512 cpu, 2048 cuda].")
-@click.option(
-    "--attention",
-    default=None,
-    help="Implementation [flash-cpu; on cuda flash-3 on Hopper, else flash]; vllm: its kernels (docs/gpu.md).",
-)
-@click.option("--threads", type=WORKERS, default=1, show_default=True, help="CPU threads inside one pass.")
-@click.option("--serving/--no-serving", default=True, help="Also what serving adds to the passes [1-2 minutes; on].")
-@click.option(
-    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the random weights."
-)
-def measure_command(
-    out: Path,
-    device: str,
-    threads: int,
-    budget: float | None,
-    serving: bool,
-    **flags: Unpack[PairFlags],
-) -> None:
+def measure_command(flags: MeasureFlags) -> None:
     """Time this machine's prefill, draft and verify passes, alone and in pairs, and fit a profile to them.
 
     Runs the passes of `lanesim replay`, with random weights of the exact dimensions. What was measured is kept in
     OUT.points.jsonl as it comes; the same command again goes on from there. A CPU's profile has the models' points,
     smoothed as far as they are noisy, where there are enough; a GPU's has constants fitted to them.
     """
-    check_out(out, [flags["target"], flags["draft"]])
+    out, device, budget = flags.out, flags.device, flags.budget
+    check_out(out, [flags.target, flags.draft])
     if budget is not None and not MIN_BUDGET_S <= budget < float("inf"):
         raise ValueError(f"--budget {budget:g} must be at least {MIN_BUDGET_S:g} seconds, and finite")
-    if threads < 1:
-        raise ValueError(f"--threads {threads} must be at least 1")
     try:
         import scipy  # noqa: F401
         import torch
@@ -87,12 +66,21 @@ def measure_command(
     except ImportError as error:
         needs = "measuring needs torch, transformers and scipy: pip install 'lanesim[gpu,analysis]'"
         raise ValueError(f"{needs} ({error})") from None
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     from calibrate.measure.pair import DEFAULTS, pair_spec
     from calibrate.measure.session import measure_pair
     from realrun.host import cuda
 
-    spec = pair_spec(device, **flags)
+    spec = pair_spec(
+        device,
+        target=flags.target,
+        draft=flags.draft,
+        dtype=flags.dtype,
+        rows=flags.rows,
+        context=flags.context,
+        attention=flags.attention,
+        seed=0,
+    )
     points_path = out.with_suffix(".points.jsonl")
     try:
         with progress() as on_step:
@@ -100,7 +88,7 @@ def measure_command(
                 spec,
                 points_path,
                 float(DEFAULTS[device]["budget"]) if budget is None else budget,
-                is_serving=serving,
+                is_serving=flags.serving,
                 on_step=on_step,
                 say=lambda line: print(line, file=sys.stderr),
             )

@@ -6,48 +6,55 @@ Not here: the comparison (realrun.validate.error_parts). Importing this module i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
+from msgspec import Meta, Struct
 
 from sim.cli.console import claim, write_json
+from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, command
 from sim.cli.lazy import SOURCE
-from sim.cli.options import OVERWRITE
 
 if TYPE_CHECKING:
     from realrun.validate.error_parts import JudgedRun
 
 
-@click.command("directory")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--profile", "profile_name", default=None, help="Cost profile, name or path; default: the replay's own.")
-@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the result as JSON; - = stdout.")
-@OVERWRITE
-@click.option("--plots/--no-plots", default=True, help="Draw CDFs, errors and timelines into DIRECTORY.")
-def directory_command(directory: Path, profile_name: str | None, json_path: str | None, plots: bool) -> None:
+class DirectoryFlags(Struct, frozen=True, kw_only=True):
+    """Flags of a replay's directory."""
+
+    directory: Annotated[Path, ARGUMENT, Meta(title="DIRECTORY")]
+    profile: Annotated[str | None, "Cost profile: gpu/target[+draft], or a path [a replay's own]."] = None
+    json: JsonFile = None
+    plots: Annotated[bool, "Draw figures into DIRECTORY, or --out. [default: of a directory]"] = True
+    overwrite: Overwrite = False
+
+
+@command("directory", DirectoryFlags, example="lanesim validate results/replay --json -")
+def directory_command(flags: DirectoryFlags) -> None:
     """Body of `lanesim validate DIRECTORY`."""
     from realrun.validate.error_parts import judge, result_of
     from realrun.validate.readback import read_replay, read_summary
     from sim.costs.profile_files import load
     from sim.report.results import others_of
 
+    directory, plots = flags.directory, flags.plots
     click.get_current_context().meta[SOURCE] = str(directory)
     drawn_in = directory if plots and directory.is_dir() else None
     claim(
-        files={"--json": json_path},
+        files={"--json": flags.json},
         added_to={"--plots": drawn_in},
         adds={"--plots": sorted(directory.glob("validation-*.png"))},
-        inputs=[profile_name, *others_of(directory)],
+        inputs=[flags.profile, *others_of(directory)],
     )
     scenario, summary = read_summary(directory)
-    profile = load(profile_name if profile_name is not None else directory / "profile.json")
+    profile = load(flags.profile if flags.profile is not None else directory / "profile.json")
     judged = [judge(observed) for observed in read_replay(directory, scenario, summary, profile)]
     result = result_of(summary, profile, judged)
     if plots:
         from realrun.validate.figures import draw_validation
 
         draw_validation(directory, judged)
-    if write_json(json_path, result):
+    if write_json(flags.json, result):
         _tell(judged)
         if plots:
             print(f"figures in {directory}")

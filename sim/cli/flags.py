@@ -169,6 +169,8 @@ class FlagsCommand(click.Command):
 
     shown: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    flags: type[Struct]
+    body: Callable[[Any], None]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
@@ -203,11 +205,11 @@ def _instead(option: str) -> str | None:
 
 
 def command(
-    name: str, flags: type[F], *, example: str, short_help: str | None = None
-) -> Callable[[Callable[[F], None]], click.Command]:
+    name: str, flags: type[F], *, example: str, short_help: str | None = None, hidden: bool = False
+) -> Callable[[Callable[[F], None]], FlagsCommand]:
     """The click command that calls the decorated function with its flags; `example` ends the help, as it runs."""
 
-    def wrap(function: Callable[[F], None]) -> click.Command:
+    def wrap(function: Callable[[F], None]) -> FlagsCommand:
         made = FlagsCommand(
             name,
             params=parameters(flags),
@@ -215,7 +217,9 @@ def command(
             help=function.__doc__,
             epilog=f"\b\nExample:\n  {example}",
             short_help=short_help,
+            hidden=hidden,
         )
+        made.flags, made.body = flags, function
         made.shared = getattr(flags, "shared", tuple(getattr(flags.__base__, "__struct_fields__", ())))
         made.shown = getattr(flags, "shown", ())
         if made.shown:

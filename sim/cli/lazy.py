@@ -74,18 +74,19 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, self._line(name)) for name in self.list_commands(ctx)]
+        rows = [(name, line) for name in self.list_commands(ctx) if (line := self._line(name)) is not None]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
 
-    def _line(self, name: str) -> str:
-        """What the help says of a command; nothing of an installed one that cannot be imported."""
+    def _line(self, name: str) -> str | None:
+        """Help of a command in a line; None of a hidden one, and the reason where it cannot be imported."""
         if name in self._lazy:
             return self._lazy[name][1]
         from sim.plugins import PluginError
 
         try:
-            return self._loaded(name).get_short_help_str(LINE)
+            command = self._loaded(name)
+            return None if command.hidden else command.get_short_help_str(LINE)
         except PluginError as error:
             return f"(broken: {error})"

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import click
 from msgspec import Meta, Struct, structs
 
-from sim.cli.flags import ARGUMENT, GOODPUT_METRICS, Number
-from sim.cli.flags import COUNT as COUNT
-from sim.cli.flags import MAX_DRAWS as MAX_DRAWS
-from sim.cli.flags import OVERWRITE as OVERWRITE
-from sim.cli.flags import FlagsCommand as FlagsCommand
+from sim.cli.flags import ARGUMENT, GOODPUT_METRICS
 from sim.names import unknown
 
 if TYPE_CHECKING:
@@ -103,16 +99,6 @@ class CompareScenario(ServedFlags, frozen=True, kw_only=True):
         "the rest; other flags win.",
     ] = None
 
-
-TOKENS = click.IntRange(1, 10_000_000)
-UP_TO_BILLION = click.IntRange(max=1_000_000_000)
-WORKERS = click.IntRange(1, 1024)
-GPUS = click.IntRange(1, 1024)
-DRAFT_TOKENS = click.IntRange(1, 126)
-SEEDS = click.IntRange(0, 2**63 - 1)
-RATE = Number(0.0, 1e6, min_open=True)
-SHARE = Number(0.0, 1.0, min_open=True)
-SECONDS = Number(0.0, 1e6, min_open=True)
 
 SHARED = CompareScenario.__struct_fields__
 """Flags that set a scenario, by their parameters."""

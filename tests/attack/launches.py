@@ -117,19 +117,17 @@ NEEDED = {
     "capacity": [["--profile", PAIR, "--policy", "pd", "--goodput", "ttft:500", "--draws", "0", "--num-prompts", "20"]],
     "tune": [["--profile", PAIR, "--draws", "1", "--lengths", "0,1", "--concurrencies", "1,2", "--num-prompts", "4"]],
     "plan": [["llama-3.1-8b", "--gpu", "h200-sxm", "--input-len", "64", "--output-len", "8", "--goodput", "ttft:500"]],
-    "probe": [
-        ["http://127.0.0.1:1", "--profile", PAIR, "--timeout-s", "1"],
-        ["http://127.0.0.1:1", "--profile", "cpu/tiny"],
-    ],
     "calibrate derive": [["--from", PAIR, "--gpu", "h200-sxm", "--out", "new.json"]],
     "calibrate production": [["--bench-json", "FILE", "--profile", PAIR]],
     "report": [["FILE", "--figures", "new"]],
     "calibrate import": [["FILE", "--gpu", "h200-sxm", "--target", "llama-3.1-8b", "--out", "new.json"]],
     "calibrate measure": [["--device", "cuda", "--target", "tiny-target", "--out", "new.json"]],
     "replay": [["--profile", "cpu/tiny", "--policy", "pd", "--device", "cuda", "--out", "new"]],
-    "validate cells": [["FILE", "--profile", PAIR]],
-    "validate vllm": [
-        ["--requests", "FILE", "--profile", PAIR, "--max-num-seqs", "8", "--max-num-batched-tokens", "512"]
+    "validate": [
+        ["cells", "FILE", "--profile", PAIR],
+        ["vllm", "--requests", "FILE", "--profile", PAIR, "--max-num-seqs", "8", "--max-num-batched-tokens", "512"],
+        ["http://127.0.0.1:1", "--fit-only", "--profile", PAIR, "--timeout-s", "1"],
+        ["http://127.0.0.1:1", "--fit-only", "--profile", "cpu/tiny"],
     ],
 }
 """Beginnings of command lines of which an option more decides whether they are sound."""

@@ -61,7 +61,7 @@ def loops(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> 
         engine=run.engine,
         workload=run.workload,
         waves=run.waves,
-        method=None if run.method == "none" else run.method,
+        speculation={} if run.method == "none" else {"method": run.method},
         requests=() if run.requests is None else read_request_list(path_of(run.requests, data)),
         acceptance_spread=run.acceptance_spread,
         seed=run.seed,
@@ -74,7 +74,9 @@ def timestamps(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path
     (cell,) = cells
     folder = Path(cell.texts["folder"])
     real = real_run(folder)
-    scenario = scenario_of(folder / "requests.jsonl", len(real.requests), profile.name, "continuous", run.engine, {}, 0)
+    scenario = scenario_of(
+        folder / "requests.jsonl", profile.name, {"engine": run.engine, "speculation": {"num_speculative_tokens": 0}}
+    )
     result = judge_run(real, scenario, profile).result["metrics"]
     metrics = {
         f"{name}_ms" if statistic == "mean" else f"{name}_{statistic}_ms": result[name][statistic]

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.cli.console import claim, progress, write_json
-from sim.cli.options import MAX_DRAWS, OVERWRITE, WORKERS
+from sim.cli.flags import MAX_DRAWS, OVERWRITE
 from sim.compare.pool import Runner, given
 from sim.files.json_values import Json
 from sim.report.tables import print_table
@@ -42,7 +42,7 @@ RESULT_SCHEMA = 1
 @click.option("--json", "json_path", default=None, metavar="FILE", help="Write the rows as JSON; - = stdout.")
 @OVERWRITE
 @click.option("--draws", type=click.IntRange(2, MAX_DRAWS), default=None, help="Draws behind a row; fewer are quicker.")
-@click.option("--workers", type=WORKERS, default=None, help="Processes. [default: one per core]")
+@click.option("--workers", type=click.IntRange(1, 1024), default=None, help="Processes. [default: one per core]")
 def claims_command(chosen: tuple[str, ...], json_path: str | None, draws: int | None, workers: int | None) -> None:
     """The ledger of published claims: claimed, simulated, verdict, and the sentence that explains it."""
     names = [name.upper() for name in dict.fromkeys(chosen)] or list(sections())

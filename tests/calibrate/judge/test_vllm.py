@@ -16,7 +16,8 @@ from calibrate.judge.vllm_runs import latencies_s, output_throughput
 from sim.interface.request import Request
 from tests.realrun.recorded_runs import EPOCH_S, MONOTONIC_S, PROFILE, refusal, result_of, served, stamps, write_lines
 
-LIMITS = ["--profile", PROFILE, "--max-num-seqs", "256", "--max-num-batched-tokens", "2048", "--no-async-scheduling"]
+LIMITS = ["--profile", PROFILE, "--max-num-seqs", "256", "--max-num-batched-tokens", "2048"]
+LIMITS += ["--set", "engine.async_scheduling=false"]
 RUNS = Path(__file__).parents[4] / "shared/data/llmservingsim/bench/examples"
 needs_runs = pytest.mark.skipif(not RUNS.is_dir(), reason="the published runs are absent")
 Row = dict[str, Any]
@@ -60,7 +61,9 @@ def test_a_simulated_run_written_as_vllm_would_is_validated_without_error(tmp_pa
 def test_data_parallel_ranks_have_seats_of_their_own(tmp_path: Path) -> None:
     """Two requests at once and one seat: on one rank the second waits for the first's last token."""
     path = write_lines(tmp_path / "requests.jsonl", [row(0), row(0, request_id="r1")])
-    results = [result_of(vllm_command, *flags(path, "--max-num-seqs", "1", "--data-parallel-size", n)) for n in "12"]
+    results = [
+        result_of(vllm_command, *flags(path, "--max-num-seqs", "1", "--set", f"devices.count={n}")) for n in "12"
+    ]
     one, two = (result["metrics"]["e2el"]["p99"]["simulated"] for result in results)
     assert two == pytest.approx(results[0]["metrics"]["e2el"]["p50"]["simulated"] / 1.5, rel=0.05)
     assert two < 0.6 * one
@@ -68,9 +71,9 @@ def test_data_parallel_ranks_have_seats_of_their_own(tmp_path: Path) -> None:
 
 def test_ranks_of_a_mixture_of_experts_want_a_profile_of_as_many(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "requests.jsonl", rows())
-    sparse = ("--profile", "rtx-pro-6000-server/qwen3-30b-a3b", "--data-parallel-size", "2")
+    sparse = ("--profile", "rtx-pro-6000-server/qwen3-30b-a3b", "--set", "devices.count=2")
     line = refusal(vllm_command, *flags(path, *sparse))
-    assert "--data-parallel-size 2" in line
+    assert "devices.count=2" in line
     assert "is of 1" in line
 
 
@@ -153,7 +156,7 @@ def test_prompts_join_the_requests_row_by_row_whatever_their_arrival(tmp_path: P
     assert result["prefix_cache_hit_tokens"] == 3 * 64
     assert result["prefix_cache_hit_rate"] == 3 * 4 / (4 * 7)
     assert result_of(vllm_command, *flags(path))["prefix_cache_hit_rate"] == 0.0
-    halves = result_of(vllm_command, *flags(path, "--prompts", str(prompts), "--block-size", "32"))
+    halves = result_of(vllm_command, *flags(path, "--prompts", str(prompts), "--set", "engine.block_size=32"))
     assert halves["prefix_cache_hit_tokens"] == 3 * 64
 
 
@@ -241,7 +244,7 @@ def test_a_defect_of_the_file_is_one_line_that_names_its_place(name: str, tmp_pa
     [
         (["--max-num-seqs", "0"], "engine.max_num_seqs=0"),
         (["--num-speculative-tokens", "2", "--acceptance", "iid:.5"], "needs a draft model"),
-        (["--num-speculative-tokens", "2", "--policy", "autoregressive"], "drafts nothing"),
+        (["--num-speculative-tokens", "2", "--set", "policy=autoregressive"], "drafts nothing"),
     ],
 )
 def test_flags_that_cannot_be_are_one_line(more: list[str], says: str, tmp_path: Path) -> None:

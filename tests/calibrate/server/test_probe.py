@@ -244,7 +244,8 @@ def test_what_was_measured_is_kept_where_the_fit_fails_and_can_be_fitted_again(
     assert message.count("\n") == 1
     assert "1 of 1 rounds are in 'mine.measured.json'" in message
     again = command_that_fits(message)
-    assert again == ["probe", "mine.measured.json", "--profile", "cpu/tiny", "--held-back", "3", "--out", "mine.json"]
+    told = ["--profile", "cpu/tiny", "--held-back", "3", "--out", "mine.json"]
+    assert again == ["validate", "mine.measured.json", "--fit-only", *told]
     kept = tmp_path / "mine.measured.json"
     assert [each.concurrency for each in read_measured(kept)] == [1.0, 2.0, 3.0]
     kept.write_text(kept.read_text().replace("5000000.0", "70.0"))
@@ -272,7 +273,23 @@ def test_levels_of_a_file_are_the_fits_of_the_probe_that_wrote_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with serving() as server:
-        assert run(["probe", server.url, *SHORT, "--rounds", "2", "--profile", "cpu/tiny", "--json", "a.json"]) == 0
+        assert (
+            run(
+                [
+                    "validate",
+                    server.url,
+                    "--fit-only",
+                    *SHORT,
+                    "--rounds",
+                    "2",
+                    "--profile",
+                    "cpu/tiny",
+                    "--json",
+                    "a.json",
+                ]
+            )
+            == 0
+        )
     assert run(["probe", "probe.measured.json", "--profile", "cpu/tiny", "--json", "b.json"]) == 0
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
 

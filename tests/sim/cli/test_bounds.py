@@ -11,9 +11,9 @@ import pytest
 
 import lanesim
 from sim.acceptance.models import MAX_DRAFT_TOKENS
-from sim.cli.flags import MAX_DRAWS, Listed
+from sim.cli.flags import MAX_DRAWS, DraftTokens, Listed
 from sim.cli.main import run
-from sim.cli.options import DRAFT_TOKENS, SHARED
+from sim.cli.options import SHARED
 from sim.run.scenario import MOST
 from sim.studies import cost_draws
 from tests.sim.cli.test_consent import commands
@@ -38,7 +38,7 @@ REFUSED = {
     f"plan llama-3.1-8b --gpu h200-sxm {LENGTHS} {SLO} --rate 1e9": "is not in the range 0.0<x<=1000000.0",
     f"plan llama-3.1-8b --gpu h200-sxm {LENGTHS} {SLO} --num-speculative-tokens 500": "is not in the range 1<=x<=126",
     f"plan llama-3.1-8b --gpu h200-sxm {LENGTHS} {SLO} --draws 1000000": "is not in the range 1<=x<=10000",
-    f"probe http://localhost:1 --profile {PAIR} --levels 1,1000000": "want 10000 requests at once at most",
+    f"validate http://h:1 --fit-only --profile {PAIR} --levels 1,1000000": "want 10000 requests at once at most",
 }
 
 
@@ -68,7 +68,7 @@ def test_every_number_of_the_command_line_has_a_largest_value() -> None:
         if getattr(each.type, "max", None) is None
     ]
     assert unbounded == []
-    assert DRAFT_TOKENS.max == MAX_DRAFT_TOKENS
+    assert DraftTokens.__metadata__[0].le == MAX_DRAFT_TOKENS
     assert MAX_DRAWS == cost_draws.MAX_DRAWS
 
 

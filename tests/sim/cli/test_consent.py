@@ -43,7 +43,7 @@ READ = {
         "paths",
     ),
     *("policy", "price", "profile", "profile_name", "prompts"),
-    *("requests_path", "scenario", "series", "source", "speculative_config", "store", "target"),
+    *("requests", "requests_path", "scenario", "series", "source", "speculative_config", "store", "target"),
     *("target_model", "target_weights", "url", "weights", "where"),
 }
 """Parameters of text that name nothing which is written; every other one is an output."""
@@ -69,32 +69,32 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("calibrate production", "--out"): "calibrate production --bench-json x.jsonl --profile {pair} --out there.json",
     ("calibrate production", "--json"): "calibrate production --bench-json x.jsonl --profile {pair} --json there",
     ("plan", "--json"): f"plan llama-3.1-8b --gpu h200-sxm --input-len 8 --output-len 8 {SLO} --json there",
-    ("probe", "--measured"): "probe http://localhost:1 --profile {pair} --measured there",
-    ("probe", "--out"): "probe http://localhost:1 --profile {pair} --out there.json",
-    ("probe", "--json"): "probe http://localhost:1 --profile {pair} --json there",
+    ("validate", "--measured"): "validate http://localhost:1 --fit-only --profile {pair} --measured there",
     ("replay", "--out"): "replay --profile cpu/tiny --policy pd --device cpu --out full",
     ("validate", "--json"): "validate r --no-plots --json there",
-    ("validate cells", "--json"): "validate cells x.csv --profile {pair} --json there",
-    ("validate cells", "--out"): "validate cells x.csv --profile {pair} --out figures",
-    ("validate vllm", "--json"): VLLM + " --json there",
-    ("validate vllm", "--out"): VLLM + " --out figures",
+    ("validate", "--out"): "validate cells x.csv --profile {pair} --out figures",
 }
 """A command line by command and output option, which names a file that is there, or a folder with one."""
 UNNAMED = {
-    "levels beside a profile": "probe http://localhost:1 --profile {pair} --out new.json",
-    "levels of no profile": "probe http://localhost:1 --profile {pair}",
+    "result of cells": "validate cells x.csv --profile {pair} --json there",
+    "result of a run": VLLM + " --json there",
+    "a run's folder": VLLM + " --out figures",
+    "profile of a server": "validate http://localhost:1 --fit-only --profile {pair} --out there.json",
+    "result of a fit": "validate http://localhost:1 --fit-only --profile {pair} --json there",
+    "levels beside a profile": "validate http://localhost:1 --fit-only --profile {pair} --out new.json",
+    "levels of no profile": "validate http://localhost:1 --fit-only --profile {pair}",
     "a figure over directories": "report r --figures figures",
     "pictures of a store": "report s --figures figures",
     "figures of a replay": "validate r",
     "figures of cells": "validate cells x.csv --profile {pair} --plots --out drawn",
     "figures of a run": VLLM + " --plots --out drawn",
 }
-"""Outputs that a command names by itself."""
+"""Outputs that a command names by itself, and those of further forms of `validate`."""
 SHIPPED_FILE = str(SHIPPED / "cpu" / "tiny.json")
 SHIPPED_OUTPUTS = {
     "a profile": f"calibrate derive --from {{pair}} --gpu h200-sxm --overwrite --out {SHIPPED_FILE}",
     "by another name": "calibrate derive --from {pair} --gpu h200-sxm --overwrite --out link.json",
-    "measured levels": f"probe http://localhost:1 --profile cpu/tiny --overwrite --measured {SHIPPED_FILE}",
+    "measured levels": f"validate http://h:1 --fit-only --profile cpu/tiny --overwrite --measured {SHIPPED_FILE}",
     "a result": f"capacity --profile {{pair}} --policy pd {SLO} --overwrite --json {SHIPPED_FILE}",
     "an engine": "compare --profile {pair} --policy pd --overwrite --json "
     + str(SHIPPED.parent / "engines/ideal.json"),
@@ -104,12 +104,12 @@ SHIPPED_OUTPUTS = {
 
 
 def commands(command: click.Command = lanesim, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Every command that can be run, by its words after `lanesim`."""
+    """Every command that the help names, by its words after `lanesim`."""
+    if command.hidden:
+        return
     if not isinstance(command, click.Group):
         yield path, command
         return
-    if (directory := getattr(command, "_directory", None)) is not None:
-        yield path, directory
     context = click.Context(command)
     for name in command.list_commands(context):
         inner = command.get_command(context, name)
@@ -233,5 +233,5 @@ def test_a_program_that_judges_asks_for_consent_too(
 
 def test_probes_levels_are_not_a_shipped_profile_by_its_name(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(SHIPPED_FILE, there / "mine.json")
-    line = "probe http://localhost:1 --profile mine.json --overwrite --measured ./mine.json"
+    line = "validate http://localhost:1 --fit-only --profile mine.json --overwrite --measured ./mine.json"
     assert "is read, too" in refusal(line, there, capsys)

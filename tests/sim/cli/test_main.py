@@ -48,7 +48,7 @@ def test_the_help_has_a_line_for_every_command(capsys: pytest.CaptureFixture[str
     assert run(["--help"]) == 0
     lines = capsys.readouterr().out.partition("Commands:")[2].partition("Example:")[0].splitlines()
     named = {line.split()[0]: line.split()[1:] for line in lines if line.startswith("  ") and line[2:3].strip()}
-    assert {"compare", "plan", "probe", "replay", "validate", "calibrate"} <= set(named)
+    assert {"compare", "plan", "replay", "validate", "calibrate"} <= set(named)
     assert not [name for name, words in named.items() if not words]
 
 

@@ -39,9 +39,9 @@ ARGUMENTS: dict[str, str] = {
     "bench": "calibrate production --profile {pair} --bench-json x.jsonl --json x.jsonl",
     "result of a fit": "calibrate production --profile {pair} --bench-json x.jsonl --json new.json --out new.json",
     "log": "calibrate production --profile {pair} --log x.jsonl --input-len 8 --output-len 8 --json x.jsonl",
-    "profile of a server": "probe http://localhost:1 --profile p.json --json p.json",
-    "levels of a server": "probe http://localhost:1 --profile p.json --measured p.json",
-    "levels to fit again": "probe x.jsonl --profile p.json --json x.jsonl",
+    "profile of a server": "validate http://localhost:1 --fit-only --profile p.json --json p.json",
+    "levels of a server": "validate http://localhost:1 --fit-only --profile p.json --measured p.json",
+    "levels to fit again": "validate x.jsonl --fit-only --profile p.json --json x.jsonl",
 }
 
 
