@@ -37,11 +37,7 @@ def recorded_runs(records: Sequence[RunRecord]) -> Iterator[Run]:
         if record.works:
             finished = [request for request in record.requests if request.is_finished]
             spans = [(r.index, r.arrival_s, r.scheduled_s, r.first_token_s, r.last_token_s) for r in finished]
-            yield _title(record.policy, record.seed), record.works, spans
-
-
-def _title(policy: str, seed: int) -> str:
-    return f"{policy} (seed {seed})"
+            yield f"{record.policy} (seed {record.seed})", record.works, spans
 
 
 def run_events(pid: int, name: str, works: Sequence[WorkRecord], spans: Iterable[Span]) -> list[Event]:

@@ -196,7 +196,8 @@ def _axes(product_of: Json, zipped: Json, scenario: dict[str, Json]) -> Iterator
         lists = dict(_lists(group, "zip"))
         lengths = {key: len(values) for key, values in lists.items()}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"zip: lists of one group must be equally long, got {_spoken(lengths)}")
+            got = ", ".join(f"{key}: {length}" for key, length in lengths.items())
+            raise ValueError(f"zip: lists of one group must be equally long, got {got}")
         axes.append(Axis(keys=tuple(lists), rows=tuple(zip(*lists.values(), strict=True))))
     seen: set[str] = set()
     for axis in axes:
@@ -230,10 +231,6 @@ def _one_policy_each(axis: Axis) -> Axis:
     if not rows:
         raise ValueError("policy: the list is empty, so there is nothing to run")
     return Axis(keys=axis.keys, rows=tuple(rows.values()))
-
-
-def _spoken(lengths: Mapping[str, int]) -> str:
-    return ", ".join(f"{key}: {length}" for key, length in lengths.items())
 
 
 def _lists(block: Mapping[str, Json], where: str) -> Iterator[tuple[str, list[Json]]]:
