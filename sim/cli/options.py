@@ -48,6 +48,14 @@ class WorkloadFlags(Struct, frozen=True, kw_only=True):
     policy: Annotated[tuple[str, ...], "Policy to run; repeat for several."] = ()
     profile: Annotated[tuple[str, ...], "Cost profile: gpu/target[+draft], or a path."] = ()
     num_prompts: Annotated[str | None, "Requests per run; auto = as many as steady means take."] = None
+    dataset_name: Annotated[
+        str | None,
+        "fixed, sharegpt-long, azure-conv, azure-code, or a trace: trace-azure, mooncake, burstgpt, sharegpt, "
+        "guidellm, aiperf, inference-perf, vllm-bench, csv, jsonl (docs/traces.md).",
+    ] = None
+    dataset_path: Annotated[
+        str | None, "File of a trace; columns of csv, jsonl: arrival_time, input_len, output_len and the like."
+    ] = None
     input_len: Annotated[int | None, "Prompt tokens (implies fixed lengths)."] = None
     output_len: Annotated[int | None, "Output tokens (implies fixed lengths)."] = None
     num_speculative_tokens: Annotated[int | None, "Draft length; 0 = no speculation."] = None
@@ -77,14 +85,6 @@ class CompareScenario(ServedFlags, frozen=True, kw_only=True):
     max_concurrency: MaxConcurrency = None
     burstiness: Annotated[float | None, "Gamma shape of arrivals; 1 = Poisson."] = None
     num_warmups: Annotated[int | None, "First requests left out of the metrics."] = None
-    dataset_name: Annotated[
-        str | None,
-        "fixed, sharegpt-long, azure-conv, azure-code, or a trace: trace-azure, mooncake, burstgpt, sharegpt, "
-        "guidellm, aiperf, inference-perf, vllm-bench, csv, jsonl (docs/traces.md).",
-    ] = None
-    dataset_path: Annotated[
-        str | None, "File of a trace; columns of csv, jsonl: arrival_time, input_len, output_len and the like."
-    ] = None
     random_range_ratio: Annotated[
         float | None, "Fixed lengths are drawn within this share of them, (1 - ratio) to (1 + ratio) times; below 1."
     ] = None
