@@ -224,13 +224,16 @@ def _column_words(header_and_rows: Any) -> str:
     return f"{sum(1 for _ in rows)} rows of {', '.join(header[:8])}; a trace's columns can be named: {TRACE_COLUMNS}"
 
 
-def _model_words(source: Any) -> str:
+def _config(path: Path) -> str:
+    """The model in words, quantised ones among them."""
+    from calibrate.catalogue.model_configs import source_of
+
+    source = source_of(str(path), plain=False)
     return ", ".join(text for text in (source.shape.name, source.assumed) if text)
 
 
 BENCH = reader("calibrate.server.level_files:read_bench", _at_once)
 PROFILE = reader("sim.costs.profile_files:load", lambda profile: str(profile.name))
-CONFIG = "calibrate.catalogue.model_configs:source_of"
 ROWS = reader("sim.report.results:read_columns", lambda columns: f"{len(next(iter(columns.values())))} rows")
 FORMATS: list[tuple[str, set[str], str, Reader]] = [
     *(
@@ -238,7 +241,7 @@ FORMATS: list[tuple[str, set[str], str, Reader]] = [
         for mark in ("store.sqlite", "store.json")
     ),
     ("folder", {"summary.json"}, "results", _results),
-    ("folder", {"config.json"}, "model config", reader(CONFIG, _model_words, of=str)),
+    ("folder", {"config.json"}, "model config", _config),
     (".yaml", {"grid"}, "grid", _grid),
     (".yaml", {"zip"}, "grid", _grid),
     (".yaml", set(), "scenario", _scenario),
@@ -287,7 +290,7 @@ FORMATS: list[tuple[str, set[str], str, Reader]] = [
         *(".json", {"policies", "runs"}, "comparison"),
         reader("sim.report.results:read_summary_file", lambda result: f"{len(result.runs)} runs"),
     ),
-    (".json", {"model_type"}, "model config", reader(CONFIG, _model_words, of=str)),
+    (".json", {"model_type"}, "model config", _config),
     (
         *(".json", {*SIGNS, "input_lens", "output_lens"}, "result of a benchmark"),
         lambda path: f"{BENCH(path)}; as vllm-bench {trace('vllm-bench')(path)}",

@@ -40,7 +40,7 @@ FORMATS = (
     *("trace azure 2024", "trace burstgpt", "trace sessions", "guidellm", "aiperf", "aiperf means"),
     *("inference-perf", "inference-perf means", "bench in detail", "bench appended"),
     *("trace jsonl", "sharegpt", "tape", "requests", "prompts", "cells", "request list", "tuned table"),
-    *("bench", "log vllm", "log sglang", "metrics", "measured levels", "summary", "requests.parquet", "work.parquet"),
+    *("bench", "log vllm", "log sglang", "metrics", "measured levels", "summary"),
     *("replay summary", "replay scenario", "replay requests", "replay works", "replay profile"),
     "store",
     *("trace gz", "trace counts", "trace turns", "trace columns", "trace without times"),

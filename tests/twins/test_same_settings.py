@@ -157,7 +157,7 @@ def test_a_policy_that_never_drafts_hears_nothing_of_drafts(asked: Asked, k: int
 def test_a_table_of_one_row_is_one_length(asked: Asked) -> Pair:
     k = asked["num-speculative-tokens"]
     table = with_set(
-        {**asked, "controller": "by_batch"}, speculation__num_speculative_tokens_per_batch_size=[[1, 4096, k]]
+        asked, speculation__controller="by_batch", speculation__num_speculative_tokens_per_batch_size=[[1, 4096, k]]
     )
     return Pair(only(runs(asked), *LATENCIES), only(runs(table), *LATENCIES))
 
