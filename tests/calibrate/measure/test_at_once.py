@@ -7,6 +7,8 @@ from time import perf_counter
 
 import pytest
 
+pytest.importorskip("torch")
+
 from calibrate.measure.bench import at_once
 
 

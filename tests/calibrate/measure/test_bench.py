@@ -8,6 +8,8 @@ from itertools import repeat as forever
 
 import pytest
 
+pytest.importorskip("torch")
+
 from calibrate.measure.bench import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Sample, Timing, half_width, repeat
 
 

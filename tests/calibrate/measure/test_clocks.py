@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
+
 from calibrate.fit.points_file import Clocks
 from calibrate.measure.machine import Driver
 
