@@ -115,6 +115,9 @@ _LARGE = Campaign(
 )
 CAMPAIGNS = {
     "cuda": _LARGE,
+    "cuda-10min": _LARGE._replace(
+        job=_LARGE.job._replace(budget_s=120.0), repeats=2, replications=1, corun_s=160.0
+    ),
     "cuda-24gb": _LARGE._replace(job=MeasuredPair("qwen2.5-1.5b", "qwen2.5-0.5b", 300.0, 32, 2048)),
     "cpu": Campaign(
         job=MeasuredPair("tiny-target", "tiny-draft", 15.0),
@@ -127,7 +130,8 @@ CAMPAIGNS = {
         corun_s=10.0,
     ),
 }
-"""Campaigns by what --device names; the one of a CPU rehearses the others' every step in two minutes."""
+"""Campaigns by what --device names: one of a GPU lent for ten minutes, begun anew for each replay that time is left for;
+the one of a CPU rehearses the others' every step in two minutes."""
 
 
 def device_of(campaign: str) -> str:
