@@ -4,10 +4,10 @@ Plain streams of a profile without an overlap measurement:
 - SERIAL: the kernels of all streams are in one FIFO. Works advance kernel by kernel, in proportion to the length of
   their kernels, so long grids (a prefill) starve short ones (a decode).
 - LEFTOVER: a work with the share s under SERIAL goes on at rate phi while another's kernels hold the machine:
-  r = s + phi (1 - s). Published comparisons of one plain stream with two imply phi of 0 to 0.21 (docs/adr/003); it is
-  assumed everywhere else, so results are bracketed (ASSUMED_PHI).
+  r = s + phi (1 - s). Rates of 26 pairs of passes on an H200 say phi 0.08, nine of ten 0.005 to 0.244; published
+  comparisons of one plain stream with two imply 0 to 0.21 (docs/adr/003). Bracketed (ASSUMED_PHI, or the profile's).
 - ROOFS: max-min filling under the compute and the bandwidth roof, an upper bound, only where a scenario asks for it;
-  with measured roofs and delays per kernel it is also the form of a profile whose overlap was measured.
+  with turns of tau per kernel it is also the form of a CPU's profile, whose overlap was measured.
 Priority is a weight with a floor, and only streams that ask for one have it. Preemptive priorities are what two
 reports write of and no code of theirs does: the highest takes what it can use, the lower ones the rest. Not here: the
 event loop that applies rates (`shared`).
@@ -54,7 +54,7 @@ ASSUMED_PHI = Phi(
     value=0.07,
     low=0.0,
     high=0.25,
-    source="assumed; one plain stream against two on an RTX 5090, an A100 and an RTX 3090 implies 0 to 0.21",
+    source="assumed; pairs of passes on an H200 say 0.08 (0.005 to 0.244), servings on three other GPUs 0 to 0.21",
 )
 """Phi of a profile that names none."""
 

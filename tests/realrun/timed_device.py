@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from realrun.host.device import DevicePart, DeviceStream, Event
-from sim.devices.contention import Contention, fill_rates, priority_weights
+from sim.devices.contention import Contention, plain_rates, priority_weights
 from sim.devices.partition import MEASURED, Portion, rates_on_shares
 
 CALL_S, GRAPH_CALL_S, KERNEL_CALL_S = 1e-6, 8e-6, 5e-6
@@ -139,11 +139,11 @@ class TimedDevice:
             return [rates.get(stream, 1.0) for stream in running]
         if len(passes) < 2:
             return [1.0] * len(running)
-        tau_s = self.contention.tau_s
-        caps = [1.0 / (1.0 + tau_s * lasts.num_kernels / lasts.device_s) for lasts in passes.values()]
+        ones = [1.0] * len(passes)
         weights = priority_weights([stream.priority for stream in passes])
+        per_s = [lasts.num_kernels / lasts.device_s for lasts in passes.values()]
         demands = [lasts.demands for lasts in passes.values()]
-        rates = dict(zip(passes, fill_rates(caps, weights, demands, self.contention), strict=True))
+        rates = dict(zip(passes, plain_rates(ones, weights, per_s, demands, self.contention), strict=True))
         return [rates.get(stream, 1.0) for stream in running]
 
 

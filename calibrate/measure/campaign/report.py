@@ -21,7 +21,7 @@ from calibrate.measure.campaign.plan import SMOKE_FILE, Campaign
 from calibrate.measure.campaign.verdict import BESIDE, Runs, changes, sentence
 from calibrate.measure.fits.share_fit import SharePair, pairs_of, said
 from sim.costs.profile import Profile
-from sim.costs.profile_files import SHIPPED, changed, load, ship_profile
+from sim.costs.profile_files import changed, load, ship_profile
 from sim.files.write import new_folder
 
 SEND = "send"
@@ -40,7 +40,7 @@ def report(out: Path, campaign: Campaign) -> None:
     lacking = [name for name in verdicts if name not in results]
     profile = load(job.profile_path(out))
     # A profile of the repository carries no points: they lie beside the report.
-    profile = changed(profile, name=name_beside_shipped(profile.name), points=())
+    profile = changed(profile, name=measured_name(profile.name), points=())
     with new_folder(out / SEND) as scratch:
         told = scratch / "docs" / "validation" / profile.gpu.name
         told.mkdir(parents=True)
@@ -53,13 +53,13 @@ def report(out: Path, campaign: Campaign) -> None:
         (told / "README.md").write_text("\n".join(lines))
 
 
-def name_beside_shipped(name: str) -> str:
-    """The name a profile is sent under: what is shipped already, composed of public tables, is not replaced.
+def measured_name(name: str) -> str:
+    """The name a profile is sent under: other shipped ones are composed of tables of an engine's kernels.
 
-    >>> name_beside_shipped("h100-sxm/llama-3.1-8b"), name_beside_shipped("l4/llama-3.2-1b")
-    ('h100-sxm/llama-3.1-8b-measured', 'l4/llama-3.2-1b')
+    >>> measured_name("h100-sxm/llama-3.1-8b")
+    'h100-sxm/llama-3.1-8b-measured'
     """
-    return f"{name}-measured" if (SHIPPED / f"{name}.json").exists() else name
+    return f"{name}-measured"
 
 
 def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Sequence[Ran]) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""Fits eta and tau of sim.devices.contention to rates of passes beside each other, and states the error on the rest.
+"""Fits what sim.devices.contention asks for to rates of passes beside each other, and states the error on the rest: phi
+of a GPU's plain streams, tau of a CPU, where works take turns at the interpreter.
 
 The simulated device's rates do the predicting, with the measured times alone as costs, so that the error is that of
 the contention model alone. Not here: measuring rates (calibrate.measure.rates), passes on shares of the multiprocessors
@@ -9,32 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import product
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from scipy.optimize import minimize
 
 from calibrate.fit.fit_errors import Array, kind_error
 from calibrate.fit.point_works import work_of
 from calibrate.fit.points_file import Ran
 from sim.costs.cost import CostModel, Demands
 from sim.costs.forms.build import build_costs
-from sim.costs.profile import Overlap, Profile
+from sim.costs.profile import Overlap, Phi, Profile
 from sim.costs.profile_files import round_constant
-from sim.devices.contention import Contention, plain_rates
+from sim.devices.contention import Contention, Regime, plain_rates
 
 MIN_PAIRS = 4
-ETAS = tuple(0.15 * 1.15**step for step in range(20))
-TAUS_S = (1e-8, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4)
-"""Grid that the search begins with: the loss is flat where a roof is never full, and has several minima."""
-ETA = (0.05, 4.0)
-TAU_S = (1e-9, 1e-2)
+PHIS = tuple(0.005 * step for step in range(201))
+BRACKET_PCT = 5.0, 95.0
+"""Percentiles of the pairs' own phis."""
 TURNS_S = tuple(1e-6 * 1.1**step for step in range(60))
 """1 us to 0.3 ms in steps of 10 %: what a turn at the interpreter may last, the tau of a CPU."""
-STEPS = (0.3, -0.1)
-"""First steps of the refinements, in logs: a simplex that has shrunk too soon is opened again."""
 THREE = "prefill, draft and verify beside each other, which no fit used; rates of all three"
 HELD_OUT = "pairs of passes that the fit did not use; rates of both"
 
@@ -52,24 +47,29 @@ def fit_overlap(profile: Profile, rates: Sequence[Ran], *, cores: float | None =
     """`profile` with `overlap` fitted to every other pair, kind by kind, its error on the rest under
     `errors.overlap`, and that on three passes at once, which no fit uses, under `errors.overlap_three`.
 
-    `cores` of a CPU, per thread of a pass: works have one each and take turns at the interpreter, so tau alone is
-    fitted. Fewer than MIN_PAIRS pairs fit nothing: the profile keeps its conservative default.
+    `cores` of a CPU, per thread of a pass: works have one each and take turns at the interpreter. Fewer than MIN_PAIRS
+    pairs fit nothing: the profile keeps its conservative default.
     """
     pairs = fitted_pairs(rates)
     if len(pairs) < MIN_PAIRS:
         return profile
     costs = build_costs(msgspec.structs.replace(profile, overlap=Overlap(demand_floor=0.0)))
     used, held_out = ([beside(costs, ran) for ran in some] for some in halves(pairs))
-    contention = _best_turn(used, cores) if cores is not None else _grid_then_simplex(used)
-    overlap = Overlap(
-        eta_compute=contention.eta_compute,
-        eta_bandwidth=contention.eta_bandwidth,
-        tau_s=contention.tau_s,
-        takes_turns=contention.takes_turns,
-        demand_floor=0.0,
-        measured=True,
-        source=f"measured: rates of {len(pairs)} pairs of passes on two streams, every other one of each kind fitted",
-    )
+    how = f"rates of {len(pairs)} pairs of passes on two streams, every other one of each kind fitted"
+    if cores is not None:
+        contention = _best(used, [_turns(cores, tau_s) for tau_s in TURNS_S])
+        overlap = Overlap(
+            eta_compute=contention.eta_compute,
+            eta_bandwidth=contention.eta_bandwidth,
+            tau_s=contention.tau_s,
+            takes_turns=True,
+            demand_floor=0.0,
+            measured=True,
+            source=f"measured: {how}",
+        )
+    else:
+        contention = _best(used, [Contention(regime=Regime.LEFTOVER, phi=phi) for phi in PHIS])
+        overlap = Overlap(phi=_phi(contention.phi, pairs, how), source="phi of plain streams is measured")
     errors = profile.errors | {"overlap": kind_error(_errors(contention, held_out), HELD_OUT)}
     three = [beside(costs, ran) for ran in rates if len(ran.corun.passes) == 3]
     if three:
@@ -127,31 +127,17 @@ def _loss(many: Sequence[Beside], contention: Contention) -> float:
     return float(np.mean(np.abs(np.log1p(_errors(contention, many)))))
 
 
-def _best_turn(used: Sequence[Beside], cores: float) -> Contention:
-    """Works that take turns on a CPU of so many cores: the tau of least loss."""
-    candidates = [
-        Contention(eta_compute=cores, eta_bandwidth=cores, tau_s=round_constant(tau_s), takes_turns=True)
-        for tau_s in TURNS_S
-    ]
+def _best(used: Sequence[Beside], candidates: Sequence[Contention]) -> Contention:
     return min(candidates, key=partial(_loss, used))
 
 
-def _grid_then_simplex(used: Sequence[Beside]) -> Contention:
-    """The constants of least loss: the best of a grid, refined."""
+def _turns(cores: float, tau_s: float) -> Contention:
+    """Works that take turns on a CPU of so many cores."""
+    return Contention(eta_compute=cores, eta_bandwidth=cores, tau_s=round_constant(tau_s), takes_turns=True)
 
-    def contention(logs: Array) -> Contention:
-        eta_compute, eta_bandwidth = (float(np.clip(np.exp(value), *ETA)) for value in logs[:2])
-        return Contention(
-            eta_compute=round_constant(eta_compute),
-            eta_bandwidth=round_constant(eta_bandwidth),
-            tau_s=round_constant(float(np.clip(np.exp(logs[2]), *TAU_S))),
-        )
 
-    def loss(logs: Array) -> float:
-        return _loss(used, contention(logs))
-
-    best = min((np.log(np.array(start)) for start in product(ETAS, ETAS, TAUS_S)), key=loss)
-    for step in STEPS:
-        simplex = np.vstack([best, best + step * np.eye(len(best))])
-        best = minimize(loss, best, method="Nelder-Mead", options={"maxfev": 150, "initial_simplex": simplex}).x
-    return contention(best)
+def _phi(value: float, pairs: Sequence[Ran], how: str) -> Phi:
+    """Phi with the bracket of the pairs' own: shares sum to 1, so a pair's is the sum of its rates less 1."""
+    low, high = np.clip(np.percentile([sum(ran.rates) - 1.0 for ran in pairs], BRACKET_PCT), 0.0, 1.0).tolist()
+    value, low, high = (round(each, 3) for each in (value, min(low, value), max(high, value)))
+    return Phi(value=value, low=low, high=high, source=f"measured; {how}, nine of ten within the bracket")

@@ -30,7 +30,7 @@ from realrun.replay.pair_executor import PairExecutor
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import MeasuredPoint, Overlap
 from sim.costs.profile_files import load
-from sim.devices.contention import Contention
+from sim.devices.contention import Contention, Regime
 from sim.interface.host import Stream
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.realrun.support import tiny_model, tiny_options
@@ -141,6 +141,25 @@ def test_a_pass_that_is_issued_slower_than_its_stream_is_held_is_timed_again() -
     assert delays_s == []
 
 
+def test_a_launch_that_blocks_until_its_hold_is_over_counts_as_the_host_is_ahead_of_the_device() -> None:
+    measured = Measured(TimedDevice())
+    timed = TimedPass("verify", "target", 2, 5, 64, "graphed")
+    truth, issue = measured.knows(timed), Issuer.issue
+
+    def blocking(issuer: Issuer, *args: Any) -> Any:
+        is_held = measured.device.held_launches is not None
+        pending = issue(issuer, *args)
+        measured.device.host_s += 1.5 * measured.bench._hold_s if is_held else 0.0
+        return pending
+
+    run = measured.bench.timer(timed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Issuer, "issue", blocking)
+        sample = run()
+    assert sample.device_s == pytest.approx(truth.device_s + 2 * COPY_S, rel=TOLERANCE)
+    assert sample.host_s == pytest.approx(GRAPH_CALL_S, rel=TOLERANCE, abs=6e-6)
+
+
 def test_a_host_too_busy_to_issue_is_told_and_not_measured() -> None:
     measured = Measured(TimedDevice())
     timed = TimedPass("verify", "target", 2, 5, 64, "graphed")
@@ -182,25 +201,18 @@ def test_the_way_of_a_result_comes_back() -> None:
     assert host_times.result_s(measured.bench, point) == pytest.approx(CALL_S + LATENCY_S + WAKE_S, rel=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "contention",
-    [
-        Contention(eta_compute=0.9, eta_bandwidth=0.8, tau_s=4e-6),
-        Contention(eta_compute=1.2, eta_bandwidth=1.1, tau_s=1e-6),
-    ],
-)
-def test_what_passes_do_to_each_other_comes_back(contention: Contention) -> None:
-    measured = Measured(ThreadedDevice(contention=contention))
+@pytest.mark.parametrize("phi", [0.05, 0.2])
+def test_what_passes_do_to_each_other_comes_back(phi: float) -> None:
+    measured = Measured(ThreadedDevice(contention=Contention(regime=Regime.LEFTOVER, phi=phi)))
     rates = []
     for corun in coruns_within(LIMITS):
         for timed in corun.passes:
             measured.knows(timed)
         rates.append(measure(measured.bench, corun, 0.0))
     fitted = fit_overlap(PROFILE, rates)
-    found, three = fitted.overlap, fitted.errors["overlap_three"]
-    assert found.eta_compute == pytest.approx(contention.eta_compute, rel=TOLERANCE)
-    assert found.eta_bandwidth == pytest.approx(contention.eta_bandwidth, rel=TOLERANCE)
-    assert found.tau_s == pytest.approx(contention.tau_s, rel=TOLERANCE)
+    assert fitted.overlap.phi is not None
+    assert fitted.overlap.phi.value == pytest.approx(phi, abs=0.01)
+    three = fitted.errors["overlap_three"]
     assert three.points == 3
     assert three.max_error_pct is not None
     assert three.max_error_pct < 100.0 * TOLERANCE

@@ -26,7 +26,7 @@ from calibrate.cli.check_files import check_file
 from calibrate.fit import points_file
 from calibrate.measure.campaign import __main__ as campaign
 from calibrate.measure.campaign.plan import CAMPAIGNS, SMOKE, Campaign, ClosedLoop, MeasuredPair, done_file
-from calibrate.measure.campaign.report import name_beside_shipped, report
+from calibrate.measure.campaign.report import measured_name, report
 from calibrate.measure.campaign.smoke import CHECKS
 from calibrate.measure.campaign.steps import run
 from calibrate.measure.fits.share_fit import fit_shares
@@ -63,7 +63,8 @@ def test_a_campaign_is_a_smoke_step_measurements_three_replays_and_what_to_send(
     ]
     kinds = {device: [step.partition(" ")[0] for step in plan.steps] for device, plan in CAMPAIGNS.items()}
     assert dict.fromkeys(kinds["cpu"]) == dict.fromkeys(kinds["cuda"])
-    assert all(plan.scenario(plan.loads[0], "p")["replications"] >= 3 for plan in CAMPAIGNS.values() if plan.job.rows)
+    whole = [plan for name, plan in CAMPAIGNS.items() if plan.job.rows and name != "cuda-10min"]
+    assert all(plan.scenario(plan.loads[0], "p")["replications"] >= 3 for plan in whole)
 
 
 def test_the_pairs_share_their_vocabularies() -> None:
@@ -141,8 +142,7 @@ def test_what_is_sent_lies_as_in_the_repository_and_is_sound(finished: Path) -> 
 
 def test_a_profile_is_not_sent_under_the_name_of_one_that_is_shipped() -> None:
     job = CAMPAIGNS["cuda"].job
-    assert name_beside_shipped(f"h100-sxm/{job.name}") == f"h100-sxm/{job.name}-measured"
-    assert name_beside_shipped(f"h100-pcie/{job.name}") == f"h100-pcie/{job.name}"
+    assert measured_name(f"h100-sxm/{job.name}") == f"h100-sxm/{job.name}-measured"
 
 
 @pytest.mark.slow

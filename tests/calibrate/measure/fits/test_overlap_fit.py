@@ -17,13 +17,13 @@ from calibrate.measure.overlap_cells import coruns, coruns_within
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.devices.contention import Contention, contention_of
+from sim.devices.contention import Contention, Regime, contention_of
 from tests.calibrate.measure.co_runs import ran
 
 PAIR = load("h100-sxm/llama-3.1-8b+llama-3.2-1b")
 CPU = load("cpu/tiny")
 SLOTS = Limits(rows=64, slot_tokens=4096, pass_tokens=4096, draft_tokens=8, has_draft=True, has_graphs=True)
-TRUTH = Contention(eta_compute=0.9, eta_bandwidth=0.8, tau_s=4e-6)
+TRUTH = Contention(regime=Regime.LEFTOVER, phi=0.13)
 TURNS = Contention(eta_compute=2.0, eta_bandwidth=2.0, tau_s=2e-5, takes_turns=True)
 
 
@@ -47,9 +47,10 @@ def test_contention_behind_rates_is_found_again_and_three_passes_are_predicted_f
     assert len(three.rates) == 3
     assert max(three.rates) < 0.9
     fitted = fit_overlap(PAIR, rates)
-    for name in ("eta_compute", "eta_bandwidth", "tau_s"):
-        assert getattr(fitted.overlap, name) == pytest.approx(getattr(TRUTH, name), rel=0.01)
-    assert (fitted.overlap.measured, fitted.overlap.demand_floor) == (True, 0.0)
+    phi = fitted.overlap.phi
+    assert phi is not None
+    assert (phi.low, phi.value, phi.high) == pytest.approx((0.13, 0.13, 0.13), abs=0.001)
+    assert contention_of(fitted.overlap) == TRUTH
     error = fitted.errors["overlap_three"]
     assert (error.points, error.mean_error_pct) == (3, pytest.approx(0.0, abs=1.0))
     without = fit_overlap(PAIR, rates[:-1])
@@ -59,7 +60,10 @@ def test_contention_behind_rates_is_found_again_and_three_passes_are_predicted_f
 
 def test_noise_is_stated_as_the_error_on_pairs_that_the_fit_did_not_use() -> None:
     rates = rated(PAIR, TRUTH, SLOTS, noise=0.03)
-    error = fit_overlap(PAIR, rates).errors["overlap"]
+    fitted = fit_overlap(PAIR, rates)
+    error, phi = fitted.errors["overlap"], fitted.overlap.phi
+    assert phi is not None
+    assert phi.low < 0.12 < phi.value < 0.14 < phi.high
     assert error.points == 2 * len(halves(fitted_pairs(rates))[1]) >= 12
     assert 1.0 < (error.mean_error_pct or 0.0) < 6.0
 
@@ -94,4 +98,4 @@ def test_on_a_cpu_works_have_a_core_each_and_the_length_of_a_turn_is_found_again
 def test_a_few_pairs_fit_nothing() -> None:
     rates = rated(PAIR, TRUTH, SLOTS)
     assert fit_overlap(PAIR, rates[: MIN_PAIRS - 1]) is PAIR
-    assert fit_overlap(PAIR, rates[:MIN_PAIRS]).overlap.measured
+    assert fit_overlap(PAIR, rates[:MIN_PAIRS]).overlap.phi is not None
