@@ -115,9 +115,7 @@ _LARGE = Campaign(
 )
 CAMPAIGNS = {
     "cuda": _LARGE,
-    "cuda-10min": _LARGE._replace(
-        job=_LARGE.job._replace(budget_s=120.0), repeats=2, replications=1, corun_s=160.0
-    ),
+    "cuda-10min": _LARGE._replace(job=_LARGE.job._replace(budget_s=120.0), repeats=2, replications=1, corun_s=160.0),
     "cuda-24gb": _LARGE._replace(job=MeasuredPair("qwen2.5-1.5b", "qwen2.5-0.5b", 300.0, 32, 2048)),
     "cpu": Campaign(
         job=MeasuredPair("tiny-target", "tiny-draft", 15.0),
