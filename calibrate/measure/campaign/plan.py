@@ -128,8 +128,8 @@ CAMPAIGNS = {
         corun_s=10.0,
     ),
 }
-"""Campaigns by what --device names: one of a GPU lent for ten minutes, begun anew for each replay that time is left for;
-the one of a CPU rehearses the others' every step in two minutes."""
+"""Campaigns by what --device names. That of ten minutes is for a GPU that is lent; that of a CPU rehearses the others'
+every step in two."""
 
 
 def device_of(campaign: str) -> str:
