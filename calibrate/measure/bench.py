@@ -2,8 +2,9 @@
 captured.
 
 Between repetitions the slots are set back, outside the timed window, so that every repetition does the same work.
-On a GPU the device's time is that of a captured graph, whose stream is held while it is issued: one launch, no gaps. An eager pass has the same kernels, so what is timed of it is the host that
-issues it. On a CPU issuing is executing, so both are the duration of the pass.
+On a GPU the device's time is that of a captured graph, whose stream is held while it is issued: one launch, no gaps.
+An eager pass has the same kernels, so what is timed of it is the host that issues it. On a CPU issuing is executing, so
+both are the duration of the pass.
 A pass is timed until it is warm, and then until its median is known tightly, or it is marked noisy. Warm means: the
 newest block of repetitions is not faster than the one before it by more than WARM_SHARE. Tight means: half of the
 median's 95 % interval, by order statistics, is at most TIGHT_SHARE of it.
