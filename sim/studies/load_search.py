@@ -36,6 +36,8 @@ NARROW = 0.02
 BISECTED, BISECTED_IN_DRAW = 0.008, 0.03
 """Relative width to which a replication's answer is bisected, without bias; small beside NARROW, and beside what
 draws differ by."""
+AT_ONCE_PER_S = 1e6
+"""Requests per second from which on all of them come at once, and the most that a scenario takes."""
 ALONE = 1e-3
 """Share of the saturated throughput at which requests hardly ever meet."""
 REQUESTS = 2000
@@ -115,11 +117,13 @@ class LoadSearch:
 
     @property
     def most(self) -> float:
-        """The largest load that is tried: with a bound on waiting the saturated rate, else everything at once."""
+        """The largest load that is tried: with a bound on waiting, or of a brief search, the saturated rate, else
+        everything at once."""
         if self.is_concurrency:
             return float(max(1, num_prompts(self.scenario) // 2))
         goodput = self.scenario.goodput
-        return inf if goodput.ttft_ms is None and goodput.e2el_ms is None else self.saturated_per_s
+        bounds_no_waiting = goodput.ttft_ms is None and goodput.e2el_ms is None
+        return inf if bounds_no_waiting and not self.is_brief else self.saturated_per_s
 
     @property
     def least(self) -> float:
@@ -165,13 +169,14 @@ class LoadSearch:
             return low, failed
         if near is None and self.attains(self.most, seed) >= self.share:
             return self.most, self.most
-        step, high = 1.1, 2.0 * self.saturated_per_s if self.most == inf else self.most
+        most, step = min(self.most, AT_ONCE_PER_S), 1.1
+        high = 2.0 * self.saturated_per_s if self.most == inf else self.most
         if near is not None:
-            high = min(self.most, self._whole(near * 1.05) + self.is_concurrency)
+            high = min(most, self._whole(near * 1.05) + self.is_concurrency)
         while self.attains(high, seed) >= self.share:
-            if high >= self.most:
+            if high >= most:
                 return self.most, self.most
-            low, high, step = high, min(self.most, self._whole(high * step) + self.is_concurrency), step**2
+            low, high, step = high, min(most, self._whole(high * step) + self.is_concurrency), step**2
         return low, high
 
     def _whole(self, load: float) -> float:
@@ -180,7 +185,13 @@ class LoadSearch:
 
     def under(self, draw: Resolved) -> LoadSearch:
         """The same question where costs and acceptance are those of `draw`."""
-        return LoadSearch(draw, self.share, is_concurrency=self.is_concurrency, closeness=BISECTED_IN_DRAW)
+        return LoadSearch(
+            draw,
+            self.share,
+            is_concurrency=self.is_concurrency,
+            closeness=BISECTED_IN_DRAW,
+            is_brief=self.is_brief,
+        )
 
     def own_loads(self, runner: Runner) -> OwnLoads:
         """Loads of pilots, and of as many fresh replications as a narrow interval takes."""

@@ -6,7 +6,7 @@ import json
 import re
 from functools import cache
 from io import StringIO
-from math import exp, factorial, floor
+from math import exp, factorial, floor, inf
 from typing import Any
 
 import msgspec
@@ -102,6 +102,13 @@ def test_bounds_below_the_service_time_are_met_never() -> None:
 def test_bounds_on_no_waiting_are_met_by_any_rate() -> None:
     found = highest(tpot=1e6)
     assert (found.limit, found.load) == (Limit.UNBOUNDED, None)
+
+
+def test_a_search_near_a_load_ends_where_all_requests_come_at_once() -> None:
+    """As in a draw of costs under which every rate holds."""
+    resolved = resolve(lone_server(num_prompts=30, **{"goodput.tpot_ms": 1e6}), load(PROFILE), "baseline")
+    search = LoadSearch(resolved, 0.95, is_concurrency=False)
+    assert search.own_highest(0, near=search.saturated_per_s) == inf
 
 
 def test_loose_bounds_leave_the_saturated_throughput_as_the_limit() -> None:

@@ -15,7 +15,7 @@ from sim.costs.datasheets import POWER
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.report.say import draft_lengths, print_answer
-from sim.run.scenario import Scenario
+from sim.run.scenario import Goodput, Scenario
 from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, first_pass
 from sim.studies.plan.search import Rental, plan, with_world
 from sim.studies.tune import TunedPoint
@@ -119,6 +119,12 @@ def test_a_planned_rate_is_inside_its_own_interval() -> None:
     assert best.rate_interval is not None
     low, high = best.rate_interval
     assert low <= best.rate_per_replica <= high
+
+
+def test_slos_that_bound_no_waiting_leave_what_a_replica_can_serve() -> None:
+    given = msgspec.structs.replace(scenario(), goodput=Goodput(tpot_ms=60.0))
+    bounded, loose = (planned(each, ONE).deployments[0] for each in (given, scenario(ttft_ms=1e9)))
+    assert bounded.rate_per_replica == pytest.approx(loose.rate_per_replica)
 
 
 def test_a_drafter_that_pays_is_in_the_row_and_its_lengths_are_by_load() -> None:
