@@ -102,7 +102,8 @@ def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
     }
     if cell.shared_prefix and cell.input_len is not None:
         unshared_tokens = cell.input_len - cell.shared_prefix
-        workload |= {"input_len": unshared_tokens, "prefix_len": cell.shared_prefix, "num_prefixes": cell.num_prefixes}
+        sharing: dict[str, Json] = {"prefix_len": cell.shared_prefix, "num_prefixes": cell.num_prefixes}
+        workload |= {"input_len": unshared_tokens, "sharing": sharing}
     speculation: dict[str, Json] = {"num_speculative_tokens": k}
     if k:
         speculation["acceptance"] = _with_spread(str(cell.acceptance), setup.acceptance_spread)

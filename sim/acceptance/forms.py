@@ -28,6 +28,7 @@ from sim.acceptance.quoted import (
     QuotedForm,
     QuotedModel,
     QuotedTape,
+    Synthetic,
 )
 from sim.acceptance.spread import QuotedSpread
 from sim.acceptance.tape import TapeAcceptance, read_tapes
@@ -41,6 +42,7 @@ FORMS = {
     "per-position": "per-position:.74,.66,.76 (conditional rates)",
     "beta": "beta:13,8",
     "markov": "markov:.13,.82 or markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]",
+    "synthetic": "synthetic:2.6 or synthetic:.74,.49,.37 (length, or rates, of vLLM's synthetic sampler)",
     "tape": "tape:FILE or tape:FILE#FIELD",
 }
 """Name of each form and how it is written."""
@@ -121,8 +123,9 @@ def parse_quoted(text: str) -> Quoted:
     at whatever draft length is in use; `vllm:U1,U2,..` unconditional rates by position, measured with drafts of as many
     tokens; `per-position:R1,R2,..` conditional ones, the last repeating; `beta:A,B` a rate per request;
     `markov:FIRST,AFTER` the chance of a token after a missed one, and after an accepted one;
-    `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden states; `tape:FILE` recorded. `~S` after the numbers of
-    the first four: requests differ, by a standard deviation of S on the logit scale. Raises ValueError, one line.
+    `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden states; `synthetic:L` or `synthetic:U1,U2,..`
+    what vLLM's synthetic sampler makes of a length, and of rates; `tape:FILE` recorded. `~S` after the numbers of the
+    first four: requests differ, by a standard deviation of S on the logit scale. Raises ValueError, one line.
 
     >>> import lanesim
     >>> quoted = lanesim.parse_quoted("vllm:.74,.49,.37")
@@ -194,6 +197,8 @@ def _built_in(text: str, name: str, values: list[float]) -> Quoted:
             return MeasuredRates(tuple(values))
         case "per-position", _:
             return QuotedModel(PerPositionAcceptance(tuple(values)), _remarks_on_conditional(values))
+        case "synthetic", _:
+            return Synthetic(tuple(values))
         case "beta", 2:
             return QuotedModel(BetaAcceptance(*values))
         case "markov", 2:

@@ -120,6 +120,18 @@ class QuotedModel(_AtEveryLength):
 
 
 @dataclass(frozen=True, slots=True)
+class Synthetic(_AtEveryLength):
+    """Settings of vLLM's synthetic sampler: an acceptance length, or an unconditional rate for each drafted token."""
+
+    values: tuple[float, ...]
+
+    def model(self, k: int) -> Acceptance:
+        if len(self.values) == 1:
+            return AcceptanceSummary.from_vllm(k, synthetic_acceptance_length=self.values[0]).model
+        return AcceptanceSummary.from_vllm(k, synthetic_acceptance_rates=self.values).model
+
+
+@dataclass(frozen=True, slots=True)
 class QuotedTape(_AtEveryLength):
     """Recorded requests; drawn again from themselves (bootstrap), since as many others could have been recorded."""
 

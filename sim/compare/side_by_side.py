@@ -316,7 +316,7 @@ def _transients(policies: Sequence[Resolved], length: Length, summaries: Sequenc
 def _acceptance_notes(resolved: Resolved) -> tuple[str, ...]:
     """Notes on what the quoted acceptance leaves open at the draft length in use."""
     draft_tokens = resolved.scenario.speculation.num_speculative_tokens
-    return () if resolved.quoted is None or not draft_tokens else resolved.quoted.notes([draft_tokens])
+    return () if not draft_tokens else resolved.quoted.notes([draft_tokens])
 
 
 def _policy_summary(frame: Frame, policy: str) -> PolicySummary:

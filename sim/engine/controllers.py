@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sim.engine.adaptive_length import AdaptiveVerification, Bands, GoodputLength, RoundSeconds, SglangAdaptive
 from sim.engine.draft_length import BatchTable, ByBatch, Feedback, Fixed, SameLength
 
@@ -14,15 +16,14 @@ def build_controller(
     name: str,
     draft_tokens: int,
     *,
-    table: BatchTable | None = None,
-    bands: Bands | None = None,
+    table: BatchTable | Bands | None = None,
     round_s: RoundSeconds | None = None,
 ) -> SameLength:
     """The controller called `name`; `draft_tokens` is what it starts at, or the most that it may draft (by_batch,
     goodput). Without drafts every one is fixed at 0.
 
-    by_batch reads `table`, sglang_adaptive `bands` (None: SGLang's own); goodput and adaptive_verification ask
-    `round_s` what a round of so many rows and drafted, or verified, tokens takes. Raises ValueError for an unknown
+    by_batch reads rows of `table`, sglang_adaptive its bands (None: SGLang's own); goodput and adaptive_verification
+    ask `round_s` what a round of so many rows and drafted, or verified, tokens takes. Raises ValueError for an unknown
     name, and for what its name needs and lacks.
 
     >>> build_controller("by_batch", 3, table=((1, 64, 3), (65, 128, 1))).length_for(100)
@@ -35,9 +36,9 @@ def build_controller(
     if name == "feedback":
         return Feedback(draft_tokens)
     if name == "sglang_adaptive":
-        return SglangAdaptive(draft_tokens, bands)
+        return SglangAdaptive(draft_tokens, table if isinstance(table, Mapping) else None)
     if name == "by_batch":
-        if table is None:
+        if table is None or isinstance(table, Mapping):
             raise ValueError("controller by_batch needs a table of draft lengths by batch size")
         return ByBatch(table, draft_tokens)
     if round_s is None:

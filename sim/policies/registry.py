@@ -13,8 +13,6 @@ from sim.policies.policy import Policy as Policy
 
 GROUP = "lanesim.policies"
 """Entry points of installed packages."""
-CONTINUOUS_SETTINGS = ("enable_prefix_caching", "rules")
-"""Keys of the engine that continuous batching alone obeys."""
 MODULES = (baseline, pd, pdv, unified, adaptive, pipelined, disaggregated)
 POLICIES = {policy.name: policy for policy in (AUTOREGRESSIVE, CONTINUOUS, *(module.POLICY for module in MODULES))}
 """Those that come with lanesim."""

@@ -16,10 +16,10 @@ from sim.costs.shapes import ModelShape
 from sim.engine.controllers import VERIFYING
 from sim.policies.adaptive import check_table
 from sim.policies.options import Batching, EngineLimits, KvMode, Method, PolicyOptions
-from sim.policies.registry import CONTINUOUS_SETTINGS, Policy, find_policy
+from sim.policies.registry import Policy, find_policy
 from sim.run.lane_shares import check_partition
 from sim.run.limits import DraftLengths, own_method
-from sim.run.scenario import Engine, Scenario
+from sim.run.scenario import Scenario
 
 
 class IgnoredKeyWarning(UserWarning):
@@ -159,10 +159,9 @@ def ignored_keys(scenario: Scenario) -> list[str]:
         if (value := getattr(scenario.policy_options, key)) != default:
             by = [policy.name for policy in policies if not policy.takes_option(key)]
             ignored("policy_options", key, value, by)
-    for key in CONTINUOUS_SETTINGS:
-        if (value := getattr(scenario.engine, key)) != getattr(Engine(), key):
-            by = [policy.name for policy in policies if policy.takes is not None and not policy.is_continuous]
-            ignored("engine", key, value, by)
+    for key, value in scenario.engine.rules.items():
+        by = [policy.name for policy in policies if policy.takes is not None and not policy.is_continuous]
+        ignored("engine.rules", key, value, by)
     return lines
 
 
@@ -172,8 +171,6 @@ def short_rates(scenario: Scenario) -> list[str]:
     if not any(find_policy(name).is_speculative for name in scenario.policy):
         return []
     quotes = [(speculation.acceptance, speculation.num_speculative_tokens)]
-    if speculation.synthetic_acceptance_length or speculation.synthetic_acceptance_rates:
-        quotes = []
     quotes += [(each.acceptance, each.num_speculative_tokens) for each in speculation.drafts]
     counts = [(text, num_rates(text), draft_tokens) for text, draft_tokens in quotes]
     return [

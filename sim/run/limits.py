@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.acceptance.conversions import AcceptanceSummary
-from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance, IidAcceptance
 from sim.acceptance.quoted import Quoted
 from sim.costs.engine_costs import NO_SPECULATION, PARALLEL_EAGLE, EngineCosts, engine_of, own_engine, without_engine
 from sim.costs.profile import Profile
 from sim.policies.options import EngineLimits, Method
 from sim.policies.registry import Policy
-from sim.run.scenario import Scenario, Speculation
+from sim.run.scenario import Scenario
 from sim.workload.served import Served
 
 
@@ -31,23 +29,9 @@ class DraftLengths(msgspec.Struct, frozen=True, kw_only=True):
     """The length that the controller always chooses; None where it may choose this or that."""
 
 
-def quoted_in(speculation: Speculation) -> Quoted | None:
-    """Acceptance of a scenario, to be had at any draft length; None where vLLM's keys give it. Raises ValueError."""
-    has_keys = speculation.synthetic_acceptance_length is not None or speculation.synthetic_acceptance_rates is not None
-    return None if has_keys else parse_quoted(speculation.acceptance)
-
-
-def acceptance_at(speculation: Speculation, quoted: Quoted | None, draft_tokens: int) -> Acceptance:
-    """The acceptance model of a scenario at a draft length, vLLM's keys first. Raises ValueError."""
-    if draft_tokens == 0:
-        return IidAcceptance(0.0)
-    if quoted is not None:
-        return quoted.model(draft_tokens)
-    return AcceptanceSummary.from_vllm(
-        draft_tokens,
-        synthetic_acceptance_length=speculation.synthetic_acceptance_length,
-        synthetic_acceptance_rates=speculation.synthetic_acceptance_rates,
-    ).model
+def acceptance_at(quoted: Quoted, draft_tokens: int) -> Acceptance:
+    """The acceptance model of a quote at a draft length, 0 included. Raises ValueError."""
+    return quoted.model(draft_tokens) if draft_tokens else IidAcceptance(0.0)
 
 
 def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -> EngineCosts:
@@ -91,10 +75,10 @@ def limits_of(
     told = given.rules
     rules, is_fixed = engine.rules, scenario.speculation.controller == "fixed"
     slots = rules.slots_per_seat(drafter_of(method, profile), draft_tokens) if is_drafting else 0
-    if given.prefill_schedule_interval > 1 and not rules.has_prefill_interval:
+    interval = int(told.get("prefill_schedule_interval", 1))
+    if interval > 1 and not rules.has_prefill_interval:
         raise ValueError(
-            f"engine.prefill_schedule_interval={given.prefill_schedule_interval} is vLLM's from 0.24 on; engine "
-            f"{engine.name!r} has none"
+            f"engine.rules.prefill_schedule_interval={interval} is vLLM's from 0.24 on; engine {engine.name!r} has none"
         )
     return EngineLimits(
         max_num_seqs=given.max_num_seqs or engine.seats(profile, is_drafting=is_drafting),
@@ -103,7 +87,7 @@ def limits_of(
         slots_per_request=slots if rules.slots_of_scheduled else 0,
         padded_tokens=draft_tokens + 1 if rules.pads_last_token and is_drafting and is_fixed else 0,
         seats_lookahead=rules.seats_lookahead,
-        prefill_schedule_interval=given.prefill_schedule_interval,
+        prefill_schedule_interval=interval,
         defers_last_token=rules.defers_last_token,
         preempts_by_priority=rules.preempts_by_priority,
         spares_lone_prompt=rules.spares_lone_prompt,

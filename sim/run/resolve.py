@@ -61,7 +61,6 @@ from sim.run.limits import (
     drafter_of,
     engine_for,
     limits_of,
-    quoted_in,
     served_by,
 )
 from sim.run.scenario import Scenario
@@ -94,8 +93,8 @@ class _Unpriced:
     profile: Profile
     num_slots: int | None
     """Requests that a real host can hold at once; None = as many as memory does, on no real host."""
-    quoted: Quoted | None
-    """Acceptance as people quote it, to be had at any draft length; None where vLLM's keys give it."""
+    quoted: Quoted
+    """Acceptance as people quote it, to be had at any draft length."""
     engine: EngineCosts
     """The engine whose costs are added to the GPU's time."""
     limits: EngineLimits
@@ -139,7 +138,7 @@ class _Unpriced:
     def new_pool(self) -> KvPool:
         """The KV memory of one replica, empty."""
         policy, limits, rules, given = self.policy, self.limits, self.engine.rules, self.scenario.engine
-        is_async, is_caching = limits.async_scheduling, given.enable_prefix_caching
+        is_async, is_caching = limits.async_scheduling, given.rules.get("enable_prefix_caching", True) is True
         slots = draft_slots(policy, self.lengths.max, is_async=is_async)
         drops_block = self.lengths.given > 0 and drafter_of(limits.method, self.profile) in rules.drops_cached_block
         if self.num_slots is not None:
@@ -166,7 +165,7 @@ class _Unpriced:
 
     def acceptance_at(self, draft_tokens: int) -> Acceptance:
         """Acceptance of the profile's draft model at another draft length."""
-        return acceptance_at(self.scenario.speculation, self.quoted, draft_tokens)
+        return acceptance_at(self.quoted, draft_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,8 +260,8 @@ def resolve(
     engine = engine_for(scenario, profile, is_real=is_real)
     served = served_by(scenario, profile, engine)
     limits = limits_of(scenario, profile, engine, is_speculative=named.is_speculative, is_real=is_real)
-    quoted = quoted or quoted_in(speculation)
-    acceptance_at(speculation, quoted, speculation.num_speculative_tokens)
+    quoted = quoted or parse_quoted(speculation.acceptance)
+    acceptance_at(quoted, speculation.num_speculative_tokens)
     draft_tokens = speculation.num_speculative_tokens if named.is_speculative else 0
     pairs = _pairs(scenario, profile, draft_tokens)
     lengths = _lengths(scenario, draft_tokens, is_real=is_real)
@@ -331,15 +330,13 @@ def _pairs(scenario: Scenario, profile: Profile, draft_tokens: int) -> tuple[Pro
     return tuple(pair_with(profile, drafter.draft) for drafter in drafts)
 
 
-def _acceptances(
-    scenario: Scenario, policy: Policy, quoted: Quoted | None, draft_tokens: int
-) -> tuple[Acceptance, ...]:
+def _acceptances(scenario: Scenario, policy: Policy, quoted: Quoted, draft_tokens: int) -> tuple[Acceptance, ...]:
     speculation = scenario.speculation
-    if policy.drafts_ahead and quoted is not None and speculation.stale_acceptance is not None:
+    if policy.drafts_ahead and speculation.stale_acceptance is not None:
         quoted = parse_quoted(speculation.stale_acceptance)
     further = speculation.drafts if draft_tokens else ()
     return (
-        acceptance_at(speculation, quoted, draft_tokens),
+        acceptance_at(quoted, draft_tokens),
         *(parse_quoted(each.acceptance).model(each.num_speculative_tokens) for each in further),
     )
 
@@ -377,7 +374,6 @@ def _controller(scenario: Scenario, draft_tokens: int, times: _Times | None) -> 
         speculation.controller,
         draft_tokens,
         table=speculation.num_speculative_tokens_per_batch_size,
-        bands=speculation.speculative_adaptive_config,
         round_s=_no_time if times is None else times.round_s,
     )
 

@@ -14,11 +14,12 @@ from enum import StrEnum
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
 from sim.acceptance.models import MAX_DRAFT_TOKENS
+from sim.bounds import Bounds, check_bounds
 from sim.costs.profile import Profile
 from sim.costs.profile_files import default_lengths, spelling
 from sim.costs.work_costs import GRAPHED_DECODE, GRAPHED_DRAFT
@@ -34,63 +35,15 @@ from sim.plugins import shown
 from sim.policies.options import Method, PolicyOptions
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.workload.classes import SloClass, check_classes
-from sim.workload.generate import AUTO, MAX_PROMPTS, TIMED_TRACES, Workload
+from sim.workload.generate import AUTO, TIMED_TRACES, Workload
+from sim.workload.sessions import Sharing
 
 SCENARIO_SCHEMA = 1
 MAX_SEED = 2**63 - 1
 FORMER_REGIME = "shared"
 RENAMED_DATASET = "sharegpt-like", "sharegpt-long"
 """Old name and new one."""
-
-
-MAX_TOKENS = 10_000_000
-MOST: dict[str, float] = {
-    "workload.request_rate": 1e6,
-    "workload.burstiness": 1e6,
-    "workload.max_concurrency": 1_000_000,
-    "workload.input_len": MAX_TOKENS,
-    "workload.output_len": MAX_TOKENS,
-    "workload.prefix_len": MAX_TOKENS,
-    "workload.num_prefixes": MAX_PROMPTS,
-    "workload.num_turns": 10_000,
-    "workload.num_forks": 10_000,
-    "workload.turn_gap_s": 1e6,
-    "engine.max_num_seqs": 1_000_000,
-    "engine.max_num_batched_tokens": 1_000_000_000,
-    "engine.max_model_len": 1_000_000_000,
-    "engine.block_size": 1_000_000,
-    "engine.num_gpu_blocks": 1_000_000_000,
-    "engine.prefill_schedule_interval": 1_000_000,
-    "speculation.num_speculative_tokens": MAX_DRAFT_TOKENS,
-    "window.arrivals_end_s": 1e9,
-    "window.stop_s": 1e9,
-    "goodput.ttft_ms": 1e12,
-    "goodput.tpot_ms": 1e12,
-    "goodput.e2el_ms": 1e12,
-    "policy_options.workers": 10_000,
-    "policy_options.decode_batch": 1_000_000,
-    "policy_options.verify_batch": 1_000_000,
-    "policy_options.prefill_chunk_tokens": 1_000_000_000,
-    "replications": 10_000,
-}
-"""Largest values of keys that no simulation means more of: beyond them time, memory or 64 bits end, not the input. An
-infinite rate is a closed loop's, and is none."""
-
-
-def _check_most(scenario: Scenario) -> None:
-    for key, most in MOST.items():
-        block, _, name = key.rpartition(".")
-        value = getattr(getattr(scenario, block) if block else scenario, name)
-        if value is not None and value > most and value != inf:
-            raise ValueError(f"{key}={value!r} must be at most {most:,.0f}")
-
-
-def _at_least(block: str, struct: msgspec.Struct, **least: int) -> None:
-    for name, minimum in least.items():
-        value = getattr(struct, name)
-        if value < minimum:
-            dotted = f"{block}.{name}" if block else name
-            raise ValueError(f"{dotted}={value!r} must be at least {minimum}")
+COUNT = 1_000_000
 
 
 def _one_of(name: str, value: str, known: Iterable[str]) -> None:
@@ -100,6 +53,8 @@ def _one_of(name: str, value: str, known: Iterable[str]) -> None:
 
 RULES: dict[str, tuple[type, float, float]] = {
     "long_prefill_token_threshold": (int, 0, 1_000_000_000),
+    "enable_prefix_caching": (bool, 0, 1),
+    "prefill_schedule_interval": (int, 1, 1_000_000),
     "enable_chunked_prefill": (bool, 0, 1),
     "enable_mixed_chunk": (bool, 0, 1),
     "scheduler_recv_interval": (int, 1, 1_000_000),
@@ -107,12 +62,19 @@ RULES: dict[str, tuple[type, float, float]] = {
     "batch_wait_max_tokens_ratio": (float, 0.0, 1.0),
 }
 """Kind, least and largest value of what `engine.rules` may hold."""
-GONE = {f"engine.{name}": f"engine.rules.{name}" for name in RULES} | {
-    "speculation.speculative_eagle_topk": "nothing: a chain of num_speculative_tokens is all that is simulated",
-    "speculation.draft_hysteresis": "nothing: it is 0.05",
-    "policy_options.requests_per_draft_device": "policy_options.draft_autoscale, which is that number",
-    "policy_options.draft_cooldown_s": "nothing: it is 5 seconds",
-}
+GONE = (
+    {f"engine.{name}": f"engine.rules.{name}" for name in RULES}
+    | {f"workload.{name}": f"workload.sharing.{name}" for name in Sharing.__struct_fields__}
+    | {
+        "workload.length_range": "workload.random_range_ratio: [SHORTEST, LONGEST]",
+        "speculation.synthetic_acceptance_length": "speculation.acceptance: synthetic:LENGTH",
+        "speculation.synthetic_acceptance_rates": "speculation.acceptance: synthetic:RATE,RATE,..",
+        "speculation.speculative_adaptive_config": "speculation.num_speculative_tokens_per_batch_size, which takes it",
+        "speculation.speculative_eagle_topk": "nothing: a chain of num_speculative_tokens is all that is simulated",
+        "speculation.draft_hysteresis": "nothing: it is 0.05",
+        "policy_options.draft_cooldown_s": "nothing: it is 5 seconds",
+    }
+)
 """Former keys, and what to use instead."""
 
 
@@ -121,18 +83,18 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str | None = None
     """An engine of sim/engines, or a JSON file; null = the one the profile was measured with, else vllm-0.32."""
-    max_num_seqs: int | None = None
+    max_num_seqs: Annotated[int | None, Bounds(1, COUNT)] = None
     """Requests admitted and unfinished, under every policy; null = the engine's own limit on that GPU."""
-    max_num_batched_tokens: int | None = None
+    max_num_batched_tokens: Annotated[int | None, Bounds(1, 1000 * COUNT)] = None
     """Tokens of one target pass, under every policy; null = the engine's own limit on that GPU."""
-    max_model_len: int | None = None
+    max_model_len: Annotated[int | None, Bounds(1, 1000 * COUNT)] = None
     """vLLM: an answer ends when prompt and answer have this many tokens, and a prompt that has as many is rejected
     (`rejected_requests` of a run); null = the target's context."""
-    block_size: int = 16
+    block_size: Annotated[int, Bounds(1, COUNT)] = 16
     """Tokens of a KV block."""
-    num_gpu_blocks: int | None = None
+    num_gpu_blocks: Annotated[int | None, Bounds(1, 1000 * COUNT)] = None
     """KV blocks; null = as many as fit beside the weights. More than memory holds are simulated, with a note."""
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: Annotated[float, Bounds(0, 1, is_open=True)] = 0.9
     """Share of the GPU's memory for weights, KV and passes."""
     cuda_graph: bool | str = True
     """true: passes are captured in CUDA graphs; draft: only the draft model's; decode: only those without prompts
@@ -140,24 +102,19 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: bool | None = None
     """A step (of a lane: a prompt or a round) is planned while the one before it runs; null = as the engine does with
     the scenario's drafter, under autoregressive without one."""
-    enable_prefix_caching: bool = True
-    """autoregressive, continuous: a request reuses KV of its prefix that is still in memory, its own or another's."""
-    prefill_schedule_interval: int = 1
-    """autoregressive, continuous: while rows decode, prompts go on in every so many steps, unless some were left
-    waiting (vLLM from 0.24 on, data-parallel ranks)."""
     rules: dict[str, bool | int | float] = {}
     """autoregressive, continuous: what the engine does otherwise than by itself, by the names of its own flags.
-    long_prefill_token_threshold: longest chunk of one prompt in a step. enable_chunked_prefill (TensorRT-LLM: false):
-    a prompt may take what a step has left; else it waits for a step with room for all of it. enable_mixed_chunk
-    (SGLang: false): a step may hold prompt chunks and decoding rows. scheduler_recv_interval (SGLang): decoding steps
-    between two looks at new arrivals. batch_wait_timeout_iters (TensorRT-LLM): steps for which new prompts wait for
-    more while rows decode, until a step has batch_wait_max_tokens_ratio of max_num_batched_tokens."""
+    long_prefill_token_threshold: longest chunk of one prompt in a step (pd, pdv, pipelined and disaggregated: in a
+    work). enable_prefix_caching (vLLM, SGLang: true): a request reuses KV of its prefix that is still in memory, its
+    own or another's. prefill_schedule_interval (vLLM from 0.24 on, data-parallel ranks): while rows decode, prompts go
+    on in every so many steps, unless some were left waiting. enable_chunked_prefill (TensorRT-LLM: false): a prompt
+    may take what a step has left; else it waits for a step with room for all of it. enable_mixed_chunk (SGLang:
+    false): a step may hold prompt chunks and decoding rows. scheduler_recv_interval (SGLang): decoding steps between
+    two looks at new arrivals. batch_wait_timeout_iters (TensorRT-LLM): steps for which new prompts wait for more while
+    rows decode, until a step has batch_wait_max_tokens_ratio of max_num_batched_tokens."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks"):
-            if getattr(self, name) is not None:
-                _at_least("engine", self, **{name: 1})
-        _at_least("engine", self, block_size=1, prefill_schedule_interval=1)
+        check_bounds("engine", self)
         for name, value in self.rules.items():
             if name not in RULES:
                 raise ValueError(unknown("key of engine.rules", name, RULES))
@@ -169,10 +126,6 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(self.cuda_graph, str) and self.cuda_graph not in (GRAPHED_DRAFT, GRAPHED_DECODE):
             wanted = f"true, false, {GRAPHED_DRAFT} or {GRAPHED_DECODE}"
             raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be {wanted}")
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ValueError(
-                f"engine.gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1"
-            )
 
 
 class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,59 +138,49 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     draft: str
     """A known model, or a profile target+draft of the same target and GPU."""
     acceptance: str
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: Annotated[int, Bounds(1, MAX_DRAFT_TOKENS)] = 4
 
     def __post_init__(self) -> None:
-        _at_least("speculation.drafts", self, num_speculative_tokens=1)
+        check_bounds("speculation.drafts", self)
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drafted and what is accepted."""
 
     method: Method = Method.DRAFT_MODEL
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: Annotated[int, Bounds(0, MAX_DRAFT_TOKENS)] = 4
     """Draft length, or the longest one of a controller; 0: none."""
     acceptance: str = "iid:0.7"
     """Which drafted tokens are accepted, in one of the forms of docs/acceptance.md."""
     stale_acceptance: str | None = None
     """pipelined drafts before the target's newest features exist. Acceptance of a head that reads them then, such as
     length:2.59@7 in place of length:4.35@7; null: `acceptance`, for a draft that reads none."""
-    synthetic_acceptance_length: float | None = None
-    """vLLM's key, in place of `acceptance`: tokens per round; the first drafted tokens are accepted first."""
-    synthetic_acceptance_rates: tuple[float, ...] | None = None
-    """vLLM's key, in place of `acceptance`: unconditional rate by position."""
     controller: str = "fixed"
     """Chooses the draft length: fixed, feedback, by_batch, goodput, sglang_adaptive; or what of it is verified:
     adaptive_verification."""
-    num_speculative_tokens_per_batch_size: BatchTable | None = None
-    """by_batch: vLLM's key, rows of [first batch size, last one, draft length]; none above num_speculative_tokens."""
-    speculative_adaptive_config: dict[str, Band] | None = None
-    """sglang_adaptive: SGLang's file of that name, bands by smallest batch size; null = SGLang's own."""
+    num_speculative_tokens_per_batch_size: BatchTable | dict[str, Band] | None = None
+    """by_batch: vLLM's key, rows of [first batch size, last one, draft length], none above num_speculative_tokens.
+    sglang_adaptive: SGLang's file speculative_adaptive_config, bands by smallest batch size; null = SGLang's own."""
     drafts: tuple[Drafter, ...] = ()
     """baseline, pd, pdv, unified, adaptive: further draft models in memory, each with draft (a known model, or a
     profile of that pair), acceptance and num_speculative_tokens. Each round uses the one with the most expected
     tokens per second."""
 
     def __post_init__(self) -> None:
-        _at_least("speculation", self, num_speculative_tokens=0)
-        if self.synthetic_acceptance_length is not None and self.synthetic_acceptance_rates is not None:
-            raise ValueError("speculation: give synthetic_acceptance_length or synthetic_acceptance_rates, not both")
+        check_bounds("speculation", self)
         _one_of("speculation.controller", self.controller, CONTROLLERS)
-        table, bands = self.num_speculative_tokens_per_batch_size, self.speculative_adaptive_config
-        for key, value, reader in (
-            ("num_speculative_tokens_per_batch_size", table, "by_batch"),
-            ("speculative_adaptive_config", bands, "sglang_adaptive"),
-        ):
-            if value is not None and self.controller != reader:
-                raise ValueError(
-                    f"speculation.{key} is read by speculation.controller={reader} only, not by {self.controller}"
-                )
-        if self.controller == "by_batch" and table is None:
-            raise ValueError("speculation.controller=by_batch needs num_speculative_tokens_per_batch_size")
-        if table is not None:
+        key, table = "speculation.num_speculative_tokens_per_batch_size", self.num_speculative_tokens_per_batch_size
+        if table is not None and self.controller != ("sglang_adaptive" if isinstance(table, dict) else "by_batch"):
+            raise ValueError(
+                f"{key}: rows are read by speculation.controller=by_batch, bands by sglang_adaptive, none by "
+                f"{self.controller}"
+            )
+        if isinstance(table, dict):
+            bands_by_start(table)
+        elif table is not None:
             check_table(table, self.num_speculative_tokens)
-        if bands is not None:
-            bands_by_start(bands)
+        elif self.controller == "by_batch":
+            raise ValueError(f"speculation.controller=by_batch needs {key}")
         if self.drafts and self.controller != "fixed":
             raise ValueError(
                 f"speculation.drafts: each has a length of its own, so speculation.controller={self.controller} has "
@@ -257,7 +200,7 @@ MAX_REPLICAS = 10_000
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas, how requests find them, and what joins the GPUs of one."""
 
-    count: int = 1
+    count: Annotated[int, Bounds(1, MAX_REPLICAS)] = 1
     """Replicas, each with the GPUs that its policy needs: one, more for disaggregated and pipelined. As many as a
     profile of experts has data-parallel ranks are those ranks, in lockstep."""
     routing: Routing = Routing.ROUND_ROBIN
@@ -269,18 +212,14 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     overlap: Regime | None = None
     """What works of several streams do to each other where the profile has no measurement: serial, leftover, or roofs,
     an upper bound; null = leftover, and beside it what both ends of phi's bracket say."""
-    phi: float | None = None
+    phi: Annotated[float | None, Bounds(0, 1)] = None
     """leftover: the rate at which a work goes on while kernels of another stream hold the GPU, 0..1; null = the
     profile's, or 0.07, and both ends of its bracket beside it."""
 
     def __post_init__(self) -> None:
-        _at_least("devices", self, count=1)
-        if self.phi is not None and not 0.0 <= self.phi <= 1.0:
-            raise ValueError(f"devices.phi={self.phi!r} must be in 0..1, or null")
+        check_bounds("devices", self)
         if self.phi is not None and self.overlap not in (None, Regime.LEFTOVER):
             raise ValueError(f"devices.phi={self.phi!r} belongs to devices.overlap=leftover, got {self.overlap.value}")
-        if self.count > MAX_REPLICAS:
-            raise ValueError(f"devices.count={self.count} must be at most {MAX_REPLICAS}")
         try:
             link_of(self.link)
         except ValueError as error:
@@ -295,33 +234,27 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """Observation window, seconds of simulated time; null = until everything has drained."""
 
-    arrivals_end_s: float | None = None
+    arrivals_end_s: Annotated[float | None, Bounds(0, 1e9, is_open=True)] = None
     """Requests that would arrive later are left out."""
-    stop_s: float | None = None
+    stop_s: Annotated[float | None, Bounds(0, 1e9, is_open=True)] = None
     """Everything stops; what has not finished is counted as censored."""
 
     def __post_init__(self) -> None:
-        for name in ("arrivals_end_s", "stop_s"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value < inf:
-                raise ValueError(f"window.{name}={value!r} must be a finite number of seconds above 0, or null")
+        check_bounds("window", self)
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     """SLOs a request must meet to count as good, milliseconds; null = no bound."""
 
-    ttft_ms: float | None = None
+    ttft_ms: Annotated[float | None, Bounds(0, 1e12, is_open=True)] = None
     """Time to the first token."""
-    tpot_ms: float | None = None
+    tpot_ms: Annotated[float | None, Bounds(0, 1e12, is_open=True)] = None
     """Time per further token."""
-    e2el_ms: float | None = None
+    e2el_ms: Annotated[float | None, Bounds(0, 1e12, is_open=True)] = None
     """Time from arrival to last token."""
 
     def __post_init__(self) -> None:
-        for name in ("ttft_ms", "tpot_ms", "e2el_ms"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value < inf:
-                raise ValueError(f"goodput.{name}={value!r} must be a finite number of milliseconds above 0, or null")
+        check_bounds("goodput", self)
 
     @property
     def bounds_ms(self) -> dict[str, float | None]:
@@ -353,9 +286,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     goodput: Goodput = Goodput()
     slo_classes: tuple[SloClass, ...] = ()
     """Classes of requests with priorities and SLOs of their own: name, share, priority, ttft_ms, tpot_ms, e2el_ms."""
-    seed: int = 0
+    seed: Annotated[int, Bounds(0, MAX_SEED)] = 0
     """Seed of arrivals, lengths and acceptance."""
-    replications: int = 1
+    replications: Annotated[int, Bounds(1, 10_000)] = 1
     """Runs of each policy, each with a child of the seed."""
     energy: bool = False
     """Runs also say power_w, the mean watts of a GPU with its idle time, and joules_per_output_token; null where the
@@ -368,11 +301,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("policy: name at least one")
         if len(set(self.policy)) < len(self.policy):
             raise ValueError(f"policy: {', '.join(self.policy)} names one twice")
-        _at_least("", self, seed=0, replications=1)
+        check_bounds("", self)
         check_classes(self.slo_classes)
-        _check_most(self)
-        if self.seed > MAX_SEED:
-            raise ValueError(f"seed={self.seed} must be at most {MAX_SEED}: tables of results hold it in 64 bits")
 
     @classmethod
     def of(cls, source: Mapping[str, Any] | str | Path | None = None, /, **changes: Any) -> Scenario:
@@ -496,9 +426,9 @@ def field_types(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
 
 
 def dotted_keys(struct: type[msgspec.Struct] = Scenario, prefix: str = "") -> Iterator[str]:
-    """Every key of a scenario, dotted."""
+    """Every key of a scenario, dotted; a mapping inside a block is one."""
     for name, hint in field_types(struct).items():
-        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        if not prefix and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
             yield from dotted_keys(hint, f"{prefix}{name}.")
         elif name in struct.__struct_fields__:
             yield prefix + name

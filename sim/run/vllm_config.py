@@ -25,13 +25,9 @@ METHODS = {
     "dspark": Method.DSPARK,
 }
 """vLLM's `method` -> what runs here; names that end in `_mtp` are MTP of one model family."""
-TAKEN = (
-    "num_speculative_tokens",
-    "synthetic_acceptance_length",
-    "synthetic_acceptance_rates",
-    "num_speculative_tokens_per_batch_size",
-)
+TAKEN = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
 """Keys of the same name in `speculation`."""
+SYNTHETIC = ("synthetic_acceptance_length", "synthetic_acceptance_rates")
 PARALLEL_KEY = "parallel_drafting"
 WITHOUT_EFFECT = (
     "model",
@@ -62,17 +58,40 @@ def speculation_of(text: str) -> dict[str, Json]:
     config = parse_json(text, "--speculative-config")
     if not isinstance(config, dict):
         raise ValueError(f"--speculative-config must be a JSON object, got {type(config).__name__}")
-    known = ("method", PARALLEL_KEY, *TAKEN, *WITHOUT_EFFECT)
+    known = ("method", PARALLEL_KEY, *TAKEN, *SYNTHETIC, *WITHOUT_EFFECT)
     for key in config:
         if key not in known:
             raise ValueError(unknown("key of --speculative-config", key, known))
     block: dict[str, Json] = {"method": _method(config).value}
     block |= {key: config[key] for key in TAKEN if config.get(key) is not None}
+    if synthetic := [config[key] for key in SYNTHETIC if config.get(key) is not None]:
+        block["acceptance"] = _acceptance(synthetic)
     if "num_speculative_tokens" not in block:
         raise ValueError("--speculative-config: num_speculative_tokens is missing, and no profile says it")
     if "num_speculative_tokens_per_batch_size" in block:
         block["controller"] = "by_batch"
     return block
+
+
+def _acceptance(synthetic: list[Json]) -> str:
+    if len(synthetic) > 1:
+        raise ValueError(f"--speculative-config: give {' or '.join(SYNTHETIC)}, not both")
+    value = synthetic[0]
+    rates = [value] if not isinstance(value, list) else [1.0 + value[0]] if len(value) == 1 else value
+    return f"synthetic:{','.join(map(str, rates))}"
+
+
+def synthetic_config(acceptance: str) -> dict[str, Json] | None:
+    """vLLM's key, and its value, of an acceptance of its synthetic sampler; None for any other.
+
+    >>> synthetic_config("synthetic:2.6"), synthetic_config("iid:0.7")
+    ({'synthetic_acceptance_length': 2.6}, None)
+    """
+    name, _, numbers = acceptance.partition(":")
+    if name != "synthetic":
+        return None
+    values: list[Json] = [float(number) for number in numbers.split(",")]
+    return {SYNTHETIC[1]: values} if len(values) > 1 else {SYNTHETIC[0]: values[0]}
 
 
 def _method(config: dict[str, Json]) -> Method:

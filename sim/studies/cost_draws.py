@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from sim.acceptance.quoted import QuotedModel
+from sim.acceptance.quoted import QuotedModel, Synthetic
 from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import OnDone, Runner
 from sim.compare.run_length import settled
@@ -88,7 +88,7 @@ def cost_draws(resolved: Resolved, count: int, seed: int) -> list[Resolved]:
     for index in range(count):
         chances = _DrawChances(strata, index)
         # Acceptance is the first factor, so that it draws the same whatever a profile holds.
-        accepted = None if quoted is None else quoted.draw(chances)
+        accepted = quoted.draw(chances)
         draws.append(resolved.drawn(_drawn_profile(based, resolved.engine.error_pct, chances), accepted))
     return draws
 
@@ -115,7 +115,7 @@ def covers(resolved: Resolved) -> str:
     spreads = kind_spreads(profile)
     shown = ", ".join(f"{kind} {100.0 * spread.whole:.1f} %" for kind, spread in spreads.items())
     body_pct = 100.0 * body_spread(profile)
-    if quoted is None or isinstance(quoted, QuotedModel):
+    if isinstance(quoted, QuotedModel | Synthetic):
         acceptance = "acceptance as given, which names no uncertainty"
     else:
         acceptance = f"acceptance within what its quote leaves open ({resolved.scenario.speculation.acceptance})"

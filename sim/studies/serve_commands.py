@@ -23,6 +23,7 @@ from sim.policies.options import Method
 from sim.policies.registry import find_policy
 from sim.run.limits import engine_for, limits_of, served_by
 from sim.run.scenario import Scenario, to_plain
+from sim.run.vllm_config import synthetic_config
 from sim.workload.generate import num_requests
 
 REPOSITORIES = {
@@ -64,16 +65,15 @@ SGLANG_KV = {"fp8": "fp8_e4m3"}
 CARRIED = frozenset((
     "schema", "profile", "policy", "seed", "replications", "energy", "engine.name", "engine.max_num_seqs",
     "engine.max_num_batched_tokens", "engine.max_model_len", "engine.block_size", "engine.num_gpu_blocks",
-    "engine.gpu_memory_utilization", "engine.async_scheduling", "engine.enable_prefix_caching",
+    "engine.gpu_memory_utilization", "engine.async_scheduling", "engine.rules.enable_prefix_caching",
     "engine.rules.enable_chunked_prefill", "engine.rules.long_prefill_token_threshold", "workload.num_prompts",
     "workload.request_rate", "workload.burstiness", "workload.max_concurrency", "workload.input_len",
     "workload.output_len", "workload.random_range_ratio", "speculation.method", "speculation.num_speculative_tokens",
-    "speculation.num_speculative_tokens_per_batch_size", "speculation.synthetic_acceptance_length",
-    "speculation.synthetic_acceptance_rates", "goodput.ttft_ms", "goodput.tpot_ms", "goodput.e2el_ms",
+    "speculation.num_speculative_tokens_per_batch_size", "goodput.ttft_ms", "goodput.tpot_ms", "goodput.e2el_ms",
 ))  # fmt: skip
 """Keys of a scenario that vLLM's lines carry, or that change no run."""
 NOTED = frozenset((
-    "workload.dataset_name", "workload.dataset_path", "workload.length_range", "speculation.acceptance",
+    "workload.dataset_name", "workload.dataset_path", "speculation.acceptance",
     "speculation.controller",
 ))  # fmt: skip
 """Keys that a note of theirs is about."""
@@ -194,16 +194,16 @@ def checking_lines(
     workload, speculation, k = scenario.workload, scenario.speculation, scenario.speculation.num_speculative_tokens
     config, notes = None, [server.target.note, server.stands_in, _not_carried(scenario)]
     if k and any(find_policy(name).is_speculative for name in scenario.policy):
-        table: Table = speculation.num_speculative_tokens_per_batch_size or ((1, 1, k),)
+        given = speculation.num_speculative_tokens_per_batch_size
+        table: Table = ((1, 1, k),) if given is None or isinstance(given, dict) else given
         config = server.speculative_config(table, k)
         notes += [server.draft_note, *server.vllm_notes(table)]
-        for key in ("synthetic_acceptance_length", "synthetic_acceptance_rates"):
-            if (value := getattr(speculation, key)) is not None:
-                config |= {"rejection_sample_method": "synthetic", key: value}
+        if (synthetic := synthetic_config(speculation.acceptance)) is not None:
+            config |= {"rejection_sample_method": "synthetic", **synthetic}
         if speculation.controller not in ("fixed", "by_batch"):
             notes.append(f"speculation.controller={speculation.controller} is not in the line, which always drafts {k}")
     means = served_by(scenario, profile).mean_tokens(scenario.seed)
-    lengths: Sequence[int] = (round(means.prompt) - workload.prefix_len, round(means.output))
+    lengths: Sequence[int] = (round(means.prompt) - workload.sharing.prefix_len, round(means.output))
     if workload.random_range_ratio is not None:
         lengths = [fixed or mean for fixed, mean in zip(workload.fixed_len, lengths, strict=True)]
     prompt_tokens, output_tokens = lengths
@@ -216,11 +216,13 @@ def checking_lines(
         notes.append(
             f"{speculation.acceptance}: random prompts are accepted otherwise; take acceptance from the result"
         )
-    if workload.length_range is not None:
+    ratio = workload.random_range_ratio
+    if isinstance(ratio, tuple):
         notes.append(
-            f"workload.length_range={list(workload.length_range)}: vllm bench draws around a mean; every request has "
-            "its mean lengths"
+            f"workload.random_range_ratio={list(ratio)}: vllm bench draws around a mean; every request has its mean "
+            "lengths"
         )
+        ratio = None
     if workload.dataset_path is not None:
         notes.append(f"{workload.dataset_name}: requests arrive at random, not as the trace has them")
     in_flight, ranks = workload.max_concurrency, profile.data_parallel
@@ -228,7 +230,7 @@ def checking_lines(
     flags: Flags = {
         "model": server.target.name,
         "dataset-name": "random",
-        "random-prefix-len": workload.prefix_len or None,
+        "random-prefix-len": workload.sharing.prefix_len or None,
         "random-input-len": prompt_tokens,
         "random-output-len": output_tokens,
         "num-prompts": ranks * num_requests(workload),
@@ -237,7 +239,7 @@ def checking_lines(
         "ignore-eos": True,
         "save-result": True,
         "save-detailed": True,
-        "random-range-ratio": workload.random_range_ratio or None,
+        "random-range-ratio": ratio or None,
         "burstiness": workload.burstiness if workload.burstiness != 1.0 else None,
         "max-concurrency": None if in_flight is None else ranks * in_flight,
         "goodput": bounds or None,
@@ -315,7 +317,7 @@ class _Server:
         switches = {
             "async-scheduling": given.async_scheduling,
             "enable-chunked-prefill": given.rules.get("enable_chunked_prefill"),
-            "enable-prefix-caching": None if given.enable_prefix_caching else False,
+            "enable-prefix-caching": None if given.rules.get("enable_prefix_caching", True) else False,
         }
         flags: Flags = {
             "max-num-seqs": limits.max_num_seqs,
@@ -401,8 +403,8 @@ def _not_carried(scenario: Scenario) -> str | None:
     default = Scenario(profile=scenario.profile, policy=scenario.policy)
     before, after = dict(_leaves(to_plain(default))), dict(_leaves(to_plain(scenario)))
     carried = {*CARRIED, *NOTED}
-    if scenario.workload.num_prefixes == 1:
-        carried.add("workload.prefix_len")
+    if scenario.workload.sharing.num_prefixes == 1:
+        carried.add("workload.sharing.prefix_len")
     if isinstance(scenario.engine.cuda_graph, bool):
         carried.add("engine.cuda_graph")
     differs = {key: value for key, value in after.items() if key not in carried and value != before.get(key)}

@@ -347,8 +347,8 @@ def _checked(scenario: Scenario, profile: Profile, draws: int) -> Resolved:
         )
     if scenario.policy[0] != "continuous":
         raise ValueError(f"policy {scenario.policy[0]!r} never drafts: tune wants --policy continuous")
-    without = {"num_speculative_tokens_per_batch_size": None, "speculative_adaptive_config": None}
-    (resolved,) = resolve_all(with_keys(scenario, speculation={"controller": "fixed", **without}), profile)
+    fixed = {"controller": "fixed", "num_speculative_tokens_per_batch_size": None}
+    (resolved,) = resolve_all(with_keys(scenario, speculation=fixed), profile)
     return resolved
 
 

@@ -7,14 +7,15 @@ are warm-ups. Not here: the length tables (sim.workload.lengths) and recorded tr
 
 from enum import StrEnum
 from functools import lru_cache
-from math import ceil, floor, inf, isfinite
+from math import ceil, floor, inf
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.bounds import Bounds, check_bounds
 from sim.draws import Floats, Integers
 from sim.interface.request import Request
 from sim.names import unknown
@@ -32,6 +33,7 @@ MIN_RATE = 1e-9
 """Requests per second: one in 32 years."""
 MAX_PROMPTS = 10_000_000
 """About what 16 GB of memory hold."""
+MAX_TOKENS = 10_000_000
 AUTO = "auto"
 MIN_AUTO_PROMPTS = 1000
 """Requests of a run whose length is left to lanesim, before it is known how many it needs."""
@@ -64,40 +66,31 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     of 512 tokens or more."""
     dataset_path: str | None = None
     """File of a trace."""
-    num_prompts: int | Literal["auto"] = "auto"
+    num_prompts: Annotated[int | Literal["auto"], Bounds(1, MAX_PROMPTS)] = "auto"
     """Requests per run; auto = enough for steady means (sim.compare.run_length); of a trace all."""
-    request_rate: float = 4.0
+    request_rate: Annotated[float, Bounds(MIN_RATE, 1e6, admits_inf=True)] = 4.0
     """Requests per second; inf = all at once."""
-    burstiness: float = 1.0
+    burstiness: Annotated[float, Bounds(0, 1e6, is_open=True)] = 1.0
     """Shape of the gamma distribution of gaps between arrivals: 1 is Poisson, less is burstier."""
-    max_concurrency: int | None = None
+    max_concurrency: Annotated[int | None, Bounds(1, 1_000_000)] = None
     """Requests that the server works on at once. Where no request_rate is given it is inf then, a closed loop, as in
     `vllm bench serve`; a trace that is replayed as recorded keeps its arrivals."""
-    input_len: int | None = None
+    input_len: Annotated[int | None, Bounds(1, MAX_TOKENS)] = None
     """Prompt tokens of every request, whatever the dataset says."""
-    output_len: int | None = None
+    output_len: Annotated[int | None, Bounds(1, MAX_TOKENS)] = None
     """Output tokens of every request, whatever the dataset says."""
-    random_range_ratio: float | None = None
+    random_range_ratio: float | tuple[float, float] | None = None
     """Lengths are drawn uniformly from (1 - ratio) to (1 + ratio) times input_len and output_len, as `vllm bench serve`
-    does (vLLM 0.8 and SGLang drew from ratio to 1: use length_range); null: all alike."""
-    length_range: tuple[float, float] | None = None
-    """The same, from one share of the length to another: [0.8, 1.0] for clients such as InferenceX's."""
-    num_warmups: int = 0
+    does; of two shares from one to the other: [0.8, 1.0] for clients such as InferenceX's (vLLM 0.8 and SGLang drew
+    from ratio to 1). null: all alike."""
+    num_warmups: Annotated[int, Bounds(0, MAX_PROMPTS)] = 0
     """Number of the first of num_prompts that are left out of the metrics."""
-    num_cooldowns: int = 0
+    num_cooldowns: Annotated[int, Bounds(0, MAX_PROMPTS)] = 0
     """The same of the last: they keep a closed loop full until those before them end. Then throughputs are of what
     ends, and of tokens that come, between the first and the last arrival that are measured, without a drain."""
     trace_arrivals: TraceArrivals = TraceArrivals.RESCALED
-    prefix_len: int = 0
-    """Tokens of a shared system prompt before every prompt."""
-    num_prefixes: int = 1
-    """Different system prompts; each session has one."""
-    num_turns: int = 1
-    """Requests of a session; the prompt of each holds all turns before it."""
-    turn_gap_s: float = 30.0
-    """Seconds from the arrival of one turn to that of the next."""
-    num_forks: int = 1
-    """Answers to each prompt, asked for at the same time; a session goes on from the first."""
+    sharing: Sharing = Sharing()
+    """What generated prompts have in common: a mapping of the keys below."""
 
     def measured(self, count: int) -> range:
         """Arrival indices of those of `count` requests that are no warm-up and no cool-down."""
@@ -108,11 +101,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             self, num_prompts=num_prompts, num_warmups=num_warmups, num_cooldowns=num_cooldowns
         )
-
-    @property
-    def sharing(self) -> Sharing:
-        """Common content of generated prompts."""
-        return Sharing(self.prefix_len, self.num_turns, self.turn_gap_s, self.num_forks)
 
     @property
     def fixed_len(self) -> tuple[int | None, int | None]:
@@ -129,91 +117,61 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         >>> Workload(input_len=1000, random_range_ratio=0.2).bounds(1000)
         (800, 1200)
         """
-        low, high = float(length), float(length)
-        if self.random_range_ratio is not None:
-            low, high = length * (1.0 - self.random_range_ratio), length * (1.0 + self.random_range_ratio)
-        elif self.length_range is not None:
-            low, high = (length * share for share in self.length_range)
+        low, high = (length * share for share in self._shares)
+        if isinstance(self.random_range_ratio, tuple):
             high = floor(high)
         return max(1, floor(low)), max(1, ceil(high))
 
-    def _check_ranges(self) -> None:
-        ratio, shares = self.random_range_ratio, self.length_range
-        if ratio is None and shares is None:
-            return
-        if ratio is not None and shares is not None:
-            raise ValueError("workload: give random_range_ratio or length_range, not both")
-        if ratio is not None and not 0.0 <= ratio < 1.0:
-            raise ValueError(
-                f"workload.random_range_ratio={ratio!r} must be at least 0 and below 1: lengths are drawn from "
-                "(1 - ratio) to (1 + ratio) times theirs; from ratio to 1 times is workload.length_range: [ratio, 1.0]"
-            )
-        if shares is not None and not 0.0 < shares[0] <= shares[1] < inf:
-            raise ValueError(
-                f"workload.length_range={list(shares)} must be two shares of the length, above 0, the shorter first"
-            )
-        if self.fixed_len == (None, None):
-            raise ValueError(
-                f"workload.{'length_range' if ratio is None else 'random_range_ratio'}: dataset_name="
-                f"{self.dataset_name!r} draws lengths of its own; give input_len and output_len"
-            )
+    @property
+    def _shares(self) -> tuple[float, float]:
+        """Of a fixed length, those of the shortest and of the longest that is drawn."""
+        ratio = self.random_range_ratio
+        if isinstance(ratio, tuple):
+            return ratio
+        return (1.0, 1.0) if ratio is None else (1.0 - ratio, 1.0 + ratio)
 
     def __post_init__(self) -> None:
-        for name in ("num_prompts", "max_concurrency", "input_len", "output_len"):
-            value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"workload.{name}={value!r} must be at least 1")
+        check_bounds("workload", self)
         most = self.num_prompts if isinstance(self.num_prompts, int) else MAX_PROMPTS
-        if most > MAX_PROMPTS:
-            raise ValueError(f"workload.num_prompts={self.num_prompts} must be at most {MAX_PROMPTS}")
-        if not 0 <= self.num_warmups < most:
+        if self.num_warmups + self.num_cooldowns >= most:
             raise ValueError(
-                f"workload.num_warmups={self.num_warmups!r} must be at least 0 and below num_prompts={self.num_prompts}"
-            )
-        if not 0 <= self.num_cooldowns < most - self.num_warmups:
-            raise ValueError(
-                f"workload.num_cooldowns={self.num_cooldowns!r} must be at least 0 and, with num_warmups="
-                f"{self.num_warmups}, below num_prompts={self.num_prompts}"
-            )
-        if not self.request_rate >= MIN_RATE:
-            raise ValueError(
-                f"workload.request_rate={self.request_rate!r} must be at least {MIN_RATE:g} requests/s, or inf"
-            )
-        if not (isfinite(self.burstiness) and self.burstiness > 0.0):
-            raise ValueError(f"workload.burstiness={self.burstiness!r} must be a finite number above 0; 1 is Poisson")
-        for name, least in (("prefix_len", 0), ("num_prefixes", 1), ("num_turns", 1), ("num_forks", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"workload.{name}={getattr(self, name)!r} must be at least {least}")
-        if not (isfinite(self.turn_gap_s) and self.turn_gap_s >= 0.0):
-            raise ValueError(f"workload.turn_gap_s={self.turn_gap_s!r} must be a finite number of seconds from 0")
-        if self.num_prefixes > 1 and not self.prefix_len:
-            raise ValueError(
-                f"workload.num_prefixes={self.num_prefixes}: prompts without workload.prefix_len have none"
+                f"workload.num_warmups={self.num_warmups} and num_cooldowns={self.num_cooldowns} must be below "
+                f"num_prompts={self.num_prompts} together"
             )
         if self.dataset_name not in DATASET_NAMES:
             raise ValueError(unknown("workload.dataset_name", self.dataset_name, DATASET_NAMES))
-        self._check_ranges()
-        is_trace = self.dataset_name in TRACE_NAMES
-        for name in ("input_len", "output_len"):
-            if is_trace and getattr(self, name) is not None:
+        if self.random_range_ratio is not None:
+            low, high = self._shares
+            if not 0.0 < low <= high < inf:
                 raise ValueError(
-                    f"workload.{name}={getattr(self, name)}: dataset_name={self.dataset_name!r} says how long every "
-                    "request is; leave it out"
+                    f"workload.random_range_ratio={self.random_range_ratio!r} must be at least 0 and below 1, or two "
+                    "shares of the length, above 0, the shorter first"
                 )
-        for name, default in (("prefix_len", 0), ("num_turns", 1), ("num_forks", 1)):
-            if is_trace and getattr(self, name) != default:
+            if self.fixed_len == (None, None):
                 raise ValueError(
-                    f"workload.{name}={getattr(self, name)}: the file of dataset_name={self.dataset_name!r} says what "
-                    "prompts have in common; leave it out"
+                    f"workload.random_range_ratio: dataset_name={self.dataset_name!r} draws lengths of its own; give "
+                    "input_len and output_len"
                 )
-        if is_trace and not self.dataset_path:
+        if self.dataset_name not in TRACE_NAMES:
+            if self.dataset_path is not None:
+                raise ValueError(
+                    f"workload.dataset_path={self.dataset_path!r}: dataset_name={self.dataset_name!r} reads no file; "
+                    f"those that do: {', '.join(TRACE_NAMES)}"
+                )
+            return
+        for name, is_given in (
+            ("input_len", self.input_len is not None),
+            ("output_len", self.output_len is not None),
+            ("sharing", self.sharing.is_any),
+        ):
+            if is_given:
+                raise ValueError(
+                    f"workload.{name}={getattr(self, name)}: the file of dataset_name={self.dataset_name!r} says that "
+                    "of every request; leave it out"
+                )
+        if not self.dataset_path:
             raise ValueError(
                 f"workload.dataset_name={self.dataset_name!r} reads a file: name it with workload.dataset_path"
-            )
-        if not is_trace and self.dataset_path is not None:
-            raise ValueError(
-                f"workload.dataset_path={self.dataset_path!r}: dataset_name={self.dataset_name!r} reads no file; "
-                f"those that do: {', '.join(TRACE_NAMES)}"
             )
 
 
@@ -264,7 +222,7 @@ def build_columns(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKEN
         arrivals = _trace_arrivals(trace, workload, seed)
         return Columns(list(trace.ids), arrivals, trace.prompt_tokens, trace.output_tokens, contents)
     ids = [str(index) for index in range(count)]
-    if workload.sharing != Sharing(turn_gap_s=workload.turn_gap_s):
+    if workload.sharing.is_any:
         drawn = requests_of(_sessions(workload, count, seed), workload.sharing, count, block_tokens)
         return Columns(
             ids,
@@ -283,7 +241,7 @@ def _sessions(workload: Workload, count: int, seed: int) -> Sessions:
     turns, forks = sharing.num_turns, sharing.num_forks
     asked, answered = _lengths(workload, count * turns, seed, forks)
     rate = workload.request_rate / sharing.requests_per_session
-    prefixes = _stream(seed, _PREFIXES).random(count) * workload.num_prefixes
+    prefixes = _stream(seed, _PREFIXES).random(count) * workload.sharing.num_prefixes
     return Sessions(
         arrival_times(count, rate, workload.burstiness, seed),
         prefixes.astype(np.int64),
@@ -302,7 +260,7 @@ def sent_lengths(workload: Workload, seed: int) -> tuple[Integers, Integers]:
         columns = build_columns(workload.sized(MEAN_SAMPLE), seed)
         return columns.prompt_tokens, columns.output_tokens
     prompts, outputs = _lengths(workload, MEAN_SAMPLE, seed)
-    return workload.prefix_len + prompts, outputs
+    return workload.sharing.prefix_len + prompts, outputs
 
 
 def is_trace(workload: Workload) -> bool:

@@ -8,10 +8,12 @@ is, and when sessions begin (sim.workload.generate).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
 import numpy as np
 
+from sim.bounds import Bounds, check_bounds
 from sim.draws import Floats, Integers
 from sim.workload.content import Content
 
@@ -19,18 +21,33 @@ _STRIDE = 1 << 32
 """Content ids per system prompt and per session."""
 
 
-class Sharing(NamedTuple):
-    """Common content of prompts."""
+class Sharing(msgspec.Struct, frozen=True, kw_only=True):
+    """Common content of generated prompts; the file of a trace says its own."""
 
-    prefix_len: int = 0
-    """Tokens of a system prompt."""
-    num_turns: int = 1
-    turn_gap_s: float = 30.0
-    num_forks: int = 1
+    prefix_len: Annotated[int, Bounds(0, 10_000_000)] = 0
+    """Tokens of a shared system prompt before every prompt."""
+    num_prefixes: Annotated[int, Bounds(1, 10_000_000)] = 1
+    """Different system prompts; each session has one."""
+    num_turns: Annotated[int, Bounds(1, 10_000)] = 1
+    """Requests of a session; the prompt of each holds all turns before it."""
+    turn_gap_s: Annotated[float, Bounds(0, 1e6)] = 30.0
+    """Seconds from the arrival of one turn to that of the next."""
+    num_forks: Annotated[int, Bounds(1, 10_000)] = 1
+    """Answers to each prompt, asked for at the same time; a session goes on from the first."""
+
+    def __post_init__(self) -> None:
+        check_bounds("workload.sharing", self)
+        if self.num_prefixes > 1 and not self.prefix_len:
+            raise ValueError(f"workload.sharing.num_prefixes={self.num_prefixes}: prompts without prefix_len have none")
 
     @property
     def requests_per_session(self) -> int:
         return self.num_turns * self.num_forks
+
+    @property
+    def is_any(self) -> bool:
+        """Prompts have something in common."""
+        return self.prefix_len > 0 or self.requests_per_session > 1
 
 
 class Sessions(NamedTuple):

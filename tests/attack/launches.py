@@ -75,7 +75,14 @@ TEXTS = (
         "ttft:nan",
         "tpot:1e400",
     ),
-    *("engine.max_num_seq=4", "workload.num_turns=1e9", "seed=-1", "policy=pd", "workload=3", "devices.count=99999999"),
+    *(
+        "engine.max_num_seq=4",
+        "workload.sharing.num_turns=1e9",
+        "seed=-1",
+        "policy=pd",
+        "workload=3",
+        "devices.count=99999999",
+    ),
     *(
         "fixed",
         "mooncake",

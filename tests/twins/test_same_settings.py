@@ -5,6 +5,7 @@ Not here: spellings of one setting (test_ways_of_asking).
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from hypothesis import strategies as st
@@ -102,9 +103,9 @@ def test_the_context_is_what_no_max_model_len_means(asked: Asked) -> Pair:
 def test_values_that_change_nothing_change_nothing(asked: Asked) -> Pair:
     idle = {
         "workload.random_range_ratio": 0.0,
-        "workload.num_turns": 1,
-        "workload.num_forks": 1,
-        "workload.prefix_len": 0,
+        "workload.sharing.num_turns": 1,
+        "workload.sharing.num_forks": 1,
+        "workload.sharing.prefix_len": 0,
         "workload.burstiness": 1.0,
         "workload.num_warmups": 0,
         "workload.num_cooldowns": 0,
@@ -121,7 +122,7 @@ def test_values_that_change_nothing_change_nothing(asked: Asked) -> Pair:
 
 @twin(questions())
 def test_lengths_between_once_and_once_are_the_length(asked: Asked) -> Pair:
-    return Pair(runs(asked), runs(with_set(asked, workload__length_range=[1.0, 1.0])))
+    return Pair(runs(asked), runs(with_set(asked, workload__random_range_ratio=[1.0, 1.0])))
 
 
 @twin(questions())
@@ -213,10 +214,10 @@ def test_one_logged_rate_says_as_much_as_a_length_measured_with_one_draft(asked:
 def test_vllms_synthetic_rates_are_logged_rates(asked: Asked, rates: list[float]) -> Pair:
     falling = sorted(rates, reverse=True)
     own = {**asked, "num-speculative-tokens": len(falling)}
-    keys = with_set(own, speculation__synthetic_acceptance_rates=falling)
+    config = {"num_speculative_tokens": len(falling), "synthetic_acceptance_rates": falling}
     return Pair(
         only(runs({**own, "acceptance": "vllm:" + ",".join(map(repr, falling))}), *LATENCIES),
-        only(runs(keys), *LATENCIES),
+        only(runs({**own, "acceptance": None, "speculative-config": json.dumps(config)}), *LATENCIES),
     )
 
 

@@ -104,12 +104,12 @@ def test_a_line_for_vllm_read_back_is_the_scenario(asked: Asked, way: dict[str, 
 
 
 CHANGES: tuple[dict[str, Any], ...] = (
-    {"workload.prefix_len": 200},
-    {"workload.num_turns": 3},
-    {"workload.num_forks": 2},
+    {"workload.sharing.prefix_len": 200},
+    {"workload.sharing.num_turns": 3},
+    {"workload.sharing.num_forks": 2},
     {"slo_classes": [{"name": "a", "share": 0.5, "ttft_ms": 99.0}, {"name": "b", "share": 0.5, "priority": 1}]},
-    {"workload.length_range": [0.5, 1.0]},
-    {"engine.enable_prefix_caching": False},
+    {"workload.random_range_ratio": [0.5, 1.0]},
+    {"engine.rules.enable_prefix_caching": False},
     {"engine.rules.long_prefill_token_threshold": 64},
     {"engine.rules.enable_chunked_prefill": False},
     {"engine.async_scheduling": False},

@@ -122,7 +122,7 @@ def test_a_scenario_has_what_the_recipe_of_the_row_sets(row: dict[str, str], key
     engine = scenario.engine
     assert wanted is None or engine.rules.get(key, getattr(engine, key, None)) == wanted
     assert wanted is not None or key not in {**engine_block(cell(**row)), **engine.rules}
-    assert scenario.workload.length_range == (None if row.get("silicon_data_source") else (0.8, 1.0))
+    assert scenario.workload.random_range_ratio == (None if row.get("silicon_data_source") else (0.8, 1.0))
 
 
 def test_rows_that_constants_were_fitted_on_are_named() -> None:

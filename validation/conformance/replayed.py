@@ -205,7 +205,7 @@ def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, Page
             "engine.max_num_batched_tokens": settings.max_num_batched_tokens,
             "engine.max_model_len": settings.max_model_len,
             "engine.rules.long_prefill_token_threshold": settings.long_prefill_token_threshold,
-            "engine.prefill_schedule_interval": settings.prefill_schedule_interval,
+            "engine.rules.prefill_schedule_interval": settings.prefill_schedule_interval,
             "engine.rules.enable_chunked_prefill": settings.enable_chunked_prefill,
             "engine.async_scheduling": settings.async_scheduling,
         },

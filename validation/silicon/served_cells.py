@@ -211,7 +211,7 @@ def loop_of(cell: Cell, in_flight: int) -> dict[str, Json]:
         "max_concurrency": in_flight,
         "input_len": cell.input_len,
         "output_len": cell.output_len,
-        "length_range": None if shortest is None else [shortest, 1.0],
+        "random_range_ratio": None if shortest is None else [shortest, 1.0],
     }
 
 

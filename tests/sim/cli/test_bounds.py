@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import is_dataclass
+from typing import Any, get_type_hints
 
 import click
 import msgspec
@@ -11,10 +12,11 @@ import pytest
 
 import lanesim
 from sim.acceptance.models import MAX_DRAFT_TOKENS
+from sim.bounds import Bounds
 from sim.cli.flags import MAX_DRAWS, DraftTokens, Listed
 from sim.cli.main import run
 from sim.cli.options import SHARED
-from sim.run.scenario import MOST
+from sim.run.scenario import Scenario
 from sim.studies import cost_draws
 from tests.sim.cli.test_consent import commands
 
@@ -72,28 +74,40 @@ def test_every_number_of_the_command_line_has_a_largest_value() -> None:
     assert MAX_DRAWS == cost_draws.MAX_DRAWS
 
 
-@pytest.mark.parametrize("key", MOST)
+UNBOUNDED = {
+    *("schema", "engine.rules", "workload.random_range_ratio"),
+    "speculation.num_speculative_tokens_per_batch_size",
+}
+"""Numbers with a check of their own."""
+ALONGSIDE = {"workload.sharing.num_prefixes": {"workload.sharing.prefix_len": 8}}
+
+
+def fields(struct: type = Scenario, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of all blocks, and their types."""
+    for name, hint in get_type_hints(struct, include_extras=True).items():
+        if isinstance(hint, type) and (issubclass(hint, msgspec.Struct) or is_dataclass(hint)):
+            yield from fields(hint, f"{prefix}{name}.")
+        else:
+            yield prefix + name, hint
+
+
+def bounds_of(hint: Any) -> Bounds | None:
+    return next((note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Bounds)), None)
+
+
+BOUNDED = {key: bounds for key, hint in fields() if (bounds := bounds_of(hint)) is not None}
+
+
+@pytest.mark.parametrize("key", BOUNDED)
 def test_every_bound_of_a_scenario_holds(key: str) -> None:
-    most = MOST[key]
-    changes: dict[str, Any] = {key: most + 1}
-    if key == "workload.num_prefixes":
-        changes["workload.prefix_len"] = 8
-    with pytest.raises(ValueError, match=rf"^{key}=.* must be at most {most:,.0f}$"):
-        lanesim.Scenario.of(profile=PAIR, policy="pd", num_prompts=4, **changes)
+    bounds = BOUNDED[key]
+    beyond = [bounds.most + 1, bounds.least if bounds.is_open else bounds.least - 1]
+    for value in beyond:
+        changes = ALONGSIDE.get(key, {}) | {key: value}
+        with pytest.raises(ValueError, match=rf"^{key}=.* must be (at most|at least|above) [\d,.e-]+$"):
+            lanesim.Scenario.of({"profile": PAIR, "policy": "pd"}, **changes)
 
 
-def test_numbers_of_a_scenario_that_no_bound_names_are_few() -> None:
-    """Bounded where they are made: shares, phi, seeds, replicas and the options of single policies."""
-    scenario = lanesim.Scenario.of(profile=PAIR, policy="pd")
-    for block in ("workload", "engine", "speculation"):
-        struct = getattr(scenario, block)
-        hints = {each.name: str(each.type) for each in msgspec.structs.fields(struct)}
-        free = {
-            name for name, hint in hints.items() if ("int" in hint or "float" in hint) and f"{block}.{name}" not in MOST
-        }
-        assert free <= {
-            *("num_prompts", "num_warmups", "num_cooldowns", "random_range_ratio", "length_range"),
-            *("gpu_memory_utilization", "rules"),
-            *("synthetic_acceptance_length", "synthetic_acceptance_rates"),
-            *("num_speculative_tokens_per_batch_size", "speculative_adaptive_config"),
-        }
+def test_every_number_of_a_scenario_has_bounds() -> None:
+    numbers = {key for key, hint in fields() if "int" in str(hint) or "float" in str(hint)}
+    assert {key for key in numbers - BOUNDED.keys() if "policy_options" not in key} <= UNBOUNDED

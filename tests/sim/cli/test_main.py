@@ -146,7 +146,7 @@ BAD = {
     "missing scenario": (["absent.yaml", "--policy", "pd"], "absent.yaml"),
     "lengths beside a trace": (
         ["--policy", "pd", "--dataset-name", "mooncake", "--dataset-path", "absent.jsonl"],
-        "input_len=64: dataset_name='mooncake' says how long every request is",
+        "input_len=64: the file of dataset_name='mooncake' says that",
     ),
     "pair needed": (["--policy", "pd", "--profile", "h100-sxm/llama-2-7b"], "draft model"),
     "kv mode of continuous": (["--policy", "continuous", "--set", "policy_options.kv=none"], "kv=none"),

@@ -21,7 +21,7 @@ PROFILE = "gh200/apertus-8b"
 ENGINE = {
     "engine.max_num_seqs": 256,
     "engine.max_num_batched_tokens": 16384,
-    "engine.enable_prefix_caching": False,
+    "engine.rules.enable_prefix_caching": False,
 }
 """As the study states them."""
 

@@ -181,11 +181,11 @@ def test_a_gpu_has_the_limits_that_vllms_server_gives_it() -> None:
 def test_a_key_that_a_policy_ignores_is_a_note() -> None:
     given = scenario(
         ["continuous", "pd"],
-        **{"policy_options.verify_batch": 12, "engine.enable_prefix_caching": False, "max_num_seqs": 8},
+        **{"policy_options.verify_batch": 12, "engine.rules.enable_prefix_caching": False, "max_num_seqs": 8},
     )
     assert ignored_keys(given) == [
         "policy_options.verify_batch=12 means nothing to continuous, pd",
-        "engine.enable_prefix_caching=False means nothing to pd",
+        "engine.rules.enable_prefix_caching=False means nothing to pd",
     ]
     with pytest.warns(IgnoredKeyWarning, match="verify_batch=12 means nothing to continuous, pd"):
         resolve_all(given, load(PAIR))

@@ -103,7 +103,7 @@ def test_a_drafter_that_reads_features_has_the_last_cached_block_computed_again(
 ) -> None:
     """A system prompt of 512 tokens is 32 blocks."""
     asked: dict[str, Any] = {
-        "workload.prefix_len": 512,
+        "workload.sharing.prefix_len": 512,
         "input_len": 100,
         "num_speculative_tokens": k,
         "request_rate": 2,

@@ -26,7 +26,7 @@ SPECULATION = (
     {"acceptance": "iid:0.2", "num_speculative_tokens": 1},
     {"method": Method.NGRAM.value},
     {"controller": "feedback"},
-    {"synthetic_acceptance_length": 2.0},
+    {"acceptance": "synthetic:2.0"},
 )
 
 

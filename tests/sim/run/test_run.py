@@ -78,13 +78,10 @@ def acceptance_length(**speculation: object) -> float:
     return 1.0 + sum(request.accepted_tokens for request in record.requests) / drafts
 
 
-def test_vllms_acceptance_keys_are_taken_as_they_are() -> None:
-    """Lengths 2.6 and 1 + .8 + .5 + .1, from 200 requests of 400 tokens: within 1 %."""
-    assert acceptance_length(synthetic_acceptance_length=2.6, num_speculative_tokens=3) == pytest.approx(2.6, rel=0.01)
-    rates = [0.8, 0.5, 0.1]
-    assert acceptance_length(synthetic_acceptance_rates=rates, num_speculative_tokens=3) == pytest.approx(2.4, rel=0.01)
-    with pytest.raises(ValueError, match="not both"):
-        acceptance_length(synthetic_acceptance_rates=rates, synthetic_acceptance_length=2.0)
+@pytest.mark.parametrize(("acceptance", "length"), [("synthetic:2.6", 2.6), ("synthetic:.8,.5,.1", 2.4)])
+def test_vllms_synthetic_acceptance_is_what_it_says(acceptance: str, length: float) -> None:
+    """Of 200 requests of 400 tokens: within 1 %."""
+    assert acceptance_length(acceptance=acceptance, num_speculative_tokens=3) == pytest.approx(length, rel=0.01)
 
 
 def test_the_tiny_profile_has_its_own_default_lengths() -> None:

@@ -101,10 +101,10 @@ def test_bad_grids_are_refused_in_one_line(parts: dict[str, Any], told: str) -> 
 
 def test_a_combination_that_cannot_be_is_named_before_anything_runs() -> None:
     keys = {
-        "speculation.synthetic_acceptance_length": [None, 2.0],
-        "speculation.synthetic_acceptance_rates": [None, [0.5, 0.3]],
+        "devices.overlap": [None, "serial"],
+        "devices.phi": [None, 0.3],
     }
-    with pytest.raises(ValueError, match=r"length=2.0, .*rates=\[0.5, 0.3\], policy=continuous: .* not both"):
+    with pytest.raises(ValueError, match=r"overlap=serial, .*phi=0.3, policy=continuous: .* belongs to"):
         grid(grid=keys)
 
 

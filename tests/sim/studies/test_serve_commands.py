@@ -217,7 +217,7 @@ def test_a_line_is_of_the_engine_that_was_simulated_alone() -> None:
 
 def test_a_line_has_the_limits_and_switches_that_were_simulated() -> None:
     given = {"num_gpu_blocks": 2000, "max_num_seqs": 48, "max_num_batched_tokens": 4096}
-    switches = {"engine.enable_prefix_caching": False, "engine.rules.enable_chunked_prefill": True}
+    switches = {"engine.rules.enable_prefix_caching": False, "engine.rules.enable_chunked_prefill": True}
     serve = deployed(load(HEAD), **given, **switches, **{"engine.async_scheduling": False}).vllm_serve
     for flag in ("--no-enable-prefix-caching", "--enable-chunked-prefill", "--no-async-scheduling"):
         assert flag in serve.split()
@@ -230,15 +230,22 @@ def test_a_line_has_the_limits_and_switches_that_were_simulated() -> None:
 
 def test_what_the_lines_do_not_carry_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     classes = "slo_classes=[{name: chat, share: 0.3, priority: 1}, {name: batch, share: 0.7}]"
-    more = ("--set", "workload.num_turns=4", "--set", classes, "--set", "engine.cuda_graph=decode")
-    _, _, note, *_ = lines(capsys, *more, "--set", "workload.prefix_len=256", "--set", "workload.num_prefixes=3")
+    more = ("--set", "workload.sharing.num_turns=4", "--set", classes, "--set", "engine.cuda_graph=decode")
+    _, _, note, *_ = lines(
+        capsys, *more, "--set", "workload.sharing.prefix_len=256", "--set", "workload.sharing.num_prefixes=3"
+    )
     assert note.startswith("# not in these lines: ")
-    for key in ("workload.num_turns=4", "workload.num_prefixes=3", "slo_classes", "engine.cuda_graph=decode"):
+    for key in (
+        "workload.sharing.num_turns=4",
+        "workload.sharing.num_prefixes=3",
+        "slo_classes",
+        "engine.cuda_graph=decode",
+    ):
         assert key in note
 
 
 def test_one_shared_prefix_is_in_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    _, bench, *notes = lines(capsys, "--set", "workload.prefix_len=256")
+    _, bench, *notes = lines(capsys, "--set", "workload.sharing.prefix_len=256")
     asked = flags_of(bench)
     assert (asked["--random-prefix-len"], asked["--random-input-len"]) == ("256", "300")
     assert not any("not in these lines" in note for note in notes)
@@ -265,7 +272,7 @@ def test_the_table_by_batch_size_is_in_the_checking_line(capsys: pytest.CaptureF
 
 
 def test_acceptance_under_vllms_key_is_checked_under_it() -> None:
-    serve, _, notes = checking_lines(scenario(**{"speculation.synthetic_acceptance_length": 2.5}), load(HEAD))
+    serve, _, notes = checking_lines(scenario(acceptance="synthetic:2.5"), load(HEAD))
     config = json.loads(flags_of(serve)["--speculative-config"])
     assert (config["rejection_sample_method"], config["synthetic_acceptance_length"]) == ("synthetic", 2.5)
     assert not any("random prompts" in note for note in notes)

@@ -15,6 +15,7 @@ import pytest
 from sim.workload.content import Chains, common, read_prompts, reblocked
 from sim.workload.generate import Workload, build_requests
 from sim.workload.served import Served
+from sim.workload.sessions import Sharing
 from sim.workload.traces import read_trace
 from tests.calibrate.support import published
 
@@ -150,7 +151,8 @@ def test_prompts_that_say_nothing_are_refused(write: Write, rows: list[Any], mes
 
 def generated(**workload: Any) -> list[Any]:
     told = {"dataset_name": "fixed", "input_len": 20, "output_len": 12, "num_prompts": 6, "request_rate": 1.0}
-    return build_requests(Workload(**(told | workload)), 3)
+    sharing = Sharing(**{key: workload.pop(key) for key in Sharing.__struct_fields__ if key in workload})
+    return build_requests(Workload(**(told | workload), sharing=sharing), 3)
 
 
 def test_system_prompts_come_before_every_prompt() -> None:
@@ -196,23 +198,14 @@ def test_requests_come_at_the_rate_that_was_asked_for() -> None:
 
 
 def test_mean_lengths_count_the_conversation_so_far() -> None:
-    told = Workload(dataset_name="fixed", input_len=20, output_len=12, prefix_len=100, num_turns=2, turn_gap_s=0.0)
+    sharing = Sharing(prefix_len=100, num_turns=2, turn_gap_s=0.0)
+    told = Workload(dataset_name="fixed", input_len=20, output_len=12, sharing=sharing)
     assert Served(told).mean_tokens(0)[:2] == (100 + 20 + 32 / 2, 12.0)
 
 
-@pytest.mark.parametrize(
-    ("workload", "message"),
-    [
-        ({"num_turns": 0}, "workload.num_turns=0 must be at least 1"),
-        ({"prefix_len": -1}, "workload.prefix_len=-1 must be at least 0"),
-        ({"num_prefixes": 2}, "prompts without workload.prefix_len have none"),
-        ({"turn_gap_s": -1.0}, "workload.turn_gap_s=-1.0 must be a finite number"),
-        ({"dataset_name": "jsonl", "dataset_path": "x", "num_forks": 2}, "says what prompts have in common"),
-    ],
-)
-def test_sharing_that_cannot_be_is_one_line(workload: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Workload(**workload)
+def test_prefixes_without_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_prefixes=2: prompts without prefix_len have none"):
+        generated(num_prefixes=2)
 
 
 def test_the_conversation_trace_has_the_hits_that_its_hashes_tell() -> None:

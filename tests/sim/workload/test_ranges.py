@@ -15,6 +15,7 @@ from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
 from sim.workload.generate import Workload, build_requests
 from sim.workload.served import Served
+from sim.workload.sessions import Sharing
 
 LOOP: dict[str, Any] = {"profile": "h100-sxm/llama-3.1-8b+eagle3", "policy": ["continuous"], "request_rate": "inf"}
 
@@ -35,7 +36,7 @@ def test_a_range_ratio_draws_every_length_around_the_mean_as_vllm_does() -> None
 
 
 def test_a_length_range_draws_from_one_share_to_another() -> None:
-    prompts, outputs = lengths(input_len=1000, output_len=10, length_range=(0.8, 1.0))
+    prompts, outputs = lengths(input_len=1000, output_len=10, random_range_ratio=(0.8, 1.0))
     assert (min(prompts), max(prompts)) == (800, 1000)
     assert set(outputs) == {8, 9, 10}
 
@@ -55,7 +56,12 @@ def test_lengths_are_all_alike_unless_a_range_is_given() -> None:
 def test_arrivals_and_sessions_draw_from_the_same_streams() -> None:
     """Two turns: the second prompt has the first one and its answer before what is asked."""
     workload = Workload(
-        dataset_name="fixed", num_prompts=400, input_len=100, output_len=50, num_turns=2, length_range=(0.5, 1.0)
+        dataset_name="fixed",
+        num_prompts=400,
+        input_len=100,
+        output_len=50,
+        sharing=Sharing(num_turns=2),
+        random_range_ratio=(0.5, 1.0),
     )
     firsts = [request for request in build_requests(workload, 0) if request.prompt_tokens <= 100]
     assert min(request.prompt_tokens for request in firsts) < 60
@@ -65,12 +71,12 @@ def test_arrivals_and_sessions_draw_from_the_same_streams() -> None:
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ({"random_range_ratio": 1.0}, r"random_range_ratio=1.0 must be at least 0 and below 1.*length_range"),
+        ({"random_range_ratio": 1.0}, r"random_range_ratio=1.0 must be at least 0 and below 1"),
         ({"random_range_ratio": -0.1}, r"random_range_ratio=-0.1"),
         ({"random_range_ratio": float("nan")}, r"random_range_ratio=nan"),
-        ({"length_range": (1.0, 0.8)}, r"length_range=\[1.0, 0.8\] must be two shares"),
-        ({"length_range": (0.0, 1.0)}, r"length_range=\[0.0, 1.0\]"),
-        ({"length_range": (0.8, 1.0), "random_range_ratio": 0.1}, r"not both"),
+        ({"random_range_ratio": (1.0, 0.8)}, r"random_range_ratio=\(1.0, 0.8\) must be .* two shares"),
+        ({"random_range_ratio": (0.0, 1.0)}, r"random_range_ratio=\(0.0, 1.0\)"),
+        ({"random_range_ratio": (0.5, math.inf)}, r"random_range_ratio=\(0.5, inf\)"),
         ({"random_range_ratio": 0.1, "dataset_name": "azure-code"}, r"'azure-code' draws lengths of its own"),
     ],
 )

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sim.cli.main import run
@@ -23,6 +24,7 @@ from sim.studies.serve_commands import checking_lines
 from sim.studies.tune import concurrencies_of
 from sim.workload.generate import TraceArrivals, Workload, build_requests
 from sim.workload.served import SAMPLE, Served
+from sim.workload.sessions import Sharing
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -78,7 +80,8 @@ def test_means_are_of_what_is_served_and_rejected_requests_yield_nothing(tmp_pat
 
 def test_turns_that_outgrow_the_context_are_rejected() -> None:
     """Prompts of 300, 700 and 1,100 tokens."""
-    talk = Workload(input_len=300, output_len=100, dataset_name="fixed", num_turns=3, num_prompts=90, turn_gap_s=0.1)
+    talk = Workload(input_len=300, output_len=100, dataset_name="fixed", num_prompts=90)
+    talk = msgspec.structs.replace(talk, sharing=Sharing(num_turns=3, turn_gap_s=0.1))
     found = Served(talk, CONTEXT).requests(0)
     assert {each.prompt_tokens for each in found.requests} == {300, 700}
     assert found.num_rejected == sum(each.prompt_tokens > 1000 for each in build_requests(talk, 0)) > 20
