@@ -6,10 +6,12 @@ faster. Not here: what a pass is made of (sim.costs.forms.compact), files (sim.c
 """
 
 from bisect import bisect_left
-from math import ceil, inf, isfinite, log
-from typing import NamedTuple
+from math import ceil, inf, log
+from typing import Annotated, NamedTuple
 
 import msgspec
+
+from sim.files.bounds import LARGEST, Bounded, Count, Factor, NotNegative, Positive, Seconds
 
 REFERENCE_DEPTH = 4096
 """Depth (inner dimension) at which `depth_s` counts in full."""
@@ -17,61 +19,38 @@ BLOCK_QUERIES = 128
 """Queries that one thread block of a prefill attention kernel handles (FlashAttention-2 and 3)."""
 
 
-class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all groups of constants: numbers are finite, counts positive, and only `long_kernel_change` is signed."""
-
-    def __post_init__(self) -> None:
-        for field in self.__struct_fields__:
-            value = getattr(self, field)
-            if value is None:
-                continue
-            if not isfinite(value):
-                raise ValueError(f"{field}={value!r} must be finite")
-            if value < 0.0 and field != "long_kernel_change":
-                raise ValueError(f"{field}={value!r} must not be negative")
-            if value == 0 and (isinstance(value, int) or field in _DIVISORS):
-                raise ValueError(f"{field}={value!r} must be positive")
-            if field == "sharpness" and value < 1.0:
-                raise ValueError(f"sharpness={value!r} must be at least 1")
-
-
-_DIVISORS = frozenset({"compute_share", "bandwidth_share", "kv_bandwidth_share", "tile_compute_share"})
-
-
-class Gemm(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Gemm(Bounded, frozen=True, kw_only=True):
     """A weight GEMM of `tokens` rows: (compute^p + memory^p)^(1/p) + fixed. See `gemm_s`."""
 
-    compute_share: float
+    compute_share: Positive
     """Share of the peak FLOP/s that a long kernel reaches."""
-    bandwidth_share: float
+    bandwidth_share: Positive
     """Share of the peak bandwidth at which weights and activations stream."""
-    fixed_s: float
+    fixed_s: Seconds
     """Start and end of one kernel."""
-    depth_s: float
+    depth_s: Seconds
     """Serial loop over a depth of REFERENCE_DEPTH."""
-    sharpness: float
+    sharpness: Factor
     """p: how fully compute and memory overlap (infinite: max, 1: sum)."""
-    extra_depth: float
+    extra_depth: NotNegative
     """Depth-equivalent of prologue and epilogue of the compute part."""
-    tile_share: float
+    tile_share: NotNegative
     """Share of the token count that is charged rounded up to the tile; the rest is charged as it is."""
-    wave_share: float
+    wave_share: NotNegative
     """Share that is charged rounded up to whole waves of tiles over the multiprocessors."""
-    long_kernel_change: float
+    long_kernel_change: Annotated[float, msgspec.Meta(gt=-1.0, le=LARGEST)]
     """Relative change of compute time in kernels much longer than `long_kernel_s`: power throttling if positive."""
-    long_kernel_s: float
-    tile_tokens: int
-    small_tile_tokens: int
+    long_kernel_s: Seconds
+    tile_tokens: Count
+    small_tile_tokens: Count
     """Tile where the token count does not exceed SMALL_TILES_UP_TO."""
-    tile_columns: int
-    multiprocessors: int
+    tile_columns: Count
+    multiprocessors: Count
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tile_share + self.wave_share > 1.0:
             raise ValueError(f"tile_share + wave_share = {self.tile_share + self.wave_share} must not exceed 1")
-        if self.long_kernel_change <= -1.0:
-            raise ValueError(f"long_kernel_change={self.long_kernel_change!r} must be above -1")
 
 
 SMALL_TILES_UP_TO = 64
@@ -116,31 +95,31 @@ def gemm_s(
     return together + c.fixed_s + c.depth_s * depth / REFERENCE_DEPTH
 
 
-class DecodeAttention(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DecodeAttention(Bounded, frozen=True, kw_only=True):
     """Attention with one query per row, KV write included: fixed + (blocks^p + KV bytes^p)^(1/p)."""
 
-    fixed_s: float
-    row_head_s: float
+    fixed_s: Seconds
+    row_head_s: Seconds
     """Time per row and KV head: thread blocks to schedule."""
-    bandwidth_share: float
+    bandwidth_share: Positive
     """Share of the peak bandwidth at which KV streams."""
-    sharpness: float
+    sharpness: Factor
 
 
-class PrefillAttention(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PrefillAttention(Bounded, frozen=True, kw_only=True):
     """Causal attention of whole prompts or chunks, KV write included."""
 
-    fixed_s: float
-    compute_share: float
-    extra_keys: float
+    fixed_s: Seconds
+    compute_share: Positive
+    extra_keys: NotNegative
     """Keys-equivalent that every query pays beside those it attends to: loads, softmax, epilogue."""
-    tile_share: float
+    tile_share: NotNegative
     """Share of the queries charged rounded up to BLOCK_QUERIES."""
-    block_s: float
+    block_s: Seconds
     """Time per BLOCK_QUERIES of the longest chunk: the serial tail."""
-    kv_bandwidth_share: float
+    kv_bandwidth_share: Positive
     """Share of the peak bandwidth at which the chunk's KV is written and read: low, it is read many times."""
-    small_head_change: float
+    small_head_change: NotNegative
     """Relative slowdown where the head dimension is below 128."""
 
 
@@ -174,7 +153,7 @@ def prefill_attention_s(c: PrefillAttention, peak_flops: float, bandwidth: float
     return c.fixed_s + compute + memory + c.block_s * prompts.longest / BLOCK_QUERIES
 
 
-class VerifyAttention(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VerifyAttention(Bounded, frozen=True, kw_only=True):
     """Decode rows in a pass where some row has several queries, or that stands beside prefill chunks.
 
     KV streams once, `kv_slowdown` times slower, or the padded query tiles are computed, whichever takes longer.
@@ -182,10 +161,10 @@ class VerifyAttention(Constants, frozen=True, kw_only=True, forbid_unknown_field
     such a pass, and every head of every row computes a whole tile (docs/adr/008).
     """
 
-    kv_slowdown: float
-    query_tile: int = 1
+    kv_slowdown: Factor
+    query_tile: Count = 1
     """Queries that one thread block computes whether there are so many or not; 1 where none is wasted."""
-    tile_compute_share: float = 0.73
+    tile_compute_share: Positive = 0.73
     """Share of the peak FLOP/s at which whole tiles compute: what FlashAttention-2 reaches on A100 (Dao 2023,
     arXiv 2307.08691)."""
 
@@ -202,63 +181,51 @@ class VerifyAttention(Constants, frozen=True, kw_only=True, forbid_unknown_field
             return 0.0
         return 4.0 * head_size * self.padded_queries(queries) / (self.tile_compute_share * peak_flops)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kv_slowdown < 1.0:
-            raise ValueError(f"kv_slowdown={self.kv_slowdown!r} must be at least 1")
 
-
-class Elementwise(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Elementwise(Bounded, frozen=True, kw_only=True):
     """Norms, rotary embedding and activation of one layer: kernel_s x kernels + bytes / (bandwidth_share x peak)."""
 
-    bandwidth_share: float
-    kernel_s: float
-    kernels_per_layer: int
+    bandwidth_share: Positive
+    kernel_s: Seconds
+    kernels_per_layer: Count
 
 
-class Head(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Head(Bounded, frozen=True, kw_only=True):
     """Kernels after the layers: the LM head is a GEMM over the rows that sample; the sampler reads its fp32
     logits."""
 
-    sampler_s: float
+    sampler_s: Seconds
     """Fixed time of the sampler's kernels."""
-    sampler_passes: float
+    sampler_passes: NotNegative
     """Times that the sampler streams the logits."""
 
 
-class AllReduce(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AllReduce(Bounded, frozen=True, kw_only=True):
     """Tensor parallelism: two of these per layer, fixed_s + bytes / bytes_per_s."""
 
-    fixed_s: float
-    bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bytes_per_s <= 0.0:
-            raise ValueError("bytes_per_s must be positive")
+    fixed_s: Seconds
+    bytes_per_s: Positive
 
 
-class Measured(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Measured(Bounded, frozen=True, kw_only=True):
     """The largest of everything that was measured; beyond it a cost is extrapolated."""
 
-    tokens: int
-    rows: int
-    row_context_tokens: int
-    chunk_tokens: int
+    tokens: Count
+    rows: Count
+    row_context_tokens: Count
+    chunk_tokens: Count
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Served(Bounded, frozen=True, kw_only=True):
     """Layers of a pass on a GPU under load, over the sum of kernels that were timed one by one."""
 
     body_ratios: tuple[tuple[int, float], ...] = ()
     """(tokens, ratio): what the layers of a pass take, attention left out, over what the kernels say."""
 
     def __post_init__(self) -> None:
-        tokens = [count for count, _ in self.body_ratios]
-        if tokens != sorted(set(tokens)) or any(count < 1 for count in tokens):
-            raise ValueError(f"body_ratios: tokens {tokens} must rise from at least 1")
-        if not all(0.0 < ratio < inf for _, ratio in self.body_ratios):
-            raise ValueError("body_ratios: ratios must be positive and finite")
+        tokens = [0, *(count for count, _ in self.body_ratios)]
+        if tokens != sorted(set(tokens)) or not all(0.0 < ratio < inf for _, ratio in self.body_ratios):
+            raise ValueError(f"body_ratios={self.body_ratios} must have rising tokens from 1 on and positive ratios")
 
     def body_ratio(self, tokens: int) -> float:
         """The ratio at `tokens`, between the counts of `body_ratios` on their logs; beyond them the nearest holds."""
@@ -273,7 +240,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return before + share * (after - before)
 
 
-class CompactKernels(Served, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="compact"):
+class CompactKernels(Served, frozen=True, kw_only=True, tag_field="form", tag="compact"):
     """All constants of one GPU, engine and attention implementation."""
 
     gemm: Gemm
@@ -291,23 +258,21 @@ class CompactKernels(Served, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     measured: Measured
 
 
-class LinearPass(Constants, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LinearPass(Bounded, frozen=True, kw_only=True):
     """One model's pass as a straight line: pass_s + token_s x tokens + row_s x rows that sample + kv_token_s x KV."""
 
-    pass_s: float
-    token_s: float = 0.0
+    pass_s: Seconds
+    token_s: Seconds = 0.0
     """Time per token through the body."""
-    row_s: float = 0.0
+    row_s: Seconds = 0.0
     """Time per token position that samples."""
-    kv_token_s: float = 0.0
+    kv_token_s: Seconds = 0.0
     """Time per token of KV that attention reads."""
-    launches: int | None = None
+    launches: Count | None = None
     """Kernels that an eager pass launches; null = by the layers, as the other forms have it."""
 
 
-class LinearKernels(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="linear"
-):
+class LinearKernels(Bounded, frozen=True, kw_only=True, tag_field="form", tag="linear"):
     """Kernel costs of profiles for which only a few times of whole passes were published."""
 
     target: LinearPass

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from sim.costs.profile import LONGEST_S, Gpu, HostCosts, Profile
+from sim.costs.profile import Gpu, HostCosts, Profile
+from sim.files.bounds import Bounded, Count, Seconds, Share, Whole
 from sim.files.json_values import convert, parse_json
 from sim.files.read import read_text
 from sim.names import unknown
@@ -45,7 +45,6 @@ CONSTANTS = (
     "uneven_launch_s",
     "prompt_launch_s",
 )
-MEMORY = ("reserved_bytes", "draft_reserved_bytes")
 NO_SPECULATION = "none"
 NO_ENGINE = "no engine"
 """Name of what a real host adds that no engine and no measurement knows."""
@@ -57,60 +56,45 @@ SMALL_GRAPHS, COARSE_GRAPHS = (1, 2, 4), 256
 GIB = 2.0**30
 
 
-class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what an engine's file holds."""
-
-
-class CapRule(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CapRule(Bounded, frozen=True, kw_only=True):
     """The limits that an engine sets itself on GPUs of at least this memory; the first rule that fits holds."""
 
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_seqs: Count
+    max_num_batched_tokens: Count
     min_memory_gib: float = 0.0
     not_on: tuple[str, ...] = ()
     """Beginnings of names of GPUs that it leaves out."""
-
-    def __post_init__(self) -> None:
-        for field in ("max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)!r} must be at least 1")
 
     def holds_on(self, gpu: Gpu) -> bool:
         return gpu.memory_bytes >= self.min_memory_gib * GIB and not gpu.name.startswith(self.not_on)
 
 
-class TokenRatio(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenRatio(Bounded, frozen=True, kw_only=True):
     """SGLang's new_token_ratio: the share of what running answers still lack that admission keeps free. A request is
     admitted where its prompt and its whole answer fit beside that share; where memory runs out, running requests are
     retracted, and the share is set anew."""
 
-    initial: float
+    initial: Share
     """The share at the start, and whenever nothing runs."""
-    min_ratio: float
-    decay_steps: int
+    min_ratio: Share
+    decay_steps: Count
     """Steps of rows alone from `initial` to `min_ratio`."""
-    max_answer_tokens: int
+    max_answer_tokens: Count
     """Longer answers, and remainders, count as so many tokens."""
-    retract_steps: int
+    retract_steps: Whole
     """After a retraction the share is what is decoded of the answers that stay, and so many tokens of each."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.min_ratio <= self.initial <= 1.0:
-            raise ValueError(
-                f"min_ratio={self.min_ratio!r}, initial={self.initial!r}: want 0 <= min_ratio <= initial <= 1"
-            )
-        for field in ("decay_steps", "max_answer_tokens"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)!r} must be at least 1")
-        if self.retract_steps < 0:
-            raise ValueError(f"retract_steps={self.retract_steps!r} must not be negative")
+        super().__post_init__()
+        if self.min_ratio > self.initial:
+            raise ValueError(f"min_ratio={self.min_ratio!r} must not be above initial={self.initial!r}")
 
 
-class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Rules(Bounded, frozen=True, kw_only=True):
     """Behaviour of one version of an engine beside its steps, each as its source has it (`rules_source` of its file);
     an engine without one of them does nothing of the kind. Drafters go by `Method`, and by PARALLEL_EAGLE."""
 
-    draft_slots: dict[str, tuple[int, int]] = {}
+    draft_slots: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     """Drafter -> (a, b): a + b k slots of a step's token budget are kept for the drafts of each seat."""
     slots_of_scheduled: bool = False
     """They are kept for each request that a step carries, and not for each seat."""
@@ -180,34 +164,39 @@ class Rules(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return sorted(size for size in rounded if size <= end)
 
 
-class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Times that one engine adds on one GPU, seconds. The meaning of each constant: sim.costs.profile.HostCosts."""
+class EngineTimes(Bounded, frozen=True, kw_only=True):
+    """Times and memory that one engine adds on some GPU. The meaning of each time: sim.costs.profile.HostCosts."""
 
-    name: str
-    step_s: float
-    row_s: float
-    draft_pass_s: float
-    gap_s: float
-    is_async: bool
-    """It plans a step while the one before it runs, where nothing is drafted and nobody says otherwise."""
-    source: str
+    step_s: Seconds
+    row_s: Seconds
+    draft_pass_s: Seconds
+    gap_s: Seconds
+    frontend_s: Seconds = 0.0
+    frontend_token_s: Seconds = 0.0
+    draft_phase_s: Seconds = 0.0
+    uneven_launch_s: Seconds = 0.0
+    prompt_launch_s: Seconds = 0.0
+    reserved_bytes: Whole = 0
+    """Memory per GPU that it keeps beside weights and KV: activations, CUDA graphs. 0: not measured."""
+    draft_reserved_bytes: Whole = 0
+    """The same for a drafter, beside the drafter's weights and KV."""
     error_pct: float | None
     """Half the range of the measurements that `step_s` was pooled from, percent of it; None where there was one."""
-    async_methods: tuple[str, ...] = ()
-    """Drafters with which it plans ahead by default: `none` or values of speculation.method."""
+    source: str
     measured_on: str = ""
     """GPU of the measurements."""
     is_pooled: bool = False
     """Some constant was never measured with this engine on this GPU."""
-    frontend_s: float = 0.0
-    frontend_token_s: float = 0.0
-    draft_phase_s: float = 0.0
-    uneven_launch_s: float = 0.0
-    prompt_launch_s: float = 0.0
-    reserved_bytes: int = 0
-    """Memory per GPU that it keeps beside weights and KV: activations, CUDA graphs. 0: not measured."""
-    draft_reserved_bytes: int = 0
-    """The same for a drafter, beside the drafter's weights and KV."""
+
+
+class EngineCosts(EngineTimes, frozen=True, kw_only=True):
+    """An engine on one GPU: its times, its limits, its rules."""
+
+    name: str
+    is_async: bool
+    """It plans a step while the one before it runs, where nothing is drafted and nobody says otherwise."""
+    async_methods: tuple[str, ...] = ()
+    """Drafters with which it plans ahead by default: `none` or values of speculation.method."""
     caps: tuple[CapRule, ...] = ()
     rules: Rules = Rules()
     scheduler: str | None = None
@@ -218,15 +207,7 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Prompt chunks share a step with the rows that decode; False: they go first, in separate steps."""
 
     def __post_init__(self) -> None:
-        for field in CONSTANTS:
-            value = getattr(self, field)
-            if not isfinite(value) or value < 0.0:
-                raise ValueError(f"engine {self.name!r}: {field}={value!r} must be finite and not negative")
-            if value > LONGEST_S:
-                raise ValueError(f"engine {self.name!r}: {field}={value!r} must be at most {LONGEST_S:g} seconds")
-        for field in MEMORY:
-            if getattr(self, field) < 0:
-                raise ValueError(f"engine {self.name!r}: {field}={getattr(self, field)!r} must not be negative")
+        super().__post_init__()
         if self.is_async != (NO_SPECULATION in self.async_methods):
             raise ValueError(f"engine {self.name!r}: is_async says whether async_methods holds {NO_SPECULATION!r}")
 
@@ -247,35 +228,20 @@ class EngineCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
         return next(rule for rule in self.caps if rule.holds_on(gpu))
 
 
-class _Measured(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Measured(EngineTimes, frozen=True, kw_only=True):
     """The constants on some GPUs."""
 
     gpus: tuple[str, ...]
     """None of them: all that no other entry names."""
     tensor_parallel: tuple[int, ...] = ()
     """GPUs that share a model; none of them: any number that no earlier entry of the same GPU names."""
-    step_s: float
-    row_s: float
-    draft_pass_s: float
-    gap_s: float
-    error_pct: float | None
-    is_pooled: bool
-    measured_on: str
-    source: str
-    frontend_s: float = 0.0
-    frontend_token_s: float = 0.0
-    draft_phase_s: float = 0.0
-    uneven_launch_s: float = 0.0
-    prompt_launch_s: float = 0.0
-    reserved_bytes: int = 0
-    draft_reserved_bytes: int = 0
 
     def holds_on(self, gpu: str, tensor_parallel: int) -> bool:
         is_shared = not self.tensor_parallel or tensor_parallel in self.tensor_parallel
         return is_shared and (gpu in self.gpus or not self.gpus)
 
 
-class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _EngineFile(Bounded, frozen=True, kw_only=True):
     """sim/engines/NAME.json."""
 
     schema: int
@@ -296,13 +262,6 @@ class _EngineFile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("the last of `constants`, and no other, is for all other GPUs: gpus = []")
         if self.constants[-1].tensor_parallel:
             raise ValueError("the last of `constants` is for any number of GPUs: tensor_parallel = []")
-        for entry in self.constants:
-            for field in CONSTANTS:
-                if not 0.0 <= getattr(entry, field) <= LONGEST_S:
-                    raise ValueError(f"{field}={getattr(entry, field)!r} must be 0 to {LONGEST_S:g} seconds")
-            for field in MEMORY:
-                if getattr(entry, field) < 0:
-                    raise ValueError(f"{field}={getattr(entry, field)!r} must not be negative")
         last = self.caps[-1] if self.caps else None
         if last is None or last.min_memory_gib or last.not_on:
             raise ValueError("the last of `caps` must hold on every GPU")
@@ -330,15 +289,12 @@ def load_engine(name: str, gpu: str, tensor_parallel: int = 1) -> EngineCosts:
         raise ValueError(unknown("engine", name, [*engine_names(), *sorted(installed)]))
     held = _read(Path(name) if is_path else ENGINES / f"{name}.json")
     entry = next(entry for entry in held.constants if entry.holds_on(gpu, tensor_parallel))
+    times = {field: getattr(entry, field) for field in EngineTimes.__struct_fields__}
     return EngineCosts(
+        **times | {"source": f"{'pooled: ' if entry.is_pooled else ''}{entry.source}"},
         name=held.name,
-        **{name: getattr(entry, name) for name in (*CONSTANTS, *MEMORY)},
         is_async=NO_SPECULATION in held.async_methods,
-        source=f"{'pooled: ' if entry.is_pooled else ''}{entry.source}",
-        error_pct=entry.error_pct,
         async_methods=held.async_methods,
-        measured_on=entry.measured_on,
-        is_pooled=entry.is_pooled,
         caps=held.caps,
         rules=held.rules,
         scope=_scope(held.name, entry),

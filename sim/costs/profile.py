@@ -7,7 +7,6 @@ table_kernels), what a work costs (forms).
 
 from __future__ import annotations
 
-from math import inf, isfinite
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -15,6 +14,18 @@ import msgspec
 from sim.costs.compact_kernels import CompactKernels, LinearKernels
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
 from sim.costs.table_kernels import TableKernels
+from sim.files.bounds import (
+    Bounded,
+    Count,
+    Factor,
+    NotNegative,
+    Positive,
+    Seconds,
+    Share,
+    SomeSeconds,
+    SomeShare,
+    Whole,
+)
 
 SCHEMA = 1
 """Version of the schema that this code reads and writes."""
@@ -24,67 +35,43 @@ IN_A_LOOP: Final = "passes in a loop"
 SERVED_KINDS = ("prefill", "decode", "verify", "draft", "draft_prefill")
 
 
-class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the groups below."""
-
-
-LONGEST_S = 1e3
-"""No part of a pass takes longer."""
-
-
-def _check(group: _Strict, *, positive: tuple[str, ...] = (), not_negative: tuple[str, ...] = ()) -> None:
-    for field in positive + not_negative:
-        value = getattr(group, field)
-        if not isfinite(value) or value < 0 or (value == 0 and field in positive):
-            wanted = "positive" if field in positive else "not negative"
-            raise ValueError(f"{field}={value!r} must be finite and {wanted}")
-        if field.endswith("_s") and not field.endswith("_per_s") and value > LONGEST_S:
-            raise ValueError(f"{field}={value!r} must be at most {LONGEST_S:g} seconds; is it in other units?")
-
-
-class Gpu(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Gpu(Bounded, frozen=True, kw_only=True):
     """Datasheet roofs: dense bf16 FLOP/s, memory bandwidth, memory."""
 
     name: str
-    memory_bytes: int
-    peak_flops: float
-    bandwidth_bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        _check(self, positive=("memory_bytes", "peak_flops", "bandwidth_bytes_per_s"))
+    memory_bytes: Count
+    peak_flops: Positive
+    bandwidth_bytes_per_s: Positive
 
 
-class IdleRamp(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class IdleRamp(Bounded, frozen=True, kw_only=True):
     """Time that works lose after a pause, before the machine is up again (sim.costs.in_service)."""
 
-    lost_s: float
+    lost_s: Seconds
     """Time that is lost in all, after a long pause."""
-    pause_s: float
+    pause_s: SomeSeconds
     """Length of a pause after which 63 % of that are lost."""
-    work_s: float
+    work_s: SomeSeconds
     """Seconds of work in which 63 % of it are lost."""
 
-    def __post_init__(self) -> None:
-        _check(self, positive=("pause_s", "work_s"), not_negative=("lost_s",))
 
-
-class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HostCosts(Bounded, frozen=True, kw_only=True):
     """Time of the CPU that drives the GPU."""
 
-    eager_kernel_s: float
+    eager_kernel_s: Seconds
     """Time to issue one kernel without CUDA graphs, Python included."""
-    graph_launch_s: float
+    graph_launch_s: Seconds
     """Time to replay one captured pass."""
-    kernels_per_layer: int
-    max_graph_tokens: int = 512
+    kernels_per_layer: Count
+    max_graph_tokens: Whole = 512
     """A pass of more tokens is not captured."""
     captures_chunks: bool = True
     """Passes with prompt chunks replay captured pieces (vLLM); False: they are launched eagerly, whatever their size,
     as in `lanesim replay`."""
-    graph_small_sizes: tuple[int, ...] = (1, 2, 4)
-    graph_size_step: int = 8
+    graph_small_sizes: tuple[Count, ...] = (1, 2, 4)
+    graph_size_step: Count = 8
     """Captured token counts: `graph_small_sizes`, then multiples of `graph_size_step` up to `max_graph_tokens`."""
-    result_s: float
+    result_s: Seconds
     """Time from the end of a work on the device to its result on the host: copy and wake-up."""
     engine: str | None = None
     """Whose step_s, row_s, gap_s, draft_pass_s and so on these are: an engine of sim/engines that was fitted together
@@ -92,81 +79,63 @@ class HostCosts(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     is_async: bool | None = None
     """Asynchronous scheduling (a step is planned while the one before it runs) where levels of a server showed it or
     its absence; None: the default of the engine of that name."""
-    step_s: float
+    step_s: Seconds
     """Scheduling, input preparation and output processing before each work."""
-    row_s: float
+    row_s: Seconds
     """The same, per sequence in the work."""
-    eager_step_s: float | None = None
+    eager_step_s: Seconds | None = None
     """`step_s` of works with prompt chunks where these are launched eagerly and the others replayed; None: the same."""
-    eager_result_s: float | None = None
+    eager_result_s: Seconds | None = None
     """`result_s` of these works."""
-    gap_s: float = 0.0
+    gap_s: Seconds = 0.0
     """Device time that every pass of the target takes beyond its kernels, however far ahead it is submitted."""
-    draft_pass_s: float = 0.0
+    draft_pass_s: Seconds = 0.0
     """The same for every pass of the draft."""
-    draft_phase_s: float = 0.0
+    draft_phase_s: Seconds = 0.0
     """The same once for all passes that follow one verify, however many tokens they draft: sampling what was accepted,
     preparing the drafter's inputs. A drafter that is kept up to date without drafting takes it as well."""
-    uneven_launch_s: float = 0.0
+    uneven_launch_s: Seconds = 0.0
     """Host time to launch a captured pass of rows that do not all carry the longest draft, which full graphs were
     captured for: piece by piece, attention between them. 0: not measured, full graphs of every draft length."""
-    prompt_launch_s: float = 0.0
+    prompt_launch_s: Seconds = 0.0
     """Host time to launch a pass with prompt chunks of which no piece is captured (engine.cuda_graph decode), where it
     is more than its kernels at `eager_kernel_s` take. 0: not measured."""
-    frontend_s: float = 0.0
+    frontend_s: Seconds = 0.0
     """Time from a request's coming in to its being in the engine's queue: HTTP and tokenising, many requests at
     once."""
-    frontend_token_s: float = 0.0
+    frontend_token_s: Seconds = 0.0
     """Seconds that each token of its prompt adds to that."""
-    ngram_row_s: float = 3e-5
+    ngram_row_s: Seconds = 3e-5
     """Host time per row to look up an n-gram draft, once the row's tokens are sampled; the default is assumed, not
     measured."""
     is_synchronous: bool = False
     """Issuing a pass is executing it, as on a CPU: a work holds its issuer to its end, so that nothing of the next one
     is hidden behind it, and issuers slow each other down as `overlap` says, not by inflation."""
     idle_ramp: IdleRamp | None = None
-    served: dict[str, float] = {}
+    served: dict[str, Positive] = msgspec.field(default_factory=dict)
     """Ratio of a pass's time in service to its time over and over in a loop, which finds its data in the
     caches; by SERVED_KINDS, 1 where nothing is said."""
-    look_s: float = 0.0
+    look_s: Seconds = 0.0
     """Seconds that each look of a polling idle worker takes from what is being issued: they share an interpreter."""
-    probed_s: tuple[float, ...] = ()
+    probed_s: tuple[Positive, ...] = ()
     """Seconds of fixed passes on this machine meanwhile (realrun.replay.machine_speed); a replay takes them again."""
-    inflation_eager: tuple[float, ...] = (1.0,)
+    inflation_eager: tuple[Factor, ...] = (1.0,)
     """Slowdown of each issuing thread with 1, 2, 3 ... of them, passes launched eagerly; the last one holds beyond."""
-    inflation_graphed: tuple[float, ...] = (1.0,)
+    inflation_graphed: tuple[Factor, ...] = (1.0,)
     source: str
 
     def __post_init__(self) -> None:
-        times = ("eager_kernel_s", "graph_launch_s", "result_s", "look_s")
-        launches = ("uneven_launch_s", "prompt_launch_s")
-        of_an_engine = ("step_s", "row_s", "gap_s", "draft_pass_s", "draft_phase_s", "frontend_s", "frontend_token_s")
-        counts = ("kernels_per_layer", "graph_size_step")
-        _check(
-            self, positive=counts, not_negative=(*times, *of_an_engine, *launches, "ngram_row_s", "max_graph_tokens")
-        )
-        if not all(0.0 < seconds < inf for seconds in self.probed_s):
-            raise ValueError(f"probed_s={list(self.probed_s)} must be positive and finite")
-        for name in ("eager_step_s", "eager_result_s"):
-            if getattr(self, name) is not None:
-                _check(self, not_negative=(name,))
-        for kind, factor in self.served.items():
-            if kind not in SERVED_KINDS or not 0.0 < factor < inf:
-                raise ValueError(f"served={self.served} must map {', '.join(SERVED_KINDS)} to factors above 0")
-        if (
-            list(self.graph_small_sizes) != sorted(set(self.graph_small_sizes))
-            or min(self.graph_small_sizes, default=1) < 1
-        ):
-            raise ValueError(f"graph_small_sizes={list(self.graph_small_sizes)} must rise from at least 1")
+        super().__post_init__()
+        if not self.served.keys() <= set(SERVED_KINDS):
+            raise ValueError(f"served={self.served} must map {', '.join(SERVED_KINDS)} to factors above 0")
+        if list(self.graph_small_sizes) != sorted(set(self.graph_small_sizes)):
+            raise ValueError(f"graph_small_sizes={list(self.graph_small_sizes)} must rise")
         for field in ("inflation_eager", "inflation_graphed"):
-            factors = getattr(self, field)
-            if not factors or factors[0] != 1.0 or any(not isfinite(f) or f < 1.0 for f in factors):
-                raise ValueError(
-                    f"{field}={list(factors)} must begin with 1.0, which is one thread, and never go below it"
-                )
+            if getattr(self, field)[:1] != (1.0,):
+                raise ValueError(f"{field}={list(getattr(self, field))} must begin with 1.0, which is one thread")
 
 
-class Phi(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Phi(Bounded, frozen=True, kw_only=True):
     """Rate at which a work goes on while kernels of another stream hold the machine, and what it may lie between."""
 
     value: float
@@ -189,39 +158,29 @@ class Mix(NamedTuple):
     latency: float
 
 
-class ShareCurve(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ShareCurve(Bounded, frozen=True, kw_only=True):
     """Speed of works on shares of a GPU's multiprocessors: all solo curves, and what neighbours do to each other
     (sim.devices.partition)."""
 
-    sharpness: float
+    sharpness: Positive
     """The parts of a work are in proportion to its demands to this power: the larger one decides."""
-    latency_demand: float
+    latency_demand: NotNegative
     """Weight of latency beside demands of compute and bandwidth, which are 1 at their roofs."""
-    boosted: float
+    boosted: SomeShare
     """Time of compute at the highest clock, relative to that at the clock which the whole device can hold."""
-    boosted_below: float
+    boosted_below: Share
     """Share of the multiprocessors that may compute at the highest clock; from there to all of them it falls."""
-    parallel_bandwidth: float
+    parallel_bandwidth: Share
     """Part of a bandwidth-bound work's time that goes like 1 / share; the rest is memory's pace."""
-    queue_slowdown: float
-    queue_power: float
+    queue_slowdown: NotNegative
+    queue_power: NotNegative
     """A reader of the whole memory bandwidth on a share x slows compute beside it by
     1 + queue_slowdown * x ** queue_power."""
     source: str
     errors_pct: dict[str, float]
     """Mean size of the error by what was predicted."""
-    standard_errors: dict[str, float] = {}
+    standard_errors: dict[str, float] = msgspec.field(default_factory=dict)
     """Standard error of each constant that the measurements told."""
-
-    def __post_init__(self) -> None:
-        _check(
-            self,
-            positive=("sharpness", "boosted"),
-            not_negative=("latency_demand", "boosted_below", "parallel_bandwidth", "queue_slowdown", "queue_power"),
-        )
-        for name in ("boosted", "boosted_below", "parallel_bandwidth"):
-            if getattr(self, name) > 1.0:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be at most 1")
 
     def mix(self, compute: float, bandwidth: float) -> Mix:
         """The parts of a work with these demands, shares of the roofs that it reaches on the whole device."""
@@ -244,17 +203,17 @@ class ShareCurve(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.boosted + (1.0 - self.boosted) * (computing - self.boosted_below) / (1.0 - self.boosted_below)
 
 
-class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Overlap(Bounded, frozen=True, kw_only=True):
     """Rules by which works of several streams share the device."""
 
-    eta_compute: float = 1.0
-    eta_bandwidth: float = 1.0
-    tau_s: float = 5e-6
+    eta_compute: Positive = 1.0
+    eta_bandwidth: Positive = 1.0
+    tau_s: Seconds = 5e-6
     """Extra time per kernel while another work runs; the default is half the length of a memory-bound kernel."""
     takes_turns: bool = False
     """Works take turns, as threads do at one interpreter, which a kernel holds for tau: it waits for each other work by
     the share of time that this one holds it. False: a kernel waits tau, whatever the others are."""
-    demand_floor: float = 1.0
+    demand_floor: Share = 1.0
     """Least demand of any work on both roofs; at 1.0 two works at once never beat one after the other."""
     has_priorities: bool = True
     """Streams of higher priority are served first; False: all alike, as threads on a CPU are."""
@@ -265,35 +224,27 @@ class Overlap(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """None: what other GPUs made of shares of their multiprocessors (sim.devices.partition)."""
     source: str = "not measured: plain streams go on at an assumed phi while another's kernels hold the GPU"
 
-    def __post_init__(self) -> None:
-        _check(self, positive=("eta_compute", "eta_bandwidth"), not_negative=("tau_s", "demand_floor"))
-        if self.demand_floor > 1.0:
-            raise ValueError(f"demand_floor={self.demand_floor!r} must be in 0..1")
-
 
 ROUNDED = 0.01
 """Part, and percent, by which a mean may seem to exceed a largest value, both rounded."""
 
 
-class KindError(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KindError(Bounded, frozen=True, kw_only=True):
     """Relative error of one kind of cost on `points` held-out points, or nulls and the reason why there is none."""
 
-    mean_error_pct: float | None
-    max_error_pct: float | None
-    points: int
+    mean_error_pct: NotNegative | None
+    max_error_pct: NotNegative | None
+    points: Whole
     held_out: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.mean_error_pct is None) != (self.points == 0) or (self.max_error_pct is None) != (self.points == 0):
             raise ValueError("mean_error_pct and max_error_pct must be null exactly when points is 0")
-        if self.points < 0:
-            raise ValueError(f"points={self.points} must be at least 0")
         if self.mean_error_pct is not None and self.max_error_pct is not None:
             mean, most = self.mean_error_pct, self.max_error_pct
-            if not 0.0 <= mean <= most * (1.0 + ROUNDED) + ROUNDED or not isfinite(most):
-                raise ValueError(
-                    f"mean_error_pct={mean!r} and max_error_pct={most!r} must be finite, not negative, and in order"
-                )
+            if mean > most * (1.0 + ROUNDED) + ROUNDED:
+                raise ValueError(f"mean_error_pct={mean!r} must not be above max_error_pct={most!r}")
 
 
 PassKind = Literal["prefill", "decode", "draft", "verify"]
@@ -301,39 +252,33 @@ Role = Literal["target", "draft"]
 Launch = Literal["eager", "graphed"]
 
 
-class MeasuredPoint(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MeasuredPoint(Bounded, frozen=True, kw_only=True):
     """Time of one pass on the profile's machine, as measured: medians over `repetitions`."""
 
     kind: PassKind
     model: Role
-    rows: int
-    tokens: int
+    rows: Count
+    tokens: Count
     """Tokens of each row: prompt tokens of a prefill, query tokens of a verify, tokens drafted; 1 for a decode."""
-    context_tokens: int
+    context_tokens: Whole
     """Tokens of each row that are in KV before the pass."""
     launch: Launch
-    device_s: float
-    host_s: float
+    device_s: SomeSeconds
+    host_s: Seconds
     """Time to issue the pass; on a CPU that is the pass itself."""
-    half_width_pct: float
+    half_width_pct: NotNegative
     """Half of the 95 % interval of the median device time, or of the range of several visits if wider; percent."""
-    repetitions: int
+    repetitions: Count
     is_noisy: bool
     is_held_out: bool
     """Not used by the fit, but for its error."""
-    sustained_s: float | None = None
+    sustained_s: SomeSeconds | None = None
     """Device time once more, after sustained load; of profiles that earlier versions measured."""
     l2: Literal["cold", "warm", "unknown"] = "unknown"
     """State of the device's L2 cache before each repetition: "warm" where it may hold what the pass reads."""
 
-    def __post_init__(self) -> None:
-        sizes = ("rows", "tokens", "repetitions", "device_s")
-        _check(self, positive=sizes, not_negative=("context_tokens", "host_s", "half_width_pct"))
-        if self.sustained_s is not None:
-            _check(self, positive=("sustained_s",))
 
-
-class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Profile(Bounded, frozen=True, kw_only=True):
     """Everything that a cost model is made from.
 
     >>> import lanesim
@@ -347,11 +292,11 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpu: Gpu
     target: ModelShape
     draft: ModelShape | None
-    tensor_parallel: int = 1
-    data_parallel: int = 1
+    tensor_parallel: Count = 1
+    data_parallel: Count = 1
     """Ranks with separate requests in lockstep, which share the experts; the profile, its KV and the load on it are
     one rank's."""
-    expert_parallel: int | None = None
+    expert_parallel: Count | None = None
     """Devices of all ranks that the experts are spread over, cut over the rest; None: the profile does not say."""
     kernels: CompactKernels | TableKernels | LinearKernels
     """Tagged by `form`: "compact" constants, a "table" of measured points, or "linear": a line per model."""
@@ -371,12 +316,7 @@ class Profile(_Strict, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Points measured on this machine, held-out ones included; none where tables were imported."""
 
     def __post_init__(self) -> None:
-        if self.tensor_parallel < 1:
-            raise ValueError(f"tensor_parallel={self.tensor_parallel!r} must be at least 1")
-        if self.data_parallel < 1:
-            raise ValueError(f"data_parallel={self.data_parallel!r} must be at least 1")
-        if self.expert_parallel is not None and self.expert_parallel < 1:
-            raise ValueError(f"expert_parallel={self.expert_parallel!r} must be at least 1")
+        super().__post_init__()
         kernels = self.kernels
         if isinstance(kernels, CompactKernels):
             if self.tensor_parallel > 1 and kernels.all_reduce is None:

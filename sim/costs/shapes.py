@@ -13,6 +13,8 @@ from math import ceil, log
 
 import msgspec
 
+from sim.files.bounds import Bounded, Count, Whole
+
 WEIGHT_BITS = {
     "bf16": 16.0,
     "fp8": 8.0,
@@ -29,7 +31,7 @@ mxfp4-fp8 with 8 bits; mxfp4-marlin is mxfp4 in Marlin kernels, which vLLM may c
 KV_BITS = {"bf16": 16.0, "fp8": 8.0}
 
 
-class Formats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Formats(Bounded, frozen=True, kw_only=True):
     """Number formats of a model's parts: keys of WEIGHT_BITS, and of KV_BITS for `kv`. Embedding, LM head and router
     stay at `dtype_bytes`."""
 
@@ -41,11 +43,10 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kv: str = "bf16"
 
     def __post_init__(self) -> None:
-        for field in ("projections", "mlp", "experts"):
-            if getattr(self, field) not in WEIGHT_BITS:
-                raise ValueError(f"{field}={getattr(self, field)!r} must be one of {', '.join(WEIGHT_BITS)}")
-        if self.kv not in KV_BITS:
-            raise ValueError(f"kv={self.kv!r} must be one of {', '.join(KV_BITS)}")
+        for field in self.__struct_fields__:
+            known = KV_BITS if field == "kv" else WEIGHT_BITS
+            if getattr(self, field) not in known:
+                raise ValueError(f"{field}={getattr(self, field)!r} must be one of {', '.join(known)}")
 
 
 FURTHER_SHARE = 0.6
@@ -55,21 +56,20 @@ tokens; unrelated tokens would read 2.0, 4.7 and 8.0 times, and this share gives
 SATURATED_SHARE = 0.95
 
 
-class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Experts(Bounded, frozen=True, kw_only=True):
     """The experts of every layer beyond the first `dense_layers`: a token goes through `per_token` of `num`, each as
     wide as `intermediate`, and through a shared MLP of `shared_intermediate`, where there is one."""
 
-    num: int
-    per_token: int
-    intermediate: int
-    shared_intermediate: int = 0
-    dense_layers: int = 0
+    num: Count
+    per_token: Count
+    intermediate: Count
+    shared_intermediate: Whole = 0
+    dense_layers: Whole = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.per_token <= self.num:
+        super().__post_init__()
+        if self.per_token > self.num:
             raise ValueError(f"per_token={self.per_token!r} must be in 1..num={self.num}")
-        if self.intermediate < 1 or self.shared_intermediate < 0 or self.dense_layers < 0:
-            raise ValueError("intermediate must be positive, shared_intermediate and dense_layers not negative")
 
     def unique(self, tokens: float) -> float:
         """Experts that `tokens` tokens activate, expected, if each draws its experts uniformly and independently:
@@ -100,7 +100,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return ceil(log(1.0 - SATURATED_SHARE) / log(1.0 - self.per_token / self.num))
 
 
-class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Latent(Bounded, frozen=True, kw_only=True):
     """Latent attention (MLA, DeepSeek-V2, arXiv 2405.04434): queries and keys go through vectors of these ranks, and a
     token's KV is one vector of kv_rank + rope_dim for all heads together."""
 
@@ -122,7 +122,7 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return (2 * self.kv_rank + self.rope_dim) / (self.nope_dim + self.rope_dim + self.value_dim)
 
 
-class Indexer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Indexer(Bounded, frozen=True, kw_only=True):
     """Sparse attention (DSA, arXiv 2512.02556): `heads` of `dim` score all tokens before, and attention is over the
     `tokens` best of them."""
 
@@ -136,22 +136,17 @@ class Indexer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.dim + 4
 
 
-class Linear(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Linear(Bounded, frozen=True, kw_only=True):
     """Gated delta-rule attention (arXiv 2412.06464) in so many of the layers: a sequence has a state of fixed size
     there and no KV."""
 
-    layers: int
-    key_heads: int
-    key_dim: int
-    value_heads: int
-    value_dim: int
-    conv_width: int = 4
+    layers: Count
+    key_heads: Count
+    key_dim: Count
+    value_heads: Count
+    value_dim: Count
+    conv_width: Count = 4
     """Tokens of the short convolution over queries, keys and values."""
-
-    def __post_init__(self) -> None:
-        for field in self.__struct_fields__:
-            if getattr(self, field) < 1:
-                raise ValueError(f"linear.{field}={getattr(self, field)!r} must be at least 1")
 
     def gemms(self, hidden: int, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """(columns, depth) on one device: queries, keys, values and output gate in one; decay and strength; output."""
@@ -170,28 +165,28 @@ class Linear(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.layers * (4 * self.value_heads * self.key_dim * self.value_dim + 2 * (self.conv_width - 1) * mixed)
 
 
-class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
     """A decoder. `intermediate` is the width of one half of the gated MLP, or of an MLP without a gate; `vocab` counts
     rows of the LM head."""
 
     name: str
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
+    layers: Count
+    hidden: Count
+    intermediate: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    vocab: Count
     tied_embeddings: bool
-    max_context: int
-    dtype_bytes: int = 2
-    qkv_inputs: int = 1
+    max_context: Count
+    dtype_bytes: Count = 2
+    qkv_inputs: Count = 1
     """Vectors of `hidden` that queries, keys and values read together: 2 in an EAGLE-3 head, embedding and feature."""
-    fused_features: int = 0
+    fused_features: Whole = 0
     """Vectors of `hidden` of the target that the first pass of a draft projects to one: 3 in an EAGLE-3 head."""
     is_gated: bool = True
     """The MLP has a gate beside its up projection."""
-    embedding_rows: int = 0
+    embedding_rows: Whole = 0
     """Rows of the input embedding where they are not the LM head's `vocab`."""
     experts: Experts | None = None
     latent: Latent | None = None
@@ -201,9 +196,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Linear attention of some layers; the others are as `heads` says."""
     has_query_gate: bool = False
     """Queries are projected with a gate of their size for attention's output."""
-    window: int = 0
+    window: Whole = 0
     """Tokens that attention of `window_layers` layers looks back; the others see all."""
-    window_layers: int = 0
+    window_layers: Whole = 0
     input_features: int = 0
     """Vectors of `hidden` that every pass projects to one before its layers: 2 in an MTP layer, embedding and state."""
     shares_head: bool = False
@@ -218,26 +213,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """null: everything at `dtype_bytes`."""
 
     def __post_init__(self) -> None:
-        for field in (
-            "layers",
-            "hidden",
-            "intermediate",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "vocab",
-            "max_context",
-            "dtype_bytes",
-            "qkv_inputs",
-        ):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field}={getattr(self, field)!r} must be at least 1")
+        super().__post_init__()
         if self.heads % self.kv_heads:
             raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
-        for field in ("fused_features", "embedding_rows"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"{field}={getattr(self, field)!r} must not be negative")
-        if not 0 <= self.window_layers <= self.layers or (self.window_layers > 0) != (self.window > 0):
+        if self.window_layers > self.layers or (self.window_layers > 0) != (self.window > 0):
             raise ValueError(f"window={self.window!r} goes with window_layers={self.window_layers!r} in 0..layers")
         if self.indexer is not None and self.latent is None:
             raise ValueError("indexer goes with latent attention alone")

@@ -13,9 +13,8 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from operator import mul
 
-import msgspec
-
 from sim.engine.draft_length import SameLength
+from sim.files.bounds import Bounded, Count, SomeShare, Whole
 from sim.interface.request import Request
 
 MEMORY_ROUNDS = 500.0
@@ -197,24 +196,21 @@ class AdaptiveVerification(SameLength):
         return self._known_s[key]
 
 
-class Band(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Band(Bounded, frozen=True, kw_only=True):
     """What SGLang chooses from at batch sizes from its key on, under the keys of its adaptive config file."""
 
-    candidate_steps: tuple[int, ...]
-    ema_alpha: float = 0.2
-    update_interval: int = 5
-    warmup_batches: int = 10
+    candidate_steps: tuple[Whole, ...]
+    ema_alpha: SomeShare = 0.2
+    update_interval: Count = 5
+    warmup_batches: Whole = 10
     down_hysteresis: float = -0.25
     up_hysteresis: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         steps = self.candidate_steps
-        if not steps or list(steps) != sorted(set(steps)) or steps[0] < 0:
+        if not steps or list(steps) != sorted(set(steps)):
             raise ValueError(f"candidate_steps={list(steps)} must be draft lengths from 0 on, rising")
-        if not 0.0 < self.ema_alpha <= 1.0:
-            raise ValueError(f"ema_alpha={self.ema_alpha!r} must be above 0 and at most 1")
-        if self.update_interval < 1 or self.warmup_batches < 0:
-            raise ValueError("update_interval must be at least 1 and warmup_batches at least 0")
 
 
 Bands = Mapping[str, Band]

@@ -137,7 +137,7 @@ def test_formats_as_checkpoints_have_them(tmp_path: Path) -> None:
         (DEEPSEEK_V3, {**SPARSE, "index_topk_freq": 4}, "index_topk_freq=4: an indexer that several layers share"),
         (GPT_OSS_120B, {"layer_types": ["linear_attention"] * 36}, "layer_types has linear_attention"),
         (QWEN3_NEXT, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim=0 must be a whole number"),
-        (QWEN3_NEXT, {"layer_types": ["full_attention"] * 48}, "linear.layers=0 must be at least 1"),
+        (QWEN3_NEXT, {"layer_types": ["full_attention"] * 48}, "layers=0 must be at least 1"),
         (QWEN3_NEXT, {"layer_types": ["linear_attention"] * 48}, "linear.layers=48 must be below layers=48"),
         (QWEN3_NEXT, {"layer_types": ["linear_attention"] * 2}, "layer_types names 2 layers, num_hidden_layers=48"),
         (GPT_OSS_120B, {"num_experts_per_tok": None}, "mixture-of-experts"),

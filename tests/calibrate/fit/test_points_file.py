@@ -92,7 +92,11 @@ def test_a_header_that_a_kill_cut_off_cannot_be(path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
-        ("point", {**msgspec.to_builtins(point(PLACES[1])), "device_s": -1.0}, "must be finite and positive"),
+        (
+            "point",
+            {**msgspec.to_builtins(point(PLACES[1])), "device_s": -1.0},
+            "device_s: expected `float` > 0.0",
+        ),
         ("clocks", {"sm_mhz": "fast"}, "expected `float | null`"),
         ("rates", {**PAIR, "sides": SIDES[:1]}, "want 2 sides with as many rates each"),
         ("rates", {**PAIR, "sides": [SIDES[0], {**SIDES[1], "alone_s": 5e4}]}, "expected `float` <= 1000.0"),
