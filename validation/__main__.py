@@ -1,6 +1,6 @@
 """`python -m validation NAME ...`: what the simulator is judged on, one program per name; without one, their list.
 
-A program is its module's `main`, which has the command line as `words`, or a parameter of every argument; one with a
+A program is its module's `main`, or the function that is named; it has a parameter for every argument, and one with a
 default is a flag.
 """
 
@@ -11,6 +11,8 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from inspect import Parameter, signature
+from itertools import chain
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sim.files.lock import check_destinations
@@ -53,56 +55,58 @@ PROGRAMS = {
     "who_wins": ("validation.pages.who_wins", "docs/who-wins.md: the fastest policy by load"),
 }
 """Name -> (module and function, `main` where none is named; what it does)."""
-OUTPUTS = ("out", "table")
-"""Parameters of programs that name what is written: files, or a folder."""
+OUTPUTS = ("out", "table", "json", "page")
+"""Parameters of programs that name what is written: files, or a folder. One without a default is a flag, too."""
 
 
 def main(args: list[str]) -> int:
-    """The exit code: 2 where there is no such program, or no such file as it wants."""
+    """The exit code: 2, and one line, where there is no such program, no such file as it wants, or bad input."""
     if not args or args[0] not in PROGRAMS:
         lines = [f"  {name:20}{what}" for name, (_, what) in PROGRAMS.items()]
         print("\n".join(["usage: python -m validation NAME ...", *lines]), file=sys.stderr)
         return 2
     module, _, function = PROGRAMS[args[0]][0].partition(":")
     program = getattr(import_module(module), function or "main")
-    sys.argv = [f"python -m validation {args[0]}", *args[1:]]
-    given = {} if signature(program).parameters.keys() <= {"words"} else arguments(program, args[1:])
+    name = f"python -m validation {args[0]}"
     try:
-        return int(program(**given) or 0)
+        return int(program(**arguments(program, args[1:], name)) or 0)
     except FileNotFoundError as error:
-        print(f"{sys.argv[0]}: {error.filename}: no such file", file=sys.stderr)
-        return 2
+        print(f"{name}: {error.filename}: no such file", file=sys.stderr)
+    except ValueError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+    return 2
 
 
-def arguments(program: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
+def arguments(program: Callable[..., Any], words: Sequence[str], name: str = "") -> dict[str, Any]:
     """Values of `program`'s parameters from a command line, each of the parameter's type. Exits with 2 as argparse
-    does."""
-    outputs = [name for name in OUTPUTS if name in signature(program).parameters]
+    does; raises ValueError for an output that is there, or is read as well."""
     about = sys.modules[program.__module__].__doc__
-    parser = ArgumentParser(prog=sys.argv[0], description=about, formatter_class=RawDescriptionHelpFormatter)
-    hints = get_type_hints(program)
-    for name, parameter in signature(program).parameters.items():
-        kind = hints[name]
+    parser = ArgumentParser(prog=name, description=about, formatter_class=RawDescriptionHelpFormatter)
+    hints, parameters = get_type_hints(program), signature(program).parameters
+    for parameter_name, parameter in parameters.items():
+        kind, is_required = hints[parameter_name], parameter.default is Parameter.empty
         how: dict[str, Any] = {"type": next(iter(get_args(kind)), kind)}
         if kind is bool:
             how = {"action": "store_true"}
         elif get_origin(kind) is Literal:
             how = {"choices": get_args(kind)}
-        elif get_origin(kind) in (list, tuple):
-            how["nargs"] = "*"
-        if parameter.default is Parameter.empty:
-            parser.add_argument(name, **how)
+        elif get_origin(kind) in (list, Sequence):
+            how |= {"nargs": "*", "action": "extend"}
+        if is_required and parameter_name not in OUTPUTS:
+            parser.add_argument(parameter_name, **how)
         else:
-            parser.add_argument(f"--{name.replace('_', '-')}", default=parameter.default, **how)
+            default = None if is_required else parameter.default
+            default = list(default) if isinstance(default, tuple) else default
+            parser.add_argument(f"--{parameter_name.replace('_', '-')}", default=default, required=is_required, **how)
+    outputs = [each for each in parameters if each in OUTPUTS]
     if outputs:
         parser.add_argument("--overwrite", action="store_true", help="Replace output files that are there.")
     given = vars(parser.parse_args(words))
     # What a program writes by itself is its page of the repository.
-    named = {f"--{name}": given[name] for name in outputs if given[name] != parser.get_default(name)}
-    try:
-        check_destinations(named, overwrite=given.pop("overwrite", False))
-    except ValueError as error:
-        parser.error(str(error))
+    named = {f"--{each}": given[each] for each in outputs if given[each] != parser.get_default(each)}
+    values = chain.from_iterable(v if isinstance(v, list) else [v] for k, v in given.items() if k not in OUTPUTS)
+    read = [value for value in values if isinstance(value, Path)]
+    check_destinations(named, overwrite=given.pop("overwrite", False), inputs=read)
     return given
 
 

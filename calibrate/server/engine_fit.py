@@ -29,7 +29,6 @@ from calibrate.judge.fit_cells import (
     NORMAL_95,
     Fitted,
     Undetermined,
-    check_constant,
     fit_constants,
     with_constants,
 )
@@ -109,7 +108,7 @@ class Production:
     unfitted: Mapping[str, str]
     """Constants that the levels might have told and do not, and why."""
     tried: Sequence[Tried] = ()
-    """Forms of a step, the chosen one first; none where the loads are too few to choose, or constants were given."""
+    """Forms of a step, the chosen one first; none where the loads are too few to choose."""
 
     @property
     def left(self) -> tuple[float, str]:
@@ -120,33 +119,20 @@ class Production:
         return max(errors, key=lambda error: abs(error[0]))
 
 
-def fit_served(
-    profile: Profile, served: Sequence[ServedLevel], setup: Setup, constants: Sequence[str] | None = None
-) -> Production:
-    """The profile with the engine's constants of the server, and what is left of each level's error.
-
-    `constants` are by default those that the levels can tell. Raises ValueError.
-    """
+def fit_served(profile: Profile, served: Sequence[ServedLevel], setup: Setup) -> Production:
+    """The profile with those of the engine's constants that the levels of the server can tell, and what is left of each
+    level's error. Raises ValueError."""
     if not served:
         raise ValueError("nothing was seen of the server")
     profile = with_engine(profile, engine_of(setup.engine_name, profile))
     cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
     noises = _noise(served, FITTED), _noise(served, (FIRST_TOKEN,))
-    unfitted: dict[str, str] = {}
-    tried: list[Tried] = []
-    if constants is None:
-        names, form = tellable(served), None
-        tried = _tried(profile, cells, setup, names, noises)
-        if tried:
-            form = tried[0].form
-            profile = _of_form(profile, form, max(cells, key=_load), setup)
-        fits, unfitted = _tellable_fits(profile, cells, setup, names, noises, form)
-    else:
-        _check(constants)
-        try:
-            fits = _fits(profile, cells, setup, constants, {}, noises)
-        except Undetermined as error:
-            raise ValueError(f"--constants: {_sources(cells)}: {error}; {_instead(error.constant)}") from None
+    names, form = tellable(served), None
+    tried = _tried(profile, cells, setup, names, noises)
+    if tried:
+        form = tried[0].form
+        profile = _of_form(profile, form, max(cells, key=_load), setup)
+    fits, unfitted = _tellable_fits(profile, cells, setup, names, noises, form)
     told = ", ".join(map(str, fits))
     best = fits[-1].profile
     source = f"{best.host.source}; {told} fitted by lanesim on {len(cells)} levels of a running server"
@@ -233,20 +219,6 @@ def tellable(served: Sequence[ServedLevel]) -> list[str]:
     return names
 
 
-def _check(constants: Sequence[str]) -> None:
-    for name in constants:
-        check_constant(name)
-    if len(set(constants)) < len(constants):
-        raise ValueError(f"--constants {','.join(constants)}: each constant once")
-    if set(constants) <= {FRONTEND}:
-        raise ValueError(f"--constants {FRONTEND}: name a constant of a step as well, such as {STEP},{FRONTEND}")
-
-
-def _instead(constant: str) -> str:
-    """Advice on a constant that the levels do not tell."""
-    return f"try {GAP} in its place" if constant == STEP else "leave it out"
-
-
 def _tellable_fits(
     profile: Profile,
     cells: Sequence[Cell],
@@ -276,8 +248,9 @@ def _tellable_fits(
         except Undetermined as error:
             unfitted[error.constant] = error.why
             names = [name for name in names if name != error.constant]
+    sources = ", ".join(dict.fromkeys(cell.label for cell in cells))
     why = "; ".join(f"{name} {reason}" for name, reason in unfitted.items())
-    raise ValueError(f"{_sources(cells)}: these levels tell no constant of a step: {why}")
+    raise ValueError(f"{sources}: these levels tell no constant of a step: {why}")
 
 
 def _is_hidden(profile: Profile, cells: Sequence[Cell], setup: Setup) -> bool:
@@ -287,10 +260,6 @@ def _is_hidden(profile: Profile, cells: Sequence[Cell], setup: Setup) -> bool:
         for added in ({}, {STEP: SMALL_S}, {GAP: SMALL_S})
     )
     return bool(np.abs(with_step - bare).max() < HIDDEN_SHARE * np.abs(with_gap - bare).max())
-
-
-def _sources(cells: Sequence[Cell]) -> str:
-    return ", ".join(dict.fromkeys(cell.label for cell in cells))
 
 
 def _fits(
@@ -308,7 +277,8 @@ def _fits(
     known = dict(near)
     if FRONTEND in known:
         profile = with_constants(profile, {FRONTEND: known[FRONTEND]})
-    steps = _fit(profile, cells, setup, of_steps, known, step_noise)
+    of_levels = partial(_ratios, cells=cells, setup=setup)
+    steps = fit_constants(profile, of_steps, of_levels, known, step_noise)
     if FRONTEND not in names:
         return [steps]
     timed = [cell for cell in cells if FIRST_TOKEN in cell.measured]
@@ -321,26 +291,8 @@ def _fits(
         if turn == MAX_TURNS - 1 or float(np.abs(np.log(after / before)).max()) < SETTLED:
             break
         known = {**steps.values_s, **frontend.values_s}
-        steps = _fit(frontend.profile, cells, setup, of_steps, known, step_noise)
+        steps = fit_constants(frontend.profile, of_steps, of_levels, known, step_noise)
     return [steps, frontend]
-
-
-def _fit(
-    profile: Profile,
-    cells: Sequence[Cell],
-    setup: Setup,
-    names: Sequence[str],
-    near: Mapping[str, float],
-    noise: float,
-) -> Fitted:
-    """Constants of a step."""
-    try:
-        return fit_constants(profile, names, partial(_ratios, cells=cells, setup=setup), near, noise)
-    except Undetermined:
-        raise
-    except ValueError as error:
-        sources = _sources(cells)
-        raise ValueError(str(error) if sources in str(error) else f"{sources}: {error}") from None
 
 
 def _noise(served: Sequence[ServedLevel], metrics: Sequence[str]) -> float:

@@ -17,9 +17,10 @@ from calibrate.judge.cells import Setup, simulate_cell
 from calibrate.judge.fit_cells import with_constants
 from sim.costs.profile_files import load
 from sim.metrics.compared import compared
+from validation.__main__ import main
 from validation.accuracy import sources
-from validation.accuracy.accuracy_page import CELLS, main, summary_text
-from validation.accuracy.matrix import crossing, draw_speedups, matrix_text
+from validation.accuracy.accuracy_page import CELLS, bars_of
+from validation.accuracy.matrix import classes, crossing, decisions, draw_speedups, frame
 from validation.accuracy.sections import BarLine, JudgedSection, judge_run, section_of
 from validation.accuracy.specs import RunSpec, SectionSpec, holds, specs
 
@@ -232,7 +233,7 @@ def test_the_report_is_written_whole_and_says_what_could_not_be_run(tmp_path: Pa
     data, out, own = tmp_path / "data", tmp_path / "accuracy.md", tmp_path / "s.yaml"
     sections = made_up(data, 3e-3)
     own.write_text(json.dumps([*sections, {**sections[0], "part": "lost", "runs": [{"file": "none.csv"}]}]))
-    given = [str(data), "--out", str(out), "--sections", str(own), "--overwrite"]
+    given = ["accuracy", str(data), "--out", str(out), "--sections", str(own), "--overwrite"]
     assert main([*given, "--only", "h100"]) == 0
     text = out.read_text()
     assert "| H100 | trtllm-1.0 | m | none | 0 | 2 of 4 | – |" in text
@@ -248,10 +249,10 @@ def test_the_report_is_written_whole_and_says_what_could_not_be_run(tmp_path: Pa
 
 def test_a_bar_is_met_by_the_size_of_its_error() -> None:
     bars = [BarLine("TTFT", -2.0, 1.5, is_size=False), BarLine("E2EL", 1.0, 1.5, is_size=True)]
-    text = summary_text([section(bars=bars)])
-    assert text.startswith("1 of 2 bars met.")
-    assert "| A run | TTFT | -2.00 % | 1.5 % | **no** |" in text
-    assert "| A run | E2EL | 1.00 % | 1.5 % | yes |" in text
+    assert bars_of([section(bars=bars)]).to_numpy().tolist() == [
+        ["A run", "TTFT", "-2.00 %", "1.5 %", "**no**"],
+        ["A run", "E2EL", "1.00 %", "1.5 %", "yes"],
+    ]
 
 
 def test_conditions_hold_for_a_value_or_one_of_several() -> None:
@@ -272,8 +273,9 @@ def plain(concurrency: int) -> JudgedCell:
     return drafting(concurrency, 1.0, 1.0, k=0, method="none")
 
 
-def decided(judged: Sequence[JudgedCell]) -> list[str]:
-    return [line for line in matrix_text([section(judged)], None).splitlines() if line.startswith("| G | m | chat")]
+def decided(judged: Sequence[JudgedCell]) -> list[list[str]]:
+    lines: list[list[str]] = decisions(frame([section(judged)])).to_numpy().tolist()
+    return lines
 
 
 def test_a_crossing_lies_between_two_cells_on_their_logs() -> None:
@@ -292,25 +294,24 @@ def test_the_matrix_counts_signs_crossings_and_the_regret_of_the_best_draft_leng
         plain(32), drafting(32, 0.9, 0.8), msgspec.structs.replace(last, metrics=level),
     ]  # fmt: skip
     first, second = decided(judged)
-    assert first.startswith("| G | m | chat | eagle3 | 3 | 2 of 2 | 27 | 25 | -9.34 % |")
-    assert first.endswith("| 5.00 (10.00) |")
-    assert second == "| G | m | chat | eagle3 | 5 | 1 of 1 | 31 | none |  |  |"
-    text = matrix_text([section(judged)], None)
-    assert "| G | e | m | eagle3 | 3 | 2 of 2 | 8.3 (11.1) |" in text
-    assert "| G | e | m | eagle3 | 5 | 1 of 2 | 15.0 (15.0) |" in text
+    assert first == ["G", "m", "chat", "eagle3", "3", "2 of 2", "27", "25", "-9.34 %", "5.00 (10.00)"]
+    assert second == ["G", "m", "chat", "eagle3", "5", "1 of 1", "31", "none", "", ""]
+    _, three, five = classes(frame([section(judged)])).to_numpy().tolist()
+    assert three[:7] == ["G", "e", "m", "eagle3", "3", "2 of 2", "8.3 (11.1)"]
+    assert five[:7] == ["G", "e", "m", "eagle3", "5", "1 of 2", "15.0 (15.0)"]
 
 
 def test_another_method_is_decided_on_beside_the_same_plain_cells() -> None:
     """Each method's regret is over its own draft lengths: deploying none at 8 loses half of what DSpark gives."""
     assert decided([plain(8), drafting(8, 1.8, 1.9), drafting(8, 2.0, 0.9, method="dspark")]) == [
-        "| G | m | chat | eagle3 | 3 | 1 of 1 | none | none |  | 0.00 (0.00) |",
-        "| G | m | chat | dspark | 3 | 0 of 1 | none | none |  | 50.00 (50.00) |",
+        ["G", "m", "chat", "eagle3", "3", "1 of 1", "none", "none", "", "0.00 (0.00)"],
+        ["G", "m", "chat", "dspark", "3", "0 of 1", "none", "none", "", "50.00 (50.00)"],
     ]
 
 
 def test_the_figure_of_speedups_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("seaborn")
-    draw_speedups([drafting(8, 1.8, 1.9), drafting(32, 0.9, 0.8, role="fitted")], tmp_path / "f.png")
+    draw_speedups(frame([section([drafting(8, 1.8, 1.9), drafting(32, 0.9, 0.8, role="fitted")])]), tmp_path / "f.png")
     assert (tmp_path / "f.png").stat().st_size > 10_000
 
 

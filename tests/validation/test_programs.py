@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -29,26 +30,35 @@ def test_an_unknown_name_gets_the_list_and_exit_2(args: list[str], capsys: pytes
 
 
 def program(
-    data: Path, kinds: list[str], what: Literal["load", "kinds"], num_draws: int = 3, kept: bool = False
+    data: Path,
+    kinds: list[str],
+    what: Literal["load", "kinds"],
+    json: Path,
+    num_draws: int = 3,
+    kept: bool = False,
+    only: Sequence[str] = (),
 ) -> None:
     raise NotImplementedError
 
 
 def test_a_program_has_what_the_command_line_says_each_of_its_own_type() -> None:
-    assert arguments(program, ["folder", "a", "b", "load", "--num-draws", "5", "--kept"]) == {
-        "data": Path("folder"),
-        "kinds": ["a", "b"],
-        "what": "load",
-        "num_draws": 5,
-        "kept": True,
-    }
-    assert arguments(program, ["folder", "kinds"]) | {"what": ""} == {
-        "data": Path("folder"),
-        "kinds": [],
-        "what": "",
-        "num_draws": 3,
-        "kept": False,
-    }
+    words = ["folder", "a", "b", "load", "--json", "-", "--num-draws", "5", "--kept", "--only", "x", "--only", "y"]
+    fixed = {"data": Path("folder"), "json": Path("-")}
+    given = {"kinds": ["a", "b"], "what": "load", "num_draws": 5, "kept": True, "only": ["x", "y"]}
+    assert arguments(program, words) == fixed | given
+    defaults = {"kinds": [], "what": "kinds", "num_draws": 3, "kept": False, "only": []}
+    assert arguments(program, ["folder", "kinds", "--json", "-"]) == fixed | defaults
+
+
+def test_an_output_that_is_read_or_is_there_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cells.csv"
+    path.write_text("")
+    for words in (
+        [str(tmp_path), "load", "--json", str(path)],
+        [str(path), "load", "--json", str(path), "--overwrite"],
+    ):
+        with pytest.raises(ValueError, match="--json"):
+            arguments(program, words)
 
 
 def test_a_file_that_is_not_there_is_one_line_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +67,7 @@ def test_a_file_that_is_not_there_is_one_line_and_exit_2(tmp_path: Path, capsys:
     assert capsys.readouterr().err == f"python -m validation evidence: {path}: no such file\n"
 
 
-@pytest.mark.parametrize("words", [["folder"], ["folder", "other"], ["folder", "load", "--num-draws", "many"]])
+@pytest.mark.parametrize("words", [["folder"], ["folder", "other"], ["folder", "load"]])
 def test_what_a_program_does_not_take_ends_with_exit_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         arguments(program, words)

@@ -17,6 +17,7 @@ from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile_files import load
 from sim.run.resolve import resolve_all
 from sim.run.scenario import parse_scenario
+from validation.__main__ import main
 from validation.silicon.judge import Refusal, classes_of, judge, kindest
 from validation.silicon.labels import drafting, first_runs, is_fitted, is_outside, memory_share, roof_share
 from validation.silicon.served_cells import (
@@ -30,7 +31,6 @@ from validation.silicon.served_cells import (
     raw_scenario,
     setting,
 )
-from validation.silicon.silicon_command import main
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 ROW = {
@@ -258,7 +258,7 @@ def failure_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tupl
     """Exit code and the one line; what an earlier run wrote is left alone."""
     out = Path(arguments[2])
     out.write_text("earlier")
-    code = main([*arguments, "--overwrite"])
+    code = main(["silicon", *arguments, "--overwrite"])
     (line,) = capsys.readouterr().err.splitlines()
     assert out.read_text() == "earlier"
     return code, line

@@ -1,32 +1,31 @@
-"""`python -m validation claims`: the ledger simulated, on a terminal and as JSON.
+"""The ledger of published claims on a terminal and as JSON: claimed, simulated, verdict, and what explains it.
 
-Sections are simulated over several processes. Not here: claims and their runs
-(validation/claims/claims.yaml), measures of them (validation.claims.measures).
+    python -m validation claims [--section C F] [--draws 100] [--workers N] [--json FILE]
+
+Fewer draws are quicker; `--json -` is stdout. Sections are simulated over several processes. Not here: claims and their
+runs (validation/claims/claims.yaml), measures of them (validation.claims.measures).
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
+from pathlib import Path
 
-import click
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sim.cli.console import claim, progress, write_json
-from sim.cli.flags import MAX_DRAWS, OVERWRITE
+from sim.cli.console import progress, write_json
 from sim.compare.pool import Runner, given
 from sim.files.json_values import Json
 from sim.report.tables import print_table
 from validation.claims.ledger import ClaimRow, ClaimVerdict, section, sections
 from validation.claims.measures import MEASURES
 
-EXAMPLE = "\b\nExample:\n  python -m validation claims --section C --section F"
 STYLES = {
     ClaimVerdict.REPRODUCED: "green",
     ClaimVerdict.FITTED: "yellow",
@@ -35,35 +34,16 @@ STYLES = {
     ClaimVerdict.NOT_TESTABLE: "dim",
 }
 RESULT_SCHEMA = 1
+DRAWS = 100
+"""Draws behind a row of single runs; runs of which a claim takes fewer say so."""
 
 
-@click.command("claims", epilog=EXAMPLE)
-@click.option("--section", "chosen", multiple=True, metavar="A..H", help="Only this section; repeat for several.")
-@click.option("--json", "json_path", default=None, metavar="FILE", help="Write the rows as JSON; - = stdout.")
-@OVERWRITE
-@click.option("--draws", type=click.IntRange(2, MAX_DRAWS), default=None, help="Draws behind a row; fewer are quicker.")
-@click.option("--workers", type=click.IntRange(1, 1024), default=None, help="Processes. [default: one per core]")
-def claims_command(chosen: tuple[str, ...], json_path: str | None, draws: int | None, workers: int | None) -> None:
-    """The ledger of published claims: claimed, simulated, verdict, and the sentence that explains it."""
-    names = [name.upper() for name in dict.fromkeys(chosen)] or list(sections())
-    for name in names:
-        section(name)
-    claim(files={"--json": json_path})
+def main(section: Sequence[str] = (), json: Path | None = None, draws: int = DRAWS, workers: int | None = None) -> None:
+    names = [name.upper() for name in dict.fromkeys(section)] or list(sections())
     with progress() as on_step:
-        rows = judge_all(names, draws=draws or DRAWS, workers=workers, on_done=on_step)
-    if write_json(json_path, to_plain(rows)):
+        rows = judge_all(names, draws=draws, workers=workers, on_done=on_step)
+    if write_json(None if json is None else str(json), to_plain(rows)):
         print_rows(Console(), rows)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Exit 2 and one line for bad input, as `lanesim` has it."""
-    try:
-        claims_command.main(words, prog_name="python -m validation claims", standalone_mode=False)
-    except (click.ClickException, ValueError, OSError) as error:
-        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        print(f"claims: {message}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def to_plain(rows: Sequence[ClaimRow]) -> dict[str, Json]:
@@ -130,8 +110,6 @@ def figure(value: float) -> str:
 # -- simulating
 
 
-DRAWS = 100
-"""Draws behind a row of single runs; runs of which a claim takes fewer say so."""
 LONGEST_FIRST = "AGBCDEFH"
 
 

@@ -37,26 +37,18 @@ def main(
     keep: int = 0,
     out: Path | None = None,
 ) -> int:
-    """Raises SystemExit with one line for files and engines that are not there."""
+    """Raises ValueError for files and engines that are not there."""
     if engine is not None and not engine.endswith(".json") and engine not in engine_names():
-        return _refused(unknown("engine", engine, engine_names()))
+        raise ValueError(unknown("engine", engine, engine_names()))
     if not logs and vllm is None:
-        return _refused("want a log, or --vllm with the folder of an installed or unpacked vLLM")
+        raise ValueError("want a log, or --vllm with the folder of an installed or unpacked vLLM")
     num_differ = 0
     for path in logs:
-        try:
-            held = read_logs(path)
-        except ValueError as error:
-            return _refused(str(error))
+        held = read_logs(path)
         num_differ += _judged(path.name, held, engine, is_each_named=len(held) == 1)
     if vllm is not None:
         num_differ += _drawn(vllm, range(first_seed, first_seed + draws), engine, keep, out)
     return min(num_differ, MAX_CODE)
-
-
-def _refused(line: str) -> int:
-    print(f"{sys.argv[0]}: {line}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def _judged(name: str, logs: list[Log], engine: str | None, *, is_each_named: bool) -> int:
@@ -83,10 +75,10 @@ def _drawn(folder: Path, seeds: range, engine: str | None, keep: int, out: Path 
     try:
         version = installed_version()
     except ImportError as error:
-        return _refused(f"--vllm {str(folder)!r}: no vLLM that can be imported ({error})")
+        raise ValueError(f"--vllm {str(folder)!r}: no vLLM that can be imported ({error})") from None
     of_version = f"vllm-{'.'.join(version.split('.')[:2])}"
     if engine is None and of_version not in engine_names():
-        return _refused(f"{unknown('engine', of_version, engine_names())}; name one with --engine")
+        raise ValueError(f"{unknown('engine', of_version, engine_names())}; name one with --engine")
     num_logs, num_steps, num_differ = Counter[str](), Counter[str](), Counter[str]()
     bad, kept, stopped = [], [], list[str]()
     seconds = 0.0

@@ -1,6 +1,8 @@
 """Speed of the simulator: CPU seconds and memory of whole processes, in one run beside others' on the same requests.
 
-    .venv/bin/python -m validation speed [--compiled PYTHON] [--rounds 5] [--page FILE] [--csv FILE]
+    .venv/bin/python -m validation speed [--compiled PYTHON] [--rounds 5] [--only TEXT] [--page FILE] [--csv FILE]
+
+--only: cases whose name has the text; --csv: a table in which the rows replace those of this release.
 
 Every figure is the median over rounds, in which the programs take turns, after one that nobody counts: this
 interpreter's lanesim; that of `--compiled`, an interpreter with the compiled build (setup.py); a bare loop of the same
@@ -11,7 +13,6 @@ not seconds of two machines.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -25,16 +26,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from sim.files.lock import check_destinations
 from sim.workload.generate import Workload, build_requests
-from validation.page import page
+from validation.page import page as write_page
 from validation.tables import csv_rows, write_csv
 
 PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
 RATE = {0: 12.4, 4: 14.0}
 """Requests per second by draft length that keep about 35 requests in the batch."""
 LANE_RATE = 1.0
-ROUNDS = 5
 ACCEPTED = 0.7
 ASYNC = ("--set", "engine.async_scheduling=true")
 ONE_PHI = ("--set", "devices.phi=0.07")
@@ -273,56 +272,40 @@ def row_of(case: SpeedCase, by_program: Mapping[str, Sequence[Used]]) -> dict[st
 
 def machine() -> str:
     """Its processor and cores, and the interpreter."""
-    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    with open("/proc/cpuinfo") as file:
+        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
-
-
-def main() -> None:
+def main(
+    compiled: str | None = None, rounds: int = 5, only: str = "", page: Path | None = None, csv: Path | None = None
+) -> None:
     import pandas as pd
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--compiled", metavar="PYTHON", help="an interpreter with the compiled build")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name has it")
-    parser.add_argument("--page", type=Path, help="Markdown to write")
-    parser.add_argument("--csv", type=Path, help="table in which the rows replace those of this release")
-    parser.add_argument("--overwrite", action="store_true", help="Replace output files that are there.")
-    options = parser.parse_args()
-    try:
-        check_destinations({"--page": options.page}, overwrite=options.overwrite)
-    except ValueError as error:
-        parser.error(str(error))
     pythons: dict[str, str | None] = {PURE: None}
-    if options.compiled:
-        if not is_compiled(options.compiled):
-            parser.error(f"--compiled {options.compiled}: its lanesim is not compiled; LANESIM_COMPILE=1 pip install .")
-        pythons[COMPILED] = options.compiled
-    rows = []
+    if compiled:
+        if not is_compiled(compiled):
+            raise ValueError(f"--compiled {compiled}: its lanesim is not compiled; LANESIM_COMPILE=1 pip install .")
+        pythons[COMPILED] = compiled
+    lines = []
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
-            if options.only in case.name:
-                rows.append(row_of(case, measured(case, pythons, options.rounds, Path(folder))))
-                print(", ".join(f"{key} {value}" for key, value in rows[-1].items() if value), flush=True)
-    if options.page is not None:
-        page(
-            options.page,
+            if only in case.name:
+                lines.append(row_of(case, measured(case, pythons, rounds, Path(folder))))
+                print(", ".join(f"{key} {value}" for key, value in lines[-1].items() if value), flush=True)
+    if page is not None:
+        write_page(
+            page,
             "speed",
             version=version("lanesim"),
             machine=machine(),
-            rounds=str(options.rounds),
-            table=pd.DataFrame(rows).rename(columns={"cpu_s": "CPU, s", "memory_mb": "memory, MB"}),
+            rounds=str(rounds),
+            table=pd.DataFrame(lines).rename(columns={"cpu_s": "CPU, s", "memory_mb": "memory, MB"}),
         )
-    if options.csv is not None:
-        of_release = [{"release": version("lanesim"), "machine": machine(), **row} for row in rows]
-        table = replaced(csv_rows(options.csv), of_release) if options.csv.exists() else of_release
-        write_csv(options.csv, list(table[0]), [row.values() for row in table])
+    if csv is not None:
+        of_release = [{"release": version("lanesim"), "machine": machine(), **row} for row in lines]
+        table = replaced(csv_rows(csv), of_release) if csv.exists() else of_release
+        write_csv(csv, list(table[0]), [row.values() for row in table])
 
 
 def replaced(table: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from sim.devices.contention import BRACKET, PhiLevel
+from validation.__main__ import main
 from validation.claims import ledger, measures
-from validation.claims.claims_command import claimed_text, main, simulated_text, tally
+from validation.claims.claims_command import claimed_text, simulated_text, tally
 from validation.claims.ledger import Claim, ClaimRow, ClaimVerdict, Finding, claim, section, sections
 from validation.claims.measures import MEASURES
 from validation.claims.prototype import harness_run
@@ -96,7 +97,7 @@ def test_every_claim_has_an_id_a_source_and_a_measure_that_there_is() -> None:
 def test_unknown_names_propose_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match=r"A\.memory"):
         claim("A.memori")
-    assert main(["--section", "K"]) == 2
+    assert main(["claims", "--section", "K"]) == 2
     assert "unknown section 'K'" in capsys.readouterr().err
 
 
@@ -104,7 +105,7 @@ def test_the_command_writes_rows_with_these_keys_and_prints_the_sentences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "claims.json"
-    assert main(["--section", "c", "--draws", "2", "--workers", "1", "--json", str(path)]) == 0
+    assert main(["claims", "--section", "c", "--draws", "2", "--workers", "1", "--json", str(path)]) == 0
     rows = json.loads(path.read_text())["rows"]
     assert {"id", "section", "claimed", "simulated", "interval", "verdict", "why"} <= set(rows[0])
     assert [row["id"] for row in rows] == [each.id for each in section("C").claims]
