@@ -96,7 +96,8 @@ def classes(cells: pd.DataFrame) -> pd.DataFrame:
 
 def _sizes(judged: pd.DataFrame, names: Sequence[str]) -> str:
     ours = _first(off_pct(judged[f"{name}_simulated"], judged[name]) for name in names)
-    theirs = _first(off_pct(judged[f"peer_{name}"], judged[f"peer_{name}_real"]) for name in names if name in PEER_METRICS)
+    of_peer = [name for name in names if name in PEER_METRICS]
+    theirs = _first(off_pct(judged[f"peer_{name}"], judged[f"peer_{name}_real"]) for name in of_peer)
     texts = [_spread(ours)] if theirs is None else [_spread(ours), _spread(theirs[ours.notna()])]
     return " / ".join(filter(None, texts)) or "–"
 

@@ -79,7 +79,7 @@ def test_constants_come_back_from_ten_thousand_streams_and_memory_stays(capsys: 
                     on_done=on_done,
                 )
             )
-    fitted = fit_served(passes(), served, Setup(engine={}), ("step_s", "row_s"))
+    fitted = fit_served(passes(), served, Setup(engine={}))
     found = fitted.fits[0].values_s
     growth = held[9_000] - held[1_000]
     with capsys.disabled():
