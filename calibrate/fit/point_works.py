@@ -1,6 +1,6 @@
 """Measured points as works: what the cost model is asked for, so that measured and fitted are the same thing.
 
-Not here: measuring them (calibrate.measure.bench), choosing them (calibrate.measure.grid), the fit
+Not here: measuring them (calibrate.measure.timing), choosing them (calibrate.measure.grid), the fit
 (calibrate.measure.fits.pass_fit).
 """
 

@@ -1,7 +1,7 @@
 """Passes to be timed: a grid of shapes in levels of fineness, and the finest level that a budget pays for.
 
 Pure: the plan follows from the limits and from a few pilot times, and is then fixed (it heads the points file), so that
-a measurement that was killed ends with the points it began with. Not here: timing (calibrate.measure.bench,
+a measurement that was killed ends with the points it began with. Not here: timing (calibrate.measure.timing,
 calibrate.measure.session).
 """
 

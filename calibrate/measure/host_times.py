@@ -1,5 +1,5 @@
 """Host times of a measured profile: preparing a work, launching kernels, a result's way back, threads in each other's
-way. Not here: device times (calibrate.measure.bench), the constants made of these
+way. Not here: device times (calibrate.measure.timing), the constants made of these
 (calibrate.measure.fits.measured_profile).
 """
 
@@ -12,7 +12,7 @@ from threading import Barrier
 from time import perf_counter
 
 from calibrate.fit.point_works import TimedPass, timed_pass_of
-from calibrate.measure.bench import Bench, at_once
+from calibrate.measure.timing import Bench, at_once
 from realrun.kernels import host_slots
 from realrun.kernels.host_slots import Slot
 from realrun.kernels.issuer import Issuer

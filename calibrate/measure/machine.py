@@ -2,7 +2,7 @@
 
 Through NVML (package nvidia-ml-py, extra gpu). Where that is not installed, or does not answer, nothing is read and
 `said` says so once: times are worth less without, but they are times. Not here: what the machine is called and what
-runs on it (realrun.host.machine), passes (calibrate.measure.bench).
+runs on it (realrun.host.machine), passes (calibrate.measure.timing).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The pair that is measured: its sizes, its models with random or real weights, its kernels.
 
-Not here: what a user may name a model (calibrate.catalogue.model_configs), timing (calibrate.measure.bench).
+Not here: what a user may name a model (calibrate.catalogue.model_configs), timing (calibrate.measure.timing).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from calibrate.fit.point_works import Corun
 from calibrate.fit.points_file import Ran, Steady
-from calibrate.measure.bench import Bench, ReadyPass, at_once, half_width
+from calibrate.measure.timing import Bench, ReadyPass, at_once, half_width
 from realrun.kernels.issuer import Issuer, Pending
 
 MAX_CORUN_S = 12.0

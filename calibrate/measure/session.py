@@ -22,7 +22,7 @@ from calibrate.fit import points_file
 from calibrate.fit.point_works import VISITS, Corun, TimedPass, l2_state
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import grid, host_times
-from calibrate.measure.bench import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
+from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from calibrate.measure.fits.measured_profile import profile_of
 from calibrate.measure.fits.measured_table import TooFewPoints
 from calibrate.measure.fits.overlap_fit import MIN_PAIRS, fitted_pairs

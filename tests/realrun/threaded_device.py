@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from calibrate.measure.bench import AT_ONCE
+from calibrate.measure.timing import AT_ONCE
 from realrun.host.device import DeviceStream, Event
 from sim.devices.contention import Contention
 from tests.realrun.timed_device import TimedDevice, TimedEvent, TimedStream

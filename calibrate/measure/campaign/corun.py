@@ -14,7 +14,7 @@ from time import perf_counter
 from calibrate.fit import points_file
 from calibrate.fit.point_works import Corun
 from calibrate.fit.points_file import Ran
-from calibrate.measure.bench import Bench
+from calibrate.measure.timing import Bench
 from calibrate.measure.overlap_cells import CONTEXTS, ROOM_TOKENS, coruns, slots
 from calibrate.measure.pair import PairSpec, build, needs
 from calibrate.measure.session import Session

@@ -19,7 +19,7 @@ import torch
 from calibrate.fit import points_file
 from calibrate.fit.point_works import TimedPass
 from calibrate.measure import machine
-from calibrate.measure.bench import Bench
+from calibrate.measure.timing import Bench
 from calibrate.measure.campaign.plan import SMOKE_FILE, Campaign, MeasuredPair
 from calibrate.measure.grid import grid
 from calibrate.measure.machine import Driver

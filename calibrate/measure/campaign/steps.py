@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import warnings
 from pathlib import Path
 from time import perf_counter
 
@@ -32,6 +33,10 @@ def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
     """Raises ValueError for what cannot be done, one line."""
     import torch
 
+    from sim.costs.extrapolation import OutsideProfileWarning
+
+    # Co-runs have more rows than passes alone, and replays longer prompts: what is judged says so itself.
+    warnings.simplefilter("ignore", OutsideProfileWarning)
     # As measurements and replays do: a pass has one thread.
     torch.set_num_threads(1)
     if step == SMOKE:

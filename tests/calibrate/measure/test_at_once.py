@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from calibrate.measure.bench import at_once
+from calibrate.measure.timing import at_once
 
 
 def test_all_jobs_are_ready_before_any_begins() -> None:

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from calibrate.measure.bench import Bench
+from calibrate.measure.timing import Bench
 from calibrate.measure.overlap_cells import CONTEXTS, DRAFT_TOKENS, ROOM_TOKENS, coruns, slots
 from calibrate.measure.pair import PASS_TOKENS
 from realrun.kernels.pair_kernels import PairKernels

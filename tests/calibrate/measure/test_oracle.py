@@ -16,7 +16,7 @@ pytest.importorskip("scipy")
 
 from calibrate.fit.point_works import TimedPass, work_of
 from calibrate.measure import host_times
-from calibrate.measure.bench import HOLD_S, WARM_RUNS, Bench
+from calibrate.measure.timing import HOLD_S, WARM_RUNS, Bench
 from calibrate.measure.fits.overlap_fit import fit_overlap
 from calibrate.measure.grid import Limits, grid
 from calibrate.measure.overlap_cells import coruns_within

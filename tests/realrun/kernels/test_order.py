@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.fit.point_works import TimedPass
-from calibrate.measure.bench import Bench
+from calibrate.measure.timing import Bench
 from realrun.kernels.host_slots import PromptChunk
 from realrun.kernels.issuer import STAGING_DEPTH, Issuer, Pending
 from realrun.kernels.pair_kernels import PairKernels

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from calibrate.measure.bench import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Sample, Timing, half_width, repeat
+from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Sample, Timing, half_width, repeat
 
 
 class Script:
