@@ -22,7 +22,6 @@ from calibrate.fit import points_file
 from calibrate.fit.point_works import VISITS, Corun, TimedPass, l2_state
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import grid, host_times
-from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from calibrate.measure.fits.measured_profile import profile_of
 from calibrate.measure.fits.measured_table import TooFewPoints
 from calibrate.measure.fits.overlap_fit import MIN_PAIRS, fitted_pairs
@@ -31,6 +30,7 @@ from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.rates import MAX_CORUN_S, measure
 from calibrate.measure.serving_overhead import REPEATS, ServingCosts, completed, measure_serving
+from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from realrun.host import cuda
 from realrun.host.garbage_collector import frozen_heap
 from realrun.model.kv import LAYOUT

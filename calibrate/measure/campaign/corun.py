@@ -14,10 +14,10 @@ from time import perf_counter
 from calibrate.fit import points_file
 from calibrate.fit.point_works import Corun
 from calibrate.fit.points_file import Ran
-from calibrate.measure.timing import Bench
 from calibrate.measure.overlap_cells import CONTEXTS, ROOM_TOKENS, coruns, slots
 from calibrate.measure.pair import PairSpec, build, needs
 from calibrate.measure.session import Session
+from calibrate.measure.timing import Bench
 from realrun.host import cuda
 from realrun.host.device import RealDevice
 from realrun.host.garbage_collector import frozen_heap

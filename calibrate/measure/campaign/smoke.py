@@ -19,13 +19,13 @@ import torch
 from calibrate.fit import points_file
 from calibrate.fit.point_works import TimedPass
 from calibrate.measure import machine
-from calibrate.measure.timing import Bench
 from calibrate.measure.campaign.plan import SMOKE_FILE, Campaign, MeasuredPair
 from calibrate.measure.grid import grid
 from calibrate.measure.machine import Driver
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits
 from calibrate.measure.rates import measure
+from calibrate.measure.timing import Bench
 from realrun.host import cuda
 from realrun.host.device import DeviceClock, DeviceStream, RealDevice
 from realrun.model.attention import Attention, Rectangle, make_attention, usual_attention

@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from calibrate.measure.timing import Bench
 from calibrate.measure.overlap_cells import CONTEXTS, DRAFT_TOKENS, ROOM_TOKENS, coruns, slots
 from calibrate.measure.pair import PASS_TOKENS
+from calibrate.measure.timing import Bench
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions
 from realrun.model.attention import Attention

@@ -16,11 +16,11 @@ pytest.importorskip("scipy")
 
 from calibrate.fit.point_works import TimedPass, work_of
 from calibrate.measure import host_times
-from calibrate.measure.timing import HOLD_S, WARM_RUNS, Bench
 from calibrate.measure.fits.overlap_fit import fit_overlap
 from calibrate.measure.grid import Limits, grid
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.rates import measure
+from calibrate.measure.timing import HOLD_S, WARM_RUNS, Bench
 from realrun.host.executor import ExecutorLane, Handle, SubmittedWork
 from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer

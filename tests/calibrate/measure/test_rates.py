@@ -15,8 +15,8 @@ pytest.importorskip("transformers")
 from calibrate.fit.point_works import Corun, TimedPass
 from calibrate.fit.points_file import Ran
 from calibrate.measure import rates
-from calibrate.measure.timing import Bench
 from calibrate.measure.rates import MIN_PASSES, ROUNDS, measure, periods, steady
+from calibrate.measure.timing import Bench
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import Attention
