@@ -27,8 +27,8 @@ from sim.interface.request import Request
 from sim.interface.request_queue import RequestQueue
 from sim.interface.work import Chunk, Kind, Model, Work
 from sim.policies import rounds
-from sim.policies.options import EngineLimits, PolicyOptions
-from sim.policies.registry import Policy, policy_names, register
+from sim.policies.options import EngineLimits
+from sim.policies.registry import Policy, PolicyOptions, policy_names, register
 from sim.report.notebook import (
     Results,
     Simulation,

@@ -18,7 +18,8 @@ from sim.costs.cost import CostModel, prompt_result_s
 from sim.interface.request import Request
 from sim.interface.work import Model, Work
 from sim.policies import works
-from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.options import EngineLimits
+from sim.policies.registry import PolicyOptions
 
 POLICIES = ("baseline", "pd", "pdv", "unified")
 Steps = Generator[simpy.Event, Any, Any]
@@ -147,7 +148,7 @@ class Server:
             if request := self.admit():
                 in_target, in_both = self.prompt(request, self.prefill, self.decoding)
             if drafting or not request:
-                yield drafting or self.env.timeout(self.options.poll_s)
+                yield drafting or self.env.timeout(self.options.looks_every_s())
             if request:
                 yield in_target
             drafting = in_both if request else None
@@ -159,7 +160,7 @@ class Server:
             if self.seats.capacity - self.seats.level <= hybrid_requests:
                 yield from self.round(batch, self.draft, verify, self.decoding)
                 continue
-            while len(self.verifying.items) > len(self.decoding.items) + len(batch) + self.options.verify_lead:
+            while len(self.verifying.items) > len(self.decoding.items) + len(batch) + 2:
                 yield self.verify_took
             yield self.gpu.submit(works.draft(batch, self.setup.draft_tokens), self.draft)[0]
             for request in batch:
@@ -178,14 +179,14 @@ class Server:
         round_ = in_target = drafting = None
         while True:
             num_decoding = len(self.decoding.items) + len(batch) + bool(drafting)
-            has_room = num_decoding < self.options.queue_factor * self.decode_batch
+            has_room = num_decoding < 1.2 * self.decode_batch
             if not in_target and has_room and (request := self.admit()):
                 in_target, in_both = self.prompt(request, self.prefill, self.decoding)
             if not batch and self.decoding.items:
                 batch = [self.decoding.items.pop(0) for _ in self.decoding.items[: self.decode_batch]]
                 round_ = self.env.process(self.round(batch, self.draft, self.verify, self.decoding))
             flying = [each for each in (round_, in_target, drafting) if each]
-            yield self.env.any_of(flying) if flying else self.env.timeout(self.options.spin_s)
+            yield self.env.any_of(flying) if flying else self.env.timeout(self.options.looks_every_s(10e-6))
             if round_ and round_.triggered:
                 batch, round_ = [], None
             if in_target and in_target.triggered and not drafting:
@@ -202,7 +203,7 @@ class Server:
 
     def take(self, lane: simpy.Store, at_most: int) -> Steps:
         while not lane.items:
-            yield self.env.timeout(self.options.poll_s)
+            yield self.env.timeout(self.options.looks_every_s())
         return [lane.items.pop(0) for _ in lane.items[:at_most]]
 
     def prompt(self, request: Request, stream: Stream, lane: Any) -> tuple[simpy.Event, simpy.Event]:

@@ -31,7 +31,7 @@ from sim.interface.wait import Signal
 from sim.interface.work import Kind, Work
 from sim.metrics.records import work_record
 from sim.policies import rounds
-from sim.policies.options import PolicyOptions
+from sim.policies.options import RoundOptions
 from sim.run.experiment import SpawningHost
 
 REQUESTS_PER_LANE = 8
@@ -165,7 +165,7 @@ def start(host: SpawningHost, setting: LaneSetting) -> Serving:
 
 async def _lane(serving: Serving, streams: Sequence[Stream], rows: int) -> None:
     """So many requests at once, end to end, then the next; `streams` of prefill, draft and verify."""
-    options = PolicyOptions()
+    options = RoundOptions()
     prefill, draft, verify = streams
     while True:
         batch: list[Request] = []

@@ -10,9 +10,12 @@ the load is so far beyond its edge. `lanesim tune --policy adaptive` finds a tab
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Annotated, Any
 
+from sim.bounds import Bounds
 from sim.engine.intake import Intake
 from sim.engine.serving import Choose, Serving
 from sim.engine.time_series import GaugePart
@@ -20,17 +23,48 @@ from sim.hosts.view import HostView
 from sim.interface.request import Request
 from sim.interface.wait import Task
 from sim.policies import baseline, pd, pdv, unified
+from sim.policies.baseline import BaselineOptions
 from sim.policies.choices import LoadTable, row_for
-from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.options import CHUNK, EngineLimits, keys
+from sim.policies.pdv import PdvOptions
 from sim.policies.policy import Policy
+from sim.policies.unified import UnifiedOptions
 
-PARTS: dict[str, Callable[[Serving, PolicyOptions, EngineLimits], list[Task]]] = {
+PARTS: dict[str, Callable[[Serving, Any, EngineLimits], list[Task]]] = {
     "baseline": baseline.coroutines,
     "pd": pd.coroutines,
     "pdv": pdv.coroutines,
     "unified": unified.coroutines,
 }
 """Policies that a row of the table can name."""
+
+SEED_TABLE = "seed-002"
+"""The deployment table of that report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveOptions(BaselineOptions, PdvOptions, UnifiedOptions):
+    """Options of `adaptive`: its own, and those of the policies that its rows name."""
+
+    adaptive_table: LoadTable | str = SEED_TABLE
+    """adaptive: rows of [unfinished requests from which on, lane policy], the first at 1; seed-002: the deployment
+    table of report 002."""
+    hysteresis: Annotated[float, Bounds(0, 1e6)] = 0.0
+    """adaptive: a row is left only when the load is this share beyond its edge."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        key, table = f"policy_options.adaptive_table={self.adaptive_table!r}", self.adaptive_table
+        if isinstance(table, str):
+            if table != SEED_TABLE:
+                raise ValueError(f"{key}: want rows of [load, policy], or {SEED_TABLE}")
+            return
+        starts = [start for start, _ in table]
+        if not starts or starts[0] != 1 or any(later <= earlier for earlier, later in pairwise(starts)):
+            raise ValueError(f"{key}: rows begin at {starts}; want 1 first, then rising")
+        for _, name in table:
+            if name not in PARTS:
+                raise ValueError(f"{key}: {name!r} is none of {', '.join(PARTS)}")
 
 
 class Part(Serving):
@@ -67,7 +101,7 @@ class Part(Serving):
         self.whole.release(request)
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
+def coroutines(serving: Serving, options: AdaptiveOptions, limits: EngineLimits) -> list[Task]:
     table = options.adaptive_table
     if isinstance(table, str):
         table = seed_table(is_heavy=False)
@@ -109,16 +143,6 @@ def seed_table(*, is_heavy: bool) -> LoadTable:
     return ((1, "pd"), (32, "unified"))
 
 
-def check_table(table: Sequence[tuple[int, str]]) -> None:
-    """Raise ValueError for rows that do not begin with 1, do not rise, or name no lane policy."""
-    starts = [start for start, _ in table]
-    if not starts or starts[0] != 1 or any(later <= earlier for earlier, later in pairwise(starts)):
-        raise ValueError(f"policy_options.adaptive_table: rows begin at {starts}; want 1 first, then rising")
-    for _, name in table:
-        if name not in PARTS:
-            raise ValueError(f"policy_options.adaptive_table: {name!r} is none of {', '.join(PARTS)}")
-
-
 POLICY = Policy(
     name="adaptive",
     summary="the lane policy that a table says for the load",
@@ -127,22 +151,5 @@ POLICY = Policy(
     build=coroutines,
     chooses_drafter=True,
     needs_draft=True,
-    takes=(
-        "adaptive_table",
-        "hysteresis",
-        "workers",
-        "decode_batch",
-        "verify_batch",
-        "verify_lead",
-        "hybrid_requests",
-        "queue_factor",
-        "spin_s",
-        "pipelined",
-        "poll_s",
-        "batch_by",
-        "prefill_chunk_tokens",
-        "batching",
-        "kv",
-        "stream_priorities",
-    ),
+    takes=(*keys(AdaptiveOptions, but=["partition"]), CHUNK),
 )

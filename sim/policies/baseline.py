@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated
+
+from sim.bounds import Bounds
 from sim.engine.serving import Serving
 from sim.interface.host import Stream
 from sim.interface.wait import Task
 from sim.policies import rounds
-from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.options import EngineLimits, RoundOptions, keys
 from sim.policies.policy import Policy
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
+@dataclass(frozen=True, kw_only=True)
+class BaselineOptions(RoundOptions):
+    """Options of `baseline`."""
+
+    workers: Annotated[int, Bounds(1, 10_000)] = 4
+    """baseline: workers, each with one request."""
+
+
+def coroutines(serving: Serving, options: BaselineOptions, limits: EngineLimits) -> list[Task]:
     stream = serving.host.stream("gpu")
     return [_worker(serving, options, stream) for _ in range(options.workers)]
 
 
-async def _worker(serving: Serving, options: PolicyOptions, stream: Stream) -> None:
+async def _worker(serving: Serving, options: BaselineOptions, stream: Stream) -> None:
     while True:
         request = await serving.admit()
         await rounds.submit_prefill(serving, request, stream)
@@ -32,5 +44,5 @@ POLICY = Policy(
     build=coroutines,
     chooses_drafter=True,
     has_workers=True,
-    takes=("workers", "batching", "kv"),
+    takes=keys(BaselineOptions),
 )

@@ -10,15 +10,14 @@ from sim.policies.options import BatchBy
 QUEUE, MEMORY = BatchBy.QUEUE, BatchBy.MEMORY
 
 
-def verify_goes_first(decode_queue: int, verify_queue: int, lead: int) -> bool:
-    """PDV: decode has precedence unless the verify queue exceeds decode's by more than `lead` (report 000: 2)."""
-    return verify_queue > decode_queue + lead
+def verify_goes_first(decode_queue: int, verify_queue: int) -> bool:
+    """PDV: decode has precedence unless the verify queue exceeds decode's by more than 2 (report 000)."""
+    return verify_queue > decode_queue + 2
 
 
-def may_prefill(num_decoding: int, decode_batch: int, queue_factor: float) -> bool:
-    """Unified: take in a prompt only while fewer than `queue_factor` batches decode (report 002: 1.2), the one in
-    flight counted."""
-    return num_decoding < queue_factor * decode_batch
+def may_prefill(num_decoding: int, decode_batch: int) -> bool:
+    """Unified: take in a prompt only while fewer than 1.2 batches decode (report 002), the one in flight counted."""
+    return num_decoding < 1.2 * decode_batch
 
 
 LoadTable = tuple[tuple[int, str], ...]

@@ -10,7 +10,13 @@ controller, whose thresholds its report does not state.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
+
+from sim.bounds import Bounds, check_bounds
+from sim.devices.link import link_of
 from sim.engine.kv import SpreadPool
 from sim.engine.serving import Serving
 from sim.interface.host import Stream, Ticket
@@ -19,13 +25,49 @@ from sim.interface.request_queue import RequestQueue
 from sim.interface.wait import Task
 from sim.interface.work import Kind, Work
 from sim.policies import rounds
-from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
+from sim.policies.options import CHUNK, COUNT, EngineLimits, LaneOptions, keys, rows_per_work
 from sim.policies.policy import Policy
 
 COOLDOWN_S = 5.0
 """Between two changes of the number of draft GPUs."""
 LINK = "link"
 """The device between the GPUs of a replica."""
+
+
+class Pools(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs of a replica, and what joins them."""
+
+    prefill: Annotated[int, Bounds(1, 10_000)] = 1
+    """disaggregated: GPUs that prefill."""
+    decode: Annotated[int, Bounds(1, 10_000)] = 1
+    """disaggregated: GPUs that decode and verify; each within the engine's limits."""
+    draft: Annotated[int, Bounds(0, 10_000)] = 0
+    """disaggregated: GPUs that only draft; 0: the decode GPUs draft themselves. pipelined: 1 gives the draft model a
+    GPU of its own."""
+    draft_autoscale: Annotated[int, Bounds(0, COUNT)] = 0
+    """disaggregated: the number of draft GPUs that take new requests follows the load, one for so many requests, with
+    5 s between two changes; it is at least one. 0: all of them take new ones."""
+    link: str | None = None
+    """What joins the GPUs: tcp, cuda-ipc, nvlink, pcie or LATENCY_MS:GB_PER_S; null = cuda-ipc."""
+    prefill_profile: str | None = None
+    """disaggregated: profile of the GPUs that prefill, with the same models; null = the scenario's."""
+
+    def __post_init__(self) -> None:
+        check_bounds("policy_options.pools", self)
+        try:
+            link_of(self.link)
+        except ValueError as error:
+            raise ValueError(f"policy_options.pools.link: {error}") from None
+
+
+ONE_EACH = Pools()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledOptions(LaneOptions):
+    """Options of `disaggregated` and `pipelined`."""
+
+    pools: Pools = ONE_EACH
 
 
 class DraftPool:
@@ -88,12 +130,12 @@ class DraftPool:
         self.changes.append((now_s, self.num_active))
 
 
-class _Pools:
+class _Streams:
     """The streams of a replica, and what joins its GPUs."""
 
-    def __init__(self, serving: Serving, options: PolicyOptions) -> None:
+    def __init__(self, serving: Serving, options: PooledOptions) -> None:
         host = serving.host
-        prefill, decode, draft = options.prefill_devices, options.decode_devices, options.draft_devices
+        prefill, decode, draft = options.pools.prefill, options.pools.decode, options.pools.draft
         self.prefill = [host.stream(f"prefill{i}", device=i) for i in range(prefill)]
         self.decode = [host.stream(f"decode{i}", device=prefill + i) for i in range(decode)]
         self.draft = [host.stream(f"draft{i}", device=prefill + decode + i) for i in range(draft)]
@@ -104,8 +146,8 @@ class _Pools:
         """Transfers by arrival index."""
         self.drafts = DraftPool(
             draft,
-            is_scaled=options.draft_autoscale > 0,
-            requests_per_gpu=max(1, options.draft_autoscale),
+            is_scaled=options.pools.draft_autoscale > 0,
+            requests_per_gpu=max(1, options.pools.draft_autoscale),
             cooldown_s=COOLDOWN_S,
         )
         self._host = host
@@ -117,18 +159,20 @@ class _Pools:
         return self.draft[self.drafts.join(request, self._host.now_s)]
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
-    pools = _Pools(serving, options)
+def coroutines(serving: Serving, options: PooledOptions, limits: EngineLimits) -> list[Task]:
+    pools = _Streams(serving, options)
     return [
-        *(_decode_gpu(serving, options, limits, pools, index) for index in range(options.decode_devices)),
-        *(_arrivals_of(serving, pools, index) for index in range(options.decode_devices)),
-        *(_prefill_gpu(serving, options, pools, stream) for stream in pools.prefill),
+        *(_decode_gpu(serving, options, limits, pools, index) for index in range(options.pools.decode)),
+        *(_arrivals_of(serving, pools, index) for index in range(options.pools.decode)),
+        *(_prefill_gpu(serving, options, limits, pools, stream) for stream in pools.prefill),
     ]
 
 
-async def _prefill_gpu(serving: Serving, options: PolicyOptions, pools: _Pools, stream: Stream) -> None:
+async def _prefill_gpu(
+    serving: Serving, options: PooledOptions, limits: EngineLimits, pools: _Streams, stream: Stream
+) -> None:
     """One prompt after the other; the KV of one sets off while the next one is computed."""
-    async for request in rounds.prefilled(serving, options, stream, pools.draft_prompts):
+    async for request in rounds.prefilled(serving, options, limits, stream, pools.draft_prompts):
         gpu = _place(serving, request)
         serving.commit_prefill(request)
         if request.is_finished:
@@ -145,7 +189,7 @@ def _place(serving: Serving, request: Request) -> int:
     return serving.kv.gpu_of(request) if isinstance(serving.kv, SpreadPool) else 0
 
 
-async def _arrivals_of(serving: Serving, pools: _Pools, index: int) -> None:
+async def _arrivals_of(serving: Serving, pools: _Streams, index: int) -> None:
     """Requests sent to a decode GPU, in the order in which they were sent."""
     while True:
         for request in await pools.sent[index].take(serving.host, at_most=1):
@@ -155,7 +199,7 @@ async def _arrivals_of(serving: Serving, pools: _Pools, index: int) -> None:
 
 
 async def _decode_gpu(
-    serving: Serving, options: PolicyOptions, limits: EngineLimits, pools: _Pools, index: int
+    serving: Serving, options: PooledOptions, limits: EngineLimits, pools: _Streams, index: int
 ) -> None:
     """The oldest requests of its lane, one round each, back to its end."""
     lane, stream, controller = pools.lanes[index], pools.decode[index], serving.controller
@@ -172,8 +216,8 @@ async def _decode_gpu(
 async def _round_apart(
     serving: Serving,
     batch: list[Request],
-    options: PolicyOptions,
-    pools: _Pools,
+    options: PooledOptions,
+    pools: _Streams,
     stream: Stream,
     prompts: rounds.DraftPrompts,
 ) -> list[Request]:
@@ -199,7 +243,7 @@ async def _round_apart(
     return going_on
 
 
-def _leave(serving: Serving, pools: _Pools, requests: Sequence[Request]) -> None:
+def _leave(serving: Serving, pools: _Streams, requests: Sequence[Request]) -> None:
     """These are through: their draft GPUs have room again."""
     if pools.draft_prompts is not None:
         for request in requests:
@@ -212,18 +256,7 @@ POLICY = Policy(
     is_built_in=True,
     source="report 003, DistServe",
     build=coroutines,
-    num_gpus=lambda options: options.prefill_devices + options.decode_devices + options.draft_devices,
-    num_engines=lambda options: options.decode_devices,
-    takes=(
-        "prefill_devices",
-        "decode_devices",
-        "draft_devices",
-        "draft_autoscale",
-        "decode_batch",
-        "poll_s",
-        "batch_by",
-        "prefill_chunk_tokens",
-        "batching",
-        "kv",
-    ),
+    num_gpus=lambda options: options.pools.prefill + options.pools.decode + options.pools.draft,
+    num_engines=lambda options: options.pools.decode,
+    takes=(*keys(PooledOptions, but=["stream_priorities", "partition"]), CHUNK),
 )

@@ -1,9 +1,16 @@
-"""What the policies of a comparison can be told; one block for all, each takes what concerns it."""
+"""Options that policies with lanes have in common, and the limits that all of them keep to.
 
+Not here: the options of one policy (its file), all of them as a scenario has them (registry).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
+from sim.bounds import Bounds, check_bounds
 from sim.costs.engine_costs import TokenRatio
 from sim.devices.partition import check_shares
 
@@ -44,74 +51,72 @@ class BatchBy(StrEnum):
     MEMORY = "memory"
 
 
-SEED_TABLE = "seed-002"
-"""adaptive: the table of that seed."""
 MIN_POLL_S = 1e-9
 """Looks per second are counted: a nanosecond apart is as often as any worker looks."""
+POLL_S = 0.001
+"""Seconds between two looks of an idle worker, where nothing else is given."""
 PREEMPTIVE = "preemptive"
 """Priorities that are more than weights."""
+COUNT = 1_000_000
+CHUNK = "long_prefill_token_threshold"
+"""Rule of the engine that a lane's prompts obey."""
 
 
-class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the lane policies (design, section 5). Checked at construction.
+@dataclass(frozen=True, kw_only=True)
+class RoundOptions:
+    """Options of whoever goes through `rounds`. Checked at construction, as all that inherit from it."""
 
-    >>> import lanesim
-    >>> scenario = lanesim.Scenario.of(profile="cpu/tiny", policy="pd", **{"policy_options.batching": "per_request"})
-    >>> scenario.policy_options.batching.value, scenario.policy_options.workers
-    ('per_request', 4)
-    """
-
-    workers: int = 4
-    """baseline: workers, each with one request."""
-    decode_batch: int | None = None
-    """Largest batch of a draft, or of a round where draft and verify are one; null = max_num_seqs."""
-    verify_batch: int | None = None
-    """pdv: largest batch of a verify; null = max_num_seqs."""
     batching: Batching = Batching.BATCHED
     kv: KvMode = KvMode.ROLLBACK
-    poll_s: float = 0.001
-    """Seconds between two looks of an idle worker at its queue; 0: it wakes at once."""
-    spin_s: float = 0.00001
-    """unified: the same of its worker (report 002)."""
-    queue_factor: float = 1.2
-    """unified: takes in prompts while fewer than this many batches decode, the one in flight included."""
-    pipelined: bool = True
-    """unified: a prefill and a round run at the same time. false: the report's single thread, which takes in at most
-    one prompt and then serves each request of its decode queue once."""
-    verify_lead: int = 2
-    """pdv: verify goes first when its queue exceeds decode's by more than this."""
-    hybrid_requests: int = 1
-    """pdv: with at most this many active requests, draft and verify run as one; 0: never."""
+
+    def __post_init__(self) -> None:
+        check_bounds("policy_options", self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneOptions(RoundOptions):
+    """Options of policies with lanes; `pd` has no others."""
+
+    decode_batch: Annotated[int | None, Bounds(1, COUNT)] = None
+    """Largest batch of a draft, or of a round where draft and verify are one; null = max_num_seqs."""
+    poll_s: Annotated[float | None, Bounds(0, 1e6)] = None
+    """Seconds between two looks of an idle worker at its queue; 0: it wakes at once; null: 1 ms, and 10 us of the one
+    of unified (report 002)."""
     batch_by: BatchBy = BatchBy.MOST
     """pd, pdv: what sets the size of a batch within its limit: most, queue or memory."""
-    prefill_chunk_tokens: int | None = None
-    """pd, pdv: prefill works on at most this many tokens of a prompt at a time; null: max_num_batched_tokens."""
-
     stream_priorities: bool | str = False
     """Priorities of contending streams: decode before verify before prefill. true: by weight; preemptive: the highest
     takes what it can use, the others get the rest. The reports' engines had plain streams."""
-
-    prefill_devices: int = 1
-    """disaggregated: GPUs of a replica that prefill."""
-    decode_devices: int = 1
-    """disaggregated: GPUs of a replica that decode and verify; each within the engine's limits."""
-    draft_devices: int = 0
-    """disaggregated: GPUs of a replica that only draft; 0: the decode GPUs draft themselves. pipelined: 1 gives the
-    draft model a GPU of its own."""
-    draft_autoscale: int = 0
-    """disaggregated: the number of draft GPUs that take new requests follows the load, one for so many requests, with
-    5 s between two changes; it is at least one. 0: all of them take new ones."""
-
-    adaptive_table: tuple[tuple[int, str], ...] | str = SEED_TABLE
-    """adaptive: rows of [unfinished requests from which on, lane policy], the first at 1; seed-002: the deployment
-    table of report 002."""
-    hysteresis: float = 0.0
-    """adaptive: a row is left only when the load is this share beyond its edge."""
-
     partition: dict[str, float | bool] | str | None = None
     """pd, pdv, unified: shares of the GPU's multiprocessors by lane, such as {prefill: 0.4, decode: 0.6}. Lanes without
     one divide the rest; auto chooses shares for the load, or none. only_together: true gives a lane the whole GPU while
     no other has work; deferred: true (pd, pdv) lets prompts begin, and join the others, where a round ends."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.poll_s and self.poll_s < MIN_POLL_S:
+            raise ValueError(f"policy_options.poll_s={self.poll_s!r} must be 0 or at least {MIN_POLL_S:g} seconds")
+        if isinstance(self.stream_priorities, str) and self.stream_priorities != PREEMPTIVE:
+            raise ValueError(
+                f"policy_options.stream_priorities={self.stream_priorities!r} must be true, false or {PREEMPTIVE}"
+            )
+        if self.partition in (None, AUTO):
+            return
+        flags = [self.partition.get(key, False) for key in PARTITION_FLAGS] if isinstance(self.partition, dict) else []
+        has_shares = self.shares and not any(isinstance(share, bool) for share in self.shares.values())
+        if not has_shares or not all(isinstance(flag, bool) for flag in flags):
+            raise ValueError(
+                f"policy_options.partition={self.partition!r}: want a share by lane, above 0 and at most 1, beside "
+                f"them {' and '.join(PARTITION_FLAGS)} as true or false; or {AUTO}, or null"
+            )
+        try:
+            check_shares(self.shares)
+        except ValueError as error:
+            raise ValueError(f"policy_options.partition: {error}") from None
+
+    def looks_every_s(self, unless_given: float = POLL_S) -> float:
+        """Seconds between two looks of an idle worker."""
+        return unless_given if self.poll_s is None else self.poll_s
 
     def share(self, lane: str) -> float | None:
         """Share of the multiprocessors reserved for `lane`; None where it has none of its own."""
@@ -136,53 +141,10 @@ class PolicyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """`priority` of a stream where priorities are asked for; else all are alike."""
         return priority if self.stream_priorities else 0
 
-    def __post_init__(self) -> None:
-        for name in (
-            "workers",
-            "decode_batch",
-            "verify_batch",
-            "prefill_chunk_tokens",
-            "prefill_devices",
-            "decode_devices",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"policy_options.{name}={value!r} must be at least 1")
-        for name in ("poll_s", "spin_s", "queue_factor", "hysteresis"):
-            if not 0.0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be a finite number >= 0")
-        for name in ("poll_s", "spin_s"):
-            if 0.0 < getattr(self, name) < MIN_POLL_S:
-                raise ValueError(
-                    f"policy_options.{name}={getattr(self, name)!r} must be 0 or at least {MIN_POLL_S:g} seconds"
-                )
-        for name in ("verify_lead", "hybrid_requests", "draft_devices", "draft_autoscale"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"policy_options.{name}={getattr(self, name)!r} must be at least 0")
-        if isinstance(self.adaptive_table, str) and self.adaptive_table != SEED_TABLE:
-            raise ValueError(
-                f"policy_options.adaptive_table={self.adaptive_table!r}: want rows of [load, policy], or {SEED_TABLE}"
-            )
-        if isinstance(self.stream_priorities, str) and self.stream_priorities != PREEMPTIVE:
-            raise ValueError(
-                f"policy_options.stream_priorities={self.stream_priorities!r} must be true, false or {PREEMPTIVE}"
-            )
-        if self.partition is not None and self.partition != AUTO:
-            if isinstance(self.partition, str) or not self.partition:
-                raise ValueError(f"policy_options.partition={self.partition!r}: want a share by lane, {AUTO}, or null")
-            for key in PARTITION_FLAGS:
-                flag = self.partition.get(key, False)
-                if not isinstance(flag, bool):
-                    raise ValueError(f"policy_options.partition.{key}={flag!r} must be true or false")
-            given = {lane: share for lane, share in self.shares.items() if isinstance(share, bool)}
-            if given:
-                raise ValueError(f"policy_options.partition={given!r}: want a share by lane, above 0 and at most 1")
-            if not self.shares:
-                raise ValueError(f"policy_options.partition={self.partition!r} has no shares; want one by lane")
-            try:
-                check_shares(self.shares)
-            except ValueError as error:
-                raise ValueError(f"policy_options.partition: {error}") from None
+
+def keys(options: type[RoundOptions], *, but: Sequence[str] = ()) -> tuple[str, ...]:
+    """Keys of `policy_options` that mean something to a policy with such options, but for some."""
+    return tuple(field.name for field in fields(options) if field.name not in but)
 
 
 class Method(StrEnum):
@@ -291,6 +253,6 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, min(wanted, self.max_num_batched_tokens // (draft_tokens + 1)))
 
 
-def rows_per_work(options: PolicyOptions, limits: EngineLimits, batch: int | None, draft_tokens: int) -> int:
+def rows_per_work(options: RoundOptions, limits: EngineLimits, batch: int | None, draft_tokens: int) -> int:
     """Requests in one work of a lane told `batch`, with drafts of at most `draft_tokens`."""
     return 1 if options.batching is Batching.PER_REQUEST else limits.lane_batch(batch, draft_tokens)

@@ -10,36 +10,37 @@ from sim.interface.host import Stream
 from sim.interface.request_queue import RequestQueue
 from sim.interface.wait import Task
 from sim.policies import rounds
-from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
-from sim.policies.policy import LANE_OPTIONS, Policy
+from sim.policies.options import CHUNK, EngineLimits, LaneOptions, keys, rows_per_work
+from sim.policies.policy import Policy
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
+def coroutines(serving: Serving, options: LaneOptions, limits: EngineLimits) -> list[Task]:
     decode = RequestQueue("decode")
     decode_stream = serving.host.stream("decode", priority=options.priority(1), sm_share=options.share("decode"))
     prefill_stream = serving.host.stream("prefill", sm_share=options.share("prefill"))
     return [
         decode_lane(serving, options, limits, decode, decode_stream),
-        prefill_lane(serving, options, decode, prefill_stream),
+        prefill_lane(serving, options, limits, decode, prefill_stream),
     ]
 
 
 async def prefill_lane(
     serving: Serving,
-    options: PolicyOptions,
+    options: LaneOptions,
+    limits: EngineLimits,
     decode: RequestQueue,
     stream: Stream,
     apart: rounds.DraftPrompts | None = None,
 ) -> None:
     """One prompt after the other, then on to `decode`; the draft model may be `apart`."""
-    async for request in rounds.prefilled(serving, options, stream, apart):
+    async for request in rounds.prefilled(serving, options, limits, stream, apart):
         serving.commit_prefill(request)
         if not request.is_finished:
             await decode.put(serving.host, request)
 
 
 async def decode_lane(
-    serving: Serving, options: PolicyOptions, limits: EngineLimits, decode: RequestQueue, stream: Stream
+    serving: Serving, options: LaneOptions, limits: EngineLimits, decode: RequestQueue, stream: Stream
 ) -> None:
     """The oldest requests of the lane, one round each, back to its end."""
     at_most = rows_per_work(options, limits, options.decode_batch, serving.controller.draft_tokens_max)
@@ -56,6 +57,6 @@ POLICY = Policy(
     source="reports 002, 004",
     build=coroutines,
     chooses_drafter=True,
-    takes=("decode_batch", "poll_s", "batch_by", "prefill_chunk_tokens", *LANE_OPTIONS),
+    takes=(*keys(LaneOptions), CHUNK),
     lanes=(("prefill",), ("decode",)),
 )

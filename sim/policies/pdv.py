@@ -1,23 +1,37 @@
 """PDV: prefill, decode and verify lanes on three streams; decode > verify > prefill (reports 000, 004).
 
-Decode waits while verify's queue exceeds that of decode by more than `verify_lead`. Hybrid: with at most
+Decode waits while verify's queue exceeds that of decode by more than 2. Hybrid: with at most
 `hybrid_requests` active ones, 1 unless given, the decode lane drafts and verifies as one.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated
+
+from sim.bounds import Bounds
 from sim.engine.serving import Serving
 from sim.interface.host import Stream
 from sim.interface.request_queue import RequestQueue
 from sim.interface.wait import Task
 from sim.policies import rounds
 from sim.policies.choices import is_atomic, verify_goes_first
-from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
+from sim.policies.options import CHUNK, COUNT, EngineLimits, LaneOptions, keys, rows_per_work
 from sim.policies.pd import prefill_lane
-from sim.policies.policy import LANE_OPTIONS, Policy
+from sim.policies.policy import Policy
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
+@dataclass(frozen=True, kw_only=True)
+class PdvOptions(LaneOptions):
+    """Options of `pdv`."""
+
+    verify_batch: Annotated[int | None, Bounds(1, COUNT)] = None
+    """pdv: largest batch of a verify; null = max_num_seqs."""
+    hybrid_requests: Annotated[int, Bounds(0, COUNT)] = 1
+    """pdv: with at most this many active requests, draft and verify run as one; 0: never."""
+
+
+def coroutines(serving: Serving, options: PdvOptions, limits: EngineLimits) -> list[Task]:
     decode, verify = RequestQueue("decode"), RequestQueue("verify")
     decode_stream = serving.host.stream("decode", priority=options.priority(2), sm_share=options.share("decode"))
     verify_stream = serving.host.stream("verify", priority=options.priority(1), sm_share=options.share("verify"))
@@ -25,13 +39,13 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
     return [
         _decode_lane(serving, options, limits, decode, verify, decode_stream, verify_stream),
         _verify_lane(serving, options, limits, decode, verify, verify_stream),
-        prefill_lane(serving, options, decode, prefill_stream),
+        prefill_lane(serving, options, limits, decode, prefill_stream),
     ]
 
 
 async def _decode_lane(
     serving: Serving,
-    options: PolicyOptions,
+    options: PdvOptions,
     limits: EngineLimits,
     decode: RequestQueue,
     verify: RequestQueue,
@@ -45,7 +59,7 @@ async def _decode_lane(
         if is_atomic(serving.num_active, options.hybrid_requests):
             await decode.put_all(host, await rounds.run_round(serving, batch, options, stream, verify_stream))
             continue
-        while verify_goes_first(len(decode) + len(batch), len(verify), options.verify_lead):
+        while verify_goes_first(len(decode) + len(batch), len(verify)):
             await host.wait(verify.changed)
         started_s = host.now_s
         await rounds.submit_draft(serving, batch, options, stream, controller.lengths_for(batch))
@@ -55,7 +69,7 @@ async def _decode_lane(
 
 async def _verify_lane(
     serving: Serving,
-    options: PolicyOptions,
+    options: PdvOptions,
     limits: EngineLimits,
     decode: RequestQueue,
     verify: RequestQueue,
@@ -77,15 +91,6 @@ POLICY = Policy(
     build=coroutines,
     chooses_drafter=True,
     needs_draft=True,
-    takes=(
-        "decode_batch",
-        "verify_batch",
-        "verify_lead",
-        "hybrid_requests",
-        "poll_s",
-        "batch_by",
-        "prefill_chunk_tokens",
-        *LANE_OPTIONS,
-    ),
+    takes=(*keys(PdvOptions), CHUNK),
     lanes=(("prefill",), ("decode",), ("verify",)),
 )

@@ -7,7 +7,7 @@ its next token, and the window that is drafted meanwhile counts if it begins wit
 is a window less its first token, and a hit also says that the token after it was guessed. Every draft is made before
 the newest features of the target exist: a head that reads them has its stale acceptance (speculation.stale_acceptance).
 A row whose prompt the draft model still computes is decoded by the target alone. The draft model may have a GPU of its
-own (`draft_devices: 1`).
+own (`pools: {draft: 1}`).
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from sim.interface.request_queue import RequestQueue
 from sim.interface.wait import Task
 from sim.interface.work import Kind, Model, Work
 from sim.policies import rounds
-from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
+from sim.policies.disaggregated import PooledOptions
+from sim.policies.options import CHUNK, EngineLimits, keys, rows_per_work
 from sim.policies.pd import prefill_lane
 from sim.policies.policy import Policy
 from sim.policies.rounds import DraftPrompts
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
+def coroutines(serving: Serving, options: PooledOptions, limits: EngineLimits) -> list[Task]:
     decode, host = RequestQueue("decode"), serving.host
     verify_stream = host.stream("verify", priority=options.priority(1))
-    draft_stream = host.stream("draft", device=min(1, options.draft_devices), priority=options.priority(2))
+    draft_stream = host.stream("draft", device=min(1, options.pools.draft), priority=options.priority(2))
     prefill_stream = host.stream("prefill")
     prompts = DraftPrompts(lambda _: draft_stream)
     return [
         _steps(serving, options, limits, decode, verify_stream, draft_stream, prompts),
-        prefill_lane(serving, options, decode, prefill_stream, prompts if options.draft_devices else None),
+        prefill_lane(serving, options, limits, decode, prefill_stream, prompts if options.pools.draft else None),
     ]
 
 
 async def _steps(
     serving: Serving,
-    options: PolicyOptions,
+    options: PooledOptions,
     limits: EngineLimits,
     decode: RequestQueue,
     verify_stream: Stream,
@@ -140,6 +141,6 @@ POLICY = Policy(
     build=coroutines,
     needs_draft=True,
     drafts_ahead=True,
-    num_gpus=lambda options: 1 + min(1, options.draft_devices),
-    takes=("decode_batch", "poll_s", "draft_devices", "prefill_chunk_tokens", "batching", "stream_priorities"),
+    num_gpus=lambda options: 1 + min(1, options.pools.draft),
+    takes=(*keys(PooledOptions, but=["kv", "batch_by", "partition"]), CHUNK),
 )

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, fields
+from typing import Any
 
 from sim.engine.serving import Serving
 from sim.interface.host import Host
 from sim.interface.wait import Task
-from sim.names import unknown
 from sim.plugins import PluginError, checked_count, checked_list, checked_name, checked_text, naming_plugin, shown
-from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.options import EngineLimits
 
-LANE_OPTIONS = ("batching", "kv", "stream_priorities", "partition")
-Build = Callable[[Serving, PolicyOptions, EngineLimits], list[Task]]
+Options = Any
+"""Those that a policy reads, which are its own: each file of a policy has them as a dataclass."""
+Build = Callable[[Serving, Options, EngineLimits], list[Task]]
 MAX_GPUS = 10_000
 """Most GPUs of one replica."""
 
 
-def _one(_: PolicyOptions) -> int:
+def _one(_: Options) -> int:
     return 1
 
 
@@ -59,9 +60,9 @@ class Policy:
     """Makes no sense with a draft length of 0."""
     is_speculative: bool = True
     """False: drafts nothing whatever the draft length is."""
-    num_gpus: Callable[[PolicyOptions], int] = _one
+    num_gpus: Callable[[Options], int] = _one
     """GPUs of one replica."""
-    num_engines: Callable[[PolicyOptions], int] = _one
+    num_engines: Callable[[Options], int] = _one
     """GPUs of one replica that seat requests, each within the engine's limits."""
     has_workers: bool = False
     """Serves as many requests at once as it has workers."""
@@ -75,7 +76,7 @@ class Policy:
     """Its streams that can be given shares of the multiprocessors (`policy_options.partition`); those that take turns
     stand together."""
     takes: tuple[str, ...] | None = None
-    """Keys of `policy_options` that mean something to it; None: it does not say."""
+    """Keys of `policy_options`, and of `engine.rules`, that mean something to it; None: it does not say."""
 
     def __post_init__(self) -> None:
         checked_name("policy", self.name)
@@ -94,11 +95,10 @@ class Policy:
                 checked_name(f"{what}: lane", lane)
         if len(set(self.lane_names)) < len(self.lane_names):
             raise PluginError(f"{what}: lanes={shown(self.lanes)} name one twice")
-        for key in () if self.takes is None else checked_list(f"{what}: takes", self.takes):
-            if key not in PolicyOptions.__struct_fields__:
-                raise PluginError(unknown(f"key in takes of {what}", str(key), PolicyOptions.__struct_fields__))
+        if self.takes is not None:
+            checked_list(f"{what}: takes", self.takes)
 
-    def gpus(self, options: PolicyOptions) -> tuple[int, int]:
+    def gpus(self, options: Options) -> tuple[int, int]:
         """GPUs of one replica, and how many of them seat requests. Raises ValueError."""
         what = f"policy {self.name!r}"
         with naming_plugin(what):
@@ -106,7 +106,7 @@ class Policy:
         count = checked_count(f"{what}: GPUs of a replica", num_gpus, 1, MAX_GPUS)
         return count, checked_count(f"{what}: GPUs that seat requests", num_engines, 1, count)
 
-    def coroutines(self, serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
+    def coroutines(self, serving: Serving, options: Options, limits: EngineLimits) -> list[Task]:
         """Coroutines that `build` makes; an exception in it, or in a coroutine of a plug-in, names the policy."""
         if self.is_built_in:
             return self.build(serving, options, limits)
@@ -122,7 +122,7 @@ class Policy:
             raise PluginError(f"{what}: build made {problem}")
         return [_named(what, task) for task in tasks]
 
-    def _problem_of_lanes(self, host: Host, options: PolicyOptions) -> str | None:
+    def _problem_of_lanes(self, host: Host, options: Options) -> str | None:
         """A lane that has no stream, or whose stream is without its share."""
         made = host.streams
         for lane in self.lane_names:

@@ -5,10 +5,14 @@ A third party adds one through the entry-point group `lanesim.policies`, naming 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sim.names import unknown
 from sim.plugins import PluginError, installed, loaded, shown
 from sim.policies import adaptive, baseline, disaggregated, pd, pdv, pipelined, unified
+from sim.policies.adaptive import AdaptiveOptions
 from sim.policies.continuous.loop import AUTOREGRESSIVE, CONTINUOUS
+from sim.policies.disaggregated import PooledOptions
 from sim.policies.policy import Policy as Policy
 
 GROUP = "lanesim.policies"
@@ -17,6 +21,17 @@ MODULES = (baseline, pd, pdv, unified, adaptive, pipelined, disaggregated)
 POLICIES = {policy.name: policy for policy in (AUTOREGRESSIVE, CONTINUOUS, *(module.POLICY for module in MODULES))}
 """Those that come with lanesim."""
 _registered: dict[str, Policy] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions(AdaptiveOptions, PooledOptions):
+    """Options of lane policies, one block for all of a comparison: each takes what concerns it.
+
+    >>> import lanesim
+    >>> scenario = lanesim.Scenario.of(profile="cpu/tiny", policy="pd", **{"policy_options.batching": "per_request"})
+    >>> scenario.policy_options.batching.value, scenario.policy_options.workers
+    ('per_request', 4)
+    """
 
 
 def register(policy: Policy) -> Policy:

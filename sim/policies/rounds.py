@@ -16,7 +16,7 @@ from sim.interface.request_queue import RequestQueue
 from sim.interface.work import Model, Work
 from sim.policies import works
 from sim.policies.choices import batch_for
-from sim.policies.options import KvMode, PolicyOptions
+from sim.policies.options import EngineLimits, KvMode, LaneOptions, RoundOptions
 
 NO_KV, REFORWARD = KvMode.NONE, KvMode.REFORWARD
 
@@ -91,7 +91,7 @@ def _with_draft_prompt(
 
 
 async def prefilled(
-    serving: Serving, options: PolicyOptions, stream: Stream, apart: DraftPrompts | None = None
+    serving: Serving, options: LaneOptions, limits: EngineLimits, stream: Stream, apart: DraftPrompts | None = None
 ) -> AsyncIterator[Request]:
     """Requests as they are admitted and their prompts are through on `stream`, one after the other; the draft model's
     may be `apart`.
@@ -100,10 +100,11 @@ async def prefilled(
     wait for the host. Prompts that a partition defers begin, and are through, where a round ends.
     """
     last: tuple[Request, Ticket] | None = None
+    chunk_tokens = limits.long_prefill_token_threshold
     while True:
-        request = await serving.admit(poll_s=options.poll_s) if last is None else serving.admit_now()
-        if request is not None and options.prefill_chunk_tokens is not None:
-            await prefill_by_chunks(serving, request, options, stream, options.prefill_chunk_tokens, apart)
+        request = await serving.admit(poll_s=options.looks_every_s()) if last is None else serving.admit_now()
+        if request is not None and chunk_tokens:
+            await prefill_by_chunks(serving, request, options, stream, chunk_tokens, apart)
             yield request
             continue
         if request is not None:
@@ -124,7 +125,7 @@ async def prefilled(
                 last = request, through
 
 
-async def round_end(serving: Serving, options: PolicyOptions) -> None:
+async def round_end(serving: Serving, options: LaneOptions) -> None:
     """Wait until the round in flight is over where prompts are deferred: shares change between steps, by one scheduler
     that sees a prompt's end then, too (pegainfer: docs/adr/003)."""
     if options.defers_prompts and serving.last_round is not None and serving.round_ended_s != serving.host.now_s:
@@ -144,7 +145,7 @@ def submit_prompt(
 def submit_draft(
     serving: Serving,
     requests: Sequence[Request],
-    options: PolicyOptions,
+    options: RoundOptions,
     stream: Stream,
     lengths: Sequence[int],
     after: Sequence[Ticket] = (),
@@ -170,7 +171,7 @@ def submit_draft(
 def submit_verify(
     serving: Serving,
     requests: Sequence[Request],
-    options: PolicyOptions,
+    options: RoundOptions,
     stream: Stream,
     after: Sequence[Ticket] = (),
     ahead_s: float | None = None,
@@ -185,7 +186,7 @@ def submit_verify(
 def submit_round(
     serving: Serving,
     requests: Sequence[Request],
-    options: PolicyOptions,
+    options: RoundOptions,
     draft_stream: Stream,
     verify_stream: Stream,
     after: Sequence[Ticket] = (),
@@ -203,7 +204,7 @@ def submit_round(
 
 
 async def finish_round(
-    serving: Serving, requests: Sequence[Request], options: PolicyOptions, verify: Ticket, verify_stream: Stream
+    serving: Serving, requests: Sequence[Request], options: RoundOptions, verify: Ticket, verify_stream: Stream
 ) -> list[Request]:
     """Await `verify`, re-forward if the engine does, commit; returns the requests that go on."""
     accepted = (await verify).accepted
@@ -213,18 +214,18 @@ async def finish_round(
     return serving.commit_rounds(requests, accepted)
 
 
-async def filled(serving: Serving, lane: RequestQueue, options: PolicyOptions) -> None:
+async def filled(serving: Serving, lane: RequestQueue, options: LaneOptions) -> None:
     """Wait until somebody is in `lane`. Nothing is prepared for who comes from a prompt to an idle lane until it
     looks."""
     if not lane.items:
-        await lane.filled(serving.host, poll_s=options.poll_s)
+        await lane.filled(serving.host, poll_s=options.looks_every_s())
         for request in lane.items:
             if request.emitted_tokens == 1 and not request.drafted:
                 request.known_s = serving.host.now_s
 
 
 async def take_batch(
-    serving: Serving, lane: RequestQueue, options: PolicyOptions, at_most: int, num_lanes: int
+    serving: Serving, lane: RequestQueue, options: LaneOptions, at_most: int, num_lanes: int
 ) -> list[Request]:
     """The oldest of `lane`, one of `num_lanes` that rounds go through, once there is one: as many as `batch_by` has it
     then, 1 to `at_most`."""
@@ -244,7 +245,7 @@ async def take_batch(
 async def prefill_by_chunks(
     serving: Serving,
     request: Request,
-    options: PolicyOptions,
+    options: LaneOptions,
     stream: Stream,
     chunk_tokens: int,
     apart: DraftPrompts | None = None,
@@ -264,7 +265,7 @@ async def prefill_by_chunks(
 async def run_round(
     serving: Serving,
     requests: Sequence[Request],
-    options: PolicyOptions,
+    options: RoundOptions,
     draft_stream: Stream,
     verify_stream: Stream,
     after: Sequence[Ticket] = (),

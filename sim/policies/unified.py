@@ -6,6 +6,7 @@ call ends in a synchronisation, so a loop is at most one prefill and then one ro
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sim.engine.serving import Serving
@@ -15,8 +16,20 @@ from sim.interface.request_queue import RequestQueue
 from sim.interface.wait import Task
 from sim.policies import rounds
 from sim.policies.choices import group, may_prefill
-from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
-from sim.policies.policy import LANE_OPTIONS, Policy
+from sim.policies.options import EngineLimits, LaneOptions, keys, rows_per_work
+from sim.policies.policy import Policy
+
+SPIN_S = 0.00001
+"""Seconds between two looks of the idle worker (report 002)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnifiedOptions(LaneOptions):
+    """Options of `unified`."""
+
+    pipelined: bool = True
+    """unified: a prefill and a round run at the same time. false: the report's single thread, which takes in at most
+    one prompt and then serves each request of its decode queue once."""
 
 
 class _Streams(NamedTuple):
@@ -25,7 +38,7 @@ class _Streams(NamedTuple):
     prefill: Stream
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
+def coroutines(serving: Serving, options: UnifiedOptions, limits: EngineLimits) -> list[Task]:
     host = serving.host
     streams = _Streams(
         draft=host.stream("draft", priority=options.priority(2), sm_share=options.share("draft")),
@@ -36,14 +49,16 @@ def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -
     return [worker(serving, options, limits, streams)]
 
 
-async def _sequential_worker(serving: Serving, options: PolicyOptions, limits: EngineLimits, streams: _Streams) -> None:
+async def _sequential_worker(
+    serving: Serving, options: UnifiedOptions, limits: EngineLimits, streams: _Streams
+) -> None:
     """One thread: at most one prompt, then one round of the oldest batch of its decode queue, each call awaited."""
     host, draft_tokens_max = serving.host, serving.controller.draft_tokens_max
     rows = rows_per_work(options, limits, options.decode_batch, draft_tokens_max)
     decode_batch = limits.lane_batch(options.decode_batch, draft_tokens_max)
     decode = RequestQueue("decode")
     while True:
-        may = may_prefill(len(decode), decode_batch, options.queue_factor)
+        may = may_prefill(len(decode), decode_batch)
         request = serving.admit_now() if may else None
         if request is not None:
             await rounds.submit_prefill(serving, request, streams.prefill)
@@ -51,13 +66,13 @@ async def _sequential_worker(serving: Serving, options: PolicyOptions, limits: E
             if not request.is_finished:
                 await decode.put(host, request)
         elif not len(decode):
-            await serving.came(poll_s=options.spin_s)
+            await serving.came(poll_s=options.looks_every_s(SPIN_S))
             continue
         for batch in group(decode.take_now(host, at_most=decode_batch), rows):
             await decode.put_all(host, await rounds.run_round(serving, batch, options, streams.draft, streams.verify))
 
 
-async def _pipelined_worker(serving: Serving, options: PolicyOptions, limits: EngineLimits, streams: _Streams) -> None:
+async def _pipelined_worker(serving: Serving, options: UnifiedOptions, limits: EngineLimits, streams: _Streams) -> None:
     """Keep one prefill and one round in flight; whichever ends first is committed and followed up."""
     host, draft_tokens_max = serving.host, serving.controller.draft_tokens_max
     at_most = rows_per_work(options, limits, options.decode_batch, draft_tokens_max)
@@ -70,11 +85,7 @@ async def _pipelined_worker(serving: Serving, options: PolicyOptions, limits: En
     round_: tuple[list[Request], Ticket, float] | None = None
     while True:
         num_decoding = len(decode) + (len(round_[0]) if round_ is not None else 0) + (drafting is not None)
-        if (
-            prompt is None
-            and may_prefill(num_decoding, decode_batch, options.queue_factor)
-            and (request := serving.admit_now()) is not None
-        ):
+        if prompt is None and may_prefill(num_decoding, decode_batch) and (request := serving.admit_now()) is not None:
             prompt = request, *rounds.submit_prompts(serving, request, streams.prefill)
         if round_ is None and len(decode):
             batch = decode.take_now(host, at_most=at_most)
@@ -82,7 +93,7 @@ async def _pipelined_worker(serving: Serving, options: PolicyOptions, limits: En
             round_ = batch, verify, host.now_s
         in_flight = [item[1] for item in (round_, prompt, drafting) if item is not None]
         if not in_flight:
-            await serving.came(poll_s=options.spin_s)
+            await serving.came(poll_s=options.looks_every_s(SPIN_S))
             continue
         await host.first(*in_flight)
         if round_ is not None and round_[1].is_done:
@@ -107,6 +118,6 @@ POLICY = Policy(
     build=coroutines,
     chooses_drafter=True,
     needs_draft=True,
-    takes=("decode_batch", "queue_factor", "spin_s", "pipelined", *LANE_OPTIONS),
+    takes=keys(UnifiedOptions, but=["batch_by"]),
     lanes=(("prefill",), ("draft", "verify")),
 )

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from sim.acceptance.forms import num_rates
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.engine.controllers import VERIFYING
-from sim.policies.adaptive import check_table
-from sim.policies.options import Batching, EngineLimits, KvMode, Method, PolicyOptions
-from sim.policies.registry import Policy, find_policy
+from sim.policies.options import Batching, EngineLimits, KvMode, Method, keys
+from sim.policies.registry import Policy, PolicyOptions, find_policy
 from sim.run.lane_shares import check_partition
 from sim.run.limits import DraftLengths, own_method
 from sim.run.scenario import Scenario
@@ -46,8 +43,6 @@ def check_policy(
     """Raise ValueError for what only shows when scenario, `policy` and profile are seen together."""
     if scenario.policy_options.partition is not None:
         check_partition(scenario.policy_options, [find_policy(each) for each in scenario.policy])
-    if not isinstance(scenario.policy_options.adaptive_table, str):
-        check_table(scenario.policy_options.adaptive_table)
     for is_so, text in _refusals(scenario, profile, policy, limits, lengths):
         if is_so:
             raise ValueError(text)
@@ -155,12 +150,12 @@ def ignored_keys(scenario: Scenario) -> list[str]:
         if by:
             lines.append(f"{block}.{key}={value} means nothing to {', '.join(by)}")
 
-    for key, default in msgspec.structs.asdict(PolicyOptions()).items():
-        if (value := getattr(scenario.policy_options, key)) != default:
+    for key in keys(PolicyOptions):
+        if (value := getattr(scenario.policy_options, key)) != getattr(PolicyOptions, key):
             by = [policy.name for policy in policies if not policy.takes_option(key)]
             ignored("policy_options", key, value, by)
     for key, value in scenario.engine.rules.items():
-        by = [policy.name for policy in policies if policy.takes is not None and not policy.is_continuous]
+        by = [policy.name for policy in policies if not policy.is_continuous and not policy.takes_option(key)]
         ignored("engine.rules", key, value, by)
     return lines
 

@@ -13,7 +13,7 @@ from itertools import product
 from sim.costs.cost import CostModel
 from sim.devices.contention import Contention
 from sim.names import unknown
-from sim.policies.options import DEFERRED, ONLY_TOGETHER, PolicyOptions
+from sim.policies.options import DEFERRED, ONLY_TOGETHER, LaneOptions
 from sim.policies.registry import POLICIES, Policy
 from sim.run.forecast import PREFILL, Forecast, LaneSharing, MeanLoad
 
@@ -32,7 +32,7 @@ _Parts = tuple[int, ...]
 """Parts of the device, one number per group of lanes."""
 
 
-def check_partition(options: PolicyOptions, policies: Sequence[Policy]) -> None:
+def check_partition(options: LaneOptions, policies: Sequence[Policy]) -> None:
     """Raise ValueError for shares that no policy has lanes for, or that one with lanes cannot be given."""
     partition = options.partition
     if partition is None:

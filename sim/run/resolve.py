@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, partial
 from math import inf
 from typing import Any
@@ -40,8 +40,8 @@ from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.adaptive import seed_table
 from sim.policies.disaggregated import LINK
-from sim.policies.options import PREEMPTIVE, EngineLimits, Method, PolicyOptions, rows_per_work
-from sim.policies.registry import Policy, find_policy
+from sim.policies.options import PREEMPTIVE, EngineLimits, Method, rows_per_work
+from sim.policies.registry import Policy, PolicyOptions, find_policy
 from sim.run.checks import (
     BeyondMemoryWarning,
     IgnoredKeyWarning,
@@ -132,7 +132,7 @@ class _Unpriced:
     @property
     def kv_bytes_per_token(self) -> int:
         """KV bytes per token of the models whose KV is sent between GPUs, on one of them."""
-        sent = self.models[:1] if self.scenario.policy_options.draft_devices else self.models
+        sent = self.models[:1] if self.scenario.policy_options.pools.draft else self.models
         return sum(kv_bytes_per_token(shape, self.profile.tensor_parallel) for shape in sent)
 
     def new_pool(self) -> KvPool:
@@ -314,11 +314,12 @@ def resolve_all(scenario: Scenario, profile: Profile) -> list[Resolved]:
 
 def with_keys(scenario: Scenario, **changes: Json | msgspec.Struct) -> Scenario:
     """`scenario` with other values of some keys, those of a block as a mapping: `workload={"request_rate": 8.0}`."""
-    blocks = {
-        name: msgspec.structs.replace(getattr(scenario, name), **changed)
-        for name, changed in changes.items()
-        if isinstance(changed, Mapping)
-    }
+
+    def changed(name: str, keys: Mapping[str, Json]) -> object:
+        block = getattr(scenario, name)
+        return (replace if is_dataclass(block) else msgspec.structs.replace)(block, **keys)
+
+    blocks = {name: changed(name, keys) for name, keys in changes.items() if isinstance(keys, Mapping)}
     return msgspec.structs.replace(scenario, **changes | blocks)
 
 
@@ -452,7 +453,7 @@ def _links(scenario: Scenario, num_gpus: int) -> dict[str, Link]:
     if num_gpus == 1:
         return {}
     devices = scenario.devices
-    link = link_of(devices.link)
+    link = link_of(scenario.policy_options.pools.link)
     return {LINK: link} if devices.count == 1 else {f"{LINK}.{index}": link for index in range(devices.count)}
 
 
@@ -467,8 +468,7 @@ def _priced(one: _Unpriced) -> Resolved:
         partition = _given_shares(given) if isinstance(given, dict) else _best_shares(resolved)
         if partition is None:
             resolved = _on_streams(one, is_partitioned=False)
-    options = msgspec.structs.replace(resolved.options, partition=partition)
-    return replace(resolved, options=options)
+    return replace(resolved, options=replace(resolved.options, partition=partition))
 
 
 def _on_streams(one: _Unpriced, *, is_partitioned: bool) -> Resolved:
@@ -494,7 +494,7 @@ def _on_streams(one: _Unpriced, *, is_partitioned: bool) -> Resolved:
         costs_elsewhere=_costs_elsewhere(one),
         contention=contention_of(profile.overlap, regime, scenario.devices.phi, is_preemptive=is_preemptive),
         regime=regime,
-        options=msgspec.structs.replace(scenario.policy_options, partition=None, adaptive_table=table),
+        options=replace(scenario.policy_options, partition=None, adaptive_table=table),
     )
 
 
@@ -515,18 +515,18 @@ def _costs_of(
 def _costs_elsewhere(one: _Unpriced) -> dict[int, ShippedCosts]:
     """Raises ValueError for other models on those GPUs."""
     scenario, profile = one.scenario, one.profile
-    name = scenario.devices.prefill_profile
+    name = scenario.policy_options.pools.prefill_profile
     if name is None or one.num_gpus == 1:
         return {}
     other = load(name)
     if other.target != profile.target or (one.lengths.given and other.draft != profile.draft):
         raise ValueError(
-            f"devices.prefill_profile={name!r} is of {other.target.name} and "
+            f"policy_options.pools.prefill_profile={name!r} is of {other.target.name} and "
             f"{other.draft.name if other.draft else 'no draft'}; want the models of {profile.name!r}"
         )
     costs = _costs_of(one, other, engine_of(scenario.engine.name, other))
     firsts = [replica * one.num_gpus for replica in range(scenario.devices.count)]
-    return {first + index: costs for first in firsts for index in range(scenario.policy_options.prefill_devices)}
+    return {first + index: costs for first in firsts for index in range(scenario.policy_options.pools.prefill)}
 
 
 # -- shares of the multiprocessors

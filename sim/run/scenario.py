@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from enum import StrEnum
 from functools import cache
 from math import inf
@@ -24,7 +25,6 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import default_lengths, spelling
 from sim.costs.work_costs import GRAPHED_DECODE, GRAPHED_DRAFT
 from sim.devices.contention import Regime
-from sim.devices.link import link_of
 from sim.engine.adaptive_length import Band, bands_by_start
 from sim.engine.controllers import CONTROLLERS
 from sim.engine.draft_length import BatchTable, check_table
@@ -32,7 +32,8 @@ from sim.engine.fleet import Routing
 from sim.files.json_values import Json
 from sim.names import unknown
 from sim.plugins import shown
-from sim.policies.options import Method, PolicyOptions
+from sim.policies.options import CHUNK, Method
+from sim.policies.registry import PolicyOptions
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.workload.classes import SloClass, check_classes
 from sim.workload.generate import AUTO, TIMED_TRACES, Workload
@@ -52,7 +53,7 @@ def _one_of(name: str, value: str, known: Iterable[str]) -> None:
 
 
 RULES: dict[str, tuple[type, float, float]] = {
-    "long_prefill_token_threshold": (int, 0, 1_000_000_000),
+    CHUNK: (int, 0, 1_000_000_000),
     "enable_prefix_caching": (bool, 0, 1),
     "prefill_schedule_interval": (int, 1, 1_000_000),
     "enable_chunked_prefill": (bool, 0, 1),
@@ -73,6 +74,16 @@ GONE = (
         "speculation.speculative_eagle_topk": "nothing: a chain of num_speculative_tokens is all that is simulated",
         "speculation.draft_hysteresis": "nothing: it is 0.05",
         "policy_options.draft_cooldown_s": "nothing: it is 5 seconds",
+        "policy_options.prefill_devices": "policy_options.pools.prefill",
+        "policy_options.decode_devices": "policy_options.pools.decode",
+        "policy_options.draft_devices": "policy_options.pools.draft",
+        "policy_options.draft_autoscale": "policy_options.pools.draft_autoscale",
+        "policy_options.prefill_chunk_tokens": f"engine.rules.{CHUNK}",
+        "policy_options.spin_s": "policy_options.poll_s",
+        "policy_options.queue_factor": "nothing: it is 1.2",
+        "policy_options.verify_lead": "nothing: it is 2",
+        "devices.link": "policy_options.pools.link",
+        "devices.prefill_profile": "policy_options.pools.prefill_profile",
     }
 )
 """Former keys, and what to use instead."""
@@ -198,17 +209,13 @@ MAX_REPLICAS = 10_000
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas, how requests find them, and what joins the GPUs of one."""
+    """Replicas, how requests find them, and what works beside each other do to each other."""
 
     count: Annotated[int, Bounds(1, MAX_REPLICAS)] = 1
     """Replicas, each with the GPUs that its policy needs: one, more for disaggregated and pipelined. As many as a
     profile of experts has data-parallel ranks are those ranks, in lockstep."""
     routing: Routing = Routing.ROUND_ROBIN
     """How requests find their replica."""
-    link: str | None = None
-    """disaggregated: what joins its GPUs: tcp, cuda-ipc, nvlink, pcie or LATENCY_MS:GB_PER_S; null = cuda-ipc."""
-    prefill_profile: str | None = None
-    """disaggregated: profile of its prefill GPUs, with the same models; null = the scenario's."""
     overlap: Regime | None = None
     """What works of several streams do to each other where the profile has no measurement: serial, leftover, or roofs,
     an upper bound; null = leftover, and beside it what both ends of phi's bracket say."""
@@ -220,10 +227,6 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
         check_bounds("devices", self)
         if self.phi is not None and self.overlap not in (None, Regime.LEFTOVER):
             raise ValueError(f"devices.phi={self.phi!r} belongs to devices.overlap=leftover, got {self.overlap.value}")
-        try:
-            link_of(self.link)
-        except ValueError as error:
-            raise ValueError(f"devices.link: {error}") from None
 
     @property
     def is_overlap_given(self) -> bool:
@@ -420,31 +423,36 @@ def _explain(message: str) -> str:
 
 
 @cache
-def field_types(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
+def field_types(block: Hashable) -> Mapping[str, Any]:
     """Types of a block's keys, evaluated once: a sweep checks thousands of scenarios."""
-    return get_type_hints(struct)
+    return get_type_hints(block)
 
 
-def dotted_keys(struct: type[msgspec.Struct] = Scenario, prefix: str = "") -> Iterator[str]:
+def is_block(hint: Any) -> bool:
+    """The type of a key that holds keys itself."""
+    return isinstance(hint, type) and (issubclass(hint, msgspec.Struct) or is_dataclass(hint))
+
+
+def dotted_keys(block: type = Scenario, prefix: str = "") -> Iterator[str]:
     """Every key of a scenario, dotted; a mapping inside a block is one."""
-    for name, hint in field_types(struct).items():
-        if not prefix and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+    for name, hint in field_types(block).items():
+        if not prefix and is_block(hint):
             yield from dotted_keys(hint, f"{prefix}{name}.")
-        elif name in struct.__struct_fields__:
+        else:
             yield prefix + name
 
 
-def _check_keys(raw: Mapping[str, Json], struct: type[msgspec.Struct], prefix: str) -> None:
-    hints = field_types(struct)
+def _check_keys(raw: Mapping[str, Json], block: type, prefix: str) -> None:
+    hints = field_types(block)
     for key, value in raw.items():
-        if key not in struct.__struct_fields__:
+        if key not in hints:
             if (former := f"{prefix}{key}") in GONE:
                 raise ValueError(f"{former} is no more; use {GONE[former]}")
-            known = [prefix + name for name in struct.__struct_fields__]
+            known = [prefix + name for name in hints]
             flat = [] if prefix else [dotted for dotted in FLAT_NAMES.values() if "." in dotted]
             raise ValueError(unknown("key", f"{prefix}{key}", [*known, *flat]))
         hint = hints[key]
-        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        if is_block(hint):
             if not isinstance(value, Mapping):
                 raise ValueError(f"{prefix}{key}: want a block of keys, got {value!r}")
             _check_keys(value, hint, f"{prefix}{key}.")

@@ -62,7 +62,7 @@ def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request]
         "several replicas": scenario.devices.count > 1,
         "planning ahead (engine.async_scheduling)": limits.async_scheduling,
         "frontend's time (engine.name)": resolved.engine.frontend_s + resolved.engine.frontend_token_s > 0.0,
-        "lanes that do not poll": not resolved.options.poll_s * resolved.options.spin_s,
+        "lanes that do not poll": resolved.options.poll_s == 0.0,
     }
     if any(unknown.values()):
         raise ValueError(f"sim.reference has no {', no '.join(name for name, is_so in unknown.items() if is_so)}")

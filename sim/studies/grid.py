@@ -27,7 +27,7 @@ import msgspec
 from sim.files.json_values import Json
 from sim.names import unknown
 from sim.plugins import shown
-from sim.run.scenario import Scenario, field_types, parse_scenario
+from sim.run.scenario import Scenario, field_types, is_block, parse_scenario
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.workload.generate import Workload
 
@@ -255,14 +255,12 @@ def _lists(block: Mapping[str, Json], where: str) -> Iterator[tuple[str, list[Js
 
 def _check_dotted(key: str) -> None:
     """Raise ValueError with the nearest key unless the scenario has this one."""
-    struct: type[msgspec.Struct] | None = Scenario
+    block: type | None = Scenario
     prefix = ""
     for part in key.split("."):
-        names = [] if struct is None else list(struct.__struct_fields__)
-        if part not in names:
-            known = [prefix + name for name in names] + ([] if prefix else list(FLAT_NAMES))
+        hints = {} if block is None else field_types(block)
+        if part not in hints:
+            known = [prefix + name for name in hints] + ([] if prefix else list(FLAT_NAMES))
             raise ValueError(unknown("grid key", key, dict.fromkeys(known)))
-        assert struct is not None
-        hint = field_types(struct)[part]
-        struct = hint if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else None
+        block = hints[part] if is_block(hints[part]) else None
         prefix += f"{part}."

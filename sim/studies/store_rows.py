@@ -106,7 +106,7 @@ def profile_hash(profile: Profile) -> str:
 
 def files_hash(scenario: Scenario) -> str:
     """Hash of the user's files that the scenario reads, beside its profile; empty where it reads none."""
-    paths = [scenario.workload.dataset_path, scenario.engine.name, scenario.devices.prefill_profile]
+    paths = [scenario.workload.dataset_path, scenario.engine.name, scenario.policy_options.pools.prefill_profile]
     for quoted in (scenario.speculation.acceptance, scenario.speculation.stale_acceptance):
         name, _, path = (quoted or "").partition(":")
         paths.append(path.strip() if name.strip().lower() == "tape" else None)

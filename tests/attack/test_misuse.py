@@ -146,7 +146,6 @@ MISUSES: dict[str, tuple[Callable[[], object], str]] = {
     "GPUs that break": (lambda: scheduling(num_gpus=broken), "policy 'mine': KeyError: 'inside'"),
     "nowhere to seat": (lambda: scheduling(num_engines=lambda o: 0), "GPUs that seat requests=0"),
     "more seats than GPUs": (lambda: scheduling(num_engines=lambda o: 4), "GPUs that seat requests=4"),
-    "an unknown key": (lambda: scheduling(takes=("decode_bacth",)), "did you mean 'decode_batch'"),
     "keys in a text": (lambda: scheduling(takes="decode_batch"), "takes='decode_batch': want a list"),
     "keys that are 5": (lambda: scheduling(takes=5), "takes=5: want a list"),
     "lanes in a flat list": (lambda: scheduling(lanes=("prefill", "decode")), "lanes='prefill': want a list"),
@@ -216,8 +215,8 @@ MISUSES: dict[str, tuple[Callable[[], object], str]] = {
     "draws that are no booleans": (lambda: lanesim.run_lengths(np.array([0.5]), 2), "want an array of booleans"),  # type: ignore[arg-type]
     "a curve of words": (lambda: lanesim.Curve(tokens=("a",), seconds=(1.0,)), "tokens=('a',)"),  # type: ignore[arg-type]
     "a policy with a billion GPUs to prefill": (
-        lambda: comparing(policy="disaggregated", **{"policy_options.prefill_devices": 10**9}),
-        "policy 'disaggregated': GPUs of a replica=",
+        lambda: comparing(policy="disaggregated", **{"policy_options.pools.prefill": 10**9}),
+        "policy_options.pools.prefill=1000000000 must be at most",
     ),
     "a billion replicas": (lambda: comparing(**{"devices.count": 10**9}), "devices.count=1000000000"),
 }

@@ -28,8 +28,8 @@ from sim.interface.work import Kind, Result, Work
 from sim.policies import rounds
 from sim.policies.continuous.loop import can_be_totals
 from sim.policies.disaggregated import LINK
-from sim.policies.options import EngineLimits, PolicyOptions, rows_per_work
-from sim.policies.registry import POLICIES, Policy, find_policy, register
+from sim.policies.options import EngineLimits, rows_per_work
+from sim.policies.registry import POLICIES, Policy, PolicyOptions, find_policy, register
 from sim.run.limits import draft_slots
 from tests.sim.constant_costs import ConstantCosts
 
@@ -213,7 +213,7 @@ class SimRun:
             draws=self.draws if is_totals else None,
         )
         assert not is_totals or can_be_totals(self.serving, limits)
-        tasks = find_policy(policy).build(self.serving, options or PolicyOptions(poll_s=0.0, spin_s=0.0), limits)
+        tasks = find_policy(policy).build(self.serving, options or PolicyOptions(poll_s=0.0), limits)
         for task in [*tasks, self.serving.arrivals()]:
             self.host.spawn(task)
         self.host.run_until(stop_s)

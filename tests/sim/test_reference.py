@@ -77,10 +77,7 @@ def drawn_server(draw: random.Random, policy: str) -> Resolved:
             "policy_options.decode_batch": draw.choice((None, 1, 3, 6)),
             "policy_options.verify_batch": draw.choice((None, 1, 4, 12)),
             "policy_options.poll_s": draw.uniform(0.0005, 0.01),
-            "policy_options.spin_s": draw.uniform(0.0005, 0.01),
-            "policy_options.verify_lead": draw.randint(0, 4),
             "policy_options.hybrid_requests": draw.randint(0, 3),
-            "policy_options.queue_factor": draw.choice((0.5, 1.2, 3.0)),
         },
     )
     return resolve(scenario, load(name), policy)

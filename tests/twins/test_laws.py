@@ -31,7 +31,7 @@ def simulated(profile: Profile, asked: Asked) -> dict[str, Any]:
 POLLED = {
     "pd": {"policy_options.poll_s": 0.001},
     "pdv": {"policy_options.poll_s": 0.001},
-    "unified": {"policy_options.spin_s": 1e-5},
+    "unified": {"policy_options.poll_s": 1e-5},
 }
 
 

@@ -318,4 +318,4 @@ def test_a_link_by_name_is_its_figures(asked: Asked) -> Pair:
 
     link = link_of("nvlink")
     spelt = f"{1e3 * link.latency_s!r}:{link.bytes_per_s / 1e9!r}"
-    return Pair(runs(with_set(asked, devices__link="nvlink")), runs(with_set(asked, devices__link=spelt)))
+    return Pair(*(runs(with_set(asked, policy_options__pools__link=each)) for each in ("nvlink", spelt)))

@@ -33,8 +33,8 @@ def test_a_row_is_two_deployments_and_their_ranks() -> None:
     assert (decode.tp, decode.ep, decode.dp, decode.concurrency) == (8, 8, 1, 16)
     assert (prefill_ranks, decode_ranks) == (3 * 4, 2)
     assert (decode.gpu, decode.label) == ("b200-sxm", "trtllm moe fp8")
-    options = raw_scenario(pools_of(ROW), "p", Path("q"))["policy_options"]
-    assert (options["prefill_devices"], options["decode_devices"]) == (6, 1)
+    pools = raw_scenario(pools_of(ROW), "p", Path("q"))["policy_options"]["pools"]
+    assert (pools["prefill"], pools["decode"]) == (6, 1)
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def _pearl_speedup(cell: Cell, window: int, slowdown: float) -> float:
         num_prompts=max(8, cell.concurrency),
         request_rate="inf",
         max_concurrency=cell.concurrency,
-        **{"policy_options.draft_devices": 1, "policy_options.poll_s": 0.0},
+        **{"policy_options.pools.draft": 1, "policy_options.poll_s": 0.0},
     )
     profile = msgspec.structs.replace(like, kernels=kernels)
     record = simulate(resolve(scenario, profile, "pipelined"), 0, record_works=True)

@@ -21,7 +21,7 @@ from sim.hosts.scripted import ScriptHost
 from sim.interface.request import Request
 from sim.interface.work import Kind, Result, Work
 from sim.policies.continuous.loop import coroutines
-from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.options import EngineLimits, RoundOptions
 
 ENGINE, GPU = "sglang-0.5", "h100-sxm"
 KINDS: dict[str, dict[str, Any]] = {
@@ -168,7 +168,7 @@ def simulated(case: SglangCase) -> list[PlannedStep]:
         max_num_batched_tokens=case.max_num_batched_tokens,
         plans_ahead=case.is_overlap,
     )
-    for task in [*coroutines(serving, PolicyOptions(), limits), serving.arrivals()]:
+    for task in [*coroutines(serving, RoundOptions(), limits), serving.arrivals()]:
         host.spawn(task)
     host.run_until()
     return [_planned(at_s, work) for at_s, work in works]

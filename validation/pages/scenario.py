@@ -9,37 +9,35 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import textwrap
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
 
 from sim.files.json_values import Json
-from sim.run.scenario import Scenario
+from sim.run.scenario import Scenario, field_types, is_block
 from validation.page import markdown, page
 
 PAGE = Path(__file__).parents[2] / "docs" / "scenario.md"
+REQUIRED = ("profile", "policy")
 COLUMNS = ["key", "default", "meaning"]
 
 
-def documented(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Docstrings below the fields of `struct`, by field."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(struct)))
-    body = tree.body[0]
-    assert isinstance(body, ast.ClassDef)
+def documented(block: type) -> dict[str, str]:
+    """Docstrings below the fields of `block` and of those that it inherits from, by field."""
     texts: dict[str, str] = {}
-    name = ""
-    for node in body.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            name = node.target.id
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and name:
-            texts[name] = " ".join(str(node.value.value).split())
-            name = ""
-        else:
-            name = ""
+    for kind in block.__mro__:
+        if kind.__module__.startswith("sim."):
+            (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+            assert isinstance(body, ast.ClassDef)
+            for field, text in pairwise(body.body):
+                if isinstance(text, ast.Expr) and isinstance(field, ast.AnnAssign):
+                    texts.setdefault(ast.unparse(field.target), " ".join(str(ast.literal_eval(text.value)).split()))
     return texts
 
 
@@ -52,33 +50,28 @@ def values_of(hint: Any) -> str:
 
 
 def shown(value: Json) -> str:
-    if isinstance(value, StrEnum):
-        return str(value.value)
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
-def tables(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Name, summary and frame of keys of `struct` and of each block in it, outer ones first."""
+def tables(block: type = Scenario, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Name, summary and frame of keys of `block` and of each block in it, outer ones first."""
     import pandas as pd
 
-    docs, hints = documented(struct), get_type_hints(struct)
-    rows, blocks = [], []
-    for field in msgspec.structs.fields(struct):
-        hint = hints[field.name]
-        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-            blocks.append((f"{prefix}{field.name}", hint))
+    docs, rows, blocks = documented(block), [], []
+    defaults = json.loads(msgspec.json.encode(block() if prefix else Scenario(profile="", policy=("x",))))
+    for name, hint in field_types(block).items():
+        if is_block(hint):
+            blocks.append((f"{prefix}{name}", hint))
             continue
-        default = "*required*" if field.default is msgspec.NODEFAULT else f"`{shown(field.default)}`"
-        meaning = docs.get(field.name, "").replace("|", "\\|") + values_of(hint)
-        rows.append([f"`{prefix}{field.name}`", default, meaning.strip()])
-    summary = " ".join((inspect.getdoc(struct) or "").split("\n\n")[0].split())
+        default = "*required*" if name in REQUIRED else f"`{shown(defaults[name])}`"
+        meaning = docs.get(name, "").replace("|", "\\|") + values_of(hint)
+        rows.append([f"`{prefix}{name}`", default, meaning.strip()])
+    summary = " ".join((inspect.getdoc(block) or "").split("\n\n")[0].split())
     yield f"## `{prefix.removesuffix('.').rpartition('.')[2]}`\n\n{summary}", pd.DataFrame(rows, columns=COLUMNS)
-    for name, block in blocks:
-        yield from tables(block, f"{name}.")
+    for name, inner in blocks:
+        yield from tables(inner, f"{name}.")
 
 
 def main(out: Path = PAGE) -> None:
-    (_, keys), *blocks = tables(Scenario)
+    (_, keys), *blocks = tables()
     page(out, "scenario", keys=keys, blocks="".join(f"\n{head}\n\n{markdown(frame)}\n" for head, frame in blocks))

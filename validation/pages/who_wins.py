@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
@@ -89,7 +90,7 @@ def row(scenario: Scenario, profile: Profile, workers: int) -> dict[str, Samples
 
     def of(policies: Sequence[str], level: PhiLevel, partition: str | None = None) -> dict[str, list[float]]:
         devices = msgspec.structs.replace(scenario.devices, phi=phi_at(profile.overlap, level))
-        options = msgspec.structs.replace(scenario.policy_options, partition=partition)
+        options = replace(scenario.policy_options, partition=partition)
         changed = msgspec.structs.replace(scenario, policy=tuple(policies), devices=devices, policy_options=options)
         return samples(compare(resolve_all(changed, profile), workers=workers))
 

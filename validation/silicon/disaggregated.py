@@ -74,8 +74,10 @@ def raw_scenario(pools: Pools, profile: str, prefill: Path) -> dict[str, Any]:
         },
         "workload": loop_of(cell, cell.concurrency * decode_ranks),
         "speculation": {"num_speculative_tokens": 0},
-        "policy_options": {"prefill_devices": prefill_ranks, "decode_devices": decode_ranks, "poll_s": 0.0},
-        "devices": {"prefill_profile": str(prefill)},
+        "policy_options": {
+            "pools": {"prefill": prefill_ranks, "decode": decode_ranks, "prefill_profile": str(prefill)},
+            "poll_s": 0.0,
+        },
     }
 
 

@@ -55,7 +55,7 @@ from sim.policies.continuous.plan import (
     step_work,
 )
 from sim.policies.continuous.totals import RowBlocks, Rows
-from sim.policies.options import EngineLimits, Method, PolicyOptions
+from sim.policies.options import EngineLimits, Method
 from sim.policies.policy import Policy
 
 EASED_SHARE = 0.9
@@ -66,7 +66,7 @@ ONE_BY_ONE = (Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP)
 """Drafters that run once per token."""
 
 
-def coroutines(serving: Serving, options: PolicyOptions, limits: EngineLimits) -> list[Task]:
+def coroutines(serving: Serving, _: object, limits: EngineLimits) -> list[Task]:
     stream = serving.host.stream("gpu")
     if limits.scheduler is not None:
         return [installed_engine(limits.scheduler).serve(serving, limits, stream)]

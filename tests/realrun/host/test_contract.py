@@ -15,10 +15,10 @@ from realrun.host.gpuhost import GpuHost
 from realrun.host.ticket import GpuTicket
 from sim.engine.serving import Serving
 from sim.interface.request import Request
-from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
-from sim.policies.registry import POLICIES, find_policy
+from sim.policies.options import Batching, EngineLimits, KvMode
+from sim.policies.registry import POLICIES, PolicyOptions, find_policy
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
-from tests.sim.hosts.test_contract import PLANNED, UNCONTENDED, VARIANTS, ahead, outcome, requests
+from tests.sim.hosts.test_contract import CHUNKED, PLANNED, UNCONTENDED, VARIANTS, ahead, outcome, requests
 from tests.sim.support import SECONDS, Log, PeriodicDraws, SimRun, log_order, serve
 
 
@@ -58,18 +58,18 @@ def run_on_threads(
 def test_a_policy_leaves_the_same_log_on_gpuhost_and_simhost(
     policy: str, batching: Batching, kv: KvMode, poll_s: float
 ) -> None:
-    options = PolicyOptions(batching=batching, kv=kv, poll_s=poll_s, spin_s=poll_s / 3, workers=3)
+    options = PolicyOptions(batching=batching, kv=kv, poll_s=poll_s, workers=3)
     check_threads(policy, options)
 
 
 @pytest.mark.parametrize(("policy", "changes"), VARIANTS)
 def test_every_variant_of_a_policy_leaves_the_same_log_on_gpuhost(policy: str, changes: dict[str, Any]) -> None:
-    check_threads(policy, PolicyOptions(poll_s=0.75, spin_s=0.25, **changes))
+    check_threads(policy, PolicyOptions(poll_s=0.75, **changes), CHUNKED)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_plans_ahead_by_the_same_seconds_on_gpuhost(policy: str) -> None:
-    check_threads(policy, PolicyOptions(poll_s=0.75, spin_s=0.25, workers=3), PLANNED)
+    check_threads(policy, PolicyOptions(poll_s=0.75, workers=3), PLANNED)
 
 
 def check_threads(policy: str, options: PolicyOptions, limits: EngineLimits | None = None) -> None:

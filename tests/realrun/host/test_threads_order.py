@@ -17,8 +17,8 @@ from realrun.host.clocks import Mailbox, WallClock
 from realrun.host.gpuhost import GpuHost
 from realrun.host.threads import StreamThreads
 from realrun.replay.pair_executor import PairExecutor
-from sim.policies.options import EngineLimits, PolicyOptions
-from sim.policies.registry import find_policy
+from sim.policies.options import EngineLimits
+from sim.policies.registry import PolicyOptions, find_policy
 from tests.realrun.kernels.test_order import NUM_REQUESTS, TARGET, checked, requests, watched_pair
 from tests.realrun.late_device import Accesses, LateDevice
 from tests.realrun.support import greedy_text

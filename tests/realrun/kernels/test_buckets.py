@@ -19,8 +19,8 @@ from realrun.kernels.host_slots import PromptChunk, Slot, plan_draft, plan_targe
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import decoding_shapes
 from sim.interface.work import Model
-from sim.policies.options import EngineLimits, PolicyOptions
-from sim.policies.registry import POLICIES, find_policy
+from sim.policies.options import EngineLimits
+from sim.policies.registry import POLICIES, PolicyOptions, find_policy
 from tests.properties import examples
 from tests.realrun.support import StandsForAll, greedy_text, tied_pair, tiny_model, tiny_options
 from tests.sim.support import request, serve

@@ -25,8 +25,8 @@ from realrun.kernels.pair_kernels import PairKernels
 from realrun.replay.pair_executor import PairExecutor, PairLane
 from sim.interface.request import Request
 from sim.policies import rounds
-from sim.policies.options import EngineLimits, PolicyOptions
-from sim.policies.registry import find_policy
+from sim.policies.options import EngineLimits
+from sim.policies.registry import PolicyOptions, find_policy
 from tests.realrun.late_device import Accesses, LateDevice, Race
 from tests.realrun.late_host import LateHost
 from tests.realrun.support import greedy_text, tied_pair, tiny_model, tiny_options

@@ -15,8 +15,8 @@ from realrun.kernels.pair_kernels import PairKernels
 from realrun.replay.pair_executor import PairExecutor
 from sim.interface.host import Stream
 from sim.interface.request import Request
-from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
-from sim.policies.registry import POLICIES, find_policy
+from sim.policies.options import Batching, EngineLimits, KvMode
+from sim.policies.registry import POLICIES, PolicyOptions, find_policy
 from tests.realrun.support import StandsForAll, greedy_text, tied_pair, tiny_model, tiny_options
 from tests.sim.support import PeriodicDraws, request, serve
 

@@ -40,7 +40,7 @@ def mean_e2el_ms(profile: Profile, policy: str, rate: float, overlap: str) -> fl
         num_prompts=60,
         request_rate=rate,
         num_speculative_tokens=4,
-        policy_options={"poll_s": 0.0, "spin_s": 0.0, "workers": 8},
+        policy_options={"poll_s": 0.0, "workers": 8},
         devices={"overlap": overlap},
         max_num_seqs=64,
         max_num_batched_tokens=2048,

@@ -20,7 +20,8 @@ from sim.interface.request import Request
 from sim.interface.work import Model, Work
 from sim.metrics.stats import interval_95
 from sim.policies import works
-from sim.policies.options import EngineLimits, PolicyOptions
+from sim.policies.options import EngineLimits
+from sim.policies.registry import PolicyOptions
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import PeriodicDraws, SimRun, serve
 

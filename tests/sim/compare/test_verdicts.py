@@ -290,7 +290,7 @@ def test_lanes_are_shown_over_phi_and_single_streams_are_not() -> None:
         ("baseline", {}),
         ("continuous", {"devices.count": 2}),
         ("autoregressive", {"devices.count": 3}),
-        ("disaggregated", {"input_len": 32, "policy_options.draft_devices": 1}),
+        ("disaggregated", {"input_len": 32, "policy_options.pools.draft": 1}),
     ],
 )
 def test_gpus_of_one_stream_each_are_simulated_once_since_every_regime_says_the_same(
@@ -304,7 +304,7 @@ def test_gpus_of_one_stream_each_are_simulated_once_since_every_regime_says_the_
 
 
 @pytest.mark.parametrize(
-    ("policy", "changes"), [("pd", {"devices.count": 2}), ("pipelined", {"policy_options.draft_devices": 1})]
+    ("policy", "changes"), [("pd", {"devices.count": 2}), ("pipelined", {"policy_options.pools.draft": 1})]
 )
 def test_lanes_that_share_any_of_several_gpus_are_bracketed(policy: str, changes: dict[str, object]) -> None:
     found = run(policy=policy, num_prompts=40, request_rate=8, **changes)

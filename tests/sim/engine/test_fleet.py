@@ -147,7 +147,7 @@ def test_parts_of_a_gauge_add_up_to_it() -> None:
 
 
 def test_replicas_with_pools_of_gpus_have_links_of_their_own() -> None:
-    record = served("disaggregated", **{"devices.count": 2, "devices.link": "tcp"})
+    record = served("disaggregated", **{"devices.count": 2, "policy_options.pools.link": "tcp"})
     copies = [work for work in record.works if work.kind == "copy"]
     assert {work.stream for work in copies} == {"link.0", "link.1"}
     for name in ("link.0", "link.1"):
@@ -161,10 +161,12 @@ def test_the_prefill_pool_may_be_of_other_gpus_with_the_same_models() -> None:
     given = {"profile": f"a100-sxm/{pair}", "policy": "disaggregated", "num_prompts": 4, "input_len": 2000}
     took_s = []
     for prefill in (None, f"h100-sxm/{pair}"):
-        scenario = Scenario.of(**given, output_len=4, request_rate=0.5, **{"devices.prefill_profile": prefill})
+        scenario = Scenario.of(
+            **given, output_len=4, request_rate=0.5, **{"policy_options.pools.prefill_profile": prefill}
+        )
         record = simulate(resolve(scenario, load(scenario.profile), "disaggregated"), 0, record_works=True)
         took_s.append(sum(work.end_s - work.start_s for work in record.works if work.stream == "prefill0"))
     assert took_s[1] < 0.6 * took_s[0]
-    wrong = Scenario.of(**given, **{"devices.prefill_profile": "h100-sxm/llama-3.1-8b"})
+    wrong = Scenario.of(**given, **{"policy_options.pools.prefill_profile": "h100-sxm/llama-3.1-8b"})
     with pytest.raises(ValueError, match=r"want the models of 'a100-sxm/llama-2-7b\+tinyllama-1.1b'"):
         simulate(resolve(wrong, load(wrong.profile), "disaggregated"), 0)

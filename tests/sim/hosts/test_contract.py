@@ -9,8 +9,9 @@ import pytest
 
 from sim.costs.cost import Demands
 from sim.interface.work import Work
-from sim.policies.options import BatchBy, Batching, EngineLimits, KvMode, PolicyOptions
-from sim.policies.registry import POLICIES
+from sim.policies.disaggregated import Pools
+from sim.policies.options import BatchBy, Batching, EngineLimits, KvMode
+from sim.policies.registry import POLICIES, PolicyOptions
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, PeriodicDraws, SimRun, log_order, request, run_on_script
 
@@ -36,7 +37,7 @@ def outcome(served: list) -> list:
 def test_a_policy_leaves_the_same_log_on_simhost_and_scripthost(
     policy: str, batching: Batching, kv: KvMode, poll_s: float
 ) -> None:
-    options = PolicyOptions(batching=batching, kv=kv, poll_s=poll_s, spin_s=poll_s / 3, workers=3)
+    options = PolicyOptions(batching=batching, kv=kv, poll_s=poll_s, workers=3)
     simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options)
     script, scripted = run_on_script(policy, requests(), PeriodicDraws(), options)
 
@@ -48,15 +49,16 @@ def test_a_policy_leaves_the_same_log_on_simhost_and_scripthost(
 VARIANTS = (
     ("unified", {"pipelined": False}),
     ("unified", {"pipelined": False, "batching": Batching.PER_REQUEST, "kv": KvMode.REFORWARD}),
-    ("pd", {"prefill_chunk_tokens": 4, "batch_by": BatchBy.MEMORY}),
-    ("pdv", {"prefill_chunk_tokens": 4, "hybrid_requests": 0, "batch_by": BatchBy.QUEUE}),
+    ("pd", {"batch_by": BatchBy.MEMORY}),
+    ("pdv", {"hybrid_requests": 0, "batch_by": BatchBy.QUEUE}),
     ("adaptive", {"adaptive_table": ((1, "pd"), (3, "unified")), "hysteresis": 0.2}),
     ("adaptive", {"adaptive_table": ((1, "pdv"), (2, "baseline"), (4, "pd")), "pipelined": False}),
-    ("disaggregated", {"prefill_devices": 2, "decode_devices": 3}),
-    ("disaggregated", {"draft_devices": 2, "draft_autoscale": 1}),
+    ("disaggregated", {"pools": Pools(prefill=2, decode=3)}),
+    ("disaggregated", {"pools": Pools(draft=2, draft_autoscale=1)}),
     ("pdv", {"hybrid_requests": 3, "stream_priorities": "preemptive"}),
 )
 """Options that change what a policy does beside those above."""
+CHUNKED = EngineLimits(long_prefill_token_threshold=4)
 
 
 @pytest.mark.parametrize("poll_s", [0.0, 0.75])
@@ -64,9 +66,9 @@ VARIANTS = (
 def test_every_variant_of_a_policy_leaves_the_same_log_on_both(
     policy: str, changes: dict[str, Any], poll_s: float
 ) -> None:
-    options = PolicyOptions(poll_s=poll_s, spin_s=poll_s / 3, **changes)
-    simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options)
-    script, scripted = run_on_script(policy, requests(), PeriodicDraws(), options)
+    options = PolicyOptions(poll_s=poll_s, **changes)
+    simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options, limits=CHUNKED)
+    script, scripted = run_on_script(policy, requests(), PeriodicDraws(), options, limits=CHUNKED)
     assert scripted.num_finished == 9
     assert outcome(simulated.serving.requests) == outcome(scripted.requests)
     assert log_order(simulated.log) == log_order(script.log)
@@ -80,7 +82,7 @@ def ahead(works: Iterable[Work]) -> list:
 @pytest.mark.parametrize("poll_s", [0.0, 0.75])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_plans_ahead_by_the_same_seconds_on_both(policy: str, poll_s: float) -> None:
-    options = PolicyOptions(poll_s=poll_s, spin_s=poll_s / 3, workers=3)
+    options = PolicyOptions(poll_s=poll_s, workers=3)
     simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options, limits=PLANNED)
     works: list[Work] = []
     script, scripted = run_on_script(policy, requests(), PeriodicDraws(), options, limits=PLANNED, works=works)

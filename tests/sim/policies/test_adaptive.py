@@ -14,10 +14,11 @@ import sim.run.scenario as scenario_module
 from sim.costs.profile_files import load
 from sim.interface.request import Request
 from sim.metrics.summary import summarise
-from sim.policies.adaptive import check_table, seed_table
+from sim.policies.adaptive import seed_table
 from sim.policies.choices import LoadTable, row_for
-from sim.policies.options import EngineLimits, PolicyOptions
-from sim.run.resolve import resolve, resolve_all
+from sim.policies.options import EngineLimits
+from sim.policies.registry import PolicyOptions
+from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from tests.calibrate.support import published
@@ -36,8 +37,8 @@ def parts(run: SimRun) -> dict[int, set[str]]:
 
 @pytest.mark.parametrize("policy", ["baseline", "pd", "pdv", "unified"])
 def test_a_table_of_one_row_is_that_policy(policy: str) -> None:
-    own = PolicyOptions(poll_s=0.0, spin_s=0.0)
-    ours = PolicyOptions(poll_s=0.0, spin_s=0.0, adaptive_table=((1, policy),))
+    own = PolicyOptions(poll_s=0.0)
+    ours = PolicyOptions(poll_s=0.0, adaptive_table=((1, policy),))
     assert outcome(SimRun("adaptive", requests(), options=ours).serving.requests) == outcome(
         SimRun(policy, requests(), options=own).serving.requests
     )
@@ -46,7 +47,7 @@ def test_a_table_of_one_row_is_that_policy(policy: str) -> None:
 def test_a_request_stays_with_the_policy_of_the_load_that_it_met() -> None:
     """Three at once, one after they are through: the third finds three and goes to the other row."""
     asked = [request(i) for i in range(3)] + [request(3, arrival_s=1000.0)]
-    options = PolicyOptions(poll_s=0.0, spin_s=0.0, adaptive_table=((1, "pd"), (3, "unified")))
+    options = PolicyOptions(poll_s=0.0, adaptive_table=((1, "pd"), (3, "unified")))
     run = SimRun("adaptive", asked, draws=AlwaysAccept(), options=options)
     assert parts(run) == {0: {"pd"}, 1: {"pd"}, 2: {"unified"}, 3: {"pd"}}
     assert run.serving.is_all_finished
@@ -66,7 +67,7 @@ def test_hysteresis_keeps_a_row_while_the_load_wavers_about_its_edge() -> None:
 
 def test_the_seats_are_those_of_all_parts_together() -> None:
     asked = [request(i) for i in range(5)]
-    options = PolicyOptions(poll_s=0.0, spin_s=0.0, adaptive_table=((1, "pd"), (2, "unified")))
+    options = PolicyOptions(poll_s=0.0, adaptive_table=((1, "pd"), (2, "unified")))
     run = SimRun("adaptive", asked, draws=AlwaysAccept(), options=options, limits=EngineLimits(max_num_seqs=2))
     events = sorted([(r.scheduled_s, 1) for r in asked] + [(r.last_token_s, -1) for r in asked])
     active = most = 0
@@ -117,12 +118,7 @@ def test_the_target_decides_which_of_the_seeds_tables_it_is() -> None:
 )
 def test_a_table_that_makes_no_sense_is_refused(table: tuple, wanted: str) -> None:
     with pytest.raises(ValueError, match=wanted):
-        check_table(table)
-    given = Scenario.of(
-        profile="cpu/tiny", policy="adaptive", **{"policy_options.adaptive_table": [list(r) for r in table]}
-    )
-    with pytest.raises(ValueError, match=wanted):
-        resolve_all(given, load("cpu/tiny"))
+        PolicyOptions(adaptive_table=table)
 
 
 CALIBRATED: LoadTable = ((1, "pd"), (18, "unified"))

@@ -5,19 +5,20 @@ from __future__ import annotations
 import pytest
 
 from sim.policies.choices import batch_for, is_atomic, may_prefill, verify_goes_first
-from sim.policies.options import BatchBy, PolicyOptions
+from sim.policies.options import BatchBy
+from sim.policies.registry import PolicyOptions
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 
 
 @pytest.mark.parametrize(("decode", "verify", "is_first"), [(0, 2, False), (0, 3, True), (5, 7, False), (5, 8, True)])
 def test_verify_goes_first_when_its_queue_leads_by_more_than_two(decode: int, verify: int, is_first: bool) -> None:
-    assert verify_goes_first(decode, verify, 2) is is_first
+    assert verify_goes_first(decode, verify) is is_first
 
 
 @pytest.mark.parametrize(("queue", "may"), [(0, True), (11, True), (12, False)])
 def test_unified_takes_prompts_while_fewer_than_its_factor_decode(queue: int, may: bool) -> None:
-    assert may_prefill(queue, 10, 1.2) is may
+    assert may_prefill(queue, 10) is may
 
 
 def test_one_active_request_is_served_atomically() -> None:
@@ -47,8 +48,7 @@ def test_a_batch_is_as_large_as_its_limit_its_queue_or_its_memory_allows(
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({"hybrid_requests": -1}, "hybrid_requests=-1 must be at least 0"),
-        ({"prefill_chunk_tokens": 0}, "prefill_chunk_tokens=0 must be at least 1"),
+        ({"poll_s": 1e-12}, "poll_s=1e-12 must be 0 or at least"),
         ({"stream_priorities": "high"}, "stream_priorities='high' must be true, false or preemptive"),
     ],
 )

@@ -16,8 +16,8 @@ from sim.interface.work import Chunk, Kind
 from sim.policies import rounds
 from sim.policies.continuous import loop, totals
 from sim.policies.continuous.loop import can_be_totals
-from sim.policies.options import EngineLimits, Method, PolicyOptions
-from sim.policies.registry import Policy, register
+from sim.policies.options import EngineLimits, Method
+from sim.policies.registry import Policy, PolicyOptions, register
 from sim.report.notebook import simulate
 from tests.sim.support import SimRun, in_pure_python, request, serve
 

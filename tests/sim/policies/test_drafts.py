@@ -13,7 +13,7 @@ from sim.costs.drafters import DrafterCosts, pair_with
 from sim.costs.profile_files import load
 from sim.engine.draft_choice import DraftChoice
 from sim.interface.work import Kind, Model
-from sim.policies.options import PolicyOptions
+from sim.policies.registry import PolicyOptions
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
@@ -21,7 +21,7 @@ from tests.sim.constant_costs import ConstantCosts
 from tests.sim.hosts.test_contract import outcome, requests
 from tests.sim.support import AlwaysAccept, PeriodicDraws, SimRun, request
 
-NOW = PolicyOptions(poll_s=0.0, spin_s=0.0)
+NOW = PolicyOptions(poll_s=0.0)
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 
 

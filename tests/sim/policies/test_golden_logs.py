@@ -12,7 +12,8 @@ import pytest
 from sim.costs.cost import Demands
 from sim.devices.contention import Contention
 from sim.interface.work import Kind
-from sim.policies.options import EngineLimits, KvMode, PolicyOptions
+from sim.policies.options import EngineLimits, KvMode
+from sim.policies.registry import PolicyOptions
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.devices.test_partition import LINEAR
 from tests.sim.support import SECONDS, AlwaysAccept, SimRun, request
@@ -111,7 +112,7 @@ def test_lanes_on_shares_neither_help_nor_disturb_each_other(
         policy,
         two_requests(),
         draws=AlwaysAccept(),
-        options=PolicyOptions(poll_s=0.0, spin_s=0.0, partition=partition),
+        options=PolicyOptions(poll_s=0.0, partition=partition),
         costs=ConstantCosts(device_s=SECONDS, demand=Demands(1.0, 0.0)),
         contention=Contention(curve=LINEAR),
     )

@@ -11,7 +11,8 @@ import pytest
 from sim.costs.cost import Demands
 from sim.devices.contention import Contention, Regime
 from sim.interface.work import Kind
-from sim.policies.options import BatchBy, Batching, EngineLimits, KvMode, PolicyOptions
+from sim.policies.options import BatchBy, Batching, EngineLimits, KvMode
+from sim.policies.registry import PolicyOptions
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, NotedController, SimRun, WorkLog, request
 
@@ -127,31 +128,27 @@ def test_what_is_left_alone_becomes_atomic_again() -> None:
     assert sorted(run.works) == sorted([*prompts(2, 4.0), *lanes])
 
 
-@pytest.mark.parametrize(("verify_lead", "draft_s"), [(2, 11.0), (1, 13.0), (0, 18.0)])
-def test_a_draft_waits_while_the_verify_queue_leads_by_more_than_it_may(verify_lead: int, draft_s: float) -> None:
-    """At 11 s request 5 is the last to draft and three wait for verify: a lead of 2. Verify takes one at 13 s, which
-    leaves a lead of 1, and one at 18 s, which leaves none."""
-    run = run_pdv(6, verify_lead=verify_lead)
-    drafts = [draft(1.0, 0), draft(3.0, 1), draft(5.0, 2), draft(7.0, 3), draft(9.0, 4), draft(draft_s, 5)]
-    verifies = [verify(3.0 + 5.0 * index, index) for index in range(6)]
-    assert sorted(run.works) == sorted([*prompts(6), *drafts, *verifies])
+def test_a_draft_waits_while_the_verify_queue_leads_by_more_than_two() -> None:
+    """At 13 s request 6 is in hand and three wait for verify: a lead of 2. At 15 s four wait, until 18 s."""
+    run = run_pdv(8)
+    drafts = [draft(1.0 + 2.0 * index, index) for index in range(7)]
+    verifies = [verify(3.0 + 5.0 * index, index) for index in range(8)]
+    assert sorted(run.works) == sorted([*prompts(8), *drafts, draft(18.0, 7), *verifies])
 
 
 def test_a_draft_that_waits_for_verify_wakes_without_a_poll() -> None:
-    """Polls every 4 s, lead 0. At 16 s request 4 is in hand and 5 behind it, and three wait for verify; verify takes
-    one at 17 s, between two polls. At 19 s there are three against one, at 22 s two, at 27 s one."""
-    run = run_pdv(6, poll_s=4.0, verify_lead=0)
-    drafts = [draft(8.0, 0), draft(10.0, 1), draft(12.0, 2), draft(14.0, 3), draft(17.0, 4), draft(27.0, 5)]
-    verifies = [verify(12.0 + 5.0 * index, index) for index in range(6)]
-    assert sorted(run.works) == sorted([*prompts(6, 4.0), *drafts, *verifies])
+    """Polls every 4 s. At 22 s request 7 is in hand and four wait for verify, which takes one at 27 s."""
+    run = run_pdv(8, poll_s=4.0)
+    drafts = [draft(8.0 + 2.0 * index, index) for index in range(7)]
+    verifies = [verify(12.0 + 5.0 * index, index) for index in range(8)]
+    assert sorted(run.works) == sorted([*prompts(8, 4.0), *drafts, draft(27.0, 7), *verifies])
 
 
 def test_the_controller_hears_how_long_a_draft_took_and_who_waits_for_verify() -> None:
-    """Request 5 waits for its turn from 11 to 18 s, which is no part of its draft. When they end one is with
-    verify, and 0, 0, 1, 1, 2 and 1 others wait."""
+    """Request 7 waits for its turn from 15 to 18 s, which is no part of its draft."""
     drafts = NotedController(4, 4)
-    run_pdv(6, verify_lead=0, drafts=drafts)
-    assert drafts.drafts == [(2.0, 0), (2.0, 0), (2.0, 1), (2.0, 1), (2.0, 2), (2.0, 1)]
+    run_pdv(8, drafts=drafts)
+    assert drafts.drafts == [(2.0, 0), (2.0, 0), (2.0, 1), (2.0, 1), (2.0, 2), (2.0, 2), (2.0, 3), (2.0, 3)]
 
 
 def test_the_controller_hears_the_whole_of_an_atomic_round() -> None:
@@ -217,7 +214,7 @@ def test_by_its_queue_a_lane_takes_half_of_the_active_so_that_both_have_work() -
 
 def test_a_prompt_in_chunks_is_awaited_piece_by_piece() -> None:
     """Ten tokens by four: three passes of the target and three of the draft, half a second each."""
-    run = run_pdv(1, prefill_chunk_tokens=4)
+    run = run_pdv(1, limits=EngineLimits(long_prefill_token_threshold=4))
     chunks = [ticket.work.chunks for ticket in run.tickets if ticket.work.kind is Kind.PREFILL]
     assert chunks == [((4, 0),), ((4, 4),), ((2, 8),)] * 2
     assert run.serving.requests[0].first_token_s == 3.0

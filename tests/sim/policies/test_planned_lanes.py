@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from sim.costs.cost import Demands
 from sim.interface.work import Kind
-from sim.policies.options import EngineLimits, KvMode, PolicyOptions
-from sim.policies.registry import POLICIES
+from sim.policies.disaggregated import Pools
+from sim.policies.options import EngineLimits, KvMode
+from sim.policies.registry import POLICIES, PolicyOptions
 from sim.run.limits import draft_slots
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, SimRun, request
@@ -25,7 +26,7 @@ PLANNED = EngineLimits(async_scheduling=True)
 
 def served(policy: str, asked: list, prepare_s: float, *, limits: EngineLimits = PLANNED, **more: object) -> SimRun:
     costs = ConstantCosts(device_s=SECONDS, prepare_s=prepare_s, demand=Demands(0.0, 0.0))
-    options = PolicyOptions(**{"poll_s": 0.0, "spin_s": 0.0, **more})
+    options = PolicyOptions(**{"poll_s": 0.0, **more})
     return SimRun(policy, asked, draws=AlwaysAccept(), costs=costs, options=options, limits=limits)
 
 
@@ -61,7 +62,7 @@ def test_both_works_of_a_round_are_planned_when_the_round_before_is_submitted() 
 
 
 def test_a_verify_beside_drafts_of_other_gpus_is_planned_with_them() -> None:
-    run = served("disaggregated", [request(0, output=16)], 3.0, draft_devices=1)
+    run = served("disaggregated", [request(0, output=16)], 3.0, pools=Pools(draft=1))
     assert ahead(run, Kind.VERIFY)[1:] == ahead(run, Kind.DRAFT)[1:] == [10.0, 7.0]
 
 
@@ -77,7 +78,7 @@ def test_the_next_prompt_is_prepared_while_one_runs() -> None:
     """Prompts at 0, 1 and 50 s, 4 s each to prepare: the second runs at 14 s, 14 s after the first was submitted; the
     third comes to an idle lane."""
     asked = [request(i, arrival_s=arrival_s, output=1) for i, arrival_s in enumerate((0.0, 1.0, 50.0))]
-    run = served("disaggregated", asked, 4.0, draft_devices=1)
+    run = served("disaggregated", asked, 4.0, pools=Pools(draft=1))
     prompts = [ticket for ticket in run.tickets if ticket.stream.name == "prefill0"]
     assert [ticket.work.ahead_s for ticket in prompts] == [0.0, 13.0, 0.0]
     assert [(ticket.start_s, ticket.end_s) for ticket in prompts] == [(4.0, 14.0), (14.0, 24.0), (54.0, 64.0)]

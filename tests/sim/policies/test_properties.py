@@ -14,8 +14,8 @@ from sim.costs.cost import Cost
 from sim.engine.draft_length import ByBatch
 from sim.interface.request import Request
 from sim.interface.work import Work
-from sim.policies.options import Batching, EngineLimits, KvMode, PolicyOptions
-from sim.policies.registry import POLICIES
+from sim.policies.options import Batching, EngineLimits, KvMode
+from sim.policies.registry import POLICIES, PolicyOptions
 from tests.properties import examples
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import PeriodicDraws, SimRun
@@ -82,7 +82,6 @@ options = st.builds(
     batching=st.sampled_from(Batching),
     kv=st.sampled_from(KvMode),
     poll_s=st.sampled_from([0.0, 0.1]),
-    spin_s=st.sampled_from([0.0, 0.03]),
 )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sim.interface.work import Kind, Work
-from sim.policies.options import EngineLimits, KvMode, PolicyOptions
+from sim.policies.options import EngineLimits, KvMode
+from sim.policies.registry import PolicyOptions
 from tests.sim.support import (
     UNCONTENDED,
     AlwaysAccept,
@@ -50,7 +51,7 @@ def lone(policy: str = "pd", *, kv: KvMode = KvMode.ROLLBACK, draws: object = No
         [request(0, output=9)],
         draws=draws or AlwaysAccept(),
         costs=UNCONTENDED,
-        options=PolicyOptions(poll_s=0.0, spin_s=0.0, decode_batch=2, kv=kv),
+        options=PolicyOptions(poll_s=0.0, decode_batch=2, kv=kv),
         **settings,  # type: ignore[arg-type]
     )
 

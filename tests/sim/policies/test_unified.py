@@ -6,12 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from sim.policies.options import Batching, EngineLimits, PolicyOptions
+from sim.policies.options import Batching, EngineLimits
+from sim.policies.registry import PolicyOptions
 from tests.sim.support import AlwaysAccept, NeverAccept, SimRun, request
 
 
 def sequential(**options: object) -> PolicyOptions:
-    return PolicyOptions(pipelined=False, spin_s=0.0, poll_s=0.0, **options)  # type: ignore[arg-type]
+    return PolicyOptions(pipelined=False, poll_s=0.0, **options)  # type: ignore[arg-type]
 
 
 def test_a_prompt_is_taken_in_and_then_every_call_is_awaited() -> None:
@@ -46,31 +47,31 @@ def test_batched_it_verifies_its_whole_queue_at_once() -> None:
 
 
 def test_no_prompt_is_taken_in_at_the_limit_itself() -> None:
-    """Factor 2 and a batch of 1: one decoding lets another in, two do not until one is through."""
+    """1.2 batches of 1: one decoding lets another in, two do not until one is through."""
     requests = [request(i, output=9) for i in range(3)]
-    run = SimRun("unified", requests, draws=NeverAccept(), options=sequential(queue_factor=2.0, decode_batch=1))
+    run = SimRun("unified", requests, draws=NeverAccept(), options=sequential(decode_batch=1))
     last_of_first = requests[0].last_token_s
     assert requests[1].scheduled_s < last_of_first <= requests[2].scheduled_s
     assert run.serving.is_all_finished
 
 
 def test_pipelined_the_batch_in_flight_counts_against_the_limit() -> None:
-    """A batch of 1 and a factor of 1: while a round is in flight its queue is empty and yet no prompt is taken in."""
-    requests = [request(i, output=3) for i in range(2)]
+    """1.2 batches of 1: with one in flight and one in the queue no third is taken in."""
+    requests = [request(i, output=9) for i in range(3)]
     SimRun(
         "unified",
         requests,
         draws=NeverAccept(),
-        options=PolicyOptions(spin_s=0.0, queue_factor=1.0, decode_batch=1),
+        options=PolicyOptions(poll_s=0.0, decode_batch=1),
     )
-    assert requests[1].scheduled_s == requests[0].last_token_s
+    assert requests[2].scheduled_s == requests[0].last_token_s
 
 
 @pytest.mark.parametrize("pipelined", [True, False])
 def test_an_idle_worker_looks_for_a_prompt_every_spin(pipelined: bool) -> None:
     """Looks at 0.4, 0.8, 1.2 s: a prompt of 1 s is taken in at the third."""
     asked = [request(0, arrival_s=1.0, output=1)]
-    SimRun("unified", asked, options=PolicyOptions(pipelined=pipelined, spin_s=0.4, poll_s=0.0))
+    SimRun("unified", asked, options=PolicyOptions(pipelined=pipelined, poll_s=0.4))
     assert asked[0].scheduled_s == pytest.approx(1.2)
 
 

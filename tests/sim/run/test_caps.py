@@ -7,15 +7,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from sim.compare.side_by_side import compare
 from sim.costs.memory import kv_capacity_blocks
 from sim.costs.profile_files import load
 from sim.metrics.records import RunRecord
-from sim.policies.options import PolicyOptions
-from sim.policies.registry import POLICIES, Policy
+from sim.policies.options import keys
+from sim.policies.registry import POLICIES, Policy, PolicyOptions
 from sim.report.tables import comparison_tables
 from sim.run.checks import BeyondMemoryWarning, IgnoredKeyWarning, ignored_keys
 from sim.run.resolve import resolve, resolve_all
@@ -222,7 +221,7 @@ def test_fewer_rates_than_drafted_tokens_are_a_note(acceptance: str, noted: str 
 
 def test_every_option_means_something_to_some_policy() -> None:
     """A key that none takes would be called ignored whatever runs."""
-    for key in msgspec.structs.asdict(PolicyOptions()):
+    for key in keys(PolicyOptions):
         assert any(policy.takes_option(key) for policy in POLICIES.values()), key
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
 from typing import Any
@@ -20,8 +21,7 @@ from sim.devices.contention import Contention, Regime
 from sim.devices.partition import MEASURED
 from sim.interface.work import Kind
 from sim.metrics.summary import summarise
-from sim.policies.options import PolicyOptions
-from sim.policies.registry import POLICIES, Policy, register
+from sim.policies.registry import POLICIES, Policy, PolicyOptions, register
 from sim.report.tables import comparison_tables, notes
 from sim.run.checks import IgnoredKeyWarning
 from sim.run.forecast import Forecast, LaneSharing, MeanLoad
@@ -102,13 +102,13 @@ def test_shares_that_hold_only_together_are_never_worse_than_always() -> None:
         (["continuous", "unified"], HALVES, "unknown lane of unified 'decode'"),
         ("pd", {"prefill": 0.4, "decode": 0.7}, "shares sum to 1.1, want at most 1: prefill 0.4, decode 0.7"),
         ("pd", {"prefill": 0.0}, "share of 'prefill': 0.0 must be above 0 and at most 1"),
-        ("pd", {}, "partition={}: want a share by lane, auto, or null"),
-        ("pd", "best", "partition='best': want a share by lane, auto, or null"),
+        ("pd", {}, "partition={}: want a share by lane, above 0 and at most 1"),
+        ("pd", "best", "partition='best': want a share by lane"),
         ("pd", 0.4, "partition: expected"),
-        ("pd", {"only_together": True}, "partition={'only_together': True} has no shares; want one by lane"),
+        ("pd", {"only_together": True}, "partition={'only_together': True}: want a share by lane"),
         ("unified", {"prefill": 0.5, "deferred": True}, "partition.deferred: one worker runs the lanes of 'unified'"),
-        ("pd", HALVES | {"deferred": 1.0}, "partition.deferred=1.0 must be true or false"),
-        ("pd", HALVES | {"only_together": 1.0}, "partition.only_together=1.0 must be true or false"),
+        ("pd", HALVES | {"deferred": 1.0}, "only_together and deferred as true or false"),
+        ("pd", HALVES | {"only_together": 1.0}, "only_together and deferred as true or false"),
         ("pd", {"prefill": True}, "partition={'prefill': True}: want a share by lane, above 0 and at most 1"),
         (["continuous"], HALVES | {"only_together": True}, "no lanes to give shares in continuous"),
         ("pdv", HALVES, "leaves nothing for verify of 'pdv'"),
@@ -296,5 +296,5 @@ def test_auto_is_the_best_of_plain_streams_and_of_both_kinds_of_shares_in_steps_
 
 def test_a_partition_reads_from_files_and_flags() -> None:
     assert Scenario.of(profile=PAIR, policy="pd", **{"policy_options.partition.prefill": 0.25}).policy_options == (
-        msgspec.structs.replace(Scenario.of(profile=PAIR, policy="pd").policy_options, partition={"prefill": 0.25})
+        replace(Scenario.of(profile=PAIR, policy="pd").policy_options, partition={"prefill": 0.25})
     )

@@ -9,7 +9,7 @@ import pytest
 from sim.cli.main import run
 from sim.costs.profile_files import load
 from sim.devices.contention import BRACKET, PhiLevel
-from sim.policies.adaptive import check_table
+from sim.policies.adaptive import AdaptiveOptions
 from sim.policies.choices import row_for
 from sim.run.scenario import Scenario
 from sim.studies.load_table import Figures, between, choices, is_surely_better, table_of, tune_policies
@@ -58,7 +58,7 @@ def test_concurrencies_are_added_where_neighbours_differ_until_they_are_close() 
 def test_a_row_is_left_only_at_a_load_at_which_the_other_policy_was_better() -> None:
     tried, chosen = (1, 16, 20, 50, 64), ("pd", "pd", "unified", "unified", "pdv")
     table, hysteresis = table_of(tried, chosen)
-    check_table(table)
+    AdaptiveOptions(adaptive_table=table)
     row = 0
     for load_, policy in [
         (19, "pd"),

@@ -9,8 +9,7 @@ import pytest
 from sim.compare.side_by_side import compare
 from sim.costs.profile_files import load
 from sim.metrics.summary import summarise
-from sim.policies.options import PolicyOptions
-from sim.policies.registry import POLICIES
+from sim.policies.registry import POLICIES, PolicyOptions
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
