@@ -60,13 +60,3 @@ def test_a_fitted_chain_predicts_recorded_lengths_within_two_percent(dataset: st
     """Real recordings, k = 1..7, in closed form."""
     tapes = read_tapes(f"{RECORDED}/acc_{dataset}.jsonl#acc_{method}")
     assert worst_error(fit_markov(tapes), tapes) < 0.02
-
-
-@needs_recordings
-@pytest.mark.slow
-def test_a_played_tape_has_the_acceptance_of_its_recording() -> None:
-    tapes = read_tapes(f"{RECORDED}/acc_gsm8k.jsonl#acc_eagle3")
-    draws = AcceptanceDraws(TapeAcceptance(tapes), 0)
-    draws.prepare(range(len(tapes)), [len(tape) for tape in tapes], 4)
-    for index, tape in enumerate(tapes):
-        assert draws.rounds(index, 1, len(tape), 4).tolist() == replay(tape, 4)

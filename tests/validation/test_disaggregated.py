@@ -8,11 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from calibrate.importers.aiconfigurator.deployment import PACKAGE
-from sim.costs.engine_costs import load_engine
 from sim.costs.profile_files import changed, load, save_profile
-from validation.silicon.disaggregated import Pools, pools_of, predicted, raw_scenario
-from validation.silicon.served_cells import means, profile_of
+from validation.silicon.disaggregated import Pools, pools_of, raw_scenario
+from validation.silicon.served_cells import means
 
 POOLS = {
     "prefill": {"batch_size": "1", "num_workers": "3", "tp_size": "1", "attention_dp_size": "4", "moe_ep_size": "4"},
@@ -62,19 +60,3 @@ def test_all_that_decode_ranks_hold_is_in_flight_and_prefill_has_costs_of_its_ow
     fast, slow = figures
     assert slow["ttft_ms"] > fast["ttft_ms"]
     assert slow["tpot_ms"] == pytest.approx(fast["tpot_ms"], rel=0.2)
-
-
-def test_a_prompt_goes_through_one_front_end(tmp_path: Path) -> None:
-    """One request at a time, so that its TTFT is longer than without an engine by its front end and a step."""
-    pytest.importorskip(PACKAGE)
-    ones = {f"{pool}_{key}": "1" for pool in POOLS for key in ("batch_size", "num_workers", "tp_size", "moe_ep_size")}
-    row = {**ROW, **ones, "prefill_attention_dp_size": "1", "model_path": "Qwen/Qwen3-32B", "osl": "16"}
-    pools = pools_of({**row, "system": "h100_sxm"})
-    ttft_ms = predicted(pools, tmp_path)["ttft_ms"]
-    profile, _ = profile_of(pools.decode)
-    raw = raw_scenario(pools, profile.name, tmp_path / "prefill.json")
-    raw["engine"]["name"] = "ideal"
-    engine = load_engine("trtllm-1.1", "h100-sxm")
-    prompt = 0.9 * float(row["isl"])
-    front_ms = 1e3 * (engine.frontend_s + engine.frontend_token_s * prompt + engine.step_s)
-    assert ttft_ms - means(raw, profile)["ttft_ms"] == pytest.approx(front_ms, abs=1.0)

@@ -54,14 +54,6 @@ def test_an_imported_profile_is_written_and_its_errors_are_printed(
     assert "every second point of each axis left out and interpolated" in printed
 
 
-def test_nothing_is_written_where_the_tables_are_bad(tmp_path: Path) -> None:
-    tables = write_tables(tmp_path, gemm_perf=lambda frame: frame.drop(columns="n"))
-    out = tmp_path / "p.json"
-    flags = ("--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--out", out)
-    assert "no column 'n'" in refusal("import", "aiconfigurator", tables, *flags)
-    assert not out.exists()
-
-
 def test_a_table_of_results_is_checked_by_its_rows(tmp_path: Path) -> None:
     from calibrate.cli.check_files import check_file
     from sim.cli.main import run

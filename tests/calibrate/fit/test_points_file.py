@@ -156,18 +156,6 @@ def test_two_machines_never_merge(path: Path) -> None:
         points_file.check_same(path, found, MACHINE, {**OPTIONS, "rows": 8})
 
 
-@pytest.mark.parametrize("kind", ["cores", "sustained", "overlap", "together"])
-def test_another_number_of_cores_is_another_machine_and_lines_of_what_is_gone_are_unknown(
-    path: Path, kind: str
-) -> None:
-    found = points_file.read(path)
-    with pytest.raises(ValueError, match="of another machine: cpu_cores was None, is now '2'"):
-        points_file.check_same(path, found, {**MACHINE, "cpu_cores": "2"}, OPTIONS)
-    points_file.append(path, kind, 2)
-    with pytest.raises(ValueError, match="unknown kind of line"):
-        points_file.read(path)
-
-
 def test_a_place_that_the_driver_slowed_down_is_marked(path: Path) -> None:
     points_file.append(path, "clocks", {"sm_mhz": 1980.0, "timed": list(PLACES[0])})
     assert points_file.read(path).slowed == set()

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import msgspec
 import numpy as np
 import pytest
 
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
-from sim.cli.main import run
 from sim.costs.forms.build import build_costs
 from sim.costs.forms.table import TableCosts
 from sim.costs.profile import Profile
@@ -20,14 +15,8 @@ from sim.costs.shapes import MODELS
 from sim.interface.work import Kind, Model, Work
 from tests.calibrate.support import published
 
-PAIRS = {
-    "h100-sxm/llama-2-7b+tinyllama-1.1b": 4.0,
-    "h100-sxm/llama-3.1-8b+llama-3.2-1b": 5.0,
-    "a100-sxm/llama-3.1-8b+llama-3.2-1b": 5.0,
-    "a100-sxm/llama-2-7b+tinyllama-1.1b": 14.0,
-}
-"""Largest difference of the mean TPOT from the compact form, percent. The last pair's multi-head decode attention on
-A100 is up to 1.5 times slower at 2 to 8 rows than the compact form's law can say."""
+PAIRS = tuple(f"{gpu}-sxm/{pair}" for gpu in ("h100", "a100")
+              for pair in ("llama-2-7b+tinyllama-1.1b", "llama-3.1-8b+llama-3.2-1b"))  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -63,29 +52,3 @@ def test_a_table_of_published_points_costs_as_its_compact_fit_does(
             draft = msgspec.structs.replace(step, kind=Kind.DRAFT, model=Model.DRAFT, draft_tokens=4)
             ratios += [exact.cost(work).device_s / fitted.cost(work).device_s for work in (step, draft)]
     assert np.mean(np.abs(np.array(ratios) - 1.0)) < 0.08
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_a_table_profile_runs_and_its_tpot_is_near_the_compact_one(
-    name: str, published_profiles: dict[str, Profile], tmp_path: Path
-) -> None:
-    path = tmp_path / "table.json"
-    path.write_bytes(encode(published_profiles[name]))
-    table_ms, compact_ms = (mean_tpot_ms(profile, tmp_path / "result.json") for profile in (str(path), name))
-    assert table_ms == pytest.approx(compact_ms, rel=PAIRS[name] / 100.0)
-
-
-def mean_tpot_ms(profile: str, result: Path) -> float:
-    """Of `lanesim compare --policy continuous` at 1 request/s."""
-    run(f"compare --policy continuous --profile {profile} --request-rate 1 --num-prompts 40 --json {result}".split())
-    return float(_find(json.loads(result.read_text()), "mean_tpot_ms"))
-
-
-def _find(content: Any, key: str) -> Any:
-    """The first value of `key` anywhere in `content`."""
-    if isinstance(content, dict):
-        if key in content:
-            return content[key]
-        content = list(content.values())
-    found = (_find(inner, key) for inner in content) if isinstance(content, list) else iter(())
-    return next((value for value in found if value is not None), None)

@@ -191,20 +191,6 @@ def test_a_table_that_cannot_be_read_is_one_line(text: str, says: str, tmp_path:
     assert says in message
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["--columns", "isl=input_len"], "--columns: unknown column 'isl'"),
-        (["--columns", "tpot_ms=tpot"], "did you mean 'tpot_ms'"),
-    ],
-)
-def test_flags_that_cannot_be_are_one_line(more: list[str], says: str, tmp_path: Path) -> None:
-    path = write_table(tmp_path / "t.csv", [GOOD])
-    message = refusal(cells_command, str(path), "--profile", PAIR, *more)
-    assert "\n" not in message
-    assert says in message
-
-
 def test_the_words_of_other_tables_and_of_an_open_loop_are_read(tmp_path: Path) -> None:
     rows = [{"request_rate": 2.5, "input_len": 50, "output_len": 8, "k": 3, "acceptance": "iid:.6", "gpu": "H100",
              "role": "fitted", "output_tokens_per_s": 90}]  # fmt: skip
@@ -226,13 +212,6 @@ def test_a_speedup_of_times_is_the_partners_over_the_cells() -> None:
     assert speedups([plain, drafting]) == []
     (pair,) = speedups([plain, drafting], "tpot_ms")
     assert (pair["real"], pair["simulated"]) == (pytest.approx(1.5), 1.0)
-
-
-def test_a_cell_that_drafts_needs_a_draft_in_the_profile(tmp_path: Path) -> None:
-    path = write_table(tmp_path / "t.csv", [{**GOOD, "num_speculative_tokens": 2, "acceptance_length": 2}])
-    message = refusal(cells_command, str(path), "--profile", "h100-sxm/llama-3.1-8b")
-    assert "line 2" in message
-    assert "needs a draft model" in message
 
 
 LISTED = [(100, 12), (900, 40), (30, 5), (300, 64)]
@@ -284,12 +263,6 @@ def test_a_bad_list_of_requests_is_one_line(text: str, message: str, tmp_path: P
     (tmp_path / "r.csv").write_text(text)
     table = str(listed_table(tmp_path / "t.csv"))
     assert message in refusal(cells_command, table, "--profile", PAIR, "--requests", str(tmp_path / "r.csv"))
-
-
-def test_a_cells_own_blocks_come_before_the_flags(tmp_path: Path) -> None:
-    table = listed_table(tmp_path / "t.csv", input_len=64, output_len=16, num_gpu_blocks=11)
-    (cell, _) = read_cells(table, {}).cells
-    assert scenario_of(cell, load(PAIR), Setup(engine={"num_gpu_blocks": 500})).engine.num_gpu_blocks == 11
 
 
 def test_a_spread_of_requests_widens_the_tail_and_leaves_what_says_its_own(tmp_path: Path) -> None:

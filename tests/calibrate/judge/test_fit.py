@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from calibrate.judge.fit_cells import fit_constants
+from calibrate.judge.fit_cells import UNITS_S, fit_constants
 from sim.costs.compact_kernels import CompactKernels
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -126,17 +126,7 @@ def test_a_constant_that_moves_nothing_is_refused() -> None:
         fit_constants(PROFILE, ("step_s", "draft_pass_s"), ratios((2e-3, 4e-5, 0.0), LEVELS[:3]))
 
 
-@pytest.mark.parametrize(
-    ("name", "unit_s"),
-    [
-        ("gap_s", 1e-3),
-        ("draft_pass_s", 1e-3),
-        ("draft_phase_s", 1e-3),
-        ("step_s", 1e-3),
-        ("row_s", 1e-5),
-        ("frontend_s", 1e-2),
-    ],
-)
+@pytest.mark.parametrize(("name", "unit_s"), UNITS_S.items())
 def test_a_constant_must_move_some_value_by_a_thousandth_per_unit(name: str, unit_s: float) -> None:
     def moved_by(share: float):
         return lambda profile: [

@@ -69,22 +69,6 @@ def test_data_parallel_ranks_have_seats_of_their_own(tmp_path: Path) -> None:
     assert two < 0.6 * one
 
 
-def test_ranks_of_a_mixture_of_experts_want_a_profile_of_as_many(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "requests.jsonl", rows())
-    sparse = ("--profile", "rtx-pro-6000-server/qwen3-30b-a3b", "--set", "devices.count=2")
-    line = refusal(vllm_command, *flags(path, *sparse))
-    assert "devices.count=2" in line
-    assert "is of 1" in line
-
-
-def test_the_order_of_the_lines_does_not_matter(tmp_path: Path) -> None:
-    lines = stamps(served(num_prompts=30, request_rate=8))
-    results = [
-        result_of(vllm_command, *flags(write_lines(tmp_path / "requests.jsonl", each))) for each in (lines, lines[::-1])
-    ]
-    assert results[0] == results[1]
-
-
 def test_metrics_count_from_the_queue_and_beside_it_from_arrival(tmp_path: Path) -> None:
     """The first request is queued at once, which sets the clocks; the second 30 ms after it arrived."""
     late = row(1, queued_ts=MONOTONIC_S + 1.040, scheduled_ts=MONOTONIC_S + 1.040)
@@ -105,26 +89,10 @@ def test_tpot_leaves_out_single_tokens_and_says_so(tmp_path: Path) -> None:
     assert "TPOT leaves out 1 requests of one output token" in result_of(vllm_command, *flags(path))["notes"]
 
 
-def test_without_two_tokens_anywhere_tpot_is_null(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "r.jsonl", [row(0, output_toks=1)])
-    assert result_of(vllm_command, *flags(path))["metrics"]["tpot"]["mean"] == {
-        "real": None,
-        "simulated": None,
-        "error_pct": None,
-    }
-
-
 def test_the_real_itl_is_null_and_the_simulated_one_is_not(tmp_path: Path) -> None:
     values = result_of(vllm_command, *flags(write_lines(tmp_path / "r.jsonl", rows())))["metrics"]["itl"]["p95"]
     assert values["real"] is values["error_pct"] is None
     assert values["simulated"] > 0.0
-
-
-def test_extra_fields_and_blank_lines_are_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    plain = result_of(vllm_command, *flags(write_lines(path, rows())))
-    path.write_text("\n" + "".join(json.dumps(each | {"model": "x"}) + "\n\n" for each in rows()))
-    assert result_of(vllm_command, *flags(path)) == plain
 
 
 def test_one_block_of_num_gpu_blocks_is_never_used(tmp_path: Path) -> None:
@@ -239,20 +207,6 @@ def test_a_defect_of_the_file_is_one_line_that_names_its_place(name: str, tmp_pa
     assert says in message
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["--max-num-seqs", "0"], "engine.max_num_seqs=0"),
-        (["--num-speculative-tokens", "2", "--acceptance", "iid:.5"], "needs a draft model"),
-        (["--num-speculative-tokens", "2", "--set", "policy=autoregressive"], "drafts nothing"),
-    ],
-)
-def test_flags_that_cannot_be_are_one_line(more: list[str], says: str, tmp_path: Path) -> None:
-    message = refusal(vllm_command, *flags(write_lines(tmp_path / "r.jsonl", rows()), *more))
-    assert "\n" not in message
-    assert says in message
-
-
 def test_the_requests_simulated_are_fresh_and_in_order_of_arrival(tmp_path: Path) -> None:
     fresh = read_requests(write_lines(tmp_path / "r.jsonl", rows()[::-1])).fresh()
     assert [(each.id, each.index) for each in fresh] == [(f"r{number}", number) for number in range(4)]
@@ -285,10 +239,3 @@ def test_preemptions_for_lack_of_blocks_are_counted(tmp_path: Path) -> None:
     ])  # fmt: skip
     assert result_of(vllm_command, *flags(path))["preemptions"] == 0
     assert result_of(vllm_command, *flags(path, "--num-gpu-blocks", "65"))["preemptions"] > 0
-
-
-def test_the_simulated_engine_queues_at_its_step_boundary(tmp_path: Path) -> None:
-    """Requests that arrive during a step are queued at its end: from arrival the first token takes longer."""
-    path = write_lines(tmp_path / "r.jsonl", stamps(served(num_prompts=60, request_rate=8)))
-    metrics = result_of(vllm_command, *flags(path))["metrics"]
-    assert metrics["ttft_arrival"]["mean"]["simulated"] > metrics["ttft"]["mean"]["simulated"] + 1.0

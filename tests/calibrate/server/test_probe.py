@@ -273,23 +273,8 @@ def test_levels_of_a_file_are_the_fits_of_the_probe_that_wrote_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with serving() as server:
-        assert (
-            run(
-                [
-                    "validate",
-                    server.url,
-                    "--fit-only",
-                    *SHORT,
-                    "--rounds",
-                    "2",
-                    "--profile",
-                    "cpu/tiny",
-                    "--json",
-                    "a.json",
-                ]
-            )
-            == 0
-        )
+        more = shlex.split("--rounds 2 --profile cpu/tiny --json a.json")
+        assert run(["validate", server.url, "--fit-only", *SHORT, *more]) == 0
     assert run(["probe", "probe.measured.json", "--profile", "cpu/tiny", "--json", "b.json"]) == 0
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
 
