@@ -39,7 +39,6 @@ PROGRAMS = {
     "left_out": ("validation.left_out", "pooled constants of engines without each of their sources"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),
-    "profile_errors": ("validation.pages.profile_errors", "error of a profile on its held-out points, per kind"),
     "replay_accuracy": (
         "validation.replays.replay_accuracy",
         "docs/validation: this CPU measured, predicted, replayed",

@@ -13,10 +13,7 @@ from numpy.typing import NDArray
 
 from calibrate.fit.point_works import error_kind, timed_pass_of, work_of
 from sim.costs.forms.build import build_costs
-from sim.costs.passes import PassUse, pass_use
 from sim.costs.profile import KindError, MeasuredPoint, Profile
-from sim.costs.shapes import ModelShape
-from sim.interface.work import Work
 
 Array = NDArray[np.float64]
 DRAFT_KINDS = {"decode": "draft", "body": "draft_body", "prefill": "draft_prefill"}
@@ -50,9 +47,6 @@ class PointError(NamedTuple):
     """One measured point and what the profile makes of it."""
 
     kind: str
-    is_target: bool
-    flops: float
-    num_bytes: float
     measured_s: float
     fitted_s: float
 
@@ -62,25 +56,12 @@ class PointError(NamedTuple):
 
 
 def compare_points(profile: Profile, points: Sequence[MeasuredPoint]) -> list[PointError]:
-    """Every point of `points` with its FLOPs and least bytes."""
     costs = build_costs(profile)
-    compared = []
-    for point in points:
-        timed = timed_pass_of(point)
-        work, is_target = work_of(timed), timed.model == "target"
-        shape = profile.target if is_target or profile.draft is None else profile.draft
-        flops, num_bytes = use_of(shape, work)
-        fitted_s = costs.cost(work).device_s
-        compared.append(PointError(error_kind(timed), is_target, flops, num_bytes, point.device_s, fitted_s))
-    return compared
-
-
-def use_of(shape: ModelShape, work: Work) -> PassUse:
-    """Useful FLOPs and least bytes of `work` on one device, all passes of a draft together at its first one's context:
-    weights and KV read once per pass."""
-    use = pass_use(shape, 1, work.rows, work.row_tokens, work.context_tokens, work.chunks, work.head_rows)
-    num_passes = max(1, work.draft_tokens)
-    return PassUse(num_passes * use.flops, num_passes * use.num_bytes)
+    return [
+        PointError(error_kind(timed), point.device_s, costs.cost(work_of(timed)).device_s)
+        for point in points
+        for timed in (timed_pass_of(point),)
+    ]
 
 
 def summary(comparisons: Sequence[PointError], held_out: str) -> dict[str, KindError]:

@@ -79,20 +79,13 @@ def print_columns(
 ) -> None:
     """A table on the terminal with columns to the left, the first of which may fold, and to the right; `lines` below
     it."""
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
 
-    from sim.report.tables import print_table
+    from sim.report.tables import new_table, print_table
 
     console = Console(markup=False)
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left")
-    for index, heading in enumerate(left):
-        table.add_column(heading, overflow="fold", no_wrap=index > 0)
-    for heading in right:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
+    table = new_table(left, right, rows, title=title, title_justify="left", padding=(0, 1))
+    table.columns[0].overflow, table.columns[0].no_wrap = "fold", False
     print_table(console, table)
     for line in lines:
         console.print(line, highlight=False)

@@ -134,16 +134,6 @@ def test_too_few_points_for_a_table_make_a_profile_of_constants(
 
 
 @pytest.mark.slow
-def test_a_profiles_errors_and_their_points_are_a_program_of_validation(folder: Path, tmp_path: Path) -> None:
-    from validation.pages.profile_errors import main
-
-    assert main(str(folder / "p.json"), tmp_path / "errors.json", tmp_path / "figures") == 0
-    kinds = json.loads((tmp_path / "errors.json").read_text())["kinds"]
-    assert kinds["verify"]["mean_error_pct"] == load(folder / "p.json").errors["verify"].mean_error_pct
-    assert (tmp_path / "figures" / "check.png").stat().st_size > 10_000
-
-
-@pytest.mark.slow
 def test_points_of_another_machine_or_other_options_are_refused(folder: Path, tmp_path: Path) -> None:
     lines = (folder / "p.points.jsonl").read_text().splitlines(keepends=True)
     header = json.loads(lines[0])
