@@ -16,15 +16,14 @@ multiprocessors that hold while several lanes have work are simulated, too. Not 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from operator import itemgetter
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import linear_regression, mean
-from typing import NamedTuple
+from statistics import linear_regression
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+import pandas as pd
 
 from calibrate.catalogue.derived_profiles import with_models
 from sim.costs.datasheets import DATASHEETS
@@ -39,7 +38,7 @@ from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from validation.page import markdown
-from validation.tables import csv_rows, grouped, off_pct
+from validation.tables import off_pct
 
 CHOSEN = "phi was chosen on it"
 LEFTOVER = "leftover"
@@ -55,157 +54,109 @@ SHARED_SMS = 32
 NUM_PROMPTS = 1000
 BAR_POINTS = 3.0
 """Mean size of the error of TPOT changes that the judging cells may have."""
+SHARED_METRICS = {"TPOT mean": "tpot_mean_ms", "TTFT mean": "ttft_mean_ms", "ITL p99": "itl_p99_ms"}
+LOAD = ["gpu", "table", "isl", "osl", "qps", "concurrency"]
+COLUMNS = ["name", "metric", "one", "two", "is_judge", "alone", "prefill", "prefill_rate", "decode_rate"]
+"""A cell: a metric of one plain stream and of two; the time of decode steps beside which nothing is prefilled and that
+of a chunk's pass alone (0 = none beside decode), missing where they were not published; rates of prefill and decode
+beside each other on shares of the multiprocessors, missing on plain streams."""
 
 
-class StreamPair(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric of one plain stream and of two."""
-
-    name: str
-    metric: str
-    one: float
-    two: float
-    is_judge: bool
-    alone: float | None = None
-    """Time of decode steps beside which nothing is prefilled, in the metric's unit."""
-    prefill: float | None = None
-    """A chunk's pass alone, likewise; 0 = none beside decode."""
-    rates: tuple[float, float] | None = None
-    """Rates of prefill and decode beside each other, on shares of the multiprocessors; None = plain streams."""
-
-    @property
-    def change_pct(self) -> float:
-        return off_pct(self.two, self.one)
-
-    def predicted_pct(self, phi: float) -> float | None:
-        """The change that two plain streams at `phi` make, or shares where the cell has them, percent; None where
-        unknown."""
-        if self.alone is None or self.prefill is None:
-            return None
-        decode, prefill = self.alone, self.prefill
-        if not prefill:
-            return 0.0
-        prefill_rate, decode_rate = self.rates or (rate(prefill, decode, phi), rate(decode, prefill, phi))
-        if self.metric.startswith("TTFT"):
-            return off_pct(prefill / prefill_rate, prefill + decode)
-        lost = (1.0 - decode_rate) / prefill_rate
-        if "p99" in self.metric:
-            ends_first = decode / decode_rate < prefill / prefill_rate
-            gap = decode / decode_rate if ends_first else decode + lost * prefill
-            return off_pct(gap, decode + prefill)
-        return 100.0 * (lost - 1.0) * (self.one - decode) / self.one
+def frame(cells: list[dict[str, Any]]) -> pd.DataFrame:
+    kinds = dict.fromkeys([name for name in COLUMNS[2:] if name != "is_judge"], float) | {"is_judge": bool}
+    return pd.DataFrame(cells, columns=COLUMNS).astype(kinds)
 
 
-def rate(alone: float, other: float, phi: float) -> float:
-    """Rate of a pass that takes `alone` alone, beside one that takes `other`."""
-    share = alone / (alone + other)
-    return share + phi * (1.0 - share)
+def predicted_pct(cells: pd.DataFrame, phi: float) -> pd.Series:
+    """The change that two plain streams at `phi` make, or shares where a cell has them, percent; missing where
+    unknown."""
+    decode, prefill = cells["alone"], cells["prefill"]
+    prefill_share, decode_share = prefill / (prefill + decode), decode / (decode + prefill)
+    prefill_rate = cells["prefill_rate"].fillna(prefill_share + phi * (1.0 - prefill_share))
+    decode_rate = cells["decode_rate"].fillna(decode_share + phi * (1.0 - decode_share))
+    lost = (1.0 - decode_rate) / prefill_rate
+    ends_first = decode / decode_rate < prefill / prefill_rate
+    gap = (decode / decode_rate).where(ends_first, decode + lost * prefill)
+    change = 100.0 * (lost - 1.0) * (cells["one"] - decode) / cells["one"]
+    change = change.mask(cells["metric"].str.contains("p99"), off_pct(gap, decode + prefill))
+    change = change.mask(cells["metric"].str.startswith("TTFT"), off_pct(prefill / prefill_rate, prefill + decode))
+    return change.mask(prefill == 0.0, 0.0)
 
 
-def gaps_of_chunks(rows: Sequence[Mapping[str, str]]) -> list[StreamPair]:
+def published(rows: pd.DataFrame) -> pd.DataFrame:
+    """Cells of corun.csv as it has them."""
+    names = rows["gpu"] + ", " + rows["what"]
+    sides = {"one": rows["one_stream"], "two": rows["two_plain_streams"], "is_judge": rows["use"] != CHOSEN}
+    cells = pd.DataFrame({"name": names, "metric": rows["metric"], **sides})
+    return cells.reindex(columns=COLUMNS)
+
+
+def gaps_of_chunks(rows: pd.DataFrame) -> pd.DataFrame:
     """Gaps of decode beside one chunk of several lengths: the intercept over lengths stands for a decode alone."""
-    chunked = [row for row in rows if row["what"].startswith("decode beside a chunk of ")]
-    if len(chunked) < 2:
-        return []
-    tokens, gaps = (
-        [float(row["what"].rsplit(" ", 1)[1]) for row in chunked],
-        [float(row["one_stream"]) for row in chunked],
-    )
-    alone = linear_regression(tokens, gaps).intercept
-    return [_published(row, alone=alone, prefill=gap - alone) for row, gap in zip(chunked, gaps, strict=True)]
+    cells = published(rows[rows["what"].str.startswith("decode beside a chunk of ")])
+    if len(cells) < 2:
+        return cells[:0]
+    alone = linear_regression(cells["name"].str.rsplit(n=1).str[1].astype(float), cells["one"]).intercept
+    return cells.assign(alone=alone, prefill=cells["one"] - alone)
 
 
-def _published(row: Mapping[str, str], alone: float | None = None, prefill: float | None = None) -> StreamPair:
-    return StreamPair(
-        name=f"{row['gpu']}, {row['what']}",
-        metric=row["metric"],
-        one=float(row["one_stream"]),
-        two=float(row["two_plain_streams"]),
-        is_judge=row["use"] != CHOSEN,
-        alone=alone,
-        prefill=prefill,
-    )
-
-
-def served(rows: Sequence[Mapping[str, str]]) -> list[StreamPair]:
+def served(runs: pd.DataFrame) -> pd.DataFrame:
     """Mean TPOT and median TTFT of modes `off` and `stream` of one table and load; the median gap stands for a decode
     alone, the 99th percentile less it for a prefill."""
-    timed = [row for row in rows if row["tpot_mean_ms"] and row["itl_p50_ms"] and row["mode"] in ("off", "stream")]
-    loads = {
-        load: {row["mode"]: row for row in modes}
-        for load, modes in grouped(timed, itemgetter("gpu", "table", "isl", "osl", "qps", "concurrency")).items()
-    }
-    return [
-        StreamPair(
-            name=f"{load[0]}, {load[1]}, {shape(load)}",
-            metric=metric,
-            one=float(both["off"][key]),
-            two=float(both["stream"][key]),
-            is_judge=True,
-            alone=float(both["off"]["itl_p50_ms"]),
-            prefill=0.0 if is_one else float(both["off"]["itl_p99_ms"]) - float(both["off"]["itl_p50_ms"]),
-        )
-        for load, both in loads.items()
-        if len(both) == 2
-        for is_one in (bool(load[5]) and float(load[5]) == 1.0,)
+    timed = runs.dropna(subset=["tpot_mean_ms", "itl_p50_ms"])
+    off, stream = (timed[timed["mode"] == mode] for mode in ("off", "stream"))
+    cells = [
+        {
+            "name": f"{row['gpu']}, {row['table']}, {load_of(row)}",
+            "metric": metric,
+            "one": row[key],
+            "two": row[f"{key}_two"],
+            "is_judge": True,
+            "alone": row["itl_p50_ms"],
+            "prefill": 0.0 if row["concurrency"] == 1.0 else row["itl_p99_ms"] - row["itl_p50_ms"],
+        }
+        for row in off.merge(stream, on=LOAD, suffixes=("", "_two")).to_dict("records")
         for metric, key in (("TPOT mean", "tpot_mean_ms"), ("TTFT median", "ttft_p50_ms"))
-        if both["off"][key] and both["stream"][key]
     ]
+    return frame(cells).dropna(subset=["one", "two"])
 
 
-def shape(load: Sequence[str]) -> str:
-    """Lengths, and rate or concurrency, of (gpu, table, isl, osl, qps, concurrency)."""
-    lengths = f"{float(load[2]):g}->{float(load[3]):g}"
-    return f"{lengths}, {float(load[4]):g} req/s" if load[4] else f"{lengths}, c={float(load[5]):g}"
+def load_of(row: Mapping[str, Any]) -> str:
+    """Lengths, and rate or concurrency."""
+    load = f"c={row['concurrency']:g}" if pd.isna(row["qps"]) else f"{row['qps']:g} req/s"
+    return f"{row['isl']:g}->{row['osl']:g}, {load}"
 
 
-def injected(rows: Sequence[Mapping[str, str]], modes: Sequence[Mapping[str, str]]) -> list[StreamPair]:
+def injected(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Gaps of decode beside injected prompts: the second file has the time of decode alone."""
-    alone = {f"{float(m['itl_p99_ms']):.1f}": m for m in modes if m["mode"] == "off" and m["decode_only_itl_p50_ms"]}
-    return [
-        _published(row, alone=decode, prefill=float(row["one_stream"]) - decode)
-        for row in rows
-        if row["metric"] == "decode gap p99" and row["one_stream"] in alone
-        for decode in (float(alone[row["one_stream"]]["decode_only_itl_p50_ms"]),)
-    ]
+    off = runs[runs["mode"] == "off"].dropna(subset="decode_only_itl_p50_ms")
+    alone = dict(zip(off["itl_p99_ms"].round(1), off["decode_only_itl_p50_ms"], strict=True))
+    cells = published(rows[rows["metric"] == "decode gap p99"])
+    cells = cells.assign(alone=cells["one"].map(alone))
+    return cells.assign(prefill=cells["one"] - cells["alone"]).dropna(subset="alone")
 
 
-def partitioned(rows: Sequence[Mapping[str, str]]) -> list[StreamPair]:
+def partitioned(runs: pd.DataFrame) -> pd.DataFrame:
     """A share of the multiprocessors for decode while a prefill runs, against one stream; the median TPOT at the lowest
     rate of the same model and lengths stands for a decode alone. Prefill is taken to be all compute, decode to be all
     bandwidth, each on its curve (sim.devices.partition)."""
-    pairs = []
-    for row in rows:
-        share = re.match(r"green-ctx (\d+)%", row["mode"])
-        if share is None:
-            continue
-        load = [row[key] for key in ("gpu", "isl", "osl")]
-        like = [other for other in rows if [other[key] for key in ("gpu", "isl", "osl")] == load]
-        (off,) = (other for other in like if other["mode"] == "off" and other["table"] == row["table"])
-        lone = [other for other in like if other["model"] == row["model"] and other["engine"] == row["engine"]]
-        alone = min((float(other["qps"]), float(other["tpot_p50_ms"])) for other in lone if other["tpot_p50_ms"])[1]
-        part = int(share[1]) / 100.0
-        prefill_rate, decode_rate = rates_on_shares(
-            [Portion(1.0 - part, True), Portion(part, True)],
-            (1.0, 1.0),
-            (1.0, 1.0),
-            [(1.0, 0.0), (0.0, 1.0)],
-            MEASURED,
-            1.0,
-        )
-        for metric, key in (("TPOT mean", "tpot_mean_ms"), ("TTFT mean", "ttft_mean_ms"), ("ITL p99", "itl_p99_ms")):
-            pairs.append(
-                StreamPair(
-                    name=f"{row['gpu']}, {row['model']}, {row['mode']}, {float(row['qps']):g} req/s",
-                    metric=metric,
-                    one=float(off[key]),
-                    two=float(row[key]),
-                    is_judge=True,
-                    alone=alone,
-                    prefill=float(off["itl_p99_ms"]) - alone,
-                    rates=(prefill_rate, decode_rate),
-                )
-            )
-    return pairs
+    cells = []
+    percents = runs["mode"].str.extract(r"^green-ctx (\d+)%")[0]
+    for (_, row), percent in zip(runs[percents.notna()].iterrows(), percents.dropna(), strict=True):
+        like = runs[(runs[["gpu", "isl", "osl"]] == row[["gpu", "isl", "osl"]]).all(axis=1)]
+        (off,) = like[(like["mode"] == "off") & (like["table"] == row["table"])].to_dict("records")
+        lone = like[(like["model"] == row["model"]) & (like["engine"] == row["engine"])].dropna(subset="tpot_p50_ms")
+        alone = lone.sort_values(["qps", "tpot_p50_ms"])["tpot_p50_ms"].iloc[0]
+        part = int(percent) / 100.0
+        portions = [Portion(1.0 - part, True), Portion(part, True)]
+        rates = rates_on_shares(portions, (1.0, 1.0), (1.0, 1.0), [(1.0, 0.0), (0.0, 1.0)], MEASURED, 1.0)
+        name = f"{row['gpu']}, {row['model']}, {row['mode']}, {row['qps']:g} req/s"
+        common = {"name": name, "is_judge": True, "alone": alone, "prefill": off["itl_p99_ms"] - alone}
+        common |= {"prefill_rate": rates[0], "decode_rate": rates[1]}
+        cells += [
+            {**common, "metric": metric, "one": off[key], "two": row[key]} for metric, key in SHARED_METRICS.items()
+        ]
+    return frame(cells)
 
 
 class Dynamic(NamedTuple):
@@ -218,8 +169,8 @@ class Dynamic(NamedTuple):
     """Change of each metric, with prompts that begin and end where a decode step does."""
 
 
-def simulated(row: Mapping[str, str], prompt_tokens: int) -> Dynamic:
-    """The partition of `row` on QWEN3_4B. The mean prompt that the engine saw stands for the one that was asked for."""
+def simulated(output_len: int, request_rate: float, prompt_tokens: int) -> Dynamic:
+    """The partition on QWEN3_4B. The mean prompt that the engine saw stands for the one that was asked for."""
     sheet, base = DATASHEETS["rtx-5090"], with_models(load(SIMULATED_ON), QWEN3_4B, None)
     gemm = msgspec.structs.replace(base.compact.gemm, multiprocessors=sheet.multiprocessors)
     kernels = msgspec.structs.replace(base.compact, gemm=gemm)
@@ -230,8 +181,8 @@ def simulated(row: Mapping[str, str], prompt_tokens: int) -> Dynamic:
             profile=SIMULATED_ON,
             policy=policy,
             input_len=prompt_tokens,
-            output_len=int(float(row["osl"])),
-            request_rate=float(row["qps"]),
+            output_len=output_len,
+            request_rate=request_rate,
             num_prompts=NUM_PROMPTS,
             num_speculative_tokens=0,
             **{"engine.name": "ideal", "policy_options.partition": partition},
@@ -250,80 +201,64 @@ def simulated(row: Mapping[str, str], prompt_tokens: int) -> Dynamic:
     return Dynamic(profile, changes(lanes), changes(lanes | {DEFERRED: True}))
 
 
-def simulated_of(rows: Sequence[Mapping[str, str]]) -> Dynamic:
+def simulated_of(runs: pd.DataFrame) -> Dynamic:
     """The simulation of the rows with a partition, which are at one load."""
-    row = next(row for row in rows if row["mode"].startswith("green-ctx"))
-    like = [other for other in rows if all(other[key] == row[key] for key in ("isl", "osl", "qps"))]
-    seen = [float(other["mean_prompt_tokens"]) for other in like if other["mean_prompt_tokens"]]
-    return simulated(row, round(mean(seen)) if seen else int(float(row["isl"])))
+    row = runs[runs["mode"].str.startswith("green-ctx")].iloc[0]
+    like = runs[(runs[["isl", "osl", "qps"]] == row[["isl", "osl", "qps"]]).all(axis=1)]
+    seen = like["mean_prompt_tokens"].mean()
+    return simulated(int(row["osl"]), float(row["qps"]), round(row["isl"] if np.isnan(seen) else seen))
 
 
-def cells(corun: Path, modes: Path) -> list[StreamPair]:
+def cells_of(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Cells of both files; a cell of the first that the second has with its times is left to the second."""
-    rows, runs = csv_rows(corun), csv_rows(modes)
-    measured = [*served(runs), *gaps_of_chunks(rows), *injected(rows, runs)]
-    known = {(cell.metric, cell.one, cell.two) for cell in measured}
-    rest = [_published(row) for row in rows]
-    return [*measured, *(cell for cell in rest if (cell.metric, cell.one, cell.two) not in known)]
+    known = [served(runs), gaps_of_chunks(rows), injected(rows, runs), published(rows)]
+    every = pd.concat([each.astype({"alone": float, "prefill": float}) for each in known], ignore_index=True)
+    return every.drop_duplicates(["metric", "one", "two"])
 
 
-def error_points(pairs: Sequence[StreamPair], phi: float = ASSUMED_PHI.value) -> float | None:
-    """Mean size of the error of the judging TPOT changes."""
-    errors = [
-        abs(predicted - cell.change_pct)
-        for cell in pairs
-        if cell.is_judge and cell.metric == "TPOT mean" and (predicted := cell.predicted_pct(phi)) is not None
-    ]
-    return mean(errors) if errors else None
+def error_points(cells: pd.DataFrame, phi: float = ASSUMED_PHI.value) -> float:
+    """Mean size of the error of the judging TPOT changes; nan where there is none."""
+    judging = cells[cells["is_judge"] & (cells["metric"] == "TPOT mean")]
+    return float((predicted_pct(judging, phi) - off_pct(judging["two"], judging["one"])).abs().mean())
 
 
-def _table(pairs: Sequence[StreamPair], made: Mapping[str, Callable[[StreamPair], float | None]]) -> str:
-    """Table of what was measured of each pair, and of what is made of it, percent."""
-    import pandas as pd
-
-    def signed(value: float | None) -> str | None:
-        return None if value is None else f"{value:+.1f}"
-
-    rows = [
-        {"cell": pair.name, "metric": pair.metric, "measured": signed(pair.change_pct)}
-        | {title: signed(value(pair)) for title, value in made.items()}
-        for pair in pairs
-    ]
-    return markdown(pd.DataFrame(rows, columns=["cell", "metric", "measured", *made]))
+def table(cells: pd.DataFrame, made: Mapping[str, pd.Series]) -> str:
+    """Table of what was measured of each cell, and of what is made of it, percent."""
+    columns = {"measured": off_pct(cells["two"], cells["one"]), **made}
+    shown = {title: values.map(lambda value: f"{value:+.1f}", na_action="ignore") for title, values in columns.items()}
+    return markdown(cells[["name", "metric"]].rename(columns={"name": "cell"}).assign(**shown))
 
 
-def report(pairs: Sequence[StreamPair], shares: Sequence[StreamPair] = (), dynamic: Dynamic | None = None) -> str:
-    by_form = {form: partial(StreamPair.predicted_pct, phi=phi) for form, phi in FORMS.items()}
+def report(cells: pd.DataFrame, shares: pd.DataFrame, dynamic: Dynamic) -> str:
     lines = ["Change from one plain stream to two, percent; closed form from published times, not simulated."]
     for is_judge, title in ((True, "Cells that judge phi"), (False, "Cells that phi was chosen on")):
-        lines += ["", f"{title}:", "", _table([pair for pair in pairs if pair.is_judge is is_judge], by_form)]
-    errors = {form: error_points(pairs, phi) for form, phi in FORMS.items()}
-    error = errors[LEFTOVER]
-    if error is not None:
-        verdict = "met" if error <= BAR_POINTS else "not met"
-        others = ", ".join(f"{form} {value:.1f}" for form, value in errors.items() if form != LEFTOVER and value)
-        lines += [
-            "",
-            f"Judging TPOT changes: mean error {error:.1f} points ({others}), bar {BAR_POINTS:g}: {verdict}.",
-            "Gaps are in no bar: one constant does not predict them. – : no published time of decode alone.",
-        ]
-    if shares:
-        at_once, deferred = ({}, {}) if dynamic is None else (dynamic.at_once, dynamic.deferred)
-        made: dict[str, Callable[[StreamPair], float | None]] = {
-            "closed form": partial(StreamPair.predicted_pct, phi=0.0),
-            "simulated": lambda pair: at_once.get(pair.metric),
-            "prompts deferred": lambda pair: deferred.get(pair.metric),
-        }
-        lines += ["", "Shares of the multiprocessors while both lanes have work, against one stream:", ""]
-        lines.append(_table(shares, made))
-    if dynamic is not None:
-        right = [pair.change_pct * dynamic.deferred[pair.metric] > 0.0 for pair in shares]
-        lines += ["", f"Signs right where prompts are deferred, as that engine does it: {sum(right)} of {len(right)}."]
-        lines += [f"Simulated: {dynamic.profile.source.partition(';')[0]}; roofs of the {dynamic.profile.gpu.name}."]
+        of = cells[cells["is_judge"] == is_judge]
+        lines += ["", f"{title}:", "", table(of, {form: predicted_pct(of, phi) for form, phi in FORMS.items()})]
+    errors = {form: error_points(cells, phi) for form, phi in FORMS.items()}
+    error = errors.pop(LEFTOVER)
+    others = ", ".join(f"{form} {value:.1f}" for form, value in errors.items())
+    verdict = "met" if error <= BAR_POINTS else "not met"
+    made = {
+        "closed form": predicted_pct(shares, 0.0),
+        "simulated": shares["metric"].map(dynamic.at_once),
+        "prompts deferred": shares["metric"].map(dynamic.deferred),
+    }
+    right = (off_pct(shares["two"], shares["one"]) * made["prompts deferred"] > 0.0).sum()
+    lines += [
+        "",
+        f"Judging TPOT changes: mean error {error:.1f} points ({others}), bar {BAR_POINTS:g}: {verdict}.",
+        "Gaps are in no bar: one constant does not predict them. – : no published time of decode alone.",
+        "",
+        "Shares of the multiprocessors while both lanes have work, against one stream:",
+        "",
+        table(shares, made),
+        "",
+        f"Signs right where prompts are deferred, as that engine does it: {right} of {len(shares)}.",
+        f"Simulated: {dynamic.profile.source.partition(';')[0]}; roofs of the {dynamic.profile.gpu.name}.",
+    ]
     return "\n".join(lines)
 
 
 def main(data: Path) -> None:
-    modes = data / "pegainfer" / "pegainfer_overlap_speculation_rtx5090.csv"
-    rows = csv_rows(modes)
-    print(report(cells(data / "corun.csv", modes), partitioned(rows), simulated_of(rows)))
+    runs = pd.read_csv(data / "pegainfer" / "pegainfer_overlap_speculation_rtx5090.csv")
+    print(report(cells_of(pd.read_csv(data / "corun.csv"), runs), partitioned(runs), simulated_of(runs)))
