@@ -49,8 +49,8 @@ PROGRAMS = {
     "silicon_page": ("validation.silicon.silicon_page", "docs/silicon.md, from results of silicon"),
     "speed": ("validation.speed.processes", "CPU seconds and memory, beside a bare loop"),
     "support": ("validation.pages.support", "docs/support.md: which model runs on which GPU"),
-    "truths": ("validation.coverage:truths", "answers of capacity, tune and plan in other draws of costs"),
-    "verdicts": ("validation.coverage:verdicts", "how often load verdicts and intervals hold"),
+    "truths": ("validation.coverage:truths", "answers of capacity and plan in other draws of costs"),
+    "verdicts": ("validation.coverage:verdicts", "how often intervals of means hold"),
     "who_wins": ("validation.pages.who_wins", "docs/who-wins.md: the fastest policy by load"),
 }
 """Name -> (module and function, `main` where none is named; what it does)."""

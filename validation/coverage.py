@@ -1,25 +1,23 @@
-"""Shares of cases in which lanesim's statements hold: load verdicts and intervals of means in long runs, fleets and
-speed-ups in other draws of costs and acceptance, speed-ups beside measured ones.
+"""Shares of cases in which lanesim's statements hold: intervals of means in long runs, fleets in other draws of costs
+and acceptance, speed-ups beside measured ones.
 
-    python -m validation verdicts load|coverage [--groups 100] [--workers 2] [--without-tails]
-    python -m validation truths capacity|tune|plan [--seed 0] [--count 20]
+    python -m validation verdicts [--groups 100] [--workers 2] [--without-tails]
+    python -m validation truths capacity|plan [--seed 0] [--count 20]
     python -m validation accuracy_intervals DATA [--draws 20] [--workers 2]
 
-`verdicts load`: verdicts on a queue whose capacity is known (M/D/1), `continuous` and `pd`, at 0.5 to 1.2 of it.
-`verdicts coverage`: 95 % intervals, four replications, against the means of long runs: open loops at 30, 60 and 85 % of
+`verdicts`: 95 % intervals, four replications, against the means of long runs: open loops at 30, 60 and 85 % of
 capacity on two GPUs, a closed loop and a trace; a p99 in runs so long that MIN_FOR_P99 requests count as independent.
 `truths`: single draws of costs and acceptance from other seeds. A fleet that `capacity` or `plan` recommends should
-meet its SLOs in 18 of 20 and have at most one replica more than the smallest that does in half of them; 90 % intervals
-of speed-ups that `tune` states should hold 82 to 96 % of fresh draws, and its regret be what is realised in them.
+meet its SLOs in 18 of 20 and have at most one replica more than the smallest that does in half of them.
 `accuracy_intervals`: 90 % intervals of `tune` beside measured speed-ups that no fit saw, its acceptance quoted once, at
 the longest draft that was logged. DATA as in `make accuracy-public`.
-Not here: constants without one of their sources (validation.left_out).
+Not here: load verdicts (tests.sim.compare.test_verdicts), intervals of tune in fresh draws
+(tests.sim.studies.test_cost_draws), constants without one of their sources (validation.left_out).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -31,7 +29,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sim.compare.capacity import Saturation, load_of
+from sim.compare.capacity import Saturation
 from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
 from sim.compare.run_length import choose_run_length
@@ -41,29 +39,24 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
-from sim.metrics.load import needs_capacity
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import Run, number
 from sim.run.resolve import Resolved, resolve, with_keys
 from sim.run.scenario import Scenario, parse_scenario
-from sim.run.simulate import simulate
 from sim.studies.attainment import DEFAULT_SHARE, highest_load
 from sim.studies.cost_draws import cost_draws
-from sim.studies.length_choice import PLAIN, length_in
 from sim.studies.load_search import REQUESTS_PER_REPLICA, WARMUP_SHARE, joint_share
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
-from sim.studies.tune import simulate_grid, tune
+from sim.studies.tune import tune
 from sim.workload.generate import build_requests, is_trace
 from validation.accuracy.sources import study
 from validation.accuracy.specs import RunSpec
-from validation.tables import csv_rows, grouped, markdown_table, write_csv
+from validation.page import markdown
+from validation.tables import csv_rows, grouped, write_csv
 
 PAIRS = ("h100-sxm/llama-3.1-8b+llama-3.2-1b", "a100-sxm/llama-2-7b+tinyllama-1.1b")
 EAGLE, APERTUS = "h100-sxm/llama-3.1-8b+eagle3", "gh200/apertus-8b+eagle3"
-LOADS = (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
-REFERENCES = range(1001, 1009)
-"""Seeds of the saturated runs whose mean is taken for the capacity."""
 SHARES = (0.3, 0.6, 0.85)
 METRICS, TAIL = ("mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms", "steady_output_throughput"), "p99_e2el_ms"
 REPLICATIONS = 4
@@ -108,10 +101,6 @@ PLANS: dict[tuple[str, ...], tuple[float, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """Candidates -> requests per second, the rest of the scenario; rates are such that a fleet has several replicas."""
-LENGTHS, CONCURRENCIES = (1, 3, 5), (1, 8, 32)
-TUNED = {EAGLE: "length:2.6@3", APERTUS: "vllm:.518,.31,.194", "h100-sxm/llama-2-7b+tinyllama-1.1b": "length:2.6@3"}
-"""Profile -> acceptance."""
-
 A100, GH200 = "unlicensed_local_only/a100_eagle3_study/runs_summary.csv", "unlicensed_local_only/apertus_gh200"
 A100_WORKLOAD, FITTED_CONCURRENCY = "gsm8k", 1
 """Constants of engines were fitted on the A100's EAGLE-3 cells of this concurrency."""
@@ -129,32 +118,6 @@ def runs_of(cases: Iterable[tuple[Scenario, Profile, int]], workers: int = 1) ->
     """Metrics of every scenario of one policy on its profile with its seed."""
     points = [Point(resolved=resolve(each, of, each.policy[0]), seed=seed) for each, of, seed in cases]
     return [outcome.run for outcome in run_points(points, Runner(workers))]
-
-
-def load_verdicts(groups: int) -> None:
-    queue = Scenario.of(
-        profile="h100-sxm/llama-2-7b", policy="autoregressive", input_len=512, output_len=1, max_num_seqs=1,
-        num_speculative_tokens=0,
-    )  # fmt: skip
-    policies = ("continuous", "pd")
-    engines = {name: Scenario.of(profile=PAIRS[0], policy=name, dataset_name="azure-conv") for name in policies}
-    for name, scenario in {"M/D/1": queue, **engines}.items():
-        policy, profile = scenario.policy[0], load(scenario.profile)
-        rates = [Saturation(resolve(scenario, profile, policy), seed).capacity[0] for seed in REFERENCES]
-        rate, spread = float(np.mean(rates)), float(np.std(rates))
-        print(f"{name}: capacity {rate:.3f} requests/s, ±{100.0 * spread / rate:.1f} % from seed to seed")
-        for share in LOADS:
-            verdicts: Counter[str] = Counter()
-            for seed in range(groups if scenario is queue else max(10, groups // 4)):
-                fresh = with_keys(scenario, seed=seed, workload={"num_prompts": 1000, "request_rate": share * rate})
-                resolved = resolve(fresh, profile, policy)
-                is_in_doubt = needs_capacity(simulate(resolved, child_seed(seed, 0)))
-                load_there = load_of(resolved, Saturation(resolved, seed), is_in_doubt=is_in_doubt)
-                verdicts[load_there.verdict.value] += 1
-            shares = (
-                f"{verdict} {100.0 * count / verdicts.total():.0f} %" for verdict, count in verdicts.most_common()
-            )
-            print(f"  {share:4.2f}: {', '.join(shares)}", flush=True)
 
 
 def loops(folder: Path) -> Iterator[tuple[str, Scenario, int]]:
@@ -291,30 +254,6 @@ def plan_truths(seed: int, count: int) -> None:
         print(f"{best.replicas} of {best.profile} ({best.worlds_met} of 20 draws); {told}", flush=True)
 
 
-def tune_truths(seed: int, count: int) -> None:
-    print("setting: share of fresh speed-ups within the 90 % interval; regret stated, realised")
-    stated: list[Any] = []
-    fresh: list[np.ndarray] = []
-    for name, acceptance in TUNED.items():
-        scenario = Scenario.of(
-            profile=name, policy="continuous", acceptance=acceptance, num_speculative_tokens=max(LENGTHS),
-            max_num_seqs=max(CONCURRENCIES), input_len=256, output_len=64, seed=seed,
-        )  # fmt: skip
-        profile = load(name)
-        answer = tune(scenario, profile, lengths=LENGTHS, concurrencies=CONCURRENCIES)
-        grid = simulate_grid(truths_of(scenario, profile, count), CONCURRENCIES, LENGTHS, Runner())
-        lengths = [length_in(answer.k_table, point.concurrency) or PLAIN for point in answer.points]
-        chosen = np.array([grid.of(length)[index] for index, length in enumerate(lengths)])
-        lost = 100 * np.mean(1.0 - chosen / grid.values.max(axis=1))
-        intervals_of_points = np.array([point.interval for point in answer.points])[:, None, :]
-        stated.append(intervals_of_points)
-        fresh.append(chosen / grid.of(PLAIN))
-        held = 100 * coverage(intervals_of_points, fresh[-1])
-        print(f"{name}: {held:.0f} %; {100 * answer.expected_regret:.2f} %, {lost:.2f} %", flush=True)
-    pooled = 100 * coverage(np.concatenate(stated), np.concatenate(fresh))
-    print(f"pooled: {pooled:.1f} % of {sum(speedups.size for speedups in fresh)}")
-
-
 MeasuredTuning = tuple[str, Scenario, Mapping[tuple[int, int], float]]
 """Title and scenario of a drafter whose speed-ups were measured, and output tokens per second by concurrency and draft
 length, 0 = without a drafter."""
@@ -375,6 +314,8 @@ def a100_case(path: Path) -> MeasuredTuning:
 
 
 def accuracy_intervals(data: Path, draws: int = 20, workers: int = 2) -> None:
+    from pandas import DataFrame
+
     warnings.simplefilter("ignore")
     stated: list[tuple[float, float]] = []
     real: list[float] = []
@@ -403,24 +344,19 @@ def accuracy_intervals(data: Path, draws: int = 20, workers: int = 2) -> None:
                     low, high = length.interval
                     widths.append((high - low) / length.speedup)
                     speedups = f"{real[-1]:.3f}", f"{length.speedup:.3f}", f"{low:.3f} to {high:.3f}"
-                    rows.append([f"{point.concurrency}", f"{length.k}", *speedups])
+                    rows.append([point.concurrency, length.k, *speedups])
             print(f"\n{title}; {scenario.speculation.acceptance}; {answer.verdict}")
             print(f"regret against the best measured length: mean {fmean(lost):.2%}, worst {max(lost):.2%}\n")
-            print(markdown_table(["c", "K", "measured", "stated", "90 % interval"], rows, left=0))
+            print(markdown(DataFrame(rows, columns=["c", "K", "measured", "stated", "90 % interval"])), end="\n\n")
     held = f"{coverage(stated, real):.1%} of {len(real)} measured speed-ups within the 90 % interval"
     print(f"{held}; median width {median(widths):.1%} of it")
 
 
-def truths(what: Literal["capacity", "tune", "plan"], seed: int = 0, count: int = 20) -> None:
-    {"capacity": capacity_truths, "tune": tune_truths, "plan": plan_truths}[what](seed, count)
+def truths(what: Literal["capacity", "plan"], seed: int = 0, count: int = 20) -> None:
+    {"capacity": capacity_truths, "plan": plan_truths}[what](seed, count)
 
 
-def verdicts(
-    what: Literal["load", "coverage"], groups: int = 100, workers: int = 2, without_tails: bool = False
-) -> None:
+def verdicts(groups: int = 100, workers: int = 2, without_tails: bool = False) -> None:
     warnings.simplefilter("ignore")
-    if what == "load":
-        load_verdicts(groups)
-        return
     with TemporaryDirectory() as folder:
         intervals_of_means(groups, workers, Path(folder), has_tails=not without_tails)

@@ -1,4 +1,4 @@
-"""Tables of validation: rows of CSV in and out, Markdown, groups, errors in percent; profiles as their files have them.
+"""Tables of validation: rows of CSV in and out, groups, errors in percent; profiles as their files have them.
 
 Not here: what a table holds.
 """
@@ -6,7 +6,7 @@ Not here: what a table holds.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -39,18 +39,6 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) 
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)
-
-
-def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """The first `left` columns to the left, the others to the right."""
-    marks = [":--" if index < left else "--:" for index in range(len(headings))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (headings, marks, *rows)) + "\n"
-
-
-def plain_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Those `columns` of `rows`, for a terminal."""
-    texts = [["–" if row[name] is None else str(row[name]) for name in columns] for row in rows]
-    return markdown_table(columns, texts, left=len(columns)).rstrip()
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:

@@ -27,7 +27,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from validation.conformance.sglang import KINDS, PlannedStep, SglangCase, draw, first_difference, packed, simulated
-from validation.tables import plain_table
+from validation.page import markdown
 
 OWN = (
     "environ",
@@ -391,9 +391,10 @@ MAX_RECORDED, MAX_RECORDED_STEPS = 12, 400
 
 def main(wheel: Path, count: int = 100, record: Path | None = None) -> int:
     """The table of KINDS; 1 where a case differs. `record` takes the logs of the first short cases of each kind."""
+    from pandas import DataFrame
+
     if not (wheel / "sglang" / "srt").is_dir():
-        print(f"{wheel}: no unpacked wheel of SGLang there; want a folder that holds sglang/srt", file=sys.stderr)
-        return 2
+        raise ValueError(f"{wheel}: no unpacked wheel of SGLang there; want a folder that holds sglang/srt")
     driver, rows = SglangDriver(wheel), []
     logs: list[dict[str, Any]] = []
     for kind, given in KINDS.items():
@@ -412,7 +413,7 @@ def main(wheel: Path, count: int = 100, record: Path | None = None) -> int:
                 logs.append({"kind": kind, "seed": seed, "steps": packed(theirs)})
         rows.append([kind, str(count), str(num_steps), str(num_equal), ", ".join(differing[:5])])
     columns = ("kind", "cases", "steps", "equal", "first that differ, seed: step")
-    print(plain_table([dict(zip(columns, row, strict=True)) for row in rows], columns))
+    print(markdown(DataFrame(rows, columns=columns)))
     if record is not None:
         record.write_bytes(gzip.compress(json.dumps(logs, separators=(",", ":")).encode(), mtime=0))
     return int(any(row[2 + 1] != row[1] for row in rows))

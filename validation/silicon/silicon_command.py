@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from calibrate.importers.aiconfigurator.deployment import installed_tables
+from validation.page import markdown
 from validation.silicon import disaggregated
 from validation.silicon.judge import Refusal, classes_of, judge, kindest, rounded
 from validation.silicon.served_cells import cell_of, read_cells
-from validation.tables import csv_rows, plain_table
+from validation.tables import csv_rows
 
 COLUMNS = (
     "class", "cells", "refused", "tpot_mean_abs_pct", "tpot_mean_pct", "peer_tpot_mean_abs_pct", "ttft_mean_abs_pct",
@@ -42,6 +43,8 @@ def main(
     every: int = 1,
     mode: Literal["agg", "disagg"] = "agg",
 ) -> int:
+    from pandas import DataFrame
+
     warnings.simplefilter("ignore")
     installed_tables()
     rows = read_cells(cells, mode)
@@ -70,5 +73,5 @@ def main(
     classes = rounded(classes_of(judged, refusals), 2)
     result = {"classes": classes, "refusals": sorted(refusals), "cells": rounded(judged, 1, tpot_ms=3)}
     json.write_text(dumps(result, indent=1) + "\n")
-    print(plain_table(classes, COLUMNS))
+    print(markdown(DataFrame(classes, columns=COLUMNS)))
     return 0
