@@ -7,7 +7,6 @@ Not here: the report (validation.replays.replays_page), measuring (calibrate), r
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from pathlib import Path
@@ -44,31 +43,29 @@ FIRST_SEED = 81
 KEPT = ("mean_ttft_ms", "mean_e2el_ms", "p95_e2el_ms", "output_throughput")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("results/replay-accuracy"))
-    parser.add_argument("--report", type=Path, default=Path("docs/validation/cpu"))
-    parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--budget", type=float, default=120.0, metavar="SECONDS", help="of calibrate measure")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    for draw_number in range(1, given.draws + 1):
-        draw = given.out / f"draw-{draw_number}"
-        if (draw / "draw.json").exists():
-            if json.loads((draw / "draw.json").read_text()).get("seed") != FIRST_SEED + draw_number - 1:
-                parser.error(f"{draw} is of other seeds; remove it or choose another --out")
-            continue
-        draw.mkdir(exist_ok=True)
-        (draw / "draw.json").write_text(
-            json.dumps(run_draw(draw, given.budget, FIRST_SEED + draw_number - 1), indent=1)
-        )
-    draws = [json.loads((given.out / f"draw-{n}" / "draw.json").read_text()) for n in range(1, given.draws + 1)]
-    write_report(given.report, draws)
-    for n in range(1, given.draws + 1):
-        held = given.out / f"draw-{n}" / "predictions.json"
-        (given.report / f"predictions-{n}.json").write_text(held.read_text())
-    print(f"report in {given.report}")
-    return 0
+def main(
+    results: Path = Path("results/replay-accuracy"),
+    report: Path = Path("docs/validation/cpu"),
+    draws: int = 3,
+    budget: float = 120.0,
+) -> None:
+    """`results` keeps draws that are done; `budget` is of calibrate measure, seconds. Raises ValueError where a draw in
+    `results` is of other seeds."""
+    held = []
+    for place in range(1, draws + 1):
+        folder, seed = results / f"draw-{place}", FIRST_SEED + place - 1
+        kept = folder / "draw.json"
+        if not kept.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(run_draw(folder, budget, seed), indent=1))
+        held.append(json.loads(kept.read_text()))
+        if held[-1].get("seed") != seed:
+            raise ValueError(f"{folder} is of other seeds; remove it or choose another --results")
+    write_report(report, held)
+    for place in range(1, draws + 1):
+        predictions = (results / f"draw-{place}" / "predictions.json").read_text()
+        (report / f"predictions-{place}.json").write_text(predictions)
+    print(f"report in {report}")
 
 
 def run_draw(draw: Path, budget_s: float, seed: int) -> dict[str, Any]:
