@@ -2,7 +2,7 @@
 
 A quoted thing gives its model at any draft length k, and draws other ones that the quote allows just as well. What is
 measured at K is exact at K; beyond that a length or a list of rates says little by itself, so drafts that were measured
-at several k decide how wide the draws are (docs/adr/013-quoted-acceptance.md).
+at several k decide how wide the draws are (docs/adr/021-draws-and-tuning.md).
 Not here: the text forms (sim.acceptance.forms), conversions at one draft length (sim.acceptance.conversions).
 """
 
@@ -33,12 +33,12 @@ DRIFT_FALLING, DRIFT_RISING = 0.11, 0.03
 """Scales of the drift: how much the logarithm of the conditional rate changes from one position of a draft to the next.
 
 Falling: root mean square of the drifts that fit 19 measured drafts' lengths at k = 1..7 best; all of them fall. Rising
-is a choice: it leaves the iid rate within 5 to 95 % of the draws, at 79 %. Sources: docs/adr/013-quoted-acceptance.md.
+is a choice: it leaves the iid rate within 5 to 95 % of the draws, at 79 %. Sources: docs/adr/021-draws-and-tuning.md.
 """
 LIFT_LESS, LIFT_MORE = 0.03, 0.22
 """Scales of the lift: how much more of what drafts of K accept in their first k positions drafts of k accept there, per
 share of the accepted tokens that lies beyond k. Measured 0.04 to 0.39, root mean square 0.22, on five recordings of
-EAGLE-3 and DSpark drafts (ADR 013); less than none is not seen, and allowed for as the rising drift is.
+EAGLE-3 and DSpark drafts (ADR 021); less than none is not seen, and allowed for as the rising drift is.
 """
 _MAX_LIFT = 0.99
 """Largest lift: below 1 a longer draft never yields less than a shorter one."""

@@ -51,7 +51,7 @@ class WorkloadFlags(Struct, frozen=True, kw_only=True):
     dataset_name: Annotated[
         str | None,
         "fixed, sharegpt-long, azure-conv, azure-code, or a trace: trace-azure, mooncake, burstgpt, sharegpt, "
-        "guidellm, aiperf, inference-perf, vllm-bench, csv, jsonl (docs/traces.md).",
+        "guidellm, aiperf, inference-perf, vllm-bench, csv, jsonl (docs/guide.md).",
     ] = None
     dataset_path: Annotated[
         str | None, "File of a trace; columns of csv, jsonl: arrival_time, input_len, output_len and the like."

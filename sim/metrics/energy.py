@@ -2,7 +2,7 @@
 
 power = idle_w + (limit_w - idle_w) * u ** EXPONENT; u is FLOP/s over the data sheet's and bytes/s over the data sheet's
 together, of all works that are on the GPU at that time, 1 at most. The form, with FLOP/s alone, is that of Özcan et al.
-2025 (arXiv 2507.11417). How far it is off: docs/validation/power.md. Not here: watts of GPUs (sim.costs.datasheets).
+2025 (arXiv 2507.11417). How far it is off: docs/validation/kernels.md. Not here: watts of GPUs (sim.costs.datasheets).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sim.interface.work import Work
 from sim.metrics.stats import Floats
 
 EXPONENT = 0.70
-"""Fitted on Llama-2-70B on A100s (docs/validation/power.md)."""
+"""Fitted on Llama-2-70B on A100s (docs/validation/kernels.md)."""
 
 
 class UsesRoofs(CostModel, Protocol):

@@ -295,7 +295,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Runs of each policy, each with a child of the seed."""
     energy: bool = False
     """Runs also say power_w, the mean watts of a GPU with its idle time, and joules_per_output_token; null where the
-    power of that GPU is not known (docs/validation/power.md)."""
+    power of that GPU is not known (docs/validation/kernels.md)."""
 
     def __post_init__(self) -> None:
         if self.schema != SCENARIO_SCHEMA:

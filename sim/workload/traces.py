@@ -1,7 +1,7 @@
 """Recorded workloads from files: published traces, results of benchmarks, ShareGPT, and any CSV or JSON lines.
 
 `read_trace(name, source, num_prompts)` takes the first requests of a file; `source` is FILE, or FILE#key=value,.. where
-a format has something to say about it (docs/traces.md is the table of all):
+a format has something to say about it (docs/guide.md is the table of all):
 
     trace-azure, burstgpt                                 PUBLISHED
     mooncake                                              sim.workload.mooncake

@@ -37,7 +37,7 @@ PUBLISHED = {
     "MiniMax M3, EAGLE-3": (1.78, 2.38, 2.83, 3.11, 3.35, 3.45, 3.53),
     "Qwen 3.5, MTP": (1.93, 2.73, 3.39, 3.97, 4.41, 4.80, 5.04),
 }
-"""Acceptance lengths at k = 1..7, thinking on: InferenceX's golden values, SPEED-Bench coding (ADR 013)."""
+"""Acceptance lengths at k = 1..7, thinking on: InferenceX's golden values, SPEED-Bench coding (ADR 021)."""
 
 
 @st.composite
@@ -173,7 +173,7 @@ def test_rates_beyond_the_last_one_are_the_less_certain_the_farther() -> None:
 
 
 def test_shorter_drafts_may_yield_more_than_the_first_of_the_logged_rates_say() -> None:
-    """Recordings: 1 to 6 % more (ADR 013)."""
+    """Recordings: 1 to 6 % more (ADR 021)."""
     one, two, three = lengths_by_k(parse_quoted("vllm:.6,.376,.258"), (1, 2, 3), 500, np.random.default_rng(0))
     assert one.low < one.model == pytest.approx(1.6)
     assert 1.03 < one.high / one.model < 1.12
