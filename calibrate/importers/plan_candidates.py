@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ import msgspec
 
 from calibrate.catalogue.model_configs import with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, profile_name
-from sim.compare.pool import default_workers, given, started
+from sim.compare.pool import default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import UnknownProfile, load, save_profile
 from sim.costs.shapes import ModelShape
@@ -103,9 +103,9 @@ def imported(
             missing.append(index)
     if missing:
         on_done("importing tables", 0, len(missing))
-        question = {"tables": tables, "source": source, "gpu": gpu, "target": target, "draft": draft, "wanted": wanted}
-        with started(min(len(missing), default_workers()), question, is_apart=True) as pool:
-            for num, (index, profile) in enumerate(pool.run(_import, missing), start=1):
+        read = partial(_import, tables, source, gpu, target, draft, wanted)
+        with started(min(len(missing), default_workers()), is_apart=True) as pool:
+            for num, (index, profile) in enumerate(pool.run(read, missing), start=1):
                 on_done("importing tables", num, len(missing))
                 if isinstance(profile, str):
                     failed[index] = NotImported(wanted[index], profile)
@@ -117,13 +117,18 @@ def imported(
     return [by_index[index] for index in sorted(by_index)], [failed[index] for index in sorted(failed)]
 
 
-def _import(index: int) -> Profile | str:
+def _import(
+    tables: Path,
+    source: str,
+    gpu: str,
+    target: ModelShape,
+    draft: ModelShape | None,
+    wanted: Sequence[Deployment],
+    index: int,
+) -> Profile | str:
     """The profile, or why there is none; made in a worker."""
     try:
-        return import_deployment(
-            given("tables"), given("gpu"), given("target"), given("draft"), given("wanted")[index],
-            source=given("source"),
-        )  # fmt: skip
+        return import_deployment(tables, gpu, target, draft, wanted[index], source=source)
     except ValueError as error:
         return str(error)
 

@@ -81,7 +81,7 @@ def sweep_command(flags: SweepFlags) -> None:
         if flags.pool == "ray":
             from sim.studies.ray_pool import ray_workers
 
-            executor, workers = stack.enter_context(ray_workers(plan.profiles, workers))
+            executor, workers = stack.enter_context(ray_workers(workers))
         done = sweep(plan, store, workers=workers, executor=executor, retries_failed=flags.resume, on_done=on_step)
     if _written(flags.json, done):
         failed = f", {done.num_failed:,} failed (column `error`)" if done.num_failed else ""

@@ -1,10 +1,9 @@
 """Many tasks over several processes: fed as they are worked off, so that memory does not grow with their number.
 
-Workers are given once what many tasks share (`given`), and last as long as the outermost `lasting` block. They are
-forked where that is safe, which is where this process has one thread. Elsewhere they start afresh and are told the
-policies and acceptances registered here; one that was written in a script or notebook cannot be imported there, and
-then the tasks run in this process, with a note. Not here: what a task is (sim.compare.point_runs,
-sim.studies.store_rows).
+Workers last as long as the outermost `lasting` block. They are forked where that is safe, which is where this process
+has one thread. Elsewhere they start afresh and are told the policies and acceptances registered here; one that was
+written in a script or notebook cannot be imported there, and then the tasks run in this process, with a note. Not here:
+what a task is (sim.compare.point_runs, sim.studies.store_rows).
 
 What only processes need is imported where they start: it takes longer than a small run does.
 """
@@ -12,17 +11,16 @@ What only processes need is imported where they start: it takes longer than a sm
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from itertools import count, islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -44,11 +42,6 @@ OnDone = Callable[[str, int, int], None]
 ENDING_S = 0.5
 """Time for the threads of a pool to be gone, which takes far less."""
 
-_given: dict[str, Any] = {}
-"""Objects that the tasks of this process share, by name."""
-_given_number = 0
-"""Number of the `started` block whose tasks share that."""
-_numbers = count(1)
 _lasting: list[_Processes] | None = None
 """Processes of the outermost `lasting` block, one set at most; None outside."""
 
@@ -62,11 +55,6 @@ class WorkerDied(RuntimeError):
 
     def __str__(self) -> str:
         return "a worker process was killed, perhaps for lack of memory; fewer --workers need less"
-
-
-def given(name: str) -> Any:
-    """The object that the workers were given under `name`, wherever this task runs."""
-    return _given[name]
 
 
 def default_workers() -> int:
@@ -94,43 +82,35 @@ def lasting() -> Iterator[None]:
 
 @contextmanager
 def started(
-    workers: int,
-    given: Mapping[str, Any] | None = None,
-    *,
-    uses: Collection[str] = (),
-    executor: Executor | None = None,
-    is_apart: bool = False,
+    workers: int, *, uses: Collection[str] = (), executor: Executor | None = None, is_apart: bool = False
 ) -> Iterator[Pool]:
-    """Workers that are there when the block begins and gone when it ends, if it is not within a `lasting` one; they
-    find what is `given` by its name.
+    """Workers that are there when the block begins and gone when it ends, if it is not within a `lasting` one.
 
     `uses` names the policies and acceptances that tasks will ask for. One worker is this process, unless it is to be
-    `is_apart`, of processes that nobody shares. An `executor` stands in for the processes; it has been told itself what
-    is given. On an exception or interrupt, tasks that have not begun are dropped, and those under way ended with their
-    processes.
+    `is_apart`, of processes that nobody shares. An `executor` stands in for the processes. On an exception or
+    interrupt, tasks that have not begun are dropped, and those under way ended with their processes.
     """
     checked_count("workers", workers, 1)
-    shared = Shared(dict(given or {}))
     if executor is not None or (workers <= 1 and not is_apart):
-        yield Pool(executor=executor, shared=shared, workers=workers, is_told=True)
+        yield Pool(executor=executor, workers=workers)
         return
     kept = None if is_apart else _lasting
     if kept and (kept[0].is_broken or kept[0].workers < workers):
         kept.pop().end(is_failed=False)
     is_forking = kept[0].is_forking if kept else sys.platform == "linux" and _num_threads() == 1
-    homeless = None if is_forking else next((name for name, _ in _unimportable() if name in uses), None)
+    homeless = next((name for name, _ in _unimportable(is_forking=is_forking) if name in uses), None)
     if workers > 1 and homeless is not None:
         warnings.warn(
             f"in one process: {homeless} is written in a script, where other processes do not find it", stacklevel=3
         )
-        yield Pool(executor=None, shared=shared, workers=1, is_told=True)
+        yield Pool(executor=None, workers=1)
         return
-    processes = kept[0] if kept else _Processes(workers, shared, is_forking=is_forking)
+    processes = kept[0] if kept else _Processes(workers, is_forking=is_forking)
     if kept is not None and not kept:
         kept.append(processes)
     is_failed = True
     try:
-        yield Pool(executor=processes.executor, shared=shared, workers=workers)
+        yield Pool(executor=processes.executor, workers=workers, is_fresh=not is_forking)
         is_failed = False
     finally:
         if kept is None or is_failed:
@@ -142,7 +122,7 @@ def started(
 class _Processes:
     """Worker processes, from their start to their end."""
 
-    def __init__(self, workers: int, shared: Shared, *, is_forking: bool) -> None:
+    def __init__(self, workers: int, *, is_forking: bool) -> None:
         import multiprocessing
         from concurrent.futures import ProcessPoolExecutor
         from concurrent.futures.process import BrokenProcessPool
@@ -154,7 +134,7 @@ class _Processes:
             workers,
             mp_context=multiprocessing.get_context("fork" if is_forking else fresh),
             initializer=_start_worker,
-            initargs=(shared.values, [] if is_forking else registered(), shared.number),
+            initargs=([] if is_forking else registered(),),
         )
         with suppress(BrokenProcessPool), _without_main():
             self.executor.submit(os.getpid)
@@ -176,50 +156,36 @@ class _Processes:
         _await_threads(self._threads)
 
 
-@dataclass(frozen=True)
-class Shared:
-    """Objects that the tasks of a `started` block have in common, by name; workers know it by its number."""
-
-    values: dict[str, Any]
-    number: int = field(default_factory=lambda: next(_numbers))
-
-    @cached_property
-    def pickled(self) -> bytes:
-        return pickle.dumps(self.values)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """Workers that have started."""
 
     executor: Executor | None
     """None: this process."""
-    shared: Shared
     workers: int
-    is_told: bool = False
-    """Whoever runs tasks has what they share; else workers that lasted may have what others shared."""
+    is_fresh: bool = False
+    """Its processes begin as tasks come, and afresh."""
 
     def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
         """(task, what `function` gave) as each is done, in whatever order that is.
 
-        `function` is a module's, and finds in `given(name)` what is shared. An exception of a task is raised here, its
-        warnings are given here, and what it extrapolated is passed on here. Raises WorkerDied.
+        `function` is a module's, or a partial of one. An exception of a task is raised here, its warnings are given
+        here, and what it extrapolated is passed on here. Raises WorkerDied.
         """
         if self.executor is None:
             for task in tasks:
-                with _having(self.shared.values):
-                    result = function(task)
-                yield task, result
+                yield task, function(task)
             return
         from concurrent.futures import FIRST_COMPLETED, wait
         from concurrent.futures.process import BrokenProcessPool
 
         waiting = iter(tasks)
-        under_way: dict[Future[Heard[Result] | None], Task] = {}
+        under_way: dict[Future[Heard[Result]], Task] = {}
         while True:
             for task in islice(waiting, max(0, AHEAD * self.workers - len(under_way))):
                 try:
-                    under_way[self._submitted(function, task)] = task
+                    with _without_main() if self.is_fresh else nullcontext():
+                        under_way[self.executor.submit(_listen, function, task)] = task
                 except BrokenProcessPool:
                     raise WorkerDied([*under_way.values(), task]) from None
             if not under_way:
@@ -227,24 +193,12 @@ class Pool:
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                 try:
                     heard = future.result()
-                    if heard is None:
-                        again = self._submitted(function, under_way[future], self.shared.pickled)
-                        under_way[again] = under_way.pop(future)
-                        continue
                 except BrokenProcessPool:
                     raise WorkerDied(list(under_way.values())) from None
                 for category, text in heard.warnings:
                     warnings.warn(text, category, stacklevel=2)
                 pass_on(heard.extrapolation)
                 yield under_way.pop(future), heard.result
-
-    def _submitted(
-        self, function: Callable[[Task], Result], task: Task, pickled: bytes | None = None
-    ) -> Future[Heard[Result] | None]:
-        assert self.executor is not None
-        number = 0 if self.is_told else self.shared.number
-        with _without_main():
-            return self.executor.submit(_listen, function, task, number, pickled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,27 +210,21 @@ class Runner:
     on_done: OnDone = lambda stage, done, total: None
 
     def run(
-        self,
-        function: Callable[[Task], Result],
-        tasks: Sequence[Task],
-        stage: str,
-        uses: Collection[str],
-        **shared: Any,
+        self, function: Callable[[Task], Result], tasks: Sequence[Task], stage: str, uses: Collection[str]
     ) -> list[Result]:
-        """Results of `function`, a module's, for each of `tasks` [tasks], in their order; it finds what is `shared` by
-        `given`. Raises as Pool.run does."""
+        """Results of `function` for each of `tasks` [tasks], in their order. Raises as Pool.run does."""
         self.on_done(stage, 0, len(tasks))
         count = max(1, min(len(tasks), default_workers() if self.workers is None else self.workers))
         done: dict[int, Result] = {}
-        with started(count, shared | {"function": function, "tasks": tasks}, uses=uses) as pool:
-            for index, result in pool.run(_run_one, range(len(tasks))):
+        with started(count, uses=uses) as pool:
+            for (index, _), result in pool.run(partial(_numbered, function), enumerate(tasks)):
                 done[index] = result
                 self.on_done(stage, len(done), len(tasks))
         return [done[index] for index in range(len(tasks))]
 
 
-def _run_one(index: int) -> Any:
-    return given("function")(given("tasks")[index])
+def _numbered(function: Callable[[Task], Result], task: tuple[int, Task]) -> Result:
+    return function(task[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,12 +236,7 @@ class Heard(Generic[Result]):
     extrapolation: Extrapolation
 
 
-def _listen(function: Callable[[Task], Result], task: Task, number: int, pickled: bytes | None) -> Heard[Result] | None:
-    """None where this worker has not got what the tasks of block `number` share, and it does not come along."""
-    if number not in (0, _given_number):
-        if pickled is None:
-            return None
-        prepare(pickle.loads(pickled), [], number)
+def _listen(function: Callable[[Task], Result], task: Task) -> Heard[Result]:
     with warnings.catch_warnings(record=True) as heard, collecting() as extrapolation:
         warnings.simplefilter("default")
         result = function(task)
@@ -306,7 +249,7 @@ Call = Callable[[], object]
 
 def registered() -> list[Call]:
     """The calls that make what is registered here known elsewhere, as far as it can be imported there."""
-    homeless = {id(build) for _, build in _unimportable()}
+    homeless = {id(build) for _, build in _unimportable(is_forking=False)}
     calls: list[Call] = [
         partial(registry.register, policy) for policy in registry.registered() if id(policy.build) not in homeless
     ]
@@ -315,41 +258,37 @@ def registered() -> list[Call]:
     ]
 
 
-def _unimportable() -> list[tuple[str, Build | forms.Build]]:
-    """Registered policies and forms, by name, that are written in a script, a notebook or inside a function."""
-    named: list[tuple[str, Build | forms.Build]] = [(policy.name, policy.build) for policy in registry.registered()]
-    named += [(name, build) for name, build, _ in forms.registered()]
-    return [(name, build) for name, build in named if not _can_be_imported(build)]
+def _unimportable(*, is_forking: bool) -> list[tuple[str, Build | forms.Build]]:
+    """Registered policies and forms, by name, that are written in a script, a notebook or inside a function; a copy of
+    this process knows scripts, and policies by their names."""
+    named: list[tuple[str, Build | forms.Build]] = [(name, build) for name, build, _ in forms.registered()]
+    if not is_forking:
+        named += [(policy.name, policy.build) for policy in registry.registered()]
+    return [(name, build) for name, build in named if not _can_be_imported(build, with_scripts=is_forking)]
 
 
-def _can_be_imported(build: Build | forms.Build) -> bool:
+def _can_be_imported(build: Build | forms.Build, *, with_scripts: bool) -> bool:
     module = sys.modules.get(build.__module__)
     is_there = getattr(module, build.__qualname__, None) is build
-    return is_there and build.__module__ != "__main__" and getattr(module, "__file__", None) is not None
+    is_script = build.__module__ == "__main__" or getattr(module, "__file__", None) is None
+    return is_there and (with_scripts or not is_script)
 
 
-def _start_worker(shared: Mapping[str, Any], calls: list[Call], block: int) -> None:
-    """Make this process a worker that ends with its parent, however that ends."""
+def _start_worker(calls: list[Call]) -> None:
+    """Make this process a worker that ends with its parent, however that ends, and have what is registered there."""
+    global _lasting
     import multiprocessing
 
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if number := getattr(signal, name, None):
             signal.signal(number, signal.SIG_DFL)
-    prepare(shared, calls, block)
+    for register in calls:
+        register()
+    # A copy of a process has no processes.
+    _lasting = None
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def prepare(shared: Mapping[str, Any], calls: list[Call], number: int = 0) -> None:
-    """Have what is registered in this process, and what tasks of block `number` share."""
-    global _given_number, _lasting
-    for register in calls:
-        register()
-    _given.clear()
-    _given.update(shared)
-    # A copy of a process has no processes.
-    _given_number, _lasting = number, None
 
 
 def _end_with(sentinel: int) -> None:
@@ -385,16 +324,3 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-@contextmanager
-def _having(shared: dict[str, Any]) -> Iterator[None]:
-    """This process as the worker; what an outer one was given comes back."""
-    before = dict(_given)
-    _given.clear()
-    _given.update(shared)
-    try:
-        yield
-    finally:
-        _given.clear()
-        _given.update(before)

@@ -15,6 +15,7 @@ import msgspec
 from sim.acceptance.models import MAX_DRAFT_TOKENS
 from sim.compare import side_by_side as experiment
 from sim.compare.point_runs import Point, run_point
+from sim.compare.pool import default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.interface.request import Request
@@ -32,7 +33,7 @@ from sim.run.simulate import simulate_in_simpy as in_simpy
 from sim.studies.cost_draws import DEFAULT_DRAWS, over_draws
 from sim.studies.grid import Grid
 from sim.studies.store import Store, is_store
-from sim.studies.sweep import SweepPlan, ready, rows_of
+from sim.studies.sweep import SweepPlan, rows_of
 from sim.studies.sweep import sweep as run_sweep
 from sim.studies.tune import Tuning
 from sim.studies.tune import tune as run_tuning
@@ -294,7 +295,7 @@ def sweep(
         keys = plan.keys()
         frame = store_frame(Path(out))
         return frame[frame["key"].isin(keys)].reset_index(drop=True)
-    with ready(workers, plan) as pool:
+    with started(workers or default_workers(), uses=plan.uses) as pool:
         rows = [row for job_rows in rows_of(plan, plan.jobs(frozenset()), pool) for row in job_rows]
     return frame_of(rows, plan.grid.keys)
 

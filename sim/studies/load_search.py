@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from math import ceil, exp, inf, isinf, log, sqrt
 from statistics import stdev
 from typing import NamedTuple
@@ -18,7 +19,7 @@ import msgspec
 
 from sim.compare.capacity import Saturation
 from sim.compare.point_runs import Point, run_point, run_points
-from sim.compare.pool import Runner, given
+from sim.compare.pool import Runner
 from sim.compare.verdict import Interval
 from sim.draws import child_seed
 from sim.engine.fleet import Routing
@@ -183,15 +184,18 @@ class LoadSearch:
         """`load`, rounded down where it is a number of requests."""
         return float(int(load)) if self.is_concurrency else load
 
-    def under(self, draw: Resolved) -> LoadSearch:
-        """The same question where costs and acceptance are those of `draw`."""
-        return LoadSearch(
+    def highest_under(self, draw: Resolved, seed: int, first: float) -> float:
+        """The highest load where costs and acceptance are those of `draw`, looked for about `first`, where it was as
+        given, times what the draw does to the saturated throughput."""
+        search = LoadSearch(
             draw,
             self.share,
             is_concurrency=self.is_concurrency,
             closeness=BISECTED_IN_DRAW,
             is_brief=self.is_brief,
         )
+        near = first if self.is_concurrency else first * search.saturated_per_s / self.saturated_per_s
+        return search.own_highest(seed, near if 0.0 < near < inf else None)
 
     def own_loads(self, runner: Runner) -> OwnLoads:
         """Loads of pilots, and of as many fresh replications as a narrow interval takes."""
@@ -217,7 +221,7 @@ class LoadSearch:
     def _replications(self, key: int, count: int, near: float | None, runner: Runner) -> OwnLoads:
         seeds = [child_seed(self.scenario.seed, key, index) for index in range(count)]
         stage = f"{self.policy}: {'pilots' if key == PILOT_KEY else 'replications'}"
-        loads = runner.run(_own_highest, seeds, stage, self.resolved.plugins, search=self, near=near)
+        loads = runner.run(partial(self.own_highest, near=near), seeds, stage, self.resolved.plugins)
         return OwnLoads(Limit.SLO, loads, seeds)
 
     def loads_under(
@@ -226,28 +230,11 @@ class LoadSearch:
         """[draws] the highest load of each: that as given, which is `load` over all replications, times what the draw
         makes of the first replication's."""
         first = by_replication.loads[0]
-        stage, uses = f"{self.policy}: draws", self.resolved.plugins
-        loads = runner.run(
-            _own_highest_under, draws, stage, uses, search=self, seed=by_replication.seeds[0], first=first
-        )
+        highest = partial(self.highest_under, seed=by_replication.seeds[0], first=first)
+        loads = runner.run(highest, draws, f"{self.policy}: draws", self.resolved.plugins)
         if load is None or first == 0.0 or isinf(first):
             return loads
         return [load * value / first for value in loads]
-
-
-def _own_highest(seed: int) -> float:
-    """A replication's highest load, searched in a worker."""
-    search: LoadSearch = given("search")
-    return search.own_highest(seed, given("near"))
-
-
-def _own_highest_under(draw: Resolved) -> float:
-    """The highest load under a draw, searched in a worker where it was as given, times what the draw does to
-    the saturated throughput."""
-    as_given: LoadSearch = given("search")
-    search, first = as_given.under(draw), given("first")
-    near = first if as_given.is_concurrency else first * search.saturated_per_s / as_given.saturated_per_s
-    return search.own_highest(given("seed"), near if 0.0 < near < inf else None)
 
 
 def with_length(resolved: Resolved, auto: int) -> Resolved:

@@ -1,53 +1,52 @@
 """A sweep's jobs on the workers of a Ray cluster: the extra `ray`. Not here: processes of this machine
 (sim.compare.pool).
 
-Workers must be able to import lanesim and what registers further policies. Profiles go into the object store once.
+Workers must be able to import lanesim and what registers further policies.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
-from sim.compare.pool import Call, default_workers, prepare, registered
-from sim.costs.profile import Profile
-from sim.studies.store_rows import PROFILES
+from sim.compare.pool import Call, default_workers, registered
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
-_prepared: list[str] = []
-"""Token of what this worker was prepared for last."""
 
 
 class RayExecutor(Executor):
     """Hands calls to Ray tasks."""
 
-    def __init__(self, ray: ModuleType, shared: Mapping[str, Any]) -> None:
-        self._token = os.urandom(8).hex()
-        self._shared = ray.put((dict(shared), registered()))
+    def __init__(self, ray: ModuleType) -> None:
+        self._registered = ray.put((os.urandom(8), registered()))
         self._call = ray.remote(num_cpus=1)(_call)
 
     def submit(self, function: Callable[P, Result], /, *args: P.args, **kwargs: P.kwargs) -> Future[Result]:
-        future: Future[Result] = self._call.remote(
-            self._token, self._shared, partial(function, *args, **kwargs)
-        ).future()
+        future: Future[Result] = self._call.remote(self._registered, partial(function, *args, **kwargs)).future()
         return future
 
 
-def _call(token: str, shared: tuple[Mapping[str, Any], list[Call]], task: Callable[[], Result]) -> Result:
-    if _prepared != [token]:
-        prepare(*shared)
-        _prepared[:] = [token]
+_known: set[bytes] = set()
+"""Tokens of executors whose policies and acceptances this worker has."""
+
+
+def _call(calls: tuple[bytes, list[Call]], task: Callable[[], Result]) -> Result:
+    token, registering = calls
+    if token not in _known:
+        for register in registering:
+            register()
+        _known.add(token)
     return task()
 
 
 @contextmanager
-def ray_workers(profiles: Mapping[str, Profile], workers: int | None = None) -> Iterator[tuple[Executor, int]]:
+def ray_workers(workers: int | None = None) -> Iterator[tuple[Executor, int]]:
     """An executor over a Ray cluster, and how many calls it works off at once.
 
     The cluster that `RAY_ADDRESS` or this machine has, else one that is started here with `workers` CPUs and stopped
@@ -75,7 +74,7 @@ def ray_workers(profiles: Mapping[str, Profile], workers: int | None = None) -> 
             raise ValueError(f"--pool ray: no cluster can be reached: {error}") from None
     try:
         count = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        yield RayExecutor(ray, {PROFILES: dict(profiles)}), count
+        yield RayExecutor(ray), count
     finally:
         if is_ours:
             ray.shutdown()

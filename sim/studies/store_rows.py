@@ -22,7 +22,6 @@ import msgspec
 
 from sim.compare.capacity import Saturation, load_after
 from sim.compare.point_runs import Point, run_point
-from sim.compare.pool import given
 from sim.compare.run_length import Length, choose_run_length, settled, transient_note
 from sim.compare.side_by_side import PAIRED_METRICS, is_bracketed
 from sim.costs.extrapolation import collecting
@@ -41,8 +40,6 @@ from sim.run.scenario import Scenario
 Row = dict[str, bool | str | int | float | None]
 SCENARIO = "scenario."
 """Begins the columns that hold the resolved scenario."""
-PROFILES = "profiles"
-"""Key of what workers are given: profiles by the name that scenarios have for them."""
 MODEL_ROOMS = (
     "interface", "acceptance", "workload", "costs", "devices", "hosts", "engine", "policies", "metrics", "run",
     "compare",
@@ -59,6 +56,7 @@ class PointJob:
     """Replications of one scenario with one policy that are to be run in one worker."""
 
     scenario: Scenario
+    profile: Profile
     profile_hash: str
     replications: tuple[int, ...]
 
@@ -196,8 +194,7 @@ def _flat(block: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Js
 
 
 def _rows(job: PointJob) -> Iterator[Row]:
-    scenario = job.scenario
-    profile: Profile = given(PROFILES)[scenario.profile]
+    scenario, profile = job.scenario, job.profile
     (resolved,) = resolve_all(scenario, profile)
     saturation = _saturation(job, resolved)
     length = choose_run_length([resolved], [saturation])

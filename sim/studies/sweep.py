@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import inf
@@ -28,7 +27,7 @@ from sim.run.resolve import with_keys
 from sim.run.scenario import Scenario
 from sim.studies.grid import Grid
 from sim.studies.store import Store
-from sim.studies.store_rows import PROFILES, PointJob, Row, failed_row, profile_hash, row_key, run_job, run_jobs
+from sim.studies.store_rows import PointJob, Row, failed_row, profile_hash, row_key, run_job, run_jobs
 
 ASKED_ABOVE = 1_000_000
 """Runs above which a sweep wants to be told twice: about ten hours on two cores."""
@@ -99,12 +98,13 @@ class SweepPlan:
                 r for r in range(scenario.replications) if not known or row_key(scenario, r, profile_hash) not in known
             )
             if missing:
-                yield PointJob(scenario=scenario, profile_hash=profile_hash, replications=missing)
+                yield self.job(scenario, missing)
 
-    def job(self, scenario: Scenario, replications: int) -> PointJob:
-        """The first replications of one scenario, whether they are missing or not."""
+    def job(self, scenario: Scenario, replications: tuple[int, ...]) -> PointJob:
+        """Some replications of one scenario."""
+        name = scenario.profile
         return PointJob(
-            scenario=scenario, profile_hash=self.hashes[scenario.profile], replications=tuple(range(replications))
+            scenario=scenario, profile=self.profiles[name], profile_hash=self.hashes[name], replications=replications
         )
 
     @property
@@ -151,7 +151,8 @@ def sweep(
     failed = done = 0
     waiting: list[Row] = []
     written_s = -inf
-    with ready(workers, plan, executor) as pool:
+    count = default_workers() if workers is None else workers
+    with started(count, uses=plan.uses, executor=executor) as pool:
         known = store.keys(with_failed=not retries_failed)
         missing = plan.num_missing(known)
         on_done("simulating", 0, missing)
@@ -171,14 +172,6 @@ def sweep(
     return Swept(num_runs=num_runs, num_known=num_runs - missing, num_failed=failed)
 
 
-@contextmanager
-def ready(workers: int | None, plan: SweepPlan, executor: Executor | None = None) -> Iterator[Pool]:
-    """Workers that have the profiles of a plan: processes of this machine, or those of `executor`."""
-    count = default_workers() if workers is None else workers
-    with started(count, {PROFILES: plan.profiles}, uses=plan.uses, executor=executor) as pool:
-        yield pool
-
-
 def rows_of(plan: SweepPlan, jobs: Iterable[PointJob], pool: Pool) -> Iterator[list[Row]]:
     """The rows of each job as it is done; a job that kills its worker gives rows that say so."""
     waiting = together(jobs)
@@ -187,8 +180,8 @@ def rows_of(plan: SweepPlan, jobs: Iterable[PointJob], pool: Pool) -> Iterator[l
             yield from rows
     except WorkerDied as death:
         for job in chain.from_iterable(death.tasks):
-            yield from _alone(plan, job)
-        with ready(pool.workers, plan) as fresh:
+            yield from _alone(job)
+        with started(pool.workers, uses=plan.uses) as fresh:
             yield from rows_of(plan, chain.from_iterable(waiting), fresh)
 
 
@@ -227,10 +220,10 @@ def _requests(job: PointJob) -> int:
     return max(1, count) if isinstance(count, int) else LONG_RUN
 
 
-def _alone(plan: SweepPlan, job: PointJob) -> Iterator[list[Row]]:
+def _alone(job: PointJob) -> Iterator[list[Row]]:
     """A job in a separate process."""
     try:
-        with started(1, {PROFILES: plan.profiles}, is_apart=True) as pool:
+        with started(1, is_apart=True) as pool:
             for _, rows in pool.run(run_job, [job]):
                 yield rows
     except WorkerDied:
@@ -258,8 +251,8 @@ def estimate(plan: SweepPlan, known: AbstractSet[str], *, workers: int | None = 
     sampled = sorted({(2 * sample + 1) * total // (2 * SAMPLE_JOBS) for sample in range(SAMPLE_JOBS)})
     num_sampled = num_failed = 0
     started_s = time.perf_counter()
-    with started(1, {PROFILES: plan.profiles}) as pool:
-        for rows in rows_of(plan, (plan.job(plan.grid.scenario_at(index), 1) for index in sampled), pool):
+    with started(1) as pool:
+        for rows in rows_of(plan, (plan.job(plan.grid.scenario_at(index), (0,)) for index in sampled), pool):
             num_sampled += len(rows)
             num_failed += sum(row["error"] is not None for row in rows)
             if time.perf_counter() - started_s > SAMPLE_S:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sim.cli.console import progress, write_json
-from sim.compare.pool import Runner, given
+from sim.compare.pool import Runner
 from sim.files.json_values import Json
 from sim.report.tables import print_table
 from validation.claims.ledger import ClaimRow, ClaimVerdict, section, sections
@@ -113,10 +114,9 @@ def figure(value: float) -> str:
 LONGEST_FIRST = "AGBCDEFH"
 
 
-def _judge(part: str) -> list[ClaimRow]:
+def _judge(draws: int, part: str) -> list[ClaimRow]:
     """Rows of the claims whose ids begin with `part`, made in a worker."""
     claims = [claim for claim in section(part[0]).claims if claim.id.startswith(part)]
-    draws = given("draws")
     return [claim.row(MEASURES[claim.measure](claim, draws) if claim.measure else None) for claim in claims]
 
 
@@ -129,5 +129,5 @@ def judge_all(
     """
     order = [claim.id for name in names for claim in section(name).claims]
     parts = [part for name in sorted(names, key=LONGEST_FIRST.index) for part in section(name).parts or [f"{name}."]]
-    judged = Runner(workers, on_done).run(_judge, parts, "judging", (), draws=draws)
+    judged = Runner(workers, on_done).run(partial(_judge, draws), parts, "judging", ())
     return sorted(chain.from_iterable(judged), key=lambda row: order.index(row.id))

@@ -7,13 +7,14 @@ with ever more requests in flight until goodput falls. Not here: draws, replicas
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import ceil
 from typing import NamedTuple
 
 import msgspec
 
 from sim.compare.point_runs import Point, run_point
-from sim.compare.pool import OnDone, Runner, given
+from sim.compare.pool import OnDone, Runner
 from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.summary import Run, number
@@ -154,16 +155,16 @@ def _climb(settings: Sequence[_Setting], share: float, runner: Runner) -> None:
     """Run every setting."""
     if not settings:
         return
-    climbed = runner.run(_climbed, settings, "first pass", settings[0].resolved.plugins, share=share)
+    climbed = runner.run(partial(_climbed, share), settings, "first pass", settings[0].resolved.plugins)
     for setting, (alone, goodput) in zip(settings, climbed, strict=True):
         setting.alone, setting.goodput = alone, goodput
 
 
-def _climbed(setting: _Setting) -> tuple[Run, dict[int, float]]:
+def _climbed(share: float, setting: _Setting) -> tuple[Run, dict[int, float]]:
     """One request alone, and if that meets the SLOs the goodput by requests in flight, until it falls; run in a
     worker."""
     alone = run_point(setting.point(1)).run
-    if joint_share(alone) < given("share"):
+    if joint_share(alone) < share:
         return alone, {}
     goodput = {1: number(alone, "request_goodput") or 0.0}
     for count in setting.concurrencies[1:]:

@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
-from sim.compare.pool import WorkerDied, given, lasting, started
+from sim.compare.pool import WorkerDied, lasting, started
 
 PROGRAM = """
 import multiprocessing, os
@@ -29,9 +30,9 @@ def test_workers_are_forked_right_after_other_workers_have_ended() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def scaled(value: int) -> tuple[int, int]:
-    """In a worker: which it is, and the value times what is given."""
-    return os.getpid(), given("factor") * value
+def scaled(factor: int, value: int) -> tuple[int, int]:
+    """In a worker: which it is, and the product."""
+    return os.getpid(), factor * value
 
 
 def died(value: int) -> None:
@@ -44,13 +45,13 @@ def refused(value: int) -> None:
 
 def ran(factor: int, workers: int = 2) -> set[int]:
     """The processes that multiplied twenty numbers by `factor`."""
-    with started(workers, {"factor": factor}) as pool:
-        found = dict(pool.run(scaled, range(20)))
+    with started(workers) as pool:
+        found = dict(pool.run(partial(scaled, factor), range(20)))
     assert {value: product for value, (_, product) in found.items()} == {value: factor * value for value in range(20)}
     return {process for process, _ in found.values()}
 
 
-def test_blocks_within_a_lasting_one_share_processes_and_have_their_own_givens() -> None:
+def test_blocks_within_a_lasting_one_share_processes() -> None:
     with lasting():
         with lasting():
             processes = ran(1)
