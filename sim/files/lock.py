@@ -11,16 +11,15 @@ Not here: writing (sim.files.write).
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
 SHIPPED = Path(__file__).resolve().parent.parent
 """The installed package with its profiles, engines and evidence: no output goes there."""
 LOCK = "lanesim.lock"
 """Ending of the name of a lock's file: nobody else's has it, so none of a user's is emptied and taken away."""
-_HELD: set[Path] = set()
-"""Paths that this process has locked: a writer inside a command must not wait for the command."""
 
 
 @contextmanager
@@ -48,34 +47,38 @@ def destinations(
     read = [Path(path) for path in inputs if path not in (None, "")]
     wanted = [(flag, path, True) for flag, path in folders.items() if path is not None]
     wanted += [(flag, Path(path), False) for flag, path in files.items() if path is not None and str(path) != "-"]
+    taken: dict[Path, str] = {}
+
+    def checked(flag: str, path: Path, problems: Callable[[Path], Iterable[str]]) -> Path:
+        """The real path. Raises ValueError for the first of its problems."""
+        target = _resolved(flag, path)
+        for problem in chain(_shipped(target), problems(target)):
+            raise ValueError(f"{flag} {str(path)!r} {problem}")
+        return target
+
+    def taken_by(target: Path) -> list[str]:
+        return [f"is where {taken[target]} goes, too; choose another"] if target in taken else []
+
     with ExitStack() as stack:
-        taken: dict[Path, str] = {}
         for flag, path, is_folder in wanted:
-            target = _resolved(flag, path)
-            if target in taken:
-                raise ValueError(f"{flag} {str(path)!r} is where {taken[target]} goes, too; choose another")
-            taken[target] = flag
-            _check_not_shipped(flag, path, target)
-            _check_not_read(flag, path, target, read, is_folder)
-            if not is_folder and target.parent in taken and target.name in own_names:
-                raise ValueError(
-                    f"{flag} {str(path)!r} is a file that {taken[target.parent]} has already; choose another"
-                )
-            (_check_folder if is_folder else _check_file)(flag, path, target)
-            if not overwrite:
-                _check_absent(flag, path, target, is_folder)
+
+            def problems(target: Path, is_folder: bool = is_folder) -> Iterator[str]:
+                yield from taken_by(target)
+                yield from _read_too(target, read, is_folder)
+                if not is_folder and target.parent in taken and target.name in own_names:
+                    yield f"is a file that {taken[target.parent]} has already; choose another"
+                yield from _no_folder(target) if is_folder else _no_file(target)
+                yield from () if overwrite else _replaced(target, is_folder)
+
+            taken[checked(flag, path, problems)] = flag
         for flag, path, is_folder in wanted:
             if is_folder or not _is_stream(path):
                 stack.enter_context(locked(path, f"{flag} {str(path)!r}"))
         for flag, folder in added_to.items():
             if folder is not None:
-                if (target := _resolved(flag, folder)) in taken:
-                    raise ValueError(f"{flag} {str(folder)!r} is where {taken[target]} goes, too; choose another")
-                _check_not_shipped(flag, folder, target)
+                checked(flag, folder, taken_by)
                 for path in adds.get(flag, ()):
-                    _check_not_shipped(flag, path, _resolved(flag, path))
-                    if not overwrite:
-                        _check_absent(flag, path, _resolved(flag, path), is_folder=False)
+                    checked(flag, path, lambda target: () if overwrite else _replaced(target, is_folder=False))
                 stack.callback(_leave_no_empty, _made(flag, folder))
         yield
 
@@ -91,39 +94,34 @@ def check_destinations(
 
 @contextmanager
 def locked(path: Path, what: str | None = None) -> Iterator[None]:
-    """Keep other processes from writing to `path` meanwhile; within a block that has it already, nothing happens.
+    """Keep other processes from writing to `path` meanwhile; a block within one that has it has it, too.
 
     Makes the folders above it. Raises ValueError, at once, if another process holds it or nothing can be made there.
     """
-    target = _resolved("destination", path)
-    if target in _HELD:
-        yield
-        return
     from filelock import FileLock, Timeout
 
-    what = what or repr(str(path))
-    file = target.with_name(f".{target.name}.{LOCK}")
+    target, what = _resolved("destination", path), what or repr(str(path))
+    lock = FileLock(target.with_name(f".{target.name}.{LOCK}"), timeout=0.0, is_singleton=True, thread_local=False)
     new = _absent(target.parent)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        held = FileLock(file).acquire(timeout=0.0)
+        lock.acquire()
     except Timeout:
-        if not file.exists():
+        if not os.path.exists(lock.lock_file):
             raise ValueError(f"{what} cannot be written: no file can be made in {str(target.parent)!r}") from None
         raise ValueError(f"{what} is being written by another process; wait for it, or choose another") from None
     except OSError as error:
         _leave_no_empty(new)
         raise ValueError(f"{what} cannot be written: {error.strerror or error}") from None
-    with held:
-        _HELD.add(target)
-        try:
-            yield
-        finally:
-            _HELD.discard(target)
+    try:
+        yield
+    finally:
+        if lock.lock_counter == 1:
             # Whoever opened this file before has to look again: the lock of a file that is gone counts for nothing.
             with suppress(OSError):
-                file.unlink()
-            _leave_no_empty(new)
+                os.unlink(lock.lock_file)
+        lock.release()
+        _leave_no_empty(new)
 
 
 def _made(flag: str, folder: Path) -> list[Path]:
@@ -161,50 +159,47 @@ def _resolved(flag: str, path: Path) -> Path:
         raise ValueError(f"{flag} {str(path)!r} cannot be written: {error}") from None
 
 
-def _check_not_read(flag: str, path: Path, target: Path, inputs: list[Path], is_folder: bool) -> None:
+def _read_too(target: Path, inputs: list[Path], is_folder: bool) -> Iterator[str]:
     is_there = os.path.exists(target)
     for each in inputs:
         try:
             real = each.resolve(strict=True)
             is_same = real == target or (is_there and os.path.samefile(real, target))
-            is_within = is_there and real in target.parents and not is_folder
         except (OSError, RuntimeError, ValueError):
             continue  # No file: a name, or something that its reader will refuse.
-        if is_within:
-            raise ValueError(f"{flag} {str(path)!r} is in {str(each)!r}, which is read; choose another")
+        if is_there and real in target.parents and not is_folder:
+            yield f"is in {str(each)!r}, which is read; choose another"
         if is_same:
-            raise ValueError(f"{flag} {str(path)!r} is read, too, and would be written over; choose another")
+            yield "is read, too, and would be written over; choose another"
         if is_folder and target in real.parents:
-            raise ValueError(f"{flag} {str(path)!r} holds {str(each)!r}, which is read; choose another")
+            yield f"holds {str(each)!r}, which is read; choose another"
 
 
-def _check_not_shipped(flag: str, path: Path, target: Path) -> None:
+def _shipped(target: Path) -> Iterator[str]:
     if SHIPPED in (target, *target.parents):
-        raise ValueError(
-            f"{flag} {str(path)!r} is in the installed package, which nothing is written to; choose another"
-        )
+        yield "is in the installed package, which nothing is written to; choose another"
 
 
-def _check_absent(flag: str, path: Path, target: Path, is_folder: bool) -> None:
-    """Raise ValueError where something is there that would be replaced: no device, pipe or empty folder is."""
+def _replaced(target: Path, is_folder: bool) -> Iterator[str]:
+    """Something is there that would be replaced: no device, pipe or empty folder is."""
     if is_folder and os.path.isdir(target) and os.listdir(target):
-        raise ValueError(f"{flag} {str(path)!r} is not empty; choose another or add --overwrite")
+        yield "is not empty; choose another or add --overwrite"
     if not is_folder and os.path.isfile(target):
-        raise ValueError(f"{flag} {str(path)!r} exists; choose another or add --overwrite")
+        yield "exists; choose another or add --overwrite"
 
 
-def _check_file(flag: str, path: Path, target: Path) -> None:
+def _no_file(target: Path) -> Iterator[str]:
     if os.path.isdir(target):
-        raise ValueError(f"{flag} {str(path)!r} is a directory; want a file")
+        yield "is a directory; want a file"
 
 
-def _check_folder(flag: str, path: Path, target: Path) -> None:
+def _no_folder(target: Path) -> Iterator[str]:
     if os.path.exists(target) and not os.path.isdir(target):
-        raise ValueError(f"{flag} {str(path)!r} is a file; want a directory")
+        yield "is a file; want a directory"
     if target == Path.cwd() or target in Path.cwd().parents:
-        raise ValueError(f"{flag} {str(path)!r} is the directory that this runs in; name one inside it")
+        yield "is the directory that this runs in; name one inside it"
     if os.path.ismount(target):
-        raise ValueError(f"{flag} {str(path)!r} is a mount point, which cannot be replaced whole; name one inside it")
+        yield "is a mount point, which cannot be replaced whole; name one inside it"
 
 
 def _is_stream(path: Path) -> bool:
