@@ -18,16 +18,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from sim.files.json_values import Json
 from sim.names import unknown
 from sim.plugins import shown
-from sim.run.scenario import Scenario, field_types, is_block, parse_scenario
+from sim.run.scenario import Scenario, parse_scenario
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.workload.generate import Workload
 
@@ -85,15 +86,11 @@ class Grid:
             scenario = read_scenario(folder / scenario)
         if not isinstance(scenario, Mapping):
             raise ValueError("scenario: want a block of keys, or the path of a scenario file")
-        source = dict(raw) | {"scenario": dict(scenario)}
-        scenario = copy.deepcopy(dict(scenario))
-        if "replications" in raw:
-            if "replications" in scenario:
-                raise ValueError("replications: given twice, in the scenario and beside it")
-            scenario["replications"] = raw["replications"]
-        grid = cls(
-            source=source, raw=scenario, axes=tuple(_axes(raw.get("grid") or {}, raw.get("zip") or [], scenario))
-        )
+        given = {"replications": raw["replications"]} if "replications" in raw else {}
+        if not given.keys().isdisjoint(scenario):
+            raise ValueError("replications: given twice, in the scenario and beside it")
+        axes = _axes(raw.get("grid") or {}, raw.get("zip") or [], scenario)
+        grid = cls(source={**raw, "scenario": dict(scenario)}, raw={**scenario, **given}, axes=tuple(axes))
         grid._check()
         return grid
 
@@ -120,7 +117,6 @@ class Grid:
     @property
     def num_runs(self) -> int:
         """Replications counted; where they vary over the grid, as often as each value comes."""
-        counts = 0
         for axis in self.axes:
             if "replications" in axis.keys:
                 column = axis.keys.index("replications")
@@ -161,18 +157,13 @@ class Grid:
 
     def _at(self, rows: Sequence[Row]) -> dict[str, Json]:
         raw = copy.deepcopy(self.raw)
-        for axis, row in zip(self.axes, rows, strict=True):
-            for key, value in zip(axis.keys, row, strict=True):
-                set_dotted(raw, key, value)
+        for key, value in zip(self.keys, chain.from_iterable(rows), strict=True):
+            set_dotted(raw, key, value)
         return raw
 
     def _named(self, rows: Sequence[Row]) -> str:
-        pairs = [
-            f"{key}={value}"
-            for axis, row in zip(self.axes, rows, strict=True)
-            for key, value in zip(axis.keys, row, strict=True)
-        ]
-        return ", ".join(pairs)
+        pairs = zip(self.keys, chain.from_iterable(rows), strict=True)
+        return ", ".join(f"{key}={value}" for key, value in pairs)
 
     def _check(self) -> None:
         """Every value once, in the company of the others' first; every combination where they are few."""
@@ -185,82 +176,45 @@ class Grid:
                 pass
 
 
-def _axes(product_of: Json, zipped: Json, scenario: dict[str, Json]) -> Iterator[Axis]:
+def _axes(product_of: Json, zipped: Json, scenario: Mapping[str, Json]) -> Iterator[Axis]:
+    groups = [zipped] if isinstance(zipped, Mapping) else zipped
     if not isinstance(product_of, Mapping):
         raise ValueError("grid: want a block of dotted keys with a list of values each")
-    groups = [zipped] if isinstance(zipped, Mapping) else zipped
     if not isinstance(groups, list) or not all(isinstance(group, Mapping) and group for group in groups):
         raise ValueError("zip: want a list of blocks, each of dotted keys with lists of the same length")
-    axes = [Axis(keys=(key,), rows=tuple((value,) for value in values)) for key, values in _lists(product_of, "grid")]
-    for group in groups:
-        lists = dict(_lists(group, "zip"))
-        lengths = {key: len(values) for key, values in lists.items()}
-        if len(set(lengths.values())) > 1:
-            got = ", ".join(f"{key}: {length}" for key, length in lengths.items())
-            raise ValueError(f"zip: lists of one group must be equally long, got {got}")
-        axes.append(Axis(keys=tuple(lists), rows=tuple(zip(*lists.values(), strict=True))))
-    seen: set[str] = set()
-    for axis in axes:
-        for key in axis.keys:
-            if key in seen:
-                raise ValueError(f"{key}: is gone through twice")
-            seen.add(key)
-    if "policy" not in seen:
-        policies = scenario.get("policy")
-        listed = policies if isinstance(policies, list | tuple) else [policies]
-        if policies and len(listed):
-            axes.append(Axis(keys=("policy",), rows=tuple((policy,) for policy in listed)))
-    yield from sorted(map(_one_policy_each, axes), key=lambda axis: not FASTEST.isdisjoint(axis.keys))
+    axes = [_axis({key: values}) for key, values in product_of.items()] + [_axis(group) for group in groups]
+    keys = [key for axis in axes for key in axis.keys]
+    if twice := [key for index, key in enumerate(keys) if key in keys[:index]]:
+        raise ValueError(f"{twice[0]}: is gone through twice")
+    if "policy" not in keys and (policies := scenario.get("policy")):
+        axes.append(_axis({"policy": policies if isinstance(policies, list | tuple) else [policies]}))
+    yield from sorted(axes, key=lambda axis: not FASTEST.isdisjoint(axis.keys))
 
 
-def _one_policy_each(axis: Axis) -> Axis:
-    """A list of policies instead of one as a row for each."""
-    if "policy" not in axis.keys:
-        return axis
-    at = axis.keys.index("policy")
-    rows: dict[str, Row] = {}
-    for row in axis.rows:
-        named = row[at]
-        for policy in named if isinstance(named, list | tuple) else [named]:
-            if not isinstance(policy, str):
-                raise ValueError(f"policy: want the name of a policy, or a list of names, got {policy!r}")
-            single = (*row[:at], policy, *row[at + 1 :])
-            if repr(single) in rows:
-                raise ValueError(f"policy: {policy!r} stands twice")
-            rows[repr(single)] = single
+def _axis(lists: Mapping[str, Any]) -> Axis:
+    """Keys with lists of values that vary together; a list of policies instead of one is a row for each."""
+    for key, values in lists.items():
+        if not isinstance(values, list | tuple):
+            raise ValueError(f"{key}: want a list of values, got {values!r}")
+    lengths = {key: len(values) for key, values in lists.items()}
+    if len(set(lengths.values())) > 1:
+        got = ", ".join(f"{key}: {length}" for key, length in lengths.items())
+        raise ValueError(f"zip: lists of one group must be equally long, got {got}")
+    # A block of keys stands for itself, whatever flag has its name.
+    keys = tuple(
+        key if values and isinstance(values[0], Mapping) else FLAT_NAMES.get(key, key) for key, values in lists.items()
+    )
+    rows = list(zip(*lists.values(), strict=True))
+    if "policy" in keys:
+        at = keys.index("policy")
+        named = [(row, row[at] if isinstance(row[at], list | tuple) else [row[at]]) for row in rows]
+        rows = [(*row[:at], policy, *row[at + 1 :]) for row, policies in named for policy in policies]
     if not rows:
-        raise ValueError("policy: the list is empty, so there is nothing to run")
-    return Axis(keys=axis.keys, rows=tuple(rows.values()))
-
-
-def _lists(block: Mapping[str, Json], where: str) -> Iterator[tuple[str, list[Json]]]:
-    for key, values in block.items():
-        if isinstance(values, tuple):
-            values = list(values)
-        if not isinstance(values, list):
-            raise ValueError(f"{where}: {key}: want a list of values, got {values!r}")
-        if not values:
-            raise ValueError(f"{where}: {key}: the list is empty, so there is nothing to run")
-        is_block = isinstance(values[0], Mapping)
-        dotted = str(key) if is_block else FLAT_NAMES.get(str(key), str(key))
-        _check_dotted(dotted)
-        seen = set()
-        for value in values:
-            same = value if isinstance(value, str | int | float | None) else repr(value)
-            if same in seen:
-                raise ValueError(f"{where}: {key}: {value!r} stands twice")
-            seen.add(same)
-        yield dotted, values
-
-
-def _check_dotted(key: str) -> None:
-    """Raise ValueError with the nearest key unless the scenario has this one."""
-    block: type | None = Scenario
-    prefix = ""
-    for part in key.split("."):
-        hints = {} if block is None else field_types(block)
-        if part not in hints:
-            known = [prefix + name for name in hints] + ([] if prefix else list(FLAT_NAMES))
-            raise ValueError(unknown("grid key", key, dict.fromkeys(known)))
-        block = hints[part] if is_block(hints[part]) else None
-        prefix += f"{part}."
+        raise ValueError(f"{', '.join(keys)}: the list is empty, so there is nothing to run")
+    seen = set()
+    for row in rows:
+        same = tuple(value if isinstance(value, str | int | float | None) else repr(value) for value in row)
+        if same in seen:
+            raise ValueError(f"{', '.join(keys)}: {', '.join(map(repr, row))} stands twice")
+        seen.add(same)
+    return Axis(keys=keys, rows=tuple(rows))
