@@ -37,6 +37,22 @@ Seconds = dict[int, float]
 """Seconds by tokens or rows."""
 
 
+class RowPart(ABC):
+    """A pass of rows without chunks, all but its context."""
+
+    launch_s: float
+    max_context_tokens: int
+    """Context of all rows together up to which it was measured."""
+
+    @abstractmethod
+    def device_s(self, kv_tokens: int) -> float:
+        """The pass where its rows read `kv_tokens` tokens of KV in all."""
+
+    @abstractmethod
+    def later_s(self, before_s: float, kv_tokens: int, rows: int, count: int) -> float:
+        """`before_s` and `count` such passes, each of which reads `rows` more tokens than the one before it."""
+
+
 class ModelPasses(ABC):
     """Passes of one model. Times are seconds per pass on one device of the tensor-parallel group."""
 
@@ -48,6 +64,8 @@ class ModelPasses(ABC):
     """Device time of each pass beyond its kernels."""
     phase_s: float = 0.0
     """Device time of a work of rows beyond its passes, however many they are."""
+    has_row_parts: bool = True
+    """`row_part` gives one; False: a pass is priced by the sum of its parts."""
 
     def __init__(self, profile: Profile, shape: ModelShape, graph_sizes: Sequence[int]) -> None:
         self._gpu = profile.gpu
@@ -63,6 +81,8 @@ class ModelPasses(ABC):
         self.max_row_tokens = shape.window if shape.window_layers == shape.layers else 0
         """KV that a row reads at most, where every layer has a window; else 0."""
         self.num_kernels = shape.layers * profile.host.kernels_per_layer + HEAD_KERNELS
+        self.row_parts: dict[tuple[int, int, int], RowPart] = {}
+        """Kept by (rows, row tokens, head rows)."""
         self._padded = _padding(graph_sizes)
         self._body: Seconds = {}
         self._head: Seconds = {}
@@ -99,6 +119,15 @@ class ModelPasses(ABC):
     def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
         """One layer's attention of `rows` rows with `row_tokens` queries in all, which read `kv_tokens` tokens of KV in
         all, these included; `beside_chunks` where chunks of prompts are in the same kernels."""
+
+    def row_part(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowPart:
+        """A pass of `rows` decode or verify rows, by context."""
+        raise NotImplementedError
+
+    def shared_s(self, tokens: int, group_tokens: int) -> float:
+        """Seconds added to a pass of `tokens` tokens on this rank that all ranks have `group_tokens` rather than as
+        many each."""
+        return 0.0
 
     @abstractmethod
     def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:

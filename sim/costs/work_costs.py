@@ -2,8 +2,7 @@
 
 Host time, launches (captured or eager), draft works of several passes, demands, and the measured range.
 Every work costs its engine the same preparation (step_s, row_s); it is hidden where the device is busy meanwhile.
-Not here: one pass (passes), and `cost` of a pass of rows alone, the simulator's hot path, which each form has for
-itself (sim.costs.forms).
+Not here: one pass (passes), the forms (sim.costs.forms).
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+import msgspec
+
 from sim.costs.cost import Cost, Demands
 from sim.costs.extrapolation import Largest, OutsideProfileWarning, collected, outside
-from sim.costs.passes import ModelPasses, PassUse
+from sim.costs.passes import ModelPasses, PassUse, RowPart
 from sim.costs.profile import HostCosts, Profile
 from sim.interface.work import HOST, TARGET, Kind, Model, Work
 
@@ -77,9 +78,50 @@ class WorkCosts(ABC, Generic[PassesT]):
     def _make_passes(self, model: Model, sizes: Sequence[int]) -> PassesT:
         """The passes of target or draft, with CUDA graphs of `sizes` tokens."""
 
-    @abstractmethod
     def cost(self, work: Work) -> Cost:
-        """Solo cost of `work`."""
+        """Solo cost of `work`. Hot path: a pass of rows alone takes one look into a dict and a few multiplications."""
+        if work.group_tokens:
+            alone = self.cost(msgspec.structs.replace(work, group_tokens=0))
+            tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
+            return alone._replace(device_s=alone.device_s + self.passes(work.model).shared_s(tokens, work.group_tokens))
+        rows = work.rows
+        if work.chunks or not rows or work.kind is HOST or not self._target.has_row_parts:
+            return self._any_cost(work)
+        passes = self._target if work.model is TARGET else self.passes(work.model)
+        row_tokens = work.row_tokens
+        key = rows, row_tokens, work.head_rows
+        part = passes.row_parts.get(key) or self._new_row_part(passes, key, work)
+        if work.context_tokens > part.max_context_tokens:
+            self._check_range(passes, work)
+        kv_tokens = work.context_tokens + row_tokens
+        if passes.max_row_tokens:
+            kv_tokens = min(work.context_tokens, rows * passes.max_row_tokens) + row_tokens
+        device_s, launch_s, num_kernels = part.device_s(kv_tokens), part.launch_s, passes.num_kernels
+        num_later = work.draft_tokens - 1
+        if passes.projects_context:
+            device_s += passes.slots_s(work)
+        if not work.goes_on:
+            if passes.reads_features:
+                device_s += passes.fusion_s(row_tokens)
+            device_s += passes.phase_s
+        if num_later > 0:
+            key = rows, rows, rows
+            later = passes.row_parts.get(key) or self._new_row_part(passes, key, work)
+            device_s = later.later_s(device_s, kv_tokens, rows, num_later)
+            launch_s += num_later * later.launch_s
+            num_kernels *= work.draft_tokens
+        if self._is_synchronous:
+            launch_s = device_s
+        prepare_s = self._step_s + self._row_s * rows
+        if work.ahead_s:
+            prepare_s = max(0.0, prepare_s - work.ahead_s)
+        return Cost(prepare_s, launch_s, device_s, num_kernels)
+
+    def _new_row_part(self, passes: PassesT, key: tuple[int, int, int], work: Work) -> RowPart:
+        self._check_range(passes, work)
+        rows, row_tokens, _ = key
+        part = passes.row_parts[key] = passes.row_part(*key, self._launch_s(passes, rows, row_tokens))
+        return part
 
     def _any_cost(self, work: Work) -> Cost:
         """Any work, by the general sum of its passes."""

@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from operator import mul
 
-from sim.engine.draft_length import SameLength
+from sim.engine.draft_length import Controller
 from sim.files.bounds import Bounded, Count, SomeShare, Whole
 from sim.interface.request import Request
 
@@ -70,7 +70,7 @@ class RunningRates:
         return list(accumulate(self.conditional(), mul))
 
 
-class GoodputLength(SameLength):
+class GoodputLength(Controller):
     """The draft length with the most expected tokens per second: argmax over k of (1 + sum of survival up to k) over
     the seconds of a round, the shortest of equals.
 
@@ -122,7 +122,7 @@ def best_length(survival: list[float], seconds: list[float]) -> int:
     return best
 
 
-class AdaptiveVerification(SameLength):
+class AdaptiveVerification(Controller):
     """vLLM's adaptive verification: all draft the same, and each step verifies the drafted tokens that are likeliest to
     survive, of whatever request, up to the number with the most expected tokens per second.
 
@@ -235,7 +235,7 @@ def bands_by_start(bands: Bands) -> dict[int, Band]:
     return {int(key): bands[key] for key in sorted(bands, key=int)}
 
 
-class SglangAdaptive(SameLength):
+class SglangAdaptive(Controller):
     """SGLang's adaptive draft length: in each band of batch sizes an average of accepted tokens, and steps up and down
     a list of candidates as it passes half-way marks between them.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sim.engine.adaptive_length import AdaptiveVerification, Bands, GoodputLength, RoundSeconds, SglangAdaptive
-from sim.engine.draft_length import BatchTable, ByBatch, Feedback, Fixed, SameLength
+from sim.engine.draft_length import BatchTable, ByBatch, Controller, Feedback, Fixed
 
 VERIFYING = "adaptive_verification"
 """Also chooses what is verified of what was drafted."""
@@ -18,7 +18,7 @@ def build_controller(
     *,
     table: BatchTable | Bands | None = None,
     round_s: RoundSeconds | None = None,
-) -> SameLength:
+) -> Controller:
     """The controller called `name`; `draft_tokens` is what it starts at, or the most that it may draft (by_batch,
     goodput). Without drafts every one is fixed at 0.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sim.engine.draft_length import SameLength
+from sim.engine.draft_length import Controller
 from sim.interface.request import Request
 
 HYSTERESIS = 0.05
@@ -17,7 +17,7 @@ TokensPerSecond = Callable[[int, int], float]
 """(draft model, rows) -> expected tokens per second with so many requests in rounds."""
 
 
-class DraftChoice(SameLength):
+class DraftChoice(Controller):
     """The draft model with the most expected tokens per second at as many rows as the present round has; the present
     model stays unless another has more by the share `hysteresis`, since it must compute what it has missed.
 

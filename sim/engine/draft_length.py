@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 from sim.interface.request import Request
 
@@ -30,89 +29,57 @@ BatchTable = tuple[tuple[int, int, int], ...]
 """(first batch size, last one, draft length), as vLLM's `num_speculative_tokens_per_batch_size` has it."""
 
 
-class Controller(Protocol):
+class Controller:
     """Chooses draft lengths, and what is verified, and is told what happens. Where it may choose 0, a round without
-    drafts keeps the drafter's KV up to date all the same."""
+    drafts keeps the drafter's KV up to date all the same.
 
-    @property
-    def draft_tokens_min(self) -> int: ...
-    @property
-    def draft_tokens_max(self) -> int:
-        """Look-ahead slots are held for so many, whatever is drafted."""
-        ...
+    Unless a subclass says otherwise all requests of a batch draft the same, one draft model drafts, all of a draft is
+    verified, and what happens changes nothing.
+    """
 
-    @property
-    def constant_length(self) -> int | None:
-        """The length that it always chooses for everybody, and verifies; None where it may choose this or that."""
-        ...
+    draft_tokens_min: int
+    draft_tokens_max: int
+    """Look-ahead slots are held for so many, whatever is drafted."""
+    constant_length: int | None
+    """The length that it always chooses for everybody, and verifies; None where it may choose this or that."""
+    drafter = 0
+    """The draft model of the lengths that it chose last."""
 
-    @property
-    def drafter(self) -> int:
-        """The draft model of the lengths that it chose last; 0 where there is one."""
-        ...
+    def length_for(self, num_requests: int) -> int:
+        """The draft length of a batch of so many."""
+        raise NotImplementedError
 
     def lengths_for(self, batch: Sequence[Request]) -> Sequence[int]:
         """[batch] draft lengths for the requests of a step or round, prompts included. Asked once per draft, which
         runs as long as the longest."""
-        ...
+        return [self.length_for(len(batch))] * len(batch)
 
     def verify(self, rows: Sequence[Request]) -> Sequence[int]:
         """[rows] how many tokens of each one's draft, `drafted` at most, the next pass verifies. Asked by continuous
         batching, once per step."""
-        ...
+        return [request.drafted for request in rows]
 
     def drafter_of_prompt(self, request: Request, num_active: int) -> int:
         """The draft model that computes the prompt of `request`, one of `num_active` unfinished requests."""
-        ...
+        return 0
 
     def take_over(self, requests: Sequence[Request]) -> Sequence[tuple[Request, int]]:
         """`drafter` drafts for `requests` from now on; those that had another one, and how many tokens of each are in
         its KV already."""
-        ...
+        return ()
 
     def drafters_of(self, requests: Sequence[Request]) -> Sequence[int]:
         """[requests] who drafted for each; none where there is one draft model."""
-        ...
-
-    def saw_round(self, drafted: int, accepted: int) -> None: ...
-    def saw_draft(self, latency_s: float, verify_queue: int) -> None: ...
-
-
-class SameLength:
-    """A controller whose requests all draft the same, as the size of their batch has it. One draft model drafts, all of
-    a draft is verified, and what happens changes nothing, unless a subclass says otherwise."""
-
-    draft_tokens_min: int
-    draft_tokens_max: int
-    constant_length: int | None
-    drafter = 0
-
-    def length_for(self, num_requests: int) -> int:
-        raise NotImplementedError
-
-    def lengths_for(self, batch: Sequence[Request]) -> Sequence[int]:
-        return [self.length_for(len(batch))] * len(batch)
-
-    def verify(self, rows: Sequence[Request]) -> Sequence[int]:
-        return [request.drafted for request in rows]
-
-    def drafter_of_prompt(self, request: Request, num_active: int) -> int:
-        return 0
-
-    def take_over(self, requests: Sequence[Request]) -> Sequence[tuple[Request, int]]:
-        return ()
-
-    def drafters_of(self, requests: Sequence[Request]) -> Sequence[int]:
         return ()
 
     def saw_round(self, drafted: int, accepted: int) -> None:
-        pass
+        """A request's drafted tokens were verified."""
 
     def saw_draft(self, latency_s: float, verify_queue: int) -> None:
-        pass
+        """A draft took so long, with so many requests waiting to be verified behind it."""
 
 
-class Fixed(SameLength):
+class Fixed(Controller):
     """Always the same draft length."""
 
     def __init__(self, draft_tokens: int) -> None:
@@ -123,7 +90,7 @@ class Fixed(SameLength):
         return self.draft_tokens_max
 
 
-class Feedback(SameLength):
+class Feedback(Controller):
     """The reports' acceptance-aware controller: +-1 after every 10 updates, within 2..8; an update is one
     request's verify round.
 
@@ -175,7 +142,7 @@ def choose_change(acceptance: float, verify_queue: int, draft_p95_s: float) -> i
     return 0
 
 
-class ByBatch(SameLength):
+class ByBatch(Controller):
     """vLLM's table of draft lengths by the requests of a step (`num_speculative_tokens_per_batch_size`).
 
     As there, sizes between two ranges and beyond the last one have the length of the range before, and slots are held

@@ -35,85 +35,16 @@ from tests.sim.cli.test_consent import READ, commands
 LIMIT_S, LIMIT_GB = 60.0, 2.0
 INTERRUPTED_S = 0.5, 2.5
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
-TEXTS = (
-    *("", " ", "x", "0", "-1", "nan", "inf", "-inf", "1e999", "9" * 30, "9223372036854775807", "1e-320", "0x10", "½"),
-    *(
-        "é" * 50,
-        "\u202eabc",
-        "a\nb",
-        "\x1b[2J",
-        "💥",
-        "null",
-        "true",
-        "[]",
-        "{}",
-        "1,,2",
-        ",",
-        ":",
-        "=",
-        "a=b=c",
-        "a" * 5000,
-    ),
-    *(
-        "iid:2",
-        "iid:",
-        "length:99@3",
-        "vllm:.1,.9",
-        "tape:missing",
-        "tape:/dev/zero",
-        "beta:0,0",
-        "markov:1",
-        "iid:nan",
-    ),
-    *(
-        "cpu/tinny",
-        "h100/llama",
-        "../../etc/passwd",
-        "/dev/zero",
-        "/proc/self/mem",
-        "ttft:-5",
-        "ttft:nan",
-        "tpot:1e400",
-    ),
-    *(
-        "engine.max_num_seq=4",
-        "workload.sharing.num_turns=1e9",
-        "seed=-1",
-        "policy=pd",
-        "workload=3",
-        "devices.count=99999999",
-    ),
-    *(
-        "fixed",
-        "mooncake",
-        "sglang-0.5",
-        "vllm-0.11",
-        "pd",
-        "pvd",
-        "continuous",
-        "3.5/gpu-h",
-        "-1/gpu-h",
-        "1e99/replica-h",
-    ),
-)
-NUMBERS = (
-    "0",
-    "-1",
-    "1",
-    "2",
-    "3",
-    "500",
-    "1e9",
-    "1000000",
-    "2147483648",
-    "9223372036854775807",
-    "nan",
-    "inf",
-    "-inf",
-    "1.5",
-    "x",
-    "",
-)
+WORDS = """
+x 0 -1 nan inf -inf 1e999 9223372036854775807 1e-320 0x10 ½ 💥 null true [] {} 1,,2 , : = a=b=c iid:2 iid:
+length:99@3 vllm:.1,.9 tape:missing tape:/dev/zero beta:0,0 markov:1 iid:nan cpu/tinny h100/llama ../../etc/passwd
+/dev/zero /proc/self/mem ttft:-5 ttft:nan tpot:1e400 engine.max_num_seq=4 workload.sharing.num_turns=1e9 seed=-1
+policy=pd workload=3 devices.count=99999999 fixed mooncake sglang-0.5 vllm-0.11 pd pvd continuous 3.5/gpu-h -1/gpu-h
+1e99/replica-h
+"""
+TEXTS = ("", " ", "\u202eabc", "a\nb", "\x1b[2J", "a" * 5000, "é" * 50, "9" * 30, *WORDS.split())
+DIGITS = "0 -1 1 2 3 500 1e9 1000000 2147483648 9223372036854775807 nan inf -inf 1.5 x"
+NUMBERS = ("", *DIGITS.split())
 SMALL = {"--num-prompts": "4", "--workers": "1", "--draws": "0", "--replications": "1"}
 FEW = ("compare", "capacity", "tune", "replay")
 NEEDED = {

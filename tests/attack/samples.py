@@ -17,7 +17,6 @@ from sim.costs.profile_files import SHIPPED
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 ALONE = "h100-sxm/llama-3.1-8b"
-PRODUCTION = "h100-sxm/llama-3.1-8b+eagle3"
 TINY_RUN = ["--policy", "pd", "--num-prompts", "4", "--input-len", "8", "--output-len", "3", "--request-rate", "4"]
 
 

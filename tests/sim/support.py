@@ -12,7 +12,7 @@ import pytest
 from sim.costs.cost import Demands, Link
 from sim.devices.ticket import SimTicket
 from sim.engine.controllers import build_controller
-from sim.engine.draft_length import Controller, SameLength
+from sim.engine.draft_length import Controller
 from sim.engine.intake import Intake
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool
@@ -128,7 +128,7 @@ class NeverAccept:
         return 0
 
 
-class NotedController(SameLength):
+class NotedController(Controller):
     """A draft length that only its owner changes, and a note of all that it is told."""
 
     draft_tokens_min = 0

@@ -4,34 +4,46 @@ Regimes of attention, by composition of the pass: decode (every row one query; l
 exceeds the blocks' time), prefill chunk with history, verify and mixed passes (a row with several queries, or rows
 beside chunks: KV is streamed once, `kv_slowdown` times slower, plus the further queries' compute; no public table has
 this shape, so profiles mark it as not validated).
-`cost` is the simulator's hot path: a pass of rows alone takes one dict lookup and a few multiplications.
 Not here: the kernels' formulas (compact_kernels), what all forms share (passes, work_costs), the file (profile).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from sim.costs.compact_kernels import BLOCK_QUERIES, Prompts, charged_tokens, chunk_pairs, gemm_s, prefill_attention_s
-from sim.costs.cost import Cost
-from sim.costs.passes import Excess, ModelPasses, beyond, layer_rest_s, sampler_s
+from sim.costs.passes import Excess, ModelPasses, RowPart, beyond, layer_rest_s, sampler_s
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.costs.work_costs import WorkCosts
-from sim.interface.work import HOST, TARGET, Chunk, Model, Work
+from sim.interface.work import Chunk, Model, Work
 
 
-class RowPart(NamedTuple):
-    """A pass of rows without chunks, all but its context. Attention over kv_tokens of KV adds, for the whole pass,
+class CompactRows(RowPart):
+    """Attention over kv_tokens of KV adds, for the whole pass,
     layers x (blocks_power + (kv_tokens x kv_token_s)^p)^(1/p) + kv_tokens x query_s."""
 
-    device_s: float
-    blocks_power: float
-    kv_token_s: float
-    query_s: float
-    launch_s: float
-    max_context_tokens: int
+    def __init__(self, passes: CompactPasses, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> None:
+        self._power, self._root, self._layers = passes.sharpness, passes.inverse_sharpness, passes.layers
+        self._fixed_s = passes.rows_fixed_s(row_tokens, head_rows)
+        self._blocks_power = float((passes.row_head_s * rows) ** passes.sharpness)
+        self._kv_token_s = passes.row_kv_token_s(row_tokens / rows, is_decode=row_tokens == rows)
+        self._query_s = passes.layers * passes.row_queries_s(row_tokens, rows, 1)
+        self.launch_s = launch_s
+        self.max_context_tokens = rows * passes.kernels.measured.row_context_tokens
+
+    def device_s(self, kv_tokens: int) -> float:
+        together: float = (self._blocks_power + (kv_tokens * self._kv_token_s) ** self._power) ** self._root
+        attention_s = self._layers * together
+        return self._fixed_s + attention_s + kv_tokens * self._query_s
+
+    def later_s(self, before_s: float, kv_tokens: int, rows: int, count: int) -> float:
+        power, root, blocks_power, kv_token_s = self._power, self._root, self._blocks_power, self._kv_token_s
+        before_s += count * self._fixed_s
+        for _ in range(count):
+            kv_tokens += rows
+            before_s += self._layers * (blocks_power + (kv_tokens * kv_token_s) ** power) ** root
+        return before_s
 
 
 class CompactPasses(ModelPasses):
@@ -42,7 +54,7 @@ class CompactPasses(ModelPasses):
         if not shape.is_plain:
             raise ValueError(f"{shape.name}: compact constants price plain dense decoders; want a profile of points")
         kernels, gpu = profile.compact, profile.gpu
-        self._kernels = kernels
+        self.kernels = kernels
         self._gemms = shape.gemms(profile.tensor_parallel)
         self._is_small_head = float(shape.head_dim < 128)
         is_multi_head = shape.heads == shape.kv_heads
@@ -57,13 +69,11 @@ class CompactPasses(ModelPasses):
         """Seconds per layer and token of context in a decode pass."""
         self._pair_s = 4.0 * self._head_size / (kernels.prefill_attention.compute_share * gpu.peak_flops)
         """Seconds per layer and pair of query and key, at the rate of prefill attention."""
-        self._row_head_s = decode.row_head_s * self._kv_heads
-        self.row_parts: dict[tuple[int, int, int], RowPart] = {}
-        """Kept by (rows, row tokens, head rows)."""
+        self.row_head_s = decode.row_head_s * self._kv_heads
 
     def layer_s(self, tokens: int) -> float:
         """The four GEMMs, elementwise kernels and all-reduces, and what a served GPU makes of them."""
-        kernels = self._kernels
+        kernels = self.kernels
         rest_s = layer_rest_s(
             kernels.elementwise, kernels.all_reduce, self._gpu, self._shape, self._tensor_parallel, tokens
         )
@@ -74,13 +84,13 @@ class CompactPasses(ModelPasses):
         return (gemms_s + rest_s) * kernels.body_ratio(tokens)
 
     def _gemm_s(self, tokens: int, columns: int, depth: int) -> float:
-        gemm, gpu = self._kernels.gemm, self._gpu
+        gemm, gpu = self.kernels.gemm, self._gpu
         charged = charged_tokens(gemm, tokens, columns)
         return gemm_s(gemm, gpu.peak_flops, gpu.bandwidth_bytes_per_s, charged, columns, depth, self._shape.dtype_bytes)
 
     def logits_s(self, rows: int) -> float:
         lm_head_s = self._gemm_s(rows, self._shape.vocab // self._tensor_parallel, self._shape.hidden)
-        return lm_head_s + sampler_s(self._kernels.head, self._gpu, self._shape, rows)
+        return lm_head_s + sampler_s(self.kernels.head, self._gpu, self._shape, rows)
 
     def fused_s(self, tokens: int) -> float:
         shape = self._shape
@@ -92,23 +102,16 @@ class CompactPasses(ModelPasses):
         return self.layers * self._gemm_s(tokens, columns, shape.hidden)
 
     def row_part(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowPart:
-        """Cost of a pass of `rows` decode or verify rows apart from its context."""
-        is_decode = row_tokens == rows
-        return RowPart(
-            device_s=self.body_s(self.padded_tokens(row_tokens))
-            + self.head_s(head_rows)
-            + self.layers * self._decode.fixed_s
-            + self.extra_s,
-            blocks_power=float((self._row_head_s * rows) ** self.sharpness),
-            kv_token_s=self.row_kv_token_s(row_tokens / rows, is_decode=is_decode),
-            query_s=self.layers * self.row_queries_s(row_tokens, rows, 1),
-            launch_s=launch_s,
-            max_context_tokens=rows * self._kernels.measured.row_context_tokens,
-        )
+        return CompactRows(self, rows, row_tokens, head_rows, launch_s)
+
+    def rows_fixed_s(self, row_tokens: int, head_rows: int) -> float:
+        """A pass of rows, all that does not depend on their context."""
+        attention_s = self.layers * self._decode.fixed_s
+        return self.body_s(self.padded_tokens(row_tokens)) + self.head_s(head_rows) + attention_s + self.extra_s
 
     def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
         is_decode = row_tokens == rows and not beside_chunks
-        blocks_s = self._row_head_s * rows
+        blocks_s = self.row_head_s * rows
         memory_s = kv_tokens * self.row_kv_token_s(row_tokens / rows, is_decode=is_decode)
         together: float = (blocks_s**self.sharpness + memory_s**self.sharpness) ** self.inverse_sharpness
         attention_s = together + self.row_queries_s(row_tokens, rows, kv_tokens)
@@ -128,7 +131,7 @@ class CompactPasses(ModelPasses):
         return self._pair_s * (row_tokens - rows) * (kv_tokens / rows)
 
     def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
-        constants = self._kernels.prefill_attention
+        constants = self.kernels.prefill_attention
         pairs, longest, new_tokens, history_tokens = 0.0, 0, 0, 0
         for tokens, history in chunks:
             padded = -(-tokens // BLOCK_QUERIES) * BLOCK_QUERIES
@@ -142,7 +145,7 @@ class CompactPasses(ModelPasses):
         return new_s + history_tokens * self.context_coefficient
 
     def beyond(self, work: Work) -> Sequence[Excess]:
-        return beyond(self._kernels.measured, work)
+        return beyond(self.kernels.measured, work)
 
 
 class CompactCosts(WorkCosts[CompactPasses]):
@@ -152,53 +155,3 @@ class CompactCosts(WorkCosts[CompactPasses]):
         shape = self.profile.target if model is Model.TARGET else self.profile.draft
         assert shape is not None
         return CompactPasses(self.profile, shape, sizes)
-
-    def cost(self, work: Work) -> Cost:
-        """Solo cost of `work`."""
-        rows = work.rows
-        if work.chunks or not rows or work.kind is HOST:
-            return self._any_cost(work)
-        passes = self._target if work.model is TARGET else self.passes(work.model)
-        row_tokens = work.row_tokens
-        key = rows, row_tokens, work.head_rows
-        part = passes.row_parts.get(key) or self._new_row_part(passes, key, work)
-        if work.context_tokens > part.max_context_tokens:
-            self._check_range(passes, work)
-        kv_tokens = work.context_tokens + row_tokens
-        if passes.max_row_tokens:
-            kv_tokens = min(work.context_tokens, rows * passes.max_row_tokens) + row_tokens
-        power, root, layers = passes.sharpness, passes.inverse_sharpness, passes.layers
-        attention_s = layers * (part.blocks_power + (kv_tokens * part.kv_token_s) ** power) ** root
-        device_s = part.device_s + attention_s + kv_tokens * part.query_s
-        launch_s = part.launch_s
-        num_kernels = passes.num_kernels
-        num_later = work.draft_tokens - 1
-        if passes.projects_context:
-            device_s += passes.slots_s(work)
-        if not work.goes_on:
-            if passes.reads_features:
-                device_s += passes.fusion_s(row_tokens)
-            device_s += passes.phase_s
-        if num_later > 0:
-            key = rows, rows, rows
-            later = passes.row_parts.get(key) or self._new_row_part(passes, key, work)
-            blocks_power, kv_token_s = later.blocks_power, later.kv_token_s
-            device_s += num_later * later.device_s
-            launch_s += num_later * later.launch_s
-            num_kernels *= work.draft_tokens
-            for _ in range(num_later):
-                kv_tokens += rows
-                device_s += layers * (blocks_power + (kv_tokens * kv_token_s) ** power) ** root
-        if self._is_synchronous:
-            launch_s = device_s
-        prepare_s = self._step_s + self._row_s * rows
-        if work.ahead_s:
-            prepare_s = max(0.0, prepare_s - work.ahead_s)
-        return Cost(prepare_s, launch_s, device_s, num_kernels)
-
-    def _new_row_part(self, passes: CompactPasses, key: tuple[int, int, int], work: Work) -> RowPart:
-        self._check_range(passes, work)
-        rows, row_tokens, head_rows = key
-        part = passes.row_part(rows, row_tokens, head_rows, self._launch_s(passes, rows, row_tokens))
-        passes.row_parts[key] = part
-        return part

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.costs.compact_kernels import LinearPass, Measured
-from sim.costs.cost import Cost
 from sim.costs.passes import Excess, ModelPasses, beyond
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
@@ -20,6 +19,8 @@ from sim.interface.work import Chunk, Model, Work
 
 class LinearPasses(ModelPasses):
     """Passes of one model along its line."""
+
+    has_row_parts = False
 
     def __init__(self, profile: Profile, shape: ModelShape, line: LinearPass, graph_sizes: Sequence[int]) -> None:
         super().__init__(profile, shape, graph_sizes)
@@ -60,7 +61,3 @@ class LinearCosts(WorkCosts[LinearPasses]):
         assert shape is not None
         assert line is not None
         return LinearPasses(profile, shape, line, sizes)
-
-    def cost(self, work: Work) -> Cost:
-        """Solo cost of `work`."""
-        return self._any_cost(work)

@@ -16,17 +16,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import msgspec
-
 from sim.costs.compact_kernels import VerifyAttention
-from sim.costs.cost import Cost
 from sim.costs.forms.interpolation import curve_at, filled, middle, power_curve_at, value_at
-from sim.costs.passes import Excess, ModelPasses, sizes
+from sim.costs.passes import Excess, ModelPasses, RowPart, sizes
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.costs.table_kernels import DecodeGrid, ModelTable
 from sim.costs.work_costs import WorkCosts
-from sim.interface.work import HOST, TARGET, Chunk, Model, Work
+from sim.interface.work import Chunk, Model, Work
 
 
 class Line(NamedTuple):
@@ -36,14 +33,32 @@ class Line(NamedTuple):
     seconds: list[float]
 
 
-class RowCurve(NamedTuple):
-    """A pass of rows without chunks: `seconds` at `kv_tokens` (the first is 0) and the slope after each of them."""
+class TableRows(RowPart):
+    """Seconds at some counts of KV tokens, the first of which is 0, and the slope after each of them."""
 
-    kv_tokens: list[int]
-    seconds: list[float]
-    slopes: list[float]
-    launch_s: float
-    max_context_tokens: int
+    def __init__(self, rest_s: float, layers: int, line: Line, *, launch_s: float, max_context_tokens: int) -> None:
+        """Attention of a layer along `line`, and `rest_s` once."""
+        seconds = [rest_s + layers * attention_s for attention_s in line.seconds]
+        points = list(zip(line.kv_tokens, seconds, strict=True))
+        pairs = [*pairwise(points), (points[middle(line.kv_tokens)], points[-1])]
+        slopes = [(high_s - low_s) / (high - low) if high > low else 0.0 for (low, low_s), (high, high_s) in pairs]
+        self._kv_tokens = [0, *line.kv_tokens]
+        self._seconds = [seconds[0], *seconds]
+        self._slopes = [0.0, *slopes]
+        self.launch_s = launch_s
+        self.max_context_tokens = max_context_tokens
+
+    def device_s(self, kv_tokens: int) -> float:
+        i = bisect_right(self._kv_tokens, kv_tokens) - 1
+        return self._seconds[i] + self._slopes[i] * (kv_tokens - self._kv_tokens[i])
+
+    def later_s(self, before_s: float, kv_tokens: int, rows: int, count: int) -> float:
+        points, seconds, slopes = self._kv_tokens, self._seconds, self._slopes
+        for _ in range(count):
+            kv_tokens += rows
+            i = bisect_right(points, kv_tokens) - 1
+            before_s += seconds[i] + slopes[i] * (kv_tokens - points[i])
+        return before_s
 
 
 class TablePasses(ModelPasses):
@@ -77,8 +92,6 @@ class TablePasses(ModelPasses):
         self._ratio = profile.table.body_ratio
         self._lines: dict[tuple[int, int, bool], Line] = {}
         self._chunks: dict[int, list[float]] = {}
-        self.row_curves: dict[tuple[int, int, int], RowCurve] = {}
-        """Kept by (rows, row tokens, head rows)."""
 
     def layer_s(self, tokens: int) -> float:
         return value_at(self._table.body.tokens, self._table.body.seconds, tokens) * self._ratio(tokens)
@@ -91,8 +104,7 @@ class TablePasses(ModelPasses):
         return value_at(self._table.head.tokens, self._table.head.seconds, rows)
 
     def shared_s(self, tokens: int, group_tokens: int) -> float:
-        """Seconds added to a pass of `tokens` tokens on this rank that all ranks have `group_tokens` rather than as
-        many each: experts and gathers see their mean."""
+        """Experts and gathers see the mean of the ranks."""
         curve = self._table.experts
         if curve is None:
             return 0.0
@@ -191,21 +203,11 @@ class TablePasses(ModelPasses):
                 bounds.append(("queries", queries, table.verify_attention.queries[-1]))
         return [bound for bound in bounds if bound[1] > bound[2]]
 
-    def row_curve(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowCurve:
-        """Cost of a pass of `rows` decode or verify rows, by context."""
+    def row_part(self, rows: int, row_tokens: int, head_rows: int, launch_s: float) -> RowPart:
         rest_s = self.padded_body_s(row_tokens, rows, row_tokens) + self.head_s(head_rows) + self.extra_s
         line = self._line(rows, row_tokens, False)
-        seconds = [rest_s + self.layers * attention_s for attention_s in line.seconds]
-        points = list(zip(line.kv_tokens, seconds, strict=True))
-        pairs = [*pairwise(points), (points[middle(line.kv_tokens)], points[-1])]
-        slopes = [(high_s - low_s) / (high - low) if high > low else 0.0 for (low, low_s), (high, high_s) in pairs]
-        return RowCurve(
-            kv_tokens=[0, *line.kv_tokens],
-            seconds=[seconds[0], *seconds],
-            slopes=[0.0, *slopes],
-            launch_s=launch_s,
-            max_context_tokens=rows * self.max_row_context_tokens(rows),
-        )
+        most = rows * self.max_row_context_tokens(rows)
+        return TableRows(rest_s, self.layers, line, launch_s=launch_s, max_context_tokens=most)
 
 
 class TableCosts(WorkCosts[TablePasses]):
@@ -218,59 +220,6 @@ class TableCosts(WorkCosts[TablePasses]):
         assert shape is not None
         assert table is not None
         return TablePasses(profile, shape, table, kernels.verify_rule, sizes)
-
-    def cost(self, work: Work) -> Cost:
-        """Solo cost of `work`."""
-        if work.group_tokens:
-            alone = self.cost(msgspec.structs.replace(work, group_tokens=0))
-            tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
-            return alone._replace(device_s=alone.device_s + self.passes(work.model).shared_s(tokens, work.group_tokens))
-        rows = work.rows
-        if work.chunks or not rows or work.kind is HOST:
-            return self._any_cost(work)
-        passes = self._target if work.model is TARGET else self.passes(work.model)
-        row_tokens = work.row_tokens
-        key = rows, row_tokens, work.head_rows
-        curve = passes.row_curves.get(key) or self._new_row_curve(passes, key, work)
-        if work.context_tokens > curve.max_context_tokens:
-            self._check_range(passes, work)
-        kv_tokens = work.context_tokens + row_tokens
-        if passes.max_row_tokens:
-            kv_tokens = min(work.context_tokens, rows * passes.max_row_tokens) + row_tokens
-        points, seconds, slopes, launch_s, _ = curve
-        i = bisect_right(points, kv_tokens) - 1
-        device_s = seconds[i] + slopes[i] * (kv_tokens - points[i])
-        num_kernels = passes.num_kernels
-        num_later = work.draft_tokens - 1
-        if passes.projects_context:
-            device_s += passes.slots_s(work)
-        if not work.goes_on:
-            if passes.reads_features:
-                device_s += passes.fusion_s(row_tokens)
-            device_s += passes.phase_s
-        if num_later > 0:
-            key = rows, rows, rows
-            later = passes.row_curves.get(key) or self._new_row_curve(passes, key, work)
-            points, seconds, slopes, later_launch_s, _ = later
-            launch_s += num_later * later_launch_s
-            num_kernels *= work.draft_tokens
-            for _ in range(num_later):
-                kv_tokens += rows
-                i = bisect_right(points, kv_tokens) - 1
-                device_s += seconds[i] + slopes[i] * (kv_tokens - points[i])
-        if self._is_synchronous:
-            launch_s = device_s
-        prepare_s = self._step_s + self._row_s * rows
-        if work.ahead_s:
-            prepare_s = max(0.0, prepare_s - work.ahead_s)
-        return Cost(prepare_s, launch_s, device_s, num_kernels)
-
-    def _new_row_curve(self, passes: TablePasses, key: tuple[int, int, int], work: Work) -> RowCurve:
-        self._check_range(passes, work)
-        rows, row_tokens, head_rows = key
-        curve = passes.row_curve(rows, row_tokens, head_rows, self._launch_s(passes, rows, row_tokens))
-        passes.row_curves[key] = curve
-        return curve
 
 
 def _row_line(grid: DecodeGrid, filled_seconds: Sequence[Sequence[float]], rows: int) -> Line:

@@ -157,12 +157,6 @@ def test_the_longest_draft_works_and_a_longer_one_is_refused() -> None:
         draws.run_length(0, 1, MAX_DRAFT_TOKENS + 1)
 
 
-@pytest.mark.parametrize(("index", "position"), [(-1, 1), (0, 0), (0, -5)])
-def test_a_place_before_the_first_token_is_refused(index: int, position: int) -> None:
-    with pytest.raises(ValueError, match="must be at least"):
-        AcceptanceDraws(IidAcceptance(0.5), 0).run_length(index, position, 4)
-
-
 GOLDEN = "[0, 0, 1, 0, 4, 3, 2, 1, 0, 1, 0, 2]"
 """Run lengths of request 7, seed 1, iid:0.7: changing them changes every published result."""
 

@@ -36,27 +36,17 @@ def test_every_form_is_read(tmp_path: Path) -> None:
     ("spec", "message"),
     [
         ("idd:0.7", "unknown acceptance model 'idd'; did you mean 'iid'?"),
-        ("per_position:.5", "did you mean 'per-position'?"),
         ("iid", "nothing after 'iid'; write iid:0.7"),
-        ("iid:", "nothing after 'iid'"),
         ("iid:high", "'high' is not a number; write iid:0.7"),
-        ("iid:nan", "iid rate=nan must be a number from 0 to 1"),
         ("iid:1.01", "iid rate=1.01 must be a number from 0 to 1"),
-        ("iid:-0.1", "must be a number from 0 to 1"),
         ("iid:.5,.6", "got 2 numbers; write iid:0.7"),
-        ("per-position:.8,,.5", "'' is not a number"),
         ("per-position:.8,1.5", "per-position rate 2=1.5 must be"),
         ("length:0.9", "acceptance length 0.9 must be from 1 to 5"),
-        ("length:5.01", "acceptance length 5.01 must be from 1 to 5"),
-        ("length:nan", "acceptance length nan must be"),
         ("beta:13", "got 1 numbers; write beta:13,8"),
         ("beta:0,8", "beta a=0.0 must be"),
-        ("beta:inf,8", "beta a=inf must be"),
         ("markov:.1,.2,.3", "got 3 numbers; write markov:"),
         ("markov:.9,.1,.8,.3", "must be above 0 and at most 1"),
-        ("markov:.9,.1,0,0", "must be above 0 and at most 1"),
         ("markov:.8,.2", "wants FIRST <= AFTER"),
-        ("markov:0,1", "wants FIRST <= AFTER"),
         ("tape:absent.jsonl", "acceptance tape 'absent.jsonl' cannot be read: No such file"),
     ],
 )
@@ -67,19 +57,12 @@ def test_a_bad_form_is_one_line_that_says_what_is_wanted(spec: str, message: str
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("draft_tokens", [0, -1, 1000])
-def test_a_draft_length_out_of_range_is_refused(draft_tokens: int) -> None:
-    with pytest.raises(ValueError, match="num_speculative_tokens"):
-        parse_quoted("iid:0.5").model(draft_tokens)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "no request in it"),
         ("[1, 2\n", "line 1: not valid JSON"),
         ("[1, 2]\n[1, 0]\n", "line 2: want a list of whole numbers from 1"),
-        ("[1, 2]\n\n[1, 1.5]\n", "line 3: want a list of whole numbers from 1"),
         ("[1]\n", "line 1: 1 positions, and at least 2 are needed"),
         ('{"a": [1, 2], "b": [1, 2]}\n', "2 list fields (a, b); name one as FILE#FIELD"),
     ],
@@ -117,11 +100,6 @@ def test_a_length_becomes_the_rate_that_gives_it(draft_tokens: int, share: float
     assert IidAcceptance(alpha).expected_length(draft_tokens) == pytest.approx(length, rel=1e-9)
 
 
-def test_the_ends_of_the_length_are_exact() -> None:
-    assert iid_rate_for_length(1.0, 4) == 0.0
-    assert iid_rate_for_length(5.0, 4) == 1.0
-
-
 def test_the_last_per_position_rate_repeats() -> None:
     model = PerPositionAcceptance((0.8, 0.5))
     assert model.unconditional_rates(4) == pytest.approx((0.8, 0.4, 0.2, 0.1))
@@ -150,12 +128,6 @@ def test_conditional_and_unconditional_rates_convert_into_each_other(conditional
     assert summary.model.expected_length(count) == pytest.approx(summary.acceptance_length)
 
 
-def test_vllm_rates_are_unconditional() -> None:
-    summary = AcceptanceSummary.from_vllm(3, synthetic_acceptance_rates=[0.9, 0.5, 0.2])
-    assert summary.acceptance_length == pytest.approx(2.6)
-    assert summary.conditional_rates == pytest.approx((0.9, 5 / 9, 0.4))
-
-
 def test_a_vllm_length_is_spent_on_the_earliest_tokens() -> None:
     summary = AcceptanceSummary.from_vllm(3, synthetic_acceptance_length=2.6)
     assert summary.unconditional_rates == pytest.approx((1.0, 0.6, 0.0))
@@ -169,8 +141,6 @@ def test_a_vllm_length_is_spent_on_the_earliest_tokens() -> None:
         ({"synthetic_acceptance_length": 2.0, "synthetic_acceptance_rates": [0.5, 0.5]}, "give one of"),
         ({"synthetic_acceptance_rates": [0.5]}, "has 1 rates and must have num_speculative_tokens=2"),
         ({"synthetic_acceptance_rates": [0.5, 0.6]}, "must not be above the one before"),
-        ({"synthetic_acceptance_rates": [0.5, float("nan")]}, "must be a number from 0 to 1"),
-        ({"synthetic_acceptance_length": 3.5}, "must be from 1 to 3"),
     ],
 )
 def test_bad_vllm_keys_are_refused(keys: dict[str, Any], message: str) -> None:

@@ -30,7 +30,6 @@ from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape
 from sim.costs.work_costs import OutsideProfile, graph_sizes
 from sim.interface.work import Chunk, Kind, Model, Work
-from tests.sim.support import calls_of
 
 TINY_SHAPE = ModelShape(
     name="m",
@@ -168,17 +167,6 @@ def test_a_mixed_step_puts_all_tokens_through_the_body_together() -> None:
     assert costs.cost(work).prepare_s == pytest.approx(PLAIN.host.step_s + 3 * PLAIN.host.row_s)
 
 
-def test_a_draft_is_its_first_pass_and_single_token_passes_with_growing_context() -> None:
-    costs = CompactCosts(PLAIN, cuda_graph=False)
-    work = Work(
-        kind=Kind.DRAFT, model=Model.DRAFT, rows=2, row_tokens=2, context_tokens=40, head_rows=2, draft_tokens=3
-    )
-    passes = [decode(2, 40 + 2 * i, Kind.VERIFY) for i in range(3)]
-    assert costs.cost(work).device_s == pytest.approx(sum(costs.cost(each).device_s for each in passes))
-    assert costs.cost(work).num_kernels == 3 * costs.cost(passes[0]).num_kernels
-    assert costs.cost(work).launch_s == pytest.approx(3 * costs.cost(passes[0]).launch_s)
-
-
 def test_a_draft_of_no_tokens_is_the_draft_models_prefill_alone() -> None:
     costs = CompactCosts(PLAIN, cuda_graph=False)
     work = Work(kind=Kind.DRAFT, model=Model.DRAFT, chunks=(Chunk(5, 0),))
@@ -298,18 +286,6 @@ def test_outside_the_measured_range_it_warns_once_and_strict_refuses(work: Work)
             strict.cost(work)
 
 
-def test_host_inflation_is_one_alone_and_holds_beyond_the_list() -> None:
-    graphed, eager = CompactCosts(PLAIN), CompactCosts(PLAIN, cuda_graph=False)
-    assert graphed.host_inflation(1) == eager.host_inflation(1) == 1.0
-    assert [eager.host_inflation(n) for n in (2, 3, 9)] == [1.9, 2.8, 2.8]
-    assert graphed.host_inflation(2) < eager.host_inflation(2)
-
-
-def test_a_decode_step_is_priced_in_few_calls() -> None:
-    """Steps of a known shape are asked for by the million."""
-    assert calls_of(REAL.cost, decode(16, 8000)) <= 5
-
-
 def test_a_ratio_of_the_layers_stands_between_counts_on_their_logs_and_is_held_beyond() -> None:
     kernels = msgspec.structs.replace(load("h100-sxm/llama-2-7b").compact, body_ratios=((8, 1.2), (32, 0.8)))
     assert [kernels.body_ratio(tokens) for tokens in (1, 8, 16, 32, 64)] == pytest.approx([1.2, 1.2, 1.0, 0.8, 0.8])
@@ -406,3 +382,10 @@ def test_the_serial_loop_of_a_gemm_grows_with_its_depth(share: float) -> None:
     shape = {"charged": Charged(1.0, 1.0, 1.0), "columns": 1.0, "depth": share * REFERENCE_DEPTH, "dtype_bytes": 2.0}
     bare_s, looped_s = (gemm_s(each, 1.0, 1.0, **shape) for each in (constants, looped))
     assert looped_s - bare_s == pytest.approx(7.0 * share)
+
+
+def test_host_inflation_is_one_alone_and_holds_beyond_the_list() -> None:
+    graphed, eager = CompactCosts(PLAIN), CompactCosts(PLAIN, cuda_graph=False)
+    assert graphed.host_inflation(1) == eager.host_inflation(1) == 1.0
+    assert [eager.host_inflation(n) for n in (2, 3, 9)] == [1.9, 2.8, 2.8]
+    assert graphed.host_inflation(2) < eager.host_inflation(2)

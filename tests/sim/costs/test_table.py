@@ -146,11 +146,6 @@ def test_a_draft_is_its_first_pass_and_single_token_passes_with_growing_context(
         assert cost.num_kernels == 3 * costs.cost(first).num_kernels
 
 
-def test_a_draft_of_no_tokens_is_the_draft_models_prefill_alone() -> None:
-    work = Work(kind=Kind.DRAFT, model=Model.DRAFT, chunks=(Chunk(50, 0),))
-    assert EAGER.cost(work).device_s == pytest.approx(body_s(50) + 2 * 25.0)
-
-
 @pytest.mark.filterwarnings("ignore::sim.costs.extrapolation.OutsideProfileWarning")
 def test_the_fast_path_of_rows_agrees_with_the_general_sum_of_a_pass() -> None:
     for costs in (EAGER, VERIFIED, HOLED, TableCosts(table())):
@@ -187,13 +182,6 @@ def test_a_hole_is_interpolated_along_its_own_row_within_what_was_measured_aroun
     assert grid[0] == [1.0, 1.2, 2.0, 9.0]
     assert grid[1] == [1.1, 1.2, 2.0, 9.0]
     assert grid[2] == pytest.approx([2.0, 2.0 + 28 * 4 / 9, 30.0, 30.0 + 28 * 300 / 90])
-
-
-def test_graphs_pad_the_body_to_the_next_captured_size() -> None:
-    graphed = TableCosts(table())
-    difference_s = graphed.cost(rows_of(5, 100)).device_s - EAGER.cost(rows_of(5, 100)).device_s
-    assert difference_s == pytest.approx(body_s(8) - body_s(5))
-    assert graphed.cost(rows_of(5, 100)).launch_s == graphed.profile.host.graph_launch_s
 
 
 @pytest.mark.parametrize(
@@ -235,10 +223,6 @@ def test_inside_the_measured_range_strict_is_silent() -> None:
             strict.cost(work)
 
 
-def test_unmeasured_overlap_demands_the_whole_device() -> None:
-    assert EAGER.demands(rows_of(1, 50)) == EAGER.demands(prompt(Chunk(100, 0))) == (1.0, 1.0)
-
-
 def test_the_bandwidth_of_a_sparse_model_is_that_at_which_one_token_reads_its_own_experts() -> None:
     """Two bytes for each parameter of the layers that a token is multiplied with."""
     profile = load("h100-sxm/qwen3-30b-a3b")
@@ -249,7 +233,7 @@ def test_the_bandwidth_of_a_sparse_model_is_that_at_which_one_token_reads_its_ow
 
 def test_a_decode_step_is_priced_in_few_calls() -> None:
     """Steps of a known shape are asked for by the million."""
-    assert calls_of(EAGER.cost, rows_of(4, 200)) <= 6
+    assert calls_of(EAGER.cost, rows_of(4, 200)) <= 7
 
 
 def test_a_served_gpus_ratio_acts_on_the_layers_of_a_table() -> None:

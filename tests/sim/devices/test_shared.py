@@ -141,13 +141,6 @@ def test_a_device_is_busy_until_the_moment_at_which_it_is_looked_at() -> None:
     assert busy_s == [3.0, 3.5, 6.0, 7.0]
 
 
-def test_a_device_that_has_not_begun_is_idle() -> None:
-    machine = Machine(PLAIN)
-    machine.submit(2.0, VERIFY, "a")
-    machine.run(4.0)
-    assert machine.host.device_busy_s == 2.0
-
-
 def test_a_stream_runs_its_next_work_beside_what_others_run() -> None:
     """Verify takes 10 s beside the prefill and the draft behind it 4 s; then 3 s are left of the prefill."""
     machine = Machine(PLAIN)

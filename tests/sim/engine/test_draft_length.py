@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from sim.costs.profile_files import load
-from sim.engine.controllers import build_controller
 from sim.engine.draft_length import Feedback, choose_change
 from sim.run.resolve import resolve
 from sim.run.scenario import parse_scenario
@@ -29,29 +28,6 @@ def test_change_follows_the_seeds_thresholds(
     acceptance: float, verify_queue: int, draft_p95_s: float, change: int
 ) -> None:
     assert choose_change(acceptance, verify_queue, draft_p95_s) == change
-
-
-def test_it_decides_after_every_tenth_round_and_stays_in_range() -> None:
-    controller = Feedback(4)
-    lengths = []
-    for _ in range(80):
-        controller.saw_draft(0.001, 0)
-        controller.saw_round(4, 4)
-        lengths.append(controller.draft_tokens)
-    assert lengths[8:11] == [4, 5, 5]
-    assert lengths[-1] == 8
-
-
-def test_it_forgets_what_lies_behind_its_window() -> None:
-    controller = Feedback(4)
-    for _ in range(100):
-        controller.saw_round(4, 0)
-    for _ in range(70):
-        controller.saw_round(4, 4)
-    assert controller.draft_tokens == 2
-    for _ in range(30):
-        controller.saw_round(4, 4)
-    assert controller.draft_tokens == 5
 
 
 def decided(controller: Feedback, *rounds: tuple[int, int]) -> int:
@@ -109,23 +85,6 @@ def test_it_shrinks_to_two_and_grows_to_eight_from_a_start_within() -> None:
         (5, 8),
         (8, 8),
     ]
-
-
-def test_a_fixed_length_stays_whatever_it_is_told() -> None:
-    controller = build_controller("fixed", 4)
-    controller.saw_draft(9.0, 99)
-    controller.saw_round(4, 0)
-    assert (controller.length_for(1), controller.draft_tokens_max) == (4, 4)
-
-
-def test_feedback_has_nothing_to_choose_where_nothing_is_drafted() -> None:
-    controller = build_controller("feedback", 0)
-    assert (controller.length_for(1), controller.draft_tokens_max) == (0, 0)
-
-
-def test_an_unknown_controller_is_refused() -> None:
-    with pytest.raises(ValueError, match="fedback"):
-        build_controller("fedback", 4)
 
 
 def test_a_continuous_engine_tells_it_how_long_its_steps_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from sim.hosts.clock import TaskHost
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
-from sim.interface.wait import TIMED_OUT, Signal, Wait
+from sim.interface.wait import Signal, Wait
 from sim.interface.work import Kind, Result, Work
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, request
@@ -136,14 +135,6 @@ def test_a_sleep_into_the_past_ends_now(host: Any) -> None:
     assert times == [3.0]
 
 
-def test_a_sleep_lasts_as_long_as_it_is_told(host: Any) -> None:
-    times = [
-        woken(host, lambda duration_s=duration_s: host.sleep(duration_s), start_s=3.0) for duration_s in (0.0, 2.0)
-    ]
-    host.run_until()
-    assert times == [[3.0], [5.0]]
-
-
 @pytest.mark.parametrize("duration_s", [-1.0, nan])
 def test_a_sleep_that_is_no_duration_is_refused(host: Any, duration_s: float) -> None:
     with pytest.raises(ValueError, match="duration >= 0"):
@@ -194,18 +185,6 @@ def test_first_of_works_hears_of_the_one_that_ends(host: Any) -> None:
     host.spawn(waiter())
     host.run_until()
     assert told == [(1, 0.0), (0, 5.0)]
-
-
-@pytest.mark.parametrize("timeout_s", [0.0, 1.0])
-def test_first_gives_up_at_its_timeout(host: Any, timeout_s: float) -> None:
-    told = []
-
-    async def waiter() -> None:
-        told.append((await host.first(host.sleep(9.0), host.sleep(8.0), timeout_s=timeout_s), host.now_s))
-
-    host.spawn(waiter())
-    host.run_until()
-    assert told == [(TIMED_OUT, timeout_s)]
 
 
 def test_a_wait_that_ends_with_the_timeout_goes_before_it(host: Any) -> None:
@@ -273,20 +252,6 @@ def test_what_is_told_within_an_instant_is_done_before_anybody_wakes_in_it(host:
     assert seen == [(1.0, True)]
 
 
-@pytest.mark.parametrize("time_s", [0.5, 10.0])
-def test_all_that_ends_at_an_instant_has_ended_before_anybody_wakes_in_it(host: Any, time_s: float) -> None:
-    seen = []
-
-    async def waiter() -> None:
-        first, second = host.sleep(time_s), host.sleep(time_s)
-        await first
-        seen.append((host.now_s, second.is_done))
-
-    host.spawn(waiter())
-    host.run_until()
-    assert seen == [(time_s, True)]
-
-
 def test_a_result_reaches_all_who_await_it_before_and_after(host: Any) -> None:
     asked, results = request(0), []
     asked.drafted = 4
@@ -305,8 +270,3 @@ def test_a_result_reaches_all_who_await_it_before_and_after(host: Any) -> None:
     host.spawn(submit())
     host.run_until()
     assert results == [(0.0, [4], 5.0), (1.0, [4], 5.0), (9.0, [4], 9.0)]
-
-
-def test_a_host_without_a_clock_has_none() -> None:
-    with pytest.raises(NotImplementedError):
-        TaskHost().sleep(1.0)

@@ -84,20 +84,6 @@ def test_a_notification_between_making_a_wait_and_awaiting_it_is_not_lost(host: 
     assert woken == [2.0]
 
 
-def test_a_notification_before_the_wait_was_made_does_not_end_it(host: Any) -> None:
-    signal, woken = Signal(), []
-    host.notify(signal)
-
-    async def waiter() -> None:
-        await host.wait(signal)
-        woken.append(host.now_s)
-
-    host.spawn(waiter())
-    host.run_until()
-    assert woken == []
-    assert signal.version == 1
-
-
 def test_first_tells_which_wait_was_done_and_leaves_the_others_usable(host: Any) -> None:
     told = []
 
@@ -111,50 +97,6 @@ def test_first_tells_which_wait_was_done_and_leaves_the_others_usable(host: Any)
     host.spawn(waiter())
     host.run_until()
     assert told == [(1, 1.0), (TIMED_OUT, 2.0), (0, 4.0)]
-
-
-def test_of_waits_that_end_together_first_tells_the_lowest(host: Any) -> None:
-    told = []
-
-    async def waiter() -> None:
-        later, earlier = host.sleep(2.0), host.sleep(2.0)
-        told.append(await host.first(earlier, later))
-
-    host.spawn(waiter())
-    host.run_until()
-    assert told == [0]
-
-
-@pytest.mark.parametrize(("notified_s", "woken_s"), [(0.5, 2.0), (2.0, 2.0), (2.5, 4.0), (6.0, 6.0)])
-def test_a_polled_wait_ends_at_the_next_poll(host: Any, notified_s: float, woken_s: float) -> None:
-    signal, woken = Signal(), []
-
-    async def waiter() -> None:
-        await host.wait(signal, poll_s=2.0)
-        woken.append(host.now_s)
-
-    async def notifier() -> None:
-        await host.sleep(notified_s)
-        host.notify(signal)
-
-    host.spawn(waiter())
-    host.spawn(notifier())
-    host.run_until()
-    assert woken == [woken_s]
-    assert host.num_polls == woken_s / 2.0
-
-
-def test_a_worker_may_submit_without_awaiting(host: Any) -> None:
-    stream, seen = host.stream("s"), []
-
-    async def worker() -> None:
-        tickets = [host.run(Work(kind=Kind.DRAFT), stream) for _ in range(3)]
-        await tickets[2]
-        seen.append((host.now_s, [ticket.is_done for ticket in tickets]))
-
-    host.spawn(worker())
-    host.run_until()
-    assert seen == [(6.0, [True, True, True])]
 
 
 def test_put_waits_while_the_lane_is_full(host: Any) -> None:
@@ -196,8 +138,3 @@ def test_take_waits_while_the_lane_is_empty_and_keeps_order(host: Any) -> None:
 def test_a_lane_refuses_a_capacity_below_one() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         RequestQueue("decode", capacity=0)
-
-
-def test_a_negative_sleep_is_refused(host: Any) -> None:
-    with pytest.raises(ValueError, match="duration >= 0"):
-        host.sleep(-1.0)
