@@ -227,11 +227,6 @@ def test_what_cannot_be_replayed_is_one_clear_line(tmp_path: Path, args: list[st
     assert not (tmp_path / "out").exists()
 
 
-def test_results_that_are_there_are_not_overwritten(replayed: Path) -> None:
-    with pytest.raises(ValueError, match="is not empty; choose another or add --overwrite"):
-        raise _error(replay_into(replayed, "--policy", "pd"))
-
-
 def test_a_directory_without_a_replay_is_refused(tmp_path: Path, replayed: Path) -> None:
     with pytest.raises(ValueError, match="want a directory of `lanesim replay`"):
         raise _error(invoke(validate_command, str(tmp_path)))

@@ -41,15 +41,6 @@ def test_one_module_touches_torch_cuda() -> None:
     assert [name for name, source in sources.items() if touches_cuda(source)] == [ONLY]
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["import torch.cuda as c", "from torch import cuda", "from torch.cuda import Event", "x = torch.cuda.Stream()"],
-)
-def test_every_spelling_of_it_is_seen(source: str) -> None:
-    assert touches_cuda(source)
-    assert not touches_cuda("torch.version.cuda, torch.backends.cuda, self.cuda.find, 'torch.cuda'")
-
-
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's streams: 32 of them, handed out in turn."""

@@ -14,7 +14,7 @@ from realrun.host.executor import ExecutorLane, Handle, SubmittedWork, WorkOutco
 from realrun.host.gpuhost import GpuHost
 from realrun.host.threads import HostStuck
 from sim.interface.host import Host, Stream
-from sim.interface.wait import TIMED_OUT, Signal
+from sim.interface.wait import Signal
 from sim.interface.work import Kind, Work
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
 from tests.sim.support import SECONDS
@@ -97,33 +97,6 @@ def test_a_cancelled_work_that_has_not_been_issued_never_runs_and_holds_nobody_u
     assert times == {"dropped": 1.0, "depends": 3.0}
 
 
-def test_a_running_work_ends_at_its_end_although_it_was_cancelled() -> None:
-    times: list[float] = []
-
-    async def policy(host: GpuHost) -> None:
-        ticket = host.run(VERIFY, host.stream("gpu"))
-        await host.sleep(1.0)
-        ticket.cancel()
-        await ticket
-        times.append(host.now_s)
-
-    run_tasks(policy)
-    assert times == [5.0]
-
-
-def test_first_tells_which_or_times_out() -> None:
-    seen: list[int] = []
-
-    async def policy(host: GpuHost) -> None:
-        stream = host.stream("gpu")
-        slow, quick = host.sleep(9.0), host.run(DRAFT, stream)
-        seen.append(await host.first(slow, quick))
-        seen.append(await host.first(slow, timeout_s=1.0))
-
-    run_tasks(policy)
-    assert seen == [1, TIMED_OUT]
-
-
 def test_wake_ups_of_one_instant_come_in_the_order_of_posting() -> None:
     order: list[str] = []
     signal = Signal()
@@ -162,13 +135,6 @@ def test_an_idle_worker_really_looks() -> None:
     run_tasks(worker, notifier, clock=WallClock())
     assert woken_s[0] >= 0.055
     assert 1 <= looks[0] <= 1 + woken_s[0] / 0.01
-
-
-def test_polls_alone_keep_no_run_alive() -> None:
-    async def worker(host: GpuHost) -> None:
-        await host.wait(Signal(), poll_s=0.01)
-
-    run_tasks(worker, clock=WallClock())
 
 
 class BrokenExecutor(ConstantExecutor):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -125,20 +124,6 @@ def test_warming_up_touches_no_request() -> None:
     assert int(kernels.sequences.lengths[-1]) == 1
 
 
-def test_passes_are_issued_without_anything_that_would_be_differentiated() -> None:
-    kernels = tiny_kernels()
-    issuer, modes = kernels.issuer("all"), []
-    program = issuer.program
-
-    def noted(*arguments: Any) -> Any:
-        modes.append(torch.is_inference_mode_enabled())
-        return program(*arguments)
-
-    issuer.program = noted
-    kernels.prefill([PromptChunk(slot, 5) for slot in admitted(kernels, (5,))], issuer).result()
-    assert modes == [True]
-
-
 def test_static_buffers_stay_where_they_are() -> None:
     kernels = tiny_kernels()
     issuer = kernels.issuer("all")
@@ -167,32 +152,6 @@ def test_results_read_late_are_the_results_of_their_own_pass() -> None:
     for _ in range(2 * STAGING_DEPTH):
         other.verify(expected, other_issuer).result()
     assert [slot.output for slot in slots] == [slot.output for slot in expected]
-
-
-def test_issuers_on_two_threads_give_what_one_gives() -> None:
-    def run(together: bool) -> list[list[int]]:
-        kernels = tiny_kernels()
-        slots = admitted(kernels, (6, 9, 4, 12))
-        halves = [(slots[:2], kernels.issuer("one")), (slots[2:], kernels.issuer("two"))]
-
-        def serve(half: tuple[list[Slot], Issuer]) -> None:
-            prefill_in_chunks(kernels, half[0], 5, half[1])
-            speculate(kernels, half[0], 20, (3, 2), half[1])
-
-        if together:
-            with ThreadPoolExecutor(2) as pool:
-                list(pool.map(serve, halves))
-        else:
-            for half in halves:
-                serve(half)
-        return [slot.output for slot in slots]
-
-    assert run(together=True) == run(together=False)
-
-
-def test_the_implementation_names_what_times_depend_on() -> None:
-    kernels = tiny_kernels()
-    assert kernels.implementation == ("attention=math;kv=slot-token-head;packing=rectangles;launch=eager;dtype=float64")
 
 
 def test_what_reads_lengths_back_is_not_captured() -> None:

@@ -19,7 +19,6 @@ from realrun.model.attention import Attention
 from sim.interface.work import Model
 from tests.realrun.support import (
     greedy_text,
-    next_chunks,
     prefill_in_chunks,
     prompts,
     speculate,
@@ -69,11 +68,6 @@ def test_speculation_changes_no_token(draft: str, batch: int, draft_lengths: tup
     assert outputs(draft, batch, draft_lengths, chunk_tokens=5) == reference(draft)
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 4, 64])
-def test_chunk_size_changes_no_token(chunk_tokens: int) -> None:
-    assert outputs("0.2", 3, (3, 2), chunk_tokens) == reference("0.2")
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -95,36 +89,6 @@ def test_plain_decode_is_verify_without_drafts_and_needs_no_draft_model() -> Non
     prefill_in_chunks(kernels, slots, 8, issuer)
     speculate(kernels, slots, NUM_TOKENS, (0,), issuer)
     assert [slot.output[:NUM_TOKENS] for slot in slots] == reference("0.2")
-
-
-def test_mixed_steps_with_late_arrivals_change_no_token() -> None:
-    """Requests join one after the other; each step verifies those under way and prefills a chunk of the newcomer."""
-    kernels = PairKernels(*pair("0.2"), tiny_options(batch_buckets=(2, 4, 6)))
-    target, draft = kernels.issuer("target"), kernels.issuer("draft")
-    waiting = list(enumerate(prompts(PROMPT_LENGTHS)))
-    running, joining, done = [], [], {}
-    while waiting or running or joining:
-        if waiting and not joining:
-            number, prompt = waiting.pop(0)
-            joining = [(number, kernels.admit(prompt))]
-        decoding = [slot for _, slot in running]
-        chunks = next_chunks([slot for _, slot in joining], 4, Model.TARGET)
-        draft_chunks = next_chunks([slot for _, slot in joining], 4, Model.DRAFT)
-        if decoding:
-            kernels.draft(decoding, 3, draft, chunks=draft_chunks).result()
-        else:
-            kernels.prefill(draft_chunks, draft, model=Model.DRAFT).result()
-        results = kernels.verify(decoding, target, chunks=chunks).result()
-        assert [len(result.tokens) for result in results[: len(decoding)]] == [
-            r.accepted + 1 for r in results[: len(decoding)]
-        ]
-        running += [member for member in joining if member[1].is_prefilled]
-        joining = [member for member in joining if not member[1].is_prefilled]
-        for number, slot in [member for member in running if len(member[1].output) >= NUM_TOKENS]:
-            done[number] = slot.output[:NUM_TOKENS]
-            kernels.release(slot)
-            running.remove((number, slot))
-    assert [done[number] for number in sorted(done)] == reference("0.2")
 
 
 def test_a_round_may_be_issued_before_the_result_of_the_last_is_back() -> None:
@@ -156,16 +120,3 @@ def test_a_draft_of_the_same_model_is_always_accepted_in_full() -> None:
         accepted = [row.accepted for row in kernels.verify(slots, issuer).result()]
         assert accepted == [draft_tokens] * len(slots)
         assert {slot.draft_lag for slot in slots} == {2}
-
-
-def test_recomputing_accepted_tokens_changes_no_token() -> None:
-    """As an engine without roll-back does after every verify."""
-    kernels = PairKernels(*pair("0.2"), tiny_options())
-    issuer = kernels.issuer("all")
-    slots = [kernels.admit(prompt) for prompt in prompts(PROMPT_LENGTHS)]
-    prefill_in_chunks(kernels, slots, 8, issuer)
-    while min(len(slot.output) for slot in slots) < NUM_TOKENS:
-        kernels.draft(slots, 3, issuer)
-        results = kernels.verify(slots, issuer).result()
-        kernels.recompute(slots, [len(result.tokens) for result in results], issuer)
-    assert [slot.output[:NUM_TOKENS] for slot in slots] == reference("0.2")

@@ -108,25 +108,3 @@ def test_a_draft_after_plain_decodes_catches_up_on_all_of_them() -> None:
     assert [slot.draft_lag for slot in slots] == [2, 1, 2]
     lengths = kernels.draft_model.kv.lengths.tolist()
     assert [lengths[slot.index] for slot in slots] == [slot.known_tokens - slot.draft_lag for slot in slots]
-
-
-def test_other_slots_are_untouched_by_a_pass() -> None:
-    kernels, slots, issuer = prefilled()
-    bystander = slots[2]
-    before = kernels.target.kv.keys[:, bystander.index].clone()
-    kernels.draft(slots[:2], 4, issuer)
-    kernels.verify(slots[:2], issuer).result()
-    assert torch.equal(kernels.target.kv.keys[:, bystander.index], before)
-
-
-def test_a_released_slot_serves_the_next_request_as_if_it_were_new() -> None:
-    kernels, slots, issuer = prefilled()
-    kernels.draft(slots, 4, issuer)
-    kernels.verify(slots, issuer).result()
-    kernels.release(slots[0])
-    again = kernels.admit(prompts([6, 11, 4])[0])
-    assert again.index == slots[0].index
-    prefill_in_chunks(kernels, [again], 8, issuer)
-    kernels.draft([again], 4, issuer)
-    kernels.verify([again], issuer).result()
-    assert again.output == slots[0].output

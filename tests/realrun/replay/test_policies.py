@@ -8,12 +8,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from realrun.host.clocks import WallClock
 from realrun.host.gpuhost import GpuHost
 from realrun.host.ticket import GpuTicket
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.replay.pair_executor import PairExecutor
-from sim.interface.host import Stream
 from sim.interface.request import Request
 from sim.policies.options import Batching, EngineLimits, KvMode
 from sim.policies.registry import POLICIES, PolicyOptions, find_policy
@@ -76,17 +74,6 @@ def test_a_tape_dictates_what_is_accepted(policy: str) -> None:
             assert list(ticket.job.forced) == wanted[: ticket.work.rows]
 
 
-def test_computed_tokens_are_at_least_the_useful_ones() -> None:
-    from realrun.replay.measured_costs import measured_work
-    from realrun.replay.replayable import useful_tokens
-
-    pair, _ = executor()
-    for ticket in run("pd", pair, PolicyOptions(poll_s=0.0005), PeriodicDraws(), EngineLimits()):
-        work = measured_work(ticket)
-        assert work.padded_tokens >= useful_tokens(work.record) > 0
-        assert work.eligible_s <= work.record.issue_start_s <= work.record.start_s <= work.record.end_s
-
-
 def test_a_slot_is_used_again_and_waits_for_the_last_pass_of_its_former_request() -> None:
     target, draft = tied_pair(tiny_model(), 2, 0.2)
     pair = PairExecutor(PairKernels(target, draft, tiny_options(slots=2)), seed=3)
@@ -105,12 +92,3 @@ def test_a_work_that_keeps_no_kv_has_no_real_passes() -> None:
     pair, _ = executor()
     with pytest.raises(ValueError, match="use kv: rollback or reforward"):
         run("pd", pair, PolicyOptions(kv=KvMode.NONE), PeriodicDraws(), EngineLimits())
-
-
-def test_streams_of_one_name_and_different_priorities_are_not_one() -> None:
-    """Policies follow each other on one executor, and give "decode" different priorities."""
-    kept, _ = executor()
-    clock = WallClock()
-    lanes = [kept.lane(Stream(name="decode", device=0, priority=priority), clock) for priority in (1, 2, 1)]
-    assert lanes[0].issuer is lanes[2].issuer
-    assert lanes[0].issuer is not lanes[1].issuer
