@@ -83,7 +83,7 @@ def breaking(serving: Any, options: Any, limits: Any) -> list[Any]:
 def unshared(serving: Any, options: Any, limits: Any) -> list[Any]:
     stream, decode = serving.host.stream("prefill"), lanesim.RequestQueue("decode")
     serving.host.stream("decode", sm_share=options.share("decode"))
-    return [pd.prefill_lane(serving, options, decode, stream)]
+    return [pd.prefill_lane(serving, options, limits, decode, stream)]
 
 
 def awaiting(serving: Any, options: Any, limits: Any) -> list[Any]:

@@ -119,8 +119,7 @@ def test_limits_are_those_of_vllms_server_on_that_gpu(gpu: str, memory_gib: int,
 @pytest.mark.parametrize("name", [name for name in shipped() if load(name).host.engine in (None, "measured here")])
 def test_a_shipped_profile_says_what_the_gpu_takes_or_whose_constants_it_has(name: str) -> None:
     profile = load(name)
-    if profile.gpu.name == "cpu":
-        assert profile.host.engine == "measured here"
+    if profile.host.engine == "measured here":
         own = own_engine(profile)
         assert own is not None
         assert (own.name, own.step_s, own.is_async) == ("measured here", profile.host.step_s, False)
