@@ -26,7 +26,7 @@ PROGRAMS = {
     "atlas": ("validation.pages.atlas_page", "docs/atlas.html: published pairs, best draft length by load, break-even"),
     "claims": ("validation.claims.claims_command", "published claims: claimed, simulated, verdict and why"),
     "conformance": (
-        "validation.conformance.conformance_command",
+        "validation.conformance.replayed",
         "steps of real schedulers beside those of continuous",
     ),
     "drafted": ("validation.silicon.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),

@@ -78,8 +78,6 @@ class Fitted:
     """Half of each one's 95 % interval; empty after a search, which gives none."""
     error_pct: float
     """Mean size of the errors left on the cells; after a search the mean signed error."""
-    is_at_bound: bool = False
-    """A search ended where 0 already is too slow, so that no constant helps."""
 
     @property
     def told(self) -> dict[str, bool]:
@@ -136,8 +134,8 @@ def fit_constant(profile: Profile, name: str, slowness_pct: Callable[[Profile], 
     def slowness(value_s: float) -> float:
         return slowness_pct(with_constants(profile, {name: value_s}))
 
-    value_s, is_at_bound = 0.0, slowness(0.0) >= 0.0
-    if not is_at_bound:
+    value_s = 0.0
+    if slowness(0.0) < 0.0:
         low_s, high_s = 0.0, FIRST_TRY_S
         while slowness(high_s) < 0.0:
             low_s, high_s = high_s, 2.0 * high_s
@@ -149,9 +147,7 @@ def fit_constant(profile: Profile, name: str, slowness_pct: Callable[[Profile], 
         value_s = float(brentq(slowness, low_s, high_s, xtol=TOLERANCE_S))
     fitted = with_constants(profile, {name: value_s})
     left_pct = slowness_pct(fitted)
-    return Fitted(
-        profile=fitted, values_s={name: value_s}, half_widths_s={}, error_pct=left_pct, is_at_bound=is_at_bound
-    )
+    return Fitted(profile=fitted, values_s={name: value_s}, half_widths_s={}, error_pct=left_pct)
 
 
 def fit_constants(

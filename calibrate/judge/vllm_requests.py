@@ -52,10 +52,6 @@ class Stamped(msgspec.Struct, kw_only=True):
         return str(self.request_id)
 
 
-FIELDS = tuple(name for name in Stamped.__struct_fields__ if name != "line")
-"""Names that each line has."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealRun:
     """Records that a vLLM run left behind."""

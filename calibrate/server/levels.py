@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from math import pi, sqrt
+from math import inf, pi, sqrt
 from statistics import fmean, median, stdev
 
 import msgspec
@@ -52,20 +52,20 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def check(self, source: str) -> None:
         """Raise ValueError, naming the `source`, unless these are numbers that counting can give."""
-        if self.rates and len(self.rates) != self.draft_tokens:
-            raise ValueError(f"{source}: {len(self.rates)} acceptance rates for drafts of {self.draft_tokens} tokens")
-        falling = (1.0, *self.rates)
-        if not all(0.0 <= later <= earlier for earlier, later in pairwise(falling)):
-            told = ", ".join(f"{rate:g}" for rate in self.rates)
-            raise ValueError(f"{source}: acceptance rates {told} must be 0 to 1, none above the one before it")
-        if not 1 <= self.draft_tokens <= MAX_DRAFT_TOKENS:
-            raise ValueError(f"{source}: drafts of {self.draft_tokens} tokens; want 1 to {MAX_DRAFT_TOKENS}")
-        if not 1.0 <= self.length <= self.draft_tokens + 1.0:
-            raise ValueError(
-                f"{source}: acceptance length {self.length:g} must be 1 to {self.draft_tokens + 1}, bonus included"
-            )
-        if not 0.0 <= self.drafts < float("inf"):
-            raise ValueError(f"{source}: {self.drafts:g} drafts cannot have been counted")
+        tokens, told = self.draft_tokens, ", ".join(f"{rate:g}" for rate in self.rates)
+        falls = all(0.0 <= later <= earlier for earlier, later in pairwise((1.0, *self.rates)))
+        for is_so, problem in (
+            (len(self.rates) in (0, tokens), f"{len(self.rates)} acceptance rates for drafts of {tokens} tokens"),
+            (falls, f"acceptance rates {told} must be 0 to 1, none above the one before it"),
+            (1 <= tokens <= MAX_DRAFT_TOKENS, f"drafts of {tokens} tokens; want 1 to {MAX_DRAFT_TOKENS}"),
+            (
+                1.0 <= self.length <= tokens + 1.0,
+                f"acceptance length {self.length:g} must be 1 to {tokens + 1}, bonus included",
+            ),
+            (0.0 <= self.drafts < inf, f"{self.drafts:g} drafts cannot have been counted"),
+        ):
+            if not is_so:
+                raise ValueError(f"{source}: {problem}")
 
     @property
     def quote(self) -> str:

@@ -11,9 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from validation.conformance.conformance_command import main
 from validation.conformance.logs import Log, read_logs, write_logs
-from validation.conformance.replayed import differences
+from validation.conformance.replayed import differences, main
 
 LOGS = Path(__file__).parent / "scheduler_logs"
 DRAWN = sorted(LOGS.glob("*.jsonl.gz"))

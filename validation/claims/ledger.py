@@ -114,31 +114,27 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def row(self, measured: Finding | None) -> ClaimRow:
         """The verdict; None where its conditions are missing."""
-        if measured is None:
-            return self._row(Finding(None), ClaimVerdict.NOT_TESTABLE, self.why)
-        simulated, interval, is_met, details = measured
-        if is_met is None:
-            low, high = self.bounds()
-            is_met = isinstance(simulated, int | float) and low <= simulated <= high
-            if self.is_one_run and interval is not None:
-                is_met = is_met or (interval[0] <= high and low <= interval[1])
-        sentence = self.why if is_met or not self.why_not else self.why_not
-        return self._row(
-            measured, self.if_met if is_met else self.if_not, sentence.format(simulated=simulated, **details)
-        )
-
-    def _row(self, measured: Finding, verdict: ClaimVerdict, why: str) -> ClaimRow:
+        simulated, interval, is_met, details = measured or Finding(None)
+        verdict, why = ClaimVerdict.NOT_TESTABLE, self.why
+        if measured is not None:
+            if is_met is None:
+                low, high = self.bounds()
+                is_met = isinstance(simulated, int | float) and low <= simulated <= high
+                if self.is_one_run and interval is not None:
+                    is_met = is_met or (interval[0] <= high and low <= interval[1])
+            verdict = self.if_met if is_met else self.if_not
+            why = (self.why if is_met or not self.why_not else self.why_not).format(simulated=simulated, **details)
         return ClaimRow(
             id=self.id,
             section=self.id[0],
             claimed=self.claimed,
-            simulated=measured.simulated,
-            interval=measured.interval,
+            simulated=simulated,
+            interval=interval,
             verdict=verdict,
             why=why,
             unit=self.unit,
             source=self.source,
-            details=measured.details,
+            details=details,
         )
 
 

@@ -30,9 +30,22 @@ from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from sim.studies.load_table import table_of
 from validation.claims.ledger import Claim, Detail, Finding, Interval, Spec, section
-from validation.claims.made_profiles import DRAFT_COMPUTE_MS, DRAFT_EAGER_MS, IMPLIED_DRAFT_MS
 from validation.claims.prototype import CUT_LABELS, LABELS, HarnessRun, arrivals, harness_run
-from validation.claims.runs import SEED, Ratio, at, bracketed, mean_of, profile_of, ratio, simulated, span, values
+from validation.claims.runs import (
+    DRAFT_COMPUTE_MS,
+    DRAFT_EAGER_MS,
+    IMPLIED_DRAFT_MS,
+    SEED,
+    Ratio,
+    at,
+    bracketed,
+    mean_of,
+    profile_of,
+    ratio,
+    simulated,
+    span,
+    values,
+)
 from validation.tables import off_pct
 
 FORMS: dict[str, Callable[[float], float]] = {
