@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -68,6 +68,9 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     drafter: str | None = None
     """Name on Hugging Face; None: the checkpoint's own, or not said."""
 
+    def __post_init__(self) -> None:
+        parse_quoted(self.acceptance)
+
 
 class PublishedGain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A published speed-up of the pair."""
@@ -83,7 +86,7 @@ class AtlasPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     target: str
     """Name on Hugging Face."""
     engine: str
-    method: str
+    method: Literal["eagle3", "mtp"]
     acceptance: str
     """Name of a quote."""
     gpu: str | None = None
@@ -98,11 +101,20 @@ class AtlasPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     measured_by: str | None = None
     """None: whoever published the acceptance."""
 
+    def __post_init__(self) -> None:
+        if (self.gpu is None) == (self.profile is None):
+            raise ValueError(f"gpu={self.gpu!r} and profile={self.profile!r}: want one of them")
+
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    schema: int
+    schema: Literal[1]
     acceptances: dict[str, Quote]
     pairs: list[AtlasPair]
+
+    def __post_init__(self) -> None:
+        for pair in self.pairs:
+            if pair.acceptance not in self.acceptances:
+                raise ValueError(unknown("acceptance", pair.acceptance, self.acceptances))
 
 
 class AtLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,26 +172,8 @@ class Plot(NamedTuple):
 
 def read_pairs(path: Path) -> list[Plot]:
     """Raises ValueError, one line, for a file that is damaged and a pair that names nothing known."""
-    where = f"pairs {str(path)!r}"
-    file = convert(read_yaml(path, "pairs"), _File, where)
-    if file.schema != SCHEMA:
-        raise ValueError(f"{where}: schema={file.schema}, want {SCHEMA}")
-    for name, quote in file.acceptances.items():
-        try:
-            parse_quoted(quote.acceptance)
-        except ValueError as error:
-            raise ValueError(f"{where}: acceptances.{name}: {error}") from None
-    plots = []
-    for index, pair in enumerate(file.pairs):
-        at = f"{where}: pairs[{index}] {pair.target!r}"
-        if pair.acceptance not in file.acceptances:
-            raise ValueError(f"{at}: {unknown('acceptance', pair.acceptance, file.acceptances)}")
-        if pair.method not in LENGTHS:
-            raise ValueError(f"{at}: {unknown('method', pair.method, LENGTHS)}")
-        if (pair.gpu is None) == (pair.profile is None):
-            raise ValueError(f"{at}: gpu={pair.gpu!r} and profile={pair.profile!r}: want one of them")
-        plots.append(Plot(pair, file.acceptances[pair.acceptance]))
-    return plots
+    file = convert(read_yaml(path, "pairs"), _File, f"pairs {str(path)!r}")
+    return [Plot(pair, file.acceptances[pair.acceptance]) for pair in file.pairs]
 
 
 def profile_of(pair: AtlasPair) -> Profile:

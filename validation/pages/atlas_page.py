@@ -244,11 +244,7 @@ def main(
     kept: bool = False,
 ) -> int:
     warnings.simplefilter("ignore")
-    try:
-        plots = [plot for plot in read_pairs(pairs) if only in plot.label]
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+    plots = [plot for plot in read_pairs(pairs) if only in plot.label]
     rows, refused = atlas(plots, draws=draws, workers=workers, done=done, is_kept_only=kept)
     if not rows:
         print(f"no pair of {len(plots)} can be judged", file=sys.stderr)
