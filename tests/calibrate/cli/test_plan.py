@@ -28,6 +28,12 @@ def planned(*flags: str) -> str:
     return str(refused.value)
 
 
+def test_another_name_of_a_gpu_is_understood_in_capitals() -> None:
+    """What is refused then is the next thing that is wrong."""
+    line = planned("Qwen/Qwen3-32B", "--gpu", "RTX-PRO-6000", "--draft", "eagle", *QUESTION)
+    assert line.startswith("unknown drafter 'eagle'")
+
+
 def test_a_drafter_that_is_none_names_those_there_are() -> None:
     line = planned("Qwen/Qwen3-32B", "--gpu", "h200-sxm", "--draft", "eagle", *QUESTION)
     assert line == "unknown drafter 'eagle'; did you mean 'eagle3'? (known: eagle3, mtp, dspark, or a model)"

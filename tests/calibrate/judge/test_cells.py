@@ -190,6 +190,14 @@ def test_a_table_that_cannot_be_read_is_one_line(text: str, says: str, tmp_path:
     assert says in message
 
 
+@pytest.mark.parametrize(
+    ("columns", "says"), [("isl=input_len", "unknown column 'isl'"), ("tpot_ms=tpot", "did you mean 'tpot_ms'")]
+)
+def test_columns_that_cannot_be_mapped_are_one_line(columns: str, says: str, tmp_path: Path) -> None:
+    path = write_table(tmp_path / "t.csv", [GOOD])
+    assert says in refusal(cells_command, str(path), "--profile", PAIR, "--columns", columns)
+
+
 def test_the_words_of_other_tables_and_of_an_open_loop_are_read(tmp_path: Path) -> None:
     rows = [{"request_rate": 2.5, "input_len": 50, "output_len": 8, "k": 3, "acceptance": "iid:.6", "gpu": "H100",
              "role": "fitted", "output_tokens_per_s": 90}]  # fmt: skip

@@ -207,6 +207,17 @@ def test_a_defect_of_the_file_is_one_line_that_names_its_place(name: str, tmp_pa
     assert says in message
 
 
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--num-speculative-tokens", "2", "--set", "policy=autoregressive"], "drafts nothing"),
+        (["--profile", "rtx-pro-6000-server/qwen3-30b-a3b", "--set", "devices.count=2"], "is of 1"),
+    ],
+)
+def test_flags_that_cannot_be_are_one_line(more: list[str], says: str, tmp_path: Path) -> None:
+    assert says in refusal(vllm_command, *flags(write_lines(tmp_path / "r.jsonl", rows()), *more))
+
+
 def test_the_requests_simulated_are_fresh_and_in_order_of_arrival(tmp_path: Path) -> None:
     fresh = read_requests(write_lines(tmp_path / "r.jsonl", rows()[::-1])).fresh()
     assert [(each.id, each.index) for each in fresh] == [(f"r{number}", number) for number in range(4)]
