@@ -1,121 +1,264 @@
-"""Metrics of a hand-made record, and of runs whose numbers can be summed by hand."""
+"""One hand-made record, and every figure that is computed from it, summed by hand."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import nan
 from typing import Any
 
 import pytest
 
 from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
-from sim.metrics.records import RunRecord, StreamUsage
-from sim.metrics.stats import weighted_percentiles
-from sim.metrics.summary import summarise
+from sim.metrics.records import RunRecord, StreamUsage, WorkRecord
+from sim.metrics.summary import detailed, summarise
 
 
-def finished(index: int, arrival_s: float, first_s: float, last_s: float, tokens: int, **counts: int) -> Request:
+def asked(index: int, times_s: tuple[float, float, float, float], tokens: tuple[int, int], **counts: int) -> Request:
+    """A request with `times_s` of arrival, admission, first and last token, and prompt and output `tokens`, all of
+    them emitted unless `emitted_tokens` says otherwise."""
+    arrival_s, scheduled_s, first_s, last_s = times_s
+    prompt, output = tokens
     return Request(
         index=index,
-        id=str(index),
+        id=f"r{index}",
         arrival_s=arrival_s,
-        prompt_tokens=100,
-        output_tokens=tokens,
-        emitted_tokens=tokens,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        scheduled_s=scheduled_s,
         first_token_s=first_s,
         last_token_s=last_s,
-        **counts,
+        **{"emitted_tokens": output, **counts},
     )
 
 
-def record(requests: list[Request], **changes: Any) -> RunRecord:
-    gaps = GapSamples()
-    gaps.add(0.5, 3)
-    gaps.add(1.0)
-    parts: dict[str, Any] = {
-        "policy": "pd",
-        "seed": 3,
-        "requests": requests,
-        "gaps": gaps,
-        "end_s": 10.0,
-        "window_s": None,
-        "usage": [],
-        "device_busy_s": 5.0,
-        "num_polls": 0,
-        "queue_mean": 0.0,
-        "queue_peak": 0,
-        "kv_tokens_mean": 50.0,
-        "kv_tokens_peak": 100,
-        "kv_capacity_tokens": 1000,
-        "is_open_loop": True,
-    }
-    return RunRecord(**(parts | changes))
-
-
-def test_latencies_are_vllms() -> None:
-    result = summarise(record([finished(0, 1.0, 3.0, 7.0, 5), finished(1, 2.0, 3.0, 3.0, 1)]))
-    assert result["mean_ttft_ms"] == pytest.approx((2000 + 1000) / 2)
-    assert result["mean_tpot_ms"] == pytest.approx(1000.0)
-    assert result["mean_e2el_ms"] == pytest.approx((6000 + 1000) / 2)
-    assert result["mean_itl_ms"] == pytest.approx(2500 / 4)
-    assert result["p99_itl_ms"] == pytest.approx(985.0)
-    assert result["request_throughput"] == pytest.approx(0.2)
-    assert result["output_throughput"] == pytest.approx(0.6)
-    assert result["total_token_throughput"] == pytest.approx(20.6)
-
-
-def test_goodput_counts_requests_that_meet_every_bound() -> None:
-    requests = [finished(0, 0.0, 1.0, 5.0, 5), finished(1, 0.0, 1.0, 9.0, 5), finished(2, 0.0, 3.0, 4.0, 5)]
-    result = summarise(record(requests), goodput_ms={"ttft_ms": 1500.0, "tpot_ms": 1500.0, "e2el_ms": None})
-    assert result["request_goodput"] == pytest.approx(0.1)
-    assert summarise(record(requests))["request_goodput"] is None
-
-
-def test_acceptance_length_is_one_plus_accepted_per_draft() -> None:
-    requests = [finished(0, 0.0, 1.0, 5.0, 5, num_rounds=4, drafted_tokens=16, accepted_tokens=7)]
-    usage = [
-        StreamUsage(stream="gpu", device="0", kind="draft", num_works=4, device_s=2.0, tokens=16),
-        StreamUsage(stream="gpu", device="0", kind="verify", num_works=4, device_s=5.0, tokens=20),
-        StreamUsage(stream="gpu", device="0", kind="prefill", num_works=1, device_s=3.0, tokens=100),
+def requests() -> list[Request]:
+    """Two that warm up, four that are done (TTFT 2, 3, 4, 7 s; TPOT 2, none, 1, 3 s; E2EL 10, 3, 5, 34 s), one that is
+    not."""
+    return [
+        asked(0, (0, 0, 6, 12), (1000, 7), num_rounds=2, drafted_tokens=8, accepted_tokens=5, num_preemptions=1),
+        asked(
+            1,
+            (1, 1, 2, 15),
+            (50, 5),
+            num_rounds=1,
+            drafted_tokens=4,
+            accepted_tokens=0,
+            emitted_tokens=2,
+            cached_tokens=7,
+        ),
+        asked(2, (10, 11, 12, 20), (100, 5), num_rounds=2, drafted_tokens=8, accepted_tokens=2, num_preemptions=2),
+        asked(3, (11, 12, 14, 14), (200, 1), cached_tokens=150),
+        asked(4, (12, 15, 16, 17), (300, 2), num_rounds=1, drafted_tokens=4, accepted_tokens=1),
+        asked(5, (13, 16, 20, 47), (400, 10), num_rounds=5, drafted_tokens=20, accepted_tokens=5, cached_tokens=300),
+        asked(
+            6,
+            (20, 22, 30, 48),
+            (500, 9),
+            num_rounds=2,
+            drafted_tokens=8,
+            accepted_tokens=1,
+            num_preemptions=1,
+            emitted_tokens=3,
+        ),
     ]
-    result = summarise(record(requests, usage=usage))
-    assert result["spec_decode_acceptance_length"] == pytest.approx(1 + 7 / 4)
-    assert result["spec_decode_acceptance_rate"] == pytest.approx(100 * 7 / 16)
-    assert result["rejected_token_share"] == pytest.approx((2.0 * 9 / 16 + 5.0 * 9 / 20) / 10.0)
 
 
-def test_unfinished_requests_are_censored_and_the_window_is_told_both_ways() -> None:
-    open_request = finished(1, 0.0, 1.0, 2.0, 3)
-    open_request.output_tokens = 10
-    result = summarise(record([finished(0, 0.0, 1.0, 5.0, 5), open_request], window_s=10.0))
-    assert (result["completed"], result["censored"]) == (1, 1)
-    assert result["throughput_completed_window"] == pytest.approx(0.5)
-    assert result["throughput_emitted_window"] == pytest.approx(0.8)
-    assert result["mean_e2el_ms"] == pytest.approx(5000.0)
+def usage(stream: str, kind: str, num_works: int, device_s: float, tokens: int) -> StreamUsage:
+    return StreamUsage(stream=stream, device="0", kind=kind, num_works=num_works, device_s=device_s, tokens=tokens)
 
 
-def test_what_is_undefined_is_none_and_every_key_is_there() -> None:
-    one_token = summarise(record([finished(0, 0.0, 1.0, 1.0, 1)], gaps=GapSamples()))
-    full = summarise(record([finished(0, 1.0, 3.0, 7.0, 5)]))
-    assert one_token["mean_tpot_ms"] is None
-    assert one_token["mean_itl_ms"] is None
-    assert one_token["spec_decode_acceptance_length"] is None
-    assert set(one_token) == set(full)
+USAGE = [
+    usage("prefill", "prefill", 4, 6.0, 1000),
+    usage("decode", "draft", 5, 4.0, 40),
+    usage("decode", "verify", 3, 5.0, 30),
+    usage("verify", "verify", 2, 5.0, 20),
+    usage("spare", "draft", 2, 1.0, 8),
+    usage("gpu", "step", 1, 4.0, 30),
+]
+"""25 s: 5 of drafts, 14 of verifies and steps that compute 80 tokens."""
 
 
-def test_the_warm_up_is_left_out() -> None:
-    requests = [finished(0, 0.0, 5.0, 9.0, 5), finished(1, 4.0, 5.0, 9.0, 5)]
-    result = summarise(record(requests), num_warmups=1)
-    assert result["completed"] == 1
-    assert result["mean_ttft_ms"] == pytest.approx(1000.0)
-    assert result["duration"] == pytest.approx(6.0)
+def record(**changes: Any) -> RunRecord:
+    gaps = GapSamples()
+    for gap_s in (0.5, 0.5, 0.5, 2.0, 1.0):
+        gaps.add(gap_s)
+    whole = RunRecord(
+        policy="pdv",
+        seed=7,
+        requests=requests(),
+        gaps=gaps,
+        end_s=50.0,
+        window_s=25.0,
+        usage=USAGE,
+        device_busy_s=20.0,
+        num_polls=5_000_000,
+        num_gpus=2,
+        queue_mean=1.5,
+        queue_peak=6,
+        kv_tokens_mean=250.0,
+        kv_tokens_peak=750,
+        kv_capacity_tokens=1000,
+        is_open_loop=True,
+        num_rejected=6,
+        weight_bytes=15_000_000_000,
+        kv_bytes_per_token=2_000_000,
+        engine="vllm-0.24",
+        is_async=True,
+        cache_block_tokens=150,
+        caps={"max_num_seqs": 256, "verify_batch": None},
+        partition={"prefill": 0.4, "decode": 0.6},
+    )
+    return replace(whole, **changes)
+
+
+NO_PHASES = dict.fromkeys(("queue", "prefill", "draft", "verify", "transfer", "waiting"))
+
+
+def flat(result: dict[str, Any]) -> dict[str, Any]:
+    """Dictionaries within `result` told as key.key."""
+    parts = [
+        {f"{key}.{inner}": figure for inner, figure in value.items()} if isinstance(value, dict) else {key: value}
+        for key, value in result.items()
+    ]
+    return {key: figure for part in parts for key, figure in part.items()}
+
+
+def test_every_key_of_a_summary() -> None:
+    """Measured from the arrival of request 2 at 10 s to 50 s; from there to the last arrival, at 20 s, requests 0, 2, 3
+    and 4 end. Of 40 drafted tokens 9 are accepted, of 52 in the whole run 14. Requests 2 and 3 meet the bound on TTFT,
+    3 and 4 that on TPOT."""
+    rejected_share = (5.0 * 38 / 52 + 14.0 * 38 / 80) / 25.0
+    bounds_ms = {"ttft_ms": 3000.0, "tpot_ms": 1000.0, "e2el_ms": None}
+    assert flat(summarise(record(), num_warmups=2, goodput_ms=bounds_ms)) == pytest.approx(
+        {
+            "policy": "pdv",
+            "seed": 7,
+            "engine": "vllm-0.24",
+            "async_scheduling": True,
+            "caps.max_num_seqs": 256,
+            "caps.verify_batch": None,
+            "partition.prefill": 0.4,
+            "partition.decode": 0.6,
+            "num_prompts": 5,
+            "completed": 4,
+            "censored": 1,
+            "rejected_requests": 6,
+            "preemptions": 3,
+            "duration": 40.0,
+            "total_input_tokens": 1000,
+            "total_output_tokens": 18,
+            "request_throughput": 4 / 40,
+            "output_throughput": 18 / 40,
+            "num_gpus": 2,
+            "output_throughput_per_gpu": 18 / 40 / 2,
+            "total_token_throughput": 1018 / 40,
+            "effective_requests": 4 * 153.5 / (2 * 84.5),
+            **{f"phases_ms.{phase}": None for phase in NO_PHASES},
+            "slo_attainment.ttft_ms": 2 / 4,
+            "slo_attainment.tpot_ms": 2 / 4,
+            "slo_attainment.all": 1 / 4,
+            "request_goodput": 1 / 40,
+            "mean_ttft_ms": 4000.0,
+            "median_ttft_ms": 3500.0,
+            "std_ttft_ms": ((4 + 1 + 0 + 9) / 4) ** 0.5 * 1000,
+            "p50_ttft_ms": 3500.0,
+            "p90_ttft_ms": 4000 + 0.7 * 3000,
+            "p95_ttft_ms": 4000 + 0.85 * 3000,
+            "p99_ttft_ms": 4000 + 0.97 * 3000,
+            "mean_tpot_ms": 2000.0,
+            "median_tpot_ms": 2000.0,
+            "std_tpot_ms": ((1 + 0 + 1) / 3) ** 0.5 * 1000,
+            "p50_tpot_ms": 2000.0,
+            "p90_tpot_ms": 2800.0,
+            "p95_tpot_ms": 2900.0,
+            "p99_tpot_ms": 2980.0,
+            "mean_e2el_ms": 13000.0,
+            "median_e2el_ms": 7500.0,
+            "std_e2el_ms": ((9 + 100 + 64 + 441) / 4) ** 0.5 * 1000,
+            "p50_e2el_ms": 7500.0,
+            "p90_e2el_ms": 10000 + 0.7 * 24000,
+            "p95_e2el_ms": 10000 + 0.85 * 24000,
+            "p99_e2el_ms": 10000 + 0.97 * 24000,
+            "mean_itl_ms": 4500 / 5,
+            "median_itl_ms": 500.0,
+            "std_itl_ms": ((3 * 0.16 + 0.01 + 1.21) / 5) ** 0.5 * 1000,
+            "p50_itl_ms": 500.0,
+            "p90_itl_ms": 1600.0,
+            "p95_itl_ms": 1800.0,
+            "p99_itl_ms": 1960.0,
+            "steady_output_throughput": (2 + 5 / 13 + 5 + 1 + 2 + 1) / 10,
+            "steady_output_throughput_per_gpu": (2 + 5 / 13 + 5 + 1 + 2 + 1) / 10 / 2,
+            "throughput_completed_window": 18 / 25,
+            "throughput_emitted_window": 21 / 25,
+            "prefix_cache_hit_tokens": 450,
+            "prefix_cache_hit_rate": 3 / (1 + 2 + 2 + 3 + 4),
+            "spec_decode_num_drafts": 10,
+            "spec_decode_draft_tokens": 40,
+            "spec_decode_accepted_tokens": 9,
+            "spec_decode_acceptance_length": 1.9,
+            "spec_decode_acceptance_rate": 22.5,
+            "rejected_token_share": rejected_share,
+            "num_works.prefill": 4,
+            "num_works.draft": 7,
+            "num_works.verify": 5,
+            "num_works.step": 1,
+            "device_utilization": 20 / 50,
+            "device_idle_share": 30 / 50,
+            "stream_utilization.prefill": 6 / 50,
+            "stream_utilization.decode": 9 / 50,
+            "stream_utilization.verify": 5 / 50,
+            "stream_utilization.spare": 1 / 50,
+            "stream_utilization.gpu": 4 / 50,
+            "kind_utilization.prefill": 6 / 50,
+            "kind_utilization.draft": 5 / 50,
+            "kind_utilization.verify": 10 / 50,
+            "kind_utilization.step": 4 / 50,
+            "poll_cpu_share": 5.0 / 50,
+            "mean_queue_depth": 1.5,
+            "max_queue_depth": 6,
+            "mean_kv_usage": 0.25,
+            "max_kv_usage": 0.75,
+            "weight_gb": 15.0,
+            "max_kv_gb": 1.5,
+        }
+    )
+
+
+def test_a_run_in_which_nothing_happened_has_every_key_and_nothing_where_there_is_none() -> None:
+    idle: dict[str, Any] = dict.fromkeys(("end_s", "device_busy_s", "queue_mean", "kv_tokens_mean"), 0.0)
+    idle |= dict.fromkeys(("num_rejected", "num_polls", "queue_peak", "kv_tokens_peak", "kv_capacity_tokens"), 0)
+    nothing = record(requests=[], gaps=GapSamples(), window_s=None, usage=[], **idle)
+    given: dict[str, Any] = {"goodput_ms": {"ttft_ms": 1.0}, "num_warmups": 1, "percentiles": (25.0, 99.9)}
+    found = summarise(nothing, **given)
+    assert found.keys() == summarise(record(), **given).keys()
+    assert "p99.9_itl_ms" in found
+    assert {key: value for key, value in found.items() if value is not None} == {
+        **dict.fromkeys(("num_prompts", "completed", "censored", "rejected_requests", "preemptions", "duration"), 0),
+        **dict.fromkeys(("total_input_tokens", "total_output_tokens", "effective_requests"), 0),
+        **dict.fromkeys(("prefix_cache_hit_tokens", "mean_queue_depth", "max_queue_depth", "max_kv_gb"), 0),
+        **{f"spec_decode_{name}": 0 for name in ("num_drafts", "draft_tokens", "accepted_tokens")},
+        **{key: {} for key in ("slo_classes", "num_works", "stream_utilization", "kind_utilization")},
+        "policy": "pdv",
+        "seed": 7,
+        "engine": "vllm-0.24",
+        "async_scheduling": True,
+        "caps": {"max_num_seqs": 256, "verify_batch": None},
+        "partition": {"prefill": 0.4, "decode": 0.6},
+        "num_gpus": 2,
+        "phases_ms": NO_PHASES,
+        "slo_attainment": {"ttft_ms": None, "all": None},
+        "weight_gb": 15.0,
+    }
 
 
 def test_the_cool_down_is_left_out_and_throughput_is_of_what_ends_before_it_begins() -> None:
     """One warms up and two cool down: measured are 1 and 2, which come from 2 to 6 s. In between requests 0 and 1 end,
     and half of the three tokens of 0 behind its first come, and all six of 1. 3 and 4 keep the machine full."""
-    requests = [finished(0, 0.0, 1.0, 3.0, 4), finished(1, 2.0, 3.0, 5.0, 6), finished(2, 6.0, 7.0, 8.0, 9)]
-    requests += [finished(3, 7.0, 8.0, 9.0, 5), finished(4, 7.5, 8.5, 10.0, 5)]
-    result = summarise(record(requests), num_warmups=1, num_cooldowns=2)
+    times_s = [(0, 0, 1, 3), (2, 2, 3, 5), (6, 6, 7, 8), (7, 7, 8, 9), (7.5, 7.5, 8.5, 10)]
+    tokens = (4, 6, 9, 5, 5)
+    served = [asked(index, times_s[index], (100, count)) for index, count in enumerate(tokens)]
+    result = summarise(record(requests=served, end_s=10.0), num_warmups=1, num_cooldowns=2)
     assert (result["num_prompts"], result["completed"], result["total_output_tokens"]) == (2, 2, 15)
     assert result["mean_e2el_ms"] == pytest.approx((3000 + 2000) / 2)
     assert result["duration"] == pytest.approx(4.0)
@@ -129,6 +272,152 @@ def test_equal_gaps_in_a_row_are_stored_once() -> None:
     for gap_s in (0.25, 0.25, 0.5, 0.25):
         gaps.add(gap_s)
     assert (list(gaps.gaps_s), list(gaps.counts)) == ([0.25, 0.5, 0.25], [2, 1, 1])
-    import numpy as np
 
-    assert weighted_percentiles(np.array(gaps.gaps_s), np.array(gaps.counts, float), [50.0]) == [0.25]
+
+def test_a_run_without_a_prefix_cache_has_no_hit_rate() -> None:
+    found = summarise(record(cache_block_tokens=None))
+    assert (found["prefix_cache_hit_tokens"], found["prefix_cache_hit_rate"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("bounds_ms", "num_good"),
+    [
+        ({"ttft_ms": 4000.0}, 3),
+        ({"ttft_ms": 3999.0}, 2),
+        ({"ttft_ms": 20_000.0}, 4),
+        ({"tpot_ms": 2700.0}, 3),
+        ({"tpot_ms": 2000.0}, 3),
+        ({"tpot_ms": 1999.0}, 2),
+        ({"tpot_ms": 999.0}, 1),
+        ({"tpot_ms": 0.0}, 1),
+        ({"e2el_ms": 10_000.0}, 3),
+        ({"e2el_ms": 9999.0}, 2),
+        ({"ttft_ms": 2000.0, "tpot_ms": 1000.0}, 0),
+        ({"ttft_ms": 3000.0, "tpot_ms": 1000.0, "e2el_ms": 3000.0}, 1),
+    ],
+)
+def test_goodput_counts_what_meets_each_bound_exactly_or_better(bounds_ms: dict[str, float], num_good: int) -> None:
+    """Of TTFT 2, 3, 4, 7 s, TPOT 2, none, 1, 3 s and E2EL 10, 3, 5, 34 s; what is unfinished is never good."""
+    result = summarise(record(), num_warmups=2, goodput_ms=bounds_ms)
+    assert result["request_goodput"] == pytest.approx(num_good / 40)
+    assert result["slo_attainment"]["all"] == num_good / 4
+
+
+def test_without_bounds_there_is_no_goodput() -> None:
+    for bounds_ms in (None, {}, {"ttft_ms": None}):
+        result = summarise(record(), goodput_ms=bounds_ms)
+        assert (result["request_goodput"], result["slo_attainment"]) == (None, {})
+
+
+def test_without_warm_ups_the_run_counts_from_its_start() -> None:
+    result = summarise(record())
+    assert (result["num_prompts"], result["completed"], result["censored"]) == (7, 5, 2)
+    assert (result["duration"], result["preemptions"]) == (50.0, 4)
+    assert result["spec_decode_draft_tokens"] == 52
+
+
+def test_a_run_whose_requests_arrive_at_once_has_no_steady_part() -> None:
+    at_once = [asked(index, (3, 3, 4, 5 + index), (10, 4)) for index in range(2)]
+    assert summarise(record(requests=at_once))["steady_output_throughput"] is None
+    assert summarise(record(requests=at_once[:1]))["steady_output_throughput"] is None
+
+
+def test_the_steady_part_ends_with_the_run() -> None:
+    """From 3 to 7 s come all 4 tokens of one request, and the first of the other with half of the 3 behind it; the last
+    arrival of 12 s comes after the end of the run."""
+    cut = [asked(0, (3, 3, 4, 5), (10, 4)), asked(1, (4, 4, 6, 8), (10, 4)), asked(2, (12, 12, 13, 14), (10, 4))]
+    assert summarise(record(requests=cut, end_s=7.0))["steady_output_throughput"] == pytest.approx((4 + 1 + 1.5) / 4)
+
+
+def test_steady_output_counts_tokens_of_requests_that_end_later() -> None:
+    """No request ends between the arrivals at 0 and 10 s; the first tokens of both come there, and 7 of the 14 others
+    of the first."""
+    slow = [asked(0, (0, 0, 3, 17), (10, 15)), asked(1, (10, 10, 10, 30), (10, 3))]
+    assert summarise(record(requests=slow, end_s=30.0))["steady_output_throughput"] == pytest.approx((1 + 7 + 1) / 10)
+
+
+def test_steady_output_of_an_overloaded_run_is_that_of_the_whole_run() -> None:
+    """Arrivals end at 1 s, when nothing has come yet; 20 tokens come until 11 s."""
+    late = [asked(0, (0, 0, 2, 6), (10, 10)), asked(1, (1, 6, 7, 11), (10, 10))]
+    assert summarise(record(requests=late, end_s=11.0))["steady_output_throughput"] == pytest.approx(20 / 11)
+    closed = summarise(record(requests=late, end_s=11.0, is_open_loop=False))
+    assert closed["steady_output_throughput"] == 0.0
+
+
+def test_nothing_is_rejected_where_nothing_was_drafted_or_computed() -> None:
+    undrafted = [asked(0, (0, 0, 1, 4), (10, 4))]
+    assert summarise(record(requests=undrafted))["rejected_token_share"] is None
+    assert summarise(record(usage=[]))["rejected_token_share"] is None
+
+
+def test_rejected_tokens_waste_no_more_than_the_whole_verify() -> None:
+    """38 tokens were rejected, more than verify computed after the drafts were cut."""
+    result = summarise(record(usage=[usage("a", "prefill", 1, 5.0, 9), usage("a", "verify", 1, 5.0, 10)]))
+    assert result["rejected_token_share"] == pytest.approx(5.0 / 10.0)
+
+
+def test_the_details_of_every_request() -> None:
+    assert detailed(record()) == {
+        "start_times": [0, 1, 10, 11, 12, 13, 20],
+        "input_lens": [1000, 50, 100, 200, 300, 400, 500],
+        "output_lens": [7, 2, 5, 1, 2, 10, 3],
+        "ttfts": [6, None, 2, 3, 4, 7, None],
+        "tpots": [1, None, 2, None, 1, 3, None],
+        "e2els": [12, None, 10, 3, 5, 34, None],
+    }
+
+
+def work(kind: str, submitted_s: float, ready_s: float, *indices: int) -> WorkRecord:
+    return WorkRecord(
+        kind=kind,
+        model="target",
+        stream="gpu",
+        device="0",
+        submitted_s=submitted_s,
+        issue_start_s=nan,
+        issued_s=nan,
+        start_s=submitted_s,
+        end_s=nan,
+        ready_s=ready_s,
+        rows=1,
+        row_tokens=1,
+        context_tokens=0,
+        chunk_tokens=0,
+        draft_tokens=0,
+        is_cancelled=False,
+        requests=indices,
+    )
+
+
+def test_the_phases_of_two_requests_in_lanes() -> None:
+    """Request 0 waits 1 s, is prefilled for 3, sent for 2, drafted for 1, waits 1, verified for 2. Request 1 waits 3 s,
+    is prefilled for 4, waits 2, verified for 3, of which the last second comes after its last token."""
+    done = [asked(0, (0, 1, 4, 10), (10, 2)), asked(1, (1, 4, 8, 12), (10, 2)), asked(2, (2, 5, 6, 7), (10, 9))]
+    done[2].emitted_tokens = 3
+    works = [
+        work("verify", 10, 13, 1),
+        work("prefill", 1, 4, 0),
+        work("prefill", 4, 8, 1, 1),
+        work("copy", 4, 6, 0),
+        work("draft", 5, 7, 0),
+        work("verify", 8, 10, 0, 2),
+    ]
+    phases_ms = summarise(record(requests=done, works=works))["phases_ms"]
+    assert phases_ms == pytest.approx(
+        {
+            "queue": (1 + 3) / 2 * 1000,
+            "prefill": (3 + 4) / 2 * 1000,
+            "draft": 1 / 2 * 1000,
+            "verify": (2 + 2) / 2 * 1000,
+            "transfer": 2 / 2 * 1000,
+            "waiting": (1 + 2) / 2 * 1000,
+        }
+    )
+
+
+def test_a_step_is_prefill_until_the_first_token_and_verify_after_it() -> None:
+    """A step of 2 s, one of 3 s that brings the first token, and one of 4 s."""
+    done = [asked(0, (0, 0, 5, 9), (10, 2))]
+    works = [work("step", 0, 2, 0), work("step", 2, 5, 0), work("step", 5, 9, 0)]
+    phases_ms = summarise(record(requests=done, works=works))["phases_ms"]
+    assert (phases_ms["prefill"], phases_ms["verify"], phases_ms["waiting"]) == (5000.0, 4000.0, 0.0)
