@@ -21,6 +21,16 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     return f"unknown {what} {name!r}{hint} (known: {', '.join(names)})"
 
 
+def span(texts: Iterable[str]) -> str:
+    """The first and the last of several texts, or what both are.
+
+    >>> span(["1", "2", "16"]), span(["7", "7"])
+    ('1 to 16', '7')
+    """
+    first, *_, last = [*texts] * 2
+    return first if first == last else f"{first} to {last}"
+
+
 def in_words(names: Sequence[str]) -> str:
     """The names as a sentence has them; empty for none.
 

@@ -50,7 +50,8 @@ def replay_command(flags: ReplayFlags) -> None:
     tapes for --acceptance tape:FILE, of all requests and of each content class.
     """
     from sim.costs.profile_files import load
-    from sim.report.results import check_parquet, place_of, writing
+    from sim.files.arrow_tables import check_parquet
+    from sim.report.results import place_of, writing
     from sim.run.resolve import resolve_all
     from sim.run.scenario import parse_scenario
 

@@ -59,7 +59,8 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
 def compare_command(flags: CompareFlags) -> None:
     """Run policies side by side on the same draws: means with intervals, and paired differences."""
     from sim.costs.profile_files import load
-    from sim.report.results import OWN_FILES, check_parquet
+    from sim.files.arrow_tables import check_parquet
+    from sim.report.results import OWN_FILES
 
     lists: dict[str, list[Json]] = {}
     raw = gather(flags, lists)

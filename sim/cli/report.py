@@ -76,7 +76,7 @@ def _report_store(store: Path, flags: ReportFlags) -> None:
     from sim.report.pictures.store_pictures import picture_files, pictures, write_pictures
     from sim.report.store_points import read_points
     from sim.run.scenario_file import parse_override
-    from sim.studies.store import files_of
+    from sim.studies.store import MARK
 
     price_per_hour = None if flags.price is None else Price.of_text(flags.price).of_gpu()
     drawable = pictures(price_per_hour=price_per_hour)
@@ -89,7 +89,7 @@ def _report_store(store: Path, flags: ReportFlags) -> None:
         files={"--out": flags.out},
         added_to={"--figures": flags.figures},
         adds={"--figures": drawn},
-        inputs=files_of(store),
+        inputs=[store / MARK],
     )
     click.get_current_context().meta[SOURCE] = str(store)
     if flags.figures is not None:

@@ -49,7 +49,7 @@ def sweep_command(flags: SweepFlags) -> None:
     fails is a row with its error. Read it with `lanesim.load(STORE)` and `lanesim report`.
     """
     from sim.studies.grid import Grid
-    from sim.studies.store import MARK, Store, files_of
+    from sim.studies.store import MARK, Store
     from sim.studies.sweep import ASKED_ABOVE, SweepPlan, estimate, sweep
 
     grid, out, workers = flags.grid, flags.out, flags.workers
@@ -63,7 +63,7 @@ def sweep_command(flags: SweepFlags) -> None:
     claim(
         files={"--json": flags.json},
         added_to={"--out": None if flags.dry_run else out},
-        inputs=[grid, *plan.inputs, *files_of(out)],
+        inputs=[grid, *plan.inputs, out / MARK],
     )
     for workload in read.workloads():
         with suppress(ValueError):  # What cannot be read is the error of its rows.

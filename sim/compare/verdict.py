@@ -13,7 +13,7 @@ from math import ceil
 import msgspec
 
 from sim.metrics.load import Load, Verdict
-from sim.names import in_words
+from sim.names import in_words, span
 
 
 class Order(StrEnum):
@@ -150,8 +150,8 @@ class _Sentence:
         if high <= CLOSE_PCT:
             return f"{name} within {max(1, ceil(high - 1e-9))} %"
         if high < 100.0:
-            return f"{name} {_range(_percent(low), _percent(high))} % slower"
-        return f"{name} {_range(f'{1.0 + low / 100.0:.1f}', f'{1.0 + high / 100.0:.1f}')} times as long"
+            return f"{name} {span([_percent(low), _percent(high)])} % slower"
+        return f"{name} {span(f'{1.0 + end / 100.0:.1f}' for end in (low, high))} times as long"
 
     def _is_lower(self, row: PolicySummary, other: PolicySummary) -> bool:
         pair = self._pair(row, other)
@@ -185,11 +185,7 @@ def _mean(row: PolicySummary) -> float:
 def _span(row: PolicySummary) -> str:
     """Mean, inside the bracket of overlap where it matters."""
     values = [value for means in row.by_overlap.values() if (value := means[METRIC]) is not None] or [_mean(row)]
-    return _range(_number(min(values)), _number(max(values)))
-
-
-def _range(low: str, high: str) -> str:
-    return low if low == high else f"{low} to {high}"
+    return span([_number(min(values)), _number(max(values))])
 
 
 def _number(value: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,12 @@ Columns = Mapping[str, Sequence[Json]]
 """By name, all as long as each other."""
 MAX_CELLS = 2_000_000_000
 """A Parquet file's rows times columns: a file of a few KB can say that it holds more than any memory."""
+
+
+def check_parquet() -> None:
+    """Raise ValueError where Parquet can be neither read nor written for want of a library."""
+    if find_spec("pyarrow") is None:
+        raise ValueError("Parquet needs the analysis extra: pip install 'lanesim[analysis]'")
 
 
 class CsvRows(NamedTuple):
@@ -51,14 +58,11 @@ def read_csv(path: str | Path, what: str) -> CsvRows:
 
 def read_parquet(path: str | Path, what: str) -> pa.Table:
     """A Parquet file as an Arrow table. Raises ValueError naming the file."""
+    check_parquet()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     where = f"{what} {str(path)!r}"
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise ValueError(
-            f"{where}: reading Parquet needs the analysis extra: pip install 'lanesim[analysis]'"
-        ) from None
     with opened(path, what, max_bytes=MAX_TABLE_BYTES) as source:
         try:
             file = pq.ParquetFile(source)
@@ -83,11 +87,10 @@ def writing_parquet(path: Path) -> Iterator[Callable[[Columns], None]]:
 
     The first part says which columns there are, and their types.
     """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise ValueError("writing Parquet needs the analysis extra: pip install 'lanesim[analysis]'") from None
+    check_parquet()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     writer: pq.ParquetWriter | None = None
 
     def write(columns: Columns) -> None:

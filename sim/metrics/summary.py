@@ -7,6 +7,7 @@ censored: counted, and left out of the latencies. Undefined values are None. Not
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from math import isnan
 
@@ -28,12 +29,15 @@ POLL_CPU_S = 1e-6
 """CPU time assumed per poll of an idle worker (a Python loop iteration with a queue check)."""
 
 
+def _columns(requests: Sequence[Request]) -> list[Floats]:
+    """Arrival, first and last token (s), and tokens that came out [requests]."""
+    names = ("arrival_s", "first_token_s", "last_token_s", "emitted_tokens")
+    return [np.array([getattr(request, name) for request in requests]) for name in names]
+
+
 def latencies_s(requests: Sequence[Request]) -> dict[str, Floats]:
     """`ttft`, `tpot`, `e2el` [requests] of finished requests, seconds; tpot only where two or more tokens came out."""
-    arrival = np.array([request.arrival_s for request in requests])
-    first = np.array([request.first_token_s for request in requests])
-    last = np.array([request.last_token_s for request in requests])
-    tokens = np.array([request.emitted_tokens for request in requests])
+    arrival, first, last, tokens = _columns(requests)
     has_gaps = tokens > 1
     return {
         "ttft": first - arrival,
@@ -183,20 +187,16 @@ def _slo_shares(finished: Sequence[Request], slo_ms: dict[str, float | None]) ->
     A single token has no TPOT to miss.
     """
     bounds = {name: bound for name, bound in slo_ms.items() if bound is not None}
-    if not bounds:
-        return {}
-    met = dict.fromkeys((*bounds, "all"), 0)
-    for request in finished:
-        values_ms = {
-            "ttft_ms": (request.first_token_s - request.arrival_s) * 1e3,
-            "tpot_ms": (request.last_token_s - request.first_token_s) * 1e3 / max(1, request.emitted_tokens - 1),
-            "e2el_ms": (request.last_token_s - request.arrival_s) * 1e3,
-        }
-        is_met = {name: values_ms[name] <= bound for name, bound in bounds.items()}
-        for name, yes in is_met.items():
-            met[name] += yes
-        met["all"] += all(is_met.values())
-    return {name: count / len(finished) if finished else None for name, count in met.items()}
+    arrival, first, last, tokens = _columns(finished)
+    values_ms = {
+        "ttft_ms": (first - arrival) * 1e3,
+        "tpot_ms": (last - first) * 1e3 / np.maximum(1, tokens - 1),
+        "e2el_ms": (last - arrival) * 1e3,
+    }
+    met = {name: values_ms[name] <= bound for name, bound in bounds.items()}
+    if met:
+        met["all"] = np.logical_and.reduce([*met.values()])
+    return {name: float(is_met.mean()) if finished else None for name, is_met in met.items()}
 
 
 def _steady_throughput(record: RunRecord, measured: Sequence[Request]) -> float | None:
@@ -220,9 +220,8 @@ def _steady_throughput(record: RunRecord, measured: Sequence[Request]) -> float 
 def _emitted(requests: Sequence[Request], start_s: float, end_s: float) -> float:
     """Tokens that came out in a stretch of time: the first of each request when it did, the others evenly up to its
     last. Where answers differ much in length, long ones that end in a stretch tell less of it."""
-    begun = [request for request in requests if request.emitted_tokens]
-    first, last = (np.array([getattr(each, name) for each in begun]) for name in ("first_token_s", "last_token_s"))
-    others = np.array([each.emitted_tokens - 1 for each in begun])
+    _, first, last, tokens = _columns([request for request in requests if request.emitted_tokens])
+    others = tokens - 1
     span = np.where(last > first, last - first, 1.0)
     part = np.clip(np.minimum(last, end_s) - np.maximum(first, start_s), 0.0, None) / span
     is_in = (start_s < first) & (first <= end_s)
@@ -277,10 +276,7 @@ def _rejected_share(record: RunRecord) -> float | None:
     total_s = sum(usage.device_s for usage in record.usage)
     if not drafted or total_s <= 0.0:
         return None
-    wasted_s = 0.0
-    for usage in record.usage:
-        if usage.kind == "draft":
-            wasted_s += usage.device_s * rejected / drafted
+    wasted_s = sum(usage.device_s * rejected / drafted for usage in record.usage if usage.kind == "draft")
     checked = [usage for usage in record.usage if usage.kind in ("verify", "step")]
     tokens = sum(usage.tokens for usage in checked)
     if tokens:
@@ -289,15 +285,12 @@ def _rejected_share(record: RunRecord) -> float | None:
 
 
 def _device(record: RunRecord, duration_s: float) -> Run:
-    by_stream: dict[str, float] = {}
-    by_kind: dict[str, float] = {}
+    by_stream, by_kind, num_works = defaultdict[str, float](float), defaultdict[str, float](float), Counter[str]()
     for usage in record.usage:
-        by_stream[usage.stream] = by_stream.get(usage.stream, 0.0) + usage.device_s
-        by_kind[usage.kind] = by_kind.get(usage.kind, 0.0) + usage.device_s
+        by_stream[usage.stream] += usage.device_s
+        by_kind[usage.kind] += usage.device_s
+        num_works[usage.kind] += usage.num_works
     end_s = record.end_s
-    num_works: dict[str, int] = {}
-    for usage in record.usage:
-        num_works[usage.kind] = num_works.get(usage.kind, 0) + usage.num_works
     return {
         "num_works": dict(num_works),
         "device_utilization": _ratio(record.device_busy_s, end_s),

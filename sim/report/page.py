@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from sim.costs.profile_files import load as load_profile
 from sim.files.yaml_values import yaml_text
-from sim.names import in_words
+from sim.names import in_words, span
 from sim.report.pictures.panels import save, set_theme
 from sim.report.pictures.store_pictures import NotDrawn, named, pictures
 from sim.report.store_points import Rank, Setting, StorePoints, read_points, spoken
@@ -83,12 +83,12 @@ def document(title: str, body: str) -> str:
 def _question(points: StorePoints) -> str:
     choices = [spoken(key).partition(" (")[0] for key in points.keys if key not in points.conditions]
     which = in_words(choices) or "setting"
-    loads = "" if points.load is None else f" at {_range(points.values(points.load))} {spoken(points.load)}"
+    loads = (
+        ""
+        if points.load is None
+        else f" at {span(f'{load:g}' for load in points.values(points.load))} {spoken(points.load)}"
+    )
     return f"Which {which} serves fastest{loads}?"
-
-
-def _range(values: Sequence[float]) -> str:
-    return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
 
 
 def _answers(points: StorePoints) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from sim.files.write import new_folder
 from sim.files.yaml_values import yaml_text
 from sim.metrics.records import RunRecord, WorkRecord, request_parts
 from sim.report.perfetto import recorded_runs, trace_json
-from sim.run.scenario import FORMER_REGIME, Scenario, to_plain
+from sim.run.scenario import Scenario, to_plain
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray
@@ -48,12 +47,6 @@ RESULT_FILES = (
 
 
 OWN_FILES = (SUMMARY, *RESULT_FILES)
-
-
-def check_parquet() -> None:
-    """Raise ValueError where results cannot be written for want of a library."""
-    if find_spec("pyarrow") is None:
-        raise ValueError("--out writes parquet and needs the analysis extra: pip install 'lanesim[analysis]'")
 
 
 def place_of(out: Path, *, is_partial: bool) -> Path:
@@ -223,9 +216,6 @@ def read_summary_file(path: Path) -> Comparison:
     if result.get("schema") != RESULT_SCHEMA:
         raise ValueError(f"{where}: schema={result.get('schema')!r} must be {RESULT_SCHEMA}")
     summary = convert(result, Comparison, where)
-    names_former = summary.scenario.get("devices", {}).get("overlap") == FORMER_REGIME
-    if names_former or any(FORMER_REGIME in row.by_overlap for row in summary.policies):
-        raise ValueError(f"{where} has the regime `shared`, which this version replaced with leftover; run it again")
     if not summary.policies or not summary.runs:
         raise ValueError(f"{where}: no policy or no run in it")
     for row in summary.policies:

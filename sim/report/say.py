@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import singledispatch
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from sim.compare.verdict import Interval
-from sim.names import in_words
+from sim.names import in_words, span
 from sim.report.pictures.store_pictures import named
 from sim.report.store_points import StorePoints
 from sim.report.tables import costs_line, in_brief, measured_width, new_table, number, print_table, say
@@ -63,18 +64,10 @@ def print_answer(console: Console, answer: Stated, *, is_verbose: bool = False) 
         say(console, line, "dim")
 
 
+@singledispatch
 def said_of(answer: Stated, console: Console) -> Said:
     """Parts of the answer, its tables as wide as the console has room for."""
-    if isinstance(answer, Tuning):
-        return _tuned(answer, console)
-    if isinstance(answer, ContextTuning):
-        return _by_context(answer)
-    if isinstance(answer, PolicyTuning):
-        return _by_policy(answer)
-    if isinstance(answer, Attainment):
-        return _held(answer)
-    assert isinstance(answer, Rental)
-    return _rented(answer)
+    raise TypeError(answer)
 
 
 def _rests_on(answer: Stated, said: Said, *, is_verbose: bool) -> list[str]:
@@ -91,6 +84,7 @@ def _rests_on(answer: Stated, said: Said, *, is_verbose: bool) -> list[str]:
 # -- draft lengths
 
 
+@said_of.register
 def _tuned(answer: Tuning, console: Console) -> Said:
     """A column per draft length, without the ones that matter least where the console is too narrow for all."""
     shown = [length.k for length in answer.points[0].lengths]
@@ -140,7 +134,7 @@ def _weight(answer: Tuning, k: int) -> float:
 def tuning_sentence(answer: Tuning) -> str:
     """The length to draft, its gain, and up to which load it pays."""
     tried, middle = [point.concurrency for point in answer.points], answer.break_even_concurrency
-    loads = _span(map(str, tried))
+    loads = span(map(str, tried))
 
     def at_load(value: float | None) -> str:
         return f"more than {tried[-1]}" if value is None else f"{value:.0f}"
@@ -161,7 +155,7 @@ def tuning_sentence(answer: Tuning) -> str:
     if known:
         low, high = min(interval[0] for _, interval in known), max(interval[1] for _, interval in known)
         text += (
-            f": {_span(f'{speedup:.2f}' for speedup, _ in sorted(known))} times the {answer.objective} of no "
+            f": {span(f'{speedup:.2f}' for speedup, _ in sorted(known))} times the {answer.objective} of no "
             f"speculation at {loads} requests in flight ({low:.2f} to {high:.2f} in 90 % of draws)"
         )
     if answer.gain.is_sure and len(rows) > 1:
@@ -171,7 +165,8 @@ def tuning_sentence(answer: Tuning) -> str:
     return f"{text}; in half of the draws no draft length gains anything above {middle:.0f} in flight ({ends} in 90 %)"
 
 
-def _by_context(answer: ContextTuning) -> Said:
+@said_of.register
+def _by_context(answer: ContextTuning, console: Console) -> Said:
     """A row per prompt length, the rows for vLLM, and what one table for all loses."""
     rows = [
         [
@@ -199,7 +194,8 @@ def _by_context(answer: ContextTuning) -> Said:
     )
 
 
-def _by_policy(answer: PolicyTuning) -> Said:
+@said_of.register
+def _by_policy(answer: PolicyTuning, console: Console) -> Said:
     """A row per concurrency, and what to write into a scenario."""
     rows = []
     for point in answer.points:
@@ -224,7 +220,8 @@ def _by_policy(answer: PolicyTuning) -> Said:
 # -- loads and replicas
 
 
-def _held(answer: Attainment) -> Said:
+@said_of.register
+def _held(answer: Attainment, console: Console) -> Said:
     """A row per policy, and one per fleet for the target rate."""
     unit, saturated = ("in flight", "saturated req/s") if answer.of == "concurrency" else ("req/s", "saturated")
     has_draws = any(each.draws_interval is not None for each in answer.highest)
@@ -356,7 +353,8 @@ def _holds(highest: HighestLoad, answer: Attainment) -> str:
 # -- deployments
 
 
-def _rented(answer: Rental) -> Said:
+@said_of.register
+def _rented(answer: Rental, console: Console) -> Said:
     """Rows that were simulated in draws, a few of the estimates, and the lines that start and check the best."""
     has_price = answer.price_per_gpu_h is not None
     has_energy = any(row.joules_per_output_token is not None for row in answer.deployments)
@@ -415,7 +413,7 @@ def draft_lengths(tuning: Tuning) -> str:
                 groups.append((best.k, [], []))
             groups[-1][1].append(point.concurrency)
             groups[-1][2].append(best.speedup)
-    said = [f"{k} at {_span(map(str, loads))} ({_span(map(_fixed, gains))})" for k, loads, gains in groups]
+    said = [f"{k} at {span(map(str, loads))} ({span(map(_fixed, gains))})" for k, loads, gains in groups]
     ends = tuning.break_even_concurrency
     pays = "at every load tried" if ends is None else ("at none" if ends == 0.0 else f"up to {ends:.0f} in flight")
     return f"best K by requests in flight (throughput over no drafter): {', '.join(said)}; pays {pays}"
@@ -472,12 +470,6 @@ def _fixed(value: float | None) -> str:
 
 def _range(interval: Interval | None) -> str:
     return NONE if interval is None else f"{number(interval[0])} to {number(interval[1])}"
-
-
-def _span(values: Iterable[str]) -> str:
-    """`1 to 16`, or the only one."""
-    first, *_, last = [*values] * 2
-    return first if first == last else f"{first} to {last}"
 
 
 def _price(usd_per_million_tokens: float | None) -> str:

@@ -16,6 +16,7 @@ from sim.compare.verdict import Order, Paired, PolicySummary, flips_at
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
+from sim.names import span
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
 from sim.studies.evidence import shortened
 
@@ -300,15 +301,11 @@ def notes(result: Comparison) -> list[str]:
     unknown = [kind for kind, value in errors.items() if value is None]
     if unknown:
         lines[0] += f"; not validated: {', '.join(unknown)}"
-    lengths = {
-        row.policy: length
-        for row in result.policies
-        if (length := row.mean["spec_decode_acceptance_length"]) is not None
-    }
+    accepted = [row.mean["spec_decode_acceptance_length"] for row in result.policies]
+    lengths = [length for length in accepted if length is not None]
     if lengths:
-        low, high = min(lengths.values()), max(lengths.values())
-        span = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
-        lines.append(f"acceptance length (tokens per verify): {span}")
+        shown = span(f"{length:.2f}" for length in sorted(lengths))
+        lines.append(f"acceptance length (tokens per verify): {shown}")
     lines += _overlap_lines(result) + _partition_lines(result)
     lines += _power_lines(result) + _load_lines(result) + _tail_lines(result)
     if result.length.num_cooldowns:
@@ -448,9 +445,8 @@ def level_lines(result: Comparison) -> list[str]:
     return [text, *([f"near saturation 1 % of step time is this much E2EL: {', '.join(steep)}"] if steep else [])]
 
 
-def _percents(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
-    return f"{low} %" if low == high else f"{low} to {high} %"
+def _percents(values: Iterable[float]) -> str:
+    return f"{span(f'{value:.0f}' for value in sorted(values))} %"
 
 
 def in_brief(lines: Sequence[str], evidence: Sequence[str], notes: Sequence[str]) -> list[str]:

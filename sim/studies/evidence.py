@@ -28,6 +28,7 @@ from sim.costs.profile import Profile
 from sim.draws import child_seed
 from sim.metrics.load import BUSY_SHARE
 from sim.metrics.summary import number
+from sim.names import span
 from sim.run.resolve import Resolved
 from sim.studies.cost_draws import SD_PER_MEAN_ABS, UNKNOWN_PCT, with_times
 from sim.workload.generate import num_requests
@@ -284,8 +285,8 @@ def _loads(questions: Sequence[Question]) -> str:
         low, high = question.in_flight
         loads.setdefault(question.method, set()).add((round(low), round(high)))
     return "; ".join(
-        f"{_method(method)}, {', '.join(_span(span) for span in sorted(spans))} in flight"
-        for method, spans in loads.items()
+        f"{_method(method)}, {', '.join(span(map(str, ends)) for ends in sorted(loads_of))} in flight"
+        for method, loads_of in loads.items()
     )
 
 
@@ -324,12 +325,12 @@ def _named(cells: Iterable[EvidenceCell]) -> str:
     first, *others = cells
     group = [first, *(cell for cell in others if kind(cell) == kind(first))]
     ks, loads = sorted({cell.k for cell in group}), sorted({cell.in_flight for cell in group})
-    drafts = _method(first.method) if first.method == NONE else f"{first.method}, K = {_span(ks)}"
+    drafts = _method(first.method) if first.method == NONE else f"{first.method}, K = {span(map(str, ks))}"
     sign = "-" if first.metric.endswith(MEAN_SIZE) else "+"
     speedups = [cell.speedup_error_pct for cell in group if cell.speedup_error_pct is not None]
     count = sum(cell.runs for cell in group)
     return (
-        f"{first.gpu}, {first.engine}, {first.model}, {drafts}, {_span(loads)} in flight: "
+        f"{first.gpu}, {first.engine}, {first.model}, {drafts}, {span(map(str, loads))} in flight: "
         f"{first.metric} {_percents([cell.error_pct for cell in group], sign)}"
         + (f", speed-up {_percents(speedups)}" if speedups else "")
         + f" ({count} cell{'s' * (count > 1)}; {first.source})"
@@ -340,10 +341,5 @@ def _method(name: str) -> str:
     return "no speculation" if name == NONE else name
 
 
-def _span(values: Sequence[int]) -> str:
-    return str(values[0]) if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
-
-
 def _percents(errors: Sequence[float], sign: str = "+") -> str:
-    first, last = min(errors), max(errors)
-    return f"{first:{sign}.1f} %" if first == last else f"{first:{sign}.1f} to {last:{sign}.1f} %"
+    return f"{span(f'{error:{sign}.1f}' for error in sorted(errors))} %"

@@ -7,7 +7,9 @@ Not here: where the values come from, and the whole answer (tune).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from math import ceil, exp, inf, log, log2
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
@@ -149,13 +151,8 @@ def _at_sizes(values: Floats, concurrencies: Sequence[int], sizes: NDArray[np.in
 
 
 def _rows(by_size: Sequence[int]) -> Table:
-    rows: list[tuple[int, int, int]] = []
-    for size, k in enumerate(by_size, start=1):
-        if rows and rows[-1][2] == k:
-            rows[-1] = rows[-1][0], size, k
-        else:
-            rows.append((size, size, k))
-    return tuple(rows)
+    runs = [(k, [size for size, _ in run]) for k, run in groupby(enumerate(by_size, start=1), key=itemgetter(1))]
+    return tuple((sizes[0], sizes[-1], k) for k, sizes in runs)
 
 
 def length_in(table: Sequence[Sequence[int]], batch: int) -> int:

@@ -25,8 +25,8 @@ from sim.files.json_values import Json
 from sim.studies.store_rows import SCENARIO, Row, model_version
 
 STORE_SCHEMA = 2
-MARK, FORMER_MARK = "store.sqlite", "store.json"
-"""File of a store, and of one of the Parquet parts that earlier versions wrote."""
+MARK = "store.sqlite"
+"""File of a store."""
 WAIT_S = 60.0
 """Time that a writer waits for another one's rows."""
 MAKE = f"""
@@ -59,8 +59,6 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if (path / FORMER_MARK).exists():
-            raise ValueError(f"{str(path)!r} is a store of an earlier version, in Parquet: sweep its grid anew")
         if not (path / MARK).is_file():
             raise ValueError(f"{str(path)!r} holds no {MARK}: want a store that `lanesim sweep --out` wrote")
         ((schema,),) = self._read("PRAGMA user_version")
@@ -76,12 +74,11 @@ class Store:
             strange = [name for name in sorted(os.listdir(path)) if not name.startswith(".")]
             if strange:
                 raise ValueError(f"--out {str(path)!r} holds {strange[0]!r} and is no store; choose another")
-        if not (path / FORMER_MARK).exists():
-            with _writing(path):
-                path.mkdir(parents=True, exist_ok=True)
-                with closing(sqlite3.connect(path / MARK, WAIT_S)) as base:
-                    if base.execute("PRAGMA user_version").fetchone() == (0,):
-                        base.executescript(MAKE)
+        with _writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(path / MARK, WAIT_S)) as base:
+                if base.execute("PRAGMA user_version").fetchone() == (0,):
+                    base.executescript(MAKE)
         return cls(path)
 
     def begin(self, grid: Mapping[str, Json], keys: Sequence[str]) -> None:
@@ -149,13 +146,8 @@ class Store:
 
 
 def is_store(path: Path) -> bool:
-    """A store, of this version or an earlier one, is at `path`."""
-    return any(file.exists() for file in files_of(path))
-
-
-def files_of(path: Path) -> list[Path]:
-    """Files of the store at `path`, over which no other output may be written."""
-    return [path / MARK, path / FORMER_MARK]
+    """A store is at `path`."""
+    return (path / MARK).exists()
 
 
 @contextmanager

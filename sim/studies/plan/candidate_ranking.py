@@ -201,22 +201,20 @@ def cost(ranked: Ranked) -> float:
 
 def _misses(settings: Sequence[_Setting], able: set[int], scenario: Scenario) -> list[Refused]:
     """Candidates of which no setting meets the SLOs even alone, with the setting that comes nearest."""
-    nearest: dict[int, Refused] = {}
+    by_candidate: dict[int, list[Refused]] = {}
     for setting in settings:
-        run = setting.alone
         if id(setting.candidate) in able:
             continue
+        run, bounds = setting.alone, scenario.goodput.bounds_ms
         reached = {
             name: value
-            for name, bound in scenario.goodput.bounds_ms.items()
+            for name, bound in bounds.items()
             if bound is not None and (value := number(run, f"p95_{name}") or number(run, f"mean_{name}")) is not None
         }
-        bounds = scenario.goodput.bounds_ms
         miss = max((value / (bounds[name] or value) for name, value in reached.items()), default=float("inf"))
         drafter = "no drafter" if setting.k == PLAIN else f"K = {setting.k}"
         shown = ", ".join(f"{name.removesuffix('_ms')} {value:.3g} ms" for name, value in reached.items())
-        known = nearest.get(id(setting.candidate))
-        if known is None or miss < (known.miss or 0.0):
-            why = f"one request alone has {shown} ({drafter})"
-            nearest[id(setting.candidate)] = Refused(deployment=setting.candidate.label, why=why, miss=miss)
-    return list(nearest.values())
+        why = f"one request alone has {shown} ({drafter})"
+        refused = Refused(deployment=setting.candidate.label, why=why, miss=miss)
+        by_candidate.setdefault(id(setting.candidate), []).append(refused)
+    return [min(refused, key=lambda each: each.miss or 0.0) for refused in by_candidate.values()]

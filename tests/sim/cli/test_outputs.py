@@ -13,7 +13,6 @@ import pytest
 from sim.cli.main import run
 from sim.costs.profile_files import SHIPPED
 from sim.files.lock import locked
-from sim.report.results import read_summary
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 SMALL = ["--policy", "pd", "--num-prompts", "3", "--input-len", "8", "--output-len", "2", "--request-rate", "4"]
@@ -251,18 +250,3 @@ def test_a_typo_leaves_no_folder(arguments: str, inputs: Path, capsys: pytest.Ca
     assert run(arguments.split()) == 2
     assert "typo" in capsys.readouterr().err
     assert sorted(inputs.rglob("*")) == before
-
-
-def test_results_with_the_regime_that_was_replaced_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--profile", PAIR, "--policy", "pd", "--num-prompts", "4", "--input-len", "8", "--output-len", "4"]
-    assert run(["compare", *flags, "--out", str(tmp_path / "r")]) == 0
-    summary = tmp_path / "r" / "summary.json"
-    summary.write_text(summary.read_text().replace("phi_middle", "shared"))
-    capsys.readouterr()
-    with pytest.raises(
-        ValueError, match="has the regime `shared`, which this version replaced with leftover"
-    ) as refused:
-        read_summary(tmp_path / "r")
-    assert "\n" not in str(refused.value)

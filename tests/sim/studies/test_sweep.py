@@ -24,7 +24,7 @@ from sim.compare.capacity import Saturation
 from sim.draws import child_seed
 from sim.run.resolve import resolve
 from sim.studies.grid import Grid
-from sim.studies.store import FORMER_MARK, MARK, Store
+from sim.studies.store import MARK, Store
 from sim.studies.store_rows import files_hash
 from sim.studies.sweep import SweepPlan, short_first, sweep, together
 
@@ -331,7 +331,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     ("file", "told"),
     [
         (MARK, "cannot be written: file is not a database"),
-        (FORMER_MARK, "is a store of an earlier version, in Parquet: sweep its grid anew"),
         ("notes.txt", "is no store"),
     ],
 )
