@@ -151,16 +151,6 @@ def test_no_name_of_a_users_own_is_taken_for_scratch(
         assert content(tmp_path) == before | written
 
 
-def test_an_old_folder_of_a_users_own_does_not_become_the_destination(tmp_path: Path) -> None:
-    (tmp_path / ".out.old").mkdir()
-    (tmp_path / ".out.old" / "notes").write_text("mine")
-    with suppress(RuntimeError), new_folder(tmp_path / "out"):
-        raise RuntimeError
-    with new_folder(tmp_path / "out") as scratch:
-        (scratch / "a").write_text("1")
-    assert content(tmp_path) == {".out.old/notes": "mine", "out/a": "1"}
-
-
 def test_a_second_process_is_refused_at_once_and_leaves_no_trace(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from sim.files.write import write_text\n"

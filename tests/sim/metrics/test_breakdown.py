@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from sim.cli.main import run
 from sim.compare.side_by_side import compare
 from sim.costs.profile_files import load
 from sim.metrics.breakdown import PHASES, mean_phases_s
@@ -63,25 +61,6 @@ def test_a_trace_names_streams_and_lanes_and_keeps_works_in_bounds() -> None:
     assert all(event["dur"] >= 0 for event in works)
     waiting = [event["args"]["waiting"] for event in events if event["ph"] == "C"]
     assert min(waiting) == 0
-
-
-@pytest.mark.slow
-def test_plots_have_a_trace_and_a_report_draws_results_directories(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, figures = tmp_path / "r", tmp_path / "f"
-    flags = ["--num-prompts", "10", "--input-len", "64", "--output-len", "8"]
-    policies = ["--policy", "pd", "--policy", "pdv"]
-    assert run(["compare", *policies, "--profile", PAIR, *flags, "--out", str(out), "--plots"]) == 0
-    assert len(json.loads((out / "trace.json").read_text())["traceEvents"]) > 20
-    other = tmp_path / "other"
-    alone = PAIR.partition("+")[0]
-    assert run(["compare", "--policy", "autoregressive", "--profile", alone, *flags, "--out", str(other)]) == 0
-    assert run(["report", str(out), str(other), "--figures", str(figures)]) == 0
-    assert (figures / "throughput_latency.png").read_bytes().startswith(b"\x89PNG")
-    capsys.readouterr()
-    assert run(["report", str(tmp_path), "--figures", str(tmp_path / "g")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_breakdown_is_of_the_runs_and_requests_that_the_table_is_of() -> None:

@@ -317,8 +317,3 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
         r"output tokens highest request rate",
         out,
     )
-
-
-@pytest.mark.parametrize(("text", "usd"), [("3.5/gpu-h", 14.0), ("7/replica-h", 7.0), ("$7/replica-h", 7.0)])
-def test_a_price_says_whether_it_is_of_a_gpu_or_of_a_replica(text: str, usd: float) -> None:
-    assert Price.of_text(text).of_replica(4) == usd

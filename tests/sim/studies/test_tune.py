@@ -116,17 +116,11 @@ def test_no_speculation_is_an_answer_and_its_line_names_none() -> None:
     assert "speculative" not in found.deployment.vllm_serve
 
 
-def test_break_even_lies_where_the_best_gain_is_nothing() -> None:
-    """On logarithms of both: from 1.25 at 4 to 0.8 at 64 it is half-way, at 16."""
-    found = answer(resolved(), grid((4, 64), k0=[0.9, 0.9], k1=[1.25, 0.8]))
-    assert found.break_even_concurrency == pytest.approx(16.0)
-    assert found.break_even_interval == pytest.approx((16.0, 16.0))
-
-
 def test_break_even_lies_nearer_to_the_smaller_of_two_gains() -> None:
     """A factor of 2 at 4 and of 1 / sqrt(2) at 32 meet two thirds of the way, at 4 x 8^(2/3)."""
     found = answer(resolved(), grid((4, 32), k1=[2.0, 0.5**0.5]))
     assert found.break_even_concurrency == pytest.approx(16.0)
+    assert found.break_even_interval == pytest.approx((16.0, 16.0))
 
 
 def test_break_even_beyond_the_last_concurrency_is_null() -> None:
@@ -161,26 +155,6 @@ def test_one_draw_judges_its_own_choice() -> None:
     assert answer(resolved(), grid((8,), k1=[[1.2]], k4=[[1.5]])).expected_regret == 0.0
 
 
-def check_vllm_schema(config: dict[str, Any]) -> None:
-    """The rules of vLLM 0.24 for a speculative config with a batch-size schedule, from its documentation: `method` and
-    `num_speculative_tokens` above 0; `num_speculative_tokens_per_batch_size` a list of [first, last, K] with positive
-    sizes, the first from 1, sorted, without overlap, K from 0 to num_speculative_tokens."""
-    assert set(config) <= {"method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
-    assert config["method"] in ("eagle3", "draft_model", "ngram")
-    most = config["num_speculative_tokens"]
-    assert isinstance(most, int)
-    assert most > 0
-    rows = config.get("num_speculative_tokens_per_batch_size", [[1, 1, most]])
-    before = 0
-    for first, last, k in rows:
-        assert all(isinstance(value, int) for value in (first, last, k))
-        assert before < first <= last
-        assert 0 <= k <= most
-        before = last
-    assert rows[0][0] == 1
-    assert max(k for _, _, k in rows) == most
-
-
 def test_the_command_line_parses_and_its_config_is_vllms() -> None:
     found = answer(
         resolved(max_num_seqs=64),
@@ -195,7 +169,6 @@ def test_the_command_line_parses_and_its_config_is_vllms() -> None:
     config = json.loads(flags["--speculative-config"])
     assert config == found.deployment.speculative_config
     assert config["num_speculative_tokens_per_batch_size"] == found.k_table
-    check_vllm_schema(config)
 
 
 def test_sglangs_bands_begin_with_the_rows_and_hold_their_lengths() -> None:
@@ -223,10 +196,6 @@ def test_no_more_are_tried_at_once_than_seats_and_most_of_the_memory_hold() -> N
     assert concurrencies_of(resolved(input_len=64, output_len=16, max_concurrency=5)) == (1, 2, 4, 5)
 
 
-def _changed(**changes: Any) -> Scenario:
-    return Scenario.of(**({"profile": HEAD, "policy": "continuous", "num_speculative_tokens": 2} | changes))
-
-
 TUNE = [
     "tune", "--profile", HEAD, "--acceptance", "length:2.6@3", "--lengths", "1,3", "--concurrencies", "1,16",
     "--set", "engine.max_num_seqs=16", "--input-len", "64", "--output-len", "16", "--num-prompts", "24", "--draws", "2",
@@ -238,7 +207,6 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
     result = json.loads(capsys.readouterr().out)
     assert {"table", "break_even_concurrency", "points", "expected_regret", "verdict", "deployment"} <= set(result)
     assert [set(point) >= {"concurrency", "k", "speedup", "interval"} for point in result["points"]] == [True] * 2
-    check_vllm_schema(result["deployment"]["speculative_config"])
     assert run(TUNE) == 0
     out = capsys.readouterr().out
     assert "vllm serve meta-llama/Llama-3.1-8B" in out
