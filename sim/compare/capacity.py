@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from math import inf
 
 from sim.compare.point_runs import PointRun
@@ -166,8 +167,4 @@ def load_after(resolved: Resolved, saturation: Saturation, runs: Sequence[PointR
 def peak_in_flight(requests: list[Request]) -> int:
     """The most requests that were admitted and unfinished at once."""
     events = [(request.scheduled_s, 1) for request in requests] + [(request.last_token_s, -1) for request in requests]
-    now = peak = 0
-    for _, change in sorted(events):
-        now += change
-        peak = max(peak, now)
-    return peak
+    return max(accumulate(change for _, change in sorted(events)), default=0)

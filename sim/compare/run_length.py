@@ -116,12 +116,12 @@ def settled(resolved: Resolved, length: Length) -> Resolved:
     return resolved.changed(workload=workload.sized(length.num_prompts, length.num_warmups, length.num_cooldowns))
 
 
-def transient_note(scenario: Scenario, length: Length, mean_e2el_s: float | None) -> str | None:
+def transient_note(scenario: Scenario, length: Length, mean_e2el_ms: float | None) -> str | None:
     """A given length that is too short for steady means, in a line; None where it is long enough, or not given."""
     workload = scenario.workload
-    if length.is_auto or is_trace(workload) or mean_e2el_s is None:
+    if length.is_auto or is_trace(workload) or mean_e2el_ms is None:
         return None
-    needed = _needed_for(scenario, mean_e2el_s)
+    needed = _needed_for(scenario, mean_e2el_ms / 1e3)
     if length.num_prompts >= needed or workload.request_rate == inf:
         return None
     return (

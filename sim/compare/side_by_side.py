@@ -23,7 +23,7 @@ from sim.compare.capacity import Saturation, load_after
 from sim.compare.point_runs import Point, PointRun, run_points
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, choose_run_length, lockstep_note, settled, transient_note
-from sim.compare.verdict import Interval, Order, Paired, PolicySummary, verdict
+from sim.compare.verdict import Interval, Order, Paired, PolicySummary, order_of, verdict
 from sim.costs.profile import Phi, Profile
 from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, Regime, phi_at, phi_of
 from sim.draws import child_seed
@@ -308,7 +308,7 @@ def cost_source(profile: Profile) -> CostSource:
 def _transients(policies: Sequence[Resolved], length: Length, summaries: Sequence[PolicySummary]) -> list[str]:
     """The notes on a length that is too short, by the slowest policy that is stable, and on a loop in step."""
     slowest = [row.mean["mean_e2el_ms"] for row in summaries if row.load.is_steady]
-    known = [value / 1e3 for value in slowest if value is not None]
+    known = [value for value in slowest if value is not None]
     notes = transient_note(policies[0].scenario, length, max(known, default=None)), lockstep_note(policies)
     return [note for note in notes if note is not None]
 
@@ -446,17 +446,11 @@ def _orders(pairs: Sequence[Both]) -> list[Order]:
     mean, and in milliseconds three draws tell it from nothing."""
     intervals = [interval_95(_less(*pair)) for pair in pairs]
     clear = holm([chance_of_none([_share(*both) for both in zip(*pair, strict=True)]) for pair in pairs])
-    return [_order(interval, is_clear) for interval, is_clear in zip(intervals, clear, strict=True)]
+    return [
+        Order.NONE if interval is None else order_of(interval) if is_clear else Order.SAME
+        for interval, is_clear in zip(intervals, clear, strict=True)
+    ]
 
 
 def _share(a: float, b: float) -> float:
     return 0.0 if a == b else (a - b) / (abs(a) + abs(b))
-
-
-def _order(interval: Interval | None, is_clear: bool) -> Order:
-    if interval is None:
-        return Order.NONE
-    low, high = interval
-    if low <= 0.0 <= high or not is_clear:
-        return Order.SAME
-    return Order.LOWER if high < 0.0 else Order.HIGHER

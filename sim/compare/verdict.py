@@ -31,6 +31,12 @@ class Order(StrEnum):
     """Nothing can be said: one replication, a load without steady means, or streams that overlap up to the roofs."""
 
 
+def order_of(interval: Interval) -> Order:
+    """The order that the interval of a difference `a` - `b` tells."""
+    low, high = interval
+    return Order.LOWER if high < 0.0 else Order.HIGHER if low > 0.0 else Order.SAME
+
+
 STATED = (Order.LOWER, Order.HIGHER)
 HANGS_ON = {Order.OVERLAP: "overlap", Order.DRAWS: "errors of costs and acceptance"}
 METRIC = "mean_e2el_ms"
@@ -121,7 +127,7 @@ class _Sentence:
         orders = dict.fromkeys(pair.order for pair in pairs)
         if Order.NONE in orders:
             return (
-                f"{self._name(best)} has the lowest mean E2EL, {_number(_mean(best))} ms, in one run; --replications 2 "
+                f"{self._name(best)} has the lowest mean E2EL, {digits(_mean(best))} ms, in one run; --replications 2 "
                 "or more tell that from chance"
             )
         hanging = [HANGS_ON[order] for order in orders if order in HANGS_ON]
@@ -131,7 +137,7 @@ class _Sentence:
         on = f"{' and '.join(hanging)}{_phis(pairs)}"
         text = f"which of {names} serves fastest depends on {on}: mean E2EL {spans} ms"
         if reference is not None and reference not in first and all(self._is_lower(row, reference) for row in first):
-            text += f", all under the {_number(_mean(reference))} ms without speculation"
+            text += f", all under the {digits(_mean(reference))} ms without speculation"
         return text
 
     def _behind(self, row: PolicySummary) -> str:
@@ -185,10 +191,11 @@ def _mean(row: PolicySummary) -> float:
 def _span(row: PolicySummary) -> str:
     """Mean, inside the bracket of overlap where it matters."""
     values = [value for means in row.by_overlap.values() if (value := means[METRIC]) is not None] or [_mean(row)]
-    return span([_number(min(values)), _number(max(values))])
+    return span([digits(min(values)), digits(max(values))])
 
 
-def _number(value: float) -> str:
+def digits(value: float) -> str:
+    """Three digits that count; all before the point, thousands grouped."""
     return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 

@@ -92,6 +92,15 @@ def value_at(value: Json, path: str) -> Json:
     return value
 
 
+def leaves(block: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+    """Every key of nested blocks, dotted, and its value; null for an empty block."""
+    for key, value in block.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", None if value == {} else value
+
+
 def convert(value: Json, kind: type[T], where: str) -> T:
     """`value` checked to be a `kind`. Raises ValueError naming the key, and the number that stands there.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from sim.files.json_values import Json
 from sim.metrics.records import RunRecord, WorkRecord
@@ -68,12 +69,11 @@ def run_events(pid: int, name: str, works: Sequence[WorkRecord], spans: Iterable
             }
         )
     for lane, changes in waiting_by_lane(works).items():
-        waiting = 0
-        for time_s, change in sorted(changes):
-            waiting += change
-            events.append(
-                {"name": f"lane {lane}", "ph": "C", "ts": _us(time_s), "pid": pid, "args": {"waiting": waiting}}
-            )
+        moments_s, counts = zip(*sorted(changes), strict=True)
+        events += [
+            {"name": f"lane {lane}", "ph": "C", "ts": _us(time_s), "pid": pid, "args": {"waiting": waiting}}
+            for time_s, waiting in zip(moments_s, accumulate(counts), strict=True)
+        ]
     for index, *times_s in spans:
         if times_s[0] > end_s:
             continue

@@ -19,7 +19,7 @@ from sim.compare.capacity import CAPACITY_KEY
 from sim.compare.point_runs import run_points
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, transient_note
-from sim.compare.side_by_side import cost_source
+from sim.compare.side_by_side import cost_source, mean_of
 from sim.compare.verdict import Interval
 from sim.costs.profile import Profile
 from sim.draws import child_seed
@@ -371,16 +371,12 @@ def _usd_per_h(price: Price, resolved: Resolved) -> float:
 
 
 def _mean(runs: Sequence[Run], metric: str) -> float | None:
-    values = [value for run in runs if (value := number(run, metric)) is not None]
-    return sum(values) / len(values) if values else None
+    return mean_of([value for run in runs if (value := number(run, metric)) is not None])
 
 
 def _mean_shares(runs: Sequence[Run]) -> dict[str, float | None]:
-    shares: dict[str, list[float]] = {}
-    for run in runs:
-        for name, share in run["slo_attainment"].items():  # type: ignore[union-attr]
-            shares.setdefault(name, []).extend([] if share is None else [float(share)])
-    return {name: sum(values) / len(values) if values else None for name, values in shares.items()}
+    shares: list[dict[str, float | None]] = [run["slo_attainment"] for run in runs]  # type: ignore[misc]
+    return {name: mean_of([value for each in shares if (value := each[name]) is not None]) for name in shares[0]}
 
 
 # -- saying
@@ -390,8 +386,7 @@ def _transient(search: LoadSearch, scenario: Scenario, runs: Sequence[Run]) -> s
     """The note of `compare` on a given length at that load."""
     workload = scenario.workload
     length = Length(num_prompts=num_prompts(scenario), num_warmups=workload.num_warmups, is_auto=not search.is_counted)
-    mean_e2el_ms = _mean(runs, "mean_e2el_ms")
-    return transient_note(scenario, length, None if mean_e2el_ms is None else mean_e2el_ms / 1e3)
+    return transient_note(scenario, length, _mean(runs, "mean_e2el_ms"))
 
 
 def _notes(scenario: Scenario, answers: Sequence[_OfPolicy], draws: int) -> list[str]:

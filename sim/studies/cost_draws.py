@@ -26,7 +26,7 @@ from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import OnDone, Runner
 from sim.compare.run_length import settled
 from sim.compare.side_by_side import Comparison, Drawn, DrawnLevel, drafting, open_phis
-from sim.compare.verdict import METRIC, STATED, Interval, Order, Paired, PolicySummary, verdict
+from sim.compare.verdict import METRIC, STATED, Interval, Order, Paired, PolicySummary, digits, order_of, verdict
 from sim.costs.compact_kernels import CompactKernels
 from sim.costs.engine_costs import with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
@@ -297,7 +297,7 @@ def over_draws(
             paired.append(row)
             continue
         mean, intervals = difference
-        orders = [_order(interval) for interval in intervals]
+        orders = [order_of(interval) for interval in intervals]
         middle = len(intervals) // 2
         differences.append(
             Drawn(a=row.a, b=row.b, metric=row.metric, mean=mean, interval=intervals[middle], order=orders[middle])
@@ -315,7 +315,7 @@ def over_draws(
     if any(row.order in STATED and row.metric == METRIC for row in paired):
         sentence += f"; every order stated holds in {which} draws of costs and acceptance"
     elif len(result.policies) == len(levels) == 1:
-        low, high = (f"{end:,.0f}" if end >= 100.0 else f"{end:.3g}" for end in levels[0].interval)
+        low, high = map(digits, levels[0].interval)
         sentence += f", {low} to {high} ms in {which} draws of costs and acceptance"
     return msgspec.structs.replace(
         result,
@@ -418,8 +418,3 @@ def _around(mean: float, drawn: Sequence[float], ci95: Interval | None) -> Inter
     low, high = interval_90(drawn)
     half = 0.0 if ci95 is None else (ci95[1] - ci95[0]) / 2.0
     return mean - hypot(max(0.0, mean - low), half), mean + hypot(max(0.0, high - mean), half)
-
-
-def _order(interval: Interval) -> Order:
-    low, high = interval
-    return Order.LOWER if high < 0.0 else Order.HIGHER if low > 0.0 else Order.SAME

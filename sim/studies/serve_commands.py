@@ -18,7 +18,7 @@ import msgspec
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import Formats, ModelShape
-from sim.files.json_values import Json
+from sim.files.json_values import Json, leaves
 from sim.policies.options import Method
 from sim.policies.registry import find_policy
 from sim.run.limits import engine_for, limits_of, served_by
@@ -401,7 +401,7 @@ class _Server:
 def _not_carried(scenario: Scenario) -> str | None:
     """The keys that are not at their defaults and that no flag says."""
     default = Scenario(profile=scenario.profile, policy=scenario.policy)
-    before, after = dict(_leaves(to_plain(default))), dict(_leaves(to_plain(scenario)))
+    before, after = dict(leaves(to_plain(default))), dict(leaves(to_plain(scenario)))
     carried = {*CARRIED, *NOTED}
     if scenario.workload.sharing.num_prefixes == 1:
         carried.add("workload.sharing.prefix_len")
@@ -411,15 +411,6 @@ def _not_carried(scenario: Scenario) -> str | None:
     left = [key if isinstance(value, list | tuple) else f"{key}={value}" for key, value in differs.items()]
     left += [f"policy={name}" for name in scenario.policy if name not in VLLM_POLICIES]
     return f"not in these lines: {', '.join(left)}" if left else None
-
-
-def _leaves(plain: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """Every key of nested blocks, dotted, and its value."""
-    for key, value in plain.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _words(flags: Flags) -> Iterator[str]:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,7 @@ from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
 from sim.devices.contention import PhiLevel, phi_at
 from sim.draws import child_seed
-from sim.files.json_values import Json
+from sim.files.json_values import leaves
 from sim.metrics.load import Verdict
 from sim.metrics.summary import Run, number
 from sim.policies.options import AUTO
@@ -182,15 +182,7 @@ def scenario_columns(scenario: Scenario) -> Iterator[tuple[str, str]]:
     plain = msgspec.to_builtins(scenario)
     for key in ("schema", "policy", "replications", *(() if scenario.energy else ("energy",))):
         del plain[key]
-    yield from ((key, json.dumps(value)) for key, value in _flat(plain))
-
-
-def _flat(block: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
-    for key, value in block.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", None if value == {} else value
+    yield from ((key, json.dumps(value)) for key, value in leaves(plain))
 
 
 def _rows(job: PointJob) -> Iterator[Row]:
@@ -249,8 +241,7 @@ def if_overlap(metric: str, level: PhiLevel) -> str:
 
 def _is_transient(scenario: Scenario, length: Length, run: Run) -> bool:
     """A given length that is too short for steady means."""
-    mean_ms = number(run, "mean_e2el_ms")
-    return transient_note(scenario, length, None if mean_ms is None else mean_ms / 1e3) is not None
+    return transient_note(scenario, length, number(run, "mean_e2el_ms")) is not None
 
 
 def _metrics(run: Run) -> Iterator[tuple[str, bool | str | int | float | None]]:
