@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from sim.cli.flags import COUNT, JsonFile, Overwrite, Seed
+from sim.cli.flags import COUNT, JsonFile, Overwrite
 from sim.cli.options import Overrides
 
 UpToBillion = Annotated[int, Meta(le=10**9)]
@@ -31,13 +31,7 @@ class JudgingFlags(Struct, frozen=True, kw_only=True):
     engine: Annotated[
         str | None, "Engine and version that it was, such as vllm-0.12 [the profile's own, else vllm-0.32]."
     ] = None
-    num_gpu_blocks: Annotated[
-        UpToBillion | None,
-        "KV blocks as vLLM logs them; one is its null block, never used, so N - 1 are simulated. Default: what fits "
-        "beside the weights.",
-    ] = None
     set: Overrides = ()
-    seed: Annotated[Seed, "Seed of the acceptance draws, or of a server's prompts."] = 0
     json: JsonFile = None
     out: Annotated[
         Path | None, "Directory for validation.json and figures; of a server: the profile to write, with its constants."
@@ -47,19 +41,13 @@ class JudgingFlags(Struct, frozen=True, kw_only=True):
 
 
 def set_up(flags: JudgingFlags, max_num_seqs: int | None, max_num_batched_tokens: int | None) -> dict[str, Any]:
-    """The raw scenario of the flags: the `engine` block and what --set says. Raises ValueError where no usable KV block
-    is left."""
+    """The raw scenario of the flags: the `engine` block and what --set says."""
     from sim.run.scenario_file import parse_override, set_dotted
 
-    if flags.num_gpu_blocks is not None and flags.num_gpu_blocks < 2:
-        raise ValueError(
-            f"--num-gpu-blocks {flags.num_gpu_blocks} must be at least 2: vLLM counts a null block that is never used"
-        )
     block = {
         "name": flags.engine,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
-        "num_gpu_blocks": flags.num_gpu_blocks,
     }
     raw: dict[str, Any] = {"engine": {name: value for name, value in block.items() if value is not None}}
     for text in flags.set:

@@ -16,7 +16,7 @@ import click
 from msgspec import Meta, Struct, structs
 
 from calibrate.cli.profile_output import check_out, print_saved, save
-from sim.cli.flags import ARGUMENT, COUNT, DraftTokens, JsonFile, Overwrite, Seed, Tokens, command
+from sim.cli.flags import ARGUMENT, COUNT, DraftTokens, JsonFile, Overwrite, Tokens, command
 from sim.cli.options import listed
 
 if TYPE_CHECKING:
@@ -26,21 +26,22 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "lanesim validate http://localhost:8000 --fit-only --profile h100-sxm/llama-3.1-8b \\\n"
-    "    --levels 1,4,16,64 --held-back 16 --out mine.json"
+    "    --levels 1,4,16,64 --out mine.json"
 )
 MAX_LEVEL = 10_000
 """Requests at once, each a connection."""
 MIN_REQUESTS = 8
 """Requests in a round of one level, at least."""
+REQUESTS_PER_STREAM = 6
 WARM_UP_WAVES = 2
 """Waves of as many requests as the highest level has at once, before anything counts: servers compile, allocate and
 fill caches while they answer their first requests."""
 OF_A_MEASUREMENT = (
-    *("model", "levels", "requests_per_stream", "rounds", "input_len", "output_len"),
-    *("num_speculative_tokens", "seed", "measured", "timeout_s", "api_key_env"),
+    *("model", "levels", "rounds", "input_len", "output_len"),
+    *("num_speculative_tokens", "measured", "timeout_s", "api_key_env"),
 )
 """Flags that mean nothing where the levels are measured already."""
-OF_A_FIT = ("engine", "held_back", "max_num_seqs", "max_num_batched_tokens")
+OF_A_FIT = ("engine", "max_num_seqs", "max_num_batched_tokens")
 MAX_SPREAD_PCT = 15.0
 """Rounds that differ by more are said to be noisy: a median of them is no better than that."""
 
@@ -51,11 +52,7 @@ class ProbeFlags(Struct, frozen=True, kw_only=True):
     url: Annotated[str, ARGUMENT, Meta(title="URL")]
     profile: Annotated[str, "Profile of the GPU and models: a name or a path."]
     model: Annotated[str | None, "Model, as the server names it. [its only one]"] = None
-    levels: Annotated[str, "Requests at once, one closed loop each."] = "1,2,4,8,16"
-    held_back: Annotated[
-        int | None, Meta(ge=1, le=MAX_LEVEL), "Level that is predicted, not fitted. [the middle one]"
-    ] = None
-    requests_per_stream: Annotated[int, Meta(ge=3, le=COUNT), "Requests of each round."] = 6
+    levels: Annotated[str, "Requests at once, a closed loop each; the middle one is predicted, not fitted."] = "1,2,4,8,16"
     rounds: Annotated[int, Meta(ge=1, le=COUNT), "Over the levels, by turns."] = 7
     input_len: Annotated[Tokens, "Words of each prompt."] = 128
     output_len: Annotated[int, Meta(ge=2, le=10_000_000), "Tokens asked for."] = 64
@@ -63,7 +60,6 @@ class ProbeFlags(Struct, frozen=True, kw_only=True):
     engine: Annotated[str | None, "Engine to start from [as in compare]."] = None
     max_num_seqs: Annotated[int | None, Meta(ge=1, le=COUNT), "The server's. [the engine's own]"] = None
     max_num_batched_tokens: Annotated[Tokens | None, "The server's. [the engine's own]"] = None
-    seed: Annotated[Seed, "Seed of the prompts' words."] = 0
     timeout_s: Annotated[float, Meta(gt=0.0, le=86_400.0), "Longest that one answer may take, to its last byte."] = (
         300.0
     )
@@ -96,27 +92,18 @@ def probe_command(flags: ProbeFlags) -> None:
         check_out(out, [profile_name, url], json_path=json_path)
         profile = load(profile_name)
         served = read_measured(Path(url))
-        held_back = _held_back(flags, [int(each.concurrency) for each in served])
-        _fit(profile, served, held_back, flags)
+        _fit(profile, served, flags)
         return
     base = base_of(url)
     key = _key(flags.api_key_env)
     levels = _levels(flags.levels)
-    held_back = _held_back(flags, levels)
     measured = flags.measured or (Path("probe") if out is None else out).with_suffix(".measured.json")
     check_out(out, [profile_name], json_path=json_path, others={"--measured": measured})
     profile = load(profile_name)
     engine_of(flags.engine, profile)
     with _keeping(measured, base, _again(measured, flags), flags.rounds) as keep:
         served = _drive(base, key, levels, flags, keep)
-        _fit(profile, served, held_back, flags)
-
-
-def _held_back(flags: ProbeFlags, levels: Sequence[int]) -> int:
-    held_back = levels[len(levels) // 2] if flags.held_back is None else flags.held_back
-    if held_back not in levels:
-        raise ValueError(f"--held-back {held_back} is none of the levels {','.join(map(str, levels))}")
-    return held_back
+        _fit(profile, served, flags)
 
 
 def _key(name: str | None) -> str | None:
@@ -169,8 +156,8 @@ def _keeping(measured: Path, url: str, again: str, rounds: int) -> Iterator[Call
         raise
 
 
-def _fit(profile: Profile, served: Sequence[ServedLevel], held_back: int, flags: ProbeFlags) -> None:
-    """Fit the levels but the one held back, predict that, and write and print what comes of it."""
+def _fit(profile: Profile, served: Sequence[ServedLevel], flags: ProbeFlags) -> None:
+    """Fit the levels but the middle one, predict that, and write and print what comes of it."""
     from calibrate.cli.production import advice, plain, show
     from calibrate.judge.cells import Setup
     from calibrate.server.engine_fit import fit_served, predicted
@@ -182,15 +169,14 @@ def _fit(profile: Profile, served: Sequence[ServedLevel], held_back: int, flags:
         "max_num_batched_tokens": flags.max_num_batched_tokens,
     }
     setup = Setup(engine={name: value for name, value in engine.items() if value is not None}, warmup_waves=1)
-    fitted_on = [each for each in served if each.concurrency != held_back]
-    fitted = fit_served(profile, fitted_on, setup)
-    held = next(each for each in served if each.concurrency == held_back)
+    held = served[len(served) // 2]
+    fitted = fit_served(profile, [each for each in served if each is not held], setup)
     errors_pct = predicted(fitted, held, setup)
     out = flags.out
     if out is not None:
         save(fitted.profile, out)
     held_plain: dict[str, Json] = {
-        "concurrency": held_back,
+        "concurrency": held.concurrency,
         "measured": held.measured,
         "errors_pct": errors_pct,
         "spreads_pct": held.spreads_pct,
@@ -199,7 +185,7 @@ def _fit(profile: Profile, served: Sequence[ServedLevel], held_back: int, flags:
     if write_json(flags.json, plain(fitted) | {"held_back": held_plain, "next": ending}):
         show(fitted, errors_pct)
         told = ", ".join(f"{name} {error:+.1f} %" for name, error in errors_pct.items())
-        print(f"held back, {held_back} at once, predicted: {told}")
+        print(f"held back, {held.concurrency:g} at once, predicted: {told}")
         for each in served:
             if spreads := ", ".join(f"{name} ±{spread:.0f} %" for name, spread in each.spreads_pct.items()):
                 print(f"{each.source}, over its rounds: {spreads}")
@@ -246,13 +232,13 @@ def _drive(
                 on_done=lambda done: on_step(what, done, count),
             )
 
-        one(levels[-1], WARM_UP_WAVES * levels[-1], "warming up", flags.seed - 1)
+        one(levels[-1], WARM_UP_WAVES * levels[-1], "warming up", -1)
         rounds: dict[int, list[ServedLevel]] = {concurrency: [] for concurrency in levels}
         # By turns, so that a server or a machine that slows down for a while does so for one round of each level.
         for number in range(flags.rounds):
             for concurrency in levels:
-                count = max(MIN_REQUESTS, flags.requests_per_stream * concurrency)
-                rounds[concurrency].append(one(concurrency, count, f"{concurrency} at once", flags.seed + number))
+                count = max(MIN_REQUESTS, REQUESTS_PER_STREAM * concurrency)
+                rounds[concurrency].append(one(concurrency, count, f"{concurrency} at once", number))
             medians = [middling(rounds[concurrency]) for concurrency in levels]
             on_round(medians)
     return medians

@@ -12,7 +12,7 @@ from msgspec import Meta
 from calibrate.cli.engine_flags import Budget, JudgingFlags, Requests, Seats, set_up
 from calibrate.judge.validation_output import check_outputs, print_compared, write_result
 from sim.cli.console import progress
-from sim.cli.flags import ARGUMENT, COUNT, command
+from sim.cli.flags import ARGUMENT, command
 
 if TYPE_CHECKING:
     from calibrate.judge.cell import JudgedCell
@@ -32,11 +32,6 @@ class CellsFlags(JudgingFlags, frozen=True, kw_only=True):
     requests: Requests | None = None
     max_num_seqs: Seats | None = None
     max_num_batched_tokens: Budget | None = None
-    waves: Annotated[
-        int,
-        Meta(ge=1, le=COUNT),
-        "num_prompts = waves x concurrency where the table does not say; fewer weigh its ends.",
-    ] = 10
 
 
 @command("cells", CellsFlags, example=EXAMPLE)
@@ -58,15 +53,14 @@ def cells_command(flags: CellsFlags) -> None:
 
     check_outputs(flags, [flags.path, flags.requests, flags.profile, flags.engine], [FIGURE])
     raw = set_up(flags, flags.max_num_seqs, flags.max_num_batched_tokens)
-    if foreign := sorted(set(raw) - {"engine", "workload", "speculation"}):
+    if foreign := sorted(set(raw) - {"engine", "workload", "speculation", "seed"}):
         raise ValueError(f"--set {foreign[0]}: want a key of engine, workload or speculation; the table has the rest")
     setup = Setup(
         engine=raw["engine"],
         workload=raw.get("workload", {}),
         speculation=raw.get("speculation", {}),
-        waves=flags.waves,
         requests=read_request_list(flags.requests) if flags.requests is not None else (),
-        seed=flags.seed,
+        seed=raw.get("seed", 0),
     )
     profile = load(flags.profile)
     table = read_cells(flags.path, parse_columns(flags.columns), has_requests=flags.requests is not None)

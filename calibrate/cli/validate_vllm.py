@@ -13,7 +13,7 @@ from sim.cli.flags import command
 
 EXAMPLE = (
     "lanesim validate vllm --requests requests.jsonl --profile h100-sxm/llama-3.1-8b \\\n"
-    "    --max-num-seqs 256 --max-num-batched-tokens 2048 --num-gpu-blocks 2588"
+    "    --max-num-seqs 256 --max-num-batched-tokens 2048 --set engine.num_gpu_blocks=2588"
 )
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "ttft_arrival": "TTFT from arrival"}
 
@@ -31,7 +31,6 @@ class VllmFlags(JudgingFlags, frozen=True, kw_only=True):
     max_num_seqs: Seats
     max_num_batched_tokens: Budget
     num_speculative_tokens: Annotated[int, Meta(le=126), "Draft length; a server with /metrics says its own."] = 0
-    acceptance: Annotated[str | None, "iid:0.7, length:2.5, tape:FILE#FIELD, ...; needed with speculation."] = None
 
 
 @command("vllm", VllmFlags, example=EXAMPLE)
@@ -46,20 +45,18 @@ def vllm_command(flags: VllmFlags) -> None:
     from sim.costs.profile_files import load
     from sim.run.scenario_file import set_dotted
 
-    path, tape = flags.requests, (flags.acceptance or "").removeprefix("tape:")
+    raw, path = set_up(flags, flags.max_num_seqs, flags.max_num_batched_tokens), flags.requests
+    tokens, acceptance = flags.num_speculative_tokens, raw.get("speculation", {}).get("acceptance")
+    tape = str(acceptance).removeprefix("tape:")
     inputs = [path, flags.prompts, flags.profile, flags.engine, tape, tape.rpartition("#")[0]]
     check_outputs(flags, inputs, FIGURES)
-    raw = set_up(flags, flags.max_num_seqs, flags.max_num_batched_tokens)
-    tokens = flags.num_speculative_tokens
     if tokens > 0 and raw.get("policy") == "autoregressive":
         raise ValueError(f"--num-speculative-tokens {tokens}: autoregressive drafts nothing; use continuous")
-    if tokens > 0 and flags.acceptance is None:
-        raise ValueError(f"--num-speculative-tokens {tokens} needs --acceptance, such as length:2.5: none is assumed")
+    if tokens > 0 and acceptance is None:
+        raise ValueError(f"--num-speculative-tokens {tokens}: none is assumed, add --set speculation.acceptance=length:2.5")
     set_dotted(raw, "speculation.num_speculative_tokens", tokens)
-    if flags.acceptance is not None:
-        set_dotted(raw, "speculation.acceptance", flags.acceptance)
     loaded = load(flags.profile)
-    scenario = scenario_of(path, loaded.name, raw | {"seed": flags.seed})
+    scenario = scenario_of(path, loaded.name, raw)
     real = read_requests(path, flags.prompts, scenario.engine.block_size)
     ranks = scenario.devices.count
     if loaded.target.experts is not None and loaded.data_parallel != ranks:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from sim.cli.console import claim, progress, say_trace, write_json
 from sim.cli.flags import Draws, JsonFile, Overwrite, Rate, Share, Verbose, command
-from sim.cli.options import ServedFlags, gather, inputs_of
+from sim.cli.options import MaxNumSeqs, ServedFlags, gather, inputs_of
 
 EXAMPLE = (
     "lanesim capacity --profile h100-sxm/llama-3.1-8b --policy autoregressive \\\n"
@@ -17,8 +17,8 @@ EXAMPLE = (
 class CapacityFlags(ServedFlags, frozen=True, kw_only=True):
     """Flags of `lanesim capacity`."""
 
+    max_num_seqs: MaxNumSeqs = None
     attainment: Annotated[Share, "Share of the requests that meets all SLOs."] = 0.95
-    concurrency: Annotated[bool, "Highest number in flight in place of the rate."] = False
     target_rate: Annotated[Rate | None, "Requests per second to find the replicas for."] = None
     price: Annotated[str | None, "3.5/gpu-h, or 7/replica-h."] = None
     draws: Annotated[Draws | None, "Draws of costs and acceptance within their errors; 0: as given. [default: 20]"] = (
@@ -51,7 +51,6 @@ def capacity_command(flags: CapacityFlags) -> None:
             scenario,
             load(scenario.profile),
             share=flags.attainment,
-            is_concurrency=flags.concurrency,
             target_rate=flags.target_rate,
             price=replica_price,
             draws=flags.draws,

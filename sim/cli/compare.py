@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from sim.cli.console import claim, progress, say_trace, write_json
-from sim.cli.flags import Draws, JsonFile, Overwrite, Seconds, Verbose, Workers, command
+from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
 from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, listed
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ EXAMPLE = (
     "lanesim compare --policy baseline --policy pd --policy pdv \\\n"
     "    --profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4 --replications 3"
 )
+
+MAX_CPU_S = 60.0
+"""Budget of `num_prompts: auto`."""
 
 
 class CompareFlags(CompareScenario, frozen=True, kw_only=True):
@@ -38,7 +41,6 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
         bool, "Record the works of the first replication and draw latencies and lanes into --out; slower."
     ] = False
     workers: Workers = None
-    max_cpu_s: Annotated[Seconds, "CPU budget of `num_prompts: auto`."] = 60.0
     draws: Annotated[
         Draws | None,
         "Draws within the errors of costs and acceptance, which orders must hold in; 0 = none. [default: 10 where "
@@ -228,7 +230,7 @@ def _run(
             record_works=flags.plots,
             is_detailed=flags.save_detailed,
             workers=flags.workers,
-            max_cpu_s=flags.max_cpu_s,
+            max_cpu_s=MAX_CPU_S,
             rows_in=rows_in,
         )
     if flags.draws != 0:

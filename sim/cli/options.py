@@ -21,76 +21,68 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ENGINE_NAMES = (
-    "vllm-0.32",
-    "vllm-0.24",
-    "vllm-0.23",
-    "vllm-0.19",
-    "vllm-0.12",
-    "vllm-0.9",
-    "sglang-0.5",
-    "trtllm-1.1",
-    "trtllm-1.0",
-    "ideal",
-)
-"""Engines for --help, which must not look at files; the first is the default. A test holds them to sim/engines."""
-ENGINE_HELP = f"Engine: {', '.join(ENGINE_NAMES)}; default: the profile's own, else {ENGINE_NAMES[0]}."
+
+def engine_help() -> str:
+    from sim.costs.engine_costs import DEFAULT_ENGINE, engine_names
+
+    return f"Engine: {', '.join(engine_names())}; default: the profile's own, else {DEFAULT_ENGINE}."
+
+
+def acceptance_help() -> str:
+    from sim.acceptance.forms import FORMS
+
+    return f"{'; '.join(FORMS.values())}."
+
+
+def dataset_help() -> str:
+    from sim.workload.lengths import LENGTH_TABLES
+    from sim.workload.traces import TRACE_NAMES
+
+    return f"fixed, {', '.join(LENGTH_TABLES)}, or a trace: {', '.join(TRACE_NAMES)} (docs/guide.md)."
+
+
 RequestRate = Annotated[float | None, "Requests per second; inf = all at once."]
 MaxConcurrency = Annotated[int | None, "Most requests in flight; without --request-rate a closed loop of as many."]
+MaxNumSeqs = Annotated[
+    int | None, "Requests admitted and unfinished, in every policy; default: the engine's on that GPU."
+]
+NumPrompts = Annotated[str | None, "Requests per run; auto = as many as steady means take."]
 Goodput = Annotated[tuple[str, ...], Meta(title="NAME:MS"), "SLO as ttft:200 tpot:50 e2el:5000."]
 Overrides = Annotated[tuple[str, ...], Meta(title="KEY=VALUE"), "Any scenario key, dotted (docs/scenario.md)."]
 
 
 class WorkloadFlags(Struct, frozen=True, kw_only=True):
-    """Flags of every command that takes a scenario."""
+    """Flags of every command that takes a scenario; any other key of it is set by --set."""
 
     scenario: Annotated[Path | None, ARGUMENT] = None
     policy: Annotated[tuple[str, ...], "Policy to run; repeat for several."] = ()
     profile: Annotated[tuple[str, ...], "Cost profile: gpu/target[+draft], or a path."] = ()
-    num_prompts: Annotated[str | None, "Requests per run; auto = as many as steady means take."] = None
-    dataset_name: Annotated[
-        str | None,
-        "fixed, sharegpt-long, azure-conv, azure-code, or a trace: trace-azure, mooncake, burstgpt, sharegpt, "
-        "guidellm, aiperf, inference-perf, vllm-bench, csv, jsonl (docs/guide.md).",
-    ] = None
-    dataset_path: Annotated[
-        str | None, "File of a trace; columns of csv, jsonl: arrival_time, input_len, output_len and the like."
-    ] = None
     input_len: Annotated[int | None, "Prompt tokens (implies fixed lengths)."] = None
     output_len: Annotated[int | None, "Output tokens (implies fixed lengths)."] = None
-    num_speculative_tokens: Annotated[int | None, "Draft length; 0 = no speculation."] = None
-    acceptance: Annotated[
-        str | None,
-        "iid:0.7, length:2.6@3 (measured at draft length 3), vllm:.74,.49,.37 (unconditional rates, as vLLM logs "
-        "them), per-position:.74,.66,.76 (conditional rates), beta:13,8, markov:.13,.82, tape:FILE.",
-    ] = None
-    seed: Annotated[int | None, "Replication r draws from child r of it."] = None
     set: Overrides = ()
 
 
 class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
     """And of those that simulate an engine, by SLOs."""
 
-    engine: Annotated[str | None, ENGINE_HELP] = None
-    max_num_seqs: Annotated[
-        int | None, "Requests admitted and unfinished, in every policy; default: the engine's on that GPU."
-    ] = None
+    num_speculative_tokens: Annotated[int | None, "Draft length; 0 = no speculation."] = None
+    acceptance: Annotated[str | None, acceptance_help] = None
+    engine: Annotated[str | None, engine_help] = None
     goodput: Goodput = ()
 
 
 class CompareScenario(ServedFlags, frozen=True, kw_only=True):
     """All that set a scenario of `lanesim compare`."""
 
+    num_prompts: NumPrompts = None
+    dataset_name: Annotated[str | None, dataset_help] = None
+    dataset_path: Annotated[
+        str | None, "File of a trace; columns of csv, jsonl: arrival_time, input_len, output_len and the like."
+    ] = None
     request_rate: RequestRate = None
     max_concurrency: MaxConcurrency = None
-    burstiness: Annotated[float | None, "Gamma shape of arrivals; 1 = Poisson."] = None
-    num_warmups: Annotated[int | None, "First requests left out of the metrics."] = None
-    random_range_ratio: Annotated[
-        float | None, "Fixed lengths are drawn within this share of them, (1 - ratio) to (1 + ratio) times; below 1."
-    ] = None
-    max_num_batched_tokens: Annotated[int | None, "Tokens of one target pass, in every policy; default: likewise."] = (
-        None
-    )
+    max_num_seqs: MaxNumSeqs = None
+    seed: Annotated[int | None, "Replication r draws from child r of it."] = None
     replications: Annotated[int | None, "Runs per policy; intervals need 2 or more."] = None
     speculative_config: Annotated[
         str | None,

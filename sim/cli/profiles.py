@@ -21,8 +21,6 @@ class ProfilesFlags(Struct, frozen=True, kw_only=True):
 
     names: Annotated[tuple[str, ...], ARGUMENT, Meta(title="[show] [NAME]")] = ()
     gpu: Annotated[str, "Only GPUs a part of whose name begins so: h200, 6000."] = ""
-    model: Annotated[str, "Only targets and drafts whose name holds this; a Hugging Face name."] = ""
-    dtype: Annotated[str | None, "Only weights so: bf16, fp8, nvfp4, mxfp4 (however it runs) ..."] = None
     json: Annotated[bool, "The profile as its file has it."] = False
 
 
@@ -36,15 +34,14 @@ def profiles_command(flags: ProfilesFlags) -> None:
     if names:
         _show(names[0], is_json=flags.json)
     else:
-        _list(flags.gpu, flags.model, flags.dtype)
+        _list(flags.gpu)
 
 
-def _list(gpu: str, model: str, dtype: str | None) -> None:
+def _list(gpu: str) -> None:
     from rich.console import Console
 
     from sim.costs.profile import SERVED
     from sim.costs.profile_files import load, shipped
-    from sim.model_names import model_key
     from sim.report.tables import new_table, print_table
 
     caption = (
@@ -54,11 +51,7 @@ def _list(gpu: str, model: str, dtype: str | None) -> None:
     kinds, rows = ("body", "decode", "prefill", "draft", "verify"), []
     for name in shipped():
         profile = load(name)
-        kind, formats = "bf16", profile.target.formats
-        if formats is not None:
-            kind = formats.mlp if profile.target.experts is None else formats.experts
-        is_gpu, is_kind = f"-{gpu}" in f"-{profile.gpu.name}", dtype is None or f"{kind}-".startswith(f"{dtype}-")
-        if not is_gpu or not is_kind or model_key(model) not in name.partition("/")[2]:
+        if f"-{gpu}" not in f"-{profile.gpu.name}":
             continue
         cells = []
         for kind in kinds:
@@ -71,10 +64,7 @@ def _list(gpu: str, model: str, dtype: str | None) -> None:
         rows.append([name + marks, *cells])
     if not rows:
         gpus = ", ".join(dict.fromkeys(name.partition("/")[0] for name in shipped()))
-        given = ((flag, value) for flag, value in (("gpu", gpu), ("model", model), ("dtype", dtype)) if value)
-        raise ValueError(
-            f"no shipped profile with {' '.join(f'--{flag} {value}' for flag, value in given)}; GPUs: {gpus}"
-        )
+        raise ValueError(f"no shipped profile with --gpu {gpu}; GPUs: {gpus}")
     table = new_table(["profile"], kinds, rows, caption=caption, padding=(0, 0, 0, 1))
     table.columns[0].min_width = max(map(len, shipped()))
     print_table(Console(markup=False), table)

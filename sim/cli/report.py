@@ -25,7 +25,6 @@ class ReportFlags(Struct, frozen=True, kw_only=True):
     sources: Annotated[tuple[Path, ...], ARGUMENT, Meta(title="STORE | DIR...")]
     out: Annotated[FilePath, "HTML page to write of a store."] = None
     figures: Annotated[Path | None, Meta(title="DIR"), "Folder for pictures, PNG and SVG."] = None
-    only: Annotated[tuple[str, ...], Meta(title="NAME"), "Draw this picture; repeat for several."] = ()
     where: Annotated[
         tuple[str, ...], Meta(title="KEY=VALUE"), "Draw only points with this value of a key; repeat for several."
     ] = ()
@@ -51,8 +50,8 @@ def report_command(flags: ReportFlags) -> None:
     if len(flags.sources) == 1 and (is_store(flags.sources[0]) or flags.out is not None):
         _report_store(flags.sources[0], flags)
         return
-    if flags.figures is None or flags.out is not None or flags.only or flags.where or flags.series or flags.price:
-        raise ValueError("--out, --only, --where, --series and --price go with a store of `lanesim sweep --out`")
+    if flags.figures is None or flags.out is not None or flags.where or flags.series or flags.price:
+        raise ValueError("--out, --where, --series and --price go with a store of `lanesim sweep --out`")
     _draw_directories(flags.sources, flags.figures / FIGURE)
 
 
@@ -70,7 +69,6 @@ def _draw_directories(directories: tuple[Path, ...], path: Path) -> None:
 def _report_store(store: Path, flags: ReportFlags) -> None:
     from sim.files.write import write_text
     from sim.metrics.price import Price
-    from sim.names import unknown
     from sim.report.page import page
     from sim.report.pictures.panels import set_theme
     from sim.report.pictures.store_pictures import picture_files, pictures, write_pictures
@@ -80,10 +78,6 @@ def _report_store(store: Path, flags: ReportFlags) -> None:
 
     price_per_hour = None if flags.price is None else Price.of_text(flags.price).of_gpu()
     drawable = pictures(price_per_hour=price_per_hour)
-    for name in flags.only:
-        if name not in drawable:
-            raise ValueError(unknown("picture", name, drawable))
-    drawable = {name: drawable[name] for name in flags.only or drawable}
     drawn = picture_files(flags.figures, drawable) if flags.figures is not None else []
     claim(
         files={"--out": flags.out},
@@ -100,8 +94,6 @@ def _report_store(store: Path, flags: ReportFlags) -> None:
         points = read_points(store).where(wanted)
         points = replace(points, series=tuple(points.key(name) for name in flags.series))
         files, missing = write_pictures(flags.figures, points, drawable)
-        if flags.only and missing:
-            raise ValueError("; ".join(f"{name}: {why}" for name, why in missing.items()))
         for file in files:
             print(file)
         for name, why in missing.items():

@@ -32,7 +32,6 @@ class SweepFlags(Struct, frozen=True, kw_only=True):
     pool: Annotated[Literal["process", "ray"], "ray: a cluster's workers."] = "process"
     resume: Annotated[bool, "Run points again that failed, too; all that is missing is run anyway."] = False
     dry_run: Annotated[bool, "Only say how many points there are, and what they would take."] = False
-    yes: Annotated[bool, "Run a very large grid without being asked."] = False
     json: JsonFile = None
     overwrite: Overwrite = False
 
@@ -50,15 +49,13 @@ def sweep_command(flags: SweepFlags) -> None:
     """
     from sim.studies.grid import Grid
     from sim.studies.store import MARK, Store
-    from sim.studies.sweep import ASKED_ABOVE, SweepPlan, estimate, sweep
+    from sim.studies.sweep import MAX_RUNS, SweepPlan, estimate, sweep
 
     grid, out, workers = flags.grid, flags.out, flags.workers
     click.get_current_context().meta[SOURCE] = str(grid)
     read = Grid.of(grid)
-    if read.num_runs > ASKED_ABOVE and not flags.yes and not flags.dry_run:
-        raise ValueError(
-            f"{str(grid)!r} is {read.num_runs:,} runs; --dry-run estimates what they take, --yes runs them"
-        )
+    if read.num_runs > MAX_RUNS and not flags.dry_run:
+        raise ValueError(f"{str(grid)!r} is {read.num_runs:,} runs, want {MAX_RUNS:,} at most; grids add to one store")
     plan = SweepPlan.of(read)
     claim(
         files={"--json": flags.json},

@@ -93,7 +93,7 @@ def choose_run_length(
     if num_prompts > affordable:
         notes.append(
             f"{num_prompts} requests per run would be long enough; {affordable} fit into the CPU budget "
-            f"(--max-cpu-s {max_cpu_s:g}), so means may still be those of a transient"
+            f"({max_cpu_s:g} s of CPU time), so means may still be those of a transient"
         )
         num_prompts = affordable
     num_warmups = workload.num_warmups or max([_warmup(record) for record in judged], default=0)

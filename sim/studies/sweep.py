@@ -29,8 +29,8 @@ from sim.studies.grid import Grid
 from sim.studies.store import Store
 from sim.studies.store_rows import PointJob, Row, failed_row, profile_hash, row_key, run_job, run_jobs
 
-ASKED_ABOVE = 1_000_000
-"""Runs above which a sweep wants to be told twice: about ten hours on two cores."""
+MAX_RUNS = 1_000_000
+"""Of one grid: about ten hours on two cores."""
 KEPT_EVERY_S, KEPT_ROWS, KEPT_REQUESTS = 2.0, 500, 1_000
 """Rows are written when they are this old, or so many, or of so many requests, which take ten times the writing."""
 MAX_TOGETHER, LONG_RUN = 20_000, 2_000

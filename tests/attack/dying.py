@@ -110,7 +110,7 @@ def store(folder: Path) -> set[object]:
 
 
 def write_pictures(folder: Path) -> None:
-    lanesim("report", str(folder / "store"), "--only", "throughput_latency", "--figures", str(folder / "figures"), OVER)
+    lanesim("report", str(folder / "store"), "--figures", str(folder / "figures"), OVER)
 
 
 def pictures(folder: Path) -> set[object]:

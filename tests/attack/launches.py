@@ -46,14 +46,41 @@ TEXTS = ("", " ", "\u202eabc", "a\nb", "\x1b[2J", "a" * 5000, "é" * 50, "9" * 3
 DIGITS = "0 -1 1 2 3 500 1e9 1000000 2147483648 9223372036854775807 nan inf -inf 1.5 x"
 NUMBERS = ("", *DIGITS.split())
 SMALL = {"--num-prompts": "4", "--workers": "1", "--draws": "0", "--replications": "1"}
+SHORT = ("--set", "workload.num_prompts=20")
 FEW = ("compare", "capacity", "tune", "replay")
 NEEDED = {
     "compare": [
         ["--profile", PAIR, "--policy", "pd", "--num-prompts", "4"],
         ["--profile", "cpu/tiny", "--policy", "continuous"],
     ],
-    "capacity": [["--profile", PAIR, "--policy", "pd", "--goodput", "ttft:500", "--draws", "0", "--num-prompts", "20"]],
-    "tune": [["--profile", PAIR, "--draws", "1", "--lengths", "0,1", "--concurrencies", "1,2", "--num-prompts", "4"]],
+    "capacity": [
+        [
+            "--profile",
+            PAIR,
+            "--policy",
+            "pd",
+            "--goodput",
+            "ttft:500",
+            "--draws",
+            "0",
+            "--set",
+            "workload.num_prompts=20",
+        ]
+    ],
+    "tune": [
+        [
+            "--profile",
+            PAIR,
+            "--draws",
+            "1",
+            "--lengths",
+            "0,1",
+            "--concurrencies",
+            "1,2",
+            "--set",
+            "workload.num_prompts=4",
+        ]
+    ],
     "plan": [["llama-3.1-8b", "--gpu", "h200-sxm", "--input-len", "64", "--output-len", "8", "--goodput", "ttft:500"]],
     "calibrate derive": [["--from", PAIR, "--gpu", "h200-sxm", "--out", "new.json"]],
     "calibrate production": [["--bench-json", "FILE", "--profile", PAIR]],

@@ -457,7 +457,7 @@ def samples(folder: Path) -> dict[str, Sample]:
 
     lengths = ("--input-len", "20", "--output-len", "5")
     vllm = ("validate", "vllm", "--profile", ALONE, "--max-num-seqs", "8", "--max-num-batched-tokens", "512")
-    cells = ("validate", "cells", "--profile", ALONE, "--waves", "2")
+    cells = ("validate", "cells", "--profile", ALONE)
     trace = ("compare", "--profile", PAIR, "--policy", "pd", "--workers", "1", "--num-prompts", "2", "--dataset-name")
     return {
         "scenario": Sample(

@@ -274,7 +274,7 @@ TABLES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "capacity": (
         [
             *("capacity", "--profile", "h100-sxm/llama-3.1-8b", "--policy", "autoregressive", "--goodput", "ttft:5000"),
-            *("--input-len", "8", "--output-len", "2", "--num-prompts", "100", "--draws", "2"),
+            *("--input-len", "8", "--output-len", "2", "--set", "workload.num_prompts=100", "--draws", "2"),
         ],
         ("autoregressive", "req/s", "95 % of runs", "saturated", "tok/s"),
     ),

@@ -25,7 +25,7 @@ from sim.cli.main import run
 from tests.attack.hostile_server import DONE, Way, bomb, collected, drip, event, head, hostile, raw, stream, whole
 
 MODELS, COMPLETIONS, CHAT, METRICS = "/v1/models", "/v1/completions", "/v1/chat/completions", "/metrics"
-FLAGS = ["--profile", "cpu/tiny", "--levels", "1,2", "--rounds", "1", "--requests-per-stream", "3"]
+FLAGS = ["--profile", "cpu/tiny", "--levels", "1,2", "--rounds", "1"]
 FLAGS += ["--input-len", "4", "--output-len", "8", "--timeout-s"]
 MAX_S = 20
 """Far beyond what such a probe takes."""

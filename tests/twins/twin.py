@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from sim.cli.main import run
 from sim.run.scenario_file import FLAT_NAMES
 from tests.properties import examples
+from tests.sim.cli.test_consent import commands
 
 Json = Any
 Asked = Mapping[str, Json]
@@ -33,6 +34,7 @@ PHASES = (Phase.explicit, Phase.generate)
 """What fails is shown as it was drawn: it is small already, and to make it smaller takes hundreds of commands."""
 SHOWN = 8
 """Differences that a failure names."""
+COMMANDS = dict(commands())
 WIDE = "400"
 """Columns of the terminal, so that no table is folded."""
 
@@ -97,18 +99,21 @@ def _is_number(value: Json) -> bool:
 # -- asking
 
 
-def words(asked: Asked) -> list[str]:
-    """The flags of a command line."""
+def words(asked: Asked, command: str = "compare") -> list[str]:
+    """The flags of a command line; keys of a scenario that the command has no flag for are set."""
+    known = {option.removeprefix("--") for each in COMMANDS[command].params for option in each.opts}
+    keys = dict(asked.get("set", {}))
     found: list[str] = []
     for name, value in asked.items():
-        if name == "set":
-            for key, held in value.items():
-                found += ["--set", f"{key}={json.dumps(held)}"]
+        if value is None or name == "set":
+            continue
+        if name not in known:
+            keys[FLAT_NAMES[name.replace("-", "_")]] = value
         elif isinstance(value, list):
             found += [word for each in value for word in (f"--{name}", str(each))]
-        elif value is not None:
+        else:
             found += [f"--{name}", str(value)]
-    return found
+    return found + [word for key, held in keys.items() for word in ("--set", f"{key}={json.dumps(held)}")]
 
 
 def said(*line: str) -> str:
@@ -132,7 +137,7 @@ def noted(*line: str) -> list[str]:
 def answer(command: str, asked: Asked, *more: str) -> Json:
     """The JSON of a command on a scenario, in one process."""
     alone = ("--workers", "1") if command == "compare" else ()
-    return json.loads(said(command, *words(asked), *more, *alone, "--json", "-"))
+    return json.loads(said(command, *words(asked, command), *more, *alone, "--json", "-"))
 
 
 def runs(asked: Asked, *more: str) -> list[dict[str, Json]]:

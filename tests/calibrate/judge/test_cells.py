@@ -105,8 +105,8 @@ def test_waves_and_the_tables_own_columns_size_a_cell(tmp_path: Path) -> None:
     rows = [{"concurrency": 4, "input_len": 100, "output_len": 16, "num_prompts": prompts, "max_num_seqs": seqs,
              "tpot_ms": 9} for prompts, seqs in (("", ""), (6, ""), ("", 1))]  # fmt: skip
     path = str(write_table(tmp_path / "t.csv", rows))
-    cells = result_of(cells_command, path, "--profile", PAIR, "--waves", "3", "--max-num-seqs", "64")["cells"]
-    assert [cell["num_prompts"] for cell in cells] == [12, 6, 12]
+    cells = result_of(cells_command, path, "--profile", PAIR, "--max-num-seqs", "64")["cells"]
+    assert [cell["num_prompts"] for cell in cells] == [40, 6, 40]
     assert cells[2]["metrics"]["tpot_ms"]["simulated"] < cells[0]["metrics"]["tpot_ms"]["simulated"]
 
 
@@ -238,8 +238,8 @@ def write_list(path: Path) -> str:
 def test_listed_requests_are_served_in_whole_passes_and_cells_need_no_lengths(tmp_path: Path) -> None:
     requests = write_list(tmp_path / "r.csv")
     result = result_of(cells_command, str(listed_table(tmp_path / "t.csv")), "--profile", PAIR,
-                       "--requests", requests, "--waves", "3")  # fmt: skip
-    assert [cell["num_prompts"] for cell in result["cells"]] == [4, 12]
+                       "--requests", requests)  # fmt: skip
+    assert [cell["num_prompts"] for cell in result["cells"]] == [12, 32]
     assert [(cell["input_len"], cell["output_len"]) for cell in result["cells"]] == [(None, None)] * 2
     assert result["requests_per_pass"] == 4
 

@@ -99,15 +99,14 @@ def test_one_block_of_num_gpu_blocks_is_never_used(tmp_path: Path) -> None:
     """111 tokens need 7 blocks of 16: 8 with the null block are enough, 7 are not."""
     engine = ("--engine", "vllm-0.24")
     path = write_lines(tmp_path / "r.jsonl", rows())
-    result = result_of(vllm_command, *flags(path, "--num-gpu-blocks", "8", *engine))
+    result = result_of(vllm_command, *flags(path, "--set", "engine.num_gpu_blocks=8", *engine))
     assert result["scenario"]["engine"]["num_gpu_blocks"] == 8
-    assert "KV blocks" in refusal(vllm_command, *flags(path, "--num-gpu-blocks", "7", *engine))
-    assert "null block" in refusal(vllm_command, *flags(path, "--num-gpu-blocks", "1"))
+    assert "KV blocks" in refusal(vllm_command, *flags(path, "--set", "engine.num_gpu_blocks=7", *engine))
 
 
 def test_the_result_holds_the_resolved_scenario_and_no_path(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "r.jsonl", rows())
-    result = result_of(vllm_command, *flags(path, "--seed", "5"))
+    result = result_of(vllm_command, *flags(path, "--set", "seed=5"))
     assert (result["scenario"]["seed"], result["profile"]["name"], result["num_requests"]) == (5, PROFILE, 4)
     assert result["scenario"]["engine"]["max_num_seqs"] == 256
     assert str(tmp_path) not in json.dumps(result)
@@ -146,11 +145,11 @@ def test_speculation_is_simulated_with_the_acceptance_given(tmp_path: Path) -> N
     pair = [flag if flag != PROFILE else "h100-sxm/llama-3.1-8b+eagle3" for flag in flags(path)]
     draft = ["--num-speculative-tokens", "3"]
     always, never = (
-        result_of(vllm_command, *pair, *draft, "--acceptance", spec)["metrics"]["tpot"]["mean"]["simulated"]
-        for spec in ("iid:1", "iid:0")
+        result_of(vllm_command, *pair, *draft, "--set", f"speculation.acceptance=iid:{rate}")["metrics"]["tpot"]["mean"]
+        for rate in (1, 0)
     )
-    assert always < 0.5 * never
-    assert "needs --acceptance" in refusal(vllm_command, *pair, *draft)
+    assert always["simulated"] < 0.5 * never["simulated"]
+    assert "none is assumed" in refusal(vllm_command, *pair, *draft)
 
 
 def test_the_table_and_the_figures_are_written(tmp_path: Path) -> None:
@@ -249,4 +248,4 @@ def test_preemptions_for_lack_of_blocks_are_counted(tmp_path: Path) -> None:
         for number in range(10)
     ])  # fmt: skip
     assert result_of(vllm_command, *flags(path))["preemptions"] == 0
-    assert result_of(vllm_command, *flags(path, "--num-gpu-blocks", "65"))["preemptions"] > 0
+    assert result_of(vllm_command, *flags(path, "--set", "engine.num_gpu_blocks=65"))["preemptions"] > 0

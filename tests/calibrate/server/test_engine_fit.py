@@ -203,7 +203,7 @@ def test_a_level_held_back_that_is_far_off_is_said_first_and_the_probe_ends_with
     ]
     measured = tmp_path / "m.measured.json"
     write_measured(measured, "http://localhost:1", served)
-    flags = [str(measured), "--profile", "h100-sxm/llama-3.1-8b", "--held-back", "4"]
+    flags = [str(measured), "--profile", "h100-sxm/llama-3.1-8b"]
     done = CliRunner().invoke(probe_command, flags)
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()

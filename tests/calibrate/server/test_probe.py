@@ -205,7 +205,7 @@ def test_a_levels_middle_leaves_out_the_first_of_each_stream_and_what_drains() -
 
 def test_a_probe_warms_up_goes_by_turns_and_predicts_the_level_held_back(tmp_path: Path) -> None:
     with serving() as server:
-        flags = ["--levels", "1,2,3", "--held-back", "2", "--rounds", "2", "--requests-per-stream", "3"]
+        flags = ["--levels", "1,2,3", "--rounds", "2"]
         flags += ["--input-len", "8", "--output-len", "4", "--profile", "cpu/tiny", "--json", str(tmp_path / "r.json")]
         flags += ["--measured", str(tmp_path / "m.json")]
         done = CliRunner().invoke(probe_command, [server.url, *flags])
@@ -221,7 +221,7 @@ def test_a_probe_warms_up_goes_by_turns_and_predicts_the_level_held_back(tmp_pat
     assert set(held["measured"]) == set(held["errors_pct"]) == set(held["spreads_pct"]) == metrics
 
 
-SHORT = ["--levels", "1,2,3", "--requests-per-stream", "3", "--input-len", "8", "--output-len", "4"]
+SHORT = ["--levels", "1,2,3", "--input-len", "8", "--output-len", "4"]
 WARM_UP = 1 + 2 * 3
 """Requests before the first round: one to look for the endpoint."""
 
@@ -238,13 +238,13 @@ def test_what_was_measured_is_kept_where_the_fit_fails_and_can_be_fitted_again(
     """Prompts that no memory holds: nothing can be fitted. With the number put right it can, without the server."""
     monkeypatch.chdir(tmp_path)
     with serving(prompt_tokens=5_000_000) as server:
-        told = ["--rounds", "1", "--profile", "cpu/tiny", "--held-back", "3", "--out", "mine.json"]
+        told = ["--rounds", "1", "--profile", "cpu/tiny", "--out", "mine.json"]
         assert run(["probe", server.url, *SHORT, *told]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     assert "1 of 1 rounds are in 'mine.measured.json'" in message
     again = command_that_fits(message)
-    told = ["--profile", "cpu/tiny", "--held-back", "3", "--out", "mine.json"]
+    told = ["--profile", "cpu/tiny", "--out", "mine.json"]
     assert again == ["validate", "mine.measured.json", "--fit-only", *told]
     kept = tmp_path / "mine.measured.json"
     assert [each.concurrency for each in read_measured(kept)] == [1.0, 2.0, 3.0]

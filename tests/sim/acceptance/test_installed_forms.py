@@ -56,7 +56,7 @@ def test_sweep_with_workers_plot_and_report_find_it(tmp_path: Path) -> None:
     store, page = tmp_path / "store", tmp_path / "page.html"
     frame = lanesim.sweep(grid, out=store, workers=2)
     assert frame["error"].isna().all()
-    figures = ["--figures", str(tmp_path / "f"), "--only", "utilisation"]
+    figures = ["--figures", str(tmp_path / "f")]
     assert run(["report", str(store), "--out", str(page), *figures]) == 0
     assert "coin:.5" in page.read_text()
 

@@ -72,7 +72,7 @@ def test_a_bar_on_a_terminal_draws_without_a_thread(
 
 def test_the_flags_of_a_command_come_before_those_of_every_scenario() -> None:
     text = CliRunner().invoke(capacity_command, ["--help"]).output
-    assert 0 < text.index("--target-rate") < text.index("--json") < text.index("--num-prompts")
+    assert 0 < text.index("--target-rate") < text.index("--json") < text.index("--policy")
 
 
 @pytest.mark.parametrize(("given", "proposed"), [("0.7", "iid:0.7"), ("2.6", "length:2.6")])

@@ -156,7 +156,6 @@ BAD = {
     "unwritable json": (["--policy", "pd", "--json", "/proc/result.json"], "/proc"),
     "too many prompts": (["--policy", "pd", "--num-prompts", "99999999999999"], "num_prompts"),
     "percentile": (["--policy", "pd", "--metric-percentiles", "99,120"], "120"),
-    "budget below zero": (["--policy", "pd", "--max-cpu-s", "-1"], "--max-cpu-s"),
 }
 
 

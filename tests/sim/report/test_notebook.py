@@ -42,7 +42,7 @@ def test_ipython_shows_the_tables_in_place_of_every_field() -> None:
 
 
 def test_tune_takes_the_policy_and_the_longest_draft_as_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--profile", "cpu/tiny", "--num-prompts", "8", "--lengths", "0,2", "--concurrencies", "1,4"]
+    given = ["--profile", "cpu/tiny", "--set", "workload.num_prompts=8", "--lengths", "0,2", "--concurrencies", "1,4"]
     assert run(["tune", *given, "--draws", "2", "--json", "-"]) == 0
     told = json.loads(capsys.readouterr().out)
     found = lanesim.tune(profile="cpu/tiny", num_prompts=8, lengths=[0, 2], concurrencies=[1, 4], draws=2, workers=1)

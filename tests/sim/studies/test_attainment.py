@@ -292,7 +292,7 @@ def test_the_same_question_has_the_same_answer() -> None:
 
 CAPACITY = [
     "capacity", "--profile", PROFILE, "--policy", "baseline", "--engine", "ideal", "--num-speculative-tokens", "0",
-    "--input-len", "256", "--output-len", "1", "--num-prompts", "40",
+    "--input-len", "256", "--output-len", "1", "--set", "workload.num_prompts=40",
     "--set", "policy_options.workers=1",
 ]  # fmt: skip
 

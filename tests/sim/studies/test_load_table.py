@@ -83,7 +83,17 @@ def test_one_draw_is_too_few_and_so_is_a_short_run() -> None:
 
 def test_the_command_prints_what_a_scenario_takes(capsys: pytest.CaptureFixture[str]) -> None:
     """On an engine that handles one request at a time workers of their own are as good as lanes: one row."""
-    arguments = ["tune", "--policy", "adaptive", "--profile", "cpu/tiny", "--num-prompts", "32", "--draws", "2"]
+    arguments = [
+        "tune",
+        "--policy",
+        "adaptive",
+        "--profile",
+        "cpu/tiny",
+        "--set",
+        "workload.num_prompts=32",
+        "--draws",
+        "2",
+    ]
     small = ["--concurrencies", "1,4", "--json", "-"]
     assert run([*arguments, *small]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -198,7 +198,8 @@ def test_no_more_are_tried_at_once_than_seats_and_most_of_the_memory_hold() -> N
 
 TUNE = [
     "tune", "--profile", HEAD, "--acceptance", "length:2.6@3", "--lengths", "1,3", "--concurrencies", "1,16",
-    "--set", "engine.max_num_seqs=16", "--input-len", "64", "--output-len", "16", "--num-prompts", "24", "--draws", "2",
+    "--set", "engine.max_num_seqs=16", "--input-len", "64", "--output-len", "16",
+    "--set", "workload.num_prompts=24", "--draws", "2",
 ]  # fmt: skip
 
 
