@@ -52,7 +52,7 @@ class ProbeFlags(Struct, frozen=True, kw_only=True):
     url: Annotated[str, ARGUMENT, Meta(title="URL")]
     profile: Annotated[str, "Profile of the GPU and models: a name or a path."]
     model: Annotated[str | None, "Model, as the server names it. [its only one]"] = None
-    levels: Annotated[str, "Requests at once, a closed loop each; the middle one is predicted, not fitted."] = "1,2,4,8,16"
+    levels: Annotated[str, "Requests at once, a closed loop each; the middle one is predicted."] = "1,2,4,8,16"
     rounds: Annotated[int, Meta(ge=1, le=COUNT), "Over the levels, by turns."] = 7
     input_len: Annotated[Tokens, "Words of each prompt."] = 128
     output_len: Annotated[int, Meta(ge=2, le=10_000_000), "Tokens asked for."] = 64

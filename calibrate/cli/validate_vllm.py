@@ -53,7 +53,7 @@ def vllm_command(flags: VllmFlags) -> None:
     if tokens > 0 and raw.get("policy") == "autoregressive":
         raise ValueError(f"--num-speculative-tokens {tokens}: autoregressive drafts nothing; use continuous")
     if tokens > 0 and acceptance is None:
-        raise ValueError(f"--num-speculative-tokens {tokens}: none is assumed, add --set speculation.acceptance=length:2.5")
+        raise ValueError(f"--num-speculative-tokens {tokens}: none is assumed; --set speculation.acceptance=iid:.7")
     set_dotted(raw, "speculation.num_speculative_tokens", tokens)
     loaded = load(flags.profile)
     scenario = scenario_of(path, loaded.name, raw)
