@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
@@ -53,7 +53,7 @@ from sim.workload.generate import build_requests, is_trace
 from validation.accuracy.sources import study
 from validation.accuracy.specs import RunSpec
 from validation.page import markdown
-from validation.tables import csv_rows, grouped, write_csv
+from validation.tables import write_csv
 
 PAIRS = ("h100-sxm/llama-3.1-8b+llama-3.2-1b", "a100-sxm/llama-2-7b+tinyllama-1.1b")
 EAGLE, APERTUS = "h100-sxm/llama-3.1-8b+eagle3", "gh200/apertus-8b+eagle3"
@@ -260,37 +260,30 @@ length, 0 = without a drafter."""
 
 
 def gh200_case(folder: Path, method: str, profile: str, scratch: Path) -> MeasuredTuning:
-    """Chat on the GH200."""
-    cells = csv_rows(folder / "cells.csv")
-    cells = [row for row in cells if row["workload"] == "chat" and row["method"] in ("none", method)]
-    settings = grouped(cells, lambda row: (int(row["concurrency"]), int(row["k"])))
-    measured = {key: fmean(float(row["output_tok_per_s"]) for row in rows) for key, rows in settings.items()}
-    longest = max(k for _, k in measured)
-    path = scratch / "chat.csv"
-    lengths = enumerate(csv_rows(folder / "lengths_chat.csv") * PASSES)
-    requests = ([index, row["prompt_tokens"], row["output_tokens"]] for index, row in lengths)
-    write_csv(path, ["arrival_time", "input_len", "output_len"], requests)
+    """Chat on the GH200; acceptance by position as logged with the longest drafts, all concurrencies together, weighted
+    by drafts."""
+    import pandas as pd
+
+    cells, logged = (pd.read_csv(folder / f"{name}.csv") for name in ("cells", "per_position"))
+    cells = cells[(cells["workload"] == "chat") & cells["method"].isin(["none", method])]
+    longest = int(cells["k"].max())
+    logged = logged[(logged["method"] == method) & (logged["workload"] == "chat") & (logged["k"] == longest)]
+    accepted = logged.assign(accepted=logged["accept_rate_at_position"] * logged["drafts"]).groupby("position")
+    rates = accepted["accepted"].sum() / accepted["drafts"].sum()
+    path, lengths = scratch / "chat.csv", pd.read_csv(folder / "lengths_chat.csv")[["prompt_tokens", "output_tokens"]]
+    requests = pd.concat([lengths] * PASSES, ignore_index=True).set_axis(["input_len", "output_len"], axis=1)
+    requests.to_csv(path, index_label="arrival_time")
     scenario = Scenario.of(
         profile=profile, policy="continuous", engine="vllm-0.23",
-        acceptance=quoted(folder / "per_position.csv", method, longest), num_speculative_tokens=longest,
+        acceptance="vllm:" + ",".join(f"{rate:.4f}" for rate in rates), num_speculative_tokens=longest,
         max_num_seqs=256, max_num_batched_tokens=16384, dataset_name="csv", dataset_path=str(path),
         **{
             "engine.gpu_memory_utilization": 0.8,
             "speculation.method": "eagle3" if method == "eagle31" else method,
         },
     )  # fmt: skip
+    measured = cells.groupby(["concurrency", "k"])["output_tok_per_s"].mean().to_dict()
     return f"GH200, Apertus 8B, chat, {method}", scenario, measured
-
-
-def quoted(path: Path, method: str, k: int) -> str:
-    """Acceptance by position as logged with drafts of `k` tokens, all concurrencies together, weighted by drafts."""
-    logged = [row for row in csv_rows(path) if (row["method"], row["workload"], int(row["k"])) == (method, "chat", k)]
-    rates = []
-    for position in range(k):
-        rows = [row for row in logged if int(row["position"]) == position]
-        drafts = [float(row["drafts"]) for row in rows]
-        rates.append(np.average([float(row["accept_rate_at_position"]) for row in rows], weights=drafts))
-    return "vllm:" + ",".join(f"{rate:.4f}" for rate in rates)
 
 
 def a100_case(path: Path) -> MeasuredTuning:
@@ -314,12 +307,10 @@ def a100_case(path: Path) -> MeasuredTuning:
 
 
 def accuracy_intervals(data: Path, draws: int = 20, workers: int = 2) -> None:
-    from pandas import DataFrame
+    import pandas as pd
 
     warnings.simplefilter("ignore")
-    stated: list[tuple[float, float]] = []
-    real: list[float] = []
-    widths: list[float] = []
+    every = []
     with TemporaryDirectory() as scratch:
         cases = [
             gh200_case(data / GH200, "eagle31", "gh200/apertus-8b+eagle3", Path(scratch)),
@@ -332,24 +323,26 @@ def accuracy_intervals(data: Path, draws: int = 20, workers: int = 2) -> None:
                 scenario, load(scenario.profile), lengths=lengths, concurrencies=concurrencies, draws=draws,
                 workers=workers,
             )  # fmt: skip
-            rows, lost = [], []
-            for point in answer.points:
-                at_load = {k: value for (load_, k), value in measured.items() if load_ == point.concurrency}
-                lost.append(1.0 - at_load[point.k] / max(at_load.values()))
-                for length in point.lengths:
-                    if not length.k or length.k not in at_load or length.speedup is None or length.interval is None:
-                        continue
-                    real.append(at_load[length.k] / at_load[0])
-                    stated.append(length.interval)
-                    low, high = length.interval
-                    widths.append((high - low) / length.speedup)
-                    speedups = f"{real[-1]:.3f}", f"{length.speedup:.3f}", f"{low:.3f} to {high:.3f}"
-                    rows.append([point.concurrency, length.k, *speedups])
+            rows = [
+                [at, each.k, measured[at, each.k] / measured[at, 0], each.speedup, *each.interval]
+                for point in answer.points
+                for at in (point.concurrency,)
+                for each in point.lengths
+                if each.k and (at, each.k) in measured and each.speedup is not None and each.interval is not None
+            ]
+            pairs = pd.DataFrame(rows, columns=["c", "K", "measured", "stated", "low", "high"])
+            every.append(pairs)
+            best = pd.Series(measured).groupby(level=0).max()
+            lost = [1.0 - measured[point.concurrency, point.k] / best[point.concurrency] for point in answer.points]
             print(f"\n{title}; {scenario.speculation.acceptance}; {answer.verdict}")
             print(f"regret against the best measured length: mean {fmean(lost):.2%}, worst {max(lost):.2%}\n")
-            print(markdown(DataFrame(rows, columns=["c", "K", "measured", "stated", "90 % interval"])), end="\n\n")
-    held = f"{coverage(stated, real):.1%} of {len(real)} measured speed-ups within the 90 % interval"
-    print(f"{held}; median width {median(widths):.1%} of it")
+            texts = pairs[["measured", "stated", "low", "high"]].map("{:.3f}".format)
+            interval = texts["low"] + " to " + texts["high"]
+            print(markdown(pairs[["c", "K"]].join(texts[["measured", "stated"]].assign(**{"90 % interval": interval}))))
+            print()
+    pairs = pd.concat(every)
+    held = f"{coverage(pairs[['low', 'high']], pairs['measured']):.1%} of {len(pairs)} measured speed-ups within the"
+    print(f"{held} 90 % interval; median width {((pairs['high'] - pairs['low']) / pairs['stated']).median():.1%} of it")
 
 
 def truths(what: Literal["capacity", "plan"], seed: int = 0, count: int = 20) -> None:
