@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from sim.cli.main import run
-from tests.test_import_arrows import FLOORS
 from validation.pages.scenario import PAGE, main
 
 ROOT = Path(__file__).parent.parent
@@ -105,20 +104,6 @@ def test_every_decision_record_that_is_named_exists() -> None:
     assert dead == []
 
 
-def test_the_record_of_the_house_names_every_room() -> None:
-    record = (ROOT / "docs" / "adr" / "014-the-house.md").read_text()
-    (rows,) = re.findall(r"\| package \|.*?\n\n", record, re.DOTALL)
-    named = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", rows, re.MULTILINE))
-    missing = [
-        f"{package}: {room}"
-        for package, floors in FLOORS.items()
-        for rooms in floors
-        for room in rooms
-        if room != "__main__" and not re.search(rf"\b{room.rpartition('.')[2]}\b", named[package])
-    ]
-    assert missing == []
-
-
 def test_every_link_within_the_pages_leads_somewhere() -> None:
     dead = [
         f"{page.relative_to(ROOT)}: {link}"
@@ -127,12 +112,6 @@ def test_every_link_within_the_pages_leads_somewhere() -> None:
         if not (page.parent / link).exists()
     ]
     assert dead == []
-
-
-def test_every_path_that_contributors_are_sent_to_exists() -> None:
-    paths = re.findall(r"`([\w.*-]+/[\w./*-]+)`", (ROOT / "CONTRIBUTING.md").read_text())
-    assert len(paths) > 10
-    assert [path for path in paths if not any(ROOT.glob(path))] == []
 
 
 def test_no_test_names_a_data_folder_of_one_machine() -> None:
