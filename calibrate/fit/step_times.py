@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite, log
+from math import log
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,8 +26,8 @@ from sim.costs.forms.compact import CompactCosts, CompactPasses
 from sim.costs.profile import SERVED, KindError, Profile
 from sim.costs.profile_files import round_constant
 from sim.costs.work_costs import PIECE_KERNELS
-from sim.files.arrow_tables import read_csv
 from sim.interface.work import Model
+from sim.workload.trace_files import csv_objects
 
 BOUNDS = {
     "compute_share": (0.1, 1.4),
@@ -40,9 +40,6 @@ BOUNDS = {
 LAUNCH_BOUNDS_S = (1e-6, 1.0)
 OUTLIER = 0.03
 """Log error at which the loss turns from square to linear."""
-COLUMNS = ("batch_tokens", "step_ms")
-MAX_TOKENS, MAX_MS = 10**8, 1e6
-"""Bounds of a step; more is of other units."""
 MIN_POINTS = 8
 BINDING = 1.03
 """A step less than so many times its launch is no measure of the device: it keeps no ratio."""
@@ -58,6 +55,13 @@ class TimedStep(NamedTuple):
 
     tokens: int
     seconds: float
+
+
+class _Step(msgspec.Struct):
+    """A row of its file; more than the bounds is of other units."""
+
+    batch_tokens: Annotated[int, msgspec.Meta(ge=1, le=10**8)]
+    step_ms: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,36 +102,14 @@ def read_curve(path: Path) -> list[TimedStep]:
 
     Raises ValueError naming file, line and column.
     """
-    where = f"curve {str(path)!r}"
-    header, rows = read_csv(path, "curve")
-    for column in COLUMNS:
-        if column not in header:
-            raise ValueError(f"{where} line 1: no column {column!r}; want {' and '.join(COLUMNS)}")
-    indexes = [header.index(column) for column in COLUMNS]
     by_tokens: dict[int, list[float]] = {}
-    for line, row in rows:
-        texts = [row[column_index] for column_index in indexes]
-        tokens, step_ms = (
-            _number(text, column, f"{where} line {line}") for text, column in zip(texts, COLUMNS, strict=True)
-        )
-        if tokens != int(tokens) or tokens > MAX_TOKENS:
-            raise ValueError(
-                f"{where} line {line}: batch_tokens={texts[0]!r:.40} must be a whole number, at most {MAX_TOKENS}"
-            )
-        if step_ms > MAX_MS:
-            raise ValueError(f"{where} line {line}: step_ms={texts[1]!r:.40} must be at most {MAX_MS:.0f}")
-        by_tokens.setdefault(int(tokens), []).append(1e-3 * step_ms)
+    for where, row in csv_objects(str(path), _Step.__struct_fields__, "curve"):
+        try:
+            step = msgspec.convert(row, _Step, strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{where}: {error}") from None
+        by_tokens.setdefault(step.batch_tokens, []).append(1e-3 * step.step_ms)
     return [TimedStep(tokens, median(by_tokens[tokens])) for tokens in sorted(by_tokens)]
-
-
-def _number(text: str | None, column: str, where: str) -> float:
-    try:
-        value = float(text or "")
-        if isfinite(value) and value > 0.0:
-            return value
-    except ValueError:
-        pass
-    raise ValueError(f"{where}: {column}={text!r:.40} must be a finite number above 0")
 
 
 def fit_steps(profile: Profile, curve: Sequence[TimedStep], source: str) -> StepFit:

@@ -18,6 +18,7 @@ import msgspec
 from calibrate.judge.cell import MEASURED, Cell, Positive, Whole
 from sim.files.arrow_tables import read_csv
 from sim.names import unknown
+from sim.workload.trace_files import csv_objects
 
 REQUIRED = ("concurrency",)
 """An open loop has a request_rate instead."""
@@ -75,19 +76,12 @@ def cells_of(name: str, rows: Sequence[Mapping[str, object]], *, has_requests: b
 
 def read_request_list(path: Path) -> list[tuple[int, int]]:
     """Prompt and output tokens of the requests of `path`, in order. Raises ValueError naming file, line and column."""
-    what = f"requests {str(path)!r}"
-    header, rows = read_csv(path, "requests")
-    for column in REQUEST_COLUMNS:
-        if column not in header:
-            raise ValueError(f"{what} line 1: no column {column!r}; want {' and '.join(REQUEST_COLUMNS)}")
     requests = []
-    for number, row in rows:
-        prompt, output = (
-            _value(row[header.index(column)], Whole, column, f"{what} line {number}") for column in REQUEST_COLUMNS
-        )
+    for where, row in csv_objects(str(path), REQUEST_COLUMNS, "requests"):
+        prompt, output = (_value(str(row[name]), Whole, name, where) for name in REQUEST_COLUMNS)
         requests.append((prompt, output))
     if not requests:
-        raise ValueError(f"{what} has no request below its header")
+        raise ValueError(f"requests {str(path)!r} has no request below its header")
     return requests
 
 

@@ -135,15 +135,15 @@ def column_names(path: str, kind: str) -> list[str]:
     return list(first) if isinstance(first, dict) else []
 
 
-def csv_objects(path: str, names: Sequence[str]) -> Iterator[tuple[str, Row]]:
+def csv_objects(path: str, names: Sequence[str], what: str = TRACE) -> Iterator[tuple[str, Row]]:
     """The cells `names` of each row of a CSV file whose header has them all, and where each row stands."""
-    header, rows = read_csv(path, TRACE)
+    header, rows = read_csv(path, what)
     for name in names:
         if name not in header:
-            raise ValueError(f"{TRACE} {path!r} line 1: {missing('column', name, header)}")
+            raise ValueError(f"{what} {path!r} line 1: {missing('column', name, header)}")
     indices = [(name, header.index(name)) for name in names]
     for line, cells in rows:
-        yield f"{TRACE} {path!r} line {line}", {name: cells[index] for name, index in indices}
+        yield f"{what} {path!r} line {line}", {name: cells[index] for name, index in indices}
 
 
 def json_objects(

@@ -138,9 +138,9 @@ def write(path: Path, text: str) -> str:
     ("text", "message"),
     [
         ("batch_tokens,step_ms\n1,2\n2,3\n", "2 steps are too few to fit 6 constants: want 8"),
-        ("tokens,step_ms\n1,2\n", "line 1: no column 'batch_tokens'; want batch_tokens and step_ms"),
-        ("batch_tokens,step_ms\n1,-2\n", "line 2: step_ms='-2' must be a finite number above 0"),
-        ("batch_tokens,step_ms\n1,2\n2.5,2\n", "line 3: batch_tokens='2.5' must be a whole number"),
+        ("tokens,step_ms\n1,2\n", "line 1: no column 'batch_tokens'"),
+        ("batch_tokens,step_ms\n1,-2\n", "line 2: Expected `float` > 0.0 - at `$.step_ms`"),
+        ("batch_tokens,step_ms\n1,2\n2.5,2\n", "line 3: Expected `int`"),
         ("batch_tokens,step_ms\n1\n", "line 2: 1 fields, and the header has 2"),
     ],
 )
