@@ -119,6 +119,43 @@ class Production:
         return max(errors, key=lambda error: abs(error[0]))
 
 
+class Seen(NamedTuple):
+    """Levels as closed loops, how they are simulated, and the noise of what each stage is fitted on."""
+
+    cells: Sequence[Cell]
+    setup: Setup
+    noises: tuple[float, float]
+
+    @property
+    def sources(self) -> str:
+        return ", ".join(dict.fromkeys(cell.label for cell in self.cells))
+
+    def ratios(self, profile: Profile, metric: str | None = None) -> list[float]:
+        """Simulated over measured `metric` of each cell, by default time per token."""
+        ratios = []
+        for cell in self.cells:
+            name = metric or _metric(cell.measured)
+            ratio = self.simulated(cell, profile)[MEASURED[name]] / cell.measured[name]
+            ratios.append(1.0 / ratio if name == THROUGHPUT else ratio)
+        return ratios
+
+    def errors_pct(self, cell: Cell, profile: Profile) -> dict[str, float]:
+        simulated = self.simulated(cell, profile)
+        return {metric: 100.0 * (simulated[MEASURED[metric]] / real - 1.0) for metric, real in cell.measured.items()}
+
+    def simulated(self, cell: Cell, profile: Profile) -> dict[str, float]:
+        """Metrics of `simulate_cell`. Raises ValueError that names the level's source where it cannot be simulated."""
+        try:
+            return simulate_cell(cell, profile, self.setup)
+        except ValueError as error:
+            raise ValueError(f"{cell.label}: {error}") from None
+
+    def is_async(self, profile: Profile) -> bool:
+        """How the engine would serve the largest load by itself."""
+        largest = max(self.cells, key=lambda cell: cell.concurrency)
+        return limits_of(scenario_of(largest, profile, self.setup), profile).async_scheduling
+
+
 def fit_served(profile: Profile, served: Sequence[ServedLevel], setup: Setup) -> Production:
     """The profile with those of the engine's constants that the levels of the server can tell, and what is left of each
     level's error. Raises ValueError."""
@@ -126,13 +163,13 @@ def fit_served(profile: Profile, served: Sequence[ServedLevel], setup: Setup) ->
         raise ValueError("nothing was seen of the server")
     profile = with_engine(profile, engine_of(setup.engine_name, profile))
     cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
-    noises = _noise(served, FITTED), _noise(served, (FIRST_TOKEN,))
+    seen = Seen(cells, setup, (_noise(served, FITTED), _noise(served, (FIRST_TOKEN,))))
     names, form = tellable(served), None
-    tried = _tried(profile, cells, setup, names, noises)
+    tried = _tried(profile, seen, names)
     if tried:
         form = tried[0].form
-        profile = _of_form(profile, form, max(cells, key=_load), setup)
-    fits, unfitted = _tellable_fits(profile, cells, setup, names, noises, form)
+        profile = _of_form(profile, form, seen)
+    fits, unfitted = _tellable_fits(profile, seen, names, form)
     told = ", ".join(map(str, fits))
     best = fits[-1].profile
     source = f"{best.host.source}; {told} fitted by lanesim on {len(cells)} levels of a running server"
@@ -142,48 +179,45 @@ def fit_served(profile: Profile, served: Sequence[ServedLevel], setup: Setup) ->
     levels = [
         FittedLevel(
             served=each,
-            errors_pct=_errors_pct(fitted, cell, setup),
-            predicted_pct=_left_out(profile, cells, index, setup, fits),
+            errors_pct=seen.errors_pct(cell, fitted),
+            predicted_pct=_left_out(profile, seen, cell, fits),
         )
-        for index, (each, cell) in enumerate(zip(served, cells, strict=True))
+        for each, cell in zip(served, cells, strict=True)
     ]
     return Production(
         profile=fitted,
         fits=fits,
         levels=levels,
-        accepted=pooled(
-            [each.accepted for each in served if each.accepted is not None],
-            ", ".join(dict.fromkeys(each.source for each in served)),
-        ),
+        accepted=pooled([each.accepted for each in served if each.accepted is not None], seen.sources),
         unfitted=unfitted,
         tried=tried,
     )
 
 
-def _tried(
-    profile: Profile, cells: Sequence[Cell], setup: Setup, names: Sequence[str], noises: tuple[float, float]
-) -> list[Tried]:
+def _tried(profile: Profile, seen: Seen, names: Sequence[str]) -> list[Tried]:
     """The forms that the levels without the largest load tell, that with the least error there first; of tied ones the
     simplest, and the engine's default scheduling. Empty where the other loads tell no time per row."""
-    most = max(map(_load, cells))
-    others, held_back = ([cell for cell in cells if (cell.concurrency == most) is is_most] for is_most in (False, True))
-    loads = list(map(_load, others))
+    most = max(cell.concurrency for cell in seen.cells)
+    others, held_back = (
+        seen._replace(cells=[cell for cell in seen.cells if (cell.concurrency == most) is is_most])
+        for is_most in (False, True)
+    )
+    loads = [cell.concurrency for cell in others.cells]
     if ROW not in names or not loads or max(loads) < FAR_APART * min(loads):
         return []
-    is_async = limits_of(scenario_of(held_back[0], profile, setup), profile).async_scheduling
-    tie_pct = max(TIED_PCT, 100.0 * NORMAL_95 * noises[0])
+    is_async = held_back.is_async(profile)
+    tie_pct = max(TIED_PCT, 100.0 * NORMAL_95 * seen.noises[0])
     of_steps = [name for name in names if name != FRONTEND]
     tried: list[Tried] = []
     for has_rows, plans_ahead in product((False, True), (is_async, not is_async)):
         form = Form(plans_ahead, has_rows)
-        like = _of_form(profile, form, held_back[0], setup)
         try:
-            (fit,), unfitted = _tellable_fits(like, others, setup, of_steps, noises, form)
+            (fit,), unfitted = _tellable_fits(_of_form(profile, form, held_back), others, of_steps, form)
         except ValueError:
             continue
         if has_rows and ROW in unfitted:
             continue
-        furthest = max(_ratios(fit.profile, held_back, setup), key=lambda ratio: abs(np.log(ratio)))
+        furthest = max(held_back.ratios(fit.profile), key=lambda ratio: abs(np.log(ratio)))
         tried.append(Tried(form=form, error_pct=100.0 * (furthest - 1.0)))
         if abs(tried[-1].error_pct) <= tie_pct:
             break  # No other could be better by more than ties are.
@@ -194,11 +228,11 @@ def _tried(
     return [chosen, *(each for each in tried if each is not chosen)]
 
 
-def _of_form(profile: Profile, form: Form, cell: Cell, setup: Setup) -> Profile:
-    """`profile` with the scheduling of `form`, said where the engine itself would not serve `cell` so; and with no time
-    per row where the form has none and what a step takes on the host shows."""
+def _of_form(profile: Profile, form: Form, seen: Seen) -> Profile:
+    """`profile` with the scheduling of `form`, said where the engine itself would not serve the largest load so; and
+    with no time per row where the form has none and what a step takes on the host shows."""
     host = profile.host
-    if limits_of(scenario_of(cell, profile, setup), profile).async_scheduling is not form.is_async:
+    if seen.is_async(profile) is not form.is_async:
         host = msgspec.structs.replace(host, is_async=form.is_async)
     if not form.is_async and not form.has_rows:
         host = msgspec.structs.replace(host, row_s=0.0)
@@ -220,78 +254,61 @@ def tellable(served: Sequence[ServedLevel]) -> list[str]:
 
 
 def _tellable_fits(
-    profile: Profile,
-    cells: Sequence[Cell],
-    setup: Setup,
-    names: Sequence[str],
-    noises: tuple[float, float],
-    form: Form | None,
+    profile: Profile, seen: Seen, names: Sequence[str], form: Form | None
 ) -> tuple[list[Fitted], dict[str, str]]:
     """Both stages with those of `names` that the levels tell and the `form` has, GAP in the place of a hidden STEP; and
     why each of the others is left out. Raises ValueError where they tell no constant of a step."""
     unfitted: dict[str, str] = {}
     near: dict[str, float] = {}
-    if _is_hidden(profile, cells, setup):
+    if _is_hidden(profile, seen):
         has_rows = form is not None and form.has_rows
         why = f"moves these levels less than half as much as {GAP} does: the engine plans ahead"
         unfitted = {name: why for name in names if name in (STEP, ROW) and not (name == ROW and has_rows)}
         names = [GAP, *(name for name in names if name not in unfitted)]
         if has_rows:
             # Hidden up to some load: begin where the host alone explains the level that it could explain.
-            near[ROW] = min(_token_s(cell) / cell.concurrency for cell in cells)
+            near[ROW] = min(_token_s(cell) / cell.concurrency for cell in seen.cells)
     elif form is not None and not form.has_rows and ROW in names:
         unfitted[ROW] = "is 0: without it the largest load is predicted as well"
         names = [name for name in names if name != ROW]
     while set(names) - {FRONTEND}:
         try:
-            return _fits(profile, cells, setup, names, near, noises), unfitted
+            return _fits(profile, seen, names, near), unfitted
         except Undetermined as error:
             unfitted[error.constant] = error.why
             names = [name for name in names if name != error.constant]
-    sources = ", ".join(dict.fromkeys(cell.label for cell in cells))
     why = "; ".join(f"{name} {reason}" for name, reason in unfitted.items())
-    raise ValueError(f"{sources}: these levels tell no constant of a step: {why}")
+    raise ValueError(f"{seen.sources}: these levels tell no constant of a step: {why}")
 
 
-def _is_hidden(profile: Profile, cells: Sequence[Cell], setup: Setup) -> bool:
+def _is_hidden(profile: Profile, seen: Seen) -> bool:
     """True where these levels show little of a step's time on the host, as where it is prepared while another runs."""
     bare, with_step, with_gap = (
-        np.log(_ratios(with_constants(profile, {STEP: 0.0, ROW: 0.0, GAP: 0.0, **added}), cells, setup))
+        np.log(seen.ratios(with_constants(profile, {STEP: 0.0, ROW: 0.0, GAP: 0.0, **added})))
         for added in ({}, {STEP: SMALL_S}, {GAP: SMALL_S})
     )
     return bool(np.abs(with_step - bare).max() < HIDDEN_SHARE * np.abs(with_gap - bare).max())
 
 
-def _fits(
-    profile: Profile,
-    cells: Sequence[Cell],
-    setup: Setup,
-    names: Sequence[str],
-    near: Mapping[str, float],
-    noises: tuple[float, float] = (0.0, 0.0),
-) -> list[Fitted]:
-    """Both stages; the last one's profile has all constants. They begin at those of `near`; `noises` are of what each
-    stage is fitted on."""
-    step_noise, frontend_noise = noises
+def _fits(profile: Profile, seen: Seen, names: Sequence[str], near: Mapping[str, float]) -> list[Fitted]:
+    """Both stages; the last one's profile has all constants. They begin at those of `near`."""
     of_steps = [name for name in names if name != FRONTEND]
     known = dict(near)
     if FRONTEND in known:
         profile = with_constants(profile, {FRONTEND: known[FRONTEND]})
-    of_levels = partial(_ratios, cells=cells, setup=setup)
-    steps = fit_constants(profile, of_steps, of_levels, known, step_noise)
+    steps = fit_constants(profile, of_steps, seen.ratios, known, seen.noises[0])
     if FRONTEND not in names:
         return [steps]
-    timed = [cell for cell in cells if FIRST_TOKEN in cell.measured]
-    if not timed:
+    timed = seen._replace(cells=[cell for cell in seen.cells if FIRST_TOKEN in cell.measured])
+    if not timed.cells:
         raise Undetermined(FRONTEND, "cannot be determined: no level has a time to the first token")
     for turn in range(MAX_TURNS):
-        frontend = _frontend(steps.profile, timed, setup, known, frontend_noise)
-        profiles = steps.profile, frontend.profile
-        before, after = (np.array(_ratios(candidate, cells, setup)) for candidate in profiles)
+        frontend = _frontend(steps.profile, timed, known)
+        before, after = (np.array(seen.ratios(fit.profile)) for fit in (steps, frontend))
         if turn == MAX_TURNS - 1 or float(np.abs(np.log(after / before)).max()) < SETTLED:
             break
         known = {**steps.values_s, **frontend.values_s}
-        steps = fit_constants(frontend.profile, of_steps, of_levels, known, step_noise)
+        steps = fit_constants(frontend.profile, of_steps, seen.ratios, known, seen.noises[0])
     return [steps, frontend]
 
 
@@ -303,21 +320,10 @@ def _noise(served: Sequence[ServedLevel], metrics: Sequence[str]) -> float:
     return float(np.sqrt(np.mean(np.square(noises))))
 
 
-def _ratios(profile: Profile, cells: Sequence[Cell], setup: Setup, metric: str | None = None) -> list[float]:
-    """Simulated over measured `metric` of each cell, by default time per token."""
-    ratios = []
-    for cell in cells:
-        name = metric or _metric(cell.measured)
-        ratio = _simulated(cell, profile, setup)[MEASURED[name]] / cell.measured[name]
-        ratios.append(1.0 / ratio if name == THROUGHPUT else ratio)
-    return ratios
-
-
-def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mapping[str, float], noise: float) -> Fitted:
+def _frontend(profile: Profile, timed: Seen, near: Mapping[str, float]) -> Fitted:
     """Fit of the time before the engine. Raises Undetermined."""
-    ratios = partial(_ratios, cells=cells, setup=setup, metric=FIRST_TOKEN)
     try:
-        fit = fit_constants(profile, [FRONTEND], ratios, near, noise)
+        fit = fit_constants(profile, [FRONTEND], partial(timed.ratios, metric=FIRST_TOKEN), near, timed.noises[1])
     except Undetermined:
         raise
     except ValueError as error:
@@ -334,41 +340,19 @@ def _frontend(profile: Profile, cells: Sequence[Cell], setup: Setup, near: Mappi
 
 def predicted(production: Production, held_back: ServedLevel, setup: Setup) -> dict[str, float]:
     """Errors, percent by metric, at a level that no constant is of."""
-    return _errors_pct(production.profile, cell_of(held_back, 1), setup)
+    cell = cell_of(held_back, 1)
+    return Seen([cell], setup, (0.0, 0.0)).errors_pct(cell, production.profile)
 
 
-def _left_out(
-    profile: Profile,
-    cells: Sequence[Cell],
-    index: int,
-    setup: Setup,
-    near: Sequence[Fitted],
-) -> dict[str, float]:
+def _left_out(profile: Profile, seen: Seen, cell: Cell, near: Sequence[Fitted]) -> dict[str, float]:
     """Errors at one level of constants, those of `near`, that are of the others; none where those cannot tell them."""
-    others = [cell for other, cell in enumerate(cells) if other != index]
+    others = seen._replace(cells=[other for other in seen.cells if other is not cell])
     known = {name: value_s for fit in near for name, value_s in fit.values_s.items()}
     try:
-        fits = _fits(profile, others, setup, list(known), known)
+        fits = _fits(profile, others, list(known), known)
     except ValueError:
         return {}
-    return _errors_pct(fits[-1].profile, cells[index], setup)
-
-
-def _errors_pct(profile: Profile, cell: Cell, setup: Setup) -> dict[str, float]:
-    simulated = _simulated(cell, profile, setup)
-    return {metric: 100.0 * (simulated[MEASURED[metric]] / real - 1.0) for metric, real in cell.measured.items()}
-
-
-def _simulated(cell: Cell, profile: Profile, setup: Setup) -> dict[str, float]:
-    """Metrics of `simulate_cell`. Raises ValueError that names the level's source where it cannot be simulated."""
-    try:
-        return simulate_cell(cell, profile, setup)
-    except ValueError as error:
-        raise ValueError(f"{cell.label}: {error}") from None
-
-
-def _load(cell: Cell) -> int:
-    return cell.concurrency
+    return seen.errors_pct(cell, fits[-1].profile)
 
 
 def _token_s(cell: Cell) -> float:
