@@ -16,7 +16,7 @@ PACKAGES = ("sim", "realrun", "calibrate", "validation")
 """Low to high."""
 FLOORS = {
     "sim": (
-        ("names", "model_names", "draws"),
+        ("bounds", "names", "model_names", "draws"),
         ("files",),
         ("plugins", "interface"),
         ("acceptance", "workload"),
@@ -57,7 +57,7 @@ FLOORS = {
         ("measure.campaign",),
     ),
     "validation": (
-        ("tables", "page"),
+        ("tables",),
         ("claims", "silicon", "accuracy", "replays", "speed", "conformance"),
         ("coverage", "left_out", "pages"),
         ("__main__",),

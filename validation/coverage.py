@@ -52,8 +52,7 @@ from sim.studies.tune import tune
 from sim.workload.generate import build_requests, is_trace
 from validation.accuracy.sources import study
 from validation.accuracy.specs import RunSpec
-from validation.page import markdown
-from validation.tables import write_csv
+from validation.tables import markdown, write_csv
 
 PAIRS = ("h100-sxm/llama-3.1-8b+llama-3.2-1b", "a100-sxm/llama-2-7b+tinyllama-1.1b")
 EAGLE, APERTUS = "h100-sxm/llama-3.1-8b+eagle3", "gh200/apertus-8b+eagle3"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from validation.accuracy.matrix import classes, decisions, draw_speedups, frame, write_cells
 from validation.accuracy.sections import SPEEDUP, JudgedSection, section_of
 from validation.accuracy.specs import ROOT, SECTIONS, SectionSpec, specs
-from validation.page import page
+from validation.tables import page
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,7 +27,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from validation.conformance.sglang import KINDS, PlannedStep, SglangCase, draw, first_difference, packed, simulated
-from validation.page import markdown
+from validation.tables import markdown
 
 OWN = (
     "environ",

@@ -19,7 +19,7 @@ import pandas as pd
 
 from calibrate.judge.cell import FITTED, JUDGED
 from validation.accuracy.specs import specs
-from validation.page import MISSING, page
+from validation.tables import MISSING, page
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, FOLDER, PEERS = DOCS / "leaderboard.md", DOCS / "validation", Path(__file__).parent / "peers.csv"

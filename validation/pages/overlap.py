@@ -37,8 +37,7 @@ from sim.policies.options import DEFERRED, ONLY_TOGETHER
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from validation.page import markdown
-from validation.tables import off_pct
+from validation.tables import markdown, off_pct
 
 CHOSEN = "phi was chosen on it"
 LEFTOVER = "leftover"

@@ -21,7 +21,7 @@ import msgspec
 
 from sim.files.json_values import Json
 from sim.run.scenario import Scenario, field_types, is_block
-from validation.page import markdown, page
+from validation.tables import markdown, page
 
 PAGE = Path(__file__).parents[2] / "docs" / "scenario.md"
 REQUIRED = ("profile", "policy")

@@ -16,8 +16,7 @@ from calibrate.importers.aiconfigurator.deployment import Deployment, import_dep
 from sim.costs.profile import SERVED, Profile
 from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import ModelShape
-from validation.page import page
-from validation.tables import as_written, grouped
+from validation.tables import as_written, grouped, page
 
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"
 GPUS = ("h100-sxm", "h200-sxm", "b200-sxm", "a100-sxm", "l40s", "rtx-4090", "rtx-pro-6000-server", "gh200")

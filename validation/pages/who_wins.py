@@ -30,8 +30,7 @@ from sim.metrics.stats import interval_95
 from sim.metrics.summary import number
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
-from validation.page import page
-from validation.tables import grouped
+from validation.tables import grouped, page
 
 PAIRS = ("a100-sxm/llama-2-7b+tinyllama-1.1b", "h100-sxm/llama-3.1-8b+llama-3.2-1b")
 ACCEPTANCES = ("iid:0.5", "iid:0.7", "iid:0.9")

@@ -11,8 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from sim.report.pictures.panels import canvas, legend, panel, save_and_close, set_theme
-from validation.page import markdown, page
-from validation.tables import grouped
+from validation.tables import grouped, markdown, page
 
 BARS = {"e2el": 15.0, "throughput": 10.0, "mechanism": 5.0}
 """Percent: mean E2EL, closed-loop throughput, mechanism error on mean and p95 E2EL."""

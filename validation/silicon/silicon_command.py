@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from calibrate.importers.aiconfigurator.deployment import installed_tables
-from validation.page import markdown
 from validation.silicon import disaggregated
 from validation.silicon.judge import Refusal, classes_of, judge, kindest, rounded
 from validation.silicon.served_cells import cell_of, read_cells
-from validation.tables import csv_rows
+from validation.tables import csv_rows, markdown
 
 COLUMNS = (
     "class", "cells", "refused", "tpot_mean_abs_pct", "tpot_mean_pct", "peer_tpot_mean_abs_pct", "ttft_mean_abs_pct",

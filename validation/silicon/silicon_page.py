@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.judge.cell import JUDGED
-from validation.page import page
 from validation.silicon.judge import classes_of
-from validation.tables import write_csv
+from validation.tables import page, write_csv
 
 PAGE = Path(__file__).parents[2] / "docs" / "silicon.md"
 TABLE = PAGE.parent / "validation" / "served-cells.csv"

@@ -27,8 +27,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from sim.workload.generate import Workload, build_requests
-from validation.page import page as write_page
 from validation.tables import csv_rows, write_csv
+from validation.tables import page as write_page
 
 PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
 RATE = {0: 12.4, 4: 14.0}

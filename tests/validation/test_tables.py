@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-import validation.page
-from validation.page import markdown, page
+import validation.tables
+from validation.tables import markdown, page
 
 
 def test_columns_of_figures_stand_to_the_right_and_those_of_one_name_stay_apart() -> None:
@@ -17,7 +17,7 @@ def test_columns_of_figures_stand_to_the_right_and_those_of_one_name_stay_apart(
 
 
 def test_a_page_is_its_template_with_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation.page, "TEMPLATES", tmp_path)
+    monkeypatch.setattr(validation.tables, "TEMPLATES", tmp_path)
     (tmp_path / "short.md").write_text("# $$5\n\n$answer\n\n$table\n\n$notes\n")
     parts = {"answer": "None.", "table": pd.DataFrame({"k": [1]}), "notes": ["one", "two"]}
     text = page(tmp_path / "out.md", "short", **parts)
