@@ -15,7 +15,6 @@ from sim.costs.profile_files import load
 from sim.devices.contention import contention_of
 from sim.hosts.simulated import SimHost
 from sim.interface.host import Stream
-from sim.interface.wait import Signal
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.sim.support import PeriodicDraws
 
@@ -67,12 +66,6 @@ def test_every_work_has_a_kind_in_service() -> None:
         "draft_prefill": Work(kind=Kind.PREFILL, model=Model.DRAFT, chunks=chunks),
     }
     assert {name: kind_in_service(work) for name, work in works.items()} == {name: name for name in SERVED_KINDS}
-
-
-def test_a_profile_refuses_a_kind_or_factor_that_makes_no_sense() -> None:
-    for wrong in ({"verfy": 1.2}, {"verify": 0.0}, {"verify": float("inf")}):
-        with pytest.raises(ValueError, match="served="):
-            changed(served=wrong)
 
 
 def test_what_a_pause_costs_is_lost_little_by_little_and_once() -> None:
@@ -146,26 +139,6 @@ def test_workers_that_poll_slow_what_is_being_issued(looks_per_s: float, slowdow
     assert synchronous.launch_s == synchronous.device_s == pytest.approx(slowdown * executed.device_s)
 
 
-def test_a_host_knows_how_often_its_idle_workers_look() -> None:
-    machine = SimHost(build_costs(TINY), PeriodicDraws())
-    signal = Signal()
-    seen = []
-
-    async def worker(poll_s: float) -> None:
-        await machine.wait(signal, poll_s=poll_s)
-
-    async def watch() -> None:
-        await machine.sleep(0.01)
-        seen.append(machine.looks_per_s)
-        machine.notify(signal)
-        seen.append(machine.looks_per_s)
-
-    for task in (worker(0.001), worker(0.004), watch()):
-        machine.spawn(task)
-    machine.run_until()
-    assert seen == pytest.approx([1250.0, 0.0])
-
-
 def test_where_issuing_is_executing_nothing_of_the_next_work_is_hidden() -> None:
     """Two works at once: preparing 200 us + 2 rows x 3 us, then the pass; the second begins when the first is over."""
     profile = changed(is_synchronous=True, result_s=0.0)
@@ -177,17 +150,6 @@ def test_where_issuing_is_executing_nothing_of_the_next_work_is_hidden() -> None
     machine.run_until()
     assert [ticket.start_s for ticket in tickets] == pytest.approx([0.000206, 2 * 0.000206 + cost.device_s])
     assert build_costs(profile).host_inflation(3) == 1.0
-
-
-def test_streams_of_a_device_without_priorities_are_served_alike() -> None:
-    profile = msgspec.structs.replace(
-        TINY, overlap=msgspec.structs.replace(TINY.overlap, has_priorities=False, tau_s=0.0)
-    )
-    machine = SimHost(build_costs(profile), PeriodicDraws(), contention=contention_of(profile.overlap))
-    streams = [machine.stream("a", priority=1), machine.stream("b")]
-    tickets = [machine.run(VERIFY, stream) for stream in streams]
-    machine.run_until()
-    assert tickets[0].end_s == pytest.approx(tickets[1].end_s)
 
 
 def test_chunks_that_are_not_captured_are_launched_kernel_by_kernel() -> None:

@@ -42,24 +42,15 @@ def test_tensor_parallelism_divides_matrices_but_never_below_one_kv_head() -> No
 @pytest.mark.parametrize(
     ("name", "billions"),
     [
-        ("tinyllama-1.1b", 1.10),
         ("llama-2-7b", 6.74),
         ("codellama-34b", 33.74),
-        ("llama-3.2-1b", 1.24),
         ("llama-3.1-8b", 8.03),
         ("qwen2.5-0.5b", 0.49),
-        ("qwen2.5-1.5b", 1.54),
-        ("qwen2.5-7b", 7.62),
         ("qwen3-32b", 32.76),
     ],
 )
 def test_parameters_match_the_published_count(name: str, billions: float) -> None:
     assert MODELS[name].params / 1e9 == pytest.approx(billions, abs=0.01)
-
-
-def test_unknown_model_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"unknown model 'llama-2-7'; did you mean 'llama-2-7b'\?"):
-        model("llama-2-7")
 
 
 @pytest.mark.parametrize("changes", [{"layers": 0}, {"vocab": -1}, {"kv_heads": 3}, {"bias": True}])

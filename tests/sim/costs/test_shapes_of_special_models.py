@@ -40,13 +40,6 @@ def test_experts_count_in_full_for_memory_and_by_the_token_for_arithmetic() -> N
     assert SPARSE.expert_bytes == 2 * 3 * 6 * EXPERT
 
 
-def test_more_tokens_activate_more_experts_but_never_more_than_there_are() -> None:
-    experts = Experts(num=128, per_token=4, intermediate=1)
-    assert experts.unique(1) == pytest.approx(4.0)
-    assert experts.unique(2) == pytest.approx(8.0 - 4.0 / 32)
-    assert experts.unique(1e4) == pytest.approx(128.0)
-
-
 def test_a_pass_reads_the_experts_that_its_tokens_activate() -> None:
     def moved(tokens: int) -> float:
         return pass_use(SPARSE, 1, 1, tokens, 0, (), 0).num_bytes
@@ -87,10 +80,6 @@ def test_a_gate_beside_the_queries_is_as_wide_as_they_are() -> None:
 def test_ranks_of_data_parallel_attention_share_the_experts_and_nothing_else() -> None:
     assert rank_weight_bytes(SPARSE, 1) == SPARSE.weight_bytes
     assert SPARSE.weight_bytes - rank_weight_bytes(SPARSE, 3) == pytest.approx(SPARSE.expert_bytes * 2 / 3)
-
-
-def test_an_mlp_without_a_gate_has_two_matrices() -> None:
-    assert changed(is_gated=False).layer_weights == ATTENTION + 2 * 8 * 16
 
 
 def test_each_part_has_its_own_number_format() -> None:

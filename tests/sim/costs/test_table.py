@@ -15,11 +15,10 @@ from sim.costs.forms.build import build_costs
 from sim.costs.forms.interpolation import filled, power_curve_at, value_at
 from sim.costs.forms.table import TableCosts
 from sim.costs.profile_files import load
-from sim.costs.shapes import Latent
 from sim.costs.table_kernels import Curve, DecodeGrid, PrefillGrid
 from sim.costs.work_costs import OutsideProfile
 from sim.interface.work import Chunk, Kind, Model, Work
-from tests.sim.costs.table_points import HOLES, KV_TOKEN_S, PAIR_S, POINTS, SHAPE, VERIFY, table
+from tests.sim.costs.table_points import HOLES, KV_TOKEN_S, PAIR_S, POINTS, VERIFY, table
 from tests.sim.support import calls_of
 
 EAGER = TableCosts(table(), cuda_graph=False)
@@ -69,11 +68,6 @@ def test_a_prompt_between_measured_lengths_follows_their_power() -> None:
     assert EAGER.cost(prompt(Chunk(50, 0))).device_s == pytest.approx(body_s(50) + 1.0 + 2 * 25.0)
 
 
-def test_less_than_the_least_measured_costs_as_much_as_it() -> None:
-    assert EAGER.cost(rows_of(1, 0)).device_s == pytest.approx(body_s(1) + head_s(1) + 2 * 1.0)
-    assert EAGER.cost(prompt(Chunk(3, 0))).device_s == pytest.approx(body_s(3) + 1.0 + 2 * 1.0)
-
-
 def test_history_that_was_not_measured_adds_its_pairs_and_its_kv() -> None:
     attention_s = 25.0 + 30 * (50 * PAIR_S + KV_TOKEN_S)
     assert EAGER.cost(prompt(Chunk(50, 30))).device_s == pytest.approx(body_s(50) + 1.0 + 2 * attention_s)
@@ -94,18 +88,6 @@ def test_verify_by_rule_slows_what_context_adds_and_computes_the_further_queries
     attention_s = 3.0 + 2.0 * 10.0 + 5 * 2 * 60 * PAIR_S
     cost = EAGER.cost(rows_of(5, 5 * 57, 3, Kind.VERIFY))
     assert cost.device_s == pytest.approx(body_s(15) + head_s(15) + 2 * attention_s)
-
-
-def test_further_queries_on_latent_vectors_compute_with_all_their_numbers() -> None:
-    """As above; a prompt's query takes 2 + 1 + 2 numbers of a token's keys and values, a decoding one 6 + 1 and 6."""
-    latent = Latent(query_rank=4, kv_rank=6, nope_dim=2, rope_dim=1, value_dim=2)
-    profile = msgspec.structs.replace(table(), target=msgspec.structs.replace(SHAPE, latent=latent))
-    costs = build_costs(profile, cuda_graph=False)
-    added_s = [
-        each.cost(rows_of(5, 5 * 57, 3, Kind.VERIFY)).device_s - each.cost(rows_of(5, 5 * 57)).device_s
-        for each in (EAGER, costs)
-    ]
-    assert added_s[1] - added_s[0] == pytest.approx(2 * 5 * 2 * 60 * PAIR_S * (13 / 5 - 1))
 
 
 def test_padded_tiles_take_their_time_after_that_of_the_least_context() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -11,11 +10,9 @@ from hypothesis import strategies as st
 
 from sim.costs.cost import Cost, Demands, Link
 from sim.devices.contention import Contention, Regime, fill_rates, priority_weights, share_time
-from sim.devices.shared import SharedDevice
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Model, Work
-from tests.properties import examples
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, PeriodicDraws
 
@@ -158,61 +155,6 @@ def test_streams_must_exist_before_the_first_work() -> None:
     machine.run(DRAFT, machine.stream("a"))
     with pytest.raises(RuntimeError, match="before the first work"):
         machine.stream("b")
-
-
-seconds = st.floats(0.0, 8.0).map(lambda value: round(value * 8) / 8)
-
-
-@examples(4)
-@given(
-    works=st.lists(st.tuples(seconds, seconds, seconds, seconds, st.booleans()), min_size=1, max_size=8),
-    result_s=seconds,
-)
-def test_one_stream_in_closed_form_equals_the_general_device(
-    works: list[tuple[float, float, float, float, bool]], result_s: float
-) -> None:
-    """Works as (gap before submission, prepare, launch, device, is HOST work)."""
-    results = []
-    for num_streams in (1, 2):
-        machine = host(_Listed([work[1:] for work in works], result_s))
-        stream, *_ = [machine.stream(f"s{i}") for i in range(num_streams)]
-        tickets: list[SimTicket] = []
-
-        async def submit(machine: SimHost = machine, stream: Any = stream, tickets: list = tickets) -> None:
-            for index, (gap_s, *_, is_host) in enumerate(works):
-                await machine.sleep(gap_s)
-                kind = Kind.HOST if is_host else Kind.VERIFY
-                tickets.append(machine.run(Work(kind=kind, num_bytes=index), stream))
-            for ticket in tickets:
-                await ticket
-            assert machine.now_s >= max(ticket.ready_s for ticket in tickets)
-
-        machine.spawn(submit())
-        with patch.object(SharedDevice, "_is_sole", return_value=False):
-            machine.run_until()
-        results.append(
-            [(t.issued_s, 0 if t.work.kind is Kind.HOST else t.start_s, t.end_s, t.ready_s) for t in tickets]
-        )
-    for solo, shared in zip(*results, strict=True):
-        assert solo == pytest.approx(shared, abs=1e-9)
-
-
-class _Listed:
-    """Costs by the number that a work carries."""
-
-    def __init__(self, parts: list, result_s: float) -> None:
-        self._parts = parts
-        self.result_s = result_s
-
-    def cost(self, work: Work) -> Cost:
-        prepare_s, launch_s, device_s, is_host = self._parts[work.num_bytes]
-        return Cost(prepare_s, 0.0, 0.0, 0) if is_host else Cost(prepare_s, launch_s, device_s, 1)
-
-    def demands(self, work: Work) -> Demands:
-        return Demands(1.0, 1.0)
-
-    def host_inflation(self, num_issuers: int) -> float:
-        return 1.0
 
 
 share = st.integers(0, 20).map(lambda value: value / 20)

@@ -69,13 +69,6 @@ def test_works_are_totalled_by_stream_and_kind(num_streams: int) -> None:
     }
 
 
-def test_a_draft_of_no_tokens_computes_its_chunks_alone() -> None:
-    machine = host()
-    machine.run(Work(kind=Kind.DRAFT, model=Model.DRAFT, chunks=(Chunk(5, 0),)), machine.stream("a"))
-    machine.run_until(50.0)
-    assert machine.usage[("a", Kind.DRAFT)].tokens == 5
-
-
 @pytest.mark.parametrize("num_streams", [1, 2])
 def test_time_of_cancelled_works_is_waste(num_streams: int) -> None:
     """Drafts of 2 s, four tokens each: the first is cut at its second token, at 1 s, the second at its first, at 1.5 s.
@@ -112,21 +105,6 @@ def test_busy_time_is_the_mean_of_the_gpus_and_links_are_none() -> None:
     machine.run_until()
     assert machine.now_s == 9.0
     assert machine.device_busy_s == 3.5
-
-
-def test_a_host_without_works_was_never_busy() -> None:
-    machine = host()
-    machine.stream("a")
-    machine.run_until(3.0)
-    assert (machine.device_busy_s, machine.usage) == (0.0, {})
-
-
-def test_two_gpus_do_not_slow_each_other() -> None:
-    machine = SimHost(ConstantCosts(device_s=SECONDS), AlwaysAccept())
-    streams = [machine.stream("a", device=0), machine.stream("b", device=1)]
-    tickets = [machine.run(Work(kind=Kind.VERIFY), stream) for stream in streams]
-    machine.run_until()
-    assert [ticket.end_s for ticket in tickets] == [5.0, 5.0]
 
 
 # -- streams
