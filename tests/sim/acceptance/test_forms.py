@@ -98,6 +98,7 @@ def test_a_length_becomes_the_rate_that_gives_it(draft_tokens: int, share: float
     length = 1.0 + share * draft_tokens
     alpha = iid_rate_for_length(length, draft_tokens)
     assert IidAcceptance(alpha).expected_length(draft_tokens) == pytest.approx(length, rel=1e-9)
+    assert [iid_rate_for_length(end, draft_tokens) for end in (1.0, draft_tokens + 1.0)] == [0.0, 1.0]
 
 
 def test_the_last_per_position_rate_repeats() -> None:
