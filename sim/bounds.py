@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from functools import cache
 from math import inf
-from typing import Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+
+import msgspec
 
 
 class Bounds(NamedTuple):
@@ -21,20 +23,54 @@ class Bounds(NamedTuple):
     admits_inf: bool = False
 
 
+LONGEST_S = 1e3
+"""No part of a pass takes longer."""
+LARGEST = 1e300
+"""Bound of numbers that are to be finite."""
+
+Count = Annotated[int, Bounds(1, inf)]
+Whole = Annotated[int, Bounds(0, inf)]
+Seconds = Annotated[float, Bounds(0, LONGEST_S)]
+SomeSeconds = Annotated[float, Bounds(0, LONGEST_S, is_open=True)]
+Positive = Annotated[float, Bounds(0, LARGEST, is_open=True)]
+NotNegative = Annotated[float, Bounds(0, LARGEST)]
+Factor = Annotated[float, Bounds(1, LARGEST)]
+"""Slowdown, or a power that sharpens."""
+Share = Annotated[float, Bounds(0, 1)]
+SomeShare = Annotated[float, Bounds(0, 1, is_open=True)]
+
+
+class Bounded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of groups of such numbers, checked alike where a file is read and where one is made in Python. A class with
+    further rules checks them in its `__post_init__`, after this one's.
+
+    >>> class Pair(Bounded, frozen=True, kw_only=True):
+    ...     rows: Count
+    >>> Pair(rows=0)
+    Traceback (most recent call last):
+    ValueError: rows=0 must be at least 1
+    """
+
+    def __post_init__(self) -> None:
+        check_bounds("", self)
+
+
 def check_bounds(block: str, given: Any) -> None:
-    """Raise ValueError, one line, for the first number of `given` that is out of its bounds; `block` has its keys."""
+    """Raise ValueError, one line, for the first number of `given` that is out of its bounds, in a tuple or mapping as
+    well; `block` has its keys."""
     kind: Any = type(given)
     for name, bounds in _bounds_of(kind).items():
         value = getattr(given, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or (bounds.admits_inf and value == inf):
-            continue
         key = f"{block}.{name}" if block else name
-        if not value >= bounds.least or (bounds.is_open and value == bounds.least):
-            raise ValueError(
-                f"{key}={value!r} must be {'above' if bounds.is_open else 'at least'} {_written(bounds.least)}"
-            )
-        if value > bounds.most:
-            raise ValueError(f"{key}={value!r} must be at most {_written(bounds.most)}")
+        for each in value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,):
+            if isinstance(each, bool) or not isinstance(each, int | float) or (bounds.admits_inf and each == inf):
+                continue
+            if not each >= bounds.least or (bounds.is_open and each == bounds.least):
+                raise ValueError(
+                    f"{key}={value!r} must be {'above' if bounds.is_open else 'at least'} {_written(bounds.least)}"
+                )
+            if each > bounds.most:
+                raise ValueError(f"{key}={value!r} must be at most {_written(bounds.most)}")
 
 
 def _written(number: float) -> str:
@@ -44,9 +80,11 @@ def _written(number: float) -> str:
 @cache
 def _bounds_of(kind: type[Any]) -> dict[str, Bounds]:
     hints = get_type_hints(kind, include_extras=True)
-    bounds = {name: _among(getattr(hint, "__metadata__", ())) for name, hint in hints.items()}
+    bounds = {name: _bounds_in(hint) for name, hint in hints.items()}
     return {name: each for name, each in bounds.items() if each is not None}
 
 
-def _among(notes: tuple[object, ...]) -> Bounds | None:
+def _bounds_in(hint: Any) -> Bounds | None:
+    """The bounds of a number, of one that may be None, or of all numbers of a tuple or mapping."""
+    notes = [note for each in (hint, *get_args(hint)) for note in getattr(each, "__metadata__", ())]
     return next((note for note in notes if isinstance(note, Bounds)), None)

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from sim.files.bounds import LARGEST, Bounded, Count, Factor, NotNegative, Positive, Seconds
+from sim.bounds import LARGEST, Bounded, Bounds, Count, Factor, NotNegative, Positive, Seconds
 
 REFERENCE_DEPTH = 4096
 """Depth (inner dimension) at which `depth_s` counts in full."""
@@ -38,7 +38,7 @@ class Gemm(Bounded, frozen=True, kw_only=True):
     """Share of the token count that is charged rounded up to the tile; the rest is charged as it is."""
     wave_share: NotNegative
     """Share that is charged rounded up to whole waves of tiles over the multiprocessors."""
-    long_kernel_change: Annotated[float, msgspec.Meta(gt=-1.0, le=LARGEST)]
+    long_kernel_change: Annotated[float, Bounds(-1, LARGEST, is_open=True)]
     """Relative change of compute time in kernels much longer than `long_kernel_s`: power throttling if positive."""
     long_kernel_s: Seconds
     tile_tokens: Count

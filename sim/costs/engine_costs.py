@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from sim.bounds import Bounded, Count, Seconds, Share, Whole
 from sim.costs.profile import Gpu, HostCosts, Profile
-from sim.files.bounds import Bounded, Count, Seconds, Share, Whole
 from sim.files.json_values import convert, parse_json
 from sim.files.read import read_text
 from sim.names import unknown

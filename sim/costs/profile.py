@@ -11,10 +11,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from sim.costs.compact_kernels import CompactKernels, LinearKernels
-from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
-from sim.costs.table_kernels import TableKernels
-from sim.files.bounds import (
+from sim.bounds import (
     Bounded,
     Count,
     Factor,
@@ -26,6 +23,9 @@ from sim.files.bounds import (
     SomeShare,
     Whole,
 )
+from sim.costs.compact_kernels import CompactKernels, LinearKernels
+from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
+from sim.costs.table_kernels import TableKernels
 
 SCHEMA = 1
 """Version of the schema that this code reads and writes."""

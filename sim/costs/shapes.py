@@ -13,7 +13,7 @@ from math import ceil, log
 
 import msgspec
 
-from sim.files.bounds import Bounded, Count, Whole
+from sim.bounds import Bounded, Count, Whole
 
 WEIGHT_BITS = {
     "bf16": 16.0,

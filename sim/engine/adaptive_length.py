@@ -13,8 +13,8 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from operator import mul
 
+from sim.bounds import Bounded, Count, SomeShare, Whole
 from sim.engine.draft_length import Controller
-from sim.files.bounds import Bounded, Count, SomeShare, Whole
 from sim.interface.request import Request
 
 MEMORY_ROUNDS = 500.0

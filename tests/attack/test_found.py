@@ -88,7 +88,7 @@ FILES: dict[str, tuple[str, str, list[str], str]] = {
         "p.json",
         profile_with("host.step_s", 1e300),
         ["profiles", "show", "{}"],
-        "host.step_s: expected",
+        "step_s=1e+300 must be at most 1,000",
     ),
     "policies in lists of which one is empty": (
         "grid.yaml",

@@ -95,7 +95,7 @@ def test_a_header_that_a_kill_cut_off_cannot_be(path: Path) -> None:
         (
             "point",
             {**msgspec.to_builtins(point(PLACES[1])), "device_s": -1.0},
-            "device_s: expected `float` > 0.0",
+            "device_s=-1.0 must be above 0",
         ),
         ("clocks", {"sm_mhz": "fast"}, "expected `float | null`"),
         ("rates", {**PAIR, "sides": SIDES[:1]}, "want 2 sides with as many rates each"),
