@@ -88,10 +88,7 @@ class GpuHost(TaskHost):
     # -- the seam
 
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
-        if self._threads:
-            raise RuntimeError(f"stream {name!r} must be made before the first work is submitted")
-        if name in self.streams:
-            raise ValueError(f"stream {name!r} exists already")
+        self._check_new(name, has_begun=bool(self._threads))
         stream = Stream(name=name, device=device, priority=priority, sm_share=sm_share)
         self._executor.check(stream)
         self.streams[name] = stream

@@ -81,7 +81,7 @@ class _Engine:
             if step.is_empty:
                 self.scheduler.update(current, {})
                 continue
-            flight = start_step(serving, step, self.stream, self.limits.method, host.now_s - planned_at_s)
+            flight = start_step(serving, step, self.stream, self.limits, host.now_s - planned_at_s)
             after_rows = not step.prompts
             if self.limits.async_scheduling:
                 planned = self.plan(after_rows=after_rows)

@@ -7,7 +7,7 @@ table_kernels), what a work costs (forms).
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -278,6 +278,14 @@ class MeasuredPoint(Bounded, frozen=True, kw_only=True):
     """State of the device's L2 cache before each repetition: "warm" where it may hold what the pass reads."""
 
 
+_FORMS: dict[type, str] = {
+    CompactKernels: "constants (kernels.form=compact)",
+    TableKernels: "points (kernels.form=table)",
+    LinearKernels: "a line per model (kernels.form=linear)",
+}
+K = TypeVar("K", CompactKernels, TableKernels, LinearKernels)
+
+
 class Profile(Bounded, frozen=True, kw_only=True):
     """Everything that a cost model is made from.
 
@@ -329,25 +337,20 @@ class Profile(Bounded, frozen=True, kw_only=True):
 
     @property
     def compact(self) -> CompactKernels:
-        """The kernels of the compact form; raises ValueError where they are a table."""
-        if not isinstance(self.kernels, CompactKernels):
-            form = "a table of points" if isinstance(self.kernels, TableKernels) else "a line per model"
-            raise ValueError(f"profile {self.name!r} is {form}; this needs constants (kernels.form=compact)")
-        return self.kernels
+        """The kernels of the compact form; raises ValueError where they are of another, as the next two do."""
+        return self._kernels_as(CompactKernels)
 
     @property
     def table(self) -> TableKernels:
-        """The kernels of the table form; raises ValueError where they are constants."""
-        if not isinstance(self.kernels, TableKernels):
-            form = "compact constants" if isinstance(self.kernels, CompactKernels) else "a line per model"
-            raise ValueError(f"profile {self.name!r} has {form}; this needs points (kernels.form=table)")
-        return self.kernels
+        return self._kernels_as(TableKernels)
 
     @property
     def linear(self) -> LinearKernels:
-        """The kernels of the linear form; raises ValueError where they are another."""
-        if not isinstance(self.kernels, LinearKernels):
-            raise ValueError(f"profile {self.name!r} has no line per model (kernels.form=linear)")
+        return self._kernels_as(LinearKernels)
+
+    def _kernels_as(self, form: type[K]) -> K:
+        if not isinstance(self.kernels, form):
+            raise ValueError(f"profile {self.name!r} has {_FORMS[type(self.kernels)]}; this needs {_FORMS[form]}")
         return self.kernels
 
     @property

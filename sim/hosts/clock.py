@@ -144,6 +144,13 @@ class TaskHost:
             return FirstWait(waits)
         return _TimedFirst((*waits, self.sleep(timeout_s)))
 
+    def _check_new(self, name: str, *, has_begun: bool) -> None:
+        """Raise for a stream that there is already, or that comes after the first work."""
+        if has_begun:
+            raise RuntimeError(f"stream {name!r} must be made before the first work is submitted")
+        if name in self.streams:
+            raise ValueError(f"stream {name!r} exists already")
+
     # -- driving
 
     def spawn(self, task: Task) -> None:

@@ -163,10 +163,7 @@ class SimHost(TaskHost):
     # -- the seam
 
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:
-        if self._devices:
-            raise RuntimeError(f"stream {name!r} must be made before the first work is submitted")
-        if name in self.streams:
-            raise ValueError(f"stream {name!r} exists already")
+        self._check_new(name, has_begun=bool(self._devices))
         if isinstance(device, str) and device not in self._links:
             raise ValueError(f"stream {name!r}: no link named {device!r}; known: {sorted(self._links)}")
         if sm_share is not None:

@@ -108,17 +108,15 @@ def _submit(
     serving: Serving,
     load: Load,
     stream: Stream,
-    method: Method,
+    limits: EngineLimits,
     draft_tokens: int,
     ahead_s: float,
     group_tokens: int = 0,
-    *,
-    drafts_before_verify: bool = False,
 ) -> tuple[Ticket, Ticket]:
     """The target pass of a step that was planned `ahead_s` before now, and a model's drafts that follow it; tickets of
     the former, and of the last work."""
-    run = serving.host.run
-    if drafts_before_verify and method in ONE_BY_ONE:
+    run, method = serving.host.run, limits.method
+    if limits.drafts_before_verify and method in ONE_BY_ONE:
         draft_tokens = min(1, draft_tokens)
         if load.max_drafted > 1:
             run(later_drafts(load, ahead_s), stream)
@@ -194,10 +192,7 @@ async def by_rows(
             if step.is_empty:
                 continue
             group_tokens = 0 if group is None else await group.begin(step.tokens)
-            ahead_s, before = host.now_s - planned_at_s, limits.drafts_before_verify
-            flight = start_step(
-                serving, step, stream, limits.method, ahead_s, group_tokens, drafts_before_verify=before
-            )
+            flight = start_step(serving, step, stream, limits, host.now_s - planned_at_s, group_tokens)
         after_rows = not flight.step.prompts
         if limits.async_scheduling:
             planned = plan(running, drafting=flight.lengths, after_rows=after_rows)
@@ -219,24 +214,17 @@ async def by_rows(
 
 
 def start_step(
-    serving: Serving,
-    step: Step,
-    stream: Stream,
-    method: Method,
-    ahead_s: float,
-    group_tokens: int = 0,
-    *,
-    drafts_before_verify: bool = False,
+    serving: Serving, step: Step, stream: Stream, limits: EngineLimits, ahead_s: float, group_tokens: int = 0
 ) -> Flight:
     """The works of `step`, planned `ahead_s` before now, among `group_tokens` of all ranks, are submitted; the draft is
     as long as the longest that the controller chooses."""
     requests = (*step.rows, *step.prompts)
     lengths = serving.controller.lengths_for(requests)
-    load, longest, before = load_of(step), max(lengths), drafts_before_verify
-    target, last = _submit(serving, load, stream, method, longest, ahead_s, group_tokens, drafts_before_verify=before)
+    load, longest = load_of(step), max(lengths)
+    target, last = _submit(serving, load, stream, limits, longest, ahead_s, group_tokens)
     by_index = dict(zip([request.index for request in requests], lengths, strict=True))
-    has_lookup = method is NGRAM and longest and (load.num_rows or load.completed)
-    lookup = draft_work(load, longest, method) if has_lookup else None
+    has_lookup = limits.method is NGRAM and longest and (load.num_rows or load.completed)
+    lookup = draft_work(load, longest, limits.method) if has_lookup else None
     return Flight(step, target, last, by_index, serving.host.now_s, lookup)
 
 
@@ -296,8 +284,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
             draft_tokens if num_going else 0,
         )
         after_rows = not chunks
-        ahead_s, before = started_s - step.at_s, limits.drafts_before_verify
-        target, last = _submit(serving, load, stream, limits.method, draft_tokens, ahead_s, drafts_before_verify=before)
+        target, last = _submit(serving, load, stream, limits, draft_tokens, started_s - step.at_s)
         if is_async:
             if serving.inbox and not has_room(serving, limits, num_rows + len(completed), partial):
                 running, under_way, accepted = _under_way(serving, limits, rows, step, last_step_s, is_apart=is_apart)

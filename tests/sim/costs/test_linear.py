@@ -64,11 +64,11 @@ def test_the_seeds_round_is_four_draft_and_two_target_calls() -> None:
 
 
 def test_another_form_is_refused_by_name_and_a_missing_draft_too() -> None:
-    with pytest.raises(ValueError, match=r"is a line per model; this needs constants \(kernels.form=compact\)"):
+    with pytest.raises(ValueError, match=r"has a line per model .*; this needs constants"):
         _ = PDVERIFY.compact
-    with pytest.raises(ValueError, match="has a line per model; this needs points"):
+    with pytest.raises(ValueError, match=r"has a line per model .*; this needs points"):
         _ = PDVERIFY.table
-    with pytest.raises(ValueError, match=r"has no line per model"):
+    with pytest.raises(ValueError, match=r"this needs a line per model"):
         _ = load("cpu/tiny").linear
     raw = encode(PDVERIFY).decode().replace('"draft": {"pass_s"', '"draft": null, "x": {"pass_s"', 1)
     with pytest.raises(ValueError, match="unknown field `x`"):

@@ -8,20 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sim.costs.forms.build import build_costs
-from sim.costs.forms.compact import CompactCosts
-from sim.costs.forms.table import TableCosts
-from sim.costs.profile_files import decode, encode, load
+from sim.costs.profile_files import decode, encode
 from tests.sim.costs.table_points import HOLES, POINTS, VERIFY, table
-
-
-def test_the_profile_says_which_form_its_costs_have() -> None:
-    assert isinstance(build_costs(table()), TableCosts)
-    assert isinstance(build_costs(load("cpu/tiny")), CompactCosts)
-    with pytest.raises(ValueError, match=r"'hand' is a table of points"):
-        CompactCosts(table())
-    with pytest.raises(ValueError, match=r"'cpu/tiny' has compact constants"):
-        TableCosts(load("cpu/tiny"))
 
 
 def test_a_table_survives_writing_and_reading() -> None:
