@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from operator import mul
@@ -83,17 +84,12 @@ class GoodputLength(Controller):
 
     def __init__(self, draft_tokens_max: int, round_s: RoundSeconds) -> None:
         self.draft_tokens_max = draft_tokens_max
-        self._round_s = round_s
+        self._round_s = cache(round_s)
         self._rates = RunningRates(draft_tokens_max)
         self._num_idle = 0
-        self._known_s: dict[int, list[float]] = {}
 
     def length_for(self, num_requests: int) -> int:
-        rows = max(1, num_requests)
-        seconds = self._known_s.get(rows)
-        if seconds is None:
-            seconds = [self._round_s(rows, k) for k in range(self.draft_tokens_max + 1)]
-            self._known_s[rows] = seconds
+        seconds = [self._round_s(max(1, num_requests), k) for k in range(self.draft_tokens_max + 1)]
         chosen = best_length(self._rates.survival(), seconds)
         self._num_idle = 0 if chosen else self._num_idle + 1
         if self._num_idle >= PROBE_EVERY:
@@ -135,10 +131,9 @@ class AdaptiveVerification(Controller):
 
     def __init__(self, draft_tokens: int, round_s: RoundSeconds) -> None:
         self.draft_tokens_min = self.draft_tokens_max = draft_tokens
-        self._round_s = round_s
+        self._round_s = cache(round_s)
         self._rates = RunningRates(draft_tokens)
         self._rounds = self._accepted = 0.0
-        self._known_s: dict[tuple[int, int], float] = {}
 
     def length_for(self, num_requests: int) -> int:
         return self.draft_tokens_max
@@ -186,14 +181,8 @@ class AdaptiveVerification(Controller):
     def _seconds(self, rows: int, tokens: int) -> float:
         """Seconds of a round whose rows verify so many drafted tokens in all: between the draft lengths either side."""
         length, rest = divmod(tokens, rows)
-        low = self._of_length(rows, length)
-        return low if not rest else low + rest / rows * (self._of_length(rows, length + 1) - low)
-
-    def _of_length(self, rows: int, length: int) -> float:
-        key = rows, length
-        if key not in self._known_s:
-            self._known_s[key] = self._round_s(rows, length)
-        return self._known_s[key]
+        low = self._round_s(rows, length)
+        return low if not rest else low + rest / rows * (self._round_s(rows, length + 1) - low)
 
 
 class Band(Bounded, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ a change costs the requests (sim.policies.rounds), controllers of one model (dra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from sim.engine.draft_length import Controller
 from sim.interface.request import Request
@@ -32,9 +33,8 @@ class DraftChoice(Controller):
     def __init__(self, lengths: Sequence[int], tokens_per_s: TokensPerSecond, *, hysteresis: float = 0.0) -> None:
         """`lengths` [draft models] are what each drafts."""
         self._lengths = tuple(lengths)
-        self._tokens_per_s = tokens_per_s
+        self._tokens_per_s = cache(tokens_per_s)
         self._hysteresis = hysteresis
-        self._known: dict[int, list[float]] = {}
         self.draft_tokens_min, self.draft_tokens_max = min(lengths), max(lengths)
         self.drafter = 0
         """The model that was chosen last."""
@@ -47,10 +47,7 @@ class DraftChoice(Controller):
 
     def drafter_for(self, rows: int) -> int:
         """Choose for rounds of so many rows."""
-        rows = max(1, rows)
-        rates = self._known.get(rows)
-        if rates is None:
-            rates = self._known[rows] = [self._tokens_per_s(drafter, rows) for drafter in range(len(self._lengths))]
+        rates = [self._tokens_per_s(drafter, max(1, rows)) for drafter in range(len(self._lengths))]
         best = max(range(len(rates)), key=lambda drafter: (rates[drafter], -drafter))
         least = rates[self.drafter] * (1.0 + self._hysteresis)
         if best != self.drafter and (rates[best] > least or not self._has_chosen):
