@@ -45,7 +45,7 @@ PROGRAMS = {
     ),
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
     "sglang_steps": ("validation.conformance.sglang_scheduler", "SGLang's own scheduler beside lanesim's, every step"),
-    "silicon": ("validation.silicon.silicon_command", "served cells by class, beside a peer"),
+    "silicon": ("validation.silicon.judge", "served cells by class, beside a peer"),
     "silicon_page": ("validation.silicon.silicon_page", "docs/silicon.md, from results of silicon"),
     "speed": ("validation.speed.processes", "CPU seconds and memory, beside a bare loop"),
     "support": ("validation.pages.support", "docs/support.md: which model runs on which GPU"),

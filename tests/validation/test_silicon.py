@@ -18,9 +18,10 @@ from sim.costs.profile_files import load
 from sim.run.resolve import resolve_all
 from sim.run.scenario import parse_scenario
 from validation.__main__ import main
-from validation.silicon.judge import Refusal, classes_of, judge, kindest
+from validation.silicon.judge import classes_of, judge, kindest
 from validation.silicon.labels import drafting, first_runs, is_fitted, is_outside, memory_share, roof_share
 from validation.silicon.served_cells import (
+    Refusal,
     budget_of,
     cell_of,
     engine_block,

@@ -19,8 +19,16 @@ import msgspec
 
 from calibrate.judge.cell import Cell
 from sim.costs.profile_files import save_profile
-from validation.silicon.judge import Refusal, refusal, row_of
-from validation.silicon.served_cells import cell_of, engine_name, loop_of, means, profile_of
+from validation.silicon.served_cells import (
+    Refusal,
+    cell_of,
+    engine_name,
+    loop_of,
+    means,
+    profile_of,
+    refusal,
+    row_of,
+)
 
 BUDGET = 16384
 """Tokens of one pass: longer than any prompt of the rows."""

@@ -1,37 +1,59 @@
-"""Errors of served cells: a row of figures for every run, means by class, the peer's rows.
+"""Served cells beside lanesim and a peer: `python -m validation silicon CELLS.csv --json OUT [--peer PREDICTIONS.csv]`.
 
-Not here: the command line (validation.silicon.silicon_command), what a cell is simulated as
-(validation.silicon.served_cells), disaggregated rows (validation.silicon.disaggregated).
+CELLS.csv is ai-dynamo/aiconfigurator's silicon_sample.csv or a part of it: closed loops of vLLM, SGLang and
+TensorRT-LLM, mean TTFT and TPOT. Every aggregated row gets a profile from the kernel tables of the installed
+aiconfigurator-core and a scenario (validation.silicon.served_cells), disaggregated ones with --mode disagg
+(validation.silicon.disaggregated). A run that several dumps have is one cell. Classes are engine, dense or MoE, and the
+format of the GEMMs. Counted apart: cells that constants were fitted on, and those whose labels cannot be. --peer takes
+the rows with aic_ttft_ms and aic_tpot_ms beside them; of several readings of the labels the kindest counts. --only
+takes classes whose name holds a text, such as 'vllm moe', --every every so manieth row. Exits 1 where no row is judged,
+and leaves OUT as it was; 2 where CELLS.csv or the kernel tables are missing. Not here: what
+a cell is simulated as (validation.silicon.served_cells), disaggregated rows (validation.silicon.disaggregated).
 """
 
 from __future__ import annotations
 
+import sys
+import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from json import dumps
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
-from calibrate.judge.cell import FITTED, JUDGED, Cell, JudgedCell
+from calibrate.importers.aiconfigurator.deployment import installed_tables
+from calibrate.judge.cell import FITTED, JUDGED, Cell
+from validation.silicon import disaggregated
 from validation.silicon.labels import DOUBTFUL, drafting, first_runs, is_fitted, role_of
-from validation.silicon.served_cells import SET_UP, engine_block, import_words, predicted, profile_of
-from validation.tables import grouped, mean_size, off_pct
+from validation.silicon.served_cells import (
+    METRICS,
+    SET_UP,
+    Refusal,
+    cell_of,
+    engine_block,
+    import_words,
+    predicted,
+    profile_of,
+    read_cells,
+    refusal,
+    row_of,
+)
+from validation.tables import csv_rows, grouped, markdown, mean_size, off_pct
 
 STARVED_SHARE = 5.0
 """A TTFT above so many times that of the smallest concurrency of its series is admission, not service."""
 MARKS = {JUDGED: "", FITTED: " (fitted on)", DOUBTFUL: " (labels in doubt)"}
-METRICS = ("tpot", "ttft")
 
 
-class Refusal(NamedTuple):
-    """A row that is not simulated."""
-
-    family: str
-    model: str
-    gpu: str
-    why: str
+COLUMNS = (
+    "class", "cells", "refused", "tpot_mean_abs_pct", "tpot_mean_pct", "peer_tpot_mean_abs_pct", "ttft_mean_abs_pct",
+    "ttft_median_abs_pct",
+)  # fmt: skip
+"""Columns of the table on the terminal."""
 
 
 def judge(cells: Sequence[Cell], peer: Mapping[str, Mapping[str, str]]) -> Iterator[dict[str, Any] | Refusal]:
@@ -63,28 +85,6 @@ def judge(cells: Sequence[Cell], peer: Mapping[str, Mapping[str, str]]) -> Itera
 def _series(cell: Cell) -> tuple[Hashable, ...]:
     """Fields of cells that differ in load alone."""
     return SET_UP(msgspec.structs.replace(cell, concurrency=0)), cell.engine_version
-
-
-def refusal(family: str, model: str, gpu: str, error: ValueError) -> Refusal:
-    return Refusal(family, model, gpu, " ".join(str(error).split())[:200])
-
-
-def row_of(cell: Cell, simulated: Mapping[str, float]) -> dict[str, Any]:
-    judged = JudgedCell.beside(cell, simulated)
-    figures = {f"{name}_ms": simulated[f"{name}_ms"] for name in METRICS}
-    errors = {f"{name}_error_pct": judged.error_pct(f"{name}_ms") for name in METRICS}
-    peer = {f"peer_{name[:-3]}_error_pct": beside["error_pct"] for name, beside in judged.peer.items()}
-    labels = {"tensor_parallel": cell.tp, "data_parallel": cell.dp, "concurrency": cell.concurrency}
-    return {
-        "id": cell.id,
-        "class": cell.label,
-        "role": cell.role,
-        **labels,
-        "is_starved": False,
-        **figures,
-        **errors,
-        **peer,
-    }
 
 
 def kindest(readings: Iterable[Sequence[Mapping[str, str]]]) -> dict[str, Mapping[str, str]]:
@@ -153,3 +153,45 @@ def rounded(rows: Iterable[Mapping[str, Any]], decimals: int, **others: int) -> 
         }
         for row in rows
     ]
+
+
+def main(
+    cells: Path,
+    json: Path,
+    peer: Sequence[Path] = (),
+    only: str = "",
+    every: int = 1,
+    mode: Literal["agg", "disagg"] = "agg",
+) -> int:
+    from pandas import DataFrame
+
+    warnings.simplefilter("ignore")
+    installed_tables()
+    rows = read_cells(cells, mode)
+    is_whole = mode == "agg"
+    family = (lambda row: cell_of(row).label) if is_whole else disaggregated.family_of
+    rows = [row for row in rows if only in family(row)][::every]
+    known = kindest(map(csv_rows, peer))
+    entries = judge(list(map(cell_of, rows)), known) if is_whole else disaggregated.judge(rows)
+    judged: list[dict[str, Any]] = []
+    refusals: list[Refusal] = []
+    start_s = time.perf_counter()
+    for i, entry in enumerate(entries, start=1):
+        if isinstance(entry, Refusal):
+            refusals.append(entry)
+        else:
+            judged.append(entry)
+        if i % 50 == 0:
+            print(f"{i} of {len(rows)} rows, {time.perf_counter() - start_s:.0f} s", flush=True)
+    if not judged:
+        why = f"no row with --mode {mode} --only {only!r} --every {every}"
+        if refusals:
+            ((most, count),) = Counter(entry.why for entry in refusals).most_common(1)
+            why = f"all {len(refusals)} rows refused, {count} of them so: {most}"
+        print(f"silicon: {cells}: {why}", file=sys.stderr)
+        return 1
+    classes = rounded(classes_of(judged, refusals), 2)
+    result = {"classes": classes, "refusals": sorted(refusals), "cells": rounded(judged, 1, tpot_ms=3)}
+    json.write_text(dumps(result, indent=1) + "\n")
+    print(markdown(DataFrame(classes, columns=COLUMNS)))
+    return 0

@@ -15,13 +15,13 @@ from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from calibrate.catalogue.model_configs import source_of, with_formats
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
-from calibrate.judge.cell import Cell
+from calibrate.judge.cell import Cell, JudgedCell
 from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape, draft_model
@@ -40,6 +40,7 @@ RULE_KEYS = (
 )  # fmt: skip
 WAVES, FEW_WAVES, MANY = 10, 4, 128
 """Requests per request in flight, as InferenceX has it; fewer beyond so many in flight."""
+METRICS = ("tpot", "ttft")
 SET_UP = attrgetter(
     "engine", "target", "gpu", "weights", "kv", "tp", "ep", "dp", "concurrency", "input_len", "output_len"
 )
@@ -237,3 +238,37 @@ def predicted(cell: Cell) -> dict[str, float]:
     """Mean TPOT and TTFT of the cell, milliseconds. Raises ValueError for what the tables lack."""
     profile, _ = profile_of(cell)
     return means(raw_scenario(cell, profile.name), profile)
+
+
+# -- rows of a result
+
+
+class Refusal(NamedTuple):
+    """A row that is not simulated."""
+
+    family: str
+    model: str
+    gpu: str
+    why: str
+
+
+def refusal(family: str, model: str, gpu: str, error: ValueError) -> Refusal:
+    return Refusal(family, model, gpu, " ".join(str(error).split())[:200])
+
+
+def row_of(cell: Cell, simulated: Mapping[str, float]) -> dict[str, Any]:
+    judged = JudgedCell.beside(cell, simulated)
+    figures = {f"{name}_ms": simulated[f"{name}_ms"] for name in METRICS}
+    errors = {f"{name}_error_pct": judged.error_pct(f"{name}_ms") for name in METRICS}
+    peer = {f"peer_{name[:-3]}_error_pct": beside["error_pct"] for name, beside in judged.peer.items()}
+    labels = {"tensor_parallel": cell.tp, "data_parallel": cell.dp, "concurrency": cell.concurrency}
+    return {
+        "id": cell.id,
+        "class": cell.label,
+        "role": cell.role,
+        **labels,
+        "is_starved": False,
+        **figures,
+        **errors,
+        **peer,
+    }
