@@ -190,9 +190,7 @@ def profile_of(pair: AtlasPair) -> Profile:
     return made[0].profile
 
 
-def row_of(
-    plot: Plot, *, draws: int, workers: int | None, done: Path, is_kept_only: bool = False
-) -> tuple[AtlasRow, bool]:
+def row_of(plot: Plot, *, draws: int, workers: int | None, done: Path) -> tuple[AtlasRow, bool]:
     """And whether it had to be simulated."""
     pair, quote = plot
     profile = profile_of(pair)
@@ -200,8 +198,6 @@ def row_of(
     path = done / f"{_key(pair, quote, profile, draws)}.json"
     if path.exists():
         return _row(plot, profile, msgspec.json.decode(path.read_bytes(), type=Tuning)), False
-    if is_kept_only:
-        raise ValueError("not simulated yet")
     lengths = LENGTHS[pair.method]
     scenario = Scenario.of(
         profile=profile.name,
@@ -337,13 +333,13 @@ def _line(pair: AtlasPair, profile: Profile, tuning: Tuning, one_k: int) -> str:
 
 
 def atlas(
-    plots: Sequence[Plot], *, draws: int, workers: int | None, done: Path, is_kept_only: bool = False
+    plots: Sequence[Plot], *, draws: int, workers: int | None, done: Path
 ) -> tuple[list[AtlasRow], list[tuple[str, str]]]:
     """Rows, and which pairs cannot be judged, each with the reason."""
     rows, refused = [], []
     for index, plot in enumerate(plots, start=1):
         try:
-            row, is_new = row_of(plot, draws=draws, workers=workers, done=done, is_kept_only=is_kept_only)
+            row, is_new = row_of(plot, draws=draws, workers=workers, done=done)
         except ValueError as error:
             refused.append((plot.label, str(error)))
             print(f"{index}/{len(plots)} {plot.label}: left out: {error}", file=sys.stderr, flush=True)

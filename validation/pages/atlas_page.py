@@ -1,8 +1,9 @@
 """Writes the atlas: docs/atlas.html, one file that needs nothing else, and docs/atlas.json.
 
-    python -m validation atlas [--pairs validation/pages/atlas.yaml] [--out docs] [--only TEXT] [--draws 10] [--kept]
+    python -m validation atlas [--pairs validation/pages/atlas.yaml] [--out docs] [--only TEXT] [--draws 10]
 
---only: pairs whose label has the text; --done: the folder of finished pairs; --kept: pages of those, nothing simulated.
+--only: pairs whose label has the text; --done: the folder of finished pairs, which are not
+simulated again.
 What is measured near a row stands in its last column, "no evidence" where nothing was. Not here: the numbers (atlas).
 """
 
@@ -241,11 +242,10 @@ def main(
     only: str = "",
     draws: int = DRAWS,
     workers: int | None = None,
-    kept: bool = False,
 ) -> int:
     warnings.simplefilter("ignore")
     plots = [plot for plot in read_pairs(pairs) if only in plot.label]
-    rows, refused = atlas(plots, draws=draws, workers=workers, done=done, is_kept_only=kept)
+    rows, refused = atlas(plots, draws=draws, workers=workers, done=done)
     if not rows:
         print(f"no pair of {len(plots)} can be judged", file=sys.stderr)
         return 1
