@@ -15,7 +15,7 @@ from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
 from sim.compare.run_length import Length, choose_run_length
 from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Frame, break_even, compare, paired_differences
-from sim.compare.verdict import METRIC, Order
+from sim.compare.verdict import METRIC, Order, order_of
 from sim.costs.profile_files import changed, load
 from sim.devices.contention import BRACKET, PhiLevel, Regime
 from sim.interface.request import Request
@@ -397,6 +397,11 @@ def test_a_latency_whose_spread_grows_with_it_is_told_from_a_fifth_of_it_by_thre
     }
     found = [row for row in paired_differences(framed(takes)) if row.metric == METRIC]
     assert {row.order for row in found if row.a == "d"} == {Order.HIGHER}
+
+
+def test_an_interval_that_ends_at_nothing_tells_no_order() -> None:
+    orders = [order_of(interval) for interval in ((-2.0, -1.0), (-1.0, 0.0), (0.0, 1.0), (1.0, 2.0))]
+    assert orders == [Order.LOWER, Order.SAME, Order.SAME, Order.HIGHER]
 
 
 def test_where_an_order_flips_has_an_interval() -> None:

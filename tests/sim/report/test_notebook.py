@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import lanesim
-from sim.cli.main import run
 
 
 class ZMQInteractiveShell:
@@ -39,16 +37,3 @@ def test_ipython_shows_the_tables_in_place_of_every_field() -> None:
     show: Callable[[Any, bool], None] = found._repr_pretty_
     show(printer, False)
     assert printer.shown == str(found)
-
-
-def test_tune_takes_the_policy_and_the_longest_draft_as_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--profile", "cpu/tiny", "--set", "workload.num_prompts=8", "--lengths", "0,2", "--concurrencies", "1,4"]
-    assert run(["tune", *given, "--draws", "2", "--json", "-"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    found = lanesim.tune(profile="cpu/tiny", num_prompts=8, lengths=[0, 2], concurrencies=[1, 4], draws=2, workers=1)
-    assert found.scenario["policy"] == told["scenario"]["policy"] == ["continuous"]
-    assert found.scenario["speculation"]["num_speculative_tokens"] == 2
-    assert [point.speedup for point in found.points] == [point["speedup"] for point in told["points"]]
-    source = {"profile": "cpu/tiny", "policy": "autoregressive"}
-    with pytest.raises(ValueError, match="autoregressive"):
-        lanesim.tune(source, lengths=[2], concurrencies=[1], draws=2, workers=1)

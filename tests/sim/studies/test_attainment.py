@@ -284,12 +284,6 @@ def test_the_attainment_at_the_load_is_that_of_all_of_the_answers_own_runs() -> 
     assert found.attainment["all"] == pytest.approx(sum(shares) / len(shares))
 
 
-def test_the_same_question_has_the_same_answer() -> None:
-    scenario = lone_server(num_prompts=60, **{"goodput.ttft_ms": 30.0})
-    first, second = (highest_load(scenario, load(PROFILE), is_concurrency=True, draws=0, workers=1) for _ in range(2))
-    assert first.plain == second.plain
-
-
 CAPACITY = [
     "capacity", "--profile", PROFILE, "--policy", "baseline", "--engine", "ideal", "--num-speculative-tokens", "0",
     "--input-len", "256", "--output-len", "1", "--set", "workload.num_prompts=40",

@@ -83,5 +83,3 @@ def test_no_row_is_for_a_load_that_was_not_simulated_and_the_sentence_is_tunes(
     text = " ".join(capsys.readouterr().out.split())
     assert f"not simulated: {found['not_simulated'][0]}" in text
     assert found["verdict"] in text
-    assert run([*FLAGS, "--input-len", "32", "--set", "engine.max_num_seqs=64", "--json", str(out), "--overwrite"]) == 0
-    assert json.loads(out.read_text())["verdict"] == found["contexts"][0]["verdict"]

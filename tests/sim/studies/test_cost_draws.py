@@ -202,15 +202,6 @@ def test_draws_by_default_serve_no_more_requests_than_the_comparison_did() -> No
     assert over_draws(alike, resolve_all(one, load(PAIR)), workers=1) is alike, "nothing to take back"
 
 
-def test_draws_of_one_policy_are_in_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = (*CLOSE[:5], *CLOSE[7:], "--draws", "4")
-    assert run([*flags]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert re.search(
-        r"autoregressive \(no speculation\): mean E2EL \d+ ms, \d+ to \d+ ms in all of 4 draws of costs", text
-    )
-
-
 def test_an_order_must_hold_in_the_draws_at_every_phi_and_beyond_the_noise_of_replications() -> None:
     """A difference of 900 ms, but for none at the high end, or 950 that replications leave open."""
     one = Scenario.of(
@@ -244,21 +235,6 @@ def test_an_order_must_hold_in_the_draws_at_every_phi_and_beyond_the_noise_of_re
     assert said(1000.0, 1.0) is Order.HIGHER
     assert said(100.0, 1.0) is Order.DRAWS
     assert said(1000.0, 950.0) is Order.DRAWS
-
-
-def test_a_policy_against_itself_has_no_order_in_any_draw() -> None:
-    """autoregressive, and continuous with nothing to draft, are one scheduler."""
-    one = Scenario.of(
-        profile=PAIR, policy=("autoregressive", "continuous"), num_prompts=12, input_len=64, output_len=8,
-        num_speculative_tokens=0, replications=2,
-    )  # fmt: skip
-    result = compare(resolve_all(one, load(PAIR)), workers=1)
-    told = over_draws(result, resolve_all(one, load(PAIR)), 2, workers=1)
-    assert {row.order for row in told.drawn} == {Order.SAME}
-    stated = [msgspec.structs.replace(row, order=Order.LOWER) for row in result.paired]
-    told = over_draws(msgspec.structs.replace(result, paired=stated), resolve_all(one, load(PAIR)), 2, workers=1)
-    assert {row.order for row in told.paired} == {Order.DRAWS}
-    assert "what is ranked" not in told.verdict
 
 
 def test_evidence_is_of_the_same_gpu_model_and_method_within_twice_the_load() -> None:

@@ -47,18 +47,6 @@ def flags_of(line: str) -> dict[str, str]:
     return {flag: value for flag, value in pairwise(shlex.split(line)) if flag.startswith("--")}
 
 
-def test_the_server_has_the_caps_and_drafts_that_were_simulated(capsys: pytest.CaptureFixture[str]) -> None:
-    serve, *_ = lines(capsys)
-    assert serve.startswith("vllm serve meta-llama/Llama-3.1-8B ")
-    asked = flags_of(serve)
-    assert (asked["--max-num-seqs"], asked["--max-num-batched-tokens"]) == ("64", "4096")
-    assert json.loads(asked["--speculative-config"]) == {
-        "method": "draft_model",
-        "model": "meta-llama/Llama-3.2-1B",
-        "num_speculative_tokens": 3,
-    }
-
-
 def test_the_benchmark_sends_what_was_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     _, bench, note = lines(capsys, "--max-concurrency", "32", "--goodput", "ttft:200", "tpot:50")
     asked = flags_of(bench)
@@ -226,22 +214,6 @@ def test_a_line_has_the_limits_and_switches_that_were_simulated() -> None:
     assert (flags["--max-running-requests"], flags["--chunked-prefill-size"]) == ("48", "4096")
     assert (flags["--max-total-tokens"], flags["--scheduler-recv-interval"]) == ("32000", "10")
     assert "--enable-mixed-chunk" in flags
-
-
-def test_what_the_lines_do_not_carry_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    classes = "slo_classes=[{name: chat, share: 0.3, priority: 1}, {name: batch, share: 0.7}]"
-    more = ("--set", "workload.sharing.num_turns=4", "--set", classes, "--set", "engine.cuda_graph=decode")
-    _, _, note, *_ = lines(
-        capsys, *more, "--set", "workload.sharing.prefix_len=256", "--set", "workload.sharing.num_prefixes=3"
-    )
-    assert note.startswith("# not in these lines: ")
-    for key in (
-        "workload.sharing.num_turns=4",
-        "workload.sharing.num_prefixes=3",
-        "slo_classes",
-        "engine.cuda_graph=decode",
-    ):
-        assert key in note
 
 
 def test_one_shared_prefix_is_in_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
