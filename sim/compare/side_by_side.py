@@ -8,13 +8,13 @@ too, and an order of two policies is stated only if all agree. Not here: one run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -147,15 +147,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return values
 
 
-class FrameRow(NamedTuple):
-    """One run of a comparison under the keys that tell it from the others."""
-
-    policy: str
-    level: PhiLevel
-    """Phi of the bracket; the middle one where none was tried."""
-    done: PointRun
-
-
 @dataclass(frozen=True, slots=True)
 class Frame:
     """Runs of a comparison, policy x phi x replication, and the load on each policy at each phi."""
@@ -227,17 +218,20 @@ def compare(
         for replication in range(scenario.replications)
     ]
     runner = Runner(workers, on_done)
-    rows = _rows([(PhiLevel.MIDDLE, point) for point in points], runner)
-    for row in rows:
+    done = run_points(points, runner)
+    for one in done:
         if on_run is not None:
-            assert row.done.record is not None
-            on_run(row.done.record)
-    lanes = {row.policy for row in rows if is_bracketed(profile, row.done)}
-    if not scenario.devices.is_overlap_given:
-        of_lanes = [replace(each, **BARE) for each in points if each.resolved.policy.name in lanes]
-        ends = {level: phi_at(profile.overlap, level) for level in (PhiLevel.LOW, PhiLevel.HIGH)}
-        rows += _rows([(level, replace(point, phi=phi)) for level, phi in ends.items() for point in of_lanes], runner)
-    frame = _frame(policies, saturations, rows)
+            assert one.record is not None
+            on_run(one.record)
+    keys = [(point.resolved.policy.name, PhiLevel.MIDDLE) for point in points]
+    lanes = {policy for (policy, _), one in zip(keys, done, strict=True) if is_bracketed(profile, one)}
+    if lanes and not scenario.devices.is_overlap_given:
+        ends = [(level, point) for level in (PhiLevel.LOW, PhiLevel.HIGH) for point in points]
+        ends = [(level, point) for level, point in ends if point.resolved.policy.name in lanes]
+        keys += [(point.resolved.policy.name, level) for level, point in ends]
+        at_ends = [replace(point, phi=phi_at(profile.overlap, level), **BARE) for level, point in ends]
+        done += run_points(at_ends, runner)
+    frame = _frame(policies, saturations, zip(keys, done, strict=True))
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
     summaries = [_policy_summary(frame, one.policy.name) for one in policies]
     paired = paired_differences(frame, phi_of(profile.overlap), bounded)
@@ -260,21 +254,21 @@ def compare(
     )
 
 
-def _rows(points: Sequence[tuple[PhiLevel, Point]], runner: Runner) -> list[FrameRow]:
-    done = run_points([point for _, point in points], runner) if points else []
-    return [FrameRow(point.resolved.policy.name, level, one) for (level, point), one in zip(points, done, strict=True)]
-
-
 def is_bracketed(profile: Profile, done: PointRun) -> bool:
     """Several plain streams ran on a GPU whose overlap was not measured."""
     return not profile.overlap.measured and done.run["partition"] is None and done.num_streams > 1
 
 
-def _frame(policies: Sequence[Resolved], saturations: Sequence[Saturation], rows: Sequence[FrameRow]) -> Frame:
-    """The group-bys of `rows`. Loads at the ends of the bracket are judged where the one between is steady."""
+def _frame(
+    policies: Sequence[Resolved],
+    saturations: Sequence[Saturation],
+    runs: Iterable[tuple[tuple[str, PhiLevel], PointRun]],
+) -> Frame:
+    """The group-bys of `runs`, each by policy and phi of the bracket, the middle one where no other was tried. Loads at
+    the ends of the bracket are judged where the one between is steady."""
     groups: dict[tuple[str, PhiLevel], list[PointRun]] = {}
-    for row in rows:
-        groups.setdefault((row.policy, row.level), []).append(row.done)
+    for key, run in runs:
+        groups.setdefault(key, []).append(run)
     named = {one.policy.name: (one, saturation) for one, saturation in zip(policies, saturations, strict=True)}
     loads: dict[tuple[str, PhiLevel], Load] = {}
     for (policy, level), done in groups.items():

@@ -22,7 +22,7 @@ from sim.costs.profile_files import load as load_profile
 from sim.files.yaml_values import yaml_text
 from sim.names import in_words, span
 from sim.report.pictures.panels import save, set_theme
-from sim.report.pictures.store_pictures import NotDrawn, named, pictures
+from sim.report.pictures.store_pictures import NotDrawn, drawn, named, pictures
 from sim.report.store_points import Rank, Setting, StorePoints, read_points, spoken
 from sim.studies.store import GridRun, Store
 
@@ -53,11 +53,11 @@ def page(path: Path, *, price_per_hour: float | None = None) -> str:
     points = read_points(path)
     grids = [begun for begun in Store(path).grids() if begun.model_version == points.frame["model_version"].iloc[0]]
     asked = _question(points)
-    drawn, missing = _drawn(points, price_per_hour)
+    figures, missing = _drawn(points, price_per_hour)
     parts = [
         f"<h1>{_safe(asked)}</h1>",
         _section("Answer", _answers(points)),
-        _section("Pictures", "".join(drawn) + _list([f"{name}: {why}" for name, why in missing.items()], "Not drawn:")),
+        _section("Pictures", "".join(figures) + _list(missing, "Not drawn:")),
         _section("Points", _points_table(points)),
         _section("What it rests on", _assumptions(points)),
         _section("Points that failed", _failures(points)) if len(points.failed) else "",
@@ -137,20 +137,15 @@ def _value(value: Setting) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _drawn(points: StorePoints, price_per_hour: float | None) -> tuple[list[str], dict[str, str]]:
-    import matplotlib.pyplot as plt
-
-    figures, missing = [], {}
-    for name, draw in pictures(price_per_hour=price_per_hour).items():
-        try:
-            figure = draw(points)
-        except NotDrawn as reason:
-            missing[name] = str(reason)
+def _drawn(points: StorePoints, price_per_hour: float | None) -> tuple[list[str], list[str]]:
+    """Figures, and why others are missing."""
+    figures, missing = [], []
+    for name, figure in drawn(points, pictures(price_per_hour=price_per_hour), fonts="path"):
+        if isinstance(figure, NotDrawn):
+            missing.append(f"{name}: {figure}")
             continue
         image = BytesIO()
-        with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": "path"}):
-            save(figure, image)
-        plt.close(figure)
+        save(figure, image)
         text = base64.b64encode(image.getvalue()).decode()
         caption = figure.get_suptitle().split("\n")[0]
         figures.append(

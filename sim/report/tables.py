@@ -168,10 +168,7 @@ def _scheduling_line(result: Comparison) -> str:
 
 def _first_runs(result: Comparison) -> dict[str, Any]:
     """The first run of each policy, whose engine, caps and partition are those of all."""
-    first: dict[str, Any] = {}
-    for run in result.runs:
-        first.setdefault(str(run["policy"]), run)
-    return first
+    return {row.policy: next(run for run in result.runs if run["policy"] == row.policy) for row in result.policies}
 
 
 def _caps_lines(result: Comparison) -> tuple[list[str], list[str]]:
@@ -258,13 +255,8 @@ def _cell(result: Comparison, row: PolicySummary, key: str) -> str:
 
 def _slo_cell(result: Comparison, policy: str) -> str:
     """Share of requests that meet all SLOs, and each of them, over all replications."""
-    shares: dict[str, list[float]] = {}
-    for run in result.runs:
-        attainment = run["slo_attainment"]
-        if run["policy"] == policy and isinstance(attainment, dict):
-            for name, share in attainment.items():
-                shares.setdefault(name, []).append(share or 0.0)
-    means = {name: 100.0 * sum(values) / len(values) for name, values in shares.items()}
+    runs: list[Any] = [run["slo_attainment"] for run in result.runs if run["policy"] == policy]
+    means = {name: 100.0 * sum(shares[name] or 0.0 for shares in runs) / len(runs) for name in runs[0]}
     parts = [f"{SLO_NAMES[name]} {value:.0f}" for name, value in means.items() if name != "all"]
     return "\n".join([f"{means.get('all', 0.0):.1f}", *(parts if len(parts) > 1 else [])])
 

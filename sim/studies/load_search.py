@@ -202,14 +202,13 @@ class LoadSearch:
         near = None if self._near is None else min(self._near, 0.9 * self.most)
         if near is None:
             # The first of the pilots looks everywhere, the others near its load.
-            first = self._replications(PILOT_KEY, 1, None, runner).loads[0]
+            (first,), _ = self._replications(PILOT_KEY, 1, None, runner)
             near = first if 0.0 < first < self.most else None
-        by_replication = self._replications(PILOT_KEY, PILOTS, near, runner)
-        if not self.is_brief and max(by_replication.loads) > 0.0 and min(by_replication.loads) < self.most:
-            mean = sum(by_replication.loads) / len(by_replication.loads)
-            count = min(MAX_REPLICATIONS, max(PILOTS, replications_for(by_replication.loads, NARROW)))
-            by_replication = self._replications(FRESH_KEY, count, mean, runner)
-        return by_replication._replace(limit=self._limit(sorted(by_replication.loads)[len(by_replication.loads) // 2]))
+        loads, seeds = self._replications(PILOT_KEY, PILOTS, near, runner)
+        if not self.is_brief and max(loads) > 0.0 and min(loads) < self.most:
+            count = min(MAX_REPLICATIONS, max(PILOTS, replications_for(loads, NARROW)))
+            loads, seeds = self._replications(FRESH_KEY, count, sum(loads) / len(loads), runner)
+        return OwnLoads(self._limit(sorted(loads)[len(loads) // 2]), loads, seeds)
 
     def _limit(self, load: float) -> Limit:
         if load == 0.0:
@@ -218,11 +217,11 @@ class LoadSearch:
             return Limit.SLO
         return Limit.UNBOUNDED if self.most == inf or self.is_concurrency else Limit.THROUGHPUT
 
-    def _replications(self, key: int, count: int, near: float | None, runner: Runner) -> OwnLoads:
+    def _replications(self, key: int, count: int, near: float | None, runner: Runner) -> tuple[list[float], list[int]]:
+        """Loads and seeds."""
         seeds = [child_seed(self.scenario.seed, key, index) for index in range(count)]
         stage = f"{self.policy}: {'pilots' if key == PILOT_KEY else 'replications'}"
-        loads = runner.run(partial(self.own_highest, near=near), seeds, stage, self.resolved.plugins)
-        return OwnLoads(Limit.SLO, loads, seeds)
+        return runner.run(partial(self.own_highest, near=near), seeds, stage, self.resolved.plugins), seeds
 
     def loads_under(
         self, draws: Sequence[Resolved], by_replication: OwnLoads, load: float | None, runner: Runner

@@ -26,7 +26,6 @@ from sim.draws import Floats
 from sim.files.json_values import Json
 from sim.metrics.summary import Run, number
 from sim.names import in_words
-from sim.policies.registry import find_policy
 from sim.run.resolve import Resolved, resolve_all, with_keys
 from sim.run.scenario import Goodput, Scenario, to_plain
 from sim.studies.answer import Answer, Stated
@@ -341,12 +340,10 @@ def _checked(scenario: Scenario, profile: Profile, draws: int) -> Resolved:
     least 1."""
     if draws < 1:
         raise ValueError(f"draws={draws!r} must be at least 1")
-    if len(scenario.policy) != 1 or not find_policy(scenario.policy[0]).is_continuous:
+    if tuple(scenario.policy) != ("continuous",):
         raise ValueError(
             f"tune: draft lengths by batch size are for --policy continuous, got {', '.join(scenario.policy)}"
         )
-    if scenario.policy[0] != "continuous":
-        raise ValueError(f"policy {scenario.policy[0]!r} never drafts: tune wants --policy continuous")
     fixed = {"controller": "fixed", "num_speculative_tokens_per_batch_size": None}
     (resolved,) = resolve_all(with_keys(scenario, speculation=fixed), profile)
     return resolved

@@ -8,7 +8,7 @@ Imports matplotlib and seaborn; only called where pictures were asked for. Not h
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -247,14 +247,12 @@ def draw_improvement(points: StorePoints) -> Figure:
             else panel_points.rows[:0]
         )
         for policy in others:
-            shade, texts = _cells(points, load, down)
-            for _, row in changes.iterrows():
-                if row["policy"] == policy and not row["is_overloaded"]:
-                    y, x = points.values(down).index(row.get(down)), points.values(load).index(row.get(load))
-                    text = f"{round(row['change_pct']):+d}"
-                    shade[y, x] = row["change_pct"]
-                    texts[y][x] = f"{text}?" if row["is_open"] else text if row["is_clear"] else f"({text})"
-            panels.append((f"{policy} against {first}\n{title}".strip(), shade, texts))
+            cells = [
+                (row[load], row[down], row["change_pct"], _change_text(row))
+                for _, row in changes.iterrows()
+                if row["policy"] == policy and not row["is_overloaded"]
+            ]
+            panels.append((f"{policy} against {first}\n{title}".strip(), *_cells(points, load, down, cells)))
     most = max(5.0, *(np.nan_to_num(np.abs(shade)).max() for _, shade, _ in panels))
     note = "(…): not clear; ?: depends on overlap; grey: no steady means"
     title = f"Mean E2EL against {first}, % (below 0: faster)\n{note}"
@@ -270,12 +268,12 @@ def draw_draft_length(points: StorePoints) -> Figure:
     speculative = points.with_rows(points.rows[drafts])
     panels: list[Panel] = []
     for title, panel_points in _apart(speculative, [load, K]) if drafts.any() else ():
-        shade, texts = _cells(points, load, K)
-        for _, row in panel_points.means([metric]).iterrows():
-            if not row["is_overloaded"]:
-                y, x = points.values(K).index(row[K]), points.values(load).index(row[load])
-                shade[y, x], texts[y][x] = row[metric], f"{row[metric]:.3g}"
-        panels.append((title, shade, texts))
+        cells = [
+            (row[load], row[K], row[metric], f"{row[metric]:.3g}")
+            for _, row in panel_points.means([metric]).iterrows()
+            if not row["is_overloaded"]
+        ]
+        panels.append((title, *_cells(points, load, K, cells)))
     if not panels:
         raise NotDrawn("needs a policy that drafts")
     values = [value for _, shade, _ in panels for value in shade[~np.isnan(shade)].tolist()] or [0.0]
@@ -294,10 +292,21 @@ def _apart(points: StorePoints, used: Sequence[str]) -> list[tuple[str, StorePoi
     return [(named(group.iloc[0], rest) + held, points.with_rows(group)) for _, group in groups]
 
 
-def _cells(points: StorePoints, across: str, down: str) -> tuple[Floats, list[list[str]]]:
-    """Empty ones."""
+def _change_text(row: pd.Series) -> str:
+    text = f"{round(row['change_pct']):+d}"
+    return f"{text}?" if row["is_open"] else text if row["is_clear"] else f"({text})"
+
+
+def _cells(
+    points: StorePoints, across: str, down: str, known: Iterable[tuple[Setting, Setting, float, str]]
+) -> tuple[Floats, list[list[str]]]:
+    """Shades and texts of the cells of a panel, by the values of the keys `across` and `down`; empty if not `known`."""
     xs, ys = points.values(across), points.values(down)
-    return np.full((len(ys), len(xs)), np.nan), [["" for _ in xs] for _ in ys]
+    shades, texts = np.full((len(ys), len(xs)), np.nan), [["" for _ in xs] for _ in ys]
+    for x, y, shade, text in known:
+        row, column = ys.index(y), xs.index(x)
+        shades[row, column], texts[row][column] = shade, text
+    return shades, texts
 
 
 def _heat_maps(
@@ -397,22 +406,34 @@ def write_pictures(
     folder: Path, points: StorePoints, pictures: Mapping[str, Callable[[StorePoints], Any]]
 ) -> tuple[list[Path], dict[str, str]]:
     """Draw each as FOLDER/NAME.png and .svg; the files, and why what is missing was not drawn."""
-    import matplotlib.pyplot as plt
-
     from sim.files.write import write_figure
 
     set_theme()
     files: list[Path] = []
     missing: dict[str, str] = {}
+    for name, figure in drawn(points, pictures, fonts="none"):
+        if isinstance(figure, NotDrawn):
+            missing[name] = str(figure)
+            continue
+        for path in picture_files(folder, [name]):
+            write_figure(path, partial(save, figure))
+            files.append(path)
+    return files, missing
+
+
+def drawn(
+    points: StorePoints, pictures: Mapping[str, Callable[[StorePoints], Any]], *, fonts: str
+) -> Iterator[tuple[str, Figure | NotDrawn]]:
+    """Each picture by its name, or why it is not drawn; a figure is there for its turn. `fonts` as matplotlib's
+    `svg.fonttype`."""
+    import matplotlib.pyplot as plt
+
     for name, draw in pictures.items():
         try:
             figure = draw(points)
         except NotDrawn as reason:
-            missing[name] = str(reason)
+            yield name, reason
             continue
-        with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-            for path in picture_files(folder, [name]):
-                write_figure(path, partial(save, figure))
-                files.append(path)
+        with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": fonts}):
+            yield name, figure
         plt.close(figure)
-    return files, missing
