@@ -159,7 +159,7 @@ def test_a_few_failed_requests_are_reported(tmp_path: Path, capsys: pytest.Captu
         assert probe(server.url, tmp_path) == 0
     assert "1 at once: 2 of 8 requests failed: answers 429: slow down" in capsys.readouterr().out
     levels = json.loads((tmp_path / "m.json").read_text())["levels"]
-    assert [(level["sent"], level["failed"]) for level in levels] == [(8, {"answers 429: slow down": 2}), (8, {})]
+    assert [(level["sent"], level["failed"]) for level in levels] == [(8, {"answers 429: slow down": 2}), (12, {})]
 
 
 def test_one_answer_beyond_the_deadline_ends_a_probe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,7 +210,7 @@ def test_a_probe_warms_up_goes_by_turns_and_predicts_the_level_held_back(tmp_pat
         flags += ["--measured", str(tmp_path / "m.json")]
         done = CliRunner().invoke(probe_command, [server.url, *flags])
     assert done.exit_code == 0, done.output
-    looked, warm_up, counted = 1, 2 * 3, 2 * (8 + 8 + 9)
+    looked, warm_up, counted = 1, 2 * 3, 2 * (8 + 12 + 18)
     assert len(server.asked) == looked + warm_up + counted
     result = json.loads((tmp_path / "r.json").read_text())
     assert [each["constant"] for each in result["constants"]] == ["step_s", "row_s", "frontend_s"]
@@ -251,7 +251,7 @@ def test_what_was_measured_is_kept_where_the_fit_fails_and_can_be_fitted_again(
     kept.write_text(kept.read_text().replace("5000000.0", "70.0"))
     assert run([*again, "--json", "r.json"]) == 0
     result = json.loads((tmp_path / "r.json").read_text())
-    assert (result["held_back"]["concurrency"], len(result["levels"])) == (3, 2)
+    assert (result["held_back"]["concurrency"], len(result["levels"])) == (2, 2)
     assert (tmp_path / "mine.json").is_file()
 
 
@@ -259,7 +259,7 @@ def test_an_interrupted_probe_keeps_its_whole_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    one_round = 8 + 8 + 9
+    one_round = 8 + 12 + 18
     with serving(stop_at=WARM_UP + one_round + 3) as server:
         assert run(["probe", server.url, *SHORT, "--rounds", "2", "--profile", "cpu/tiny"]) == 130
         assert len(server.asked) < WARM_UP + one_round + 8
