@@ -154,6 +154,8 @@ class Pause(NamedTuple):
     planned: Step | None
     """The next step, where it was planned ahead."""
     planned_at_s: float
+    after_rows: bool
+    """The step before it carried rows alone."""
 
 
 async def _by_rows(serving: Serving, limits: EngineLimits, stream: Stream) -> None:
@@ -167,18 +169,19 @@ async def by_rows(
     running: list[Request],
     flight: Flight | None = None,
     may_stop: Callable[[Pause], bool] | None = None,
+    *,
+    after_rows: bool = False,
 ) -> Pause:
     """Serve until `may_stop` at a pause, for ever without it; `running` requests are seated already, oldest first, and
-    `flight` is under way."""
+    `flight` is under way, or the last step was one of rows alone (`after_rows`)."""
     host, group = serving.host, serving.intake.group
     apart = Apart(serving, limits) if limits.retracts else None
     plan = partial(plan_step, serving, limits=limits) if apart is None else apart.plan
     planned: Step | None = None
     planned_at_s = 0.0
-    after_rows = False
     while True:
         if flight is None:
-            if may_stop is not None and may_stop(pause := Pause(running, planned, planned_at_s)):
+            if may_stop is not None and may_stop(pause := Pause(running, planned, planned_at_s, after_rows)):
                 return pause
             if planned is None or planned.is_empty:
                 if group is not None:
@@ -255,7 +258,9 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
         if plan is None or not (num_rows or plan.chunks):
             if serving.inbox and not has_room(serving, limits, num_rows, partial):
                 running = _with_tables(serving, rows, partial, last_step_s)
-                rows, plan, last_step_s = await _until_eased(serving, limits, stream, rows, running)
+                rows, plan, last_step_s, after_rows = await _until_eased(
+                    serving, limits, stream, rows, running, after_rows=after_rows
+                )
                 partial, joined = None, _joined_since(rows, serving.measured, last_step_s)
                 continue
             if blocks is not None:
@@ -290,7 +295,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
                 running, under_way, accepted = _under_way(serving, limits, rows, step, last_step_s, is_apart=is_apart)
                 lengths = {request.index: draft_tokens for request in running}
                 flight = Flight(under_way, target, last, lengths, started_s, accepted=accepted)
-                rows, plan, last_step_s = await _until_eased(serving, limits, stream, rows, running, flight)
+                rows, plan, last_step_s, after_rows = await _until_eased(serving, limits, stream, rows, running, flight)
                 partial, joined = None, _joined_since(rows, serving.measured, last_step_s)
                 continue
             if blocks is not None:
@@ -370,14 +375,17 @@ async def _until_eased(
     rows: Rows,
     running: list[Request],
     flight: Flight | None = None,
-) -> tuple[Rows, PromptPlan | None, float]:
-    """`by_rows` serves until memory is at ease; then the totals, the step that is planned, and when the last ended.
+    *,
+    after_rows: bool = False,
+) -> tuple[Rows, PromptPlan | None, float, bool]:
+    """`by_rows` serves until memory is at ease; then the totals, the step that is planned, when the last ended, and
+    whether it carried rows alone.
 
     With prefixes in common it goes on to the end: of tables that share blocks the totals know their growth alone.
     """
     is_sharing = serving.paged.is_sharing
     may_stop = None if is_sharing else lambda pause: _is_eased(serving, pause)
-    pause = await by_rows(serving, limits, stream, running, flight, may_stop)
+    pause = await by_rows(serving, limits, stream, running, flight, may_stop, after_rows=after_rows)
     for request in pause.running:
         fits = serving.paged.reserve_again(request)
         assert fits, "whoever is at ease has room"
@@ -385,7 +393,7 @@ async def _until_eased(
     if pause.planned is not None and not pause.planned.is_empty:
         plan = PromptPlan([], (), [], None, pause.planned_at_s)
     last_step_s = pause.running[0].last_token_s if pause.running else serving.host.now_s
-    return rows.read_in(pause.running), plan, last_step_s
+    return rows.read_in(pause.running), plan, last_step_s, pause.after_rows
 
 
 def _is_eased(serving: Serving, pause: Pause) -> bool:

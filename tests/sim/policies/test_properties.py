@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sim.costs.cost import Cost
@@ -124,6 +124,19 @@ def test_continuous_without_drafts_is_autoregressive_event_for_event(
 
 
 @examples(4)
+@example(
+    rows=[(0.0, 1, 21), (0.0, 29, 25), (1.0, 29, 25)],
+    draft_tokens=5,
+    max_num_seqs=4,
+    spare_tokens=6,
+    kv_blocks=12,
+    max_concurrency=None,
+    is_async=False,
+    mixes_prompts=True,
+    receive_interval=2,
+    batch_wait_steps=0,
+    batch_wait_ratio=0.5,
+)  # memory ends between two looks at arrivals
 @given(
     rows=asked,
     draft_tokens=st.integers(0, 5),
