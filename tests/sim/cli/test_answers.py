@@ -75,14 +75,6 @@ def test_the_flags_of_a_command_come_before_those_of_every_scenario() -> None:
     assert 0 < text.index("--target-rate") < text.index("--json") < text.index("--policy")
 
 
-@pytest.mark.parametrize(("given", "proposed"), [("0.7", "iid:0.7"), ("2.6", "length:2.6")])
-def test_a_bare_acceptance_proposes_its_form(given: str, proposed: str) -> None:
-    from sim.acceptance.forms import parse_quoted
-
-    with pytest.raises(ValueError, match=f"write {proposed} "):
-        parse_quoted(given)
-
-
 def test_default_lengths_belong_to_the_profile_and_not_to_its_name(tmp_path: Path) -> None:
     import lanesim
 

@@ -54,8 +54,3 @@ def test_the_help_names_it_and_all_others(capsys: pytest.CaptureFixture[str]) ->
     text = " ".join(capsys.readouterr().out.split())
     assert "leaver (broken: command 'leaver' of leaving_package:COMMAND: SystemExit: 0)" in text
     assert "tune" in text
-
-
-def test_the_other_policies_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", "--policy", "pd", *LOAD]) == 0
-    assert "pd: mean E2EL" in capsys.readouterr().out

@@ -299,8 +299,3 @@ def test_everybody_is_served_however_short_memory_is(
     )
     assert all(one.is_finished for one in run.serving.requests)
     assert run.serving.radix.num_held == 0
-
-
-def test_a_share_does_not_decay_upwards() -> None:
-    with pytest.raises(ValueError, match=r"min_ratio=0\.9 must not be above initial=0\.5"):
-        msgspec.structs.replace(RATIO, min_ratio=0.9)

@@ -1,28 +1,12 @@
-"""The choices of the lane policies, and that an overloaded run is called so."""
+"""Sizes of batches, and options that are refused; other choices are in the logs of their policies."""
 
 from __future__ import annotations
 
 import pytest
 
-from sim.policies.choices import batch_for, is_atomic, may_prefill, verify_goes_first
+from sim.policies.choices import batch_for
 from sim.policies.options import BatchBy
 from sim.policies.registry import PolicyOptions
-
-PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
-
-
-@pytest.mark.parametrize(("decode", "verify", "is_first"), [(0, 2, False), (0, 3, True), (5, 7, False), (5, 8, True)])
-def test_verify_goes_first_when_its_queue_leads_by_more_than_two(decode: int, verify: int, is_first: bool) -> None:
-    assert verify_goes_first(decode, verify) is is_first
-
-
-@pytest.mark.parametrize(("queue", "may"), [(0, True), (11, True), (12, False)])
-def test_unified_takes_prompts_while_fewer_than_its_factor_decode(queue: int, may: bool) -> None:
-    assert may_prefill(queue, 10) is may
-
-
-def test_one_active_request_is_served_atomically() -> None:
-    assert [is_atomic(number, 1) for number in (0, 1, 2)] == [True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -102,12 +102,6 @@ def test_the_last_running_request_is_preempted_and_finds_its_intact_blocks_again
     assert [(r.num_preemptions, r.first_token_s, r.last_token_s) for r in asked] == [(0, 5.0, 30.0), (1, 5.0, 45.0)]
 
 
-def test_without_prefix_caching_everything_is_computed_again() -> None:
-    asked = [request(0, prompt=30, output=6), request(1, prompt=30, output=6)]
-    run = SimRun("autoregressive", asked, draft_tokens=0, kv_blocks=4, is_caching=False)
-    assert steps(run)[6] == (30.0, 0, 0, ((33, 0),))
-
-
 def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
     """Request 2 would fit into the block that the preemption of request 1 leaves over, but waits behind it."""
     asked = [request(0, prompt=30, output=6), request(1, prompt=30, output=6), request(2, arrival_s=14.0, prompt=3)]
@@ -115,29 +109,6 @@ def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
     assert asked[2].scheduled_s == 30.0
     assert asked[2].queued_s == 15.0
     assert run.serving.num_finished == 3
-
-
-def test_look_ahead_slots_are_held_for_the_next_draft() -> None:
-    """A prompt of 20 fits in two blocks; verifying 4 tokens with 3 look-ahead slots needs 20 + 4 + 3 = 27, still two;
-    after a full acceptance 24 + 4 + 3 = 31, and then 28 + 7 = 35 is the first to need a third."""
-    asked = [request(0, prompt=20, output=20)]
-    run = SimRun("continuous", asked, draws=AlwaysAccept(), draft_tokens=3, kv_blocks=1000, stop_s=20.0)
-    assert run.serving.paged.num_held == 2
-    run = SimRun("continuous", [request(0, prompt=20, output=20)], draws=AlwaysAccept(), draft_tokens=3, stop_s=27.0)
-    assert run.serving.paged.num_held == 3
-
-
-def test_asynchronous_scheduling_plans_a_step_ahead() -> None:
-    """Request 1 arrives in the first step; the second was planned at 0 s, so it joins the third."""
-    asked = [request(0, prompt=4, output=4), request(1, arrival_s=1.0, prompt=4, output=1)]
-    run = autoregressive(asked, EngineLimits(async_scheduling=True))
-    assert steps(run) == [
-        (0.0, 0, 0, ((4, 0),)),
-        (5.0, 1, 1, ()),
-        (10.0, 1, 1, ((4, 0),)),
-        (15.0, 1, 1, ()),
-    ]
-    assert (asked[1].queued_s, asked[1].first_token_s) == (5.0, 15.0)
 
 
 def test_a_request_preempted_under_way_keeps_the_token_of_its_last_step() -> None:
@@ -158,12 +129,6 @@ def test_a_request_preempted_under_way_keeps_the_token_of_its_last_step() -> Non
     assert [r.num_preemptions for r in asked] == [0, 1]
 
 
-def test_an_ngram_draft_takes_host_time_and_no_pass_of_a_model() -> None:
-    limits = EngineLimits(method=Method.NGRAM)
-    run = SimRun("continuous", [request(0)], draws=AlwaysAccept(), limits=limits, draft_tokens=4)
-    assert [ticket.work.kind for ticket in run.tickets] == [Kind.STEP, Kind.HOST, Kind.STEP, Kind.HOST]
-
-
 @pytest.mark.parametrize("is_async", [False, True])
 def test_ngrams_are_looked_up_between_the_sampled_tokens_and_the_next_step(is_async: bool) -> None:
     """vLLM proposes after sampling: nothing hides the lookup, and a step with it is as long as the forecast says."""
@@ -180,13 +145,6 @@ def test_ngrams_are_looked_up_between_the_sampled_tokens_and_the_next_step(is_as
     assert middle[0].work.kind is Kind.STEP
     forecast = StepForecast(costs, limits, context_tokens, has_draft=True).round_s(4, 3)
     assert middle[2].issue_start_s - middle[0].issue_start_s == pytest.approx(forecast, rel=1e-6)
-
-
-def test_an_eagle_head_takes_every_verified_token_in_its_first_pass() -> None:
-    limits = EngineLimits(method=Method.EAGLE3)
-    run = SimRun("continuous", [request(0, output=9)], draws=AlwaysAccept(), limits=limits, draft_tokens=3)
-    drafts = [ticket.work for ticket in run.tickets if ticket.work.kind is Kind.DRAFT]
-    assert [(work.rows, work.row_tokens) for work in drafts] == [(1, 0), (1, 4), (1, 4)]
 
 
 @examples(4)

@@ -6,7 +6,7 @@ import pytest
 
 from sim.engine.kv import SpreadPool
 from sim.interface.work import Kind, Model
-from sim.policies.disaggregated import DraftPool, Pools
+from sim.policies.disaggregated import Pools
 from sim.policies.options import Batching, EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions
 from tests.sim.hosts.test_contract import outcome, requests
@@ -127,28 +127,6 @@ def test_a_request_lies_where_most_is_free_and_never_on_two_gpus() -> None:
     assert pool.reserve(third)
     assert pool.gpu_of(third) == 0
     assert pool.max_blocks == 4
-
-
-def test_a_pool_that_is_not_scaled_spreads_requests_over_all() -> None:
-    pool = DraftPool(2, is_scaled=False, requests_per_gpu=1, cooldown_s=0.0)
-    asked = [request(i) for i in range(3)]
-    assert [pool.join(each, 0.0) for each in asked] == [0, 1, 0]
-    assert pool.by_gpu(asked) == [(0, [asked[0], asked[2]]), (1, [asked[1]])]
-
-
-def test_a_scaled_pool_waits_between_two_changes() -> None:
-    """One request per GPU, ten seconds of cool-down: the second GPU comes at once, the third after ten seconds."""
-    pool = DraftPool(3, is_scaled=True, requests_per_gpu=1, cooldown_s=10.0)
-    for index, now_s in enumerate((0.0, 1.0, 2.0, 11.5)):
-        pool.join(request(index), now_s)
-    assert pool.changes == [(0.0, 1), (1.0, 2), (11.5, 3)]
-
-
-def test_requests_that_end_with_their_prompt_leave_their_draft_gpu() -> None:
-    """One at a time: each finds both draft GPUs empty, and takes the first."""
-    asked = [request(index, arrival_s=100.0 * index, output=1) for index in range(3)]
-    found = SimRun("disaggregated", asked, options=PolicyOptions(poll_s=0.0, pools=Pools(draft=2)))
-    assert {ticket.stream.name for ticket in found.tickets if ticket.work.model is Model.DRAFT} == {"draft0"}
 
 
 def test_requests_that_end_with_a_round_leave_their_draft_gpu() -> None:

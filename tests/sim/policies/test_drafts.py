@@ -181,18 +181,11 @@ def test_the_choice_serves_as_the_better_fixed_model_at_either_end_of_the_load(c
     ("changes", "wanted"),
     [
         ({"policy": "continuous"}, "policy 'continuous' has one draft model"),
-        ({"policy": "pipelined"}, "policy 'pipelined' has one draft model"),
         ({"speculation.controller": "feedback"}, "each has a length of its own"),
         (
             {"speculation.drafts": [{"draft": "llama-3.2-1b", "acceptance": "iid:0.5"}]},
             "128256 tokens in its vocabulary",
         ),
-        ({"speculation.drafts": [{"draft": PAIR.replace("h100", "a100"), "acceptance": "iid:0.5"}]}, "is of a100-sxm"),
-        (
-            {"speculation.drafts": [{"draft": "h100-sxm/llama-2-7b", "acceptance": "iid:0.5"}]},
-            "want a profile llama-2-7b",
-        ),
-        ({"speculation.drafts": [{"draft": "llama-68m", "acceptance": "iid:2"}]}, "iid rate=2.0 must be"),
     ],
 )
 def test_what_cannot_draft_beside_others_is_refused(changes: dict[str, Any], wanted: str) -> None:

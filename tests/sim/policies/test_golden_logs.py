@@ -11,8 +11,6 @@ import pytest
 
 from sim.costs.cost import Demands
 from sim.devices.contention import Contention
-from sim.interface.work import Kind
-from sim.policies.options import EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.devices.test_partition import LINEAR
@@ -133,66 +131,6 @@ def test_lanes_on_shares_neither_help_nor_disturb_each_other(
         (40.0, 40.0 + sum(round_s)),
         (80.0, 80.0 + sum(round_s)),
     ]
-
-
-def test_pdv_verifies_together_what_was_drafted_meanwhile() -> None:
-    """Prefills of 0.5 s (two models) end at 1, 2 and 3 s, drafts of 2 s at 3, 5 and 7 s; verify runs 3-8 and 8-13 s."""
-    costs = ConstantCosts(device_s={**SECONDS, Kind.PREFILL: 0.5}, demand=Demands(0.0, 0.0))
-    requests = [request(i, output=6) for i in range(3)]
-    options = PolicyOptions(poll_s=0.0, decode_batch=1)
-    run = SimRun("pdv", requests, draws=AlwaysAccept(), options=options, costs=costs)
-    assert [work for work in run.works if work[3] == "verify"] == [
-        (3.0, 8.0, "verify", "verify", (0,)),
-        (8.0, 13.0, "verify", "verify", (1, 2)),
-    ]
-
-
-def test_continuous_splits_a_prompt_over_the_budget_left_by_verify_rows() -> None:
-    """Budget 12: request 0 verifies with 5 tokens, so request 1's prompt of 10 comes as 2, 7 and 1.
-
-    Step 1 has 10 tokens of request 0 and 2 of request 1; step 2 verifies 5 and computes 7; step 3 5 and 1.
-    """
-    run = SimRun(
-        "continuous",
-        [request(0, output=30), request(1, output=2)],
-        draws=AlwaysAccept(),
-        limits=EngineLimits(max_num_batched_tokens=12),
-    )
-    steps = [t.work for t in run.tickets if t.work.kind == "step"]
-    assert [(work.row_tokens, work.chunks) for work in steps[:4]] == [
-        (0, ((10, 0), (2, 0))),
-        (5, ((7, 2),)),
-        (5, ((1, 9),)),
-        (10, ()),
-    ]
-
-
-def test_a_draft_is_cut_where_the_budget_ends() -> None:
-    """Budget 7 and two rows of 5: the second verifies its first drafted token only."""
-    run = SimRun(
-        "continuous",
-        [request(i, prompt=2, output=40) for i in range(2)],
-        draws=AlwaysAccept(),
-        limits=EngineLimits(max_num_batched_tokens=7),
-    )
-    steps = [t.work for t in run.tickets if t.work.kind == "step"]
-    assert steps[1].rows == 2
-    assert steps[1].row_tokens == 7
-    first, second = run.serving.requests
-    assert first.drafted_tokens > second.drafted_tokens
-
-
-def test_an_engine_that_reforwards_runs_the_target_twice_per_round() -> None:
-    run = SimRun("pd", [request(0)], draws=AlwaysAccept(), options=PolicyOptions(poll_s=0.0, kv=KvMode.REFORWARD))
-    assert [work[3] for work in run.works] == ["prefill", "prefill", "draft", "verify", "prefill"]
-    assert run.tickets[-1].work.row_tokens == 5
-
-
-def test_an_engine_without_kv_recomputes_the_whole_sequence() -> None:
-    run = SimRun("pd", [request(0)], draws=AlwaysAccept(), options=PolicyOptions(poll_s=0.0, kv=KvMode.NONE))
-    drafts = [t.work.chunks for t in run.tickets if t.work.kind == "draft"]
-    assert drafts == [((11, 0),), ((12, 0),), ((13, 0),), ((14, 0),)]
-    assert [t.work.chunks for t in run.tickets if t.work.kind == "verify"] == [((15, 0),)]
 
 
 def test_an_idle_worker_wakes_on_its_own_polling_grid() -> None:

@@ -6,8 +6,6 @@ but where a test says so.
 
 from __future__ import annotations
 
-import pytest
-
 from sim.costs.cost import Demands
 from sim.devices.contention import Contention, Regime
 from sim.interface.work import Kind
@@ -149,20 +147,6 @@ def test_the_controller_hears_how_long_a_draft_took_and_who_waits_for_verify() -
     drafts = NotedController(4, 4)
     run_pdv(8, drafts=drafts)
     assert drafts.drafts == [(2.0, 0), (2.0, 0), (2.0, 1), (2.0, 1), (2.0, 2), (2.0, 2), (2.0, 3), (2.0, 3)]
-
-
-def test_the_controller_hears_the_whole_of_an_atomic_round() -> None:
-    drafts = NotedController(4, 4)
-    run_pdv(1, output=11, drafts=drafts)
-    assert drafts.drafts == [(7.0, 0), (7.0, 0)]
-
-
-@pytest.mark.parametrize("num_requests", [1, 2])
-def test_a_draft_has_the_controllers_present_length(num_requests: int) -> None:
-    drafts = NotedController(2, 4)
-    run = run_pdv(num_requests, drafts=drafts)
-    assert {ticket.work.draft_tokens for ticket in run.tickets if ticket.work.kind is Kind.DRAFT} == {2}
-    assert set(drafts.rounds) == {(2, 2)}
 
 
 def test_accepted_tokens_are_run_again_on_the_verify_stream() -> None:

@@ -16,7 +16,6 @@ from sim.interface.work import Kind
 from sim.policies.disaggregated import Pools
 from sim.policies.options import EngineLimits, KvMode
 from sim.policies.registry import POLICIES, PolicyOptions
-from sim.run.limits import draft_slots
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, SimRun, request
 
@@ -53,12 +52,6 @@ def test_a_round_waits_for_what_was_accepted_alone(limits: EngineLimits, rounds:
     from 26 s on, waits for the host until 29 s; both works of the second were planned 11 s before, at 23 s."""
     run = served("pd", [request(0, output=11)], 3.0, limits=limits)
     assert rounds_of(run) == rounds
-
-
-def test_both_works_of_a_round_are_planned_when_the_round_before_is_submitted() -> None:
-    run = served("pd", [request(0, output=16)], 3.0)
-    assert ahead(run, Kind.DRAFT) == [0.0, 11.0, 7.0]
-    assert ahead(run, Kind.VERIFY) == [0.0, 11.0, 7.0]
 
 
 def test_a_verify_beside_drafts_of_other_gpus_is_planned_with_them() -> None:
@@ -173,9 +166,3 @@ def test_mean_latency_does_not_fall_with_the_time_that_a_work_takes_to_prepare(p
     for values in means.values():
         assert all(low <= 1.02 * high for low, high in pairwise(values)), values
     assert all(hidden < paid for paid, hidden in zip(means[False][2:], means[True][2:], strict=True)), means
-
-
-def test_a_planned_round_has_room_for_its_drafts() -> None:
-    """The round under way may end the output, and the one behind it is planned all the same."""
-    slots = [draft_slots(POLICIES["pd"], 3, is_async=is_async) for is_async in (False, True)]
-    assert slots == [4, 7]

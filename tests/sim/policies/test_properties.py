@@ -64,6 +64,24 @@ def build(rows: list, *, prefix: str = "r", has_priorities: bool = False) -> lis
     ]
 
 
+def assert_lazy_is_plain(rows: list, limits: EngineLimits, *, has_priorities: bool = False, **more: Any) -> SimRun:
+    """The run whose rows are totals, which decides as the plain loop does."""
+    plain, lazy = (
+        SimRun(
+            "continuous",
+            build(rows, has_priorities=has_priorities),
+            costs=COSTS,
+            draws=KeyedDraws(),
+            limits=limits,
+            is_totals=is_totals,
+            **more,
+        )
+        for is_totals in (False, True)
+    )
+    _assert_same_decisions(lazy, plain)
+    return lazy
+
+
 def outcome(run: SimRun) -> list:
     return [
         (
@@ -172,21 +190,8 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
         batch_wait_steps=batch_wait_steps,
         batch_wait_ratio=batch_wait_ratio,
     )
-    plain, lazy = (
-        SimRun(
-            "continuous",
-            build(rows),
-            costs=COSTS,
-            draws=KeyedDraws(),
-            limits=limits,
-            draft_tokens=draft_tokens,
-            kv_blocks=kv_blocks if mixes_prompts else kv_blocks + 9 * 6,
-            max_concurrency=max_concurrency,
-            is_totals=is_totals,
-        )
-        for is_totals in (False, True)
-    )
-    _assert_same_decisions(lazy, plain)
+    memory = {"kv_blocks": kv_blocks if mixes_prompts else kv_blocks + 9 * 6, "max_concurrency": max_concurrency}
+    assert_lazy_is_plain(rows, limits, draft_tokens=draft_tokens, **memory)
 
 
 @examples(5)
@@ -230,24 +235,9 @@ def test_lazy_accounting_hands_over_while_memory_is_short(
         no_evict=no_evict,
         whole_prompts=whole_prompts,
     )
-    plain, lazy = (
-        SimRun(
-            "continuous",
-            build(rows, has_priorities=has_priorities),
-            costs=COSTS,
-            draws=KeyedDraws(),
-            limits=limits,
-            draft_tokens=draft_tokens,
-            kv_blocks=kv_blocks,
-            block_size=block_size,
-            num_warmups=num_warmups,
-            is_totals=is_totals,
-        )
-        for is_totals in (False, True)
-    )
-    _assert_same_decisions(lazy, plain)
-    assert [r.num_preemptions for r in lazy.serving.requests] == [r.num_preemptions for r in plain.serving.requests]
-    assert not (no_evict and any(r.num_preemptions for r in plain.serving.requests))
+    memory = {"kv_blocks": kv_blocks, "block_size": block_size, "num_warmups": num_warmups}
+    lazy = assert_lazy_is_plain(rows, limits, has_priorities=has_priorities, draft_tokens=draft_tokens, **memory)
+    assert not (no_evict and any(r.num_preemptions for r in lazy.serving.requests))
     assert lazy.serving.paged.num_held == 0
 
 
@@ -267,21 +257,7 @@ def test_lazy_accounting_hands_a_step_under_way_over_with_its_tables_as_they_wer
     """Rows that must end hold their blocks while the next step is planned, first chunks have no look-ahead slots, rows
     in their first round hold what they began with: of thousands of random cases, these show it."""
     limits = EngineLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, async_scheduling=True)
-    plain, lazy = (
-        SimRun(
-            "continuous",
-            build(rows),
-            costs=COSTS,
-            draws=KeyedDraws(),
-            limits=limits,
-            draft_tokens=draft_tokens,
-            kv_blocks=kv_blocks,
-            block_size=block_size,
-            is_totals=is_totals,
-        )
-        for is_totals in (False, True)
-    )
-    _assert_same_decisions(lazy, plain)
+    assert_lazy_is_plain(rows, limits, draft_tokens=draft_tokens, kv_blocks=kv_blocks, block_size=block_size)
 
 
 @given(rows=asked, length=st.integers(0, 3), spare_blocks=st.integers(0, 8), is_async=st.booleans())
@@ -292,26 +268,14 @@ def test_lazy_accounting_of_a_table_of_one_length_makes_the_decisions_of_the_pla
     slots = (3 if is_async else 2) * 3 + 1
     kv_blocks = -(-max(prompt + output + slots for _, prompt, output in rows) // 4) + 4 * spare_blocks
     limits = EngineLimits(max_num_seqs=5, max_num_batched_tokens=40, async_scheduling=is_async)
-    plain, lazy = (
-        SimRun(
-            "continuous",
-            build(rows),
-            costs=COSTS,
-            draws=KeyedDraws(),
-            limits=limits,
-            controller=ByBatch(((1, 9, length),), 3),
-            kv_blocks=kv_blocks,
-            block_size=4,
-            is_totals=is_totals,
-        )
-        for is_totals in (False, True)
-    )
-    _assert_same_decisions(lazy, plain)
+    table = ByBatch(((1, 9, length),), 3)
+    assert_lazy_is_plain(rows, limits, controller=table, kv_blocks=kv_blocks, block_size=4)
 
 
 def _assert_same_decisions(lazy: SimRun, plain: SimRun) -> None:
     for ours, theirs in zip(outcome(lazy), outcome(plain), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9)
+    assert [r.num_preemptions for r in lazy.serving.requests] == [r.num_preemptions for r in plain.serving.requests]
     shapes = [
         [
             (t.work.kind, t.work.rows, t.work.row_tokens, t.work.context_tokens, t.work.chunks, t.work.head_rows)
@@ -324,8 +288,7 @@ def _assert_same_decisions(lazy: SimRun, plain: SimRun) -> None:
     assert shapes[0] == shapes[1]
     assert [work[2:] for work in lazy.works] == [work[2:] for work in plain.works]
     end_s = plain.host.now_s
-    for gauge in ("queue",):
-        assert getattr(lazy.serving, gauge).mean(end_s) == pytest.approx(getattr(plain.serving, gauge).mean(end_s))
+    assert lazy.serving.queue.mean(end_s) == pytest.approx(plain.serving.queue.mean(end_s))
     assert lazy.serving.kv.held.mean(end_s) == pytest.approx(plain.serving.kv.held.mean(end_s))
     assert lazy.serving.kv.held.peak == plain.serving.kv.held.peak
     assert _expanded(lazy) == pytest.approx(_expanded(plain), abs=1e-9)
@@ -355,13 +318,6 @@ def test_a_closed_loop_never_has_more_in_flight_than_its_limit(policy: str, rows
     for _, change in sorted(events):
         in_flight += change
         assert in_flight <= max_concurrency
-
-
-def test_a_run_that_is_stopped_leaves_its_requests_censored() -> None:
-    run = SimRun("pd", build([(0.0, 5, 20), (0.0, 5, 20)]), stop_s=25.0)
-    assert run.host.now_s == 25.0
-    assert not run.serving.is_all_finished
-    assert any(not request.is_finished for request in run.serving.requests)
 
 
 def test_every_policy_faces_the_same_luck() -> None:

@@ -123,17 +123,6 @@ def test_a_prompt_of_whole_pieces_has_no_empty_one() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("batch", "draft_tokens", "num_rows"),
-    [(None, 0, 8), (None, 1, 8), (None, 2, 6), (None, 19, 1), (None, 20, 1), (3, 0, 3), (30, 0, 8), (30, 4, 4)],
-)
-def test_a_lane_takes_what_it_is_told_and_the_engine_has_seats_and_tokens_for(
-    batch: int | None, draft_tokens: int, num_rows: int
-) -> None:
-    """8 seats; 20 tokens for the draft and one more of every row; at least one row, whatever its draft is."""
-    assert EngineLimits(max_num_seqs=8, max_num_batched_tokens=20).lane_batch(batch, draft_tokens) == num_rows
-
-
 @pytest.mark.parametrize("policy", ["baseline", "pd", "unified"])
 def test_without_speculation_a_round_is_a_plain_decode_and_the_draft_model_sees_no_prompt(policy: str) -> None:
     run = lone(policy, draft_tokens=0)
@@ -141,18 +130,6 @@ def test_without_speculation_a_round_is_a_plain_decode_and_the_draft_model_sees_
     assert shapes(run) == [PROMPT[0], *decodes]
     assert [ticket.start_s for ticket in run.tickets] == [0.0, *(10.0 + 5.0 * done for done in range(8))]
     assert run.serving.kv.held.peak == 10 + 8
-
-
-def test_without_speculation_nothing_runs_on_the_draft_stream() -> None:
-    assert {ticket.stream.name for ticket in lone("unified", draft_tokens=0).tickets} == {"prefill", "verify"}
-
-
-def test_a_draft_of_one_token_needs_the_draft_models_prefill() -> None:
-    assert shapes(lone(draft_tokens=1))[:4] == [
-        *PROMPT,
-        ("draft", "draft", 1, 1, 10, (), 1, 1),
-        ("verify", "target", 1, 2, 10, (), 2, 0),
-    ]
 
 
 @pytest.mark.parametrize("policy", ["pd", "unified"])
@@ -169,13 +146,6 @@ def test_while_a_round_is_in_flight_all_its_slots_are_held() -> None:
     """10 of the prompt and 5 in the first round, 15 and 5 in the second, of which 4 are kept each time."""
     assert lone(draws=AlwaysAccept()).serving.kv.held.peak == 20
     assert lone(draws=NeverAccept()).serving.kv.held.peak == 10 + 7 + 5
-
-
-def test_the_controller_hears_how_long_an_atomic_round_took() -> None:
-    """Prefilled in both models at 20 s; verify ends at 27 and 34 s."""
-    controller = NotedController(4, 4)
-    lone(controller=controller)
-    assert controller.drafts == [(7.0, 0), (7.0, 0)]
 
 
 @pytest.mark.parametrize("policy", ["pd", "unified"])

@@ -8,7 +8,7 @@ import pytest
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.costs.shapes import Experts, draft_model, dspark_drafter, mtp_layer
+from sim.costs.shapes import draft_model
 from sim.interface.work import Chunk, Kind, Work
 from sim.policies.continuous.plan import draft_of
 from sim.policies.options import Method
@@ -66,13 +66,6 @@ def test_every_further_token_of_an_mtp_layer_is_one_pass_of_it() -> None:
     assert further_s == pytest.approx(passes.cost(one).device_s, rel=1e-6)
 
 
-def test_an_mtp_layer_is_one_of_the_targets_kind_and_shares_its_head() -> None:
-    sparse = msgspec.structs.replace(PAIR.target, experts=Experts(num=8, per_token=2, intermediate=64, dense_layers=1))
-    layer = mtp_layer(sparse)
-    assert layer.experts == Experts(num=8, per_token=2, intermediate=64)
-    assert layer.params == layer.layer_weights + 2 * sparse.hidden**2
-
-
 def test_a_parallel_drafter_takes_one_pass_whatever_the_draft_length() -> None:
     pair = load("h100-sxm/llama-3.1-8b+llama-3.2-1b")
     one_s, many_s = (seconds(pair, Method.PARALLEL, draft_tokens) for draft_tokens in (1, 7))
@@ -103,9 +96,3 @@ def test_the_context_of_a_drafter_with_windows_ends_to_cost_more_at_its_window()
         return costs.cost(draft_of(Method.DSPARK, 8, 8, 8 * context, (), 3)).device_s
 
     assert at(1000) < at(2048) == at(9000)
-
-
-def test_a_dspark_drafter_has_layers_and_fusion_and_no_head_of_its_own() -> None:
-    drafter = dspark_drafter(PAIR.target)
-    assert drafter.params == 5 * drafter.layer_weights + 6 * drafter.hidden**2
-    assert drafter.is_plain

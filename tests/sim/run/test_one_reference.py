@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from sim.compare.side_by_side import compare
 from sim.costs.profile_files import load
 from sim.metrics.summary import summarise
 from sim.policies.options import Method
-from sim.run.resolve import resolve, resolve_all
+from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 
@@ -63,16 +61,3 @@ def test_async_scheduling_that_is_given_holds_for_policies_with_and_without_draf
     )
     for policy in given.policy:
         assert simulate(resolve(given, load(PROFILES[0]), policy), 0).is_async is is_async
-
-
-def test_each_policy_of_a_comparison_runs_as_it_does_alone() -> None:
-    together = scenario(PROFILES[0], num_speculative_tokens=4)
-    engine = msgspec.structs.replace(together.engine, name="vllm-0.24")
-    together = msgspec.structs.replace(together, policy=("autoregressive", "continuous", "pd"), engine=engine)
-    profile = load(PROFILES[0])
-    found = {run["policy"]: run for run in compare(resolve_all(together, profile), workers=1).runs}
-    for policy in together.policy:
-        alone = compare(resolve_all(msgspec.structs.replace(together, policy=(policy,)), profile), workers=1)
-        assert alone.runs[0]["mean_e2el_ms"] == found[policy]["mean_e2el_ms"]
-    assert found["autoregressive"]["async_scheduling"]
-    assert not found["continuous"]["async_scheduling"]

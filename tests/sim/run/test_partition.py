@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
 from typing import Any
@@ -82,35 +81,17 @@ def test_deferred_prompts_begin_and_join_where_a_round_ends(
     assert [request_.first_token_s for request_ in run.serving.requests[1:]] == join_s
 
 
-def test_shares_that_hold_only_together_are_never_worse_than_always() -> None:
-    found = compare(resolve_all(scenario("pd", HALVES, num_prompts=60, request_rate=12), load(PAIR)), workers=1)
-    together = HALVES | {"only_together": True}
-    other = compare(resolve_all(scenario("pd", together, num_prompts=60, request_rate=12), load(PAIR)), workers=1)
-    ours, theirs = other.policies[0].mean["mean_e2el_ms"], found.policies[0].mean["mean_e2el_ms"]
-    assert ours is not None
-    assert theirs is not None
-    assert ours < theirs
-    assert other.runs[0]["partition"] == together
-    assert "pd: prefill 0.5, decode 0.5 while several lanes have work" in notes(other)
-
-
 @pytest.mark.parametrize(
     ("policy", "partition", "message"),
     [
         ("pd", {"prefil": 0.4}, "unknown lane of pd 'prefil'; did you mean 'prefill'"),
         ("unified", HALVES, r"unknown lane of unified 'decode' \(known: prefill, draft, verify\)"),
-        (["continuous", "unified"], HALVES, "unknown lane of unified 'decode'"),
         ("pd", {"prefill": 0.4, "decode": 0.7}, "shares sum to 1.1, want at most 1: prefill 0.4, decode 0.7"),
-        ("pd", {"prefill": 0.0}, "share of 'prefill': 0.0 must be above 0 and at most 1"),
         ("pd", {}, "partition={}: want a share by lane, above 0 and at most 1"),
         ("pd", "best", "partition='best': want a share by lane"),
-        ("pd", 0.4, "partition: expected"),
-        ("pd", {"only_together": True}, "partition={'only_together': True}: want a share by lane"),
         ("unified", {"prefill": 0.5, "deferred": True}, "partition.deferred: one worker runs the lanes of 'unified'"),
         ("pd", HALVES | {"deferred": 1.0}, "only_together and deferred as true or false"),
-        ("pd", HALVES | {"only_together": 1.0}, "only_together and deferred as true or false"),
         ("pd", {"prefill": True}, "partition={'prefill': True}: want a share by lane, above 0 and at most 1"),
-        (["continuous"], HALVES | {"only_together": True}, "no lanes to give shares in continuous"),
         ("pdv", HALVES, "leaves nothing for verify of 'pdv'"),
         (["continuous", "baseline"], "auto", "no lanes to give shares in continuous, baseline; .* pd, pdv, unified"),
     ],
@@ -292,9 +273,3 @@ def test_auto_is_the_best_of_plain_streams_and_of_both_kinds_of_shares_in_steps_
     assert found[0] is None
     assert isinstance(found[1], dict)
     assert "deferred" not in found[1]
-
-
-def test_a_partition_reads_from_files_and_flags() -> None:
-    assert Scenario.of(profile=PAIR, policy="pd", **{"policy_options.partition.prefill": 0.25}).policy_options == (
-        replace(Scenario.of(profile=PAIR, policy="pd").policy_options, partition={"prefill": 0.25})
-    )

@@ -115,18 +115,3 @@ def test_one_resolved_scenario_serves_any_number_of_runs(policy: str) -> None:
     for seed in (2, 1, 2):
         record = simulate(one, seed)
         assert [r.last_token_s for r in record.requests] == [r.last_token_s for r in alone[seed - 1].requests]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"engine": "vllm-0.2"}, "did you mean 'vllm-0.24'"),
-        ({"engine.max_num_batched_tokens": 4}, "no room to verify"),
-        ({"engine.gpu_memory_utilization": 0.1}, "leave no room for KV"),
-        ({"speculation.drafts": [{"draft": "llama-2-7", "acceptance": "iid:.5"}]}, "llama-2-7"),
-        ({"policy_options.partition": {"prefil": 0.4}}, "did you mean 'prefill'"),
-    ],
-)
-def test_what_cannot_be_is_refused_as_it_is_resolved(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        resolve(scenario("pd", **changes), load(PAIR), "pd")

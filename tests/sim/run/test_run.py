@@ -148,12 +148,6 @@ def test_without_drafts_an_acceptance_length_says_nothing() -> None:
     resolve_all(scenario, load(scenario.profile))
 
 
-def test_an_eagle_head_drafts_for_continuous_only() -> None:
-    scenario = parse_scenario({"profile": "h100-sxm/llama-3.1-8b+eagle3", "policy": "pd"})
-    with pytest.raises(ValueError, match="continuous only"):
-        resolve_all(scenario, load(scenario.profile))
-
-
 @pytest.mark.parametrize(
     ("speculation", "num_models"),
     [({}, 2), ({"num_speculative_tokens": 0}, 1), ({"method": "ngram", "acceptance": "iid:0.3"}, 1)],

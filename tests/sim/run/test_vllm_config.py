@@ -37,11 +37,8 @@ def test_what_vllm_is_given_is_understood(text: str, block: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not valid JSON"),
-        ("[1]", "must be a JSON object, got list"),
         ('{"method": "eagle4", "num_speculative_tokens": 1}', "did you mean 'eagle'"),
         ('{"num_speculative_token": 1}', "did you mean 'num_speculative_tokens'"),
-        ('{"method": "medusa", "num_speculative_tokens": 1}', "unknown method of --speculative-config 'medusa'"),
         ('{"method": "mtp"}', "num_speculative_tokens is missing"),
     ],
 )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,26 +14,13 @@ from sim.cli.main import run
 from sim.run.scenario import Scenario
 from sim.workload.generate import TraceArrivals, Workload, arrival_times, build_requests
 from sim.workload.traces import rescaled
+from tests.sim.workload.conftest import Write
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
 2023-11-16 18:15:50.6805900,396,109
 2023-11-16 18:15:51.6805900,10,1
 """
-
-
-Write = Callable[..., str]
-"""Puts a text into a file (name optional) and returns its path."""
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def put(text: str, name: str = "trace.csv") -> str:
-        path = tmp_path / name
-        path.write_text(text)
-        return str(path)
-
-    return put
 
 
 def spec(path: str, **changes: Any) -> Workload:

@@ -139,12 +139,6 @@ def test_sessions_are_put_in_order_of_arrival_wherever_the_file_has_them(tmp_pat
     assert trace.prompt_tokens.tolist() == [600, 1030, 1540]
 
 
-def test_hashes_may_stand_for_other_blocks(tmp_path: Path) -> None:
-    row = {"timestamp": 0, "input_length": 40, "output_length": 3, "hash_ids": [1, 2, 3]}
-    path = put(tmp_path, "m.jsonl", lines([row, row]))
-    assert read_trace("mooncake", f"{path}#block_tokens=16").contents == ((0, 1), (0, 1))
-
-
 @pytest.mark.parametrize("name", ["guidellm", "aiperf", "inference-perf", "vllm-bench"])
 def test_requests_of_a_benchmark_are_put_in_order_of_arrival_and_failures_counted(tmp_path: Path, name: str) -> None:
     trace = read_trace(name, put(tmp_path, *SAMPLES[name]))
@@ -242,13 +236,6 @@ def test_check_names_format_span_rate_and_lengths(tmp_path: Path, name: str) -> 
     kind, content = check_file(Path(put(tmp_path, *SAMPLES[name])))
     assert kind == CHECKED[name][0]
     assert CHECKED[name][1] in content
-
-
-def test_a_trace_without_times_is_checked_too(tmp_path: Path) -> None:
-    """As ServeGen's offline traces are."""
-    rows = [{"request_id": 0, "type": "text", "input_length": 61, "output_length": 23, "duration": 140}]
-    kind, content = check_file(Path(put(tmp_path, "trace_d.jsonl", lines(rows))))
-    assert (kind, content) == ("trace (jsonl)", "1 requests without times, 61 in, 23 out")
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -19,7 +19,6 @@ from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from sim.studies.attainment import highest_load
 from sim.studies.plan.candidate_ranking import Candidate, first_pass
-from sim.studies.plan.search import plan
 from sim.studies.serve_commands import checking_lines
 from sim.studies.tune import concurrencies_of
 from sim.workload.generate import TraceArrivals, Workload, build_requests
@@ -121,11 +120,6 @@ def capacity(given: Scenario) -> Capacity:
     return Saturation(resolve(given, load(given.profile), "autoregressive")).capacity
 
 
-def test_capacity_is_that_of_the_answers_that_are_served(tmp_path: Path) -> None:
-    rates = [capacity(scenario(**lengths)) for lengths in (CUT, SENT_CUT)]
-    assert rates[0] == rates[1]
-
-
 def test_capacity_counts_the_requests_that_are_sent(tmp_path: Path) -> None:
     """A third of them takes nothing."""
     (sent, _), (served, _) = (capacity(scenario(**mixed(tmp_path, rejected))) for rejected in (True, False))
@@ -141,18 +135,6 @@ def test_the_load_of_a_trace_is_of_the_requests_that_are_sent(tmp_path: Path) ->
         resolved = resolve(given, load(PROFILE), "autoregressive")
         found = load_of(resolved, Saturation(resolved), is_in_doubt=False, arrivals_s=arrivals_s)
         assert found.rate_per_s == pytest.approx(1.0, rel=0.01)
-
-
-def test_the_highest_load_its_tokens_and_their_price_are_those_of_the_answers_that_are_served() -> None:
-    price = Price.of_text("3.6/gpu-h")
-    cut, sent_cut = (
-        highest_load(scenario(**lengths, **SLO), load(PROFILE), draws=0, price=price, is_brief=True, workers=1).highest[
-            0
-        ]
-        for lengths in (CUT, SENT_CUT)
-    )
-    assert cut == sent_cut
-    assert cut.usd_per_million_tokens == pytest.approx(1e6 * 3.6 / 3600.0 / (100 * (cut.load or 0.0)))
 
 
 def test_tokens_and_prices_of_a_rate_are_of_the_requests_among_it_that_are_served(tmp_path: Path) -> None:
@@ -172,14 +154,6 @@ def test_tokens_and_prices_of_a_rate_are_of_the_requests_among_it_that_are_serve
     assert sent.load == pytest.approx(1.5 * (served.load or 0.0))
     assert sent.output_tokens_per_s == pytest.approx(served.output_tokens_per_s)
     assert sent.usd_per_million_tokens == pytest.approx(served.usd_per_million_tokens)
-
-
-def test_a_plan_is_that_of_the_answers_that_are_served() -> None:
-    rows = [
-        plan(scenario(policy="continuous", **lengths, **SLO), [Candidate(PROFILE, load(PROFILE))], draws=2, workers=1)
-        for lengths in (CUT, SENT_CUT)
-    ]
-    assert rows[0].deployments == rows[1].deployments
 
 
 def test_a_first_pass_rates_a_candidate_by_the_requests_that_are_sent(tmp_path: Path) -> None:

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sim.workload.traces import read_trace
-
-Write = Callable[..., str]
-"""Puts a text into a file (name optional) and returns its path."""
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def put(text: str, name: str = "trace.csv") -> str:
-        path = tmp_path / name
-        path.write_text(text)
-        return str(path)
-
-    return put
+from tests.sim.workload.conftest import Write
 
 
 def test_sharegpt_lengths_may_stand_in_the_file(write: Write) -> None:
@@ -57,13 +44,8 @@ def test_sharegpt_texts_are_counted_by_a_local_tokenizer(write: Write, tmp_path:
     ("text", "message"),
     [
         ("", "not valid JSON"),
-        ('[{"prompt_tokens": 5, "outp', "not valid JSON: unterminated string"),
-        ("{}", "want a non-empty JSON list"),
-        ("[3]", "entry 1: want an object, got int"),
         ('[{"prompt_tokens": 5}]', "entry 1: output_tokens=None must be"),
-        ('[{"conversations": 5}]', "entry 1: want prompt_tokens and output_tokens, or a list"),
         ('[{"conversations": [1, 2]}]', "entry 1: its first two turns must have a text"),
-        ('[{"conversations": []}]', "no conversation of at least two turns"),
     ],
 )
 def test_a_bad_sharegpt_file_names_the_entry(write: Write, text: str, message: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from sim.cli.main import run
 from sim.workload.generate import Workload, build_requests
 from sim.workload.traces import read_trace
+from tests.sim.workload.conftest import Write
 
 DATA = Path(__file__).parents[4] / "shared/data/traces"
 needs_traces = pytest.mark.skipif(not DATA.is_dir(), reason="the recorded traces are absent")
@@ -22,20 +22,6 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:50.6805900,396,109
 2023-11-16 18:15:51.6805900,10,1
 """
-
-
-Write = Callable[..., str]
-"""Puts a text into a file (name optional) and returns its path."""
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def put(text: str, name: str = "trace.csv") -> str:
-        path = tmp_path / name
-        path.write_text(text)
-        return str(path)
-
-    return put
 
 
 def test_azure_rows_become_requests(write: Write) -> None:
@@ -65,7 +51,6 @@ def test_more_prompts_than_rows_is_an_error(write: Write) -> None:
     ("text", "message"),
     [
         ("", "is empty; want a header line"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests in it"),
         ("TIMESTAMP,ContextToken,GeneratedTokens\n", "line 1: no column 'ContextTokens'; did you mean 'ContextToken'?"),
         (AZURE + "2023-11-16 18:15:52,18\n", "line 5: 2 fields, and the header has 3"),
         (AZURE + "2023-11-16 18:15:52,ten,4\n", "line 5: ContextTokens='ten' must be a whole number of tokens"),
@@ -73,11 +58,8 @@ def test_more_prompts_than_rows_is_an_error(write: Write) -> None:
             AZURE + "2023-11-16 18:15:52,0,4\n",
             "line 5: ContextTokens='0' must be a whole number of tokens, 1 to 1000000000",
         ),
-        (AZURE + "2023-11-16 18:15:52,5,-4\n", "line 5: GeneratedTokens='-4' must be"),
-        (AZURE + "2023-11-16 18:15:52,5,\n", "line 5: GeneratedTokens='' must be"),
         (AZURE + "2023-11-16 18:15:50,5,4\n", "line 5: arrival is 1.68059 s before the row above"),
         (AZURE + "yesterday,5,4\n", "line 5: TIMESTAMP='yesterday' must be an ISO 8601 date and time"),
-        (AZURE + '"2023-11-16,5,4\n', "line 5: not valid CSV"),
     ],
 )
 def test_a_bad_azure_file_names_file_line_and_field(write: Write, text: str, message: str) -> None:
@@ -122,7 +104,6 @@ def test_mooncake_csv_says_nothing_of_what_prompts_share(write: Write) -> None:
     ("line", "message"),
     [
         ('{"timestamp": 1, "input_length": 5', "line 2: not valid JSON"),
-        ("[1, 2]", "line 2: want an object"),
         (
             '{"timestamp": 1, "input_len": 5, "output_length": 5, "hash_ids": []}',
             "no field 'input_length'; did you mean",
@@ -133,7 +114,6 @@ def test_mooncake_csv_says_nothing_of_what_prompts_share(write: Write) -> None:
         ),
         ('{"timestamp": NaN, "input_length": 5, "output_length": 5, "hash_ids": []}', "'timestamp' NaN is no number"),
         ('{"timestamp": 1, "input_length": 5.5, "output_length": 5, "hash_ids": []}', "input_length=5.5 must be"),
-        ('{"timestamp": 1, "input_length": true, "output_length": 5, "hash_ids": []}', "input_length=True must be"),
         ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": ["a"]}', "hash_ids=['a'] must be a list"),
         (
             '{"timestamp": -1, "input_length": 5, "output_length": 5, "hash_ids": []}',
@@ -171,14 +151,6 @@ def test_a_column_that_ends_in_its_unit_needs_no_other_word(write: Write) -> Non
     assert trace.arrival_s.tolist() == pytest.approx([0.0, 0.25])
 
 
-def test_default_columns_need_no_map(write: Write) -> None:
-    first = '{"arrival_s": 0, "prompt_tokens": 5, "output_tokens": 2}\n'
-    second = '{"arrival_s": 1.5, "prompt_tokens": 6, "output_tokens": 3}\n'
-    trace = read_trace("jsonl", write(first + second, "t.jsonl"))
-    assert trace.arrival_s.tolist() == [0.0, 1.5]
-    assert trace.output_tokens.tolist() == [2, 3]
-
-
 def test_sessions_share_the_conversation_so_far(write: Write) -> None:
     text = "arrival_s,prompt_tokens,output_tokens,chat\n0,10,5,a\n1,20,5,b\n2,30,5,a\n3,12,5,a\n"
     trace = read_trace("csv", write(text) + "#session=chat")
@@ -190,8 +162,6 @@ def test_sessions_share_the_conversation_so_far(write: Write) -> None:
     [
         ("arival=x", "unknown trace option 'arival'; did you mean 'arrival'?"),
         ("arrival=when", "does not end in its unit; add unit="),
-        ("arrival=when,unit=min", "unknown unit of arrivals 'min'"),
-        ("prompt=", "prompt= must name a column"),
         ("prompt=inn", "no column 'inn'"),
     ],
 )
@@ -199,11 +169,6 @@ def test_a_bad_column_map_is_one_line(write: Write, options: str, message: str) 
     with pytest.raises(ValueError) as caught:
         read_trace("csv", write("arrival_s,in,output_tokens\n0,1,1\n") + f"#{options}")
     assert message in str(caught.value)
-
-
-def test_an_unknown_format_gets_a_suggestion() -> None:
-    with pytest.raises(ValueError, match="did you mean 'mooncake'"):
-        read_trace("moonkake", "x")
 
 
 @needs_traces
