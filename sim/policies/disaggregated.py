@@ -34,7 +34,7 @@ LINK = "link"
 """The device between the GPUs of a replica."""
 
 
-class Pools(msgspec.Struct, frozen=True, kw_only=True):
+class DevicePools(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs of a replica, and what joins them."""
 
     prefill: Annotated[int, Bounds(1, 10_000)] = 1
@@ -60,14 +60,14 @@ class Pools(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"policy_options.pools.link: {error}") from None
 
 
-ONE_EACH = Pools()
+ONE_EACH = DevicePools()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PooledOptions(LaneOptions):
     """Options of `disaggregated` and `pipelined`."""
 
-    pools: Pools = ONE_EACH
+    pools: DevicePools = ONE_EACH
 
 
 class DraftPool:

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from sim.workload.content import MOONCAKE_BLOCK_TOKENS, Chains, listed, whole_blocks
 from sim.workload.trace_files import (
     MAX_TOKENS,
-    Columns,
     Row,
+    TraceColumns,
     TraceRow,
     collect,
     json_objects,
@@ -40,7 +40,7 @@ SPELLINGS = {
 
 def mooncake_rows(
     path: str, options: dict[str, str], most: int | None, engine_block_tokens: int
-) -> tuple[Columns, int]:
+) -> tuple[TraceColumns, int]:
     """The first `most` requests, and the tokens behind one id of content."""
     if (turns := options.get("turns", TURNS[0])) not in TURNS:
         raise ValueError(f"trace {path!r}: turns={turns!r} must be {' or '.join(TURNS)}")

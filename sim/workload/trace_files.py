@@ -42,7 +42,7 @@ class TraceRow(NamedTuple):
     """Ids of its whole blocks (sim.workload.content); empty where the file does not tell."""
 
 
-class Columns:
+class TraceColumns:
     """Requests of a file column by column: a million without content take about 40 MB."""
 
     def __init__(self) -> None:
@@ -66,10 +66,10 @@ class Columns:
         self.ids.append(row.id)
         self.contents.append(row.content)
 
-    def by_arrival(self, most: int | None) -> Columns:
+    def by_arrival(self, most: int | None) -> TraceColumns:
         """The first `most` in order of arrival; of equal ones in order of the file."""
         order = sorted(range(len(self)), key=self.arrival_s.__getitem__) if self.arrival_s else range(len(self))
-        ordered = Columns()
+        ordered = TraceColumns()
         ordered.num_failed = self.num_failed
         for index in order[:most]:
             ordered.add(
@@ -163,12 +163,12 @@ def json_objects(
 
 def collect(
     path: str, rows: Iterable[tuple[str, TraceRow | None]], most: int | None, *, is_in_order: bool = True
-) -> Columns:
+) -> TraceColumns:
     """The first `most` of `rows`, each with the words that say where it stands; None = a request that failed.
 
     Rows must come in order of arrival, unless `is_in_order` is False: then all are read, and put in order.
     """
-    columns = Columns()
+    columns = TraceColumns()
     first_s = newest_s = None
     for where, row in rows:
         if row is None:

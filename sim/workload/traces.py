@@ -45,8 +45,8 @@ from sim.workload.mooncake import MOONCAKE_OPTIONS, mooncake_rows
 from sim.workload.sharegpt import conversations
 from sim.workload.trace_files import (
     UNITS_S,
-    Columns,
     Row,
+    TraceColumns,
     TraceRow,
     collect,
     column_names,
@@ -330,7 +330,7 @@ def _mapped_row(columns: ColumnMap, content_tokens: int) -> Callable[[Row, str],
     return read
 
 
-def _to_trace(path: str, rows: Columns, content_tokens: int) -> Trace:
+def _to_trace(path: str, rows: TraceColumns, content_tokens: int) -> Trace:
     arrival_s = None
     if rows.arrival_s:
         arrival_s = np.array(rows.arrival_s)

@@ -40,10 +40,10 @@ from sim.interface.work import Work
 from sim.policies.continuous.apart import Apart
 from sim.policies.continuous.plan import (
     NGRAM,
-    Load,
     Partial,
     PromptPlan,
     Step,
+    StepLoad,
     begin_step,
     commit_step,
     draft_work,
@@ -106,7 +106,7 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
 
 def _submit(
     serving: Serving,
-    load: Load,
+    load: StepLoad,
     stream: Stream,
     limits: EngineLimits,
     draft_tokens: int,
@@ -278,7 +278,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
         started_s = host.now_s
         is_apart = bool(chunks) and not limits.mixes_prompts
         num_going = 0 if is_apart else num_rows
-        load = Load(
+        load = StepLoad(
             num_going,
             num_going * tokens_per_row,
             0 if is_apart else rows.context_tokens,

@@ -340,7 +340,7 @@ def _admit(serving: Serving, max_tokens: int, lookahead: int, first: FirstChunk)
 # -- works
 
 
-class Load(NamedTuple):
+class StepLoad(NamedTuple):
     """A step in numbers, and the requests that its works name."""
 
     num_rows: int
@@ -357,14 +357,14 @@ class Load(NamedTuple):
     """Longest draft that its rows verify."""
 
 
-def load_of(step: Step) -> Load:
+def load_of(step: Step) -> StepLoad:
     context_tokens = sum([request.context_tokens for request in step.rows])
     completed, rows, row_tokens = step.completed, step.rows, step.row_tokens
     longest = max(row_tokens, default=1) - 1
-    return Load(len(rows), sum(row_tokens), context_tokens, step.chunks, step.prompts, completed, rows, longest)
+    return StepLoad(len(rows), sum(row_tokens), context_tokens, step.chunks, step.prompts, completed, rows, longest)
 
 
-def step_work(load: Load, ahead_s: float, group_tokens: int = 0) -> Work:
+def step_work(load: StepLoad, ahead_s: float, group_tokens: int = 0) -> Work:
     """The target pass, which could be prepared for `ahead_s`, among `group_tokens` of all ranks."""
     return Work(
         kind=STEP,
@@ -379,7 +379,7 @@ def step_work(load: Load, ahead_s: float, group_tokens: int = 0) -> Work:
     )
 
 
-def draft_work(load: Load, draft_tokens: int, method: Method) -> Work:
+def draft_work(load: StepLoad, draft_tokens: int, method: Method) -> Work:
     """Drafts for every row that sampled in this step, and the draft model's share of the prefill; a draft of 0 tokens
     only brings the draft model's KV up to date."""
     completed = load.completed
@@ -393,7 +393,7 @@ def draft_work(load: Load, draft_tokens: int, method: Method) -> Work:
     return draft_of(method, num_rows, load.row_tokens, context_tokens, load.chunks, draft_tokens, requests)
 
 
-def later_drafts(load: Load, ahead_s: float) -> Work:
+def later_drafts(load: StepLoad, ahead_s: float) -> Work:
     """All passes of its rows' drafts but the first, which ended the step before; prepared for `ahead_s`."""
     return Work(
         kind=DRAFT,

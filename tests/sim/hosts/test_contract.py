@@ -9,7 +9,7 @@ import pytest
 
 from sim.costs.cost import Demands
 from sim.interface.work import Work
-from sim.policies.disaggregated import Pools
+from sim.policies.disaggregated import DevicePools
 from sim.policies.options import BatchBy, Batching, EngineLimits, KvMode
 from sim.policies.registry import POLICIES, PolicyOptions
 from tests.sim.constant_costs import ConstantCosts
@@ -53,8 +53,8 @@ VARIANTS = (
     ("pdv", {"hybrid_requests": 0, "batch_by": BatchBy.QUEUE}),
     ("adaptive", {"adaptive_table": ((1, "pd"), (3, "unified")), "hysteresis": 0.2}),
     ("adaptive", {"adaptive_table": ((1, "pdv"), (2, "baseline"), (4, "pd")), "pipelined": False}),
-    ("disaggregated", {"pools": Pools(prefill=2, decode=3)}),
-    ("disaggregated", {"pools": Pools(draft=2, draft_autoscale=1)}),
+    ("disaggregated", {"pools": DevicePools(prefill=2, decode=3)}),
+    ("disaggregated", {"pools": DevicePools(draft=2, draft_autoscale=1)}),
     ("pdv", {"hybrid_requests": 3, "stream_priorities": "preemptive"}),
 )
 """Options that change what a policy does beside those above."""

@@ -6,7 +6,7 @@ import pytest
 
 from sim.engine.kv import SpreadPool
 from sim.interface.work import Kind, Model
-from sim.policies.disaggregated import Pools
+from sim.policies.disaggregated import DevicePools, DraftPool
 from sim.policies.options import Batching, EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions
 from tests.sim.hosts.test_contract import outcome, requests
@@ -46,7 +46,7 @@ def test_a_prompt_is_computed_here_sent_and_decoded_there_while_the_next_one_is_
 
 def test_several_gpus_of_a_kind_work_side_by_side_and_a_request_stays_where_its_room_is() -> None:
     """Two prompts at once; the one link takes their KV one after the other."""
-    found = run(pools=Pools(prefill=2, decode=2))
+    found = run(pools=DevicePools(prefill=2, decode=2))
     copies = [work[:2] for work in found.works if work[3] == "copy"]
     assert copies == [(20.0, 21.0), (21.0, 22.0)]
     verified = {work[2]: work[4] for work in found.works if work[3] == "verify"}
@@ -55,7 +55,7 @@ def test_several_gpus_of_a_kind_work_side_by_side_and_a_request_stays_where_its_
 
 
 def test_a_draft_model_on_its_own_gpu_prefills_there_and_only_the_targets_kv_is_sent() -> None:
-    found = run(1, pools=Pools(draft=1))
+    found = run(1, pools=DevicePools(draft=1))
     assert sorted(found.works) == sorted(
         [
             (0.0, 10.0, "prefill0", "prefill", (0,)),
@@ -68,7 +68,7 @@ def test_a_draft_model_on_its_own_gpu_prefills_there_and_only_the_targets_kv_is_
 
 
 def test_drafts_of_one_batch_run_side_by_side_where_their_kv_is() -> None:
-    found = run(2, output=11, pools=Pools(prefill=2, draft=2))
+    found = run(2, output=11, pools=DevicePools(prefill=2, draft=2))
     drafts = {work[2] for work in found.works if work[3] == "draft"}
     assert drafts == {"draft0", "draft1"}
     verified = [work[4] for work in found.works if work[3] == "verify"]
@@ -83,7 +83,7 @@ def test_on_one_tape_every_token_is_that_of_the_colocated_run(
 ) -> None:
     """Tokens, rounds and accepted drafts of every request, as under pd; only the times are others."""
     prefill, decode, draft = gpus
-    apart = PolicyOptions(batching=batching, kv=kv, pools=Pools(prefill=prefill, decode=decode, draft=draft))
+    apart = PolicyOptions(batching=batching, kv=kv, pools=DevicePools(prefill=prefill, decode=decode, draft=draft))
     ours = SimRun("disaggregated", requests(), options=apart)
     theirs = SimRun("pd", requests(), options=PolicyOptions(batching=batching, kv=kv))
     tokens = [[(row[0], *row[3:]) for row in outcome(each.serving.requests)] for each in (ours, theirs)]
@@ -106,7 +106,7 @@ def test_every_gpu_seats_as_many_as_the_engine_allows() -> None:
     found = SimRun(
         "disaggregated",
         [request(i, output=40) for i in range(6)],
-        options=PolicyOptions(poll_s=0.0, pools=Pools(prefill=6, decode=2)),
+        options=PolicyOptions(poll_s=0.0, pools=DevicePools(prefill=6, decode=2)),
         limits=EngineLimits(max_num_seqs=2),
     )
     first = sorted(r.scheduled_s for r in found.serving.requests)
@@ -129,7 +129,15 @@ def test_a_request_lies_where_most_is_free_and_never_on_two_gpus() -> None:
     assert pool.max_blocks == 4
 
 
+def test_a_scaled_pool_waits_between_two_changes() -> None:
+    """One request per GPU, ten seconds of cool-down: the second GPU comes at once, the third after ten seconds."""
+    pool = DraftPool(3, is_scaled=True, requests_per_gpu=1, cooldown_s=10.0)
+    for index, now_s in enumerate((0.0, 1.0, 2.0, 11.5)):
+        pool.join(request(index), now_s)
+    assert pool.changes == [(0.0, 1), (1.0, 2), (11.5, 3)]
+
+
 def test_requests_that_end_with_a_round_leave_their_draft_gpu() -> None:
     asked = [request(index, arrival_s=100.0 * index) for index in range(3)]
-    found = SimRun("disaggregated", asked, options=PolicyOptions(poll_s=0.0, pools=Pools(draft=2)))
+    found = SimRun("disaggregated", asked, options=PolicyOptions(poll_s=0.0, pools=DevicePools(draft=2)))
     assert {ticket.stream.name for ticket in found.tickets if ticket.work.model is Model.DRAFT} == {"draft0"}

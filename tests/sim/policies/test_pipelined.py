@@ -10,7 +10,7 @@ import pytest
 from sim.costs.cost import Demands
 from sim.costs.profile_files import load
 from sim.interface.work import Kind
-from sim.policies.disaggregated import Pools
+from sim.policies.disaggregated import DevicePools
 from sim.policies.options import EngineLimits
 from sim.policies.registry import PolicyOptions
 from sim.run.resolve import resolve, resolve_all
@@ -86,7 +86,7 @@ def test_a_hit_waits_for_its_window() -> None:
 
 
 def test_the_draft_model_may_have_a_gpu_of_its_own_and_prefills_there() -> None:
-    found = run(9, pools=Pools(draft=1))
+    found = run(9, pools=DevicePools(draft=1))
     places = {(ticket.stream.name, ticket.work.model.value, ticket.stream.device) for ticket in found.tickets}
     assert places == {("prefill", "target", 0), ("draft", "draft", 1), ("verify", "target", 0)}
     assert min(ticket.start_s for ticket in found.tickets if ticket.stream.device == 1) == 0.0
@@ -96,7 +96,7 @@ def test_the_draft_model_may_have_a_gpu_of_its_own_and_prefills_there() -> None:
 def test_until_the_draft_model_knows_a_prompt_the_target_decodes_it_alone() -> None:
     """The draft GPU is busy with a window of 0 from 20 to 32 s and comes to the prompt of 2 then; the target has
     computed that by 30 s."""
-    found = run(40, 40, 9, draft_s=12.0, pools=Pools(draft=1))
+    found = run(40, 40, 9, draft_s=12.0, pools=DevicePools(draft=1))
     known_s = max(work[1] for work in found.works if work[2:] == ("draft", "prefill", (2,)))
     assert known_s == 42.0
     assert min(work[0] for work in found.works if work[3] == "verify" and 2 in work[4]) < known_s

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sim.costs.cost import Demands
 from sim.interface.work import Kind
-from sim.policies.disaggregated import Pools
+from sim.policies.disaggregated import DevicePools
 from sim.policies.options import EngineLimits, KvMode
 from sim.policies.registry import POLICIES, PolicyOptions
 from tests.sim.constant_costs import ConstantCosts
@@ -55,7 +55,7 @@ def test_a_round_waits_for_what_was_accepted_alone(limits: EngineLimits, rounds:
 
 
 def test_a_verify_beside_drafts_of_other_gpus_is_planned_with_them() -> None:
-    run = served("disaggregated", [request(0, output=16)], 3.0, pools=Pools(draft=1))
+    run = served("disaggregated", [request(0, output=16)], 3.0, pools=DevicePools(draft=1))
     assert ahead(run, Kind.VERIFY)[1:] == ahead(run, Kind.DRAFT)[1:] == [10.0, 7.0]
 
 
@@ -71,7 +71,7 @@ def test_the_next_prompt_is_prepared_while_one_runs() -> None:
     """Prompts at 0, 1 and 50 s, 4 s each to prepare: the second runs at 14 s, 14 s after the first was submitted; the
     third comes to an idle lane."""
     asked = [request(i, arrival_s=arrival_s, output=1) for i, arrival_s in enumerate((0.0, 1.0, 50.0))]
-    run = served("disaggregated", asked, 4.0, pools=Pools(draft=1))
+    run = served("disaggregated", asked, 4.0, pools=DevicePools(draft=1))
     prompts = [ticket for ticket in run.tickets if ticket.stream.name == "prefill0"]
     assert [ticket.work.ahead_s for ticket in prompts] == [0.0, 13.0, 0.0]
     assert [(ticket.start_s, ticket.end_s) for ticket in prompts] == [(4.0, 14.0), (14.0, 24.0), (54.0, 64.0)]
