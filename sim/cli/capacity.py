@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from sim.cli.console import claim, progress, say_trace, write_json
+from sim.cli.console import claim, progress, say_trace, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Rate, Share, Verbose, command
 from sim.cli.options import MaxNumSeqs, ServedFlags, gather, inputs_of
 
@@ -56,9 +56,4 @@ def capacity_command(flags: CapacityFlags) -> None:
             draws=flags.draws,
             on_done=on_step,
         )
-    if write_json(flags.json, result.plain):
-        from rich.console import Console
-
-        from sim.report.say import print_answer
-
-        print_answer(Console(), result, is_verbose=flags.verbose)
+    show(flags.json, result, is_verbose=flags.verbose)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sim.files.json_values import Json
+    from sim.studies.answer import Stated
     from sim.workload.generate import Workload
 
 OnStep = Callable[[str, int, int], None]
@@ -161,6 +162,16 @@ def write_text(path: str, text: str) -> None:
         sys.stdout.write(text)
     else:
         write.write_text(Path(path), text)
+
+
+def show(path: str | None, answer: Stated, *, is_verbose: bool = False) -> None:
+    """The answer as JSON where a path was named, and in words unless that is stdout."""
+    if write_json(path, answer.plain):
+        from rich.console import Console
+
+        from sim.report.say import print_answer
+
+        print_answer(Console(), answer, is_verbose=is_verbose)
 
 
 def write_json(path: str | None, result: Mapping[str, Json]) -> bool:

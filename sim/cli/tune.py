@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from sim.cli.console import claim, progress, say_trace, write_json
+from sim.cli.console import claim, progress, say_trace, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, command
 from sim.cli.options import ServedFlags, gather, inputs_of, listed
 
@@ -60,12 +60,7 @@ def tune_command(flags: TuneFlags) -> None:
     contexts = listed("--contexts", flags.contexts, _tokens, "token counts with commas, such as 1k,8k,32k")
     with progress() as on_step:
         result = _answer(scenario, flags, contexts, lengths, {"concurrencies": concurrencies, "on_done": on_step})
-    if write_json(flags.json, result.plain):
-        from rich.console import Console
-
-        from sim.report.say import print_answer
-
-        print_answer(Console(), result, is_verbose=flags.verbose)
+    show(flags.json, result, is_verbose=flags.verbose)
 
 
 WHOLE = "whole numbers with commas, such as 0,1,3"

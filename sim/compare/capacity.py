@@ -16,8 +16,9 @@ from sim.draws import child_seed
 from sim.interface.request import Request
 from sim.metrics.load import Load, Verdict, judge, saturated_throughput, trace_rate
 from sim.run.resolve import Resolved
-from sim.run.scenario import Goodput, Window
+from sim.run.scenario import Window
 from sim.run.simulate import simulate
+from sim.workload.classes import Goodput
 from sim.workload.generate import TraceArrivals, at_most, is_trace
 
 GENERATIONS = 6

@@ -35,7 +35,7 @@ from sim.plugins import shown
 from sim.policies.options import CHUNK, Method
 from sim.policies.registry import PolicyOptions
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
-from sim.workload.classes import SloClass, check_classes
+from sim.workload.classes import Goodput, SloClass, check_classes
 from sim.workload.generate import AUTO, TIMED_TRACES, Workload
 from sim.workload.sessions import Sharing
 
@@ -244,25 +244,6 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_bounds("window", self)
-
-
-class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """SLOs a request must meet to count as good, milliseconds; null = no bound."""
-
-    ttft_ms: Annotated[float | None, Bounds(0, 1e12, is_open=True)] = None
-    """Time to the first token."""
-    tpot_ms: Annotated[float | None, Bounds(0, 1e12, is_open=True)] = None
-    """Time per further token."""
-    e2el_ms: Annotated[float | None, Bounds(0, 1e12, is_open=True)] = None
-    """Time from arrival to last token."""
-
-    def __post_init__(self) -> None:
-        check_bounds("goodput", self)
-
-    @property
-    def bounds_ms(self) -> dict[str, float | None]:
-        """The bound of each metric, `ttft_ms` and so on."""
-        return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):

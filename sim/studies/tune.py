@@ -27,7 +27,7 @@ from sim.files.json_values import Json
 from sim.metrics.summary import Run, number
 from sim.names import in_words
 from sim.run.resolve import Resolved, resolve_all, with_keys
-from sim.run.scenario import Goodput, Scenario, to_plain
+from sim.run.scenario import Scenario, to_plain
 from sim.studies.answer import Answer, Stated
 from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers, seeds_of
 from sim.studies.evidence import asked_of, evidence
@@ -48,6 +48,7 @@ from sim.studies.length_choice import (
     tuned_points,
 )
 from sim.studies.serve_commands import ServeLines, deployment
+from sim.workload.classes import Goodput
 from sim.workload.generate import TraceArrivals, at_most
 
 REQUESTS_PER_SLOT, MIN_REQUESTS = 8, 48

@@ -8,17 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
+from sim.bounds import Bounds, check_bounds
 from sim.interface.request import Request
 
 CLASS_KEY = 5
 """Child of the seed that classes are drawn from."""
 
 
-class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Goodput(msgspec.Struct, frozen=True, kw_only=True):
+    """SLOs a request must meet to count as good, milliseconds; null = no bound."""
+
+    ttft_ms: Annotated[float | None, Bounds(0, 1e12, is_open=True)] = None
+    """Time to the first token."""
+    tpot_ms: Annotated[float | None, Bounds(0, 1e12, is_open=True)] = None
+    """Time per further token."""
+    e2el_ms: Annotated[float | None, Bounds(0, 1e12, is_open=True)] = None
+    """Time from arrival to last token."""
+
+    def __post_init__(self) -> None:
+        check_bounds("goodput", self)
+
+    @property
+    def bounds_ms(self) -> dict[str, float | None]:
+        """The bound of each metric, `ttft_ms` and so on."""
+        return {name: getattr(self, name) for name in Goodput.__struct_fields__}
+
+
+class SloClass(Goodput, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Some share of the requests, their priority and their SLOs, milliseconds; null = no bound.
 
     >>> SloClass(name="chat", share=0.3, priority=1, ttft_ms=500.0).bounds_ms
@@ -26,25 +47,13 @@ class SloClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     name: str
-    share: float
+    share: Annotated[float, Bounds(0, 1, is_open=True)]
     """Share of the requests; all shares sum to 1."""
     priority: int = 0
     """Higher ones wait ahead of lower ones for admission."""
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2el_ms: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.share <= 1.0:
-            raise ValueError(f"slo_classes: share={self.share!r} of {self.name!r} must be above 0 and at most 1")
-        for field, value in self.bounds_ms.items():
-            if value is not None and not value > 0.0:
-                raise ValueError(f"slo_classes: {field}={value!r} of {self.name!r} must be above 0, or null")
-
-    @property
-    def bounds_ms(self) -> dict[str, float | None]:
-        """Bounds by metric, `ttft_ms` and so on."""
-        return {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2el_ms": self.e2el_ms}
+        check_bounds(f"slo_classes.{self.name}", self)
 
 
 def check_classes(classes: Sequence[SloClass]) -> None:

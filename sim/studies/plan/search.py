@@ -31,7 +31,7 @@ from sim.engine.fleet import Routing
 from sim.metrics.summary import number
 from sim.run.limits import limits_of, served_by
 from sim.run.resolve import resolve, with_keys
-from sim.run.scenario import Goodput, Scenario, parse_scenario, to_plain
+from sim.run.scenario import Scenario, parse_scenario, to_plain
 from sim.studies.answer import Answer, Stated
 from sim.studies.attainment import DEFAULT_SHARE, Attainment, highest_load
 from sim.studies.cost_draws import DEFAULT_DRAWS, covers, with_times
@@ -40,6 +40,7 @@ from sim.studies.load_search import REQUESTS, with_length
 from sim.studies.plan.candidate_ranking import POLICY, Candidate, Ranked, Refused, cost, first_pass
 from sim.studies.serve_commands import VLLM, checking_lines, deployment, server_of
 from sim.studies.tune import Tuning, has_slo, tune
+from sim.workload.classes import Goodput
 
 ROWS = 5
 REFINED, MARGIN = 3, 1.3

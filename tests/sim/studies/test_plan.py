@@ -15,10 +15,11 @@ from sim.costs.datasheets import POWER
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.report.say import draft_lengths, print_answer
-from sim.run.scenario import Goodput, Scenario
+from sim.run.scenario import Scenario
 from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, first_pass
 from sim.studies.plan.search import Rental, plan, with_world
 from sim.studies.tune import TunedPoint
+from sim.workload.classes import Goodput
 
 ONE, FOUR = "h100-sxm/qwen3-32b", "h100-sxm/qwen3-32b-tp2"
 PAIR = "h200-sxm/llama-3.1-8b+eagle3"

@@ -84,7 +84,7 @@ def test_without_classes_nothing_changes_and_the_key_is_empty() -> None:
     [
         ([CHAT], "shares sum to 0.25, want 1"),
         ([CHAT, {**CHAT, "share": 0.75}], "chat, chat names one twice"),
-        ([{"name": "x", "share": 1.0, "ttft_ms": -1.0}], "ttft_ms=-1.0 of 'x' must be above 0, or null"),
+        ([{"name": "x", "share": 1.0, "ttft_ms": -1.0}], "slo_classes.x.ttft_ms=-1.0 must be above 0"),
     ],
 )
 def test_classes_that_make_no_sense_are_refused(classes: list[dict[str, Any]], wanted: str) -> None:
