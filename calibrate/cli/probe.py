@@ -159,7 +159,7 @@ def _keeping(measured: Path, url: str, again: str, rounds: int) -> Iterator[Call
 def _fit(profile: Profile, served: Sequence[ServedLevel], flags: ProbeFlags) -> None:
     """Fit the levels but the middle one, predict that, and write and print what comes of it."""
     from calibrate.cli.production import advice, plain, show
-    from calibrate.judge.cells import Setup
+    from calibrate.judge.cells import CellSetup
     from calibrate.server.engine_fit import fit_served, predicted
     from sim.cli.console import write_json
 
@@ -168,7 +168,7 @@ def _fit(profile: Profile, served: Sequence[ServedLevel], flags: ProbeFlags) -> 
         "max_num_seqs": flags.max_num_seqs,
         "max_num_batched_tokens": flags.max_num_batched_tokens,
     }
-    setup = Setup(engine={name: value for name, value in engine.items() if value is not None}, warmup_waves=1)
+    setup = CellSetup(engine={name: value for name, value in engine.items() if value is not None}, warmup_waves=1)
     held = served[len(served) // 2]
     fitted = fit_served(profile, [each for each in served if each is not held], setup)
     errors_pct = predicted(fitted, held, setup)

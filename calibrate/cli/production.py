@@ -49,7 +49,7 @@ class ProductionFlags(Struct, frozen=True, kw_only=True):
 def production_command(flags: ProductionFlags) -> None:
     """Fit the engine's constants and read the acceptance from a server that runs: two looks at /metrics, results of its
     benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too."""
-    from calibrate.judge.cells import Setup
+    from calibrate.judge.cells import CellSetup
     from calibrate.server.engine_fit import fit_served
     from sim.cli.console import progress, write_json
     from sim.costs.profile_files import load
@@ -62,7 +62,7 @@ def production_command(flags: ProductionFlags) -> None:
     engine = {} if flags.engine is None else {"name": flags.engine}
     with progress() as on_step:
         on_step("fitting", 0, 1)
-        production = fit_served(profile, served, Setup(engine=engine))
+        production = fit_served(profile, served, CellSetup(engine=engine))
     if out is not None:
         save(production.profile, out)
     ending = advice(production, flags.profile, out)

@@ -48,14 +48,14 @@ def cells_command(flags: CellsFlags) -> None:
     concurrency and lengths), the speed-up in output_throughput is compared, too.
     """
     from calibrate.judge.cell_table import parse_columns, read_cells, read_request_list
-    from calibrate.judge.cells import FIGURE, Setup, draw_cells, judge_cells, result_of
+    from calibrate.judge.cells import FIGURE, CellSetup, draw_cells, judge_cells, result_of
     from sim.costs.profile_files import load
 
     check_outputs(flags, [flags.path, flags.requests, flags.profile, flags.engine], [FIGURE])
     raw = set_up(flags, flags.max_num_seqs, flags.max_num_batched_tokens)
     if foreign := sorted(set(raw) - {"engine", "workload", "speculation", "seed"}):
         raise ValueError(f"--set {foreign[0]}: want a key of engine, workload or speculation; the table has the rest")
-    setup = Setup(
+    setup = CellSetup(
         engine=raw["engine"],
         workload=raw.get("workload", {}),
         speculation=raw.get("speculation", {}),

@@ -45,7 +45,7 @@ SHOWN = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class CellSetup:
     """Settings that hold for all cells of a table."""
 
     engine: Mapping[str, Json]
@@ -85,7 +85,7 @@ class Speedup(TypedDict):
     error_pct: float
 
 
-def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
+def scenario_of(cell: Cell, profile: Profile, setup: CellSetup) -> Scenario:
     """The loop of `cell`. Raises ValueError."""
     k = cell.num_speculative_tokens
     limits = {name: getattr(cell, name) for name in ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks")}
@@ -120,7 +120,7 @@ def scenario_of(cell: Cell, profile: Profile, setup: Setup) -> Scenario:
     )
 
 
-def simulate_cell(cell: Cell, profile: Profile, setup: Setup) -> dict[str, float]:
+def simulate_cell(cell: Cell, profile: Profile, setup: CellSetup) -> dict[str, float]:
     """The metrics of the simulated cell that are defined (sim.metrics.summary). Raises ValueError."""
     scenario = scenario_of(cell, profile, setup)
     requests = _requests(cell, num_requests(scenario.workload), scenario.seed, setup)
@@ -137,7 +137,7 @@ def _with_spread(acceptance: str, spread: float | None) -> str:
     return acceptance if spread is None or "~" in acceptance else f"{acceptance}~{spread!r}"
 
 
-def _requests(cell: Cell, num_prompts: int, seed: int, setup: Setup) -> list[Request] | None:
+def _requests(cell: Cell, num_prompts: int, seed: int, setup: CellSetup) -> list[Request] | None:
     """The list's, over and over, or those whose outputs vary; None where all are alike."""
     if setup.requests:
         lengths = islice(cycle(setup.requests), num_prompts)
@@ -165,7 +165,7 @@ def varied_requests(cell: Cell, num_prompts: int, seed: int) -> list[Request]:
 def judge_cells(
     table: CellTable,
     profile: Profile,
-    setup: Setup,
+    setup: CellSetup,
     on_cell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[JudgedCell]:
     """Every cell beside its simulation; `on_cell` hears how many of how many are done. Cells that differ in what was
@@ -237,7 +237,7 @@ def _pair_key(cell: Cell) -> PairKey:
     return label, cell.concurrency, cell.input_len, cell.output_len
 
 
-def result_of(table: CellTable, judged: Sequence[JudgedCell], profile: Profile, setup: Setup) -> dict[str, Any]:
+def result_of(table: CellTable, judged: Sequence[JudgedCell], profile: Profile, setup: CellSetup) -> dict[str, Any]:
     """The JSON of `validate cells`."""
     pairs = speedups(judged)
     notes = [f"columns that mean nothing here: {', '.join(table.unused)}"] if table.unused else []
@@ -268,7 +268,7 @@ def result_of(table: CellTable, judged: Sequence[JudgedCell], profile: Profile, 
     }
 
 
-def _plain(each: JudgedCell, profile: Profile, setup: Setup) -> dict[str, Json]:
+def _plain(each: JudgedCell, profile: Profile, setup: CellSetup) -> dict[str, Json]:
     cell = each.cell
     scenario = scenario_of(cell, profile, setup)
     return {

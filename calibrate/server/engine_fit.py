@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from calibrate.judge.cell import MEASURED, Cell
-from calibrate.judge.cells import Setup, scenario_of, simulate_cell
+from calibrate.judge.cells import CellSetup, scenario_of, simulate_cell
 from calibrate.judge.fit_cells import (
     NORMAL_95,
     Fitted,
@@ -123,7 +123,7 @@ class Seen(NamedTuple):
     """Levels as closed loops, how they are simulated, and the noise of what each stage is fitted on."""
 
     cells: Sequence[Cell]
-    setup: Setup
+    setup: CellSetup
     noises: tuple[float, float]
 
     @property
@@ -151,12 +151,12 @@ class Seen(NamedTuple):
             raise ValueError(f"{cell.label}: {error}") from None
 
     def is_async(self, profile: Profile) -> bool:
-        """How the engine would serve the largest load by itself."""
+        """Scheduling of the largest load by the engine itself."""
         largest = max(self.cells, key=lambda cell: cell.concurrency)
         return limits_of(scenario_of(largest, profile, self.setup), profile).async_scheduling
 
 
-def fit_served(profile: Profile, served: Sequence[ServedLevel], setup: Setup) -> Production:
+def fit_served(profile: Profile, served: Sequence[ServedLevel], setup: CellSetup) -> Production:
     """The profile with those of the engine's constants that the levels of the server can tell, and what is left of each
     level's error. Raises ValueError."""
     if not served:
@@ -338,7 +338,7 @@ def _frontend(profile: Profile, timed: Seen, near: Mapping[str, float]) -> Fitte
     return fit
 
 
-def predicted(production: Production, held_back: ServedLevel, setup: Setup) -> dict[str, float]:
+def predicted(production: Production, held_back: ServedLevel, setup: CellSetup) -> dict[str, float]:
     """Errors, percent by metric, at a level that no constant is of."""
     cell = cell_of(held_back, 1)
     return Seen([cell], setup, (0.0, 0.0)).errors_pct(cell, production.profile)

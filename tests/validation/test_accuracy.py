@@ -13,7 +13,7 @@ import pytest
 
 from calibrate.judge.cell import Cell, JudgedCell
 from calibrate.judge.cell_table import cells_of
-from calibrate.judge.cells import Setup, simulate_cell
+from calibrate.judge.cells import CellSetup, simulate_cell
 from calibrate.judge.fit_cells import with_constants
 from sim.costs.profile_files import load
 from sim.metrics.compared import compared
@@ -199,7 +199,7 @@ def made_up(data: Path, gap_s: float) -> list[dict[str, Any]]:
     columns = {"isl": "input_len", "osl": "output_len", "batch": "concurrency"}
     bare = [{columns[name]: value for name, value in point.items()} | {"tpot_ms": 1} for point in points]
     engine = {"name": "trtllm-1.0", "max_num_seqs": 512, "max_num_batched_tokens": 8192}
-    runs = [simulate_cell(cell, profile, Setup(engine=engine)) for cell in cells_of("made up", bare).cells]
+    runs = [simulate_cell(cell, profile, CellSetup(engine=engine)) for cell in cells_of("made up", bare).cells]
     kept = [
         {**point, "kind": "ours", "theirs_ms": run["mean_tpot_ms"]} for point, run in zip(points, runs, strict=True)
     ]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sim.costs.profile_files import changed, load, save_profile
-from validation.silicon.disaggregated import Pools, pools_of, raw_scenario
+from validation.silicon.disaggregated import RowPools, pools_of, raw_scenario
 from validation.silicon.served_cells import means
 
 POOLS = {
@@ -54,7 +54,7 @@ def test_all_that_decode_ranks_hold_is_in_flight_and_prefill_has_costs_of_its_ow
     for name, factor in (("same", 1.0), ("slow", 0.5)):
         gpu = msgspec.structs.replace(tiny.gpu, peak_flops=factor * tiny.gpu.peak_flops)
         path = save_profile(changed(tiny, gpu=gpu), tmp_path / f"{name}.json")
-        raw = raw_scenario(Pools(cell, cell, 1, 2), tiny.name, path)
+        raw = raw_scenario(RowPools(cell, cell, 1, 2), tiny.name, path)
         assert raw["workload"]["max_concurrency"] == 8
         figures.append(means(raw, tiny))
     fast, slow = figures

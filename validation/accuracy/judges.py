@@ -14,7 +14,7 @@ import numpy as np
 
 from calibrate.judge.cell import Cell, JudgedCell
 from calibrate.judge.cell_table import CellTable, read_request_list
-from calibrate.judge.cells import Setup, judge_cells
+from calibrate.judge.cells import CellSetup, judge_cells
 from calibrate.judge.vllm_runs import judge_run, scenario_of
 from sim.acceptance.forms import parse_quoted
 from sim.costs.compact_kernels import LinearPass
@@ -57,7 +57,7 @@ POWER_SHAPES = {
 
 def loops(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> list[JudgedCell]:
     """Closed and open loops."""
-    setup = Setup(
+    setup = CellSetup(
         engine=run.engine,
         workload=run.workload,
         waves=run.waves,

@@ -25,7 +25,7 @@ from typing import Any
 FOLDER = Path(__file__).parents[2] / "notebooks"
 CELL_LIMIT_S = 1800
 Notebook = dict[str, Any]
-"""As its file has it: `cells` and `metadata`."""
+"""Content of its file: `cells` and `metadata`."""
 
 
 def stamp(notebook: Notebook) -> dict[str, str]:

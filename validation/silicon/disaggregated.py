@@ -37,7 +37,7 @@ LOST_SEATS = 2
 SIZES = ("prefill_batch_size", "prefill_num_workers", "decode_batch_size", "decode_num_workers")
 
 
-class Pools(NamedTuple):
+class RowPools(NamedTuple):
     """One rank of each pool, as the cell of an aggregated row would have it, and the numbers of ranks."""
 
     prefill: Cell
@@ -46,7 +46,7 @@ class Pools(NamedTuple):
     decode_ranks: int
 
 
-def pools_of(row: Mapping[str, str]) -> Pools:
+def pools_of(row: Mapping[str, str]) -> RowPools:
     """Raises ValueError for a row that does not say how much is in flight, and for pipelines."""
     if not all(row[key] for key in SIZES):
         raise ValueError("the row has no batch sizes and workers")
@@ -54,7 +54,7 @@ def pools_of(row: Mapping[str, str]) -> Pools:
         raise ValueError("pipeline parallelism is not simulated")
     prefill, decode = (_rank_of(row, pool) for pool in ("prefill", "decode"))
     ranks = (int(float(row[f"{pool}_num_workers"])) for pool in ("prefill", "decode"))
-    return Pools(prefill, decode, *(count * cell.dp for count, cell in zip(ranks, (prefill, decode), strict=True)))
+    return RowPools(prefill, decode, *(count * cell.dp for count, cell in zip(ranks, (prefill, decode), strict=True)))
 
 
 def _rank_of(row: Mapping[str, str], pool: str) -> Cell:
@@ -66,7 +66,7 @@ def _rank_of(row: Mapping[str, str], pool: str) -> Cell:
     return msgspec.structs.replace(cell, tp=tp, ep=ep if ep > 1 else None, dp=dp, concurrency=concurrency)
 
 
-def raw_scenario(pools: Pools, profile: str, prefill: Path) -> dict[str, Any]:
+def raw_scenario(pools: RowPools, profile: str, prefill: Path) -> dict[str, Any]:
     """The row in the words of a scenario file; `prefill` is the file of the other pool's profile."""
     cell = pools.decode
     # Ranks hold the same number of requests, so that a part of the node with the same ratio of ranks does the same.
@@ -89,7 +89,7 @@ def raw_scenario(pools: Pools, profile: str, prefill: Path) -> dict[str, Any]:
     }
 
 
-def predicted(pools: Pools, folder: Path) -> dict[str, float]:
+def predicted(pools: RowPools, folder: Path) -> dict[str, float]:
     """Mean TPOT and TTFT, milliseconds. Raises ValueError for what the tables lack."""
     served, prefilling = (profile_of(cell)[0] for cell in (pools.decode, pools.prefill))
     return means(raw_scenario(pools, served.name, save_profile(prefilling, folder / "prefill.json")), served)

@@ -13,7 +13,7 @@ import pytest
 from calibrate.cli.validate_cells import cells_command
 from calibrate.judge.cell import MEASURED, Cell, JudgedCell, judged_errors
 from calibrate.judge.cell_table import read_cells
-from calibrate.judge.cells import Setup, scenario_of, simulate_cell, speedups, varied_requests
+from calibrate.judge.cells import CellSetup, scenario_of, simulate_cell, speedups, varied_requests
 from calibrate.judge.fit_cells import fit_constant
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -43,7 +43,7 @@ def measured(tmp_path: Path, profile: Profile, metrics: Sequence[str] = METRICS,
             for point in POINTS]  # fmt: skip
     bare = write_table(tmp_path / "bare.csv", [row | {"tpot_ms": 1} for row in rows])
     cells = read_cells(bare, {}).cells
-    found = [simulate_cell(cell, profile, Setup(engine={}, waves=waves)) for cell in cells]
+    found = [simulate_cell(cell, profile, CellSetup(engine={}, waves=waves)) for cell in cells]
     return write_table(
         tmp_path / "cells.csv",
         [row | {name: each[MEASURED[name]] for name in metrics} for row, each in zip(rows, found, strict=True)],
@@ -203,7 +203,7 @@ def test_the_words_of_other_tables_and_of_an_open_loop_are_read(tmp_path: Path) 
              "role": "fitted", "output_tokens_per_s": 90}]  # fmt: skip
     (cell,) = read_cells(write_table(tmp_path / "t.csv", rows), {}).cells
     assert (cell.num_speculative_tokens, cell.gpu, cell.measured) == (3, "H100", {"output_throughput": 90.0})
-    workload = scenario_of(cell, load(PAIR), Setup(engine={}, workload={"num_prompts": 40})).workload
+    workload = scenario_of(cell, load(PAIR), CellSetup(engine={}, workload={"num_prompts": 40})).workload
     assert (workload.request_rate, workload.max_concurrency, workload.num_prompts) == (2.5, None, 40)
     assert JudgedCell.beside(cell, {"output_throughput": 81.0}).is_fit
     assert judged_errors([JudgedCell.beside(cell, {"output_throughput": 81.0})], "output_throughput") == []
@@ -246,7 +246,7 @@ def test_listed_requests_are_served_in_whole_passes_and_cells_need_no_lengths(tm
 
 def test_a_cell_of_listed_requests_is_the_loop_over_exactly_them(tmp_path: Path) -> None:
     cells = read_cells(listed_table(tmp_path / "t.csv", num_prompts=6), {}, has_requests=True).cells
-    found = simulate_cell(cells[1], load(PAIR), Setup(engine={}, requests=LISTED))
+    found = simulate_cell(cells[1], load(PAIR), CellSetup(engine={}, requests=LISTED))
     in_order = [LISTED[index % 4] for index in range(6)]
     assert found["total_input_tokens"] == sum(prompt for prompt, _ in in_order)
     assert found["total_output_tokens"] == sum(output for _, output in in_order)
@@ -276,10 +276,10 @@ def test_a_spread_of_requests_widens_the_tail_and_leaves_what_says_its_own(tmp_p
     row = {"concurrency": 1, "input_len": 64, "output_len": 200, "num_prompts": 60, "num_speculative_tokens": 3}
     rows = [row | {"acceptance": spec, "tpot_p95_ms": 5} for spec in ("vllm:.54,.33,.21", "vllm:.54,.33,.21~0")]
     cells = read_cells(write_table(tmp_path / "t.csv", rows), {}).cells
-    spread = Setup(engine={}, acceptance_spread=1.3)
+    spread = CellSetup(engine={}, acceptance_spread=1.3)
     alike, unlike, own = (
         simulate_cell(cell, load(PAIR), setup)
-        for cell, setup in ((cells[0], Setup(engine={})), (cells[0], spread), (cells[1], spread))
+        for cell, setup in ((cells[0], CellSetup(engine={})), (cells[0], spread), (cells[1], spread))
     )
     assert unlike["mean_tpot_ms"] > alike["mean_tpot_ms"]
     assert unlike["p95_tpot_ms"] > 1.4 * alike["p95_tpot_ms"]

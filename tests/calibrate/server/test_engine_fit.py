@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from calibrate.cli.probe import probe_command
 from calibrate.cli.production import production_command
-from calibrate.judge.cells import Setup, simulate_cell
+from calibrate.judge.cells import CellSetup, simulate_cell
 from calibrate.server.engine_fit import Form, fit_served, tellable
 from calibrate.server.level_files import NEEDED, write_measured
 from calibrate.server.levels import Accepted, ServedLevel, cell_of
@@ -45,7 +45,7 @@ def results_of(folder: Path, levels: tuple[int, ...], *, drafts: bool) -> list[s
         asked = ServedLevel(
             source="x", concurrency=level, prompt_tokens=200, output_tokens=40, tpot_s=1.0, accepted=accepted
         )
-        found: dict[str, Any] = simulate_cell(cell_of(asked, 1), real(), Setup(engine={}))
+        found: dict[str, Any] = simulate_cell(cell_of(asked, 1), real(), CellSetup(engine={}))
         result = {key: found[key] for key in NEEDED} | {"max_concurrency": level}
         if drafts:
             result["spec_decode_per_position_acceptance_rates"] = list(RATES)
@@ -86,7 +86,7 @@ def test_constants_of_a_server_come_back_from_its_benchmarks(tmp_path: Path, dra
 def seen(concurrency: float, **shift_s: float) -> ServedLevel:
     """The server at a level; `ttft_s` and `tpot_s` are added to its times."""
     asked = ServedLevel(source="x", concurrency=concurrency, prompt_tokens=200, output_tokens=40, tpot_s=1.0)
-    found: dict[str, Any] = simulate_cell(cell_of(asked, 1), real(), Setup(engine={}))
+    found: dict[str, Any] = simulate_cell(cell_of(asked, 1), real(), CellSetup(engine={}))
     return msgspec.structs.replace(
         asked,
         ttft_s=found["mean_ttft_ms"] / 1e3 + shift_s.get("ttft_s", 0.0),
@@ -96,7 +96,7 @@ def seen(concurrency: float, **shift_s: float) -> ServedLevel:
 
 def test_whatever_a_first_token_waits_for_bends_no_step() -> None:
     levels = [seen(1), seen(4), seen(16, ttft_s=0.1)]
-    found = fit_served(bare(), levels, Setup(engine={}))
+    found = fit_served(bare(), levels, CellSetup(engine={}))
     assert found.fits[0].values_s == {
         "step_s": pytest.approx(1.5e-3, rel=0.02),
         "row_s": pytest.approx(4e-5, rel=0.02),
@@ -107,7 +107,7 @@ def test_whatever_a_first_token_waits_for_bends_no_step() -> None:
 def test_intervals_are_no_narrower_than_rounds_of_one_level_repeat() -> None:
     level, names = seen(4), ["step_s", "frontend_s"]
     levels = [level], [msgspec.structs.replace(level, repeats_pct={"tpot_ms": 10.0, "ttft_ms": 20.0})]
-    exact, wide = (fit_served(bare(), each, Setup(engine={})).fits for each in levels)
+    exact, wide = (fit_served(bare(), each, CellSetup(engine={})).fits for each in levels)
     # 0.5 % and t of one degree of freedom without repeats.
     least = 12.706 * 0.005
     assert wide[0].values_s == exact[0].values_s
@@ -117,7 +117,7 @@ def test_intervals_are_no_narrower_than_rounds_of_one_level_repeat() -> None:
 
 def test_a_wait_too_long_for_a_frontend_is_left_out_and_said() -> None:
     levels = [seen(1, ttft_s=2.0), seen(4, ttft_s=3.0)]
-    found = fit_served(bare(), levels, Setup(engine={}))
+    found = fit_served(bare(), levels, CellSetup(engine={}))
     assert [list(fit.values_s) for fit in found.fits] == [["step_s", "row_s"]]
     assert "requests that waited for a seat" in found.unfitted["frontend_s"]
     assert found.profile.host.frontend_s == 0.0
@@ -130,7 +130,7 @@ def forms_server(levels: tuple[int, ...], **host: Any) -> list[ServedLevel]:
     found = []
     for level in levels:
         asked = ServedLevel(source=f"c{level}", concurrency=level, prompt_tokens=50, output_tokens=20, tpot_s=1.0)
-        tpot_s = simulate_cell(cell_of(asked, 1), profile, Setup(engine={}))["mean_tpot_ms"] / 1e3
+        tpot_s = simulate_cell(cell_of(asked, 1), profile, CellSetup(engine={}))["mean_tpot_ms"] / 1e3
         found.append(msgspec.structs.replace(asked, tpot_s=tpot_s))
     return found
 
@@ -148,7 +148,7 @@ FORMS: list[tuple[dict[str, Any], str, Form, dict[str, float]]] = [
 def test_the_form_of_a_servers_steps_is_chosen_by_the_largest_load(
     host: dict[str, Any], engine: str, form: Form, constants: dict[str, float], tmp_path: Path
 ) -> None:
-    found = fit_served(load(PAIR), forms_server((1, 3, 6, 9), **host), Setup(engine={"name": engine}))
+    found = fit_served(load(PAIR), forms_server((1, 3, 6, 9), **host), CellSetup(engine={"name": engine}))
     assert found.tried[0].form == form
     assert abs(found.tried[0].error_pct) < 1.0
     assert found.fits[0].values_s == {name: pytest.approx(value, rel=0.02) for name, value in constants.items()}

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from calibrate.judge.cells import Setup, simulate_cell
+from calibrate.judge.cells import CellSetup, simulate_cell
 from calibrate.server.level_files import NEEDED
 from calibrate.server.levels import ServedLevel, cell_of
 from sim.cli.main import run
@@ -45,7 +45,7 @@ def write_results(gap_s: float) -> None:
     for concurrency in (8, 32):
         asked = ServedLevel(source="x", concurrency=concurrency, prompt_tokens=200, output_tokens=40, tpot_s=1.0)
         found: dict[str, Any] = simulate_cell(
-            cell_of(asked, 1), msgspec.structs.replace(profile, host=host), Setup(engine={})
+            cell_of(asked, 1), msgspec.structs.replace(profile, host=host), CellSetup(engine={})
         )
         result = {key: found[key] for key in NEEDED} | {"max_concurrency": concurrency}
         Path(f"c{concurrency}.json").write_text(json.dumps(result))

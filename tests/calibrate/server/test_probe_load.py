@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from calibrate.judge.cells import Setup
+from calibrate.judge.cells import CellSetup
 from calibrate.server.engine_fit import fit_served
 from calibrate.server.network import Client
 from calibrate.server.probe import find, level
@@ -79,7 +79,7 @@ def test_constants_come_back_from_ten_thousand_streams_and_memory_stays(capsys: 
                     on_done=on_done,
                 )
             )
-    fitted = fit_served(passes(), served, Setup(engine={}))
+    fitted = fit_served(passes(), served, CellSetup(engine={}))
     found = fitted.fits[0].values_s
     growth = held[9_000] - held[1_000]
     with capsys.disabled():
