@@ -20,11 +20,10 @@ from sim.cli.main import run
         ("validate vllm x.jsonl", "want `lanesim validate vllm`, got vllm x.jsonl"),
         ("validate cells t.csv", "Missing option '--profile'"),
         ("validate vllm --profile cpu/tiny --max-num-seqs 8", "Missing option '--requests'"),
-        ("validate r --waves 3", "no option --waves in `lanesim validate DIRECTORY`"),
+        ("validate r --columns a=b", "no option --columns in `lanesim validate DIRECTORY`"),
         ("validate --levels 1,2 cells t.csv", "no option --levels in `lanesim validate cells`"),
         ("validate http://localhost:1 --profile cpu/tiny", "add --fit-only"),
         ("validate r --profil p.json", "No such option"),
-        ("validate cells t.csv --profile cpu/tiny --set seed=3", "--set seed: want a key of engine"),
     ],
 )
 def test_a_line_that_fits_no_form_is_refused(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
