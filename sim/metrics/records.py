@@ -20,6 +20,11 @@ from sim.metrics.energy import PowerTrace
 from sim.workload.classes import SloClass
 
 _NAMES: dict[str, str] = {each: each.value for each in (*Kind, *Model)}
+REQUEST_COLUMNS = (
+    "index", "id", "prompt_tokens", "output_tokens", "emitted_tokens", "arrival_s", "scheduled_s", "first_token_s",
+    "last_token_s", "cached_tokens", "num_rounds", "drafted_tokens", "accepted_tokens",
+)  # fmt: skip
+"""Fields of a request that are columns of requests.parquet."""
 PART_ROWS = 50_000
 """Requests whose columns are in memory at once: about 20 MB."""
 
@@ -167,18 +172,6 @@ def request_columns(record: RunRecord, requests: Sequence[Request] | None = None
     return {
         "policy": [record.policy] * len(requests),
         "seed": [record.seed] * len(requests),
-        "index": [request.index for request in requests],
-        "id": [request.id for request in requests],
-        "prompt_tokens": [request.prompt_tokens for request in requests],
-        "output_tokens": [request.output_tokens for request in requests],
-        "emitted_tokens": [request.emitted_tokens for request in requests],
-        "arrival_s": [request.arrival_s for request in requests],
-        "scheduled_s": [request.scheduled_s for request in requests],
-        "first_token_s": [request.first_token_s for request in requests],
-        "last_token_s": [request.last_token_s for request in requests],
-        "cached_tokens": [request.cached_tokens for request in requests],
-        "num_rounds": [request.num_rounds for request in requests],
-        "drafted_tokens": [request.drafted_tokens for request in requests],
-        "accepted_tokens": [request.accepted_tokens for request in requests],
+        **{name: [getattr(request, name) for request in requests] for name in REQUEST_COLUMNS},
         "is_censored": [not request.is_finished for request in requests],
     }

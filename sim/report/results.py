@@ -17,8 +17,8 @@ import msgspec
 
 from sim.compare.side_by_side import PAIRED_METRICS, RESULT_SCHEMA, Comparison
 from sim.files.arrow_tables import Columns, join_parquet, read_parquet, writing_parquet
-from sim.files.json_values import Json, convert, parse_json, value_at
-from sim.files.read import CONTROL, Unreadable, read_text
+from sim.files.json_values import Json, convert, read_json
+from sim.files.read import CONTROL, Unreadable
 from sim.files.write import new_folder
 from sim.files.yaml_values import yaml_text
 from sim.metrics.records import RunRecord, WorkRecord, request_parts
@@ -51,7 +51,8 @@ OWN_FILES = (SUMMARY, *RESULT_FILES)
 
 def place_of(out: Path, *, is_partial: bool) -> Path:
     """Folder of results: `out`, or beside it where they are partial and those that are there are complete."""
-    if is_partial and (out / SUMMARY).exists() and not _held(out).is_partial:
+    held = _held(out)
+    if is_partial and (out / SUMMARY).exists() and not (held.replay and held.replay.partial):
         return out.with_name(f"{out.name}.partial")
     return out
 
@@ -61,23 +62,22 @@ def others_of(directory: Path) -> list[Path]:
     return [directory / name for name in OWN_FILES if name != TRACE and not name.endswith(".png")]
 
 
+class _Replay(msgspec.Struct):
+    partial: bool = False
+
+
 class _Held(msgspec.Struct):
     """Marks of a summary; none where it cannot be read."""
 
-    digest: str | None = None
-    is_replay: bool = False
-    is_partial: bool = False
+    scenario_hash: str | None = None
+    replay: _Replay | None = None
 
 
 def _held(directory: Path) -> _Held:
-    path = directory / SUMMARY
     try:
-        summary = parse_json(read_text(path, "summary"), "summary")
+        return convert(read_json(directory / SUMMARY, "summary"), _Held, "summary")
     except ValueError:
         return _Held()
-    replay, digest = value_at(summary, "replay"), value_at(summary, "scenario_hash")
-    is_partial = value_at(replay, "partial") is True
-    return _Held(digest if isinstance(digest, str) else None, replay is not None, is_partial)
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def writing(out: Path) -> Iterator[Path]:
 def _stays(name: str, out: Path, scratch: Path) -> bool:
     if name not in OWN_FILES:
         return True
-    return name.endswith(".png") and _held(out).digest == _held(scratch).digest is not None
+    return name.endswith(".png") and _held(out).scenario_hash == _held(scratch).scenario_hash is not None
 
 
 @contextmanager
@@ -210,7 +210,7 @@ def read_summary(directory: Path) -> Comparison:
 def read_summary_file(path: Path) -> Comparison:
     """Comparison that `compare` wrote as JSON, wherever it is. Raises ValueError, Unreadable among them."""
     where = f"summary {str(path)!r}"
-    result = parse_json(read_text(path, "summary"), where)
+    result = read_json(path, "summary")
     if not isinstance(result, dict) or "policies" not in result:
         raise ValueError(f"{where} is no result of `lanesim compare`")
     if result.get("schema") != RESULT_SCHEMA:
@@ -226,7 +226,7 @@ def read_summary_file(path: Path) -> Comparison:
 
 def is_replay(directory: Path) -> bool:
     """The results were measured."""
-    return _held(directory).is_replay
+    return _held(directory).replay is not None
 
 
 def to_json(result: Mapping[str, Json]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sim.files import write
-from sim.files.lock import destinations, locked
+from sim.files.lock import destinations
 from sim.files.write import new_file, new_folder, write_text
 
 
@@ -149,30 +149,6 @@ def test_no_name_of_a_users_own_is_taken_for_scratch(
             (scratch / "a" if scratch.is_dir() else scratch).write_text("ours")
         written = {name: "ours"} if kind is new_file else {f"{name}/a": "ours"}
         assert content(tmp_path) == before | written
-
-
-def test_a_second_process_is_refused_at_once_and_leaves_no_trace(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from sim.files.write import write_text\n"
-        "try: write_text(Path(sys.argv[1]), 'theirs')\n"
-        "except ValueError as error: print(error)"
-    )
-    with locked(tmp_path / "a.json"):
-        second = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / "a.json")], capture_output=True, text=True, check=True
-        )
-        write_text(tmp_path / "a.json", "ours")
-    assert "is being written by another process" in second.stdout
-    assert content(tmp_path) == {"a.json": "ours"}
-
-
-def test_a_failed_write_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(ValueError, match=r"a\.json' cannot be written: No space left on device$"):
-        write_text(tmp_path / "a.json", "x")
 
 
 def test_an_output_that_is_an_input_is_refused_under_every_name(
