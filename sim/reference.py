@@ -19,7 +19,6 @@ from sim.interface.request import Request
 from sim.interface.work import Model, Work
 from sim.policies import works
 from sim.policies.options import EngineLimits
-from sim.policies.registry import PolicyOptions
 
 POLICIES = ("baseline", "pd", "pdv", "unified")
 Steps = Generator[simpy.Event, Any, Any]
@@ -34,7 +33,7 @@ class Setup(NamedTuple):
     draft_tokens: int
     phi: float
     limits: EngineLimits
-    options: PolicyOptions
+    options: Any  # PolicyOptions
     num_blocks: int
     blocks_for: Callable[[Request], int]
 

@@ -1,6 +1,6 @@
 """Flags of a command, declared once: a Struct whose fields are its options, with type, default, bounds and help.
 
-A field is `name: Annotated[type, Meta(ge=..., le=...), "help"] = default`; a function may give the help.
+A field is `name: Annotated[type, Meta(ge=..., le=...), "help"] = default`.
 Its flag is its name with dashes; a title in Meta stands for the value in the help. `bool` is a flag, a tuple may be
 repeated, a Literal is a choice, a type that admits None has no default to show. The command gets the Struct. Not here:
 what flags mean (each command's file).
@@ -57,17 +57,6 @@ class Number(click.FloatRange):
         if number != number:
             self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
         return number
-
-
-class Option(click.Option):
-    """An option whose help may be a function: what only --help names no command waits for."""
-
-    help_of: Callable[[], str] | None = None
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        if self.help_of is not None:
-            self.help = self.help_of()
-        return super().get_help_record(ctx)
 
 
 class Listed(click.ParamType[float | list[float]]):
@@ -153,15 +142,13 @@ def _parameter(field: structs.FieldInfo, hint: Any, notes: list[Any], *, is_list
         flag = f"--{name}"
         more_of |= {"type": Listed(kind) if is_listed and hint in (int, float) else kind, "multiple": is_many}
         more_of |= {"metavar": title, "show_default": default is not None}
-    made = Option(
+    return click.Option(
         [flag, field.name],
         default=default,
         required=is_required,
         help=next((note for note in notes if isinstance(note, str)), None),
         **more_of,
     )
-    made.help_of = next((note for note in notes if isinstance(note, types.FunctionType)), None)
-    return made
 
 
 def spread_goodput(args: Sequence[str]) -> list[str]:

@@ -21,26 +21,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-def engine_help() -> str:
-    from sim.costs.engine_costs import DEFAULT_ENGINE, engine_names
-
-    return f"Engine: {', '.join(engine_names())}; default: the profile's own, else {DEFAULT_ENGINE}."
-
-
-def acceptance_help() -> str:
-    from sim.acceptance.forms import FORMS
-
-    return f"{'; '.join(FORMS.values())}."
-
-
-def dataset_help() -> str:
-    from sim.workload.lengths import LENGTH_TABLES
-    from sim.workload.traces import TRACE_NAMES
-
-    return f"fixed, {', '.join(LENGTH_TABLES)}, or a trace: {', '.join(TRACE_NAMES)} (docs/guide.md)."
-
-
 RequestRate = Annotated[float | None, "Requests per second; inf = all at once."]
 MaxConcurrency = Annotated[int | None, "Most requests in flight; without --request-rate a closed loop of as many."]
 MaxNumSeqs = Annotated[
@@ -66,8 +46,14 @@ class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
     """And of those that simulate an engine, by SLOs."""
 
     num_speculative_tokens: Annotated[int | None, "Draft length; 0 = no speculation."] = None
-    acceptance: Annotated[str | None, acceptance_help] = None
-    engine: Annotated[str | None, engine_help] = None
+    acceptance: Annotated[
+        str | None,
+        "iid:0.7, length:2.6@3 (measured at draft length 3), vllm:.74,.49,.37 (rates as vLLM logs them), tape:FILE and "
+        "more (docs/acceptance.md).",
+    ] = None
+    engine: Annotated[
+        str | None, "Engine, such as vllm-0.32 or sglang-0.5; default: the profile's own, else vllm-0.32."
+    ] = None
     goodput: Goodput = ()
 
 
@@ -75,7 +61,9 @@ class CompareScenario(ServedFlags, frozen=True, kw_only=True):
     """All that set a scenario of `lanesim compare`."""
 
     num_prompts: NumPrompts = None
-    dataset_name: Annotated[str | None, dataset_help] = None
+    dataset_name: Annotated[
+        str | None, "fixed, a length table such as azure-conv, or the format of a trace (docs/guide.md)."
+    ] = None
     dataset_path: Annotated[
         str | None, "File of a trace; columns of csv, jsonl: arrival_time, input_len, output_len and the like."
     ] = None
