@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -155,6 +156,18 @@ def test_a_level_is_a_closed_loop_of_mean_lengths() -> None:
     cell = cell_of(level, 3)
     assert (cell.concurrency, cell.input_len, cell.output_len) == (8, 100, 41)
     assert (cell.num_speculative_tokens, cell.acceptance, cell.measured) == (2, "vllm:0.7,0.3", {"tpot_ms": 10.0})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rates": (0.5,)}, {"rates": (0.4, 0.5)}, {"rates": (), "draft_tokens": 65}, {"mean_length": 3.5},
+     {"drafts": float("inf")}],
+)  # fmt: skip
+def test_acceptance_that_no_counting_gives_is_refused(wrong: dict[str, Any]) -> None:
+    sound: dict[str, Any] = {"drafts": 10.0, "draft_tokens": 2, "rates": (0.7, 0.3)}
+    Accepted(**sound).check("x")
+    with pytest.raises(ValueError, match=r"^x: "):
+        Accepted(**sound | wrong).check("x")
 
 
 def test_drafts_of_several_lengths_are_not_pooled() -> None:
