@@ -16,15 +16,17 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from calibrate.judge.cell import FITTED, JUDGED, Cell
 from calibrate.judge.cell_table import cells_of
 from calibrate.judge.vllm_requests import RealRun, read_requests
+from sim.acceptance.models import MarkovAcceptance, RunLengths
 from sim.acceptance.tape import TapeAcceptance, read_tapes
 from sim.costs.datasheets import POWER
 from sim.costs.profile_files import load
+from sim.draws import Floats
 from validation.accuracy.specs import RunSpec, path_of
-from validation.accuracy.tapes import fit_markov, spec_of
 from validation.tables import csv_rows, grouped
 
 Row = Mapping[str, str]
@@ -45,6 +47,17 @@ BLOCK = 7
 """Tokens that DFlash and DSpark propose in a round."""
 POWER_GPU, BROKEN = "a100-sxm", 0.5
 """GPU of Splitwise's settings, and the share of a shorter prompt's power below which one is left out."""
+FIT_DRAFT_TOKENS = 7
+"""Longest draft that a fit looks at."""
+SLOWEST = 1e-3
+"""Smallest switching chance tried: states of a thousand tokens; slower ones belong to a request."""
+STARTS = (
+    (0.95, 0.05, 0.02, 0.05, 0.999),
+    (0.90, 0.50, 0.10, 0.10, 0.97),
+    (0.80, 0.30, 0.30, 0.30, 0.95),
+    (0.99, 0.50, 0.01, 0.02, 0.97),
+)
+"""Hit rate, miss rate, to_hit, share of to_miss, fade."""
 STAGES = {"s1": 1, "s1t0": 0}
 """Begin the names of their files; temperature."""
 
@@ -279,6 +292,42 @@ def tapes(folder: Path, run: RunSpec) -> list[Cell]:
             lengths = [TapeAcceptance(recorded).expected_length(k) for k in range(1, 8)]
             cells += [_length_cell(method, dataset, k, length, quote) for k, length in enumerate(lengths, start=1)]
     return cells
+
+
+def fit_markov(
+    tapes: Sequence[Sequence[int] | RunLengths], num_speculative_tokens: int = FIT_DRAFT_TOKENS
+) -> MarkovAcceptance:
+    """Least squares on the rates that all draft lengths 1..k together show when the tapes are replayed.
+
+    These are the unconditional rates by place for every length: rounds start where others ended, so how they change
+    with the length tells how long hits last.
+    """
+    from scipy.optimize import least_squares
+
+    draft_lengths = range(1, num_speculative_tokens + 1)
+    recorded = TapeAcceptance(tuple(np.asarray(tape, dtype=np.uint8) for tape in tapes))
+    wanted = np.concatenate([recorded.unconditional_rates(k) for k in draft_lengths])
+
+    def misfit(parameters: Floats) -> Floats:
+        model = _markov(parameters)
+        shown: Floats = np.concatenate([model.unconditional_rates(k) for k in draft_lengths]) - wanted
+        return shown
+
+    bounds = ([0.0, 0.0, SLOWEST, SLOWEST, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0])
+    fits = [least_squares(misfit, np.array(start), bounds=bounds) for start in STARTS]
+    return _markov(min(fits, key=lambda fit: float(fit.cost)).x)
+
+
+def _markov(parameters: Floats) -> MarkovAcceptance:
+    """Rates as they are; `to_hit`, and `to_miss` as a share of what to_hit leaves below 1; fade."""
+    hit_rate, miss_rate, to_hit, share, fade = np.clip(parameters, 0.0, 1.0).tolist()
+    return MarkovAcceptance(hit_rate, miss_rate, to_hit, share * (1.0 - to_hit), fade)
+
+
+def spec_of(model: MarkovAcceptance) -> str:
+    """The model in --acceptance's notation, every digit."""
+    values = (model.hit_rate, model.miss_rate, model.to_hit, model.to_miss, model.fade)
+    return f"markov:{','.join(map(repr, values))}"
 
 
 def rounds(folder: Path, run: RunSpec) -> list[Cell]:
