@@ -39,7 +39,7 @@ Gpus = Annotated[int, Meta(ge=1, le=1024)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Draws = Annotated[int, Meta(ge=0, le=MAX_DRAWS)]
 Rate = Annotated[float, Meta(gt=0.0, le=1e6)]
-Share = Annotated[float, Meta(gt=0.0, le=1.0)]
+Share = Annotated[float, Meta(gt=0.0, lt=1.0)]
 Seconds = Annotated[float, Meta(gt=0.0, le=1e6)]
 Workers = Annotated[int | None, Meta(ge=1, le=1024), "Processes. [default: one per core]"]
 JsonFile = Annotated[str | None, Meta(title="FILE"), "Write the result as JSON; - = stdout."]
@@ -93,9 +93,9 @@ def _type_of(hint: Any, notes: list[Any]) -> click.ParamType[Any]:
         return click.Path(path_type=Path)
     bounds: dict[str, Any] = {}
     for note in notes:
-        for lowest, name, is_open in (("ge", "min", False), ("gt", "min", True), ("le", "max", False)):
-            if isinstance(note, Meta) and (bound := getattr(note, lowest)) is not None:
-                bounds |= {name: bound} | ({"min_open": True} if is_open else {})
+        for end, name in (("ge", "min"), ("gt", "min"), ("le", "max"), ("lt", "max")):
+            if isinstance(note, Meta) and (bound := getattr(note, end)) is not None:
+                bounds |= {name: bound, f"{name}_open": end in ("gt", "lt")}
     if hint is float:
         return Number(**bounds) if bounds else click.FLOAT
     if hint is int:

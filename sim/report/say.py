@@ -223,10 +223,10 @@ def _by_policy(answer: PolicyTuning, console: Console) -> Said:
 @said_of.register
 def _held(answer: Attainment, console: Console) -> Said:
     """A row per policy, and one per fleet for the target rate."""
-    unit, saturated = ("in flight", "saturated req/s") if answer.of == "concurrency" else ("req/s", "saturated")
     has_draws = any(each.draws_interval is not None for each in answer.highest)
     has_price = any(each.usd_per_million_tokens is not None for each in answer.highest)
-    columns = [unit, "95 % of runs", *["90 % of draws"] * has_draws, saturated, "tok/s", *["$/M tokens"] * has_price]
+    columns = ["req/s", "95 % of runs", *["90 % of draws"] * has_draws, "saturated", "tok/s"]
+    columns += ["$/M tokens"] * has_price
     rows = [
         [
             each.policy,
@@ -337,8 +337,7 @@ def _holds(highest: HighestLoad, answer: Attainment) -> str:
         return f"{highest.policy} holds no load with {share}: a request that is alone misses them"
     if highest.load is None:
         return f"{highest.policy} holds every load with {share}: none of them bounds the waiting"
-    unit = "requests in flight" if answer.of == "concurrency" else "requests/s"
-    text = f"{highest.policy} holds {number(highest.load)} {unit} with {share}"
+    text = f"{highest.policy} holds {number(highest.load)} requests/s with {share}"
     ranges = [(highest.ci95, "over runs"), (highest.draws_interval, "in 90 % of draws")]
     if known := [f"{_range(interval)} {which}" for interval, which in ranges if interval is not None]:
         text += f" ({', '.join(known)})"

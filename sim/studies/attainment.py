@@ -1,5 +1,5 @@
-"""Loads that meet the SLOs: the highest request rate, or concurrency, at which a share of the requests meets all of
-them jointly, and the replicas that a given rate takes.
+"""Loads that meet the SLOs: the highest request rate at which a share of the requests meets all of them jointly, and
+the replicas that a given rate takes.
 
 The interval of the load is over replications. A pilot of a few says how many it takes, and then as many fresh ones are
 made: adding until an interval is narrow would stop too early. What costs and acceptance might as well be is drawn as
@@ -11,7 +11,7 @@ beyond which a bound on waiting is met by no load for long.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import ceil, inf, isfinite
+from math import ceil, isfinite
 
 import msgspec
 
@@ -60,7 +60,7 @@ class HighestLoad(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     limit: Limit
     load: float | None
-    """Requests per second, or requests in flight; None for never and unbounded."""
+    """Requests per second; None for never and unbounded."""
     ci95: Interval | None
     """Interval of the load over replications, costs and acceptance as given; of the saturated throughput where that is
     the limit. None of runs that are too short for steady means."""
@@ -110,7 +110,7 @@ class Attainment(Stated, frozen=True, kw_only=True, rename={"costs": "profile"})
     share: float
     """Share of requests that meet all SLOs jointly."""
     of: str
-    """`request rate` or `concurrency`."""
+    """Load that is searched: `request rate`."""
     highest: list[HighestLoad]
     target_rate: float | None
     fleets: list[Replicas]
@@ -124,7 +124,6 @@ def highest_load(
     profile: Profile,
     *,
     share: float = DEFAULT_SHARE,
-    is_concurrency: bool = False,
     target_rate: float | None = None,
     price: Price | None = None,
     draws: int | None = None,
@@ -143,14 +142,8 @@ def highest_load(
     """
     if not has_slo(scenario):
         raise ValueError("capacity: no SLO given; want some of --goodput ttft:MS tpot:MS e2el:MS")
-    if not 0.0 < share < 1.0:
-        raise ValueError(f"attainment={share!r} must be above 0 and below 1, such as 0.95")
-    if target_rate is not None and not 0.0 < target_rate < inf:
-        raise ValueError(f"target rate {target_rate!r} must be a finite number of requests per second above 0")
     if draws is None:
         draws = 0 if scenario.speculation.drafts else DEFAULT_DRAWS
-    if draws < 0:
-        raise ValueError(f"draws={draws!r} must be at least 0")
     is_counted = isinstance(scenario.workload.num_prompts, int) or is_trace(scenario.workload)
     policies = [with_length(one, REQUESTS) for one in resolve_all(scenario, profile)]
     usd_per_h = [None if price is None else _usd_per_h(price, one) for one in policies]
@@ -158,7 +151,6 @@ def highest_load(
         LoadSearch(
             one.changed(policy=(one.policy.name,), replications=1, devices={"count": 1}),
             share,
-            is_concurrency=is_concurrency,
             is_counted=is_counted,
             near=near,
             is_brief=is_brief,
@@ -173,7 +165,7 @@ def highest_load(
         scenario=to_plain(policies[0].scenario),
         costs=cost_source(profile),
         share=share,
-        of="concurrency" if is_concurrency else "request rate",
+        of="request rate",
         highest=highest,
         target_rate=target_rate,
         fleets=[answer.fleet(routing, rate) for rate in rates for answer in answers for routing in routings],
@@ -212,9 +204,8 @@ class _OfPolicy:
         note = _transient(search, points[0].resolved.scenario, runs)
         per_s = None
         if by_replication.limit is not Limit.NEVER:
-            is_rate = load is not None and not search.is_concurrency
             served = _mean(runs, "steady_output_throughput") or _mean(runs, "output_throughput")
-            per_s = self._output_tokens_per_s(at) if is_rate else served
+            per_s = served if load is None else self._output_tokens_per_s(load)
         interval = (
             search.saturated_ci95 if by_replication.limit is Limit.THROUGHPUT else interval_95(by_replication.loads)
         )
@@ -315,8 +306,7 @@ class _OfPolicy:
     @property
     def _per_replica(self) -> float:
         """Requests per second of one, as given."""
-        search = self.search
-        return search.saturated_per_s if search.is_concurrency else self._load or search.saturated_per_s
+        return self._load or self.search.saturated_per_s
 
     @property
     def _order(self) -> tuple[list[int], int]:

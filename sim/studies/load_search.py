@@ -84,7 +84,6 @@ class LoadSearch:
         resolved: Resolved,
         share: float,
         *,
-        is_concurrency: bool,
         is_counted: bool = True,
         closeness: float = BISECTED,
         near: float | None = None,
@@ -93,7 +92,7 @@ class LoadSearch:
         """`resolved` is one replica. `near` is where the first search begins; None: everywhere. A brief search is the
         pilots alone, and as close as one in a draw."""
         self.resolved, self.share = resolved, share
-        self.is_concurrency, self.is_counted, self.is_brief = is_concurrency, is_counted, is_brief
+        self.is_counted, self.is_brief = is_counted, is_brief
         self.closeness = max(closeness, BISECTED_IN_DRAW) if is_brief else closeness
         self._near = near
         self.saturated_per_s, self.saturated_ci95 = Saturation(resolved, self.scenario.seed).capacity
@@ -120,22 +119,21 @@ class LoadSearch:
     def most(self) -> float:
         """The largest load that is tried: with a bound on waiting, or of a brief search, the saturated rate, else
         everything at once."""
-        if self.is_concurrency:
-            return float(max(1, num_prompts(self.scenario) // 2))
         goodput = self.scenario.goodput
         bounds_no_waiting = goodput.ttft_ms is None and goodput.e2el_ms is None
         return inf if bounds_no_waiting and not self.is_brief else self.saturated_per_s
 
     @property
     def least(self) -> float:
-        return 1.0 if self.is_concurrency else ALONE * self.saturated_per_s
+        return ALONE * self.saturated_per_s
 
     def point(self, load: float, seed: int) -> Point:
         """One run at that load."""
-        workload: dict[str, Json] = {"request_rate": load, "max_concurrency": None}
-        if self.is_concurrency:
-            workload = {"request_rate": inf, "max_concurrency": round(load)}
-        workload["trace_arrivals"] = self.scenario.workload.trace_arrivals.at_rate
+        workload: dict[str, Json] = {
+            "request_rate": load,
+            "max_concurrency": None,
+            "trace_arrivals": self.scenario.workload.trace_arrivals.at_rate,
+        }
         return Point(resolved=self.resolved.changed(workload=workload), seed=seed)
 
     def attains(self, load: float, seed: int) -> float:
@@ -148,22 +146,19 @@ class LoadSearch:
         low, high = self._bracket(seed, near)
         if low == high or low == 0.0:
             return low
-        while high - low > 1.0 if self.is_concurrency else high / low - 1.0 > self.closeness:
+        while high / low - 1.0 > self.closeness:
             middle = exp(0.5 * (log(low) + log(high)))
-            middle = float(round(middle)) if self.is_concurrency else middle
-            if middle in (low, high):
-                middle = low + 1.0
             if self.attains(middle, seed) >= self.share:
                 low = middle
             else:
                 high = middle
-        return low if self.is_concurrency else sqrt(low * high)
+        return sqrt(low * high)
 
     def _bracket(self, seed: int, near: float | None) -> tuple[float, float]:
         """A load that holds and one that fails; (0, 0) where the least fails, twice the most where that holds."""
-        factor, low, failed = 1.1, self.least if near is None else max(self.least, self._whole(near / 1.05)), 0.0
+        factor, low, failed = 1.1, self.least if near is None else max(self.least, near / 1.05), 0.0
         while low > self.least and self.attains(low, seed) < self.share:
-            low, factor, failed = max(self.least, self._whole(low / factor)), factor**2, low
+            low, factor, failed = max(self.least, low / factor), factor**2, low
         if low == self.least and self.attains(low, seed) < self.share:
             return 0.0, 0.0
         if failed:
@@ -173,16 +168,12 @@ class LoadSearch:
         most, step = min(self.most, AT_ONCE_PER_S), 1.1
         high = 2.0 * self.saturated_per_s if self.most == inf else self.most
         if near is not None:
-            high = min(most, self._whole(near * 1.05) + self.is_concurrency)
+            high = min(most, near * 1.05)
         while self.attains(high, seed) >= self.share:
             if high >= most:
                 return self.most, self.most
-            low, high, step = high, min(most, self._whole(high * step) + self.is_concurrency), step**2
+            low, high, step = high, min(most, high * step), step**2
         return low, high
-
-    def _whole(self, load: float) -> float:
-        """`load`, rounded down where it is a number of requests."""
-        return float(int(load)) if self.is_concurrency else load
 
     def highest_under(self, draw: Resolved, seed: int, first: float) -> float:
         """The highest load where costs and acceptance are those of `draw`, looked for about `first`, where it was as
@@ -190,11 +181,10 @@ class LoadSearch:
         search = LoadSearch(
             draw,
             self.share,
-            is_concurrency=self.is_concurrency,
             closeness=BISECTED_IN_DRAW,
             is_brief=self.is_brief,
         )
-        near = first if self.is_concurrency else first * search.saturated_per_s / self.saturated_per_s
+        near = first * search.saturated_per_s / self.saturated_per_s
         return search.own_highest(seed, near if 0.0 < near < inf else None)
 
     def own_loads(self, runner: Runner) -> OwnLoads:
@@ -215,7 +205,7 @@ class LoadSearch:
             return Limit.NEVER
         if load < self.most:
             return Limit.SLO
-        return Limit.UNBOUNDED if self.most == inf or self.is_concurrency else Limit.THROUGHPUT
+        return Limit.UNBOUNDED if self.most == inf else Limit.THROUGHPUT
 
     def _replications(self, key: int, count: int, near: float | None, runner: Runner) -> tuple[list[float], list[int]]:
         """Loads and seeds."""

@@ -31,7 +31,7 @@ REFUSED = {
     f"{COMPARE} --request-rate 1e9": "workload.request_rate=1000000000.0 must be at most 1,000,000",
     f"{COMPARE} --num-speculative-tokens 500": "num_speculative_tokens=500 must be at most 126",
     f"{COMPARE} --draws 1000000": "1000000 is not in the range 0<=x<=10000",
-    f"{CAPACITY} --attainment nan": "nan is not in the range 0.0<x<=1.0",
+    f"{CAPACITY} --attainment nan": "nan is not in the range 0.0<x<1.0",
     f"{CAPACITY} --num-speculative-tokens 500": "must be at most 126",
     f"{CAPACITY} --target-rate 1e9": "1000000000.0 is not in the range 0.0<x<=1000000.0",
     f"{CAPACITY} --draws 1000000": "is not in the range 0<=x<=10000",

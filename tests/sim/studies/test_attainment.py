@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from io import StringIO
 from math import exp, factorial, floor, inf
 from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from sim.cli.main import run
 from sim.costs.profile import SERVED_KINDS, KindError, Profile
@@ -20,7 +18,6 @@ from sim.draws import child_seed
 from sim.engine.fleet import Routing
 from sim.metrics.price import Price
 from sim.metrics.summary import summarise
-from sim.report.say import print_answer
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
@@ -107,7 +104,7 @@ def test_bounds_on_no_waiting_are_met_by_any_rate() -> None:
 def test_a_search_near_a_load_ends_where_all_requests_come_at_once() -> None:
     """As in a draw of costs under which every rate holds."""
     resolved = resolve(lone_server(num_prompts=30, **{"goodput.tpot_ms": 1e6}), load(PROFILE), "baseline")
-    search = LoadSearch(resolved, 0.95, is_concurrency=False)
+    search = LoadSearch(resolved, 0.95)
     assert search.own_highest(0, near=search.saturated_per_s) == inf
 
 
@@ -127,16 +124,6 @@ def test_a_bound_on_tpot_alone_ends_at_a_rate_that_may_exceed_what_is_served() -
     found = highest_load(scenario, load(PROFILE), draws=0, workers=1).highest[0]
     assert found.limit is Limit.SLO
     assert found.load > 1.0
-
-
-def test_the_highest_concurrency_meets_the_slo_and_one_more_does_not() -> None:
-    """Service takes turns: with c in flight each waits for c - 1 others, so TTFT within 4.5 services means 4."""
-    scenario = lone_server(num_prompts=200, **{"goodput.ttft_ms": 4.5 * service_s() * 1e3})
-    found = highest_load(scenario, load(PROFILE), is_concurrency=True, draws=0, workers=1)
-    assert (found.of, found.highest[0].load) == ("concurrency", 4.0)
-    out = StringIO()
-    print_answer(Console(file=out, width=120), found)
-    assert re.search(r"in flight +95 % of runs +saturated req/s +tok/s", out.getvalue())
 
 
 @cache
@@ -277,7 +264,7 @@ def test_a_run_of_one_request_has_no_interval_and_is_called_a_transient() -> Non
 def test_the_attainment_at_the_load_is_that_of_all_of_the_answers_own_runs() -> None:
     scenario, found = three_services(), found_for_a_rate().highest[0]
     resolved = resolve(scenario, load(PROFILE), "baseline").changed(workload={"num_warmups": int(0.1 * 300)})
-    search = LoadSearch(resolved, 0.95, is_concurrency=False)
+    search = LoadSearch(resolved, 0.95)
     seeds = [child_seed(scenario.seed, FRESH_KEY, index) for index in range(found.replications)]
     assert found.replications > 2
     shares = [search.attains(found.load or 0.0, seed) for seed in seeds]
