@@ -101,10 +101,7 @@ class GpuHost(TaskHost):
                 self._threads[each.name] = StreamThreads(each, lane, self.clock, self._inbox, self._executor.ended)
         self.reactions.submitted(self.now_s)
         job = SubmittedWork(
-            work,
-            tuple(work.checked()),
-            tuple(request.emitted_tokens for request in work.requests),
-            self._forced(work),
+            work, tuple(work.checked()), tuple(request.emitted_tokens for request in work.requests), self._forced(work)
         )
         ticket = GpuTicket(job, stream, after, self.now_s, self._drop)
         issuer = self._threads[stream.name].mailbox

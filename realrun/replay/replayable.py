@@ -40,11 +40,7 @@ def check_replayable(experiment: Experiment) -> None:
         ),
         (policy.drafts_ahead, f"policy {policy.name!r}", "a replay's kernels draft from verified tokens"),
         (num_gpus > 1, f"policy {policy.name!r} on {num_gpus} GPUs", "a replay has one"),
-        (
-            isinstance(engine.cuda_graph, str),
-            f"engine.cuda_graph={engine.cuda_graph}",
-            "a replay captures all or none",
-        ),
+        (isinstance(engine.cuda_graph, str), f"engine.cuda_graph={engine.cuda_graph}", "a replay captures all or none"),
         (
             resolved.is_partitioned,
             "policy_options.partition",

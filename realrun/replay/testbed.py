@@ -73,12 +73,7 @@ def sizes_for(experiments: Sequence[Experiment], device: torch.device) -> Sizes:
 
 
 def build_kernels(
-    profile: Profile,
-    sizes: Sizes,
-    device: torch.device,
-    *,
-    seed: int,
-    loaded: Sequence[PreTrainedModel] = (),
+    profile: Profile, sizes: Sizes, device: torch.device, *, seed: int, loaded: Sequence[PreTrainedModel] = ()
 ) -> PairKernels:
     """The pair with random weights, or target and draft `loaded`; without drafts in sight only the target.
 

@@ -141,9 +141,7 @@ def predict(experiment: Experiment) -> RunRecord:
     """Prediction of a run that is still to be replayed, its tape and slots given."""
     costs, draws, contention = experiment.resolved.costs, experiment.draws(), experiment.resolved.contention
     return run_recorded(
-        experiment,
-        experiment.requests(),
-        lambda on_work: SimHost(costs, draws, contention=contention, on_work=on_work),
+        experiment, experiment.requests(), lambda on_work: SimHost(costs, draws, contention=contention, on_work=on_work)
     )
 
 

@@ -110,8 +110,7 @@ def datasheet_of_device(device_name: str) -> Datasheet | None:
     if re.search(r"\bMIG\b", device_name):
         return None
     by_length = sorted(
-        ((part, sheet) for sheet in DATASHEETS.values() for part in sheet.device_names),
-        key=lambda pair: -len(pair[0]),
+        ((part, sheet) for sheet in DATASHEETS.values() for part in sheet.device_names), key=lambda pair: -len(pair[0])
     )
     names = ((re.search(rf"\b{re.escape(part)}\b", device_name, re.IGNORECASE), sheet) for part, sheet in by_length)
     return next((sheet for match, sheet in names if match), None)

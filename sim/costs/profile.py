@@ -11,18 +11,7 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from sim.bounds import (
-    Bounded,
-    Count,
-    Factor,
-    NotNegative,
-    Positive,
-    Seconds,
-    Share,
-    SomeSeconds,
-    SomeShare,
-    Whole,
-)
+from sim.bounds import Bounded, Count, Factor, NotNegative, Positive, Seconds, Share, SomeSeconds, SomeShare, Whole
 from sim.costs.compact_kernels import CompactKernels, LinearKernels
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
 from sim.costs.table_kernels import TableKernels

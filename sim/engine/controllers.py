@@ -13,11 +13,7 @@ CONTROLLERS = ("fixed", "feedback", "by_batch", "goodput", "sglang_adaptive", VE
 
 
 def build_controller(
-    name: str,
-    draft_tokens: int,
-    *,
-    table: BatchTable | Bands | None = None,
-    round_s: RoundSeconds | None = None,
+    name: str, draft_tokens: int, *, table: BatchTable | Bands | None = None, round_s: RoundSeconds | None = None
 ) -> Controller:
     """The controller called `name`; `draft_tokens` is what it starts at, or the most that it may draft (by_batch,
     goodput). Without drafts every one is fixed at 0.

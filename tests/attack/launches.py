@@ -49,50 +49,21 @@ SMALL = {"--num-prompts": "4", "--workers": "1", "--draws": "0", "--replications
 SHORT = ("--set", "workload.num_prompts=20")
 FEW = ("compare", "capacity", "tune", "replay")
 NEEDED = {
-    "compare": [
-        ["--profile", PAIR, "--policy", "pd", "--num-prompts", "4"],
-        ["--profile", "cpu/tiny", "--policy", "continuous"],
-    ],
-    "capacity": [
-        [
-            "--profile",
-            PAIR,
-            "--policy",
-            "pd",
-            "--goodput",
-            "ttft:500",
-            "--draws",
-            "0",
-            "--set",
-            "workload.num_prompts=20",
-        ]
-    ],
-    "tune": [
-        [
-            "--profile",
-            PAIR,
-            "--draws",
-            "1",
-            "--lengths",
-            "0,1",
-            "--concurrencies",
-            "1,2",
-            "--set",
-            "workload.num_prompts=4",
-        ]
-    ],
-    "plan": [["llama-3.1-8b", "--gpu", "h200-sxm", "--input-len", "64", "--output-len", "8", "--goodput", "ttft:500"]],
-    "calibrate derive": [["--from", PAIR, "--gpu", "h200-sxm", "--out", "new.json"]],
-    "calibrate production": [["--bench-json", "FILE", "--profile", PAIR]],
-    "report": [["FILE", "--figures", "new"]],
-    "calibrate import": [["FILE", "--gpu", "h200-sxm", "--target", "llama-3.1-8b", "--out", "new.json"]],
-    "calibrate measure": [["--device", "cuda", "--target", "tiny-target", "--out", "new.json"]],
-    "replay": [["--profile", "cpu/tiny", "--policy", "pd", "--device", "cuda", "--out", "new"]],
+    "compare": [f"--profile {PAIR} --policy pd --num-prompts 4", "--profile cpu/tiny --policy continuous"],
+    "capacity": [f"--profile {PAIR} --policy pd --goodput ttft:500 --draws 0 --set workload.num_prompts=20"],
+    "tune": [f"--profile {PAIR} --draws 1 --lengths 0,1 --concurrencies 1,2 --set workload.num_prompts=4"],
+    "plan": ["llama-3.1-8b --gpu h200-sxm --gpus 1 --input-len 64 --output-len 8 --goodput ttft:500"],
+    "calibrate derive": [f"--from {PAIR} --gpu h200-sxm --out new.json"],
+    "calibrate production": [f"--bench-json FILE --profile {PAIR}"],
+    "report": ["FILE --figures new"],
+    "calibrate import": ["FILE --gpu h200-sxm --target llama-3.1-8b --out new.json"],
+    "calibrate measure": ["--device cuda --target tiny-target --out new.json"],
+    "replay": ["--profile cpu/tiny --policy pd --device cuda --out new"],
     "validate": [
-        ["cells", "FILE", "--profile", PAIR],
-        ["vllm", "--requests", "FILE", "--profile", PAIR, "--max-num-seqs", "8", "--max-num-batched-tokens", "512"],
-        ["http://127.0.0.1:1", "--fit-only", "--profile", PAIR, "--timeout-s", "1"],
-        ["http://127.0.0.1:1", "--fit-only", "--profile", "cpu/tiny"],
+        f"cells FILE --profile {PAIR}",
+        f"vllm --requests FILE --profile {PAIR} --max-num-seqs 8 --max-num-batched-tokens 512",
+        f"http://127.0.0.1:1 --fit-only --profile {PAIR} --timeout-s 1",
+        "http://127.0.0.1:1 --fit-only --profile cpu/tiny",
     ],
 }
 """Beginnings of command lines of which an option more decides whether they are sound."""
@@ -136,7 +107,7 @@ def launch(drawn: random.Random, names: Sequence[str], all_commands: Sequence[tu
     """One command line."""
     path, command = drawn.choice(all_commands)
     words = path.split()
-    own = list(drawn.choice(NEEDED[path])) if path in NEEDED and drawn.random() < 0.8 else []
+    own = drawn.choice(NEEDED[path]).split() if path in NEEDED and drawn.random() < 0.8 else []
     words += [drawn.choice(names) if word == "FILE" else word for word in own]
     parameters = [each for each in command.params if isinstance(each, click.Option)]
     for argument in command.params:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from sim.cli.main import run
 from sim.costs.engine_costs import ENGINES
 from sim.costs.profile_files import SHIPPED
+from tests.calibrate.support import write_tables
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 ALONE = "h100-sxm/llama-3.1-8b"
@@ -86,99 +88,78 @@ SPECULATIVE_CONFIG = json.dumps(
     }
 )
 """vLLM's, which stands on the command line."""
-EVENTS = "".join(
-    json.dumps(event) + "\n"
-    for event in (
+
+
+def jsonl(rows: Iterable[object]) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def csv(head: str, rows: Iterable[str]) -> str:
+    return "\n".join((head, *rows, ""))
+
+
+def indented(value: object) -> str:
+    return json.dumps(value, indent=1)
+
+
+EVENTS = jsonl(
+    (
         *({"id": "x", "choices": [{"index": 0, "text": "a ", "logprobs": None}], "usage": None} for _ in range(3)),
         {"choices": [{"delta": {"role": "assistant", "content": "b"}, "finish_reason": None}], "error": None},
         {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}},
     )
 )
 """What a server streams, without the `data: ` before each."""
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
-    f"2023-11-16 18:17:0{i}.9799600,{100 + i},{10 + i}\n" for i in range(6)
+AZURE_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens"
+AZURE = csv(AZURE_HEAD, (f"2023-11-16 18:17:0{i}.9799600,{100 + i},{10 + i}" for i in range(6)))
+AZURE_2024 = csv(AZURE_HEAD, (f"2024-05-10 00:00:0{i}.009930+00:00,{100 + i},{10 + i}" for i in range(6)))
+MOONCAKE = jsonl(
+    {"timestamp": 100 * i, "input_length": 600 + i, "output_length": 5, "hash_ids": [1, 2 + i]} for i in range(6)
 )
-MOONCAKE = "".join(
-    json.dumps({"timestamp": 100 * i, "input_length": 600 + i, "output_length": 5, "hash_ids": [1, 2 + i]}) + "\n"
+BURSTGPT = csv(
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type",
+    (f"{5 * i},,3,ChatGPT,{100 + i},{3 * (i % 3)},{100 + i},API log" for i in range(6)),
+)
+SESSIONS = jsonl(
+    {"session_id": f"s{i % 2}", "input_length": 1100 + 600 * i, "output_length": 5, "hash_ids": [1, 2 + i % 2, 9 + i]}
+    | ({"timestamp": 100 * i} if i < 2 else {"delay": 500.0})
     for i in range(6)
 )
-AZURE_2024 = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
-    f"2024-05-10 00:00:0{i}.009930+00:00,{100 + i},{10 + i}\n" for i in range(6)
-)
-BURSTGPT = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "".join(
-    f"{5 * i},,3,ChatGPT,{100 + i},{3 * (i % 3)},{100 + i},API log\n" for i in range(6)
-)
-SESSIONS = "".join(
-    json.dumps(
-        {
-            "session_id": f"s{i % 2}",
-            "input_length": 1100 + 600 * i,
-            "output_length": 5,
-            "hash_ids": [1, 2 + i % 2, 9 + i],
-        }
-        | ({"timestamp": 100 * i} if i < 2 else {"delay": 500.0})
-    )
-    + "\n"
-    for i in range(6)
-)
-
-
-def of_successful(**values: float) -> dict[str, object]:
-    return {name: {"successful": {"mean": value, "count": 5}} for name, value in values.items()}
-
-
-GUIDELLM = json.dumps(
+GUIDELLM_MEANS = {
+    "prompt_token_count": 12.0,
+    "output_token_count": 5.0,
+    "time_to_first_token_ms": 20.0,
+    "inter_token_latency_ms": 12.0,
+    "output_tokens_per_second": 60.0,
+    "requests_per_second": 12.0,
+    "request_concurrency": 2.0,
+}
+GUIDELLM_REQUESTS = [
+    {"request_id": f"r{i}", "request_start_time": 1.7e9 + 0.5 * (i ^ 1), "prompt_tokens": 10 + i, "output_tokens": 5}
+    for i in range(5)
+]
+GUIDELLM_BENCHMARK = {
+    "metrics": {name: {"successful": {"mean": value, "count": 5}} for name, value in GUIDELLM_MEANS.items()},
+    "requests": {"successful": GUIDELLM_REQUESTS, "errored": [], "incomplete": [{}]},
+}
+GUIDELLM = indented({"metadata": {"version": 1}, "benchmarks": [GUIDELLM_BENCHMARK]})
+AIPERF = jsonl(
     {
-        "metadata": {"version": 1},
-        "benchmarks": [
-            {
-                "metrics": of_successful(
-                    prompt_token_count=12.0,
-                    output_token_count=5.0,
-                    time_to_first_token_ms=20.0,
-                    inter_token_latency_ms=12.0,
-                    output_tokens_per_second=60.0,
-                    requests_per_second=12.0,
-                    request_concurrency=2.0,
-                ),
-                "requests": {
-                    "successful": [
-                        {
-                            "request_id": f"r{i}",
-                            "request_start_time": 1.7e9 + 0.5 * (i ^ 1),
-                            "prompt_tokens": 10 + i,
-                            "output_tokens": 5,
-                        }
-                        for i in range(5)
-                    ],
-                    "errored": [],
-                    "incomplete": [{}],
-                },
-            }
-        ],
-    },
-    indent=1,
-)
-AIPERF = "".join(
-    json.dumps(
-        {
-            "metadata": {
-                "x_request_id": f"r{i}",
-                "request_start_ns": 1759813207532900363 + 10**9 * (i ^ 1),
-                "benchmark_phase": "profiling",
-                "was_cancelled": i == 4,
-            },
-            "metrics": {
-                "input_sequence_length": {"value": 10 + i, "unit": "tokens"},
-                "output_sequence_length": {"value": 5, "unit": "tokens"},
-            },
-            "error": None,
-        }
-    )
-    + "\n"
+        "metadata": {
+            "x_request_id": f"r{i}",
+            "request_start_ns": 1759813207532900363 + 10**9 * (i ^ 1),
+            "benchmark_phase": "profiling",
+            "was_cancelled": i == 4,
+        },
+        "metrics": {
+            "input_sequence_length": {"value": 10 + i, "unit": "tokens"},
+            "output_sequence_length": {"value": 5, "unit": "tokens"},
+        },
+        "error": None,
+    }
     for i in range(5)
 )
-AIPERF_MEANS = json.dumps(
+AIPERF_MEANS = indented(
     {
         name: {"unit": unit, "avg": value}
         for name, unit, value in (
@@ -190,10 +171,9 @@ AIPERF_MEANS = json.dumps(
             ("output_token_throughput", "tokens/sec", 100.0),
         )
     }
-    | {"input_config": {"loadgen": {"concurrency": 2}}},
-    indent=1,
+    | {"input_config": {"loadgen": {"concurrency": 2}}}
 )
-INFERENCE_PERF = json.dumps(
+INFERENCE_PERF = indented(
     [
         {
             "start_time": 1393.2 + (i ^ 1),
@@ -202,46 +182,27 @@ INFERENCE_PERF = json.dumps(
             "error": {"error_type": "x"} if i == 4 else None,
         }
         for i in range(5)
-    ],
-    indent=1,
+    ]
 )
-INFERENCE_PERF_MEANS = json.dumps(
-    {
-        "load_summary": {"count": 21},
-        "successes": {
-            "count": 20,
-            "latency": {"request_latency": {"mean": 0.07}, "time_to_first_token": {"mean": 0.02}},
-            "throughput": {"output_tokens_per_sec": 100.0},
-            "prompt_len": {"mean": 20.0},
-            "output_len": {"mean": 5.0},
-        },
-    },
-    indent=1,
-)
-TRACE_CSV = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{i}.5,{10 + i},{3 + i}\n" for i in range(6))
-TRACE_JSONL = "".join(
-    json.dumps({"arrival_time": i * 0.5, "input_len": 10 + i, "output_len": 4}) + "\n" for i in range(6)
-)
-SHAREGPT = json.dumps([{"id": str(i), "prompt_tokens": 10 + i, "output_tokens": 4 + i} for i in range(5)], indent=1)
-TAPE = "".join(json.dumps({"id": i, "yields": [1, 3, 2, 5, 1, 1 + i]}) + "\n" for i in range(4))
-VLLM = "".join(
-    json.dumps(
-        {
-            "request_id": f"r{i}",
-            "input_toks": 10 + i,
-            "output_toks": 5,
-            "arrival_time": 1.7e9 + i,
-            "queued_ts": 100.0 + i,
-            "scheduled_ts": 100.1 + i,
-            "first_token_ts": 100.2 + i,
-            "last_token_ts": 100.4 + i,
-        }
-    )
-    + "\n"
+INFERENCE_PERF_SUCCESSES = {
+    "count": 20,
+    "latency": {"request_latency": {"mean": 0.07}, "time_to_first_token": {"mean": 0.02}},
+    "throughput": {"output_tokens_per_sec": 100.0},
+    "prompt_len": {"mean": 20.0},
+    "output_len": {"mean": 5.0},
+}
+INFERENCE_PERF_MEANS = indented({"load_summary": {"count": 21}, "successes": INFERENCE_PERF_SUCCESSES})
+TRACE_CSV = csv("arrival_s,prompt_tokens,output_tokens", (f"{i}.5,{10 + i},{3 + i}" for i in range(6)))
+TRACE_JSONL = jsonl({"arrival_time": i * 0.5, "input_len": 10 + i, "output_len": 4} for i in range(6))
+SHAREGPT = indented([{"id": str(i), "prompt_tokens": 10 + i, "output_tokens": 4 + i} for i in range(5)])
+TAPE = jsonl({"id": i, "yields": [1, 3, 2, 5, 1, 1 + i]} for i in range(4))
+VLLM = jsonl(
+    {"request_id": f"r{i}", "input_toks": 10 + i, "output_toks": 5, "arrival_time": 1.7e9 + i}
+    | {"queued_ts": 100.0 + i, "scheduled_ts": 100.1 + i, "first_token_ts": 100.2 + i, "last_token_ts": 100.4 + i}
     for i in range(5)
 )
 CELLS = "concurrency,input_len,output_len,num_prompts,tpot_ms,label\n1,16,4,4,12.5,one\n2,16,4,4,13.5,two\n"
-CONFIG = json.dumps(
+CONFIG = indented(
     {
         "model_type": "llama",
         "num_hidden_layers": 4,
@@ -252,95 +213,58 @@ CONFIG = json.dumps(
         "vocab_size": 1000,
         "max_position_embeddings": 2048,
         "torch_dtype": "bfloat16",
-    },
-    indent=1,
+    }
 )
-POINTS = "".join(
-    json.dumps(line) + "\n"
-    for line in (
-        {
-            "schema": 2,
-            "fingerprint": {"gpu": "x"},
-            "options": {"rows": 4},
-        },
-        {"plan": {"visits": 2, "passes": [["decode", "target", 1, 1, 16, "eager"]]}},
-        {
-            "point": {
-                "kind": "decode",
-                "model": "target",
-                "rows": 1,
-                "tokens": 1,
-                "context_tokens": 16,
-                "launch": "eager",
-                "device_s": 0.001,
-                "host_s": 0.001,
-                "half_width_pct": 1.0,
-                "repetitions": 9,
-                "is_noisy": False,
-                "is_held_out": False,
-            }
-        },
+POINT = {"kind": "decode", "model": "target", "rows": 1, "tokens": 1, "context_tokens": 16, "launch": "eager"}
+POINT_TIMES = {"device_s": 0.001, "host_s": 0.001, "half_width_pct": 1.0, "repetitions": 9}
+POINTS = jsonl(
+    (
+        {"schema": 2, "fingerprint": {"gpu": "x"}, "options": {"rows": 4}},
+        {"plan": {"visits": 2, "passes": [[*POINT.values()]]}},
+        {"point": POINT | POINT_TIMES | {"is_noisy": False, "is_held_out": False}},
         {"clocks": {"sm_mhz": 1410.0, "power_w": 312.5, "throttled": ["power cap"]}},
         {
             "rates": {
-                "corun": [[["decode", "target", 1, 1, 16, "eager"]] * 2, None],
+                "corun": [[[*POINT.values()]] * 2, None],
                 "sides": [{"alone_s": 0.1, "together_s": 0.2, "rates": [0.5, 0.6]}] * 2,
             }
         },
     )
 )
-
-
-PROMPTS = "".join(json.dumps({"prefix_blocks": [], "input_toks": 10 + i}) + "\n" for i in range(5))
+PROMPTS = jsonl({"prefix_blocks": [], "input_toks": 10 + i} for i in range(5))
 LIST = "prompt_tokens,output_tokens\n10,4\n12,3\n"
 LISTED_CELLS = "concurrency,tpot_ms\n1,12.5\n2,13.5\n"
-TUNED = json.dumps({"table": [[1, 4, 3], [5, 16, 1]], "break_even_concurrency": None}, indent=1)
-BENCH = json.dumps(
-    {
-        "completed": 20,
-        "total_input_tokens": 400,
-        "total_output_tokens": 100,
-        "output_throughput": 100.0,
-        "mean_ttft_ms": 20.0,
-        "mean_tpot_ms": 12.0,
-        "max_concurrency": 2,
-        "spec_decode_num_drafts": 50,
-        "spec_decode_per_position_acceptance_rates": [0.7, 0.4],
-    },
-    indent=1,
+TUNED = indented({"table": [[1, 4, 3], [5, 16, 1]], "break_even_concurrency": None})
+BENCH_RECORD: dict[str, object] = {
+    "completed": 20,
+    "total_input_tokens": 400,
+    "total_output_tokens": 100,
+    "output_throughput": 100.0,
+    "mean_ttft_ms": 20.0,
+    "mean_tpot_ms": 12.0,
+    "max_concurrency": 2,
+    "spec_decode_num_drafts": 50,
+    "spec_decode_per_position_acceptance_rates": [0.7, 0.4],
+}
+BENCH = indented(BENCH_RECORD)
+BENCH_IN_DETAIL = indented(
+    BENCH_RECORD
+    | {"completed": 4, "total_input_tokens": 46, "total_output_tokens": 20, "input_lens": [10, 11, 12, 13]}
+    | {"output_lens": [5, 5, 5, 5], "start_times": [3.0, 1.0, 2.0, 2.5], "errors": ["", "", "", ""]}
 )
-BENCH_IN_DETAIL = json.dumps(
-    json.loads(BENCH)
-    | {
-        "completed": 4,
-        "total_input_tokens": 46,
-        "total_output_tokens": 20,
-        "input_lens": [10, 11, 12, 13],
-        "output_lens": [5, 5, 5, 5],
-        "start_times": [3.0, 1.0, 2.0, 2.5],
-        "errors": ["", "", "", ""],
-    },
-    indent=1,
-)
-BENCH_APPENDED = f"{json.dumps(json.loads(BENCH))}\n{json.dumps(json.loads(BENCH) | {'max_concurrency': 4})}\n"
-MEASURED = json.dumps(
+BENCH_APPENDED = jsonl((BENCH_RECORD, BENCH_RECORD | {"max_concurrency": 4}))
+LEVEL_TIMES = {"prompt_tokens": 20.0, "output_tokens": 5.0, "ttft_s": 0.05, "tpot_s": 0.01}
+MEASURED = indented(
     {
         "schema": 1,
         "url": "http://localhost:8000",
         "levels": [
-            {
-                "source": f"{concurrency} at once",
-                "concurrency": float(concurrency),
-                "prompt_tokens": 20.0,
-                "output_tokens": 5.0,
-                "ttft_s": 0.05,
-                "tpot_s": 0.01,
-                "spreads_pct": {"tpot_ms": 3.0},
-            }
+            {"source": f"{concurrency} at once", "concurrency": float(concurrency)}
+            | LEVEL_TIMES
+            | {"spreads_pct": {"tpot_ms": 3.0}}
             for concurrency in (1, 2, 4)
         ],
-    },
-    indent=1,
+    }
 )
 VLLM_LOG = "".join(
     f"INFO 07-01 12:00:{10 * i} [loggers.py:118] Engine 000: Avg prompt throughput: 81.3 tokens/s, Avg generation "
@@ -438,6 +362,39 @@ def store(folder: Path) -> dict[str, bytes]:
     return made | {"grid.yaml": GRID.encode()}
 
 
+MOONCAKE_COUNTS = csv(
+    "timestamp_ms,input_length,output_length,n_prefix_blocks_seen_before",
+    (f"{100 * i},{600 + i},5,{i % 2}" for i in range(6)),
+)
+INFERENCEX = indented(
+    [
+        {"hw": "h100", "conc": 2 * i, "tp": 1, "isl": 20, "osl": 5, "tput_per_gpu": 30.0}
+        | {"output_tput_per_gpu": 10.0, "mean_ttft": 0.02, "mean_tpot": 0.012}
+        for i in (1, 2)
+    ]
+)
+BENCH_LIST = indented([BENCH_RECORD, BENCH_RECORD | {"max_concurrency": 4}])
+QUANTISED = indented({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}})
+TRACE = ("compare", "--profile", PAIR, "--policy", "pd", "--workers", "1", "--num-prompts", "2", "--dataset-name")
+
+
+def read_by(name: str, content: bytes | str, *command: str, every: int = 1, **beside: bytes | str) -> Sample:
+    """`beside` by a file's name with its dot for two underscores."""
+    texts = {name: content, **{other.replace("__", "."): text for other, text in beside.items()}}
+    data, *others = ((each, text.encode() if isinstance(text, str) else text) for each, text in texts.items())
+    return Sample(*data, (command,) if command else (), tuple(others), every=every)
+
+
+def of_trace(name: str, content: bytes | str, dataset: str, options: str = "", *flags: str) -> Sample:
+    return read_by(name, content, *TRACE, dataset, "--dataset-path", f"{{}}{options}", *flags)
+
+
+def of_production(name: str, content: bytes | str, *flags: str, **beside: bytes | str) -> Sample:
+    """What a server wrote of itself; its results where no flags are given."""
+    flags = (*(flags or ("--bench-json", "{}")), "--profile", PAIR, "--json", "{folder}/j.json")
+    return read_by(name, content, "calibrate", "production", *flags, every=4, **beside)
+
+
 def samples(folder: Path) -> dict[str, Sample]:
     """By format."""
     made, replayed, stored = results(folder), replay(folder), store(folder)
@@ -448,91 +405,63 @@ def samples(folder: Path) -> dict[str, Sample]:
         beside = tuple((other, content) for other, content in of.items() if other != name)
         return Sample(name, of[name], commands, beside, is_folder=True, every=every)
 
+    def of_kernels(name: str) -> Sample:
+        return replace(part(kernels, name, derived, every=4), is_checked=False)
+
     def replay_part(name: str) -> Sample:
         return part(replayed, name, ("validate", "{folder}", "--no-plots", "--json", "{folder}/v.json"))
 
-    def seen(name: str, content: bytes, *flags: str, beside: tuple[tuple[str, bytes], ...] = ()) -> Sample:
-        tail = ("--profile", PAIR, "--json", "{folder}/j.json")
-        return Sample(name, content, (("calibrate", "production", *flags, *tail),), beside, every=4)
-
+    (folder / "kernels").mkdir()
+    kernels = files_in(write_tables(folder / "kernels"))
+    imported = ("aiconfigurator", "{folder}", "--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--tp", "2")
+    derived = ("calibrate", "import", *imported, "--out", "{folder}/../made.json")
+    quantised = read_by("m_hf_quant_config.json", QUANTISED, "check", "{folder}/m_config.json", m_config__json=CONFIG)
     lengths = ("--input-len", "20", "--output-len", "5")
+    tiny = ("compare", "--profile", PAIR, *TINY_RUN)
     vllm = ("validate", "vllm", "--profile", ALONE, "--max-num-seqs", "8", "--max-num-batched-tokens", "512")
     cells = ("validate", "cells", "--profile", ALONE)
-    trace = ("compare", "--profile", PAIR, "--policy", "pd", "--workers", "1", "--num-prompts", "2", "--dataset-name")
+    derive = ("calibrate", "derive", "--from", ALONE, "--target", "{}", "--out", "{folder}/d.json")
+    looks = ("--metrics-before", "{folder}/before.txt", "--metrics-after", "{}")
+    levels = ("probe", "{}", "--profile", PAIR, "--json", "{folder}/j.json")
+    sweep = ("sweep", "{}", "--out", "{folder}/store", "--workers", "1")
     return {
-        "scenario": Sample(
-            "s.yaml", SCENARIO.encode(), (("compare", "{}", *TINY_RUN, "--replications", "1", "--workers", "1"),)
+        "scenario": read_by("s.yaml", SCENARIO, "compare", "{}", *TINY_RUN, "--replications", "1", "--workers", "1"),
+        "grid": read_by("g.yaml", GRID, *sweep, every=4),
+        "grid of lists": read_by("gl.yaml", GRID_OF_LISTS, *sweep, every=10),
+        "profile": read_by("p.json", profile, "profiles", "show", "{}"),
+        "engine": read_by("e.json", engine, *tiny, "--engine", "{}", "--workers", "1"),
+        "config": read_by("c.json", CONFIG, *derive),
+        "points": read_by("p.points.jsonl", POINTS),
+        "trace azure": of_trace("a.csv", AZURE, "trace-azure"),
+        "trace mooncake": of_trace("m.jsonl", MOONCAKE, "mooncake"),
+        "trace azure 2024": of_trace("b.csv", AZURE_2024, "trace-azure"),
+        "trace burstgpt": of_trace("bg.csv", BURSTGPT, "burstgpt"),
+        "trace sessions": of_trace("ms.jsonl", SESSIONS, "mooncake"),
+        "guidellm": of_trace("gl.json", GUIDELLM, "guidellm"),
+        "aiperf": of_trace("ai.jsonl", AIPERF, "aiperf"),
+        "aiperf means": of_production("am.json", AIPERF_MEANS),
+        "inference-perf": of_trace("ip.json", INFERENCE_PERF, "inference-perf"),
+        "inference-perf means": of_production("im.json", INFERENCE_PERF_MEANS),
+        "bench in detail": of_trace("bd.json", BENCH_IN_DETAIL, "vllm-bench"),
+        "bench appended": of_production("ba.jsonl", BENCH_APPENDED),
+        "trace csv": of_trace("t.csv", TRACE_CSV, "csv"),
+        "trace jsonl": of_trace("t.jsonl", TRACE_JSONL, "jsonl"),
+        "sharegpt": of_trace("g.json", SHAREGPT, "sharegpt"),
+        "tape": read_by("t.jsonl", TAPE, *tiny, "--acceptance", "tape:{}", "--workers", "1"),
+        "requests": read_by("v.jsonl", VLLM, *vllm, "--requests", "{}"),
+        "prompts": read_by(
+            "w.jsonl", PROMPTS, *vllm, "--requests", "{folder}/v.jsonl", "--prompts", "{}", v__jsonl=VLLM
         ),
-        "grid": Sample(
-            "g.yaml", GRID.encode(), (("sweep", "{}", "--out", "{folder}/store", "--workers", "1"),), every=4
+        "cells": read_by("cells.csv", CELLS, *cells, "{}"),
+        "request list": read_by(
+            "list.csv", LIST, *cells, "{folder}/cells.csv", "--requests", "{}", cells__csv=LISTED_CELLS
         ),
-        "grid of lists": Sample(
-            "gl.yaml",
-            GRID_OF_LISTS.encode(),
-            (("sweep", "{}", "--out", "{folder}/store", "--workers", "1"),),
-            every=10,
-        ),
-        "profile": Sample("p.json", profile, (("profiles", "show", "{}"),)),
-        "engine": Sample(
-            "e.json", engine, (("compare", "--profile", PAIR, *TINY_RUN, "--engine", "{}", "--workers", "1"),)
-        ),
-        "config": Sample(
-            "c.json",
-            CONFIG.encode(),
-            (("calibrate", "derive", "--from", ALONE, "--target", "{}", "--out", "{folder}/d.json"),),
-        ),
-        "points": Sample("p.points.jsonl", POINTS.encode()),
-        "trace azure": Sample("a.csv", AZURE.encode(), ((*trace, "trace-azure", "--dataset-path", "{}"),)),
-        "trace mooncake": Sample("m.jsonl", MOONCAKE.encode(), ((*trace, "mooncake", "--dataset-path", "{}"),)),
-        "trace azure 2024": Sample("b.csv", AZURE_2024.encode(), ((*trace, "trace-azure", "--dataset-path", "{}"),)),
-        "trace burstgpt": Sample("bg.csv", BURSTGPT.encode(), ((*trace, "burstgpt", "--dataset-path", "{}"),)),
-        "trace sessions": Sample("ms.jsonl", SESSIONS.encode(), ((*trace, "mooncake", "--dataset-path", "{}"),)),
-        "guidellm": Sample("gl.json", GUIDELLM.encode(), ((*trace, "guidellm", "--dataset-path", "{}"),)),
-        "aiperf": Sample("ai.jsonl", AIPERF.encode(), ((*trace, "aiperf", "--dataset-path", "{}"),)),
-        "aiperf means": seen("am.json", AIPERF_MEANS.encode(), "--bench-json", "{}"),
-        "inference-perf": Sample(
-            "ip.json", INFERENCE_PERF.encode(), ((*trace, "inference-perf", "--dataset-path", "{}"),)
-        ),
-        "inference-perf means": seen("im.json", INFERENCE_PERF_MEANS.encode(), "--bench-json", "{}"),
-        "bench in detail": Sample(
-            "bd.json", BENCH_IN_DETAIL.encode(), ((*trace, "vllm-bench", "--dataset-path", "{}"),)
-        ),
-        "bench appended": seen("ba.jsonl", BENCH_APPENDED.encode(), "--bench-json", "{}"),
-        "trace csv": Sample("t.csv", TRACE_CSV.encode(), ((*trace, "csv", "--dataset-path", "{}"),)),
-        "trace jsonl": Sample("t.jsonl", TRACE_JSONL.encode(), ((*trace, "jsonl", "--dataset-path", "{}"),)),
-        "sharegpt": Sample("g.json", SHAREGPT.encode(), ((*trace, "sharegpt", "--dataset-path", "{}"),)),
-        "tape": Sample(
-            "t.jsonl",
-            TAPE.encode(),
-            (("compare", "--profile", PAIR, *TINY_RUN, "--acceptance", "tape:{}", "--workers", "1"),),
-        ),
-        "requests": Sample("v.jsonl", VLLM.encode(), ((*vllm, "--requests", "{}"),)),
-        "prompts": Sample(
-            "w.jsonl",
-            PROMPTS.encode(),
-            ((*vllm, "--requests", "{folder}/v.jsonl", "--prompts", "{}"),),
-            (("v.jsonl", VLLM.encode()),),
-        ),
-        "cells": Sample("cells.csv", CELLS.encode(), ((*cells, "{}"),)),
-        "request list": Sample(
-            "list.csv",
-            LIST.encode(),
-            ((*cells, "{folder}/cells.csv", "--requests", "{}"),),
-            (("cells.csv", LISTED_CELLS.encode()),),
-        ),
-        "tuned table": Sample("tuned.json", TUNED.encode()),
-        "bench": seen("bench.json", BENCH.encode(), "--bench-json", "{}"),
-        "log vllm": seen("vllm.log", VLLM_LOG.encode(), "--log", "{}", *lengths),
-        "log sglang": seen("sg.log", SGLANG_LOG.encode(), "--log", "{}", "--num-speculative-tokens", "3", *lengths),
-        "metrics": seen(
-            "after.txt",
-            metrics(30, 120),
-            *("--metrics-before", "{folder}/before.txt", "--metrics-after", "{}"),
-            beside=(("before.txt", metrics(10, 40)),),
-        ),
-        "measured levels": Sample(
-            "m.json", MEASURED.encode(), (("probe", "{}", "--profile", PAIR, "--json", "{folder}/j.json"),), every=4
-        ),
+        "tuned table": read_by("tuned.json", TUNED),
+        "bench": of_production("bench.json", BENCH),
+        "log vllm": of_production("vllm.log", VLLM_LOG, "--log", "{}", *lengths),
+        "log sglang": of_production("sg.log", SGLANG_LOG, "--log", "{}", "--num-speculative-tokens", "3", *lengths),
+        "metrics": of_production("after.txt", metrics(30, 120), *looks, before__txt=metrics(10, 40)),
+        "measured levels": read_by("m.json", MEASURED, *levels, every=4),
         "summary": part(made, "summary.json", ("report", "{folder}", "--figures", "{folder}/f")),
         "replay summary": replay_part("summary.json"),
         "replay scenario": replay_part("scenario.yaml"),
@@ -546,6 +475,21 @@ def samples(folder: Path) -> dict[str, Sample]:
             ("report", "{folder}", "--out", "{folder}/r.html"),
             every=10,
         ),
+        "trace gz": of_trace("a.csv.gz", gzip.compress(AZURE.encode(), mtime=0), "trace-azure"),
+        "trace counts": of_trace("mc.csv", MOONCAKE_COUNTS, "mooncake"),
+        "trace turns": of_trace("mt.jsonl", SESSIONS, "mooncake", "#turns=new"),
+        "trace columns": of_trace(
+            "tc.csv", TRACE_CSV, "csv", "#arrival=arrival_s,prompt=prompt_tokens,output=output_tokens,unit=ms"
+        ),
+        "trace without times": of_trace(
+            *("tw.jsonl", TRACE_JSONL, "jsonl", "#arrival="),
+            *("--request-rate", "4", "--set", "workload.trace_arrivals=poisson"),
+        ),
+        "guidellm means": of_production("gm.json", GUIDELLM),
+        "inferencex": of_production("ix.json", INFERENCEX),
+        "bench list": of_production("bl.json", BENCH_LIST),
+        "quantisation": replace(quantised, is_checked=False),
+        **{f"kernels {name.rpartition('__')[2]}": of_kernels(name) for name in kernels},
     }
 
 

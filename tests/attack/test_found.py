@@ -17,13 +17,7 @@ import pytest
 
 from sim.cli.main import run
 from sim.costs.profile_files import SHIPPED
-from tests.attack.samples import (
-    PAIR,
-    TINY_RUN,
-    TRACE_JSONL,
-    replay,
-    results,
-)
+from tests.attack.samples import PAIR, TINY_RUN, TRACE_JSONL, replay, results
 
 COMPARE = ["compare", "--profile", PAIR, "--policy", "pd", "--workers", "1"]
 TRACE = [*COMPARE, "--num-prompts", "2", "--dataset-name"]

@@ -199,9 +199,7 @@ def test_a_plug_in_that_breaks_ends_a_command_with_one_line(capsys: pytest.Captu
     assert capsys.readouterr().err == "lanesim: policy 'mine': KeyError: 'inside'\n"
 
 
-def test_nothing_is_said_of_arrivals_that_a_broken_policy_kept_from_beginning(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
+def test_nothing_is_said_of_arrivals_that_a_broken_policy_kept_from_beginning(recwarn: pytest.WarningsRecorder) -> None:
     """Arrivals begin behind the policy, whose first step fails."""
 
     def build(serving: Any, options: Any, limits: Any) -> list[Any]:

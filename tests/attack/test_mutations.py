@@ -21,22 +21,11 @@ from sim.cli.main import run
 from tests.attack.hostile_server import DONE, Sent, head, hostile
 from tests.attack.mutations import damaged
 from tests.attack.samples import EVENTS, PAIR, SPECULATIVE_CONFIG, TINY_RUN, Sample, filled, samples
-from tests.attack.table_samples import table_samples
 from tests.properties import examples
 
 FORMATS = (
-    *(
-        "scenario",
-        "grid",
-        "grid of lists",
-        "profile",
-        "engine",
-        "config",
-        "points",
-        "trace azure",
-        "trace mooncake",
-        "trace csv",
-    ),
+    *("scenario", "grid", "grid of lists", "profile", "engine", "config", "points"),
+    *("trace azure", "trace mooncake", "trace csv"),
     *("trace azure 2024", "trace burstgpt", "trace sessions", "guidellm", "aiperf", "aiperf means"),
     *("inference-perf", "inference-perf means", "bench in detail", "bench appended"),
     *("trace jsonl", "sharegpt", "tape", "requests", "prompts", "cells", "request list", "tuned table"),
@@ -59,7 +48,7 @@ class TooLong(BaseException):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sample]:
-    return samples(tmp_path_factory.mktemp("attack")) | table_samples(tmp_path_factory.mktemp("tables"))
+    return samples(tmp_path_factory.mktemp("attack"))
 
 
 @contextlib.contextmanager

@@ -216,7 +216,7 @@ def test_an_interrupted_rerun_lies_beside_the_complete_replay(tmp_path: Path, mo
         (["--device", "cuda"], "finds no CUDA device"),
         (["--profile", "a100-sxm/codellama-34b+tinyllama-1.1b"], "choose a smaller pair"),
         (["--set", "policy_options.kv=none"], "kv=none can be simulated only"),
-        (["--num-speculative-tokens", "0", "--policy", "pdv"], "needs a draft"),
+        (["--set", "speculation.num_speculative_tokens=0", "--policy", "pdv"], "needs a draft"),
     ],
 )
 def test_what_cannot_be_replayed_is_one_clear_line(tmp_path: Path, args: list[str], says: str) -> None:

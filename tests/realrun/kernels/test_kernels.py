@@ -47,9 +47,7 @@ def test_chunks_of_equal_length_share_a_rectangle_and_none_is_padded() -> None:
     a, b, c, d = admitted(kernels, (5, 9, 5, 20))
     submitted = kernels.prefill([PromptChunk(a, 5), PromptChunk(b, 4), PromptChunk(c, 5), PromptChunk(d, 5)], issuer)
     assert submitted.plan.shape == PassShape(
-        Kind.PREFILL,
-        Model.TARGET,
-        chunks=(ChunkShape(2, 5, True), ChunkShape(1, 4, False), ChunkShape(1, 5, False)),
+        Kind.PREFILL, Model.TARGET, chunks=(ChunkShape(2, 5, True), ChunkShape(1, 4, False), ChunkShape(1, 5, False))
     )
     assert submitted.plan.shape.num_tokens == 5 + 4 + 5 + 5
     assert [len(row.tokens) for row in submitted.result()] == [1, 0, 1, 0]

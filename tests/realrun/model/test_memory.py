@@ -33,12 +33,7 @@ def test_the_example_of_a_ledger_is_what_it_prints() -> None:
 def replayed(target: str, draft: str, slots: int, *, max_tokens: int = 655, prompt_tokens: int = 8192) -> Ledger:
     """A replay of the campaign: 512 prompt tokens and 128 output tokens, 4 drafted, 8 streams, graphs."""
     sizes = Sizes(
-        slots=slots,
-        max_tokens=max_tokens,
-        draft_tokens=4,
-        prompt_tokens=prompt_tokens,
-        streams=8,
-        has_graphs=True,
+        slots=slots, max_tokens=max_tokens, draft_tokens=4, prompt_tokens=prompt_tokens, streams=8, has_graphs=True
     )
     return ledger([model(target), model(draft)], sizes)
 

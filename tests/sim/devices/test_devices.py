@@ -71,9 +71,7 @@ def test_what_streams_do_to_each_other_depends_on_the_regime(regime: Regime, end
     assert [ticket.end_s for ticket in tickets] == pytest.approx(ends_s)
 
 
-@given(
-    works=st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.05, 20.0)), min_size=1, max_size=5),
-)
+@given(works=st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.05, 20.0)), min_size=1, max_size=5))
 def test_shares_of_time_sum_to_one_unless_all_are_capped(works: list[tuple[float, float]]) -> None:
     caps, weights = [cap for cap, _ in works], [weight for _, weight in works]
     rates = share_time(caps, weights)
