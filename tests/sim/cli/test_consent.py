@@ -22,29 +22,12 @@ from validation.__main__ import main as validation
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 READ = {
-    *("acceptance", "api_key_env", "attention", "bench_json", "columns", "concurrencies", "constants"),
-    *("contexts", "controller", "dataset_name", "dataset_path", "directory", "draft", "draft_model", "draft_path"),
-    *("draft_weights", "dtype", "engine", "engine_name", "engine_version", "fit_constant", "fit_metric", "fit_ratios"),
-    *("fits", "goodput", "gpu", "grid", "kv_dtype", "lengths", "levels", "log_path", "method", "metric_percentiles"),
-    *(
-        "metrics_after",
-        "metrics_before",
-        "model",
-        "name",
-        "num_prompts",
-        "only",
-        "from_",
-        "words",
-        "log",
-        "sources",
-        "set",
-        "names",
-        "path",
-        "paths",
-    ),
-    *("policy", "price", "profile", "profile_name", "prompts"),
-    *("requests", "requests_path", "scenario", "series", "source", "speculative_config", "store", "target"),
-    *("target_model", "target_weights", "url", "weights", "where"),
+    *("acceptance", "api_key_env", "attention", "bench_json", "columns", "concurrencies", "contexts"),
+    *("dataset_name", "dataset_path", "draft", "draft_weights", "dtype", "engine", "from_", "goodput", "gpu"),
+    *("grid", "kv_dtype", "lengths", "levels", "log", "metric_percentiles", "metrics_after", "metrics_before"),
+    *("model", "names", "num_prompts", "paths", "policy", "price", "profile", "prompts", "requests"),
+    *("scenario", "series", "set", "sources", "speculative_config", "target", "target_weights", "weights"),
+    *("where", "words"),
 }
 """Parameters of text that name nothing which is written; every other one is an output."""
 SLO = "--goodput ttft:500 tpot:40"

@@ -48,16 +48,3 @@ def test_nothing_of_speculation_changes_a_result_of_autoregressive(name: str) ->
     for speculation in SPECULATION:
         beside_drafts = scenario(name, **speculation)
         assert summarise(simulate(resolve(beside_drafts, profile, "autoregressive"), 3)) == reference, speculation
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_async_scheduling_that_is_given_holds_for_policies_with_and_without_drafts(is_async: bool) -> None:
-    given = Scenario.of(
-        profile=PROFILES[0],
-        policy=("autoregressive", "continuous"),
-        request_rate=4,
-        num_prompts=12,
-        **{"engine.async_scheduling": is_async},
-    )
-    for policy in given.policy:
-        assert simulate(resolve(given, load(PROFILES[0]), policy), 0).is_async is is_async
