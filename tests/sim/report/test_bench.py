@@ -61,7 +61,7 @@ def test_several_profiles_are_a_grid_and_a_command_for_one_refuses_lists(capsys:
         "cpu/tiny",
         "h100-sxm/llama-2-7b+tinyllama-1.1b",
     ]
-    assert run(["capacity", *FLAGS[1:], "--num-speculative-tokens", "0,2"]) == 2
+    assert run(["capacity", "--profile", "cpu/tiny", "--num-speculative-tokens", "0,2"]) == 2
     assert "'0,2' is not a valid integer" in capsys.readouterr().err
     assert run([*FLAGS, "--num-speculative-tokens", "2,2"]) == 2
     assert "a value stands twice" in capsys.readouterr().err
