@@ -95,7 +95,7 @@ def probe_command(flags: ProbeFlags) -> None:
         _fit(profile, served, flags)
         return
     base = base_of(url)
-    key = _key(flags.api_key_env)
+    key = key_of(flags.api_key_env)
     levels = _levels(flags.levels)
     measured = flags.measured or (Path("probe") if out is None else out).with_suffix(".measured.json")
     check_out(out, [profile_name], json_path=json_path, others={"--measured": measured})
@@ -106,7 +106,7 @@ def probe_command(flags: ProbeFlags) -> None:
         _fit(profile, served, flags)
 
 
-def _key(name: str | None) -> str | None:
+def key_of(name: str | None) -> str | None:
     """Value of the environment variable `name`, which may be the key itself, by mistake: it is never shown."""
     if name is None:
         return None

@@ -15,12 +15,13 @@ from click.core import ParameterSource
 from sim.cli.flags import FlagsCommand, parameters
 from sim.cli.lazy import command_at
 
-DIRECTORY, SERVER = "DIRECTORY", "URL"
+DIRECTORY, SERVER, FIT = "DIRECTORY", "URL", "URL --fit-only"
 FORMS = {
     DIRECTORY: "realrun.cli.validate:directory_command",
     "cells": "calibrate.cli.validate_cells:cells_command",
     "vllm": "calibrate.cli.validate_vllm:vllm_command",
-    SERVER: "calibrate.cli.probe:probe_command",
+    SERVER: "calibrate.cli.validate_server:server_command",
+    FIT: "calibrate.cli.probe:probe_command",
 }
 """The command of each form; a directory that is called cells or vllm is reached as ./cells."""
 
@@ -33,8 +34,10 @@ def _form(kind: str) -> FlagsCommand:
 
 def _options() -> list[click.Parameter]:
     """Options of all forms, each once and none of them required: that is seen when the form is known."""
-    words = click.Argument(["words"], nargs=-1, metavar="DIRECTORY | cells TABLE.csv | vllm | URL --fit-only")
-    only = click.Option(["--fit-only"], is_flag=True, help="Time a server at URL and fit a profile to it.")
+    words = click.Argument(["words"], nargs=-1, metavar="DIRECTORY | cells TABLE.csv | vllm | URL [--fit-only]")
+    only = click.Option(
+        ["--fit-only"], is_flag=True, help="Fit a profile to the server at URL; nothing is predicted but one level."
+    )
     options: dict[str | None, click.Parameter] = {"words": words, "fit_only": only}
     for kind in FORMS:
         for option in parameters(_form(kind).flags):
@@ -48,12 +51,10 @@ def _chosen(words: Sequence[str], is_fit_only: bool) -> tuple[str, Sequence[str]
     """The form that a command line is of, and its arguments."""
     first = words[0] if words else ""
     if is_fit_only:
-        return SERVER, words
-    if first in FORMS and first not in (DIRECTORY, SERVER):
+        return FIT, words
+    if first in FORMS and first not in (DIRECTORY, SERVER, FIT):
         return first, words[1:]
-    if first.startswith(("http://", "https://")):
-        raise click.UsageError(f"{first!r} is a server: add --fit-only, which fits a profile to it")
-    return DIRECTORY, words
+    return SERVER if first.startswith(("http://", "https://")) else DIRECTORY, words
 
 
 def _validate(words: tuple[str, ...], fit_only: bool, **values: Any) -> None:
@@ -92,6 +93,8 @@ validate_command = FlagsCommand(
 
     vllm --requests FILE: the requests of a real vLLM run, at their recorded arrivals.
 
-    URL --fit-only: closed loops of streamed requests at several levels; one level is held back and predicted. Only that
-    address is called. A file of levels that were measured is fitted again.""",
+    URL: the scenario's own requests, at their own times, predicted before they are sent. Only that address is called.
+
+    URL --fit-only: closed loops of streamed requests at several levels; one level is held back and predicted. A file of
+    levels that were measured is fitted again.""",
 )

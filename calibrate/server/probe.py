@@ -54,14 +54,20 @@ class Timed:
     """One request, in seconds of this machine's clock."""
 
     sent_s: float
-    first_s: float
-    last_s: float
+    pieces_s: tuple[float, ...]
+    """Times of the events that hold tokens."""
     prompt_tokens: int
     output_tokens: int
-    gaps: int = 0
-    """Gaps between events that hold tokens."""
     gaps_at_once: int = 0
-    """Those of events that came with the first one."""
+    """Events, beside the first one, that came with it."""
+
+    @property
+    def first_s(self) -> float:
+        return self.pieces_s[0]
+
+    @property
+    def last_s(self) -> float:
+        return self.pieces_s[-1]
 
 
 T = TypeVar("T")
@@ -243,7 +249,7 @@ def level(
         output_tokens_per_s=concurrency
         * sum(each.output_tokens for each in steady)
         / sum(each.last_s - each.sent_s for each in steady),
-        accepted=_drafts(before, after, client.url),
+        accepted=drafts_between(before, after, client.url),
         num_requests=len(steady),
         sent=num_requests,
         failed=dict(Counter(failures)),
@@ -274,15 +280,13 @@ def stream(client: Client, endpoint: Endpoint, prompt: str, output_tokens: int) 
         if answer.status != 200:
             raise answer.refusal()
         tokens = _tokens(client, endpoint, answer, output_tokens)
-    if not tokens.pieces:
+    if not tokens.pieces_s:
         raise client.failure(endpoint.path, "gives an answer without a token")
     return Timed(
         sent_s=sent_s,
-        first_s=tokens.first_s,
-        last_s=tokens.last_s,
+        pieces_s=tuple(tokens.pieces_s),
         prompt_tokens=tokens.usage.prompt_tokens or len(prompt.split()),
-        output_tokens=tokens.usage.completion_tokens or tokens.pieces,
-        gaps=tokens.pieces - 1,
+        output_tokens=tokens.usage.completion_tokens or len(tokens.pieces_s),
         gaps_at_once=tokens.pieces_at_once - 1,
     )
 
@@ -291,9 +295,7 @@ def stream(client: Client, endpoint: Endpoint, prompt: str, output_tokens: int) 
 class _Tokens:
     """Tokens and times of one stream."""
 
-    first_s: float = 0.0
-    last_s: float = 0.0
-    pieces: int = 0
+    pieces_s: list[float] = field(default_factory=list)
     pieces_at_once: int = 0
     """Those that came with the first, itself included."""
     usage: _Usage = field(default_factory=_Usage)
@@ -320,29 +322,29 @@ def _tokens(client: Client, endpoint: Endpoint, answer: Reply, output_tokens: in
         if event.usage is not None:
             tokens.usage, is_whole = event.usage, True
         if any(choice.has_text for choice in event.choices or ()):
-            tokens.last_s = answer.received_s
-            if not tokens.pieces:
-                tokens.first_s, first_waits = tokens.last_s, answer.waits
-            tokens.pieces += 1
+            if not tokens.pieces_s:
+                first_waits = answer.waits
+            tokens.pieces_s.append(answer.received_s)
             tokens.pieces_at_once += answer.waits == first_waits
-        if max(tokens.pieces, tokens.usage.completion_tokens or 0) > MAX_LENGTH * output_tokens:
+        if max(len(tokens.pieces_s), tokens.usage.completion_tokens or 0) > MAX_LENGTH * output_tokens:
             raise client.failure(
                 endpoint.path, f"answers more than {MAX_LENGTH} times the {output_tokens} tokens of --output-len"
             )
-    if tokens.pieces and not is_whole:
+    if tokens.pieces_s and not is_whole:
         raise client.failure(endpoint.path, "ends its stream without [DONE] and without usage")
     counted = tokens.usage.completion_tokens
-    if counted is not None and counted < tokens.pieces:
+    if counted is not None and counted < len(tokens.pieces_s):
         raise client.failure(
             endpoint.path,
-            f"says in its usage that it wrote {counted} tokens, and its stream has {tokens.pieces} pieces of text",
+            f"says in its usage that it wrote {counted} tokens, and its stream has {len(tokens.pieces_s)} pieces of "
+            "text",
         )
     return tokens
 
 
 def _refuse_collected(client: Client, endpoint: Endpoint, timed: list[Timed]) -> None:
     """Raise RequestFailed where tokens come together: times per token are no longer the server's."""
-    gaps, at_once = sum(each.gaps for each in timed), sum(each.gaps_at_once for each in timed)
+    gaps, at_once = sum(len(each.pieces_s) - 1 for each in timed), sum(each.gaps_at_once for each in timed)
     if not gaps or at_once > gaps * MAX_AT_ONCE:
         share = 100.0 * at_once / gaps if gaps else 100.0
         raise client.failure(
@@ -373,7 +375,7 @@ def _models(client: Client) -> list[str]:
     return [each.id for each in _typed(client, MODELS, text, _Models, "").data or ()]
 
 
-def _drafts(before: dict[Sample, float] | None, after: dict[Sample, float] | None, url: str) -> Accepted | None:
+def drafts_between(before: dict[Sample, float] | None, after: dict[Sample, float] | None, url: str) -> Accepted | None:
     if before is None or after is None:
         return None
     return Growth(before, after, f"{url}/metrics").accepted

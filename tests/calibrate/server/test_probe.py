@@ -182,7 +182,7 @@ def test_an_address_goes_without_its_version(url: str, base: str) -> None:
 
 
 def timed(sent_s: float, last_s: float, tokens: int = 2) -> Timed:
-    return Timed(sent_s=sent_s, first_s=sent_s, last_s=last_s, prompt_tokens=1, output_tokens=tokens)
+    return Timed(sent_s=sent_s, pieces_s=(sent_s, last_s), prompt_tokens=1, output_tokens=tokens)
 
 
 def test_a_usage_of_fewer_tokens_than_the_stream_has_pieces_is_refused() -> None:

@@ -1,0 +1,187 @@
+"""A scenario's requests as a server served them, beside what was predicted before they were sent.
+
+One JSON file holds it all: the scenario, the prediction with the moment when it was made, every request that was sent,
+and the errors. It names no address, prompt, answer or key, so that it can be shown to others. The error is taken apart
+by simulating again with one thing more of what was seen: the requests as they were sent (when, and how long), and then
+the acceptance that the server counted; what is left is how long the server takes. Not here: sending
+(calibrate.server.open_loop), the command (calibrate.cli.validate_server).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import structs
+
+from calibrate.server.levels import Accepted
+from calibrate.server.open_loop import Sent
+from sim.costs.engine_costs import engine_of, with_engine
+from sim.costs.profile import Profile
+from sim.engine.time_series import GapSamples
+from sim.files.json_values import Json
+from sim.files.write import write_text
+from sim.interface.request import Request
+from sim.metrics import compared
+from sim.metrics.summary import latencies_s, spread_ms
+from sim.run.experiment import Experiment
+from sim.run.resolve import Resolved, resolve_all
+from sim.run.scenario import Scenario, parse_scenario, to_plain
+from sim.run.simulate import simulate
+
+SCHEMA = 1
+DRAWS = 5
+"""Simulations of the same requests with other draws of acceptance: their spread is told."""
+LATE_S = 0.01
+"""A request sent this much after it was due is late."""
+PARTS = ("predicted", "as sent", "as accepted")
+
+
+class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The file. `predicted_at` is before any of `sent` was sent."""
+
+    schema: int = SCHEMA
+    kind: str = "served run"
+    scenario: dict[str, Json]
+    seed: int
+    profile: dict[str, str]
+    intake: list[Sent] = []
+    """Requests sent beforehand, about one at a time, that tell what a request spends before the engine has it."""
+    frontend_s: float
+    """That time, as predicted with."""
+    predicted_at: str
+    predicted: dict[str, float | None]
+    """Metrics of the requests in question, under the simulator's keys, means over draws of acceptance."""
+    spread: dict[str, float]
+    """Largest less smallest value over the draws; empty without speculation."""
+    sent: list[Sent] = []
+    accepted: Accepted | None = None
+    """Drafts by the server's own count, if it has one."""
+    errors: dict[str, Any] = {}
+    """Real, simulated and error in percent, by part and metric."""
+
+
+def one_at_a_time(scenario: Scenario, profile: Profile, count: int) -> list[Request]:
+    """So many requests of the scenario's lengths, as many in flight as one in the mean."""
+    resolved, *_ = resolve_all(scenario, profile)
+    alone, _ = _simulated(resolved, scenario.seed, Experiment(resolved, scenario.seed).requests()[:1])
+    rate = 1.0 / (alone[0].last_token_s - alone[0].arrival_s)
+    workload = structs.replace(scenario.workload, num_prompts=count, request_rate=rate, max_concurrency=None)
+    light = structs.replace(scenario, workload=workload)
+    return Experiment(resolve_all(light, profile)[0], scenario.seed).requests()
+
+
+def with_intake(scenario: Scenario, profile: Profile, sent: Sequence[Sent], planned: Sequence[Request]) -> Profile:
+    """`profile` whose requests spend as much more before the engine as first tokens came later than simulated: closed
+    loops, whose newcomers meet a step's end, do not tell it. Raises ValueError where nothing was answered."""
+    requests, _ = _real(sent, planned)
+    simulated, _ = _simulated(resolve_all(scenario, profile)[0], scenario.seed, requests)
+    real_s, ours_s = (fmean(latencies_s(side)["ttft"]) for side in (requests, simulated))
+    engine = engine_of(scenario.engine.name, profile)
+    frontend_s = max(0.0, engine.frontend_s + real_s - ours_s)
+    return with_engine(profile, structs.replace(engine, frontend_s=frontend_s))
+
+
+def predict(scenario: Scenario, profile: Profile, requests: Sequence[Request]) -> ServedRun:
+    """Metrics that `requests` will come to. Raises ValueError for what cannot run."""
+    resolved, *_ = resolve_all(scenario, profile)
+    runs = [metrics_of(_simulated(resolved, draw, requests)) for draw in _draws(scenario)]
+    known = {name: [value for run in runs if (value := run[name]) is not None] for name in runs[0]}
+    return ServedRun(
+        scenario=to_plain(scenario),
+        seed=scenario.seed,
+        profile={"name": profile.name, "source": profile.source},
+        frontend_s=resolved.engine.frontend_s,
+        predicted_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        predicted={name: fmean(values) if values else None for name, values in known.items()},
+        spread={name: max(values) - min(values) for name, values in known.items() if len(values) > 1},
+    )
+
+
+def _draws(scenario: Scenario) -> range:
+    return range(scenario.seed, scenario.seed + (DRAWS if scenario.speculation.num_speculative_tokens else 1))
+
+
+def _simulated(resolved: Resolved, seed: int, requests: Sequence[Request]) -> tuple[list[Request], GapSamples]:
+    fresh = [
+        Request(each.index, each.id, each.arrival_s, each.prompt_tokens, each.output_tokens, each.content)
+        for each in requests
+    ]
+    record = simulate(resolved, seed, requests=fresh)
+    return record.requests, record.gaps
+
+
+def metrics_of(served: tuple[Sequence[Request], GapSamples]) -> dict[str, float | None]:
+    """Latencies of finished requests and output tokens per second, from the first arrival to the last token."""
+    requests, gaps = [each for each in served[0] if each.is_finished], served[1]
+    first_s, last_s = min(each.arrival_s for each in requests), max(each.last_token_s for each in requests)
+    run: dict[str, float | None] = {
+        compared.THROUGHPUT: sum(each.output_tokens for each in requests) / (last_s - first_s)
+    }
+    for name, values_s in latencies_s(requests).items():
+        run |= spread_ms(name, values_s, np.ones(len(values_s)), compared.PERCENTILES)
+    return run | spread_ms("itl", np.array(gaps.gaps_s), np.array(gaps.counts, dtype=float), compared.PERCENTILES)
+
+
+def judge(run: ServedRun, profile: Profile, planned: Sequence[Request]) -> None:
+    """Fill `run.errors`. Raises ValueError where nothing was answered."""
+    requests, gaps = _real(run.sent, planned)
+    real = metrics_of((requests, gaps))
+    scenario = parse_scenario(run.scenario)
+    sides: dict[str, Mapping[str, float | None]] = {PARTS[0]: run.predicted}
+    sides[PARTS[1]] = metrics_of(_simulated(resolve_all(scenario, profile)[0], run.seed, requests))
+    if run.accepted is not None and run.accepted.drafts:
+        seen = parse_scenario(
+            msgspec.to_builtins(run.scenario)
+            | {"speculation": {**run.scenario["speculation"], "acceptance": run.accepted.quote}}  # type: ignore[dict-item]
+        )
+        sides[PARTS[2]] = metrics_of(_simulated(resolve_all(seen, profile)[0], run.seed, requests))
+    run.errors = {part: compared.errors(real, side) for part, side in sides.items()}
+
+
+def _real(sent: Sequence[Sent], planned: Sequence[Request]) -> tuple[list[Request], GapSamples]:
+    """The answered ones as finished requests, whose arrival is when they were sent, in that order."""
+    answered = sorted((each for each in sent if not each.failed), key=lambda each: each.sent_s)
+    if not answered:
+        raise ValueError("no request was answered: there is nothing to judge")
+    contents = {each.index: each.content for each in planned}
+    requests = [
+        Request(
+            index=index,
+            id=str(index),
+            arrival_s=each.sent_s - answered[0].sent_s,
+            prompt_tokens=each.prompt_tokens,
+            output_tokens=each.output_tokens,
+            content=contents[each.index],
+            emitted_tokens=each.output_tokens,
+            first_token_s=each.first_s - answered[0].sent_s,
+            last_token_s=each.last_s - answered[0].sent_s,
+        )
+        for index, each in enumerate(answered)
+    ]
+    gaps = GapSamples()
+    for each in answered:
+        for gap_s in each.gaps_s:
+            gaps.add(gap_s)
+    return requests, gaps
+
+
+def lateness(sent: Sequence[Sent]) -> str:
+    """How well the client kept time, as a clause.
+
+    >>> lateness([Sent(index=0, due_s=0.0, sent_s=0.001), Sent(index=1, due_s=1.0, sent_s=1.025)])
+    '2 sent, 1 of them over 10 ms late, median 13.0 ms'
+    """
+    lates_s = [each.sent_s - each.due_s for each in sent]
+    num_late = sum(late_s > LATE_S for late_s in lates_s)
+    told = f"{len(sent)} sent, {num_late} of them over {1e3 * LATE_S:.0f} ms late"
+    return f"{told}, median {1e3 * median(lates_s):.1f} ms"
+
+
+def write_run(path: Path, run: ServedRun) -> None:
+    write_text(path, msgspec.json.format(msgspec.json.encode(run), indent=1).decode() + "\n")

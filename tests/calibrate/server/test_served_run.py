@@ -1,0 +1,157 @@
+"""A scenario sent to a server on loopback: predicted before anything of it is sent, kept when it ends early, and taken
+apart by what was seen. The server answers from a script; nothing here asserts how long anything takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibrate.server.levels import Accepted
+from calibrate.server.open_loop import Sent
+from calibrate.server.served_run import ServedRun, judge, predict, with_intake
+from sim.cli.main import run
+from sim.costs.engine_costs import engine_of
+from sim.costs.profile_files import load
+from sim.interface.request import Request
+from sim.run.experiment import Experiment
+from sim.run.resolve import resolve_all
+from sim.run.scenario import Scenario, parse_scenario
+from tests.calibrate.server.test_probe import serving
+
+FLAGS = [
+    *("--profile", "cpu/tiny", "--policy", "autoregressive", "--request-rate", "200", "--num-prompts", "12"),
+    *("--input-len", "40", "--output-len", "8", "--intake-requests", "0"),
+]
+
+
+def validated(url: str, out: Path, *flags: str) -> dict[str, Any]:
+    assert run(["validate", url, *FLAGS, "--out", str(out), *flags]) == 0
+    return dict(json.loads(out.read_text()))
+
+
+def test_requests_are_sent_at_their_times_and_judged_beside_what_was_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.json"
+    with serving(prompt_tokens=40) as server:
+        told = validated(server.url, out, "--set", "workload.random_range_ratio=0.5")
+        asked = server.asked
+    assert len(told["sent"]) == 12
+    assert all(each["sent_s"] >= each["due_s"] > 0.0 or each["index"] == 0 for each in told["sent"])
+    lengths = sorted(each["max_tokens"] for each in asked[-12:])
+    assert lengths == sorted(each["output_tokens"] for each in told["sent"])
+    assert len(set(lengths)) > 1
+    for part in ("predicted", "as sent"):
+        assert told["errors"][part]["tpot"]["mean"]["error_pct"] is not None
+    assert told["errors"]["predicted"]["itl"]["mean"]["real"] > 0.0
+    printed = capsys.readouterr().out
+    assert "12 sent" in printed
+    assert "TPOT (ms)" in printed
+
+
+def test_the_file_names_no_address_and_no_prompt(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    with serving() as server:
+        validated(server.url, out)
+        prompt, url = server.asked[-1]["prompt"], server.url
+    text = out.read_text()
+    assert url.partition("//")[2] not in text
+    assert prompt.split()[0] not in text
+
+
+def test_what_was_predicted_and_sent_is_kept_when_the_server_dies(tmp_path: Path) -> None:
+    """The prediction is in the file before the first request of the scenario: two are sent to see how it answers."""
+    out = tmp_path / "run.json"
+    with serving(stop_at=6) as server:
+        code = run(["validate", server.url, *FLAGS, "--out", str(out)])
+    told = json.loads(out.read_text())
+    assert code == 130
+    assert told["predicted"]["mean_e2el_ms"] > 0.0
+    assert len(told["sent"]) < 12
+    assert not told["errors"]
+
+
+def test_no_more_is_sent_than_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving() as server:
+        assert run(["validate", server.url, *FLAGS, "--max-requests", "11", "--out", str(tmp_path / "x.json")]) == 2
+        assert not server.asked
+    assert "12 requests would be sent" in capsys.readouterr().err
+
+
+def scenario(k: int = 0) -> Scenario:
+    return parse_scenario(
+        {
+            "profile": "cpu/tiny",
+            "policy": "continuous" if k else "autoregressive",
+            "workload": {"num_prompts": 20, "request_rate": 20.0, "input_len": 48, "output_len": 16},
+            "speculation": {"num_speculative_tokens": k, "acceptance": "iid:0.8"},
+        }
+    )
+
+
+def served_by_the_simulator(given: Scenario, seconds_more: float = 0.0) -> tuple[list[Request], list[Sent]]:
+    """Requests of a scenario and what a server whose law is the simulator's would be seen to do with them."""
+    from sim.run.simulate import simulate
+
+    profile = load(given.profile)
+    resolved = resolve_all(given, profile)[0]
+    planned = Experiment(resolved, 0).requests()
+    sent = [
+        Sent(
+            index=each.index,
+            due_s=each.arrival_s,
+            sent_s=each.arrival_s,
+            first_s=each.first_token_s + seconds_more,
+            last_s=each.last_token_s + seconds_more,
+            prompt_tokens=each.prompt_tokens,
+            output_tokens=each.output_tokens,
+        )
+        for each in simulate(resolved, 0).requests
+    ]
+    return planned, sent
+
+
+def judged(given: Scenario, sent: list[Sent], planned: list[Request], accepted: Accepted | None = None) -> ServedRun:
+    profile = load(given.profile)
+    told = predict(given, profile, planned)
+    told.sent, told.accepted = sent, accepted
+    judge(told, profile, planned)
+    return told
+
+
+def test_a_server_that_is_the_simulator_is_predicted_to_the_last_bit() -> None:
+    planned, sent = served_by_the_simulator(scenario())
+    told = judged(scenario(), sent, planned)
+    for part in ("predicted", "as sent"):
+        for name in ("ttft", "tpot", "e2el"):
+            assert told.errors[part][name]["p95"]["error_pct"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_time_before_the_engine_is_told_by_requests_one_at_a_time() -> None:
+    planned, sent = served_by_the_simulator(scenario(), seconds_more=0.05)
+    profile = load("cpu/tiny")
+    found = with_intake(scenario(), profile, sent, planned)
+    before_s = engine_of(None, profile).frontend_s
+    assert engine_of(None, found).frontend_s == pytest.approx(before_s + 0.05, rel=0.05)
+
+
+def test_acceptance_that_the_server_counted_is_a_part_of_its_own() -> None:
+    """Predicted with 0.8, served with none accepted: once that is known, most of the error is gone."""
+    planned, _ = served_by_the_simulator(scenario(4))
+    _, sent = served_by_the_simulator(
+        parse_scenario(
+            {
+                "profile": "cpu/tiny", "policy": "continuous",
+                "workload": {"num_prompts": 20, "request_rate": 20.0, "input_len": 48, "output_len": 16},
+                "speculation": {"num_speculative_tokens": 4, "acceptance": "iid:0.0"},
+            }
+        )
+    )
+    told = judged(scenario(4), sent, planned, Accepted(drafts=100.0, draft_tokens=4, rates=(0.0, 0.0, 0.0, 0.0)))
+    errors = {part: abs(told.errors[part]["tpot"]["mean"]["error_pct"]) for part in told.errors}
+    assert [*errors] == ["predicted", "as sent", "as accepted"]
+    assert errors["as accepted"] < 1e-6 < 10.0 < errors["as sent"]
+    assert told.spread["mean_tpot_ms"] > 0.0
