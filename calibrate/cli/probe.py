@@ -16,7 +16,7 @@ import click
 from msgspec import Meta, Struct, structs
 
 from calibrate.cli.profile_output import check_out, print_saved, save
-from sim.cli.flags import ARGUMENT, COUNT, DraftTokens, JsonFile, Overwrite, Tokens, command
+from sim.cli.flags import ARGUMENT, COUNT, JsonFile, Overwrite, Tokens, command
 from sim.cli.options import listed
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ WARM_UP_WAVES = 2
 fill caches while they answer their first requests."""
 OF_A_MEASUREMENT = (
     *("model", "levels", "rounds", "input_len", "output_len"),
-    *("num_speculative_tokens", "measured", "timeout_s", "api_key_env"),
+    *("measured", "timeout_s", "api_key_env"),
 )
 """Flags that mean nothing where the levels are measured already."""
 OF_A_FIT = ("engine", "max_num_seqs", "max_num_batched_tokens")
@@ -56,7 +56,6 @@ class ProbeFlags(Struct, frozen=True, kw_only=True):
     rounds: Annotated[int, Meta(ge=1, le=COUNT), "Over the levels, by turns."] = 7
     input_len: Annotated[Tokens, "Words of each prompt."] = 128
     output_len: Annotated[int, Meta(ge=2, le=10_000_000), "Tokens asked for."] = 64
-    num_speculative_tokens: Annotated[DraftTokens | None, "Not needed with /metrics."] = None
     engine: Annotated[str | None, "Engine to start from [as in compare]."] = None
     max_num_seqs: Annotated[int | None, Meta(ge=1, le=COUNT), "The server's. [the engine's own]"] = None
     max_num_batched_tokens: Annotated[Tokens | None, "The server's. [the engine's own]"] = None
@@ -96,13 +95,13 @@ def probe_command(flags: ProbeFlags) -> None:
         return
     base = base_of(url)
     key = key_of(flags.api_key_env)
-    levels = _levels(flags.levels)
+    levels = levels_of(flags.levels)
     measured = flags.measured or (Path("probe") if out is None else out).with_suffix(".measured.json")
     check_out(out, [profile_name], json_path=json_path, others={"--measured": measured})
     profile = load(profile_name)
     engine_of(flags.engine, profile)
     with _keeping(measured, base, _again(measured, flags), flags.rounds) as keep:
-        served = _drive(base, key, levels, flags, keep)
+        served = drive(base, key, levels, flags, keep)
         _fit(profile, served, flags)
 
 
@@ -199,7 +198,7 @@ def _fit(profile: Profile, served: Sequence[ServedLevel], flags: ProbeFlags) -> 
         print(ending)
 
 
-def _levels(text: str) -> list[int]:
+def levels_of(text: str) -> list[int]:
     levels = sorted(set(listed("--levels", text, int, "numbers of requests at once, such as 1,4,16") or ()))
     if levels[0] < 1 or len(levels) < 2:
         raise ValueError(f"--levels {text!r}: want at least two different ones, each at least 1: one is held back")
@@ -208,7 +207,13 @@ def _levels(text: str) -> list[int]:
     return levels
 
 
-def _drive(
+def requests_of(levels: Sequence[int], rounds: int) -> int:
+    """Requests of so many rounds over `levels`, warming up included."""
+    each = [max(MIN_REQUESTS, REQUESTS_PER_STREAM * concurrency) for concurrency in levels]
+    return rounds * sum(each) + WARM_UP_WAVES * max(levels, default=0)
+
+
+def drive(
     base: str, key: str | None, levels: list[int], flags: ProbeFlags, on_round: Callable[[list[ServedLevel]], None]
 ) -> list[ServedLevel]:
     """Every level measured; `on_round` hears the levels so far after each round."""

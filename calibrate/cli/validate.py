@@ -66,10 +66,10 @@ def _validate(words: tuple[str, ...], fit_only: bool, **values: Any) -> None:
         if name not in wanted:
             raise click.UsageError(f"no option --{name.replace('_', '-')} in `lanesim validate {kind}`")
     named = [param for param in wanted.values() if isinstance(param, click.Argument)]
-    if len(arguments) != len(named):
+    if not sum(param.required for param in named) <= len(arguments) <= len(named):
         titles = " ".join(dict.fromkeys([kind, *(param.make_metavar(click.Context(form)) for param in named)]))
         raise click.UsageError(f"want `lanesim validate {titles}`, got {' '.join(words) or 'nothing'}")
-    given |= {str(param.name): param.type(text) for param, text in zip(named, arguments, strict=True)}
+    given |= {str(param.name): param.type(text) for param, text in zip(named, arguments, strict=False)}
     for name, param in wanted.items():
         if param.required and name not in given:
             raise click.UsageError(f"Missing option '{param.opts[0]}'.")

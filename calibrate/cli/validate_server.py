@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Meta, structs
+from msgspec import Meta, Struct, structs
 
-from calibrate.cli.probe import key_of
+from calibrate.cli.probe import ProbeFlags, drive, key_of, levels_of, requests_of
 from sim.cli.console import claim, progress
 from sim.cli.flags import ARGUMENT, Overwrite, command
 from sim.cli.options import MaxConcurrency, RequestRate, WorkloadFlags, gather, inputs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from calibrate.server.open_loop import Sent
     from calibrate.server.served_run import ServedRun
+    from sim.costs.profile import Profile
+    from sim.files.json_values import Json
     from sim.interface.request import Request
 
 EXAMPLE = (
@@ -25,21 +29,27 @@ EXAMPLE = (
 )
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 MAX_REQUESTS = 10_000
+INTAKE_REQUESTS = 20
+"""Sent first, about one at a time: they tell the time before the engine."""
 
 
-class ServerFlags(WorkloadFlags, frozen=True, kw_only=True):
+class ServerFlags(Struct, frozen=True, kw_only=True):
     """Flags of a server's address."""
 
     url: Annotated[str, ARGUMENT, Meta(title="URL")]
-    scenario: Annotated[Path | None, "Scenario file; flags win."] = None
-    profile: Annotated[str, "Profile of the GPU and models: a name or a path."]  # type: ignore[assignment]
+    scenario: Annotated[Path | None, ARGUMENT] = None
+    profile: Annotated[str, "Cost profile: gpu/target[+draft], or a path."]
     request_rate: RequestRate = None
-    max_concurrency: MaxConcurrency = None
+    num_prompts: NumPrompts = None
+    input_len: Annotated[int | None, "Prompt tokens."] = None
+    output_len: Annotated[int | None, "Output tokens."] = None
+    set: Overrides = ()
     model: Annotated[str | None, "Model, as the server names it. [its only one]"] = None
+    levels: Annotated[
+        str, "Closed loops that the profile is fitted to first, requests at once; none: it was."
+    ] = "1,2,4,8,16"
+    rounds: Annotated[int, Meta(ge=1, le=1000), "Over the levels, by turns."] = 3
     max_requests: Annotated[int, Meta(ge=1, le=MAX_REQUESTS), "Most requests that may be sent."] = 1000
-    intake_requests: Annotated[
-        int, Meta(ge=0, le=1000), "Sent first, about one at a time: time before the engine. 0: as in the profile."
-    ] = 20
     timeout_s: Annotated[float, Meta(gt=0.0, le=86_400.0), "Longest that one answer may take, to its last byte."] = (
         300.0
     )
@@ -50,10 +60,10 @@ class ServerFlags(WorkloadFlags, frozen=True, kw_only=True):
 
 @command("server", ServerFlags, example=EXAMPLE)
 def server_command(flags: ServerFlags) -> None:
-    """Predict the scenario's requests, send them to the server, and say how far off the prediction was.
+    """Fit the profile to the server, predict the scenario's requests, send them, and say how far off it was.
 
-    The profile is best one that `validate URL --fit-only --out` fitted to this server. The prediction is in the file
-    before a request is sent; the file names no address, prompt or key.
+    The prediction is in the file before a request of it is sent; the file names no address, prompt or key. Levels that
+    were measured are kept beside it, and taken from there when the command is given again.
     """
     from calibrate.server.network import Client
     from calibrate.server.open_loop import send, tokens_per_word
@@ -65,17 +75,21 @@ def server_command(flags: ServerFlags) -> None:
     from sim.run.scenario import parse_scenario
 
     base, key = base_of(flags.url), key_of(flags.api_key_env)
-    raw = gather(structs.replace(flags, profile=(flags.profile,)))
+    names = ("scenario", "request_rate", "num_prompts", "input_len", "output_len", "set")
+    raw = gather(CompareScenario(profile=(flags.profile,), **{name: getattr(flags, name) for name in names}))
     raw.setdefault("policy", "continuous")
     scenario = parse_scenario(raw)
     if len(scenario.policy) > 1:
         raise ValueError(f"a server has one scheduler; policy names {', '.join(scenario.policy)}")
+    levels = [] if flags.levels == "none" else levels_of(flags.levels)
     claim(files={"--out": flags.out}, inputs=inputs_of(flags.scenario, scenario))
     profile = load(scenario.profile)
     planned = Experiment(resolve_all(scenario, profile)[0], scenario.seed).requests()
-    if len(planned) + flags.intake_requests > flags.max_requests:
+    count = len(planned) + (INTAKE_REQUESTS + requests_of(levels, flags.rounds) if levels else 0)
+    if count > flags.max_requests:
         raise ValueError(
-            f"{len(planned)} requests would be sent, --max-requests is {flags.max_requests}; give --num-prompts"
+            f"{count:,} requests would be sent, {len(planned):,} of them the scenario's, and --max-requests is "
+            f"{flags.max_requests:,}: give --num-prompts, fewer --levels or --rounds, or allow more"
         )
     with Client(base, timeout_s=flags.timeout_s, key=key) as client, progress() as on_step:
         endpoint = find(client, flags.model)
@@ -97,9 +111,15 @@ def server_command(flags: ServerFlags) -> None:
                 on_sent=on_sent,
             )
 
+        if levels:
+            profile, accepted = _fitted(profile, planned, words, raw, flags)
+            if accepted is not None and "acceptance" not in str(raw.get("speculation")):
+                scenario = structs.replace(
+                    scenario, speculation=structs.replace(scenario.speculation, acceptance=accepted)
+                )
         intake: list[Sent] = []
-        if flags.intake_requests:
-            light = one_at_a_time(scenario, profile, flags.intake_requests)
+        if levels:
+            light = one_at_a_time(scenario, profile, INTAKE_REQUESTS)
             sent_of(light, "one at a time", intake)
             profile = with_intake(scenario, profile, intake, light)
         run = predict(scenario, profile, planned)
@@ -115,6 +135,36 @@ def server_command(flags: ServerFlags) -> None:
     write_run(flags.out, run)
     _tell(run)
     print(f"prediction, requests and errors in {flags.out}")
+
+
+def _fitted(
+    profile: Profile, planned: Sequence[Request], words: float, raw: Mapping[str, Json], flags: ServerFlags
+) -> tuple[Profile, str | None]:
+    """The profile with the server's constants, and the acceptance that it counted, from closed loops of the scenario's
+    mean lengths."""
+    from calibrate.judge.cells import Setup
+    from calibrate.server.engine_fit import fit_served
+    from calibrate.server.level_files import read_measured, write_measured
+    from calibrate.server.probe import base_of
+
+    measured = flags.out.with_suffix(".measured.json")
+    if not measured.exists():
+        probe = ProbeFlags(
+            url=flags.url,
+            profile=profile.name,
+            model=flags.model,
+            rounds=flags.rounds,
+            input_len=max(1, round(words * fmean(each.prompt_tokens for each in planned))),
+            output_len=max(2, round(fmean(each.output_tokens for each in planned))),
+            timeout_s=flags.timeout_s,
+        )
+        base = base_of(flags.url)
+        keep = partial(write_measured, measured, base)
+        drive(base, key_of(flags.api_key_env), levels_of(flags.levels), probe, keep)
+    engine = raw.get("engine", {})
+    setup = Setup(engine=engine if isinstance(engine, dict) else {}, warmup_waves=1)
+    found = fit_served(profile, read_measured(measured), setup)
+    return found.profile, None if found.accepted is None else found.accepted.quote
 
 
 def _tell(run: ServedRun) -> None:

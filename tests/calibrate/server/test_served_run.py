@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from calibrate.server.levels import Accepted
+from calibrate.server.level_files import write_measured
+from calibrate.server.levels import Accepted, ServedLevel
 from calibrate.server.open_loop import Sent
 from calibrate.server.served_run import ServedRun, judge, predict, with_intake
 from sim.cli.main import run
@@ -22,8 +23,9 @@ from sim.run.scenario import Scenario, parse_scenario
 from tests.calibrate.server.test_probe import serving
 
 FLAGS = [
-    *("--profile", "cpu/tiny", "--policy", "autoregressive", "--request-rate", "200", "--num-prompts", "12"),
-    *("--input-len", "40", "--output-len", "8", "--intake-requests", "0"),
+    *("--profile", "cpu/tiny", "--set", "policy=autoregressive", "--request-rate", "200", "--num-prompts", "12"),
+    *("--input-len", "40", "--output-len", "8"),
+    *("--levels", "none"),
 ]
 
 
@@ -72,6 +74,27 @@ def test_what_was_predicted_and_sent_is_kept_when_the_server_dies(tmp_path: Path
     assert told["predicted"]["mean_e2el_ms"] > 0.0
     assert len(told["sent"]) < 12
     assert not told["errors"]
+
+
+def test_levels_that_are_kept_are_fitted_and_not_measured_again(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    levels = [
+        ServedLevel(
+            source=f"{count} at once",
+            concurrency=count,
+            prompt_tokens=40.0,
+            output_tokens=8.0,
+            ttft_s=0.1,
+            tpot_s=0.05 + 0.001 * count,
+        )
+        for count in (1.0, 8.0)
+    ]
+    write_measured(out.with_suffix(".measured.json"), "http://elsewhere", levels)
+    with serving(prompt_tokens=40) as server:
+        told = validated(server.url, out, "--levels", "1,8")
+        num_asked = len(server.asked)
+    assert num_asked < 12 + 20 + 6
+    assert told["predicted"]["mean_tpot_ms"] == pytest.approx(50.0 + 12.0, rel=0.1)
 
 
 def test_no_more_is_sent_than_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +167,8 @@ def test_acceptance_that_the_server_counted_is_a_part_of_its_own() -> None:
     _, sent = served_by_the_simulator(
         parse_scenario(
             {
-                "profile": "cpu/tiny", "policy": "continuous",
+                "profile": "cpu/tiny",
+                "policy": "continuous",
                 "workload": {"num_prompts": 20, "request_rate": 20.0, "input_len": 48, "output_len": 16},
                 "speculation": {"num_speculative_tokens": 4, "acceptance": "iid:0.0"},
             }
