@@ -12,7 +12,7 @@ from msgspec import Meta, Struct, structs
 from calibrate.cli.probe import ProbeFlags, drive, key_of, levels_of, requests_of
 from sim.cli.console import claim, progress
 from sim.cli.flags import ARGUMENT, Overwrite, command
-from sim.cli.options import MaxConcurrency, RequestRate, WorkloadFlags, gather, inputs_of
+from sim.cli.options import CompareScenario, NumPrompts, Overrides, RequestRate, gather, inputs_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,9 +45,9 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
     output_len: Annotated[int | None, "Output tokens."] = None
     set: Overrides = ()
     model: Annotated[str | None, "Model, as the server names it. [its only one]"] = None
-    levels: Annotated[
-        str, "Closed loops that the profile is fitted to first, requests at once; none: it was."
-    ] = "1,2,4,8,16"
+    levels: Annotated[str, "Closed loops that the profile is fitted to first, requests at once; none: it was."] = (
+        "1,2,4,8,16"
+    )
     rounds: Annotated[int, Meta(ge=1, le=1000), "Over the levels, by turns."] = 3
     max_requests: Annotated[int, Meta(ge=1, le=MAX_REQUESTS), "Most requests that may be sent."] = 1000
     timeout_s: Annotated[float, Meta(gt=0.0, le=86_400.0), "Longest that one answer may take, to its last byte."] = (
