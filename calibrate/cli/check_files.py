@@ -44,7 +44,7 @@ def check_command(flags: CheckFlags) -> None:
 
     Known: scenarios, grids, profiles, engines, models' config.json, results and stores (folders), points, traces,
     ShareGPT conversations, acceptance tapes, requests of a vLLM run and their prompts, tables of closed-loop cells,
-    tuned tables; logs (.log), looks at /metrics (.txt), benchmark results and measured levels of a server.
+    tuned tables; logs (.log), looks at /metrics (.txt), benchmark results, measured levels and served runs of a server.
     The first one that is not sound ends the command with exit code 2.
     """
     claim(files={"--json": flags.json}, inputs=flags.paths)
@@ -298,6 +298,10 @@ FORMATS: list[tuple[str, set[str], str, Reader]] = [
     (".json", set(SIGNS), "result of a benchmark", BENCH),
     (".json", KINDS["GuideLLM"], "result of guidellm", _guidellm),
     *((".json", signs, "result of a benchmark", BENCH) for signs in KINDS.values()),
+    (
+        *(".json", {"predicted_at", "sent"}, "served run"),
+        reader("calibrate.server.served_run:read_run", lambda run: run.in_words),
+    ),
     (
         *(".json", {"url", "levels"}, "levels of a server"),
         reader("calibrate.server.level_files:read_measured", _at_once),

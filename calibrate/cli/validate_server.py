@@ -142,7 +142,7 @@ def _fitted(
 ) -> tuple[Profile, str | None]:
     """The profile with the server's constants, and the acceptance that it counted, from closed loops of the scenario's
     mean lengths."""
-    from calibrate.judge.cells import Setup
+    from calibrate.judge.cells import CellSetup
     from calibrate.server.engine_fit import fit_served
     from calibrate.server.level_files import read_measured, write_measured
     from calibrate.server.probe import base_of
@@ -162,7 +162,7 @@ def _fitted(
         keep = partial(write_measured, measured, base)
         drive(base, key_of(flags.api_key_env), levels_of(flags.levels), probe, keep)
     engine = raw.get("engine", {})
-    setup = Setup(engine=engine if isinstance(engine, dict) else {}, warmup_waves=1)
+    setup = CellSetup(engine=engine if isinstance(engine, dict) else {}, warmup_waves=1)
     found = fit_served(profile, read_measured(measured), setup)
     return found.profile, None if found.accepted is None else found.accepted.quote
 

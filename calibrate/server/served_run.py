@@ -24,7 +24,8 @@ from calibrate.server.open_loop import Sent
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
 from sim.engine.time_series import GapSamples
-from sim.files.json_values import Json
+from sim.files.json_values import convert, read_json
+from sim.files.read import MIB
 from sim.files.write import write_text
 from sim.interface.request import Request
 from sim.metrics import compared
@@ -35,6 +36,8 @@ from sim.run.scenario import Scenario, parse_scenario, to_plain
 from sim.run.simulate import simulate
 
 SCHEMA = 1
+MAX_BYTES = 256 * MIB
+"""Ten thousand requests of a thousand tokens."""
 DRAWS = 5
 """Simulations of the same requests with other draws of acceptance: their spread is told."""
 LATE_S = 0.01
@@ -47,7 +50,7 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     schema: int = SCHEMA
     kind: str = "served run"
-    scenario: dict[str, Json]
+    scenario: dict[str, Any]
     seed: int
     profile: dict[str, str]
     intake: list[Sent] = []
@@ -64,6 +67,11 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Drafts by the server's own count, if it has one."""
     errors: dict[str, Any] = {}
     """Real, simulated and error in percent, by part and metric."""
+
+    @property
+    def in_words(self) -> str:
+        profile, failed = self.profile["name"], sum(bool(each.failed) for each in self.sent)
+        return f"{len(self.sent)} requests sent, {failed} failed; {profile}, predicted {self.predicted_at}"
 
 
 def one_at_a_time(scenario: Scenario, profile: Profile, count: int) -> list[Request]:
@@ -138,7 +146,7 @@ def judge(run: ServedRun, profile: Profile, planned: Sequence[Request]) -> None:
     if run.accepted is not None and run.accepted.drafts:
         seen = parse_scenario(
             msgspec.to_builtins(run.scenario)
-            | {"speculation": {**run.scenario["speculation"], "acceptance": run.accepted.quote}}  # type: ignore[dict-item]
+            | {"speculation": {**run.scenario["speculation"], "acceptance": run.accepted.quote}}
         )
         sides[PARTS[2]] = metrics_of(_simulated(resolve_all(seen, profile)[0], run.seed, requests))
     run.errors = {part: compared.errors(real, side) for part, side in sides.items()}
@@ -181,6 +189,15 @@ def lateness(sent: Sequence[Sent]) -> str:
     num_late = sum(late_s > LATE_S for late_s in lates_s)
     told = f"{len(sent)} sent, {num_late} of them over {1e3 * LATE_S:.0f} ms late"
     return f"{told}, median {1e3 * median(lates_s):.1f} ms"
+
+
+def read_run(path: Path) -> ServedRun:
+    """Raises ValueError, naming the file, for what is none."""
+    where = f"served run {str(path)!r}"
+    run = convert(read_json(path, "served run", max_bytes=MAX_BYTES), ServedRun, where)
+    if run.schema != SCHEMA:
+        raise ValueError(f"{where}: schema={run.schema!r} must be {SCHEMA}")
+    return run
 
 
 def write_run(path: Path, run: ServedRun) -> None:

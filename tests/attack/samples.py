@@ -266,6 +266,18 @@ MEASURED = indented(
         ],
     }
 )
+SERVED_RUN = indented(
+    {
+        "scenario": {"profile": PAIR},
+        "seed": 0,
+        "profile": {"name": PAIR},
+        "frontend_s": 0.0,
+        "predicted_at": "2026-11-26T05:41:45+00:00",
+        "predicted": {"mean_ttft_ms": 46.1, "p99_itl_ms": None},
+        "spread": {},
+        "sent": [{"index": 0, "due_s": 0.0, "sent_s": 0.001, "first_s": 0.1, "last_s": 0.4, "gaps_s": [0.3]}],
+    }
+)
 VLLM_LOG = "".join(
     f"INFO 07-01 12:00:{10 * i} [loggers.py:118] Engine 000: Avg prompt throughput: 81.3 tokens/s, Avg generation "
     f"throughput: {150 + i}.5 tokens/s, Running: 2 reqs, Waiting: 0 reqs, GPU KV cache usage: 3.2%\n"
@@ -462,6 +474,7 @@ def samples(folder: Path) -> dict[str, Sample]:
         "log sglang": of_production("sg.log", SGLANG_LOG, "--log", "{}", "--num-speculative-tokens", "3", *lengths),
         "metrics": of_production("after.txt", metrics(30, 120), *looks, before__txt=metrics(10, 40)),
         "measured levels": read_by("m.json", MEASURED, *levels, every=4),
+        "served run": Sample("run.json", SERVED_RUN.encode(), (("check", "{}"),)),
         "summary": part(made, "summary.json", ("report", "{folder}", "--figures", "{folder}/f")),
         "replay summary": replay_part("summary.json"),
         "replay scenario": replay_part("scenario.yaml"),

@@ -59,6 +59,7 @@ def test_the_file_names_no_address_and_no_prompt(tmp_path: Path) -> None:
     with serving() as server:
         validated(server.url, out)
         prompt, url = server.asked[-1]["prompt"], server.url
+    assert run(["check", str(out)]) == 0
     text = out.read_text()
     assert url.partition("//")[2] not in text
     assert prompt.split()[0] not in text
