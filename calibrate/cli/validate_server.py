@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,8 @@ EXAMPLE = (
     "    --input-len 128 --output-len 64 --set workload.random_range_ratio=0.5"
 )
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
+NUM_PROMPTS = 200
+"""Requests of a scenario that is not told how many: they are sent in real time."""
 MAX_REQUESTS = 10_000
 INTAKE_REQUESTS = 20
 """Sent first, about one at a time: they tell the time before the engine."""
@@ -78,7 +81,12 @@ def server_command(flags: ServerFlags) -> None:
     names = ("scenario", "request_rate", "num_prompts", "input_len", "output_len", "set")
     raw = gather(CompareScenario(profile=(flags.profile,), **{name: getattr(flags, name) for name in names}))
     raw.setdefault("policy", "continuous")
+    workload = raw.setdefault("workload", {})
+    if isinstance(workload, dict):
+        workload.setdefault("num_prompts", NUM_PROMPTS)
     scenario = parse_scenario(raw)
+    if scenario.workload.request_rate in (None, inf) and scenario.workload.max_concurrency is None:
+        raise ValueError("all requests would be sent at once: give --request-rate, or --set workload.max_concurrency=N")
     if len(scenario.policy) > 1:
         raise ValueError(f"a server has one scheduler; policy names {', '.join(scenario.policy)}")
     levels = [] if flags.levels == "none" else levels_of(flags.levels)

@@ -45,7 +45,7 @@ def test_a_drafter_that_is_none_names_those_there_are() -> None:
         (("--goodput", "ttft=1000"), "--goodput 'ttft=1000': want NAME:MILLISECONDS, such as ttft:1000"),
         (("--goodput", "ttft"), "--goodput 'ttft': want ttft:MILLISECONDS"),
         (("--rate", "-3"), "-3.0 is not in the range 0.0<x<=1000000.0"),
-        (("--attainment", "95"), "95.0 is not in the range 0.0<x<=1.0"),
+        (("--attainment", "95"), "95.0 is not in the range 0.0<x<1.0"),
         ((), "no SLO given"),
     ],
 )

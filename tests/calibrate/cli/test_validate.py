@@ -22,7 +22,7 @@ from sim.cli.main import run
         ("validate vllm --profile cpu/tiny --max-num-seqs 8", "Missing option '--requests'"),
         ("validate r --columns a=b", "no option --columns in `lanesim validate DIRECTORY`"),
         ("validate --levels 1,2 cells t.csv", "no option --levels in `lanesim validate cells`"),
-        ("validate http://localhost:1 --profile cpu/tiny", "add --fit-only"),
+        ("validate http://localhost:1 --profile cpu/tiny", "give --request-rate"),
         ("validate r --profil p.json", "No such option"),
     ],
 )
@@ -41,4 +41,4 @@ def test_help_of_the_real_command_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "DIRECTORY | cells TABLE.csv | vllm | URL --fit-only" in done.stdout
+    assert "DIRECTORY | cells TABLE.csv | vllm | URL [--fit-only]" in done.stdout

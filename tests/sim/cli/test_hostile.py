@@ -44,9 +44,12 @@ def changed(name: str, change: Callable[[dict[str, Any]], None]) -> dict[str, An
 
 
 PROFILES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "a negative error": (lambda raw: raw["errors"]["body"].update(mean_error_pct=-1.0), ".mean_error_pct: "),
+    "a negative error": (
+        lambda raw: raw["errors"]["body"].update(mean_error_pct=-1.0),
+        ": mean_error_pct=-1.0 must be",
+    ),
     "a mean above the largest": (lambda raw: raw["errors"]["body"].update(mean_error_pct=1e6), "must not be above"),
-    "a step of ages": (lambda raw: raw["host"].update(step_s=1e300), "host.step_s"),
+    "a step of ages": (lambda raw: raw["host"].update(step_s=1e300), ": host: step_s=1e+300 must be"),
     "an escape": (lambda raw: raw.update(name="\x1b[31mred"), "'name' holds the control character"),
 }
 

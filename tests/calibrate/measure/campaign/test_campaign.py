@@ -130,8 +130,8 @@ def test_what_is_sent_lies_as_in_the_repository_and_is_sound(finished: Path) -> 
     pair = "tiny-target+tiny-draft"
     names = {"README.md", "smoke.json", "c2.json", f"{pair}.points.jsonl"}
     assert {path.name for path in told.iterdir()} == names
-    profile = finished / "send" / "sim" / "profiles" / "cpu" / "tiny-target+tiny-draft.json"
-    assert check_file(profile) == ("profile", "cpu/tiny-target+tiny-draft")
+    profile = finished / "send" / "sim" / "profiles" / "cpu" / "tiny-target+tiny-draft-measured.json"
+    assert check_file(profile) == ("profile", "cpu/tiny-target+tiny-draft-measured")
     assert check_file(told / "tiny-target+tiny-draft.points.jsonl")[0] == "points"
     text = (told / "README.md").read_text()
     assert "Two plain streams: phi is " in text
