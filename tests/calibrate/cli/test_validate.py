@@ -22,7 +22,7 @@ from sim.cli.main import run
         ("validate vllm --profile cpu/tiny --max-num-seqs 8", "Missing option '--requests'"),
         ("validate r --columns a=b", "no option --columns in `lanesim validate DIRECTORY`"),
         ("validate --levels 1,2 cells t.csv", "no option --levels in `lanesim validate cells`"),
-        ("validate http://localhost:1 --profile cpu/tiny", "give --request-rate"),
+        ("validate http://localhost:1 --profile cpu/tiny --request-rate inf", "give --request-rate"),
         ("validate r --profil p.json", "No such option"),
     ],
 )
