@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -150,6 +151,7 @@ def _fitted(
 ) -> tuple[Profile, str | None]:
     """The profile with the server's constants, and the acceptance that it counted, from closed loops of the scenario's
     mean lengths."""
+    from calibrate.cli.production import doubt
     from calibrate.judge.cells import CellSetup
     from calibrate.server.engine_fit import fit_served
     from calibrate.server.level_files import read_measured, write_measured
@@ -172,6 +174,8 @@ def _fitted(
     engine = raw.get("engine", {})
     setup = CellSetup(engine=engine if isinstance(engine, dict) else {}, warmup_waves=1)
     found = fit_served(profile, read_measured(measured), setup)
+    if doubted := doubt(found, {}):
+        warnings.warn(doubted, stacklevel=2)
     return found.profile, None if found.accepted is None else found.accepted.quote
 
 
