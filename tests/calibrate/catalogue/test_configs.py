@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.catalogue.model_configs import format_names, source_of, with_formats
+from calibrate.catalogue.model_configs import format_names, shapes_of, source_of, with_formats
 from sim.costs.shapes import MODELS, Formats, ModelShape
 
 COMMON = {"vocab_size": 100, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}
@@ -101,6 +101,18 @@ def test_an_indexer_has_matrices_and_a_key_of_every_token(tmp_path: Path) -> Non
     plain, sparse = shape_of(tmp_path, DEEPSEEK_V3), shape_of(tmp_path, DEEPSEEK_V3, **SPARSE)
     assert sparse.params - plain.params == 61 * (64 * 128 * 1536 + (128 + 64) * 7168)
     assert sparse.kv_bytes_per_token - plain.kv_bytes_per_token == 61 * 132
+
+
+def test_models_that_only_tables_price_are_refused_by_what_they_have(tmp_path: Path) -> None:
+    for name, config, has in (
+        ("dense-mla", {**COMMON, **DEEPSEEK_V3, "n_routed_experts": None}, "latent attention"),
+        ("moe", QWEN3_30B_A3B, "a mixture-of-experts model"),
+    ):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({**COMMON, **config}))
+        with pytest.raises(ValueError, match=f"{has} has no cost form here"):
+            shapes_of(str(path), None)
+        assert shapes_of(str(path), None, plain=False)[0].name == name
 
 
 def test_layers_of_linear_attention_keep_no_kv(tmp_path: Path) -> None:

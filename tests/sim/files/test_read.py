@@ -243,6 +243,11 @@ def test_yaml_that_we_write_reads_back_as_the_text_that_it_was(value: str) -> No
     assert yaml.safe_load(text) == {"key": [value]}
 
 
+def test_yaml_that_we_write_names_nothing_to_be_repeated() -> None:
+    value = [1, 2]
+    assert "&" not in yaml_text({"first": value, "second": value})
+
+
 def test_yaml_files_have_a_limit_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text("a: " + "x" * (1 << 20))
