@@ -161,6 +161,11 @@ class Method(StrEnum):
     NGRAM = "ngram"
 
     @property
+    def looks_up(self) -> bool:
+        """Drafts come from the text so far: nothing of it runs on the GPU."""
+        return self is Method.NGRAM
+
+    @property
     def reads_features(self) -> bool:
         """Whether it drafts from the target's own hidden states, of every token that was verified."""
         return self in (Method.EAGLE3, Method.MTP, Method.DSPARK)

@@ -89,7 +89,7 @@ def _refusals(
             f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1",
         ),
         (
-            policy.is_speculative and is_drafting and method is not Method.NGRAM and draft is None,
+            policy.is_speculative and is_drafting and not method.looks_up and draft is None,
             f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
             f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0",
         ),

@@ -20,7 +20,7 @@ from sim.devices.contention import Contention, plain_rates
 from sim.devices.partition import MEASURED, Portion, rates_on_shares
 from sim.interface.work import Chunk, Kind, Model, Work
 from sim.policies.continuous.plan import draft_of
-from sim.policies.options import EngineLimits, Method
+from sim.policies.options import EngineLimits
 
 PREFILL = "prefill"
 SIZE_RATIO = 1.3
@@ -308,7 +308,7 @@ class StepForecast:
     def __init__(self, costs: CostModel, limits: EngineLimits, context_tokens: float, *, has_draft: bool) -> None:
         self._costs, self._limits = costs, limits
         self._context_tokens = context_tokens
-        self._has_draft = has_draft and limits.method is not Method.NGRAM
+        self._has_draft = has_draft and not limits.method.looks_up
 
     def round_s(self, rows: int, draft_tokens: int) -> float:
         """A step of `rows` that each verify `draft_tokens` and draft as many anew."""

@@ -40,7 +40,7 @@ from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.adaptive import seed_table
 from sim.policies.disaggregated import LINK
-from sim.policies.options import PREEMPTIVE, EngineLimits, Method, rows_per_work
+from sim.policies.options import PREEMPTIVE, EngineLimits, rows_per_work
 from sim.policies.registry import Policy, PolicyOptions, find_policy
 from sim.run.checks import (
     BeyondMemoryWarning,
@@ -266,7 +266,7 @@ def resolve(
     pairs = _pairs(scenario, profile, draft_tokens)
     lengths = _lengths(scenario, draft_tokens, is_real=is_real)
     check_policy(scenario, profile, named, limits, lengths)
-    has_draft = lengths.max > 0 and speculation.method is not Method.NGRAM
+    has_draft = lengths.max > 0 and not speculation.method.looks_up
     models = (*loaded_models(profile, with_draft=has_draft), *map(draft_shape, pairs))
     num_gpus, num_engines = named.gpus(scenario.policy_options)
     seated = limits.max_num_seqs * num_engines

@@ -269,7 +269,7 @@ class _Server:
     def draft(self) -> Checkpoint | None:
         """Loaded beside the target; None where that is nothing."""
         if self._draft_model is not None:
-            return None if self.method is Method.NGRAM else Checkpoint(self._draft_model)
+            return None if self.method.looks_up else Checkpoint(self._draft_model)
         if self.method in WITHOUT_MODEL:
             return None
         if self.profile.draft is None:

@@ -80,7 +80,7 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
     mixed with rows, all who may be seated fit for their whole lives."""
     if serving.controller.constant_length is None or serving.intake.group is not None:
         return False
-    if limits.long_prefill_token_threshold or limits.method is NGRAM or limits.prefill_schedule_interval > 1:
+    if limits.long_prefill_token_threshold or limits.method.looks_up or limits.prefill_schedule_interval > 1:
         return False
     draft_tokens = serving.controller.draft_tokens_max
     if draft_tokens and serving.requests:
@@ -122,7 +122,7 @@ def _submit(
             run(later_drafts(load, ahead_s), stream)
             ahead_s = inf
     target = last = run(step_work(load, ahead_s, group_tokens), stream)
-    if serving.controller.draft_tokens_max and method is not NGRAM:
+    if serving.controller.draft_tokens_max and not method.looks_up:
         last = run(draft_work(load, draft_tokens, method), stream)
     return target, last
 

@@ -96,7 +96,7 @@ def _fill(
     longest = limits.long_prefill_token_threshold or budget
     if limits.spares_lone_prompt and len(running) + len(serving.inbox) == 1:
         longest = budget
-    lookahead = serving.controller.draft_tokens_max if limits.method is not NGRAM else 0
+    lookahead = serving.controller.draft_tokens_max if not limits.method.looks_up else 0
     max_model_len = serving.paged.max_tokens
     is_deferred = limits.prefill_schedule_interval > 1 and _defers_prompts(serving, running, limits)
     grow = serving.paged.grow
@@ -384,7 +384,7 @@ def draft_work(load: StepLoad, draft_tokens: int, method: Method) -> Work:
     only brings the draft model's KV up to date."""
     completed = load.completed
     num_rows = load.num_rows + len(completed)
-    if method is NGRAM:
+    if method.looks_up:
         return Work(kind=HOST, rows=num_rows)
     context_tokens = load.context_tokens
     for request in completed:
