@@ -209,8 +209,11 @@ def levels_of(text: str) -> list[int]:
 
 def requests_of(levels: Sequence[int], rounds: int) -> int:
     """Requests of so many rounds over `levels`, warming up included."""
-    each = [max(MIN_REQUESTS, REQUESTS_PER_STREAM * concurrency) for concurrency in levels]
-    return rounds * sum(each) + WARM_UP_WAVES * max(levels, default=0)
+    return rounds * sum(map(_of_a_round, levels)) + WARM_UP_WAVES * max(levels, default=0)
+
+
+def _of_a_round(concurrency: int) -> int:
+    return max(MIN_REQUESTS, REQUESTS_PER_STREAM * concurrency)
 
 
 def drive(
@@ -242,7 +245,7 @@ def drive(
         # By turns, so that a server or a machine that slows down for a while does so for one round of each level.
         for number in range(flags.rounds):
             for concurrency in levels:
-                count = max(MIN_REQUESTS, REQUESTS_PER_STREAM * concurrency)
+                count = _of_a_round(concurrency)
                 rounds[concurrency].append(one(concurrency, count, f"{concurrency} at once", number))
             medians = [middling(rounds[concurrency]) for concurrency in levels]
             on_round(medians)

@@ -61,12 +61,13 @@ class RealRun:
     clock_offset_s: float
     """Offset of the monotonic clock to the epoch: the least queued_ts - arrival_time."""
 
-    def fresh(self) -> list[Request]:
-        """The same requests, unserved."""
-        return [
-            Request(each.index, each.id, each.arrival_s, each.prompt_tokens, each.output_tokens, each.content)
-            for each in self.requests
-        ]
+
+def fresh(requests: Sequence[Request]) -> list[Request]:
+    """The same requests, unserved."""
+    return [
+        Request(each.index, each.id, each.arrival_s, each.prompt_tokens, each.output_tokens, each.content)
+        for each in requests
+    ]
 
 
 def read_requests(path: Path, prompts: Path | None = None, block_tokens: int = BLOCK_TOKENS) -> RealRun:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from calibrate.judge.vllm_requests import RealRun
+from calibrate.judge.vllm_requests import RealRun, fresh
 from sim.costs.profile import Profile
 from sim.engine.fleet import Routing
 from sim.engine.time_series import GapSamples
@@ -71,7 +71,8 @@ def judge_run(real: RealRun, scenario: Scenario, profile: Profile) -> VllmVerdic
     workload = msgspec.structs.replace(scenario.workload, num_prompts=len(real.requests))
     scenario = msgspec.structs.replace(scenario, workload=workload)
     policy = scenario.policy[0]
-    record = simulate(resolve_all(scenario, profile)[0], scenario.seed, requests=real.fresh())
+    record = simulate(resolve_all(scenario, profile)[0], scenario.seed, requests=fresh(real.requests))
+    simulated = metrics_of(record.requests, record.gaps, latencies_s(record.requests))
     result = {
         "schema": VALIDATION_SCHEMA,
         "scenario": to_plain(scenario),
@@ -86,16 +87,20 @@ def judge_run(real: RealRun, scenario: Scenario, profile: Profile) -> VllmVerdic
         "clock_offset_s": real.clock_offset_s,
         "preemptions": sum(request.num_preemptions for request in record.requests),
         **prefix_cache(record, record.requests),
-        "metrics": compared.errors(_run(real.requests, GapSamples()), _run(record.requests, record.gaps), LATENCIES),
+        "metrics": compared.errors(
+            metrics_of(real.requests, GapSamples(), latencies_s(real.requests)), simulated, LATENCIES
+        ),
         "notes": _notes(real, record),
     }
     return VllmVerdict(real=real, simulated=record, result=result)
 
 
-def _run(requests: Sequence[Request], gaps: GapSamples) -> dict[str, float | None]:
-    """Metrics of one side under the simulator's keys."""
+def metrics_of(
+    requests: Sequence[Request], gaps: GapSamples, latencies: Mapping[str, Floats]
+) -> dict[str, float | None]:
+    """Metrics of one side, finished requests with their `latencies` in seconds, under the simulator's keys."""
     run: dict[str, float | None] = {compared.THROUGHPUT: output_throughput(requests)}
-    for name, values_s in latencies_s(requests).items():
+    for name, values_s in latencies.items():
         run |= spread_ms(name, values_s, np.ones(len(values_s)), compared.PERCENTILES)
     return run | spread_ms("itl", np.array(gaps.gaps_s), np.array(gaps.counts, dtype=float), compared.PERCENTILES)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 
 import msgspec
@@ -95,9 +95,10 @@ def send(
                 under_way.append(pool.submit(one, request))
                 if len(failed) > MAX_FAILURES or any(isinstance(failure, Late) for failure in failed):
                     raise failed[0]
+            # In short steps, so that a signal is heard.
+            while wait(under_way, WAKE_S).not_done:
+                pass
             for future in under_way:
-                while not future.done():
-                    time.sleep(min(WAKE_S, 0.01))
                 future.result()
         except BaseException:
             client.stop()

@@ -16,9 +16,10 @@ from statistics import fmean, median
 from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import structs
 
+from calibrate.judge.vllm_requests import fresh
+from calibrate.judge.vllm_runs import metrics_of
 from calibrate.server.levels import Accepted
 from calibrate.server.open_loop import Sent
 from sim.costs.engine_costs import engine_of, with_engine
@@ -29,7 +30,7 @@ from sim.files.read import MIB
 from sim.files.write import write_text
 from sim.interface.request import Request
 from sim.metrics import compared
-from sim.metrics.summary import latencies_s, spread_ms
+from sim.metrics.summary import latencies_s
 from sim.run.experiment import Experiment
 from sim.run.resolve import Resolved, resolve_all
 from sim.run.scenario import Scenario, parse_scenario, to_plain
@@ -98,7 +99,7 @@ def with_intake(scenario: Scenario, profile: Profile, sent: Sequence[Sent], plan
 def predict(scenario: Scenario, profile: Profile, requests: Sequence[Request]) -> ServedRun:
     """Metrics that `requests` will come to. Raises ValueError for what cannot run."""
     resolved, *_ = resolve_all(scenario, profile)
-    runs = [metrics_of(_simulated(resolved, draw, requests)) for draw in _draws(scenario)]
+    runs = [_metrics(_simulated(resolved, draw, requests)) for draw in _draws(scenario)]
     known = {name: [value for run in runs if (value := run[name]) is not None] for name in runs[0]}
     return ServedRun(
         scenario=to_plain(scenario),
@@ -116,39 +117,29 @@ def _draws(scenario: Scenario) -> range:
 
 
 def _simulated(resolved: Resolved, seed: int, requests: Sequence[Request]) -> tuple[list[Request], GapSamples]:
-    fresh = [
-        Request(each.index, each.id, each.arrival_s, each.prompt_tokens, each.output_tokens, each.content)
-        for each in requests
-    ]
-    record = simulate(resolved, seed, requests=fresh)
+    record = simulate(resolved, seed, requests=fresh(requests))
     return record.requests, record.gaps
 
 
-def metrics_of(served: tuple[Sequence[Request], GapSamples]) -> dict[str, float | None]:
-    """Latencies of finished requests and output tokens per second, from the first arrival to the last token."""
-    requests, gaps = [each for each in served[0] if each.is_finished], served[1]
-    first_s, last_s = min(each.arrival_s for each in requests), max(each.last_token_s for each in requests)
-    run: dict[str, float | None] = {
-        compared.THROUGHPUT: sum(each.output_tokens for each in requests) / (last_s - first_s)
-    }
-    for name, values_s in latencies_s(requests).items():
-        run |= spread_ms(name, values_s, np.ones(len(values_s)), compared.PERCENTILES)
-    return run | spread_ms("itl", np.array(gaps.gaps_s), np.array(gaps.counts, dtype=float), compared.PERCENTILES)
+def _metrics(served: tuple[Sequence[Request], GapSamples]) -> dict[str, float | None]:
+    """Of finished requests, their latencies from arrival."""
+    requests = [each for each in served[0] if each.is_finished]
+    return metrics_of(requests, served[1], latencies_s(requests))
 
 
 def judge(run: ServedRun, profile: Profile, planned: Sequence[Request]) -> None:
     """Fill `run.errors`. Raises ValueError where nothing was answered."""
     requests, gaps = _real(run.sent, planned)
-    real = metrics_of((requests, gaps))
+    real = _metrics((requests, gaps))
     scenario = parse_scenario(run.scenario)
     sides: dict[str, Mapping[str, float | None]] = {PARTS[0]: run.predicted}
-    sides[PARTS[1]] = metrics_of(_simulated(resolve_all(scenario, profile)[0], run.seed, requests))
+    sides[PARTS[1]] = _metrics(_simulated(resolve_all(scenario, profile)[0], run.seed, requests))
     if run.accepted is not None and run.accepted.drafts:
         seen = parse_scenario(
             msgspec.to_builtins(run.scenario)
             | {"speculation": {**run.scenario["speculation"], "acceptance": run.accepted.quote}}
         )
-        sides[PARTS[2]] = metrics_of(_simulated(resolve_all(seen, profile)[0], run.seed, requests))
+        sides[PARTS[2]] = _metrics(_simulated(resolve_all(seen, profile)[0], run.seed, requests))
     run.errors = {part: compared.errors(real, side) for part, side in sides.items()}
 
 

@@ -58,9 +58,7 @@ def _list(gpu: str) -> None:
             error = profile.errors.get(kind)
             known = error is not None and error.mean_error_pct is not None
             cells.append(f"{error.mean_error_pct:.1f}" if error is not None and known else "–")
-        marks = " s" * (profile.conditions == SERVED) + " *" * (
-            profile.overlap.measured or profile.overlap.phi is not None
-        )
+        marks = " s" * (profile.conditions == SERVED) + " *" * profile.overlap.is_known
         rows.append([name + marks, *cells])
     if not rows:
         gpus = ", ".join(dict.fromkeys(name.partition("/")[0] for name in shipped()))

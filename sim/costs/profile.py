@@ -213,6 +213,11 @@ class Overlap(Bounded, frozen=True, kw_only=True):
     """None: what other GPUs made of shares of their multiprocessors (sim.devices.partition)."""
     source: str = "not measured: plain streams go on at an assumed phi while another's kernels hold the GPU"
 
+    @property
+    def is_known(self) -> bool:
+        """Measured as a whole, or with a phi of its own."""
+        return self.measured or self.phi is not None
+
 
 ROUNDED = 0.01
 """Part, and percent, by which a mean may seem to exceed a largest value, both rounded."""

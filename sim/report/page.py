@@ -209,7 +209,7 @@ def _assumptions(points: StorePoints) -> str:
         )
         overlap = (
             "measured"
-            if profile.overlap.measured or profile.overlap.phi is not None
+            if profile.overlap.is_known
             else "assumed: orders are stated only where both ends of its bracket agree"
         )
         lines.append(f"{name}: {profile.source}; {held_out}; overlap of streams {overlap}.")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from calibrate.cli.validate_vllm import vllm_command
-from calibrate.judge.vllm_requests import read_requests
+from calibrate.judge.vllm_requests import fresh, read_requests
 from calibrate.judge.vllm_runs import latencies_s, output_throughput
 from sim.interface.request import Request
 from tests.realrun.recorded_runs import EPOCH_S, MONOTONIC_S, PROFILE, refusal, result_of, served, stamps, write_lines
@@ -118,7 +118,7 @@ def test_prompts_join_the_requests_row_by_row_whatever_their_arrival(tmp_path: P
     blocks = [[1, 2, 3, 4, 50 + place, 60 + place] for place in range(4)]
     prompts = write_lines(tmp_path / "prompts.jsonl", [{"input_toks": 100, "prefix_blocks": ids} for ids in blocks])
     run = read_requests(path, prompts)
-    assert [request.content for request in run.fresh()] == [(0, 1, 2, 3)] * 4
+    assert [request.content for request in fresh(run.requests)] == [(0, 1, 2, 3)] * 4
     result = result_of(vllm_command, *flags(path, "--prompts", str(prompts)))
     assert result["prefix_cache_hit_tokens"] == 3 * 64
     assert result["prefix_cache_hit_rate"] == 3 * 4 / (4 * 7)
@@ -218,10 +218,10 @@ def test_flags_that_cannot_be_are_one_line(more: list[str], says: str, tmp_path:
 
 
 def test_the_requests_simulated_are_fresh_and_in_order_of_arrival(tmp_path: Path) -> None:
-    fresh = read_requests(write_lines(tmp_path / "r.jsonl", rows()[::-1])).fresh()
-    assert [(each.id, each.index) for each in fresh] == [(f"r{number}", number) for number in range(4)]
-    assert [each.arrival_s for each in fresh] == pytest.approx([0.0, 1.0, 2.0, 3.0])
-    assert all(isinstance(each, Request) and each.emitted_tokens == 0 for each in fresh)
+    unserved = fresh(read_requests(write_lines(tmp_path / "r.jsonl", rows()[::-1])).requests)
+    assert [(each.id, each.index) for each in unserved] == [(f"r{number}", number) for number in range(4)]
+    assert [each.arrival_s for each in unserved] == pytest.approx([0.0, 1.0, 2.0, 3.0])
+    assert all(isinstance(each, Request) and each.emitted_tokens == 0 for each in unserved)
 
 
 @needs_runs
