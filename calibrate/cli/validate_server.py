@@ -67,7 +67,7 @@ def server_command(flags: ServerFlags) -> None:
     """Fit the profile to the server, predict the scenario's requests, send them, and say how far off it was.
 
     The prediction is in the file before a request of it is sent; the file names no address, prompt or key. Levels that
-    were measured are kept beside it, and taken from there when the command is given again.
+    were measured are kept beside it, and taken from there when the command is given again with --overwrite.
     """
     from calibrate.server.network import Client
     from calibrate.server.open_loop import send, tokens_per_word
@@ -157,7 +157,7 @@ def _fitted(
     from calibrate.server.level_files import read_measured, write_measured
     from calibrate.server.probe import base_of
 
-    measured = flags.out.with_suffix(".measured.json")
+    measured, base, levels = flags.out.with_suffix(".measured.json"), base_of(flags.url), levels_of(flags.levels)
     if not measured.exists():
         probe = ProbeFlags(
             url=flags.url,
@@ -168,12 +168,14 @@ def _fitted(
             output_len=max(2, round(fmean(each.output_tokens for each in planned))),
             timeout_s=flags.timeout_s,
         )
-        base = base_of(flags.url)
         keep = partial(write_measured, measured, base)
-        drive(base, key_of(flags.api_key_env), levels_of(flags.levels), probe, keep)
+        drive(base, key_of(flags.api_key_env), levels, probe, keep)
     engine = raw.get("engine", {})
     setup = CellSetup(engine=engine if isinstance(engine, dict) else {}, warmup_waves=1)
-    found = fit_served(profile, read_measured(measured), setup)
+    served = read_measured(measured, base)
+    if [each.concurrency for each in served] != levels:
+        raise ValueError(f"{str(measured)!r} holds other levels than --levels {flags.levels}: choose another --out")
+    found = fit_served(profile, served, setup)
     if doubted := doubt(found, {}):
         warnings.warn(doubted, stacklevel=2)
     return found.profile, None if found.accepted is None else found.accepted.quote

@@ -65,11 +65,14 @@ def write_measured(path: Path, url: str, served: Sequence[ServedLevel]) -> None:
     write_text(path, msgspec.json.format(msgspec.json.encode(measured), indent=1).decode() + "\n")
 
 
-def read_measured(path: Path) -> list[ServedLevel]:
-    """The levels that `write_measured` wrote, by requests at once. Raises ValueError, one line naming the file."""
+def read_measured(path: Path, url: str | None = None) -> list[ServedLevel]:
+    """The levels that `write_measured` wrote, by requests at once. Raises ValueError, one line naming the file, also
+    where they are not of the server at `url`, if one is given."""
     where = f"measured levels {str(path)!r}"
-    levels = convert(parse_json(read_text(path, "measured levels"), where), _Measured, where).levels
-    return sorted(levels, key=lambda level: level.concurrency)
+    measured = convert(parse_json(read_text(path, "measured levels"), where), _Measured, where)
+    if url not in (None, measured.url):
+        raise ValueError(f"{where} are of another server: choose another --out")
+    return sorted(measured.levels, key=lambda level: level.concurrency)
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,8 +90,12 @@ def test_levels_that_are_kept_are_fitted_and_not_measured_again(tmp_path: Path) 
         )
         for count in (1.0, 8.0)
     ]
-    write_measured(out.with_suffix(".measured.json"), "http://elsewhere", levels)
     with serving(prompt_tokens=40) as server:
+        write_measured(out.with_suffix(".measured.json"), "http://elsewhere", levels)
+        assert run(["validate", server.url, *FLAGS, "--out", str(out), "--levels", "1,8"]) == 2
+        write_measured(out.with_suffix(".measured.json"), server.url, levels)
+        assert run(["validate", server.url, *FLAGS, "--out", str(out), "--levels", "1,4"]) == 2
+        server.asked.clear()
         told = validated(server.url, out, "--levels", "1,8")
         num_asked = len(server.asked)
     assert num_asked < 12 + 20 + 6
