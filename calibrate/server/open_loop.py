@@ -40,7 +40,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gaps_s: tuple[float, ...] = ()
     """Between events that hold tokens."""
     failed: str = ""
-    """Reason why there is no answer."""
+    """Why there is no answer, without the server's own words, which may quote the prompt."""
 
 
 def tokens_per_word(client: Client, endpoint: Endpoint) -> float:
@@ -74,7 +74,7 @@ def send(
             timed = stream(client, endpoint, prompt, request.output_tokens)
         except RequestFailed as failure:
             failed.append(failure)
-            on_sent(structs.replace(sent, failed=failure.reason))
+            on_sent(structs.replace(sent, failed=failure.reason.partition(":")[0]))
             return
         on_sent(
             structs.replace(

@@ -102,7 +102,7 @@ def predict(scenario: Scenario, profile: Profile, requests: Sequence[Request]) -
     runs = [_metrics(_simulated(resolved, draw, requests)) for draw in _draws(scenario)]
     known = {name: [value for run in runs if (value := run[name]) is not None] for name in runs[0]}
     return ServedRun(
-        scenario=to_plain(scenario),
+        scenario={**to_plain(scenario), "profile": profile.name},
         seed=scenario.seed,
         profile={"name": profile.name, "source": profile.source},
         frontend_s=resolved.engine.frontend_s,

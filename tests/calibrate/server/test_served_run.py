@@ -11,7 +11,9 @@ import pytest
 
 from calibrate.server.level_files import write_measured
 from calibrate.server.levels import Accepted, ServedLevel
-from calibrate.server.open_loop import Sent
+from calibrate.server.network import Client
+from calibrate.server.open_loop import Sent, send
+from calibrate.server.probe import Endpoint
 from calibrate.server.served_run import ServedRun, judge, predict, with_intake
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of
@@ -22,6 +24,7 @@ from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 from tests.calibrate.server.test_probe import serving
 
+SENDING: dict[str, Any] = {"words_per_token": 1.0, "block_tokens": 16}
 FLAGS = [
     *("--profile", "cpu/tiny", "--set", "policy=autoregressive", "--request-rate", "200", "--num-prompts", "12"),
     *("--input-len", "40", "--output-len", "8"),
@@ -75,6 +78,14 @@ def test_what_was_predicted_and_sent_is_kept_when_the_server_dies(tmp_path: Path
     assert told["predicted"]["mean_e2el_ms"] > 0.0
     assert len(told["sent"]) < 12
     assert not told["errors"]
+
+
+def test_a_failed_request_is_kept_without_the_servers_words(tmp_path: Path) -> None:
+    with serving(answer="you asked: river stone lamp") as server, Client(server.url) as client:
+        sent: list[Sent] = []
+        request = Request(0, "0", 0.0, 8, 4)
+        send(client, Endpoint(model="tiny", is_chat=False), [request], **SENDING, on_sent=sent.append)
+    assert [each.failed for each in sent] == ["answers 500"]
 
 
 def test_levels_that_are_kept_are_fitted_and_not_measured_again(tmp_path: Path) -> None:
