@@ -1,16 +1,15 @@
-"""Models by their names on Hugging Face: config.json files inside the installed aiconfigurator-core, and the targets of
-shipped profiles. Not here: what a config.json says (model_configs)."""
+"""Models by their names on Hugging Face: config.json files beside the published kernel tables, and targets of shipped
+profiles. Not here: what a config.json says (model_configs)."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
+from calibrate.catalogue.published_tables import published_configs
 from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import ModelShape
 from sim.model_names import ProfileKey, model_key
 
-PACKAGE, FOLDER = "aiconfigurator_core", "model_configs"
 CONFIG, QUANTISATION = "_config.json", "_hf_quant_config.json"
 FORMATS = {
     "fp8-dynamic": "fp8",
@@ -91,8 +90,4 @@ def profile_target(name: str) -> ModelShape | None:
 
 
 def _configs() -> list[Path]:
-    spec = find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        return []
-    paths = (Path(spec.origin).parent / FOLDER).glob(f"*{CONFIG}")
-    return [path for path in paths if not path.name.endswith(QUANTISATION)]
+    return [path for path in published_configs() if path.name.endswith(CONFIG) and not path.name.endswith(QUANTISATION)]

@@ -40,9 +40,11 @@ class ImportFlags(Struct, frozen=True, kw_only=True):
 
 @command("import", ImportFlags, example=EXAMPLE)
 def import_command(flags: ImportFlags) -> None:
-    """Make a profile from NVIDIA aiconfigurator's tables: those inside the installed aiconfigurator-core
-    (`pip install 'lanesim[tables]'`), or those below PATH, which holds GPU folders and their YAML datasheets."""
+    """Make a profile from NVIDIA's kernel tables: those of the wheel that LANESIM_TABLES names or of the installed
+    aisimulate or aiconfigurator-core (`pip install 'lanesim[tables]'`), or those of PATH: a wheel, or a folder that
+    holds GPU folders and their YAML datasheets."""
     from calibrate.catalogue.model_configs import shapes_of, with_formats
+    from calibrate.catalogue.published_tables import published_tables, tables_of_wheel
 
     words = flags.words[1:] if flags.words[:1] == (SOURCE_NAME,) else flags.words
     if len(words) > 1:
@@ -60,10 +62,10 @@ def import_command(flags: ImportFlags) -> None:
         )
     target_shape, draft_shape = shapes_of(flags.target, flags.draft, plain=False)
     try:
-        from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
+        from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
 
-        if path is None:
-            path, revision = installed_tables()
+        if path is None or path.is_file():
+            path, revision = published_tables() if path is None else tables_of_wheel(path)
         profile = import_deployment(
             path,
             flags.gpu,

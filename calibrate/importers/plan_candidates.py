@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -51,9 +50,10 @@ class NotImported(NamedTuple):
 
 
 def deployments(
-    shape: ModelShape, max_gpus: int, engine: str, tp: int | None, ep: int | None, dp: int | None
+    shape: ModelShape, max_gpus: int, kernels: tuple[str, str | None], tp: int | None, ep: int | None, dp: int | None
 ) -> list[Deployment]:
-    """Ways to split a model over 1, 2, 4 .. `max_gpus` GPUs of a replica, with the degrees that are given.
+    """Ways to split a model over 1, 2, 4 .. `max_gpus` GPUs of a replica, with the degrees that are given; `kernels` is
+    (engine, its version).
 
     Dense models: tensor parallel alone, since further ranks are further replicas. Experts: cut, spread, or spread over
     ranks whose attention has separate requests.
@@ -66,7 +66,7 @@ def deployments(
     wanted = [
         each for each in layouts if all(given in (None, size) for given, size in zip((tp, ep, dp), each, strict=True))
     ] or [(tp or 1, ep or 1, dp or 1)]
-    return [Deployment(a, None if b == 1 else b, c, engine) for a, b, c in wanted if a * c <= max_gpus]
+    return [Deployment(a, None if b == 1 else b, c, *kernels) for a, b, c in wanted if a * c <= max_gpus]
 
 
 def in_kernel_format(shape: ModelShape, gpu: str) -> ModelShape:
@@ -137,12 +137,6 @@ def _path(
     cache: Path, source: str, gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment
 ) -> Path:
     return cache / f"{_cached_name(source, gpu, target, draft, deployment)}.json"
-
-
-def cache_folder() -> Path:
-    """The user's folder for profiles: below XDG_CACHE_HOME, else ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lanesim" / "profiles"
 
 
 def _cached_name(source: str, gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment) -> str:

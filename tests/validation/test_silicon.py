@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from calibrate.cli.imports import import_command
-from calibrate.importers.aiconfigurator.deployment import PACKAGE
 from calibrate.judge.cell import Cell
 from sim.compare.side_by_side import compare
 from sim.costs.memory import kv_capacity_tokens
@@ -158,7 +157,7 @@ def test_requests_that_the_memory_of_the_label_cannot_hold_were_not_served_as_it
 
 
 def test_a_token_takes_no_less_than_the_datasheet_allows() -> None:
-    pytest.importorskip(PACKAGE)
+    pytest.importorskip("aiconfigurator_core")
     row = {**LLAMA, "system": "h200_sxm", "batch_size": "8", "tp_size": "1"}
     profile, shape = profile_of(cell(**row))
     least = roof_share(cell(**row, silicon_tpot_ms="1"), profile, shape)
@@ -268,7 +267,7 @@ def failure_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tupl
 def test_without_the_kernel_tables_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, PACKAGE, None)
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
     code, line = failure_of(write_rows(tmp_path, ROW), capsys)
     assert (code, "pip install 'lanesim[tables]'" in line) == (2, True)
 
@@ -291,7 +290,7 @@ DISAGG = {
 def test_a_run_that_judges_no_row_fails(
     row: dict[str, str], flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip(PACKAGE)
+    pytest.importorskip("aiconfigurator_core")
     code, line = failure_of([*write_rows(tmp_path, row, {**row, "id": "b", "isl": "2048"}), *flags], capsys)
     assert (code, message in line) == (1, True), line
 
@@ -299,7 +298,7 @@ def test_a_run_that_judges_no_row_fails(
 def test_a_users_two_commands_get_what_a_row_is_judged_by(tmp_path: Path) -> None:
     """Nothing between kernel tables, the engine's file and the page: no constant of a campaign, no load but the
     label's. Of two runs of one loop one waits for admission; the peer's error stands beside."""
-    pytest.importorskip(PACKAGE)
+    pytest.importorskip("aiconfigurator_core")
     generated = {**AUTO, "isl": "512", "osl": "16", "batch_size": "2"}
     nccl = {"backend": "trtllm", "backend_version": "1.0.0rc3", "model_path": "meta-llama/Llama-3.1-8B-Instruct"}
     read = cell(**nccl, **generated, system="h100_sxm", gemm_quant_mode="")

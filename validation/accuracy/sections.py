@@ -16,7 +16,8 @@ from typing import NamedTuple
 import msgspec
 
 from calibrate.catalogue.model_configs import source_of
-from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
+from calibrate.catalogue.published_tables import published_tables
+from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
 from calibrate.judge.cell import FITTED, Cell, JudgedCell, judged_errors
 from calibrate.judge.cells import speedups
 from calibrate.judge.fit_cells import RATIO, Fitted, fit_constant, fit_constants
@@ -133,7 +134,7 @@ def profile_of(spec: str | ProfileSpec, data: Path) -> Profile:
     if isinstance(spec, str):
         return load(ROOT / spec if spec.startswith(HERE) else spec)
     if spec.tables is None:
-        tables, revision = installed_tables()
+        tables, revision = published_tables()
         shape = source_of(str(tables.parent / "model_configs" / f"{spec.config}_config.json"), plain=False).shape
     else:
         tables, revision = data / spec.tables, AICONFIGURATOR_REVISION

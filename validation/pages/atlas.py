@@ -19,8 +19,9 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from calibrate.catalogue.model_configs import source_of, with_formats
-from calibrate.importers.aiconfigurator.deployment import Deployment, installed_tables
-from calibrate.importers.plan_candidates import cache_folder, imported, in_kernel_format
+from calibrate.catalogue.published_tables import cache_folder, published_tables
+from calibrate.importers.aiconfigurator.deployment import Deployment
+from calibrate.importers.plan_candidates import imported, in_kernel_format
 from sim.acceptance.forms import parse_quoted
 from sim.costs.engine_costs import load_engine
 from sim.costs.profile import Profile
@@ -180,11 +181,13 @@ def profile_of(pair: AtlasPair) -> Profile:
     """Raises ValueError naming what cannot be priced."""
     if pair.profile is not None or pair.gpu is None:
         return load(pair.profile or "")
-    tables, source = installed_tables()
+    tables, source = published_tables()
     shape = source_of(pair.like or pair.target, plain=False).shape
     target = in_kernel_format(with_formats(shape, pair.weights, None), pair.gpu)
     deployment = Deployment(pair.tp, pair.ep, 1, pair.engine.partition("-")[0])
-    made, failed = imported(tables, source, pair.gpu, target, HEADS[pair.method](shape), [deployment], cache_folder())
+    made, failed = imported(
+        tables, source, pair.gpu, target, HEADS[pair.method](shape), [deployment], cache_folder("profiles")
+    )
     if failed:
         raise ValueError(failed[0].why)
     return made[0].profile

@@ -12,7 +12,8 @@ from itertools import product
 from pathlib import Path
 
 from calibrate.catalogue.model_configs import source_of, with_formats
-from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
+from calibrate.catalogue.published_tables import published_tables
+from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
 from sim.costs.profile import SERVED, Profile
 from sim.costs.profile_files import load, shipped
 from sim.costs.shapes import ModelShape
@@ -57,7 +58,7 @@ def format_of(shape: ModelShape) -> str:
 
 def tried(gpu: str, name: str, weights: str) -> tuple[str, str]:
     """Result of the importer, in brackets."""
-    tables, revision = installed_tables()
+    tables, revision = published_tables()
     path = tables.parent / "model_configs" / f"{CONFIGS[name]}_config.json"
     try:
         shape = source_of(str(path), plain=False).shape

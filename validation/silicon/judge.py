@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from calibrate.importers.aiconfigurator.deployment import installed_tables
+from calibrate.catalogue.published_tables import published_tables
 from calibrate.judge.cell import FITTED, JUDGED, Cell
 from validation.silicon import disaggregated
 from validation.silicon.labels import DOUBTFUL, drafting, first_runs, is_fitted, role_of
@@ -166,7 +166,7 @@ def main(
     from pandas import DataFrame
 
     warnings.simplefilter("ignore")
-    installed_tables()
+    published_tables()
     rows = read_cells(cells, mode)
     is_whole = mode == "agg"
     family = (lambda row: cell_of(row).label) if is_whole else disaggregated.family_of

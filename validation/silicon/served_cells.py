@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from calibrate.catalogue.model_configs import source_of, with_formats
-from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
+from calibrate.catalogue.published_tables import published_tables
+from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
 from calibrate.judge.cell import Cell, JudgedCell
 from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
@@ -144,7 +145,7 @@ def deployment_of(cell: Cell) -> Deployment:
 def target_of(cell: Cell) -> tuple[Path, str | None]:
     """The config.json of the cell's model, and its weights' format where that is not what the file says."""
     name = setting("config", label_of(cell)) or cell.target
-    path = installed_tables()[0].parent / "model_configs" / f"{name.replace('/', '--')}_config.json"
+    path = published_tables()[0].parent / "model_configs" / f"{name.replace('/', '--')}_config.json"
     formats = source_of(str(path), plain=False).shape.formats
     is_block = cell.weights == "fp8" and formats is not None and formats.projections == "fp8-block"
     return path, None if is_block else cell.weights
@@ -171,7 +172,7 @@ def profile_of(cell: Cell, drafter: str | None = None) -> tuple[Profile, ModelSh
 def _imported(
     gpu: str, config: Path, weights: str | None, kv: str | None, deployment: Deployment, drafter: str | None
 ) -> tuple[Profile, ModelShape]:
-    tables, revision = installed_tables()
+    tables, revision = published_tables()
     shape = with_formats(source_of(str(config), plain=False).shape, weights, kv)
     draft = draft_model(drafter, shape) if drafter else None
     return as_written(import_deployment(tables, gpu, shape, draft, deployment, source=revision)), shape

@@ -13,6 +13,7 @@ import click
 from msgspec.structs import replace
 
 from calibrate.catalogue.model_configs import ModelSource, source_of, with_formats
+from calibrate.catalogue.published_tables import cache_folder, published_tables
 from calibrate.cli.plan.flags import PlanFlags
 from calibrate.cli.profile_output import needs_analysis
 from sim.compare.pool import OnDone
@@ -41,6 +42,8 @@ ASSUMED = {
 
 def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> Rental:
     """The deployments to rent for SLOs of `bounds_ms`. Raises ValueError where nothing can be rented."""
+    from calibrate.importers.aiconfigurator.deployment import tables_of
+
     price, began_s = None, time.monotonic()
     if flags.price is not None:
         one = Price.of_text(flags.price)
@@ -73,8 +76,10 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
     )
     # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
     notes = [assumed, named.assumed, *(note for note in result.notes if note.startswith("<"))]
+    profile = next(each.profile for each in candidates if each.name == result.deployments[0].profile)
+    if (tables := tables_of(profile)) is not None:
+        notes.append(f"kernel tables: {tables}")
     if named.repository is not None:
-        profile = next(each.profile for each in candidates if each.name == result.deployments[0].profile)
         disputed, ratio = _disputed(result, scenario, profile, named.repository, flags.engine)
         notes.insert(0, disputed)
         if ratio is not None:
@@ -91,8 +96,9 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
     if flags.gpu is None:
         raise ValueError(f"--gpu is missing: {flags.model!r} is a model, want such as --gpu h200-sxm")
     try:
-        from calibrate.importers.aiconfigurator.deployment import DEVICES, installed_tables
-        from calibrate.importers.plan_candidates import cache_folder, deployments, imported, in_kernel_format
+        from calibrate.importers.aiconfigurator.deployment import DEVICES
+        from calibrate.importers.aiconfigurator.lookups import ENGINES
+        from calibrate.importers.plan_candidates import deployments, imported, in_kernel_format
     except ImportError as error:
         raise needs_analysis(error) from None
     gpu = flags.gpu if flags.gpu in DEVICES else gpu_name(flags.gpu.lower())
@@ -103,19 +109,19 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
             )
         raise ValueError(unknown("GPU", flags.gpu, DEVICES))
     draft = None if flags.draft is None or flags.draft in HEADS else _draft_model(flags.draft)
-    tables, source = installed_tables()
+    tables, source = published_tables()
     named = source_of(flags.model, plain=False)
     target = in_kernel_format(with_formats(named.shape, flags.weights, flags.kv_dtype), gpu)
     if flags.draft in HEADS:
         draft = HEADS[flags.draft](named.shape)
     if draft is not None:
         draft = with_formats(draft, None, flags.kv_dtype)
-    kernels = flags.engine.partition("-")[0]
-    kernels = kernels if kernels in ("vllm", "sglang", "trtllm") else "vllm"
+    name, _, version = flags.engine.partition("-")
+    kernels = (name, version or None) if name in ENGINES else (ENGINES[0], None)
     wanted = deployments(target, flags.gpus, kernels, flags.tp, flags.ep, flags.dp)
     if not wanted:
         raise ValueError(f"--tp, --dp: want no more than --gpus {flags.gpus} GPUs in a replica")
-    profiles, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder(), on_step)
+    profiles, failed = imported(tables, source, gpu, target, draft, wanted, cache_folder("profiles"), on_step)
     refused = [Refused(deployment=label_of(*each.deployment[:3]), why=each.why) for each in failed]
     if not profiles:
         # Of the deployment with the most GPUs, which is the likeliest to fit.

@@ -9,8 +9,6 @@ Not here: the points and their errors (composed), single kernels (lookups), read
 from __future__ import annotations
 
 from datetime import date
-from importlib.metadata import version as package_version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,9 +26,7 @@ from sim.costs.shapes import ModelShape
 from sim.costs.table_kernels import TableKernels
 from sim.names import unknown
 
-REPOSITORY, LICENCE = "ai-dynamo/aiconfigurator", "Apache-2.0"
-PACKAGE = "aiconfigurator_core"
-TABLES_LICENCE = "NVIDIA, Apache-2.0, 82 MB"
+LICENCE = "Apache-2.0"
 NOT_VALIDATED = "not validated: no public table has attention of 2..8 queries on a long history"
 ASSUMED_HOST = HostCosts(
     eager_kernel_s=5e-6,
@@ -90,7 +86,7 @@ class Deployment(NamedTuple):
     engine: str = "vllm"
     """Whose kernels: vllm, trtllm or sglang."""
     version: str | None = None
-    """Version of that engine; None: the newest tables."""
+    """Version of that engine, whose nearest tables are read; None: the newest."""
     has_nccl_alone: bool = False
     """NCCL reduces messages of any size, as TensorRT-LLM 1.0 does between some devices; else whatever is fastest."""
 
@@ -104,15 +100,6 @@ class Deployment(NamedTuple):
         if spread < 1 or self.devices % spread:
             raise ValueError(f"--ep {spread} must divide the {self.devices} devices of --tp and --dp")
         return self.devices // spread, spread
-
-
-def installed_tables() -> tuple[Path, str]:
-    """The folder of tables inside the installed aiconfigurator-core, and what to call their revision. Raises ValueError
-    with the command that installs it."""
-    spec = find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise ValueError(f"no PATH and no kernel tables installed: pip install 'lanesim[tables]' ({TABLES_LICENCE})")
-    return Path(spec.origin).parent / "systems", f"aiconfigurator-core {package_version(PACKAGE.replace('_', '-'))}"
 
 
 def import_deployment(
@@ -133,7 +120,7 @@ def import_deployment(
     if gpu not in DEVICES:
         raise ValueError(unknown("GPU", gpu, DEVICES))
     device = DEVICES[gpu]
-    files = KernelFiles(path, gpu, deployment.version)
+    files = KernelFiles(path, gpu, {deployment.engine: deployment.version})
     lookups = Lookups(files, deployment.engine, has_nccl_alone=deployment.has_nccl_alone)
     shapes = [shape for shape in (target, draft) if shape is not None]
     for shape in shapes:
@@ -172,11 +159,21 @@ def import_deployment(
         overlap=Overlap(),
         errors=errors,
         conditions=UNLOADED,
-        source=f"{REPOSITORY}@{source} ({LICENCE}): {', '.join(sorted(set(lookups.files.used)))}; layers composed of "
-        f"their kernels, element-wise and sampler constants assumed{notes}",
+        source=f"{_repository(source)}@{source} ({LICENCE}): {', '.join(sorted(set(lookups.files.used)))}; layers "
+        f"composed of their kernels, element-wise and sampler constants assumed{notes}",
         fingerprint=None,
         date=date.today().isoformat(),
     )
+
+
+def _repository(revision: str) -> str:
+    return f"ai-dynamo/{'aisimulate' if revision.startswith('aisimulate') else 'aiconfigurator'}"
+
+
+def tables_of(profile: Profile) -> str | None:
+    """Package and versions of the tables that `profile` was made from; None for one made otherwise."""
+    repository, _, tables = profile.source.partition("; layers composed")[0].partition("@")
+    return tables if repository.startswith("ai-dynamo/") else None
 
 
 def profile_name(gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment) -> str:

@@ -10,6 +10,7 @@ Not here: what is made of them (calibrate.importers.aiconfigurator.lookups).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -156,11 +157,16 @@ class Sheet(msgspec.Struct):
 
 
 class KernelFiles:
-    """The tables of one GPU below `path`; `used` collects the engine and version of each one read. Of several versions
-    of a table the newest is read that is no newer than `version`, the oldest where all are; None: the newest."""
+    """The tables of one GPU below `path`; `used` collects the engine and version of each one read.
 
-    def __init__(self, path: Path, gpu: str, version: str | None = None) -> None:
-        self._version = None if version is None else numbers(version)
+    Of several versions of a table the first is read that has what is wanted: the newest that is no newer than the
+    engine's in `versions`, then older ones, then newer ones, the nearest first; without a version the newest first.
+    Builds of developers (`dev`) are no versions: such a table holds one model's kernels.
+    """
+
+    def __init__(self, path: Path, gpu: str, versions: Mapping[str, str | None] | None = None) -> None:
+        given = (versions or {}).items()
+        self._versions = {engine: numbers(version) for engine, version in given if version is not None}
         folder = gpu.replace("-", "_")
         folders = [each for each in (path / folder, path / "data" / folder) if each.is_dir()]
         if not folders:
@@ -170,9 +176,11 @@ class KernelFiles:
         self.used: list[str] = []
         self.gpu = _datasheet(path / f"{folder}.yaml", gpu)
 
-    def gemm(self, engine: str, name: str) -> GemmTable:
-        """GEMMs with weights in `name`, as gemm_dtype has it; any shapes may be missing."""
-        frame = self.rows(engine, "gemm_perf", gemm_dtype=name)
+    def gemms(self, engine: str, name: str) -> Iterator[GemmTable]:
+        """GEMMs with weights in `name`, as gemm_dtype has it, of every version; any shapes may be missing."""
+        return (self._gemms(frame, name) for frame in self.versions(engine, "gemm_perf", gemm_dtype=name))
+
+    def _gemms(self, frame: pd.DataFrame, name: str) -> GemmTable:
         m, n, k = (frame[column].to_numpy(dtype=float) for column in ("m", "n", "k"))
         if name == "bfloat16":
             self._check("gemm_perf", frame, 2.0 * m * n * k, 2.0 * (n * k + m * (n + k)))
@@ -217,33 +225,42 @@ class KernelFiles:
             )
 
     def rows(self, engine: str, table: str, **wanted: object) -> pd.DataFrame:
-        """The rows of a table, of the version that fits, that have the `wanted` values in these columns.
+        """The rows of a table, of the nearest version that has any, with the `wanted` values in these columns.
 
         Raises NotMeasured where there is no table or no row, and ValueError where the table is defective.
         """
+        return next(self.versions(engine, table, **wanted))
+
+    def versions(self, engine: str, table: str, **wanted: object) -> Iterator[pd.DataFrame]:
+        """As `rows`, of every version that has such rows, the nearest first; one after which another is wanted counts
+        as not read."""
+        lacking = NotMeasured(f"{self._folder.name}: no table {TABLES[table][0]}/{engine}/VERSION/{table}.parquet")
+        is_measured = False
         for path, version in self._paths(engine, table):
-            return chosen(self._frame(path, f"{engine} {version}", table), **wanted)
-        raise NotMeasured(f"{self._folder.name}: no table {TABLES[table][0]}/{engine}/VERSION/{table}.parquet")
-
-    def versions(self, engine: str, table: str) -> list[pd.DataFrame]:
-        """A table of every version that fits, the newest first: a newer one may have only what was measured again."""
-        return [self._frame(path, f"{engine} {version}", table) for path, version in self._paths(engine, table)]
-
-    def _frame(self, path: Path, name: str, table: str) -> pd.DataFrame:
-        if path not in self._frames:
-            self._frames[path] = _read(path, TABLES[table][1])
-            self.used.append(name)
-        return self._frames[path]
+            if path not in self._frames:
+                self._frames[path] = _read(path, TABLES[table][1])
+            try:
+                rows = chosen(self._frames[path], **wanted)
+            except NotMeasured as error:
+                lacking = error
+                continue
+            is_measured = True
+            self.used.append(f"{engine} {version}")
+            yield rows
+            self.used.remove(f"{engine} {version}")
+        if not is_measured:
+            raise lacking
 
     def _paths(self, engine: str, table: str) -> list[tuple[Path, str]]:
         group, _ = TABLES[table]
         paths = {}
         for path in self._folder.rglob("*.parquet"):
             parts = str(path.relative_to(self._folder).with_suffix("")).replace("/", "__").split("__")
-            if len(parts) == 4 and (parts[0], parts[1], parts[3]) == (group, engine, table):
+            if len(parts) == 4 and (parts[0], parts[1], parts[3]) == (group, engine, table) and "dev" not in parts[2]:
                 paths[numbers(parts[2])] = (path, parts[2])
-        fitting = [version for version in paths if self._version is None or version <= self._version]
-        return [paths[version] for version in sorted(fitting or sorted(paths)[:1], reverse=True)]
+        wanted = self._versions.get(engine)
+        newer = [] if wanted is None else sorted(version for version in paths if version[: len(wanted)] > wanted)
+        return [paths[version] for version in (*sorted(paths.keys() - newer, reverse=True), *newer)]
 
 
 def chosen(frame: pd.DataFrame, **wanted: object) -> pd.DataFrame:

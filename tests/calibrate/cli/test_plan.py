@@ -61,13 +61,13 @@ def test_a_profile_by_its_name_is_the_one_candidate() -> None:
 
 def test_dense_models_are_split_by_tensor_alone_and_experts_in_three_ways() -> None:
     dense, sparse = model("qwen3-32b"), load("h100-sxm/qwen3-30b-a3b").target
-    assert [each[:3] for each in deployments(dense, 4, "vllm", None, None, None)] == [
+    assert [each[:3] for each in deployments(dense, 4, ("vllm", "0.24"), None, None, None)] == [
         (1, None, 1), (2, None, 1), (4, None, 1),
     ]  # fmt: skip
-    assert [each[:3] for each in deployments(sparse, 2, "vllm", None, None, None)] == [
+    assert [each[:3] for each in deployments(sparse, 2, ("vllm", None), None, None, None)] == [
         (1, None, 1), (2, None, 1), (2, 2, 1), (1, 2, 2),
     ]  # fmt: skip
-    assert [each[:3] for each in deployments(sparse, 8, "vllm", 4, 4, None)] == [(4, 4, 1)]
+    assert [each[:3] for each in deployments(sparse, 8, ("vllm", None), 4, 4, None)] == [(4, 4, 1)]
 
 
 def test_mxfp4_runs_in_the_kernels_of_its_gpu() -> None:

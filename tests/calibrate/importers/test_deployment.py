@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from calibrate.catalogue.model_configs import with_formats
+from calibrate.catalogue.published_tables import published_tables
 from calibrate.importers.aiconfigurator.composed import ASSUMED_ELEMENTWISE
-from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, installed_tables
+from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.lookups import (
     QUANTISE_S,
@@ -399,16 +400,6 @@ def test_a_dent_in_the_experts_a_draw_of_the_router_is_filled(tmp_path: Path) ->
     assert seconds == pytest.approx(1e-3 * expert_ms(8))
 
 
-def test_of_several_versions_the_newest_that_fits_is_read(tmp_path: Path) -> None:
-    folder = write_tables(tmp_path) / "a100_sxm"
-    older = folder / "gemm__vllm__0.9.2__gemm_perf.parquet"
-    older.write_bytes((folder / "gemm__vllm__0.14.0__gemm_perf.parquet").read_bytes())
-    for version, wanted in ((None, "0.14.0"), ("0.19", "0.14.0"), ("0.10.1", "0.9.2"), ("0.1", "0.9.2")):
-        files = KernelFiles(tmp_path, "a100-sxm", version)
-        files.rows("vllm", "gemm_perf")
-        assert files.used == [f"vllm {wanted}"]
-
-
 @pytest.mark.parametrize(
     ("shape", "deployment", "message"),
     [
@@ -504,16 +495,7 @@ def test_modules_that_were_timed_with_their_launches_are_passed_over(tmp_path: P
 
 def installed() -> Path:
     pytest.importorskip("aiconfigurator_core", reason="the tables are an extra: pip install 'lanesim[tables]'")
-    return installed_tables()[0]
-
-
-def test_without_the_package_the_command_that_installs_it_is_named() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("aiconfigurator_core") is not None:
-        pytest.skip("the tables are installed")
-    with pytest.raises(ValueError, match=r"pip install 'lanesim\[tables\]'"):
-        installed_tables()
+    return published_tables()[0]
 
 
 @pytest.mark.parametrize(
@@ -525,7 +507,7 @@ def test_without_the_package_the_command_that_installs_it_is_named() -> None:
         ("a100-sxm", "int4", None, 1),
     ],
 )
-def test_the_installed_tables_give_a_small_profile_with_its_own_errors(
+def test_the_published_tables_give_a_small_profile_with_its_own_errors(
     gpu: str, weights: str | None, kv: str | None, degree: int
 ) -> None:
     shape = with_formats(LLAMA, weights, kv)

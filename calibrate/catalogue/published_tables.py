@@ -1,0 +1,85 @@
+"""NVIDIA's kernel tables and model configs: inside an installed package, or in a wheel that is not installed, which is
+unpacked into the user's cache folder once.
+
+Not here: what tables hold (calibrate.importers.aiconfigurator), what a config says (model_configs).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import BadZipFile, ZipFile
+
+VARIABLE = "LANESIM_TABLES"
+"""Environment variable that names a wheel."""
+PACKAGES = {"aisimulate_core": "aisimulate", "aiconfigurator_core": "aiconfigurator-core"}
+"""Module with tables -> its distribution; the successor first."""
+LICENCE = "NVIDIA, Apache-2.0, 82 MB"
+SYSTEMS = "systems"
+MEMBER = re.compile(rf"\w+_core/({SYSTEMS}/(\w+\.yaml|data/.+\.parquet)|model_configs/.+\.json)")
+"""A wheel's files to unpack."""
+
+
+def published_tables() -> tuple[Path, str]:
+    """The folder of tables and what to call their revision: of the wheel that LANESIM_TABLES names, else of the first
+    of PACKAGES that is installed.
+
+    Raises ValueError for a wheel without tables, and with the command that installs them where there are none.
+    """
+    known = _known()
+    if known is None:
+        raise ValueError(
+            f"no kernel tables: pip install 'lanesim[tables]' ({LICENCE}), or name a wheel in {VARIABLE} or as PATH"
+        )
+    return known
+
+
+def published_configs() -> list[Path]:
+    """The config.json files beside the tables; none where there are no tables."""
+    known = _known()
+    return [] if known is None else list((known[0].parent / "model_configs").glob("*.json"))
+
+
+def tables_of_wheel(path: Path) -> tuple[Path, str]:
+    """As `published_tables`, of a wheel's file. Wheels of one name are one wheel: it is unpacked the first time.
+
+    Raises ValueError where the file cannot be read or has no tables.
+    """
+    folder = cache_folder("tables") / path.stem
+    if not folder.is_dir():
+        try:
+            _unpack(path, folder)
+        except (OSError, BadZipFile) as error:
+            raise ValueError(f"{path}: want a wheel of {' or '.join(PACKAGES.values())}: {error}") from error
+    return next(folder.glob(f"*/{SYSTEMS}")), " ".join(path.stem.split("-")[:2])
+
+
+def cache_folder(kind: str) -> Path:
+    """The user's folder for what can be made again: below XDG_CACHE_HOME, else ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "lanesim" / kind
+
+
+def _known() -> tuple[Path, str] | None:
+    if wheel := os.environ.get(VARIABLE):
+        return tables_of_wheel(Path(wheel))
+    for module, distribution in PACKAGES.items():
+        spec = find_spec(module)
+        if spec is not None and spec.origin is not None:
+            return Path(spec.origin).parent / SYSTEMS, f"{distribution} {version(distribution)}"
+    return None
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    with ZipFile(path) as wheel:
+        members = [name for name in wheel.namelist() if MEMBER.fullmatch(name)]
+        if not any(f"/{SYSTEMS}/" in name for name in members):
+            raise BadZipFile("it holds no kernel tables")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent) as part:
+            wheel.extractall(Path(part) / folder.name, members)
+            (Path(part) / folder.name).rename(folder)

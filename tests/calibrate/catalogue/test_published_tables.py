@@ -1,0 +1,99 @@
+"""Kernel tables by the wheel that holds them and by what is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from calibrate.catalogue.model_configs import source_of
+from calibrate.catalogue.published_tables import published_tables
+from calibrate.cli.main import calibrate_command
+from sim.costs.profile_files import load
+from tests.calibrate.support import write_tables
+
+CONFIG = """{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "vocab_size": 128256, "torch_dtype": "bfloat16"}"""
+
+
+def imported_source(out: Path, *words: object) -> str:
+    """The source of the profile that a user's command writes."""
+    flags = (*words, "--gpu", "a100-sxm", "--out", out)
+    calibrate_command.main(args=["import", *map(str, flags)], prog_name="calibrate", standalone_mode=False)
+    return load(out).source
+
+
+def wheel_at(path: Path) -> Path:
+    """A wheel with the tables of one GPU, one model's config and files that nobody wants."""
+    tables = write_tables(path.parent)
+    with ZipFile(path, "w") as wheel:
+        wheel.write(tables / "a100_sxm.yaml", "aisimulate_core/systems/a100_sxm.yaml")
+        for table in (tables / "a100_sxm").iterdir():
+            wheel.write(table, f"aisimulate_core/systems/data/a100_sxm/{table.name}")
+        wheel.writestr("aisimulate_core/model_configs/some--Model-8B_config.json", CONFIG)
+        wheel.writestr("aisimulate_core/_native.so", "code")
+        wheel.writestr("aisimulate_core/systems/data/../../../../out.parquet", "outside")
+    return path
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = wheel_at(tmp_path / "aisimulate-0.13.0.dev7-cp311-abi3-linux.whl")
+    monkeypatch.setenv("LANESIM_TABLES", str(path))
+    return path
+
+
+def test_a_named_wheel_is_read_without_being_installed(wheel: Path, tmp_path: Path) -> None:
+    tables, revision = published_tables()
+    assert revision == "aisimulate 0.13.0.dev7"
+    assert source_of("some/model-8b").repository == "some/Model-8B"
+    assert sorted(path.name for path in tables.parent.iterdir()) == ["model_configs", "systems"]
+    source = imported_source(tmp_path / "p.json", "--target", "some/Model-8B")
+    assert "ai-dynamo/aisimulate@aisimulate 0.13.0.dev7 (Apache-2.0): vllm 0.14.0;" in source
+
+
+def test_a_wheel_is_unpacked_once_into_the_cache_folder_alone(wheel: Path, tmp_path: Path) -> None:
+    before = set(tmp_path.iterdir())
+    tables, _ = published_tables()
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "cache"}
+    assert list((tmp_path / "cache").iterdir()) == [tmp_path / "cache" / "lanesim"]
+    wheel.unlink()
+    assert published_tables()[0] == tables
+    assert tables.is_relative_to(tmp_path / "cache" / "lanesim" / "tables")
+
+
+def test_a_wheel_may_be_the_path_of_an_import(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LANESIM_TABLES")
+    source = imported_source(tmp_path / "p.json", "aiconfigurator", wheel, "--target", "llama-3.1-8b")
+    assert "@aisimulate 0.13.0.dev7 " in source
+
+
+@pytest.mark.parametrize(("members", "says"), [(None, "not a zip file"), (["a/b.py"], "it holds no kernel tables")])
+def test_what_is_no_wheel_with_tables_is_refused(
+    members: list[str] | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "other-1.0-py3-none-any.whl"
+    path.write_text("no zip")
+    if members is not None:
+        with ZipFile(path, "w") as wheel:
+            wheel.writestr(members[0], "")
+    monkeypatch.setenv("LANESIM_TABLES", str(path))
+    with pytest.raises(ValueError, match=f"want a wheel of aisimulate or aiconfigurator-core: .*{says}"):
+        published_tables()
+    monkeypatch.setenv("LANESIM_TABLES", str(tmp_path / "absent.whl"))
+    with pytest.raises(ValueError, match=r"absent.whl: want a wheel .*No such file"):
+        published_tables()
+
+
+def test_an_installed_successor_comes_before_aiconfigurator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, distribution in (("aiconfigurator_core", "aiconfigurator_core"), ("aisimulate_core", "aisimulate")):
+        info = tmp_path / f"{distribution}-9.1.dist-info"
+        (tmp_path / module).mkdir()
+        info.mkdir()
+        (tmp_path / module / "__init__.py").touch()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 9.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert published_tables() == (tmp_path / "aisimulate_core" / "systems", "aisimulate 9.1")

@@ -1,0 +1,84 @@
+"""Of several versions of a table, which one is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from calibrate.importers.aiconfigurator.kernel_files import KernelFiles, NotMeasured
+from calibrate.importers.aiconfigurator.lookups import Lookups
+from tests.calibrate.importers.test_deployment import SPARSE, sparse_tables
+from tests.calibrate.support import gemm_ms, write_tables
+
+Change = Callable[[Any], Any]
+"""Of a frame."""
+
+
+def with_versions(root: Path, **changed: Change | None) -> Path:
+    """Tables whose GEMMs are there in versions v1_2 .. as well, with a change each."""
+    import pandas as pd
+
+    folder = write_tables(root) / "a100_sxm"
+    frame = pd.read_parquet(folder / "gemm__vllm__0.14.0__gemm_perf.parquet")
+    for name, change in changed.items():
+        version = name.removeprefix("v").replace("_", ".")
+        copy = frame if change is None else change(frame)
+        copy.to_parquet(folder / f"gemm__vllm__{version}__gemm_perf.parquet")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("version", "nearest"),
+    [
+        (None, ["0.31.0", "0.25.0", "0.14.0", "0.9.2"]),
+        ("0.31", ["0.31.0", "0.25.0", "0.14.0", "0.9.2"]),
+        ("0.19", ["0.14.0", "0.9.2", "0.25.0", "0.31.0"]),
+        ("0.14", ["0.14.0", "0.9.2", "0.25.0", "0.31.0"]),
+        ("0.1", ["0.9.2", "0.14.0", "0.25.0", "0.31.0"]),
+    ],
+)
+def test_versions_no_newer_than_the_engine_come_first_the_nearest_first(
+    version: str | None, nearest: list[str], tmp_path: Path
+) -> None:
+    with_versions(tmp_path, **{"v0_9_2": None, "v0_25_0": None, "v0_31_0": None, "vdev-9f": None})
+    files = KernelFiles(tmp_path, "a100-sxm", {"sglang": "0.5", "vllm": version})
+    read = []
+    for _ in files.versions("vllm", "gemm_perf"):
+        read += files.used
+    assert (read, files.used) == ([f"vllm {each}" for each in nearest], [])
+
+
+def test_rows_that_the_nearest_version_lacks_come_from_the_next(tmp_path: Path) -> None:
+    with_versions(tmp_path, v0_31_0=lambda frame: frame[frame.m == 1])
+    files = KernelFiles(tmp_path, "a100-sxm")
+    assert (files.rows("vllm", "gemm_perf", m=1)["m"] == 1).all()
+    assert (files.rows("vllm", "gemm_perf", m=64)["m"] == 64).all()
+    assert files.used == ["vllm 0.31.0", "vllm 0.14.0"]
+    with pytest.raises(NotMeasured, match="no rows with m 3"):
+        files.rows("vllm", "gemm_perf", m=3)
+
+
+def test_gemms_timed_with_their_launches_come_from_another_version_of_the_engine(tmp_path: Path) -> None:
+    with_versions(tmp_path, v0_31_0=lambda frame: frame.assign(latency=frame.latency + 0.1))
+    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"))
+    assert lookups.gemm_s(4096, 4096, np.array([64.0])) == pytest.approx(1e-3 * gemm_ms(64, 4096, 4096))
+    assert (lookups.files.used, lookups.notes) == (["vllm 0.14.0"], [])
+
+
+def test_experts_are_scaled_from_the_nearest_layout_of_any_version(tmp_path: Path) -> None:
+    import pandas as pd
+
+    file = sparse_tables(tmp_path) / "a100_sxm" / "moe__vllm__0.14.0__moe_perf.parquet"
+    frame = pd.read_parquet(file)
+    frame.assign(num_experts=512, latency=1.0).to_parquet(str(file).replace("0.14.0", "0.31.0"))
+    assert SPARSE.experts is not None
+    wider = msgspec.structs.replace(SPARSE.experts, num=9)
+    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"))
+    assert lookups.experts_s(SPARSE, wider, "bf16", (1, 1), np.array([8.0]))[0] < 5e-4
+    assert lookups.files.used == ["vllm 0.14.0"]
+    assert "experts scaled from 8 of" in lookups.notes[0]
