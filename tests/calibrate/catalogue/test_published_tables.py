@@ -14,7 +14,8 @@ from sim.costs.profile_files import load
 from tests.calibrate.support import write_tables
 
 CONFIG = """{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "vocab_size": 128256, "torch_dtype": "bfloat16"}"""
+"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
+"vocab_size": 128256, "torch_dtype": "bfloat16"}"""
 
 
 def imported_source(out: Path, *words: object) -> str:
@@ -48,7 +49,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_named_wheel_is_read_without_being_installed(wheel: Path, tmp_path: Path) -> None:
     tables, revision = published_tables()
     assert revision == "aisimulate 0.13.0.dev7"
-    assert source_of("some/model-8b").repository == "some/Model-8B"
+    assert source_of("model-8b").repository == "some/Model-8B"
     assert sorted(path.name for path in tables.parent.iterdir()) == ["model_configs", "systems"]
     source = imported_source(tmp_path / "p.json", "--target", "some/Model-8B")
     assert "ai-dynamo/aisimulate@aisimulate 0.13.0.dev7 (Apache-2.0): vllm 0.14.0;" in source
