@@ -46,7 +46,7 @@ TABLES = {
     "gdn_perf": ("linear_attention", ("phase", "kernel_source", "batch_size", "seq_len", *LINEAR)),
     "moe_perf": ("moe", ("moe_dtype", "num_tokens", *LAYOUT, *SPLIT, "distribution")),
     "custom_allreduce_perf": ("comm", ("num_gpus", "message_size")),
-    "nccl_perf": ("comm", ("num_gpus", "message_size", "op_name", "nccl_dtype")),
+    "nccl_perf": ("comm", ("num_gpus", "message_size", "op_name", "nccl_dtype", "kernel_source")),
     "computescale_perf": ("quantize", ("m", "k", "quant_dtype")),
     "scale_matrix_perf": ("quantize", ("m", "k", "quant_dtype")),
 }
@@ -69,6 +69,8 @@ the most in any published table here."""
 FAR = 50.0
 """Kernels whose median takes so many times their roofs are in other units: twice is usual, but some rows of every table
 go astray."""
+ALONE = 0.5
+"""A column or depth with at most this share of the pairs that others have is no part of a table's grid."""
 LAUNCH_S = 1e-5
 """Added to the roofs before: small kernels take their launch."""
 KV_WINDOW = (0.1, 1.2)
@@ -111,6 +113,18 @@ class GemmTable(NamedTuple):
         )
         seconds, holes = grid((columns, depth))
         return np.asarray(np.where(holes != 0.0, np.nan, seconds))
+
+    def filled(self) -> GemmTable:
+        """A model's matrices beside the grid are columns and depths with few of the others: the rest of those
+        interpolated in the grid."""
+        is_measured = np.isfinite(self.seconds).any(axis=0)
+        by_column, by_depth = is_measured.mean(axis=1), is_measured.mean(axis=0)
+        wide, deep = by_column > ALONE * by_column.max(), by_depth > ALONE * by_depth.max()
+        grid = GemmTable(self.tokens, self.columns[wide], self.depths[deep], self.seconds[:, wide][:, :, deep])
+        seconds = self.seconds.copy()
+        for column, depth in np.argwhere(~is_measured & ~np.outer(wide, deep)):
+            seconds[:, column, depth] = grid.at(int(self.columns[column]), int(self.depths[depth]))
+        return self._replace(seconds=seconds)
 
 
 class AttentionTable(NamedTuple):
@@ -189,7 +203,7 @@ class KernelFiles:
             raise ValueError(f"gemm_perf of {self.gpu.name!r}: m, n and k need at least two values each")
         seconds = np.full([len(axis) for axis in axes], np.nan)
         seconds[tuple(map(np.searchsorted, axes, (m, n, k)))] = seconds_of(frame)
-        return GemmTable(axes[0], axes[1], axes[2], seconds)
+        return GemmTable(axes[0], axes[1], axes[2], seconds).filled()
 
     def attention(self, engine: str, table: str, kv: str = "bfloat16", window: int = 0) -> AttentionTable:
         """Points with KV in `kv`, as kv_cache_dtype has it, and a sliding window, 0 for none."""

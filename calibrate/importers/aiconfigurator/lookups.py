@@ -90,6 +90,8 @@ MODULE_LAUNCH_BOUND_S = 1e-4
 LAUNCH_BOUND_S = 1.5e-5
 """A GEMM table in which none is shorter was timed launch by launch: vLLM 0.24's block-scaled FP8 takes 58 us on H200
 and 170 us on B200 whatever its size, other engines' take 4."""
+NCCL = "NCCL"
+"""Collectives timed by NCCL's tests; through torch they take three times as long for small messages."""
 REDUCE_RATIO = 1.35
 REDUCE_SKEW_S = 1e-6
 """An all-reduce in service over one in the tables, where all devices arrive at once: times, and seconds per doubling of
@@ -233,19 +235,13 @@ class Lookups:
         wanted = (shape.hidden, experts.intermediate, experts.per_token, experts.num, *split)
 
         def of(engine: str) -> tuple[tuple[int, ...], TimedCurve]:
-            moe_dtype = FORMATS[weights].experts
-            least, distribution = np.inf, "none"
-            nearest: tuple[int, ...] = wanted
-            for of_format in self.files.versions(engine, "moe_perf", moe_dtype=moe_dtype):
-                skew = next((skew for skew in SKEWS if (of_format["distribution"] == skew).any()), "none")
-                layouts = chosen(of_format, distribution=skew)[[*LAYOUT, *SPLIT]].drop_duplicates()
-                far = np.abs(np.log(layouts.to_numpy(dtype=float) / wanted)).sum(axis=1)
-                if far.min() < least:
-                    least, distribution = far.min(), skew
-                    nearest = tuple(int(size) for size in layouts.iloc[int(np.argmin(far))])
-            layout = dict(zip((*LAYOUT, *SPLIT), nearest, strict=True))
-            frame = self.files.rows(engine, "moe_perf", moe_dtype=moe_dtype, distribution=distribution, **layout)
-            return nearest, _expert_curve(frame.drop_duplicates("num_tokens"))
+            of_format = self.files.rows(engine, "moe_perf", moe_dtype=FORMATS[weights].experts)
+            skew = next((skew for skew in SKEWS if (of_format["distribution"] == skew).any()), "none")
+            frame = chosen(of_format, distribution=skew)
+            layouts = frame[[*LAYOUT, *SPLIT]].drop_duplicates()
+            far = np.abs(np.log(layouts.to_numpy(dtype=float) / wanted)).sum(axis=1)
+            nearest = {name: int(value) for name, value in layouts.iloc[int(np.argmin(far))].items()}
+            return tuple(nearest.values()), _expert_curve(chosen(frame, **nearest).drop_duplicates("num_tokens"))
 
         lacking = f"no experts with weights in {weights} in the tables of {self.gpu.name!r}"
         nearest, curve = self._first(of, f"{weights} experts like these", lacking)
@@ -404,7 +400,9 @@ class Lookups:
     def _nccl(self, name: str, devices: int) -> TimedCurve | None:
         with suppress(NotMeasured):
             return _message_curve(
-                self.files.rows("nccl", "nccl_perf", op_name=name, num_gpus=devices, nccl_dtype="half")
+                self.files.rows(
+                    "nccl", "nccl_perf", op_name=name, num_gpus=devices, nccl_dtype="half", kernel_source=NCCL
+                )
             )
         return None
 

@@ -71,7 +71,14 @@ def sparse_tables(root: Path, **changes: Any) -> Path:
     ]
     pd.DataFrame(rows).to_parquet(root / "a100_sxm" / "moe__vllm__0.14.0__moe_perf.parquet")
     gathers = [
-        {"op_name": name, "nccl_dtype": "half", "num_gpus": 2, "message_size": size, "latency": 0.02 + 2e-9 * size}
+        {
+            "op_name": name,
+            "nccl_dtype": "half",
+            "kernel_source": "NCCL",
+            "num_gpus": 2,
+            "message_size": size,
+            "latency": 0.02 + 2e-9 * size,
+        }
         for name in ("all_gather", "reduce_scatter", "all_reduce")
         for size in (1024, 1 << 26)
     ]

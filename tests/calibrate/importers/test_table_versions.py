@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles, NotMeasured
 from calibrate.importers.aiconfigurator.lookups import Lookups
-from tests.calibrate.importers.test_deployment import SPARSE, sparse_tables
+from tests.calibrate.importers.test_deployment import sparse_tables
 from tests.calibrate.support import gemm_ms, write_tables
 
 Change = Callable[[Any], Any]
@@ -70,15 +69,32 @@ def test_gemms_timed_with_their_launches_come_from_another_version_of_the_engine
     assert (lookups.files.used, lookups.notes) == (["vllm 0.14.0"], [])
 
 
-def test_experts_are_scaled_from_the_nearest_layout_of_any_version(tmp_path: Path) -> None:
+def test_collectives_through_torch_are_passed_over(tmp_path: Path) -> None:
     import pandas as pd
 
-    file = sparse_tables(tmp_path) / "a100_sxm" / "moe__vllm__0.14.0__moe_perf.parquet"
-    frame = pd.read_parquet(file)
-    frame.assign(num_experts=512, latency=1.0).to_parquet(str(file).replace("0.14.0", "0.31.0"))
-    assert SPARSE.experts is not None
-    wider = msgspec.structs.replace(SPARSE.experts, num=9)
+    file = sparse_tables(tmp_path) / "a100_sxm" / "comm__nccl__2.27__nccl_perf.parquet"
+    slow = pd.read_parquet(file).assign(kernel_source="torch.distributed", latency=9.0)
+    slow.to_parquet(str(file).replace("2.27", "2.30"))
     lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"))
-    assert lookups.experts_s(SPARSE, wider, "bf16", (1, 1), np.array([8.0]))[0] < 5e-4
-    assert lookups.files.used == ["vllm 0.14.0"]
-    assert "experts scaled from 8 of" in lookups.notes[0]
+    assert lookups.gather_s(2, np.array([2048.0])) == pytest.approx(2e-3 * (0.02 + 2e-9 * 1024))
+    assert lookups.files.used == ["nccl 2.27", "nccl 2.27"]
+
+
+def test_a_models_matrices_beside_the_grid_are_exact_and_the_grid_stays(tmp_path: Path) -> None:
+    """Columns 3000 and depth 5000 were measured as one pair alone."""
+    import pandas as pd
+
+    def beside(frame: Any) -> Any:
+        one = frame[(frame.n == 4096) & (frame.k == 4096)]
+        shorter = one.assign(latency=0.95 * one.latency)
+        return pd.concat([frame, shorter.assign(n=3000), shorter.assign(k=5000)])
+
+    at = np.array([64.0])
+    plain = Lookups(KernelFiles(write_tables(tmp_path), "a100-sxm"))
+    (tmp_path / "more").mkdir()
+    wider = Lookups(KernelFiles(write_tables(tmp_path / "more", gemm_perf=beside), "a100-sxm"))
+    measured = 0.95 * plain.gemm_s(4096, 4096, at)
+    assert (wider.gemm_s(3000, 4096, at), wider.gemm_s(4096, 5000, at)) == (pytest.approx(measured),) * 2
+    for columns, depth in ((3000, 8192), (4096, 4096), (3500, 9000), (2048, 5000)):
+        expected = plain.gemm_s(columns, depth, at)
+        assert wider.gemm_s(columns, depth, at) == pytest.approx(expected, rel=1e-9), (columns, depth)
