@@ -123,7 +123,9 @@ class GemmTable(NamedTuple):
         grid = GemmTable(self.tokens, self.columns[wide], self.depths[deep], self.seconds[:, wide][:, :, deep])
         seconds = self.seconds.copy()
         for column, depth in np.argwhere(~is_measured & ~np.outer(wide, deep)):
-            seconds[:, column, depth] = grid.at(int(self.columns[column]), int(self.depths[depth]))
+            # Narrower than the grid costs what its narrowest does: a line drawn further would end below zero.
+            inside = max(self.columns[column], grid.columns[0]), max(self.depths[depth], grid.depths[0])
+            seconds[:, column, depth] = grid.at(int(inside[0]), int(inside[1]))
         return self._replace(seconds=seconds)
 
 
@@ -170,17 +172,29 @@ class Sheet(msgspec.Struct):
     mem_bw: int | float | str
 
 
+class Slot(msgspec.Struct):
+    """Version of an engine's tables that were all measured anew."""
+
+    current: str
+
+
+class QueryVersions(msgspec.Struct):
+    """A publisher's slots, by engine and by GPU folder and engine."""
+
+    defaults: dict[str, Slot]
+    overrides: dict[str, dict[str, Slot]] = {}
+
+
 class KernelFiles:
     """The tables of one GPU below `path`; `used` collects the engine and version of each one read.
 
     Of several versions of a table the first is read that has what is wanted: the newest that is no newer than the
     engine's in `versions`, then older ones, then newer ones, the nearest first; without a version the newest first.
+    An engine older than the version that the publisher calls current gets that one: what is older was left to fill it.
     Builds of developers (`dev`) are no versions: such a table holds one model's kernels.
     """
 
     def __init__(self, path: Path, gpu: str, versions: Mapping[str, str | None] | None = None) -> None:
-        given = (versions or {}).items()
-        self._versions = {engine: numbers(version) for engine, version in given if version is not None}
         folder = gpu.replace("-", "_")
         folders = [each for each in (path / folder, path / "data" / folder) if each.is_dir()]
         if not folders:
@@ -189,6 +203,9 @@ class KernelFiles:
         self._frames: dict[Path, pd.DataFrame] = {}
         self.used: list[str] = []
         self.gpu = _datasheet(path / f"{folder}.yaml", gpu)
+        current = _current(path / "query_versions.yaml", folder)
+        given = (versions or {}).items()
+        self._versions = {each: max(numbers(it), current.get(each, ())) for each, it in given if it is not None}
 
     def gemms(self, engine: str, name: str) -> Iterator[GemmTable]:
         """GEMMs with weights in `name`, as gemm_dtype has it, of every version; any shapes may be missing."""
@@ -293,6 +310,15 @@ def seconds_of(frame: pd.DataFrame) -> Array:
 def numbers(version: str) -> tuple[int, ...]:
     """The numbers of a version, in order: 1.3.0rc20 is older than 1.3.1."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:4])
+
+
+def _current(path: Path, folder: str) -> dict[str, tuple[int, ...]]:
+    """By engine; none where no file says it."""
+    if not path.is_file():
+        return {}
+    listed = convert(read_yaml(path, "versions of tables"), QueryVersions, path.name)
+    slots = listed.defaults | listed.overrides.get(folder, {})
+    return {engine: numbers(slot.current) for engine, slot in slots.items()}
 
 
 def _datasheet(path: Path, gpu: str) -> Gpu:

@@ -52,6 +52,25 @@ def test_versions_no_newer_than_the_engine_come_first_the_nearest_first(
     assert (read, files.used) == ([f"vllm {each}" for each in nearest], [])
 
 
+@pytest.mark.parametrize(
+    ("version", "first"),
+    [("0.1", "0.25.0"), ("0.25", "0.25.0"), ("0.26", "0.25.0"), ("0.31", "0.31.0"), (None, "0.31.0")],
+)
+def test_an_engine_older_than_the_current_tables_gets_those(version: str | None, first: str, tmp_path: Path) -> None:
+    with_versions(tmp_path, v0_25_0=None, v0_31_0=None)
+    slots = "defaults: {vllm: {current: 0.14.0}}\noverrides: {a100_sxm: {vllm: {current: 0.25.0, previous: null}}}\n"
+    (tmp_path / "query_versions.yaml").write_text(slots)
+    files = KernelFiles(tmp_path, "a100-sxm", {"vllm": version})
+    files.rows("vllm", "gemm_perf")
+    assert files.used == [f"vllm {first}"]
+
+
+def test_a_list_of_versions_without_one_is_refused(tmp_path: Path) -> None:
+    (write_tables(tmp_path) / "query_versions.yaml").write_text("defaults: {vllm: {previous: 0.14.0}}\n")
+    with pytest.raises(ValueError, match=r"query_versions.yaml: defaults.*missing required field `current`"):
+        KernelFiles(tmp_path, "a100-sxm")
+
+
 def test_rows_that_the_nearest_version_lacks_come_from_the_next(tmp_path: Path) -> None:
     with_versions(tmp_path, v0_31_0=lambda frame: frame[frame.m == 1])
     files = KernelFiles(tmp_path, "a100-sxm")
@@ -87,7 +106,7 @@ def test_a_models_matrices_beside_the_grid_are_exact_and_the_grid_stays(tmp_path
     def beside(frame: Any) -> Any:
         one = frame[(frame.n == 4096) & (frame.k == 4096)]
         shorter = one.assign(latency=0.95 * one.latency)
-        return pd.concat([frame, shorter.assign(n=3000), shorter.assign(k=5000)])
+        return pd.concat([frame, shorter.assign(n=3000), shorter.assign(k=5000), frame[frame.k == 4096].assign(n=1)])
 
     at = np.array([64.0])
     plain = Lookups(KernelFiles(write_tables(tmp_path), "a100-sxm"))
@@ -95,6 +114,7 @@ def test_a_models_matrices_beside_the_grid_are_exact_and_the_grid_stays(tmp_path
     wider = Lookups(KernelFiles(write_tables(tmp_path / "more", gemm_perf=beside), "a100-sxm"))
     measured = 0.95 * plain.gemm_s(4096, 4096, at)
     assert (wider.gemm_s(3000, 4096, at), wider.gemm_s(4096, 5000, at)) == (pytest.approx(measured),) * 2
+    assert wider.gemm_s(1, 2048, at) == pytest.approx(plain.gemm_s(512, 2048, at))
     for columns, depth in ((3000, 8192), (4096, 4096), (3500, 9000), (2048, 5000)):
         expected = plain.gemm_s(columns, depth, at)
         assert wider.gemm_s(columns, depth, at) == pytest.approx(expected, rel=1e-9), (columns, depth)
