@@ -1,7 +1,7 @@
 """Profiles of every way to split a model over the GPUs of a replica, imported from the installed tables and kept in the
 user's cache folder, under a name with a hash of all that they were made from.
 
-Beside them aiconfigurator's own decode step: where it takes kernels from other tables than this importer trusts, the
+Beside them the publisher's own decode step: where it takes kernels from other tables than this importer trusts, the
 two differ, and the user should know. Not here: models by name (calibrate.catalogue.model_configs), which deployment is
 best (sim.studies.plan.search).
 """
@@ -14,12 +14,15 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from calibrate.catalogue.model_configs import with_formats
+from calibrate.catalogue.published_tables import PACKAGES, published_tables
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, profile_name
 from sim.compare.pool import default_workers, started
 from sim.costs.profile import Profile
@@ -155,18 +158,18 @@ def _code_hash() -> str:
     return made.hexdigest()
 
 
-def own_decode_ms(repository: str, gpu: str, deployment: Deployment, context_tokens: int) -> float | None:
-    """Milliseconds of a decode step of one row by aiconfigurator-core itself, on the tables that it takes for that
-    engine; None where it has no answer."""
-    try:
-        from aiconfigurator_core.sdk.engine import EngineHandle
-    except ImportError:
+def own_decode_ms(repository: str, gpu: str, deployment: Deployment, context_tokens: int) -> tuple[float, str] | None:
+    """Milliseconds of a decode step of one row by the package of the tables itself, on those that it takes for that
+    engine, and its name; None where it has no answer or is a wheel that is not installed."""
+    module = published_tables()[0].parent
+    spec = find_spec(module.name)
+    if spec is None or spec.origin is None or Path(spec.origin).parent != module:
         return None
     cut, spread = deployment.split()
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        handle = EngineHandle.compile(
+        handle = import_module(f"{module.name}.sdk.engine").EngineHandle.compile(
             repository,
             gpu.replace("-", "_"),
             deployment.engine,
@@ -175,7 +178,7 @@ def own_decode_ms(repository: str, gpu: str, deployment: Deployment, context_tok
             moe_tp_size=cut,
             moe_ep_size=spread,
         )
-        return float(handle.decode_step_latency(1, context_tokens, 2))
+        return float(handle.decode_step_latency(1, context_tokens, 2)), PACKAGES[module.name]
     except Exception:
         # Whatever a foreign library makes of a model that it does not know: there is no second opinion then.
         return None

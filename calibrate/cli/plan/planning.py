@@ -77,8 +77,8 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
     # What random prompts do to acceptance is about the line that loads a server, which is in the JSON alone.
     notes = [assumed, named.assumed, *(note for note in result.notes if note.startswith("<"))]
     profile = next(each.profile for each in candidates if each.name == result.deployments[0].profile)
-    if (tables := tables_of(profile)) is not None:
-        notes.append(f"kernel tables: {tables}")
+    if (tables := tables_of(profile, flags.engine.partition("-")[0])) is not None:
+        notes.insert(0, f"kernel tables: {tables}")
     if named.repository is not None:
         disputed, ratio = _disputed(result, scenario, profile, named.repository, flags.engine)
         notes.insert(0, disputed)
@@ -176,22 +176,23 @@ def _scenario(
 def _disputed(
     result: Rental, scenario: Scenario, profile: Profile, repository: str, engine: str
 ) -> tuple[str | None, float | None]:
-    """Aiconfigurator's own decode step of the best row beside this importer's, and where they contradict each other so
-    many times as long it is."""
+    """The decode step of the best row by the tables' own package beside this importer's, and where they contradict
+    each other so many times as long it is."""
     from calibrate.importers.aiconfigurator.deployment import Deployment
     from calibrate.importers.plan_candidates import DISPUTED, own_decode_ms
 
     best, kernels = result.deployments[0], engine.partition("-")[0]
     deployment = Deployment(best.tp, best.ep if best.ep > 1 else None, best.dp, kernels)
     context = (scenario.workload.input_len or 0) + (scenario.workload.output_len or 0) // 2
-    theirs_ms = own_decode_ms(repository, profile.gpu.name, deployment, context)
-    if theirs_ms is None:
+    own = own_decode_ms(repository, profile.gpu.name, deployment, context)
+    if own is None:
         return None, None
+    theirs_ms, predictor = own
     resolved = resolve(scenario, profile, "continuous")
     ours_ms = 1e3 * StepForecast(resolved.costs, resolved.limits, context, has_draft=False).round_s(1, 0)
     stood_in = profile.source.partition("not from the engine's own tables: ")[2]
     whose = f" ({stood_in.split(';')[0]})" if stood_in else ""
-    step = f"a decode step takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by aiconfigurator-core"
+    step = f"a decode step takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by {predictor}"
     if max(theirs_ms / ours_ms, ours_ms / theirs_ms) < DISPUTED:
         return step, None
     return f"tables dispute: {step} ({kernels}'s own); measure it before you rent", theirs_ms / ours_ms

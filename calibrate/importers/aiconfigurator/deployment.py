@@ -170,10 +170,13 @@ def _repository(revision: str) -> str:
     return f"ai-dynamo/{'aisimulate' if revision.startswith('aisimulate') else 'aiconfigurator'}"
 
 
-def tables_of(profile: Profile) -> str | None:
-    """Package and versions of the tables that `profile` was made from; None for one made otherwise."""
+def tables_of(profile: Profile, engine: str) -> str | None:
+    """Package of the tables that `profile` was made from, and the versions of `engine`'s among them; None for a profile
+    made otherwise."""
     repository, _, tables = profile.source.partition("; layers composed")[0].partition("@")
-    return tables if repository.startswith("ai-dynamo/") else None
+    package, _, used = tables.partition(f" ({LICENCE}): ")
+    versions = [each for each in used.split(", ") if each.startswith(f"{engine} ")]
+    return ", ".join([package, *versions]) if repository.startswith("ai-dynamo/") else None
 
 
 def profile_name(gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment) -> str:

@@ -10,6 +10,9 @@ import pytest
 from calibrate.catalogue.model_configs import source_of
 from calibrate.catalogue.published_tables import published_tables
 from calibrate.cli.main import calibrate_command
+from calibrate.importers.aiconfigurator.deployment import Deployment, tables_of
+from calibrate.importers.plan_candidates import own_decode_ms
+from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from tests.calibrate.support import write_tables
 
@@ -18,11 +21,11 @@ CONFIG = """{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14
 "vocab_size": 128256, "torch_dtype": "bfloat16"}"""
 
 
-def imported_source(out: Path, *words: object) -> str:
-    """The source of the profile that a user's command writes."""
+def imported(out: Path, *words: object) -> Profile:
+    """The profile that a user's command writes."""
     flags = (*words, "--gpu", "a100-sxm", "--out", out)
     calibrate_command.main(args=["import", *map(str, flags)], prog_name="calibrate", standalone_mode=False)
-    return load(out).source
+    return load(out)
 
 
 def wheel_at(path: Path) -> Path:
@@ -51,8 +54,11 @@ def test_a_named_wheel_is_read_without_being_installed(wheel: Path, tmp_path: Pa
     assert revision == "aisimulate 0.13.0.dev7"
     assert source_of("model-8b").repository == "some/Model-8B"
     assert sorted(path.name for path in tables.parent.iterdir()) == ["model_configs", "systems"]
-    source = imported_source(tmp_path / "p.json", "--target", "some/Model-8B")
-    assert "ai-dynamo/aisimulate@aisimulate 0.13.0.dev7 (Apache-2.0): vllm 0.14.0;" in source
+    profile = imported(tmp_path / "p.json", "--target", "some/Model-8B")
+    assert "ai-dynamo/aisimulate@aisimulate 0.13.0.dev7 (Apache-2.0): vllm 0.14.0;" in profile.source
+    assert tables_of(profile, "vllm") == "aisimulate 0.13.0.dev7, vllm 0.14.0"
+    assert tables_of(profile, "sglang") == "aisimulate 0.13.0.dev7"
+    assert tables_of(load("cpu/tiny"), "vllm") is None
 
 
 def test_a_wheel_is_unpacked_once_into_the_cache_folder_alone(wheel: Path, tmp_path: Path) -> None:
@@ -67,8 +73,13 @@ def test_a_wheel_is_unpacked_once_into_the_cache_folder_alone(wheel: Path, tmp_p
 
 def test_a_wheel_may_be_the_path_of_an_import(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LANESIM_TABLES")
-    source = imported_source(tmp_path / "p.json", "aiconfigurator", wheel, "--target", "llama-3.1-8b")
-    assert "@aisimulate 0.13.0.dev7 " in source
+    profile = imported(tmp_path / "p.json", "aiconfigurator", wheel, "--target", "llama-3.1-8b")
+    assert "@aisimulate 0.13.0.dev7 " in profile.source
+
+
+def test_a_package_beside_the_wheel_has_no_say_about_its_tables(wheel: Path) -> None:
+    """An installed aiconfigurator-core would answer for Llama on an A100 by its own tables."""
+    assert own_decode_ms("meta-llama/Meta-Llama-3.1-8B", "a100-sxm", Deployment(), 1024) is None
 
 
 @pytest.mark.parametrize(("members", "says"), [(None, "not a zip file"), (["a/b.py"], "it holds no kernel tables")])

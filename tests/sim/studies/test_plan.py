@@ -154,6 +154,7 @@ def test_five_rows_and_a_dispute_are_fewer_than_25_lines() -> None:
         notes=[
             "tables dispute: a decode step takes 10.9 ms here (fp8-block GEMMs: sglang's), 37.4 by aiconfigurator-core "
             "(vllm's own); measure it before you rent",
+            "kernel tables: aisimulate 0.13.0.dev202610270000000085, vllm 0.24.0, vllm 0.25.0",
             "acceptance length:2.83@3 assumed (MiniMax-M3's EAGLE-3, coding); --acceptance",
         ],
     )
