@@ -28,16 +28,16 @@ def imported(out: Path, *words: object) -> Profile:
     return load(out)
 
 
-def wheel_at(path: Path) -> Path:
+def wheel_at(path: Path, module: str = "aisimulate_core") -> Path:
     """A wheel with the tables of one GPU, one model's config and files that nobody wants."""
     tables = write_tables(path.parent)
     with ZipFile(path, "w") as wheel:
-        wheel.write(tables / "a100_sxm.yaml", "aisimulate_core/systems/a100_sxm.yaml")
+        wheel.write(tables / "a100_sxm.yaml", f"{module}/systems/a100_sxm.yaml")
         for table in (tables / "a100_sxm").iterdir():
-            wheel.write(table, f"aisimulate_core/systems/data/a100_sxm/{table.name}")
-        wheel.writestr("aisimulate_core/model_configs/some--Model-8B_config.json", CONFIG)
-        wheel.writestr("aisimulate_core/_native.so", "code")
-        wheel.writestr("aisimulate_core/systems/data/../../../../out.parquet", "outside")
+            wheel.write(table, f"{module}/systems/data/a100_sxm/{table.name}")
+        wheel.writestr(f"{module}/model_configs/some--Model-8B_config.json", CONFIG)
+        wheel.writestr(f"{module}/_native.so", "code")
+        wheel.writestr(f"{module}/systems/data/../../../../out.parquet", "outside")
     return path
 
 
@@ -77,8 +77,13 @@ def test_a_wheel_may_be_the_path_of_an_import(wheel: Path, tmp_path: Path, monke
     assert "@aisimulate 0.13.0.dev7 " in profile.source
 
 
-def test_a_package_beside_the_wheel_has_no_say_about_its_tables(wheel: Path) -> None:
+def test_a_package_beside_the_wheel_has_no_say_about_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An installed aiconfigurator-core would answer for Llama on an A100 by its own tables."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = wheel_at(tmp_path / "aiconfigurator_core-0.11-py3-none-any.whl", "aiconfigurator_core")
+    monkeypatch.setenv("LANESIM_TABLES", str(path))
     assert own_decode_ms("meta-llama/Meta-Llama-3.1-8B", "a100-sxm", Deployment(), 1024) is None
 
 
