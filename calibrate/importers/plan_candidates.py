@@ -139,14 +139,10 @@ def _import(
 def _path(
     cache: Path, source: str, gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment
 ) -> Path:
-    return cache / f"{_cached_name(source, gpu, target, draft, deployment)}.json"
-
-
-def _cached_name(source: str, gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment) -> str:
-    """`gpu/target-HASH` of everything that the profile is made from."""
+    """`gpu/target-HASH.json`, the hash of everything that the profile is made from."""
     parts = (source, gpu, msgspec.to_builtins(target), msgspec.to_builtins(draft), list(deployment), _code_hash())
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{profile_name(gpu, target, draft, deployment)}-{key}"
+    return cache / f"{profile_name(gpu, target, draft, deployment)}-{key}.json"
 
 
 @cache

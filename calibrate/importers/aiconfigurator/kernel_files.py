@@ -172,17 +172,15 @@ class Sheet(msgspec.Struct):
     mem_bw: int | float | str
 
 
-class Slot(msgspec.Struct):
-    """Version of an engine's tables that were all measured anew."""
-
-    current: str
+Slots = dict[str, dict[str, str | None]]
+"""Engine -> slot -> version; in the slot `current` all of an engine's tables were measured anew."""
 
 
 class QueryVersions(msgspec.Struct):
-    """A publisher's slots, by engine and by GPU folder and engine."""
+    """A publisher's list of versions; `overrides` by GPU folder."""
 
-    defaults: dict[str, Slot]
-    overrides: dict[str, dict[str, Slot]] = {}
+    defaults: Slots
+    overrides: dict[str, Slots] = {}
 
 
 class KernelFiles:
@@ -318,7 +316,7 @@ def _current(path: Path, folder: str) -> dict[str, tuple[int, ...]]:
         return {}
     listed = convert(read_yaml(path, "versions of tables"), QueryVersions, path.name)
     slots = listed.defaults | listed.overrides.get(folder, {})
-    return {engine: numbers(slot.current) for engine, slot in slots.items()}
+    return {engine: numbers(version) for engine, slot in slots.items() if (version := slot.get("current")) is not None}
 
 
 def _datasheet(path: Path, gpu: str) -> Gpu:
