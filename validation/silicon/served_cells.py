@@ -138,8 +138,8 @@ def _whole(text: str) -> int:
 
 
 def deployment_of(cell: Cell) -> Deployment:
-    has_nccl_alone = setting("has_nccl_alone", label_of(cell))
-    return Deployment(cell.tp, cell.ep, cell.dp, cell.engine, has_nccl_alone=has_nccl_alone)
+    has_nccl_alone, version = setting("has_nccl_alone", label_of(cell)), engine_name(cell).partition("-")[2]
+    return Deployment(cell.tp, cell.ep, cell.dp, cell.engine, version, has_nccl_alone=has_nccl_alone)
 
 
 def target_of(cell: Cell) -> tuple[Path, str | None]:
@@ -155,8 +155,8 @@ def import_words(cell: Cell) -> list[str]:
     """Words that a user gives `lanesim calibrate import aiconfigurator` for the cell's profile."""
     path, weights = target_of(cell)
     given = {
-        "--gpu": cell.gpu, "--target": path, "--tp": cell.tp, "--ep": cell.ep, "--dp": cell.dp, "--engine": cell.engine,
-        "--weights": weights, "--kv-dtype": cell.kv,
+        "--gpu": cell.gpu, "--target": path, "--tp": cell.tp, "--ep": cell.ep, "--dp": cell.dp,
+        "--engine": engine_name(cell), "--weights": weights, "--kv-dtype": cell.kv,
     }  # fmt: skip
     words = [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
     return [*words, "--nccl"] if deployment_of(cell).has_nccl_alone else words
