@@ -175,8 +175,9 @@ def tables_of(profile: Profile, engine: str) -> str | None:
     made otherwise."""
     repository, _, tables = profile.source.partition("; layers composed")[0].partition("@")
     package, _, used = tables.partition(f" ({LICENCE}): ")
-    versions = [each for each in used.split(", ") if each.startswith(f"{engine} ")]
-    return ", ".join([package, *versions]) if repository.startswith("ai-dynamo/") else None
+    own = [each.removeprefix(f"{engine} ") for each in used.split(", ") if each.startswith(f"{engine} ")]
+    named = f"{package}, {engine} {', '.join(own)}" if own else package
+    return named if repository.startswith("ai-dynamo/") else None
 
 
 def profile_name(gpu: str, target: ModelShape, draft: ModelShape | None, deployment: Deployment) -> str:

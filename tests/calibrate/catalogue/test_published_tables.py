@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from zipfile import ZipFile
 
+import msgspec
 import pytest
 
 from calibrate.catalogue.model_configs import source_of
@@ -59,6 +60,8 @@ def test_a_named_wheel_is_read_without_being_installed(wheel: Path, tmp_path: Pa
     assert tables_of(profile, "vllm") == "aisimulate 0.13.0.dev7, vllm 0.14.0"
     assert tables_of(profile, "sglang") == "aisimulate 0.13.0.dev7"
     assert tables_of(load("cpu/tiny"), "vllm") is None
+    several = msgspec.structs.replace(profile, source=profile.source.replace("0.14.0", "0.14.0, vllm 0.25.0"))
+    assert tables_of(several, "vllm") == "aisimulate 0.13.0.dev7, vllm 0.14.0, 0.25.0"
 
 
 def test_a_wheel_is_unpacked_once_into_the_cache_folder_alone(wheel: Path, tmp_path: Path) -> None:
