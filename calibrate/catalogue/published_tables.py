@@ -22,6 +22,8 @@ LICENCE = "NVIDIA, Apache-2.0, 82 MB"
 SYSTEMS = "systems"
 MEMBER = re.compile(rf"\w+_core/({SYSTEMS}/(\w+\.yaml|data/.+\.parquet)|model_configs/.+\.json)")
 """A wheel's files to unpack."""
+MAX_BYTES = 2 << 30
+"""Of these files: sixteen times what they take in 2026; a few KB of a wheel can say that they are more than any disk."""
 
 
 def published_tables() -> tuple[Path, str]:
@@ -79,6 +81,8 @@ def _unpack(path: Path, folder: Path) -> None:
         members = [name for name in wheel.namelist() if MEMBER.fullmatch(name)]
         if not any(f"/{SYSTEMS}/" in name for name in members):
             raise BadZipFile("it holds no kernel tables")
+        if (num_bytes := sum(wheel.getinfo(name).file_size for name in members)) > MAX_BYTES:
+            raise BadZipFile(f"its tables take {num_bytes:,} bytes, over {MAX_BYTES:,}")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent) as part:
             wheel.extractall(Path(part) / folder.name, members)

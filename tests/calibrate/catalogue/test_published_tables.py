@@ -108,6 +108,14 @@ def test_what_is_no_wheel_with_tables_is_refused(
         published_tables()
 
 
+def test_a_wheel_that_unfolds_into_more_than_tables_take_is_refused(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calibrate.catalogue.published_tables.MAX_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"its tables take [\d,]+ bytes, over 1,000"):
+        published_tables()
+
+
 def test_an_installed_successor_comes_before_aiconfigurator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, distribution in (("aiconfigurator_core", "aiconfigurator_core"), ("aisimulate_core", "aisimulate")):
         info = tmp_path / f"{distribution}-9.1.dist-info"
