@@ -55,6 +55,8 @@ TEXT_ENDINGS = ("dtype", "_type", "_name", "_source", "phase", "backend", "distr
 """Endings of the names of columns that hold texts; all others hold numbers."""
 OPTIONAL = ("window_size", "backend")
 """Columns that only some versions of a table have."""
+NEWEST = (10**9,)
+"""A version beyond all that are released."""
 MIN_BANDWIDTH, MIN_FLOPS = 1e10, 1e12
 """Bytes/s and FLOP/s: no GPU has less; what is below is in GB/s and TFLOP/s."""
 MAX_SEQUENCES = 16384
@@ -189,7 +191,7 @@ class KernelFiles:
     Of several versions of a table the first is read that has what is wanted: the newest that is no newer than the
     engine's in `versions`, then older ones, then newer ones, the nearest first; without a version the newest first.
     An engine older than the version that the publisher calls current gets that one: what is older was left to fill it.
-    Builds of developers (`dev`) are no versions: such a table holds one model's kernels.
+    Builds of developers (`dev`) come last: such a table holds one model's kernels.
     """
 
     def __init__(self, path: Path, gpu: str, versions: Mapping[str, str | None] | None = None) -> None:
@@ -285,10 +287,10 @@ class KernelFiles:
         paths = {}
         for path in self._folder.rglob("*.parquet"):
             parts = str(path.relative_to(self._folder).with_suffix("")).replace("/", "__").split("__")
-            if len(parts) == 4 and (parts[0], parts[1], parts[3]) == (group, engine, table) and "dev" not in parts[2]:
+            if len(parts) == 4 and (parts[0], parts[1], parts[3]) == (group, engine, table):
                 paths[numbers(parts[2])] = (path, parts[2])
-        wanted = self._versions.get(engine)
-        newer = [] if wanted is None else sorted(version for version in paths if version[: len(wanted)] > wanted)
+        wanted = self._versions.get(engine, NEWEST)
+        newer = sorted(version for version in paths if version[: len(wanted)] > wanted)
         return [paths[version] for version in (*sorted(paths.keys() - newer, reverse=True), *newer)]
 
 
@@ -306,8 +308,9 @@ def seconds_of(frame: pd.DataFrame) -> Array:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a version, in order: 1.3.0rc20 is older than 1.3.1."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:4])
+    """The numbers of a version, in order: 1.3.0rc20 is older than 1.3.1; a developer's build is beyond NEWEST."""
+    beyond = (NEWEST[0] + 1,) if "dev" in version else ()
+    return *beyond, *(int(number) for number in re.findall(r"\d+", version)[:4])
 
 
 def _current(path: Path, folder: str) -> dict[str, tuple[int, ...]]:
