@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
+from itertools import product
 from math import inf
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
 
-from calibrate.cli.probe import ProbeFlags, drive, key_of, levels_of, requests_of
+from calibrate.cli.probe import key_of, levels_of
 from sim.cli.console import claim, progress
 from sim.cli.flags import ARGUMENT, Overwrite, command
 from sim.cli.options import CompareScenario, NumPrompts, Overrides, RequestRate, gather, inputs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from calibrate.server.open_loop import Sent
+    from calibrate.server.sent_fit import Round
     from calibrate.server.served_run import ServedRun
     from sim.costs.profile import Profile
     from sim.files.json_values import Json
     from sim.interface.request import Request
+    from sim.run.scenario import Scenario
 
 EXAMPLE = (
     "lanesim validate http://localhost:8000 --profile mine.json --request-rate 4 --num-prompts 200 \\\n"
@@ -42,7 +43,7 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
 
     url: Annotated[str, ARGUMENT, Meta(title="URL")]
     scenario: Annotated[Path | None, ARGUMENT] = None
-    profile: Annotated[str, "Cost profile: gpu/target[+draft], or a path."]
+    profile: Annotated[str | None, "Cost profile: gpu/target[+draft], or a path. [a line, of the server itself]"] = None
     request_rate: RequestRate = None
     num_prompts: NumPrompts = None
     input_len: Annotated[int | None, "Prompt tokens."] = None
@@ -69,10 +70,21 @@ def server_command(flags: ServerFlags) -> None:
     The prediction is in the file before a request of it is sent; the file names no address, prompt or key. Levels that
     were measured are kept beside it, and taken from there when the command is given again with --overwrite.
     """
+    from calibrate.server.metrics import told_by
     from calibrate.server.network import Client
     from calibrate.server.open_loop import send, tokens_per_word
     from calibrate.server.probe import base_of, drafts_between, find, look
-    from calibrate.server.served_run import judge, one_at_a_time, predict, with_intake, write_run
+    from calibrate.server.sent_fit import (
+        Round,
+        of_a_round,
+        one_at_a_time,
+        read_looks,
+        round_requests,
+        with_intake,
+        write_looks,
+    )
+    from calibrate.server.served_run import judge, predict, write_run
+    from calibrate.server.server_line import LONE_REQUESTS, NAME, line_of_server, lone_requests
     from sim.costs.profile_files import load
     from sim.run.experiment import Experiment
     from sim.run.resolve import resolve_all
@@ -80,7 +92,7 @@ def server_command(flags: ServerFlags) -> None:
 
     base, key = base_of(flags.url), key_of(flags.api_key_env)
     names = ("scenario", "request_rate", "num_prompts", "input_len", "output_len", "set")
-    raw = gather(CompareScenario(profile=(flags.profile,), **{name: getattr(flags, name) for name in names}))
+    raw = gather(CompareScenario(profile=(flags.profile or NAME,), **{name: getattr(flags, name) for name in names}))
     raw.setdefault("policy", "continuous")
     workload = raw.setdefault("workload", {})
     if isinstance(workload, dict):
@@ -91,10 +103,14 @@ def server_command(flags: ServerFlags) -> None:
     if len(scenario.policy) > 1:
         raise ValueError(f"a server has one scheduler; policy names {', '.join(scenario.policy)}")
     levels = [] if flags.levels == "none" else levels_of(flags.levels)
+    if flags.profile is None and not levels:
+        raise ValueError("--levels none: without --profile the server's own line is fitted to them")
     claim(files={"--out": flags.out}, inputs=inputs_of(flags.scenario, scenario))
-    profile = load(scenario.profile)
+    profile = line_of_server() if flags.profile is None else load(scenario.profile)
     planned = Experiment(resolve_all(scenario, profile)[0], scenario.seed).requests()
-    count = len(planned) + (INTAKE_REQUESTS + requests_of(levels, flags.rounds) if levels else 0)
+    count = len(planned) + (
+        LONE_REQUESTS + INTAKE_REQUESTS + flags.rounds * sum(map(of_a_round, levels)) if levels else 0
+    )
     if count > flags.max_requests:
         raise ValueError(
             f"{count:,} requests would be sent, {len(planned):,} of them the scenario's, and --max-requests is "
@@ -104,7 +120,7 @@ def server_command(flags: ServerFlags) -> None:
         endpoint = find(client, flags.model)
         words = 1.0 / tokens_per_word(client, endpoint)
 
-        def sent_of(requests: Sequence[Request], stage: str, sent: list[Sent]) -> None:
+        def sent_of(requests: Sequence[Request], stage: str, sent: list[Sent], at_once: int | None) -> list[Sent]:
             def on_sent(each: Sent) -> None:
                 sent.append(each)
                 on_step(stage, len(sent), len(requests))
@@ -116,27 +132,42 @@ def server_command(flags: ServerFlags) -> None:
                 words_per_token=words,
                 block_tokens=scenario.engine.block_size,
                 seed=scenario.seed,
-                max_concurrency=scenario.workload.max_concurrency,
+                max_concurrency=at_once,
                 on_sent=on_sent,
             )
+            return sent
 
-        if levels:
-            profile, accepted = _fitted(profile, planned, words, raw, flags)
-            if accepted is not None and "acceptance" not in str(raw.get("speculation")):
-                scenario = structs.replace(
-                    scenario, speculation=structs.replace(scenario.speculation, acceptance=accepted)
-                )
         intake: list[Sent] = []
         if levels:
+            engine = raw.setdefault("engine", {})
+            if isinstance(engine, dict):
+                raw["engine"] = told_by(look(client)) | engine
+            path = flags.out.with_suffix(".measured.json")
+            looks = read_looks(path, base)
+            if not looks.lone:
+                looks.lone = sent_of(lone_requests([each.prompt_tokens for each in planned]), "one by one", [], 1)
+                write_looks(path, looks)
+            known = {(each.at_once, each.number) for each in looks.rounds}
+            # By turns, so that a server or a machine that slows down for a while does so for one round of each.
+            for number, at_once in product(range(flags.rounds), levels):
+                if (at_once, number) not in known:
+                    before, requests = look(client), round_requests(scenario, profile, at_once, number)
+                    sent = sent_of(requests, f"{at_once} at once", [], at_once)
+                    drafts = drafts_between(before, look(client), base)
+                    looks.rounds.append(Round(at_once=at_once, number=number, sent=sent, accepted=drafts))
+                    write_looks(path, looks)
+            rounds = [each for each in looks.rounds if each.at_once in levels and each.number < flags.rounds]
+            scenario = _as_served(raw, rounds)
+            scenario, profile = _fitted(scenario, profile, looks.lone, rounds)
             light = one_at_a_time(scenario, profile, INTAKE_REQUESTS)
-            sent_of(light, "one at a time", intake)
+            sent_of(light, "about one at a time", intake, None)
             profile = with_intake(scenario, profile, intake, light)
         run = predict(scenario, profile, planned)
         run.intake = intake
         write_run(flags.out, run)
         before = look(client)
         try:
-            sent_of(planned, "sending", run.sent)
+            sent_of(planned, "sending", run.sent, scenario.workload.max_concurrency)
             run.accepted = drafts_between(before, look(client), base)
         finally:
             write_run(flags.out, run)
@@ -146,39 +177,31 @@ def server_command(flags: ServerFlags) -> None:
     print(f"prediction, requests and errors in {flags.out}")
 
 
-def _fitted(
-    profile: Profile, planned: Sequence[Request], words: float, raw: Mapping[str, Json], flags: ServerFlags
-) -> tuple[Profile, str | None]:
-    """The profile with the server's constants, and the acceptance that it counted, from closed loops of the scenario's
-    mean lengths."""
-    from calibrate.cli.production import doubt
-    from calibrate.judge.cells import CellSetup
-    from calibrate.server.engine_fit import fit_served
-    from calibrate.server.level_files import read_measured, write_measured
-    from calibrate.server.probe import base_of
+def _as_served(raw: dict[str, Json], rounds: Sequence[Round]) -> Scenario:
+    """The scenario with the draft length and the acceptance that the server counted, where it does not say them."""
+    from calibrate.server.levels import pooled
+    from sim.run.scenario import parse_scenario
 
-    measured, base, levels = flags.out.with_suffix(".measured.json"), base_of(flags.url), levels_of(flags.levels)
-    if not measured.exists():
-        probe = ProbeFlags(
-            url=flags.url,
-            profile=profile.name,
-            model=flags.model,
-            rounds=flags.rounds,
-            input_len=max(1, round(words * fmean(each.prompt_tokens for each in planned))),
-            output_len=max(2, round(fmean(each.output_tokens for each in planned))),
-            timeout_s=flags.timeout_s,
-        )
-        keep = partial(write_measured, measured, base)
-        drive(base, key_of(flags.api_key_env), levels, probe, keep)
-    engine = raw.get("engine", {})
-    setup = CellSetup(engine=engine if isinstance(engine, dict) else {}, warmup_waves=1)
-    served = read_measured(measured, base)
-    if [each.concurrency for each in served] != levels:
-        raise ValueError(f"{str(measured)!r} holds other levels than --levels {flags.levels}: choose another --out")
-    found = fit_served(profile, served, setup)
-    if doubted := doubt(found, {}):
+    accepted = pooled([each.accepted for each in rounds if each.accepted is not None], "the server")
+    speculation = raw.setdefault("speculation", {})
+    if isinstance(speculation, dict):
+        speculation.setdefault("num_speculative_tokens", 0 if accepted is None else accepted.draft_tokens)
+        if accepted is not None:
+            speculation.setdefault("acceptance", accepted.quote)
+    return parse_scenario(raw)
+
+
+def _fitted(
+    scenario: Scenario, profile: Profile, lone: Sequence[Sent], rounds: Sequence[Round]
+) -> tuple[Scenario, Profile]:
+    """The scenario with the server's scheduling, the profile with its price of prompts and its constants."""
+    from calibrate.cli.production import doubt
+    from calibrate.server.sent_fit import fit_rounds, with_price_of
+
+    found = fit_rounds(scenario, with_price_of(scenario, profile, lone), rounds)
+    if doubted := doubt(found.production, {}):
         warnings.warn(doubted, stacklevel=2)
-    return found.profile, None if found.accepted is None else found.accepted.quote
+    return found.scenario, found.production.profile
 
 
 def _tell(run: ServedRun) -> None:

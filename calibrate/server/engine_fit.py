@@ -14,7 +14,7 @@ Not here: what the server said (calibrate.server.levels), least squares (calibra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -125,6 +125,8 @@ class Seen(NamedTuple):
     cells: Sequence[Cell]
     setup: CellSetup
     noises: tuple[float, float]
+    simulate: Callable[[Cell, Profile], Mapping[str, float]]
+    """Metrics of a level, as `simulate_cell` has them."""
 
     @property
     def sources(self) -> str:
@@ -143,10 +145,10 @@ class Seen(NamedTuple):
         simulated = self.simulated(cell, profile)
         return {metric: 100.0 * (simulated[MEASURED[metric]] / real - 1.0) for metric, real in cell.measured.items()}
 
-    def simulated(self, cell: Cell, profile: Profile) -> dict[str, float]:
-        """Metrics of `simulate_cell`. Raises ValueError that names the level's source where it cannot be simulated."""
+    def simulated(self, cell: Cell, profile: Profile) -> Mapping[str, float]:
+        """`simulate`. Raises ValueError that names the level's source where it cannot be simulated."""
         try:
-            return simulate_cell(cell, profile, self.setup)
+            return self.simulate(cell, profile)
         except ValueError as error:
             raise ValueError(f"{cell.label}: {error}") from None
 
@@ -156,14 +158,20 @@ class Seen(NamedTuple):
         return limits_of(scenario_of(largest, profile, self.setup), profile).async_scheduling
 
 
-def fit_served(profile: Profile, served: Sequence[ServedLevel], setup: CellSetup) -> Production:
+def fit_served(
+    profile: Profile,
+    served: Sequence[ServedLevel],
+    setup: CellSetup,
+    simulate: Callable[[Cell, Profile], Mapping[str, float]] | None = None,
+) -> Production:
     """The profile with those of the engine's constants that the levels of the server can tell, and what is left of each
-    level's error. Raises ValueError."""
+    level's error. A level is simulated by `simulate`, by default as a closed loop. Raises ValueError."""
+    simulate = simulate or partial(simulate_cell, setup=setup)
     if not served:
         raise ValueError("nothing was seen of the server")
     profile = with_engine(profile, engine_of(setup.engine_name, profile))
     cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
-    seen = Seen(cells, setup, (_noise(served, FITTED), _noise(served, (FIRST_TOKEN,))))
+    seen = Seen(cells, setup, (_noise(served, FITTED), _noise(served, (FIRST_TOKEN,))), simulate)
     names, form = tellable(served), None
     tried = _tried(profile, seen, names)
     if tried:
@@ -341,7 +349,7 @@ def _frontend(profile: Profile, timed: Seen, near: Mapping[str, float]) -> Fitte
 def predicted(production: Production, held_back: ServedLevel, setup: CellSetup) -> dict[str, float]:
     """Errors, percent by metric, at a level that no constant is of."""
     cell = cell_of(held_back, 1)
-    return Seen([cell], setup, (0.0, 0.0)).errors_pct(cell, production.profile)
+    return Seen([cell], setup, (0.0, 0.0), partial(simulate_cell, setup=setup)).errors_pct(cell, production.profile)
 
 
 def _left_out(profile: Profile, seen: Seen, cell: Cell, near: Sequence[Fitted]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from math import inf, isfinite
 from pathlib import Path
 
 from calibrate.server.levels import MAX_DRAFT_TOKENS, Accepted, ServedLevel
+from sim.files.json_values import Json
 from sim.files.read import read_text
 
 MAX_METRICS_BYTES = 64 << 20
@@ -23,6 +24,7 @@ ITL = ("inter_token_latency_seconds", "time_per_output_token_seconds")
 E2EL = ("e2e_request_latency_seconds",)
 PROMPT, OUTPUT = ("request_prompt_tokens",), ("request_generation_tokens",)
 STEPS = ("iteration_tokens_total",)
+CACHE_CONFIG, CACHE_SIZES = "vllm:cache_config_info", ("block_size", "num_gpu_blocks")
 
 MAX_LINE = 1 << 16
 """Characters; their parser takes the square of it."""
@@ -128,6 +130,20 @@ def served_between(
         accepted=accepted,
         num_requests=round(num_requests),
     )
+
+
+def told_by(look: Mapping[Sample, float] | None) -> dict[str, Json]:
+    """Keys of a scenario's `engine` that a vLLM says of its KV cache; none where it says nothing.
+
+    >>> labels = ("block_size", "16"), ("enable_prefix_caching", "False"), ("num_gpu_blocks", "455")
+    >>> told_by({(CACHE_CONFIG, labels): 1.0})
+    {'block_size': 16, 'num_gpu_blocks': 455, 'rules': {'enable_prefix_caching': False}}
+    """
+    labels = next((dict(labels) for name, labels in look or () if name == CACHE_CONFIG), {})
+    told: dict[str, Json] = {key: int(labels[key]) for key in CACHE_SIZES if labels.get(key, "").isdecimal()}
+    if labels.get("enable_prefix_caching") == "False":
+        told["rules"] = {"enable_prefix_caching": False}
+    return told
 
 
 def samples(path: Path) -> dict[Sample, float]:

@@ -37,6 +37,9 @@ TIMEOUT_S = 300.0
 WAKE_S = 0.2
 LINGER_S = 0.05
 """Longest that a stream may take to end after its last event; its connection is used again if it does."""
+MAX_IDLE_S = 2.0
+"""Longest that a connection is kept between two answers: uvicorn, under vLLM and SGLang, ends it after 5 seconds, at
+the same moment as somebody may ask again."""
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 18
 MAX_SHOWN = 200
@@ -132,9 +135,9 @@ class _Wire:
         return count
 
     def is_idle(self) -> bool:
-        """Nothing has come, its end neither, since the last answer."""
+        """Nothing has come, its end neither, since the last answer, a moment ago."""
         self._selector.modify(self._socket, selectors.EVENT_READ)
-        return not self._selector.select(0)
+        return time.perf_counter() - self.received_s < MAX_IDLE_S and not self._selector.select(0)
 
     def end(self) -> None:
         self._selector.close()

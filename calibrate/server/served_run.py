@@ -16,25 +16,18 @@ from statistics import fmean, median
 from typing import Any
 
 import msgspec
-from msgspec import structs
 
-from calibrate.judge.vllm_requests import fresh
-from calibrate.judge.vllm_runs import metrics_of
+from calibrate.server.as_sent import as_served, metrics, simulated
 from calibrate.server.levels import Accepted
 from calibrate.server.open_loop import Sent
-from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
-from sim.engine.time_series import GapSamples
 from sim.files.json_values import convert, read_json
 from sim.files.read import MIB
 from sim.files.write import write_text
 from sim.interface.request import Request
 from sim.metrics import compared
-from sim.metrics.summary import latencies_s
-from sim.run.experiment import Experiment
-from sim.run.resolve import Resolved, resolve_all
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario, to_plain
-from sim.run.simulate import simulate
 
 SCHEMA = 1
 MAX_BYTES = 256 * MIB
@@ -75,31 +68,10 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return f"{len(self.sent)} requests sent, {failed} failed; {profile}, predicted {self.predicted_at}"
 
 
-def one_at_a_time(scenario: Scenario, profile: Profile, count: int) -> list[Request]:
-    """So many requests of the scenario's lengths, as many in flight as one in the mean."""
-    resolved, *_ = resolve_all(scenario, profile)
-    alone, _ = _simulated(resolved, scenario.seed, Experiment(resolved, scenario.seed).requests()[:1])
-    rate = 1.0 / (alone[0].last_token_s - alone[0].arrival_s)
-    workload = structs.replace(scenario.workload, num_prompts=count, request_rate=rate, max_concurrency=None)
-    light = structs.replace(scenario, workload=workload)
-    return Experiment(resolve_all(light, profile)[0], scenario.seed).requests()
-
-
-def with_intake(scenario: Scenario, profile: Profile, sent: Sequence[Sent], planned: Sequence[Request]) -> Profile:
-    """`profile` whose requests spend as much more before the engine as first tokens came later than simulated: closed
-    loops, whose newcomers meet a step's end, do not tell it. Raises ValueError where nothing was answered."""
-    requests, _ = _real(sent, planned)
-    simulated, _ = _simulated(resolve_all(scenario, profile)[0], scenario.seed, requests)
-    real_s, ours_s = (fmean(latencies_s(side)["ttft"]) for side in (requests, simulated))
-    engine = engine_of(scenario.engine.name, profile)
-    frontend_s = max(0.0, engine.frontend_s + real_s - ours_s)
-    return with_engine(profile, structs.replace(engine, frontend_s=frontend_s))
-
-
 def predict(scenario: Scenario, profile: Profile, requests: Sequence[Request]) -> ServedRun:
     """Metrics that `requests` will come to. Raises ValueError for what cannot run."""
     resolved, *_ = resolve_all(scenario, profile)
-    runs = [_metrics(_simulated(resolved, draw, requests)) for draw in _draws(scenario)]
+    runs = [metrics(simulated(resolved, draw, requests)) for draw in _draws(scenario)]
     known = {name: [value for run in runs if (value := run[name]) is not None] for name in runs[0]}
     return ServedRun(
         scenario={**to_plain(scenario), "profile": profile.name},
@@ -116,58 +88,20 @@ def _draws(scenario: Scenario) -> range:
     return range(scenario.seed, scenario.seed + (DRAWS if scenario.speculation.num_speculative_tokens else 1))
 
 
-def _simulated(resolved: Resolved, seed: int, requests: Sequence[Request]) -> tuple[list[Request], GapSamples]:
-    record = simulate(resolved, seed, requests=fresh(requests))
-    return record.requests, record.gaps
-
-
-def _metrics(served: tuple[Sequence[Request], GapSamples]) -> dict[str, float | None]:
-    """Of finished requests, their latencies from arrival."""
-    requests = [each for each in served[0] if each.is_finished]
-    return metrics_of(requests, served[1], latencies_s(requests))
-
-
 def judge(run: ServedRun, profile: Profile, planned: Sequence[Request]) -> None:
     """Fill `run.errors`. Raises ValueError where nothing was answered."""
-    requests, gaps = _real(run.sent, planned)
-    real = _metrics((requests, gaps))
+    requests, gaps = as_served(run.sent, planned)
+    real = metrics((requests, gaps))
     scenario = parse_scenario(run.scenario)
     sides: dict[str, Mapping[str, float | None]] = {PARTS[0]: run.predicted}
-    sides[PARTS[1]] = _metrics(_simulated(resolve_all(scenario, profile)[0], run.seed, requests))
+    sides[PARTS[1]] = metrics(simulated(resolve_all(scenario, profile)[0], run.seed, requests))
     if run.accepted is not None and run.accepted.drafts:
         seen = parse_scenario(
             msgspec.to_builtins(run.scenario)
             | {"speculation": {**run.scenario["speculation"], "acceptance": run.accepted.quote}}
         )
-        sides[PARTS[2]] = _metrics(_simulated(resolve_all(seen, profile)[0], run.seed, requests))
+        sides[PARTS[2]] = metrics(simulated(resolve_all(seen, profile)[0], run.seed, requests))
     run.errors = {part: compared.errors(real, side) for part, side in sides.items()}
-
-
-def _real(sent: Sequence[Sent], planned: Sequence[Request]) -> tuple[list[Request], GapSamples]:
-    """The answered ones as finished requests, whose arrival is when they were sent, in that order."""
-    answered = sorted((each for each in sent if not each.failed), key=lambda each: each.sent_s)
-    if not answered:
-        raise ValueError("no request was answered: there is nothing to judge")
-    contents = {each.index: each.content for each in planned}
-    requests = [
-        Request(
-            index=index,
-            id=str(index),
-            arrival_s=each.sent_s - answered[0].sent_s,
-            prompt_tokens=each.prompt_tokens,
-            output_tokens=each.output_tokens,
-            content=contents[each.index],
-            emitted_tokens=each.output_tokens,
-            first_token_s=each.first_s - answered[0].sent_s,
-            last_token_s=each.last_s - answered[0].sent_s,
-        )
-        for index, each in enumerate(answered)
-    ]
-    gaps = GapSamples()
-    for each in answered:
-        for gap_s in each.gaps_s:
-            gaps.add(gap_s)
-    return requests, gaps
 
 
 def lateness(sent: Sequence[Sent]) -> str:

@@ -44,10 +44,12 @@ class Server(ThreadingHTTPServer):
         prompt_tokens: int = 70,
         stop_at: int | None = None,
         usage_tokens: int | None = None,
+        words_are_tokens: bool = False,
     ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.is_chat, self.is_strict, self.has_metrics, self.answer = is_chat, is_strict, has_metrics, answer
         self.first_s, self.prompt_tokens, self.stop_at = first_s, prompt_tokens, stop_at
+        self.words_are_tokens = words_are_tokens
         self.usage_tokens = usage_tokens
         """Tokens that it says it wrote, where these are not those it was asked for."""
         self.asked: list[dict[str, Any]] = []
@@ -116,8 +118,9 @@ class Handler(BaseHTTPRequestHandler):
             choice = {"delta": {"content": "a b"}} if self.server.is_chat else {"text": "a b"}
             self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
             self.wfile.flush()
+        words = len(asked.get("prompt", "").split())
         usage = {
-            "prompt_tokens": self.server.prompt_tokens,
+            "prompt_tokens": words if self.server.words_are_tokens else self.server.prompt_tokens,
             "completion_tokens": self.server.usage_tokens or asked["max_tokens"],
         }
         self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())

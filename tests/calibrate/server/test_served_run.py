@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from calibrate.server.level_files import write_measured
-from calibrate.server.levels import Accepted, ServedLevel
+from calibrate.server.levels import Accepted
 from calibrate.server.network import Client
 from calibrate.server.open_loop import Sent, send
 from calibrate.server.probe import Endpoint
-from calibrate.server.served_run import ServedRun, judge, predict, with_intake
+from calibrate.server.sent_fit import Looks, Round, with_intake, write_looks
+from calibrate.server.served_run import ServedRun, judge, predict
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of
 from sim.costs.profile_files import load
@@ -88,29 +88,52 @@ def test_a_failed_request_is_kept_without_the_servers_words(tmp_path: Path) -> N
     assert [each.failed for each in sent] == ["answers 500"]
 
 
-def test_levels_that_are_kept_are_fitted_and_not_measured_again(tmp_path: Path) -> None:
+def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path) -> None:
+    """The server of the file takes 50 ms a token, and 1 ms more for every request beside; the scenario's own requests
+    go to another."""
     out = tmp_path / "run.json"
-    levels = [
-        ServedLevel(
-            source=f"{count} at once",
-            concurrency=count,
-            prompt_tokens=40.0,
-            output_tokens=8.0,
-            ttft_s=0.1,
-            tpot_s=0.05 + 0.001 * count,
+
+    def sent(index: int, prompt_tokens: int, at_once: int) -> Sent:
+        begun_s, token_s = float(index // at_once), 0.05 + 0.001 * at_once
+        first_s = begun_s + 0.1 + 0.001 * prompt_tokens
+        return Sent(
+            index=index,
+            due_s=0.0,
+            sent_s=begun_s,
+            first_s=first_s,
+            last_s=first_s + 7 * token_s,
+            prompt_tokens=prompt_tokens,
+            output_tokens=8,
         )
-        for count in (1.0, 8.0)
-    ]
+
+    looks = Looks(
+        url="http://elsewhere",
+        lone=[sent(index, 10 * index, 1) for index in range(1, 12)],
+        rounds=[Round(at_once=n, number=0, sent=[sent(index, 40, n) for index in range(4 * n)]) for n in (1, 8)],
+    )
+    flags = ("--levels", "1,8", "--rounds", "1")
     with serving(prompt_tokens=40) as server:
-        write_measured(out.with_suffix(".measured.json"), "http://elsewhere", levels)
-        assert run(["validate", server.url, *FLAGS, "--out", str(out), "--levels", "1,8"]) == 2
-        write_measured(out.with_suffix(".measured.json"), server.url, levels)
-        assert run(["validate", server.url, *FLAGS, "--out", str(out), "--levels", "1,4"]) == 2
+        write_looks(out.with_suffix(".measured.json"), looks)
+        assert run(["validate", server.url, *FLAGS, "--out", str(out), *flags]) == 2
+        looks.url = server.url
+        write_looks(out.with_suffix(".measured.json"), looks)
         server.asked.clear()
-        told = validated(server.url, out, "--levels", "1,8")
+        told = validated(server.url, out, *flags)
         num_asked = len(server.asked)
     assert num_asked < 12 + 20 + 6
     assert told["predicted"]["mean_tpot_ms"] == pytest.approx(50.0 + 12.0, rel=0.1)
+
+
+def test_a_server_without_a_profile_is_a_line(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    flags = [flag for flag in FLAGS if flag not in ("--profile", "cpu/tiny")][:-1]
+    with serving(prompt_tokens=40, words_are_tokens=True) as server:
+        code = run(["validate", server.url, *flags, "1,2", "--rounds", "1", "--out", str(out)])
+    told = json.loads(out.read_text())
+    assert code == 0
+    assert told["profile"]["name"] == "this server"
+    assert told["scenario"]["speculation"]["num_speculative_tokens"] == 0
+    assert {each["at_once"] for each in json.loads(out.with_suffix(".measured.json").read_text())["rounds"]} == {1, 2}
 
 
 def test_no_more_is_sent_than_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,206 @@
+"""A profile fitted to a running server by requests that were sent to it, each simulated again when it was sent.
+
+Three looks, none of them the load that is predicted. Requests one after the other tell the price of a prompt
+(calibrate.server.server_line); some numbers of them at once, with the scenario's lengths, what a step takes and what a
+row adds (calibrate.server.engine_fit); a light open loop what a request spends before the engine has it. Closed loops
+of equal lengths would go in step, and whether a newcomer meets its neighbours' step is then a matter of microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, sqrt
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import msgspec
+from msgspec import structs
+
+from calibrate.judge.cell import Cell
+from calibrate.judge.cells import CellSetup, scenario_of
+from calibrate.server.as_sent import as_requests, as_served, metrics, simulated
+from calibrate.server.engine_fit import Production, fit_served
+from calibrate.server.levels import Accepted, ServedLevel, middling
+from calibrate.server.open_loop import Sent
+from calibrate.server.server_line import Price, price_of, with_price
+from sim.costs.engine_costs import engine_of, with_engine
+from sim.costs.profile import Profile
+from sim.files.json_values import convert, parse_json
+from sim.files.read import read_text
+from sim.files.write import write_text
+from sim.interface.request import Request
+from sim.metrics.summary import latencies_s
+from sim.run.experiment import Experiment
+from sim.run.resolve import resolve_all
+from sim.run.scenario import Scenario, to_plain
+
+SCHEMA = 1
+REQUESTS_PER_STREAM, MIN_REQUESTS = 4, 12
+"""Requests of a round: the first and the last of a stream have fewer neighbours, which is simulated, too."""
+FIRST_SEED = 7919
+"""Seed of the first round's lengths, beyond the scenario's: none of its own requests is sent for the fit."""
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Requests of the scenario's lengths, so many at once."""
+
+    at_once: int
+    number: int
+    sent: list[Sent]
+    accepted: Accepted | None = None
+    """Drafts by the server's own count."""
+
+    @property
+    def level(self) -> ServedLevel:
+        """Means over all of its requests. Raises ValueError where none was answered."""
+        requests = as_requests(self.sent, {})
+        told = metrics(as_served(self.sent, []))
+        ttft_ms, tpot_ms = told["mean_ttft_ms"], told["mean_tpot_ms"]
+        return ServedLevel(
+            source=f"{self.at_once} at once, round {self.number + 1}",
+            concurrency=float(self.at_once),
+            prompt_tokens=fmean(each.prompt_tokens for each in requests),
+            output_tokens=fmean(each.output_tokens for each in requests),
+            ttft_s=None if ttft_ms is None else ttft_ms / 1e3,
+            tpot_s=None if tpot_ms is None else tpot_ms / 1e3,
+            accepted=self.accepted,
+            num_requests=len(requests),
+            sent=len(self.sent),
+        )
+
+
+class Looks(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The file beside a served run's: what was sent for the fit, kept as it comes. It stays on this machine: it holds
+    the server's address."""
+
+    schema: int = SCHEMA
+    kind: str = "looks at a server"
+    url: str
+    lone: list[Sent] = []
+    rounds: list[Round] = []
+
+
+def read_looks(path: Path, url: str) -> Looks:
+    """The looks kept in `path`, none yet where there is no such file. Raises ValueError where they are no looks, or
+    of another server."""
+    if not path.exists():
+        return Looks(url=url)
+    where = f"looks at a server {str(path)!r}"
+    looks = convert(parse_json(read_text(path, "looks at a server"), where), Looks, where)
+    if looks.url != url:
+        raise ValueError(f"{where} are of another server: choose another --out")
+    return looks
+
+
+def write_looks(path: Path, looks: Looks) -> None:
+    """Replace `path`. Raises ValueError where it cannot be written."""
+    write_text(path, msgspec.json.encode(looks).decode() + "\n")
+
+
+def of_a_round(at_once: int) -> int:
+    """Requests of a round."""
+    return max(MIN_REQUESTS, REQUESTS_PER_STREAM * at_once)
+
+
+def round_requests(scenario: Scenario, profile: Profile, at_once: int, number: int) -> list[Request]:
+    """The scenario's lengths drawn anew, all of them there from the start."""
+    workload = structs.replace(
+        scenario.workload, num_prompts=of_a_round(at_once), request_rate=inf, max_concurrency=None
+    )
+    resolved = resolve_all(structs.replace(scenario, workload=workload), profile)[0]
+    return Experiment(resolved, scenario.seed + FIRST_SEED + number).requests()
+
+
+class Fit(NamedTuple):
+    """A profile's constants, and the scenario with the scheduling that the server shows."""
+
+    production: Production
+    scenario: Scenario
+    late_s: float
+    """Root of the mean square of what first tokens of single requests are off, rounds of the fit."""
+
+
+def fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> Fit:
+    """Constants of a step, and whether it is planned while the one before it runs where the scenario does not say: a
+    newcomer waits for a step more then, so the scheduling with which single first tokens are less off. Raises
+    ValueError."""
+    asked = scenario.engine.async_scheduling
+    fits = []
+    for plans_ahead in (False, True) if asked is None else (asked,):
+        scheduled = structs.replace(scenario, engine=structs.replace(scenario.engine, async_scheduling=plans_ahead))
+        production = _fit_rounds(scheduled, profile, rounds)
+        fits.append(Fit(production, scheduled, _late_s(scheduled, production.profile, rounds)))
+    return min(fits, key=lambda fit: fit.late_s)
+
+
+def _late_s(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> float:
+    resolved = resolve_all(scenario, profile)[0]
+    squares: list[float] = []
+    for each in rounds:
+        real = as_requests(each.sent, {})
+        ours, _ = simulated(resolved, scenario.seed, real)
+        squares += [(one.first_token_s - other.first_token_s) ** 2 for one, other in zip(real, ours, strict=True)]
+    return sqrt(fmean(squares))
+
+
+def _fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> Production:
+    """The constants by the middle round of each number of requests at once."""
+    by_level: dict[int, list[Round]] = {}
+    for each in rounds:
+        by_level.setdefault(each.at_once, []).append(each)
+    served, requests = [], {}
+    for same in by_level.values():
+        levels = [each.level for each in same]
+        order = sorted(range(len(same)), key=lambda index: levels[index].tpot_s or 0.0)
+        middle = order[(len(order) - 1) // 2]
+        noise = middling(levels)
+        served.append(structs.replace(levels[middle], spreads_pct=noise.spreads_pct, repeats_pct=noise.repeats_pct))
+        requests[levels[middle].source] = as_requests(same[middle].sent, {})
+    plain = to_plain(scenario)
+    drafter = {"method": plain["speculation"]["method"]}
+    setup = CellSetup(engine=plain["engine"], workload={"max_concurrency": None}, speculation=drafter)
+
+    def as_simulated(cell: Cell, priced: Profile) -> dict[str, float]:
+        loop = scenario_of(cell, priced, setup)
+        run = metrics(simulated(resolve_all(loop, priced)[0], loop.seed, requests[cell.label]))
+        return {name: value for name, value in run.items() if value is not None}
+
+    return fit_served(profile, served, setup, as_simulated)
+
+
+def one_at_a_time(scenario: Scenario, profile: Profile, count: int) -> list[Request]:
+    """So many requests of the scenario's lengths, as many in flight as one in the mean."""
+    resolved, *_ = resolve_all(scenario, profile)
+    alone, _ = simulated(resolved, scenario.seed, Experiment(resolved, scenario.seed).requests()[:1])
+    rate = 1.0 / (alone[0].last_token_s - alone[0].arrival_s)
+    workload = structs.replace(scenario.workload, num_prompts=count, request_rate=rate, max_concurrency=None)
+    light = structs.replace(scenario, workload=workload)
+    return Experiment(resolve_all(light, profile)[0], scenario.seed).requests()
+
+
+def with_price_of(scenario: Scenario, profile: Profile, lone: Sequence[Sent]) -> Profile:
+    """`profile` with the price of prompts that `lone` requests, served one after the other, tell
+    (calibrate.server.server_line). Raises ValueError where they tell none."""
+    requests = as_requests(lone, {})
+
+    def as_simulated(priced: Profile) -> Price:
+        served, _ = simulated(resolve_all(scenario, priced)[0], scenario.seed, requests)
+        return price_of(_first_tokens(served))
+
+    return with_price(profile, price_of(_first_tokens(requests)), as_simulated)
+
+
+def _first_tokens(requests: Sequence[Request]) -> list[tuple[int, float]]:
+    return [(each.prompt_tokens, each.first_token_s - each.arrival_s) for each in requests]
+
+
+def with_intake(scenario: Scenario, profile: Profile, sent: Sequence[Sent], planned: Sequence[Request]) -> Profile:
+    """`profile` whose requests spend as much more before the engine as first tokens came later than simulated: closed
+    loops, whose newcomers meet a step's end, do not tell it. Raises ValueError where nothing was answered."""
+    requests, _ = as_served(sent, planned)
+    ours, _ = simulated(resolve_all(scenario, profile)[0], scenario.seed, requests)
+    real_s, ours_s = (fmean(latencies_s(side)["ttft"]) for side in (requests, ours))
+    engine = engine_of(scenario.engine.name, profile)
+    frontend_s = max(0.0, engine.frontend_s + real_s - ours_s)
+    return with_engine(profile, structs.replace(engine, frontend_s=frontend_s))
