@@ -160,8 +160,11 @@ def server_command(flags: ServerFlags) -> None:
             scenario = _as_served(raw, rounds)
             scenario, profile = _fitted(scenario, profile, looks.lone, rounds)
             light = one_at_a_time(scenario, profile, INTAKE_REQUESTS)
-            sent_of(light, "about one at a time", intake, None)
-            profile = with_intake(scenario, profile, intake, light)
+            if not looks.light:
+                looks.light = sent_of(light, "about one at a time", [], None)
+                write_looks(path, looks)
+            profile = with_intake(scenario, profile, looks.light, light)
+            intake = looks.light
         run = predict(scenario, profile, planned)
         run.intake = intake
         write_run(flags.out, run)

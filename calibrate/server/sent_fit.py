@@ -79,6 +79,7 @@ class Looks(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     url: str
     lone: list[Sent] = []
     rounds: list[Round] = []
+    light: list[Sent] = []
 
 
 def read_looks(path: Path, url: str) -> Looks:
