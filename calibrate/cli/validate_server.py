@@ -59,6 +59,7 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
         300.0
     )
     api_key_env: Annotated[str | None, Meta(title="NAME"), "Environment variable that holds the server's key."] = None
+    predict_only: Annotated[bool, "Look and predict; send nothing of the scenario."] = False
     out: Annotated[Path, "File of the prediction, what was sent and the errors."] = Path("served-run.json")
     overwrite: Overwrite = False
 
@@ -168,6 +169,11 @@ def server_command(flags: ServerFlags) -> None:
         run = predict(scenario, profile, planned)
         run.intake = intake
         write_run(flags.out, run)
+        if flags.predict_only:
+            e2el_ms, tpot_ms = run.predicted["mean_e2el_ms"] or 0.0, run.predicted["mean_tpot_ms"] or 0.0
+            print(f"predicted: E2EL {e2el_ms:,.0f} ms, TPOT {tpot_ms:.2f} ms in the mean; the rest in {flags.out}")
+            print("the same command with --overwrite and without --predict-only sends the requests")
+            return
         before = look(client)
         try:
             sent_of(planned, "sending", run.sent, scenario.workload.max_concurrency)

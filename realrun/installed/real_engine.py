@@ -16,12 +16,17 @@ import json
 import os
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 VOCABULARY = 2048
 NOISE = (0.02, 0.05, 0.1)
 """Standard deviation of the noise over that of the weights."""
+LATER_SHARE = 0.01
+"""Of a served target's layers behind the first, what they add beside what they would."""
+DRAFTS = {"good": 0.0, "fair": 0.3, "poor": 1.0}
+"""Noise on the head of each draft of a served target, over its weights' standard deviation."""
 LAST_ARRIVAL = 60
 QUIET = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -49,6 +54,33 @@ def make_models(folder: Path) -> None:
         _tokenizer(folder / name)
 
 
+def make_served_models(folder: Path, words: Sequence[str]) -> None:
+    """A target and drafts for a server that is judged from outside, with a tokenizer that knows `words`.
+
+    Layers of the target behind the first add little to what that one says, so that the first alone, with the target's
+    embedding and head, is a draft of a twelfth of its work that is often right: `good`. In `fair` and `poor` the head
+    has noise on it.
+    """
+    import torch
+
+    target = _model(768, 12, 12, 2048, 0)
+    with torch.no_grad():
+        for layer in target.model.layers[1:]:
+            layer.self_attn.o_proj.weight.mul_(LATER_SHARE)
+            layer.mlp.down_proj.weight.mul_(LATER_SHARE)
+    saved = {"target": target}
+    for name, noise in DRAFTS.items():
+        saved[name] = draft = _model(768, 1, 12, 2048, 1)
+        draft.load_state_dict(target.state_dict(), strict=False)
+        torch.manual_seed(5)
+        with torch.no_grad():
+            head = draft.lm_head.weight
+            head.add_(noise * head.std() * torch.randn_like(head))
+    for name, each in saved.items():
+        each.save_pretrained(folder / name)
+        _tokenizer(folder / name, words)
+
+
 def _model(hidden: int, layers: int, heads: int, inner: int, seed: int) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -68,15 +100,16 @@ def _model(hidden: int, layers: int, heads: int, inner: int, seed: int) -> Any:
     return LlamaForCausalLM(config).to(torch.bfloat16)
 
 
-def _tokenizer(folder: Path) -> None:
-    """One of words, of which no request makes use."""
+def _tokenizer(folder: Path, words: Sequence[str] = ()) -> None:
+    """One of words: the last are `words`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    vocabulary = [*(f"t{i}" for i in range(VOCABULARY - len(words))), *words]
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="t0"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"unk_token": "t0", "eos_token": "t1", "pad_token": "t2", "bos_token": "t3"}
-    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
 
 
 def write_log(arguments: argparse.Namespace) -> str:

@@ -136,6 +136,18 @@ def test_a_server_without_a_profile_is_a_line(tmp_path: Path) -> None:
     assert {each["at_once"] for each in json.loads(out.with_suffix(".measured.json").read_text())["rounds"]} == {1, 2}
 
 
+def test_a_prediction_alone_sends_nothing_of_the_scenario(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    with serving(prompt_tokens=40) as server:
+        told = validated(server.url, out, "--predict-only")
+        num_asked = len(server.asked)
+        again = validated(server.url, out, "--overwrite")
+    assert num_asked == 2  # How it answers, and tokens per word.
+    assert told["sent"] == []
+    assert again["predicted"] == told["predicted"]
+    assert len(again["sent"]) == 12
+
+
 def test_no_more_is_sent_than_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as server:
         assert run(["validate", server.url, *FLAGS, "--max-requests", "11", "--out", str(tmp_path / "x.json")]) == 2

@@ -1,0 +1,190 @@
+"""docs/validation/real-vllm: a real vLLM on this CPU, predicted from outside and then sent what was predicted.
+
+`make real-vllm` runs this with vLLM's Python. Stage `predict` starts every server once, looks at it and has `lanesim
+validate --predict-only` write what each load will come to: commit that. Stage `run` starts the servers again and sends
+the loads, every one so many times by turns; stage `page` reads what `lanesim validate` wrote. The server has the first
+core, the client another. Not here: fitting and judging (calibrate.server), models (realrun.installed).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from calibrate.server.probe import WORDS
+from calibrate.server.served_run import ServedRun, read_run
+from sim.cli.main import run as lanesim
+from validation.tables import page
+
+URL, PORT = "http://127.0.0.1:8123", "8123"
+NUM_DRAFTED = {"method": "draft_model", "num_speculative_tokens": 3}
+NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": 3}
+SERVERS: dict[str, dict[str, Any] | None] = {
+    "off": None,
+    "good-3": NUM_DRAFTED | {"model": "good"},
+    "good-1": NUM_DRAFTED | {"model": "good", "num_speculative_tokens": 1},
+    "fair-3": NUM_DRAFTED | {"model": "fair"},
+    "poor-3": NUM_DRAFTED | {"model": "poor"},
+    "ngram-3": NGRAM,
+}
+"""Name -> vLLM's --speculative-config."""
+LOADS = {"1": 40, "2.5": 75, "4": 100}
+"""Requests per second -> requests: 0.2, 0.5 and 0.9 of what the server without drafts can take."""
+START_S = 300.0
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+SCENARIO = (
+    *("--input-len", "100", "--output-len", "28", "--set", "workload.random_range_ratio=0.6"),
+    *("--set", "engine.max_num_seqs=32", "--set", "engine.max_num_batched_tokens=2048"),
+    *("--levels", "1,2,4,8", "--rounds", "2", "--max-requests", "5000", "--overwrite"),
+)
+SHOWN = {"mean_tpot_ms": "TPOT", "mean_ttft_ms": "TTFT", "mean_e2el_ms": "E2EL", "p95_e2el_ms": "p95 E2EL"}
+
+
+def main(
+    results: Path = Path("results/real-vllm"),
+    report: Path = Path("docs/validation/real-vllm"),
+    stage: Literal["predict", "run", "page"] = "predict",
+    rounds: int = 2,
+    only: str = ",".join(SERVERS),
+) -> None:
+    """`results` keeps models and looks, `report` what is committed; `only` names servers."""
+    chosen = only.split(",")
+    if stage == "page":
+        write_page(report)
+        return
+    models = results / "models"
+    if not (models / "target").exists():
+        from realrun.installed.real_engine import make_served_models
+
+        make_served_models(models, WORDS)
+    report.mkdir(parents=True, exist_ok=True)
+    for name in chosen:
+        with serving(models, SERVERS[name]):
+            if stage == "predict":
+                for rate in LOADS:
+                    _validate(name, rate, results, results / f"{name}-at-{rate}.json", "--predict-only")
+                    shutil.copy(results / f"{name}-at-{rate}.json", report / f"{name}-at-{rate}-predicted.json")
+            else:
+                for number in range(1, rounds + 1):
+                    for rate in LOADS:
+                        _validate(name, rate, results, report / f"{name}-at-{rate}-round-{number}.json")
+
+
+def _validate(name: str, rate: str, results: Path, out: Path, *more: str) -> None:
+    """One command of `lanesim`, with the looks at this server where there are some."""
+    looks, held = results / f"{name}.looks.json", out.with_suffix(".measured.json")
+    if looks.exists():
+        shutil.copy(looks, held)
+    method = ("--set", "speculation.method=ngram") if name.startswith("ngram") else ()
+    load = ("--request-rate", rate, "--num-prompts", str(LOADS[rate]))
+    code = lanesim(["validate", URL, *SCENARIO, *load, *method, "--out", str(out), *more])
+    if code:
+        raise ValueError(f"{name} at {rate}/s: lanesim validate ended with {code}")
+    held.replace(looks)
+
+
+@contextmanager
+def serving(models: Path, drafting: dict[str, Any] | None) -> Iterator[None]:
+    """A server of `models` on the first core while this process has the others."""
+    cores = sorted(os.sched_getaffinity(0))
+    flags = [] if drafting is None else ["--speculative-config", json.dumps(drafting)]
+    words = (
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "target", "--port", PORT),
+        *("--max-num-seqs", "32", "--max-num-batched-tokens", "2048", "--max-model-len", "2048", "--enforce-eager"),
+        *("--no-enable-prefix-caching", *flags),
+    )
+    os.sched_setaffinity(0, cores[:1])
+    with (models.parent / "server.log").open("w") as log:
+        server = subprocess.Popen(words, cwd=models, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)
+    os.sched_setaffinity(0, cores[1:] or cores)
+    try:
+        began_s = time.monotonic()
+        while not _answers():
+            if server.poll() is not None or time.monotonic() - began_s > START_S:
+                raise ValueError(f"the server did not start: see {log.name}")
+            time.sleep(1.0)
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _answers() -> bool:
+    try:
+        with urlopen(f"{URL}/v1/models", timeout=2.0) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False
+
+
+def runs_of(report: Path) -> dict[tuple[str, str], list[ServedRun]]:
+    """(server, load) -> its rounds."""
+    found: dict[tuple[str, str], list[ServedRun]] = {}
+    for name in SERVERS:
+        for rate in LOADS:
+            paths = sorted(report.glob(f"{name}-at-{rate}-round-*.json"))
+            if paths:
+                found[name, rate] = [read_run(path) for path in paths]
+    return found
+
+
+def real(run: ServedRun, key: str) -> float:
+    statistic, name, _ = key.split("_")
+    return float(run.errors["predicted"][name][statistic]["real"])
+
+
+def write_page(report: Path) -> None:
+    """docs/validation/real-vllm.md, from the files beside it."""
+    runs = runs_of(report)
+    rows, errors, signs = [], {key: list[float]() for key in SHOWN}, []
+    for (name, rate), rounds in runs.items():
+        cells = []
+        for key in SHOWN:
+            measured, predicted = [real(each, key) for each in rounds], rounds[0].predicted[key] or 0.0
+            mean = fmean(measured)
+            errors[key].append(100.0 * (predicted / mean - 1.0))
+            spread = f" ± {50.0 * (max(measured) - min(measured)) / mean:.0f} %" if len(rounds) > 1 else ""
+            cells.append(f"{mean:,.4g}{spread} | {errors[key][-1]:+.1f} %")
+        gain = ""
+        if name != "off" and ("off", rate) in runs:
+            plain = runs["off", rate]
+            seen = fmean(real(each, "mean_e2el_ms") for each in plain) / fmean(
+                real(each, "mean_e2el_ms") for each in rounds
+            )
+            said = (plain[0].predicted["mean_e2el_ms"] or 0.0) / (rounds[0].predicted["mean_e2el_ms"] or 1.0)
+            signs.append((seen, said))
+            gain = f"{seen:.2f} | {said:.2f}"
+        rows.append(f"| {name} | {rate} | " + " | ".join(cells) + f" | {gain or '- | -'} |")
+    means = {key: fmean(map(abs, values)) for key, values in errors.items()}
+    right = sum((seen > 1.0) == (said > 1.0) for seen, said in signs)
+    page(
+        report.with_suffix(".md"),
+        "real_vllm",
+        count=len(rows),
+        tpot=f"{means['mean_tpot_ms']:.1f}",
+        ttft=f"{means['mean_ttft_ms']:.1f}",
+        e2el=f"{means['mean_e2el_ms']:.1f}",
+        tail=f"{means['p95_e2el_ms']:.1f}",
+        speedup=f"{fmean(abs(100.0 * (said / seen - 1.0)) for seen, said in signs):.1f}",
+        right=right,
+        drafting=len(signs),
+        losing=sum(seen < 1.0 for seen, _ in signs),
+        rows="\n".join(rows),
+    )
