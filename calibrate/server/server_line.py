@@ -90,6 +90,13 @@ def with_price(profile: Profile, price: Price, simulated: Callable[[Profile], Pr
     return with_constants(profile, {name: min(RATIOS[1], max(RATIOS[0], ratio))})
 
 
+def with_rows(profile: Profile, share: float) -> Profile:
+    """A line whose positions that sample take this share of a prompt's token beside what a token takes."""
+    line = profile.linear.target
+    line = msgspec.structs.replace(line, row_s=share * line.token_s)
+    return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(profile.linear, target=line))
+
+
 def line_of_server() -> Profile:
     """A profile of nothing but the line, all of it yet to be fitted; memory and shapes are not known and bind nothing:
     what a server says of its KV cache is a scenario's."""

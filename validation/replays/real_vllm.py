@@ -39,7 +39,7 @@ SERVERS: dict[str, dict[str, Any] | None] = {
     "ngram-3": NGRAM,
 }
 """Name -> vLLM's --speculative-config."""
-LOADS = {"1": 40, "2.5": 75, "4": 100}
+LOADS = {"1": 30, "2.5": 60, "4": 80}
 """Requests per second -> requests: 0.2, 0.5 and 0.9 of what the server without drafts can take."""
 START_S = 300.0
 ENVIRONMENT = {
