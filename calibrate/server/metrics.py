@@ -81,7 +81,9 @@ class Growth:
             length = self.total("spec_decode_num_draft_tokens") / drafts
             if not isfinite(length):
                 raise ValueError(f"{self.source}: {drafts:g} drafts of {length:g} tokens cannot have been counted")
-            draft_tokens = round(min(length, MAX_DRAFT_TOKENS + 1.0))
+            # Positions that are counted: n-grams often draft fewer, and the mean is no draft length then.
+            positions = max(self._by_position, default=-1) + 1
+            draft_tokens = round(min(positions or length, MAX_DRAFT_TOKENS + 1.0))
             rates = tuple(self._by_position.get(position, 0.0) / drafts for position in range(draft_tokens))
             return Accepted(drafts=drafts, draft_tokens=draft_tokens, rates=rates)
         return None
