@@ -69,7 +69,7 @@ def send(
 
     def one(request: Request) -> None:
         prompt = prompt_of(request, words_per_token, block_tokens, seed)
-        sent = Sent(index=request.index, due_s=request.arrival_s, sent_s=time.perf_counter() - begun_s)
+        sent = Sent(index=request.index, due_s=_kept(request.arrival_s), sent_s=_kept(time.perf_counter() - begun_s))
         try:
             timed = stream(client, endpoint, prompt, request.output_tokens)
         except RequestFailed as failure:
@@ -79,11 +79,11 @@ def send(
         on_sent(
             structs.replace(
                 sent,
-                first_s=timed.first_s - begun_s,
-                last_s=timed.last_s - begun_s,
+                first_s=_kept(timed.first_s - begun_s),
+                last_s=_kept(timed.last_s - begun_s),
                 prompt_tokens=timed.prompt_tokens,
                 output_tokens=timed.output_tokens,
-                gaps_s=tuple(later_s - earlier_s for earlier_s, later_s in pairwise(timed.pieces_s)),
+                gaps_s=tuple(_kept(later_s - earlier_s) for earlier_s, later_s in pairwise(timed.pieces_s)),
             )
         )
 
@@ -105,6 +105,11 @@ def send(
             raise
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _kept(moment_s: float) -> float:
+    """To 10 microseconds: a file of many requests stays small."""
+    return round(moment_s, 5)
 
 
 def _wait_until(moment_s: float) -> None:
