@@ -125,6 +125,12 @@ class Fit(NamedTuple):
     """Root of the mean square of what first tokens of single requests are off, rounds of the fit."""
 
 
+def _as_sent(scenario: Scenario, profile: Profile, of: Round) -> list[Request]:
+    """A round's requests, with what their prompts had in common."""
+    planned = round_requests(scenario, profile, of.at_once, of.number)
+    return as_requests(of.sent, {each.index: each.content for each in planned})
+
+
 def fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> Fit:
     """Constants of a step, and whether it is planned while the one before it runs where the scenario does not say: a
     newcomer waits for a step more then, so the scheduling with which single first tokens are less off. A server's own
@@ -154,7 +160,7 @@ def _late_s(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> fl
     for each in rounds:
         workload = structs.replace(scenario.workload, request_rate=inf, max_concurrency=each.at_once)
         resolved = resolve_all(structs.replace(scenario, workload=workload), profile)[0]
-        real = as_requests(each.sent, {})
+        real = _as_sent(scenario, profile, each)
         ours, _ = simulated(resolved, scenario.seed, real)
         squares += [
             (one.first_token_s - one.arrival_s - other.first_token_s + other.arrival_s) ** 2
@@ -175,7 +181,7 @@ def _fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round], f
         middle = order[(len(order) - 1) // 2]
         noise = middling(levels)
         served.append(structs.replace(levels[middle], spreads_pct=noise.spreads_pct, repeats_pct=noise.repeats_pct))
-        requests[levels[middle].source] = as_requests(same[middle].sent, {})
+        requests[levels[middle].source] = _as_sent(scenario, profile, same[middle])
     plain = to_plain(scenario)
     drafter = {"method": plain["speculation"]["method"]}
     setup = CellSetup(engine=plain["engine"], speculation=drafter)
