@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import ExitStack
 from itertools import product
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from calibrate.cli.probe import key_of, levels_of
 from sim.cli.console import claim, progress
@@ -18,11 +19,10 @@ from sim.cli.options import CompareScenario, NumPrompts, Overrides, RequestRate,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from calibrate.server.open_loop import Sent
     from calibrate.server.sent_fit import Round
     from calibrate.server.served_run import ServedRun
+    from calibrate.server.side import Side
     from sim.costs.profile import Profile
-    from sim.files.json_values import Json
     from sim.interface.request import Request
     from sim.run.scenario import Scenario
 
@@ -30,7 +30,6 @@ EXAMPLE = (
     "lanesim validate http://localhost:8000 --profile mine.json --request-rate 4 --num-prompts 200 \\\n"
     "    --input-len 128 --output-len 64 --set workload.random_range_ratio=0.5"
 )
-TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 NUM_PROMPTS = 200
 """Requests of a scenario that is not told how many: they are sent in real time."""
 MAX_REQUESTS = 10_000
@@ -60,6 +59,9 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
     )
     api_key_env: Annotated[str | None, Meta(title="NAME"), "Environment variable that holds the server's key."] = None
     predict_only: Annotated[bool, "Look and predict; send nothing of the scenario."] = False
+    pair: Annotated[
+        str | None, Meta(title="URL"), "A server that differs from it in speculation alone, which it has not."
+    ] = None
     out: Annotated[Path, "File of the prediction, what was sent and the errors."] = Path("served-run.json")
     overwrite: Overwrite = False
 
@@ -68,30 +70,23 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
 def server_command(flags: ServerFlags) -> None:
     """Fit the profile to the server, predict the scenario's requests, send them, and say how far off it was.
 
-    The prediction is in the file before a request of it is sent; the file names no address, prompt or key. Levels that
+    With --pair, which is sent the same: what speculation gained, beside what was predicted. The prediction is in the
+    file before a request of it is sent; the file names no address, prompt or key. Levels that
     were measured are kept beside it, and taken from there when the command is given again with --overwrite.
     """
     from calibrate.server.metrics import told_by
     from calibrate.server.network import Client
-    from calibrate.server.open_loop import send, tokens_per_word
-    from calibrate.server.probe import base_of, drafts_between, find, look
-    from calibrate.server.sent_fit import (
-        Round,
-        of_a_round,
-        one_at_a_time,
-        read_looks,
-        round_requests,
-        with_intake,
-        write_looks,
-    )
-    from calibrate.server.served_run import judge, predict, write_run
-    from calibrate.server.server_line import LONE_REQUESTS, NAME, line_of_server, lone_requests
+    from calibrate.server.probe import base_of, look
+    from calibrate.server.sent_fit import of_a_round, one_at_a_time, with_intake
+    from calibrate.server.served_run import compare_pair, judge, predict, write_run
+    from calibrate.server.server_line import LONE_REQUESTS, NAME, line_of_server
+    from calibrate.server.side import PLAIN, Side, as_served, check_pair
     from sim.costs.profile_files import load
     from sim.run.experiment import Experiment
     from sim.run.resolve import resolve_all
     from sim.run.scenario import parse_scenario
 
-    base, key = base_of(flags.url), key_of(flags.api_key_env)
+    bases, key = [base_of(url) for url in (flags.url, flags.pair) if url is not None], key_of(flags.api_key_env)
     names = ("scenario", "request_rate", "num_prompts", "input_len", "output_len", "set")
     raw = gather(CompareScenario(profile=(flags.profile or NAME,), **{name: getattr(flags, name) for name in names}))
     raw.setdefault("policy", "continuous")
@@ -106,138 +101,117 @@ def server_command(flags: ServerFlags) -> None:
     levels = [] if flags.levels == "none" else levels_of(flags.levels)
     if flags.profile is None and not levels:
         raise ValueError("--levels none: without --profile the server's own line is fitted to them")
+    if len(set(bases)) < len(bases):
+        raise ValueError("--pair is the address of another server, which does not speculate")
     claim(files={"--out": flags.out}, inputs=inputs_of(flags.scenario, scenario))
     profile = line_of_server() if flags.profile is None else load(scenario.profile)
-    planned = Experiment(resolve_all(scenario, profile)[0], scenario.seed).requests()
-    count = len(planned) + (
-        LONE_REQUESTS + INTAKE_REQUESTS + flags.rounds * sum(map(of_a_round, levels)) if levels else 0
-    )
+
+    def requests_of(scenario: Scenario) -> list[Request]:
+        return Experiment(resolve_all(scenario, profile)[0], scenario.seed).requests()
+
+    planned = requests_of(scenario)
+    looks = INTAKE_REQUESTS + flags.rounds * sum(map(of_a_round, levels)) if levels else 0
+    count = len(bases) * (len(planned) + looks) + (LONE_REQUESTS if levels else 0)
     if count > flags.max_requests:
         raise ValueError(
-            f"{count:,} requests would be sent, {len(planned):,} of them the scenario's, and --max-requests is "
-            f"{flags.max_requests:,}: give --num-prompts, fewer --levels or --rounds, or allow more"
+            f"{count:,} requests would be sent, {len(bases) * len(planned):,} of them the scenario's, and "
+            f"--max-requests is {flags.max_requests:,}: give --num-prompts, fewer --levels or --rounds, or allow more"
         )
-    with Client(base, timeout_s=flags.timeout_s, key=key) as client, progress() as on_step:
-        endpoint = find(client, flags.model)
-        words = 1.0 / tokens_per_word(client, endpoint)
-
-        def sent_of(requests: Sequence[Request], stage: str, sent: list[Sent], at_once: int | None) -> list[Sent]:
-            def on_sent(each: Sent) -> None:
-                sent.append(each)
-                on_step(stage, len(sent), len(requests))
-
-            send(
-                client,
-                endpoint,
-                requests,
-                words_per_token=words,
-                block_tokens=scenario.engine.block_size,
-                seed=scenario.seed,
-                max_concurrency=at_once,
-                on_sent=on_sent,
-            )
-            return sent
-
-        intake: list[Sent] = []
+    raws = [raw, {**raw, "speculation": PLAIN}][: len(bases)]
+    with ExitStack() as stack:
+        on_step = stack.enter_context(progress())
+        sides: list[Side] = []
+        for base, suffix in zip(bases, (".measured.json", ".pair.measured.json"), strict=False):
+            client = stack.enter_context(Client(base, timeout_s=flags.timeout_s, key=key))
+            prefix = "pair: " if sides else ""
+            path = flags.out.with_suffix(suffix)
+            sides.append(Side.of(client, flags.model, scenario, path, prefix, on_step))
+        profiles = [profile for _ in sides]
         if levels:
-            engine = raw.setdefault("engine", {})
-            if isinstance(engine, dict):
-                raw["engine"] = told_by(look(client)) | engine
-            path = flags.out.with_suffix(".measured.json")
-            looks = read_looks(path, base)
-            if not looks.lone:
-                looks.lone = sent_of(lone_requests([each.prompt_tokens for each in planned]), "one by one", [], 1)
-                write_looks(path, looks)
-            known = {(each.at_once, each.number) for each in looks.rounds}
+            for each, side in zip(raws, sides, strict=True):
+                engine = each.get("engine", {})
+                if isinstance(engine, dict):
+                    each["engine"] = told_by(look(side.client)) | engine
+            # The price of a prompt is the target's: where there is a server without drafts, it tells that.
+            sides[-1].look_alone([each.prompt_tokens for each in planned])
             # By turns, so that a server or a machine that slows down for a while does so for one round of each.
-            for number, at_once in product(range(flags.rounds), levels):
-                if (at_once, number) not in known:
-                    before, requests = look(client), round_requests(scenario, profile, at_once, number)
-                    sent = sent_of(requests, f"{at_once} at once", [], at_once)
-                    drafts = drafts_between(before, look(client), base)
-                    looks.rounds.append(Round(at_once=at_once, number=number, sent=sent, accepted=drafts))
-                    write_looks(path, looks)
-            rounds = [each for each in looks.rounds if each.at_once in levels and each.number < flags.rounds]
-            scenario = _as_served(raw, rounds)
-            scenario, profile = _fitted(scenario, profile, looks.lone, rounds)
-            light = one_at_a_time(scenario, profile, INTAKE_REQUESTS)
-            if not looks.light:
-                looks.light = sent_of(light, "about one at a time", [], None)
-                write_looks(path, looks)
-            profile = with_intake(scenario, profile, looks.light, light)
-            intake = looks.light
-        run = predict(scenario, profile, planned)
-        run.intake = intake
+            for number, at_once, side in product(range(flags.rounds), levels, sides):
+                side.look_at(at_once, number, profile)
+            rounds = [side.rounds(levels, flags.rounds) for side in sides]
+            if flags.pair is not None:
+                check_pair(*rounds)
+        for index, side in enumerate(sides):
+            side.scenario = as_served(raws[index], rounds[index]) if levels else parse_scenario(raws[index])
+        if levels:
+            is_async, fitted = _fitted(sides, profile, [each for same in rounds for each in same])
+            for index, side in enumerate(sides):
+                engine_costs = structs.replace(side.scenario.engine, async_scheduling=is_async)
+                side.scenario = structs.replace(side.scenario, engine=engine_costs)
+                light = one_at_a_time(side.scenario, fitted, INTAKE_REQUESTS)
+                side.look_light(light)
+                profiles[index] = with_intake(side.scenario, fitted, side.looks.light, light)
+        loads = [requests_of(side.scenario) for side in sides]
+        runs = [predict(side.scenario, priced, load) for side, priced, load in zip(sides, profiles, loads, strict=True)]
+        for told, side in zip(runs, sides, strict=True):
+            told.intake = side.looks.light if levels else []
+        run = runs[0]
+        run.plain = runs[1] if len(runs) > 1 else None
         write_run(flags.out, run)
         if flags.predict_only:
             e2el_ms, tpot_ms = run.predicted["mean_e2el_ms"] or 0.0, run.predicted["mean_tpot_ms"] or 0.0
             print(f"predicted: E2EL {e2el_ms:,.0f} ms, TPOT {tpot_ms:.2f} ms in the mean; the rest in {flags.out}")
             print("the same command with --overwrite and without --predict-only sends the requests")
             return
-        before = look(client)
-        try:
-            sent_of(planned, "sending", run.sent, scenario.workload.max_concurrency)
-            run.accepted = drafts_between(before, look(client), base)
-        finally:
-            write_run(flags.out, run)
-    judge(run, profile, planned)
+        for told, side, requests in zip(runs, sides, loads, strict=True):
+            try:
+                most = side.scenario.workload.max_concurrency
+                told.accepted = side.send(requests, "sending", told.sent, most)
+            finally:
+                write_run(flags.out, run)
+    for told, side, priced, requests in zip(runs, sides, profiles, loads, strict=True):
+        judge(told, side.scenario, priced, requests)
+    if run.plain is not None:
+        compare_pair(run)
     write_run(flags.out, run)
     _tell(run)
     print(f"prediction, requests and errors in {flags.out}")
 
 
-def _as_served(raw: dict[str, Json], rounds: Sequence[Round]) -> Scenario:
-    """The scenario with the draft length and the acceptance that the server counted, where it does not say them."""
-    from calibrate.server.levels import pooled
-    from sim.run.scenario import parse_scenario
-
-    accepted = pooled([each.accepted for each in rounds if each.accepted is not None], "the server")
-    speculation = raw.setdefault("speculation", {})
-    if isinstance(speculation, dict):
-        speculation.setdefault("num_speculative_tokens", 0 if accepted is None else accepted.draft_tokens)
-        if accepted is not None:
-            speculation.setdefault("acceptance", accepted.quote)
-    return parse_scenario(raw)
-
-
-def _fitted(
-    scenario: Scenario, profile: Profile, lone: Sequence[Sent], rounds: Sequence[Round]
-) -> tuple[Scenario, Profile]:
-    """The scenario with the server's scheduling, the profile with its price of prompts and its constants."""
+def _fitted(sides: Sequence[Side], profile: Profile, rounds: Sequence[Round]) -> tuple[bool | None, Profile]:
+    """Whether the servers plan ahead, and the profile with their price of prompts and their constants."""
     from calibrate.cli.production import doubt
     from calibrate.server.sent_fit import fit_rounds, with_price_of
 
-    found = fit_rounds(scenario, with_price_of(scenario, profile, lone), rounds)
+    priced = with_price_of(sides[-1].scenario, profile, sides[-1].looks.lone)
+    found = fit_rounds(sides[0].scenario, priced, rounds)
     if doubted := doubt(found.production, {}):
         warnings.warn(doubted, stacklevel=2)
-    return found.scenario, found.production.profile
+    return found.scenario.engine.async_scheduling, found.production.profile
 
 
 def _tell(run: ServedRun) -> None:
     from calibrate.judge.validation_output import print_compared
-    from calibrate.server.served_run import lateness
-    from sim.metrics.compared import STATISTICS, THROUGHPUT
+    from calibrate.server.served_run import lateness, means, sped_up
+    from sim.metrics.compared import LATENCIES, STATISTICS, THROUGHPUT
 
-    first = next(iter(run.errors.values()))
-    rows = [
-        ((f"{TITLES[name]} (ms)" if statistic == "mean" else "", statistic), first[name][statistic])
-        for name in TITLES
-        for statistic in STATISTICS
-    ]
-    lines = [
-        f"{part}: " + ", ".join(f"{TITLES[name]} {_percent(errors[name]['mean'])}" for name in TITLES)
-        for part, errors in run.errors.items()
-    ]
-    failed = [each.failed for each in run.sent if each.failed]
-    if failed:
-        lines.append(f"{len(failed)} failed: {failed[0]}")
-    print_compared(
-        f"{run.profile['name']}, predicted {run.predicted_at}",
-        ("metric", ""),
-        [*rows, (("output (tok/s)", ""), first[THROUGHPUT])],
-        [lateness(run.sent), *lines],
-    )
-
-
-def _percent(each: dict[str, float | None]) -> str:
-    return "-" if each["error_pct"] is None else f"{each['error_pct']:+.1f} %"
+    if run.shorter:
+        print(sped_up(run.shorter))
+    for name, side in (("", run), ("without speculation: ", run.plain)):
+        if side is None:
+            continue
+        first = next(iter(side.errors.values()))
+        rows = [
+            ((f"{latency.upper()} (ms)" if statistic == "mean" else "", statistic), first[latency][statistic])
+            for latency in LATENCIES
+            for statistic in STATISTICS
+        ]
+        lines = [f"{part}: {means(errors)}" for part, errors in side.errors.items()]
+        failed = [each.failed for each in side.sent if each.failed]
+        if failed:
+            lines.append(f"{len(failed)} failed: {failed[0]}")
+        print_compared(
+            f"{name}{side.profile['name']}, predicted {side.predicted_at}",
+            ("metric", ""),
+            [*rows, (("output (tok/s)", ""), first[THROUGHPUT])],
+            [lateness(side.sent), *lines],
+        )

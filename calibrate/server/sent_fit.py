@@ -60,8 +60,9 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         requests = as_requests(self.sent, {})
         told = metrics(as_served(self.sent, []))
         ttft_ms, tpot_ms = told["mean_ttft_ms"], told["mean_tpot_ms"]
+        drafting = "" if self.accepted is None else ", drafting"
         return ServedLevel(
-            source=f"{self.at_once} at once, round {self.number + 1}",
+            source=f"{self.at_once} at once{drafting}, round {self.number + 1}",
             concurrency=float(self.at_once),
             prompt_tokens=fmean(each.prompt_tokens for each in requests),
             output_tokens=fmean(each.output_tokens for each in requests),
@@ -135,7 +136,8 @@ def fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) ->
     """Constants of a step, and whether it is planned while the one before it runs where the scenario does not say: a
     newcomer waits for a step more then, so the scheduling with which single first tokens are less off. A server's own
     line gets the time of a position that samples as well, as a share of a token's in a prompt: the one with which the
-    levels' times per token are least off. Raises ValueError."""
+    levels' times per token are least off. Rounds may be of two servers that differ in drafting alone: what they have in
+    common is fitted to both. Raises ValueError."""
     asked = scenario.engine.async_scheduling
     fits = []
     for plans_ahead in (False, True) if asked is None else (asked,):
@@ -159,7 +161,11 @@ def _late_s(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> fl
     squares: list[float] = []
     for each in rounds:
         workload = structs.replace(scenario.workload, request_rate=inf, max_concurrency=each.at_once)
-        resolved = resolve_all(structs.replace(scenario, workload=workload), profile)[0]
+        speculation = scenario.speculation
+        if each.accepted is None:
+            speculation = structs.replace(speculation, num_speculative_tokens=0)
+        as_looked = structs.replace(scenario, workload=workload, speculation=speculation)
+        resolved = resolve_all(as_looked, profile)[0]
         real = _as_sent(scenario, profile, each)
         ours, _ = simulated(resolved, scenario.seed, real)
         squares += [
@@ -170,10 +176,10 @@ def _late_s(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> fl
 
 
 def _fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round], form: Form | None = None) -> Production:
-    """The constants by the middle round of each number of requests at once."""
-    by_level: dict[int, list[Round]] = {}
+    """The constants by the middle round of each number of requests at once, with drafts and without."""
+    by_level: dict[tuple[int, bool], list[Round]] = {}
     for each in rounds:
-        by_level.setdefault(each.at_once, []).append(each)
+        by_level.setdefault((each.at_once, each.accepted is None), []).append(each)
     served, requests = [], {}
     for same in by_level.values():
         levels = [each.level for each in same]

@@ -1,7 +1,8 @@
 """A scenario's requests as a server served them, beside what was predicted before they were sent.
 
-One JSON file holds it all: the scenario, the prediction with the moment when it was made, every request that was sent,
-and the errors. It names no address, prompt, answer or key, so that it can be shown to others. The error is taken apart
+One JSON file holds it all: the scenario, the profile, the prediction with the moment when it was made, every request
+that was sent, and the errors; with a pair, the same of the server that does not draft. It names no address, prompt,
+answer, key or folder, so that it can be shown to others, who can simulate it again. The error is taken apart
 by simulating again with one thing more of what was seen: the requests as they were sent (when, and how long), and then
 the acceptance that the server counted; what is left is how long the server takes. Not here: sending
 (calibrate.server.open_loop), the command (calibrate.cli.validate_server).
@@ -26,17 +27,31 @@ from sim.files.read import MIB
 from sim.files.write import write_text
 from sim.interface.request import Request
 from sim.metrics import compared
+from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario, to_plain
+from sim.workload.generate import num_requests
 
 SCHEMA = 1
 MAX_BYTES = 256 * MIB
 """Ten thousand requests of a thousand tokens."""
+MAX_TOKENS, MAX_PER_OUTPUT = 100_000_000, 10
+"""Tokens of a file that is simulated again when it is checked; one of an answer counts as so many of a prompt."""
 DRAWS = 5
 """Simulations of the same requests with other draws of acceptance: their spread is told."""
 LATE_S = 0.01
 """A request sent this much after it was due is late."""
 PARTS = ("predicted", "as sent", "as accepted")
+SPED_UP = ("e2el", "tpot")
+"""Latencies whose means say what speculation does."""
+TAPE = "tape:"
+
+
+class Shorter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Percent of the plain server's mean by which a latency is shorter with drafts; below 0: longer."""
+
+    measured: float
+    predicted: float
 
 
 class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +62,8 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     scenario: dict[str, Any]
     seed: int
     profile: dict[str, str]
+    fitted: Profile | None = None
+    """The profile as predicted with, without the fingerprint of the machine that its tables are of."""
     intake: list[Sent] = []
     """Requests sent beforehand, about one at a time, that tell what a request spends before the engine has it."""
     frontend_s: float
@@ -61,11 +78,34 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Drafts by the server's own count, if it has one."""
     errors: dict[str, Any] = {}
     """Real, simulated and error in percent, by part and metric."""
+    plain: ServedRun | None = None
+    """The same load on a server that differs in nothing but that it does not draft."""
+    shorter: dict[str, Shorter] = {}
+    """With drafts, by mean latency."""
 
     @property
     def in_words(self) -> str:
-        profile, failed = self.profile["name"], sum(bool(each.failed) for each in self.sent)
-        return f"{len(self.sent)} requests sent, {failed} failed; {profile}, predicted {self.predicted_at}"
+        """What it holds, and the errors of the means, simulated again with its own profile."""
+        failed = sum(bool(each.failed) for each in self.sent)
+        told = f"{len(self.sent)} requests sent, {failed} failed; {self.profile['name']}, predicted {self.predicted_at}"
+        told += "".join(f"; {part}: {means(errors)}" for part, errors in self.judged_again().items())
+        if self.plain is None:
+            return told
+        speed_up = f"{sped_up(self.shorter)}; " if self.shorter else ""
+        return f"{speed_up}{told}; without speculation: {self.plain.in_words}"
+
+    def judged_again(self) -> dict[str, Any]:
+        """`errors` by what the file holds alone; none where they are not known, or a trace or a tape is elsewhere."""
+        scenario = parse_scenario(self.scenario)
+        tokens = sum(each.prompt_tokens + MAX_PER_OUTPUT * each.output_tokens for each in self.sent)
+        is_large = tokens > MAX_TOKENS or num_requests(scenario.workload) > len(self.sent)
+        is_elsewhere = scenario.workload.dataset_path or scenario.speculation.acceptance.startswith(TAPE)
+        if self.fitted is None or not self.errors or is_elsewhere or is_large:
+            return {}
+        planned = Experiment(resolve_all(scenario, self.fitted)[0], self.seed).requests()
+        again = msgspec.structs.replace(self)
+        judge(again, scenario, self.fitted, planned)
+        return again.errors
 
 
 def predict(scenario: Scenario, profile: Profile, requests: Sequence[Request]) -> ServedRun:
@@ -74,9 +114,10 @@ def predict(scenario: Scenario, profile: Profile, requests: Sequence[Request]) -
     runs = [metrics(simulated(resolved, draw, requests)) for draw in _draws(scenario)]
     known = {name: [value for run in runs if (value := run[name]) is not None] for name in runs[0]}
     return ServedRun(
-        scenario={**to_plain(scenario), "profile": profile.name},
+        scenario=_shown(scenario, profile),
         seed=scenario.seed,
         profile={"name": profile.name, "source": profile.source},
+        fitted=msgspec.structs.replace(profile, fingerprint=None),
         frontend_s=resolved.engine.frontend_s,
         predicted_at=datetime.now(UTC).isoformat(timespec="seconds"),
         predicted={name: fmean(values) if values else None for name, values in known.items()},
@@ -84,24 +125,67 @@ def predict(scenario: Scenario, profile: Profile, requests: Sequence[Request]) -
     )
 
 
+def _shown(scenario: Scenario, profile: Profile) -> dict[str, Any]:
+    """The scenario, files by their names alone."""
+    shown: dict[str, Any] = {**to_plain(scenario), "profile": profile.name}
+    speculation, workload = shown["speculation"], shown["workload"]
+    if workload["dataset_path"]:
+        path, hash_, options = workload["dataset_path"].partition("#")
+        workload["dataset_path"] = Path(path).name + hash_ + options
+    for name in ("acceptance", "stale_acceptance"):
+        if (speculation[name] or "").startswith(TAPE):
+            speculation[name] = TAPE + Path(speculation[name].removeprefix(TAPE)).name
+    return shown
+
+
 def _draws(scenario: Scenario) -> range:
     return range(scenario.seed, scenario.seed + (DRAWS if scenario.speculation.num_speculative_tokens else 1))
 
 
-def judge(run: ServedRun, profile: Profile, planned: Sequence[Request]) -> None:
+def judge(run: ServedRun, scenario: Scenario, profile: Profile, planned: Sequence[Request]) -> None:
     """Fill `run.errors`. Raises ValueError where nothing was answered."""
     requests, gaps = as_served(run.sent, planned)
     real = metrics((requests, gaps))
-    scenario = parse_scenario(run.scenario)
     sides: dict[str, Mapping[str, float | None]] = {PARTS[0]: run.predicted}
     sides[PARTS[1]] = metrics(simulated(resolve_all(scenario, profile)[0], run.seed, requests))
     if run.accepted is not None and run.accepted.drafts:
-        seen = parse_scenario(
-            msgspec.to_builtins(run.scenario)
-            | {"speculation": {**run.scenario["speculation"], "acceptance": run.accepted.quote}}
-        )
+        speculation = msgspec.structs.replace(scenario.speculation, acceptance=run.accepted.quote)
+        seen = msgspec.structs.replace(scenario, speculation=speculation)
         sides[PARTS[2]] = metrics(simulated(resolve_all(seen, profile)[0], run.seed, requests))
     run.errors = {part: compared.errors(real, side) for part, side in sides.items()}
+
+
+def compare_pair(run: ServedRun) -> None:
+    """Fill `run.shorter` from its errors and those of `run.plain`."""
+    assert run.plain is not None
+    for name in SPED_UP:
+        drafting, plain = (each.errors[PARTS[0]][name]["mean"] for each in (run, run.plain))
+        if None not in (*drafting.values(), *plain.values()):
+            measured, predicted = (100.0 * (1.0 - drafting[side] / plain[side]) for side in ("real", "simulated"))
+            run.shorter[name] = Shorter(measured=measured, predicted=predicted)
+
+
+def sped_up(shorter: Mapping[str, Shorter]) -> str:
+    """What speculation does, as a clause.
+
+    >>> sped_up({"e2el": Shorter(measured=12.0, predicted=9.0), "tpot": Shorter(measured=-3.0, predicted=2.0)})
+    'speculation makes E2EL 12 % shorter here (predicted 9 % shorter), TPOT 3 % longer here (predicted 2 % shorter)'
+    """
+    clauses = [
+        f"{name.upper()} {_in_words(each.measured)} here (predicted {_in_words(each.predicted)})"
+        for name, each in shorter.items()
+    ]
+    return f"speculation makes {', '.join(clauses)}"
+
+
+def _in_words(shorter_pct: float) -> str:
+    return f"{abs(shorter_pct):.0f} % {'shorter' if shorter_pct > 0.0 else 'longer'}"
+
+
+def means(errors: Mapping[str, Any]) -> str:
+    """Errors of the mean latencies, as a clause."""
+    known = {name: errors[name]["mean"]["error_pct"] for name in compared.LATENCIES}
+    return ", ".join(f"{name.upper()} {'-' if pct is None else f'{pct:+.1f} %'}" for name, pct in known.items())
 
 
 def lateness(sent: Sequence[Sent]) -> str:

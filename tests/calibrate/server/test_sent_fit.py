@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from calibrate.judge.fit_cells import with_constants
+from calibrate.server.levels import Accepted
 from calibrate.server.open_loop import Sent
 from calibrate.server.sent_fit import Round, fit_rounds, of_a_round, round_requests, with_price_of
 from calibrate.server.server_line import line_of_server, lone_requests, price_of
@@ -18,7 +19,7 @@ from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 from sim.run.simulate import simulate
 
-TOKEN_S, STEP_S, ROW_S, FRONTEND_S = 1e-3, 0.02, 2e-3, 5e-3
+TOKEN_S, STEP_S, ROW_S, FRONTEND_S, DRAFT_PASS_S = 1e-3, 0.02, 2e-4, 5e-3, 4e-3
 
 
 def scenario(name: str, **engine: Any) -> Scenario:
@@ -76,6 +77,24 @@ def test_a_line_is_found_again(plans_ahead: bool) -> None:
     for level in found.production.levels:
         assert level.errors_pct["tpot_ms"] == pytest.approx(0.0, abs=5.0)
         assert level.errors_pct["ttft_ms"] == pytest.approx(0.0, abs=10.0)
+
+
+def test_a_pair_of_servers_tells_what_a_draft_pass_takes() -> None:
+    """One drafts and the other does not: one profile is of both."""
+    line = line_of_server()
+    kernels = structs.replace(line.linear, target=structs.replace(line.linear.target, token_s=TOKEN_S))
+    priced = structs.replace(line, kernels=kernels)
+    law = with_constants(priced, {"step_s": STEP_S, "row_s": ROW_S, "draft_pass_s": DRAFT_PASS_S})
+    plain = scenario(law.name, async_scheduling=False)
+    accepted = Accepted(drafts=100.0, draft_tokens=3, rates=(0.7, 0.5, 0.3))
+    speculation = structs.replace(plain.speculation, num_speculative_tokens=3, acceptance=accepted.quote)
+    drafting = structs.replace(plain, speculation=speculation)
+    drafted = [structs.replace(each, accepted=accepted) for each in rounds_of(drafting, law)]
+    found = fit_rounds(drafting, priced, [*rounds_of(plain, law), *drafted])
+    assert found.production.profile.host.draft_pass_s == pytest.approx(DRAFT_PASS_S, rel=0.15)
+    for level in found.production.levels:
+        assert level.errors_pct["tpot_ms"] == pytest.approx(0.0, abs=5.0)
+    assert found.late_s < STEP_S
 
 
 def test_layers_of_a_profile_are_corrected_where_prompts_cost_more() -> None:

@@ -192,7 +192,7 @@ def judged(given: Scenario, sent: list[Sent], planned: list[Request], accepted: 
     profile = load(given.profile)
     told = predict(given, profile, planned)
     told.sent, told.accepted = sent, accepted
-    judge(told, profile, planned)
+    judge(told, given, profile, planned)
     return told
 
 
