@@ -114,7 +114,7 @@ def predict(scenario: Scenario, profile: Profile, requests: Sequence[Request]) -
     runs = [metrics(simulated(resolved, draw, requests)) for draw in _draws(scenario)]
     known = {name: [value for run in runs if (value := run[name]) is not None] for name in runs[0]}
     return ServedRun(
-        scenario=_shown(scenario, profile),
+        scenario=shown(scenario, profile),
         seed=scenario.seed,
         profile={"name": profile.name, "source": profile.source},
         fitted=msgspec.structs.replace(profile, fingerprint=None),
@@ -125,7 +125,7 @@ def predict(scenario: Scenario, profile: Profile, requests: Sequence[Request]) -
     )
 
 
-def _shown(scenario: Scenario, profile: Profile) -> dict[str, Any]:
+def shown(scenario: Scenario, profile: Profile) -> dict[str, Any]:
     """The scenario, files by their names alone."""
     shown: dict[str, Any] = {**to_plain(scenario), "profile": profile.name}
     speculation, workload = shown["speculation"], shown["workload"]

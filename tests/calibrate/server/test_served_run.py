@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from calibrate.judge.fit_cells import with_constants
 from calibrate.server.levels import Accepted
 from calibrate.server.network import Client
 from calibrate.server.open_loop import Sent, send
 from calibrate.server.probe import Endpoint
 from calibrate.server.sent_fit import Looks, Round, with_intake, write_looks
-from calibrate.server.served_run import ServedRun, judge, predict
+from calibrate.server.served_run import ServedRun, judge, means, predict, read_run, shown
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of
 from sim.costs.profile_files import load
@@ -66,6 +67,40 @@ def test_the_file_names_no_address_and_no_prompt(tmp_path: Path) -> None:
     text = out.read_text()
     assert url.partition("//")[2] not in text
     assert prompt.split()[0] not in text
+
+
+def test_files_of_the_scenario_are_in_it_by_name_alone(tmp_path: Path) -> None:
+    out, trace = tmp_path / "run.json", tmp_path / "mine.jsonl"
+    rows = [{"timestamp": 10 * index, "input_length": 40, "output_length": 8, "hash_ids": [1]} for index in range(6)]
+    trace.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    flags = ["--profile", "cpu/tiny", "--levels", "none", "--num-prompts", "6"]
+    flags += ["--set", "workload.dataset_name=mooncake", "--set", f"workload.dataset_path={trace}#turns=new"]
+    with serving(prompt_tokens=40) as server:
+        assert run(["validate", server.url, *flags, "--out", str(out)]) == 0
+    assert str(tmp_path) not in out.read_text()
+    assert read_run(out).scenario["workload"]["dataset_path"] == "mine.jsonl#turns=new"
+    speculation = {"acceptance": f"tape:{tmp_path}/mine.tape"}
+    tape = parse_scenario({"profile": "cpu/tiny", "policy": "continuous", "speculation": speculation})
+    assert shown(tape, load("cpu/tiny"))["speculation"]["acceptance"] == "tape:mine.tape"
+
+
+def test_the_file_suffices_to_say_the_errors_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the profile in it: with another one the requests as they were sent come out otherwise."""
+    out = tmp_path / "run.json"
+    sharing = ("--set", "workload.sharing.prefix_len=32", "--set", "workload.sharing.num_prefixes=1")
+    with serving(prompt_tokens=72) as server:
+        validated(server.url, out, *sharing)
+    told = read_run(out)
+    kept = told.errors
+    assert told.judged_again() == kept
+    told.errors = {"predicted": {}}
+    assert told.judged_again() == kept
+    assert told.fitted is not None
+    told.fitted = with_constants(told.fitted, {"step_s": 0.1})
+    assert told.judged_again()["as sent"] != kept["as sent"]
+    capsys.readouterr()
+    assert run(["check", str(out)]) == 0
+    assert f"as sent: {means(kept['as sent'])}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_was_predicted_and_sent_is_kept_when_the_server_dies(tmp_path: Path) -> None:
