@@ -17,7 +17,7 @@ import msgspec
 from msgspec import structs
 
 from calibrate.server.network import WAKE_S, Client, Late, RequestFailed
-from calibrate.server.probe import MAX_FAILURES, WORDS, Endpoint, stream
+from calibrate.server.probe import MAX_FAILURES, WORDS, Endpoint, Timed, refuse_collected, stream
 from sim.interface.request import Request
 
 MAX_STREAMS = 1024
@@ -62,10 +62,16 @@ def send(
 ) -> None:
     """Send `requests` in order of arrival and have `on_sent` hear each that has ended, in whatever order.
 
-    Ends early, with a ValueError, where the server fails more than MAX_FAILURES times.
+    Ends early, with a ValueError, where the server fails more than MAX_FAILURES times or once takes longer than the
+    client waits. Raises one at the end, too, where most tokens came together, with an answer's first.
     """
     begun_s = time.perf_counter()
     failed: list[RequestFailed] = []
+    answered: list[Timed] = []
+
+    def check() -> None:
+        if len(failed) > MAX_FAILURES or any(isinstance(failure, Late) for failure in failed):
+            raise failed[0]
 
     def one(request: Request) -> None:
         prompt = prompt_of(request, words_per_token, block_tokens, seed)
@@ -76,6 +82,7 @@ def send(
             failed.append(failure)
             on_sent(structs.replace(sent, failed=failure.reason.partition(":")[0]))
             return
+        answered.append(timed)
         on_sent(
             structs.replace(
                 sent,
@@ -93,11 +100,11 @@ def send(
             for request in requests:
                 _wait_until(begun_s + request.arrival_s)
                 under_way.append(pool.submit(one, request))
-                if len(failed) > MAX_FAILURES or any(isinstance(failure, Late) for failure in failed):
-                    raise failed[0]
+                check()
             # In short steps, so that a signal is heard.
             while wait(under_way, WAKE_S).not_done:
-                pass
+                check()
+            check()
             for future in under_way:
                 future.result()
         except BaseException:
@@ -105,6 +112,8 @@ def send(
             raise
         finally:
             pool.shutdown(cancel_futures=True)
+    if any(len(each.pieces_s) > 1 for each in answered):
+        refuse_collected(client, endpoint, answered)
 
 
 def _kept(moment_s: float) -> float:

@@ -238,7 +238,7 @@ def level(
         raise client.failure(
             endpoint.path, f"gave no answer of two tokens at {concurrency} at once: {'; '.join(failures[:1])}"
         )
-    _refuse_collected(client, endpoint, steady)
+    refuse_collected(client, endpoint, steady)
     return ServedLevel(
         source=f"{concurrency} at once",
         concurrency=float(concurrency),
@@ -342,7 +342,7 @@ def _tokens(client: Client, endpoint: Endpoint, answer: Reply, output_tokens: in
     return tokens
 
 
-def _refuse_collected(client: Client, endpoint: Endpoint, timed: list[Timed]) -> None:
+def refuse_collected(client: Client, endpoint: Endpoint, timed: list[Timed]) -> None:
     """Raise RequestFailed where tokens come together: times per token are no longer the server's."""
     gaps, at_once = sum(len(each.pieces_s) - 1 for each in timed), sum(each.gaps_at_once for each in timed)
     if not gaps or at_once > gaps * MAX_AT_ONCE:
