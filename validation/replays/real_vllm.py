@@ -177,14 +177,14 @@ def write_page(report: Path) -> None:
     page(
         report.with_suffix(".md"),
         "real_vllm",
-        count=len(rows),
+        count=str(len(rows)),
         tpot=f"{means['mean_tpot_ms']:.1f}",
         ttft=f"{means['mean_ttft_ms']:.1f}",
         e2el=f"{means['mean_e2el_ms']:.1f}",
         tail=f"{means['p95_e2el_ms']:.1f}",
         speedup=f"{fmean(abs(100.0 * (said / seen - 1.0)) for seen, said in signs):.1f}",
-        right=right,
-        drafting=len(signs),
-        losing=sum(seen < 1.0 for seen, _ in signs),
+        right=str(right),
+        drafting=str(len(signs)),
+        losing=str(sum(seen < 1.0 for seen, _ in signs)),
         rows="\n".join(rows),
     )
