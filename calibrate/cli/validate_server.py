@@ -71,8 +71,8 @@ def server_command(flags: ServerFlags) -> None:
     """Fit the profile to the server, predict the scenario's requests, send them, and say how far off it was.
 
     With --pair, which is sent the same: what speculation gained, beside what was predicted. The prediction is in the
-    file before a request of it is sent; the file names no address, prompt or key. Levels that
-    were measured are kept beside it, and taken from there when the command is given again with --overwrite.
+    file before a request of it is sent; the file names no address, prompt or key. Levels that were measured are kept
+    beside it, and taken from there when the command is given again with --overwrite.
     """
     from calibrate.server.metrics import told_by
     from calibrate.server.network import Client
@@ -101,6 +101,8 @@ def server_command(flags: ServerFlags) -> None:
     levels = [] if flags.levels == "none" else levels_of(flags.levels)
     if flags.profile is None and not levels:
         raise ValueError("--levels none: without --profile the server's own line is fitted to them")
+    if flags.pair is not None and not levels and "speculation" not in raw:
+        raise ValueError("--levels none: with --pair say what URL drafts, --set speculation.num_speculative_tokens=K")
     if len(set(bases)) < len(bases):
         raise ValueError("--pair is the address of another server, which does not speculate")
     claim(files={"--out": flags.out}, inputs=inputs_of(flags.scenario, scenario))

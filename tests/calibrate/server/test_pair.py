@@ -87,6 +87,8 @@ def test_a_pair_of_the_same_kind_is_refused(
     with serving(**SOUND, has_metrics=one_drafts) as one, serving(**SOUND, has_metrics=True) as other:
         assert paired(one, other, tmp_path / "run.json", "1,2") == 2
         assert paired(one, one, tmp_path / "run.json", "1,2") == 2
+        assert paired(one, other, tmp_path / "run.json", "none") == 2
     told = capsys.readouterr().err
     assert message in told
     assert "address of another server" in told
+    assert "say what URL drafts" in told
