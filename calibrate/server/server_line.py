@@ -61,8 +61,9 @@ def price_of(points: Sequence[tuple[int, float]]) -> Price:
     """Of (prompt tokens, seconds to the first token): the median of the slopes between any two, as Theil and Sen have
     it. Raises ValueError where all are of one length.
 
-    >>> price_of([(10, 0.03), (20, 0.04), (40, 0.06)])
-    Price(token_s=0.001, error_s=0.0, shortest=10)
+    >>> price = price_of([(10, 0.03), (20, 0.04), (40, 0.06)])
+    >>> round(price.token_s, 6), round(price.error_s, 6), price.shortest
+    (0.001, 0.0, 10)
     """
     slopes = [(two[1] - one[1]) / (two[0] - one[0]) for one, two in combinations(points, 2) if one[0] != two[0]]
     if not slopes:

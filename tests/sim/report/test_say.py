@@ -239,7 +239,7 @@ def rented(**changes: object) -> Rental:
     given = {
         "gpu": "g", "target": "t", "draft": None, "rate_per_s": 50.0, "share": 0.95, "price_per_gpu_h": 3.5,
         "deployments": [row, *[estimate] * 3], "tuning": None, "refused": [], "start": "vllm serve t --seed 0",
-        "vllm_serve": "", "vllm_bench": "", "notes": ["one", "two", "three"], "verdict": "rent 6 x g",
+        "vllm_serve": "", "vllm_bench": "", "notes": ["one", "two", "three", "four"], "verdict": "rent 6 x g",
         "scenario": {
             "engine": {"name": "vllm-0.24", "max_num_seqs": 64}, "speculation": {"acceptance": "iid:0.7"},
             "workload": {"input_len": 300, "output_len": 40}, "goodput": {"ttft_ms": 800.0, "tpot_ms": None},
@@ -257,7 +257,7 @@ def test_a_deployment_has_its_rate_interval_fleet_price_and_energy() -> None:
     assert numbers(row.replace("9/12", "")) == pytest.approx(figures, abs=0.051)
     assert sum(line.startswith("TP4") and line.count("~") == 5 for line in lines) == 2
     assert "~ an estimate, not simulated in draws; 1 more in the JSON" in lines
-    assert lines[-2:] == ["one", "two"]
+    assert lines[-3:] == ["one", "two", "three"]
 
 
 def test_the_line_that_checks_a_plan_asks_capacity_the_same() -> None:
