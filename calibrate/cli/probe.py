@@ -207,11 +207,6 @@ def levels_of(text: str) -> list[int]:
     return levels
 
 
-def requests_of(levels: Sequence[int], rounds: int) -> int:
-    """Requests of so many rounds over `levels`, warming up included."""
-    return rounds * sum(map(_of_a_round, levels)) + WARM_UP_WAVES * max(levels, default=0)
-
-
 def _of_a_round(concurrency: int) -> int:
     return max(MIN_REQUESTS, REQUESTS_PER_STREAM * concurrency)
 

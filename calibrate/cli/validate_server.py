@@ -80,7 +80,7 @@ def server_command(flags: ServerFlags) -> None:
     from calibrate.server.sent_fit import of_a_round, one_at_a_time, with_intake
     from calibrate.server.served_run import compare_pair, judge, predict, write_run
     from calibrate.server.server_line import LONE_REQUESTS, NAME, line_of_server
-    from calibrate.server.side import PLAIN, Side, as_served, check_pair
+    from calibrate.server.side import PLAIN, Side, as_counted, check_pair
     from sim.costs.profile_files import load
     from sim.run.experiment import Experiment
     from sim.run.resolve import resolve_all
@@ -143,7 +143,7 @@ def server_command(flags: ServerFlags) -> None:
             if flags.pair is not None:
                 check_pair(*rounds)
         for index, side in enumerate(sides):
-            side.scenario = as_served(raws[index], rounds[index]) if levels else parse_scenario(raws[index])
+            side.scenario = as_counted(raws[index], rounds[index]) if levels else parse_scenario(raws[index])
         if levels:
             is_async, fitted = _fitted(sides, profile, [each for same in rounds for each in same])
             for index, side in enumerate(sides):

@@ -5,7 +5,7 @@ Not here: sending them (calibrate.server.open_loop).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from calibrate.judge.vllm_requests import fresh
 from calibrate.judge.vllm_runs import metrics_of
@@ -17,16 +17,19 @@ from sim.run.resolve import Resolved
 from sim.run.simulate import simulate
 
 
-def as_served(sent: Sequence[Sent], planned: Sequence[Request]) -> tuple[list[Request], GapSamples]:
-    """The answered ones as finished requests, whose arrival is when they were sent, in that order."""
+def as_served(sent: Sequence[Sent], planned: Sequence[Request] = ()) -> tuple[list[Request], GapSamples]:
+    """As `as_requests`, with the gaps between events that hold tokens."""
     gaps = GapSamples()
     for each in sent:
         for gap_s in each.gaps_s:
             gaps.add(gap_s)
-    return as_requests(sent, {each.index: each.content for each in planned}), gaps
+    return as_requests(sent, planned), gaps
 
 
-def as_requests(sent: Sequence[Sent], contents: Mapping[int, tuple[int, ...]]) -> list[Request]:
+def as_requests(sent: Sequence[Sent], planned: Sequence[Request] = ()) -> list[Request]:
+    """The answered ones as finished requests, whose arrival is when they were sent, in that order, with the content of
+    those that were `planned`. Raises ValueError where none was answered."""
+    contents = {each.index: each.content for each in planned}
     answered = sorted((each for each in sent if not each.failed), key=lambda each: each.sent_s)
     if not answered:
         raise ValueError("no request was answered: there is nothing to judge")
@@ -47,11 +50,12 @@ def as_requests(sent: Sequence[Sent], contents: Mapping[int, tuple[int, ...]]) -
 
 
 def simulated(resolved: Resolved, seed: int, requests: Sequence[Request]) -> tuple[list[Request], GapSamples]:
+    """The same requests, served by the simulator."""
     record = simulate(resolved, seed, requests=fresh(requests))
     return record.requests, record.gaps
 
 
 def metrics(served: tuple[Sequence[Request], GapSamples]) -> dict[str, float | None]:
-    """Of finished requests, their latencies from arrival."""
+    """Metrics of the finished requests, latencies from arrival, under the simulator's keys."""
     requests = [each for each in served[0] if each.is_finished]
     return metrics_of(requests, served[1], latencies_s(requests))

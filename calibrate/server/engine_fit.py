@@ -125,8 +125,8 @@ class Seen(NamedTuple):
     cells: Sequence[Cell]
     setup: CellSetup
     noises: tuple[float, float]
-    simulate: Callable[[Cell, Profile], Mapping[str, float]]
-    """Metrics of a level, as `simulate_cell` has them."""
+    simulate: Callable[[Cell, Profile], Mapping[str, float]] | None = None
+    """Metrics of a level, as `simulate_cell` has them; None: that of a closed loop."""
 
     @property
     def sources(self) -> str:
@@ -146,9 +146,9 @@ class Seen(NamedTuple):
         return {metric: 100.0 * (simulated[MEASURED[metric]] / real - 1.0) for metric, real in cell.measured.items()}
 
     def simulated(self, cell: Cell, profile: Profile) -> Mapping[str, float]:
-        """`simulate`. Raises ValueError that names the level's source where it cannot be simulated."""
+        """Metrics of a level. Raises ValueError that names its source where it cannot be simulated."""
         try:
-            return self.simulate(cell, profile)
+            return simulate_cell(cell, profile, self.setup) if self.simulate is None else self.simulate(cell, profile)
         except ValueError as error:
             raise ValueError(f"{cell.label}: {error}") from None
 
@@ -168,7 +168,6 @@ def fit_served(
     """The profile with those of the engine's constants that the levels of the server can tell, and what is left of each
     level's error. A level is simulated by `simulate`, by default as a closed loop. Where the `form` of a step is given,
     no other is tried and no level left out. Raises ValueError."""
-    simulate = simulate or partial(simulate_cell, setup=setup)
     if not served:
         raise ValueError("nothing was seen of the server")
     profile = with_engine(profile, engine_of(setup.engine_name, profile))
@@ -353,7 +352,7 @@ def _frontend(profile: Profile, timed: Seen, near: Mapping[str, float]) -> Fitte
 def predicted(production: Production, held_back: ServedLevel, setup: CellSetup) -> dict[str, float]:
     """Errors, percent by metric, at a level that no constant is of."""
     cell = cell_of(held_back, 1)
-    return Seen([cell], setup, (0.0, 0.0), partial(simulate_cell, setup=setup)).errors_pct(cell, production.profile)
+    return Seen([cell], setup, (0.0, 0.0)).errors_pct(cell, production.profile)
 
 
 def _left_out(profile: Profile, seen: Seen, cell: Cell, near: Sequence[Fitted]) -> dict[str, float]:

@@ -117,7 +117,7 @@ def send(
 
 
 def _kept(moment_s: float) -> float:
-    """To 10 microseconds: a file of many requests stays small."""
+    """Rounded to 10 microseconds: a file of many requests stays small."""
     return round(moment_s, 5)
 
 

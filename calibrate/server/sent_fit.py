@@ -23,7 +23,7 @@ from calibrate.server.as_sent import as_requests, as_served, metrics, simulated
 from calibrate.server.engine_fit import Form, Production, fit_served
 from calibrate.server.levels import Accepted, ServedLevel, middling
 from calibrate.server.open_loop import Sent
-from calibrate.server.server_line import Price, price_of, with_price, with_rows
+from calibrate.server.server_line import PromptPrice, price_of, with_price, with_rows
 from sim.costs.compact_kernels import LinearKernels
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
@@ -57,8 +57,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def level(self) -> ServedLevel:
         """Means over all of its requests. Raises ValueError where none was answered."""
-        requests = as_requests(self.sent, {})
-        told = metrics(as_served(self.sent, []))
+        requests, gaps = as_served(self.sent)
+        told = metrics((requests, gaps))
         ttft_ms, tpot_ms = told["mean_ttft_ms"], told["mean_tpot_ms"]
         drafting = "" if self.accepted is None else ", drafting"
         return ServedLevel(
@@ -74,7 +74,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
 
-class Looks(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ServerLooks(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The file beside a served run's: what was sent for the fit, kept as it comes. It stays on this machine: it holds
     the server's address."""
 
@@ -86,19 +86,19 @@ class Looks(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     light: list[Sent] = []
 
 
-def read_looks(path: Path, url: str) -> Looks:
+def read_looks(path: Path, url: str) -> ServerLooks:
     """The looks kept in `path`, none yet where there is no such file. Raises ValueError where they are no looks, or
     of another server."""
     if not path.exists():
-        return Looks(url=url)
+        return ServerLooks(url=url)
     where = f"looks at a server {str(path)!r}"
-    looks = convert(parse_json(read_text(path, "looks at a server"), where), Looks, where)
+    looks = convert(parse_json(read_text(path, "looks at a server"), where), ServerLooks, where)
     if looks.url != url:
         raise ValueError(f"{where} are of another server: choose another --out")
     return looks
 
 
-def write_looks(path: Path, looks: Looks) -> None:
+def write_looks(path: Path, looks: ServerLooks) -> None:
     """Replace `path`. Raises ValueError where it cannot be written."""
     write_text(path, msgspec.json.encode(looks).decode() + "\n")
 
@@ -126,10 +126,13 @@ class Fit(NamedTuple):
     """Root of the mean square of what first tokens of single requests are off, rounds of the fit."""
 
 
-def _as_sent(scenario: Scenario, profile: Profile, of: Round) -> list[Request]:
-    """A round's requests, with what their prompts had in common."""
-    planned = round_requests(scenario, profile, of.at_once, of.number)
-    return as_requests(of.sent, {each.index: each.content for each in planned})
+class _Level(NamedTuple):
+    """Rounds of as many requests at once, with drafts or without."""
+
+    served: ServedLevel
+    """Means of the middle round, with the spread of all."""
+    requests: list[Request]
+    """As they were sent in the middle round."""
 
 
 def fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> Fit:
@@ -138,18 +141,34 @@ def fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) ->
     line gets the time of a position that samples as well, as a share of a token's in a prompt: the one with which the
     levels' times per token are least off. Rounds may be of two servers that differ in drafting alone: what they have in
     common is fitted to both. Raises ValueError."""
+    sent = [as_requests(each.sent, round_requests(scenario, profile, each.at_once, each.number)) for each in rounds]
+    levels = _levels(rounds, sent)
     asked = scenario.engine.async_scheduling
     fits = []
     for plans_ahead in (False, True) if asked is None else (asked,):
         scheduled = structs.replace(scenario, engine=structs.replace(scenario.engine, async_scheduling=plans_ahead))
         if isinstance(profile.kernels, LinearKernels):
             form = Form(is_async=plans_ahead, has_rows=False)
-            tried = [_fit_rounds(scheduled, with_rows(profile, share), rounds, form) for share in ROW_SHARES]
+            tried = [_fit_levels(scheduled, with_rows(profile, share), levels, form) for share in ROW_SHARES]
             production = min(tried, key=_off)
         else:
-            production = _fit_rounds(scheduled, profile, rounds)
-        fits.append(Fit(production, scheduled, _late_s(scheduled, production.profile, rounds)))
+            production = _fit_levels(scheduled, profile, levels)
+        fits.append(Fit(production, scheduled, _late_s(scheduled, production.profile, rounds, sent)))
     return min(fits, key=lambda fit: fit.late_s)
+
+
+def _levels(rounds: Sequence[Round], sent: Sequence[list[Request]]) -> list[_Level]:
+    """The middle round by time per token of each number at once; `sent` are the rounds' requests."""
+    by_load: dict[tuple[int, bool], list[_Level]] = {}
+    for each, requests in zip(rounds, sent, strict=True):
+        by_load.setdefault((each.at_once, each.accepted is None), []).append(_Level(each.level, requests))
+    levels = []
+    for same in by_load.values():
+        noise = middling([each.served for each in same])
+        served, requests = sorted(same, key=lambda each: each.served.tpot_s or 0.0)[(len(same) - 1) // 2]
+        served = structs.replace(served, spreads_pct=noise.spreads_pct, repeats_pct=noise.repeats_pct)
+        levels.append(_Level(served, requests))
+    return levels
 
 
 def _off(production: Production) -> float:
@@ -157,17 +176,15 @@ def _off(production: Production) -> float:
     return fmean(level.errors_pct[level.fitted_metric] ** 2 for level in production.levels)
 
 
-def _late_s(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> float:
+def _late_s(scenario: Scenario, profile: Profile, rounds: Sequence[Round], sent: Sequence[list[Request]]) -> float:
     squares: list[float] = []
-    for each in rounds:
+    for each, real in zip(rounds, sent, strict=True):
         workload = structs.replace(scenario.workload, request_rate=inf, max_concurrency=each.at_once)
         speculation = scenario.speculation
         if each.accepted is None:
             speculation = structs.replace(speculation, num_speculative_tokens=0)
         as_looked = structs.replace(scenario, workload=workload, speculation=speculation)
-        resolved = resolve_all(as_looked, profile)[0]
-        real = _as_sent(scenario, profile, each)
-        ours, _ = simulated(resolved, scenario.seed, real)
+        ours, _ = simulated(resolve_all(as_looked, profile)[0], scenario.seed, real)
         squares += [
             (one.first_token_s - one.arrival_s - other.first_token_s + other.arrival_s) ** 2
             for one, other in zip(real, ours, strict=True)
@@ -175,29 +192,17 @@ def _late_s(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> fl
     return sqrt(fmean(squares))
 
 
-def _fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round], form: Form | None = None) -> Production:
-    """The constants by the middle round of each number of requests at once, with drafts and without."""
-    by_level: dict[tuple[int, bool], list[Round]] = {}
-    for each in rounds:
-        by_level.setdefault((each.at_once, each.accepted is None), []).append(each)
-    served, requests = [], {}
-    for same in by_level.values():
-        levels = [each.level for each in same]
-        order = sorted(range(len(same)), key=lambda index: levels[index].tpot_s or 0.0)
-        middle = order[(len(order) - 1) // 2]
-        noise = middling(levels)
-        served.append(structs.replace(levels[middle], spreads_pct=noise.spreads_pct, repeats_pct=noise.repeats_pct))
-        requests[levels[middle].source] = _as_sent(scenario, profile, same[middle])
+def _fit_levels(scenario: Scenario, profile: Profile, levels: Sequence[_Level], form: Form | None = None) -> Production:
+    requests = {each.served.source: each.requests for each in levels}
     plain = to_plain(scenario)
-    drafter = {"method": plain["speculation"]["method"]}
-    setup = CellSetup(engine=plain["engine"], speculation=drafter)
+    setup = CellSetup(engine=plain["engine"], speculation={"method": plain["speculation"]["method"]})
 
     def as_simulated(cell: Cell, priced: Profile) -> dict[str, float]:
         loop = scenario_of(cell, priced, setup)
         run = metrics(simulated(resolve_all(loop, priced)[0], loop.seed, requests[cell.label]))
         return {name: value for name, value in run.items() if value is not None}
 
-    return fit_served(profile, served, setup, as_simulated, form)
+    return fit_served(profile, [each.served for each in levels], setup, as_simulated, form)
 
 
 def one_at_a_time(scenario: Scenario, profile: Profile, count: int) -> list[Request]:
@@ -213,9 +218,9 @@ def one_at_a_time(scenario: Scenario, profile: Profile, count: int) -> list[Requ
 def with_price_of(scenario: Scenario, profile: Profile, lone: Sequence[Sent]) -> Profile:
     """`profile` with the price of prompts that `lone` requests, served one after the other, tell
     (calibrate.server.server_line). Raises ValueError where they tell none."""
-    requests = as_requests(lone, {})
+    requests = as_requests(lone)
 
-    def as_simulated(priced: Profile) -> Price:
+    def as_simulated(priced: Profile) -> PromptPrice:
         served, _ = simulated(resolve_all(scenario, priced)[0], scenario.seed, requests)
         return price_of(_first_tokens(served))
 

@@ -81,7 +81,7 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     plain: ServedRun | None = None
     """The same load on a server that differs in nothing but that it does not draft."""
     shorter: dict[str, Shorter] = {}
-    """With drafts, by mean latency."""
+    """What drafts do, by mean latency."""
 
     @property
     def in_words(self) -> str:

@@ -26,7 +26,7 @@ from sim.interface.request import Request
 NAME = "this server"
 LONE_REQUESTS = 12
 SHORTEST_SHARE = 0.25
-"""Of the mean prompt: the shortest that is sent alone."""
+"""The shortest prompt that is sent alone, over the mean one."""
 LONE_TOKENS = 4
 """Output tokens of each."""
 UNKNOWN_TOKENS = 1_000_000
@@ -39,7 +39,7 @@ RATIOS = (0.02, 50.0)
 """Least and largest correction of a profile's layers."""
 
 
-class Price(NamedTuple):
+class PromptPrice(NamedTuple):
     """Seconds per prompt token of a request that is alone, with the standard error, and the shortest prompt of them."""
 
     token_s: float
@@ -57,9 +57,9 @@ def lone_requests(prompt_tokens: Sequence[int]) -> list[Request]:
     return [Request(index, str(index), 0.0, max(1, length), LONE_TOKENS) for index, length in enumerate(order)]
 
 
-def price_of(points: Sequence[tuple[int, float]]) -> Price:
-    """Of (prompt tokens, seconds to the first token): the median of the slopes between any two, as Theil and Sen have
-    it. Raises ValueError where all are of one length.
+def price_of(points: Sequence[tuple[int, float]]) -> PromptPrice:
+    """The median of the slopes between any two `points`, (prompt tokens, seconds to the first token), as Theil and Sen
+    have it. Raises ValueError where all are of one length.
 
     >>> price = price_of([(10, 0.03), (20, 0.04), (40, 0.06)])
     >>> round(price.token_s, 6), round(price.error_s, 6), price.shortest
@@ -73,10 +73,10 @@ def price_of(points: Sequence[tuple[int, float]]) -> Price:
     left = sum((y - base - slope * x) ** 2 for x, y in points) / max(1, len(points) - 2)
     middle = fmean(x for x, _ in points)
     error_s = (left / sum((x - middle) ** 2 for x, _ in points)) ** 0.5
-    return Price(slope, error_s, min(x for x, _ in points))
+    return PromptPrice(slope, error_s, min(x for x, _ in points))
 
 
-def with_price(profile: Profile, price: Price, simulated: Callable[[Profile], Price]) -> Profile:
+def with_price(profile: Profile, price: PromptPrice, simulated: Callable[[Profile], PromptPrice]) -> Profile:
     """`profile` whose prompts cost by token what was seen, as far as that is sure. `simulated` gives the price of the
     same requests as simulated with a profile. A line takes the price itself, never below 0."""
     kernels = profile.kernels

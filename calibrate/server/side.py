@@ -14,7 +14,7 @@ from calibrate.server.levels import Accepted, pooled
 from calibrate.server.network import Client
 from calibrate.server.open_loop import Sent, send, tokens_per_word
 from calibrate.server.probe import Endpoint, drafts_between, find, look
-from calibrate.server.sent_fit import Looks, Round, read_looks, round_requests, write_looks
+from calibrate.server.sent_fit import Round, ServerLooks, read_looks, round_requests, write_looks
 from calibrate.server.server_line import lone_requests
 from sim.costs.profile import Profile
 from sim.files.json_values import Json
@@ -33,10 +33,10 @@ class Side:
     words_per_token: float
     scenario: Scenario
     path: Path
-    """Of the looks."""
-    looks: Looks
+    """File of the looks."""
+    looks: ServerLooks
     prefix: str
-    """Of what is said while it works; empty where there is one server."""
+    """Stands before what is said while it works; empty where there is one server."""
     on_step: Callable[[str, int, int], None]
 
     @classmethod
@@ -113,7 +113,7 @@ class Side:
         return [each for each in self.looks.rounds if each.at_once in levels and each.number < count]
 
 
-def as_served(raw: dict[str, Json], rounds: Sequence[Round]) -> Scenario:
+def as_counted(raw: dict[str, Json], rounds: Sequence[Round]) -> Scenario:
     """The scenario with the draft length and the acceptance that the server counted, where it does not say them."""
     accepted = pooled([each.accepted for each in rounds if each.accepted is not None], "the server")
     speculation = raw.get("speculation", {})

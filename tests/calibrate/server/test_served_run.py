@@ -14,7 +14,7 @@ from calibrate.server.levels import Accepted
 from calibrate.server.network import Client
 from calibrate.server.open_loop import Sent, send
 from calibrate.server.probe import Endpoint
-from calibrate.server.sent_fit import Looks, Round, with_intake, write_looks
+from calibrate.server.sent_fit import Round, ServerLooks, with_intake, write_looks
 from calibrate.server.served_run import ServedRun, judge, means, predict, read_run, shown
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of
@@ -141,7 +141,7 @@ def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path) -> No
             output_tokens=8,
         )
 
-    looks = Looks(
+    looks = ServerLooks(
         url="http://elsewhere",
         lone=[sent(index, 10 * index, 1) for index in range(1, 12)],
         rounds=[Round(at_once=n, number=0, sent=[sent(index, 40, n) for index in range(4 * n)]) for n in (1, 8)],
