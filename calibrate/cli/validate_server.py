@@ -19,12 +19,8 @@ from sim.cli.options import CompareScenario, NumPrompts, Overrides, RequestRate,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from calibrate.server.sent_fit import Round
     from calibrate.server.served_run import ServedRun
     from calibrate.server.side import Side
-    from sim.costs.profile import Profile
-    from sim.interface.request import Request
-    from sim.run.scenario import Scenario
 
 EXAMPLE = (
     "lanesim validate http://localhost:8000 --profile mine.json --request-rate 4 --num-prompts 200 \\\n"
@@ -74,13 +70,12 @@ def server_command(flags: ServerFlags) -> None:
     file before a request of it is sent; the file names no address, prompt or key. Levels that were measured are kept
     beside it, and taken from there when the command is given again with --overwrite.
     """
-    from calibrate.server.metrics import told_by
     from calibrate.server.network import Client
-    from calibrate.server.probe import base_of, look
-    from calibrate.server.sent_fit import of_a_round, one_at_a_time, with_intake
-    from calibrate.server.served_run import compare_pair, judge, predict, write_run
+    from calibrate.server.probe import base_of
+    from calibrate.server.sent_fit import of_a_round
+    from calibrate.server.served_run import compare_pair, write_run
     from calibrate.server.server_line import LONE_REQUESTS, NAME, line_of_server
-    from calibrate.server.side import PLAIN, Side, as_counted, check_pair
+    from calibrate.server.side import PLAIN, Side
     from sim.costs.profile_files import load
     from sim.run.experiment import Experiment
     from sim.run.resolve import resolve_all
@@ -107,11 +102,7 @@ def server_command(flags: ServerFlags) -> None:
         raise ValueError("--pair is the address of another server, which does not speculate")
     claim(files={"--out": flags.out}, inputs=inputs_of(flags.scenario, scenario))
     profile = line_of_server() if flags.profile is None else load(scenario.profile)
-
-    def requests_of(scenario: Scenario) -> list[Request]:
-        return Experiment(resolve_all(scenario, profile)[0], scenario.seed).requests()
-
-    planned = requests_of(scenario)
+    planned = Experiment(resolve_all(scenario, profile)[0], scenario.seed).requests()
     looks = INTAKE_REQUESTS + flags.rounds * sum(map(of_a_round, levels)) if levels else 0
     count = len(bases) * (len(planned) + looks) + (LONE_REQUESTS if levels else 0)
     if count > flags.max_requests:
@@ -123,55 +114,30 @@ def server_command(flags: ServerFlags) -> None:
     with ExitStack() as stack:
         on_step = stack.enter_context(progress())
         sides: list[Side] = []
-        for base, suffix in zip(bases, (".measured.json", ".pair.measured.json"), strict=False):
+        for base, given, suffix in zip(bases, raws, (".measured.json", ".pair.measured.json"), strict=False):
             client = stack.enter_context(Client(base, timeout_s=flags.timeout_s, key=key))
-            prefix = "pair: " if sides else ""
-            path = flags.out.with_suffix(suffix)
-            sides.append(Side.of(client, flags.model, scenario, path, prefix, on_step))
-        profiles = [profile for _ in sides]
+            path, prefix = flags.out.with_suffix(suffix), "pair: " if sides else ""
+            sides.append(Side.of(client, flags.model, given, profile, path, prefix, on_step))
         if levels:
-            for each, side in zip(raws, sides, strict=True):
-                engine = each.get("engine", {})
-                if isinstance(engine, dict):
-                    each["engine"] = told_by(look(side.client)) | engine
-            # The price of a prompt is the target's: where there is a server without drafts, it tells that.
-            sides[-1].look_alone([each.prompt_tokens for each in planned])
-            # By turns, so that a server or a machine that slows down for a while does so for one round of each.
-            for number, at_once, side in product(range(flags.rounds), levels, sides):
-                side.look_at(at_once, number, profile)
-            rounds = [side.rounds(levels, flags.rounds) for side in sides]
-            if flags.pair is not None:
-                check_pair(*rounds)
-        for index, side in enumerate(sides):
-            side.scenario = as_counted(raws[index], rounds[index]) if levels else parse_scenario(raws[index])
-        if levels:
-            is_async, fitted = _fitted(sides, profile, [each for same in rounds for each in same])
-            for index, side in enumerate(sides):
-                engine_costs = structs.replace(side.scenario.engine, async_scheduling=is_async)
-                side.scenario = structs.replace(side.scenario, engine=engine_costs)
-                light = one_at_a_time(side.scenario, fitted, INTAKE_REQUESTS)
-                side.look_light(light)
-                profiles[index] = with_intake(side.scenario, fitted, side.looks.light, light)
-        loads = [requests_of(side.scenario) for side in sides]
-        runs = [predict(side.scenario, priced, load) for side, priced, load in zip(sides, profiles, loads, strict=True)]
-        for told, side in zip(runs, sides, strict=True):
-            told.intake = side.looks.light if levels else []
-        run = runs[0]
-        run.plain = runs[1] if len(runs) > 1 else None
+            _look_and_fit(sides, [each.prompt_tokens for each in planned], levels, flags.rounds)
+        for side in sides:
+            side.predict()
+            side.run.intake = side.looks.light if levels else []
+        run = sides[0].run
+        run.plain = sides[1].run if len(sides) > 1 else None
         write_run(flags.out, run)
         if flags.predict_only:
             e2el_ms, tpot_ms = run.predicted["mean_e2el_ms"] or 0.0, run.predicted["mean_tpot_ms"] or 0.0
             print(f"predicted: E2EL {e2el_ms:,.0f} ms, TPOT {tpot_ms:.2f} ms in the mean; the rest in {flags.out}")
             print("the same command with --overwrite and without --predict-only sends the requests")
             return
-        for told, side, requests in zip(runs, sides, loads, strict=True):
+        for side in sides:
             try:
-                most = side.scenario.workload.max_concurrency
-                told.accepted = side.send(requests, "sending", told.sent, most)
+                side.send_load()
             finally:
                 write_run(flags.out, run)
-    for told, side, priced, requests in zip(runs, sides, profiles, loads, strict=True):
-        judge(told, side.scenario, priced, requests)
+    for side in sides:
+        side.judge()
     if run.plain is not None:
         compare_pair(run)
     write_run(flags.out, run)
@@ -179,16 +145,36 @@ def server_command(flags: ServerFlags) -> None:
     print(f"prediction, requests and errors in {flags.out}")
 
 
-def _fitted(sides: Sequence[Side], profile: Profile, rounds: Sequence[Round]) -> tuple[bool | None, Profile]:
-    """Whether the servers plan ahead, and the profile with their price of prompts and their constants."""
+def _look_and_fit(sides: Sequence[Side], prompt_tokens: Sequence[int], levels: Sequence[int], num_rounds: int) -> None:
+    """Look at the servers, the last of which drafts least, and give each the scenario that it shows and its profile."""
     from calibrate.cli.production import doubt
-    from calibrate.server.sent_fit import fit_rounds, with_price_of
+    from calibrate.server.sent_fit import fit_rounds, one_at_a_time, with_intake, with_price_of
+    from calibrate.server.side import as_counted, check_pair
 
-    priced = with_price_of(sides[-1].scenario, profile, sides[-1].looks.lone)
-    found = fit_rounds(sides[0].scenario, priced, rounds)
+    for side in sides:
+        side.ask_cache()
+    # The price of a prompt is the target's: where there is a server without drafts, it tells that.
+    plainest = sides[-1]
+    plainest.look_alone(prompt_tokens)
+    # By turns, so that a server or a machine that slows down for a while does so for one round of each.
+    for number, at_once, side in product(range(num_rounds), levels, sides):
+        side.look_at(at_once, number)
+    rounds = [side.rounds(levels, num_rounds) for side in sides]
+    if len(sides) > 1:
+        check_pair(*rounds)
+    for side, same in zip(sides, rounds, strict=True):
+        side.scenario = as_counted(side.raw, same)
+    priced = with_price_of(plainest.scenario, plainest.profile, plainest.looks.lone)
+    found = fit_rounds(sides[0].scenario, priced, [each for same in rounds for each in same])
     if doubted := doubt(found.production, {}):
         warnings.warn(doubted, stacklevel=2)
-    return found.scenario.engine.async_scheduling, found.production.profile
+    plans_ahead, fitted = found.scenario.engine.async_scheduling, found.production.profile
+    for side in sides:
+        engine = structs.replace(side.scenario.engine, async_scheduling=plans_ahead)
+        side.scenario = structs.replace(side.scenario, engine=engine)
+        light = one_at_a_time(side.scenario, fitted, INTAKE_REQUESTS)
+        side.look_light(light)
+        side.profile = with_intake(side.scenario, fitted, side.looks.light, light)
 
 
 def _tell(run: ServedRun) -> None:

@@ -1,24 +1,28 @@
 """One of the servers of a served run: looked at, sent the load, and what is kept of the looks.
 
-Not here: requests and their times (calibrate.server.open_loop), fits (calibrate.server.sent_fit), the verdict
-(calibrate.server.served_run).
+Not here: requests and their times (calibrate.server.open_loop), fits (calibrate.server.sent_fit), predictions and the
+verdict (calibrate.server.served_run).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from calibrate.server.levels import Accepted, pooled
+from calibrate.server.metrics import told_by
 from calibrate.server.network import Client
 from calibrate.server.open_loop import Sent, send, tokens_per_word
 from calibrate.server.probe import Endpoint, drafts_between, find, look
 from calibrate.server.sent_fit import Round, ServerLooks, read_looks, round_requests, write_looks
+from calibrate.server.served_run import ServedRun, judge, predict
 from calibrate.server.server_line import lone_requests
 from sim.costs.profile import Profile
 from sim.files.json_values import Json
 from sim.interface.request import Request
+from sim.run.experiment import Experiment
+from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 
 PLAIN: dict[str, Json] = {"num_speculative_tokens": 0}
@@ -31,20 +35,26 @@ class Side:
     client: Client
     endpoint: Endpoint
     words_per_token: float
+    raw: dict[str, Json]
+    """The scenario as it was given, and as far as the server tells it."""
     scenario: Scenario
+    profile: Profile
     path: Path
     """File of the looks."""
     looks: ServerLooks
     prefix: str
     """Stands before what is said while it works; empty where there is one server."""
     on_step: Callable[[str, int, int], None]
+    planned: list[Request] = field(init=False)
+    run: ServedRun = field(init=False)
 
     @classmethod
     def of(
         cls,
         client: Client,
         model: str | None,
-        scenario: Scenario,
+        raw: dict[str, Json],
+        profile: Profile,
         path: Path,
         prefix: str,
         on_step: Callable[[str, int, int], None],
@@ -56,7 +66,9 @@ class Side:
             client=client,
             endpoint=endpoint,
             words_per_token=1.0 / tokens_per_word(client, endpoint),
-            scenario=scenario,
+            raw=raw,
+            scenario=parse_scenario(raw),
+            profile=profile,
             path=path,
             looks=looks,
             prefix=prefix,
@@ -99,14 +111,33 @@ class Side:
             self.looks.light = sent
             write_looks(self.path, self.looks)
 
-    def look_at(self, at_once: int, number: int, profile: Profile) -> None:
+    def ask_cache(self) -> None:
+        """Add what the server says of its KV cache to its engine, where the scenario does not."""
+        engine = self.raw.get("engine", {})
+        if isinstance(engine, dict):
+            self.raw["engine"] = told_by(look(self.client)) | engine
+
+    def look_at(self, at_once: int, number: int) -> None:
         """A round, unless it is kept."""
         if all((at_once, number) != (each.at_once, each.number) for each in self.looks.rounds):
             sent: list[Sent] = []
-            requests = round_requests(self.scenario, profile, at_once, number)
+            requests = round_requests(self.scenario, self.profile, at_once, number)
             accepted = self.send(requests, f"{at_once} at once", sent, at_once)
             self.looks.rounds.append(Round(at_once=at_once, number=number, sent=sent, accepted=accepted))
             write_looks(self.path, self.looks)
+
+    def predict(self) -> None:
+        """Plan the load and say what it will come to."""
+        resolved = resolve_all(self.scenario, self.profile)[0]
+        self.planned = Experiment(resolved, self.scenario.seed).requests()
+        self.run = predict(self.scenario, self.profile, self.planned)
+
+    def send_load(self) -> None:
+        most = self.scenario.workload.max_concurrency
+        self.run.accepted = self.send(self.planned, "sending", self.run.sent, most)
+
+    def judge(self) -> None:
+        judge(self.run, self.scenario, self.profile, self.planned)
 
     def rounds(self, levels: Sequence[int], count: int) -> list[Round]:
         """Those of the looks that count."""
