@@ -54,12 +54,22 @@ class Corun(NamedTuple):
     share_pct: int | None = None
     """Percent of the multiprocessors that the first pass is to have while the second has the rest; None: all have
     all."""
+    favoured: int | None = None
+    """The pass whose stream has a higher priority than the others'; None: all alike."""
 
     @property
     def name(self) -> str:
         on = "" if self.share_pct is None else f" on {self.share_pct} %"
-        first, *others = (f"{timed.kind} {timed.rows}x{timed.tokens} {timed.launch}" for timed in self.passes)
-        return " beside ".join((f"{first}{on}", *others))
+        names = [
+            f"{timed.kind} {timed.rows}x{timed.tokens} {timed.launch}" + (" first" if side == self.favoured else "")
+            for side, timed in enumerate(self.passes)
+        ]
+        return " beside ".join((f"{names[0]}{on}", *names[1:]))
+
+    @property
+    def is_plain(self) -> bool:
+        """On the whole device, streams all alike."""
+        return self.share_pct is None and self.favoured is None
 
     @property
     def kinds(self) -> str:

@@ -2,7 +2,8 @@
 
 On a rented GPU (calibrate.measure.campaign.corun): prefill chunks beside decode rows and drafts beside verify passes,
 each captured and eager, and what else a fit needs, captured; corners before what lies between them, captured before
-eager. Smaller ones of the first pair also on shares of the multiprocessors. For a pair that is measured whole
+eager. Corners of the
+first pair also with either side first, smaller ones on shares of the multiprocessors. For a pair that is measured whole
 (calibrate.measure.session): a few of the same, in its slots. Pure. Not here: their rates (calibrate.measure.rates).
 """
 
@@ -59,6 +60,8 @@ def coruns(device: str, context_tokens: int) -> list[Corun]:
         for rank, (a, b) in enumerate(_launches("prefill", device)):
             both = _prefill(chunk, context_tokens, a), TimedPass("decode", "target", rows, 1, context_tokens, b)
             ranked.append((rank, is_corner, Corun(both)))
+            if is_corner and grid.shares_pct and (a, b) == CAPTURED:
+                ranked += [(rank + 1, True, Corun(both, favoured=side)) for side in (1, 0)]
             # Behind the same pair on the whole device, which they are compared with.
             if chunk in grid.chunk_tokens[:NUM_SHARED_CHUNKS] and rows in _ends(grid.decode_rows):
                 on_shares = grid.shares_pct if (a, b) in LAUNCHES["shares"] else ()

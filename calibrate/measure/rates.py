@@ -1,7 +1,8 @@
 """Rates of passes that run over and over beside each other, each on a separate stream, relative to each alone there.
 
-Streams are plain ones, or those of two parts of the multiprocessors. A thread per side issues its pass again and again,
-two or three in flight, so that no stream runs dry; before each pass its slots are set back on the same stream.
+Streams are plain ones, all alike or one of a higher priority, or those of two parts of the multiprocessors. A thread
+per side issues its pass again and again, two or three in flight, so that no stream runs dry; before each pass its slots
+are set back on the same stream.
 Completions are the device's events, on a CPU the host's clock. A rate is completions per second while all sides
 were at work, divided by those of the side alone, taken right before. Whatever is made on the device is made before: the
 allocator's calls in the windows are counted.
@@ -108,12 +109,15 @@ def _sides(bench: Bench, corun: Corun) -> list[_Side]:
     listed, first_slot = [], 0
     parts = None if corun.share_pct is None else bench.runs_on.split(corun.share_pct / 100.0)
     for side, timed in enumerate(corun.passes):
-        if parts is None:
-            issuer, share = bench.issuer(timed.launch, side), 1.0
+        if parts is not None:
+            stream, share = parts[side].stream, parts[side].share
+            # Of this co-run alone, as the next one: nobody planned for the memory of more.
+            issuer = bench.kernels.new_issuer(f"{timed.launch} {side} of {corun.share_pct} %", stream)
+        elif side == corun.favoured:
+            stream, share = bench.kernels.issuer("calibrate first", priority=1).stream, 1.0
+            issuer = bench.kernels.new_issuer(f"{timed.launch} {side} first", stream)
         else:
-            # Of this co-run alone: nobody planned for the memory of more.
-            issuer = bench.kernels.new_issuer(f"{timed.launch} {side} of {corun.share_pct} %", parts[side].stream)
-            share = parts[side].share
+            issuer, share = bench.issuer(timed.launch, side), 1.0
         pass_ = bench.ready(timed, first_slot)
         bench.warm(timed, issuer)
         listed.append(_Side(pass_, issuer, bench.back(pass_), IN_FLIGHT[timed.launch], share))

@@ -24,7 +24,7 @@ from realrun.host.garbage_collector import frozen_heap
 from realrun.model.memory import GIB
 
 STREAMS = 6
-"""Captured and eager, two sides; and two on shares of the multiprocessors."""
+"""Captured and eager, two sides; and two on shares of the multiprocessors, or one of a higher priority."""
 CORUN_SHARE = 0.8
 """Share of a co-run's time that is measured; the rest is its first passes and captures."""
 
@@ -91,7 +91,7 @@ def answer(rates: Sequence[Ran]) -> str:
     phi of the rest overlaps. Shares sum to 1, so of two sides phi is the sum of their rates less 1, whatever the
     shares are.
     """
-    plain = [ran for ran in rates if ran.corun.share_pct is None and len(ran.sides) == 2]
+    plain = [ran for ran in rates if ran.corun.is_plain and len(ran.sides) == 2]
     if not plain:
         return "nothing was measured"
     captured = [ran for ran in plain if ran.corun.is_captured]

@@ -79,7 +79,7 @@ def fit_overlap(profile: Profile, rates: Sequence[Ran], *, cores: float | None =
 
 def fitted_pairs(rates: Sequence[Ran]) -> list[Ran]:
     """Pairs on the whole device that a fit may use: the captured ones, or all of a device that captures none."""
-    pairs = [ran for ran in rates if len(ran.corun.passes) == 2 and ran.corun.share_pct is None]
+    pairs = [ran for ran in rates if len(ran.corun.passes) == 2 and ran.corun.is_plain]
     return [ran for ran in pairs if ran.corun.is_captured] or pairs
 
 

@@ -72,6 +72,15 @@ def test_two_works_that_want_the_same_whole_device_have_half_of_it_each(corun: C
     assert found.num_allocations == 0
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_the_side_that_goes_first_has_the_stream_of_higher_priority(side: int) -> None:
+    """A weight of four for one, as simulated devices have it."""
+    found = measured(Corun((PREFILL, DECODE), favoured=side), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)})
+    wanted = [[0.8] * ROUNDS if each == side else [0.2] * ROUNDS for each in range(2)]
+    for rates_, expected in zip(found.sides, wanted, strict=True):
+        assert rates_.rates == pytest.approx(expected, rel=TOLERANCE)
+
+
 def test_the_sides_take_turns_in_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
 

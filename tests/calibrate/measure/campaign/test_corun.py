@@ -92,10 +92,15 @@ def test_a_device_that_cannot_be_split_says_so_in_one_line_and_runs_the_others(
 def test_what_runs_on_shares_says_nothing_of_phi_and_eager_passes_only_where_none_is_captured() -> None:
     """A captured pair at 0.5 and 0.7 of its speeds: phi is 0.2."""
     plain, *others = coruns("cuda", 1024)
-    on_shares = next(corun for corun in others if corun.share_pct == 20)
-    eager = next(corun for corun in others if not corun.is_captured and corun.share_pct is None)
+    on_shares, first = (
+        next(c for c in others if is_it(c)) for is_it in (lambda c: c.share_pct == 20, lambda c: c.favoured == 1)
+    )
+    eager = next(corun for corun in others if not corun.is_captured and corun.is_plain)
     ones = (1.0, 1.0)
-    rates = [ran(corun, ones, ones, of) for corun, of in ((plain, (0.5, 0.7)), (on_shares, ones), (eager, ones))]
+    rates = [
+        ran(corun, ones, ones, of)
+        for corun, of in ((plain, (0.5, 0.7)), (on_shares, ones), (first, ones), (eager, ones))
+    ]
     assert answer(rates).startswith("phi is +0.20 [+0.20, +0.20] for prefill beside decode (1 co-runs, captured)")
     assert answer(rates[1:]).startswith("phi is +1.00")
     assert answer([]) == "nothing was measured"
@@ -114,7 +119,7 @@ def test_corners_come_first_and_captured_before_eager() -> None:
         "prefill beside prefill": [(2048, 2048), (128, 128)],
         "prefill beside draft": [(2048, 4), (2048, 256), (128, 4), (128, 256)],
     }
-    assert len(set(planned)) == len(planned) == 3 * 16 + 2 * 4 + 2 * 4 * 4 + 6
+    assert len(set(planned)) == len(planned) == 3 * 16 + 2 * 4 + 2 * 4 * 4 + 6 + 4 * 2
     captured = [index for index, corun in enumerate(planned) if corun.is_captured]
     eager = [index for index, corun in enumerate(planned) if {timed.launch for timed in corun.passes} == {"eager"}]
     assert max(captured) < max(eager)
@@ -123,6 +128,17 @@ def test_corners_come_first_and_captured_before_eager() -> None:
 
 def _sizes(corun: Corun) -> tuple[int, ...]:
     return tuple(timed.total_tokens for timed in corun.passes)
+
+
+def test_either_side_of_a_captured_corner_goes_first_behind_all_plain_captured_corners() -> None:
+    planned = coruns("cuda", 1024)
+    first = [corun for corun in planned if corun.favoured is not None]
+    assert {(*_sizes(corun), corun.favoured) for corun in first} == {
+        (*sizes, side) for sizes in ((128, 1), (128, 128), (2048, 1), (2048, 128)) for side in (0, 1)
+    }
+    assert all(corun.is_captured for corun in first)
+    assert min(map(planned.index, first)) >= 12
+    assert coruns("cpu", 256) == [corun for corun in coruns("cpu", 256) if corun.is_plain]
 
 
 def test_pairs_on_shares_come_behind_the_same_pair_on_the_whole_gpu() -> None:

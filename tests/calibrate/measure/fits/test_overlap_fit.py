@@ -83,8 +83,8 @@ def test_a_fit_uses_captured_pairs_on_the_whole_device_where_there_are_any() -> 
     planned = coruns("cuda", 1024)
     rates = [ran(corun, both, both, both) for corun in planned]
     used = [ran.corun for ran in fitted_pairs(rates)]
-    assert {*used} == {corun for corun in planned if corun.is_captured and corun.share_pct is None}
-    eager = [ran for ran in rates if not ran.corun.is_captured and ran.corun.share_pct is None]
+    assert {*used} == {corun for corun in planned if corun.is_captured and corun.is_plain}
+    eager = [ran for ran in rates if not ran.corun.is_captured and ran.corun.is_plain]
     assert {ran.corun for ran in fitted_pairs(eager)} == {ran.corun for ran in eager}
 
 
