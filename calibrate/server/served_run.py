@@ -210,4 +210,4 @@ def read_run(path: Path) -> ServedRun:
 
 
 def write_run(path: Path, run: ServedRun) -> None:
-    write_text(path, msgspec.json.format(msgspec.json.encode(run), indent=1).decode() + "\n")
+    write_text(path, msgspec.json.encode(run).decode() + "\n")

@@ -28,11 +28,10 @@ LATER_SHARE = 0.01
 DRAFTS = {"good": 0.0, "fair": 0.3, "poor": 1.0}
 """Noise on the head of each draft of a served target, over its weights' standard deviation."""
 LAST_ARRIVAL = 60
-QUIET = {
+ALONE = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+"""Environment of a vLLM that asks nobody and binds no core."""
+QUIET = ALONE | {
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }

@@ -4,13 +4,14 @@ Plain streams of a profile without an overlap measurement:
 - SERIAL: the kernels of all streams are in one FIFO. Works advance kernel by kernel, in proportion to the length of
   their kernels, so long grids (a prefill) starve short ones (a decode).
 - LEFTOVER: a work with the share s under SERIAL goes on at rate phi while another's kernels hold the machine:
-  r = s + phi (1 - s). Rates of 26 pairs of passes on an H200 say phi 0.08, nine of ten 0.005 to 0.244; published
+  r = s + phi (1 - s). Rates of 26 pairs of passes on an H200 say phi 0.08, of 20 on an H100 0.10; published
   comparisons of one plain stream with two imply 0 to 0.21 (docs/adr/003). Bracketed (ASSUMED_PHI, or the profile's).
 - ROOFS: max-min filling under the compute and the bandwidth roof, an upper bound, only where a scenario asks for it;
   with turns of tau per kernel it is also the form of a CPU's profile, whose overlap was measured.
-Priority is a weight with a floor, and only streams that ask for one have it. Preemptive priorities are what two
-reports write of and no code of theirs does: the highest takes what it can use, the lower ones the rest. Not here: the
-event loop that applies rates (`shared`).
+A priority, which only streams that ask for one have, cuts the turns of lower ones short (`turns_s`); under ROOFS, and
+on shares of the multiprocessors, it means nothing. Preemptive priorities are what two reports write of and no code of
+theirs does: the highest takes what it can use, the lower ones the rest. Not here: the event loop that applies rates
+(`shared`).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ import msgspec
 
 from sim.costs.profile import Overlap, Phi, ShareCurve
 
-PRIORITY_STEP = 4.0
-"""A stream weighs this many times one of the next lower priority. Assumed: no public measurement tells."""
-PRIORITY_FLOOR = 1.0 / 16.0
-"""But never less than this share of the weightiest: the hardware starves nobody for long."""
+FAVOURED_WAIT_S = 40e-6
+"""A kernel of a stream of higher priority waits for so much of another's at most: for the blocks that run, not for
+those that are still to come. Fitted to eight co-runs on an H100 (docs/validation/h100-sxm): mean error 6.3 %, that of
+co-runs without priorities; 16.5 if a priority did nothing."""
 
 
 class Regime(StrEnum):
@@ -71,9 +72,9 @@ class Contention(msgspec.Struct, frozen=True, kw_only=True):
     takes_turns: bool = False
     """Works take turns, tau per kernel; False: a kernel waits tau once, whatever the others are and how many."""
     has_priorities: bool = True
-    """Works of streams with a higher priority get more; False: all alike, as threads on a CPU are."""
+    """Works of streams with a higher priority wait less; False: all alike, as threads on a CPU are."""
     is_preemptive: bool = False
-    """The highest priority takes what it can use and lower ones the rest, without weights."""
+    """The highest priority takes what it can use and lower ones the rest."""
     curve: ShareCurve | None = None
     """Slowdowns of works on shares of the multiprocessors; None: those of other GPUs (sim.devices.partition)."""
 
@@ -129,10 +130,19 @@ def kernel_waits_s(kernels_per_s: Sequence[float], contention: Contention) -> li
     return [tau_s * (total - share) for share in shares]
 
 
-def priority_weights(priorities: Sequence[int]) -> list[float]:
-    """[works] 1 for the highest priority, less for lower ones, down to the floor."""
-    top = max(priorities)
-    return [max(PRIORITY_FLOOR, PRIORITY_STEP ** (priority - top)) for priority in priorities]
+def turns_s(kernels_per_s: Sequence[float], priorities: Sequence[int]) -> list[float]:
+    """Seconds [works] that a kernel of each holds the device before one of another stream may begin: all of it, or
+    FAVOURED_WAIT_S where a stream of higher priority waits.
+
+    >>> turns_s([10_000.0, 50_000.0], [0, 1])
+    [4e-05, 2e-05]
+    """
+    top = max(priorities, default=0)
+    whole_s = [1.0 / rate if rate else 0.0 for rate in kernels_per_s]
+    return [
+        turn_s if priority == top else min(turn_s, FAVOURED_WAIT_S)
+        for turn_s, priority in zip(whole_s, priorities, strict=True)
+    ]
 
 
 def share_time(caps: Sequence[float], weights: Sequence[float], left: float = 1.0) -> list[float]:
@@ -157,19 +167,18 @@ def share_time(caps: Sequence[float], weights: Sequence[float], left: float = 1.
 
 def plain_rates(
     caps: Sequence[float],
-    weights: Sequence[float],
+    priorities: Sequence[int],
     kernels_per_s: Sequence[float],
     demands: Sequence[tuple[float, float]],
     contention: Contention,
 ) -> list[float]:
     """Rates [works] of plain streams' works side by side, at most `caps`, as the regime has it; `demands` are read
-    under ROOFS alone."""
+    under ROOFS alone, priorities under the others."""
     if contention.regime is not ROOFS:
-        weights = [weight / rate if rate else 0.0 for weight, rate in zip(weights, kernels_per_s, strict=True)]
-        return add_leftover(share_time(caps, weights), caps, contention.phi)
+        return add_leftover(share_time(caps, turns_s(kernels_per_s, priorities)), caps, contention.phi)
     waits_s = kernel_waits_s(kernels_per_s, contention)
     kernel_caps = [1.0 / (1.0 + rate * wait_s) for rate, wait_s in zip(kernels_per_s, waits_s, strict=True)]
-    return fill_rates([*map(min, caps, kernel_caps)], weights, demands, contention)
+    return fill_rates([*map(min, caps, kernel_caps)], demands, contention)
 
 
 def add_leftover(shares: Sequence[float], caps: Sequence[float], phi: float) -> list[float]:
@@ -182,13 +191,8 @@ def add_leftover(shares: Sequence[float], caps: Sequence[float], phi: float) -> 
     )
 
 
-def fill_rates(
-    caps: Sequence[float],
-    weights: Sequence[float],
-    demands: Sequence[tuple[float, float]],
-    contention: Contention,
-) -> list[float]:
-    """Rates [works], weighted max-min fair: all rise together until each meets its cap or a full roof.
+def fill_rates(caps: Sequence[float], demands: Sequence[tuple[float, float]], contention: Contention) -> list[float]:
+    """Rates [works], max-min fair: all rise together until each meets its cap or a full roof.
 
     `caps` are the most each work can run at; `demands` the shares of both roofs (compute, bandwidth) that it uses at
     rate 1.
@@ -198,19 +202,19 @@ def fill_rates(
     bandwidth_left = contention.eta_bandwidth
     open_works = list(range(len(caps)))
     while open_works:
-        compute_sum = sum(weights[i] * demands[i][0] for i in open_works)
-        bandwidth_sum = sum(weights[i] * demands[i][1] for i in open_works)
+        compute_sum = sum(demands[i][0] for i in open_works)
+        bandwidth_sum = sum(demands[i][1] for i in open_works)
         by_compute = compute_left / compute_sum if compute_sum > 0.0 else inf
         by_bandwidth = bandwidth_left / bandwidth_sum if bandwidth_sum > 0.0 else inf
-        by_cap = min((caps[i] - rates[i]) / weights[i] for i in open_works)
+        by_cap = min(caps[i] - rates[i] for i in open_works)
         raise_by = min(by_compute, by_bandwidth, by_cap)
         for i in open_works:
-            rates[i] += raise_by * weights[i]
+            rates[i] += raise_by
         compute_left = max(0.0, compute_left - raise_by * compute_sum)
         bandwidth_left = max(0.0, bandwidth_left - raise_by * bandwidth_sum)
         if raise_by == by_cap:
-            tightest = min((caps[i] - rates[i]) / weights[i] for i in open_works)
-            open_works = [i for i in open_works if (caps[i] - rates[i]) / weights[i] > tightest]
+            tightest = min(caps[i] - rates[i] for i in open_works)
+            open_works = [i for i in open_works if caps[i] - rates[i] > tightest]
         elif raise_by == by_compute:
             open_works = [i for i in open_works if demands[i][0] == 0.0]
         else:

@@ -18,7 +18,6 @@ from sim.devices.contention import (
     add_leftover,
     fill_rates,
     plain_rates,
-    priority_weights,
     share_time,
 )
 from sim.devices.partition import Partition, rates_on_shares
@@ -162,14 +161,13 @@ def rates_together(
     priorities = [op.priority for op in running]
     if contention.is_preemptive and partition is None and len(set(priorities)) > 1:
         return _preemptive_rates(running, launch_caps, costs, contention)
-    weights = priority_weights(priorities)
     if partition is not None:
         portions = [partition.portions[op.queue.stream.name] for op in running]
         demands = [op.demands_of(costs) for op in running]
-        return rates_on_shares(portions, launch_caps, weights, demands, partition.curve, contention.eta_bandwidth)
+        return rates_on_shares(portions, launch_caps, demands, partition.curve, contention.eta_bandwidth)
     kernels_per_s = [op.kernels_per_s for op in running]
     demands = [op.demands_of(costs) for op in running] if contention.regime is Regime.ROOFS else []
-    return plain_rates(launch_caps, weights, kernels_per_s, demands, contention)
+    return plain_rates(launch_caps, priorities, kernels_per_s, demands, contention)
 
 
 def _preemptive_rates(
@@ -180,15 +178,15 @@ def _preemptive_rates(
     left, compute_left, bandwidth_left = 1.0, contention.eta_compute, contention.eta_bandwidth
     for priority in sorted({op.priority for op in running}, reverse=True):
         indices = [i for i, op in enumerate(running) if op.priority == priority]
-        caps, even = [launch_caps[i] for i in indices], [1.0] * len(indices)
+        caps = [launch_caps[i] for i in indices]
         if contention.regime is Regime.ROOFS:
             roofs = msgspec.structs.replace(contention, eta_compute=compute_left, eta_bandwidth=bandwidth_left)
             demands = [running[i].demands_of(costs) for i in indices]
-            shared = fill_rates(caps, even, demands, roofs)
+            shared = fill_rates(caps, demands, roofs)
             compute_left = max(0.0, compute_left - sum(r * d[0] for r, d in zip(shared, demands, strict=True)))
             bandwidth_left = max(0.0, bandwidth_left - sum(r * d[1] for r, d in zip(shared, demands, strict=True)))
         else:
-            shared = share_time(caps, even, left)
+            shared = share_time(caps, [1.0] * len(indices), left)
             left = max(0.0, left - sum(shared))
         for i, rate in zip(indices, shared, strict=True):
             rates[i] = rate

@@ -101,15 +101,12 @@ def _listed(shares: dict[str, float]) -> str:
 def rates_on_shares(
     portions: Sequence[Portion],
     caps: Sequence[float],
-    weights: Sequence[float],
     demands: Sequence[tuple[float, float]],
     curve: ShareCurve,
     eta_bandwidth: float,
 ) -> list[float]:
-    """Rates [works] of works side by side, at most `caps`; 1 is a work alone on the whole device.
-
-    `weights` divide the time of what is not reserved; `demands` are (compute, bandwidth) of each work.
-    """
+    """Rates [works] of works side by side, at most `caps`; 1 is a work alone on the whole device. Works on what is not
+    reserved divide its time evenly; `demands` are (compute, bandwidth) of each work."""
     mixes = [curve.mix(*demand) for demand in demands]
     alone = [curve.slowdown(mix, portion.share) for mix, portion in zip(mixes, portions, strict=True)]
     busy = [min(1.0, cap * slowdown) for cap, slowdown in zip(caps, alone, strict=True)]
@@ -117,7 +114,7 @@ def rates_on_shares(
     """Part of the time of its portion that a work may have [works]; one that is still being launched may be busy for
     less."""
     dividing = [i for i, portion in enumerate(portions) if not portion.is_reserved]
-    for i, share in zip(dividing, share_time([busy[i] for i in dividing], [weights[i] for i in dividing]), strict=True):
+    for i, share in zip(dividing, share_time([busy[i] for i in dividing], [1.0] * len(dividing)), strict=True):
         time[i] = busy[i] = share
     rates = []
     for i, portion in enumerate(portions):

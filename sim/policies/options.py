@@ -85,8 +85,9 @@ class LaneOptions(RoundOptions):
     batch_by: BatchBy = BatchBy.MOST
     """pd, pdv: what sets the size of a batch within its limit: most, queue or memory."""
     stream_priorities: bool | str = False
-    """Priorities of contending streams: decode before verify before prefill. true: by weight; preemptive: the highest
-    takes what it can use, the others get the rest. The reports' engines had plain streams."""
+    """Priorities of contending streams: decode before verify before prefill. true: a higher one waits for
+    40 us of another's kernel; preemptive: the highest takes what it can use, the others get the rest. The reports'
+    engines had plain streams."""
     partition: dict[str, float | bool] | str | None = None
     """pd, pdv, unified: shares of the GPU's multiprocessors by lane, such as {prefill: 0.4, decode: 0.6}. Lanes without
     one divide the rest; auto chooses shares for the load, or none. only_together: true gives a lane the whole GPU while

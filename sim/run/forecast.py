@@ -209,7 +209,7 @@ class Forecast:
         """Rates of works side by side on plain streams."""
         ones = [1.0] * len(works)
         kernels_per_s, demands = [work.kernels_per_s for work in works], [work.demands for work in works]
-        return plain_rates(ones, ones, kernels_per_s, demands, self._contention)
+        return plain_rates(ones, [0] * len(ones), kernels_per_s, demands, self._contention)
 
     # -- from lanes to works
 
@@ -269,7 +269,7 @@ def _rates(shares: Sequence[float], works: Sequence[LaneWork], curve: ShareCurve
     """Rates of works side by side on `shares` [works]."""
     ones = [1.0] * len(shares)
     portions = [Portion(share, True) for share in shares]
-    return rates_on_shares(portions, ones, ones, [work.demands for work in works], curve, 1.0)
+    return rates_on_shares(portions, ones, [work.demands for work in works], curve, 1.0)
 
 
 def _each_s(works: Sequence[LaneWork], rates: Sequence[float]) -> list[float]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from realrun.host.device import DevicePart, DeviceStream, Event
-from sim.devices.contention import Contention, plain_rates, priority_weights
+from sim.devices.contention import Contention, plain_rates
 from sim.devices.partition import MEASURED, Portion, rates_on_shares
 
 CALL_S, GRAPH_CALL_S, KERNEL_CALL_S = 1e-6, 8e-6, 5e-6
@@ -135,15 +135,15 @@ class TimedDevice:
         if passes and passes.keys() <= self.shares.keys():
             ones, places = [1.0] * len(passes), [Portion(self.shares[stream], True) for stream in passes]
             demands = [lasts.demands for lasts in passes.values()]
-            rates = dict(zip(passes, rates_on_shares(places, ones, ones, demands, MEASURED, 1.0), strict=True))
+            rates = dict(zip(passes, rates_on_shares(places, ones, demands, MEASURED, 1.0), strict=True))
             return [rates.get(stream, 1.0) for stream in running]
         if len(passes) < 2:
             return [1.0] * len(running)
         ones = [1.0] * len(passes)
-        weights = priority_weights([stream.priority for stream in passes])
+        priorities = [stream.priority for stream in passes]
         per_s = [lasts.num_kernels / lasts.device_s for lasts in passes.values()]
         demands = [lasts.demands for lasts in passes.values()]
-        rates = dict(zip(passes, plain_rates(ones, weights, per_s, demands, self.contention), strict=True))
+        rates = dict(zip(passes, plain_rates(ones, priorities, per_s, demands, self.contention), strict=True))
         return [rates.get(stream, 1.0) for stream in running]
 
 

@@ -24,31 +24,26 @@ from urllib.request import urlopen
 
 from calibrate.server.probe import WORDS
 from calibrate.server.served_run import ServedRun, read_run
+from realrun.installed.real_engine import ALONE, make_served_models
 from sim.cli.main import run as lanesim
 from validation.tables import page
 
 URL, PORT = "http://127.0.0.1:8123", "8123"
-NUM_DRAFTED = {"method": "draft_model", "num_speculative_tokens": 3}
+DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 3}
 NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": 3}
 SERVERS: dict[str, dict[str, Any] | None] = {
     "off": None,
-    "good-3": NUM_DRAFTED | {"model": "good"},
-    "good-1": NUM_DRAFTED | {"model": "good", "num_speculative_tokens": 1},
-    "fair-3": NUM_DRAFTED | {"model": "fair"},
-    "poor-3": NUM_DRAFTED | {"model": "poor"},
+    "good-3": DRAFT_MODEL | {"model": "good"},
+    "good-1": DRAFT_MODEL | {"model": "good", "num_speculative_tokens": 1},
+    "fair-3": DRAFT_MODEL | {"model": "fair"},
+    "poor-3": DRAFT_MODEL | {"model": "poor"},
     "ngram-3": NGRAM,
 }
 """Name -> vLLM's --speculative-config."""
 LOADS = {"1": 30, "2.5": 60, "4": 80}
-"""Requests per second -> requests: 0.2, 0.5 and 0.9 of what the server without drafts can take."""
+"""Requests per second -> requests."""
 START_S = 300.0
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "2",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "OMP_NUM_THREADS": "1",
-}
+ENVIRONMENT = ALONE | {"VLLM_CPU_KVCACHE_SPACE": "2", "OMP_NUM_THREADS": "1"}
 SCENARIO = (
     *("--input-len", "100", "--output-len", "28", "--set", "workload.random_range_ratio=0.6"),
     *("--set", "engine.max_num_seqs=32", "--set", "engine.max_num_batched_tokens=2048"),
@@ -71,8 +66,6 @@ def main(
         return
     models = results / "models"
     if not (models / "target").exists():
-        from realrun.installed.real_engine import make_served_models
-
         make_served_models(models, WORDS)
     report.mkdir(parents=True, exist_ok=True)
     for name in chosen:

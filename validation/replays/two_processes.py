@@ -1,9 +1,9 @@
 """Prefill beside decode as two processes on one device, relative to each alone: two engines without MPS, which a GPU
 serves in slices of time.
 
-`python -m validation two_processes --out FILE` starts both, each with the weights of both models, as
-engines of a pair have them. Passes, streams and rates are those of calibrate.measure.rates; only the processes differ. Not here: two streams
-of one process (calibrate.measure.campaign.corun).
+`python -m validation two_processes --out FILE` starts both, each with the weights of both models, as engines of a pair
+have them. Passes, streams and rates are those of calibrate.measure.rates; only the processes differ. Not here: two
+streams of one process (calibrate.measure.campaign.corun).
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ def main(out: Path, device: str = "cuda", window_s: float = 1.0) -> None:
                 alone_s[number] += one
         sizes = {"chunk_tokens": chunk, "rows": rows, "context_tokens": CONTEXT_TOKENS[device]}
         cells.append(sizes | {"alone_s": [median(each) for each in alone_s], "rates": rates})
+        # At once: whoever lent the device may take it back.
+        out.write_text(json.dumps({"fingerprint": fingerprints[0], "cells": cells}, indent=1) + "\n")
         print(f"two processes: prefill {chunk} beside decode {rows}: {median(rates[0]):.2f} + {median(rates[1]):.2f}")
     for side in sides:
         side.end()
-    out.write_text(json.dumps({"fingerprint": fingerprints[0], "cells": cells}, indent=1) + "\n")
 
 
 class _Side:

@@ -81,6 +81,10 @@ def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Se
         yield from ("", "Speeds on shares of the multiprocessors, of those on the whole GPU alone: medians.", "")
         columns = "prefill on %", "prefill alone", "decode alone on the rest", "prefill beside", "decode beside"
         yield from _table(columns, _speeds(pairs))
+    favoured = list(_favoured(rates))
+    if favoured:
+        yield from ("", "Rates beside each other with one side's stream first, relative to each alone.", "")
+        yield from _table(["side by side", "alike", "the latter first", "the former first"], favoured)
     yield ""
 
 
@@ -88,6 +92,15 @@ def _speeds(pairs: Sequence[SharePair]) -> Rows:
     for share_pct in sorted({pair.share_pct for pair in pairs}):
         slowdowns = [(*pair.alone, *pair.together) for pair in pairs if pair.share_pct == share_pct]
         yield [f"{share_pct}", *(f"{1.0 / median(column):.2f}" for column in zip(*slowdowns, strict=True))]
+
+
+def _favoured(rates: Sequence[Ran]) -> Rows:
+    """Co-runs that were rated with streams all alike and with either side first."""
+    said = {ran.corun: " + ".join(f"{rate:.2f}" for rate in ran.rates) for ran in rates}
+    for corun in said:
+        row = [said.get(corun._replace(favoured=side)) for side in (None, 1, 0)]
+        if corun.favoured == 0 and all(row):
+            yield [corun._replace(favoured=None).name, *map(str, row)]
 
 
 def _runs(result: dict[str, Any]) -> dict[str, Runs]:

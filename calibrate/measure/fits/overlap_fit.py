@@ -105,7 +105,7 @@ def beside(costs: CostModel, ran: Ran) -> Beside:
 def predicted(contention: Contention, passes: Beside) -> list[float]:
     """Rates of all sides, as the simulated device has them."""
     ones = [1.0] * len(passes.rates)
-    return plain_rates(ones, ones, passes.kernels_per_s, passes.demands, contention)
+    return plain_rates(ones, [0] * len(ones), passes.kernels_per_s, passes.demands, contention)
 
 
 def _errors(contention: Contention, many: Sequence[Beside]) -> Array:

@@ -131,7 +131,7 @@ def _logs(curve: ShareCurve, pairs: Sequence[SharePair], eta_bandwidth: float) -
         alone = [
             curve.slowdown(curve.mix(*demands), share) for demands, share in zip(pair.demands, pair.shares, strict=True)
         ]
-        rates = rates_on_shares(portions, (1.0, 1.0), (1.0, 1.0), pair.demands, curve, eta_bandwidth)
+        rates = rates_on_shares(portions, (1.0, 1.0), pair.demands, curve, eta_bandwidth)
         predicted = [*alone, *(1.0 / rate for rate in rates)]
         logs += np.log(np.array(predicted) / np.array([*pair.alone, *pair.together])).tolist()
     return np.array(logs)

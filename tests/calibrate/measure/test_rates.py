@@ -20,6 +20,7 @@ from calibrate.measure.timing import Bench
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import Attention
+from sim.devices.contention import Contention, Regime
 from sim.devices.partition import MEASURED
 from sim.interface.work import Kind
 from tests.realrun.support import tiny_model, tiny_options
@@ -34,12 +35,18 @@ DRAFT = TimedPass("draft", "draft", 2, 2, 32, "graphed")
 VERIFY = TimedPass("verify", "target", 2, 3, 32, "graphed")
 
 
-def measured(corun: Corun, demands: dict[str, tuple[float, float]], device: ThreadedDevice | None = None) -> Ran:
-    """Of passes that compute nothing: the target's prefill lasts LONG_S, as a draft does; all others SHORT_S."""
+def measured(
+    corun: Corun,
+    demands: dict[str, tuple[float, float]],
+    device: ThreadedDevice | None = None,
+    kernels: tuple[int, int] = (1, 1),
+) -> Ran:
+    """Of passes that compute nothing: the target's prefill lasts LONG_S, as a draft does; all others SHORT_S. `kernels`
+    are those of a long and a short one."""
     runs_on = device or ThreadedDevice()
     sizes: dict[str, Any] = {"layers": 1, "kv_heads": 1, "heads": 1, "max_context": 512}
     options = tiny_options(slots=8, max_tokens=128, attention=Attention.MATH)
-    kernels = PairKernels(tiny_model(**sizes), tiny_model(seed=1, **sizes), options, runs_on=runs_on)
+    pair = PairKernels(tiny_model(**sizes), tiny_model(seed=1, **sizes), options, runs_on=runs_on)
 
     first, second = corun.passes
     others = range(first.rows, first.rows + second.rows)
@@ -48,12 +55,12 @@ def measured(corun: Corun, demands: dict[str, tuple[float, float]], device: Thre
         is_long = shape.kind in (Kind.PREFILL, Kind.DRAFT)
         side = first if is_long else second
         slots = set(inputs[:, 0].tolist())
-        assert slots == {kernels.sequences.scratch} or slots == set(range(side.rows) if is_long else others)
-        runs_on.launch(Lasts(LONG_S if is_long else SHORT_S, 1, demands[side.kind]))
+        assert slots == {pair.sequences.scratch} or slots == set(range(side.rows) if is_long else others)
+        runs_on.launch(Lasts(LONG_S if is_long else SHORT_S, kernels[0 if is_long else 1], demands[side.kind]))
         return inputs.new_zeros((shape.num_rows, 1 + shape.width if side.model == "target" else 0))
 
-    kernels.passes.run = run  # type: ignore[method-assign]
-    return measure(Bench(kernels), corun, 0.1)
+    pair.passes.run = run  # type: ignore[method-assign]
+    return measure(Bench(pair), corun, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +79,17 @@ def test_two_works_that_want_the_same_whole_device_have_half_of_it_each(corun: C
     assert found.num_allocations == 0
 
 
-@pytest.mark.parametrize("side", [0, 1])
-def test_the_side_that_goes_first_has_the_stream_of_higher_priority(side: int) -> None:
-    """A weight of four for one, as simulated devices have it."""
-    found = measured(Corun((PREFILL, DECODE), favoured=side), {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)})
-    wanted = [[0.8] * ROUNDS if each == side else [0.2] * ROUNDS for each in range(2)]
-    for rates_, expected in zip(found.sides, wanted, strict=True):
-        assert rates_.rates == pytest.approx(expected, rel=TOLERANCE)
+@pytest.mark.parametrize(("first", "rates_"), [(None, (2 / 3, 1 / 3)), (0, (2 / 3, 1 / 3)), (1, (1 / 2, 1 / 2))])
+def test_the_side_that_goes_first_waits_for_a_part_of_the_others_long_kernels(
+    first: int | None, rates_: tuple[float, float]
+) -> None:
+    """Kernels of 80 us in the prefill and of 40 us in the decode, which wait for 40 us of another's where they go
+    first."""
+    device = ThreadedDevice(contention=Contention(regime=Regime.SERIAL))
+    demands = {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)}
+    found = measured(Corun((PREFILL, DECODE), favoured=first), demands, device, kernels=(250, 125))
+    for side, rate in zip(found.sides, rates_, strict=True):
+        assert side.rates == pytest.approx([rate] * ROUNDS, rel=TOLERANCE)
 
 
 def test_the_sides_take_turns_in_beginning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,9 +206,9 @@ def test_the_curves_are_those_that_were_measured(
 def test_a_prefill_beside_a_reader_is_as_slow_as_measured(reader_sms: int, measured: float) -> None:
     """Attention of 4,096 tokens on 64 of 132 SMs of a GH200 (MonoServe)."""
     prefill, reader = (0.303, 0.072), (0.0, 1.0)
-    alone, *_ = rates_on_shares([Portion(64 / 132, True)], [1.0], [1.0], [prefill], MEASURED, 1.0)
+    alone, *_ = rates_on_shares([Portion(64 / 132, True)], [1.0], [prefill], MEASURED, 1.0)
     places = [Portion(64 / 132, True), Portion(reader_sms / 132, True)]
-    beside, _ = rates_on_shares(places, [1.0] * 2, [1.0] * 2, [prefill, reader], MEASURED, 10.0)
+    beside, _ = rates_on_shares(places, [1.0] * 2, [prefill, reader], MEASURED, 10.0)
     assert alone / beside == pytest.approx(measured, rel=0.05)
 
 
@@ -222,7 +222,7 @@ def _rates(works: list[tuple[float, float, float, float]], scale: float = 1.0, e
     total = max(1.0, sum(own for own, *_ in works))
     places = [Portion(scale * own / total, True) for own, *_ in works]
     demands = [(compute, bandwidth) for *_, compute, bandwidth in works]
-    return rates_on_shares(places, [cap for _, cap, *_ in works], [1.0] * len(works), demands, MEASURED, eta)
+    return rates_on_shares(places, [cap for _, cap, *_ in works], demands, MEASURED, eta)
 
 
 @given(works=st.lists(work, min_size=1, max_size=4), eta=st.floats(0.3, 1.5))
@@ -244,7 +244,7 @@ def test_more_multiprocessors_are_never_slower(
     neighbours = [Portion(own / total, True) for own, *_ in others]
     caps, demands = [one[1], *(w[1] for w in others)], [one[2:], *(w[2:] for w in others)]
     less, greater = (
-        rates_on_shares([Portion(own / total, True), *neighbours], caps, [1.0] * len(caps), demands, MEASURED, 1.0)[0]
+        rates_on_shares([Portion(own / total, True), *neighbours], caps, demands, MEASURED, 1.0)[0]
         for own in (one[0], one[0] + more)
     )
     assert greater >= less - 1e-12
@@ -256,8 +256,8 @@ def test_only_compute_waits_behind_a_reader_and_only_behind_one_that_reads(
 ) -> None:
     """Where the bandwidth suffices and no other computes."""
     places = [Portion(own, True), Portion(other[0] / 2, True)]
-    alone, *_ = rates_on_shares(places[:1], [1.0], [1.0], [(compute, bandwidth)], MEASURED, 2.0)
-    beside, _ = rates_on_shares(places, [1.0] * 2, [1.0] * 2, [(compute, bandwidth), (0.0, other[3])], MEASURED, 2.0)
+    alone, *_ = rates_on_shares(places[:1], [1.0], [(compute, bandwidth)], MEASURED, 2.0)
+    beside, _ = rates_on_shares(places, [1.0] * 2, [(compute, bandwidth), (0.0, other[3])], MEASURED, 2.0)
     if compute == 0.0 or other[3] == 0.0:
         assert beside == alone
     else:

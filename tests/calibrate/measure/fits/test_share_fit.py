@@ -42,7 +42,7 @@ def rated(noise: float = 0.0, shares: tuple[int, ...] = (20, 40, 60, 80)) -> lis
             demands = [costs.demands(work_of(timed)) for timed in corun.passes]
             alone = [TRUTH.slowdown(TRUTH.mix(*each), share) for each, share in zip(demands, parts, strict=True)]
             ones = (1.0, 1.0)
-            rates = rates_on_shares([Portion(share, True) for share in parts], ones, ones, demands, TRUTH, ETA)
+            rates = rates_on_shares([Portion(share, True) for share in parts], ones, demands, TRUTH, ETA)
             wrong = 1.0 + noise * random.standard_normal((2, 2))
             alone_s = tuple(ALONE_S * slowdown * off for slowdown, off in zip(alone, wrong[:, 0], strict=True))
             together_s = tuple(ALONE_S / rate * off for rate, off in zip(rates, wrong[:, 1], strict=True))
