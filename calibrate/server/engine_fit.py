@@ -33,6 +33,7 @@ from calibrate.judge.fit_cells import (
     with_constants,
 )
 from calibrate.server.levels import Accepted, ServedLevel, cell_of, pooled
+from sim.costs.compact_kernels import LinearKernels
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
 from sim.metrics.compared import THROUGHPUT
@@ -42,6 +43,8 @@ FAR_APART = 2.0
 """Requests in flight of two levels that tell a constant per row from one per step."""
 FITTED = ("tpot_ms", THROUGHPUT)
 """Metrics that a step's constants are fitted on: the first that a level has."""
+BEGIN_SHARES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+"""Of the least time per token seen: a step that drafts takes several."""
 STEP, ROW, GAP = "step_s", "row_s", "gap_s"
 """The constants of every step: on the host, on the host per row, on the device."""
 HIDDEN_SHARE, SMALL_S = 0.5, 5e-5
@@ -271,6 +274,7 @@ def _tellable_fits(
     why each of the others is left out. Raises ValueError where they tell no constant of a step."""
     unfitted: dict[str, str] = {}
     near: dict[str, float] = {}
+    is_line = isinstance(profile.kernels, LinearKernels)
     if _is_hidden(profile, seen):
         has_rows = form is not None and form.has_rows
         why = f"moves these levels less than half as much as {GAP} does: the engine plans ahead"
@@ -282,6 +286,8 @@ def _tellable_fits(
     elif form is not None and not form.has_rows and ROW in names:
         unfitted[ROW] = "is 0: without it the largest load is predicted as well"
         names = [name for name in names if name != ROW]
+    if is_line:
+        near |= _begun_at(profile, seen, GAP if GAP in names else STEP)
     while set(names) - {FRONTEND}:
         try:
             return _fits(profile, seen, names, near), unfitted
@@ -290,6 +296,18 @@ def _tellable_fits(
             names = [name for name in names if name != error.constant]
     why = "; ".join(f"{name} {reason}" for name, reason in unfitted.items())
     raise ValueError(f"{seen.sources}: these levels tell no constant of a step: {why}")
+
+
+def _begun_at(profile: Profile, seen: Seen, name: str) -> dict[str, float]:
+    """Where to begin with the constant that is all of a step: of values between a part of a token's time and several
+    times it, the one that is least off. From 0, a thousandth of what is sought, steps that meet each other by chance
+    stop a descent."""
+    token_s = min(map(_token_s, seen.cells))
+
+    def off(value_s: float) -> float:
+        return float(np.square(np.log(seen.ratios(with_constants(profile, {name: value_s})))).sum())
+
+    return {name: min((share * token_s for share in BEGIN_SHARES), key=off)}
 
 
 def _is_hidden(profile: Profile, seen: Seen) -> bool:

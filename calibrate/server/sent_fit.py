@@ -39,7 +39,7 @@ from sim.run.scenario import Scenario, to_plain
 SCHEMA = 1
 REQUESTS_PER_STREAM, MIN_REQUESTS = 4, 12
 """Requests of a round: the first and the last of a stream have fewer neighbours, which is simulated, too."""
-ROW_SHARES = (0.0, 0.25, 0.5, 1.0)
+ROW_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 """Times of a position that samples, over that of a prompt's token, that are tried."""
 FIRST_SEED = 7919
 """Seed of the first round's lengths, beyond the scenario's: none of its own requests is sent for the fit."""
