@@ -17,11 +17,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Literal
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from calibrate.server.open_loop import Sent
 from calibrate.server.probe import WORDS
 from calibrate.server.served_run import ServedRun, read_run
 from realrun.installed.real_engine import ALONE, make_served_models
@@ -42,6 +43,9 @@ SERVERS: dict[str, dict[str, Any] | None] = {
 """Name -> vLLM's --speculative-config."""
 LOADS = {"1": 30, "2.5": 60, "4": 80}
 """Requests per second -> requests."""
+LIGHTEST = next(iter(LOADS))
+TOGETHER_S = 2e-3
+"""Tokens that come within so much of each other are of one step."""
 START_S = 300.0
 ENVIRONMENT = ALONE | {"VLLM_CPU_KVCACHE_SPACE": "2", "OMP_NUM_THREADS": "1"}
 SCENARIO = (
@@ -195,6 +199,12 @@ def write_page(report: Path) -> None:
         bars.append(
             f"| {title} | {bar_pct:g} | {within} of {len(off)} | {fmean(off):.1f} | {max(off):.1f} | {max(plain):.1f} |"
         )
+    steps = []
+    for (name, rate), rounds in runs.items():
+        if rate == LIGHTEST:
+            looked, ran = step_alone_s(rounds[0].intake), fmean(step_alone_s(each.sent) for each in rounds)
+            change, error = 100.0 * (ran / looked - 1.0), off_pct(rounds, "mean_e2el_ms")
+            steps.append(f"| {name} | {1e3 * looked:.1f} | {1e3 * ran:.1f} | {change:+.0f} % | {error:+.1f} % |")
     off = [off_pct(rounds, "mean_e2el_ms") for rounds in runs.values()]
     drafted = [each for (name, _), rounds in runs.items() if name != "off" for each in rounds]
     page(
@@ -212,8 +222,17 @@ def write_page(report: Path) -> None:
         accepted=f"{fmean(abs(e2el_pct(each, 'as accepted')) for each in drafted):.1f}",
         predicted=f"{fmean(abs(e2el_pct(each, 'predicted')) for each in drafted):.1f}",
         bars="\n".join(bars),
+        lightest=LIGHTEST,
+        steps="\n".join(steps),
         rows="\n".join(rows),
     )
+
+
+def step_alone_s(sent: Sequence[Sent]) -> float:
+    """Median time from one step's tokens to the next's of requests that were alone: what tells a machine that changed
+    from a prediction that is wrong."""
+    alone = [each for each in sent if all(o is each or o.last_s < each.sent_s or each.last_s < o.sent_s for o in sent)]
+    return median(gap_s for each in alone for gap_s in each.gaps_s if gap_s > TOGETHER_S)
 
 
 def e2el_pct(run: ServedRun, part: str) -> float:

@@ -9,6 +9,7 @@ streams of one process (calibrate.measure.campaign.corun).
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,12 +19,11 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
-from sim.costs.profile import Launch
-
 PAIRS = {"cuda": ("llama-3.1-8b", "llama-3.2-1b"), "cpu": ("tiny-target", "tiny-draft")}
 CHUNKS = {"cuda": (512, 2048), "cpu": (16, 64)}
 ROWS = {"cuda": (8, 32), "cpu": (1, 4)}
 CONTEXT_TOKENS = {"cuda": 1024, "cpu": 128}
+SIDES = "prefill", "decode"
 ROUNDS = 3
 IN_FLIGHT = 3
 MIN_PASSES = 6
@@ -31,7 +31,7 @@ MIN_PASSES = 6
 
 def main(out: Path, device: str = "cuda", window_s: float = 1.0) -> None:
     """Rates [chunks][rows] of both sides to OUT."""
-    sides = [_Side(device, side) for side in ("prefill", "decode")]
+    sides = [_Side(device, side) for side in SIDES]
     cells: list[dict[str, Any]] = []
     fingerprints = [side.heard() for side in sides]
     for chunk, rows in product(CHUNKS[device], ROWS[device]):
@@ -60,7 +60,9 @@ class _Side:
 
     def __init__(self, device: str, kind: str) -> None:
         words = [sys.executable, "-c", f"from {__name__} import serve; serve({device!r}, {kind!r})"]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # A pass has one thread, as in measurements and replays.
+        alone = os.environ | {"OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=alone)
 
     def tell(self, **words: float) -> None:
         assert self._process.stdin is not None
@@ -85,22 +87,15 @@ def _window(sides: Sequence[_Side], window_s: float) -> list[list[float]]:
     return periods([each["start_s"] for each in heard], [each["ends_s"] for each in heard])
 
 
-def launch_of(device: str) -> Launch:
-    return "graphed" if device == "cuda" else "eager"
-
-
 def serve(device: str, kind: str) -> None:
     """One process: a line in, a line out; `make` a pass of that size, `run_at` a moment of the machine's clock."""
-    import torch
-
-    from calibrate.fit.point_works import TimedPass
     from calibrate.measure.machine import fingerprint
+    from calibrate.measure.overlap_cells import CAPTURED, EAGER, prefill_beside_decode
     from calibrate.measure.pair import build, pair_spec
     from calibrate.measure.timing import Bench
     from realrun.kernels.issuer import Pending
 
-    torch.set_num_threads(1)
-    context = CONTEXT_TOKENS[device]
+    context, launches = CONTEXT_TOKENS[device], CAPTURED if device == "cuda" else EAGER
     rows = max(ROWS[device]) + max(CHUNKS[device]) // context + 1
     spec = pair_spec(device, *PAIRS[device], None, rows, context + 256, None, 0)
     bench = Bench(build(spec, 3))
@@ -108,14 +103,9 @@ def serve(device: str, kind: str) -> None:
     for line in sys.stdin:
         words = json.loads(line)
         if "make" in words:
-            size, launch = words["make"], launch_of(device)
-            prompts = max(1, size // context)
-            timed = (
-                TimedPass("prefill", "target", prompts, min(size, context), 0, launch)
-                if kind == "prefill"
-                else TimedPass("decode", "target", size, 1, context, launch)
-            )
-            issuer, pass_ = bench.issuer(launch), bench.ready(timed)
+            passes = prefill_beside_decode(words["make"], words["make"], context, launches)
+            timed = passes[SIDES.index(kind)]
+            issuer, pass_ = bench.issuer(timed.launch), bench.ready(timed)
             bench.warm(timed, issuer)
             set_back = bench.back(pass_)
             print("{}", flush=True)
