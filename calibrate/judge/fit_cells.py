@@ -39,8 +39,7 @@ MIN_RATIO = 0.3
 FIRST_TRY_S, LONGEST_S = 1e-4, 0.4
 TOLERANCE_S = 1e-8
 STEP = 0.05
-"""Step of a derivative, in units, or as a share of a constant of many: large beside the jitter of a simulation, small
-beside a constant."""
+"""Step of a derivative, in units: large beside the jitter of a simulation, small beside a constant."""
 TOLERANCE = 1e-4
 """Relative change of constants, and of what is left, at which least squares end."""
 MAX_ROUNDS = 20
@@ -191,8 +190,8 @@ def fit_constants(
 
     def slopes(counts: Floats) -> Floats:
         """[values, constants] change of each error per unit of each constant."""
-        now, steps = errors(counts), STEP * np.maximum(1.0, counts)
-        return np.column_stack([(errors(counts + at) - now) / at.sum() for at in np.diag(steps)])
+        now = errors(counts)
+        return np.column_stack([(errors(counts + step) - now) / STEP for step in STEP * np.eye(len(counts))])
 
     start = np.array([(near or {}).get(name, _plain(name)) for name in names]) / units
     num_values = len(errors(start))

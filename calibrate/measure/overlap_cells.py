@@ -2,9 +2,9 @@
 
 On a rented GPU (calibrate.measure.campaign.corun): prefill chunks beside decode rows and drafts beside verify passes,
 each captured and eager, and what else a fit needs, captured; corners before what lies between them, captured before
-eager. Corners of the
-first pair also with either side first, smaller ones on shares of the multiprocessors. For a pair that is measured whole
-(calibrate.measure.session): a few of the same, in its slots. Pure. Not here: their rates (calibrate.measure.rates).
+eager. Corners of the first pair also with either side first, smaller ones on shares of the multiprocessors. For a pair
+that is measured whole (calibrate.measure.session): a few of the same, in its slots. Pure. Not here: their rates
+(calibrate.measure.rates).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def coruns(device: str, context_tokens: int) -> list[Corun]:
     for chunk, rows in product(grid.chunk_tokens, grid.decode_rows):
         is_corner = chunk in _ends(grid.chunk_tokens) and rows in _ends(grid.decode_rows)
         for rank, (a, b) in enumerate(_launches("prefill", device)):
-            both = _prefill(chunk, context_tokens, a), TimedPass("decode", "target", rows, 1, context_tokens, b)
+            both = prefill_beside_decode(chunk, rows, context_tokens, (a, b))
             ranked.append((rank, is_corner, Corun(both)))
             if is_corner and grid.shares_pct and (a, b) == CAPTURED:
                 ranked += [(rank + 1, True, Corun(both, favoured=side)) for side in (1, 0)]
@@ -86,8 +86,7 @@ def coruns_within(limits: Limits) -> list[Corun]:
     longest, rows = min(limits.pass_tokens, limits.slot_tokens // 2), spread(1, limits.rows // 2, 3)
     chunks = (longest // 4, longest) if limits.has_graphs else GRIDS["cpu"].chunk_tokens
     coruns = [
-        Corun((_prefill(chunk, context, launch), TimedPass("decode", "target", each, 1, context, launch)))
-        for chunk, each in product(chunks, rows)
+        Corun(prefill_beside_decode(chunk, each, context, (launch, launch))) for chunk, each in product(chunks, rows)
     ]
     if limits.has_draft:
         coruns += [_draft_and_verify(each, context, (launch, launch)) for each in rows]
@@ -110,6 +109,14 @@ def _telling(chunks: tuple[int, ...], draft_rows: tuple[int, ...], context_token
     prefills = [_prefill(chunk, context_tokens, "graphed") for chunk in reversed(chunks)]
     drafts = [_draft(rows, context_tokens, "graphed") for rows in draft_rows]
     return [*(Corun((prefill, prefill)) for prefill in prefills), *map(Corun, product(prefills, drafts))]
+
+
+def prefill_beside_decode(
+    chunk_tokens: int, rows: int, context_tokens: int, launches: Launches
+) -> tuple[TimedPass, TimedPass]:
+    """A chunk of prompts no longer than the context, and rows that decode with so much of it in KV."""
+    prefill = _prefill(chunk_tokens, context_tokens, launches[0])
+    return prefill, TimedPass("decode", "target", rows, 1, context_tokens, launches[1])
 
 
 def _prefill(chunk_tokens: int, context_tokens: int, launch: Launch) -> TimedPass:

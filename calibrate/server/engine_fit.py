@@ -274,7 +274,6 @@ def _tellable_fits(
     why each of the others is left out. Raises ValueError where they tell no constant of a step."""
     unfitted: dict[str, str] = {}
     near: dict[str, float] = {}
-    is_line = isinstance(profile.kernels, LinearKernels)
     if _is_hidden(profile, seen):
         has_rows = form is not None and form.has_rows
         why = f"moves these levels less than half as much as {GAP} does: the engine plans ahead"
@@ -286,7 +285,7 @@ def _tellable_fits(
     elif form is not None and not form.has_rows and ROW in names:
         unfitted[ROW] = "is 0: without it the largest load is predicted as well"
         names = [name for name in names if name != ROW]
-    if is_line:
+    if isinstance(profile.kernels, LinearKernels):
         near |= _begun_at(profile, seen, GAP if GAP in names else STEP)
     while set(names) - {FRONTEND}:
         try:

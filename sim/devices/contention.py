@@ -26,8 +26,8 @@ from sim.costs.profile import Overlap, Phi, ShareCurve
 
 FAVOURED_WAIT_S = 40e-6
 """A kernel of a stream of higher priority waits for so much of another's at most: for the blocks that run, not for
-those that are still to come. Fitted to eight co-runs on an H100 (docs/validation/h100-sxm): mean error 6.3 %, that of
-co-runs without priorities; 16.5 if a priority did nothing."""
+those that are still to come. Fitted to eight co-runs on an H100 (docs/validation/h100-sxm): mean error 6.3 %, as far
+as the same without priorities are off (5.8); 16.5 if a priority did nothing."""
 
 
 class Regime(StrEnum):

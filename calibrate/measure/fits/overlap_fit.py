@@ -40,6 +40,7 @@ class Beside(NamedTuple):
     kernels_per_s: tuple[float, ...]
     """Alone."""
     demands: tuple[Demands, ...]
+    priorities: tuple[int, ...]
     rates: tuple[float, ...]
 
 
@@ -98,6 +99,7 @@ def beside(costs: CostModel, ran: Ran) -> Beside:
     return Beside(
         tuple(costs.cost(work).num_kernels / alone_s for work, alone_s in zip(works, ran.alone_s, strict=True)),
         tuple(map(costs.demands, works)),
+        tuple(int(side == ran.corun.favoured) for side in range(len(works))),
         ran.rates,
     )
 
@@ -105,7 +107,7 @@ def beside(costs: CostModel, ran: Ran) -> Beside:
 def predicted(contention: Contention, passes: Beside) -> list[float]:
     """Rates of all sides, as the simulated device has them."""
     ones = [1.0] * len(passes.rates)
-    return plain_rates(ones, [0] * len(ones), passes.kernels_per_s, passes.demands, contention)
+    return plain_rates(ones, passes.priorities, passes.kernels_per_s, passes.demands, contention)
 
 
 def _errors(contention: Contention, many: Sequence[Beside]) -> Array:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
 import pytest
 
 from sim.costs.profile import Overlap, Phi
@@ -19,7 +17,6 @@ from sim.devices.contention import (
     fill_rates,
     kernel_waits_s,
     phi_at,
-    plain_rates,
     share_time,
     turns_s,
 )
@@ -110,31 +107,6 @@ def test_a_kernel_of_the_highest_priority_waits_for_a_part_of_longer_ones_and_fo
     assert turns_s(kernels_per_s, [0, 0, 0, 0]) == pytest.approx([1e-4, 2e-5, 5e-5, 0.0])
     assert turns_s(kernels_per_s, [0, 0, 2, 1]) == pytest.approx([FAVOURED_WAIT_S, 2e-5, 5e-5, 0.0])
     assert turns_s(kernels_per_s, [1, 2, 0, 0]) == pytest.approx([FAVOURED_WAIT_S, 2e-5, FAVOURED_WAIT_S, 0.0])
-
-
-def test_the_co_runs_of_an_h100_with_one_side_first_are_met_within_seven_percent() -> None:
-    """Those that FAVOURED_WAIT_S was fitted to, one of each kind of effect: rates of prefill and decode, seconds of a
-    kernel of each."""
-    seen = [
-        # (rates), (kernel seconds), which goes first
-        ((0.78, 0.36), (107e-6, 14e-6), 1),
-        ((0.59, 0.47), (108e-6, 29e-6), 1),
-        ((0.88, 0.20), (107e-6, 14e-6), 0),
-        ((0.41, 0.69), (16e-6, 28e-6), 0),
-    ]
-    contention = Contention(regime=Regime.LEFTOVER, phi=0.1)
-    errors = [
-        rate / predicted - 1.0
-        for rates, kernel_s, first in seen
-        for rate, predicted in zip(
-            rates,
-            plain_rates(
-                [1.0] * 2, [int(side == first) for side in range(2)], [1 / s for s in kernel_s], [], contention
-            ),
-            strict=True,
-        )
-    ]
-    assert fmean(map(abs, errors)) < 0.07
 
 
 @pytest.mark.parametrize(
