@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 PAIRS = {"cuda": ("llama-3.1-8b", "llama-3.2-1b"), "cpu": ("tiny-target", "tiny-draft")}
 CHUNKS = {"cuda": (512, 2048), "cpu": (16, 64)}
@@ -29,7 +29,7 @@ IN_FLIGHT = 3
 MIN_PASSES = 6
 
 
-def main(out: Path, device: str = "cuda", window_s: float = 1.0) -> None:
+def main(out: Path, device: Literal["cuda", "cpu"] = "cuda", window_s: float = 1.0) -> None:
     """Rates [chunks][rows] of both sides to OUT."""
     sides = [_Side(device, side) for side in SIDES]
     cells: list[dict[str, Any]] = []
