@@ -102,11 +102,11 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     mean_e2el_ms: float
     interval: Interval
-    """95 %: draws, errors on measured cells, and pooled constants of the engine."""
-    error_pct: float
-    """Standard deviation of the simulator's error on cells of this GPU, target and method, and on served ones."""
-    num_cells: int
-    """The former."""
+    """95 %: draws of requests, errors on served cells, and pooled constants of the engine."""
+    error_pct: Interval
+    """Percent that a measured mean is below and above the simulated one, 95 % of served cells."""
+    num_set_ups: int
+    """Measured ones of this engine, GPU and target."""
     engine_pct: float | None = None
     """Addition to the mean by one standard deviation of the engine's pooled constants; None where none are pooled, or
     what was measured had them."""

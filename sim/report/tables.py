@@ -418,21 +418,20 @@ def level_lines(result: Comparison) -> list[str]:
     if not result.levels:
         return [costs_line(result.profile.errors)]
     widths = {level.policy: 100.0 * (level.interval[1] / level.mean_e2el_ms - 1.0) for level in result.levels}
-    alike = [width for width in widths.values() if width <= WIDER * min(widths.values())]
+    least = min(widths.values())
+    below = max(100.0 * (1.0 - level.interval[0] / level.mean_e2el_ms) for level in result.levels)
     others = [
         f"{policy} {width:.0f} %" if width < 100.0 else f"{policy} {1.0 + width / 100.0:.1f} times"
         for policy, width in widths.items()
-        if width > WIDER * min(widths.values())
+        if width > WIDER * least
     ]
-    known = sum(level.num_cells > 0 for level in result.levels)
-    where = (
-        "cells like these" if known == len(widths) else "served cells, none like these" if not known else "served cells"
-    )
-    text = f"a server's mean E2EL may be {_percents(alike)} off{', ' * bool(others)}{', '.join(others)}"
-    text += f" (95 %): errors {_percents([level.error_pct for level in result.levels])} on {where}"
+    text = f"a server's mean E2EL may be {below:.0f} % lower to {least:.0f} % higher{', ' * bool(others)}{', '.join(others)}"
+    known = result.levels[0].num_set_ups
+    where = f"{known} such set-up{'s' * (known > 1)} of its engine" if known else "served set-ups, none like this"
+    text += f" (95 %, by errors on {where})"
     engine = [max(0.0, level.engine_pct) for level in result.levels if level.engine_pct is not None]
     if engine and max(engine) >= 0.5:
-        text += f", the engine's pooled constants {_percents(engine)}"
+        text += f"; the engine's pooled constants: {_percents(engine)}"
     steep = [f"{level.elasticity:.1f} % ({level.policy})" for level in result.levels if level.elasticity is not None]
     return [text, *([f"near saturation 1 % of step time is this much E2EL: {', '.join(steep)}"] if steep else [])]
 

@@ -35,6 +35,7 @@ from sim.draws import Floats, Integers, child_seed
 from sim.metrics.summary import Run, number
 from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario
+from sim.studies.served_errors import ErrorChances, level_errors, speedup_errors
 from sim.workload.generate import num_requests
 
 DRAW_KEY = 1_000_021
@@ -47,9 +48,8 @@ SHUFFLES = 200
 """Orders of a factor's shares to choose from."""
 SD_PER_MEAN_ABS = sqrt(pi / 2.0)
 """Standard deviation of a normal error over its mean absolute value."""
-UNKNOWN_PCT = 10.0
-"""Mean absolute error, percent, of a kind of pass that was never validated: the middle of what a peer's cost model has
-on the cells that it was measured on, 6.7 to 14 % (aiconfigurator 0.12, dense bf16)."""
+ROUND_KINDS = ("verify", "draft", "draft_prefill")
+"""Passes that are there for drafts alone: the error of a speed-up is theirs."""
 BODY_KINDS = ("body", "verify_body")
 OCTAVES = 1.0
 """Token counts whose ratio is two to this are correlated by exp(-1/2) in the error of the layers' GEMMs."""
@@ -89,7 +89,10 @@ def cost_draws(resolved: Resolved, count: int, seed: int) -> list[Resolved]:
         chances = _DrawChances(strata, index)
         # Acceptance is the first factor, so that it draws the same whatever a profile holds.
         accepted = quoted.draw(chances)
-        draws.append(resolved.drawn(_drawn_profile(based, resolved.engine.error_pct, chances), accepted))
+        level = exp(-_level_errors(resolved).at(chances.random()))
+        rounds = exp(-speedup_errors().at(chances.random())) if resolved.policy.is_speculative else 1.0
+        drawn = _drawn_profile(based, resolved.engine.error_pct, rounds, chances)
+        draws.append(resolved.drawn(with_times(drawn, engine=level, passes=level), accepted))
     return draws
 
 
@@ -112,19 +115,29 @@ def interval_90(values: Sequence[float] | Floats) -> tuple[float, float]:
 def covers(resolved: Resolved) -> str:
     """Errors that an interval over draws covers, in a line."""
     profile, quoted = resolved.profile, resolved.quoted
-    spreads = kind_spreads(profile)
-    shown = ", ".join(f"{kind} {100.0 * spread.whole:.1f} %" for kind, spread in spreads.items())
-    body_pct = 100.0 * body_spread(profile)
+    shown = ", ".join(f"{kind} {100.0 * spread:.1f} %" for kind, spread in kind_spreads(profile).items())
+    body_pct, level = 100.0 * body_spread(profile), _percents(_level_errors(resolved))
+    rounds = f", rounds of drafts {_percents(speedup_errors())}" if resolved.policy.is_speculative else ""
     if isinstance(quoted, QuotedModel | Synthetic):
         acceptance = "acceptance as given, which names no uncertainty"
     else:
         acceptance = f"acceptance within what its quote leaves open ({resolved.scenario.speculation.acceptance})"
-    unknown = [kind for kind in spreads if _mean_pct(profile, kind) is None]
-    guessed = f"; {', '.join(unknown)} never validated: {UNKNOWN_PCT:g} % assumed" if unknown else ""
     return (
-        f"draws of costs (standard deviations: layers by token count {body_pct:.1f} %, passes {shown}{guessed}), of "
-        f"{acceptance}, and of requests"
+        f"draws of costs (all passes {level}{rounds}, 5 to 95 % of served cells; standard deviations of layers by token "
+        f"count {body_pct:.1f} %, of passes that were timed {shown or 'none'}), of {acceptance}, and of requests"
     )
+
+
+def _level_errors(resolved: Resolved) -> ErrorChances:
+    """Of a level without drafts; rounds have an error besides."""
+    profile = resolved.profile
+    return level_errors(resolved.engine.name, profile.gpu.name, profile.target.name, drafts=False)
+
+
+def _percents(errors: ErrorChances) -> str:
+    """Such as: -7 to +8 %, of a measured time over the simulated one."""
+    low, high = (100.0 * (exp(-errors.at(percent / 100.0)) - 1.0) for percent in (HIGH_PERCENT, LOW_PERCENT))
+    return f"{low:+.0f} to {high:+.0f} %"
 
 
 class _Strata:
@@ -182,29 +195,14 @@ def body_spread(profile: Profile) -> float:
     return SD_PER_MEAN_ABS * max(known, default=0.0) / 100.0
 
 
-class Spread(NamedTuple):
-    """Relative standard deviations of a factor on all passes of a kind."""
-
-    own: float
-    shared: float
-    """Deviation of the factor that every other kind which was never validated has as well."""
-
-    @property
-    def whole(self) -> float:
-        return hypot(self.own, self.shared)
-
-
-def kind_spreads(profile: Profile) -> dict[str, Spread]:
-    """Error of whole passes beyond the layers', by kind of pass. Kinds that were never validated share
-    half of the variance that is assumed of them: they rest on the same constants."""
-    body, spreads = body_spread(profile), {}
-    for kind in SERVED_KINDS:
-        if kind.startswith("draft") and profile.draft is None:
-            continue
-        pct = _mean_pct(profile, kind)
-        beyond = sqrt(max(0.0, (SD_PER_MEAN_ABS * (UNKNOWN_PCT if pct is None else pct) / 100.0) ** 2 - body**2))
-        spreads[kind] = Spread(beyond, 0.0) if pct is not None else Spread(beyond / sqrt(2.0), beyond / sqrt(2.0))
-    return spreads
+def kind_spreads(profile: Profile) -> dict[str, float]:
+    """Relative standard deviation of whole passes beyond the layers', by kind of pass that was timed by itself."""
+    body = body_spread(profile)
+    return {
+        kind: sqrt(max(0.0, (SD_PER_MEAN_ABS * pct / 100.0) ** 2 - body**2))
+        for kind in SERVED_KINDS
+        if (pct := _mean_pct(profile, kind)) is not None
+    }
 
 
 def _mean_pct(profile: Profile, kind: str) -> float | None:
@@ -212,13 +210,14 @@ def _mean_pct(profile: Profile, kind: str) -> float | None:
     return None if error is None else error.mean_error_pct
 
 
-def _drawn_profile(profile: Profile, engine_error_pct: float | None, chances: _DrawChances) -> Profile:
-    """Every factor is log-normal with median 1."""
+def _drawn_profile(profile: Profile, engine_error_pct: float | None, rounds: float, chances: _DrawChances) -> Profile:
+    """Every factor is log-normal with median 1; passes of rounds take `rounds` times as long besides."""
     host = profile.host
     served = dict(host.served)
-    shared = chances.normal(1)[0]
     for kind, spread in kind_spreads(profile).items():
-        served[kind] = served.get(kind, 1.0) * exp(spread.own * chances.normal(1)[0] + spread.shared * shared)
+        served[kind] = served.get(kind, 1.0) * exp(spread * chances.normal(1)[0])
+    for kind in ROUND_KINDS:
+        served[kind] = served.get(kind, 1.0) * rounds
     engine_factor = exp((engine_error_pct or 0.0) / 100.0 * chances.normal(1)[0])
     host = msgspec.structs.replace(
         host, served=served, step_s=host.step_s * engine_factor, row_s=host.row_s * engine_factor

@@ -1,4 +1,4 @@
-"""Cells that were measured near a question, the simulator's error there, and that of a level by all that.
+"""Cells that were measured near a question, the simulator's error there, and the interval of a level.
 
 Cells are real serving runs, or means over some, with the source of their figures (sim/evidence/cells.json, made as
 docs/accuracy.md and validation.silicon.evidence say); no measured file is part of the project. A cell is near where
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
-from math import exp, hypot, log, log2, sqrt
+from math import exp, hypot, log, log2
 from operator import attrgetter
 from pathlib import Path
 
@@ -30,7 +30,8 @@ from sim.metrics.load import BUSY_SHARE
 from sim.metrics.summary import number
 from sim.names import span
 from sim.run.resolve import Resolved
-from sim.studies.cost_draws import SD_PER_MEAN_ABS, UNKNOWN_PCT, with_times
+from sim.studies.cost_draws import with_times
+from sim.studies.served_errors import HIGH_95, LOW_95, SAME_LAYERS, level_errors, served_errors
 from sim.workload.generate import num_requests
 
 CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
@@ -42,8 +43,6 @@ SLOWER = 1.05
 FEW_PROMPTS, MANY_PROMPTS = 100, 1000
 """Requests, at most, of a run that tells what constants do to a latency: where queues are short, and near saturation.
 There a longer run's queues grow longer: where 10,000 requests told an elasticity of 3.0, 1,000 told one of 2.4."""
-SAME_LAYERS = {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3"}
-"""Models of another's layers -> the name of its cells."""
 Z_975 = 1.96
 NONE = "none"
 """The method where nothing is drafted."""
@@ -85,8 +84,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The file."""
 
     schema: int
-    served_pct: dict[str, float]
-    """Mean size of the error of TPOT, percent, on served cells that no fit saw, by engine."""
     cells: tuple[EvidenceCell, ...]
 
 
@@ -164,44 +161,37 @@ def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
 def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
     """The interval of the mean E2EL of each of the `policies` of a comparison where it is steady.
 
-    The simulator is as far off as it was on levels of the same GPU, target and method, at whatever load, and on served
-    cells in all, which count as one more: so 36 of 36 single cells lie in what the others say, and 33 with 5 % for the
-    latter. Constants of the engine that were pooled over others come on top, unless the
-    cells were measured with it, by a run with all of them a standard deviation higher. Near saturation latency answers
-    to errors of step times by its elasticity to them.
+    The simulator is as far off as it was on served cells (sim.studies.served_errors). Constants of the engine that were
+    pooled over others come on top, unless cells were measured with it, by a run with all of them a standard deviation
+    higher. Near saturation latency answers to errors of step times by its elasticity to them.
     """
     named, profile = {one.policy.name: settled(one, result.length) for one in policies}, policies[0].profile
-    engine = policies[0].engine
-    served_pct = SD_PER_MEAN_ABS * measured().served_pct.get(engine.name.partition("-")[0], UNKNOWN_PCT)
+    engine, gpu, model = policies[0].engine, profile.gpu.name, profile.target.name
     levels_of_policies = []
     for row, asked in zip(result.policies, asked_of_comparison(result, policies), strict=True):
         mean_ms, ci95 = row.mean["mean_e2el_ms"], row.ci95["mean_e2el_ms"]
         if mean_ms is None or not row.load.is_steady:
             continue
-        like = [
-            cell
+        errors = level_errors(engine.name, gpu, model, drafts=asked.method != NONE)
+        num_set_ups = len(served_errors().known(engine.name, gpu, model))
+        is_known = num_set_ups > 0 or any(
+            cell.is_level and cell.engine == engine.name and not _differs(cell, gpu, model, asked)
             for cell in measured().cells
-            if cell.is_level and not _differs(cell, profile.gpu.name, profile.target.name, asked)
-        ]
-        num_cells = sum(cell.runs for cell in like)
-        # Root mean squares of the errors, where a cell is the mean size of several.
-        rms_pct = [cell.error_pct * (1.0 if cell.runs == 1 else SD_PER_MEAN_ABS) for cell in like]
-        squares = sum(cell.runs * pct**2 for cell, pct in zip(like, rms_pct, strict=True))
-        error_pct = sqrt((served_pct**2 + squares) / (num_cells + 1))
-        is_known = any(cell.engine == engine.name for cell in like)
+        )
         slowed, elasticity = _perturbed(result, named[row.policy], row, None if is_known else engine)
-        half = hypot(
-            Z_975 * error_pct / 100.0 * (elasticity or 1.0),
-            Z_975 * log(slowed or 1.0),
-            0.0 if ci95 is None else (ci95[1] - ci95[0]) / 2.0 / mean_ms,
+        noise = 0.0 if ci95 is None else (ci95[1] - ci95[0]) / 2.0 / mean_ms
+        constants = Z_975 * log(slowed or 1.0)
+        below, above = (
+            hypot((elasticity or 1.0) * max(0.0, far), constants, noise)
+            for far in (errors.at(HIGH_95), -errors.at(LOW_95))
         )
         levels_of_policies.append(
             Level(
                 policy=row.policy,
                 mean_e2el_ms=mean_ms,
-                interval=(mean_ms * exp(-half), mean_ms * exp(half)),
-                error_pct=error_pct,
-                num_cells=num_cells,
+                interval=(mean_ms * exp(-below), mean_ms * exp(above)),
+                error_pct=(100.0 * (exp(-errors.at(HIGH_95)) - 1.0), 100.0 * (exp(-errors.at(LOW_95)) - 1.0)),
+                num_set_ups=num_set_ups,
                 engine_pct=None if slowed is None else 100.0 * (slowed - 1.0),
                 elasticity=elasticity,
             )

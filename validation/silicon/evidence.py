@@ -1,16 +1,17 @@
-"""Writes what lanesim shows as evidence of served cells, in sim/evidence/cells.json:
-`python -m validation evidence CELLS.csv`.
+"""Writes what lanesim knows of served cells: `python -m validation evidence CELLS.csv`.
 
-Of judged cells (docs/validation/served-cells.csv) the mean size of TPOT's error per GPU, engine, model and load. Cells
-of other sources stay as they are in the file. Not here: the errors (validation.silicon.silicon_page), what is near a
-question (sim.studies.evidence).
+sim/evidence/cells.json: of judged cells (docs/validation/served-cells.csv) the mean size of TPOT's error per GPU,
+engine, model and load; cells of other sources stay as they are in the file. sim/evidence/errors.json: the model of
+errors fitted on all of them, and docs/validation/levels.md: how often its intervals hold. Not here: the errors of cells
+(validation.silicon.silicon_page), the fit (validation.silicon.error_fit), what is near a question
+(sim.studies.evidence).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from math import log2
+from math import exp, log1p, log2
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,12 +20,29 @@ import msgspec
 
 from calibrate.catalogue.model_configs import source_of
 from calibrate.judge.cell import JUDGED
-from sim.studies.evidence import CELLS, MEAN_SIZE, NONE, SAME_LAYERS, Evidence, EvidenceCell
+from sim.studies.evidence import CELLS, MEAN_SIZE, NONE, Evidence, EvidenceCell, measured
+from sim.studies.served_errors import ERRORS, SAME_LAYERS, ServedErrors
+from validation.pages.figures import JUDGED as ACCURACY
+from validation.silicon.error_fit import (
+    DECILES,
+    MeasuredSetUp,
+    coverage_rows,
+    deciles,
+    fit,
+    outside,
+    part,
+    set_ups_of,
+    speedups_of,
+    without_model,
+    without_set_up,
+)
 from validation.silicon.served_cells import cell_of, engine_name, read_cells
 from validation.silicon.silicon_page import TABLE as SERVED
-from validation.tables import csv_rows, grouped
+from validation.tables import csv_rows, grouped, page
 
 SAMPLE = "ai-dynamo/aiconfigurator@095f58a51c4c, silicon_sample.csv"
+LEVELS = SERVED.parent / "levels.md"
+PARTS = ("group", "set_up", "cell", "speedup")
 OVER_LENGTHS = f"{SAMPLE}; mean size over lengths, formats and degrees"
 COMMON = ("gpu", "engine", "model", "has_experts", "in_flight")
 """Fields that the cells of one mean have in common; requests in flight on a rank are the nearest power of two."""
@@ -55,25 +73,66 @@ def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]
     ]  # fmt: skip
 
 
-def by_engine(cells: Iterable[EvidenceCell]) -> dict[str, float]:
-    """Mean size of TPOT's error by engine, over all runs of it."""
-    by_name = grouped(cells, lambda cell: cell.engine.partition("-")[0])
-    return {
-        name: round(sum(cell.runs * cell.error_pct for cell in of) / sum(cell.runs for cell in of), 1)
-        for name, of in sorted(by_name.items())
-    }
+def set_ups(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]) -> list[MeasuredSetUp]:
+    """Of the same; and of the cells of other sources that measure a level without drafts."""
+    cells = {row["id"]: cell_of(row) for row in rows}
+    of_served = set_ups_of(
+        (cell, model_of(cell.target)[0], float(line["tpot_error_pct"]))
+        for line in judged
+        if line["role"] == JUDGED
+        for cell in (cells[line["id"]],)
+    )
+    others = [
+        cell for cell in measured().cells if cell.is_level and cell.method == NONE and cell.source != OVER_LENGTHS
+    ]
+    by_group = grouped(others, lambda cell: (cell.engine.partition("-")[0], cell.gpu, cell.model))
+    return [*of_served, *(MeasuredSetUp(group, 1, list(map(log_time, of))) for group, of in sorted(by_group.items()))]
+
+
+def log_time(cell: EvidenceCell) -> float:
+    """Logarithm of simulated over measured time, of a throughput its inverse."""
+    error = log1p(cell.error_pct / 100.0)
+    return -error if cell.metric.endswith("throughput") else error
 
 
 def text_of(evidence: Evidence) -> str:
     """A cell on a line."""
     lines = ",\n  ".join(msgspec.json.encode(cell).decode() for cell in evidence.cells)
-    by_name = msgspec.json.encode(evidence.served_pct).decode()
-    return f'{{"schema": {evidence.schema}, "served_pct": {by_name}, "cells": [\n  {lines}\n]}}\n'
+    return f'{{"schema": {evidence.schema}, "cells": [\n  {lines}\n]}}\n'
+
+
+def text_of_errors(errors: ServedErrors) -> str:
+    """A set-up on a line."""
+    lines = ",\n  ".join(msgspec.json.encode(each).decode() for each in errors.set_ups)
+    head = msgspec.json.encode(msgspec.structs.replace(errors, set_ups=())).decode().removesuffix("[]}")
+    return f"{head}[\n  {lines}\n]}}\n"
 
 
 def main(cells: Path) -> None:
-    plain = served(read_cells(cells), csv_rows(SERVED))
+    from pandas import DataFrame
+
+    rows, judged = read_cells(cells), csv_rows(SERVED)
+    plain = served(rows, judged)
     before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
     others = [cell for cell in before.cells if cell.source != OVER_LENGTHS]
-    CELLS.write_text(text_of(Evidence(schema=before.schema, served_pct=by_engine(plain), cells=(*others, *plain))))
+    CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*others, *plain))))
+    of_levels = set_ups(rows, judged)
+    errors = fit(of_levels, part(speedups_of(csv_rows(ACCURACY))))
+    ERRORS.write_text(text_of_errors(errors))
+    chances = {"set-up": without_set_up(of_levels, errors), "model": without_model(of_levels, errors)}
+    parts = [(name, *msgspec.structs.astuple(getattr(errors, name))) for name in PARTS]
+    shares = [{"left out": what, **row} for what, of in chances.items() for row in coverage_rows(of_levels, of)]
+    tenths = [[what, *deciles(of_levels, of)] for what, of in chances.items()]
+    page(
+        LEVELS,
+        "levels",
+        bias=f"{100.0 * (exp(errors.bias) - 1.0):+.1f} %",
+        parts=DataFrame(parts, columns=["part", "scale", "degrees of freedom"]),
+        coverage=DataFrame(shares),
+        outside=", ".join(outside(of_levels, chances["model"])),
+        deciles=DataFrame(
+            tenths, columns=["left out", *(f"{10 * tenth} to {10 * tenth + 10} %" for tenth in range(DECILES))]
+        ),
+    )
     print(f"{len(plain)} means of {sum(cell.runs for cell in plain)} served cells, {len(others)} others")
+    print(f"{len(of_levels)} set-ups: bias {errors.bias:+.3f}, parts {errors.group}, {errors.set_up}, {errors.cell}")

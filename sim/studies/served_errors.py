@@ -1,0 +1,117 @@
+"""Errors of levels and speed-ups of served cells, as one model of what was measured, and what it says of a new cell.
+
+The logarithm of a simulated level over the measured one is a bias, a part that an engine, GPU and model have in common,
+a part of the set-up (degrees, formats) and one of the load; that of a speed-up has one part. Every part follows
+Student's t: most set-ups are a few percent off, some by half. A set-up counts once, however many cells it has. Fitted
+on judged cells by `python -m validation evidence`; docs/validation/levels.md says how often its intervals hold where set-ups, or
+models, are left out. Not here: cells near a question (sim.studies.evidence), draws (sim.studies.cost_draws).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from sim.draws import Floats
+
+ERRORS = Path(__file__).parent.parent / "evidence" / "errors.json"
+GRID: Floats = np.linspace(-2.0, 2.0, 801)
+"""Logarithms of simulated over measured that a distribution has chances of."""
+LOW_95, HIGH_95 = 0.025, 0.975
+SAME_LAYERS = {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3"}
+"""Models of another's layers -> the name of its cells."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Student's t around 0."""
+
+    scale: float
+    degrees: float
+    """Of freedom."""
+
+    def density(self, around: Floats | float = 0.0) -> Floats:
+        """[GRID] up to a factor."""
+        return (1.0 + ((GRID - around) / self.scale) ** 2 / self.degrees) ** (-0.5 * (self.degrees + 1.0))
+
+
+class SetUp(msgspec.Struct, frozen=True, array_like=True):
+    """Cells that differ in load and lengths alone."""
+
+    engine: str
+    """Without its version."""
+    gpu: str
+    model: str
+    error: float
+    """Mean logarithm of simulated over measured TPOT."""
+    cells: int
+
+
+class ErrorChances(msgspec.Struct, frozen=True):
+    """Chances [GRID] of the error of a cell."""
+
+    shares: Floats
+
+    def at(self, chance: float) -> float:
+        """The logarithm that is not exceeded with this chance."""
+        return float(np.interp(chance, np.cumsum(self.shares), GRID))
+
+    def chance(self, error: float) -> float:
+        """That the logarithm is below `error`."""
+        return float(np.interp(error, GRID, np.cumsum(self.shares)))
+
+    def and_also(self, part: Part) -> ErrorChances:
+        """With an independent error added."""
+        return _normalised(np.convolve(self.shares, _normalised(part.density()).shares, "same"))
+
+
+class ServedErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file."""
+
+    schema: int
+    bias: float
+    """Median logarithm of simulated over measured."""
+    group: Part
+    """What an engine, GPU and model have in common."""
+    set_up: Part
+    cell: Part
+    speedup: Part
+    """Of the throughput with drafts over that without."""
+    set_ups: tuple[SetUp, ...]
+
+    def known(self, engine: str, gpu: str, model: str) -> list[float]:
+        """Errors of set-ups of this engine, of whatever version, GPU and model."""
+        asked = engine.partition("-")[0], gpu, SAME_LAYERS.get(model, model)
+        return [each.error for each in self.set_ups if (each.engine, each.gpu, each.model) == asked]
+
+    def level(self, known: Sequence[float], *, drafts: bool = False) -> ErrorChances:
+        """Of a cell whose engine, GPU and model had the errors `known` in other set-ups."""
+        common = self.group.density(self.bias)
+        for error in known:
+            common = common * self.set_up.density(error)
+        chances = _normalised(common).and_also(self.set_up).and_also(self.cell)
+        return chances.and_also(self.speedup) if drafts else chances
+
+
+def _normalised(density: Floats) -> ErrorChances:
+    return ErrorChances(density / density.sum())
+
+
+@lru_cache(maxsize=1)
+def served_errors() -> ServedErrors:
+    return msgspec.json.decode(ERRORS.read_bytes(), type=ServedErrors)
+
+
+@lru_cache(maxsize=64)
+def level_errors(engine: str, gpu: str, model: str, *, drafts: bool) -> ErrorChances:
+    """Of a level of this engine (a name of sim/engines), GPU and model."""
+    errors = served_errors()
+    return errors.level(errors.known(engine, gpu, model), drafts=drafts)
+
+
+@lru_cache(maxsize=1)
+def speedup_errors() -> ErrorChances:
+    return _normalised(served_errors().speedup.density())

@@ -1,0 +1,165 @@
+"""Fits the error model of sim.studies.served_errors on judged cells, and says how often its 95 % intervals hold where a
+set-up, or a whole model, is left out.
+
+A set-up is an engine's family, GPU, model, format of the weights and degrees; what its cells have in common counts
+once. Speed-ups are those of docs/validation/accuracy-cells.csv under engines that a scenario can name. Which groups
+matter was told by maximum likelihood: engine, GPU, model, engine and GPU, engine and model, and engine and degree had
+no variance left beside engine, GPU and model together (docs/validation/levels.md). Not here: what the simulator
+makes of the model (sim.studies.served_errors, sim.studies.cost_draws).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import exp, log, log1p
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calibrate.judge.cell import JUDGED, Cell
+from sim.costs.engine_costs import ENGINES
+from sim.studies.served_errors import GRID, HIGH_95, LOW_95, ErrorChances, Part, ServedErrors, SetUp
+from validation.silicon.served_cells import engine_name
+from validation.tables import grouped
+
+SCHEMA = 1
+DIGITS = 4
+START = (0.0, log(0.05), log(2.0), log(0.05), log(2.0))
+"""Bias, logarithms of scale and degrees of freedom of the group's and the set-up's part."""
+DECILES = 10
+
+
+class MeasuredSetUp(NamedTuple):
+    """Logarithms of simulated over measured TPOT of one set-up's cells."""
+
+    group: tuple[str, str, str]
+    """Engine without version, GPU, model."""
+    degree: int
+    errors: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.errors))
+
+
+def set_ups_of(cells: Iterable[tuple[Cell, str, float]]) -> list[MeasuredSetUp]:
+    """Of cells, names of their models and errors of TPOT in percent."""
+
+    def labels(row: tuple[Cell, str, float]) -> tuple[Any, ...]:
+        cell, model, _ = row
+        group = engine_name(cell).partition("-")[0], cell.gpu, model
+        return group, cell.tp * cell.dp, cell.tp, cell.ep or 1, cell.label.split()[-1]
+
+    return [
+        MeasuredSetUp(group, degree, [log1p(pct / 100.0) for _, _, pct in of])
+        for (group, degree, *_), of in sorted(grouped(cells, labels).items())
+    ]
+
+
+def part(errors: Iterable[float]) -> Part:
+    """Student's t of most likelihood."""
+    from scipy.stats import t
+
+    degrees, _, scale = map(float, t.fit(list(errors), floc=0.0))
+    return Part(round(scale, DIGITS), round(degrees, 2))
+
+
+def fit(set_ups: Sequence[MeasuredSetUp], speedup: Part) -> ServedErrors:
+    """The model of most likelihood."""
+    from scipy.optimize import minimize
+    from scipy.stats import t
+
+    groups = [[each.mean for each in of] for of in grouped(set_ups, lambda each: each.group).values()]
+
+    def misfit(values: Sequence[float]) -> float:
+        bias, scale, degrees, set_up_scale, set_up_degrees = values[0], *map(exp, values[1:])
+        prior = t.logpdf(GRID, degrees, bias, scale)
+        total = 0.0
+        for errors in groups:
+            logs = prior + sum(t.logpdf(GRID, set_up_degrees, error, set_up_scale) for error in errors)
+            total -= logs.max() + log(np.exp(logs - logs.max()).sum())
+        return total
+
+    best: list[float] = minimize(
+        misfit, START, method="Nelder-Mead", options={"maxiter": 2000, "xatol": 1e-3, "fatol": 1e-3}
+    ).x.tolist()
+    bias, (scale, degrees, set_up_scale, set_up_degrees) = best[0], map(exp, best[1:])
+    return ServedErrors(
+        schema=SCHEMA,
+        bias=round(bias, DIGITS),
+        group=Part(round(scale, DIGITS), round(degrees, 2)),
+        set_up=Part(round(set_up_scale, DIGITS), round(set_up_degrees, 2)),
+        cell=part(error - each.mean for each in set_ups for error in each.errors),
+        speedup=speedup,
+        set_ups=tuple(SetUp(*each.group, round(each.mean, DIGITS), len(each.errors)) for each in set_ups),
+    )
+
+
+def speedups_of(cells: Iterable[Mapping[str, str]]) -> list[float]:
+    """Logarithms of simulated over measured ones, of lines of accuracy-cells.csv: judged ones that draft under an engine of sim/engines."""
+    return [
+        log(float(cell["speedup_simulated"]) / float(cell["speedup"]))
+        for cell in cells
+        if cell["role"] == JUDGED and cell["speedup"] and (ENGINES / f"{cell['engine']}.json").exists()
+        if int(cell["num_speculative_tokens"])
+    ]  # fmt: skip
+
+
+# -- what was left out
+
+
+def without_set_up(set_ups: Sequence[MeasuredSetUp], errors: ServedErrors) -> list[ErrorChances]:
+    """[set-ups] of a cell of each, by the other set-ups of its engine, GPU and model."""
+    by_group = grouped(set_ups, lambda each: each.group)
+    return [errors.level([other.mean for other in by_group[each.group] if other is not each]) for each in set_ups]
+
+
+def without_model(set_ups: Sequence[MeasuredSetUp], errors: ServedErrors) -> list[ErrorChances]:
+    """[set-ups] of a cell of each, by a model that was fitted on the set-ups of all other models."""
+    speedup = errors.speedup
+    chances = {
+        model: fit([each for each in set_ups if each.group[-1] != model], speedup).level([])
+        for model in {each.group[-1] for each in set_ups}
+    }
+    return [chances[each.group[-1]] for each in set_ups]
+
+
+def coverage_rows(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChances]) -> list[dict[str, Any]]:
+    """By engine and degree: shares of set-ups, by their means, and of cells in the 95 % interval of a cell, and half its
+    width."""
+    bounds = [(of.at(LOW_95), of.at(HIGH_95)) for of in chances]
+    pairs = list(zip(set_ups, bounds, strict=True))
+    kinds = {"all": pairs}
+    kinds |= grouped(sorted(pairs, key=lambda pair: pair[0].group[0]), lambda pair: pair[0].group[0])
+    kinds |= grouped(sorted(pairs, key=lambda pair: pair[0].degree), lambda pair: f"{pair[0].degree} GPUs")
+    rows = []
+    for kind, of in kinds.items():
+        means = [low <= each.mean <= high for each, (low, high) in of]
+        cells = [low <= error <= high for each, (low, high) in of for error in each.errors]
+        half = median(exp(high) - exp(low) for _, (low, high) in of) / 2.0
+        rows.append({
+            "of": kind, "set-ups": len(means), "hold": f"{100.0 * fmean(means):.0f} %", "cells": len(cells),
+            "cells that hold": f"{100.0 * fmean(cells):.1f} %", "half-width": f"{100.0 * half:.0f} %",
+        })  # fmt: skip
+    return rows
+
+
+def deciles(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChances]) -> list[int]:
+    """[DECILES] set-ups by the chance that was given to less than their mean: a tenth in each where the model is
+    right."""
+    values = [of.chance(each.mean) for each, of in zip(set_ups, chances, strict=True)]
+    counts: list[int] = np.histogram(values, DECILES, (0.0, 1.0))[0].tolist()
+    return counts
+
+
+def outside(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChances]) -> list[str]:
+    """Groups with set-ups whose mean is not in the interval, the most first."""
+    missed = [
+        each for each, of in zip(set_ups, chances, strict=True) if not of.at(LOW_95) <= each.mean <= of.at(HIGH_95)
+    ]
+    groups = sorted(grouped(missed, lambda each: each.group).items(), key=lambda pair: -len(pair[1]))
+    return [
+        f"{len(of)} of {model} under {engine} on {gpu} ({100.0 * (exp(fmean(each.mean for each in of)) - 1.0):+.0f} %)"
+        for (engine, gpu, model), of in groups
+    ]
