@@ -29,6 +29,7 @@ PROGRAMS = {
         "validation.conformance.replayed",
         "steps of real schedulers beside those of continuous",
     ),
+    "constants": ("validation.constants", "constants with and without, on models that had no part in them"),
     "drafted": ("validation.silicon.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),
     "evidence": ("validation.silicon.evidence", "sim/evidence: means of judged served cells, which answers quote"),
     "figures": (

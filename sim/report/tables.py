@@ -425,9 +425,9 @@ def level_lines(result: Comparison) -> list[str]:
         for policy, width in widths.items()
         if width > WIDER * least
     ]
-    text = f"a server's mean E2EL may be {below:.0f} % lower to {least:.0f} % higher{', ' * bool(others)}{', '.join(others)}"
     known = result.levels[0].num_set_ups
-    where = f"{known} such set-up{'s' * (known > 1)} of its engine" if known else "served set-ups, none like this"
+    where = f"{known} served set-up{'s' * (known > 1)} like it" if known else "served set-ups, none like it"
+    text = f"a server's mean E2EL may be {below:.0f} % lower to {', '.join([f'{least:.0f} % higher', *others])}"
     text += f" (95 %, by errors on {where})"
     engine = [max(0.0, level.engine_pct) for level in result.levels if level.engine_pct is not None]
     if engine and max(engine) >= 0.5:

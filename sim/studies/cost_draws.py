@@ -123,8 +123,8 @@ def covers(resolved: Resolved) -> str:
     else:
         acceptance = f"acceptance within what its quote leaves open ({resolved.scenario.speculation.acceptance})"
     return (
-        f"draws of costs (all passes {level}{rounds}, 5 to 95 % of served cells; standard deviations of layers by token "
-        f"count {body_pct:.1f} %, of passes that were timed {shown or 'none'}), of {acceptance}, and of requests"
+        f"draws of costs (all passes {level}{rounds}, 5 to 95 % of served cells; standard deviations: layers by token "
+        f"count {body_pct:.1f} %, passes that were timed {shown or 'none'}), of {acceptance}, and of requests"
     )
 
 

@@ -3,8 +3,8 @@
 The logarithm of a simulated level over the measured one is a bias, a part that an engine, GPU and model have in common,
 a part of the set-up (degrees, formats) and one of the load; that of a speed-up has one part. Every part follows
 Student's t: most set-ups are a few percent off, some by half. A set-up counts once, however many cells it has. Fitted
-on judged cells by `python -m validation evidence`; docs/validation/levels.md says how often its intervals hold where set-ups, or
-models, are left out. Not here: cells near a question (sim.studies.evidence), draws (sim.studies.cost_draws).
+on judged cells by `python -m validation evidence`; how often its intervals hold where set-ups, or models, are left out
+is in docs/validation/levels.md. Not here: cells near a question (sim.studies.evidence), draws (sim.studies.cost_draws).
 """
 
 from __future__ import annotations

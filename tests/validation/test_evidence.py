@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log
 
 import msgspec
+import numpy as np
 import pytest
 
-from sim.studies.evidence import CELLS, Evidence, measured
-from validation.silicon.evidence import OVER_LENGTHS, by_engine, served, text_of
+from sim.studies.evidence import CELLS, Evidence, EvidenceCell, measured
+from sim.studies.served_errors import ERRORS, Part, ServedErrors, served_errors
+from validation.silicon.error_fit import (
+    MeasuredSetUp,
+    coverage_rows,
+    deciles,
+    fit,
+    outside,
+    set_ups_of,
+    without_model,
+    without_set_up,
+)
+from validation.silicon.evidence import OVER_LENGTHS, log_time, served, set_ups, text_of, text_of_errors
+from validation.silicon.served_cells import cell_of
 from validation.silicon.silicon_page import TABLE as SERVED
 from validation.tables import csv_rows
 
@@ -52,7 +66,6 @@ def test_a_mean_is_over_judged_cells_of_a_gpu_engine_model_and_load() -> None:
     assert (few.gpu, few.engine, few.model, few.in_flight) == ("b200-sxm", "trtllm-1.1", "qwen3-32b", 16)
     assert (few.error_pct, few.runs) == (3.0, 2)
     assert (many.in_flight, many.error_pct, many.runs) == (64, 1.0, 1)
-    assert by_engine([few, many]) == {"trtllm": pytest.approx(2.3)}
 
 
 def test_the_file_is_that_of_the_committed_tables() -> None:
@@ -60,9 +73,71 @@ def test_the_file_is_that_of_the_committed_tables() -> None:
     plain = [cell for cell in measured().cells if cell.source == OVER_LENGTHS]
     judged = [line for line in csv_rows(SERVED) if line["role"] == "judged"]
     assert sum(cell.runs for cell in plain) == len(judged)
-    for engine, error_pct in measured().served_pct.items():
-        errors = [abs(float(line["tpot_error_pct"])) for line in judged if line["class"].startswith(f"{engine} ")]
-        assert error_pct == pytest.approx(sum(errors) / len(errors), abs=0.1)
+    served_set_ups = [each for each in served_errors().set_ups if each.cells]
+    others = [cell for cell in measured().cells if cell.is_level and cell.method == "none" and cell not in plain]
+    assert sum(each.cells for each in served_set_ups) == len(judged) + len(others)
+
+
+def test_set_ups_are_told_apart_by_degree_and_judged_cells_alone_count() -> None:
+    rows = [
+        ROW | {"id": name, "batch_size": batch, "tp_size": tp}
+        for name, batch, tp in (("a", "16", "8"), ("b", "64", "8"), ("c", "16", "4"), ("d", "64", "4"))
+    ]
+    judged = lines(("a", "judged", "-4.0"), ("b", "judged", "2.0"), ("c", "fitted", "9.0"), ("d", "judged", "1.0"))
+    named = [each for each in set_ups(rows, judged) if each.group == ("trtllm", "b200-sxm", "qwen3-32b")]
+    assert [(each.degree, len(each.errors)) for each in named] == [(4, 1), (8, 2)]
+    assert named[1].mean == pytest.approx((log(0.96) + log(1.02)) / 2.0)
+    assert set_ups_of([(cell_of(rows[0]), "m", 10.0)])[0].errors == [pytest.approx(log(1.1))]
+
+
+def test_a_throughput_that_is_too_high_is_a_time_that_is_too_short() -> None:
+    cell = next(cell for cell in measured().cells if cell.metric == "output throughput")
+    assert log_time(cell) == pytest.approx(-log(1.0 + cell.error_pct / 100.0))
+    of_time: EvidenceCell = msgspec.structs.replace(cell, metric="TPOT")
+    assert log_time(of_time) == -log_time(cell)
+
+
+def drawn(seed: int, groups: int = 60, each: int = 3) -> list[MeasuredSetUp]:
+    """Set-ups of known parts: 10, 5 and 3 %, nearly normal."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for group in range(groups):
+        common = rng.normal(0.0, 0.10)
+        for degree in range(each):
+            level = common + rng.normal(0.0, 0.05)
+            errors = (level + rng.normal(0.0, 0.03, 8)).tolist()
+            made.append(MeasuredSetUp((f"e{group % 3}", "g", f"m{group}"), 2**degree, errors))
+    return made
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[list[MeasuredSetUp], ServedErrors]:
+    of = drawn(0)
+    return of, fit(of, Part(0.04, 4.0))
+
+
+def test_the_fit_finds_the_parts_that_errors_were_drawn_from(fitted: tuple[list[MeasuredSetUp], ServedErrors]) -> None:
+    _, errors = fitted
+    assert errors.group.scale == pytest.approx(0.10, rel=0.25)
+    assert errors.set_up.scale == pytest.approx(0.05, rel=0.25)
+    assert errors.cell.scale == pytest.approx(0.03, rel=0.2)
+    assert errors.bias == pytest.approx(0.0, abs=0.04)
+
+
+def test_intervals_hold_95_in_100_of_what_was_left_out(fitted: tuple[list[MeasuredSetUp], ServedErrors]) -> None:
+    of, errors = fitted
+    chances = without_set_up(of, errors)
+    whole, *parts = coverage_rows(of, chances)
+    assert whole["set-ups"] == 180 == sum(row["set-ups"] for row in parts) / 2
+    assert 90 <= int(whole["hold"].removesuffix(" %")) <= 100
+    assert sum(deciles(of, chances)) == 180
+    assert max(deciles(of, chances)) < 2 * 18
+
+
+def test_a_model_far_from_all_others_is_outside_where_it_is_left_out() -> None:
+    of = [*drawn(1, groups=12), MeasuredSetUp(("e0", "g", "far"), 1, [-1.5, -1.4])]
+    errors = fit(of, Part(0.04, 4.0))
+    assert outside(of, without_model(of, errors))[0].startswith("1 of far under e0 on g (-77 %)")
 
 
 def test_no_cell_that_a_constant_was_fitted_on_is_in_the_file() -> None:
@@ -73,3 +148,4 @@ def test_no_cell_that_a_constant_was_fitted_on_is_in_the_file() -> None:
 
 def test_the_file_is_as_it_is_written() -> None:
     assert text_of(msgspec.json.decode(CELLS.read_bytes(), type=Evidence)) == CELLS.read_text()
+    assert text_of_errors(msgspec.json.decode(ERRORS.read_bytes(), type=ServedErrors)) == ERRORS.read_text()

@@ -2,7 +2,8 @@
 leaderboard`.
 
 Nothing is simulated here: figures are means over cells that other commands wrote (in docs/validation: served-cells.csv
-by silicon_page, accuracy-cells.csv by accuracy, left-out.csv by left_out, mtp-pairs.csv by drafted), and errors that
+by silicon_page, accuracy-cells.csv by accuracy, left-out.csv by left_out, constants.csv by constants,
+mtp-pairs.csv by drafted), and errors that
 are reported of other simulators (peers.csv beside this file: quoted, each with its source and date). A cell is judged
 where no constant was fitted on it and its labels hold. The page's prose is templates/leaderboard.md. Not here: single
 cells, classes of served cells (docs/silicon.md).
@@ -208,4 +209,5 @@ def main(out: Path = PAGE, folder: Path = FOLDER) -> None:
         mtp=pd.DataFrame(mtp_lines(pairs)),
         published=published(peers),
         left_out=left_out.rename(columns=LEFT_OUT),
+        constants=pd.read_csv(folder / "constants.csv", dtype=str),
     )

@@ -97,7 +97,8 @@ def fit(set_ups: Sequence[MeasuredSetUp], speedup: Part) -> ServedErrors:
 
 
 def speedups_of(cells: Iterable[Mapping[str, str]]) -> list[float]:
-    """Logarithms of simulated over measured ones, of lines of accuracy-cells.csv: judged ones that draft under an engine of sim/engines."""
+    """Logarithms of simulated over measured ones, of lines of accuracy-cells.csv: judged ones that draft under an
+    engine of sim/engines."""
     return [
         log(float(cell["speedup_simulated"]) / float(cell["speedup"]))
         for cell in cells
@@ -126,8 +127,8 @@ def without_model(set_ups: Sequence[MeasuredSetUp], errors: ServedErrors) -> lis
 
 
 def coverage_rows(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChances]) -> list[dict[str, Any]]:
-    """By engine and degree: shares of set-ups, by their means, and of cells in the 95 % interval of a cell, and half its
-    width."""
+    """By engine and degree: shares of set-ups, by their means, and of cells in the 95 % interval of a cell, and half
+    its width."""
     bounds = [(of.at(LOW_95), of.at(HIGH_95)) for of in chances]
     pairs = list(zip(set_ups, bounds, strict=True))
     kinds = {"all": pairs}

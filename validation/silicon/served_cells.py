@@ -178,6 +178,11 @@ def _imported(
     return as_written(import_deployment(tables, gpu, shape, draft, deployment, source=revision)), shape
 
 
+def forget_profiles() -> None:
+    """Profiles are imported anew, where the importer's constants have changed."""
+    _imported.cache_clear()
+
+
 def budget_of(cell: Cell, drafts: int = 0) -> int | None:
     """Tokens of one step, with so many drafts a request; None where the recipe leaves it to the engine."""
     label = label_of(cell)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from math import log, sqrt
+from math import exp, log
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import msgspec
@@ -32,6 +31,7 @@ from sim.studies.cost_draws import (
     seeds_of,
 )
 from sim.studies.evidence import Question, asked_of_comparison, evidence, measured
+from sim.studies.served_errors import level_errors, speedup_errors
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -56,11 +56,13 @@ def test_draws_are_the_same_for_the_same_seed() -> None:
 
 
 def test_every_factor_is_drawn_once_from_each_share_of_its_distribution() -> None:
-    """Twenty draws: one in each twentieth, of a pass's factor and of the acceptance's drift."""
-    served, spread = load(HEAD).host.served, kind_spreads(load(HEAD))["decode"].own
-    draws = drawn(20)
-    decode = [log(draw.profile.host.served["decode"] / served.get("decode", 1.0)) / spread for draw in draws]
-    assert sorted(int(20.0 * NormalDist().cdf(factor)) for factor in decode) == list(range(20))
+    """Twenty draws: one in each twentieth, of the level, which is all that prompts have here, and of the acceptance's
+    drift."""
+    resolved, draws = resolve(scenario(), load(HEAD), "continuous"), drawn(20)
+    assert kind_spreads(load(HEAD))["prefill"] == 0.0
+    errors = level_errors(resolved.engine.name, "h100-sxm", "llama-3.1-8b", drafts=False)
+    level = [-log(draw.profile.host.served["prefill"]) for draw in draws]
+    assert sorted(int(20.0 * errors.chance(error)) for error in level) == list(range(20))
     drifts = [draw.quoted.drift for draw in draws if isinstance(draw.quoted, MeasuredLength)]
     below = DRIFT_FALLING / (DRIFT_FALLING + DRIFT_RISING)
     edges = [split_normal(share / 20.0, DRIFT_FALLING, DRIFT_RISING) for share in range(1, 20)]
@@ -76,12 +78,15 @@ def speedup(draw: Resolved) -> float:
 
 
 def test_the_interval_of_twenty_draws_holds_nine_fresh_ones_in_ten() -> None:
-    """82 to 96 %, of 300 pooled over three settings; the fresh ones are drawn one by one, from seeds of their own."""
+    """Or a few more, since shares of a few factors are more even than chance: 86 to 98 % of 900 over three settings and
+    three seeds; the fresh ones are drawn one by one, from seeds of their own."""
     held = []
     for name in (HEAD, PAIR, "gh200/apertus-8b+eagle3"):
-        low, high = interval_90([speedup(draw) for draw in drawn(20, name=name)])
-        held += [low <= speedup(drawn(1, seed, name)[0]) <= high for seed in range(1_000, 1_100)]
-    assert 0.82 <= np.mean(held) <= 0.96
+        fresh = [speedup(drawn(1, seed, name)[0]) for seed in range(1_000, 1_100)]
+        for seed in range(3):
+            low, high = interval_90([speedup(draw) for draw in drawn(20, seed, name)])
+            held += [low <= each <= high for each in fresh]
+    assert 0.86 <= np.mean(held) <= 0.98
 
 
 def test_an_interval_of_few_draws_is_their_range_and_of_many_their_middle_nine_tenths() -> None:
@@ -94,7 +99,7 @@ def test_tables_of_points_have_the_whole_error_in_their_passes() -> None:
     profile = load("a100-sxm/llama-3.1-8b+eagle3")
     error = KindError(mean_error_pct=5.0, max_error_pct=9.0, points=9, held_out="example")
     profile = msgspec.structs.replace(profile, errors={**profile.errors, "decode": error, "body": error})
-    assert kind_spreads(profile)["decode"].whole == pytest.approx(0.05 * SD_PER_MEAN_ABS)
+    assert kind_spreads(profile)["decode"] == pytest.approx(0.05 * SD_PER_MEAN_ABS)
 
 
 def test_factors_spread_as_the_held_out_errors_say() -> None:
@@ -105,22 +110,36 @@ def test_factors_spread_as_the_held_out_errors_say() -> None:
     errors = {**profile.errors, "decode": error, "body": body, "verify_body": body}
     profile = msgspec.structs.replace(profile, errors=errors)
     assert body_spread(profile) == pytest.approx(0.03 * SD_PER_MEAN_ABS)
-    assert kind_spreads(profile)["decode"].whole == pytest.approx(0.04 * SD_PER_MEAN_ABS)
+    assert kind_spreads(profile)["decode"] == pytest.approx(0.04 * SD_PER_MEAN_ABS)
     draws = cost_draws(resolve(scenario(), profile, "continuous"), 400, seed=0)
-    factors = [log(draw.profile.host.served["decode"]) for draw in draws]
+    served = [draw.profile.host.served for draw in draws]
+    factors = [log(passes["decode"] / passes["prefill"]) for passes in served]
     assert np.std(factors) == pytest.approx(0.04 * SD_PER_MEAN_ABS, rel=0.15)
     ratios = [log(dict(draw.profile.compact.body_ratios)[256]) for draw in draws]
     assert np.std(ratios) == pytest.approx(0.03 * SD_PER_MEAN_ABS, rel=0.15)
 
 
-def test_kinds_that_were_never_validated_share_half_of_what_is_assumed_of_them() -> None:
-    profile = load(HEAD)
-    assert profile.errors["verify"].mean_error_pct is None
-    spread = kind_spreads(profile)["verify"]
-    assert spread.shared == pytest.approx(spread.own)
-    assert sqrt(spread.whole**2 + body_spread(profile) ** 2) == pytest.approx(0.1 * SD_PER_MEAN_ABS)
-    assert kind_spreads(profile)["decode"].shared == 0.0
-    assert "verify never validated: 10 % assumed" in covers(resolve(scenario(), profile, "continuous"))
+def test_passes_that_drafts_need_have_the_error_of_speedups_and_all_passes_that_of_levels() -> None:
+    """A verification was never timed by itself; 200 draws: the quartiles of what it has beside a prompt's pass."""
+    draws = drawn(200)
+    served = [draw.profile.host.served for draw in draws]
+    beside = [log(passes["verify"] / passes["prefill"]) for passes in served]
+    quartiles = [-speedup_errors().at(share) for share in (0.75, 0.5, 0.25)]
+    assert np.quantile(beside, [0.25, 0.5, 0.75]) == pytest.approx(quartiles, abs=0.003)
+    host = [log(draw.profile.host.step_s) for draw in draws]
+    assert np.std(host) > np.std([log(passes["prefill"]) for passes in served]) > 0.1
+    plain = cost_draws(resolve(scenario(num_speculative_tokens=0), load(HEAD), "autoregressive"), 20, 0)
+    assert all(draw.profile.host.served["verify"] == draw.profile.host.served["prefill"] for draw in plain)
+
+
+def test_the_words_for_draws_name_what_was_measured_of_levels_and_rounds() -> None:
+    text = covers(resolve(scenario(), load(HEAD), "continuous"))
+    level = level_errors("vllm-0.32", "h100-sxm", "llama-3.1-8b", drafts=False)
+    high = 100.0 * (exp(-level.at(0.05)) - 1.0)
+    assert f"to {high:+.0f} %, rounds of drafts -7 to +8 %, 5 to 95 % of served cells" in text
+    assert "verify" not in text
+    plain = covers(resolve(scenario(num_speculative_tokens=0), load(HEAD), "autoregressive"))
+    assert "rounds of drafts" not in plain
 
 
 def test_the_acceptance_of_a_draw_is_exact_where_it_was_measured() -> None:
