@@ -126,6 +126,10 @@ def without_model(set_ups: Sequence[MeasuredSetUp], errors: ServedErrors) -> lis
     return [chances[each.group[-1]] for each in set_ups]
 
 
+def gpus(degree: int) -> str:
+    return f"{degree} GPU{'s' * (degree > 1)}"
+
+
 def coverage_rows(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChances]) -> list[dict[str, Any]]:
     """By engine and degree: shares of set-ups, by their means, and of cells in the 95 % interval of a cell, and half
     its width."""
@@ -133,7 +137,7 @@ def coverage_rows(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChanc
     pairs = list(zip(set_ups, bounds, strict=True))
     kinds = {"all": pairs}
     kinds |= grouped(sorted(pairs, key=lambda pair: pair[0].group[0]), lambda pair: pair[0].group[0])
-    kinds |= grouped(sorted(pairs, key=lambda pair: pair[0].degree), lambda pair: f"{pair[0].degree} GPUs")
+    kinds |= grouped(sorted(pairs, key=lambda pair: pair[0].degree), lambda pair: gpus(pair[0].degree))
     rows = []
     for kind, of in kinds.items():
         means = [low <= each.mean <= high for each, (low, high) in of]

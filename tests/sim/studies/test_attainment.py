@@ -162,9 +162,9 @@ def test_the_recommended_replicas_meet_the_slo_and_one_fewer_does_not() -> None:
         assert fleet.one_fewer is not None
         assert fleet.enough.meets
         assert not fleet.one_fewer.meets
-        assert fleet.replicas == fleet.enough.replicas == fleet.one_fewer.replicas + 1
-        assert fleet_share(fleet.replicas, routing, rate, bound_ms) >= 0.95
-        assert fleet_share(fleet.replicas - 1, routing, rate, bound_ms) < 0.95
+        assert fleet.replicas >= fleet.enough.replicas == fleet.one_fewer.replicas + 1
+        assert fleet_share(fleet.enough.replicas, routing, rate, bound_ms) >= 0.95
+        assert fleet_share(fleet.one_fewer.replicas, routing, rate, bound_ms) < 0.95
         assert fleet.usd_per_million_tokens == pytest.approx(2.0 * fleet.replicas / (rate * 3600.0) * 1e6, rel=0.05)
     assert by_routing["least-outstanding"].replicas <= by_routing["round-robin"].replicas  # type: ignore[operator]
 
@@ -231,13 +231,16 @@ def test_a_fleet_sized_by_its_draws_alone_is_that_of_the_whole_search() -> None:
     assert brief.enough is None
 
 
-def test_without_uncertainty_every_draw_has_the_load_as_given() -> None:
-    """As costs and acceptance are exact; each search ends within 3 %."""
+def test_where_costs_and_acceptance_are_exact_a_draw_holds_less_the_slower_its_level() -> None:
     exact = KindError(mean_error_pct=0.0, max_error_pct=0.0, points=9, held_out="example")
     profile = msgspec.structs.replace(load(PROFILE), errors=dict.fromkeys((*SERVED_KINDS, *BODY_KINDS), exact))
     profile = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, engine="none"))
-    found = highest_load(three_services(), profile, draws=3, workers=1)
-    assert found.highest[0].draw_loads == pytest.approx([found.highest[0].load] * 3, rel=0.03)
+    (found,) = highest_load(three_services(), profile, draws=4, workers=1).highest
+    resolved = resolve(three_services(), profile, "baseline")
+    slower = [draw.profile.host.served["prefill"] for draw in cost_draws(resolved, 4, resolved.scenario.seed)]
+    order = sorted(range(4), key=lambda draw: slower[draw])
+    assert sorted(range(4), key=lambda draw: -found.draw_loads[draw]) == order
+    assert found.draw_loads[order[0]] > found.load > found.draw_loads[order[-1]]
 
 
 def test_bounds_that_some_draws_never_meet_leave_those_without_replicas() -> None:
@@ -289,11 +292,11 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
     assert "highest request rate at which 95 % of requests meet all SLOs" in out
     assert "$/M tokens" in out
     assert "draws" not in out
-    assert run([*flags, "--target-rate", "50", "--draws", "9", "--verbose"]) == 0
+    assert run([*flags, "--target-rate", "25", "--draws", "9", "--verbose"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert re.search(r"1 replicas, \d+ % utilised, .* enough with 90 % confidence: 1 replicas in 9 of 9 draws", out)
     assert re.search(
-        r"^baseline holds [\d.]+ requests/s with 95 % of requests within the SLOs; TTFT is missed first; .*; 50 "
+        r"^baseline holds [\d.]+ requests/s with 95 % of requests within the SLOs; TTFT is missed first; .*; 25 "
         r"requests/s take 1 replica of baseline \(round-robin, enough with 90 % confidence\), \$[\d.]+ per million "
         r"output tokens highest request rate",
         out,
