@@ -119,11 +119,12 @@ def measured_width(console: Console, table: Table) -> int:
 def comparison_tables(
     console: Console, result: Comparison, percentiles: Sequence[float] = (), *, is_verbose: bool = False
 ) -> None:
-    """The comparison of `sim.compare.side_by_side.compare`: a row per policy, paired differences to the first, what it
-    rests on in at most four lines (all of it where `is_verbose`), and last the sentence.
+    """The comparison of `sim.compare.side_by_side.compare`: the sentence, a row per policy, paired differences to the
+    first, and what it rests on in at most four lines (all of it where `is_verbose`).
 
     `percentiles` that were asked for get further columns.
     """
+    say(console, result.verdict, "bold")
     for line in _head(result, is_verbose=is_verbose):
         console.print(line, highlight=False)
     for table in _policies(result, _columns(result, percentiles), console):
@@ -132,7 +133,6 @@ def comparison_tables(
         print_table(console, _paired(result))
     for line in notes(result) if is_verbose else comparison_in_brief(result):
         say(console, line, "dim")
-    say(console, result.verdict, "bold")
 
 
 def _head(result: Comparison, *, is_verbose: bool) -> list[str]:

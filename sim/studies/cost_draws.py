@@ -284,7 +284,7 @@ def over_draws(
     elif draws < 2:
         raise ValueError(f"draws={draws!r} must be at least 2, or 0 for none: one draw says nothing of others")
     count = draws or COMPARED_DRAWS
-    named = {one.policy.name: one for one in policies}
+    named = {one.label: one for one in policies}
     ran = [named[row.policy] for row in shown]
     worlds = _worlds(result, ran, drawn, count, Runner(workers, on_done))
     levels = [level for row in shown if (level := worlds.level(row)) is not None]
@@ -354,7 +354,7 @@ def _worlds(result: Comparison, policies: Sequence[Resolved], drawn: Scenario, c
     ]
     given = [Point(resolved=one, seed=seed) for one in shorter for seed in seeds if drawn is not scenario]
     outcomes = [outcome.run for outcome in run_points([*points, *given], runner, "draws")]
-    names = [one.policy.name for one in policies]
+    names = [one.label for one in policies]
     as_given = outcomes[len(points) :] or [run for policy in names for run in result.runs if run["policy"] == policy]
     per_policy = len(as_given) // len(policies)
     runs = {}
