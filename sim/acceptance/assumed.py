@@ -23,6 +23,8 @@ ASSUMED = {
     "": Assumed("length:2.73@3", 5, "a draft of 1B of the same family"),
 }
 """By the name of a head, ngram, or else that of any draft model."""
+SHORT_K = 3
+"""Draft length where neither it nor an acceptance is given: all of them were measured at it."""
 
 
 def assumed_of(drafter: str) -> Assumed:

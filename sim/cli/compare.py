@@ -118,7 +118,7 @@ def compare_command(flags: CompareFlags) -> None:
 
 def _varied_keys(texts: Sequence[str], listed_keys: Collection[str]) -> dict[str, list[Json]]:
     """Values by key of --vary. Raises ValueError."""
-    from sim.studies.varied import parse_vary
+    from sim.studies.comparison.variants import parse_vary
 
     given: dict[str, list[Json]] = {}
     for text in texts:
@@ -133,7 +133,8 @@ def _compare_values(
     raw: dict[str, Json], grid: dict[str, list[Json]], percentiles: list[float], flags: CompareFlags
 ) -> None:
     """Values of keys side by side."""
-    from sim.studies.varied import Variants, varied
+    from sim.studies.comparison.variants import Variants
+    from sim.studies.comparison.varied import varied
 
     variants = Variants(raw, grid)
     scenarios = [one.scenario for _, settings in variants.by_load for one in settings]
@@ -225,7 +226,7 @@ def _run(
     rows_in: Path | None = None,
 ) -> Comparison:
     """Compare with a progress bar, with all that the comparison rests on."""
-    from sim.studies.comparison import compared
+    from sim.studies.comparison.in_draws import compared
 
     with progress() as on_step:
         return compared(

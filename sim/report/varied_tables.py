@@ -1,6 +1,6 @@
 """Settings side by side on the terminal: the sentence, a row per setting and load, the line that starts the best.
 
-Not here: the comparisons (sim.studies.varied), tables of one (tables).
+Not here: the comparisons (sim.studies.comparison), tables of one (tables).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sim.metrics.load import Verdict
 from sim.names import span
 from sim.report.say import continued
 from sim.report.tables import comparison_in_brief, comparison_tables, new_table, number, print_table, say
-from sim.studies.varied import Varied, best_of
+from sim.studies.comparison.varied import Varied, best_of
 
 COLUMNS = ("mean_ttft_ms", "mean_tpot_ms", METRIC, "steady_output_throughput")
 TITLES = ("TTFT ms", "TPOT ms", "E2EL ms", "tok/s")

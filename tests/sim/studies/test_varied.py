@@ -11,8 +11,9 @@ from rich.console import Console
 
 from sim.cli.main import run
 from sim.report.varied_tables import print_varied
-from sim.studies.comparison import compared
-from sim.studies.varied import Variants, Varied, parse_vary, varied
+from sim.studies.comparison.in_draws import compared
+from sim.studies.comparison.variants import Variants, parse_vary
+from sim.studies.comparison.varied import Varied, varied
 
 PAIR = "h100-sxm/llama-3.1-8b"
 LOAD = {"request_rate": 8.0, "num_prompts": 40, "input_len": 512, "output_len": 32, "dataset_name": "fixed"}
@@ -66,10 +67,12 @@ def test_settings_get_the_same_requests_and_three_runs_and_a_base_that_differenc
     assert len(comparison.runs) == 6
     lines = shown(result)
     assert lines[0] == " ".join(result.verdict.split())[: len(lines[0])]
-    assert "max_num_seqs=64" in result.verdict and list(result.start) == ["max_num_seqs=64"]
+    assert "max_num_seqs=64" in result.verdict
+    assert list(result.start) == ["max_num_seqs=64"]
     assert any(line.startswith("max_num_seqs") and line.endswith("E2EL to 1") for line in lines)
     assert any(line.startswith("start max_num_seqs=64: vllm serve") for line in lines)
-    assert max(map(len, lines)) <= 80 and len(lines) < 25
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 25
 
 
 def test_a_load_has_its_own_comparison_and_counts_only_where_the_best_is_clear() -> None:
@@ -119,3 +122,16 @@ def test_acceptance_that_is_given_holds_for_all_methods_and_that_is_said() -> No
     given = Variants(raw, {"speculation": ["ngram", "eagle3"]})
     assert {one.scenario.speculation.acceptance for one in given.by_load[0][1]} == {"iid:0.5"}
     assert list(given.notes) == ["acceptance iid:0.5 of ngram and eagle3 alike; each its own: ngram@FORM"]
+
+
+def test_two_acceptances_of_one_method_are_two_settings() -> None:
+    ((_, settings),) = variants(speculation=["ngram@iid:0.2", "ngram@iid:0.5"]).by_load
+    assert [one.label for one in settings] == ["speculation=ngram@iid:0.2", "speculation=ngram@iid:0.5"]
+
+
+def test_a_method_without_an_acceptance_has_an_assumed_one_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["compare", "--profile", PAIR, "--policy", "continuous", "--request-rate", "4", "--num-prompts", "20"]
+    assert run([*flags, "--method", "ngram", "--json", "-"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["scenario"]["speculation"]["acceptance"] == "length:1.40@3"
+    assert "acceptance of ngram assumed: length:1.40@3" in told.err

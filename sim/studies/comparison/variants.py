@@ -1,26 +1,20 @@
-"""Values of a scenario's keys side by side, `--vary KEY=A,B`: settings on the same draws, under each load.
+"""Values of a scenario's keys, resolved: settings to compare, under each load.
 
-A key that says what is served (CONDITIONS) has a comparison for each of its values; the values of any other key are
-compared within it, as policies are. Short keys: `speculation=off,ngram,eagle3`, `prefix_cache=on,off`,
-`context=1.5k,3k`, `gpu=h100-sxm,h200-sxm`; any flag's name or dotted key does, too. Not here: one comparison
-(comparison), its tables (sim.report.varied_tables).
+A key that says what is served (CONDITIONS) makes loads, any other settings. Short keys: `speculation=off,ngram,eagle3`,
+`prefix_cache=on,off`, `context=1.5k,3k`, `gpu=h100-sxm,h200-sxm`; any flag's name or dotted key does, too.
+Not here: the comparison of them (varied).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from math import inf
 from typing import Any
 
-import msgspec
-
-from sim.acceptance.assumed import assumed_of
-from sim.compare.side_by_side import Comparison
-from sim.compare.verdict import METRIC, STATED
+from sim.acceptance.assumed import SHORT_K, assumed_of
 from sim.costs.datasheets import gpu_name
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped, spelling
@@ -35,54 +29,15 @@ from sim.run.scenario import parse_scenario
 from sim.run.scenario_file import FLAT_NAMES, set_dotted
 from sim.run.vllm_config import METHODS
 from sim.studies.grid import CONDITIONS
-from sim.studies.serve_commands import VLLM_POLICIES, deployment
 
-VARIED_SCHEMA = 1
 POLICY = "continuous"
 """Served where none is given: as vLLM does."""
 REPLICATIONS = 3
 """Runs of a setting where none are given: enough to tell a difference from chance."""
-SHORT_K = 3
-"""Draft length where neither it nor an acceptance is given; assumed acceptances were measured at it."""
 SWITCH = {"on": True, "off": False, True: True, False: False}
 OFF = ("off", "none", False, 0)
-MAX_STARTS = 2
 Raw = dict[str, Json]
 Keys = dict[str, Json]
-
-
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings under one load."""
-
-    keys: Keys
-    """Values of the keys that say what is served; empty where none was varied."""
-    comparison: Comparison
-
-    @property
-    def name(self) -> str:
-        return spelt(self.keys)
-
-
-class Varied(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of `compare --vary --json`."""
-
-    schema: int = VARIED_SCHEMA
-    grid: dict[str, list[Json]]
-    """Values by key, as given."""
-    loads: list[Load]
-    verdict: str
-    start: dict[str, str]
-    """Lines that start the settings of lowest mean E2EL, by setting; without those that no server runs."""
-    notes: list[str]
-    """Assumptions."""
-
-    @property
-    def plain(self) -> dict[str, Json]:
-        """The answer as plain values, ready for JSON."""
-        values: dict[str, Json] = msgspec.to_builtins(self)
-        for load_of, values_of in zip(self.loads, values["loads"], strict=True):  # type: ignore[arg-type]
-            values_of["comparison"] = load_of.comparison.plain  # type: ignore[call-overload,index]
-        return values
 
 
 class Variants:
@@ -96,7 +51,9 @@ class Variants:
         methods = [str(value) for value in self.grid.get("speculation", ()) if value not in OFF]
         sharing = [method for method in methods if "@" not in method]
         self.notes: dict[str, None] = {}
-        if len(sharing) > 1 and (given := dict(raw.get("speculation") or {}).get("acceptance")):  # type: ignore[call-overload]
+        speculation = raw.get("speculation")
+        given = speculation.get("acceptance") if isinstance(speculation, Mapping) else None
+        if len(sharing) > 1 and given is not None:
             self.notes[f"acceptance {given} of {in_words(sharing)} alike; each its own: {sharing[0]}@FORM"] = None
         self._raw, self._profile = raw, profile
         settings = {key: values for key, values in self.grid.items() if not _is_condition(key)}
@@ -108,7 +65,8 @@ class Variants:
     def _settings(self, load_keys: Keys, settings: Mapping[str, Sequence[Json]]) -> list[Resolved]:
         """[settings x policies] of one load."""
         resolved = []
-        for keys in _combinations(settings):
+        combined = _combinations(settings)
+        for keys, label in zip(combined, _settings_named(combined), strict=True):
             raw = {"policy": [POLICY]} | deepcopy(dict(self._raw))
             if settings:
                 raw.setdefault("replications", REPLICATIONS)
@@ -119,7 +77,7 @@ class Variants:
             scenario = parse_scenario(raw, self._profile)
             policies = resolve_all(scenario, self._profile or load(scenario.profile))
             for one in policies:
-                names = [spelt(keys)] if keys else []
+                names = [label] if keys else []
                 names += [one.policy.name] if len(policies) > 1 or not keys else []
                 resolved.append(replace(one, label=", ".join(names)))
         return resolved
@@ -194,23 +152,6 @@ class Variants:
         return fitting[0]
 
 
-def varied(variants: Variants, compare: Callable[[Sequence[Resolved]], Comparison]) -> Varied:
-    """The variants compared, load by load."""
-    loads = [Load(keys=keys, comparison=compare(settings)) for keys, settings in variants.by_load]
-    bests = [best_of(each.comparison) for each in loads]
-    start: dict[str, str] = {}
-    for best, (_, settings) in zip(bests, variants.by_load, strict=True):
-        resolved = next((one for one in settings if one.label == best), None)
-        if resolved is None or resolved.label in start or len(start) == MAX_STARTS:
-            continue
-        line, more = _start(resolved)
-        if line:
-            start[resolved.label] = line
-            variants.notes |= dict.fromkeys(more)
-    grid = {key: [_plain(value) for value in values] for key, values in variants.grid.items()}
-    return Varied(grid=grid, loads=loads, verdict=_verdict(loads, bests), start=start, notes=list(variants.notes))
-
-
 def parse_vary(text: str) -> tuple[str, list[Json]]:
     """Key and values of `--vary KEY=A,B`; a value with a comma stands in quotes.
 
@@ -239,48 +180,17 @@ def tokens_of(value: Json) -> int:
 
 
 def spelt(keys: Keys) -> str:
-    """`speculation=ngram, prefix_cache=off`: names that are read, without the acceptance that follows a method."""
-    return ", ".join(f"{key.rpartition('.')[2]}={str(_plain(value)).partition('@')[0]}" for key, value in keys.items())
+    """`max_num_seqs=64, prefix_cache=off`."""
+    return ", ".join(f"{key.rpartition('.')[2]}={plain_value(value)}" for key, value in keys.items())
 
 
-def best_of(comparison: Comparison) -> str | None:
-    """The setting of lowest mean E2EL among those with steady means."""
-    steady = {row.policy: row.mean[METRIC] for row in comparison.policies if row.load.is_steady}
-    known = {label: mean for label, mean in steady.items() if mean is not None}
-    return min(known, key=lambda label: known[label], default=None)
-
-
-def _verdict(loads: Sequence[Load], bests: Sequence[str | None]) -> str:
-    if len(loads) == 1:
-        return loads[0].comparison.verdict
-    if not any(bests):
-        return f"no setting keeps up with any of {len(loads)} loads"
-    if len(loads[0].comparison.policies) == 1:
-        return "; ".join(f"{each.name}: {each.comparison.verdict}" for each in loads)
-    clear = Counter(
-        best if best is None or _is_clear(each.comparison, best) else None
-        for each, best in zip(loads, bests, strict=True)
-    )
-    parts = [
-        f"{label or 'none for sure'} at {count} of {len(loads)} loads"
-        for label, count in sorted(clear.items(), key=lambda item: (item[0] is None, -item[1]))
+def _settings_named(settings: Sequence[Keys]) -> list[str]:
+    """Names of settings, without the acceptance that follows a method where they differ without."""
+    short = [
+        spelt({key: str(value).partition("@")[0] if key == "speculation" else value for key, value in keys.items()})
+        for keys in settings
     ]
-    return f"serves fastest, by mean E2EL: {', '.join(parts)}"
-
-
-def _is_clear(comparison: Comparison, best: str) -> bool:
-    """No other setting may be as fast."""
-    pairs = [row for row in comparison.paired if row.metric == METRIC and best in (row.a, row.b) and not row.unstable]
-    return all(row.order in STATED for row in pairs)
-
-
-def _start(resolved: Resolved) -> tuple[str, list[str]]:
-    """The line that starts a server as it was simulated, empty where none does, and notes on it."""
-    scenario, k = resolved.scenario, resolved.lengths.given
-    if resolved.policy.name not in VLLM_POLICIES:
-        return "", []
-    lines = deployment(scenario, resolved.profile, [[1, resolved.limits.max_num_seqs, k]], {})
-    return lines.start, lines.notes
+    return short if len(set(short)) == len(short) else [spelt(keys) for keys in settings]
 
 
 def _combinations(grid: Mapping[str, Sequence[Json]]) -> list[Keys]:
@@ -298,6 +208,6 @@ def _switch(value: Any) -> bool:
     return SWITCH[value]
 
 
-def _plain(value: Json) -> Json:
+def plain_value(value: Json) -> Json:
     """The value that JSON has: an infinite rate is a text."""
     return "inf" if value == inf else value
