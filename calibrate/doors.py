@@ -55,9 +55,9 @@ def validate_url(url: str, /, scenario: str | Path | None = None, **flags: Any) 
     URL`. Keywords are the command's flags, such as request_rate, num_prompts, input_len and out. Raises ValueError.
 
     >>> import lanesim
-    >>> lanesim.validate_url("http://localhost:1")
+    >>> lanesim.validate_url("localhost", request_rate=4)
     Traceback (most recent call last):
-    ValueError: all requests would be sent at once: give --request-rate, or --set workload.max_concurrency=N
+    ValueError: 'localhost': want the address of a server, such as http://localhost:8000, or a file of --measured
     """
     from calibrate.cli.validate_server import ServerFlags, served
 

@@ -26,7 +26,7 @@ class Order(StrEnum):
     """No difference shows."""
     OVERLAP = "depends on overlap"
     DRAWS = "depends on draws"
-    """One shows, but not in all that costs and acceptance might as well be."""
+    """One shows, but not in all draws of costs and acceptance within their errors."""
     NONE = "none"
     """Nothing can be said: one replication, a load without steady means, or streams that overlap up to the roofs."""
 

@@ -186,7 +186,8 @@ def _by_context(answer: ContextTuning, console: Console) -> Said:
         table.add_row(*row)
     mean, without = _share(answer.regret), _share(answer.regret_without)
     return Said(
-        f"{answer.verdict}; a table for each context loses {mean}, one for all of them {without}",
+        f"{answer.verdict}; against the best length at every load, a table for each context gives away {mean} of "
+        f"{answer.objective}, one table for all contexts {without}",
         [(f"{answer.objective}: draft length K by batch size and context", table)],
         [f"num_speculative_tokens_per_batch_size, as vllm#48627 proposes it: {json.dumps(answer.k_table)}"],
         [f"not simulated: {line}" for line in answer.not_simulated],

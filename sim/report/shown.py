@@ -112,7 +112,13 @@ E2EL = "mean E2EL (ms)"
 
 
 class ShownVaried(Shown, Varied, frozen=True, kw_only=True):
-    """Values of keys side by side (what `lanesim compare --vary --json` holds)."""
+    """Values of keys side by side (what `lanesim compare --vary --json` holds).
+
+    >>> import lanesim
+    >>> cache = {"prefix_cache": [True, False]}
+    >>> lanesim.compare(profile="cpu/tiny", num_prompts=20, request_rate=5, draws=0, vary=cache).loads[0].keys
+    {}
+    """
 
     @property
     def sentence(self) -> str:

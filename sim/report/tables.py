@@ -16,7 +16,7 @@ from sim.compare.verdict import Order, Paired, PolicySummary, flips_at
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
-from sim.names import span
+from sim.names import in_words, span
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
 from sim.studies.evidence import shortened
 
@@ -426,14 +426,15 @@ def level_lines(result: Comparison) -> list[str]:
         if width > WIDER * least
     ]
     known = result.levels[0].num_set_ups
-    where = f"{known} served set-up{'s' * (known > 1)} like it" if known else "served set-ups, none like it"
-    text = f"a server's mean E2EL may be {below:.0f} % lower to {', '.join([f'{least:.0f} % higher', *others])}"
-    text += f" (95 %, by errors on {where})"
+    where = f"{known} measured set-up{'s' * (known > 1)} like it" if known else "measured set-ups, none like it"
+    text = f"in 19 cases of 20 a server's mean E2EL is {below:.0f} % lower to {', '.join([f'{least:.0f} % higher', *others])}"
+    text += f" (by errors on {where}"
     engine = [max(0.0, level.engine_pct) for level in result.levels if level.engine_pct is not None]
     if engine and max(engine) >= 0.5:
-        text += f"; the engine's pooled constants: {_percents(engine)}"
+        text += f"; the engine's own times, averaged over machines, add {_percents(engine)}"
+    text += ")"
     steep = [f"{level.elasticity:.1f} % ({level.policy})" for level in result.levels if level.elasticity is not None]
-    return [text, *([f"near saturation 1 % of step time is this much E2EL: {', '.join(steep)}"] if steep else [])]
+    return [text, *([f"near saturation: steps 1 % longer make mean E2EL longer by {in_words(steep)}"] if steep else [])]
 
 
 def _percents(values: Iterable[float]) -> str:

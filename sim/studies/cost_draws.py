@@ -1,5 +1,4 @@
-"""Draws of what might as well be true (profiles within their errors, acceptance within its interval), and the orders
-of a comparison that hold in them.
+"""Draws of costs and acceptance within their measured errors, and the orders of a comparison that hold in them.
 
 A draw is a profile and a quote of acceptance that fit what was measured as well as the given ones, and goes through the
 simulator like any other; nothing is added to a result afterwards. Which error becomes which factor:

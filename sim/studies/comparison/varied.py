@@ -55,7 +55,10 @@ class Varied(msgspec.Struct, frozen=True, kw_only=True):
 
 def varied(variants: Variants, compare: Callable[[Sequence[Resolved]], Comparison]) -> Varied:
     """The variants compared, load by load."""
-    loads = [Load(keys=keys, comparison=compare(settings)) for keys, settings in variants.by_load]
+    loads = [
+        Load(keys={key: plain_value(value) for key, value in keys.items()}, comparison=compare(settings))
+        for keys, settings in variants.by_load
+    ]
     bests = [best_of(each.comparison) for each in loads]
     start: dict[str, str] = {}
     for best, (_, settings) in zip(bests, variants.by_load, strict=True):
