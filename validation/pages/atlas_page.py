@@ -84,7 +84,7 @@ def sentence(rows: Sequence[AtlasRow]) -> str:
     regret, worst = fmean(row.one_k_regret for row in rows), max(row.one_k_worst for row in rows)
     at_times = sum(row.answer.break_even_concurrency is None and any(at.k == 0 for at in row.loads) for row in rows)
     gaining = many - len(losing) - at_times
-    parts = [f"Of {many} published pairs, drafting raises throughput at every load tried in {gaining}."]
+    parts = [f"Of {many} published pairs, drafting raises throughput at every load tried in {gaining or 'none'}."]
     if losing:
         first, row = min(losing, key=lambda each: each[0])
         start = f"above {first:.0f} requests in flight" if first >= 1.0 else "at any load"
