@@ -88,7 +88,7 @@ def verdict(policies: Sequence[PolicySummary], paired: Iterable[Paired], draftin
     known = sorted((row for row in policies if row.load.is_steady and row.mean[METRIC] is not None), key=_mean)
     parts = _Sentence(known, pairs, drafting).parts() if known else []
     parts += _not_steady([row for row in policies if row not in known])
-    return "; ".join(parts)
+    return "; ".join(parts + _cut_off(policies))
 
 
 class _Sentence:
@@ -165,6 +165,15 @@ class _Sentence:
 
     def _name(self, row: PolicySummary) -> str:
         return row.policy if row.policy in self._drafting else f"{row.policy} (no speculation)"
+
+
+def _cut_off(rows: Sequence[PolicySummary]) -> list[str]:
+    """Requests that each policy finished, where a window closed before some did."""
+    if not any(row.mean.get("censored") for row in rows):
+        return []
+    counts = [(row.policy, row.mean["completed"] or 0.0, row.mean["num_prompts"] or 0.0) for row in rows]
+    finished = [f"{policy} finished {digits(done)} of {digits(count)} requests" for policy, done, count in counts]
+    return [f"before the window closed {in_words(finished)}"]
 
 
 def _not_steady(rows: Sequence[PolicySummary]) -> list[str]:

@@ -18,6 +18,7 @@ from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
 from sim.names import in_words, span
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
+from sim.studies.cost_draws import ONLY_IF
 from sim.studies.evidence import shortened
 
 PASSES = ("prefill", "decode", "draft", "verify")
@@ -191,6 +192,8 @@ def _columns(result: Comparison, percentiles: Sequence[float]) -> list[tuple[str
     if any((run.get("num_gpus") or 1) != 1 for run in result.runs):
         after = [key for key, *_ in columns].index("steady_output_throughput") + 1
         columns.insert(after, ("steady_output_throughput_per_gpu", "per GPU", "tok/s"))
+    if result.scenario["window"]["stop_s"] is not None:
+        columns.insert(0, ("completed", "ended", "in window"))
     for percent in percentiles:
         for name in ("ttft", "tpot", "itl", "e2el"):
             key = f"p{percent:g}_{name}_ms"
@@ -393,7 +396,8 @@ def _tail_lines(result: Comparison) -> list[str]:
 def comparison_in_brief(result: Comparison) -> list[str]:
     """Basis of a comparison, short."""
     overlap = [] if result.profile.phi is None else _overlap_lines(result)[:1]
-    return in_brief([*level_lines(result), *overlap, *_power_lines(result)], result.evidence, result.notes)
+    notes = [note for note in result.notes if not note.startswith(ONLY_IF)]
+    return in_brief([*level_lines(result), *overlap, *_power_lines(result)], result.evidence, notes)
 
 
 def _power_lines(result: Comparison) -> list[str]:

@@ -60,6 +60,8 @@ FEWEST_OF_90 = 19
 """Draws from which on their interval is less than their range."""
 LEAST_PROMPTS, LEAST_PER_SLOT = 50, 3
 """Requests of a run in a draw: at least, and for each that a closed loop has in flight."""
+ONLY_IF = "an order is stated only if it holds in"
+"""Beginning of the note on draws, which the sentence sums up."""
 ORDERED = (*STATED, Order.OVERLAP)
 
 
@@ -308,7 +310,7 @@ def over_draws(
         paired.append(row)
     which = f"{'all' if count < FEWEST_OF_90 else '90 %'} of {count}"
     length = "" if drawn is scenario else f", in runs of {num_requests(drawn.workload)} requests each"
-    note = f"an order is stated only if it holds in {which} {covers(policies[0])}{length}"
+    note = f"{ONLY_IF} {which} {covers(policies[0])}{length}"
     sentence = verdict(result.policies, paired, drafting(policies))
     if any(row.order in STATED and row.metric == METRIC for row in paired):
         sentence += f"; every order stated holds in {which} draws of costs and acceptance"

@@ -135,3 +135,10 @@ def test_a_method_without_an_acceptance_has_an_assumed_one_and_says_so(capsys: p
     told = capsys.readouterr()
     assert json.loads(told.out)["scenario"]["speculation"]["acceptance"] == "length:1.40@3"
     assert "acceptance of ngram assumed: length:1.40@3" in told.err
+
+
+def test_a_window_that_cuts_says_how_many_each_policy_finished(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", "sim/scenarios/report-002-window.yaml", "--replications", "2", "--workers", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "before the window closed pd finished 1.5 of 185 requests and unified finished 34.5 of 185 requests" in said
+    assert "ended in window" in said
