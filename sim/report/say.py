@@ -28,7 +28,7 @@ from sim.studies.load_table import PolicyTuning
 from sim.studies.plan.search import PlannedDeployment, Rental
 from sim.studies.tune import IDLE, ContextTuning, Tuning
 
-MAX_ESTIMATES, MAX_NOTES = 2, 3
+MAX_ESTIMATES, MAX_NOTES = 1, 3
 """Rows of a first pass, and notes on them, that a plan shows; the others are in the JSON."""
 NONE = "–"
 
@@ -379,7 +379,7 @@ def _rented(answer: Rental, console: Console) -> Said:
         answer.verdict,
         [("", table)],
         [*start, f"check: {answer.check}"],
-        [*lines, *answer.notes[:MAX_NOTES]],
+        [*lines, *answer.notes[: MAX_NOTES - 2], *filter(None, ["; ".join(answer.notes[MAX_NOTES - 2 : MAX_NOTES])])],
     )
 
 
