@@ -209,7 +209,7 @@ MAX_REPLICAS = 10_000
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas, how requests find them, and what works beside each other do to each other."""
+    """Replicas, how requests are routed to them, and how works of several streams slow each other down."""
 
     count: Annotated[int, Bounds(1, MAX_REPLICAS)] = 1
     """Replicas, each with the GPUs that its policy needs: one, more for disaggregated and pipelined. As many as a
