@@ -431,8 +431,8 @@ def level_lines(result: Comparison) -> list[str]:
     ]
     known = result.levels[0].num_set_ups
     where = f"{known} measured set-up{'s' * (known > 1)} like it" if known else "measured set-ups, none like it"
-    text = f"in 19 cases of 20 a server's mean E2EL is {below:.0f} % lower to {', '.join([f'{least:.0f} % higher', *others])}"
-    text += f" (by errors on {where}"
+    higher = ", ".join([f"{least:.0f} % higher", *others])
+    text = f"in 19 cases of 20 a server's mean E2EL is {below:.0f} % lower to {higher} (by errors on {where}"
     engine = [max(0.0, level.engine_pct) for level in result.levels if level.engine_pct is not None]
     if engine and max(engine) >= 0.5:
         text += f"; the engine's own times, averaged over machines, add {_percents(engine)}"
