@@ -1,21 +1,22 @@
 """Answers that show themselves: in print and in Jupyter as the command does, as a frame, and as a picture.
 
 What the functions of `lanesim` return; each is the answer of a study with `sentence`, `frame()` and `plot()` beside its
-own fields. Imports pandas and rich inside functions. Not here: what the fields mean (sim.studies), tables (say).
+own fields. Imports pandas, rich and matplotlib inside functions. Not here: meaning of fields (sim.studies), tables (say).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from sim.compare.side_by_side import Comparison
-from sim.compare.verdict import METRIC
+from sim.compare.verdict import METRIC, Interval
 from sim.metrics.summary import Run
+from sim.report.pictures.panels import panel, set_ticks
 from sim.report.store_frame import UNITS
 from sim.studies.answer import Stated
 from sim.studies.attainment import Attainment
@@ -78,7 +79,7 @@ class ShownComparison(Shown, Comparison, frozen=True, kw_only=True):
 
     @property
     def sentence(self) -> str:
-        """Which policy serves fastest, and on what that depends."""
+        """The policy that serves fastest, and on what that depends."""
         return self.verdict
 
     def frame(self) -> pd.DataFrame:
@@ -98,9 +99,7 @@ class ShownComparison(Shown, Comparison, frozen=True, kw_only=True):
 
     def plot(self) -> Axes:
         """Mean E2EL of each policy with its 95 % interval. Raises ValueError without the plotting libraries."""
-        from sim.report.pictures.answer_pictures import draw_intervals
-
-        return draw_intervals([(row.policy, row.mean[METRIC], row.ci95[METRIC]) for row in self.policies], E2EL)
+        return _draw_intervals([(row.policy, row.mean[METRIC], row.ci95[METRIC]) for row in self.policies], E2EL)
 
     def _tell(self, console: Console) -> None:
         from sim.report.tables import comparison_tables
@@ -122,7 +121,7 @@ class ShownVaried(Shown, Varied, frozen=True, kw_only=True):
 
     @property
     def sentence(self) -> str:
-        """Which setting serves fastest, or at how many loads."""
+        """The setting that serves fastest, or at how many loads each does."""
         return self.verdict
 
     def frame(self) -> pd.DataFrame:
@@ -141,14 +140,12 @@ class ShownVaried(Shown, Varied, frozen=True, kw_only=True):
     def plot(self) -> Axes:
         """Mean E2EL of each setting under each load, with its 95 % interval. Raises ValueError without the plotting
         libraries."""
-        from sim.report.pictures.answer_pictures import draw_intervals
-
         rows = [
             (", ".join(filter(None, [each.name, row.policy])), row.mean[METRIC], row.ci95[METRIC])
             for each in self.loads
             for row in each.comparison.policies
         ]
-        return draw_intervals(rows, E2EL)
+        return _draw_intervals(rows, E2EL)
 
     def _tell(self, console: Console) -> None:
         from sim.report.varied_tables import print_varied
@@ -189,13 +186,11 @@ class ShownTuning(ShownAnswer, Tuning, frozen=True, kw_only=True):
     def plot(self) -> Axes:
         """Speed-up over no speculation by requests in flight, a line per draft length. Raises ValueError without the
         plotting libraries."""
-        from sim.report.pictures.answer_pictures import draw_lines
-
         lines: dict[str, list[tuple[float, float | None]]] = {}
         for point in self.points:
             for each in point.lengths:
                 lines.setdefault(f"K = {each.k}", []).append((point.concurrency, each.speedup))
-        return draw_lines(lines, "requests in flight", f"{self.objective} over no speculation", level=1.0)
+        return _draw_lines(lines, "requests in flight", f"{self.objective} over no speculation", level=1.0)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for point in self.points:
@@ -209,14 +204,12 @@ class ShownContexts(ShownAnswer, ContextTuning, frozen=True, kw_only=True):
     def plot(self) -> Axes:
         """Loss of a table for each prompt length, and of one for all, percent. Raises ValueError without the plotting
         libraries."""
-        from sim.report.pictures.answer_pictures import draw_lines
-
         losses = {"a table each": "regret", "one for all": "regret_without"}
         lines = {
             name: [(each.prompt_tokens, 100.0 * getattr(each, field)) for each in self.contexts]
             for name, field in losses.items()
         }
-        return draw_lines(lines, "prompt tokens", "loss against the best length (%)")
+        return _draw_lines(lines, "prompt tokens", "loss against the best length (%)")
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         yield from map(_scalars, self.contexts)
@@ -227,13 +220,11 @@ class ShownPolicies(ShownAnswer, PolicyTuning, frozen=True, kw_only=True):
 
     def plot(self) -> Axes:
         """The objective by requests in flight, a line per policy. Raises ValueError without the plotting libraries."""
-        from sim.report.pictures.answer_pictures import draw_lines
-
         lines: dict[str, list[tuple[float, float | None]]] = {}
         for point in self.points:
             for each in point.candidates:
                 lines.setdefault(each.policy, []).append((point.concurrency, each.value))
-        return draw_lines(lines, "requests in flight", self.objective)
+        return _draw_lines(lines, "requests in flight", self.objective)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for point in self.points:
@@ -246,9 +237,7 @@ class ShownAttainment(ShownAnswer, Attainment, frozen=True, kw_only=True):
 
     def plot(self) -> Axes:
         """Highest load of each policy with 90 % of the draws. Raises ValueError without the plotting libraries."""
-        from sim.report.pictures.answer_pictures import draw_intervals
-
-        return draw_intervals([(row.policy, row.load, row.draws_interval or row.ci95) for row in self.highest], RATE)
+        return _draw_intervals([(row.policy, row.load, row.draws_interval or row.ci95) for row in self.highest], RATE)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for row in self.highest:
@@ -263,10 +252,8 @@ class ShownRental(ShownAnswer, Rental, frozen=True, kw_only=True):
     def plot(self) -> Axes:
         """Rate of a replica of each deployment with 90 % of the draws. Raises ValueError without the plotting
         libraries."""
-        from sim.report.pictures.answer_pictures import draw_intervals
-
         rows = [(row.deployment, row.rate_per_replica, row.rate_interval) for row in self.deployments]
-        return draw_intervals(rows, f"{RATE} of one replica")
+        return _draw_intervals(rows, f"{RATE} of one replica")
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         yield from map(_scalars, self.deployments)
@@ -297,3 +284,47 @@ def _scalars(row: msgspec.Struct) -> dict[str, Any]:
     """Fields that are one number or text."""
     values = {name: getattr(row, name) for name in row.__struct_fields__}
     return {name: value for name, value in values.items() if value is None or isinstance(value, str | int | float)}
+
+
+# -- pictures
+
+
+def _new_axes(width: float, height: float) -> Axes:
+    """One axes in a figure of its own, inches. Raises ValueError without the plotting libraries."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise ValueError("figures need the analysis extra: pip install 'lanesim[analysis]'") from None
+    axes: Axes = plt.subplots(figsize=(width, height), layout="constrained")[1]
+    return axes
+
+
+def _draw_intervals(rows: Sequence[tuple[str, float | None, Interval | None]], unit: str) -> Axes:
+    """A point with its interval per row, the first on top; rows without a value keep their place."""
+    axes = _new_axes(6.4, 1.2 + 0.35 * len(rows))
+    for place, (_, value, interval) in enumerate(rows):
+        if value is None:
+            continue
+        low, high = interval or (value, value)
+        axes.errorbar(value, place, xerr=[[max(0.0, value - low)], [max(0.0, high - value)]], fmt="o", capsize=3)
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(left=0.0)
+    panel(axes, x=unit)
+    return axes
+
+
+def _draw_lines(
+    lines: Mapping[str, Sequence[tuple[float, float | None]]], x: str, y: str, *, level: float | None = None
+) -> Axes:
+    """A line per name, and a thin one at `level`."""
+    axes = _new_axes(6.4, 3.6)
+    for name, points in lines.items():
+        known = [(at, value) for at, value in points if value is not None]
+        axes.plot(*zip(*known, strict=True), marker="o", label=name) if known else None
+    if level is not None:
+        axes.axhline(level, color="grey", linewidth=0.8)
+    set_ticks(axes, sorted({at for points in lines.values() for at, _ in points}))
+    axes.legend(frameon=False, fontsize=8)
+    panel(axes, x=x, y=y)
+    return axes
