@@ -1,7 +1,7 @@
 """Answers that show themselves: in print and in Jupyter as the command does, as a frame, and as a picture.
 
 What the functions of `lanesim` return; each is the answer of a study with `sentence`, `frame()` and `plot()` beside its
-own fields. Imports pandas, rich and matplotlib inside functions. Not here: meaning of fields (sim.studies), tables (say).
+own fields. Imports pandas, rich and matplotlib inside functions. Not here: fields (sim.studies), tables (say).
 """
 
 from __future__ import annotations
