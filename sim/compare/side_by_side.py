@@ -234,7 +234,7 @@ def compare(
         ends = [(level, point) for level, point in ends if point.resolved.label in lanes]
         keys += [(point.resolved.label, level) for level, point in ends]
         at_ends = [replace(point, phi=phi_at(point.resolved.profile.overlap, level), **BARE) for level, point in ends]
-        done += run_points(at_ends, runner)
+        done += run_points(at_ends, runner, "at both ends of phi's bracket")
     frame = _frame(policies, saturations, zip(keys, done, strict=True))
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
     summaries = [_policy_summary(frame, one.label) for one in policies]
