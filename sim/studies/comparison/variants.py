@@ -49,12 +49,17 @@ class Variants:
             if len(values) < 2 or len({str(value) for value in values}) < len(values):
                 raise ValueError(f"{key}={','.join(map(str, values))}: want two or more values that differ")
         methods = [str(value) for value in self.grid.get("speculation", ()) if value not in OFF]
+        for name in (method.partition("@")[0] for method in methods):
+            if name not in METHODS:
+                raise ValueError(unknown("method of speculation", name, ["off", *METHODS]))
         sharing = [method for method in methods if "@" not in method]
         self.notes: dict[str, None] = {}
         speculation = raw.get("speculation")
         given = speculation.get("acceptance") if isinstance(speculation, Mapping) else None
         if len(sharing) > 1 and given is not None:
             self.notes[f"acceptance {given} of {in_words(sharing)} alike; each its own: {sharing[0]}@FORM"] = None
+        self._paired = next((each for each in methods if not each.startswith(Method.NGRAM)), next(iter(methods), None))
+        """The value of `speculation` whose drafter every other one is given, too."""
         self._raw, self._profile = raw, profile
         settings = {key: values for key, values in self.grid.items() if not _is_condition(key)}
         self.by_load = [
@@ -101,15 +106,17 @@ class Variants:
     def _speculate(self, raw: Raw, value: Json) -> None:
         """`off`, or a method with the acceptance of its drafts after @: `eagle3@length:2.83@3`."""
         if value in OFF:
+            # With the drafter's profile and acceptance, of which nothing is used: so its draws of costs are the same.
+            if self._paired is not None:
+                self._speculate(raw, self._paired)
             set_dotted(raw, "speculation.num_speculative_tokens", 0)
             return
         name, _, acceptance = str(value).partition("@")
-        if name not in METHODS:
-            raise ValueError(unknown("method of speculation", name, ["off", *METHODS]))
         method = METHODS[name]
         set_dotted(raw, "speculation.method", method.value)
-        if not method.looks_up:
-            raw["profile"] = self._profile_with(raw, method=method)
+        paired = METHODS[self._paired.partition("@")[0]] if method.looks_up and self._paired else method
+        if not paired.looks_up:
+            raw["profile"] = self._profile_with(raw, method=paired)
         given = raw["speculation"]
         assert isinstance(given, dict)
         if not acceptance and "acceptance" not in given:
