@@ -134,11 +134,19 @@ class _Sentence:
         names = in_words([self._name(row) for row in first])
         if not hanging:
             return f"{names} serve fastest, with no difference that shows: mean E2EL {spans} ms"
+        if hanging == [HANGS_ON[Order.DRAWS]]:
+            rest = ", ".join(f"{self._name(row)} {_span(row)} ms" for row in first[1:])
+            text = f"{self._name(best)} serves fastest, mean E2EL {_span(best)} ms, but not in every draw of costs and "
+            return f"{text}acceptance: {rest}{self._under(first)}"
         on = f"{' and '.join(hanging)}{_phis(pairs)}"
-        text = f"which of {names} serves fastest depends on {on}: mean E2EL {spans} ms"
-        if reference is not None and reference not in first and all(self._is_lower(row, reference) for row in first):
-            text += f", all under the {digits(_mean(reference))} ms without speculation"
-        return text
+        return f"which of {names} serves fastest depends on {on}: mean E2EL {spans} ms{self._under(first)}"
+
+    def _under(self, first: Sequence[PolicySummary]) -> str:
+        """That all of `first` are under no speculation."""
+        reference = self._reference
+        if reference is None or reference in first or not all(self._is_lower(row, reference) for row in first):
+            return ""
+        return f", all under the {digits(_mean(reference))} ms without speculation"
 
     def _behind(self, row: PolicySummary) -> str:
         """Distance behind the fastest; or that the policy may be worse than no speculation at all."""
