@@ -21,7 +21,7 @@ VARIED_SCHEMA = 1
 MAX_STARTS = 2
 
 
-class AtLoad(msgspec.Struct, frozen=True, kw_only=True):
+class UnderLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The settings under one load."""
 
     keys: Keys
@@ -39,7 +39,7 @@ class Varied(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = VARIED_SCHEMA
     grid: dict[str, list[Json]]
     """Values by key, as given."""
-    loads: list[AtLoad]
+    loads: list[UnderLoad]
     verdict: str
     start: dict[str, str]
     """Lines that start the settings of lowest mean E2EL, by setting; without those that no server runs."""
@@ -56,7 +56,7 @@ class Varied(msgspec.Struct, frozen=True, kw_only=True):
 def varied(variants: Variants, compare: Callable[[Sequence[Resolved]], Comparison]) -> Varied:
     """The variants compared, load by load."""
     loads = [
-        AtLoad(keys={key: plain_value(value) for key, value in keys.items()}, comparison=compare(settings))
+        UnderLoad(keys={key: plain_value(value) for key, value in keys.items()}, comparison=compare(settings))
         for keys, settings in variants.by_load
     ]
     bests = [best_of(each.comparison) for each in loads]
@@ -80,7 +80,7 @@ def best_of(comparison: Comparison) -> str | None:
     return min(known, key=lambda label: known[label], default=None)
 
 
-def _verdict(loads: Sequence[AtLoad], bests: Sequence[str | None]) -> str:
+def _verdict(loads: Sequence[UnderLoad], bests: Sequence[str | None]) -> str:
     if len(loads) == 1:
         return loads[0].comparison.verdict
     if not any(bests):
