@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ One command, `lanesim`. Every sub-command takes a scenario file, flags, or both,
 (`-` is standard output) writes the result for programs. Exit status: 0 done, 2 bad input (one line: what was got, what
 is wanted), 1 the run itself failed.
 """
+ATLAS = """
+## From which load does drafting not pay?
+
+<iframe src="atlas.html" title="Atlas: the best draft length of published pairs by load"></iframe>
+"""
 NAMES = """# Python
 
 All that `import lanesim` offers; a name that is not here may move.
@@ -52,12 +58,13 @@ def on_files(files: Files, config: Any) -> Files:
     readme = _ELSEWHERE.sub(r"\1", (ROOT / "README.md").read_text()).replace("](docs/", "](")
     names = sorted(lanesim.__all__, key=str.lower)
     pages = {
-        "index.md": readme,
+        "index.md": readme + ATLAS,
         "reference/cli.md": "\n".join([COMMANDS, *helps(command, click.Context(command, info_name="lanesim"))]),
         "reference/python.md": "\n".join([NAMES, *(f"::: lanesim.{name}\n" for name in names)]),
     }
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
+    files.append(File("page.js", str(ROOT / "sim" / "report"), config.site_dir, config.use_directory_urls))
     for notebook in sorted(ROOT.glob("notebooks/*.ipynb")):
         found = json.loads(notebook.read_text())
         if found["metadata"].get("lanesim") != stamp(found):
@@ -67,9 +74,16 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_nav(nav: Navigation, config: Any, files: Files) -> Navigation:
-    """Adds the atlas, a file that is no page, to the last section."""
+    """Adds the atlas, a file that is no page, to the last section. PluginError where two files would become one."""
+    if twice := written_twice(file.dest_uri for file in files):
+        raise PluginError(f"several files of the site are called {', '.join(twice)}: one would overwrite the other")
     nav.items[-1].children.insert(-2, Link("Atlas: draft lengths by load", "atlas.html"))
     return nav
+
+
+def written_twice(places: Iterable[str]) -> list[str]:
+    """Places that stand there more than once."""
+    return [place for place, count in Counter(places).items() if count > 1]
 
 
 def on_post_page(output: str, page: Page, config: Any) -> str:

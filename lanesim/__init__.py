@@ -10,6 +10,7 @@ acceptance model or a cost table of one's own: docs/extending.md.
 [['continuous', 30], ['pd', 30]]
 """
 
+from calibrate.doors import plan, validate_url
 from sim import reference
 from sim.acceptance.forms import AcceptanceForm, parse_quoted, register_acceptance
 from sim.acceptance.models import Acceptance, run_lengths
@@ -32,6 +33,7 @@ from sim.policies.registry import Policy, PolicyOptions, policy_names, register
 from sim.report.notebook import (
     Results,
     Simulation,
+    capacity,
     compare,
     load,
     paired,
@@ -40,7 +42,8 @@ from sim.report.notebook import (
     sweep,
     tune,
 )
-from sim.report.notebook import ShownComparison as Comparison
+from sim.report.shown import ShownComparison as Comparison
+from sim.report.shown import ShownVaried as Varied
 from sim.run.scenario import Scenario
 
 __all__ = [
@@ -69,8 +72,10 @@ __all__ = [
     "Serving",
     "Simulation",
     "TableKernels",
+    "Varied",
     "VerifyGrid",
     "Work",
+    "capacity",
     "changed",
     "compare",
     "lengths_by_k",
@@ -78,6 +83,7 @@ __all__ = [
     "load_profile",
     "paired",
     "parse_quoted",
+    "plan",
     "policy_names",
     "profile_names",
     "reference",
@@ -91,4 +97,5 @@ __all__ = [
     "sweep",
     "thresholds",
     "tune",
+    "validate_url",
 ]

@@ -6,7 +6,7 @@ Not here: files (sim.files), what a policy or an acceptance model must give (sim
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -71,6 +71,15 @@ def checked_text(what: str, value: object) -> str:
     if not isinstance(value, str) or CONTROL.search(value):
         raise PluginError(f"{what}={shown(value)}: want a text without control characters")
     return value
+
+
+def plain_number(value: Any) -> Any:
+    """`value`, one of numpy's as Python's own, inside lists and mappings, too; an array as a list."""
+    if type(value).__module__ == "numpy":
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: plain_number(each) for key, each in value.items()}
+    return type(value)(map(plain_number, value)) if type(value) in (list, tuple) else value
 
 
 def checked_count(what: str, value: object, least: int, most: int = 2**31) -> int:

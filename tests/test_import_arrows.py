@@ -52,6 +52,7 @@ FLOORS = {
         ("judge",),
         ("server",),
         ("cli",),
+        ("doors",),
         ("measure.fits",),
         ("measure",),
         ("measure.campaign",),

@@ -52,6 +52,10 @@ PROGRAMS = {
     "sglang_steps": ("validation.conformance.sglang_scheduler", "SGLang's own scheduler beside lanesim's, every step"),
     "silicon": ("validation.silicon.judge", "served cells by class, beside a peer"),
     "silicon_page": ("validation.silicon.silicon_page", "docs/silicon.md, from results of silicon"),
+    "site_check": (
+        "validation.pages.site_check",
+        "the site in headless Chromium: what is cut, what is missing",
+    ),
     "speed": ("validation.speed.processes", "CPU seconds and memory, beside a bare loop"),
     "support": ("validation.pages.support", "docs/support.md: which model runs on which GPU"),
     "two_processes": ("validation.replays.two_processes", "prefill beside decode as two processes on one GPU"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct, structs
 
 from calibrate.cli.probe import key_of, levels_of
-from sim.cli.console import claim, progress
+from sim.cli.console import progress
 from sim.cli.flags import ARGUMENT, Overwrite, command
 from sim.cli.options import CompareScenario, NumPrompts, Overrides, RequestRate, gather, inputs_of
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from calibrate.server.served_run import ServedRun
     from calibrate.server.side import Side
+    from sim.compare.pool import OnDone
 
 EXAMPLE = (
     "lanesim validate http://localhost:8000 --profile mine.json --request-rate 4 --num-prompts 200 \\\n"
@@ -70,6 +71,20 @@ def server_command(flags: ServerFlags) -> None:
     file before a request of it is sent; the file names no address, prompt or key. Levels that were measured are kept
     beside it, and taken from there when the command is given again with --overwrite.
     """
+    with progress() as on_step:
+        run = served(flags, on_step)
+    if not run.sent:
+        e2el_ms, tpot_ms = run.predicted["mean_e2el_ms"] or 0.0, run.predicted["mean_tpot_ms"] or 0.0
+        print(f"predicted: E2EL {e2el_ms:,.0f} ms, TPOT {tpot_ms:.2f} ms in the mean; the rest in {flags.out}")
+        print("the same command with --overwrite and without --predict-only sends the requests")
+        return
+    _tell(run)
+    print(f"prediction, requests and errors in {flags.out}")
+
+
+def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
+    """The run of a scenario on the server, in the file at `out` as well; without requests where they are only
+    predicted. Raises ValueError."""
     from calibrate.server.network import Client
     from calibrate.server.probe import base_of
     from calibrate.server.sent_fit import of_a_round
@@ -77,6 +92,7 @@ def server_command(flags: ServerFlags) -> None:
     from calibrate.server.server_line import LONE_REQUESTS, NAME, line_of_server
     from calibrate.server.side import PLAIN, Side
     from sim.costs.profile_files import load
+    from sim.files.lock import destinations
     from sim.run.experiment import Experiment
     from sim.run.resolve import resolve_all
     from sim.run.scenario import parse_scenario
@@ -100,7 +116,6 @@ def server_command(flags: ServerFlags) -> None:
         raise ValueError("--levels none: with --pair say what URL drafts, --set speculation.num_speculative_tokens=K")
     if len(set(bases)) < len(bases):
         raise ValueError("--pair is the address of another server, which does not speculate")
-    claim(files={"--out": flags.out}, inputs=inputs_of(flags.scenario, scenario))
     profile = line_of_server() if flags.profile is None else load(scenario.profile)
     planned = Experiment(resolve_all(scenario, profile)[0], scenario.seed).requests()
     looks = INTAKE_REQUESTS + flags.rounds * sum(map(of_a_round, levels)) if levels else 0
@@ -112,7 +127,8 @@ def server_command(flags: ServerFlags) -> None:
         )
     raws = [raw, {**raw, "speculation": PLAIN}][: len(bases)]
     with ExitStack() as stack:
-        on_step = stack.enter_context(progress())
+        inputs = inputs_of(flags.scenario, scenario)
+        stack.enter_context(destinations(files={"--out": flags.out}, inputs=inputs, overwrite=flags.overwrite))
         sides: list[Side] = []
         for base, given, suffix in zip(bases, raws, (".measured.json", ".pair.measured.json"), strict=False):
             client = stack.enter_context(Client(base, timeout_s=flags.timeout_s, key=key))
@@ -127,22 +143,18 @@ def server_command(flags: ServerFlags) -> None:
         run.plain = sides[1].run if len(sides) > 1 else None
         write_run(flags.out, run)
         if flags.predict_only:
-            e2el_ms, tpot_ms = run.predicted["mean_e2el_ms"] or 0.0, run.predicted["mean_tpot_ms"] or 0.0
-            print(f"predicted: E2EL {e2el_ms:,.0f} ms, TPOT {tpot_ms:.2f} ms in the mean; the rest in {flags.out}")
-            print("the same command with --overwrite and without --predict-only sends the requests")
-            return
+            return run
         for side in sides:
             try:
                 side.send_load()
             finally:
                 write_run(flags.out, run)
-    for side in sides:
-        side.judge()
-    if run.plain is not None:
-        compare_pair(run)
-    write_run(flags.out, run)
-    _tell(run)
-    print(f"prediction, requests and errors in {flags.out}")
+        for side in sides:
+            side.judge()
+        if run.plain is not None:
+            compare_pair(run)
+        write_run(flags.out, run)
+        return run
 
 
 def _look_and_fit(sides: Sequence[Side], prompt_tokens: Sequence[int], levels: Sequence[int], num_rounds: int) -> None:

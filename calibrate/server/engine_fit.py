@@ -276,7 +276,7 @@ def _tellable_fits(
     near: dict[str, float] = {}
     if _is_hidden(profile, seen):
         has_rows = form is not None and form.has_rows
-        why = f"moves these levels less than half as much as {GAP} does: the engine plans ahead"
+        why = f"hardly shows here, less than half as much as {GAP}: the engine prepares steps while the GPU works"
         unfitted = {name: why for name in names if name in (STEP, ROW) and not (name == ROW and has_rows)}
         names = [GAP, *(name for name in names if name not in unfitted)]
         if has_rows:

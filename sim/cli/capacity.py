@@ -32,7 +32,7 @@ class CapacityFlags(ServedFlags, frozen=True, kw_only=True):
 @command("capacity", CapacityFlags, example=EXAMPLE)
 def capacity_command(flags: CapacityFlags) -> None:
     """Highest request rate at which a share of the requests meets all SLOs (--goodput) jointly, with its interval over
-    runs, and its range over draws of what costs and acceptance might as well be.
+    runs, and its range over draws of costs and acceptance within their measured errors.
 
     With --target-rate the replicas to rent under each routing: the fewest that are simulated to be enough in so many
     draws that a further one holds as well with 90 % confidence.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from msgspec import Meta
 
 from sim.cli.console import claim, progress, say_trace, write_json
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
@@ -30,6 +32,12 @@ MAX_CPU_S = 60.0
 class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     """Flags of `lanesim compare`; those that take a number take several with commas between, a small grid."""
 
+    vary: Annotated[
+        tuple[str, ...],
+        Meta(title="KEY=A,B"),
+        "Values to compare: speculation=off,ngram,eagle3, prefix_cache=on,off, context=1.5k,3k, gpu=h100,h200, or any "
+        "scenario key.",
+    ] = ()
     metric_percentiles: Annotated[str | None, "Further percentiles, such as 50,99.9."] = None
     json: JsonFile = None
     save_detailed: Annotated[bool, "Add per-request lists to every run of the JSON."] = False
@@ -53,67 +61,92 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     listed: ClassVar[tuple[str, ...]] = SHARED
     shown: ClassVar[tuple[str, ...]] = (
         *("policy", "profile", "request_rate", "num_prompts", "input_len", "output_len", "num_speculative_tokens"),
-        *("acceptance", "replications", "set", "json"),
+        *("acceptance", "replications", "vary", "set", "json"),
     )
 
 
 @command("compare", CompareFlags, example=EXAMPLE)
 def compare_command(flags: CompareFlags) -> None:
-    """Run policies side by side on the same draws: means with intervals, and paired differences."""
+    """Run policies, or with --vary values of any key, side by side on the same draws: which is fastest, means with
+    intervals, and paired differences."""
     from sim.costs.profile_files import load
     from sim.files.arrow_tables import check_parquet
     from sim.report.results import OWN_FILES
+    from sim.run.scenario import parse_scenario
 
-    lists: dict[str, list[Json]] = {}
-    raw = gather(flags, lists)
+    grid: dict[str, list[Json]] = {}
+    raw = gather(flags, grid)
     percentiles = _percentiles(flags.metric_percentiles)
-    _check(flags, is_grid=bool(lists))
-    scenarios = _scenarios(raw, lists)
+    grid |= _varied_keys(flags.vary, grid)
+    if grid and "policy" in grid:
+        raw.setdefault("policy", grid["policy"])
+    _check(flags, is_grid=bool(grid))
+    if grid:
+        _compare_values(raw, grid, percentiles, flags)
+        return
+    scenario = parse_scenario(raw)
     if flags.emit_vllm:
-        _print_lines(scenarios[0][1])
+        _print_lines(scenario)
         return
     claim(
         files={"--json": flags.json},
         folders={"--out": flags.out},
         added_to={"--result-dir": flags.result_dir},
-        adds={"--result-dir": _bench_files(flags.result_dir, scenarios[0][1])},
-        inputs=[each for _, scenario in scenarios for each in inputs_of(flags.scenario, scenario)],
+        adds={"--result-dir": _bench_files(flags.result_dir, scenario)},
+        inputs=inputs_of(flags.scenario, scenario),
         own_names=OWN_FILES,
     )
     if flags.out is not None:
         check_parquet()
-    profiles = {scenario.profile: load(scenario.profile) for _, scenario in scenarios}
-    points, sentences = [], []
-    for keys, scenario in scenarios:
-        if not lists:
-            say_trace(scenario.workload, is_quiet=flags.json == "-")
-        result = _compared(scenario, profiles[scenario.profile], percentiles, flags)
-        if lists:
-            points.append({"keys": {key: _spelt(value) for key, value in keys.items()}} | result.plain)
-        else:
-            write_json(flags.json, result.plain)
-        if flags.result_dir is not None:
-            from sim.report.bench import write_bench_results
+    profile = load(scenario.profile)
+    say_trace(scenario.workload, is_quiet=flags.json == "-")
+    result = _compared(scenario, profile, percentiles, flags)
+    if flags.result_dir is not None:
+        from sim.report.bench import write_bench_results
 
-            write_bench_results(flags.result_dir, result)
-        if flags.json != "-":
-            from rich.console import Console
+        write_bench_results(flags.result_dir, result)
+    if write_json(flags.json, result.plain):
+        from rich.console import Console
 
-            from sim.report.tables import comparison_tables
+        from sim.report.tables import comparison_tables
 
-            if lists:
-                values = ", ".join(f"{key}={value}" for key, value in keys.items())
-                sentences.append(f"{values}: {result.verdict}")
-                print(values)
-            if flags.out is not None:
-                print(f"results in {flags.out}")
-            asked = percentiles if flags.metric_percentiles else []
-            comparison_tables(Console(), result, asked, is_verbose=flags.verbose)
-    for sentence in sentences:
-        print(sentence)
-    if lists:
-        grid = {key: [_spelt(value) for value in values] for key, values in lists.items()}
-        write_json(flags.json, {"grid": grid, "points": points})
+        if flags.out is not None:
+            print(f"results in {flags.out}")
+        asked = percentiles if flags.metric_percentiles else []
+        comparison_tables(Console(), result, asked, is_verbose=flags.verbose)
+
+
+def _varied_keys(texts: Sequence[str], listed_keys: Collection[str]) -> dict[str, list[Json]]:
+    """Values by key of --vary. Raises ValueError."""
+    from sim.studies.comparison.variants import parse_vary
+
+    given: dict[str, list[Json]] = {}
+    for text in texts:
+        key, values = parse_vary(text)
+        if key in given or key in listed_keys:
+            raise ValueError(f"--vary {key}: is varied twice")
+        given[key] = values
+    return given
+
+
+def _compare_values(
+    raw: dict[str, Json], grid: dict[str, list[Json]], percentiles: list[float], flags: CompareFlags
+) -> None:
+    """Values of keys side by side."""
+    from sim.studies.comparison.variants import Variants
+    from sim.studies.comparison.varied import varied
+
+    variants = Variants(raw, grid)
+    scenarios = [one.scenario for _, settings in variants.by_load for one in settings]
+    claim(files={"--json": flags.json}, inputs=[each for one in scenarios for each in inputs_of(flags.scenario, one)])
+    say_trace(scenarios[0].workload, is_quiet=flags.json == "-")
+    result = varied(variants, lambda settings: _run(settings, flags, percentiles))
+    if write_json(flags.json, result.plain):
+        from rich.console import Console
+
+        from sim.report.varied_tables import print_varied
+
+        print_varied(Console(), result, is_verbose=flags.verbose)
 
 
 def _check(flags: CompareFlags, *, is_grid: bool) -> None:
@@ -137,28 +170,6 @@ def _bench_files(folder: Path | None, scenario: Scenario) -> list[Path]:
         return []
     rate, seeds = scenario.workload.request_rate, [child_seed(scenario.seed, r) for r in range(scenario.replications)]
     return [bench_path(folder, policy, rate, seed) for policy in scenario.policy for seed in seeds]
-
-
-def _scenarios(raw: dict[str, Json], lists: dict[str, list[Json]]) -> list[tuple[dict[str, Json], Scenario]]:
-    """Every combination of the values of flags that have several, by dotted key, and its scenario."""
-    from copy import deepcopy
-    from itertools import product
-
-    from sim.run.scenario import parse_scenario
-    from sim.run.scenario_file import set_dotted
-
-    scenarios = []
-    for values in product(*lists.values()):
-        own, keys = deepcopy(raw), dict(zip(lists, values, strict=True))
-        for key, value in keys.items():
-            set_dotted(own, key, value)
-        scenarios.append((keys, parse_scenario(own)))
-    return scenarios
-
-
-def _spelt(value: Json) -> Json:
-    """The value that JSON has: an infinite rate is a text."""
-    return "inf" if value == float("inf") else value
 
 
 def _print_lines(scenario: Scenario) -> None:
@@ -207,35 +218,26 @@ def _compared(scenario: Scenario, profile: Profile, percentiles: list[float], fl
 
 
 def _run(
-    policies: list[Resolved],
+    policies: Sequence[Resolved],
     flags: CompareFlags,
     percentiles: list[float],
     *,
     on_run: Callable[[RunRecord], None] | None = None,
     rows_in: Path | None = None,
 ) -> Comparison:
-    """Compare with a progress bar; with what survives the draws, and the nearest measured cells."""
-    import msgspec
-
-    from sim.compare.side_by_side import compare
-    from sim.studies.cost_draws import over_draws
-    from sim.studies.evidence import asked_of_comparison, evidence, levels
+    """Compare with a progress bar, with all that the comparison rests on."""
+    from sim.studies.comparison.in_draws import compared
 
     with progress() as on_step:
-        result = compare(
+        return compared(
             policies,
+            draws=flags.draws,
+            workers=flags.workers,
+            on_done=on_step,
             percentiles=percentiles,
             on_run=on_run,
-            on_done=on_step,
             record_works=flags.plots,
             is_detailed=flags.save_detailed,
-            workers=flags.workers,
             max_cpu_s=MAX_CPU_S,
             rows_in=rows_in,
         )
-    if flags.draws != 0:
-        with progress() as on_step:
-            result = over_draws(result, policies, flags.draws, workers=flags.workers, on_done=on_step)
-    profile = policies[0].profile
-    near = evidence(profile, asked_of_comparison(result, policies))
-    return msgspec.structs.replace(result, evidence=near, levels=levels(result, policies))

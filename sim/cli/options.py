@@ -5,6 +5,7 @@ Not here: how flags are declared (sim.cli.flags), what the values mean and their
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -45,6 +46,9 @@ class WorkloadFlags(Struct, frozen=True, kw_only=True):
 class ServedFlags(WorkloadFlags, frozen=True, kw_only=True):
     """And of those that simulate an engine, by SLOs."""
 
+    method: Annotated[
+        str | None, "Drafts: draft_model, eagle3, mtp, parallel, dspark, ngram. [default: the profile's draft]"
+    ] = None
     num_speculative_tokens: Annotated[int | None, "Draft length; 0 = no speculation."] = None
     acceptance: Annotated[
         str | None,
@@ -121,7 +125,22 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
         set_dotted(raw, f"goodput.{name}_ms", bound_ms)
     for text in flags.set:
         set_dotted(raw, *parse_override(text))
+    if given.get("method") is not None:
+        _assume_acceptance(raw, given["method"])
     return raw
+
+
+def _assume_acceptance(raw: dict[str, Json], method: str) -> None:
+    """Acceptance and length of drafts of a method that is named without them, with a note."""
+    from sim.acceptance.assumed import ASSUMED, SHORT_K
+
+    speculation = raw["speculation"]
+    if isinstance(speculation, dict) and method in ASSUMED and "acceptance" not in speculation:
+        assumed = ASSUMED[method]
+        speculation["acceptance"] = assumed.acceptance
+        speculation.setdefault("num_speculative_tokens", SHORT_K)
+        text = f"acceptance of {method} assumed: {assumed.acceptance} ({assumed.source}); yours: --acceptance"
+        warnings.warn(text, stacklevel=2)
 
 
 def inputs_of(path: Path | None, scenario: Scenario) -> list[str | Path | None]:

@@ -39,9 +39,9 @@ class TuneFlags(ServedFlags, frozen=True, kw_only=True):
 def tune_command(flags: TuneFlags) -> None:
     """Best draft length by load, as a vLLM table and SGLang's bands, with what it gains and how sure that is.
 
-    Runs a closed loop at every concurrency and draft length, in every draw of what costs and acceptance might as well
-    be. With --goodput it maximises requests per second that meet the SLOs. With --policy adaptive it finds the table of
-    that policy instead: which lane policy at which load, and the hysteresis.
+    Runs a closed loop at every concurrency and draft length, several times, each with costs and acceptance drawn anew
+    within their measured errors. With --goodput it maximises requests per second that meet the SLOs. With --policy
+    adaptive it finds the table of that policy instead: which lane policy at which load, and the hysteresis.
     """
     from sim.run.scenario import parse_scenario
     from sim.run.scenario_file import set_dotted

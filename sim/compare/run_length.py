@@ -135,7 +135,7 @@ def lockstep_note(policies: Sequence[Resolved]) -> str | None:
     on together, wave after wave, and the prompts of a wave wait for each other."""
     workload = policies[0].scenario.workload
     is_alike = all(length is not None and len(set(workload.bounds(length))) == 1 for length in workload.fixed_len)
-    in_step = [one.policy.name for one in policies if not one.lengths.given]
+    in_step = [one.label for one in policies if not one.lengths.given]
     if (workload.max_concurrency or 1) < 2 or not is_alike or not in_step or workload.sharing.num_turns > 1:
         return None
     return (

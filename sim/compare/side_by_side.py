@@ -223,17 +223,21 @@ def compare(
         if on_run is not None:
             assert one.record is not None
             on_run(one.record)
-    keys = [(point.resolved.policy.name, PhiLevel.MIDDLE) for point in points]
-    lanes = {policy for (policy, _), one in zip(keys, done, strict=True) if is_bracketed(profile, one)}
+    keys = [(point.resolved.label, PhiLevel.MIDDLE) for point in points]
+    lanes = {
+        point.resolved.label
+        for point, one in zip(points, done, strict=True)
+        if is_bracketed(point.resolved.profile, one)
+    }
     if lanes and not scenario.devices.is_overlap_given:
         ends = [(level, point) for level in (PhiLevel.LOW, PhiLevel.HIGH) for point in points]
-        ends = [(level, point) for level, point in ends if point.resolved.policy.name in lanes]
-        keys += [(point.resolved.policy.name, level) for level, point in ends]
-        at_ends = [replace(point, phi=phi_at(profile.overlap, level), **BARE) for level, point in ends]
-        done += run_points(at_ends, runner)
+        ends = [(level, point) for level, point in ends if point.resolved.label in lanes]
+        keys += [(point.resolved.label, level) for level, point in ends]
+        at_ends = [replace(point, phi=phi_at(point.resolved.profile.overlap, level), **BARE) for level, point in ends]
+        done += run_points(at_ends, runner, "at both ends of phi's bracket")
     frame = _frame(policies, saturations, zip(keys, done, strict=True))
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
-    summaries = [_policy_summary(frame, one.policy.name) for one in policies]
+    summaries = [_policy_summary(frame, one.label) for one in policies]
     paired = paired_differences(frame, phi_of(profile.overlap), bounded)
     return Comparison(
         scenario=to_plain(scenario),
@@ -269,7 +273,7 @@ def _frame(
     groups: dict[tuple[str, PhiLevel], list[PointRun]] = {}
     for key, run in runs:
         groups.setdefault(key, []).append(run)
-    named = {one.policy.name: (one, saturation) for one, saturation in zip(policies, saturations, strict=True)}
+    named = {one.label: (one, saturation) for one, saturation in zip(policies, saturations, strict=True)}
     loads: dict[tuple[str, PhiLevel], Load] = {}
     for (policy, level), done in groups.items():
         one, saturation = named[policy]
@@ -284,8 +288,8 @@ def _frame(
 
 
 def drafting(policies: Sequence[Resolved]) -> list[str]:
-    """Policies that draft."""
-    return [one.policy.name for one in policies if one.lengths.given]
+    """Policies that draft, and settings of other keys, which have no reference."""
+    return [one.label for one in policies if one.lengths.given or one.label != one.policy.name]
 
 
 def cost_source(profile: Profile) -> CostSource:

@@ -26,7 +26,7 @@ class Order(StrEnum):
     """No difference shows."""
     OVERLAP = "depends on overlap"
     DRAWS = "depends on draws"
-    """One shows, but not in all that costs and acceptance might as well be."""
+    """One shows, but not in all draws of costs and acceptance within their errors."""
     NONE = "none"
     """Nothing can be said: one replication, a load without steady means, or streams that overlap up to the roofs."""
 
@@ -88,7 +88,7 @@ def verdict(policies: Sequence[PolicySummary], paired: Iterable[Paired], draftin
     known = sorted((row for row in policies if row.load.is_steady and row.mean[METRIC] is not None), key=_mean)
     parts = _Sentence(known, pairs, drafting).parts() if known else []
     parts += _not_steady([row for row in policies if row not in known])
-    return "; ".join(parts)
+    return "; ".join(parts + _cut_off(policies))
 
 
 class _Sentence:
@@ -134,11 +134,19 @@ class _Sentence:
         names = in_words([self._name(row) for row in first])
         if not hanging:
             return f"{names} serve fastest, with no difference that shows: mean E2EL {spans} ms"
+        if hanging == [HANGS_ON[Order.DRAWS]]:
+            rest = ", ".join(f"{self._name(row)} {_span(row)} ms" for row in first[1:])
+            text = f"{self._name(best)} serves fastest, mean E2EL {_span(best)} ms, but not in every draw of costs and "
+            return f"{text}acceptance: {rest}{self._under(first)}"
         on = f"{' and '.join(hanging)}{_phis(pairs)}"
-        text = f"which of {names} serves fastest depends on {on}: mean E2EL {spans} ms"
-        if reference is not None and reference not in first and all(self._is_lower(row, reference) for row in first):
-            text += f", all under the {digits(_mean(reference))} ms without speculation"
-        return text
+        return f"which of {names} serves fastest depends on {on}: mean E2EL {spans} ms{self._under(first)}"
+
+    def _under(self, first: Sequence[PolicySummary]) -> str:
+        """That all of `first` are under no speculation."""
+        reference = self._reference
+        if reference is None or reference in first or not all(self._is_lower(row, reference) for row in first):
+            return ""
+        return f", all under the {digits(_mean(reference))} ms without speculation"
 
     def _behind(self, row: PolicySummary) -> str:
         """Distance behind the fastest; or that the policy may be worse than no speculation at all."""
@@ -165,6 +173,15 @@ class _Sentence:
 
     def _name(self, row: PolicySummary) -> str:
         return row.policy if row.policy in self._drafting else f"{row.policy} (no speculation)"
+
+
+def _cut_off(rows: Sequence[PolicySummary]) -> list[str]:
+    """Requests that each policy finished, where a window closed before some did."""
+    if not any(row.mean.get("censored") for row in rows):
+        return []
+    counts = [(row.policy, row.mean["completed"] or 0.0, row.mean["num_prompts"] or 0.0) for row in rows]
+    finished = [f"{policy} finished {digits(done)} of {digits(count)} requests" for policy, done, count in counts]
+    return [f"before the window closed {in_words(finished)}"]
 
 
 def _not_steady(rows: Sequence[PolicySummary]) -> list[str]:

@@ -93,8 +93,13 @@ ALIASES = {"rtx-pro-6000": "rtx-pro-6000-server"}
 
 
 def gpu_name(name: str) -> str:
-    """The name that profiles use for what is called `name`; unknown names stay as they are."""
-    return ALIASES.get(name, name)
+    """The name that profiles use for what is called `name`, `h200` for `h200-sxm` too; unknown names stay as they are.
+
+    >>> gpu_name("h200"), gpu_name("gh200")
+    ('h200-sxm', 'gh200')
+    """
+    socket = f"{name}-sxm"
+    return socket if socket in DATASHEETS else ALIASES.get(name, name)
 
 
 def datasheet(name: str) -> Datasheet:

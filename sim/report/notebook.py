@@ -6,121 +6,125 @@ Imports pandas and rich inside functions. Not here: what the numbers mean (sim.m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
 from sim.acceptance.models import MAX_DRAFT_TOKENS
-from sim.compare import side_by_side as experiment
 from sim.compare.point_runs import Point, run_point
 from sim.compare.pool import default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
 from sim.interface.request import Request
+from sim.metrics.price import Price
 from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import PERCENTILES, Run
 from sim.names import unknown
-from sim.plugins import checked_count, checked_counts, checked_list, checked_reals, shown
+from sim.plugins import checked_count, checked_counts, checked_list, checked_reals, plain_number, shown
 from sim.report.bench import read_bench_rows
 from sim.report.results import read_columns, read_summary
-from sim.report.store_frame import UNITS, frame_of, store_frame
+from sim.report.shown import (
+    ShownAttainment,
+    ShownComparison,
+    ShownContexts,
+    ShownPolicies,
+    ShownTuning,
+    ShownVaried,
+    runs_frame,
+    shown_as,
+)
+from sim.report.store_frame import frame_of, store_frame
 from sim.report.store_points import Setting, read_points
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate_in_simpy as in_simpy
-from sim.studies.cost_draws import DEFAULT_DRAWS, over_draws
+from sim.studies.attainment import DEFAULT_SHARE, highest_load
+from sim.studies.comparison.in_draws import compared
+from sim.studies.comparison.variants import Variants, tokens_of
+from sim.studies.comparison.varied import varied
 from sim.studies.grid import Grid
+from sim.studies.load_table import tune_policies
 from sim.studies.store import Store, is_store
 from sim.studies.sweep import SweepPlan, rows_of
 from sim.studies.sweep import sweep as run_sweep
-from sim.studies.tune import Tuning
 from sim.studies.tune import tune as run_tuning
+from sim.studies.tune import tune_contexts
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import Console
 
 MEANS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 
 
-class ShownComparison(experiment.Comparison, frozen=True, kw_only=True):
-    """Policies side by side (what `lanesim compare --json` holds); in a notebook it shows its tables.
-
-    `runs` is a row of metrics per policy and seed, `policies` their means with 95 % intervals, `paired` the differences
-    seed by seed.
-
-    >>> import lanesim
-    >>> result = lanesim.compare(profile="cpu/tiny", policy=("baseline", "pd"), num_prompts=20, request_rate=5)
-    >>> result.paired_frame().loc[0, ["a", "b", "metric"]].tolist()
-    ['pd', 'baseline', 'mean_ttft_ms']
-    """
-
-    def frame(self) -> pd.DataFrame:
-        """One row per policy and seed, a column per metric, units in the names; per-stream blocks left out."""
-        return runs_frame(self.runs)
-
-    def paired_frame(self) -> pd.DataFrame:
-        """One row per pair of policies and metric: `a`, `b`, `metric`, `difference`, `ci95_low`, `ci95_high`."""
-        import pandas as pd
-
-        names = ["a", "b", "metric", "difference", "ci95_low", "ci95_high"]
-        rows = [
-            (pair.a, pair.b, UNITS.get(pair.metric, pair.metric), pair.difference, *(pair.ci95 or (None, None)))
-            for pair in self.paired
-        ]
-        return pd.DataFrame(rows, columns=names)
-
-    def _repr_html_(self) -> str:
-        return self._shown().export_html(inline_styles=True, code_format='<pre style="line-height:1.2">{code}</pre>')
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))
-
-    def __str__(self) -> str:
-        return self._shown().export_text()
-
-    def _shown(self) -> Console:
-        from rich.console import Console
-
-        from sim.report.tables import comparison_tables
-
-        # In a notebook rich would show every line by itself, beside what it is asked for.
-        console = Console(record=True, file=StringIO(), width=120, force_jupyter=False)
-        comparison_tables(console, self)
-        return console
-
-
 Source = Scenario | Mapping[str, Any] | str | Path | None
+
+
+@overload
+def compare(
+    source: Source = None,
+    /,
+    *,
+    vary: None = None,
+    percentiles: Sequence[float] = PERCENTILES,
+    draws: int | None = None,
+    workers: int | None = None,
+    **changes: Any,
+) -> ShownComparison: ...
+
+
+@overload
+def compare(
+    source: Source = None,
+    /,
+    *,
+    vary: Mapping[str, Sequence[Any]],
+    percentiles: Sequence[float] = PERCENTILES,
+    draws: int | None = None,
+    workers: int | None = None,
+    **changes: Any,
+) -> ShownVaried: ...
 
 
 def compare(
     source: Source = None,
     /,
     *,
+    vary: Mapping[str, Sequence[Any]] | None = None,
     percentiles: Sequence[float] = PERCENTILES,
     draws: int | None = None,
+    workers: int | None = None,
     **changes: Any,
-) -> ShownComparison:
-    """Run every policy of a scenario with every seed, on the same draws.
+) -> ShownComparison | ShownVaried:
+    """Run every policy of a scenario with every seed, on the same draws: `lanesim compare`.
 
     `source` is a Scenario, a scenario file or a raw mapping; `changes` as in `Scenario.of`, where `profile` may be a
-    loaded one, too. Orders must hold in `draws` of costs and acceptance: ten unless given, 0 for none. Raises
-    ValueError for input that cannot run.
+    loaded one, too. With `vary` the values of each of its keys take the place of the policies: short keys such as
+    `speculation`, `prefix_cache`, `context` and `gpu`, flat names or dotted ones. Orders must hold in `draws` of costs
+    and acceptance: ten unless given, 0 for none. Raises ValueError for input that cannot run.
 
     >>> import lanesim
     >>> result = lanesim.compare(profile="cpu/tiny", policy=("continuous", "pd"), num_prompts=20, request_rate=10)
     >>> [run["policy"] for run in result.runs]
     ['continuous', 'pd']
+    >>> both = lanesim.compare(profile="cpu/tiny", num_prompts=20, request_rate=10, vary={"max_num_seqs": [1, 8]})
+    >>> both.frame()["policy"].unique().tolist()
+    ['max_num_seqs=1', 'max_num_seqs=8']
     """
-    percents = checked_reals("percentiles", percentiles, 0.0, 100.0)
-    scenario, profile = _scenario(source, changes)
-    resolved = resolve_all(scenario, profile)
-    result = experiment.compare(resolved, percentiles=percents)
-    if draws != 0:
-        result = over_draws(result, resolved, None if draws is None else checked_count("draws", draws, 2))
-    return ShownComparison(**msgspec.structs.asdict(result))
+    asked: dict[str, Any] = {
+        "percentiles": checked_reals("percentiles", percentiles, 0.0, 100.0),
+        "draws": draws and checked_count("draws", draws, 2),
+        "workers": None if workers is None else checked_count("workers", workers, 1),
+    }
+    if vary is not None:
+        raw, profile = _raw(source, changes)
+        if not isinstance(vary, Mapping):
+            raise ValueError(f"vary={shown(vary)}: want a mapping of keys to lists of values")
+        grid = {str(key): plain_number(checked_list(f"vary: {key}", values)) for key, values in vary.items()}
+        told = varied(Variants(raw, grid, profile), lambda settings: compared(settings, **asked))
+        return shown_as(ShownVaried, told)
+    scenario, loaded = _scenario(source, changes)
+    return shown_as(ShownComparison, compared(resolve_all(scenario, loaded), **asked))
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,16 +177,21 @@ def simulate_in_simpy(source: Source = None, /, **changes: Any) -> list[Request]
     return in_simpy(resolve(scenario, profile, scenario.policy[0]), scenario.seed)
 
 
-def _scenario(source: Source, changes: dict[str, Any]) -> tuple[Scenario, Profile]:
-    """The scenario and its profile, which `changes` may hold ready made."""
+def _raw(source: Source, changes: dict[str, Any]) -> tuple[dict[str, Any], Profile | None]:
+    """Raw data of a scenario, and its profile where `changes` hold one ready made."""
     profile = changes.get("profile")
     if isinstance(source, Scenario):
         source = to_plain(source)
     if isinstance(profile, Profile):
-        changes = changes | {"profile": profile.name}
-        return parse_scenario(raw_scenario(source, changes), profile), profile
-    scenario = Scenario.of(source, **changes)
-    return scenario, load_profile(scenario.profile)
+        return raw_scenario(source, changes | {"profile": profile.name}), profile
+    return raw_scenario(source, changes), None
+
+
+def _scenario(source: Source, changes: dict[str, Any]) -> tuple[Scenario, Profile]:
+    """The scenario and its profile, which `changes` may hold ready made."""
+    raw, profile = _raw(source, changes)
+    scenario = parse_scenario(raw, profile)
+    return scenario, profile or load_profile(scenario.profile)
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,9 +237,7 @@ def load(path: str | Path, *, version: str | None = None) -> Results | pd.DataFr
         return runs_frame(read_bench_rows(directory))
     held = read_summary(directory)
     requests = pd.DataFrame(read_columns(directory / "requests.parquet"))
-    return Results(
-        comparison=ShownComparison(**msgspec.structs.asdict(held)), runs=runs_frame(held.runs), requests=requests
-    )
+    return Results(comparison=shown_as(ShownComparison, held), runs=runs_frame(held.runs), requests=requests)
 
 
 def paired(
@@ -306,14 +313,16 @@ def tune(
     *,
     concurrencies: Sequence[int] | None = None,
     lengths: Sequence[int] | None = None,
-    draws: int = DEFAULT_DRAWS,
+    contexts: Sequence[int | str] | None = None,
+    draws: int | None = None,
     workers: int | None = None,
     **changes: Any,
-) -> Tuning:
+) -> ShownTuning | ShownContexts | ShownPolicies:
     """The best draft length by batch size: `lanesim tune`; `source` and `changes` as in `compare`. The policy is
-    `continuous` unless given.
+    `continuous` unless given; of `adaptive` its table is found.
 
-    `lengths` are tried at `concurrencies`, in so many `draws`. Raises ValueError for what cannot be tuned.
+    `lengths` are tried at `concurrencies`, in so many `draws`; with prompts of each of `contexts` tokens a table for
+    each. Raises ValueError for what cannot be tuned.
 
     >>> import lanesim
     >>> scenario = lanesim.Scenario.of(profile="cpu/tiny", policy="continuous", num_prompts=8)
@@ -324,23 +333,61 @@ def tune(
     if lengths is not None:
         lengths = checked_counts("lengths", lengths, 0, MAX_DRAFT_TOKENS)
         changes = changes | {"num_speculative_tokens": max(lengths, default=0)}
-    raw = raw_scenario(to_plain(source) if isinstance(source, Scenario) else source, {})
-    scenario, profile = _scenario({"policy": "continuous"} | raw, changes)
-    return run_tuning(
+    raw, profile = _raw(source, changes)
+    raw.setdefault("policy", "continuous")
+    scenario = parse_scenario(raw, profile)
+    profile = profile or load_profile(scenario.profile)
+    asked: dict[str, Any] = {
+        "concurrencies": None if concurrencies is None else checked_counts("concurrencies", concurrencies, 1),
+        "workers": None if workers is None else checked_count("workers", workers, 1),
+    }
+    if draws is not None:
+        asked["draws"] = checked_count("draws", draws, 1)
+    if scenario.policy == ("adaptive",):
+        if lengths is not None or contexts is not None:
+            raise ValueError("lengths, contexts: adaptive chooses policies, not draft lengths")
+        return shown_as(ShownPolicies, tune_policies(scenario, profile, **asked))
+    if contexts is not None:
+        prompts = [tokens_of(plain_number(each)) for each in checked_list("contexts", contexts)]
+        return shown_as(ShownContexts, tune_contexts(scenario, profile, prompts, lengths=lengths, **asked))
+    return shown_as(ShownTuning, run_tuning(scenario, profile, lengths=lengths, **asked))
+
+
+def capacity(
+    source: Source = None,
+    /,
+    *,
+    attainment: float = DEFAULT_SHARE,
+    target_rate: float | None = None,
+    price: str | None = None,
+    draws: int | None = None,
+    workers: int | None = None,
+    **changes: Any,
+) -> ShownAttainment:
+    """The highest request rate at which a share of the requests meets all SLOs, and with `target_rate` the replicas for
+    it: `lanesim capacity`; `source` and `changes` as in `compare`, SLOs as `goodput={"ttft_ms": 500}`.
+
+    `price` is such as `3.5/gpu-h`. Raises ValueError for a scenario without SLOs.
+
+    >>> import lanesim
+    >>> slo, load = {"ttft_ms": 100}, {"num_prompts": 20, "num_speculative_tokens": 0}
+    >>> answer = lanesim.capacity(profile="cpu/tiny", policy="continuous", goodput=slo, draws=0, workers=1, **load)
+    >>> answer.frame()["policy"].tolist()
+    ['continuous']
+    """
+    (share,) = checked_reals("attainment", [attainment], 0.0, 1.0)
+    scenario, profile = _scenario(source, changes)
+    answer = highest_load(
         scenario,
         profile,
-        concurrencies=None if concurrencies is None else checked_counts("concurrencies", concurrencies, 1),
-        lengths=lengths,
-        draws=checked_count("draws", draws, 1),
+        share=share,
+        target_rate=None if target_rate is None else checked_reals("target_rate", [target_rate], 0.0, MAX_RATE)[0],
+        price=None if price is None else Price.of_text(price),
+        draws=None if draws is None else checked_count("draws", draws, 0),
         workers=None if workers is None else checked_count("workers", workers, 1),
     )
+    return shown_as(ShownAttainment, answer)
 
 
-def runs_frame(runs: Sequence[Run]) -> pd.DataFrame:
-    """`runs` as rows: every metric that is one number or label, under a name with its unit."""
-    import pandas as pd
-
-    rows = [
-        {UNITS.get(key, key): value for key, value in run.items() if not isinstance(value, dict | list)} for run in runs
-    ]
-    return pd.DataFrame(rows)
+MAX_RATE = 1e6
+"""Requests per second, as the command has it."""

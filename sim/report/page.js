@@ -1,5 +1,5 @@
 "use strict";
-const SVG = "http://www.w3.org/2000/svg", WIDTH = 760, HEIGHT = 320, LEFT = 62, BOTTOM = 40;
+const SVG = "http://www.w3.org/2000/svg", WIDTH = 760, HEIGHT = 320, LEFT = 62, BOTTOM = 40, MANY = 12;
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c8c8c", "#a08000"];
 const put = (parent, made, attributes = {}, text = undefined) => {
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -15,7 +15,7 @@ const order = (a, b) => {
   if (isNaN(x) !== isNaN(y)) return isNaN(x) ? 1 : -1;
   return isNaN(x) ? a.textContent.localeCompare(b.textContent, "en", {numeric: true}) : x - y;
 };
-for (const table of document.querySelectorAll("table")) {
+for (const table of document.querySelectorAll("table:has(thead)")) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
   heads.forEach((head, place) => {
     const name = head.textContent;
@@ -28,6 +28,17 @@ for (const table of document.querySelectorAll("table")) {
     });
   });
 }
+const filtering = (parent, rows, then) => {
+  const filter = html(parent, "input", {type: "search", placeholder: "filter: words of a row", "aria-label": "filter"});
+  filter.addEventListener("input", () => {
+    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of rows) {
+      const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word));
+    }
+    then();
+  });
+};
 const explore = (table) => {
   const names = [...table.tHead.rows[0].cells].map((head) => head.textContent), rows = [...table.tBodies[0].rows];
   const hollow = table.dataset.hollow ?? "overloaded";
@@ -36,7 +47,7 @@ const explore = (table) => {
   const numeric = all.filter((place) => rows.some((row) => !isNaN(number(row.cells[place]))));
   const bar = document.createElement("p");
   table.parentNode.before(bar);
-  const filter = html(bar, "input", {type: "search", placeholder: "filter: words of a row", "aria-label": "filter"});
+  filtering(bar, rows, draw);
   const choice = (label, places, first) => {
     const select = html(html(bar, "label", {}, ` ${label} `), "select");
     for (const place of places) html(select, "option", {value: place}, names[place]);
@@ -50,13 +61,7 @@ const explore = (table) => {
   const colour = choice("colour by", few, names.indexOf(table.dataset.colour ?? "policy"));
   const chart = put(bar, document.createElementNS(SVG, "svg"), {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img"});
   const told = html(bar, "output", {}, `Point at a dot to read its row; hollow: ${hollow}.`);
-  filter.addEventListener("input", draw);
   function draw() {
-    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    for (const row of rows) {
-      const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
-      row.hidden = !words.every((word) => text.includes(word));
-    }
     const [x, y, by] = [across, up, colour].map((select) => Number(select.value));
     const shown = rows.filter((row) => !row.hidden && !isNaN(number(row.cells[x])) && !isNaN(number(row.cells[y])));
     chart.textContent = "";
@@ -100,5 +105,11 @@ const explore = (table) => {
   }
   draw();
 };
+for (const table of document.querySelectorAll("table:has(thead):not(#points)")) {
+  const rows = [...table.tBodies[0].rows], bar = document.createElement("p");
+  if (rows.length < MANY) continue;
+  (table.closest(".wide") ?? table).before(bar);
+  filtering(bar, rows, () => {});
+}
 const points = document.getElementById("points");
 if (points !== null) explore(points);

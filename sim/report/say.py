@@ -28,7 +28,7 @@ from sim.studies.load_table import PolicyTuning
 from sim.studies.plan.search import PlannedDeployment, Rental
 from sim.studies.tune import IDLE, ContextTuning, Tuning
 
-MAX_ESTIMATES, MAX_NOTES = 2, 3
+MAX_ESTIMATES, MAX_NOTES = 1, 3
 """Rows of a first pass, and notes on them, that a plan shows; the others are in the JSON."""
 NONE = "–"
 
@@ -186,7 +186,8 @@ def _by_context(answer: ContextTuning, console: Console) -> Said:
         table.add_row(*row)
     mean, without = _share(answer.regret), _share(answer.regret_without)
     return Said(
-        f"{answer.verdict}; a table for each context loses {mean}, one for all of them {without}",
+        f"{answer.verdict}; against the best length at every load, a table for each context gives away {mean} of "
+        f"{answer.objective}, one table for all contexts {without}",
         [(f"{answer.objective}: draft length K by batch size and context", table)],
         [f"num_speculative_tokens_per_batch_size, as vllm#48627 proposes it: {json.dumps(answer.k_table)}"],
         [f"not simulated: {line}" for line in answer.not_simulated],
@@ -378,7 +379,7 @@ def _rented(answer: Rental, console: Console) -> Said:
         answer.verdict,
         [("", table)],
         [*start, f"check: {answer.check}"],
-        [*lines, *answer.notes[:MAX_NOTES]],
+        [*lines, *answer.notes[: MAX_NOTES - 2], *filter(None, ["; ".join(answer.notes[MAX_NOTES - 2 : MAX_NOTES])])],
     )
 
 

@@ -17,6 +17,7 @@ from sim.devices.contention import BRACKET, PhiLevel
 from sim.files.json_values import Json
 from sim.metrics.stats import interval_95
 from sim.report.store_frame import store_frame
+from sim.studies.grid import CONDITIONS
 from sim.studies.store import Store
 from sim.studies.store_rows import if_overlap
 
@@ -31,7 +32,6 @@ RATE, CONCURRENCY = "workload.request_rate", "workload.max_concurrency"
 K, ACCEPTANCE = "speculation.num_speculative_tokens", "speculation.acceptance"
 LOADS = {RATE: "requests/s", CONCURRENCY: "requests in flight, at most"}
 """Keys that say how heavy the load is, and how an axis calls them."""
-CONDITIONS = ("workload.", "speculation.acceptance", "speculation.synthetic_", "window.", "goodput.")
 WORDS = {
     K: "draft length (tokens)",
     ACCEPTANCE: "acceptance",

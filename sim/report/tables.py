@@ -16,8 +16,9 @@ from sim.compare.verdict import Order, Paired, PolicySummary, flips_at
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
-from sim.names import span
+from sim.names import in_words, span
 from sim.policies.options import DEFERRED, ONLY_TOGETHER, PARTITION_FLAGS
+from sim.studies.cost_draws import ONLY_IF
 from sim.studies.evidence import shortened
 
 PASSES = ("prefill", "decode", "draft", "verify")
@@ -119,11 +120,12 @@ def measured_width(console: Console, table: Table) -> int:
 def comparison_tables(
     console: Console, result: Comparison, percentiles: Sequence[float] = (), *, is_verbose: bool = False
 ) -> None:
-    """The comparison of `sim.compare.side_by_side.compare`: a row per policy, paired differences to the first, what it
-    rests on in at most four lines (all of it where `is_verbose`), and last the sentence.
+    """The comparison of `sim.compare.side_by_side.compare`: the sentence, a row per policy, paired differences to the
+    first, and what it rests on in at most four lines (all of it where `is_verbose`).
 
     `percentiles` that were asked for get further columns.
     """
+    say(console, result.verdict, "bold")
     for line in _head(result, is_verbose=is_verbose):
         console.print(line, highlight=False)
     for table in _policies(result, _columns(result, percentiles), console):
@@ -132,7 +134,6 @@ def comparison_tables(
         print_table(console, _paired(result))
     for line in notes(result) if is_verbose else comparison_in_brief(result):
         say(console, line, "dim")
-    say(console, result.verdict, "bold")
 
 
 def _head(result: Comparison, *, is_verbose: bool) -> list[str]:
@@ -191,6 +192,8 @@ def _columns(result: Comparison, percentiles: Sequence[float]) -> list[tuple[str
     if any((run.get("num_gpus") or 1) != 1 for run in result.runs):
         after = [key for key, *_ in columns].index("steady_output_throughput") + 1
         columns.insert(after, ("steady_output_throughput_per_gpu", "per GPU", "tok/s"))
+    if result.scenario["window"]["stop_s"] is not None:
+        columns.insert(0, ("completed", "ended", "in window"))
     for percent in percentiles:
         for name in ("ttft", "tpot", "itl", "e2el"):
             key = f"p{percent:g}_{name}_ms"
@@ -393,7 +396,8 @@ def _tail_lines(result: Comparison) -> list[str]:
 def comparison_in_brief(result: Comparison) -> list[str]:
     """Basis of a comparison, short."""
     overlap = [] if result.profile.phi is None else _overlap_lines(result)[:1]
-    return in_brief([*level_lines(result), *overlap, *_power_lines(result)], result.evidence, result.notes)
+    notes = [note for note in result.notes if not note.startswith(ONLY_IF)]
+    return in_brief([*level_lines(result), *overlap, *_power_lines(result)], result.evidence, notes)
 
 
 def _power_lines(result: Comparison) -> list[str]:
@@ -426,14 +430,15 @@ def level_lines(result: Comparison) -> list[str]:
         if width > WIDER * least
     ]
     known = result.levels[0].num_set_ups
-    where = f"{known} served set-up{'s' * (known > 1)} like it" if known else "served set-ups, none like it"
-    text = f"a server's mean E2EL may be {below:.0f} % lower to {', '.join([f'{least:.0f} % higher', *others])}"
-    text += f" (95 %, by errors on {where})"
+    where = f"{known} measured set-up{'s' * (known > 1)} like it" if known else "measured set-ups, none like it"
+    higher = ", ".join([f"{least:.0f} % higher", *others])
+    text = f"in 19 cases of 20 a server's mean E2EL is {below:.0f} % lower to {higher} (by errors on {where}"
     engine = [max(0.0, level.engine_pct) for level in result.levels if level.engine_pct is not None]
     if engine and max(engine) >= 0.5:
-        text += f"; the engine's pooled constants: {_percents(engine)}"
+        text += f"; the engine's own times, averaged over machines, add {_percents(engine)}"
+    text += ")"
     steep = [f"{level.elasticity:.1f} % ({level.policy})" for level in result.levels if level.elasticity is not None]
-    return [text, *([f"near saturation 1 % of step time is this much E2EL: {', '.join(steep)}"] if steep else [])]
+    return [text, *([f"near saturation: steps 1 % longer make mean E2EL longer by {in_words(steep)}"] if steep else [])]
 
 
 def _percents(values: Iterable[float]) -> str:

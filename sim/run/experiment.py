@@ -266,7 +266,7 @@ class Experiment:
         end_s = max(request.last_token_s for request in requests) if is_drained else accounts.now_s
         kv = serving.kv
         return RunRecord(
-            policy=resolved.policy.name,
+            policy=resolved.label,
             seed=self.seed,
             requests=requests,
             slo_classes=self.scenario.slo_classes,

@@ -89,6 +89,8 @@ class _Unpriced:
     """A resolved scenario before anything of it is priced; nothing in it depends on a seed of a run."""
 
     scenario: Scenario
+    label: str
+    """Name among others: the policy's, or values of keys in which it differs from them."""
     policy: Policy
     profile: Profile
     num_slots: int | None
@@ -214,7 +216,8 @@ class Resolved(_Unpriced):
         if not keys.keys() <= LOAD_KEYS:
             is_same = scenario.speculation.acceptance == self.scenario.speculation.acceptance
             quoted = self.quoted if is_same else None
-            return resolve(scenario, self.profile, self.policy.name, num_slots=self.num_slots, quoted=quoted)
+            other = resolve(scenario, self.profile, self.policy.name, num_slots=self.num_slots, quoted=quoted)
+            return replace(other, label=self.label)
         served = msgspec.structs.replace(self.served, workload=scenario.workload)
         other = replace(self, scenario=scenario, served=served)
         return other if isinstance(scenario.policy_options.partition, dict | None) else _priced(other)
@@ -272,6 +275,7 @@ def resolve(
     seated = limits.max_num_seqs * num_engines
     unpriced = _Unpriced(
         scenario=scenario,
+        label=named.name,
         policy=named,
         profile=profile,
         num_slots=num_slots,

@@ -31,7 +31,7 @@ from sim.engine.draft_length import BatchTable, check_table
 from sim.engine.fleet import Routing
 from sim.files.json_values import Json
 from sim.names import unknown
-from sim.plugins import shown
+from sim.plugins import plain_number, shown
 from sim.policies.options import CHUNK, Method
 from sim.policies.registry import PolicyOptions
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
@@ -209,7 +209,7 @@ MAX_REPLICAS = 10_000
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas, how requests find them, and what works beside each other do to each other."""
+    """Replicas, how requests are routed to them, and how works of several streams slow each other down."""
 
     count: Annotated[int, Bounds(1, MAX_REPLICAS)] = 1
     """Replicas, each with the GPUs that its policy needs: one, more for disaggregated and pipelined. As many as a
@@ -327,8 +327,12 @@ def raw_scenario(source: Mapping[str, Json] | str | Path | None, changes: Mappin
     """Raw data of a file or mapping with `changes` on top, as `Scenario.of` takes them."""
     if source is not None and not isinstance(source, Mapping | str | Path):
         raise ValueError(f"scenario {shown(source)}: want a Scenario, a mapping of keys, or the path of a file")
-    raw = read_scenario(Path(source)) if isinstance(source, str | Path) else copy.deepcopy(dict(source or {}))
-    for name, value in changes.items():
+    raw = (
+        read_scenario(Path(source))
+        if isinstance(source, str | Path)
+        else plain_number(copy.deepcopy(dict(source or {})))
+    )
+    for name, value in plain_number(dict(changes)).items():
         is_block = isinstance(value, Mapping)
         set_dotted(raw, name if is_block else FLAT_NAMES.get(name, name), value)
     return raw

@@ -22,6 +22,7 @@ FLAT_NAMES = {
     "input_len": "workload.input_len",
     "output_len": "workload.output_len",
     "random_range_ratio": "workload.random_range_ratio",
+    "method": "speculation.method",
     "num_speculative_tokens": "speculation.num_speculative_tokens",
     "acceptance": "speculation.acceptance",
     "controller": "speculation.controller",

@@ -2,7 +2,7 @@
 the replicas that a given rate takes.
 
 The interval of the load is over replications. A pilot of a few says how many it takes, and then as many fresh ones are
-made: adding until an interval is narrow would stop too early. What costs and acceptance might as well be is drawn as
+made: adding until an interval is narrow would stop too early. Costs and acceptance within their errors are drawn as
 `tune` draws it: the load has its range over draws, and the replicas that are recommended hold in nearly all of them.
 Not here: the search for a load and runs of fleets (load_search), draws, saturated throughput (sim.compare.capacity),
 beyond which a bound on waiting is met by no load for long.

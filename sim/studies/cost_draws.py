@@ -1,5 +1,4 @@
-"""Draws of what might as well be true (profiles within their errors, acceptance within its interval), and the orders
-of a comparison that hold in them.
+"""Draws of costs and acceptance within their measured errors, and the orders of a comparison that hold in them.
 
 A draw is a profile and a quote of acceptance that fit what was measured as well as the given ones, and goes through the
 simulator like any other; nothing is added to a result afterwards. Which error becomes which factor:
@@ -61,6 +60,8 @@ FEWEST_OF_90 = 19
 """Draws from which on their interval is less than their range."""
 LEAST_PROMPTS, LEAST_PER_SLOT = 50, 3
 """Requests of a run in a draw: at least, and for each that a closed loop has in flight."""
+ONLY_IF = "an order is stated only if it holds in"
+"""Beginning of the note on draws, which the sentence sums up."""
 ORDERED = (*STATED, Order.OVERLAP)
 
 
@@ -284,7 +285,7 @@ def over_draws(
     elif draws < 2:
         raise ValueError(f"draws={draws!r} must be at least 2, or 0 for none: one draw says nothing of others")
     count = draws or COMPARED_DRAWS
-    named = {one.policy.name: one for one in policies}
+    named = {one.label: one for one in policies}
     ran = [named[row.policy] for row in shown]
     worlds = _worlds(result, ran, drawn, count, Runner(workers, on_done))
     levels = [level for row in shown if (level := worlds.level(row)) is not None]
@@ -309,7 +310,7 @@ def over_draws(
         paired.append(row)
     which = f"{'all' if count < FEWEST_OF_90 else '90 %'} of {count}"
     length = "" if drawn is scenario else f", in runs of {num_requests(drawn.workload)} requests each"
-    note = f"an order is stated only if it holds in {which} {covers(policies[0])}{length}"
+    note = f"{ONLY_IF} {which} {covers(policies[0])}{length}"
     sentence = verdict(result.policies, paired, drafting(policies))
     if any(row.order in STATED and row.metric == METRIC for row in paired):
         sentence += f"; every order stated holds in {which} draws of costs and acceptance"
@@ -354,7 +355,7 @@ def _worlds(result: Comparison, policies: Sequence[Resolved], drawn: Scenario, c
     ]
     given = [Point(resolved=one, seed=seed) for one in shorter for seed in seeds if drawn is not scenario]
     outcomes = [outcome.run for outcome in run_points([*points, *given], runner, "draws")]
-    names = [one.policy.name for one in policies]
+    names = [one.label for one in policies]
     as_given = outcomes[len(points) :] or [run for policy in names for run in result.runs if run["policy"] == policy]
     per_policy = len(as_given) // len(policies)
     runs = {}

@@ -165,7 +165,7 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
     pooled over others come on top, unless cells were measured with it, by a run with all of them a standard deviation
     higher. Near saturation latency answers to errors of step times by its elasticity to them.
     """
-    named, profile = {one.policy.name: settled(one, result.length) for one in policies}, policies[0].profile
+    named, profile = {one.label: settled(one, result.length) for one in policies}, policies[0].profile
     engine, gpu, model = policies[0].engine, profile.gpu.name, profile.target.name
     levels_of_policies = []
     for row, asked in zip(result.policies, asked_of_comparison(result, policies), strict=True):

@@ -33,6 +33,8 @@ from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.workload.generate import Workload
 
 KEYS = ("scenario", "grid", "zip", "replications")
+CONDITIONS = ("workload.", "speculation.acceptance", "speculation.synthetic_", "window.", "goodput.")
+"""Beginnings of keys that nobody chooses: load, lengths, acceptance. All others are settings."""
 CHECKED_WHOLE = 10_000
 """Scenarios up to which every combination is checked before the first run, not only every value."""
 Row = tuple[Json, ...]

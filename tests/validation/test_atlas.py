@@ -71,7 +71,7 @@ def test_two_pairs_become_one_file_and_json(run: Run, tmp_path: Path) -> None:
     assert known["has_evidence"]
     assert not new["has_evidence"]
     text = (tmp_path / "out" / "atlas.html").read_text()
-    assert text.index("Of 2 published pairs, speculation ") < text.index("org/Known")
+    assert text.index("Of 2 published pairs, drafting ") < text.index("org/Known")
     assert "vllm-0.23, eagle3, K = 1 to 3, 1 to 8 in flight: output throughput" in text
     assert UNMEASURED in text
     assert text.count("<tr class=grey>") == 1
@@ -139,12 +139,14 @@ def test_a_row_says_from_which_load_drafts_lose_and_what_one_length_costs() -> N
     always = row(answer=Answer(k_table=[], break_even_concurrency=None), break_even_interval=(None, None))
     assert "> 256" in cells(always)
     said = sentence([row(), always])
-    assert "loses from some load on in 1 (" in said
-    assert "first org/m on h200-sxm under vllm-0.24, from 100)" in said
-    assert "at single loads in 1 more, and gains at every load tried in the other 0" in said
-    assert "speculation loses at single loads in 1 and gains at every load tried in the other 0;" in sentence([always])
+    assert said.startswith(
+        "Of 2 published pairs, drafting raises throughput at every load tried in none. In 1 it lowers"
+    )
+    assert "org/m on h200-sxm under vllm-0.24 is the first, above 100 requests in flight." in said
+    assert "In 1 more it lowers throughput at single loads." in said
+    assert "In 1 it lowers throughput at single loads." in sentence([always])
     never = row(answer=Answer(k_table=[], break_even_concurrency=0.0), break_even_interval=(0.0, 0.0))
-    assert "under vllm-0.24, at any load)" in sentence([never])
+    assert "under vllm-0.24 is the first, at any load." in sentence([never])
 
 
 def test_cells_without_drafts_alone_are_called_so() -> None:

@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 import msgspec
 
@@ -83,24 +83,23 @@ def sentence(rows: Sequence[AtlasRow]) -> str:
     measured = sum(row.has_evidence for row in rows)
     regret, worst = fmean(row.one_k_regret for row in rows), max(row.one_k_worst for row in rows)
     at_times = sum(row.answer.break_even_concurrency is None and any(at.k == 0 for at in row.loads) for row in rows)
-    gaining = f" and gains at every load tried in the other {many - len(losing) - at_times}"
+    gaining = many - len(losing) - at_times
+    parts = [f"Of {many} published pairs, drafting raises throughput at every load tried in {gaining or 'none'}."]
     if losing:
         first, row = min(losing, key=lambda each: each[0])
-        start = f"from {first:.0f}" if first >= 1.0 else "at any load"
-        loses = (
-            f"loses from some load on in {len(losing)} (in the median of these from {median(x for x, _ in losing):.0f} "
-            f"requests in flight, first {row.target} on {row.gpu} under {row.engine}, {start})"
+        start = f"above {first:.0f} requests in flight" if first >= 1.0 else "at any load"
+        parts.append(
+            f"In {len(losing)} it lowers throughput once enough requests are in flight; {row.target} on {row.gpu} "
+            f"under {row.engine} is the first, {start}."
         )
-        loses += f", at single loads in {at_times} more," * bool(at_times) + gaining
-    elif at_times:
-        loses = f"loses at single loads in {at_times}{gaining}"
-    else:
-        loses = f"gains at every load tried, up to {MAX_IN_FLIGHT} requests in flight, in all of them"
-    return (
-        f"Of {many} published pairs, speculation {loses}; one draft length for all loads costs {100 * regret:.1f} % of "
-        f"the throughput on average, {100 * worst:.0f} % at worst; in {measured} of them drafts were measured "
-        "near these loads, the others are predictions."
+    if at_times:
+        parts.append(f"In {at_times}{' more' * bool(losing)} it lowers throughput at single loads.")
+    parts.append(
+        f"A server that keeps one draft length at all loads loses {100 * regret:.1f} % of its throughput on average, "
+        f"{100 * worst:.0f} % at worst. Drafts were measured near these loads for {measured} pairs; the rest is "
+        "predicted."
     )
+    return " ".join(parts)
 
 
 def as_json(rows: Sequence[AtlasRow], refused: Refused, draws: int) -> str:

@@ -28,6 +28,7 @@ from sim.costs.profile_files import load
 from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, phi_at
 from sim.metrics.stats import interval_95
 from sim.metrics.summary import number
+from sim.names import span
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from validation.tables import grouped, page
@@ -133,23 +134,26 @@ def answer(won: Mapping[str, int], stars: Sequence[str]) -> str:
     """Summary of the table: settings by winner, and phi* of those without one.
 
     >>> answer({"autoregressive": 6}, ["pd from 0.05", "pd from 0.15", "not checked"])
-    '6 of 9 settings have a winner whatever two streams do to each other: autoregressive in 6. In 3 it depends on \
-overlap: in 2 pd is first from phi 0.05 … 0.15 on; in 1 not checked.'
+    'In 6 of 9 settings the fastest policy is the same however well two streams overlap: autoregressive in 6. In the \
+other 3 it depends on overlap: pd becomes the fastest in 2, once phi is 0.05 to 0.15; 1 was not checked.'
     """
     listed = ", ".join(f"{names} in {count}" for names, count in won.items()) or "none"
     num_won = sum(won.values())
     text = (
-        f"{num_won} of {num_won + len(stars)} settings have a winner whatever two streams do to each other: {listed}."
+        f"In {num_won} of {num_won + len(stars)} settings the fastest policy is the same however well two streams "
+        f"overlap: {listed}."
     )
     if not stars:
         return text
     starred = grouped([star.partition(" from ") for star in stars], itemgetter(0))
     by_policy = {policy: [phi for _, _, phi in cells] for policy, cells in starred.items()}
     parts = [
-        f"in {len(phis)} {policy}" + (f" is first from phi {min(phis)} … {max(phis)} on" if min(phis) else "")
+        f"{policy} becomes the fastest in {len(phis)}, once phi is {span([min(phis), max(phis)])}"
+        if min(phis)
+        else f"{len(phis)} was {policy}"
         for policy, phis in by_policy.items()
     ]
-    return f"{text} In {len(stars)} it depends on overlap: {'; '.join(parts)}."
+    return f"{text} In the other {len(stars)} it depends on overlap: {'; '.join(parts)}."
 
 
 def main(

@@ -18,8 +18,8 @@ EXAMPLE = (
 def plan_command(flags: PlanFlags) -> None:
     """Deployments of MODEL to rent: a Hugging Face name, a config.json, or a profile's name.
 
-    Splits over GPUs are searched, with and without the drafter; the best few are simulated in draws of what costs and
-    acceptance might as well be.
+    Splits over GPUs are searched, with and without the drafter; the best few are simulated again and again, with costs
+    and acceptance drawn anew within their measured errors.
     """
     claim(files={"--json": flags.json}, inputs=[flags.model])
     bounds_ms = parse_goodput(flags.goodput)

@@ -31,7 +31,7 @@ class PlanFlags(Struct, frozen=True, kw_only=True):
     output_len: Annotated[Tokens, "Output tokens."]
     goodput: Goodput = ()
     attainment: Annotated[Share, "Share that meets all SLOs."] = 0.95
-    draft: Annotated[str | None, "Drafter: eagle3, mtp, dspark, or a model. [default: none]"] = None
+    draft: Annotated[str | None, "Drafter: eagle3, mtp, dspark, ngram, a model, or none. [default: none]"] = None
     acceptance: Annotated[
         str | None, "Acceptance of its drafts, such as length:2.6@3. [default: assumed by drafter]"
     ] = None

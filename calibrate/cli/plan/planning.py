@@ -16,6 +16,7 @@ from calibrate.catalogue.model_configs import ModelSource, source_of, with_forma
 from calibrate.catalogue.published_tables import cache_folder, published_tables
 from calibrate.cli.plan.flags import PlanFlags
 from calibrate.cli.profile_output import needs_analysis
+from sim.acceptance.assumed import assumed_of
 from sim.compare.pool import OnDone
 from sim.costs.datasheets import DATASHEETS, gpu_name
 from sim.costs.engine_costs import engine_of
@@ -25,19 +26,14 @@ from sim.costs.shapes import HEADS, ModelShape
 from sim.files.json_values import Json, read_json
 from sim.metrics.price import GPU, Price
 from sim.names import unknown
+from sim.policies.options import Method
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, label_of
 from sim.studies.plan.search import Rental, plan, with_world
 
-ASSUMED = {
-    "eagle3": ("length:2.83@3", 5, "MiniMax-M3's EAGLE-3, coding"),
-    "mtp": ("length:2.99@3", 3, "GLM-5.2's MTP, coding"),
-    "dspark": ("length:2.87@3", 5, "Kimi-K3's DSpark, coding"),
-    "": ("length:2.73@3", 5, "a draft of 1B of the same family"),
-}
-"""Assumptions about each drafter: an acceptance where none is given, the longest draft to try, whose it is."""
+NO_DRAFT = ("none", "off")
 
 
 def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> Rental:
@@ -108,11 +104,12 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
                 f"no kernel tables of GPU {gpu!r}, only of {', '.join(DEVICES)}; a profile's name needs none"
             )
         raise ValueError(unknown("GPU", flags.gpu, DEVICES))
-    draft = None if flags.draft is None or flags.draft in HEADS else _draft_model(flags.draft)
+    without_model = flags.draft is None or flags.draft in (*HEADS, *NO_DRAFT, Method.NGRAM)
+    draft = None if without_model else _draft_model(str(flags.draft))
     tables, source = published_tables()
     named = source_of(flags.model, plain=False)
     target = in_kernel_format(with_formats(named.shape, flags.weights, flags.kv_dtype), gpu)
-    if flags.draft in HEADS:
+    if flags.draft is not None and flags.draft in HEADS:
         draft = HEADS[flags.draft](named.shape)
     if draft is not None:
         draft = with_formats(draft, None, flags.kv_dtype)
@@ -142,7 +139,7 @@ def _draft_model(name: str) -> ModelShape:
         return source_of(name, plain=False).shape
     except ValueError as error:
         if str(error).startswith("unknown model") and "did you mean" not in str(error):
-            raise ValueError(unknown("drafter", name, [*HEADS, "or a model"])) from None
+            raise ValueError(unknown("drafter", name, [*HEADS, "ngram", "none", "or a model"])) from None
         raise
 
 
@@ -151,15 +148,16 @@ def _scenario(
 ) -> tuple[Scenario, str | None]:
     """The question, and a word on what was assumed."""
     draft, assumed = candidates[0].profile.draft, None
+    drafter = flags.draft if flags.draft == Method.NGRAM else None if draft is None else draft.name
     speculation: dict[str, Json] = {"num_speculative_tokens": 0}
-    if draft is not None:
-        acceptance, longest, whose = ASSUMED.get(draft.name, ASSUMED[""])
+    if drafter is not None:
+        acceptance, longest, whose = assumed_of(drafter)
         if flags.acceptance is None:
             assumed = f"acceptance {acceptance} assumed ({whose}); --acceptance"
         speculation = {
             "num_speculative_tokens": flags.num_speculative_tokens or longest,
             "acceptance": flags.acceptance or acceptance,
-            "method": draft.name if draft.name in ASSUMED else "draft_model",
+            "method": drafter if drafter in (*HEADS, Method.NGRAM) else "draft_model",
         }
     raw: dict[str, Json] = {
         "profile": candidates[0].name,

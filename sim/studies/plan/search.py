@@ -184,7 +184,7 @@ def plan(
         scenario=to_plain(best.scenario),
         gpu=profile.gpu.name,
         target=profile.target.name,
-        draft=None if profile.draft is None else profile.draft.name,
+        draft=_drafter(best.scenario, profile),
         rate_per_s=rate_per_s,
         share=share,
         price_per_gpu_h=price_per_gpu_h,
@@ -372,11 +372,18 @@ def _nothing(scenario: Scenario, refused: Sequence[Refused]) -> str:
     return f"plan: no deployment meets {_bounds(scenario)}; nearest is {nearest.deployment}: {nearest.why}"
 
 
+def _drafter(scenario: Scenario, profile: Profile) -> str | None:
+    """Name of what drafts; None where nothing does."""
+    if scenario.speculation.method.looks_up:
+        return scenario.speculation.method.value
+    return None if profile.draft is None else profile.draft.name
+
+
 def _verdict(best: _Refined, search: _Search) -> str:
     """The sentence that the user came for."""
     row, profile, interval = best.row, best.candidate.profile, best.row.rate_interval
     k, usd, gpus = row.num_speculative_tokens, row.usd_per_million_tokens, f"{row.gpus} x {profile.gpu.name}"
-    drafting = "without a drafter" if not k or profile.draft is None else f"with {profile.draft.name} at K = {k}"
+    drafting = f"with {_drafter(best.scenario, profile)} at K = {k}" if k else "without a drafter"
     what = f"{profile.target.name} as {row.deployment} {drafting}"
     within = f"{100 * search.share:g} % within {_bounds(best.scenario)}"
     price = "" if usd is None else f", ${usd:.3g} per million output tokens"

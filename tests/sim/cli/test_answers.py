@@ -24,14 +24,16 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(WIDTH))
 
 
-def test_the_demo_fits_a_screen_and_ends_with_its_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_fits_a_screen_and_begins_with_its_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["compare", str(DEMO), "--profile", PAIR, "--num-prompts", "40", "--replications", "2", "--workers", "1"]
     assert run([*flags, "--json", str(tmp_path / "r.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= HEIGHT
     assert max(len(line.rstrip()) for line in lines) <= WIDTH
     verdict = json.loads((tmp_path / "r.json").read_text())["verdict"]
-    assert " ".join(" ".join(lines).split()).endswith(verdict)
+    assert " ".join(" ".join(lines).split()).startswith(verdict)
 
 
 def test_all_that_an_answer_rests_on_is_shown_on_demand(capsys: pytest.CaptureFixture[str]) -> None:

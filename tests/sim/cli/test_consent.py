@@ -25,8 +25,8 @@ READ = {
     *("acceptance", "api_key_env", "attention", "bench_json", "columns", "concurrencies", "contexts"),
     *("dataset_name", "dataset_path", "draft", "draft_weights", "dtype", "engine", "from_", "goodput", "gpu"),
     *("grid", "kv_dtype", "lengths", "levels", "log", "metric_percentiles", "metrics_after", "metrics_before"),
-    *("model", "names", "num_prompts", "pair", "paths", "policy", "price", "profile", "prompts", "requests"),
-    *("scenario", "series", "set", "sources", "speculative_config", "target", "target_weights", "weights"),
+    *("method", "model", "names", "num_prompts", "pair", "paths", "policy", "price", "profile", "prompts", "requests"),
+    *("scenario", "series", "set", "vary", "sources", "speculative_config", "target", "target_weights", "weights"),
     *("where", "words"),
 }
 """Parameters of text that name nothing which is written; every other one is an output."""

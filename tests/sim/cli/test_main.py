@@ -72,7 +72,7 @@ def test_a_table_is_printed_with_intervals_and_notes(capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "difference to pd" in out
     assert "overlap of streams" in out
-    assert "a server's mean E2EL may be" in out
+    assert "in 19 cases of 20" in out
 
 
 def test_results_hold_scenario_summary_tables_trace_and_pictures(tmp_path: Path) -> None:
@@ -160,12 +160,10 @@ def test_goodput_takes_several_bounds_as_vllm_does(capsys: pytest.CaptureFixture
     assert result["runs"][0]["request_goodput"] == pytest.approx(result["runs"][0]["request_throughput"])
 
 
-def test_several_values_of_a_flag_end_with_a_sentence_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_values_of_a_flag_begin_with_a_sentence_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(compare("--policy", "continuous", "--num-speculative-tokens", "0,2")) == 0
-    lines = capsys.readouterr().out.splitlines()
-    plain, drafted = lines[-2:]
-    assert plain.startswith("speculation.num_speculative_tokens=0: continuous (no speculation): mean E2EL ")
-    assert drafted.startswith("speculation.num_speculative_tokens=2: continuous: mean E2EL ")
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("num_speculative_tokens=2")
 
 
 @pytest.mark.parametrize("place", ["sim.names:absent", "absent_package:command", "sim.names:unknown"])

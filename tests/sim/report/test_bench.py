@@ -47,19 +47,23 @@ def test_lists_on_flags_are_a_small_grid(capsys: pytest.CaptureFixture[str]) -> 
     assert run([*flags, "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["grid"] == {"workload.request_rate": [4.0, "inf"], "speculation.num_speculative_tokens": [0, 2]}
-    assert [point["keys"]["speculation.num_speculative_tokens"] for point in result["points"]] == [0, 2, 0, 2]
+    loads = result["loads"]
+    assert [each["keys"] for each in loads] == [{"workload.request_rate": 4.0}, {"workload.request_rate": "inf"}]
+    settings = ["num_speculative_tokens=0", "num_speculative_tokens=2"]
+    assert [row["policy"] for row in loads[0]["comparison"]["policies"]] == settings
     alone = lanesim.compare(
         profile="cpu/tiny", policy="pd", num_prompts=4, output_len=4, request_rate=4, num_speculative_tokens=2
     )
-    assert result["points"][1]["runs"][0]["mean_e2el_ms"] == alone.runs[0]["mean_e2el_ms"]
-    assert result["points"][1]["keys"]["workload.request_rate"] == 4.0
+    drafting = next(run for run in loads[0]["comparison"]["runs"] if run["policy"] == settings[1])
+    assert drafting["mean_e2el_ms"] == alone.runs[0]["mean_e2el_ms"]
 
 
 def test_several_profiles_are_a_grid_and_a_command_for_one_refuses_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*FLAGS, "--profile", "h100-sxm/llama-2-7b+tinyllama-1.1b", "--json", "-"]) == 0
-    assert [point["profile"]["name"] for point in json.loads(capsys.readouterr().out)["points"]] == [
-        "cpu/tiny",
-        "h100-sxm/llama-2-7b+tinyllama-1.1b",
+    (load,) = json.loads(capsys.readouterr().out)["loads"]
+    assert [row["policy"] for row in load["comparison"]["policies"]] == [
+        "profile=cpu/tiny",
+        "profile=h100-sxm/llama-2-7b+tinyllama-1.1b",
     ]
     assert run(["capacity", "--profile", "cpu/tiny", "--num-speculative-tokens", "0,2"]) == 2
     assert "'0,2' is not a valid integer" in capsys.readouterr().err

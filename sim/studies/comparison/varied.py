@@ -1,0 +1,113 @@
+"""Values of a scenario's keys side by side: `--vary KEY=A,B`, on the same draws, with the line that starts the fastest.
+
+Not here: keys and values (variants), one comparison (in_draws), tables (sim.report.varied_tables).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from sim.compare.side_by_side import Comparison
+from sim.compare.verdict import METRIC, STATED
+from sim.files.json_values import Json
+from sim.run.resolve import Resolved
+from sim.studies.comparison.variants import Keys, Variants, plain_value, spelt
+from sim.studies.serve_commands import VLLM_POLICIES, deployment
+
+VARIED_SCHEMA = 1
+MAX_STARTS = 2
+
+
+class UnderLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings under one load."""
+
+    keys: Keys
+    """Values of the keys that say what is served; empty where none was varied."""
+    comparison: Comparison
+
+    @property
+    def name(self) -> str:
+        return spelt(self.keys)
+
+
+class Varied(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of `compare --vary --json`."""
+
+    schema: int = VARIED_SCHEMA
+    grid: dict[str, list[Json]]
+    """Values by key, as given."""
+    loads: list[UnderLoad]
+    verdict: str
+    start: dict[str, str]
+    """Lines that start the settings of lowest mean E2EL, by setting; without those that no server runs."""
+    notes: list[str]
+    """Assumptions."""
+
+    @property
+    def plain(self) -> dict[str, Json]:
+        """The answer as plain values, ready for JSON."""
+        values: dict[str, Json] = msgspec.to_builtins(self)
+        return values
+
+
+def varied(variants: Variants, compare: Callable[[Sequence[Resolved]], Comparison]) -> Varied:
+    """The variants compared, load by load."""
+    loads = [
+        UnderLoad(keys={key: plain_value(value) for key, value in keys.items()}, comparison=compare(settings))
+        for keys, settings in variants.by_load
+    ]
+    bests = [best_of(each.comparison) for each in loads]
+    start: dict[str, str] = {}
+    for best, (_, settings) in zip(bests, variants.by_load, strict=True):
+        resolved = next((one for one in settings if one.label == best), None)
+        if resolved is None or resolved.label in start or len(start) == MAX_STARTS:
+            continue
+        line, more = _start(resolved)
+        if line:
+            start[resolved.label] = line
+            variants.notes |= dict.fromkeys(more)
+    grid = {key: [plain_value(value) for value in values] for key, values in variants.grid.items()}
+    return Varied(grid=grid, loads=loads, verdict=_verdict(loads, bests), start=start, notes=list(variants.notes))
+
+
+def best_of(comparison: Comparison) -> str | None:
+    """The setting of lowest mean E2EL among those with steady means."""
+    steady = {row.policy: row.mean[METRIC] for row in comparison.policies if row.load.is_steady}
+    known = {label: mean for label, mean in steady.items() if mean is not None}
+    return min(known, key=lambda label: known[label], default=None)
+
+
+def _verdict(loads: Sequence[UnderLoad], bests: Sequence[str | None]) -> str:
+    if len(loads) == 1:
+        return loads[0].comparison.verdict
+    if not any(bests):
+        return f"no setting keeps up with any of {len(loads)} loads"
+    if len(loads[0].comparison.policies) == 1:
+        return "; ".join(f"{each.name}: {each.comparison.verdict}" for each in loads)
+    clear = Counter(
+        best if best is None or _is_clear(each.comparison, best) else None
+        for each, best in zip(loads, bests, strict=True)
+    )
+    parts = [
+        f"{label or 'none for sure'} at {count} of {len(loads)} loads"
+        for label, count in sorted(clear.items(), key=lambda item: (item[0] is None, -item[1]))
+    ]
+    return f"serves fastest, by mean E2EL: {', '.join(parts)}"
+
+
+def _is_clear(comparison: Comparison, best: str) -> bool:
+    """No other setting may be as fast."""
+    pairs = [row for row in comparison.paired if row.metric == METRIC and best in (row.a, row.b) and not row.unstable]
+    return all(row.order in STATED for row in pairs)
+
+
+def _start(resolved: Resolved) -> tuple[str, list[str]]:
+    """The line that starts a server as it was simulated, empty where none does, and notes on it."""
+    scenario, k = resolved.scenario, resolved.lengths.given
+    if resolved.policy.name not in VLLM_POLICIES:
+        return "", []
+    lines = deployment(scenario, resolved.profile, [[1, resolved.limits.max_num_seqs, k]], {})
+    return lines.start, lines.notes

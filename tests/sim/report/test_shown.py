@@ -1,0 +1,78 @@
+"""Answers of Python: sentence, print, Jupyter, frame and picture of each; numpy's numbers are taken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lanesim
+
+TINY: dict[str, Any] = {"profile": "cpu/tiny", "num_prompts": 20}
+SHORT: dict[str, Any] = {"concurrencies": (1, 4), "draws": 2, "workers": 1}
+ASKED: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "compare": (
+        lambda: lanesim.compare(**TINY, policy=("pd", "continuous"), request_rate=5, draws=0),
+        ["policy", "mean_e2el_ms"],
+    ),
+    "vary": (
+        lambda: lanesim.compare(**TINY, vary={"request_rate": np.array([2, 4]), "max_num_seqs": [1, 8]}, draws=0),
+        ["request_rate", "policy", "mean_e2el_ms"],
+    ),
+    "tune": (lambda: lanesim.tune(**TINY, lengths=np.array([0, 2]), **SHORT), ["concurrency", "answer", "speedup"]),
+    "contexts": (
+        lambda: lanesim.tune(profile="cpu/tiny", output_len=8, contexts=["64", np.int64(128)], lengths=(0, 2), **SHORT),
+        ["prompt_tokens", "regret"],
+    ),
+    "capacity": (
+        lambda: lanesim.capacity(
+            **TINY,
+            policy="continuous",
+            num_speculative_tokens=np.int64(0),
+            goodput={"ttft_ms": np.float64(100)},
+            draws=0,
+            workers=1,
+        ),
+        ["policy", "load", "draws_low"],
+    ),
+    "plan": (
+        lambda: lanesim.plan("cpu/tiny", input_len=np.int64(64), output_len=8, goodput={"ttft": 1000}, draws=2),
+        ["deployment", "rate_per_replica"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_every_answer_has_a_sentence_shows_itself_and_is_a_frame_and_a_picture(name: str) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    ask, columns = ASKED[name]
+    answer = ask()
+    assert answer.sentence
+    assert " ".join(str(answer).split()).startswith(" ".join(answer.sentence.split()))
+    assert "<pre" in answer._repr_html_()
+    frame = answer.frame()
+    assert len(frame) >= 1
+    assert [column for column in columns if column not in frame] == []
+    assert answer.plot().get_xlabel()
+
+
+def test_doors_refuse_what_the_commands_refuse() -> None:
+    with pytest.raises(ValueError, match="unknown keyword 'gpu_name'"):
+        lanesim.plan("cpu/tiny", input_len=64, output_len=8, goodput={"ttft": 1000}, gpu_name="h200")
+    with pytest.raises(ValueError, match="no SLO given"):
+        lanesim.plan("cpu/tiny", input_len=64, output_len=8, goodput={})
+    with pytest.raises(ValueError, match="unknown keyword 'rate'; did you mean 'request_rate'"):
+        lanesim.validate_url("http://localhost:1", rate=4)
+    with pytest.raises(ValueError, match="attainment"):
+        lanesim.capacity(**TINY, policy="continuous", goodput={"ttft_ms": 100}, attainment=2.0)
+    with pytest.raises(ValueError, match="vary='gpu': want a mapping"):
+        lanesim.compare(**TINY, vary="gpu")  # type: ignore[call-overload]
+
+
+def test_the_package_runs_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "lanesim", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("lanesim, version ")

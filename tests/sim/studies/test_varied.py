@@ -1,0 +1,146 @@
+"""Values of keys side by side: short keys, settings and loads, the answer first, and what cannot be varied."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sim.cli.main import run
+from sim.report.varied_tables import print_varied
+from sim.studies.comparison.in_draws import compared
+from sim.studies.comparison.variants import Variants, parse_vary
+from sim.studies.comparison.varied import Varied, varied
+
+PAIR = "h100-sxm/llama-3.1-8b"
+LOAD = {"request_rate": 8.0, "num_prompts": 40, "input_len": 512, "output_len": 32, "dataset_name": "fixed"}
+
+
+def variants(**grid: list[object]) -> Variants:
+    return Variants({"profile": PAIR, "workload": dict(LOAD)}, {key.replace("__", "."): v for key, v in grid.items()})  # type: ignore[misc]
+
+
+def answer(**grid: list[object]) -> Varied:
+    return varied(variants(**grid), lambda settings: compared(settings, draws=0, workers=1))
+
+
+def shown(result: Varied) -> list[str]:
+    out = StringIO()
+    print_varied(Console(file=out, width=80), result)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_each_method_has_its_profile_its_acceptance_and_a_draft_length() -> None:
+    given = variants(speculation=["off", "ngram@iid:0.4", "eagle3", "draft_model@iid:0.6"][:3])
+    (_, settings), *more = given.by_load
+    assert not more
+    assert [one.label for one in settings] == ["speculation=off", "speculation=ngram", "speculation=eagle3"]
+    assert [one.lengths.given for one in settings] == [0, 3, 3]
+    assert {one.profile.name for one in settings} == {f"{PAIR}+eagle3"}, (
+        "one profile, so that draws of costs are common"
+    )
+    assert [one.scenario.speculation.acceptance for one in settings[1:]] == ["iid:0.4", "length:2.83@3"]
+    assert list(given.notes) == [
+        "acceptance of eagle3 assumed: length:2.83@3 (MiniMax-M3's EAGLE-3, coding); yours: eagle3@FORM"
+    ]
+
+
+def test_prefix_cache_context_gpu_and_dotted_keys_set_what_they_stand_for() -> None:
+    ((_, cached),) = variants(prefix_cache=["on", "off"]).by_load
+    assert [one.scenario.engine.rules["enable_prefix_caching"] for one in cached] == [True, False]
+    ((_, gpus),) = variants(gpu=["h200", "h100-sxm"]).by_load
+    assert [one.profile.name for one in gpus] == ["h200-sxm/llama-3.1-8b", PAIR]
+    ((_, seats),) = variants(engine__max_num_seqs=[4, 64]).by_load
+    assert [one.limits.max_num_seqs for one in seats] == [4, 64]
+    loads = variants(context=["1.5k", 3000], max_num_seqs=[4, 64]).by_load
+    assert [keys for keys, _ in loads] == [{"context": "1.5k"}, {"context": 3000}]
+    assert [one.scenario.workload.input_len for _, settings in loads for one in settings] == [1536, 1536, 3000, 3000]
+
+
+def test_settings_get_the_same_requests_and_three_runs_and_a_base_that_differences_are_to() -> None:
+    result = answer(max_num_seqs=[1, 64])
+    comparison = result.loads[0].comparison
+    assert {run["seed"] for run in comparison.runs if run["policy"] == "max_num_seqs=1"} == {
+        run["seed"] for run in comparison.runs if run["policy"] == "max_num_seqs=64"
+    }
+    assert len(comparison.runs) == 6
+    lines = shown(result)
+    assert lines[0] == " ".join(result.verdict.split())[: len(lines[0])]
+    assert "max_num_seqs=64" in result.verdict
+    assert list(result.start) == ["max_num_seqs=64"]
+    assert any(line.startswith("max_num_seqs") and line.endswith("E2EL to 1") for line in lines)
+    assert any(line.startswith("start max_num_seqs=64: vllm serve") for line in lines)
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 25
+
+
+def test_a_load_has_its_own_comparison_and_counts_only_where_the_best_is_clear() -> None:
+    result = answer(request_rate=[4.0, 8.0], max_num_seqs=[32, 64])
+    assert [each.name for each in result.loads] == ["request_rate=4.0", "request_rate=8.0"]
+    assert result.verdict == "serves fastest, by mean E2EL: none for sure at 2 of 2 loads"
+    assert any(line.startswith("request_rate=8.0:") for line in shown(result))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prefix_cache", "want KEY=A,B, such as prefix_cache=on,off"),
+        ("prefix_cache=on", "prefix_cache=on: want two or more values that differ"),
+        ("prefix_cache=on,onn", "prefix_cache='onn': want on or off"),
+        ("speculation=off,eagel3", "did you mean 'eagle3'?"),
+        ("speculation=off,mtp", "h100-sxm/llama-3.1-8b has no such draft; pairs shipped: h100-sxm/llama-3.1-8b+eagle3"),
+        ("gpu=h100,b100", "gpu=b100: no shipped profile of llama-3.1-8b on it; they are on a100-sxm"),
+        ("context=1k,1.0001k", "1.0001k: want a whole number of tokens, such as 1500 or 1.5k"),
+        ("max_num_seq=4,64", "unknown key 'max_num_seq'; did you mean"),
+    ],
+)
+def test_what_cannot_be_varied_is_said_in_a_line(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", "--profile", PAIR, "--request-rate", "8", "--vary", text]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_writes_every_load_and_a_list_of_a_flag_varies_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    flags = ["--profile", "cpu/tiny", "--policy", "pd", "--policy", "continuous", "--num-prompts", "20"]
+    assert run(["compare", *flags, "--request-rate", "2,4", "--draws", "0", "--json", str(path)]) == 0
+    written = json.loads(path.read_text())
+    assert written["grid"] == {"workload.request_rate": [2.0, 4.0]}
+    assert [each["keys"] for each in written["loads"]] == [
+        {"workload.request_rate": 2.0},
+        {"workload.request_rate": 4.0},
+    ]
+    assert [row["policy"] for row in written["loads"][0]["comparison"]["policies"]] == ["pd", "continuous"]
+
+
+def test_a_value_with_a_comma_stands_in_quotes() -> None:
+    assert parse_vary("speculation=off,'eagle3@vllm:.7,.5'") == ("speculation", ["off", "eagle3@vllm:.7,.5"])
+
+
+def test_acceptance_that_is_given_holds_for_all_methods_and_that_is_said() -> None:
+    raw = {"profile": f"{PAIR}+eagle3", "workload": dict(LOAD), "speculation": {"acceptance": "iid:0.5"}}
+    given = Variants(raw, {"speculation": ["ngram", "eagle3"]})
+    assert {one.scenario.speculation.acceptance for one in given.by_load[0][1]} == {"iid:0.5"}
+    assert list(given.notes) == ["acceptance iid:0.5 of ngram and eagle3 alike; each its own: ngram@FORM"]
+
+
+def test_two_acceptances_of_one_method_are_two_settings() -> None:
+    ((_, settings),) = variants(speculation=["ngram@iid:0.2", "ngram@iid:0.5"]).by_load
+    assert [one.label for one in settings] == ["speculation=ngram@iid:0.2", "speculation=ngram@iid:0.5"]
+
+
+def test_a_method_without_an_acceptance_has_an_assumed_one_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["compare", "--profile", PAIR, "--policy", "continuous", "--request-rate", "4", "--num-prompts", "20"]
+    assert run([*flags, "--method", "ngram", "--json", "-"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["scenario"]["speculation"]["acceptance"] == "length:1.40@3"
+    assert "acceptance of ngram assumed: length:1.40@3" in told.err
+
+
+def test_a_window_that_cuts_says_how_many_each_policy_finished(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", "sim/scenarios/report-002-window.yaml", "--replications", "2", "--workers", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "before the window closed pd finished 1.5 of 185 requests and unified finished 34.5 of 185 requests" in said
+    assert "ended in window" in said
