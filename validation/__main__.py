@@ -52,6 +52,7 @@ PROGRAMS = {
     "sglang_steps": ("validation.conformance.sglang_scheduler", "SGLang's own scheduler beside lanesim's, every step"),
     "silicon": ("validation.silicon.judge", "served cells by class, beside a peer"),
     "silicon_page": ("validation.silicon.silicon_page", "docs/silicon.md, from results of silicon"),
+    "split_lanes": ("validation.pages.split_lanes", "two processes on one H200 beside one: predicted, judged"),
     "speed": ("validation.speed.processes", "CPU seconds and memory, beside a bare loop"),
     "support": ("validation.pages.support", "docs/support.md: which model runs on which GPU"),
     "two_processes": ("validation.replays.two_processes", "prefill beside decode as two processes on one GPU"),
