@@ -71,9 +71,7 @@ def _refusals(
             "one: leave it out",
         ),
         (
-            scenario.devices.overlap is Regime.PROCESSES
-            and not policy.is_continuous
-            and not policy.takes_option("lanes"),
+            scenario.devices.overlap is Regime.PROCESSES and policy.needs_draft and not policy.takes_option("lanes"),
             f"devices.overlap={Regime.PROCESSES} makes a process of each lane of pd; those of {name!r} share one",
         ),
         (
