@@ -208,7 +208,7 @@ def test_the_page_tells_speeds_on_shares_and_the_curve_that_the_profile_has(fini
     profile = fit_shares(load(job.profile_path(tmp_path)), rates)
     job.profile_path(tmp_path).write_bytes(encode(profile))
     report(tmp_path, SMALL)
-    assert "- Shares of the multiprocessors: boosted 1 ± " in _page(tmp_path)
+    assert "- Shares of the multiprocessors: saturated_at " in _page(tmp_path)
     assert "| 40 | 0.40 | 0.60 | 0.40 | 0.60 |" in _page(tmp_path)
     alike = "1.00 + 1.00"
     assert f"| prefill 1x128 graphed beside decode 1x1 graphed | {alike} | {alike} | {alike} |" in _page(tmp_path)
