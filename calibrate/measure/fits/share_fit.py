@@ -25,8 +25,8 @@ from sim.costs.profile_files import round_constant
 from sim.devices import partition
 from sim.devices.partition import MEASURED, rates_on_shares
 
-ROOF, ROOF_BEGINS = "bandwidth_together", 0.95
-"""Below what one pass reads alone it changes nothing, and a fit that begins there stays."""
+ROOF, ROOF_BEGINS = "bandwidth_together", (0.7, 0.8, 0.9)
+"""Fits begin at each, since it changes nothing above all that was read, nor below what one pass reads alone."""
 BOUNDS = {
     "saturated_at": (0.01, 1.0),
     "queue_slowdown": (0.0, 30.0),
@@ -74,9 +74,15 @@ def fitted(pairs: Sequence[SharePair]) -> ShareCurve:
     def curve(values: Array) -> ShareCurve:
         return msgspec.structs.replace(MEASURED, **dict(zip(BOUNDS, map(float, values), strict=True)))
 
-    begins = [getattr(MEASURED, name) for name in BOUNDS if name != ROOF] + [ROOF_BEGINS]
-    bounds = tuple(zip(*BOUNDS.values(), strict=True))
-    solution = least_squares(lambda values: _logs(curve(values), pairs), begins, bounds=bounds)
+    others, bounds = (
+        [getattr(MEASURED, name) for name in BOUNDS if name != ROOF],
+        tuple(zip(*BOUNDS.values(), strict=True)),
+    )
+    solutions = [
+        least_squares(lambda values: _logs(curve(values), pairs), [*others, roof], bounds=bounds)
+        for roof in ROOF_BEGINS
+    ]
+    solution = min(solutions, key=lambda each: float(each.cost))
     variance = 2.0 * solution.cost / (len(solution.fun) - len(BOUNDS))
     errors = np.sqrt(variance * np.diag(np.linalg.pinv(solution.jac.T @ solution.jac)))
     return msgspec.structs.replace(
