@@ -63,8 +63,8 @@ ASSUMED_PHI = Phi(
     low=0.0,
     high=0.25,
     source=(
-        "assumed; pairs of passes say 0.08 (0.005 to 0.244) on an H200 and 0.10 (0.021 to 0.193) on an H100, servings on "
-        "three other GPUs 0 to 0.21"
+        "assumed; pairs of passes say 0.08 (0.005 to 0.244) on an H200 and 0.10 (0.021 to 0.193) on an H100, servings "
+        "on three other GPUs 0 to 0.21"
     ),
 )
 """Phi of a profile that names none."""

@@ -25,7 +25,7 @@ pytest.importorskip("pyarrow")
 from calibrate.cli.check_files import check_file
 from calibrate.fit import points_file
 from calibrate.measure.campaign import __main__ as campaign
-from calibrate.measure.campaign.plan import CAMPAIGNS, SMOKE, Campaign, ClosedLoop, MeasuredPair, done_file
+from calibrate.measure.campaign.plan import CAMPAIGNS, SMOKE, Campaign, Loop, MeasuredPair, done_file
 from calibrate.measure.campaign.report import measured_name, report
 from calibrate.measure.campaign.smoke import CHECKS
 from calibrate.measure.campaign.steps import run
@@ -40,7 +40,7 @@ from tests.calibrate.measure.co_runs import ran
 ROOT = Path(__file__).parents[4]
 SMALL = Campaign(
     job=MeasuredPair("tiny-target", "tiny-draft", 9.0, 4, 256),
-    loads=(ClosedLoop(2, 3),),
+    loads=(Loop(2, 3),),
     policies=("autoregressive", "pd"),
     input_tokens=24,
     output_tokens=8,
@@ -57,14 +57,15 @@ def test_a_campaign_is_a_smoke_step_measurements_three_replays_and_what_to_send(
         "corun",
         "measure llama-3.1-8b+llama-3.2-1b",
         "replay c16",
+        "replay open",
         "replay c1",
         "replay c64",
         "report",
     ]
     kinds = {device: [step.partition(" ")[0] for step in plan.steps] for device, plan in CAMPAIGNS.items()}
     assert dict.fromkeys(kinds["cpu"]) == dict.fromkeys(kinds["cuda"])
-    whole = [plan for name, plan in CAMPAIGNS.items() if plan.job.rows and name != "cuda-10min"]
-    assert all(plan.scenario(plan.loads[0], "p")["replications"] >= 3 for plan in whole)
+    whole = [plan for name, plan in CAMPAIGNS.items() if plan.job.rows and not name.endswith("10min")]
+    assert all(plan.scenario(plan.loads[0], "p", 1.0)["replications"] >= 3 for plan in whole)
 
 
 def test_the_pairs_share_their_vocabularies() -> None:
@@ -187,7 +188,7 @@ def test_a_machine_that_passed_is_not_checked_again_and_another_is_refused(finis
 def test_a_report_tells_what_there_is_and_which_replay_lacks(finished: Path, tmp_path: Path) -> None:
     for path in (path for path in finished.iterdir() if path.is_file()):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    report(tmp_path, SMALL._replace(loads=(ClosedLoop(1, 3), *SMALL.loads)))
+    report(tmp_path, SMALL._replace(loads=(Loop(1, 3), *SMALL.loads)))
     assert "| c2 | pd |" in _page(tmp_path)
     assert "Lacking: c1;" in _page(tmp_path)
 

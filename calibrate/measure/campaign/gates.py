@@ -1,0 +1,70 @@
+"""Gates of a campaign: measurements that something else on the machine disturbed, which are made again once.
+
+Pure, but for reading what steps left in the campaign's directory. A page whose measurements are disturbed still states
+no verdict. Not here: making them again (calibrate.measure.campaign.__main__), the page
+(calibrate.measure.campaign.report).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from calibrate.measure.campaign.plan import MEASURE, REPLAY, Campaign
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+
+PROBE_RATIO = 0.9, 1.1
+"""Fixed passes before and after a replay, relative to those of the profile."""
+MAX_HELD_OUT_PCT = 10.0
+"""Mean error of held-out points of any kind."""
+MAX_NOISY_SHARE = 0.1
+"""Of the passes."""
+
+
+def of_profile(profile: Profile) -> list[str]:
+    """What disturbed the passes of a profile that holds its points, a line each; none where nothing did."""
+    noisy = sum(point.is_noisy for point in profile.points)
+    lines = [
+        f"held-out {kind} {error.mean_error_pct:.1f} % off, at most {MAX_HELD_OUT_PCT:g}"
+        for kind, error in profile.errors.items()
+        if error.mean_error_pct is not None and error.mean_error_pct > MAX_HELD_OUT_PCT
+    ]
+    if noisy > MAX_NOISY_SHARE * len(profile.points):
+        lines.append(f"{noisy} of {len(profile.points)} passes noisy, at most a tenth")
+    return lines
+
+
+def of_replay(result: Mapping[str, Any]) -> list[str]:
+    """What disturbed a judged replay, a line for each of its runs that was."""
+    low, high = PROBE_RATIO
+    return [
+        f"{run['policy']}: fixed passes took {', '.join(f'{ratio:.2f}' for ratio in run['machine'])} times as long as "
+        f"with the profile, within {low:g} and {high:g}"
+        for run in result["runs"]
+        if run["machine"] and not all(low <= ratio <= high for ratio in run["machine"])
+    ]
+
+
+def disturbed(out: Path, campaign: Campaign, step: str) -> list[str]:
+    """What disturbed a step that is over, a line each; none of steps without gates, nor of one that left nothing."""
+    if step.startswith(MEASURE) and campaign.job.profile_path(out).exists():
+        return of_profile(load(campaign.job.profile_path(out)))
+    judged = out / f"{step.removeprefix(REPLAY)}.json"
+    if step.startswith(REPLAY) and judged.exists():
+        return of_replay(json.loads(judged.read_text()))
+    return []
+
+
+def forget(out: Path, campaign: Campaign, step: str) -> None:
+    """Take away what a disturbed step left, so that it is made again: passes, not the rates of co-runs."""
+    if step.startswith(MEASURE):
+        points = campaign.job.points_path(out)
+        header, *lines = points.read_text().splitlines(keepends=True)
+        points.with_suffix(".disturbed.jsonl").write_text("".join([header, *lines]))
+        points.write_text("".join([header, *(line for line in lines if line.startswith('{"rates"'))]))
+        campaign.job.profile_path(out).unlink()
+    else:
+        (out / f"{step.removeprefix(REPLAY)}.json").unlink()
