@@ -38,13 +38,19 @@ def of_profile(profile: Profile) -> list[str]:
 
 
 def of_replay(result: Mapping[str, Any]) -> list[str]:
-    """What disturbed a judged replay, a line for each of its runs that was."""
+    """What disturbed the runs of a judged replay, in one line; none where nothing did."""
     low, high = PROBE_RATIO
-    return [
-        f"{run['policy']}: fixed passes took {', '.join(f'{ratio:.2f}' for ratio in run['machine'])} times as long as "
-        f"with the profile, within {low:g} and {high:g}"
+    beyond = {
+        run["policy"]: run["machine"]
         for run in result["runs"]
         if run["machine"] and not all(low <= ratio <= high for ratio in run["machine"])
+    }
+    ratios = [ratio for machine in beyond.values() for ratio in machine]
+    if not ratios:
+        return []
+    return [
+        f"fixed passes beside {', '.join(beyond)} took {min(ratios):.2f} to {max(ratios):.2f} times as long as with "
+        f"the profile, want {low:g} to {high:g}"
     ]
 
 
@@ -59,12 +65,11 @@ def disturbed(out: Path, campaign: Campaign, step: str) -> list[str]:
 
 
 def forget(out: Path, campaign: Campaign, step: str) -> None:
-    """Take away what a disturbed step left, so that it is made again: passes, not the rates of co-runs."""
+    """Take away what a disturbed measurement left, so that it is made again: passes, not the rates of co-runs. A replay
+    begins anew by itself."""
     if step.startswith(MEASURE):
         points = campaign.job.points_path(out)
         header, *lines = points.read_text().splitlines(keepends=True)
         points.with_suffix(".disturbed.jsonl").write_text("".join([header, *lines]))
         points.write_text("".join([header, *(line for line in lines if line.startswith('{"rates"'))]))
         campaign.job.profile_path(out).unlink()
-    else:
-        (out / f"{step.removeprefix(REPLAY)}.json").unlink()

@@ -79,13 +79,14 @@ def replay(device: str, out: Path, campaign: Campaign, load: Loop) -> None:
     from realrun.cli.validate import directory_command
     from sim.files.write import write_text
 
-    directory, scenario = out / load.name, out / f"{load.name}.yaml"
+    directory, scenario, judged = out / load.name, out / f"{load.name}.yaml", out / f"{load.name}.json"
+    judged.unlink(missing_ok=True)
     # JSON is YAML, too.
     rate = _open_rate(out, campaign) if load.concurrency is None else 0.0
     write_text(scenario, json.dumps(campaign.scenario(load, str(campaign.job.profile_path(out)), rate)))
     line = [str(scenario), "--device", device, "--out", str(directory), "--overwrite"]
     replay_command.main(line, standalone_mode=False)
-    judge = [str(directory), "--json", str(out / f"{load.name}.json"), "--no-plots"]
+    judge = [str(directory), "--json", str(judged), "--no-plots"]
     directory_command.main(judge, standalone_mode=False)
 
 
