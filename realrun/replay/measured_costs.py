@@ -61,8 +61,8 @@ class MeasuredWork:
 
     @property
     def cost(self) -> Cost:
-        """What its issuer does up to the event before its first kernel is the host's, where the device waited for it;
-        where the device was busy, nobody knows how long that took."""
+        """Times of host and device. The issuer's time up to the event before the first kernel is the host's, where the
+        device waited for it; where the device was busy, nobody knows how long that took."""
         record = self.record
         waited = record.issue_start_s <= record.start_s <= record.issued_s
         launching_s = record.start_s if waited else record.issue_start_s

@@ -25,7 +25,7 @@ MAX_NOISY_SHARE = 0.1
 
 
 def of_profile(profile: Profile) -> list[str]:
-    """What disturbed the passes of a profile that holds its points, a line each; none where nothing did."""
+    """Disturbances of the passes of a profile that holds its points, a line each."""
     noisy = sum(point.is_noisy for point in profile.points)
     lines = [
         f"held-out {kind} {error.mean_error_pct:.1f} % off, at most {MAX_HELD_OUT_PCT:g}"
@@ -38,7 +38,7 @@ def of_profile(profile: Profile) -> list[str]:
 
 
 def of_replay(result: Mapping[str, Any]) -> list[str]:
-    """What disturbed the runs of a judged replay, in one line; none where nothing did."""
+    """Disturbances of the runs of a judged replay, in one line; none where there are none."""
     low, high = PROBE_RATIO
     beyond = {
         run["policy"]: run["machine"]
@@ -55,7 +55,7 @@ def of_replay(result: Mapping[str, Any]) -> list[str]:
 
 
 def disturbed(out: Path, campaign: Campaign, step: str) -> list[str]:
-    """What disturbed a step that is over, a line each; none of steps without gates, nor of one that left nothing."""
+    """Disturbances of a step that is over, a line each; none of steps without gates, nor of one that left nothing."""
     if step.startswith(MEASURE) and campaign.job.profile_path(out).exists():
         return of_profile(load(campaign.job.profile_path(out)))
     judged = out / f"{step.removeprefix(REPLAY)}.json"
