@@ -13,7 +13,7 @@ pytest.importorskip("scipy")
 
 from calibrate.measure.campaign import __main__ as campaign
 from calibrate.measure.campaign import gates
-from calibrate.measure.campaign.evidence import campaign_of
+from calibrate.measure.campaign.evidence_command import campaign_of
 from calibrate.measure.campaign.gates import disturbed, forget, of_profile, of_replay
 from calibrate.measure.campaign.plan import CAMPAIGNS, done_file
 from sim.costs.profile import KindError, MeasuredPoint, Profile
