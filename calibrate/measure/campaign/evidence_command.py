@@ -23,7 +23,7 @@ MEMORY = "import torch; print(torch.cuda.get_device_properties(0).total_memory)"
 class EvidenceFlags(Struct, frozen=True, kw_only=True):
     """Flags of `lanesim evidence`."""
 
-    device: Annotated[Literal["cpu", "cuda"], "What to measure; cuda wants 17 GB."]
+    device: Annotated[Literal["cpu", "cuda"], "What to measure; cuda wants 16 GB."]
     out: Annotated[Path, "Directory for all that is measured; an interrupted run goes on there."]
     whole: Annotated[bool, "Finer grids, five policies, more loads, three runs of each: an hour."] = False
     until: Annotated[Literal["smoke", "corun"] | None, "Last step; then no page is made."] = None
