@@ -34,7 +34,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def run_campaign(campaign: str, out: Path, until: str | None = None) -> int:
     """The steps of a campaign that OUT lacks; the exit code as of `main`."""
-    if out.exists() and not _is_ours(out):
+    if out.exists() and not is_ours(out):
         print(f"campaign: {str(out)!r} is there and of no campaign; choose another directory", file=sys.stderr)
         return 2
     out.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def _undisturbed(device: str, out: Path, step: str) -> bool:
     return _run(device, out, step)
 
 
-def _is_ours(out: Path) -> bool:
+def is_ours(out: Path) -> bool:
     """A folder that is empty, or that a campaign began."""
     held = {path.name for path in out.iterdir()} if out.is_dir() else None
     return held is not None and (not held or bool(held & {SMOKE_FILE, DONE}))

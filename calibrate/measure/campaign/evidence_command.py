@@ -8,11 +8,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from shutil import rmtree
 from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from sim.cli.flags import command
+from sim.cli.console import claim
+from sim.cli.flags import Overwrite, command
 
 LARGE_BYTES = 75e9
 """Memory that the larger pair wants."""
@@ -26,19 +28,30 @@ class EvidenceFlags(Struct, frozen=True, kw_only=True):
     device: Annotated[Literal["cpu", "cuda"], "What to measure; cuda wants 16 GB."]
     out: Annotated[Path, "Directory for all that is measured; an interrupted run goes on there."]
     whole: Annotated[bool, "Finer grids, five policies, more loads, three runs of each: an hour."] = False
+    overwrite: Overwrite = False
     until: Annotated[Literal["smoke", "corun"] | None, "Last step; then no page is made."] = None
 
 
-@command("evidence", EvidenceFlags, example="lanesim evidence --device cpu --out results/evidence")
+@command(
+    "evidence",
+    EvidenceFlags,
+    example="lanesim evidence --device cpu --out results/evidence",
+    short_help="Whether lanes pay on this machine: measured, predicted, replayed.",
+)
 def evidence_command(flags: EvidenceFlags) -> None:
     """Measure this machine, predict lanes beside continuous batching on it, replay both, and say whether lanes pay.
 
     A smoke step; rates of two streams, with shares and priorities; passes of a pair; replays of a closed loop and an
     open one, predicted and judged. What something else disturbed is measured again; if it still is, the page says so
-    and states no verdict. The page is OUT/send/docs/validation/GPU/README.md. The same command goes on after a kill.
+    and states no verdict. The page is OUT/send/docs/validation/GPU/README.md. The same command goes on after a kill;
+    with --overwrite it begins anew.
     """
-    from calibrate.measure.campaign.__main__ import run_campaign
+    from calibrate.measure.campaign.__main__ import is_ours, run_campaign
 
+    if not flags.out.exists() or not is_ours(flags.out):
+        claim(folders={"--out": flags.out})
+    elif flags.overwrite:
+        rmtree(flags.out)
     code = run_campaign(
         campaign_of(flags.device, _memory_bytes(flags.device), is_whole=flags.whole), flags.out, flags.until
     )
