@@ -19,7 +19,9 @@ from sim.costs.profile_files import load
 PROBE_RATIO = 0.9, 1.1
 """Fixed passes before and after a replay, relative to those of the profile."""
 MAX_HELD_OUT_PCT = 10.0
-"""Mean error of held-out points of any kind."""
+"""Mean error of held-out points of a kind of pass."""
+OF_CORUNS = "overlap", "overlap_three", "partition"
+"""Kinds of errors that say how well a form fits co-runs, whose rates are not measured again; the page has them."""
 MAX_NOISY_SHARE = 0.1
 """Of the passes."""
 
@@ -30,7 +32,7 @@ def of_profile(profile: Profile) -> list[str]:
     lines = [
         f"held-out {kind} {error.mean_error_pct:.1f} % off, at most {MAX_HELD_OUT_PCT:g}"
         for kind, error in profile.errors.items()
-        if error.mean_error_pct is not None and error.mean_error_pct > MAX_HELD_OUT_PCT
+        if kind not in OF_CORUNS and error.mean_error_pct is not None and error.mean_error_pct > MAX_HELD_OUT_PCT
     ]
     if noisy > MAX_NOISY_SHARE * len(profile.points):
         lines.append(f"{noisy} of {len(profile.points)} passes noisy, at most a tenth")

@@ -44,7 +44,8 @@ def profile(*, error_pct: float = 10.0, num_noisy: int = 0) -> Profile:
         for rows in range(1, 11)
     ]
     error = KindError(mean_error_pct=error_pct, max_error_pct=90.0, points=3, held_out="some")
-    return msgspec.structs.replace(shipped, points=tuple(points), errors={"verify": error})
+    beyond = KindError(mean_error_pct=50.0, max_error_pct=90.0, points=3, held_out="pairs")
+    return msgspec.structs.replace(shipped, points=tuple(points), errors={"verify": error, "overlap": beyond})
 
 
 def test_errors_held_out_and_noisy_passes_are_gates() -> None:
