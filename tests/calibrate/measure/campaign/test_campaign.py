@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -25,6 +25,7 @@ pytest.importorskip("pyarrow")
 from calibrate.cli.check_files import check_file
 from calibrate.fit import points_file
 from calibrate.measure.campaign import __main__ as campaign
+from calibrate.measure.campaign import report as report_module
 from calibrate.measure.campaign.plan import CAMPAIGNS, SMOKE, Campaign, Loop, MeasuredPair, done_file
 from calibrate.measure.campaign.report import measured_name, report
 from calibrate.measure.campaign.smoke import CHECKS
@@ -116,6 +117,14 @@ def test_what_cannot_be_done_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
         report(tmp_path, SMALL)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def a_quiet_machine() -> Iterator[None]:
+    """Nothing disturbs a measurement here, however busy this machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report_module, "disturbed", lambda *_: [])
+        yield
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole small campaign, its steps in this process."""
@@ -191,6 +200,20 @@ def test_a_report_tells_what_there_is_and_which_replay_lacks(finished: Path, tmp
     report(tmp_path, SMALL._replace(loads=(Loop(1, 3), *SMALL.loads)))
     assert "| c2 | pd |" in _page(tmp_path)
     assert "Lacking: c1;" in _page(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_disturbed_page_says_why_and_states_no_verdict(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (path for path in finished.iterdir() if path.is_file()):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(report_module, "disturbed", lambda out, campaign, step: ["noise"] * (step == "replay c2"))
+    report(tmp_path, SMALL)
+    head, *rest = _page(tmp_path).splitlines()
+    assert head == "# cpu: *disturbed*"
+    assert "- replay c2: noise" in rest
+    assert not any("pays" in line or "phi is" in line for line in rest)
 
 
 @pytest.mark.slow
