@@ -56,6 +56,7 @@ PROGRAMS = {
         "validation.pages.site_check",
         "the site in headless Chromium: what is cut, what is missing",
     ),
+    "split_lanes": ("validation.pages.split_lanes", "two processes on one H200 beside one: predicted, judged"),
     "speed": ("validation.speed.processes", "CPU seconds and memory, beside a bare loop"),
     "support": ("validation.pages.support", "docs/support.md: which model runs on which GPU"),
     "two_processes": ("validation.replays.two_processes", "prefill beside decode as two processes on one GPU"),

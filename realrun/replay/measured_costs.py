@@ -61,10 +61,14 @@ class MeasuredWork:
 
     @property
     def cost(self) -> Cost:
+        """Times of host and device. The issuer's time up to the event before the first kernel is the host's, where the
+        device waited for it; where the device was busy, nobody knows how long that took."""
         record = self.record
+        waited = record.issue_start_s <= record.start_s <= record.issued_s
+        launching_s = record.start_s if waited else record.issue_start_s
         return Cost(
-            max(0.0, record.issue_start_s - self.eligible_s),
-            record.issued_s - record.issue_start_s,
+            max(0.0, launching_s - self.eligible_s),
+            record.issued_s - launching_s,
             record.end_s - record.start_s,
             0,
         )

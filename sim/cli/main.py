@@ -30,6 +30,10 @@ COMMANDS = {
         "sim.cli.tune:tune_command",
         "Best draft length by load: a vLLM table, what it gains and how sure that is.",
     ),
+    "evidence": (
+        "calibrate.measure.campaign.evidence_command:evidence_command",
+        "Whether lanes pay on this machine: measured, predicted, replayed.",
+    ),
 }
 
 

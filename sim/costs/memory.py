@@ -25,20 +25,21 @@ def kv_capacity_tokens(
     with_draft: bool = True,
     beside: Sequence[ModelShape] = (),
     engine: EngineCosts | None = None,
+    processes: int = 1,
 ) -> int:
     """Tokens whose KV fits beside the weights in `gpu_memory_utilization` of the group's memory; 0 where none does.
 
     Models `beside` the profile's own have weights there and KV of every token, too. `engine` keeps some of the memory
-    for itself; None: nothing.
+    for itself; None: nothing. Each of several `processes` has the weights, and keeps that, for itself.
     """
     if not 0.0 < gpu_memory_utilization <= 1.0:
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization!r} must be in (0, 1]")
     models = (*loaded_models(profile, with_draft=with_draft), *beside)
     left = gpu_memory_utilization * profile.gpu.memory_bytes * profile.tensor_parallel
-    left -= sum(rank_weight_bytes(shape, profile.data_parallel) for shape in models)
+    left -= processes * sum(rank_weight_bytes(shape, profile.data_parallel) for shape in models)
     if engine is not None:
         reserved = engine.reserved_bytes + (engine.draft_reserved_bytes if len(models) > 1 else 0)
-        left -= reserved * profile.tensor_parallel
+        left -= processes * reserved * profile.tensor_parallel
     return max(0, int(left / pool_bytes_per_token(models, profile.tensor_parallel)))
 
 
@@ -65,10 +66,11 @@ def kv_capacity_blocks(
     with_draft: bool = True,
     beside: Sequence[ModelShape] = (),
     engine: EngineCosts | None = None,
+    processes: int = 1,
 ) -> int:
     """Blocks of `block_size` tokens that fit. Raises ValueError where the weights leave no room for one."""
     num_tokens = kv_capacity_tokens(
-        profile, gpu_memory_utilization, with_draft=with_draft, beside=beside, engine=engine
+        profile, gpu_memory_utilization, with_draft=with_draft, beside=beside, engine=engine, processes=processes
     )
     if num_tokens < block_size:
         raise ValueError(

@@ -7,7 +7,8 @@ table_kernels), what a work costs (forms).
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple, TypeVar
+from math import hypot
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -139,57 +140,32 @@ class Phi(Bounded, frozen=True, kw_only=True):
             )
 
 
-class Mix(NamedTuple):
-    """Parts of a work's time at the whole device; sums to 1."""
-
-    compute: float
-    bandwidth: float
-    latency: float
-
-
 class ShareCurve(Bounded, frozen=True, kw_only=True):
     """Speed of works on shares of a GPU's multiprocessors: all solo curves, and what neighbours do to each other
     (sim.devices.partition)."""
 
-    sharpness: Positive
-    """The parts of a work are in proportion to its demands to this power: the larger one decides."""
-    latency_demand: NotNegative
-    """Weight of latency beside demands of compute and bandwidth, which are 1 at their roofs."""
-    boosted: SomeShare
-    """Time of compute at the highest clock, relative to that at the clock which the whole device can hold."""
-    boosted_below: Share
-    """Share of the multiprocessors that may compute at the highest clock; from there to all of them it falls."""
-    parallel_bandwidth: Share
-    """Part of a bandwidth-bound work's time that goes like 1 / share; the rest is memory's pace."""
+    saturated_at: SomeShare
+    """Share of the multiprocessors that is enough to read at the pace of all of them."""
     queue_slowdown: NotNegative
-    queue_power: NotNegative
-    """A reader of the whole memory bandwidth on a share x slows compute beside it by
-    1 + queue_slowdown * x ** queue_power."""
+    """A reader of the whole memory bandwidth on a share x slows compute beside it by 1 + queue_slowdown * x."""
+    bandwidth_together: SomeShare
+    """Part of the memory bandwidth that works side by side come to."""
     source: str
     errors_pct: dict[str, float]
     """Mean size of the error by what was predicted."""
     standard_errors: dict[str, float] = msgspec.field(default_factory=dict)
     """Standard error of each constant that the measurements told."""
 
-    def mix(self, compute: float, bandwidth: float) -> Mix:
-        """The parts of a work with these demands, shares of the roofs that it reaches on the whole device."""
-        parts = compute**self.sharpness, bandwidth**self.sharpness, self.latency_demand**self.sharpness
-        total = sum(parts)
-        return Mix(*(part / total for part in parts)) if total else Mix(0.0, 0.0, 1.0)
-
-    def slowdown(self, mix: Mix, share: float, *, computing: float = 0.0, reading: float = 0.0) -> float:
-        """Time on `share` relative to the whole device. Beside others, `computing` is what of the multiprocessors they
-        compute on, `reading` what they read on, both 0..1."""
-        clock_s = self._clock_s(min(1.0, share + computing)) / share
-        queue: float = 1.0 + self.queue_slowdown * reading**self.queue_power
-        memory_s = 1.0 - self.parallel_bandwidth + self.parallel_bandwidth / share
-        return mix.compute * clock_s * queue + mix.bandwidth * memory_s + mix.latency
-
-    def _clock_s(self, computing: float) -> float:
-        """Time of compute per multiprocessor where `computing` of them compute, relative to all of them."""
-        if computing <= self.boosted_below:
-            return self.boosted
-        return self.boosted + (1.0 - self.boosted) * (computing - self.boosted_below) / (1.0 - self.boosted_below)
+    def slowdown(self, compute: float, bandwidth: float, share: float, *, reading: float = 0.0) -> float:
+        """Time on `share`, relative to the whole device, of a work with these demands, shares of the roofs that it
+        reaches there: its time is compute's and bandwidth's in proportion. Beside others, `reading` is what of the
+        multiprocessors they read on, 0..1."""
+        total = compute + bandwidth
+        if not total:
+            return 1.0
+        computing_s = (1.0 + self.queue_slowdown * reading) / share
+        reading_s = hypot(1.0, self.saturated_at / share) / hypot(1.0, self.saturated_at)
+        return (compute * computing_s + bandwidth * reading_s) / total
 
 
 class Overlap(Bounded, frozen=True, kw_only=True):

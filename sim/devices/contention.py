@@ -6,6 +6,8 @@ Plain streams of a profile without an overlap measurement:
 - LEFTOVER: a work with the share s under SERIAL goes on at rate phi while another's kernels hold the machine:
   r = s + phi (1 - s). Rates of 26 pairs of passes on an H200 say phi 0.08, of 20 on an H100 0.10; published
   comparisons of one plain stream with two imply 0 to 0.21 (docs/adr/003). Bracketed (ASSUMED_PHI, or the profile's).
+- PROCESSES: each stream is a process with an interpreter of its own, to which the GPU gives slices of time: all get
+  as much, whatever the length of their kernels, and switching costs a part (`SLICED`). Only where a scenario asks.
 - ROOFS: max-min filling under the compute and the bandwidth roof, an upper bound, only where a scenario asks for it;
   with turns of tau per kernel it is also the form of a CPU's profile, whose overlap was measured.
 A priority, which only streams that ask for one have, cuts the turns of lower ones short (`turns_s`); under ROOFS, and
@@ -29,12 +31,17 @@ FAVOURED_WAIT_S = 40e-6
 those that are still to come. Fitted to eight co-runs on an H100 (docs/validation/h100-sxm): mean error 6.3 %, as far
 as the same without priorities are off (5.8); 16.5 if a priority did nothing."""
 
+SLICED = 0.933
+"""Sum of the rates of works of two processes without MPS, in place of 1: 0.933, 0.932, 0.936 in three pairs of passes
+on an H100 (docs/validation/h100-sxm). Two streams of one process come to 1 + phi."""
+
 
 class Regime(StrEnum):
     """Interaction of works of plain streams."""
 
     SERIAL = "serial"
     LEFTOVER = "leftover"
+    PROCESSES = "processes"
     ROOFS = "roofs"
 
 
@@ -55,7 +62,10 @@ ASSUMED_PHI = Phi(
     value=0.07,
     low=0.0,
     high=0.25,
-    source="assumed; pairs of passes on an H200 say 0.08 (0.005 to 0.244), servings on three other GPUs 0 to 0.21",
+    source=(
+        "assumed; pairs of passes say 0.08 (0.005 to 0.244) on an H200 and 0.10 (0.021 to 0.193) on an H100, servings "
+        "on three other GPUs 0 to 0.21"
+    ),
 )
 """Phi of a profile that names none."""
 
@@ -96,6 +106,9 @@ def contention_of(
     at `phi` or the profile's."""
     if not overlap.measured:
         regime = regime or Regime.LEFTOVER
+        if regime is Regime.PROCESSES and phi is not None:
+            # Under MPS the kernels of processes meet as those of streams do.
+            regime = Regime.LEFTOVER
         rate = phi_of(overlap).value if phi is None else phi
         return Contention(
             regime=regime,
@@ -173,7 +186,9 @@ def plain_rates(
     contention: Contention,
 ) -> list[float]:
     """Rates [works] of plain streams' works side by side, at most `caps`, as the regime has it; `demands` are read
-    under ROOFS alone, priorities under the others."""
+    under ROOFS alone, priorities under SERIAL and LEFTOVER."""
+    if contention.regime is Regime.PROCESSES:
+        return share_time(caps, [1.0] * len(caps), SLICED if len(caps) > 1 else 1.0)
     if contention.regime is not ROOFS:
         return add_leftover(share_time(caps, turns_s(kernels_per_s, priorities)), caps, contention.phi)
     waits_s = kernel_waits_s(kernels_per_s, contention)

@@ -164,7 +164,7 @@ def rates_together(
     if partition is not None:
         portions = [partition.portions[op.queue.stream.name] for op in running]
         demands = [op.demands_of(costs) for op in running]
-        return rates_on_shares(portions, launch_caps, demands, partition.curve, contention.eta_bandwidth)
+        return rates_on_shares(portions, launch_caps, demands, partition.curve)
     kernels_per_s = [op.kernels_per_s for op in running]
     demands = [op.demands_of(costs) for op in running] if contention.regime is Regime.ROOFS else []
     return plain_rates(launch_caps, priorities, kernels_per_s, demands, contention)

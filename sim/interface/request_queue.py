@@ -6,7 +6,7 @@ Not here: which lane goes first or how many are taken (sim.policies.choices).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sim.interface.host import Host
 from sim.interface.request import Request
@@ -63,6 +63,11 @@ class RequestQueue:
     async def put_all(self, host: Host, requests: Iterable[Request]) -> None:
         for request in requests:
             await self.put(host, request)
+
+    def put_back(self, host: Host, requests: Sequence[Request]) -> None:
+        """`requests`, which were taken, are the oldest again, in their order."""
+        self.items.extendleft(reversed(requests))
+        host.notify(self.changed)
 
     async def take(self, host: Host, *, at_most: int, poll_s: float | None = None) -> list[Request]:
         """Oldest requests, 1 to `at_most`; with `poll_s` an idle worker looks only that often."""

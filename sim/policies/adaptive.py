@@ -10,7 +10,7 @@ the load is so far beyond its edge. `lanesim tune --policy adaptive` finds a tab
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any
@@ -26,6 +26,7 @@ from sim.policies import baseline, pd, pdv, unified
 from sim.policies.baseline import BaselineOptions
 from sim.policies.choices import LoadTable, row_for
 from sim.policies.options import CHUNK, EngineLimits, keys
+from sim.policies.pd import PdOptions
 from sim.policies.pdv import PdvOptions
 from sim.policies.policy import Policy
 from sim.policies.unified import UnifiedOptions
@@ -43,7 +44,7 @@ SEED_TABLE = "seed-002"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveOptions(BaselineOptions, PdvOptions, UnifiedOptions):
+class AdaptiveOptions(BaselineOptions, PdOptions, PdvOptions, UnifiedOptions):
     """Options of `adaptive`: its own, and those of the policies that its rows name."""
 
     adaptive_table: LoadTable | str = SEED_TABLE
@@ -108,7 +109,8 @@ def coroutines(serving: Serving, options: AdaptiveOptions, limits: EngineLimits)
     parts = {name: Part(serving, name) for name in dict.fromkeys(name for _, name in table)}
     router = _Router(serving, table, options.hysteresis, parts)
     serving.divide(router.arrived, partial(_wake, list(parts.values())))
-    return [task for name, part in parts.items() for task in PARTS[name](part, options, limits)]
+    shared = replace(options, lanes=None)  # All parts have the same seats.
+    return [task for name, part in parts.items() for task in PARTS[name](part, shared, limits)]
 
 
 class _Router:
@@ -151,5 +153,5 @@ POLICY = Policy(
     build=coroutines,
     chooses_drafter=True,
     needs_draft=True,
-    takes=(*keys(AdaptiveOptions, but=["partition"]), CHUNK),
+    takes=(*keys(AdaptiveOptions, but=["partition", "lanes"]), CHUNK),
 )

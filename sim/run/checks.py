@@ -11,6 +11,7 @@ from sim.acceptance.forms import num_rates
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
+from sim.devices.contention import Regime
 from sim.engine.controllers import VERIFYING
 from sim.policies.options import Batching, EngineLimits, KvMode, Method, keys
 from sim.policies.registry import Policy, PolicyOptions, find_policy
@@ -68,6 +69,10 @@ def _refusals(
             scenario.devices.phi is not None and profile.overlap.measured,
             f"devices.phi={scenario.devices.phi} is for profiles without a measured overlap; {profile.name!r} has "
             "one: leave it out",
+        ),
+        (
+            scenario.devices.overlap is Regime.PROCESSES and policy.needs_draft and not policy.takes_option("lanes"),
+            f"devices.overlap={Regime.PROCESSES} makes a process of each lane of pd; those of {name!r} share one",
         ),
         (
             is_lockstep(scenario, profile, policy) and profile.table.target.experts is None,

@@ -269,7 +269,7 @@ def _rates(shares: Sequence[float], works: Sequence[LaneWork], curve: ShareCurve
     """Rates of works side by side on `shares` [works]."""
     ones = [1.0] * len(shares)
     portions = [Portion(share, True) for share in shares]
-    return rates_on_shares(portions, ones, [work.demands for work in works], curve, 1.0)
+    return rates_on_shares(portions, ones, [work.demands for work in works], curve)
 
 
 def _each_s(works: Sequence[LaneWork], rates: Sequence[float]) -> list[float]:

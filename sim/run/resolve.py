@@ -272,6 +272,9 @@ def resolve(
     has_draft = lengths.max > 0 and not speculation.method.looks_up
     models = (*loaded_models(profile, with_draft=has_draft), *map(draft_shape, pairs))
     num_gpus, num_engines = named.gpus(scenario.policy_options)
+    if named.takes_option("lanes"):
+        seats = scenario.policy_options.num_seats(limits.max_num_seqs)
+        limits = msgspec.structs.replace(limits, max_num_seqs=seats)
     seated = limits.max_num_seqs * num_engines
     unpriced = _Unpriced(
         scenario=scenario,
@@ -284,7 +287,7 @@ def resolve(
         limits=limits,
         caps=_caps(scenario.policy_options, named, limits, lengths.max),
         lengths=lengths,
-        num_blocks=_num_blocks(scenario, profile, engine, models),
+        num_blocks=_num_blocks(scenario, profile, engine, models, processes=_num_processes(scenario, named)),
         models=models,
         pairs=pairs,
         acceptances=_acceptances(scenario, named, quoted, draft_tokens),
@@ -422,7 +425,15 @@ class _Times:
 # -- memory and limits
 
 
-def _num_blocks(scenario: Scenario, profile: Profile, engine: EngineCosts, models: Sequence[ModelShape]) -> int:
+def _num_processes(scenario: Scenario, policy: Policy) -> int:
+    """Processes of one replica on one GPU, each with its own weights."""
+    is_split = scenario.devices.overlap is Regime.PROCESSES and policy.takes_option("lanes")
+    return max(1, len(policy.lanes)) if is_split else 1
+
+
+def _num_blocks(
+    scenario: Scenario, profile: Profile, engine: EngineCosts, models: Sequence[ModelShape], *, processes: int
+) -> int:
     """Blocks as given, or as many as fit beside the weights. Raises ValueError where none does."""
     given = scenario.engine
     if given.num_gpu_blocks is not None:
@@ -434,6 +445,7 @@ def _num_blocks(scenario: Scenario, profile: Profile, engine: EngineCosts, model
         with_draft=len(models) > 1,
         beside=models[2:],
         engine=engine,
+        processes=processes,
     )
 
 
@@ -446,7 +458,9 @@ def _caps(options: PolicyOptions, policy: Policy, limits: EngineLimits, draft_to
     return Caps(
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        decode_batch=batch("decode_batch", options.decode_batch),
+        decode_batch=batch(
+            "decode_batch", options.decode_rows if policy.takes_option("lanes") else options.decode_batch
+        ),
         verify_batch=batch("verify_batch", options.verify_batch),
         workers=min(options.workers, limits.max_num_seqs) if policy.takes_option("workers") else None,
     )
@@ -481,6 +495,9 @@ def _on_streams(one: _Unpriced, *, is_partitioned: bool) -> Resolved:
     is_plain = not is_partitioned and not profile.overlap.measured
     regime = scenario.devices.overlap or Regime.LEFTOVER if is_plain else None
     with_demands = profile
+    if _num_processes(scenario, one.policy) > 1:
+        alone = msgspec.structs.replace(profile.host, inflation_eager=(1.0,), inflation_graphed=(1.0,))
+        with_demands = profile = msgspec.structs.replace(profile, host=alone)
     if regime is Regime.ROOFS or is_partitioned:
         overlap = msgspec.structs.replace(profile.overlap, demand_floor=0.0)
         with_demands = msgspec.structs.replace(profile, overlap=overlap)

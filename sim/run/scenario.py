@@ -218,14 +218,15 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     """How requests find their replica."""
     overlap: Regime | None = None
     """What works of several streams do to each other where the profile has no measurement: serial, leftover, or roofs,
-    an upper bound; null = leftover, and beside it what both ends of phi's bracket say."""
+    an upper bound; null = leftover, and beside it what both ends of phi's bracket say. processes (pd): each lane is a
+    process with its own interpreter and weights, and the GPU gives them slices of time; with phi it is under MPS."""
     phi: Annotated[float | None, Bounds(0, 1)] = None
-    """leftover: the rate at which a work goes on while kernels of another stream hold the GPU, 0..1; null = the
-    profile's, or 0.07, and both ends of its bracket beside it."""
+    """leftover, processes: the rate at which a work goes on while kernels of another stream hold the GPU, 0..1; null =
+    slices of time under processes, else the profile's, or 0.07, and both ends of its bracket beside it."""
 
     def __post_init__(self) -> None:
         check_bounds("devices", self)
-        if self.phi is not None and self.overlap not in (None, Regime.LEFTOVER):
+        if self.phi is not None and self.overlap not in (None, Regime.LEFTOVER, Regime.PROCESSES):
             raise ValueError(f"devices.phi={self.phi!r} belongs to devices.overlap=leftover, got {self.overlap.value}")
 
     @property
@@ -357,7 +358,7 @@ def parse_scenario(raw: Mapping[str, Json], profile: Profile | None = None) -> S
     if isinstance(devices, Mapping) and devices.get("overlap") == FORMER_REGIME:
         raise ValueError(
             f"devices.overlap={FORMER_REGIME!r} is no more: processes divide a GPU's time, streams do not; want "
-            "leftover (or serial, or roofs)"
+            "leftover (or serial, processes, or roofs)"
         )
     workload = raw.setdefault("workload", {})
     if isinstance(workload, dict):

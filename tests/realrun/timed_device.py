@@ -135,7 +135,7 @@ class TimedDevice:
         if passes and passes.keys() <= self.shares.keys():
             ones, places = [1.0] * len(passes), [Portion(self.shares[stream], True) for stream in passes]
             demands = [lasts.demands for lasts in passes.values()]
-            rates = dict(zip(passes, rates_on_shares(places, ones, demands, MEASURED, 1.0), strict=True))
+            rates = dict(zip(passes, rates_on_shares(places, ones, demands, MEASURED), strict=True))
             return [rates.get(stream, 1.0) for stream in running]
         if len(passes) < 2:
             return [1.0] * len(running)

@@ -148,7 +148,7 @@ def partitioned(runs: pd.DataFrame) -> pd.DataFrame:
         alone = lone.sort_values(["qps", "tpot_p50_ms"])["tpot_p50_ms"].iloc[0]
         part = int(percent) / 100.0
         portions = [Portion(1.0 - part, True), Portion(part, True)]
-        rates = rates_on_shares(portions, (1.0, 1.0), [(1.0, 0.0), (0.0, 1.0)], MEASURED, 1.0)
+        rates = rates_on_shares(portions, (1.0, 1.0), [(1.0, 0.0), (0.0, 1.0)], MEASURED)
         name = f"{row['gpu']}, {row['model']}, {row['mode']}, {row['qps']:g} req/s"
         common = {"name": name, "is_judge": True, "alone": alone, "prefill": off["itl_p99_ms"] - alone}
         common |= {"prefill_rate": rates[0], "decode_rate": rates[1]}

@@ -31,7 +31,7 @@ from sim.metrics.summary import number
 from sim.names import span
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
-from validation.tables import grouped, page
+from validation.tables import MISSING, grouped, page
 
 PAIRS = ("a100-sxm/llama-2-7b+tinyllama-1.1b", "h100-sxm/llama-3.1-8b+llama-3.2-1b")
 ACCEPTANCES = ("iid:0.5", "iid:0.7", "iid:0.9")
@@ -150,6 +150,8 @@ other 3 it depends on overlap: pd becomes the fastest in 2, once phi is 0.05 to 
     parts = [
         f"{policy} becomes the fastest in {len(phis)}, once phi is {span([min(phis), max(phis)])}"
         if min(phis)
+        else f"in {len(phis)} nobody takes over"
+        if policy == MISSING
         else f"{len(phis)} was {policy}"
         for policy, phis in by_policy.items()
     ]

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from calibrate.measure.campaign.gates import disturbed, forget
 from calibrate.measure.campaign.plan import ALWAYS, CAMPAIGNS, DONE, SMOKE, SMOKE_FILE, UNTIL, done_file
 
 
@@ -28,17 +29,22 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=sorted(CAMPAIGNS), default="cuda", help="cuda wants 80 GB [%(default)s]")
     parser.add_argument("--until", choices=UNTIL, help="the last step; corun wants ten minutes and sends no report")
     given = parser.parse_args(args)
-    if given.out.exists() and not _is_ours(given.out):
-        print(f"campaign: {str(given.out)!r} is there and of no campaign; choose another directory", file=sys.stderr)
+    return run_campaign(given.device, given.out, given.until)
+
+
+def run_campaign(campaign: str, out: Path, until: str | None = None) -> int:
+    """The steps of a campaign that OUT lacks; the exit code as of `main`."""
+    if out.exists() and not is_ours(out):
+        print(f"campaign: {str(out)!r} is there and of no campaign; choose another directory", file=sys.stderr)
         return 2
-    given.out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []
-    steps = CAMPAIGNS[given.device].steps
-    for step in steps[: UNTIL.index(given.until) + 1 if given.until else len(steps)]:
-        if done_file(given.out, step).exists():
+    steps = CAMPAIGNS[campaign].steps
+    for step in steps[: UNTIL.index(until) + 1 if until else len(steps)]:
+        if done_file(out, step).exists():
             continue
         try:
-            is_over = _run(given.device, given.out, step)
+            is_over = _run(campaign, out, step) and _undisturbed(campaign, out, step)
         except KeyboardInterrupt:
             print("campaign: interrupted; the same command goes on from here", file=sys.stderr)
             return 130
@@ -47,17 +53,33 @@ def main(args: Sequence[str] | None = None) -> int:
             if step == SMOKE:
                 break
         elif step not in ALWAYS:
-            done_file(given.out, step).parent.mkdir(exist_ok=True)
-            done_file(given.out, step).touch()
+            done_file(out, step).parent.mkdir(exist_ok=True)
+            done_file(out, step).touch()
     if failed:
         print(f"campaign: failed: {', '.join(failed)}; the reason stands above", file=sys.stderr)
         return 1
-    sent = given.out if given.until else given.out / "send"
+    if any(disturbed(out, CAMPAIGNS[campaign], step) for step in steps):
+        print("campaign: disturbed, also when measured again: the page states no verdict")
+    sent = out if until else out / "send"
     print(f"campaign: done; what to send is in {sent} (docs/gpu.md)")
     return 0
 
 
-def _is_ours(out: Path) -> bool:
+def _undisturbed(device: str, out: Path, step: str) -> bool:
+    """Measure `step` again, once, where something disturbed it, and say so; False where that failed."""
+    campaign = CAMPAIGNS[device]
+    reasons = disturbed(out, campaign, step)
+    again = done_file(out, f"again {step}")
+    if not reasons or again.exists():
+        return True
+    print("\n".join(f"campaign: {step} is disturbed: {reason}" for reason in reasons), flush=True)
+    again.parent.mkdir(exist_ok=True)
+    again.touch()
+    forget(out, campaign, step)
+    return _run(device, out, step)
+
+
+def is_ours(out: Path) -> bool:
     """A folder that is empty, or that a campaign began."""
     held = {path.name for path in out.iterdir()} if out.is_dir() else None
     return held is not None and (not held or bool(held & {SMOKE_FILE, DONE}))

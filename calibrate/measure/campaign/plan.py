@@ -19,6 +19,8 @@ SMOKE, CORUN, MEASURE, REPLAY, REPORT = "smoke", "corun", "measure ", "replay ",
 
 SMOKE_FILE = "smoke.json"
 """File of the first step in the campaign's directory."""
+OPEN, OPEN_SHARE = "open", 0.6
+"""Name of the open loop, and its rate relative to what was served."""
 DONE = "done"
 """The folder there of steps that are over."""
 UNTIL = SMOKE, CORUN
@@ -60,20 +62,21 @@ class MeasuredPair(NamedTuple):
         return out / f"{self.name}.points.jsonl"
 
 
-class ClosedLoop(NamedTuple):
-    """One replay: every policy of the campaign in a closed loop."""
+class Loop(NamedTuple):
+    """One replay of every policy of the campaign: a closed loop of `concurrency`, or the open loop (None), whose
+    requests come at OPEN_SHARE of what `continuous` served in the campaign's first closed loop."""
 
-    concurrency: int
+    concurrency: int | None
     num_prompts: int
 
     @property
     def name(self) -> str:
-        return f"c{self.concurrency}"
+        return OPEN if self.concurrency is None else f"c{self.concurrency}"
 
 
 class Campaign(NamedTuple):
     job: MeasuredPair
-    loads: tuple[ClosedLoop, ...]
+    loads: tuple[Loop, ...]
     policies: tuple[str, ...]
     input_tokens: int
     output_tokens: int
@@ -89,15 +92,16 @@ class Campaign(NamedTuple):
         """Names of the steps, in order."""
         return [SMOKE, CORUN, f"{MEASURE}{self.job.name}", *(f"{REPLAY}{load.name}" for load in self.loads), REPORT]
 
-    def scenario(self, load: ClosedLoop, profile: str) -> dict[str, Json]:
-        """The raw scenario of `load` with the profile at this path."""
+    def scenario(self, load: Loop, profile: str, request_rate: float) -> dict[str, Json]:
+        """The raw scenario of `load` with the profile at this path; an open loop's requests come at that rate."""
+        is_open = load.concurrency is None
         return {
             "profile": profile,
             "policy": list(self.policies),
             "replications": self.replications,
             "workload": {
                 "num_prompts": load.num_prompts,
-                "request_rate": "inf",
+                "request_rate": request_rate if is_open else "inf",
                 "max_concurrency": load.concurrency,
                 "input_len": self.input_tokens,
                 "output_len": self.output_tokens,
@@ -105,21 +109,35 @@ class Campaign(NamedTuple):
         }
 
 
+def _in_ten_minutes(campaign: Campaign) -> Campaign:
+    """Shorter grids, three policies in one closed loop and the open one, one run of each."""
+    return campaign._replace(
+        job=campaign.job._replace(budget_s=120.0),
+        loads=campaign.loads[:2],
+        policies=("continuous", "pd", "pdv"),
+        repeats=2,
+        replications=1,
+        corun_s=200.0,
+    )
+
+
 POLICIES = ("autoregressive", "pd", "pdv", "unified", "continuous")
 _LARGE = Campaign(
     job=MeasuredPair("llama-3.1-8b", "llama-3.2-1b", 300.0, 64, 4096),
-    loads=(ClosedLoop(16, 48), ClosedLoop(1, 6), ClosedLoop(64, 128)),
+    loads=(Loop(16, 48), Loop(None, 48), Loop(1, 6), Loop(64, 128)),
     policies=POLICIES,
     input_tokens=512,
     output_tokens=128,
 )
+_SMALL = _LARGE._replace(job=MeasuredPair("qwen2.5-1.5b", "qwen2.5-0.5b", 300.0, 32, 2048))
 CAMPAIGNS = {
     "cuda": _LARGE,
-    "cuda-10min": _LARGE._replace(job=_LARGE.job._replace(budget_s=120.0), repeats=2, replications=1, corun_s=160.0),
-    "cuda-24gb": _LARGE._replace(job=MeasuredPair("qwen2.5-1.5b", "qwen2.5-0.5b", 300.0, 32, 2048)),
+    "cuda-10min": _in_ten_minutes(_LARGE),
+    "cuda-24gb": _SMALL,
+    "cuda-24gb-10min": _in_ten_minutes(_SMALL),
     "cpu": Campaign(
         job=MeasuredPair("tiny-target", "tiny-draft", 15.0),
-        loads=(ClosedLoop(4, 8), ClosedLoop(1, 3), ClosedLoop(8, 16)),
+        loads=(Loop(4, 8), Loop(None, 8), Loop(1, 3), Loop(8, 16)),
         policies=POLICIES,
         input_tokens=48,
         output_tokens=16,

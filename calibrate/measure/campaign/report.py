@@ -17,7 +17,8 @@ from calibrate.fit import points_file
 from calibrate.fit.point_works import TimedPass
 from calibrate.fit.points_file import Ran
 from calibrate.measure.campaign.corun import answer
-from calibrate.measure.campaign.plan import SMOKE_FILE, Campaign
+from calibrate.measure.campaign.gates import disturbed
+from calibrate.measure.campaign.plan import OPEN_SHARE, SMOKE_FILE, Campaign
 from calibrate.measure.campaign.verdict import BESIDE, Runs, changes, sentence
 from calibrate.measure.fits.share_fit import SharePair, pairs_of, said
 from sim.costs.profile import Profile
@@ -49,7 +50,9 @@ def report(out: Path, campaign: Campaign) -> None:
         ship_profile(profile, scratch / "sim" / "profiles")
         smoke, held = json.loads((out / SMOKE_FILE).read_text()), points_file.read(job.points_path(out))
         runs = {each.concurrency: _runs(results[each.name]) for each in campaign.loads if each.name in results}
-        lines = [*_verdict(profile, runs, held.rates), *_lines(profile, smoke, results, lacking, held.slowed)]
+        reasons = [f"{step}: {line}" for step in campaign.steps for line in disturbed(out, campaign, step)]
+        verdict = _disturbed(profile, reasons) if reasons else _verdict(profile, runs, held.rates)
+        lines = [*verdict, *_lines(profile, smoke, results, lacking, held.slowed)]
         (told / "README.md").write_text("\n".join(lines))
 
 
@@ -62,10 +65,23 @@ def measured_name(name: str) -> str:
     return f"{name}-measured"
 
 
-def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Sequence[Ran]) -> Iterator[str]:
+def _disturbed(profile: Profile, reasons: Sequence[str]) -> Iterator[str]:
+    """The head of a page that states no verdict."""
+    yield from (f"# {profile.gpu.name}: *disturbed*", "")
+    yield from (
+        "Something else used this machine, or its clocks changed, also when this was measured again. No verdict:",
+        "",
+    )
+    yield from (f"- {reason}" for reason in reasons)
+    yield ""
+
+
+def _verdict(profile: Profile, runs: Mapping[int | None, Mapping[str, Runs]], rates: Sequence[Ran]) -> Iterator[str]:
     """Verdict, which the reader came for."""
     yield from (f"# {profile.gpu.name}: measured and predicted", "", "## Do lanes pay here?", "")
-    verdicts = changes(runs)
+    open_runs = runs.get(None)
+    closed = {at_once: run for at_once, run in runs.items() if at_once is not None}
+    verdicts = changes(closed)
     yield from (f"- {sentence(*each)}" for each in verdicts.items())
     yield f"- Two plain streams: {answer(rates)}."
     curve, error = profile.overlap.partition, _held_out(profile, "partition")
@@ -74,7 +90,14 @@ def _verdict(profile: Profile, runs: Mapping[int, Mapping[str, Runs]], rates: Se
     yield from ("", f"Mean E2EL beside {BESIDE} in percent, with its 95 % interval over replications.", "")
     yield from _table(
         ["policy", "at once", "measured", "simulated"],
-        ([lane, str(n), *map(str, both)] for lane, by_load in verdicts.items() for n, both in by_load.items()),
+        (
+            *([lane, str(n), *map(str, both)] for lane, by_load in verdicts.items() for n, both in by_load.items()),
+            *(
+                [lane, f"open loop, {OPEN_SHARE:g} of what {BESIDE} served", *map(str, both)]
+                for lane, by_load in (changes({0: open_runs}) if open_runs else {}).items()
+                for both in by_load.values()
+            ),
+        ),
     )
     pairs = pairs_of(profile, rates)
     if pairs:

@@ -13,20 +13,23 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 
 from calibrate.measure.campaign.plan import (
     CAMPAIGNS,
     CORUN,
     MEASURE,
+    OPEN_SHARE,
     REPLAY,
     REPORT,
     SMOKE,
     Campaign,
-    ClosedLoop,
+    Loop,
     MeasuredPair,
     device_of,
 )
+from calibrate.measure.campaign.verdict import BESIDE
 
 
 def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
@@ -70,19 +73,31 @@ def measure(device: str, out: Path, job: MeasuredPair, repeats: int) -> None:
     write_text(job.profile_path(out), encode(profile).decode())
 
 
-def replay(device: str, out: Path, campaign: Campaign, load: ClosedLoop) -> None:
+def replay(device: str, out: Path, campaign: Campaign, load: Loop) -> None:
     """Replay `load` into OUT/LOAD and judge it there."""
     from realrun.cli.replay import replay_command
     from realrun.cli.validate import directory_command
     from sim.files.write import write_text
 
-    directory, scenario = out / load.name, out / f"{load.name}.yaml"
+    directory, scenario, judged = out / load.name, out / f"{load.name}.yaml", out / f"{load.name}.json"
+    judged.unlink(missing_ok=True)
     # JSON is YAML, too.
-    write_text(scenario, json.dumps(campaign.scenario(load, str(campaign.job.profile_path(out)))))
+    rate = _open_rate(out, campaign) if load.concurrency is None else 0.0
+    write_text(scenario, json.dumps(campaign.scenario(load, str(campaign.job.profile_path(out)), rate)))
     line = [str(scenario), "--device", device, "--out", str(directory), "--overwrite"]
     replay_command.main(line, standalone_mode=False)
-    judge = [str(directory), "--json", str(out / f"{load.name}.json"), "--no-plots"]
+    judge = [str(directory), "--json", str(judged), "--no-plots"]
     directory_command.main(judge, standalone_mode=False)
+
+
+def _open_rate(out: Path, campaign: Campaign) -> float:
+    """Requests per second of the open loop. Raises ValueError where its closed loop was not replayed."""
+    closed = out / f"{campaign.loads[0].name}.json"
+    if not closed.exists():
+        raise ValueError(f"{closed.name} is missing: it says how many requests a second are served here")
+    runs = json.loads(closed.read_text())["runs"]
+    served = [run["metrics"]["output_throughput"]["real"] for run in runs if run["policy"] == BESIDE]
+    return OPEN_SHARE * fmean(served) / campaign.output_tokens
 
 
 def _end_with_parent() -> None:

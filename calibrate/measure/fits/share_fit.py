@@ -25,12 +25,14 @@ from sim.costs.profile_files import round_constant
 from sim.devices import partition
 from sim.devices.partition import MEASURED, rates_on_shares
 
+ROOF, ROOF_BEGINS = "bandwidth_together", (0.7, 0.8, 0.9)
+"""Fits begin at each, since it changes nothing above all that was read, nor below what one pass reads alone."""
 BOUNDS = {
-    "boosted": (0.5, 1.0),
-    "parallel_bandwidth": (0.0, 1.0),
+    "saturated_at": (0.01, 1.0),
     "queue_slowdown": (0.0, 30.0),
+    ROOF: (0.3, 1.0),
 }
-"""Constants that are fitted, and between which values; large passes on four shares tell no more."""
+"""Constants that are fitted, and between which values."""
 MIN_SHARES = 3
 """Shares that must have been measured: the outer ones are fitted to say how far off those between are."""
 HELD_OUT = "passes on shares between the outermost two, alone and side by side; fitted on those two"
@@ -53,12 +55,11 @@ def fit_shares(profile: Profile, rates: Sequence[Ran]) -> Profile:
     percents = sorted({pair.share_pct for pair in pairs})
     if len(percents) < MIN_SHARES:
         return profile
-    eta = profile.overlap.eta_bandwidth
     outer = [pair for pair in pairs if pair.share_pct in (percents[0], percents[-1])]
     between = [pair for pair in pairs if pair not in outer]
-    error = kind_error(np.expm1(_logs(fitted(outer, eta), between, eta)), HELD_OUT)
+    error = kind_error(np.expm1(_logs(fitted(outer), between)), HELD_OUT)
     curve = msgspec.structs.replace(
-        fitted(pairs, eta),
+        fitted(pairs),
         source=f"measured: {len(pairs)} pairs of prefill and decode on green contexts, captured",
         errors_pct={"shares between": round(error.mean_error_pct or 0.0, 1)},
     )
@@ -66,29 +67,38 @@ def fit_shares(profile: Profile, rates: Sequence[Ran]) -> Profile:
     return msgspec.structs.replace(profile, overlap=overlap, errors=profile.errors | {"partition": error})
 
 
-def fitted(pairs: Sequence[SharePair], eta_bandwidth: float) -> ShareCurve:
+def fitted(pairs: Sequence[SharePair]) -> ShareCurve:
     """The constants of least squares, with their standard errors."""
     from scipy.optimize import least_squares
 
     def curve(values: Array) -> ShareCurve:
         return msgspec.structs.replace(MEASURED, **dict(zip(BOUNDS, map(float, values), strict=True)))
 
-    begins, bounds = [getattr(MEASURED, name) for name in BOUNDS], tuple(zip(*BOUNDS.values(), strict=True))
-    solution = least_squares(lambda values: _logs(curve(values), pairs, eta_bandwidth), begins, bounds=bounds)
+    others, bounds = (
+        [getattr(MEASURED, name) for name in BOUNDS if name != ROOF],
+        tuple(zip(*BOUNDS.values(), strict=True)),
+    )
+    solutions = [
+        least_squares(lambda values: _logs(curve(values), pairs), [*others, roof], bounds=bounds)
+        for roof in ROOF_BEGINS
+    ]
+    solution = min(solutions, key=lambda each: float(each.cost))
     variance = 2.0 * solution.cost / (len(solution.fun) - len(BOUNDS))
     errors = np.sqrt(variance * np.diag(np.linalg.pinv(solution.jac.T @ solution.jac)))
     return msgspec.structs.replace(
         MEASURED,
         **{name: round_constant(float(value)) for name, value in zip(BOUNDS, solution.x, strict=True)},
-        standard_errors={name: round_constant(float(error)) for name, error in zip(BOUNDS, errors, strict=True)},
+        standard_errors={
+            name: round_constant(float(error)) for name, error in zip(BOUNDS, errors, strict=True) if error
+        },
     )
 
 
 def said(curve: ShareCurve) -> str:
     """The constants that were measured.
 
-    >>> said(msgspec.structs.replace(MEASURED, standard_errors={"boosted": 0.02}))
-    'boosted 0.86 ± 0.02'
+    >>> said(msgspec.structs.replace(MEASURED, standard_errors={"saturated_at": 0.02}))
+    'saturated_at 0.3 ± 0.02'
     """
     return ", ".join(
         f"{name} {getattr(curve, name):.2g} ± {error:.1g}" for name, error in curve.standard_errors.items()
@@ -123,15 +133,13 @@ def pairs_of(profile: Profile, rates: Sequence[Ran]) -> list[SharePair]:
     return shared
 
 
-def _logs(curve: ShareCurve, pairs: Sequence[SharePair], eta_bandwidth: float) -> Array:
+def _logs(curve: ShareCurve, pairs: Sequence[SharePair]) -> Array:
     """Logarithms of predicted slowdowns relative to measured ones [pairs * 4]: alone, then together."""
     logs: list[float] = []
     for pair in pairs:
         portions = [partition.Portion(share, True) for share in pair.shares]
-        alone = [
-            curve.slowdown(curve.mix(*demands), share) for demands, share in zip(pair.demands, pair.shares, strict=True)
-        ]
-        rates = rates_on_shares(portions, (1.0, 1.0), pair.demands, curve, eta_bandwidth)
+        alone = [curve.slowdown(*demands, share) for demands, share in zip(pair.demands, pair.shares, strict=True)]
+        rates = rates_on_shares(portions, (1.0, 1.0), pair.demands, curve)
         predicted = [*alone, *(1.0 / rate for rate in rates)]
         logs += np.log(np.array(predicted) / np.array([*pair.alone, *pair.together])).tolist()
     return np.array(logs)

@@ -121,9 +121,8 @@ def test_passes_on_shares_take_what_their_curves_say_alone_and_side_by_side(laun
     demands = {"prefill": (1.0, 0.0), "decode": (0.0, 1.0)}
     found = measured(corun, demands)
     assert found.shares == (0.25, 0.75)
-    mixes = [MEASURED.mix(*each) for each in demands.values()]
-    alone = [MEASURED.slowdown(mix, share) for mix, share in zip(mixes, found.shares, strict=True)]
-    beside = MEASURED.slowdown(mixes[0], 0.25, reading=0.75)
+    alone = [MEASURED.slowdown(*each, share) for each, share in zip(demands.values(), found.shares, strict=True)]
+    beside = MEASURED.slowdown(1.0, 0.0, 0.25, reading=0.75)
     for side, alone_s, slowdown in zip(found.sides, (LONG_S, SHORT_S), alone, strict=True):
         assert side.alone_s == pytest.approx(slowdown * alone_s, rel=TOLERANCE)
     assert found.sides[0].rates == pytest.approx([alone[0] / beside] * ROUNDS, rel=TOLERANCE)

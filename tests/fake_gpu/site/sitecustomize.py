@@ -72,7 +72,7 @@ def plan(module: ModuleType) -> None:
     for name, campaign in module.CAMPAIGNS.items():
         module.CAMPAIGNS[name] = campaign._replace(
             job=campaign.job._replace(budget_s=float(os.environ.get("FAKE_BUDGET_S", "60"))),
-            loads=(module.ClosedLoop(16, 16),),
+            loads=(module.Loop(16, 16), module.Loop(None, 16)),
             policies=tuple(os.environ.get("FAKE_POLICIES", "pd,pdv,unified,continuous").split(",")),
             repeats=1,
             replications=1,

@@ -36,6 +36,7 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("compare", "--json"): "compare --profile {pair} --policy pd --json there",
     ("compare", "--out"): "compare --profile {pair} --policy pd --out full",
     ("compare", "--result-dir"): "compare --profile {pair} --policy pd --request-rate 4 --result-dir bench",
+    ("evidence", "--out"): "evidence --device cpu --out full",
     ("sweep", "--out"): "sweep grid.yaml --out full",
     ("sweep", "--json"): "sweep grid.yaml --out new --json there",
     ("report", "--out"): "report s --out there",

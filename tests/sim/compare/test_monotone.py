@@ -28,6 +28,7 @@ CASES = [
     (policy, overlap)
     for policy in POLICIES
     for overlap in (Regime if policy not in ON_ONE_STREAM else [Regime.LEFTOVER])
+    if overlap is not Regime.PROCESSES or policy == "pd"
 ]
 
 

@@ -20,9 +20,8 @@ from sim.devices.contention import contention_of
 from sim.devices.partition import MEASURED, Portion, rates_on_shares
 from tests.calibrate.measure.co_runs import ran
 
-TRUTH = msgspec.structs.replace(MEASURED, boosted=0.93, parallel_bandwidth=0.3, queue_slowdown=2.0)
+TRUTH = msgspec.structs.replace(MEASURED, saturated_at=0.4, queue_slowdown=2.0, bandwidth_together=0.9)
 PAIR = load("h100-sxm/llama-3.1-8b+llama-3.2-1b")
-ETA = PAIR.overlap.eta_bandwidth
 ALONE_S = 0.01
 
 
@@ -40,9 +39,9 @@ def rated(noise: float = 0.0, shares: tuple[int, ...] = (20, 40, 60, 80)) -> lis
             count = -(-corun.share_pct * 132 // 800) * 8
             parts = count / 132, 1.0 - count / 132
             demands = [costs.demands(work_of(timed)) for timed in corun.passes]
-            alone = [TRUTH.slowdown(TRUTH.mix(*each), share) for each, share in zip(demands, parts, strict=True)]
+            alone = [TRUTH.slowdown(*each, share) for each, share in zip(demands, parts, strict=True)]
             ones = (1.0, 1.0)
-            rates = rates_on_shares([Portion(share, True) for share in parts], ones, demands, TRUTH, ETA)
+            rates = rates_on_shares([Portion(share, True) for share in parts], ones, demands, TRUTH)
             wrong = 1.0 + noise * random.standard_normal((2, 2))
             alone_s = tuple(ALONE_S * slowdown * off for slowdown, off in zip(alone, wrong[:, 0], strict=True))
             together_s = tuple(ALONE_S / rate * off for rate, off in zip(rates, wrong[:, 1], strict=True))
@@ -69,7 +68,7 @@ def test_noise_is_stated_as_standard_errors_and_as_the_error_between_the_outer_s
     for name, error in curve.standard_errors.items():
         assert 0.0 < abs(getattr(curve, name) - getattr(TRUTH, name)) < 3.0 * error
     assert 1.0 < (profile.errors["partition"].mean_error_pct or 0.0) < 6.0
-    assert said(curve).startswith("boosted 0.9")
+    assert said(curve).startswith("saturated_at 0.4")
 
 
 def test_a_profile_with_a_curve_is_read_as_it_was_written_and_simulations_use_it() -> None:

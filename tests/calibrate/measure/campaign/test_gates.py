@@ -1,0 +1,109 @@
+"""Gates of a campaign: what counts as disturbed, that it is measured again once, and what the page says then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("scipy")
+
+from calibrate.measure.campaign import __main__ as campaign
+from calibrate.measure.campaign import gates
+from calibrate.measure.campaign.evidence_command import campaign_of
+from calibrate.measure.campaign.gates import disturbed, forget, of_profile, of_replay
+from calibrate.measure.campaign.plan import CAMPAIGNS, done_file
+from sim.costs.profile import KindError, MeasuredPoint, Profile
+from sim.costs.profile_files import encode, load
+
+CPU = CAMPAIGNS["cpu"]
+MEASURED = f"measure {CPU.job.name}"
+
+
+def profile(*, error_pct: float = 10.0, num_noisy: int = 0) -> Profile:
+    """A profile with one error and ten points, so many of them noisy."""
+    shipped = load("cpu/tiny")
+    points = [
+        MeasuredPoint(
+            kind="decode",
+            model="target",
+            rows=rows,
+            tokens=1,
+            context_tokens=32,
+            launch="eager",
+            device_s=1e-3,
+            host_s=1e-3,
+            half_width_pct=1.0,
+            repetitions=9,
+            is_noisy=rows <= num_noisy,
+            is_held_out=False,
+        )
+        for rows in range(1, 11)
+    ]
+    error = KindError(mean_error_pct=error_pct, max_error_pct=90.0, points=3, held_out="some")
+    beyond = KindError(mean_error_pct=50.0, max_error_pct=90.0, points=3, held_out="pairs")
+    return msgspec.structs.replace(shipped, points=tuple(points), errors={"verify": error, "overlap": beyond})
+
+
+def test_errors_held_out_and_noisy_passes_are_gates() -> None:
+    assert of_profile(profile(num_noisy=1)) == []
+    assert of_profile(profile(error_pct=10.1)) == ["held-out verify 10.1 % off, at most 10"]
+    assert of_profile(profile(num_noisy=2)) == ["2 of 10 passes noisy, at most a tenth"]
+
+
+def test_fixed_passes_beside_a_replay_are_a_gate() -> None:
+    def runs(*machines: list[float] | None) -> dict[str, object]:
+        return {"runs": [{"policy": f"p{number}", "machine": each} for number, each in enumerate(machines)]}
+
+    assert of_replay(runs([0.9, 1.1], None)) == []
+    assert of_replay(runs([1.0, 1.2], [1.0, 1.0], [0.8, 1.0])) == [
+        "fixed passes beside p0, p2 took 0.80 to 1.20 times as long as with the profile, want 0.9 to 1.1"
+    ]
+
+
+def test_a_disturbed_step_is_made_again_once_and_the_page_is_then_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[str] = []
+    judged = {"runs": [{"policy": "pd", "machine": [1.5, 1.5]}]}
+
+    def runs(device: str, out: Path, step: str) -> bool:
+        begun.append(step)
+        if step == "replay c4":
+            (out / "c4.json").write_text(json.dumps(judged))
+        return True
+
+    monkeypatch.setattr(campaign, "_run", runs)
+    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 0
+    assert begun.count("replay c4") == 2
+    assert begun.count("replay c1") == 1
+    assert "the page states no verdict" in capsys.readouterr().out
+    assert done_file(tmp_path, "replay c4").exists()
+    assert disturbed(tmp_path, CPU, "replay c4")
+    judged["runs"][0]["machine"] = [1.0, 1.0]
+    (tmp_path / "c4.json").write_text(json.dumps(judged))
+    assert not disturbed(tmp_path, CPU, "replay c4")
+
+
+def test_passes_are_measured_anew_beside_the_rates_that_are_there(tmp_path: Path) -> None:
+    CPU.job.profile_path(tmp_path).write_bytes(encode(profile(num_noisy=9)))
+    points = CPU.job.points_path(tmp_path)
+    points.write_text('{"schema": 2}\n{"rates": 1}\n{"point": 2}\n{"plan": 3}\n{"rates": 4}\n')
+    assert disturbed(tmp_path, CPU, MEASURED)
+    forget(tmp_path, CPU, MEASURED)
+    assert points.read_text() == '{"schema": 2}\n{"rates": 1}\n{"rates": 4}\n'
+    assert gates.disturbed(tmp_path, CPU, MEASURED) == []
+
+
+def test_the_pair_is_that_which_fits_the_memory() -> None:
+    assert campaign_of("cpu", 0.0, is_whole=True) == "cpu"
+    assert [campaign_of("cuda", gb * 1e9, is_whole=whole) for gb in (16, 80) for whole in (False, True)] == [
+        "cuda-24gb-10min",
+        "cuda-24gb",
+        "cuda-10min",
+        "cuda",
+    ]
+    assert all(name in CAMPAIGNS for name in ("cuda-24gb-10min", "cuda-10min"))
