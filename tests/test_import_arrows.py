@@ -60,7 +60,7 @@ FLOORS = {
     "validation": (
         ("tables",),
         ("claims", "silicon", "accuracy", "replays", "speed", "conformance"),
-        ("coverage", "left_out", "pages"),
+        ("constants", "coverage", "left_out", "pages"),
         ("__main__",),
     ),
 }

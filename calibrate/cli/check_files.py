@@ -178,8 +178,8 @@ def _scenario(path: Path) -> str:
 
 
 def _grid(path: Path) -> str:
-    from sim.studies.grid import Grid
-    from sim.studies.sweep import SweepPlan
+    from sim.studies.sweeps.grid import Grid
+    from sim.studies.sweeps.sweep import SweepPlan
 
     grid = Grid.of(path)
     SweepPlan.of(grid)
@@ -237,7 +237,7 @@ PROFILE = reader("sim.costs.profile_files:load", lambda profile: str(profile.nam
 ROWS = reader("sim.report.results:read_columns", lambda columns: f"{len(next(iter(columns.values())))} rows")
 FORMATS: list[tuple[str, set[str], str, Reader]] = [
     *(
-        ("folder", {mark}, "store", reader("sim.studies.store:Store", lambda store: f"{len(store.keys())} rows"))
+        ("folder", {mark}, "store", reader("sim.studies.sweeps.store:Store", lambda store: f"{len(store.keys())} rows"))
         for mark in ("store.sqlite", "store.json")
     ),
     ("folder", {"summary.json"}, "results", _results),

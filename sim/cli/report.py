@@ -43,7 +43,7 @@ def report_command(flags: ReportFlags) -> None:
     Of directories that `lanesim compare --out` wrote: throughput against latency, one line per policy and profile
     through their loads.
     """
-    from sim.studies.store import is_store
+    from sim.studies.sweeps.store import is_store
 
     if flags.out is None and flags.figures is None:
         raise ValueError("report: nothing to write; add --out PAGE.html or --figures DIR")
@@ -74,7 +74,7 @@ def _report_store(store: Path, flags: ReportFlags) -> None:
     from sim.report.pictures.store_pictures import picture_files, pictures, write_pictures
     from sim.report.store_points import read_points
     from sim.run.scenario_file import parse_override
-    from sim.studies.store import MARK
+    from sim.studies.sweeps.store import MARK
 
     price_per_hour = None if flags.price is None else Price.of_text(flags.price).of_gpu()
     drawable = pictures(price_per_hour=price_per_hour)

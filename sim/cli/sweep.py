@@ -14,7 +14,7 @@ from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, Workers, command
 from sim.cli.lazy import SOURCE
 
 if TYPE_CHECKING:
-    from sim.studies.sweep import SweepEstimate, Swept
+    from sim.studies.sweeps.sweep import SweepEstimate, Swept
 
 EXAMPLE = (
     "printf 'scenario: {profile: cpu/tiny, policy: [continuous, pd], workload: {num_prompts: 50}}\\n"
@@ -47,9 +47,9 @@ def sweep_command(flags: SweepFlags) -> None:
     A sweep that was killed goes on where it was, grids merge, and several may run into one store at once. A point that
     fails is a row with its error. Read it with `lanesim.load(STORE)` and `lanesim report`.
     """
-    from sim.studies.grid import Grid
-    from sim.studies.store import MARK, Store
-    from sim.studies.sweep import MAX_RUNS, SweepPlan, estimate, sweep
+    from sim.studies.sweeps.grid import Grid
+    from sim.studies.sweeps.store import MARK, Store
+    from sim.studies.sweeps.sweep import MAX_RUNS, SweepPlan, estimate, sweep
 
     grid, out, workers = flags.grid, flags.out, flags.workers
     click.get_current_context().meta[SOURCE] = str(grid)
@@ -76,7 +76,7 @@ def sweep_command(flags: SweepFlags) -> None:
     store, executor = Store.open(out), None
     with progress() as on_step, ExitStack() as stack:
         if flags.pool == "ray":
-            from sim.studies.ray_pool import ray_workers
+            from sim.studies.sweeps.ray_pool import ray_workers
 
             executor, workers = stack.enter_context(ray_workers(workers))
         done = sweep(plan, store, workers=workers, executor=executor, retries_failed=flags.resume, on_done=on_step)

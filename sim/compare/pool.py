@@ -3,7 +3,7 @@
 Workers last as long as the outermost `lasting` block. They are forked where that is safe, which is where this process
 has one thread. Elsewhere they start afresh and are told the policies and acceptances registered here; one that was
 written in a script or notebook cannot be imported there, and then the tasks run in this process, with a note. Not here:
-what a task is (sim.compare.point_runs, sim.studies.store_rows).
+what a task is (sim.compare.point_runs, sim.studies.sweeps.store_rows).
 
 What only processes need is imported where they start: it takes longer than a small run does.
 """

@@ -43,11 +43,11 @@ from sim.studies.attainment import DEFAULT_SHARE, highest_load
 from sim.studies.comparison.in_draws import compared
 from sim.studies.comparison.variants import Variants, tokens_of
 from sim.studies.comparison.varied import varied
-from sim.studies.grid import Grid
 from sim.studies.load_table import tune_policies
-from sim.studies.store import Store, is_store
-from sim.studies.sweep import SweepPlan, rows_of
-from sim.studies.sweep import sweep as run_sweep
+from sim.studies.sweeps.grid import Grid
+from sim.studies.sweeps.store import Store, is_store
+from sim.studies.sweeps.sweep import SweepPlan, rows_of
+from sim.studies.sweeps.sweep import sweep as run_sweep
 from sim.studies.tune import tune as run_tuning
 from sim.studies.tune import tune_contexts
 

@@ -24,7 +24,7 @@ from sim.names import in_words, span
 from sim.report.pictures.panels import save, set_theme
 from sim.report.pictures.store_pictures import NotDrawn, drawn, named, pictures
 from sim.report.store_points import Rank, Setting, StorePoints, read_points, spoken
-from sim.studies.store import GridRun, Store
+from sim.studies.sweeps.store import GridRun, Store
 
 if TYPE_CHECKING:
     import pandas as pd

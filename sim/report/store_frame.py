@@ -1,6 +1,7 @@
 """A store as a tidy pandas frame: a row per point, columns for what was gone through, units in the metrics' names.
 
-Imports pandas inside functions. Not here: the store (sim.studies.store), pictures (sim.report.pictures.store_pictures).
+Imports pandas inside functions. Not here: the store (sim.studies.sweeps.store), pictures
+(sim.report.pictures.store_pictures).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.studies.store import Store
-from sim.studies.store_rows import SCENARIO, Row
+from sim.studies.sweeps.store import Store
+from sim.studies.sweeps.store_rows import SCENARIO, Row
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,9 +17,9 @@ from sim.devices.contention import BRACKET, PhiLevel
 from sim.files.json_values import Json
 from sim.metrics.stats import interval_95
 from sim.report.store_frame import store_frame
-from sim.studies.grid import CONDITIONS
-from sim.studies.store import Store
-from sim.studies.store_rows import if_overlap
+from sim.studies.sweeps.grid import CONDITIONS
+from sim.studies.sweeps.store import Store
+from sim.studies.sweeps.store_rows import if_overlap
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -43,6 +43,8 @@ DEFAULT_DRAWS = 20
 MAX_DRAWS = 10_000
 LOW_PERCENT, HIGH_PERCENT = 5.0, 95.0
 """Intervals over draws hold 90 % of them."""
+LEAST = LOW_PERCENT / 100.0
+"""Levels are drawn within their 90 %: beyond lie set-ups that are off by half and more, with labels in doubt mostly."""
 SHUFFLES = 200
 """Orders of a factor's shares to choose from."""
 SD_PER_MEAN_ABS = sqrt(pi / 2.0)
@@ -90,7 +92,7 @@ def cost_draws(resolved: Resolved, count: int, seed: int) -> list[Resolved]:
         chances = _DrawChances(strata, index)
         # Acceptance is the first factor, so that it draws the same whatever a profile holds.
         accepted = quoted.draw(chances)
-        level = exp(-_level_errors(resolved).at(chances.random()))
+        level = exp(-_level_errors(resolved).at(min(max(chances.random(), LEAST), 1.0 - LEAST)))
         rounds = exp(-speedup_errors().at(chances.random())) if resolved.policy.is_speculative else 1.0
         drawn = _drawn_profile(based, resolved.engine.error_pct, rounds, chances)
         draws.append(resolved.drawn(with_times(drawn, engine=level, passes=level), accepted))

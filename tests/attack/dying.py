@@ -25,7 +25,7 @@ from pathlib import Path
 from calibrate.fit import points_file
 from sim.cli.main import run
 from sim.costs.profile_files import load
-from sim.studies.store import Store
+from sim.studies.sweeps.store import Store
 from tests.attack.samples import GRID, PAIR, TINY_RUN
 from tests.calibrate.fit.test_points_file import point
 

@@ -35,7 +35,7 @@ from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.studies.answer import Answer
 from sim.studies.evidence import CELLS, MEASURED
-from sim.studies.store_rows import model_version, profile_hash
+from sim.studies.sweeps.store_rows import model_version, profile_hash
 from sim.studies.tune import Tuning, concurrencies_of, tune
 from validation.tables import off_pct
 

@@ -22,7 +22,6 @@ from calibrate.catalogue.model_configs import source_of
 from calibrate.judge.cell import JUDGED
 from sim.studies.evidence import CELLS, MEAN_SIZE, NONE, Evidence, EvidenceCell, measured
 from sim.studies.served_errors import ERRORS, SAME_LAYERS, ServedErrors
-from validation.pages.figures import JUDGED as ACCURACY
 from validation.silicon.error_fit import (
     DECILES,
     MeasuredSetUp,
@@ -41,7 +40,7 @@ from validation.silicon.silicon_page import TABLE as SERVED
 from validation.tables import csv_rows, grouped, page
 
 SAMPLE = "ai-dynamo/aiconfigurator@095f58a51c4c, silicon_sample.csv"
-LEVELS = SERVED.parent / "levels.md"
+ACCURACY, LEVELS = SERVED.with_name("accuracy-cells.csv"), SERVED.with_name("levels.md")
 PARTS = ("group", "set_up", "cell", "speedup")
 OVER_LENGTHS = f"{SAMPLE}; mean size over lengths, formats and degrees"
 COMMON = ("gpu", "engine", "model", "has_experts", "in_flight")

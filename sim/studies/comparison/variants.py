@@ -28,7 +28,7 @@ from sim.run.resolve import Resolved, resolve_all
 from sim.run.scenario import parse_scenario
 from sim.run.scenario_file import FLAT_NAMES, set_dotted
 from sim.run.vllm_config import METHODS
-from sim.studies.grid import CONDITIONS
+from sim.studies.sweeps.grid import CONDITIONS
 
 POLICY = "continuous"
 """Served where none is given: as vLLM does."""

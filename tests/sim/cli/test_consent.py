@@ -17,7 +17,7 @@ from calibrate.measure.campaign.__main__ import main as campaign
 from sim.cli.main import lanesim, run
 from sim.costs.profile_files import SHIPPED, load
 from sim.draws import child_seed
-from sim.studies.store import Store
+from sim.studies.sweeps.store import Store
 from validation.__main__ import main as validation
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"

@@ -24,7 +24,7 @@ from sim.report.notebook import compare, sweep
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, to_plain
 from sim.run.simulate import simulate
-from sim.studies.store_rows import scenario_columns
+from sim.studies.sweeps.store_rows import scenario_columns
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, SimRun, request
 

@@ -84,7 +84,7 @@ def model_version() -> str:
     """Version of the distribution and a hash of the code and engines that make the numbers: `0.1.0+5f0c1a2b`."""
     from importlib.metadata import PackageNotFoundError, version
 
-    sim = Path(__file__).parent.parent
+    sim = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted([sim / "draws.py", *(path for room in MODEL_ROOMS for path in (sim / room).rglob("*.py"))]):
         digest.update(path.relative_to(sim).as_posix().encode() + path.read_bytes())

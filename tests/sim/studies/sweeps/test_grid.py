@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sim.studies import store_rows
-from sim.studies.grid import Grid
+from sim.studies.sweeps import store_rows
+from sim.studies.sweeps.grid import Grid
 
 SCENARIO: dict[str, Any] = {"profile": "cpu/tiny", "policy": ["continuous", "pd"], "workload": {"num_prompts": 5}}
 
@@ -99,5 +99,5 @@ def test_a_combination_that_cannot_be_is_named_before_anything_runs() -> None:
 
 def test_rooms_that_make_the_numbers_are_in_the_version_that_keys_rows() -> None:
     """All rooms below `studies`, but the one that opens files: a change in any of them makes new rows."""
-    rooms = {path.parent.name for path in Path(store_rows.__file__).parents[1].glob("*/__init__.py")}
+    rooms = {path.parent.name for path in Path(store_rows.__file__).parents[2].glob("*/__init__.py")}
     assert set(store_rows.MODEL_ROOMS) == rooms - {"cli", "files", "report", "studies"}

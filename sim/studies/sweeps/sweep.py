@@ -25,9 +25,9 @@ from sim.costs.profile_files import load
 from sim.policies.registry import POLICIES, find_policy
 from sim.run.resolve import with_keys
 from sim.run.scenario import Scenario
-from sim.studies.grid import Grid
-from sim.studies.store import Store
-from sim.studies.store_rows import PointJob, Row, failed_row, profile_hash, row_key, run_job, run_jobs
+from sim.studies.sweeps.grid import Grid
+from sim.studies.sweeps.store import Store
+from sim.studies.sweeps.store_rows import PointJob, Row, failed_row, profile_hash, row_key, run_job, run_jobs
 
 MAX_RUNS = 1_000_000
 """Of one grid: about ten hours on two cores."""

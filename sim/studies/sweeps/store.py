@@ -2,8 +2,8 @@
 
 SQLite keeps writers apart and what a killed one had written whole. A row that two writers made is the same row and is
 kept once; one that succeeded replaces one that failed. Rows are compressed JSON: what is read is what was
-written, or an error, as each is told from damage by its checksum. Not here: what a row says (sim.studies.store_rows),
-frames (sim.report).
+written, or an error, as each is told from damage by its checksum. Not here: what a row says
+(sim.studies.sweeps.store_rows), frames (sim.report).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from sim.files.json_values import Json
-from sim.studies.store_rows import SCENARIO, Row, model_version
+from sim.studies.sweeps.store_rows import SCENARIO, Row, model_version
 
 STORE_SCHEMA = 2
 MARK = "store.sqlite"

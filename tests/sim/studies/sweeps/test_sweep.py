@@ -23,10 +23,10 @@ from sim.cli.main import run
 from sim.compare.capacity import Saturation
 from sim.draws import child_seed
 from sim.run.resolve import resolve
-from sim.studies.grid import Grid
-from sim.studies.store import MARK, Store
-from sim.studies.store_rows import files_hash
-from sim.studies.sweep import SweepPlan, short_first, sweep, together
+from sim.studies.sweeps.grid import Grid
+from sim.studies.sweeps.store import MARK, Store
+from sim.studies.sweeps.store_rows import files_hash
+from sim.studies.sweeps.sweep import SweepPlan, short_first, sweep, together
 
 SCENARIO: dict[str, Any] = {
     "profile": "cpu/tiny",

@@ -10,7 +10,7 @@
 
 Keys of `grid` are gone through in all combinations; the lists of one `zip` group side by side, in combination with all
 else. Each policy is a point, those of a list instead of one among them. Not here: running it
-(sim.studies.sweep).
+(sim.studies.sweeps.sweep).
 """
 
 from __future__ import annotations
