@@ -136,7 +136,7 @@ class _Sentence:
             return f"{names} serve fastest, with no difference that shows: mean E2EL {spans} ms"
         if hanging == [HANGS_ON[Order.DRAWS]]:
             rest = ", ".join(f"{self._name(row)} {_span(row)} ms" for row in first[1:])
-            text = f"{self._name(best)} serves fastest, mean E2EL {_span(best)} ms, but not in every draw of costs and "
+            text = f"{self._name(best)} has the lowest mean E2EL, {_span(best)} ms, but not in every draw of costs and "
             return f"{text}acceptance: {rest}{self._under(first)}"
         on = f"{' and '.join(hanging)}{_phis(pairs)}"
         return f"which of {names} serves fastest depends on {on}: mean E2EL {spans} ms{self._under(first)}"

@@ -183,7 +183,7 @@ CLOSE = (
     *("--input-len", "512", "--output-len", "64", "--num-prompts", "100", "--replications", "3", "--workers", "1"),
     *("--acceptance", "iid:0.63"),
 )
-"""Drafting gains 2 %, less than errors of what a verification takes may be."""
+"""Drafting gains less than errors of what a round takes may be."""
 
 
 def test_compare_calls_nobody_fastest_inside_the_error_of_the_difference_unless_draws_are_off(
@@ -196,9 +196,8 @@ def test_compare_calls_nobody_fastest_inside_the_error_of_the_difference_unless_
     assert without["drawn"] == []
     assert run([*CLOSE, "--json", str(out), "--overwrite"]) == 0
     found = json.loads(out.read_text())
-    assert found["verdict"].startswith(
-        "which of continuous and autoregressive (no speculation) serves fastest depends on"
-    )
+    assert "serves fastest" not in found["verdict"]
+    assert "but not in every draw of costs and acceptance: autoregressive" in found["verdict"]
     assert found["runs"] == without["runs"]
     drawn = next(row for row in found["drawn"] if row["metric"] == METRIC)
     assert drawn["interval"][0] < 0.0 < drawn["interval"][1]
