@@ -44,6 +44,11 @@ class RowPart(ABC):
     max_context_tokens: int
     """Context of all rows together up to which it was measured."""
 
+    @property
+    @abstractmethod
+    def numbers(self) -> tuple[float, ...]:
+        """All that `device_s` goes by, as the compiled core reads it."""
+
     @abstractmethod
     def device_s(self, kv_tokens: int) -> float:
         """The pass where its rows read `kv_tokens` tokens of KV in all."""
@@ -80,6 +85,7 @@ class ModelPasses(ABC):
         self.reads_features = shape.fused_features > 0 and not shape.projects_context
         self.max_row_tokens = shape.window if shape.window_layers == shape.layers else 0
         """KV that a row reads at most, where every layer has a window; else 0."""
+        self.has_experts = shape.experts is not None
         self.num_kernels = shape.layers * profile.host.kernels_per_layer + HEAD_KERNELS
         self.row_parts: dict[tuple[int, int, int], RowPart] = {}
         """Kept by (rows, row tokens, head rows)."""

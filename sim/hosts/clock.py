@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from math import ceil
 from typing import Any, TypeVar
 
-from mypy_extensions import mypyc_attr
-
 from sim.interface.host import Stream
 from sim.interface.wait import TIMED_OUT, HostWait, Signal, Task, Wait
 
@@ -72,7 +70,6 @@ class _TimedFirst(FirstWait):
         return TIMED_OUT if index == len(self._waits) - 1 else index
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class TaskHost:
     """The part of a virtual-clock host that runs coroutines, sleeps and signals."""
 

@@ -12,7 +12,6 @@ from math import inf
 from typing import Any, Protocol
 
 import simpy
-from mypy_extensions import mypyc_attr
 from simpy.events import NORMAL, EventPriority
 
 from sim.costs.cost import CostModel, Link
@@ -87,7 +86,6 @@ class Usage:
         self.cancelled_s = 0.0
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class SimHost(TaskHost):
     """A host in virtual time. `costs` prices works on every GPU but those in `costs_elsewhere`, by their index; `links`
     are devices by name; works have their shares of the multiprocessors `only_together` with others or always;
@@ -117,6 +115,8 @@ class SimHost(TaskHost):
         self._links = dict(links or {})
         self._costs_elsewhere = dict(costs_elsewhere or {})
         self._on_work = on_work
+        self._concluded_s: float | None = None
+        """Seconds with at least one work, where everything happened elsewhere."""
         self.submitting = ""
         """Name of the stream that a work is being submitted to."""
         self._devices: dict[int | str, Device] = {}
@@ -159,6 +159,19 @@ class SimHost(TaskHost):
         if stop_s is None and self._env.peek() < inf:
             # Works that nobody waits for, of streams that were alone, have no events until they are asked after.
             self.run_until()
+
+    @property
+    def is_heard(self) -> bool:
+        """Somebody hears of each work that ends."""
+        return self._on_work is not None
+
+    def conclude(self, now_s: float, busy_s: float, usage: dict[tuple[str, Kind], Usage]) -> None:
+        """Everything happened elsewhere, up to `now_s`: no coroutine runs any more."""
+        for _, task in self._ready:
+            task.close()
+        self._ready.clear()
+        self._env = VirtualTime(now_s)
+        self._concluded_s, self.usage = busy_s, usage
 
     # -- the seam
 
@@ -221,6 +234,8 @@ class SimHost(TaskHost):
     @property
     def device_busy_s(self) -> float:
         """Seconds with at least one work on the GPUs, averaged over them."""
+        if self._concluded_s is not None:
+            return self._concluded_s
         busy = [device.busy_s for name, device in self._devices.items() if not isinstance(name, str)]
         return sum(busy) / len(busy) if busy else 0.0
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator
 from typing import Any, Generic, Protocol, TypeVar
 
-from mypy_extensions import mypyc_attr
-
 T_co = TypeVar("T_co", covariant=True)
 
 TIMED_OUT = -1
@@ -38,7 +36,6 @@ class Signal:
 V = TypeVar("V")
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class HostWait(Generic[V]):
     """A wait completed by its host; the yield hands it to whatever drives the coroutine."""
 

@@ -16,6 +16,7 @@ from sim.hosts.simulated import SimHost
 from sim.interface.request import Request
 from sim.metrics.energy import PowerMeter
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord, work_record
+from sim.run import compiled
 from sim.run.experiment import Accounts, Experiment
 from sim.run.resolve import Resolved
 from sim.workload.served import ServedRequests
@@ -46,7 +47,8 @@ def simulate(
     else:
         host = _host(experiment, draws, hear)
         serving = experiment.start(host, requests, draws=draws)
-        host.run_until(resolved.scenario.window.stop_s)
+        if not compiled.serve(resolved, serving, host, draws):
+            host.run_until(resolved.scenario.window.stop_s)
         experiment.check_served(serving)
         record = experiment.record(serving, accounts_of(host, []))
     return replace(record, num_rejected=served.num_rejected, power=None if meter is None else meter.trace)

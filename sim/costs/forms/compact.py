@@ -10,6 +10,7 @@ Not here: the kernels' formulas (compact_kernels), what all forms share (passes,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from sim.costs.compact_kernels import BLOCK_QUERIES, Prompts, charged_tokens, chunk_pairs, gemm_s, prefill_attention_s
 from sim.costs.passes import Excess, ModelPasses, RowPart, beyond, layer_rest_s, sampler_s
@@ -31,6 +32,10 @@ class CompactRows(RowPart):
         self._query_s = passes.layers * passes.row_queries_s(row_tokens, rows, 1)
         self.launch_s = launch_s
         self.max_context_tokens = rows * passes.kernels.measured.row_context_tokens
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return self._fixed_s, self._blocks_power, self._kv_token_s, self._query_s
 
     def device_s(self, kv_tokens: int) -> float:
         together: float = (self._blocks_power + (kv_tokens * self._kv_token_s) ** self._power) ** self._root
@@ -146,6 +151,36 @@ class CompactPasses(ModelPasses):
 
     def beyond(self, work: Work) -> Sequence[Excess]:
         return beyond(self.kernels.measured, work)
+
+    # -- as slots (sim.costs.forms.slots)
+
+    widths = (4, 3, 1)
+    histories = (0.0,)
+
+    @property
+    def constants(self) -> tuple[float, ...]:
+        c, gpu = self.kernels.prefill_attention, self._gpu
+        prefill = (4.0 * self._head_size, c.compute_share * gpu.peak_flops)
+        memory = (self.kv_bytes, c.kv_bandwidth_share * gpu.bandwidth_bytes_per_s)
+        small = 1.0 + c.small_head_change * self._is_small_head
+        shape = (c.block_s, c.tile_share, 0.5 * c.extra_keys, self.context_coefficient)
+        return c.fixed_s, self.sharpness, self.inverse_sharpness, *prefill, small, *memory, *shape, 0.0, 0.0
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        most = self.kernels.measured
+        return most.tokens, inf, most.rows, most.chunk_tokens, most.row_context_tokens, inf
+
+    def max_row_context_tokens(self, rows: int) -> int:
+        return self.kernels.measured.row_context_tokens
+
+    def beside(self, rows: int, row_tokens: int) -> tuple[float, ...]:
+        kv_token_s = self.row_kv_token_s(row_tokens / rows, is_decode=False)
+        pairs_s = 0.0 if self._verify.query_tile > 1 else self._pair_s * (row_tokens - rows)
+        return float((self.row_head_s * rows) ** self.sharpness), kv_token_s, pairs_s
+
+    def chunk(self, tokens: int) -> tuple[float, ...]:
+        raise AssertionError("chunks are priced by their pairs")
 
 
 class CompactCosts(WorkCosts[CompactPasses]):

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
 from sim.costs.compact_kernels import VerifyAttention
@@ -47,6 +48,10 @@ class TableRows(RowPart):
         self._slopes = [0.0, *slopes]
         self.launch_s = launch_s
         self.max_context_tokens = max_context_tokens
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return float(len(self._kv_tokens)), *self._kv_tokens, *self._seconds, *self._slopes
 
     def device_s(self, kv_tokens: int) -> float:
         i = bisect_right(self._kv_tokens, kv_tokens) - 1
@@ -165,18 +170,25 @@ class TablePasses(ModelPasses):
         return Line(kv_tokens, curve_at((1, *grid.queries), curves, queries))
 
     def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
-        fixed_s = self._prefill[0][0]
-        return sum(self._chunk_s(chunk) for chunk in chunks) - (len(chunks) - 1) * fixed_s
+        seconds = 0.0
+        for chunk in chunks:
+            seconds += self._chunk_s(chunk)
+        return seconds - (len(chunks) - 1) * self._prefill[0][0]
 
     def _chunk_s(self, chunk: Chunk) -> float:
         tokens, history = chunk
-        grid = self._table.prefill_attention
-        curve = self._chunks.get(tokens)
-        if curve is None:
-            curve = self._chunks[tokens] = power_curve_at(grid.chunk_tokens, self._prefill, tokens)
+        curve = self._chunk_curve(tokens)
         if len(curve) == 1:
             return curve[0] + (self._pair_s * tokens + self._kv_token_s) * history
-        return value_at(grid.history_tokens, curve, history)
+        return value_at(self._table.prefill_attention.history_tokens, curve, history)
+
+    def _chunk_curve(self, tokens: int) -> list[float]:
+        """Seconds of a chunk of `tokens` by its history."""
+        curve = self._chunks.get(tokens)
+        if curve is None:
+            axis = self._table.prefill_attention.chunk_tokens
+            curve = self._chunks[tokens] = power_curve_at(axis, self._prefill, tokens)
+        return curve
 
     def max_row_context_tokens(self, rows: int) -> int:
         """The longest context that was measured with at least `rows` rows, or with the most rows there were."""
@@ -208,6 +220,39 @@ class TablePasses(ModelPasses):
         line = self._line(rows, row_tokens, False)
         most = rows * self.max_row_context_tokens(rows)
         return TableRows(rest_s, self.layers, line, launch_s=launch_s, max_context_tokens=most)
+
+    # -- as slots (sim.costs.forms.slots)
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        table = self._table
+        grids = (table.decode_attention, table.verify_attention, table.rows_beside_chunks)
+        points = len({tokens for grid in grids if grid is not None for tokens in grid.context_tokens})
+        return 1 + 3 * (points + 1), 2 + 2 * points, len(self.histories)
+
+    @property
+    def histories(self) -> Sequence[float]:
+        return self._table.prefill_attention.history_tokens
+
+    @property
+    def constants(self) -> tuple[float, ...]:
+        return self._prefill[0][0], *([0.0] * 11), self._pair_s, self._kv_token_s
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        most, table, verify = self._measured, self._table, self._table.verify_attention
+        history = self.histories[-1] or most.row_context_tokens
+        queries = inf if verify is None else verify.queries[-1]
+        return most.tokens, table.head.tokens[-1], most.rows, most.chunk_tokens, history, queries
+
+    def beside(self, rows: int, row_tokens: int) -> tuple[float, ...]:
+        """As `rows_s` beside chunks."""
+        line = self._line(rows, row_tokens, True)
+        has_own = bool(self._beside) and row_tokens == rows
+        return 0.0 if has_own else self._decode[0][0], float(len(line.seconds)), *line.kv_tokens, *line.seconds
+
+    def chunk(self, tokens: int) -> tuple[float, ...]:
+        return tuple(self._chunk_curve(tokens))
 
 
 class TableCosts(WorkCosts[TablePasses]):

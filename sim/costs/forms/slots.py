@@ -1,0 +1,137 @@
+"""Costs of a model pair as rows of numbers, which the compiled core keeps and asks for where it lacks one.
+
+Not here: the core (sim/run/core.c), which runs it takes (sim.run.compiled), the numbers of each form (compact, table).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.costs.forms.compact import CompactCosts
+from sim.costs.forms.table import TableCosts
+from sim.costs.passes import RowPart
+from sim.interface.work import STEP, Chunk, Model, Work
+
+ROWS, LATER, BESIDE, CHUNK, TOKENS, HEAD = range(6)
+"""Kinds of slots: a pass of rows alone, a later pass of a draft, rows beside chunks, one chunk, the rest of a pass with
+chunks by its tokens, and the LM head by its rows."""
+NUM_SLOTS = (1024, 1024, 2048, 8192, 16384, 4096)
+"""Slots of each kind; more keys than these push each other out."""
+ROW_BITS = 20
+"""Low bits of a second key of TOKENS hold row tokens, the rest rows."""
+
+Numbers = tuple[float, ...]
+
+
+class Slotted(Protocol):
+    """Passes of a form whose costs can be slots."""
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Numbers of a pass of rows, of rows beside chunks, and of one chunk."""
+        ...
+
+    @property
+    def histories(self) -> Sequence[float]:
+        """Measured histories of chunks."""
+        ...
+
+    @property
+    def constants(self) -> Numbers:
+        """Numbers of prefill attention, as the core reads them."""
+        ...
+
+    @property
+    def bounds(self) -> Numbers:
+        """Largest measured tokens, head rows, rows, chunk, history and queries."""
+        ...
+
+    def beside(self, rows: int, row_tokens: int) -> Numbers: ...
+    def chunk(self, tokens: int) -> Numbers: ...
+
+
+class PairSlots:
+    """Slots of target and draft; `tokens_per_row` [2] of a first pass."""
+
+    def __init__(self, costs: CompactCosts | TableCosts, tokens_per_row: tuple[int, int]) -> None:
+        self._costs, self._tokens_per_row = costs, tokens_per_row
+        models = (Model.TARGET, Model.DRAFT if costs.profile.draft is not None else Model.TARGET)
+        self._passes: list[Any] = [costs.passes(model) for model in models]
+        self.models = [self._numbers(passes) for passes in self._passes]
+        """[2] constants, slots by kind, and measured histories."""
+
+    def _numbers(self, passes: Any) -> tuple[tuple[Any, ...], tuple[NDArray[np.float64], ...], NDArray[np.float64]]:
+        part, beside, chunk = passes.widths
+        widths = (3 + part, 3 + part, 1 + beside, chunk, 3, 1)
+        slots = tuple(np.zeros((num, 2 + width)) for num, width in zip(NUM_SLOTS, widths, strict=True))
+        constants = (
+            int(isinstance(self._costs, TableCosts)),
+            int(passes.has_experts),
+            float(passes.layers),
+            passes.extra_s,
+            passes.phase_s,
+            float(passes.max_row_tokens),
+            *passes.constants,
+            passes.bounds,
+        )
+        return constants, slots, np.array(passes.histories, dtype=np.float64)
+
+    def ask(self, model: int, kind: int, first: int, second: int) -> Numbers:
+        """Numbers of a slot that the core lacks."""
+        passes = self._passes[model]
+        if kind == ROWS:
+            row_tokens = first * self._tokens_per_row[model]
+            return self._rows(model, (first, row_tokens, first if model else row_tokens))
+        if kind == LATER:
+            return self._rows(model, (first, first, first))
+        if kind == BESIDE:
+            return (float(passes.max_row_context_tokens(first)), *passes.beside(first, second))
+        if kind == CHUNK:
+            numbers: Numbers = passes.chunk(first)
+            return numbers
+        if kind == HEAD:
+            return (passes.head_s(first),)
+        rows, row_tokens = divmod(second, 1 << ROW_BITS)
+        launch_s = self._costs._launch_s(passes, rows, first, has_chunks=True)
+        return passes.padded_body_s(first, rows, row_tokens), launch_s, passes.fusion_s(first)
+
+    def _rows(self, model: int, key: tuple[int, int, int]) -> Numbers:
+        passes, costs = self._passes[model], self._costs
+        rows, row_tokens, head_rows = key
+        part: RowPart | None = passes.row_parts.get(key)
+        if part is None:
+            work = Work(kind=STEP, rows=rows, row_tokens=row_tokens, head_rows=head_rows)
+            part = costs._new_row_part(passes, key, work)
+        fusion_s = passes.fusion_s(row_tokens) if passes.reads_features else 0.0
+        return part.launch_s, float(part.max_context_tokens), fusion_s, *part.numbers
+
+    def check(
+        self,
+        model: int,
+        rows: int,
+        row_tokens: int,
+        context_tokens: int,
+        head_rows: int,
+        chunks: tuple[tuple[int, int], ...],
+    ) -> None:
+        """A pass has a size beyond what was measured and told before."""
+        work = Work(
+            kind=STEP,
+            rows=rows,
+            row_tokens=row_tokens,
+            context_tokens=context_tokens,
+            head_rows=head_rows,
+            chunks=tuple([Chunk(*chunk) for chunk in chunks]),
+        )
+        self._costs._check_range(self._passes[model], work)
+
+
+@lru_cache(maxsize=8)
+def slots_of(costs: CompactCosts | TableCosts, tokens_per_row: tuple[int, int]) -> PairSlots:
+    """The slots of `costs`, kept from run to run."""
+    return PairSlots(costs, tokens_per_row)
