@@ -61,13 +61,13 @@ class MainGroup(LazyGroup):
 
 
 def _say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
-    """Prints the distribution's version, and whether its hot modules are compiled (setup.py)."""
+    """Prints the distribution's version, and whether runs can go to the compiled core (setup.py)."""
     if is_asked:
         from importlib.metadata import version
 
-        from sim.hosts import clock
+        from sim.run import compiled
 
-        build = "pure Python" if clock.__file__.endswith(".py") else "compiled"
+        build = "compiled core" if compiled.is_on() else "pure Python"
         click.echo(f"lanesim, version {version('lanesim')} ({build})")
         context.exit()
 

@@ -18,7 +18,6 @@ from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool
 from sim.engine.radix import RadixPool
 from sim.engine.serving import EVERYONE, RoundDraws, Serving
-from sim.hosts import clock
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
 from sim.interface.host import Stream
@@ -33,11 +32,6 @@ from sim.policies.registry import POLICIES, Policy, PolicyOptions, find_policy, 
 from sim.run.limits import draft_slots
 from tests.sim.constant_costs import ConstantCosts
 
-in_pure_python = pytest.mark.skipif(
-    not clock.__file__.endswith(".py"),
-    reason="puts a function or class in place of another, which compiled callers do not look up",
-)
-"""Tests of how something is done; what it comes to is tested in the compiled build, too."""
 SECONDS = {Kind.PREFILL: 10.0, Kind.DRAFT: 2.0, Kind.VERIFY: 5.0, Kind.STEP: 5.0, Kind.COPY: 1.0}
 UNCONTENDED = ConstantCosts(device_s=SECONDS, demand=Demands(0.0, 0.0))
 """Works that ask nothing of the device never slow each other, as on ScriptHost."""

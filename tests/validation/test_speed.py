@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
-from sim.hosts import clock
 from validation.speed.processes import (
     CASES,
     COMPILED,
@@ -13,7 +10,6 @@ from validation.speed.processes import (
     SpeedCase,
     Used,
     child,
-    is_compiled,
     replaced,
     row_of,
 )
@@ -50,11 +46,6 @@ def test_others_serve_what_continuous_serves_synchronously() -> None:
     assert {each.name for each in CASES if each.has_peers} == {
         f"continuous, {count:,} requests, k={k}" for count in (10_000, 100_000) for k in (0, 4)
     }
-
-
-def test_a_pure_lanesim_is_not_taken_for_the_compiled_one() -> None:
-    """Another interpreter once imported the pure modules of this folder."""
-    assert is_compiled(sys.executable) is not clock.__file__.endswith(".py")
 
 
 def test_memory_is_that_of_the_process_itself() -> None:

@@ -1,11 +1,11 @@
 """Speed of the simulator: CPU seconds and memory of whole processes, in one run beside others' on the same requests.
 
-    .venv/bin/python -m validation speed [--compiled PYTHON] [--rounds 5] [--only TEXT] [--page FILE] [--csv FILE]
+    .venv/bin/python -m validation speed [--rounds 5] [--only TEXT] [--page FILE] [--csv FILE]
 
 --only: cases whose name has the text; --csv: a table in which the rows replace those of this release.
 
 Every figure is the median over rounds, in which the programs take turns, after one that nobody counts: this
-interpreter's lanesim; that of `--compiled`, an interpreter with the compiled build (setup.py); a bare loop of the same
+interpreter's lanesim, without its compiled core and with it, where that is built; a bare loop of the same
 decisions (validation.speed.bare_loop), whose steps are asserted to be the same; and the offline replay of NVIDIA Dynamo
 (Apache-2.0) where its wheels, ai-dynamo and ai-dynamo-runtime 1.6 or later, are installed. Compare ratios of one run,
 not seconds of two machines.
@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from sim.run.compiled import SWITCH, is_on
 from sim.workload.generate import Workload, build_requests
 from validation.tables import csv_rows, write_csv
 from validation.tables import page as write_page
@@ -158,35 +159,24 @@ CASES = (
 )
 
 
-def child(code: str, *arguments: str, python: str | None = None) -> tuple[Any, str]:
-    """(last line of a fresh interpreter on stderr, as JSON; its stdout); byte code is kept, as once installed.
-
-    Another `python` runs what is installed there: this folder, which has the pure modules, is not on its path.
-    """
+def child(code: str, *arguments: str, core: str = "on") -> tuple[Any, str]:
+    """(last line of a fresh interpreter on stderr, as JSON; its stdout); byte code is kept, as once installed. `core`
+    says whether runs go to the compiled one."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    command = [sys.executable, "-c"] if python is None else [python, "-P", "-c"]
-    command += [PEAK + code, *arguments]
+    command = [sys.executable, "-c", PEAK + code, *arguments]
+    environment[SWITCH] = core
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return json.loads(done.stderr.splitlines()[-1]), done.stdout
 
 
-def is_compiled(python: str) -> bool:
-    """True where the lanesim of this interpreter is the compiled build."""
-    file, _ = child(
-        "import json, sys; from sim.hosts import clock; print(json.dumps(clock.__file__), file=sys.stderr)",
-        python=python,
-    )
-    return not str(file).endswith(".py")
-
-
-def simulated(case: SpeedCase, python: str | None, folder: Path) -> Used:
+def simulated(case: SpeedCase, core: str, folder: Path) -> Used:
     """One `lanesim` command: of a sweep all points, else a comparison that writes per-request metrics as JSON."""
     if case.name == SWEEP:
         grid = folder / "grid.yaml"
         grid.write_text(json.dumps(GRID))
         with tempfile.TemporaryDirectory(dir=folder) as store:
             (code, cpu_s, memory_mb), _ = child(
-                LANESIM, "sweep", str(grid), "--out", store, "--workers", "1", python=python
+                LANESIM, "sweep", str(grid), "--out", store, "--workers", "1", core=core
             )
         assert code == 0, case
         return Used(None, cpu_s, memory_mb)
@@ -197,7 +187,7 @@ def simulated(case: SpeedCase, python: str | None, folder: Path) -> Used:
         *("--num-speculative-tokens", str(case.draft_tokens), "--seed", "0", "--save-detailed", "--json", "-"),
         *("--max-num-seqs", "256", "--max-num-batched-tokens", "2048"),
         *("--set", "engine.async_scheduling=false", *case.more),
-        python=python,
+        core=core,
     )
     assert code == 0, case
     return Used(json.loads(stdout)["runs"][0], cpu_s, memory_mb)
@@ -230,12 +220,12 @@ def replayed(case: SpeedCase, seed: int, folder: Path) -> Used:
     return used
 
 
-def measured(case: SpeedCase, pythons: Mapping[str, str | None], rounds: int, folder: Path) -> dict[str, list[Used]]:
+def measured(case: SpeedCase, cores: Mapping[str, str], rounds: int, folder: Path) -> dict[str, list[Used]]:
     """[rounds] of each program, which take turns."""
     by_program: dict[str, list[Used]] = {}
     for _ in range(1 + rounds):
-        for name, python in pythons.items():
-            by_program.setdefault(name, []).append(simulated(case, python, folder))
+        for name, core in cores.items():
+            by_program.setdefault(name, []).append(simulated(case, core, folder))
         if not case.has_peers:
             continue
         run = by_program[PURE][-1].gave
@@ -266,7 +256,7 @@ def row_of(case: SpeedCase, by_program: Mapping[str, Sequence[Used]]) -> dict[st
         "pure / bare loop": ratio(PURE, BARE),
         "pure / Dynamo": ratio(PURE, DYNAMO),
         "compiled / Dynamo": ratio(COMPILED, DYNAMO),
-        "memory / Dynamo": ratio(PURE, DYNAMO, "memory_mb"),
+        "memory / Dynamo": ratio(COMPILED if COMPILED in by_program else PURE, DYNAMO, "memory_mb"),
     }
 
 
@@ -278,20 +268,16 @@ def machine() -> str:
 
 
 def main(
-    compiled: str | None = None, rounds: int = 5, only: str = "", page: Path | None = None, csv: Path | None = None
+    rounds: int = 5, only: str = "", page: Path | None = None, csv: Path | None = None
 ) -> None:
     import pandas as pd
 
-    pythons: dict[str, str | None] = {PURE: None}
-    if compiled:
-        if not is_compiled(compiled):
-            raise ValueError(f"--compiled {compiled}: its lanesim is not compiled; LANESIM_COMPILE=1 pip install .")
-        pythons[COMPILED] = compiled
+    cores = {PURE: "off"} | ({COMPILED: "on"} if is_on() else {})
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
             if only in case.name:
-                lines.append(row_of(case, measured(case, pythons, rounds, Path(folder))))
+                lines.append(row_of(case, measured(case, cores, rounds, Path(folder))))
                 print(", ".join(f"{key} {value}" for key, value in lines[-1].items() if value), flush=True)
     if page is not None:
         write_page(

@@ -19,7 +19,7 @@ from sim.hosts.simulated import SimHost
 from sim.interface.work import Kind, Work
 from tests.properties import examples
 from tests.sim.constant_costs import ConstantCosts
-from tests.sim.support import PeriodicDraws, in_pure_python
+from tests.sim.support import PeriodicDraws
 
 
 class Entry(NamedTuple):
@@ -98,7 +98,6 @@ def run(
     return times, woken_s, (host.device_busy_s, usage)
 
 
-@in_pure_python
 @examples(5)
 @given(
     program=PROGRAMS,
@@ -123,7 +122,6 @@ def test_closed_form_and_events_tell_the_same(
         assert totals == pytest.approx(expected_accounts[1][key], abs=1e-9)
 
 
-@in_pure_python
 def test_a_stream_that_is_alone_costs_no_events_of_its_device() -> None:
     """Ten works on an idle device: the clock is asked only for what somebody waits for."""
     work = Entry(0.0, 0, Kind.VERIFY, (0.1, 0.1, 1.0), None, False, None)
@@ -144,7 +142,6 @@ def test_a_stream_that_is_alone_costs_no_events_of_its_device() -> None:
     assert len(asked) >= num_alone + 10
 
 
-@in_pure_python
 def test_the_second_stream_takes_over_what_is_in_flight() -> None:
     """A verify of 5 s is 2 s old when a draft of 2 s comes: both go half as fast from 2 to 6 s."""
     released: list[int] = []

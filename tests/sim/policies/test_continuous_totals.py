@@ -19,7 +19,7 @@ from sim.policies.continuous.loop import can_be_totals
 from sim.policies.options import EngineLimits, Method
 from sim.policies.registry import Policy, PolicyOptions, register
 from sim.report.notebook import simulate
-from tests.sim.support import SimRun, in_pure_python, request, serve
+from tests.sim.support import SimRun, request, serve
 
 
 class NeverAccept:
@@ -141,7 +141,6 @@ def test_full_seats_do_not_end_the_account(monkeypatch: pytest.MonkeyPatch) -> N
     assert run.serving.is_all_finished
 
 
-@in_pure_python
 @pytest.mark.parametrize("is_async", [False, True])
 def test_the_account_goes_on_once_memory_is_at_ease(monkeypatch: pytest.MonkeyPatch, is_async: bool) -> None:
     """Two of 41 tokens do not fit into 64 for their whole lives: the plain loop serves the first two, and nobody else

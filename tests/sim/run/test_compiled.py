@@ -1,0 +1,177 @@
+"""The compiled core serves as Python does, to the last bit, over everything that it takes; the rest goes to Python."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from sim.costs.extrapolation import collecting
+from sim.costs.profile import Profile
+from sim.costs.profile_files import load
+from sim.metrics.records import RunRecord
+from sim.metrics.summary import summarise
+from sim.run import compiled
+from sim.run.resolve import resolve
+from sim.run.scenario import Scenario
+from sim.run.simulate import simulate
+from tests.properties import examples
+
+pytestmark = pytest.mark.skipif(not compiled.is_on(), reason="the core is not built, or switched off")
+PROFILES = (
+    "h100-sxm/llama-3.1-8b+llama-3.2-1b",
+    "a100-sxm/llama-3.1-8b+llama-3.2-1b",
+    "gh200/apertus-8b+eagle3",
+    "h200-sxm/qwen3-32b+eagle3",
+    "h200-sxm/gpt-oss-120b+eagle3",
+    "rtx-4090/llama-3.1-8b",
+)
+"""Compact constants and tables, draft models and heads, windows and experts, prompts measured beside rows."""
+ENGINES = ("ideal", "vllm-0.12", "vllm-0.19", "vllm-0.24", "vllm-0.32", "trtllm-1.0")
+
+
+@cache
+def profile_of(name: str) -> Profile:
+    return load(name)
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    name = draw(st.sampled_from(PROFILES))
+    has_draft = profile_of(name).draft is not None
+    settings: dict[str, Any] = {
+        "num_speculative_tokens": draw(st.integers(0, 6)) if has_draft else 0,
+        "request_rate": draw(st.sampled_from((0.5, 4.0, 12.0, inf))),
+        "max_concurrency": draw(st.sampled_from((None, None, 1, 2, 7, 40))),
+        "max_num_seqs": draw(st.sampled_from((None, 1, 2, 8, 100))),
+        "max_num_batched_tokens": draw(st.sampled_from((None, 64, 512, 4096))),
+        "num_prompts": draw(st.sampled_from((1, 2, 20, 60))),
+        "engine.name": draw(st.sampled_from(ENGINES)),
+        "engine.async_scheduling": draw(st.booleans()),
+        "acceptance": draw(st.sampled_from(("iid:0.7", "iid:0.2"))),
+    }
+    if draw(st.booleans()):
+        lengths = st.sampled_from((1, 2, 17, 700, 20_000))
+        settings |= {"dataset_name": "fixed", "input_len": draw(lengths), "output_len": draw(st.sampled_from((1, 2, 60)))}
+    else:
+        settings["dataset_name"] = "azure-conv"
+    return Scenario.of(profile=name, policy="continuous", **settings)
+
+
+def served(scenario: Scenario, seed: int) -> tuple[RunRecord, str]:
+    """The run, by costs that nobody has used, and what it extrapolated."""
+    with collecting() as extrapolation:
+        record = simulate(resolve(scenario, profile_of(str(scenario.profile)), "continuous"), seed)
+    return record, str(extrapolation)
+
+
+def values(of: Any, *, but: tuple[str, ...] = ()) -> dict[str, str]:
+    """Fields as texts, in which nan equals nan and no bit is lost."""
+    return {field.name: repr(getattr(of, field.name)) for field in fields(of) if field.name not in but}
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(scenarios(), st.integers(0, 99))
+@examples(1.0, deadline=None)
+def test_the_core_serves_as_python_does_to_the_last_bit(scenario: Scenario, seed: int) -> None:
+    num_before = compiled.told["core"]
+    try:
+        ours, told = served(scenario, seed)
+    except ValueError:
+        assume(False)
+    assume(compiled.told["core"] > num_before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(compiled.SWITCH, "off")
+        theirs, told_in_python = served(scenario, seed)
+    assert [values(request) for request in ours.requests] == [values(request) for request in theirs.requests]
+    assert (ours.gaps.gaps_s, ours.gaps.counts) == (theirs.gaps.gaps_s, theirs.gaps.counts)
+    assert values(ours, but=("requests", "gaps")) == values(theirs, but=("requests", "gaps"))
+    assert repr(summarise(ours)) == repr(summarise(theirs))
+    assert told == told_in_python
+
+
+@pytest.mark.parametrize(
+    ("reason", "settings"),
+    [
+        ("several replicas", {"devices.count": 2}),
+        ("somebody looks", {"window.stop_s": 0.5}),
+        ("an engine that does not mix prompts", {"engine.name": "sglang-0.5"}),
+        ("costs of another form", {"profile": "a100-pdverify/codellama-34b+tinyllama-1.1b"}),
+        ("memory is short", {"engine.num_gpu_blocks": 300, "request_rate": inf}),
+        ("rows are not totals", {"speculation.controller": "feedback", "num_speculative_tokens": 4}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_rest_goes_to_python_which_says_why(reason: str, settings: dict[str, Any]) -> None:
+    given = {"profile": PROFILES[0], "dataset_name": "azure-conv", "num_prompts": 20, "request_rate": 8} | settings
+    scenario = Scenario.of(policy="continuous", **given)
+    num_before = compiled.told[reason]
+    served(scenario, 0)
+    assert compiled.told[reason] == num_before + 1
+
+
+def numbers(**changes: Any) -> list[Any]:
+    """Arguments of the core for one request of one token."""
+    table = tuple(np.zeros((2, 12)) for _ in range(6))
+    model = ((0, 0, *[1.0] * 18, (1.0,) * 6), table, np.zeros(1))
+    one = np.ones(1, dtype=np.int64)
+    arrays = [*np.zeros((7, 1)), one, one, one, np.ones(1, dtype=np.uint8), np.zeros(2, np.int64), np.zeros(1, np.int8)]
+    for place, array in changes.items():
+        arrays[int(place[1:])] = array
+    limits = (0, 1, 1, 0, 0, 0, 1, False, False, False, False)
+    return [limits, (0.0,) * 5, model, model, tuple(arrays), lambda *_: (1.0,) * 4, lambda *_: None]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"_8": np.zeros(1, dtype=np.int64)},
+        {"_8": np.ones(1, dtype=np.int32)},
+        {"_9": np.zeros(0, dtype=np.int64)},
+        {"_11": np.zeros(1, dtype=np.int64)},
+    ],
+)
+def test_arrays_that_are_none_of_a_run_are_refused(changes: dict[str, Any]) -> None:
+    from sim.run import core
+
+    assert core.serve(*numbers()) is not None
+    with pytest.raises(ValueError, match="want|request 0"):
+        core.serve(*numbers(**changes))
+
+
+def test_an_error_of_a_cost_model_comes_through() -> None:
+    from sim.run import core
+
+    def ask(*key: int) -> tuple[float, ...]:
+        raise ZeroDivisionError
+
+    *given, _, check = numbers()
+    with pytest.raises(ZeroDivisionError):
+        core.serve(*given, ask, check)
+    with pytest.raises(ValueError, match="a slot"):
+        core.serve(*given, lambda *_: (1.0,) * 99, check)
+
+
+def test_no_memory_is_kept_from_run_to_run() -> None:
+    import tracemalloc
+
+    from sim.run import core
+
+    tracemalloc.start()
+    try:
+        for _ in range(50):
+            core.serve(*numbers())
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(500):
+            core.serve(*numbers())
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 20_000
+
