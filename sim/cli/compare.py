@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
-from sim.cli.console import claim, progress, say_trace, write_json
+from sim.cli.console import claim, progress, say_core, say_trace, write_json
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
 from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, listed
 
@@ -114,6 +114,8 @@ def compare_command(flags: CompareFlags) -> None:
             print(f"results in {flags.out}")
         asked = percentiles if flags.metric_percentiles else []
         comparison_tables(Console(), result, asked, is_verbose=flags.verbose)
+        if flags.verbose:
+            say_core()
 
 
 def _varied_keys(texts: Sequence[str], listed_keys: Collection[str]) -> dict[str, list[Json]]:

@@ -1,7 +1,7 @@
 """Whole runs in the compiled core: which ones it takes, and what it leaves in the serving and on the host.
 
 The core does what `continuous.loop.by_totals` does, to the last bit; whatever it does not take is served by Python,
-with the same result. LANESIM_CORE=off leaves everything to Python. Not here: the loop (core.c), numbers of costs
+with the same result. LANESIM_CORE=off leaves everything to Python. Not here: the loop itself (sim/run/core.c), numbers of costs
 (sim.costs.forms.slots).
 """
 
@@ -39,6 +39,13 @@ SWITCH = "LANESIM_CORE"
 METHODS = (Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP)
 told: Counter[str] = Counter()
 """Runs of this process by who served them: "core", or the reason why Python did."""
+
+
+def said() -> str:
+    """Runs of this process, those that Python served with the reasons; empty where there were none."""
+    in_python = [f"{count} in Python ({reason})" for reason, count in sorted(told.items()) if reason != "core"]
+    runs = [f"{told['core']} runs in the compiled core"] if told["core"] else []
+    return ", ".join(runs + in_python)
 
 
 def is_on() -> bool:

@@ -352,7 +352,9 @@ static void queue_up(Run *run) {
 /* True where all who could be admitted fit for their whole lives (plan.has_room). */
 static int has_room(const Run *run, Count num_seated) {
     Count free_blocks = run->free_blocks, tokens = 0, seats = run->max_seqs - num_seated - (run->partial >= 0);
+    Count num_begun = num_seated + (run->partial >= 0), per_row = run->draft_tokens + 1 + run->slots_per_request;
     for (Py_ssize_t i = run->num_admitted; !run->no_evict && i < run->num_queued && seats > 0; i++, seats--) {
+        if (++num_begun * per_row > run->max_tokens) return 0;
         free_blocks -= run->blocks[i];
         if (free_blocks < 0) return 0;
         tokens += run->prompt[i];

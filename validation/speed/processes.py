@@ -185,7 +185,7 @@ def simulated(case: SpeedCase, core: str, folder: Path) -> Used:
         *("compare", "--policy", case.policy, "--profile", PAIR, "--dataset-name", "azure-conv"),
         *("--num-prompts", str(case.num_prompts), "--request-rate", str(case.rate), "--acceptance", f"iid:{ACCEPTED}"),
         *("--num-speculative-tokens", str(case.draft_tokens), "--seed", "0", "--save-detailed", "--json", "-"),
-        *("--max-num-seqs", "256", "--max-num-batched-tokens", "2048"),
+        *("--max-num-seqs", "256", "--set", "engine.max_num_batched_tokens=2048"),
         *("--set", "engine.async_scheduling=false", *case.more),
         core=core,
     )

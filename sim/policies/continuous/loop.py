@@ -9,7 +9,7 @@ and the host's preparation is hidden behind the device.
 Two loops decide the same. `by_rows` looks at every row in every step. `by_totals` costs no more for a larger batch: a
 request's draws are known when it joins, so the step in which it leaves and the tokens it adds to the context in every
 step until then are written down at once (totals). Requires that nothing can change a row's fate meanwhile: a fixed
-draft length, a budget that always has room for every row, whole prompts before the next ones (no threshold), and no
+draft length, a budget that has room for every row that is there, whole prompts before the next ones (no threshold), and no
 look at a row's state from outside (no cut window). Where prompts are not mixed with rows, a step of prompts alone is
 none of the rows', which go on in the next one, and all who may be seated must fit.
 
@@ -101,6 +101,8 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
             spare = 1
         largest = nlargest(max_rows, (kv.blocks_for(request) for request in serving.requests))
         return not serving.paged.is_sharing and (limits.no_evict or sum(largest) + spare <= kv.num_blocks)
+    if not (limits.no_evict or serving.paged.is_sharing):
+        max_rows = 1  # More hand over to `by_rows` when they are there.
     return (draft_tokens + 1 + limits.slots_per_request) * max_rows <= limits.max_num_scheduled_tokens
 
 
@@ -384,7 +386,7 @@ async def _until_eased(
     With prefixes in common it goes on to the end: of tables that share blocks the totals know their growth alone.
     """
     is_sharing = serving.paged.is_sharing
-    may_stop = None if is_sharing else lambda pause: _is_eased(serving, pause)
+    may_stop = None if is_sharing else lambda pause: _is_eased(serving, limits, pause)
     pause = await by_rows(serving, limits, stream, running, flight, may_stop, after_rows=after_rows)
     for request in pause.running:
         fits = serving.paged.reserve_again(request)
@@ -396,11 +398,14 @@ async def _until_eased(
     return rows.read_in(pause.running), plan, last_step_s, pause.after_rows
 
 
-def _is_eased(serving: Serving, pause: Pause) -> bool:
-    """True where nobody waits, all who run decode, and their whole lives fit into EASED_SHARE of memory."""
+def _is_eased(serving: Serving, limits: EngineLimits, pause: Pause) -> bool:
+    """True where nobody waits, all who run decode, their rows fit into a step, and their whole lives into EASED_SHARE
+    of memory."""
+    tokens_per_row, max_tokens = serving.controller.draft_tokens_max + 1, limits.max_num_scheduled_tokens
+    tokens_per_row = tokens_per_row + limits.slots_per_request if limits.mixes_prompts else 0
     pool, running = serving.paged, pause.running
     max_blocks = int(EASED_SHARE * pool.num_blocks)
-    if serving.inbox or pool.num_held > max_blocks:
+    if serving.inbox or pool.num_held > max_blocks or len(running) * tokens_per_row > max_tokens:
         return False
     num_blocks = 0
     for request in running:

@@ -254,15 +254,20 @@ class PromptPlan(NamedTuple):
 
 
 def has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: Partial | None) -> bool:
-    """True where all who could be admitted now, while `num_seated` and `partial` hold seats, fit for their whole lives;
+    """True where all who could be admitted now, while `num_seated` and `partial` hold seats, fit for their whole lives,
+    and their rows into a step's budget;
     else reservations no longer tell who fits, but where admission goes by them (no_evict). No more than a step's tokens
     of prompts are admitted at once, but of shared ones, which others may have computed."""
     if limits.no_evict:
         return True
     free_blocks, tokens = serving.kv.free_blocks, 0
+    num_begun = num_seated + (partial is not None)
+    tokens_per_row = serving.controller.draft_tokens_max + 1 + limits.slots_per_request if limits.mixes_prompts else 0
     max_tokens = inf if serving.paged.is_sharing else limits.max_num_scheduled_tokens
-    num_seats = limits.max_num_seqs - num_seated - (partial is not None)
-    for request in islice(serving.inbox, max(0, num_seats)):
+    for request in islice(serving.inbox, max(0, limits.max_num_seqs - num_begun)):
+        num_begun += 1
+        if num_begun * tokens_per_row > limits.max_num_scheduled_tokens:
+            return False
         free_blocks -= serving.kv.blocks_for(request)
         if free_blocks < 0:
             return False

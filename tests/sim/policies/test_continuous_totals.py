@@ -84,14 +84,16 @@ def test_prompts_that_go_first_are_totals_where_everybody_who_may_be_seated_fits
 
 def test_the_budget_must_have_room_for_every_seat_with_its_draft() -> None:
     assert can_stand_in(max_num_batched_tokens=16)
-    assert not can_stand_in(max_num_batched_tokens=15)
-    assert can_stand_in(max_num_batched_tokens=4, draft_tokens=0)
-    assert not can_stand_in(max_num_batched_tokens=3, draft_tokens=0)
+    assert can_stand_in(max_num_batched_tokens=4)
+    assert not can_stand_in(max_num_batched_tokens=3)
+    assert not can_stand_in(max_num_batched_tokens=15, no_evict=True)
+    assert can_stand_in(max_num_batched_tokens=4, draft_tokens=0, no_evict=True)
+    assert not can_stand_in(max_num_batched_tokens=3, draft_tokens=0, no_evict=True)
 
 
 def test_seats_that_nobody_can_take_need_no_room() -> None:
     assert can_stand_in(2, max_num_batched_tokens=8)
-    assert not can_stand_in(2, max_num_batched_tokens=7)
+    assert not can_stand_in(2, max_num_batched_tokens=7, no_evict=True)
     assert can_stand_in(max_concurrency=1, max_num_batched_tokens=4)
     assert not can_stand_in(max_concurrency=1, max_num_batched_tokens=3)
 

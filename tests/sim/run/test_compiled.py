@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from dataclasses import fields
 from functools import cache
 from math import inf
@@ -159,17 +161,17 @@ def test_an_error_of_a_cost_model_comes_through() -> None:
 
 
 def test_no_memory_is_kept_from_run_to_run() -> None:
-    import tracemalloc
-
     from sim.run import core
 
     tracemalloc.start()
     try:
         for _ in range(50):
             core.serve(*numbers())
+        gc.collect()
         before, _ = tracemalloc.get_traced_memory()
         for _ in range(500):
             core.serve(*numbers())
+        gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
