@@ -205,13 +205,13 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     spare_blocks=st.integers(0, 8),
     num_warmups=st.integers(0, 4),
     block_size=st.sampled_from([1, 4, 16]),
-    spare_tokens=st.integers(0, 40),
+    spare_tokens=st.integers(-12, 40),
     is_async=st.booleans(),
     has_priorities=st.booleans(),
     no_evict=st.booleans(),
     whole_prompts=st.booleans(),
 )
-def test_lazy_accounting_hands_over_while_memory_is_short(
+def test_lazy_accounting_hands_over_while_memory_or_the_budget_is_short(
     rows: list,
     draft_tokens: int,
     spare_blocks: int,
@@ -230,7 +230,7 @@ def test_lazy_accounting_hands_over_while_memory_is_short(
     kv_blocks = -(-most // block_size) + spare_blocks * 16 // block_size
     limits = EngineLimits(
         max_num_seqs=5,
-        max_num_batched_tokens=5 * (draft_tokens + 1) + spare_tokens,
+        max_num_batched_tokens=max(draft_tokens + 1, 5 * (draft_tokens + 1) + (0 if no_evict else spare_tokens)),
         async_scheduling=is_async,
         no_evict=no_evict,
         whole_prompts=whole_prompts,
