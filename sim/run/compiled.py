@@ -1,8 +1,8 @@
 """Whole runs in the compiled core: which ones it takes, and what it leaves in the serving and on the host.
 
 The core does what `continuous.loop.by_totals` does, to the last bit; whatever it does not take is served by Python,
-with the same result. LANESIM_CORE=off leaves everything to Python. Not here: the loop itself (sim/run/core.c), numbers of costs
-(sim.costs.forms.slots).
+with the same result. LANESIM_CORE=off leaves everything to Python. Not here: the loop itself (sim/run/core.c), numbers
+of costs (sim.costs.forms.slots).
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ except ImportError:  # No compiler was there at installation.
     core = None  # type: ignore[assignment]
 
 SWITCH = "LANESIM_CORE"
+IN_SERVICE = ("prefill", "decode", "verify", "draft", "draft_prefill")
+"""Kinds of passes, as the core numbers them."""
 METHODS = (Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP)
 told: Counter[str] = Counter()
 """Runs of this process by who served them: "core", or the reason why Python did."""
@@ -72,8 +74,8 @@ def _reason(resolved: Resolved, serving: Serving | Fleet, host: SimHost) -> str:
         return f"policy {resolved.policy.name}"
     if not isinstance(costs, CompactCosts | TableCosts) or costs.host.is_synchronous:
         return "costs of another form"
-    if costs.host.served or costs.host.idle_ramp is not None or type(serving.kv) not in (PagedPool, RadixPool):
-        return "costs that remember"
+    if costs.host.idle_ramp is not None or type(serving.kv) not in (PagedPool, RadixPool):
+        return "costs or memory that remember"
     if serving.draws is None or serving.names_requests or host.is_heard:
         return "somebody looks"
     if not limits.mixes_prompts or limits.receive_interval > 1 or limits.batch_wait_steps:
@@ -127,6 +129,7 @@ def _serve(resolved: Resolved, serving: Serving, host: SimHost, draws: Acceptanc
             0.0 if costs.host.eager_step_s is None else costs.host.eager_step_s - costs.host.step_s,
             costs.result_s,
             prompt_result_s(costs),
+            tuple([costs.host.served.get(kind, 1.0) for kind in IN_SERVICE]),
         ),
         *slots.models,
         (

@@ -48,6 +48,7 @@ typedef struct {
     int is_async, no_evict, whole_prompts, reads_features;
     /* host */
     double step_s, row_s, eager_s, result_s, prompt_result_s;
+    double served[5];  /* prefill, decode, verify, draft, draft_prefill (sim.costs.in_service) */
     Model model[2];
     PyObject *ask, *check;
     /* requests, in order of arrival */
@@ -296,6 +297,7 @@ static double submit(Run *run, int model, const Pass *p, double ahead_s) {
     int failed = p->num_chunks || !p->rows ? chunks_cost(run, m, p, &device_s, &launch_s)
                                            : rows_cost(run, m, ROWS, p, &device_s, &launch_s);
     if (failed) return -1.0;
+    device_s += device_s * (run->served[model ? (p->rows ? 3 : 4) : !p->rows ? 0 : p->row_tokens > p->rows ? 2 : 1] - 1.0);
     double prepare_s = run->step_s + run->row_s * (p->rows + p->num_chunks);
     if (p->num_chunks) prepare_s += run->eager_s;
     if (ahead_s != 0.0) prepare_s = prepare_s - ahead_s > 0.0 ? prepare_s - ahead_s : 0.0;
@@ -577,7 +579,7 @@ static int prepare(Run *run, Py_ssize_t num_accepted) {
     Count longest = 1;
     for (Py_ssize_t i = 0; i < run->num_requests; i++) {
         Count num_rounds = run->output[i] - 1;
-        int is_bad = run->prompt[i] < 1 || num_rounds < 0 || run->blocks[i] < 0;
+        int is_bad = run->prompt[i] < 1 || num_rounds < 0 || run->blocks[i] < 0 || isnan(run->arrival_s[i] + run->delay_s[i]);
         if (run->draft_tokens && !is_bad) {
             Count begin = run->offsets[i], end = run->offsets[i + 1];
             is_bad = begin < 0 || end < begin || end > num_accepted || (end == begin) != (num_rounds == 0);
@@ -585,7 +587,7 @@ static int prepare(Run *run, Py_ssize_t num_accepted) {
             num_rounds = end - begin;
         }
         if (is_bad) {
-            PyErr_Format(PyExc_ValueError, "request %zd: no such prompt, output, blocks or rounds", i);
+            PyErr_Format(PyExc_ValueError, "request %zd: no such arrival, prompt, output, blocks or rounds", i);
             return -1;
         }
         if (num_rounds > longest) longest = num_rounds;
@@ -621,10 +623,11 @@ static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
     int num_held = 0, outcome = -1;
     PyObject *numbers[2], *slots[2], *histories[2], *arrays, *given = NULL;
     long long draft_tokens, max_seqs, max_tokens, max_concurrency, per_request, padded, free_blocks;
-    if (!PyArg_ParseTuple(args, "(LLLLLLLpppp)(ddddd)(O!O!O)(O!O!O)O!OO", &draft_tokens, &max_seqs, &max_tokens,
+    if (!PyArg_ParseTuple(args, "(LLLLLLLpppp)(ddddd(ddddd))(O!O!O)(O!O!O)O!OO", &draft_tokens, &max_seqs, &max_tokens,
                           &max_concurrency, &per_request, &padded, &free_blocks, &run.is_async, &run.no_evict,
                           &run.whole_prompts, &run.reads_features, &run.step_s, &run.row_s, &run.eager_s,
-                          &run.result_s, &run.prompt_result_s, &PyTuple_Type, &numbers[0], &PyTuple_Type, &slots[0],
+                          &run.result_s, &run.prompt_result_s, &run.served[0], &run.served[1], &run.served[2],
+                          &run.served[3], &run.served[4], &PyTuple_Type, &numbers[0], &PyTuple_Type, &slots[0],
                           &histories[0], &PyTuple_Type, &numbers[1], &PyTuple_Type, &slots[1], &histories[1],
                           &PyTuple_Type, &arrays, &run.ask, &run.check))
         return NULL;

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-import pytest
-
 from sim.costs.cost import Demands, Link
 from sim.devices.ticket import SimTicket
 from sim.engine.controllers import build_controller

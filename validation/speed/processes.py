@@ -267,9 +267,7 @@ def machine() -> str:
     return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
-def main(
-    rounds: int = 5, only: str = "", page: Path | None = None, csv: Path | None = None
-) -> None:
+def main(rounds: int = 5, only: str = "", page: Path | None = None, csv: Path | None = None) -> None:
     import pandas as pd
 
     cores = {PURE: "off"} | ({COMPILED: "on"} if is_on() else {})

@@ -9,7 +9,7 @@ and the host's preparation is hidden behind the device.
 Two loops decide the same. `by_rows` looks at every row in every step. `by_totals` costs no more for a larger batch: a
 request's draws are known when it joins, so the step in which it leaves and the tokens it adds to the context in every
 step until then are written down at once (totals). Requires that nothing can change a row's fate meanwhile: a fixed
-draft length, a budget that has room for every row that is there, whole prompts before the next ones (no threshold), and no
+draft length, a budget with room for all rows that are there, whole prompts before the next ones (no threshold), and no
 look at a row's state from outside (no cut window). Where prompts are not mixed with rows, a step of prompts alone is
 none of the rows', which go on in the next one, and all who may be seated must fit.
 
