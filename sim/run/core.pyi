@@ -1,5 +1,5 @@
 from typing import Any
 
-def serve(
-    limits: tuple[Any, ...], host: tuple[Any, ...], target: Any, draft: Any, arrays: Any, ask: Any, check: Any
-) -> tuple[Any, ...] | None: ...
+def serve(*arguments: Any) -> tuple[Any, ...] | None:
+    """A whole run, from limits, host, two models, arrays, and the functions for what is lacking and beyond range; None
+    where it is not for the core."""
