@@ -150,9 +150,7 @@ class SimHost(TaskHost):
             with own_generators():
                 self._env.run(until=stop_s)
         except BaseException:
-            # Python would complain of each that was never awaited.
-            for _, task in self._ready:
-                task.close()
+            self.close()
             raise
         for device in self._devices.values():
             device.flush(self.now_s)
@@ -165,11 +163,15 @@ class SimHost(TaskHost):
         """Somebody hears of each work that ends."""
         return self._on_work is not None
 
-    def conclude(self, now_s: float, busy_s: float, usage: dict[tuple[str, Kind], Usage]) -> None:
-        """Everything happened elsewhere, up to `now_s`: no coroutine runs any more."""
+    def close(self) -> None:
+        """Coroutines that are ready never run: Python would complain of each that was never awaited."""
         for _, task in self._ready:
             task.close()
         self._ready.clear()
+
+    def conclude(self, now_s: float, busy_s: float, usage: dict[tuple[str, Kind], Usage]) -> None:
+        """Everything happened elsewhere, up to `now_s`: no coroutine runs any more."""
+        self.close()
         self._env = VirtualTime(now_s)
         self._concluded_s, self.usage = busy_s, usage
 

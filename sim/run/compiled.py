@@ -60,7 +60,11 @@ def serve(resolved: Resolved, serving: Serving | Fleet, host: SimHost, draws: Ac
     reason = _reason(resolved, serving, host) if is_on() else "no core"
     if not reason:
         assert isinstance(serving, Serving)
-        reason = "" if _serve(resolved, serving, host, draws) else "memory is short"
+        try:
+            reason = "" if _serve(resolved, serving, host, draws) else "memory is short"
+        except BaseException:
+            host.close()
+            raise
     told[reason or "core"] += 1
     return not reason
 
