@@ -423,7 +423,8 @@ def level_lines(result: Comparison) -> list[str]:
         return [costs_line(result.profile.errors)]
     widths = {level.policy: 100.0 * (level.interval[1] / level.mean_e2el_ms - 1.0) for level in result.levels}
     least = min(widths.values())
-    below = max(100.0 * (1.0 - level.interval[0] / level.mean_e2el_ms) for level in result.levels)
+    alike = [level for level in result.levels if widths[level.policy] <= WIDER * least]
+    below = max(100.0 * (1.0 - level.interval[0] / level.mean_e2el_ms) for level in alike)
     others = [
         f"{policy} {width:.0f} %" if width < 100.0 else f"{policy} {1.0 + width / 100.0:.1f} times"
         for policy, width in widths.items()
