@@ -130,7 +130,7 @@ def _parameter(field: structs.FieldInfo, hint: Any, notes: list[Any], *, is_list
         notes += more
     kind, is_required = _type_of(hint, notes), field.default is NODEFAULT
     title = next((note.title for note in notes if isinstance(note, Meta) and note.title), None)
-    default = None if is_required or is_many else field.default
+    default = None if is_many else field.default
     if ARGUMENT in notes:
         return click.Argument([field.name], type=kind, required=is_required, metavar=title, nargs=-1 if is_many else 1)
     name = field.name.rstrip("_").replace("_", "-")
@@ -141,11 +141,11 @@ def _parameter(field: structs.FieldInfo, hint: Any, notes: list[Any], *, is_list
     else:
         flag = f"--{name}"
         more_of |= {"type": Listed(kind) if is_listed and hint in (int, float) else kind, "multiple": is_many}
-        more_of |= {"metavar": title, "show_default": default is not None}
+        more_of |= {"metavar": title, "show_default": not is_required and default is not None}
+    # A default of None would be a value to click, whatever is required.
+    more_of |= {"required": True} if is_required else {"default": default}
     return click.Option(
         [flag, field.name],
-        default=default,
-        required=is_required,
         help=next((note for note in notes if isinstance(note, str)), None),
         **more_of,
     )

@@ -202,8 +202,9 @@ def test_a_replication_is_a_simulation_with_its_seed(asked: Asked, replication: 
 
 @twin(questions(policy=several, profiles=PAIRS), st.lists(st.sampled_from((0.5, 1.0, 3.0)), min_size=2, unique=True))
 def test_several_values_of_a_flag_are_a_comparison_each(asked: Asked, rates: list[float]) -> Pair:
-    grid = answer("compare", {**asked, "request-rate": ",".join(map(str, rates))})["points"]
-    return Pair([point["runs"] for point in grid], [runs({**asked, "request-rate": rate}) for rate in rates])
+    grid = answer("compare", {**asked, "request-rate": ",".join(map(str, rates))})["loads"]
+    alone = [runs({**asked, "request-rate": rate}) for rate in rates]
+    return Pair([point["comparison"]["runs"] for point in grid], alone)
 
 
 def swept(asked: Asked, place: Path, key: str, values: list[Any], workers: int = 1) -> Any:
@@ -270,7 +271,7 @@ def test_the_table_shows_the_figures_of_the_json(asked: Asked) -> Pair:
     pairs = []
     for row in found["policies"]:
         name = row["policy"]
-        shown = next(line.split() for line in lines if line.split()[:1] == [name])
+        shown = next(line.split() for line in lines if line.startswith(f"{name} ") and line[-1:].isdigit())
         keys = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "p99_itl_ms", "mean_e2el_ms")
         pairs.append((shown[1:7], [number(row["mean"][key]) for key in keys]))
     return Pair(*zip(*pairs, strict=True))

@@ -13,7 +13,7 @@ from sim.costs.cost import Demands
 from sim.devices.contention import Contention
 from sim.policies.registry import PolicyOptions
 from tests.sim.constant_costs import ConstantCosts
-from tests.sim.devices.test_partition import LINEAR
+from tests.sim.devices.test_partition import PLAIN
 from tests.sim.support import SECONDS, AlwaysAccept, SimRun, request
 
 STEPS = [
@@ -112,7 +112,7 @@ def test_lanes_on_shares_neither_help_nor_disturb_each_other(
         draws=AlwaysAccept(),
         options=PolicyOptions(poll_s=0.0, partition=partition),
         costs=ConstantCosts(device_s=SECONDS, demand=Demands(1.0, 0.0)),
-        contention=Contention(curve=LINEAR),
+        contention=Contention(curve=PLAIN),
     )
     assert run.works == sorted(
         [
