@@ -41,7 +41,7 @@ UNGATED = ("opt", "gpt_neox", "gpt2", "phi", "starcoder2", "nemotron", "gpt_bigc
 EXPERTS_ARE_THE_MLP = ("mixtral", "gpt_oss", "minimax_m2", "granitemoe", "olmoe")
 """`intermediate_size` there is an expert's."""
 NOT_UNDERSTOOD = {
-    "index_topk_freq": "an indexer that several layers share",
+    "index_topk_pattern": "a pattern of layers that share an indexer",
     "linear_attn_config": "linear attention",
     "attention_chunk_size": "chunked attention",
     "ssm_cfg": "state-space layers",
@@ -54,6 +54,8 @@ NOT_UNDERSTOOD = {
 """Keys that change what a layer is, where they are set."""
 LINEAR = "linear_attention"
 """A kind in `layer_types`, understood beside the sizes of its heads."""
+INDEXED = "deepseek_sparse_attention"
+"""Likewise, beside the sizes of an indexer."""
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 SERVED_BYTES = {"float32": 2, "bfloat16": 2, "float16": 2}
 """Bytes of a number as it is served, by the config's dtype: `--dtype auto` of vLLM and SGLang serves float32 in 16."""
@@ -258,7 +260,7 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
             is_gated=kind in GATED,
             experts=_experts(path, config, kind, dimensions["intermediate"]),
             latent=_part(path, config, Latent, query_rank=_count(path, config, "q_lora_rank")),
-            indexer=_part(path, config, Indexer),
+            indexer=_part(path, config, Indexer, shared_layers=_shared_layers(path, config, dimensions["layers"])),
             linear=_part(path, config, Linear, layers=_linear_layers(path, config, dimensions["layers"])),
             has_query_gate=_flag(path, config, "attn_output_gate", kind == GATED_QUERIES),
             has_wide_qk_norm=config.get("qk_norm_type") == "per_layer",
@@ -271,8 +273,10 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
     stated = quantisation_of(path, config, outer)
     if stated is not None:
         shape = _quantised(*stated, shape)
-    assumed = f"{dtype} weights are served in 16 bits (--dtype auto)" if DTYPE_BYTES[str(dtype)] > 2 else None
-    return ModelSource(shape, FAMILIES.get(kind), weights, assumed=assumed)
+    assumed = [f"{dtype} weights are served in 16 bits (--dtype auto)"] if DTYPE_BYTES[str(dtype)] > 2 else []
+    if config.get("index_share_for_mtp_iteration"):
+        assumed.append("an MTP layer chooses tokens in every pass, though index_share_for_mtp_iteration is set")
+    return ModelSource(shape, FAMILIES.get(kind), weights, assumed="; ".join(assumed) or None)
 
 
 TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "opt")
@@ -313,6 +317,19 @@ def _part(path: Path, config: Config, kind: type[Part], **more: int) -> Part | N
     return kind(**{field: _whole(path, config, (key,)) for key, field in keys.items()}, **more)
 
 
+def _shared_layers(path: Path, config: Config, layers: int) -> int:
+    """Layers that read the tokens which the indexer of a layer before them chose."""
+    kinds = config.get("indexer_types")
+    if kinds is None and config.get("index_topk_freq", 1) == 1:
+        return 0
+    if not isinstance(kinds, list) or len(kinds) != layers or kinds[0] != "full" or not {*kinds} <= {"full", "shared"}:
+        raise ValueError(
+            f"{path}: indexer_types={_short(kinds)} must say of each of {layers} layers, the first one full, whether "
+            f"its indexer is full or shared (index_topk_freq={config.get('index_topk_freq')})"
+        )
+    return kinds.count("shared")
+
+
 def _linear_layers(path: Path, config: Config, layers: int) -> int:
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
@@ -332,6 +349,8 @@ def _window(path: Path, config: Config, kind: str, layers: int) -> tuple[int, in
         known = {"sliding_attention", "full_attention", "attention"}
         if config.get("linear_num_key_heads"):
             known.add(LINEAR)
+        if config.get("index_topk"):
+            known.add(INDEXED)
         strange = sorted({str(each) for each in kinds} - known)
         if strange:
             raise ValueError(f"{path}: layer_types has {', '.join(strange)}, which has no cost form here")

@@ -129,6 +129,8 @@ class Indexer(Bounded, frozen=True, kw_only=True):
     heads: int
     dim: int
     tokens: int
+    shared_layers: Whole = 0
+    """Layers without matrices and keys of an indexer: they read the tokens that a layer before them chose (GLM-5.2)."""
 
     @property
     def kv_bytes(self) -> int:
@@ -224,6 +226,8 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
             raise ValueError(
                 f"linear.layers={self.linear.layers} must be below layers={self.layers}: some attention sees all tokens"
             )
+        if self.indexer is not None and self.indexer.shared_layers >= self.layers:
+            raise ValueError(f"indexer.shared_layers={self.indexer.shared_layers} must be below layers={self.layers}")
         if self.experts is not None and self.experts.dense_layers >= self.layers:
             raise ValueError(f"experts.dense_layers={self.experts.dense_layers} must be below layers={self.layers}")
 
@@ -259,10 +263,16 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
             (heads * (latent.nope_dim + latent.value_dim), latent.kv_rank),
             (self.hidden, heads * latent.value_dim),
         )
-        if self.indexer is None:
-            return gemms
-        queries = (self.indexer.heads * self.indexer.dim, latent.query_rank or self.hidden)
-        return (*gemms, queries, (self.indexer.dim + self.indexer.heads, self.hidden))
+        return (*gemms, *self.indexer_gemms)
+
+    @property
+    def indexer_gemms(self) -> tuple[tuple[int, int], ...]:
+        """(columns, depth) of an indexer's matrices; none without one."""
+        indexer, latent = self.indexer, self.latent
+        if indexer is None or latent is None:
+            return ()
+        queries = (indexer.heads * indexer.dim, latent.query_rank or self.hidden)
+        return (queries, (indexer.dim + indexer.heads, self.hidden))
 
     def mlp_gemms(self, intermediate: int, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
         """Gate and up together, down, of an MLP or expert so wide; without a gate, up and down."""
@@ -289,6 +299,8 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
     def _part_weights(self) -> tuple[int, int, int]:
         """Parameters of attention, of dense and shared MLPs with routers, and of experts, in all layers."""
         attention = (self.layers - self.linear_layers) * _size(self.attention_gemms())
+        if self.indexer is not None:
+            attention -= self.indexer.shared_layers * _size(self.indexer_gemms)
         if self.linear is not None:
             attention += self.linear.layers * _size(self.linear.gemms(self.hidden))
         experts = self.experts
@@ -340,11 +352,13 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
 
     @property
     def layer_kv_bytes_per_token(self) -> float:
-        """Keys and values of one token in one layer."""
+        """Keys and values of one token in one layer, mean over the layers that keep any."""
         numbers = 2 * self.kv_heads * self.head_dim
         if self.latent is not None:
             numbers = self.latent.kv_rank + self.latent.rope_dim
-        index_bytes = 0 if self.indexer is None else self.indexer.kv_bytes
+        index_bytes = 0.0
+        if self.indexer is not None:
+            index_bytes = self.indexer.kv_bytes * (1.0 - self.indexer.shared_layers / self.layers)
         return numbers * self.kv_number_bytes + index_bytes
 
     @property
@@ -509,6 +523,7 @@ def mtp_layer(target: ModelShape) -> ModelShape:
         window_layers=0,
         window=0,
         linear=None,
+        indexer=None if target.indexer is None else msgspec.structs.replace(target.indexer, shared_layers=0),
         experts=None if experts is None else msgspec.structs.replace(experts, dense_layers=0),
         input_features=2,
         shares_head=True,

@@ -179,7 +179,7 @@ class Composed:
         if self._lacks("generation_attention_perf", window):
             return bounded(self._decode_grid(0), window)
         if self._shape.indexer is not None:
-            return attention_grid(self._modules("generation").decode_points(self._attention_gemms_s), 1.0)
+            return self._of_modules("generation", lambda each, gemms: attention_grid(each.decode_points(gemms), 1.0))
         if self._shape.latent is not None:
             return attention_grid(self._latent_points("generation"), 1.0)
         points, factor = self._points("generation_attention_perf", window)
@@ -200,15 +200,37 @@ class Composed:
 
     @cached_property
     def _sparse_prompts(self) -> Array:
-        return self._modules("context").prompt_grid(self._attention_gemms_s)
+        return self._of_modules("context", Modules.prompt_grid)
 
-    def _modules(self, phase: str) -> Modules:
-        degree = self._degree
-        heads = (self._shape.heads // degree, degree)
-        return self._lookups.modules(phase, heads, self._formats.projections, self._formats.kv)
+    def _of_modules(self, phase: str, grid_of: Callable[[Modules, Callable[[Array], Array]], Array]) -> Array:
+        """Mean over layers with an indexer and layers that share one; `grid_of` modules and their matrices' seconds."""
+        shape, formats, degree = self._shape, self._formats, self._degree
+        assert shape.indexer is not None
+        total: Array | float = 0.0
+        for is_shared, share in enumerate((1.0 - self._shared, self._shared)):
+            if share:
+                heads = (shape.heads // degree, degree)
+                modules = self._lookups.modules(
+                    phase, shape.indexer, heads, formats.projections, formats.kv, is_shared=bool(is_shared)
+                )
+                gemms_s = self._shared_gemms_s if is_shared else self._full_gemms_s
+                total = total + share * grid_of(modules, gemms_s)
+        return np.asarray(total)
+
+    @cached_property
+    def _shared(self) -> float:
+        """Share of the layers that have no indexer though others do."""
+        return 0.0 if self._shape.indexer is None else self._shape.indexer.shared_layers / self._shape.layers
 
     def _attention_gemms_s(self, tokens: Array) -> Array:
-        gemms = self._shape.attention_gemms(self._degree)
+        full_s = self._full_gemms_s(tokens)
+        return (1.0 - self._shared) * full_s + self._shared * self._shared_gemms_s(tokens) if self._shared else full_s
+
+    def _full_gemms_s(self, tokens: Array) -> Array:
+        return self._gemms_s(self._shape.attention_gemms(self._degree), tokens, self._formats.projections)
+
+    def _shared_gemms_s(self, tokens: Array) -> Array:
+        gemms = msgspec.structs.replace(self._shape, indexer=None).attention_gemms(self._degree)
         return self._gemms_s(gemms, tokens, self._formats.projections)
 
     def _latent_points(self, phase: str) -> AttentionTable:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ATTENTION = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim")
 LATENT = ("batch_size", "isl", "step", "num_heads", "kv_cache_dtype")
-SPARSE = ("batch_size", "isl", "step", "num_heads", "tp_size", "gemm_type", "kv_cache_dtype", "op_name")
+SPARSE = ("batch_size", "isl", "step", "num_heads", "tp_size", "gemm_type", "kv_cache_dtype", "op_name", "architecture")
 LAYOUT = ("hidden_size", "inter_size", "topk", "num_experts")
 SPLIT = ("moe_tp_size", "moe_ep_size")
 LINEAR = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
@@ -51,7 +51,7 @@ TABLES = {
     "scale_matrix_perf": ("quantize", ("m", "k", "quant_dtype")),
 }
 """Table -> its folder, and the columns that it needs beside its latency."""
-TEXT_ENDINGS = ("dtype", "_type", "_name", "_source", "phase", "backend", "distribution")
+TEXT_ENDINGS = ("dtype", "_type", "_name", "_source", "phase", "backend", "distribution", "architecture")
 """Endings of the names of columns that hold texts; all others hold numbers."""
 OPTIONAL = ("window_size", "backend")
 """Columns that only some versions of a table have."""

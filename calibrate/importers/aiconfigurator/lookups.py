@@ -26,7 +26,7 @@ from calibrate.importers.aiconfigurator.kernel_files import (
     chosen,
     seconds_of,
 )
-from sim.costs.shapes import WEIGHT_BITS, Experts, Linear, ModelShape
+from sim.costs.shapes import WEIGHT_BITS, Experts, Indexer, Linear, ModelShape
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,6 +87,10 @@ SGLang's time at 64 tokens and as fast at 1,024. The faster one of the two stand
 MODULE_LAUNCH_BOUND_S = 1e-4
 """A table in which no module of sparse attention of one token is shorter was timed launch by launch: vLLM 0.24's take
 120 us whatever there is to do, SGLang's 30 on the same GPU. In service decode is inside CUDA graphs."""
+MODULES_OF = {64: "DeepseekV32ForCausalLM", 32: "GlmMoeDsaForCausalLM"}
+"""An indexer's heads -> models whose modules were timed: with as many heads on a device, both are in vLLM's tables."""
+SHARED = "_skip_indexer"
+"""Ending of op_name for modules that take their tokens from another layer's indexer."""
 LAUNCH_BOUND_S = 1.5e-5
 """A GEMM table in which none is shorter was timed launch by launch: vLLM 0.24's block-scaled FP8 takes 58 us on H200
 and 170 us on B200 whatever its size, other engines' take 4."""
@@ -290,17 +294,30 @@ class Lookups:
         lacking = f"{table} of {self.gpu.name!r}: no rows of {heads} heads with {kv} KV"
         return self._first(of, f"{table} with {kv} KV", lacking)
 
-    def modules(self, phase: str, heads: tuple[int, int], projections: str, kv: str) -> Modules:
-        """Sparse attention with its matrices; `heads` is (heads on one device, devices), `phase` as in `latent`."""
-        name = f"dsa_{phase}_module"
+    def modules(
+        self,
+        phase: str,
+        indexer: Indexer,
+        heads: tuple[int, int],
+        projections: str,
+        kv: str,
+        *,
+        is_shared: bool = False,
+    ) -> Modules:
+        """Sparse attention with its matrices; `heads` is (heads on one device, devices), `phase` as in `latent`.
+        `is_shared`: of a layer that has no indexer and reads what another layer's chose."""
+        table, name = f"dsa_{phase}_module_perf", f"dsa_{phase}_module" + (SHARED if is_shared else "")
+        if indexer.heads not in MODULES_OF:
+            raise NotMeasured(f"no sparse attention with an indexer of {indexer.heads} heads in any table")
 
         def of(engine: str) -> Modules:
             if self.files.rows(engine, "dsa_generation_module_perf")["latency"].min() * 1e-3 > MODULE_LAUNCH_BOUND_S:
                 raise NotMeasured(f"{name} of {engine}: timed with its launches")
             frame = self.files.rows(
                 engine,
-                f"{name}_perf",
+                table,
                 op_name=name,
+                architecture=MODULES_OF[indexer.heads],
                 kv_cache_dtype=KV_NAMES[kv],
                 num_heads=heads[0],
                 tp_size=heads[1],
@@ -311,10 +328,10 @@ class Lookups:
             return Modules(batch, queries, history, seconds_of(least))
 
         lacking = (
-            f"no sparse attention of {heads[0]} heads on one of {heads[1]} devices with {projections} matrices and "
-            f"{kv} KV in the tables of {self.gpu.name!r}"
+            f"no sparse attention ({name}) of {heads[0]} heads on one of {heads[1]} devices with "
+            f"{projections} matrices and {kv} KV in the tables of {self.gpu.name!r}"
         )
-        return self._first(of, f"sparse attention ({phase})", lacking)
+        return self._first(of, f"sparse attention ({phase}{', a shared indexer' if is_shared else ''})", lacking)
 
     def linear_s(self, linear: Linear, degree: int, tokens: Array) -> Array:
         """The kernels of one layer of linear attention, which go by tokens alone: a sequence's state has one size. Up

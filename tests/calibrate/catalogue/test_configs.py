@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from calibrate.catalogue.model_configs import format_names, shapes_of, source_of, with_formats
-from sim.costs.shapes import MODELS, Formats, ModelShape
+from sim.costs.shapes import MODELS, Formats, ModelShape, mtp_layer
 
 COMMON = {"vocab_size": 100, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}
 GPT_OSS_120B = {
@@ -47,6 +47,14 @@ QWEN3_NEXT = {
     "num_experts_per_tok": 10, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
     "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
     "linear_num_value_heads": 32, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "vocab_size": 151936,
+}  # fmt: skip
+GLM_5_2 = {
+    "model_type": "glm_moe_dsa", "num_hidden_layers": 78, "hidden_size": 6144, "intermediate_size": 12288,
+    "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 192, "q_lora_rank": 2048, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "n_routed_experts": 256,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3,
+    "index_topk": 2048, "index_n_heads": 32, "index_head_dim": 128, "index_topk_freq": 4, "vocab_size": 154880,
+    "indexer_types": ["full"] * 2 + ["full", "shared", "shared", "shared"] * 19,
 }  # fmt: skip
 OPT_13B = {
     "model_type": "opt", "num_hidden_layers": 40, "hidden_size": 5120, "ffn_dim": 20480, "num_attention_heads": 40,
@@ -103,6 +111,20 @@ def test_an_indexer_has_matrices_and_a_key_of_every_token(tmp_path: Path) -> Non
     assert sparse.kv_bytes_per_token - plain.kv_bytes_per_token == 61 * 132
 
 
+def test_layers_that_share_an_indexer_have_none(tmp_path: Path) -> None:
+    """GLM-5.2: 47,702 bytes of KV per token in SGLang (sgl-project/sglang#30531), whose drafter keeps its indexer."""
+    shape = shape_of(tmp_path, GLM_5_2)
+    assert shape.indexer is not None
+    assert shape.indexer.shared_layers == 57
+    assert with_formats(shape, None, "fp8").kv_bytes_per_token == 78 * 576 + 21 * 132
+    assert shape.params / 1e9 == pytest.approx(743, rel=0.01)
+    assert shape_of(tmp_path, GLM_5_2, layer_types=["deepseek_sparse_attention"] * 78) == shape
+    every = shape_of(tmp_path, GLM_5_2, indexer_types=["full"] * 78)
+    assert every.params - shape.params == 57 * (32 * 128 * 2048 + (128 + 32) * 6144)
+    drafter = mtp_layer(shape)
+    assert drafter.kv_bytes_per_token == 576 * 2 + 132
+
+
 def test_models_that_only_tables_price_are_refused_by_what_they_have(tmp_path: Path) -> None:
     for name, config, has in (
         ("dense-mla", {**COMMON, **DEEPSEEK_V3, "n_routed_experts": None}, "latent attention"),
@@ -146,7 +168,12 @@ def test_formats_as_checkpoints_have_them(tmp_path: Path) -> None:
     [
         (DEEPSEEK_V3, {"index_topk": 2048}, "index_n_heads=None must be a whole number"),
         (QWEN3_30B_A3B, SPARSE, "indexer goes with latent attention alone"),
-        (DEEPSEEK_V3, {**SPARSE, "index_topk_freq": 4}, "index_topk_freq=4: an indexer that several layers share"),
+        (DEEPSEEK_V3, {"layer_types": ["deepseek_sparse_attention"] * 61}, "layer_types has deepseek_sparse_attention"),
+        (GLM_5_2, {"indexer_types": None}, "indexer_types=None must say of each of 78 layers"),
+        (GLM_5_2, {"indexer_types": ["full", "other"] * 39}, "whether its indexer is full or shared"),
+        (GLM_5_2, {"indexer_types": ["shared"] * 78}, "the first one full"),
+        (GLM_5_2, {"indexer_types": ["full"] * 77}, "must say of each of 78 layers"),
+        (GLM_5_2, {"index_topk_pattern": "FFS"}, "index_topk_pattern=FFS: a pattern of layers that share an indexer"),
         (GPT_OSS_120B, {"layer_types": ["linear_attention"] * 36}, "layer_types has linear_attention"),
         (QWEN3_NEXT, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim=0 must be a whole number"),
         (QWEN3_NEXT, {"layer_types": ["full_attention"] * 48}, "layers=0 must be at least 1"),

@@ -430,8 +430,12 @@ SPARSE_ATTENTION = msgspec.structs.replace(
     LLAMA,
     name="sparse-attention",
     latent=Latent(query_rank=1024, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
-    indexer=Indexer(heads=4, dim=128, tokens=2048),
+    indexer=Indexer(heads=32, dim=128, tokens=2048),
 )
+
+
+SHARED_PART = 0.75
+"""Of a synthetic module's time, without an indexer."""
 
 
 def module_ms(rows: int, queries: int, history: int) -> float:
@@ -445,6 +449,7 @@ def module_tables(root: Path, engine: str = "sglang", min_ms: float = 0.0) -> Pa
     if not (root / "a100_sxm").exists():
         write_tables(root)
     same = {"num_heads": 32, "tp_size": 1, "gemm_type": "bfloat16", "kv_cache_dtype": "bfloat16"}
+    same["architecture"] = "GlmMoeDsaForCausalLM"
     for phase, places in (
         ("generation", [(rows, 1, step) for rows in (1, 64, 256) for step in (1, 4095, 65535)]),
         ("context", [(1, queries, step) for queries in (16, 1024, 8192) for step in (0, 4096, 65536)]),
@@ -463,6 +468,8 @@ def module_tables(root: Path, engine: str = "sglang", min_ms: float = 0.0) -> Pa
                 for b, q, s in places
             ]
         )
+        shared = frame.assign(op_name=f"{name}_skip_indexer", latency=SHARED_PART * frame.latency)
+        frame = pd.concat([frame, shared, frame.assign(architecture="DeepseekV32ForCausalLM", latency=1.0)])
         if phase == "generation":
             frame = pd.concat([frame, frame.assign(op_name="other", latency=0.09)])
         frame.to_parquet(root / "a100_sxm" / f"sparse_attention__{engine}__0.5__{name}_perf.parquet")
@@ -486,6 +493,33 @@ def test_matrices_and_attention_of_sparse_attention_make_up_the_measured_module(
     assert prompts.seconds[-1][0] == pytest.approx(2 * prompts.seconds[-2][0], rel=1e-3)
 
 
+def test_layers_that_share_an_indexer_take_its_matrices_keys_and_time_from_no_table(tmp_path: Path) -> None:
+    shares = msgspec.structs.replace(
+        SPARSE_ATTENTION, indexer=Indexer(heads=32, dim=128, tokens=2048, shared_layers=LLAMA.layers // 4)
+    )
+    tables = module_tables(tmp_path)
+    profiles = [imported(tables, shape) for shape in (SPARSE_ATTENTION, shares)]
+    full, mixed = (profile.table.target for profile in profiles)
+
+    def module(profile: Profile) -> float:
+        grid = profile.table.target.decode_attention
+        beside = grid.seconds[grid.rows.index(64)][grid.context_tokens.index(4096)]
+        assert beside is not None
+        return body_ms(profile, 64) + 1e3 * beside
+
+    assert module(profiles[0]) - module(profiles[1]) == pytest.approx(
+        0.25 * (1.0 - SHARED_PART) * module_ms(64, 1, 4095), rel=0.01
+    )
+    indexer = sum(served_ms(64, *each) for each in shares.indexer_gemms)
+    assert body_ms(profiles[0], 64) - body_ms(profiles[1], 64) == pytest.approx(0.25 * indexer, rel=0.01)
+    chunk, history = full.prefill_attention.chunk_tokens.index(1024), full.prefill_attention.history_tokens.index(4096)
+    less = [each.prefill_attention.seconds[chunk][history] for each in (full, mixed)]
+    saved = 0.25 * (
+        (1.0 - SHARED_PART) * module_ms(1, 1024, 4096) - sum(gemm_ms(1024, *g) for g in shares.indexer_gemms)
+    )
+    assert 1e3 * (less[0] - less[1]) == pytest.approx(saved, rel=0.05)
+
+
 def test_modules_that_were_timed_with_their_launches_are_passed_over(tmp_path: Path) -> None:
     import pandas as pd
 
@@ -493,8 +527,11 @@ def test_modules_that_were_timed_with_their_launches_are_passed_over(tmp_path: P
     module_tables(tmp_path, "vllm", min_ms=1.0)
     place = tmp_path / "a100_sxm" / "sparse_attention__vllm__0.5__dsa_generation_module_perf.parquet"
     frame = pd.read_parquet(place)
-    frame[frame.op_name != "other"].to_parquet(place)
-    with pytest.raises(ValueError, match="no sparse attention of 32 heads on one of 1 devices with bf16 matrices"):
+    frame[frame.latency >= 1.0].to_parquet(place)
+    with pytest.raises(
+        ValueError,
+        match=r"no sparse attention \(dsa_generation_module\) of 32 heads on one of 1 devices with bf16 matrices",
+    ):
         imported(tmp_path, SPARSE_ATTENTION)
     module_tables(tmp_path, "sglang")
     assert "sparse attention (generation): sglang's" in imported(tmp_path, SPARSE_ATTENTION).source
