@@ -1,4 +1,4 @@
-# Every target works from a bare clone with Python 3.11+, make and a C compiler. All use .venv in the root.
+# Every target works from a bare clone with Python 3.11+, and make. All use .venv in the root.
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := 2.13.0

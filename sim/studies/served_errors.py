@@ -26,7 +26,7 @@ SAME_LAYERS = {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3"}
 """Models of another's layers -> the name of its cells."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class ErrorPart(msgspec.Struct, frozen=True, array_like=True):
     """Student's t around 0."""
 
     scale: float
@@ -63,7 +63,7 @@ class ErrorChances(msgspec.Struct, frozen=True):
         """That the logarithm is below `error`."""
         return float(np.interp(error, GRID, np.cumsum(self.shares)))
 
-    def and_also(self, part: Part) -> ErrorChances:
+    def and_also(self, part: ErrorPart) -> ErrorChances:
         """With an independent error added."""
         return _normalised(np.convolve(self.shares, _normalised(part.density()).shares, "same"))
 
@@ -74,11 +74,11 @@ class ServedErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     schema: int
     bias: float
     """Median logarithm of simulated over measured."""
-    group: Part
+    group: ErrorPart
     """What an engine, GPU and model have in common."""
-    set_up: Part
-    cell: Part
-    speedup: Part
+    set_up: ErrorPart
+    cell: ErrorPart
+    speedup: ErrorPart
     """Of the throughput with drafts over that without."""
     set_ups: tuple[SetUp, ...]
 

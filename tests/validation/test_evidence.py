@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sim.studies.evidence import CELLS, Evidence, EvidenceCell, measured
-from sim.studies.served_errors import ERRORS, Part, ServedErrors, served_errors
+from sim.studies.served_errors import ERRORS, ErrorPart, ServedErrors, served_errors
 from validation.silicon.error_fit import (
     MeasuredSetUp,
     coverage_rows,
@@ -113,7 +113,7 @@ def drawn(seed: int, groups: int = 60, each: int = 3) -> list[MeasuredSetUp]:
 @pytest.fixture(scope="module")
 def fitted() -> tuple[list[MeasuredSetUp], ServedErrors]:
     of = drawn(0)
-    return of, fit(of, Part(0.04, 4.0))
+    return of, fit(of, ErrorPart(0.04, 4.0))
 
 
 def test_the_fit_finds_the_parts_that_errors_were_drawn_from(fitted: tuple[list[MeasuredSetUp], ServedErrors]) -> None:
@@ -136,7 +136,7 @@ def test_intervals_hold_95_in_100_of_what_was_left_out(fitted: tuple[list[Measur
 
 def test_a_model_far_from_all_others_is_outside_where_it_is_left_out() -> None:
     of = [*drawn(1, groups=12), MeasuredSetUp(("e0", "g", "far"), 1, [-1.5, -1.4])]
-    errors = fit(of, Part(0.04, 4.0))
+    errors = fit(of, ErrorPart(0.04, 4.0))
     assert outside(of, without_model(of, errors))[0].startswith("1 of far under e0 on g (-77 %)")
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from calibrate.judge.cell import JUDGED, Cell
 from sim.costs.engine_costs import ENGINES
-from sim.studies.served_errors import GRID, HIGH_95, LOW_95, ErrorChances, Part, ServedErrors, SetUp
+from sim.studies.served_errors import GRID, HIGH_95, LOW_95, ErrorChances, ErrorPart, ServedErrors, SetUp
 from validation.silicon.served_cells import engine_name
 from validation.tables import grouped
 
@@ -57,15 +57,15 @@ def set_ups_of(cells: Iterable[tuple[Cell, str, float]]) -> list[MeasuredSetUp]:
     ]
 
 
-def part(errors: Iterable[float]) -> Part:
+def part(errors: Iterable[float]) -> ErrorPart:
     """Student's t of most likelihood."""
     from scipy.stats import t
 
     degrees, _, scale = map(float, t.fit(list(errors), floc=0.0))
-    return Part(round(scale, DIGITS), round(degrees, 2))
+    return ErrorPart(round(scale, DIGITS), round(degrees, 2))
 
 
-def fit(set_ups: Sequence[MeasuredSetUp], speedup: Part) -> ServedErrors:
+def fit(set_ups: Sequence[MeasuredSetUp], speedup: ErrorPart) -> ServedErrors:
     """The model of most likelihood."""
     from scipy.optimize import minimize
     from scipy.stats import t
@@ -88,8 +88,8 @@ def fit(set_ups: Sequence[MeasuredSetUp], speedup: Part) -> ServedErrors:
     return ServedErrors(
         schema=SCHEMA,
         bias=round(bias, DIGITS),
-        group=Part(round(scale, DIGITS), round(degrees, 2)),
-        set_up=Part(round(set_up_scale, DIGITS), round(set_up_degrees, 2)),
+        group=ErrorPart(round(scale, DIGITS), round(degrees, 2)),
+        set_up=ErrorPart(round(set_up_scale, DIGITS), round(set_up_degrees, 2)),
         cell=part(error - each.mean for each in set_ups for error in each.errors),
         speedup=speedup,
         set_ups=tuple(SetUp(*each.group, round(each.mean, DIGITS), len(each.errors)) for each in set_ups),

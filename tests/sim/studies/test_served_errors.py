@@ -10,7 +10,7 @@ from sim.studies.served_errors import (
     HIGH_95,
     LOW_95,
     ErrorChances,
-    Part,
+    ErrorPart,
     ServedErrors,
     SetUp,
     level_errors,
@@ -19,12 +19,18 @@ from sim.studies.served_errors import (
 )
 
 ERRORS = ServedErrors(
-    schema=1, bias=-0.02, group=Part(0.04, 1.3), set_up=Part(0.04, 1.4), cell=Part(0.05, 2.5), speedup=Part(0.04, 4.0),
+    schema=1,
+    bias=-0.02,
+    group=ErrorPart(0.04, 1.3),
+    set_up=ErrorPart(0.04, 1.4),
+    cell=ErrorPart(0.05, 2.5),
+    speedup=ErrorPart(0.04, 4.0),
     set_ups=(
-        SetUp("vllm", "h200-sxm", "a", -0.5, 9), SetUp("vllm", "h200-sxm", "a", -0.4, 1),
+        SetUp("vllm", "h200-sxm", "a", -0.5, 9),
+        SetUp("vllm", "h200-sxm", "a", -0.4, 1),
         SetUp("vllm", "h200-sxm", "deepseek-v3", 0.01, 3),
     ),
-)  # fmt: skip
+)
 
 
 def width(chances: ErrorChances) -> float:
@@ -54,7 +60,7 @@ def test_chances_and_their_inverse_agree() -> None:
 
 def test_an_independent_error_adds_its_variance() -> None:
     """Parts of 200 degrees of freedom are normal."""
-    part = Part(0.05, 200.0)
+    part = ErrorPart(0.05, 200.0)
     once = ErrorChances(part.density() / part.density().sum())
     deviation = float(np.sqrt((once.and_also(part).shares * GRID**2).sum()))
     assert deviation == pytest.approx(0.05 * np.sqrt(2.0), rel=0.02)
