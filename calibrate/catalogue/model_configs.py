@@ -275,7 +275,9 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
         shape = _quantised(*stated, shape)
     assumed = [f"{dtype} weights are served in 16 bits (--dtype auto)"] if DTYPE_BYTES[str(dtype)] > 2 else []
     if config.get("index_share_for_mtp_iteration"):
-        assumed.append("an MTP layer chooses tokens in every pass, though index_share_for_mtp_iteration is set")
+        assumed.append(
+            "where MTP drafts, its layer chooses tokens in every pass, though index_share_for_mtp_iteration is set"
+        )
     return ModelSource(shape, FAMILIES.get(kind), weights, assumed="; ".join(assumed) or None)
 
 

@@ -493,12 +493,13 @@ def test_matrices_and_attention_of_sparse_attention_make_up_the_measured_module(
     assert prompts.seconds[-1][0] == pytest.approx(2 * prompts.seconds[-2][0], rel=1e-3)
 
 
-def test_layers_that_share_an_indexer_take_its_matrices_keys_and_time_from_no_table(tmp_path: Path) -> None:
-    shares = msgspec.structs.replace(
-        SPARSE_ATTENTION, indexer=Indexer(heads=32, dim=128, tokens=2048, shared_layers=LLAMA.layers // 4)
+def test_layers_that_share_an_indexer_are_modules_without_it_and_have_none_of_its_matrices(tmp_path: Path) -> None:
+    tables, indexer = module_tables(tmp_path), Indexer(heads=32, dim=1024, tokens=2048)
+    own, shares = (
+        msgspec.structs.replace(SPARSE_ATTENTION, indexer=msgspec.structs.replace(indexer, shared_layers=num))
+        for num in (0, LLAMA.layers // 4)
     )
-    tables = module_tables(tmp_path)
-    profiles = [imported(tables, shape) for shape in (SPARSE_ATTENTION, shares)]
+    profiles = [imported(tables, shape) for shape in (own, shares)]
     full, mixed = (profile.table.target for profile in profiles)
 
     def module(profile: Profile) -> float:
@@ -510,8 +511,8 @@ def test_layers_that_share_an_indexer_take_its_matrices_keys_and_time_from_no_ta
     assert module(profiles[0]) - module(profiles[1]) == pytest.approx(
         0.25 * (1.0 - SHARED_PART) * module_ms(64, 1, 4095), rel=0.01
     )
-    indexer = sum(served_ms(64, *each) for each in shares.indexer_gemms)
-    assert body_ms(profiles[0], 64) - body_ms(profiles[1], 64) == pytest.approx(0.25 * indexer, rel=0.01)
+    matrices = sum(served_ms(64, *each) for each in shares.indexer_gemms)
+    assert body_ms(profiles[0], 64) - body_ms(profiles[1], 64) == pytest.approx(0.25 * matrices, rel=0.01)
     chunk, history = full.prefill_attention.chunk_tokens.index(1024), full.prefill_attention.history_tokens.index(4096)
     less = [each.prefill_attention.seconds[chunk][history] for each in (full, mixed)]
     saved = 0.25 * (
