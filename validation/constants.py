@@ -41,7 +41,7 @@ COMPOSED = ("gpt-oss-120b", "llama-3.1-70b", "qwen3-235b-a22b")
 """Models whose cells recipes.csv marks for the importer's constants."""
 
 
-class FittedConstant(NamedTuple):
+class JudgedConstant(NamedTuple):
     """A constant, and the models whose cells gave it."""
 
     name: str
@@ -59,20 +59,20 @@ class FittedConstant(NamedTuple):
 
 
 FITTED = (
-    FittedConstant("REDUCE_RATIO and REDUCE_SKEW_S", COMPOSED, "tpot", {"REDUCE_RATIO": 1.0, "REDUCE_SKEW_S": 0.0}),
-    FittedConstant("SUSTAINED_RATIO", COMPOSED, "tpot", {"SUSTAINED_RATIO": 1.0}),
-    FittedConstant("QUANTISE_S", COMPOSED, "tpot", {"QUANTISE_S": 0.0}),
-    FittedConstant(
+    JudgedConstant("REDUCE_RATIO and REDUCE_SKEW_S", COMPOSED, "tpot", {"REDUCE_RATIO": 1.0, "REDUCE_SKEW_S": 0.0}),
+    JudgedConstant("SUSTAINED_RATIO", COMPOSED, "tpot", {"SUSTAINED_RATIO": 1.0}),
+    JudgedConstant("QUANTISE_S", COMPOSED, "tpot", {"QUANTISE_S": 0.0}),
+    JudgedConstant(
         "frontend_s and frontend_token_s", COMPOSED, "ttft", {"frontend_s": 0.0, "frontend_token_s": 0.0},
         engines=("vllm", "trtllm"),
     ),
-    FittedConstant(
+    JudgedConstant(
         "gap_s", ("llama-3.1-8b",), "tpot", {"gap_s": 0.0}, engines=("sglang",), gpus=("h100-sxm", "h200-sxm"),
     ),
 )  # fmt: skip
 
 
-def error_without(cell: Cell, fitted: FittedConstant) -> float:
+def error_without(cell: Cell, fitted: JudgedConstant) -> float:
     """Of the cell in percent, without the constant."""
     of_engine = {name: value for name, value in fitted.without.items() if name in OF_ENGINES}
     profile, _ = profile_of(cell)
@@ -81,7 +81,7 @@ def error_without(cell: Cell, fitted: FittedConstant) -> float:
     return off_pct(simulated[f"{fitted.metric}_ms"], cell.measured[f"{fitted.metric}_ms"])
 
 
-def lines_of(fitted: FittedConstant, judged: Sequence[tuple[Cell, Mapping[str, str]]]) -> Iterator[tuple[Any, ...]]:
+def lines_of(fitted: JudgedConstant, judged: Sequence[tuple[Cell, Mapping[str, str]]]) -> Iterator[tuple[Any, ...]]:
     """COLUMNS by engine; of a TTFT only where requests do not wait for admission."""
     seen = [
         (cell, model, float(line[f"{fitted.metric}_error_pct"]))

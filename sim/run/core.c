@@ -241,7 +241,7 @@ static int chunks_s(Run *run, Model *m, const Pass *p, double *seconds) {
 }
 
 /* One layer's attention of rows beside chunks: [most context of a row, then of the form]. */
-static int beside_s(Run *run, Model *m, const Pass *p, const double *numbers, double *seconds) {
+static int beside_s(Model *m, const Pass *p, const double *numbers, double *seconds) {
     Count context = p->context;
     if (m->max_row_tokens > 0.0 && context > p->rows * m->max_row_tokens) context = (Count)(p->rows * m->max_row_tokens);
     double kv = (double)(context + p->row_tokens);
@@ -267,7 +267,7 @@ static int chunks_cost(Run *run, Model *m, const Pass *p, double *device_s, doub
         most_context = beside[0];
     }
     if (check_range(run, m, p, most_context) < 0 || chunks_s(run, m, p, &attention_s) < 0) return -1;
-    if (p->rows && beside_s(run, m, p, beside, &attention_s) < 0) return -1;
+    if (p->rows && beside_s(m, p, beside, &attention_s) < 0) return -1;
     if (p->head_rows) {
         if ((numbers = slot(run, m, HEAD, p->head_rows, 0)) == NULL) return -1;
         head_s = numbers[0];

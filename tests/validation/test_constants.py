@@ -11,7 +11,7 @@ import validation.constants as program
 from calibrate.importers.aiconfigurator import lookups
 from calibrate.judge.cell import Cell
 from sim.costs.engine_costs import ENGINES
-from validation.constants import FITTED, TABLE, FittedConstant, lines_of
+from validation.constants import FITTED, TABLE, JudgedConstant, lines_of
 from validation.tables import csv_rows
 
 WAITS = ("gap_s", "frontend_s", "prompt_launch_s")
@@ -56,7 +56,7 @@ def test_cells_of_the_models_that_gave_it_and_those_that_wait_for_admission_are_
 ) -> None:
     monkeypatch.setattr(program, "model_of", lambda target: (target, False))
     monkeypatch.setattr(program, "error_without", lambda cell, fitted: 20.0)
-    fitted = FittedConstant("frontend_s", ("a",), "ttft", {"frontend_s": 0.0}, engines=("vllm",))
+    fitted = JudgedConstant("frontend_s", ("a",), "ttft", {"frontend_s": 0.0}, engines=("vllm",))
     judged = [
         (cell("1", "a"), {"ttft_error_pct": "1.0", "is_starved": "0"}),
         (cell("2", "b"), {"ttft_error_pct": "-4.0", "is_starved": "0"}),
@@ -73,7 +73,7 @@ def test_the_importers_own_constants_are_as_they_were_afterwards(monkeypatch: py
     before = lookups.REDUCE_RATIO
     seen: list[float] = []
 
-    def error(cell: Cell, fitted: FittedConstant) -> float:
+    def error(cell: Cell, fitted: JudgedConstant) -> float:
         seen.append(lookups.REDUCE_RATIO)
         return 0.0
 

@@ -134,6 +134,17 @@ def test_intervals_hold_95_in_100_of_what_was_left_out(fitted: tuple[list[Measur
     assert max(deciles(of, chances)) < 2 * 18
 
 
+def test_what_is_left_out_has_no_part_in_its_chances() -> None:
+    """A lone set-up of its group is as unknown; two far ones put each other where they are, and no model of theirs."""
+    far = [MeasuredSetUp(("e0", "g", "far"), degree, [-0.8, -0.8]) for degree in (1, 2)]
+    of = [*drawn(1, groups=12), *far]
+    errors = fit(of, ErrorPart(0.04, 4.0))
+    alone = without_set_up([*drawn(1, groups=12), far[0]], errors)[-1]
+    assert alone.at(0.5) == errors.level([]).at(0.5)
+    assert without_set_up(of, errors)[-1].at(0.5) == errors.level([-0.8]).at(0.5) < -0.5
+    assert without_model(of, errors)[-1].at(0.5) == fit(drawn(1, groups=12), errors.speedup).level([]).at(0.5)
+
+
 def test_a_model_far_from_all_others_is_outside_where_it_is_left_out() -> None:
     of = [*drawn(1, groups=12), MeasuredSetUp(("e0", "g", "far"), 1, [-1.5, -1.4])]
     errors = fit(of, ErrorPart(0.04, 4.0))

@@ -132,6 +132,12 @@ def test_passes_that_drafts_need_have_the_error_of_speedups_and_all_passes_that_
     assert all(draw.profile.host.served["verify"] == draw.profile.host.served["prefill"] for draw in plain)
 
 
+def test_levels_are_drawn_within_their_90_percent() -> None:
+    errors = level_errors("vllm-0.32", "h100-sxm", "llama-3.1-8b", drafts=False)
+    levels = [-log(draw.profile.host.served["prefill"]) for draw in drawn(200)]
+    assert (min(levels), max(levels)) == pytest.approx((errors.at(0.05), errors.at(0.95)))
+
+
 def test_the_words_for_draws_name_what_was_measured_of_levels_and_rounds() -> None:
     text = covers(resolve(scenario(), load(HEAD), "continuous"))
     level = level_errors("vllm-0.32", "h100-sxm", "llama-3.1-8b", drafts=False)

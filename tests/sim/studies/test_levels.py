@@ -115,3 +115,13 @@ def test_the_table_says_levels_in_place_of_the_errors_of_kernels() -> None:
     assert "the engine's own times, averaged over machines, add" in out.getvalue()
     assert "held-out error" not in out.getvalue()
     assert "body" not in out.getvalue()
+
+
+def test_a_policy_near_saturation_moves_neither_end_of_what_is_said_of_the_others() -> None:
+    """35 % lower to 60 % higher; baseline, whose interval is far wider, has words of its own."""
+    result, (level,) = compared("h100-sxm/llama-3.1-8b", policy="autoregressive", num_speculative_tokens=0)
+    given = {"mean_e2el_ms": 100.0, "error_pct": (-35.0, 60.0)}
+    usual = msgspec.structs.replace(level, **given, interval=(65.0, 160.0))
+    steep = msgspec.structs.replace(level, **given, policy="baseline", interval=(10.0, 870.0))
+    (text, *_) = level_lines(msgspec.structs.replace(result, levels=[usual, steep]))
+    assert "is 35 % lower to 60 % higher, baseline 8.7 times (by errors on" in text
