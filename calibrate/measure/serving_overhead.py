@@ -151,7 +151,7 @@ def _rounds(executor: PairExecutor, settings: Sequence[LaneSetting], repeats: in
         return [
             _Round(
                 {setting: serve(executor, setting) for setting in dict.fromkeys(settings)},
-                probe(executor.kernels, executor.issuers[0]),
+                probe(executor.kernels, executor.issuers),
             )
             for _ in range(repeats)
         ]

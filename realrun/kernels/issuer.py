@@ -111,6 +111,9 @@ class Issuer:
         self._users[turn] = pending
         return pending
 
+    def is_captured(self, shape: PassShape) -> bool:
+        return shape in self._graphs
+
     def wait_for(self, pending: Pending) -> None:
         """Passes issued here from now on start after `pending` has ended on the device."""
         self.stream.wait(pending.end)

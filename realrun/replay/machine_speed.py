@@ -1,4 +1,4 @@
-"""Speed of the machine right now: two fixed passes, over and over in a loop.
+"""Speed of the machine right now: fixed passes, over and over in a loop.
 
 A profile keeps what they took when it was measured, a replay what they take before and after it: that difference is the
 machine's, not the simulator's. Not here: what is made of it (realrun.validate.error_parts).
@@ -6,8 +6,8 @@ machine's, not the simulator's. Not here: what is made of it (realrun.validate.e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
-from time import perf_counter
 
 from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.device_passes import NOT_FORCED, ChunkShape, PassShape
@@ -16,39 +16,46 @@ from realrun.kernels.pair_kernels import PairKernels
 from sim.interface.work import Kind, Model
 
 PROBED_TOKENS = (1, 48)
-"""Lengths of a prompt's chunk, which no stream captures: its launch is the same whatever else runs there."""
+"""Lengths of a prompt's chunk, of the passes on a CPU."""
+DECODED = PassShape(Kind.VERIFY, Model.TARGET, 1)
+"""The pass on a GPU, captured: it reads weights, so its clock's cap does not change it, and whoever else reads does."""
 REPETITIONS = 40
-MIN_REPETITIONS = 2
-"""Fewest repetitions, before which there is always one that does not count."""
+MIN_REPETITIONS = 3
+"""Fewest repetitions, of which the first does not count."""
 MAX_S = 0.5
 """Seconds per pass; slow ones are repeated less often."""
 WARM_SHARE = 0.2
 """Share of the repetitions that do not count either: a machine that did nothing for a while comes up again."""
 
 
-def probe(kernels: PairKernels, issuer: Issuer) -> tuple[float, ...]:
-    """Mean seconds of the target's pass over each of PROBED_TOKENS. No request's state changes.
+def probe(kernels: PairKernels, issuers: Sequence[Issuer]) -> tuple[float, ...]:
+    """Mean seconds of the target's fixed passes: on a CPU over each of PROBED_TOKENS, on a GPU DECODED, from end to end
+    of passes that follow each other on the device, with nothing of the host's. No request's state changes.
 
-    Empty where slots are too short for them.
+    Empty where slots are too short for them, or no stream of a GPU has captured it.
     """
-    if kernels.options.max_tokens < max(PROBED_TOKENS):
+    if kernels.runs_on.is_async:
+        issuer = next((each for each in issuers if each.is_captured(DECODED)), None)
+        shapes = [DECODED] if issuer else []
+    else:
+        issuer = issuers[0]
+        shapes = [PassShape(Kind.PREFILL, Model.TARGET, chunks=(ChunkShape(1, n, True),)) for n in PROBED_TOKENS]
+    if issuer is None or kernels.options.max_tokens < max(shape.num_tokens for shape in shapes):
         return ()
     warmed = set(issuer.warmed)
     try:
         with frozen_heap():
-            return tuple(_mean_s(kernels, issuer, num_tokens) for num_tokens in PROBED_TOKENS)
+            return tuple(_mean_s(kernels, issuer, shape) for shape in shapes)
     finally:
         # What a stream has run says what it is used for (realrun.replay.replays).
         issuer.warmed = warmed
 
 
-def _mean_s(kernels: PairKernels, issuer: Issuer, num_tokens: int) -> float:
-    shape = PassShape(Kind.PREFILL, Model.TARGET, chunks=(ChunkShape(1, num_tokens, True),))
-    rows = [(kernels.sequences.scratch, 0, NOT_FORCED, 0)]
-    issuer.issue(shape, rows).values()
-    times_s: list[float] = []
-    while len(times_s) < MIN_REPETITIONS or (len(times_s) < REPETITIONS and sum(times_s) < MAX_S):
-        started_s = perf_counter()
-        issuer.issue(shape, rows).values()
-        times_s.append(perf_counter() - started_s)
-    return fmean(times_s[int(WARM_SHARE * len(times_s)) :])
+def _mean_s(kernels: PairKernels, issuer: Issuer, shape: PassShape) -> float:
+    rows, now_s = [(kernels.sequences.scratch, 0, NOT_FORCED, 0)], kernels.runs_on.now_s
+    began_s, ends = now_s(), []
+    while len(ends) < MIN_REPETITIONS or (len(ends) <= REPETITIONS and now_s() - began_s < MAX_S):
+        ends.append(issuer.issue(shape, rows).end)
+    ends[-1].synchronize()
+    counted = ends[int(WARM_SHARE * len(ends)) :]
+    return fmean(later.seconds_after(one) for one, later in zip(counted, counted[1:], strict=False))

@@ -135,7 +135,7 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     Raises PolicyStalled if the policy stops with requests unserved.
     """
     rehearse(experiment, executor)
-    probed_s = [probe(executor.kernels, executor.issuers[0])]
+    probed_s = [probe(executor.kernels, executor.issuers)]
     runs_on = executor.kernels.runs_on
     allocations = runs_on.num_allocations()
     is_partial = False
@@ -152,7 +152,7 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     num_allocations = runs_on.num_allocations() - allocations
     if not is_partial:
         try:
-            probed_s.append(probe(executor.kernels, executor.issuers[0]))
+            probed_s.append(probe(executor.kernels, executor.issuers))
         except KeyboardInterrupt:
             is_partial = True
     works = [measured_work(ticket) for ticket in host.works]

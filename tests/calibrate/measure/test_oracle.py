@@ -26,6 +26,7 @@ from realrun.kernels.device_passes import PassShape
 from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import Attention
+from realrun.replay.machine_speed import DECODED, probe
 from realrun.replay.pair_executor import PairExecutor
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import MeasuredPoint, Overlap
@@ -175,6 +176,26 @@ def test_a_host_too_busy_to_issue_is_told_and_not_measured() -> None:
         patch.setattr(Issuer, "issue", slow)
         with pytest.raises(ValueError, match="the host is too busy to measure"):
             run()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01])
+def test_a_probe_on_a_gpu_sees_who_slows_the_device_and_not_who_slows_the_host(delay_s: float) -> None:
+    measured = Measured(TimedDevice())
+    issuers = [measured.kernels.issuer(name) for name in ("prefill", "decode")]
+    assert probe(measured.kernels, issuers) == ()
+    issuers[1].warm(DECODED, measured.kernels.sequences.scratch, capture=True)
+    launch, issue = measured.device.launch, Issuer.issue
+
+    def slow(issuer: Issuer, *args: Any) -> Any:
+        measured.device.host_s += delay_s
+        return issue(issuer, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Issuer, "issue", slow)
+        for device_s in (0.02, 0.03):
+            measured.device.launch = lambda _: launch(Lasts(device_s))  # type: ignore[method-assign]  # noqa: B023
+            (probed_s,) = probe(measured.kernels, issuers)
+            assert probed_s == pytest.approx(device_s + 2 * COPY_S, rel=TOLERANCE)
 
 
 def test_the_way_of_a_result_comes_back() -> None:

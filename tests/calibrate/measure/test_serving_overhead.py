@@ -235,11 +235,11 @@ def test_a_probe_changes_nothing_that_requests_or_streams_go_by() -> None:
     kernels.prefill([PromptChunk(slot, 3)], issuer).result()
     state = [kernels.sequences.tokens, kernels.sequences.lengths, kernels.target.kv.lengths]
     before, warmed = [tensor[:-1].clone() for tensor in state], set(issuer.warmed)
-    assert min(probe(kernels, issuer)) > 0.0
+    assert min(probe(kernels, [issuer])) > 0.0
     assert all(torch.equal(tensor[:-1], kept) for tensor, kept in zip(state, before, strict=True))
     assert issuer.warmed == warmed
     short = PairKernels(target, None, PairOptions(slots=2, max_tokens=32, attention=Attention.FLASH_CPU))
-    assert probe(short, short.issuer("gpu")) == ()
+    assert probe(short, [short.issuer("gpu")]) == ()
 
 
 def test_a_frozen_heap_is_thawed_by_whoever_froze_it() -> None:

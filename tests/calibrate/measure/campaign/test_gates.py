@@ -64,6 +64,26 @@ def test_fixed_passes_beside_a_replay_are_a_gate() -> None:
     ]
 
 
+@pytest.mark.parametrize("gpu", ["h100-sxm", "h200-sxm"])
+def test_a_captured_pass_of_one_row_is_the_same_under_a_power_cap_and_on_a_slow_host(gpu: str) -> None:
+    """The committed points, every pass timed in two visits: so it is what is probed on a GPU."""
+    folder = Path(__file__).parents[4] / "docs" / "validation" / gpu
+    lines = [json.loads(line) for line in next(folder.glob("*.points.jsonl")).read_text().splitlines()]
+    visits: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+    for line in lines:
+        if (point := line.get("point")) and point["kind"] == "decode" and point["rows"] == 1:
+            key = point["launch"], point["context_tokens"]
+            visits.setdefault(key, []).append((point["device_s"], point["host_s"]))
+    clocks = [line["clocks"] for line in lines if "clocks" in line and line["clocks"]["timed"][:3:2] == ["decode", 1]]
+    assert len(visits) == 4
+    assert any("power cap" in each["throttled"] for each in clocks)
+    assert all(max(seen)[0] < 1.002 * min(seen)[0] for seen in visits.values())
+    launched_s = [[host_s for _, host_s in seen] for (launch, _), seen in visits.items() if launch == "eager"]
+    assert all(max(seen) > 1.1 * min(seen) for seen in launched_s)
+    # Eager ones are launched for longer than they run, so launching is what a probe of them would time.
+    assert min(map(min, launched_s)) > 1.3 * max(device_s for seen in visits.values() for device_s, _ in seen)
+
+
 def test_a_disturbed_step_is_made_again_once_and_the_page_is_then_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
