@@ -50,7 +50,7 @@ fake-gpu:                        ## the campaign on fake GPUs, A100, H100, RTX 4
 	$(PYTHON) -m venv .venv-fake
 	.venv-fake/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' \
 		transformers==$(TRANSFORMERS) sympy networkx jinja2 fsspec
-	PIP_FIND_LINKS= .venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps torch===$(TORCH) fa3-fwd==0.0.3 vllm==0.33.0 \
+	PIP_FIND_LINKS= .venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps torch===$(TORCH) vllm==0.33.0 \
 		'cuda-bindings==13.0.*' cuda-pathfinder
 	.venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-fake/headers \
 		'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*'
@@ -61,7 +61,7 @@ fake-gpu:                        ## the campaign on fake GPUs, A100, H100, RTX 4
 .venv-gpu/.ready: pyproject.toml constraints.txt
 	# With the machine's own torch where that is new enough, else the one that is tested; pip replaces neither.
 	$(PYTHON) -m venv --system-site-packages .venv-gpu
-	.venv-gpu/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[analysis,gpu-fa3]' \
+	.venv-gpu/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[analysis,gpu]' \
 		"torch==$$(.venv-gpu/bin/python -c '$(OWN_TORCH)' 2>/dev/null || echo $(TORCH))" transformers==$(TRANSFORMERS)
 	touch $@
 

@@ -59,7 +59,6 @@ PROGRAMS = {
     "split_lanes": ("validation.pages.split_lanes", "two processes on one H200 beside one: predicted, judged"),
     "speed": ("validation.speed.processes", "CPU seconds and memory, beside a bare loop"),
     "support": ("validation.pages.support", "docs/support.md: which model runs on which GPU"),
-    "two_processes": ("validation.replays.two_processes", "prefill beside decode as two processes on one GPU"),
     "truths": ("validation.coverage:truths", "answers of capacity and plan in other draws of costs"),
     "verdicts": ("validation.coverage:verdicts", "how often intervals of means hold"),
     "who_wins": ("validation.pages.who_wins", "docs/who-wins.md: the fastest policy by load"),

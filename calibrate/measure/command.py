@@ -38,7 +38,7 @@ class MeasureFlags(Struct, frozen=True, kw_only=True):
     context: Annotated[Tokens | None, "Tokens per row, multiple of 256 [512 cpu, 2048 cuda]."] = None
     attention: Annotated[
         str | None,
-        "Implementation [flash-cpu; on cuda flash-3 on Hopper, else flash]; vllm: its kernels (docs/gpu.md).",
+        "Implementation [flash-cpu; flash on cuda]; vllm: its kernels (docs/gpu.md).",
     ] = None
     serving: Annotated[bool, "Also what serving adds to the passes [1-2 minutes; on]."] = True
 

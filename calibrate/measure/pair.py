@@ -96,7 +96,7 @@ def pair_spec(
     if rows < 1:
         raise ValueError(f"--rows {rows} must be at least 1")
     if attention is None:
-        attention = usual_attention(torch.device(device)).attention.value
+        attention = usual_attention(torch.device(device)).value
     known = [name.value for name in Attention]
     if attention not in known:
         raise ValueError(unknown("attention", attention, known))

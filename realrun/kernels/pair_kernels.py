@@ -20,7 +20,7 @@ from realrun.kernels.device_passes import Passes, PassShape, Sequences
 from realrun.kernels.host_slots import PromptChunk, RowResult, Slot
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_options import PairOptions
-from realrun.model.attention import Attention, described
+from realrun.model.attention import Attention
 from realrun.model.decoder import Decoder
 from realrun.model.kv import LAYOUT
 from realrun.model.vllm_kernels import VllmDecoder
@@ -97,7 +97,7 @@ class PairKernels:
         """Everything but shapes that the time of a pass depends on; part of a cost table's key."""
         options = self.options
         parts = {
-            "attention": described(options.attention, self.device),
+            "attention": options.attention.value,
             "kv": LAYOUT,
             "packing": "rectangles",
             "launch": "graph" if options.cuda_graphs else "eager",

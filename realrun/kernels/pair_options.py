@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from realrun.kernels.device_passes import PassShape
-from realrun.model.attention import Attention
+from realrun.model.attention import CAPTURABLE, Attention
 from sim.interface.work import Kind, Model
-
-CAPTURABLE = (Attention.FLASH, Attention.FLASH_3, Attention.VLLM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,8 +18,6 @@ import torch
 from realrun.host import cuda
 from realrun.model.kv import SlottedKv
 
-HOPPER = "9.0"
-"""Compute capability that FlashAttention-3 is written for."""
 QUERY_TILE = 128
 """Queries that one block of a fused kernel attends with, those of one KV head together."""
 GPU_TILES = 128
@@ -38,12 +35,12 @@ class Attention(StrEnum):
     """torch's fused CPU kernel, over KV copied together up to the longest row."""
     FLASH = "flash"
     """torch's variable-length FlashAttention (2); CUDA, float16 or bfloat16."""
-    FLASH_3 = "flash-3"
-    """FlashAttention-3 of the package fa3-fwd; Hopper, bfloat16."""
     VLLM = "vllm"
     """vLLM's FlashAttention (3 on Hopper, else 2) and with it the rest of its layer; CUDA 13, float16 or bfloat16."""
 
 
+CAPTURABLE = Attention.FLASH, Attention.VLLM
+"""Those that read no length back."""
 PAGE_TOKENS = {Attention.FLASH: 256, Attention.VLLM: 16}
 """Tokens of a page. FlashAttention-2 splits the keys of rows of several queries only where KV has pages."""
 
@@ -83,8 +80,6 @@ def make_attention(name: Attention, *, heads: int, kv: SlottedKv) -> AttentionKe
         raise ValueError("attention='vllm' is a part of realrun.model.vllm_kernels.VllmDecoder")
     if name is Attention.FLASH:
         return FlashAttention(heads, kv)
-    if name is Attention.FLASH_3:
-        return Flash3Attention(heads, kv)
     return GatheringAttention(name, heads, kv)
 
 
@@ -94,42 +89,15 @@ def check_runs(name: Attention, kv: SlottedKv) -> None:
     if wanted not in (None, kv.keys.device.type):
         raise ValueError(f"attention={name.value!r} runs on {wanted} only; KV is on {kv.keys.device.type}")
     halves = torch.bfloat16, torch.float16
-    taken = {Attention.FLASH: halves, Attention.VLLM: halves, Attention.FLASH_3: halves[:1]}.get(name)
-    if taken and kv.keys.dtype not in taken:
-        known = " or ".join(str(dtype).removeprefix("torch.") for dtype in taken)
+    if name in CAPTURABLE and kv.keys.dtype not in halves:
+        known = " or ".join(str(dtype).removeprefix("torch.") for dtype in halves)
         raise ValueError(f"attention={name.value!r} takes {known}, not {kv.keys.dtype}; use 'math'")
 
 
-class Usual(NamedTuple):
-    """Attention that passes on a device run with unless a person or a profile asks for another."""
-
-    attention: Attention
-    lacks: str | None = None
-    """Why it is not the one that is written for this device."""
-
-
-def usual_attention(device: torch.device) -> Usual:
-    """FlashAttention-3 where the GPU and the installation have it, else torch's.
-
-    The package fa3-fwd has no wheel for aarch64, and does not load beside a torch of CUDA 12. Raises ValueError if this
-    machine has no such device.
-    """
-    if not cuda.find(device).is_async:
-        return Usual(Attention.FLASH_CPU)
-    if cuda.properties().capability != HOPPER:
-        return Usual(Attention.FLASH)
-    try:
-        flash_3()
-    except ValueError as error:
-        return Usual(Attention.FLASH, f"passes run with torch's own attention: {error}")
-    return Usual(Attention.FLASH_3)
-
-
-def described(attention: Attention, device: torch.device) -> str:
-    """The name of `attention` in a cost table's key: marked where it stands in for the one written for `device`."""
-    if attention is Attention.FLASH and device.type == "cuda" and cuda.properties().capability == HOPPER:
-        return f"{attention.value} in place of {Attention.FLASH_3.value}"
-    return attention.value
+def usual_attention(device: torch.device) -> Attention:
+    """Attention that passes on a device run with unless a person or a profile asks for another: torch's, until vLLM's
+    has run on a GPU. Raises ValueError if this machine has no such device."""
+    return Attention.FLASH if cuda.find(device).is_async else Attention.FLASH_CPU
 
 
 def slot_tokens(attention: Attention, tokens: int) -> int:
@@ -230,64 +198,6 @@ class FlashAttention:
             **more,
         )[0]
         return out
-
-
-class Flash3Attention:
-    """FlashAttention-3: rows name their slots. Which block does what is decided once for all layers of a pass."""
-
-    def __init__(self, heads: int, kv: SlottedKv) -> None:
-        self.heads, self.group, self.kv = heads, heads // kv.kv_heads, kv
-        operations = flash_3()
-        self._attend, self._schedule = operations.fwd.default, operations.get_scheduler_metadata.default
-
-    def plan(self, rectangles: Sequence[Rectangle]) -> tuple[Reach, torch.Tensor]:
-        """The reach, with the schedule that every layer of the pass shares."""
-        reach, kv = reach_of(rectangles, self.group, self.kv), self.kv
-        schedule = self._schedule(
-            len(reach.slots),
-            reach.max_queries,
-            kv.max_tokens,
-            self.heads,
-            kv.kv_heads,
-            kv.head_dim,
-            kv.head_dim,
-            kv.keys.dtype,
-            reach.used,
-            cu_seqlens_q=reach.offsets,
-            is_causal=True,
-            num_splits=reach.splits,
-        )
-        return reach, schedule
-
-    def run(self, plan: tuple[Reach, torch.Tensor], queries: torch.Tensor, layer: int) -> torch.Tensor:
-        reach, schedule = plan
-        keys, values = self.kv.layer(layer)
-        out: torch.Tensor = self._attend(
-            queries,
-            keys,
-            values,
-            cu_seqlens_q=reach.offsets,
-            seqused_k=reach.used,
-            max_seqlen_q=reach.max_queries,
-            kv_batch_idx=reach.slots,
-            softmax_scale=self.kv.head_dim**-0.5,
-            is_causal=True,
-            scheduler_metadata=schedule,
-            num_splits=reach.splits,
-        )[0]
-        return out
-
-
-def flash_3() -> ModuleType:
-    """The operations that fa3-fwd registers. Raises ValueError where it is not installed or does not load."""
-    try:
-        import fa3_fwd_interface  # noqa: F401
-    except (ImportError, OSError) as error:
-        raise ValueError(
-            f"attention='flash-3' needs the package fa3-fwd ({error}): pip install 'lanesim[gpu-fa3]', or use 'flash'"
-        ) from None
-    operations: ModuleType = torch.ops.fa3_fwd
-    return operations
 
 
 class GatheringAttention:

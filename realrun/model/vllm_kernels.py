@@ -20,13 +20,15 @@ from torch import nn
 from torch.nn import functional
 
 from realrun.host import cuda
-from realrun.model.attention import HOPPER, PAGE_TOKENS, Attention, Reach, Rectangle, check_runs, reach_of
+from realrun.model.attention import PAGE_TOKENS, Attention, Reach, Rectangle, check_runs, reach_of
 from realrun.model.decoder import Decoder, LayerWeights
 from realrun.model.kv import SlottedKv
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+HOPPER = "9.0"
+"""Compute capability that FlashAttention-3 is written for."""
 VERSION = "0.33.0"
 """Whose operations these are: others have other arguments."""
 LIBRARIES = "_C_stable_libtorch", "vllm_flash_attn/_vllm_fa2_C", "vllm_flash_attn/_vllm_fa3_C"

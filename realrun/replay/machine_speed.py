@@ -7,6 +7,7 @@ machine's, not the simulator's. Not here: what is made of it (realrun.validate.e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean
 
 from realrun.host.garbage_collector import frozen_heap
@@ -58,4 +59,4 @@ def _mean_s(kernels: PairKernels, issuer: Issuer, shape: PassShape) -> float:
         ends.append(issuer.issue(shape, rows).end)
     ends[-1].synchronize()
     counted = ends[int(WARM_SHARE * len(ends)) :]
-    return fmean(later.seconds_after(one) for one, later in zip(counted, counted[1:], strict=False))
+    return fmean(later.seconds_after(one) for one, later in pairwise(counted))

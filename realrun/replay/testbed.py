@@ -102,7 +102,7 @@ def one_thread_cpu() -> torch.device:
 def attention_of(profile: Profile, device: torch.device) -> Attention:
     """Attention that `profile` was measured with, where that is one of ours; else what is usual on this device."""
     measured = profile.kernels.attention_implementation
-    return Attention(measured) if measured in list(Attention) else usual_attention(device).attention
+    return Attention(measured) if measured in list(Attention) else usual_attention(device)
 
 
 def dtype_of(shape: ModelShape) -> torch.dtype:

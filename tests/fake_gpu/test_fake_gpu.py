@@ -160,8 +160,8 @@ print(json.dumps({"per_layer": (nodes[2] - 2 * nodes[1]) / 4, "violations": foun
         ("a100", "llama-3.1-8b", "vllm", 10),
         ("h100", "llama-3.1-8b", "vllm", 11),
         ("h100", "qwen3-32b", "vllm", 13),
-        ("h100", "llama-3.1-8b", "flash-3", 18),
-        ("h100", "qwen3-32b", "flash-3", 22),
+        ("h100", "llama-3.1-8b", "flash", 18),
+        ("h100", "qwen3-32b", "flash", 22),
     ],
 )
 def test_a_captured_layer_takes_so_many_launches(

@@ -1,21 +1,17 @@
-"""Plain versions of both flash operations, under their own names and schemas: what a GPU would compute, on the CPU.
+"""A plain version of torch's flash operation, under its name and schema: what a GPU would compute, on the CPU.
 
-torch checks every call against the schema, as it would with the real kernels. fa3-fwd's is pinned, for its wheel loads
-beside CUDA's libraries only.
+torch checks every call against the schema, as it would with the real kernel.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from realrun.model.attention import PAGE_TOKENS, Attention
-from tests.realrun.schemas import FA3
 
 
 def attended(
@@ -73,20 +69,6 @@ def plain_flash(
     return out, none, none, none, none
 
 
-def plain_flash_3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any) -> tuple[torch.Tensor, ...]:
-    """fa3_fwd::fwd with rows that name their slots, ragged queries and used keys."""
-    offsets, used, slots = given["cu_seqlens_q"], given["seqused_k"], given["kv_batch_idx"]
-    assert given["is_causal"]
-    assert given["scheduler_metadata"] is not None, "without it every layer decides again which block does what"
-    assert {offsets.dtype, used.dtype, slots.dtype} == {torch.int32}
-    assert len(offsets) == len(used) + 1 == len(slots) + 1
-    assert int(used.max()) <= k.shape[1]
-    first_keys = (slots * k.shape[1]).tolist()
-    out = attended(q, k.flatten(0, 1), v.flatten(0, 1), offsets, first_keys, used)
-    none = q.new_empty(0)
-    return out, none, none, none
-
-
 def fake_flash_3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any) -> tuple[torch.Tensor, ...]:
     """Shapes alone; the parts of a split are in memory until they are put together."""
     splits, (tokens, heads, head_dim) = given["num_splits"], q.shape
@@ -100,38 +82,12 @@ def fake_flash_3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any
     )
 
 
-def schedule(batch_size: int, *_: Any, **given: Any) -> torch.Tensor:
-    """fa3_fwd::get_scheduler_metadata: shapes alone."""
-    assert len(given["seqused_k"]) == batch_size == len(given["cu_seqlens_q"]) - 1
-    assert given["is_causal"]
-    assert given["num_splits"] >= 1
-    return given["seqused_k"].new_empty(2 * batch_size)
-
-
 @contextmanager
 def flash_operations() -> Iterator[None]:
-    """Both operations exist, on the CPU and for fake tensors of a GPU."""
-    flash, flash_3 = torch.library.Library("aten", "IMPL"), torch.library.Library("fa3_fwd", "DEF")
+    """torch's operation exists on the CPU, too."""
+    flash = torch.library.Library("aten", "IMPL")
     try:
         flash.impl("_flash_attention_forward", plain_flash, "CPU")
-        for schema in FA3.values():
-            flash_3.define(schema)
-        for key, fwd in (("CPU", plain_flash_3), ("Meta", fake_flash_3)):
-            flash_3.impl("fwd", _named("fwd", fwd), key)
-            flash_3.impl("get_scheduler_metadata", _named("get_scheduler_metadata", schedule), key)
-        sys.modules["fa3_fwd_interface"] = ModuleType("fa3_fwd_interface")
         yield
     finally:
-        sys.modules.pop("fa3_fwd_interface", None)
-        for library in (flash, flash_3):
-            library._destroy()
-
-
-def _named(name: str, function: Any) -> Any:
-    """torch hands on positional arguments where a call had keywords that a default precedes: give all their names."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        names = [argument.name for argument in getattr(torch.ops.fa3_fwd, name).default._schema.arguments]
-        return function(**dict(zip(names, args, strict=False)), **kwargs)
-
-    return call
+        flash._destroy()

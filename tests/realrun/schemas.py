@@ -6,6 +6,3 @@ import json
 from pathlib import Path
 
 PINNED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "schemas.json").read_text())
-FA3 = {
-    name.removeprefix("fa3_fwd::"): schema.removeprefix("fa3_fwd::") for name, schema in PINNED["fa3-fwd 0.0.3"].items()
-}

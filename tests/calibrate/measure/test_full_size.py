@@ -35,7 +35,7 @@ def test_every_pass_can_be_captured_and_fits_what_was_counted() -> None:
         options = PairOptions(
             slots=num_slots,
             max_tokens=context + ROOM_TOKENS,
-            attention=Attention.FLASH_3,
+            attention=Attention.FLASH,
             draft_tokens_max=DRAFT_TOKENS,
         )
         kernels = PairKernels(*(full_size(name) for name in PAIR), options, runs_on=TimedDevice())

@@ -88,7 +88,7 @@ def test_decoding_passes_are_replayed_and_allocate_nothing() -> None:
     assert kernels.runs_on.num_allocations() == before
 
 
-@pytest.mark.parametrize("attention", [Attention.FLASH, Attention.FLASH_3, Attention.VLLM])
+@pytest.mark.parametrize("attention", [Attention.FLASH, Attention.VLLM])
 def test_fused_kernels_agree_with_the_plain_one(attention: Attention) -> None:
     """bfloat16 logits of a decode pass over the same history, to bfloat16 rounding."""
     from realrun.model.attention import Rectangle

@@ -3,29 +3,24 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from realrun.host.device import Cpu
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import (
     GPU_TILES,
     MAX_SPLITS,
     PAGE_TOKENS,
     Attention,
-    Flash3Attention,
     FlashAttention,
-    described,
     make_attention,
     num_splits,
     slot_tokens,
-    usual_attention,
 )
 from realrun.model.decoder import Decoder
 from tests.realrun.flash import flash_operations
@@ -40,8 +35,6 @@ from tests.realrun.support import (
     tiny_options,
 )
 
-KERNELS = [FlashAttention, Flash3Attention]
-
 
 @pytest.fixture(autouse=True)
 def operations() -> Iterator[None]:
@@ -49,29 +42,27 @@ def operations() -> Iterator[None]:
         yield
 
 
-def with_kernel(decoder: Decoder, kernel: Any) -> Decoder:
+def with_flash(decoder: Decoder) -> Decoder:
     """Made past the checks: the plain kernels take any precision."""
-    decoder.attention = kernel(decoder.heads, decoder.kv)
+    decoder.attention = FlashAttention(decoder.heads, decoder.kv)
     return decoder
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_ragged_rows_and_chunks_in_one_pass_see_their_own_keys(kernel: Any, kv_heads: int) -> None:
+def test_ragged_rows_and_chunks_in_one_pass_see_their_own_keys(kv_heads: int) -> None:
     """Rows of three slots, one of them absent, behind chunks of another width; slots full to the last token."""
     model, sizes = tiny_model(kv_heads=kv_heads), {"slots": 4, "max_tokens": 21, "attention": Attention.MATH}
-    reference, ours = Decoder(model, **sizes), with_kernel(Decoder(model, **sizes), kernel)
+    reference, ours = Decoder(model, **sizes), with_flash(Decoder(model, **sizes))
     torch.testing.assert_close(ragged_hidden(ours), ragged_hidden(reference), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_speculation_gives_the_references_text(kernel: Any) -> None:
+def test_speculation_gives_the_references_text() -> None:
     texts = []
     for is_flash in (False, True):
         kernels = PairKernels(*tied_pair(tiny_model(), 2, 0.3), tiny_options(batch_buckets=(2, 4)))
         for decoder in (kernels.target, kernels.draft_model):
             if is_flash and decoder is not None:
-                with_kernel(decoder, kernel)
+                with_flash(decoder)
         issuer = kernels.issuer("all")
         slots = [kernels.admit(prompt) for prompt in prompts([5, 9, 7])]
         prefill_in_chunks(kernels, slots, 4, issuer)
@@ -89,7 +80,7 @@ def test_rows_of_several_queries_read_pages_so_that_their_keys_are_split() -> No
         for is_flash in (False, True):
             decoder = Decoder(model, slots=3, max_tokens=max_tokens, attention=Attention.MATH)
             if is_flash:
-                attend = with_kernel(decoder, FlashAttention).attention._attend
+                attend = with_flash(decoder).attention._attend
                 decoder.attention._attend = lambda *args, attend=attend, **more: (
                     calls.append(more) or attend(*args, **more)
                 )
@@ -100,38 +91,13 @@ def test_rows_of_several_queries_read_pages_so_that_their_keys_are_split() -> No
         torch.testing.assert_close(hidden[1], hidden[0], rtol=0, atol=1e-9)
         assert all(("block_table" in call) is has_pages and call["num_splits"] > 1 for call in calls[-1:])
     assert slot_tokens(Attention.FLASH, 655) == 3 * PAGE_TOKENS[Attention.FLASH]
-    assert slot_tokens(Attention.FLASH_3, 655) == 655
-
-
-class Gpu(NamedTuple):
-    capability: str
-
-
-@pytest.mark.parametrize(("capability", "is_hopper"), [("8.0", False), ("9.0", True)])
-def test_without_flash_3_a_hopper_runs_torchs_own_and_every_table_and_person_is_told(
-    capability: str, is_hopper: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where fa3-fwd has no wheel (aarch64), or links another CUDA than torch does."""
-
-    class Found(Cpu):
-        is_async = True
-
-    where = torch.device("cuda")
-    monkeypatch.setattr("realrun.host.cuda.find", lambda device: Found())
-    monkeypatch.setattr("realrun.host.cuda.properties", lambda: Gpu(capability))
-    assert usual_attention(where) == (Attention.FLASH_3 if is_hopper else Attention.FLASH, None)
-    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", None)
-    attention, lacks = usual_attention(where)
-    assert attention is Attention.FLASH
-    assert (lacks is not None and "fa3-fwd" in lacks) is is_hopper
-    assert described(Attention.FLASH, where) == ("flash in place of flash-3" if is_hopper else "flash")
-    assert described(Attention.FLASH_3, where) == "flash-3"
+    assert slot_tokens(Attention.MATH, 655) == 655
 
 
 def test_every_call_says_how_many_splits_there_are() -> None:
     """0 would let the kernel choose, by how long the slots are."""
     given: list[dict[str, Any]] = []
-    decoder = with_kernel(Decoder(tiny_model(), slots=2, max_tokens=64, attention=Attention.MATH), Flash3Attention)
+    decoder = with_flash(Decoder(tiny_model(), slots=2, max_tokens=64, attention=Attention.MATH))
     attend = decoder.attention._attend
     decoder.attention._attend = lambda *args, **kwargs: given.append(kwargs) or attend(*args, **kwargs)
     decoder.forward(torch.zeros(2, dtype=torch.int64), (rows([0, 1], [3, 9], [1, 1], 1),))
@@ -144,7 +110,7 @@ def test_splits_fill_the_gpu_and_no_more() -> None:
 
 def test_a_torch_that_splits_by_its_own_rule_is_not_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.11: the operation has no such argument."""
-    decoder = with_kernel(Decoder(tiny_model(), slots=2, max_tokens=64, attention=Attention.MATH), FlashAttention)
+    decoder = with_flash(Decoder(tiny_model(), slots=2, max_tokens=64, attention=Attention.MATH))
     monkeypatch.setattr(decoder.attention, "_takes_splits", False)
     given: list[dict[str, Any]] = []
     attend = decoder.attention._attend
@@ -157,8 +123,7 @@ def test_a_torch_that_splits_by_its_own_rule_is_not_told_how(monkeypatch: pytest
     ("attention", "precision", "takes"),
     [
         (Attention.FLASH, torch.float64, "bfloat16 or float16"),
-        (Attention.FLASH_3, torch.float64, "bfloat16"),
-        (Attention.FLASH_3, torch.float16, "bfloat16"),
+        (Attention.VLLM, torch.float32, "bfloat16 or float16"),
     ],
 )
 def test_a_precision_that_a_kernel_does_not_have_is_refused(
@@ -172,13 +137,3 @@ def test_a_precision_that_a_kernel_does_not_have_is_refused(
     monkeypatch.setattr(decoder.kv, "keys", OnCuda)
     with pytest.raises(ValueError, match=rf"takes {takes}, not {precision}; use 'math'"):
         make_attention(attention, heads=4, kv=decoder.kv)
-
-
-def test_a_missing_flash_3_is_one_line_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from realrun.model.attention import flash_3
-
-    monkeypatch.setitem(__import__("sys").modules, "fa3_fwd_interface", None)
-    with pytest.raises(
-        ValueError, match=r"needs the package fa3-fwd .*pip install 'lanesim\[gpu-fa3\]', or use 'flash'"
-    ):
-        flash_3()
