@@ -7,13 +7,14 @@ killed and one that was not give the same kind of result. Not here: the fits (ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from functools import cached_property, partial
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from time import perf_counter
+from typing import TypeVar
 
 import msgspec
 from msgspec import structs
@@ -42,6 +43,7 @@ PILOT_RUNS = 2
 """Runs of which the faster one counts: one that something disturbed would spoil the plan."""
 SHARES = {"points": 0.6, "host": 0.05, "overlap": 0.2}
 """Shares of the budget. The rest is building, warming up and fitting."""
+Pass = TypeVar("Pass", TimedPass, MeasuredPoint)
 OnStep = Callable[[str, int, int], None]
 """Callback with the stage, steps done and steps in all."""
 
@@ -171,6 +173,8 @@ class Session:
             planned = grid.plan(allowed, SHARES["points"] * budget_s, estimate_s, repeats)
             if len(planned) >= len(grid.grid(allowed, 0)):
                 break
+        if not self._decodes(planned):
+            raise ValueError(f"--budget {budget_s:g} is too small to time a single decode pass; raise it")
         self.append("plan", {"visits": visits, "passes": planned})
 
     def _points(self, budget_s: float) -> None:
@@ -208,11 +212,7 @@ class Session:
     def _host(self, budget_s: float) -> None:
         self.on_step("host", 0, 2)
         has_graphs = limits(self.spec).has_graphs
-        launch = "graphed" if has_graphs else "eager"
-        decodes = [point for point in self.held.points if point.kind == "decode" and point.launch == launch]
-        if not decodes:
-            raise ValueError(f"--budget {budget_s:g} is too small to time a single decode pass; raise it")
-        smallest = min(decodes, key=lambda point: (point.rows, point.context_tokens))
+        smallest = min(self._decodes(self.held.points), key=lambda point: (point.rows, point.context_tokens))
         timed = TimedPass("decode", "target", 1, 1, smallest.context_tokens, "eager")
         seconds = SHARES["host"] * budget_s / (2 * host_times.ISSUERS)
         num_kernels = count_kernels(self.bench, timed)
@@ -233,6 +233,11 @@ class Session:
             graphed = timed._replace(launch="graphed")
             times["inflation_graphed"] = host_times.inflation(self.bench, graphed, self.spec.rows, seconds)
         self.append("host", times)
+
+    def _decodes(self, passes: Sequence[Pass]) -> list[Pass]:
+        """Decodes as a replay launches them."""
+        launch = "graphed" if limits(self.spec).has_graphs else "eager"
+        return [each for each in passes if each.kind == "decode" and each.launch == launch]
 
     def _overlap(self, budget_s: float) -> None:
         """Rates of the planned co-runs that the file lacks; pairs only where others that it has are too few for a

@@ -32,7 +32,6 @@ CORUN_SHARE = 0.8
 def rate_coruns(spec: PairSpec, path: Path, budget_s: float) -> None:
     """Rate what the points file of the pair lacks, for so many seconds, and say what phi is. Raises ValueError for what
     cannot be done."""
-    ends_s = perf_counter() + budget_s
     with points_file.alone(path):
         session = Session(spec, path)
         roomy, runs_on = fitting(spec), cuda.find(spec.device)
@@ -45,6 +44,7 @@ def rate_coruns(spec: PairSpec, path: Path, budget_s: float) -> None:
             flush=True,
         )
         bench, longest_s = Bench(build(roomy, STREAMS)) if left else None, 0.0
+        ends_s = perf_counter() + budget_s
         with frozen_heap():
             while bench and left and (left_s := ends_s - (began_s := perf_counter())) > longest_s:
                 ran = session.rate(bench, left[0], CORUN_SHARE * left_s / len(left))
