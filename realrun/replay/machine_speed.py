@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
+from realrun.host.device import Event
 from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.device_passes import NOT_FORCED, ChunkShape, PassShape
 from realrun.kernels.issuer import Issuer
@@ -54,7 +55,8 @@ def probe(kernels: PairKernels, issuers: Sequence[Issuer]) -> tuple[float, ...]:
 
 def _mean_s(kernels: PairKernels, issuer: Issuer, shape: PassShape) -> float:
     rows, now_s = [(kernels.sequences.scratch, 0, NOT_FORCED, 0)], kernels.runs_on.now_s
-    began_s, ends = now_s(), []
+    began_s = now_s()
+    ends: list[Event] = []
     while len(ends) < MIN_REPETITIONS or (len(ends) <= REPETITIONS and now_s() - began_s < MAX_S):
         ends.append(issuer.issue(shape, rows).end)
     ends[-1].synchronize()

@@ -215,6 +215,14 @@ def test_a_model_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
     assert "big and d in float32 with KV of 4 slots of 256 tokens needs" in line
 
 
+def test_a_budget_without_a_decode_leaves_no_plan_that_a_second_call_would_keep(tmp_path: Path) -> None:
+    write_config(tmp_path / "t" / "config.json", **SMALL)
+    spec = pair_spec("cpu", str(tmp_path / "t" / "config.json"), None, None, 4, 256, None, 0)
+    with pytest.raises(ValueError, match="too small to time a single decode pass"):
+        Session(spec, tmp_path / "p.points.jsonl").measure(0.0)
+    assert not (tmp_path / "p.points.jsonl").exists()
+
+
 def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
     import torch
 
