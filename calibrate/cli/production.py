@@ -35,6 +35,7 @@ class ProductionFlags(Struct, frozen=True, kw_only=True):
         tuple[Path, ...], "Result of `vllm bench serve --save-result`, GuideLLM, AIPerf or inference-perf; repeat."
     ] = ()
     log: Annotated[Path | None, "The server's log; with --input-len, --output-len."] = None
+    steps: Annotated[Path | None, "Its forward-pass metrics, a JSON line per step: a cost model of this server."] = None
     input_len: Annotated[Tokens | None, "Mean prompt tokens of what the log saw."] = None
     output_len: Annotated[int | None, Meta(ge=2, le=10_000_000), "Mean output tokens of what the log saw."] = None
     num_speculative_tokens: Annotated[DraftTokens | None, "Where the source has no rates."] = None
@@ -48,15 +49,19 @@ class ProductionFlags(Struct, frozen=True, kw_only=True):
 @command("production", ProductionFlags, example=EXAMPLE)
 def production_command(flags: ProductionFlags) -> None:
     """Fit the engine's constants and read the acceptance from a server that runs: two looks at /metrics, results of its
-    benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too."""
+    benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too. Or
+    the times of its steps (--steps FILE): a cost model of this server, with its error on blocks of time left out."""
     from calibrate.judge.cells import CellSetup
     from calibrate.server.engine_fit import fit_served
     from sim.cli.console import progress, write_json
     from sim.costs.profile_files import load
 
     out = flags.out
-    paths = [flags.metrics_before, flags.metrics_after, *flags.bench_json, flags.log, flags.profile]
+    paths = [flags.metrics_before, flags.metrics_after, *flags.bench_json, flags.log, flags.steps, flags.profile]
     check_out(out, paths, json_path=flags.json)
+    if flags.steps is not None:
+        fit_of_steps(flags, flags.steps)
+        return
     served = read_served(flags)
     profile = load(flags.profile)
     engine = {} if flags.engine is None else {"name": flags.engine}
@@ -71,6 +76,38 @@ def production_command(flags: ProductionFlags) -> None:
         if out is not None:
             print_saved(production.profile, out)
         print(ending)
+
+
+def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
+    """Fit, write and show the cost model of the server whose steps are in `path`. Raises ValueError."""
+    from calibrate.server.step_records import fit_steps_of, read_steps
+    from sim.costs.profile_files import load
+
+    others = {"--metrics-before": flags.metrics_before, "--bench-json": flags.bench_json, "--log": flags.log}
+    for name, given in (others | {"--num-speculative-tokens": flags.num_speculative_tokens}).items():
+        if given:
+            raise ValueError(f"--steps and {name}: steps tell the whole of a step, drafts among it; give one of them")
+    fit = fit_steps_of(load(flags.profile), read_steps(path), path.name)
+    if flags.out is not None:
+        save(fit.profile, flags.out)
+    result: dict[str, Json] = {
+        "form": fit.form,
+        "steps": fit.steps,
+        "profile_error_pct": fit.shipped_pct,
+        "block_errors_pct": {form: list(errors) for form, errors in fit.blocks_pct.items()},
+        "step_error_pct": fit.step_pct,
+    }
+    if write_json(flags.json, result):
+        errors = "; ".join(
+            f"{form} {', '.join(f'{error:+.1f}' for error in each)}" for form, each in fit.blocks_pct.items()
+        )
+        worst = max(map(abs, fit.blocks_pct[fit.form]))
+        print(
+            f"Time per token of this server within {worst:.1f} % by {fit.form}; {flags.profile} was off by "
+            f"{fit.shipped_pct:+.0f} %.\n{fit.steps} steps; each fifth of the time by the others, error in percent: "
+            f"{errors}; a single step {fit.step_pct:.1f} % in the mean"
+        )
+        print("Nothing was written; add --out FILE.json" if flags.out is None else f"profile in {flags.out}")
 
 
 def read_served(flags: ProductionFlags) -> list[ServedLevel]:
@@ -97,7 +134,7 @@ def read_served(flags: ProductionFlags) -> list[ServedLevel]:
             num_speculative_tokens=num_tokens,
         )
     if not served:
-        raise ValueError("nothing to read: give --metrics-before and --metrics-after, --bench-json, or --log")
+        raise ValueError("nothing to read: give --metrics-before and --metrics-after, --bench-json, --log, or --steps")
     return served
 
 
