@@ -205,6 +205,72 @@ def _engine_args(arguments: argparse.Namespace) -> Any:
     )
 
 
+def open_engine(folder: Path, *, seats: int, budget: int) -> Any:
+    """An engine in this process that serves the target of `make_models` step by step, each planned after the last."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from vllm import LLMEngine
+
+    settings = {"spec": "none", "k": 0, "blocks": None, "ahead": False, "seqs": seats, "tokens": budget}
+    return LLMEngine.from_engine_args(_engine_args(argparse.Namespace(folder=folder, **settings)))
+
+
+def serve_traffic(engine: Any, requests: Sequence[tuple[float, int, int]]) -> tuple[list[Any], list[dict[str, float]]]:
+    """Serve `requests`, (seconds until it comes, prompt tokens, output tokens) in order of arrival, to their end:
+    forward-pass metrics of each step, and by request when it came and had its first and last token, seconds."""
+    from vllm import SamplingParams
+
+    scheduler = engine.engine_core.engine_core.scheduler
+    schedule, draw = scheduler.schedule, random.Random(0)
+    steps: list[Any] = []
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        out = schedule(*args, **kwargs)
+        sums = dict.fromkeys(
+            ("num_prefill_requests", "sum_prefill_tokens", "sum_prefill_kv_tokens", "num_decode_requests",
+             "sum_decode_kv_tokens"), 0,
+        )  # fmt: skip
+        for name, count in out.num_scheduled_tokens.items():
+            request = scheduler.requests[name]
+            before = request.num_computed_tokens - count
+            if before < request.num_prompt_tokens:
+                sums["num_prefill_requests"] += 1
+                sums["sum_prefill_tokens"] += count
+                sums["sum_prefill_kv_tokens"] += before
+            else:
+                sums["num_decode_requests"] += 1
+                sums["sum_decode_kv_tokens"] += before + count
+        if out.num_scheduled_tokens:
+            steps.append({"wall_time": 0.0, "scheduled_requests": sums})
+        return out
+
+    scheduler.schedule = noted
+    served = [{"arrival_s": at_s, "first_s": 0.0, "last_s": 0.0} for at_s, _, _ in requests]
+    waiting, began_s = list(enumerate(requests))[::-1], time.perf_counter()
+    while waiting or engine.has_unfinished_requests():
+        now_s = time.perf_counter() - began_s
+        while waiting and waiting[-1][1][0] <= now_s:
+            index, (_, prompt, output) = waiting.pop()
+            ids = [draw.randrange(10, 2000) for _ in range(prompt)]
+            sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+            engine.add_request(f"{index}", {"prompt_token_ids": ids}, sampling)
+        if not engine.has_unfinished_requests():
+            time.sleep(waiting[-1][1][0] - now_s if waiting else 0.0)
+            continue
+        step_s, before = time.perf_counter(), len(steps)
+        outputs = engine.step()
+        now_s = time.perf_counter()
+        if len(steps) > before:
+            steps[-1]["wall_time"] = now_s - step_s
+        for each in outputs:
+            times = served[int(each.request_id.partition("-")[0])]
+            if each.outputs[0].token_ids:
+                times["first_s"] = times["first_s"] or now_s - began_s
+                times["last_s"] = now_s - began_s
+    scheduler.schedule = schedule
+    return steps, served
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_subparsers(dest="what", required=True)

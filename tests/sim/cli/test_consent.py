@@ -27,7 +27,7 @@ READ = {
     *("grid", "kv_dtype", "lengths", "levels", "log", "metric_percentiles", "metrics_after", "metrics_before"),
     *("method", "model", "names", "num_prompts", "pair", "paths", "policy", "price", "profile", "prompts", "requests"),
     *("scenario", "series", "set", "vary", "sources", "speculative_config", "target", "target_weights", "weights"),
-    *("where", "words"),
+    *("steps", "where", "words"),
 }
 """Parameters of text that name nothing which is written; every other one is an output."""
 SLO = "--goodput ttft:500 tpot:40"
