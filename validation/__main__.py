@@ -40,7 +40,10 @@ PROGRAMS = {
     "left_out": ("validation.left_out", "pooled constants of engines without each of their sources"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
     "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),
-    "step_records": ("validation.replays.step_records", "a cost model from the steps of a server, judged on the next minutes"),
+    "step_records": (
+        "validation.replays.step_records",
+        "a cost model from the steps of a server, judged on the next minutes",
+    ),
     "real_vllm": (
         "validation.replays.real_vllm",
         "docs/validation/real-vllm.md: a real vLLM here, predicted, then sent the load",

@@ -110,9 +110,9 @@ class _ForwardPass(Bounded, frozen=True, kw_only=True):
 class _Iteration(Bounded, frozen=True, kw_only=True):
     """A line of TensorRT-LLM's."""
 
-    iterLatencyMS: Annotated[float, Bounds(0.0, 1e3 * LONGEST_STEP_S)]
-    inflightBatchingStats: _InFlight
-    attentionDpRank: Whole = 0
+    latency_ms: Annotated[float, Bounds(0.0, 1e3 * LONGEST_STEP_S)] = msgspec.field(name="iterLatencyMS")
+    stats: _InFlight = msgspec.field(name="inflightBatchingStats")
+    rank: Whole = msgspec.field(default=0, name="attentionDpRank")
 
 
 def read_steps(path: Path) -> list[StepRecord]:
@@ -122,13 +122,11 @@ def read_steps(path: Path) -> list[StepRecord]:
         where = f"steps {str(path)!r} line {number}"
         if isinstance(raw, dict) and "iterLatencyMS" in raw:
             line = convert(raw, _Iteration, where)
-            counts = msgspec.structs.astuple(line.inflightBatchingStats)
-            records.append(StepRecord(line.iterLatencyMS / 1e3, *counts, line.attentionDpRank))
+            counts = msgspec.structs.astuple(line.stats)
+            records.append(StepRecord(line.latency_ms / 1e3, *counts, line.rank))
         else:
             told = convert(raw, _ForwardPass, where)
-            records.append(
-                StepRecord(told.wall_time, *msgspec.structs.astuple(told.scheduled_requests), told.dp_rank)
-            )
+            records.append(StepRecord(told.wall_time, *msgspec.structs.astuple(told.scheduled_requests), told.dp_rank))
     return [each for each in records if each.seconds > 0.0 and (each.rows or each.prompt_tokens)]
 
 

@@ -1,4 +1,4 @@
-"""A cost model from a server's steps, judged on what came after: fitted on some minutes of traffic, it predicts the next.
+"""A cost model from a server's steps, judged on what came after: fitted on minutes of traffic, it predicts the next.
 
     OMP_NUM_THREADS=1 .venv-vllm/bin/python -m validation step_records results/steps
     python -m validation step_records results/law --law
@@ -53,7 +53,9 @@ def main(results: Path, seconds: float = 300.0, rate: float = 1.0, seed: int = 0
     log.write_text("".join(f"{json.dumps(each)}\n" for each in steps))
     fit = fit_steps_of(profile, read_steps(log), log.name)
     save_profile(fit.profile, results / "fitted.json")
-    said_ms = {which: _tpot_ms(_as_simulated(each, traffic[1])) for which, each in ((name, profile), (fit.form, fit.profile))}
+    said_ms = {
+        which: _tpot_ms(_as_simulated(each, traffic[1])) for which, each in ((name, profile), (fit.form, fit.profile))
+    }
     (results / "predicted.json").write_text(json.dumps({"mean_tpot_ms": said_ms, "blocks_pct": fit.blocks_pct}))
     print(f"predicted, before anything of the second part was served: {said_ms} ms; blocks left out {fit.blocks_pct} %")
     _, second = serve(traffic[1])
