@@ -81,6 +81,7 @@ def production_command(flags: ProductionFlags) -> None:
 def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
     """Fit, write and show the cost model of the server whose steps are in `path`. Raises ValueError."""
     from calibrate.server.step_records import fit_steps_of, read_steps
+    from sim.cli.console import write_json
     from sim.costs.profile_files import load
 
     others = {"--metrics-before": flags.metrics_before, "--bench-json": flags.bench_json, "--log": flags.log}

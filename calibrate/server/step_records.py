@@ -83,7 +83,7 @@ class StepRecord(NamedTuple):
         return 1.0, tokens, self.rows + self.prompts, kv_tokens
 
 
-class _Scheduled(Bounded, frozen=True, kw_only=True):
+class _Scheduled(Bounded, frozen=True, kw_only=True, forbid_unknown_fields=False):
     num_prefill_requests: Whole = 0
     sum_prefill_tokens: Whole = 0
     sum_prefill_kv_tokens: Whole = 0
@@ -91,7 +91,7 @@ class _Scheduled(Bounded, frozen=True, kw_only=True):
     sum_decode_kv_tokens: Whole = 0
 
 
-class _InFlight(Bounded, frozen=True, kw_only=True, rename="camel"):
+class _InFlight(Bounded, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=False):
     num_context_requests: Whole
     num_ctx_tokens: Whole
     num_ctx_kv_tokens: Whole
@@ -99,7 +99,7 @@ class _InFlight(Bounded, frozen=True, kw_only=True, rename="camel"):
     num_gen_kv_tokens: Whole
 
 
-class _ForwardPass(Bounded, frozen=True, kw_only=True):
+class _ForwardPass(Bounded, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """A line of vLLM's or SGLang's; more than the fields here is ignored."""
 
     wall_time: Annotated[float, Bounds(0.0, LONGEST_STEP_S)]
@@ -107,7 +107,7 @@ class _ForwardPass(Bounded, frozen=True, kw_only=True):
     dp_rank: Whole = 0
 
 
-class _Iteration(Bounded, frozen=True, kw_only=True):
+class _Iteration(Bounded, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """A line of TensorRT-LLM's."""
 
     latency_ms: Annotated[float, Bounds(0.0, 1e3 * LONGEST_STEP_S)] = msgspec.field(name="iterLatencyMS")
@@ -122,11 +122,11 @@ def read_steps(path: Path) -> list[StepRecord]:
         where = f"steps {str(path)!r} line {number}"
         if isinstance(raw, dict) and "iterLatencyMS" in raw:
             line = convert(raw, _Iteration, where)
-            counts = msgspec.structs.astuple(line.stats)
-            records.append(StepRecord(line.latency_ms / 1e3, *counts, line.rank))
+            counts, seconds, rank = msgspec.structs.astuple(line.stats), line.latency_ms / 1e3, line.rank
         else:
             told = convert(raw, _ForwardPass, where)
-            records.append(StepRecord(told.wall_time, *msgspec.structs.astuple(told.scheduled_requests), told.dp_rank))
+            counts, seconds, rank = msgspec.structs.astuple(told.scheduled_requests), told.wall_time, told.dp_rank
+        records.append(StepRecord(seconds, *counts)._replace(rank=rank))
     return [each for each in records if each.seconds > 0.0 and (each.rows or each.prompt_tokens)]
 
 
