@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 
 from calibrate.judge.fit_cells import RATIO, fit_constants
-from calibrate.server.server_line import UNKNOWN_TOKENS
+from calibrate.server.server_line import line_of_server
 from sim.bounds import Bounded, Bounds, Whole
-from sim.costs.compact_kernels import LinearKernels, LinearPass, Measured
+from sim.costs.compact_kernels import LinearKernels, LinearPass
 from sim.costs.engine_costs import MEASURED_HERE
 from sim.costs.forms.build import build_costs
-from sim.costs.profile import HostCosts, KindError, Profile
+from sim.costs.profile import KindError, Profile
 from sim.costs.profile_files import round_constant
 from sim.files.json_values import convert, json_lines
 from sim.interface.work import Chunk, Kind, Work
@@ -44,7 +44,7 @@ LINE, CORRECTION = "a straight line", "the profile, corrected"
 
 
 class StepRecord(NamedTuple):
-    """What one step carried, and its seconds from scheduling to its results."""
+    """Contents of one step, and its seconds from scheduling to its results."""
 
     seconds: float
     prompts: int
@@ -57,7 +57,7 @@ class StepRecord(NamedTuple):
     kv_tokens: int
     """Tokens in KV of the rows, the newest among them."""
     rank: int = 0
-    """Of data parallel ranks that which wrote it."""
+    """Data-parallel rank that wrote it."""
 
     @property
     def work(self) -> Work:
@@ -77,7 +77,7 @@ class StepRecord(NamedTuple):
 
     @property
     def terms(self) -> tuple[float, ...]:
-        """What the constants of LinearPass are multiplied with, in their order."""
+        """Factors of the constants of LinearPass, in their order."""
         tokens = self.prompt_tokens + self.rows
         kv_tokens = self.prompt_tokens + self.prompt_kv_tokens + max(self.kv_tokens, self.rows)
         return 1.0, tokens, self.rows + self.prompts, kv_tokens
@@ -220,26 +220,9 @@ def of_line(profile: Profile, records: Sequence[StepRecord]) -> Profile:
         weights = 1.0 / (terms @ (values / scale)).clip(min=1e-3 * seconds.mean())
     pass_s, token_s, row_s, kv_token_s = map(round_constant, (values / scale).tolist())
     line = LinearPass(pass_s=pass_s, token_s=token_s, row_s=row_s, kv_token_s=kv_token_s, launches=1)
-    host = HostCosts(
-        eager_kernel_s=0.0,
-        graph_launch_s=0.0,
-        kernels_per_layer=1,
-        max_graph_tokens=0,
-        result_s=0.0,
-        engine=MEASURED_HERE,
-        is_async=False,
-        step_s=0.0,
-        row_s=0.0,
-        source="part of the line",
-    )
-    size = UNKNOWN_TOKENS
-    kernels = LinearKernels(
-        target=line,
-        draft=None,
-        attention_implementation="the server's",
-        kv_layout="paged",
-        measured=Measured(tokens=size, rows=size, row_context_tokens=size, chunk_tokens=size),
-    )
+    server = line_of_server()
+    kernels = msgspec.structs.replace(server.linear, target=line, draft=None)
+    host = msgspec.structs.replace(server.host, engine=MEASURED_HERE, is_async=False, source="part of the line")
     return msgspec.structs.replace(profile, kernels=kernels, host=host, draft=None)
 
 

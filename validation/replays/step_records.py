@@ -33,7 +33,7 @@ from sim.run.simulate import simulate
 SEATS, BUDGET = 8, 256
 PROMPTS, OUTPUTS = (20, 100, 200), (5, 60)
 LAW = {"step_s": 2e-3, "ratio@16": 1.4}
-"""What the law has beyond the profile of its name."""
+"""Constants of the law that its profile has otherwise."""
 LAW_NAME, REAL_NAME = "h100-sxm/llama-3.1-8b", "cpu/tiny"
 LAW_LOAD = 10.0
 """Requests of the law for one of the CPU's."""
