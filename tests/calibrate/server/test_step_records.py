@@ -61,12 +61,14 @@ def line_of(record: StepRecord) -> dict[str, object]:
     }
 
 
-def test_a_step_is_the_same_whoever_wrote_it_and_an_idle_beat_is_none(tmp_path: Path) -> None:
+def test_a_step_is_the_same_whoever_wrote_it_and_a_beat_without_work_or_time_is_none(tmp_path: Path) -> None:
     record = StepRecord(0.012, 2, 300, 64, 5, 2000, 1)
     names = ("numContextRequests", "numCtxTokens", "numCtxKvTokens", "numGenRequests", "numGenKvTokens")
     lines = [
         line_of(record) | {"dp_rank": 1},
         line_of(StepRecord(0.0, 0, 0, 0, 0, 0)),
+        line_of(StepRecord(0.0, 0, 0, 0, 1, 9)),
+        line_of(StepRecord(0.5, 0, 0, 0, 0, 0)),
         {
             "iterLatencyMS": 12.0,
             "attentionDpRank": 1,
