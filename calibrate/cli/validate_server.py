@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from itertools import product
 from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
 
 from calibrate.cli.probe import key_of, levels_of
 from sim.cli.console import progress
@@ -30,8 +31,9 @@ EXAMPLE = (
 NUM_PROMPTS = 200
 """Requests of a scenario that is not told how many: they are sent in real time."""
 MAX_REQUESTS = 10_000
-INTAKE_REQUESTS = 20
-"""Sent first, about one at a time: they tell the time before the engine."""
+LIGHT_REQUESTS = 10
+"""Sent right before the load, about one at a time: they tell how fast the server is now, and the time before the
+engine."""
 
 
 class ServerFlags(Struct, frozen=True, kw_only=True):
@@ -75,7 +77,9 @@ def server_command(flags: ServerFlags) -> None:
         run = served(flags, on_step)
     if not run.sent:
         e2el_ms, tpot_ms = run.predicted["mean_e2el_ms"] or 0.0, run.predicted["mean_tpot_ms"] or 0.0
-        print(f"predicted: E2EL {e2el_ms:,.0f} ms, TPOT {tpot_ms:.2f} ms in the mean; the rest in {flags.out}")
+        low_ms, high_ms = run.intervals.get("mean_e2el_ms", (e2el_ms, e2el_ms))
+        within = f"{low_ms:,.0f} to {high_ms:,.0f}, 95 %"
+        print(f"predicted: E2EL {e2el_ms:,.0f} ms ({within}), TPOT {tpot_ms:.2f} ms in the mean; more in {flags.out}")
         print("the same command with --overwrite and without --predict-only sends the requests")
         return
     _tell(run)
@@ -88,7 +92,7 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
     from calibrate.server.network import Client
     from calibrate.server.probe import base_of
     from calibrate.server.sent_fit import of_a_round
-    from calibrate.server.served_run import compare_pair, write_run
+    from calibrate.server.served_run import compare_pair, write_prediction, write_run
     from calibrate.server.server_line import LONE_REQUESTS, NAME, line_of_server
     from calibrate.server.side import PLAIN, Side
     from sim.costs.profile_files import load
@@ -118,8 +122,8 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
         raise ValueError("--pair is the address of another server, which does not speculate")
     profile = line_of_server() if flags.profile is None else load(scenario.profile)
     planned = Experiment(resolve_all(scenario, profile)[0], scenario.seed).requests()
-    looks = INTAKE_REQUESTS + flags.rounds * sum(map(of_a_round, levels)) if levels else 0
-    count = len(bases) * (len(planned) + looks) + (LONE_REQUESTS if levels else 0)
+    looks = LONE_REQUESTS + LIGHT_REQUESTS + flags.rounds * sum(map(of_a_round, levels)) if levels else 0
+    count = len(bases) * (len(planned) + looks)
     if count > flags.max_requests:
         raise ValueError(
             f"{count:,} requests would be sent, {len(bases) * len(planned):,} of them the scenario's, and "
@@ -138,10 +142,9 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
             _look_and_fit(sides, [each.prompt_tokens for each in planned], levels, flags.rounds)
         for side in sides:
             side.predict()
-            side.run.intake = side.looks.light if levels else []
         run = sides[0].run
         run.plain = sides[1].run if len(sides) > 1 else None
-        write_run(flags.out, run)
+        write_prediction(flags.out, run)
         if flags.predict_only:
             return run
         for side in sides:
@@ -160,33 +163,44 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
 def _look_and_fit(sides: Sequence[Side], prompt_tokens: Sequence[int], levels: Sequence[int], num_rounds: int) -> None:
     """Look at the servers, the last of which drafts least, and give each the scenario that it shows and its profile."""
     from calibrate.cli.production import doubt
-    from calibrate.server.sent_fit import fit_rounds, one_at_a_time, with_intake, with_price_of
+    from calibrate.server.sent_fit import fit_line, fit_rounds, with_price_of
+    from calibrate.server.served_run import Doubt
     from calibrate.server.side import as_counted, check_pair
+    from sim.costs.compact_kernels import LinearKernels
 
     for side in sides:
         side.ask_cache()
-    # The price of a prompt is the target's: where there is a server without drafts, it tells that.
-    plainest = sides[-1]
-    plainest.look_alone(prompt_tokens)
+        side.look_alone(prompt_tokens)
     # By turns, so that a server or a machine that slows down for a while does so for one round of each.
     for number, at_once, side in product(range(num_rounds), levels, sides):
         side.look_at(at_once, number)
     rounds = [side.rounds(levels, num_rounds) for side in sides]
     if len(sides) > 1:
         check_pair(*rounds)
+    acceptances = []
     for side, same in zip(sides, rounds, strict=True):
-        side.scenario = as_counted(side.raw, same)
-    priced = with_price_of(plainest.scenario, plainest.profile, plainest.looks.lone)
-    found = fit_rounds(sides[0].scenario, priced, [each for same in rounds for each in same])
-    if doubted := doubt(found.production, {}):
+        side.scenario, drawn = as_counted(side.raw, same)
+        acceptances.append(drawn)
+    doubted, off = "", list[float]()
+    if isinstance(sides[0].profile.kernels, LinearKernels):
+        for side, same in zip(sides, rounds, strict=True):
+            line = fit_line(side.scenario, side.profile, same, side.looks.lone)
+            side.profile, doubted, off = line.profile, doubted or line.doubt, [*off, *line.off]
+    else:
+        # The price of a prompt is the target's: where there is a server without drafts, it tells that.
+        plainest = sides[-1]
+        priced = with_price_of(plainest.scenario, plainest.profile, plainest.looks.lone)
+        found = fit_rounds(sides[0].scenario, priced, [each for same in rounds for each in same])
+        doubted = doubt(found, {})
+        for side in sides:
+            side.profile = found.profile
+        off = [level.predicted_pct.get(level.fitted_metric, 0.0) / 100.0 for level in found.levels]
+    if doubted:
         warnings.warn(doubted, stacklevel=2)
-    plans_ahead, fitted = found.scenario.engine.async_scheduling, found.production.profile
-    for side in sides:
-        engine = structs.replace(side.scenario.engine, async_scheduling=plans_ahead)
-        side.scenario = structs.replace(side.scenario, engine=engine)
-        light = one_at_a_time(side.scenario, fitted, INTAKE_REQUESTS)
-        side.look_light(light)
-        side.profile = with_intake(side.scenario, fitted, side.looks.light, light)
+    pace = fmean(each**2 for each in off) ** 0.5
+    for side, drawn in zip(sides, acceptances, strict=True):
+        side.look_light(LIGHT_REQUESTS)
+        side.doubt = Doubt(pace, drawn)
 
 
 def _tell(run: ServedRun) -> None:

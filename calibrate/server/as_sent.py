@@ -1,20 +1,33 @@
-"""Requests that a server answered, as the simulator's: simulated again when and as long as they were sent.
+"""Requests that a server answered, as the simulator's: simulated again when and as long as they were sent, with the
+acceptance that they show.
 
 Not here: sending them (calibrate.server.open_loop).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pvariance
 
 from calibrate.judge.vllm_requests import fresh
 from calibrate.judge.vllm_runs import metrics_of
+from calibrate.server.levels import Accepted
 from calibrate.server.open_loop import Sent
+from sim.acceptance.draws import AcceptanceDraws
+from sim.acceptance.spread import SpreadAcceptance
 from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
-from sim.metrics.summary import latencies_s
+from sim.metrics.summary import latencies_s, slo_shares
 from sim.run.resolve import Resolved
 from sim.run.simulate import simulate
+
+GOODPUT = "request_goodput"
+MIN_SPREAD_REQUESTS = 12
+"""Requests that tell how they differ."""
+SPREADS = tuple(0.25 * index for index in range(13))
+"""Spreads that are tried, logit."""
+SPREAD_DRAWS = 10
+"""Draws of the same requests that each is tried with."""
 
 
 def as_served(sent: Sequence[Sent], planned: Sequence[Request] = ()) -> tuple[list[Request], GapSamples]:
@@ -55,7 +68,54 @@ def simulated(resolved: Resolved, seed: int, requests: Sequence[Request]) -> tup
     return record.requests, record.gaps
 
 
-def metrics(served: tuple[Sequence[Request], GapSamples]) -> dict[str, float | None]:
-    """Metrics of the finished requests, latencies from arrival, under the simulator's keys."""
+def metrics(
+    served: tuple[Sequence[Request], GapSamples], slo_ms: Mapping[str, float | None] = {}
+) -> dict[str, float | None]:
+    """Metrics of the finished requests, latencies from arrival, under the simulator's keys; with `slo_ms` the requests
+    per second that meet all of them."""
     requests = [each for each in served[0] if each.is_finished]
-    return metrics_of(requests, served[1], latencies_s(requests))
+    told = metrics_of(requests, served[1], latencies_s(requests))
+    if any(bound is not None for bound in slo_ms.values()):
+        last_s, first_s = max(each.last_token_s for each in requests), min(each.arrival_s for each in requests)
+        good = slo_shares(requests, slo_ms)["all"]
+        told[GOODPUT] = None if good is None else good * len(requests) / (last_s - first_s)
+    return told
+
+
+def step_rates(accepted: Accepted, sent: Sequence[Sent]) -> tuple[float, ...]:
+    """Accepted share by position of all steps of requests that decode, some of which may have no draft, as with n-grams
+    that find none; empty where it is not known."""
+    steps = sum(len(each.gaps_s) for each in sent)
+    return tuple(min(1.0, accepted.drafts / steps) * rate for rate in accepted.rates) if steps else ()
+
+
+def quote_of(accepted: Accepted, sent: Sequence[Sent], spread: float | None = None) -> str:
+    """Acceptance in `--acceptance`'s notation by the server's count of drafts, and by how many steps each request
+    needed: requests differ in more than draws by `spread`, which is looked for where it is not given."""
+    rates = step_rates(accepted, sent)
+    if not rates:
+        return accepted.quote
+    spread = spread_of(rates, sent) if spread is None else spread
+    return "vllm:" + ",".join(f"{rate:.4g}" for rate in rates) + (f"~{spread:g}" if spread else "")
+
+
+def spread_of(rates: tuple[float, ...], sent: Sequence[Sent]) -> float:
+    """The spread of requests (sim.acceptance.spread) with which tokens per step vary among them as they did."""
+    counted = [(each.output_tokens, (each.output_tokens - 1) / len(each.gaps_s)) for each in sent if each.gaps_s]
+    if len(counted) < MIN_SPREAD_REQUESTS:
+        return 0.0
+    seen = pvariance(length for _, length in counted)
+
+    def variance(spread: float) -> float:
+        draws = AcceptanceDraws(SpreadAcceptance(rates, spread), 0)
+        indexes = range(SPREAD_DRAWS * len(counted))
+        outputs = [tokens for tokens, _ in counted] * SPREAD_DRAWS
+        draws.prepare(indexes, outputs, len(rates))
+        lengths = [
+            (tokens - 1) / len(draws.rounds(index, 1, tokens, len(rates)))
+            for index, tokens in zip(indexes, outputs, strict=True)
+        ]
+        size = len(counted)
+        return fmean(pvariance(lengths[first : first + size]) for first in range(0, len(lengths), size))
+
+    return min(SPREADS, key=lambda spread: abs(variance(spread) - seen))

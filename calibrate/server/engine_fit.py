@@ -33,7 +33,6 @@ from calibrate.judge.fit_cells import (
     with_constants,
 )
 from calibrate.server.levels import Accepted, ServedLevel, cell_of, pooled
-from sim.costs.compact_kernels import LinearKernels
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
 from sim.metrics.compared import THROUGHPUT
@@ -43,8 +42,6 @@ FAR_APART = 2.0
 """Requests in flight of two levels that tell a constant per row from one per step."""
 FITTED = ("tpot_ms", THROUGHPUT)
 """Metrics that a step's constants are fitted on: the first that a level has."""
-BEGIN_SHARES = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
-"""Of the least time per token seen: a step that drafts takes several."""
 STEP, ROW, GAP = "step_s", "row_s", "gap_s"
 """The constants of every step: on the host, on the host per row, on the device."""
 HIDDEN_SHARE, SMALL_S = 0.5, 5e-5
@@ -166,21 +163,17 @@ def fit_served(
     served: Sequence[ServedLevel],
     setup: CellSetup,
     simulate: Callable[[Cell, Profile], Mapping[str, float]] | None = None,
-    form: Form | None = None,
 ) -> Production:
     """The profile with those of the engine's constants that the levels of the server can tell, and what is left of each
-    level's error. A level is simulated by `simulate`, by default as a closed loop. Where the `form` of a step is given,
-    no other is tried and no level left out. Raises ValueError."""
+    level's error. A level is simulated by `simulate`, by default as a closed loop. Raises ValueError."""
     if not served:
         raise ValueError("nothing was seen of the server")
     profile = with_engine(profile, engine_of(setup.engine_name, profile))
     cells = [cell_of(each, line) for line, each in enumerate(served, start=1)]
     seen = Seen(cells, setup, (_noise(served, FITTED), _noise(served, (FIRST_TOKEN,))), simulate)
     names = tellable(served)
-    tried = [] if form is not None else _tried(profile, seen, names)
-    is_told = form is not None
-    if tried:
-        form = tried[0].form
+    tried = _tried(profile, seen, names)
+    form = tried[0].form if tried else None
     if form is not None:
         profile = _of_form(profile, form, seen)
     fits, unfitted = _tellable_fits(profile, seen, names, form)
@@ -194,7 +187,7 @@ def fit_served(
         FittedLevel(
             served=each,
             errors_pct=seen.errors_pct(cell, fitted),
-            predicted_pct={} if is_told else _left_out(profile, seen, cell, fits),
+            predicted_pct=_left_out(profile, seen, cell, fits),
         )
         for each, cell in zip(served, cells, strict=True)
     ]
@@ -285,8 +278,6 @@ def _tellable_fits(
     elif form is not None and not form.has_rows and ROW in names:
         unfitted[ROW] = "is 0: without it the largest load is predicted as well"
         names = [name for name in names if name != ROW]
-    if isinstance(profile.kernels, LinearKernels):
-        near |= _begun_at(profile, seen, GAP if GAP in names else STEP)
     while set(names) - {FRONTEND}:
         try:
             return _fits(profile, seen, names, near), unfitted
@@ -295,18 +286,6 @@ def _tellable_fits(
             names = [name for name in names if name != error.constant]
     why = "; ".join(f"{name} {reason}" for name, reason in unfitted.items())
     raise ValueError(f"{seen.sources}: these levels tell no constant of a step: {why}")
-
-
-def _begun_at(profile: Profile, seen: Seen, name: str) -> dict[str, float]:
-    """Where to begin with the constant that is all of a step: of values between a part of a token's time and several
-    times it, the one that is least off. From 0, a thousandth of what is sought, steps that meet each other by chance
-    stop a descent."""
-    token_s = min(map(_token_s, seen.cells))
-
-    def off(value_s: float) -> float:
-        return float(np.square(np.log(seen.ratios(with_constants(profile, {name: value_s})))).sum())
-
-    return {name: min((share * token_s for share in BEGIN_SHARES), key=off)}
 
 
 def _is_hidden(profile: Profile, seen: Seen) -> bool:

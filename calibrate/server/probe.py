@@ -23,7 +23,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Meta, Struct
 
-from calibrate.server.levels import MAX_TOKENS, Accepted, ServedLevel
+from calibrate.server.levels import MAX_TOKENS, ServedLevel
 from calibrate.server.metrics import Growth, NoMetrics, Sample, parse
 from calibrate.server.network import WAKE_S, Client, Late, Reply, RequestFailed
 from sim.files.json_values import Json, convert, parse_json
@@ -239,6 +239,7 @@ def level(
             endpoint.path, f"gave no answer of two tokens at {concurrency} at once: {'; '.join(failures[:1])}"
         )
     refuse_collected(client, endpoint, steady)
+    counted = growth(before, after, client.url)
     return ServedLevel(
         source=f"{concurrency} at once",
         concurrency=float(concurrency),
@@ -249,7 +250,7 @@ def level(
         output_tokens_per_s=concurrency
         * sum(each.output_tokens for each in steady)
         / sum(each.last_s - each.sent_s for each in steady),
-        accepted=drafts_between(before, after, client.url),
+        accepted=None if counted is None else counted.accepted,
         num_requests=len(steady),
         sent=num_requests,
         failed=dict(Counter(failures)),
@@ -375,7 +376,6 @@ def _models(client: Client) -> list[str]:
     return [each.id for each in _typed(client, MODELS, text, _Models, "").data or ()]
 
 
-def drafts_between(before: dict[Sample, float] | None, after: dict[Sample, float] | None, url: str) -> Accepted | None:
-    if before is None or after is None:
-        return None
-    return Growth(before, after, f"{url}/metrics").accepted
+def growth(before: dict[Sample, float] | None, after: dict[Sample, float] | None, url: str) -> Growth | None:
+    """What the server counted between two looks; None where it has no `/metrics`."""
+    return None if before is None or after is None else Growth(before, after, f"{url}/metrics")

@@ -1,15 +1,17 @@
 """A profile fitted to a running server by requests that were sent to it, each simulated again when it was sent.
 
-Three looks, none of them the load that is predicted. Requests one after the other tell the price of a prompt
-(calibrate.server.server_line); some numbers of them at once, with the scenario's lengths, what a step takes and what a
-row adds (calibrate.server.engine_fit); a light open loop what a request spends before the engine has it. Closed loops
-of equal lengths would go in step, and whether a newcomer meets its neighbours' step is then a matter of microseconds.
+None of the looks is the load that is predicted. Some numbers of requests at once, with the scenario's lengths, tell
+what a step takes: without a profile by the steps that their tokens came in (calibrate.server.server_line), with one by
+its engine's constants (calibrate.server.engine_fit). Requests one after the other tell the price of a prompt; a light
+open loop, sent right before the load, how fast the machine is at the moment, and what a request spends before the
+engine has it. Closed loops of equal lengths would go in step, and whether a newcomer meets its neighbours' step is then
+a matter of microseconds. No prompt of a look shares a prefix with another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, sqrt
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -20,10 +22,19 @@ from msgspec import structs
 from calibrate.judge.cell import Cell
 from calibrate.judge.cells import CellSetup, scenario_of
 from calibrate.server.as_sent import as_requests, as_served, metrics, simulated
-from calibrate.server.engine_fit import Form, Production, fit_served
+from calibrate.server.engine_fit import Production, fit_served
 from calibrate.server.levels import Accepted, ServedLevel, middling
 from calibrate.server.open_loop import Sent
-from calibrate.server.server_line import PromptPrice, price_of, with_price, with_rows
+from calibrate.server.server_line import (
+    PromptPrice,
+    Step,
+    pace_of,
+    price_of,
+    steps_of,
+    with_pace,
+    with_price,
+    with_steps,
+)
 from sim.costs.compact_kernels import LinearKernels
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
@@ -39,10 +50,12 @@ from sim.run.scenario import Scenario, to_plain
 SCHEMA = 1
 REQUESTS_PER_STREAM, MIN_REQUESTS = 4, 12
 """Requests of a round: the first and the last of a stream have fewer neighbours, which is simulated, too."""
-ROW_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
-"""Times of a position that samples, over that of a prompt's token, that are tried."""
-FIRST_SEED = 7919
-"""Seed of the first round's lengths, beyond the scenario's: none of its own requests is sent for the fit."""
+ENGINES_OWN = ("step_s", "row_s", "gap_s", "draft_pass_s", "draft_phase_s", "frontend_s", "frontend_token_s")
+"""Times of an engine that are part of the steps as they are seen."""
+MAX_OFF = 0.2
+"""Relative error of a round's mean E2EL beyond which steps by rows and prompts do not describe the server."""
+FIRST_SEED, NEXT_SEED = 7919, 104_729
+"""Seeds of rounds' lengths and prompts, beyond the scenario's: none of its own requests is sent for the fit."""
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,7 +96,8 @@ class ServerLooks(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     url: str
     lone: list[Sent] = []
     rounds: list[Round] = []
-    light: list[Sent] = []
+    lights: int = 0
+    """Light loops that were sent: the next one has other prompts."""
 
 
 def read_looks(path: Path, url: str) -> ServerLooks:
@@ -110,109 +124,93 @@ def of_a_round(at_once: int) -> int:
 
 def round_requests(scenario: Scenario, profile: Profile, at_once: int, number: int) -> list[Request]:
     """The scenario's lengths drawn anew, all of them there from the start."""
-    workload = structs.replace(
-        scenario.workload, num_prompts=of_a_round(at_once), request_rate=inf, max_concurrency=None
-    )
+    return _drawn(scenario, profile, look_seed(scenario, at_once, number), of_a_round(at_once), inf)
+
+
+def look_seed(scenario: Scenario, at_once: int, number: int) -> int:
+    """Seed of a look's lengths and prompts; `at_once` 0: of a light loop."""
+    return scenario.seed + FIRST_SEED * (at_once + 1) + NEXT_SEED * number
+
+
+def _drawn(scenario: Scenario, profile: Profile, seed: int, count: int, rate: float) -> list[Request]:
+    """So many requests of the scenario's lengths, none of which has content in common with another."""
+    workload = structs.replace(scenario.workload, num_prompts=count, request_rate=rate, max_concurrency=None)
     resolved = resolve_all(structs.replace(scenario, workload=workload), profile)[0]
-    return Experiment(resolved, scenario.seed + FIRST_SEED + number).requests()
+    requests = Experiment(resolved, seed).requests()
+    for each in requests:
+        each.content = ()
+    return requests
 
 
 class Fit(NamedTuple):
-    """A profile's constants, and the scenario with the scheduling that the server shows."""
+    """A line and how far it is off rounds that it is not of."""
 
-    production: Production
-    scenario: Scenario
-    late_s: float
-    """Root of the mean square of what first tokens of single requests are off, rounds of the fit."""
-
-
-class _Level(NamedTuple):
-    """Rounds of as many requests at once, with drafts or without."""
-
-    served: ServedLevel
-    """Means of the middle round, with the spread of all."""
-    requests: list[Request]
-    """As they were sent in the middle round."""
+    profile: Profile
+    off: list[float]
+    """Relative errors of the steps of each round, by those of all others."""
+    doubt: str
+    """A warning where it does not describe the server; else empty."""
 
 
-def fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> Fit:
-    """Constants of a step, and whether it is planned while the one before it runs where the scenario does not say: a
-    newcomer waits for a step more then, so the scheduling with which single first tokens are less off. A server's own
-    line gets the time of a position that samples as well, as a share of a token's in a prompt: the one with which the
-    levels' times per token are least off. Rounds may be of two servers that differ in drafting alone: what they have in
+def fit_line(scenario: Scenario, profile: Profile, rounds: Sequence[Round], lone: Sequence[Sent]) -> Fit:
+    """A line by the steps of `rounds`, drafts and verification included, whatever the engine itself would add.
+    Raises ValueError where there are too few steps."""
+    engine = engine_of(scenario.engine.name, profile)
+    plain = with_engine(profile, structs.replace(engine, **dict.fromkeys(ENGINES_OWN, 0.0)))
+    alone = _first_tokens(as_requests(lone))
+    steps = [steps_of(each.sent) for each in rounds]
+
+    def of(parts: Sequence[Sequence[Step]]) -> Profile:
+        return with_steps(plain, [step for part in parts for step in part], alone)
+
+    fitted = of(steps)
+    others = [[other for other in steps if other is not part] for part in steps]
+    off = [pace_of(of(rest), part) - 1.0 for part, rest in zip(steps, others, strict=True) if rest]
+    errors = {each.level.source: _off_e2el(scenario, fitted, each) for each in rounds}
+    source, worst = max(errors.items(), key=lambda error: abs(error[1]))
+    doubt = f"Steps do not tell how this server serves: {worst:+.0%} in E2EL, {source}." if abs(worst) > MAX_OFF else ""
+    return Fit(fitted, off, doubt)
+
+
+def _off_e2el(scenario: Scenario, profile: Profile, looked: Round) -> float:
+    """Relative error of the mean E2EL of a round."""
+    workload = structs.replace(scenario.workload, request_rate=inf, max_concurrency=looked.at_once)
+    real = as_requests(looked.sent)
+    ours, _ = simulated(resolve_all(structs.replace(scenario, workload=workload), profile)[0], scenario.seed, real)
+    real_s, ours_s = (fmean(latencies_s(side)["e2el"]) for side in (real, ours))
+    return ours_s / real_s - 1.0
+
+
+def fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> Production:
+    """Constants of a profile's engine. Rounds may be of two servers that differ in drafting alone: what they have in
     common is fitted to both. Raises ValueError."""
-    sent = [as_requests(each.sent, round_requests(scenario, profile, each.at_once, each.number)) for each in rounds]
-    levels = _levels(rounds, sent)
-    asked = scenario.engine.async_scheduling
-    fits = []
-    for plans_ahead in (False, True) if asked is None else (asked,):
-        scheduled = structs.replace(scenario, engine=structs.replace(scenario.engine, async_scheduling=plans_ahead))
-        if isinstance(profile.kernels, LinearKernels):
-            form = Form(is_async=plans_ahead, has_rows=False)
-            tried = [_fit_levels(scheduled, with_rows(profile, share), levels, form) for share in ROW_SHARES]
-            production = min(tried, key=_off)
-        else:
-            production = _fit_levels(scheduled, profile, levels)
-        fits.append(Fit(production, scheduled, _late_s(scheduled, production.profile, rounds, sent)))
-    return min(fits, key=lambda fit: fit.late_s)
-
-
-def _levels(rounds: Sequence[Round], sent: Sequence[list[Request]]) -> list[_Level]:
-    """The middle round by time per token of each number at once; `sent` are the rounds' requests."""
-    by_load: dict[tuple[int, bool], list[_Level]] = {}
-    for each, requests in zip(rounds, sent, strict=True):
-        by_load.setdefault((each.at_once, each.accepted is None), []).append(_Level(each.level, requests))
-    levels = []
+    by_load: dict[tuple[int, bool], list[tuple[ServedLevel, list[Request]]]] = {}
+    for each in rounds:
+        requests = as_requests(each.sent, round_requests(scenario, profile, each.at_once, each.number))
+        by_load.setdefault((each.at_once, each.accepted is None), []).append((each.level, requests))
+    levels, sent = [], {}
     for same in by_load.values():
-        noise = middling([each.served for each in same])
-        served, requests = sorted(same, key=lambda each: each.served.tpot_s or 0.0)[(len(same) - 1) // 2]
-        served = structs.replace(served, spreads_pct=noise.spreads_pct, repeats_pct=noise.repeats_pct)
-        levels.append(_Level(served, requests))
-    return levels
-
-
-def _off(production: Production) -> float:
-    """Mean square of the levels' errors in time per token."""
-    return fmean(level.errors_pct[level.fitted_metric] ** 2 for level in production.levels)
-
-
-def _late_s(scenario: Scenario, profile: Profile, rounds: Sequence[Round], sent: Sequence[list[Request]]) -> float:
-    squares: list[float] = []
-    for each, real in zip(rounds, sent, strict=True):
-        workload = structs.replace(scenario.workload, request_rate=inf, max_concurrency=each.at_once)
-        speculation = scenario.speculation
-        if each.accepted is None:
-            speculation = structs.replace(speculation, num_speculative_tokens=0)
-        as_looked = structs.replace(scenario, workload=workload, speculation=speculation)
-        ours, _ = simulated(resolve_all(as_looked, profile)[0], scenario.seed, real)
-        squares += [
-            (one.first_token_s - one.arrival_s - other.first_token_s + other.arrival_s) ** 2
-            for one, other in zip(real, ours, strict=True)
-        ]
-    return sqrt(fmean(squares))
-
-
-def _fit_levels(scenario: Scenario, profile: Profile, levels: Sequence[_Level], form: Form | None = None) -> Production:
-    requests = {each.served.source: each.requests for each in levels}
+        noise = middling([level for level, _ in same])
+        level, requests = sorted(same, key=lambda one: one[0].tpot_s or 0.0)[(len(same) - 1) // 2]
+        levels.append(structs.replace(level, spreads_pct=noise.spreads_pct, repeats_pct=noise.repeats_pct))
+        sent[level.source] = requests
     plain = to_plain(scenario)
     setup = CellSetup(engine=plain["engine"], speculation={"method": plain["speculation"]["method"]})
 
     def as_simulated(cell: Cell, priced: Profile) -> dict[str, float]:
         loop = scenario_of(cell, priced, setup)
-        run = metrics(simulated(resolve_all(loop, priced)[0], loop.seed, requests[cell.label]))
+        run = metrics(simulated(resolve_all(loop, priced)[0], loop.seed, sent[cell.label]))
         return {name: value for name, value in run.items() if value is not None}
 
-    return fit_served(profile, [each.served for each in levels], setup, as_simulated, form)
+    return fit_served(profile, levels, setup, as_simulated)
 
 
-def one_at_a_time(scenario: Scenario, profile: Profile, count: int) -> list[Request]:
+def one_at_a_time(scenario: Scenario, profile: Profile, count: int, number: int) -> list[Request]:
     """So many requests of the scenario's lengths, as many in flight as one in the mean."""
     resolved, *_ = resolve_all(scenario, profile)
     alone, _ = simulated(resolved, scenario.seed, Experiment(resolved, scenario.seed).requests()[:1])
     rate = 1.0 / (alone[0].last_token_s - alone[0].arrival_s)
-    workload = structs.replace(scenario.workload, num_prompts=count, request_rate=rate, max_concurrency=None)
-    light = structs.replace(scenario, workload=workload)
-    return Experiment(resolve_all(light, profile)[0], scenario.seed).requests()
+    return _drawn(scenario, profile, look_seed(scenario, 0, number), count, rate)
 
 
 def with_price_of(scenario: Scenario, profile: Profile, lone: Sequence[Sent]) -> Profile:
@@ -231,10 +229,13 @@ def _first_tokens(requests: Sequence[Request]) -> list[tuple[int, float]]:
     return [(each.prompt_tokens, each.first_token_s - each.arrival_s) for each in requests]
 
 
-def with_intake(scenario: Scenario, profile: Profile, sent: Sequence[Sent], planned: Sequence[Request]) -> Profile:
-    """`profile` whose requests spend as much more before the engine as first tokens came later than simulated: closed
-    loops, whose newcomers meet a step's end, do not tell it. Raises ValueError where nothing was answered."""
-    requests, _ = as_served(sent, planned)
+def as_now(scenario: Scenario, profile: Profile, light: Sequence[Sent]) -> Profile:
+    """`profile` as the machine is while `light` was sent: a line by the pace of its steps; and requests that spend as
+    much more before the engine as first tokens came later than simulated, which closed loops, whose newcomers meet a
+    step's end, do not tell. Raises ValueError where nothing was answered."""
+    if isinstance(profile.kernels, LinearKernels):
+        profile = with_pace(profile, pace_of(profile, steps_of(light)))
+    requests = as_requests(light)
     ours, _ = simulated(resolve_all(scenario, profile)[0], scenario.seed, requests)
     real_s, ours_s = (fmean(latencies_s(side)["ttft"]) for side in (requests, ours))
     engine = engine_of(scenario.engine.name, profile)

@@ -1,50 +1,69 @@
 """A scenario's requests as a server served them, beside what was predicted before they were sent.
 
-One JSON file holds it all: the scenario, the profile, the prediction with the moment when it was made, every request
-that was sent, and the errors; with a pair, the same of the server that does not draft. It names no address, prompt,
-answer, key or folder, so that it can be shown to others, who can simulate it again. The error is taken apart
-by simulating again with one thing more of what was seen: the requests as they were sent (when, and how long), and then
-the acceptance that the server counted; what is left is how long the server takes. Not here: sending
+One JSON file holds it all: the scenario, the profile, the prediction with its intervals and the moment when it was
+made, every request that was sent, and the errors; with a pair, the same of the server that does not draft. It names no
+address, prompt, answer, key or folder, so that it can be shown to others, who can simulate it again. The error is taken
+apart by simulating again with one thing more of what was seen: the requests as they were sent (when, and how long), and
+then the acceptance that they show; what is left is how long the server takes. Not here: sending
 (calibrate.server.open_loop), the command (calibrate.cli.validate_server).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from hashlib import sha256
+from math import exp, log
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any
+from statistics import NormalDist, fmean, median, stdev
+from typing import Any, NamedTuple
 
 import msgspec
 
-from calibrate.server.as_sent import as_served, metrics, simulated
+from calibrate.judge.vllm_requests import fresh
+from calibrate.server.as_sent import GOODPUT, as_served, metrics, quote_of, simulated
 from calibrate.server.levels import Accepted
 from calibrate.server.open_loop import Sent
 from sim.costs.profile import Profile
+from sim.engine.time_series import GapSamples
 from sim.files.json_values import convert, read_json
 from sim.files.read import MIB
 from sim.files.write import write_text
 from sim.interface.request import Request
 from sim.metrics import compared
+from sim.metrics.stats import t_975
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario, to_plain
 from sim.workload.generate import num_requests
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_BYTES = 256 * MIB
 """Ten thousand requests of a thousand tokens."""
 MAX_TOKENS, MAX_PER_OUTPUT = 100_000_000, 10
 """Tokens of a file that is simulated again when it is checked; one of an answer counts as so many of a prompt."""
-DRAWS = 5
-"""Simulations of the same requests with other draws of acceptance: their spread is told."""
+DRAWS = 20
+"""Simulations of the same requests with other draws, and at other paces."""
 LATE_S = 0.01
 """A request sent this much after it was due is late."""
 PARTS = ("predicted", "as sent", "as accepted")
 SPED_UP = ("e2el", "tpot")
 """Latencies whose means say what speculation does."""
+STRIDE = 7
+"""Steps through the acceptances, coprime to DRAWS."""
 TAPE = "tape:"
+
+
+class Doubt(NamedTuple):
+    """What a prediction is unsure of."""
+
+    pace: float = 0.0
+    """Standard deviation of how much slower or faster the server is than its looks, relative."""
+    acceptances: tuple[str, ...] = ()
+    """As likely as the one that is predicted with; none where that is given."""
+
+
+NO_DOUBT = Doubt()
 
 
 class Shorter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,7 +74,7 @@ class Shorter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The file. `predicted_at` is before any of `sent` was sent."""
+    """The file. `predicted_at` is before `sent_at`, and `predicted_sha256` that of the file as it was before."""
 
     schema: int = SCHEMA
     kind: str = "served run"
@@ -71,9 +90,15 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     predicted_at: str
     predicted: dict[str, float | None]
     """Metrics of the requests in question, under the simulator's keys, means over draws of acceptance."""
-    spread: dict[str, float]
-    """Largest less smallest value over the draws; empty without speculation."""
+    intervals: dict[str, tuple[float, float]]
+    """Of 95 %, by the errors on looks left out, how the machine drifted meanwhile, and draws of acceptance."""
+    preemptions: float | None = None
+    """As predicted."""
+    predicted_sha256: str = ""
+    sent_at: str = ""
     sent: list[Sent] = []
+    preempted: float | None = None
+    """By the server's own count."""
     accepted: Accepted | None = None
     """Drafts by the server's own count, if it has one."""
     errors: dict[str, Any] = {}
@@ -108,21 +133,71 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return again.errors
 
 
-def predict(scenario: Scenario, profile: Profile, requests: Sequence[Request]) -> ServedRun:
-    """Metrics that `requests` will come to. Raises ValueError for what cannot run."""
+def predict(scenario: Scenario, profile: Profile, requests: Sequence[Request], doubt: Doubt = NO_DOUBT) -> ServedRun:
+    """Metrics that `requests` will come to: means over draws of acceptance, and intervals by draws of all that is in
+    `doubt`. Raises ValueError for what cannot run."""
     resolved, *_ = resolve_all(scenario, profile)
-    runs = [metrics(simulated(resolved, draw, requests)) for draw in _draws(scenario)]
+    is_drafting, slo_ms = scenario.speculation.num_speculative_tokens > 0, scenario.goodput.bounds_ms
+    draws = range(scenario.seed, scenario.seed + (DRAWS if is_drafting else 1))
+    served = [simulated(resolved, draw, requests) for draw in draws]
+    runs = [metrics(each, slo_ms) for each in served]
     known = {name: [value for run in runs if (value := run[name]) is not None] for name in runs[0]}
+    predicted = {name: fmean(values) if values else None for name, values in known.items()}
+    doubted = [metrics(each, slo_ms) for each in _doubted(scenario, profile, requests, doubt)]
     return ServedRun(
         scenario=shown(scenario, profile),
         seed=scenario.seed,
         profile={"name": profile.name, "source": profile.source},
         fitted=msgspec.structs.replace(profile, fingerprint=None),
         frontend_s=resolved.engine.frontend_s,
-        predicted_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        predicted={name: fmean(values) if values else None for name, values in known.items()},
-        spread={name: max(values) - min(values) for name, values in known.items() if len(values) > 1},
+        predicted_at=now(),
+        predicted=predicted,
+        intervals={
+            name: _interval(value, [each for run in doubted if (each := run[name]) is not None])
+            for name, value in predicted.items()
+            if value is not None
+        },
+        preemptions=fmean(sum(each.num_preemptions for each in requests) for requests, _ in served),
     )
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _doubted(
+    scenario: Scenario, profile: Profile, requests: Sequence[Request], doubt: Doubt
+) -> Iterator[tuple[list[Request], GapSamples]]:
+    """The requests served with other draws, other acceptances and at other paces, evenly spread over what is likely."""
+    for draw in range(DRAWS):
+        # A server that is slower by some factor is one whose requests come sooner by it, on a slower clock.
+        pace = exp(doubt.pace * NormalDist().inv_cdf((draw + 0.5) / DRAWS))
+        sooner = fresh(requests)
+        for each in sooner:
+            each.arrival_s /= pace
+        speculation = scenario.speculation
+        if doubt.acceptances:
+            # In another order than paces, which rise.
+            acceptance = doubt.acceptances[draw * STRIDE % len(doubt.acceptances)]
+            speculation = msgspec.structs.replace(speculation, acceptance=acceptance)
+        drawn = msgspec.structs.replace(scenario, speculation=speculation)
+        done, gaps = simulated(resolve_all(drawn, profile)[0], scenario.seed + DRAWS + draw, sooner)
+        for each in done:
+            each.arrival_s *= pace
+            each.first_token_s *= pace
+            each.last_token_s *= pace
+        slower = GapSamples()
+        for gap_s, count in zip(gaps.gaps_s, gaps.counts, strict=True):
+            slower.add(pace * gap_s, count)
+        yield done, slower
+
+
+def _interval(value: float, drawn: Sequence[float]) -> tuple[float, float]:
+    """95 % of what is likely about a `value`, as one more draw differs from DRAWS of them, by ratios."""
+    if min(value, *drawn) <= 0.0:
+        return min(value, *drawn), max(value, *drawn)
+    width = float(t_975(len(drawn) - 1)) * stdev(map(log, drawn)) * (1.0 + 1.0 / len(drawn)) ** 0.5
+    return value * exp(-width), value * exp(width)
 
 
 def shown(scenario: Scenario, profile: Profile) -> dict[str, Any]:
@@ -138,21 +213,22 @@ def shown(scenario: Scenario, profile: Profile) -> dict[str, Any]:
     return shown
 
 
-def _draws(scenario: Scenario) -> range:
-    return range(scenario.seed, scenario.seed + (DRAWS if scenario.speculation.num_speculative_tokens else 1))
-
-
 def judge(run: ServedRun, scenario: Scenario, profile: Profile, planned: Sequence[Request]) -> None:
     """Fill `run.errors`. Raises ValueError where nothing was answered."""
     requests, gaps = as_served(run.sent, planned)
-    real = metrics((requests, gaps))
+    slo_ms = scenario.goodput.bounds_ms
+    real = metrics((requests, gaps), slo_ms)
     sides: dict[str, Mapping[str, float | None]] = {PARTS[0]: run.predicted}
-    sides[PARTS[1]] = metrics(simulated(resolve_all(scenario, profile)[0], run.seed, requests))
+    sides[PARTS[1]] = metrics(simulated(resolve_all(scenario, profile)[0], run.seed, requests), slo_ms)
     if run.accepted is not None and run.accepted.drafts:
-        speculation = msgspec.structs.replace(scenario.speculation, acceptance=run.accepted.quote)
+        acceptance = quote_of(run.accepted, run.sent)
+        speculation = msgspec.structs.replace(scenario.speculation, acceptance=acceptance)
         seen = msgspec.structs.replace(scenario, speculation=speculation)
-        sides[PARTS[2]] = metrics(simulated(resolve_all(seen, profile)[0], run.seed, requests))
+        sides[PARTS[2]] = metrics(simulated(resolve_all(seen, profile)[0], run.seed, requests), slo_ms)
     run.errors = {part: compared.errors(real, side) for part, side in sides.items()}
+    if GOODPUT in real:
+        for part, side in sides.items():
+            run.errors[part][GOODPUT] = compared.compared(real[GOODPUT], side.get(GOODPUT))
 
 
 def compare_pair(run: ServedRun) -> None:
@@ -210,4 +286,31 @@ def read_run(path: Path) -> ServedRun:
 
 
 def write_run(path: Path, run: ServedRun) -> None:
-    write_text(path, msgspec.json.encode(run).decode() + "\n")
+    write_text(path, _text(run))
+
+
+def write_prediction(path: Path, run: ServedRun) -> None:
+    """Write what was predicted before anything is sent, and keep its hash, which `as_predicted` can be held against."""
+    write_run(path, run)
+    run.predicted_sha256 = sha256(_text(run).encode()).hexdigest()
+
+
+def as_predicted(run: ServedRun) -> str:
+    """Hash of the file of a `run` as it was when only predictions were in it."""
+    bare = msgspec.structs.replace(
+        run,
+        predicted_sha256="",
+        sent_at="",
+        sent=[],
+        preempted=None,
+        accepted=None,
+        errors={},
+        shorter={},
+    )
+    if run.plain is not None:
+        bare.plain = msgspec.structs.replace(run.plain, sent_at="", sent=[], preempted=None, accepted=None, errors={})
+    return sha256(_text(bare).encode()).hexdigest()
+
+
+def _text(run: ServedRun) -> str:
+    return msgspec.json.encode(run).decode() + "\n"

@@ -1,23 +1,23 @@
-"""The price of a prompt on a running server, by requests that it served one after the other; and a server's own line.
+"""A server's own profile by the steps that its clients saw; and the price of a prompt by requests one after the other.
 
-Alone on the server a request's first token comes later by so much per token of its prompt: closed loops, whose
-prompts are all of one length, do not tell that from what a step takes anyway. A profile's layers are corrected by it.
-Where there is no profile of the server's models and machine, its passes are taken to be a straight line in their
-tokens, of which this is the slope and everything else what closed loops tell (calibrate.server.engine_fit): true of a
-CPU, and of a GPU as far as the loads that were seen reach. Not here: sending (calibrate.server.open_loop).
+The tokens of a step reach all of its requests together, so that its length, its rows and the prompts that ended in it
+are seen from outside. Where there is no profile of the server's models and machine, a pass takes by rows what such
+steps took in the mean, drafts and their verification included, and as much more per token of a prompt. A profile's
+layers are corrected by the price of a prompt alone. Not here: sending (calibrate.server.open_loop).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from itertools import combinations
+from itertools import accumulate, combinations, pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
 import msgspec
 
 from calibrate.judge.fit_cells import RATIO, with_constants
+from calibrate.server.open_loop import Sent
 from sim.costs.compact_kernels import LinearKernels, LinearPass, Measured
 from sim.costs.profile import Gpu, HostCosts, KindError, Overlap, Profile
 from sim.costs.shapes import ModelShape
@@ -32,11 +32,27 @@ LONE_TOKENS = 4
 UNKNOWN_TOKENS = 1_000_000
 """Sizes up to which a server's line is not said to be extrapolated: what it was seen at is in its source."""
 LEAST_PASS_S = 1e-6
-"""What a pass takes before anything is fitted: a fit goes by ratios."""
+"""What a pass takes before anything is seen."""
 SURE = 2.0
 """Standard errors by which a profile's own price must differ from what was seen before it is corrected."""
+MIN_STEPS = 8
+"""Steps of one kind that tell what such a step takes."""
+TOGETHER = 0.25
+"""Share of a usual gap between a request's tokens within which tokens are of one step."""
+USUAL = 2.0
+"""Times the median beyond which a step is a stall of the machine."""
 RATIOS = (0.02, 50.0)
 """Least and largest correction of a profile's layers."""
+
+
+class Step(NamedTuple):
+    """A step as clients saw it."""
+
+    seconds: float
+    rows: int
+    """Requests that had a token already and got one by it, or several."""
+    prompt_tokens: int
+    """Of the requests whose first token it brought."""
 
 
 class PromptPrice(NamedTuple):
@@ -78,11 +94,7 @@ def price_of(points: Sequence[tuple[int, float]]) -> PromptPrice:
 
 def with_price(profile: Profile, price: PromptPrice, simulated: Callable[[Profile], PromptPrice]) -> Profile:
     """`profile` whose prompts cost by token what was seen, as far as that is sure. `simulated` gives the price of the
-    same requests as simulated with a profile. A line takes the price itself, never below 0."""
-    kernels = profile.kernels
-    if isinstance(kernels, LinearKernels):
-        line = msgspec.structs.replace(kernels.target, token_s=max(0.0, price.token_s))
-        return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(kernels, target=line))
+    same requests as simulated with a profile."""
     name = f"{RATIO}{price.shortest}"
     one, two = (simulated(with_constants(profile, {name: ratio})).token_s for ratio in (1.0, 2.0))
     if two <= one or abs(price.token_s - one) <= SURE * price.error_s:
@@ -91,17 +103,95 @@ def with_price(profile: Profile, price: PromptPrice, simulated: Callable[[Profil
     return with_constants(profile, {name: min(RATIOS[1], max(RATIOS[0], ratio))})
 
 
-def with_rows(profile: Profile, share: float) -> Profile:
-    """A line whose positions that sample take this share of a prompt's token beside what a token takes."""
+def steps_of(sent: Sequence[Sent]) -> list[Step]:
+    """The steps that brought a token to some request which had one by the step before.
+
+    >>> one = Sent(index=0, due_s=0.0, sent_s=0.0, first_s=0.1, prompt_tokens=9, gaps_s=(0.02, 0.05, 0.03))
+    >>> two = Sent(index=1, due_s=0.0, sent_s=0.1, first_s=0.171, prompt_tokens=30, gaps_s=(0.03,))
+    >>> [(round(step.seconds, 3), step.rows, step.prompt_tokens) for step in steps_of([one, two])]
+    [(0.02, 1, 0), (0.05, 1, 30), (0.03, 2, 0)]
+    """
+    answered = [each for each in sent if not each.failed]
+    gaps_s = [gap_s for each in answered for gap_s in each.gaps_s]
+    if not any(gaps_s):
+        return []
+    # Tokens of one step may come as several events.
+    together_s = TOGETHER * median(gap_s for gap_s in gaps_s if gap_s > TOGETHER * fmean(gaps_s))
+    events = sorted(
+        (at_s, number, rank == 0)
+        for number, each in enumerate(answered)
+        for rank, at_s in enumerate(accumulate(each.gaps_s, initial=each.first_s))
+    )
+    brought: list[tuple[float, dict[int, float], set[int]]] = []
+    for at_s, number, is_first in events:
+        if not brought or at_s - brought[-1][0] >= together_s:
+            brought.append((at_s, {}, set()))
+        brought[-1][1][number] = at_s
+        if is_first:
+            brought[-1][2].add(number)
+    steps = []
+    for (_, earlier, _), (_, later, new) in pairwise(brought):
+        seconds = [later[number] - earlier[number] for number in later if number in earlier and number not in new]
+        if seconds:
+            prompt_tokens = sum(answered[number].prompt_tokens for number in new)
+            steps.append(Step(median(seconds), len(later) - len(new), prompt_tokens))
+    return steps
+
+
+def with_steps(profile: Profile, steps: Sequence[Step], lone: Sequence[tuple[int, float]]) -> Profile:
+    """A line whose passes take what `steps` took; `lone` are (prompt tokens, seconds to the first token) of requests
+    that were alone. Raises ValueError where there are too few steps."""
+    by_rows: dict[int, list[float]] = {}
+    for step in steps:
+        if not step.prompt_tokens:
+            by_rows.setdefault(step.rows, []).append(step.seconds)
+    points = [(rows, _usual(seconds)) for rows, seconds in sorted(by_rows.items()) if len(seconds) >= MIN_STEPS]
+    if not points:
+        raise ValueError(f"fewer than {MIN_STEPS} steps were seen of any number of requests: ask for longer outputs")
+    line = LinearPass(pass_s=LEAST_PASS_S, launches=1, by_rows=tuple(points))
+    beside = [step for step in steps if step.prompt_tokens]
+    if len(beside) >= MIN_STEPS:
+        added_s = [(step.seconds - line.seen_s(step.rows)) / step.prompt_tokens for step in beside]
+        token_s = _usual(added_s, [float(step.prompt_tokens) for step in beside])
+    else:
+        token_s = price_of(lone).token_s
+    token_s = max(0.0, token_s)
+    alone_s = median(first_s - token_s * tokens for tokens, first_s in lone)
+    pass_s = max(LEAST_PASS_S, min(line.seen_s(1), alone_s))
+    line = msgspec.structs.replace(line, pass_s=pass_s, token_s=token_s)
+    return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(profile.linear, target=line))
+
+
+def _usual(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
+    """Mean of `values`, those left out that are more than USUAL times the median: stalls of the machine."""
+    most = USUAL * median(values)
+    kept = [(value, weight) for value, weight in zip(values, weights or [1.0] * len(values), strict=True)]
+    kept = [each for each in kept if each[0] <= most] or kept
+    return sum(value * weight for value, weight in kept) / sum(weight for _, weight in kept)
+
+
+def pace_of(profile: Profile, steps: Sequence[Step]) -> float:
+    """What `steps` took over what a line says of them: how slow the machine is now. 1 where there are too few."""
     line = profile.linear.target
-    line = msgspec.structs.replace(line, row_s=share * line.token_s)
+    known = [(step.seconds, line.seen_s(step.rows) + line.token_s * step.prompt_tokens) for step in steps]
+    known = [(seconds, said_s) for seconds, said_s in known if seconds <= USUAL * said_s]
+    if len(known) < MIN_STEPS:
+        return 1.0
+    return sum(seconds for seconds, _ in known) / sum(said_s for _, said_s in known)
+
+
+def with_pace(profile: Profile, pace: float) -> Profile:
+    """A line of a machine so many times as slow."""
+    line = profile.linear.target
+    by_rows = tuple((rows, pace * seconds) for rows, seconds in line.by_rows)
+    line = msgspec.structs.replace(line, pass_s=pace * line.pass_s, token_s=pace * line.token_s, by_rows=by_rows)
     return msgspec.structs.replace(profile, kernels=msgspec.structs.replace(profile.linear, target=line))
 
 
 def line_of_server() -> Profile:
     """A profile of nothing but the line, all of it yet to be fitted; memory and shapes are not known and bind nothing:
     what a server says of its KV cache is a scenario's."""
-    unknown = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out="a line of what clients see")
+    unknown = KindError(mean_error_pct=None, max_error_pct=None, points=0, held_out="steps as clients see them")
     shape = ModelShape(
         name="target",
         layers=1,
@@ -143,7 +233,7 @@ def line_of_server() -> Profile:
         overlap=Overlap(),
         errors=dict.fromkeys(("body", "decode", "prefill", "draft", "verify"), unknown),
         conditions="served",
-        source="a straight line in the tokens of a pass, fitted by lanesim to one running server from outside",
+        source="steps of one running server by their rows and prompts, as lanesim saw them from outside",
         fingerprint=None,
         date=datetime.now(UTC).date().isoformat(),
     )

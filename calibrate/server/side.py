@@ -6,17 +6,28 @@ verdict (calibrate.server.served_run).
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from calibrate.server.as_sent import quote_of, spread_of, step_rates
 from calibrate.server.levels import Accepted, pooled
-from calibrate.server.metrics import told_by
+from calibrate.server.metrics import Growth, told_by
 from calibrate.server.network import Client
 from calibrate.server.open_loop import Sent, send, tokens_per_word
-from calibrate.server.probe import Endpoint, drafts_between, find, look
-from calibrate.server.sent_fit import Round, ServerLooks, read_looks, round_requests, write_looks
-from calibrate.server.served_run import ServedRun, judge, predict
+from calibrate.server.probe import Endpoint, find, growth, look
+from calibrate.server.sent_fit import (
+    Round,
+    ServerLooks,
+    as_now,
+    look_seed,
+    one_at_a_time,
+    read_looks,
+    round_requests,
+    write_looks,
+)
+from calibrate.server.served_run import DRAWS, NO_DOUBT, Doubt, ServedRun, judge, now, predict
 from calibrate.server.server_line import lone_requests
 from sim.costs.profile import Profile
 from sim.files.json_values import Json
@@ -26,6 +37,9 @@ from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 
 PLAIN: dict[str, Json] = {"num_speculative_tokens": 0}
+DRAWN_ROUNDS = 2
+"""Rounds of a draw, about a third of a load's requests: what a load's own prompts accept and what all rounds told vary
+by about so much together."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +59,8 @@ class Side:
     prefix: str
     """Stands before what is said while it works; empty where there is one server."""
     on_step: Callable[[str, int, int], None]
+    doubt: Doubt = NO_DOUBT
+    light: list[Sent] = field(default_factory=list)
     planned: list[Request] = field(init=False)
     run: ServedRun = field(init=False)
 
@@ -75,8 +91,10 @@ class Side:
             on_step=on_step,
         )
 
-    def send(self, requests: Sequence[Request], stage: str, sent: list[Sent], at_once: int | None) -> Accepted | None:
-        """Add each that has ended to `sent`; drafts by the server's own count."""
+    def send(
+        self, requests: Sequence[Request], stage: str, sent: list[Sent], at_once: int | None, seed: int
+    ) -> Growth | None:
+        """Add each that has ended to `sent`, with prompts of `seed`; what the server counted meanwhile."""
 
         def on_sent(each: Sent) -> None:
             sent.append(each)
@@ -89,27 +107,28 @@ class Side:
             requests,
             words_per_token=self.words_per_token,
             block_tokens=self.scenario.engine.block_size,
-            seed=self.scenario.seed,
+            seed=seed,
             max_concurrency=at_once,
             on_sent=on_sent,
         )
-        return drafts_between(before, look(self.client), self.client.url)
+        return growth(before, look(self.client), self.client.url)
 
     def look_alone(self, prompt_tokens: Sequence[int]) -> None:
         """Requests one after the other, unless they are kept."""
         if not self.looks.lone:
             lone: list[Sent] = []
-            self.send(lone_requests(prompt_tokens), "one by one", lone, 1)
+            self.send(lone_requests(prompt_tokens), "one by one", lone, 1, look_seed(self.scenario, 0, 0))
             self.looks.lone = lone
             write_looks(self.path, self.looks)
 
-    def look_light(self, light: Sequence[Request]) -> None:
-        """Requests about one at a time, unless they are kept."""
-        if not self.looks.light:
-            sent: list[Sent] = []
-            self.send(light, "about one at a time", sent, None)
-            self.looks.light = sent
-            write_looks(self.path, self.looks)
+    def look_light(self, count: int) -> None:
+        """So many requests about one at a time, always anew: the profile as the machine is now."""
+        self.looks.lights += 1
+        number = self.looks.lights
+        write_looks(self.path, self.looks)
+        requests = one_at_a_time(self.scenario, self.profile, count, number)
+        self.send(requests, "about one at a time", self.light, None, look_seed(self.scenario, 0, number))
+        self.profile = as_now(self.scenario, self.profile, self.light)
 
     def ask_cache(self) -> None:
         """Add what the server says of its KV cache to its engine, where the scenario does not."""
@@ -122,7 +141,9 @@ class Side:
         if all((at_once, number) != (each.at_once, each.number) for each in self.looks.rounds):
             sent: list[Sent] = []
             requests = round_requests(self.scenario, self.profile, at_once, number)
-            accepted = self.send(requests, f"{at_once} at once", sent, at_once)
+            seed = look_seed(self.scenario, at_once, number)
+            counted = self.send(requests, f"{at_once} at once", sent, at_once, seed)
+            accepted = None if counted is None else counted.accepted
             self.looks.rounds.append(Round(at_once=at_once, number=number, sent=sent, accepted=accepted))
             write_looks(self.path, self.looks)
 
@@ -130,11 +151,15 @@ class Side:
         """Plan the load and say what it will come to."""
         resolved = resolve_all(self.scenario, self.profile)[0]
         self.planned = Experiment(resolved, self.scenario.seed).requests()
-        self.run = predict(self.scenario, self.profile, self.planned)
+        self.run = predict(self.scenario, self.profile, self.planned, self.doubt)
+        self.run.intake = self.light
 
     def send_load(self) -> None:
         most = self.scenario.workload.max_concurrency
-        self.run.accepted = self.send(self.planned, "sending", self.run.sent, most)
+        self.run.sent_at = now()
+        counted = self.send(self.planned, "sending", self.run.sent, most, self.scenario.seed)
+        if counted is not None:
+            self.run.accepted, self.run.preempted = counted.accepted, counted.total("num_preemptions")
 
     def judge(self) -> None:
         judge(self.run, self.scenario, self.profile, self.planned)
@@ -144,16 +169,27 @@ class Side:
         return [each for each in self.looks.rounds if each.at_once in levels and each.number < count]
 
 
-def as_counted(raw: dict[str, Json], rounds: Sequence[Round]) -> Scenario:
-    """The scenario with the draft length and the acceptance that the server counted, where it does not say them."""
-    accepted = pooled([each.accepted for each in rounds if each.accepted is not None], "the server")
+def as_counted(raw: dict[str, Json], rounds: Sequence[Round]) -> tuple[Scenario, tuple[str, ...]]:
+    """The scenario with the draft length and the acceptance that `rounds` show, where it does not say them; and the
+    acceptance in draws of a few rounds, by which it is unsure."""
     speculation = raw.get("speculation", {})
-    if isinstance(speculation, dict):
-        counted: dict[str, Json] = {"num_speculative_tokens": 0 if accepted is None else accepted.draft_tokens}
-        if accepted is not None:
-            counted["acceptance"] = accepted.quote
-        speculation = counted | speculation
-    return parse_scenario({**raw, "speculation": speculation})
+    drafted = [each for each in rounds if each.accepted is not None]
+    accepted, sent = _together(drafted)
+    if not isinstance(speculation, dict) or accepted is None:
+        return parse_scenario({**raw, "speculation": PLAIN | speculation if isinstance(speculation, dict) else {}}), ()
+    spread = spread_of(step_rates(accepted, sent), sent)
+    counted: dict[str, Json] = {
+        "num_speculative_tokens": accepted.draft_tokens,
+        "acceptance": quote_of(accepted, sent, spread),
+    }
+    drawn = [_together(random.Random(f"rounds {draw}").choices(drafted, k=DRAWN_ROUNDS)) for draw in range(DRAWS)]
+    quotes = tuple(quote_of(part, sent, spread) for part, sent in drawn if part is not None)
+    return parse_scenario({**raw, "speculation": counted | speculation}), () if "acceptance" in speculation else quotes
+
+
+def _together(rounds: Sequence[Round]) -> tuple[Accepted | None, list[Sent]]:
+    parts = [each.accepted for each in rounds if each.accepted is not None]
+    return pooled(parts, "the server"), [one for each in rounds for one in each.sent]
 
 
 def check_pair(drafting: Sequence[Round], plain: Sequence[Round]) -> None:

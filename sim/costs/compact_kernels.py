@@ -259,7 +259,8 @@ class CompactKernels(Served, frozen=True, kw_only=True, tag_field="form", tag="c
 
 
 class LinearPass(Bounded, frozen=True, kw_only=True):
-    """One model's pass as a straight line: pass_s + token_s x tokens + row_s x rows that sample + kv_token_s x KV."""
+    """One model's pass as a straight line: pass_s + token_s x tokens + row_s x rows that sample + kv_token_s x KV; rows
+    that decode may have times of their own."""
 
     pass_s: Seconds
     token_s: Seconds = 0.0
@@ -270,6 +271,30 @@ class LinearPass(Bounded, frozen=True, kw_only=True):
     """Time per token of KV that attention reads."""
     launches: Count | None = None
     """Kernels that an eager pass launches; null = by the layers, as the other forms have it."""
+    by_rows: tuple[tuple[Count, Seconds], ...] = ()
+    """(rows, seconds) of passes of decode or verify rows alone, where they were seen: in place of `pass_s`, and of
+    `token_s` for the rows' own tokens. Between two of them on a line; beyond the last as from the first to the last."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rows = [count for count, _ in self.by_rows]
+        if rows != sorted(set(rows)):
+            raise ValueError(f"by_rows={self.by_rows} must have rising rows")
+
+    def seen_s(self, rows: int) -> float:
+        """A pass of `rows` rows by `by_rows`, which has some.
+
+        >>> line = LinearPass(pass_s=1.0, by_rows=((1, 1.0), (2, 1.5), (4, 1.9)))
+        >>> [round(line.seen_s(rows), 2) for rows in (1, 3, 4, 7)]
+        [1.0, 1.7, 1.9, 2.8]
+        """
+        points = self.by_rows
+        (first, first_s), (last, last_s) = points[0], points[-1]
+        if rows >= last:
+            return last_s + (rows - last) * max(0.0, last_s - first_s) / max(1, last - first)
+        index = max(1, bisect_left(points, (rows, 0.0)))
+        (low, before_s), (high, after_s) = points[index - 1 : index + 1]
+        return before_s + max(0, rows - low) * (after_s - before_s) / (high - low)
 
 
 class LinearKernels(Bounded, frozen=True, kw_only=True, tag_field="form", tag="linear"):

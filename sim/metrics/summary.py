@@ -93,7 +93,7 @@ def summarise(
     result["effective_requests"] = effective_count(samples["e2el"])
     phases = mean_phases_s(record, range(num_warmups, last)) if record.works else dict.fromkeys(PHASES)
     result["phases_ms"] = {name: None if mean_s is None else mean_s * 1e3 for name, mean_s in phases.items()}
-    shares = _slo_shares(finished, goodput_ms or {})
+    shares = slo_shares(finished, goodput_ms or {})
     result["slo_attainment"] = shares
     good = shares.get("all")
     result["request_goodput"] = None if good is None else _ratio(good * len(ended), duration_s)
@@ -170,7 +170,7 @@ def _class_summary(of: SloClass, measured: Sequence[Request], duration_s: float)
     """Metrics of one class: its requests that meet all of its SLOs, per second and as a share of the finished."""
     requests = [request for request in measured if request.slo_class == of.name]
     finished = [request for request in requests if request.is_finished]
-    good = _slo_shares(finished, of.bounds_ms).get("all")
+    good = slo_shares(finished, of.bounds_ms).get("all")
     ttfts_s = [request.first_token_s - request.arrival_s for request in finished]
     return {
         "num_prompts": len(requests),
@@ -181,7 +181,7 @@ def _class_summary(of: SloClass, measured: Sequence[Request], duration_s: float)
     }
 
 
-def _slo_shares(finished: Sequence[Request], slo_ms: dict[str, float | None]) -> dict[str, int | float | None]:
+def slo_shares(finished: Sequence[Request], slo_ms: Mapping[str, float | None]) -> dict[str, int | float | None]:
     """Share of the finished requests that meet each SLO given, and `all` of them; empty if none is given.
 
     A single token has no TPOT to miss.

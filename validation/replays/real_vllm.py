@@ -1,9 +1,10 @@
 """docs/validation/real-vllm: a real vLLM on this CPU, predicted from outside and then sent what was predicted.
 
-`make real-vllm` runs this with vLLM's Python. Stage `predict` starts every server once, looks at it and has `lanesim
-validate --predict-only` write what each load will come to: commit that. Stage `run` starts the servers again and sends
-the loads, every one so many times by turns; stage `page` reads what `lanesim validate` wrote. The server has the first
-core, the client another. Not here: fitting and judging (calibrate.server), models (realrun.installed).
+`make real-vllm` runs this with vLLM's Python. Stage `measure` starts every server once a round; while it runs, it is
+looked at and each load is predicted, the prediction written to its file, and the load sent (`lanesim validate`). What
+is there already is not measured again. Stage `page` computes everything that the page says from these files. The server
+has the first core, the client another. Not here: fitting and judging (calibrate.server), models
+(realrun.installed).
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any, Literal
+from statistics import fmean, stdev
+from typing import Any, Literal, NamedTuple
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from calibrate.server.open_loop import Sent
 from calibrate.server.probe import WORDS
-from calibrate.server.served_run import ServedRun, read_run
+from calibrate.server.served_run import ServedRun, as_predicted, read_run
+from calibrate.server.server_line import pace_of, steps_of
 from realrun.installed.real_engine import ALONE, make_served_models
 from sim.cli.main import run as lanesim
 from validation.tables import page
@@ -32,28 +33,50 @@ from validation.tables import page
 URL, PORT = "http://127.0.0.1:8123", "8123"
 DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 3}
 NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": 3}
-SERVERS: dict[str, dict[str, Any] | None] = {
-    "off": None,
-    "good-3": DRAFT_MODEL | {"model": "good"},
-    "good-1": DRAFT_MODEL | {"model": "good", "num_speculative_tokens": 1},
-    "fair-3": DRAFT_MODEL | {"model": "fair"},
-    "poor-3": DRAFT_MODEL | {"model": "poor"},
-    "ngram-3": NGRAM,
-}
-"""Name -> vLLM's --speculative-config."""
-LOADS = {"1": 30, "2.5": 60, "4": 80}
+LOADS = {"1": 24, "2.5": 50, "4": 72}
 """Requests per second -> requests."""
-LIGHTEST = next(iter(LOADS))
-TOGETHER_S = 2e-3
-"""Tokens that come within so much of each other are of one step."""
+
+
+class Server(NamedTuple):
+    """A server and what is sent to it."""
+
+    drafting: dict[str, Any] | None = None
+    """vLLM's --speculative-config."""
+    flags: tuple[str, ...] = ()
+    scenario: tuple[str, ...] = ()
+    loads: tuple[str, ...] = tuple(LOADS)
+
+
+PLAIN, SHARED, SMALL = "off", "shared", "small"
+NO_CACHE = ("--no-enable-prefix-caching",)
+SERVERS = {
+    PLAIN: Server(flags=NO_CACHE),
+    "good-3": Server(DRAFT_MODEL | {"model": "good"}, NO_CACHE),
+    "good-1": Server(DRAFT_MODEL | {"model": "good", "num_speculative_tokens": 1}, NO_CACHE),
+    "fair-3": Server(DRAFT_MODEL | {"model": "fair"}, NO_CACHE),
+    "poor-3": Server(DRAFT_MODEL | {"model": "poor"}, NO_CACHE),
+    "ngram-3": Server(NGRAM, NO_CACHE, ("--set", "speculation.method=ngram")),
+    SHARED: Server(
+        flags=("--enable-prefix-caching",),
+        scenario=("--set", "workload.sharing.prefix_len=128", "--set", "workload.sharing.num_prefixes=2"),
+        loads=("2.5",),
+    ),
+    SMALL: Server(flags=(*NO_CACHE, "--num-gpu-blocks-override", "8"), loads=("4",)),
+}
+"""By name: drafts of three qualities and two lengths, n-grams, prompts that begin alike, and little memory."""
+SPECIAL = (SHARED, SMALL)
+IDENTICAL, NUM_IDENTICAL = (PLAIN, "2.5"), 5
+"""The load that is sent so many times before anything is judged: it tells the noise."""
 START_S = 300.0
 ENVIRONMENT = ALONE | {"VLLM_CPU_KVCACHE_SPACE": "2", "OMP_NUM_THREADS": "1"}
 SCENARIO = (
     *("--input-len", "100", "--output-len", "28", "--set", "workload.random_range_ratio=0.6"),
     *("--set", "engine.max_num_seqs=32", "--set", "engine.max_num_batched_tokens=2048"),
+    # vllm/platforms/cpu.py of vLLM 0.32: on a CPU no step is planned ahead.
+    *("--set", "engine.async_scheduling=false"),
+    *("--set", "goodput.ttft_ms=300", "--set", "goodput.tpot_ms=40"),
     *("--levels", "1,2,4,8", "--rounds", "2", "--max-requests", "5000", "--overwrite"),
 )
-SHOWN = {"mean_tpot_ms": "TPOT", "mean_ttft_ms": "TTFT", "mean_e2el_ms": "E2EL", "p95_e2el_ms": "p95 E2EL"}
 BARS = {
     "mean_tpot_ms": ("mean TPOT", 5.0),
     "mean_e2el_ms": ("mean E2EL", 5.0),
@@ -63,17 +86,20 @@ BARS = {
     "output_throughput": ("throughput", 3.0),
 }
 """Metric -> its name and the percent that a prediction may be off, set before anything was sent."""
+GOODPUT = "request_goodput"
+SHOWN = ("mean_tpot_ms", "mean_ttft_ms", "mean_e2el_ms", "p95_e2el_ms", "p99_e2el_ms")
+DISTURBED = 0.1
+"""Change of the machine's pace from the prediction to the load beyond which a run is named."""
 
 
 def main(
     results: Path = Path("results/real-vllm"),
     report: Path = Path("docs/validation/real-vllm"),
-    stage: Literal["predict", "run", "page"] = "predict",
+    stage: Literal["measure", "page"] = "measure",
     rounds: int = 2,
     only: str = ",".join(SERVERS),
 ) -> None:
     """`results` keeps models and looks, `report` what is committed; `only` names servers."""
-    chosen = only.split(",")
     if stage == "page":
         write_page(report)
         return
@@ -81,40 +107,47 @@ def main(
     if not (models / "target").exists():
         make_served_models(models, WORDS)
     report.mkdir(parents=True, exist_ok=True)
-    for name in chosen:
-        with serving(models, SERVERS[name]):
-            if stage == "predict":
-                for rate in LOADS:
-                    _validate(name, rate, results, results / f"{name}-at-{rate}.json", "--predict-only")
-                    shutil.copy(results / f"{name}-at-{rate}.json", report / f"{name}-at-{rate}-predicted.json")
-            else:
-                for number in range(1, rounds + 1):
-                    for rate in LOADS:
-                        _validate(name, rate, results, report / f"{name}-at-{rate}-round-{number}.json")
+    for number in range(1, rounds + 1):
+        for name in only.split(","):
+            runs = planned_runs(name, number, report)
+            if number > 1 and name in SPECIAL or not runs:
+                continue
+            with serving(models, SERVERS[name]):
+                for rate, out in runs:
+                    _validate(name, rate, results / f"{name}-{number}.looks.json", out)
 
 
-def _validate(name: str, rate: str, results: Path, out: Path, *more: str) -> None:
+def planned_runs(name: str, number: int, report: Path) -> list[tuple[str, Path]]:
+    """(load, file) of a server's round, those left out that are measured already."""
+    runs = [(rate, report / f"{name}-at-{rate}-round-{number}.json") for rate in SERVERS[name].loads]
+    if name == IDENTICAL[0] and number == 1:
+        same = [report / f"{name}-at-{IDENTICAL[1]}-same-{index}.json" for index in range(1, NUM_IDENTICAL + 1)]
+        runs = [*((IDENTICAL[1], path) for path in same), *runs]
+    return [(rate, path) for rate, path in runs if not (path.exists() and read_run(path).errors)]
+
+
+def _validate(name: str, rate: str, looks: Path, out: Path) -> None:
     """One command of `lanesim`, with the looks at this server where there are some."""
-    looks, held = results / f"{name}.looks.json", out.with_suffix(".measured.json")
+    held, server = out.with_suffix(".measured.json"), SERVERS[name]
     if looks.exists():
         shutil.copy(looks, held)
-    method = ("--set", "speculation.method=ngram") if name.startswith("ngram") else ()
     load = ("--request-rate", rate, "--num-prompts", str(LOADS[rate]))
-    code = lanesim(["validate", URL, *SCENARIO, *load, *method, "--out", str(out), *more])
+    code = lanesim(["validate", URL, *SCENARIO, *load, *server.scenario, "--out", str(out)])
+    if held.exists():
+        held.replace(looks)
     if code:
         raise ValueError(f"{name} at {rate}/s: lanesim validate ended with {code}")
-    held.replace(looks)
 
 
 @contextmanager
-def serving(models: Path, drafting: dict[str, Any] | None) -> Iterator[None]:
+def serving(models: Path, asked: Server) -> Iterator[None]:
     """A server of `models` on the first core while this process has the others."""
     cores = sorted(os.sched_getaffinity(0))
-    flags = [] if drafting is None else ["--speculative-config", json.dumps(drafting)]
+    drafting = () if asked.drafting is None else ("--speculative-config", json.dumps(asked.drafting))
     words = (
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "target", "--port", PORT),
         *("--max-num-seqs", "32", "--max-num-batched-tokens", "2048", "--max-model-len", "2048", "--enforce-eager"),
-        *("--no-enable-prefix-caching", *flags),
+        *(*asked.flags, *drafting),
     )
     os.sched_setaffinity(0, cores[:1])
     with (models.parent / "server.log").open("w") as log:
@@ -141,100 +174,136 @@ def _answers() -> bool:
         return False
 
 
-def runs_of(report: Path) -> dict[tuple[str, str], list[ServedRun]]:
-    """(server, load) -> its rounds."""
+def runs_of(report: Path, kind: str = "round") -> dict[tuple[str, str], list[ServedRun]]:
+    """(server, load) -> its rounds. Raises ValueError for one whose prediction is not what it was before the load."""
     found: dict[tuple[str, str], list[ServedRun]] = {}
-    for name in SERVERS:
-        for rate in LOADS:
-            paths = sorted(report.glob(f"{name}-at-{rate}-round-*.json"))
-            if paths:
-                found[name, rate] = [read_run(path) for path in paths]
+    for name, server in SERVERS.items():
+        for rate in server.loads:
+            for path in sorted(report.glob(f"{name}-at-{rate}-{kind}-*.json")):
+                run = read_run(path)
+                if as_predicted(run) != run.predicted_sha256 or not run.predicted_at <= run.sent_at:
+                    raise ValueError(f"{path}: the prediction is not what it was before its load was sent")
+                found.setdefault((name, rate), []).append(run)
     return found
 
 
 def real(run: ServedRun, key: str) -> float:
     """What was measured, under the name that the prediction has."""
     told = run.errors["predicted"]
-    if key == "output_throughput":
+    if key in (GOODPUT, "output_throughput"):
         return float(told[key]["real"])
     statistic, name, _ = key.split("_")
     return float(told[name][statistic]["real"])
 
 
-def off_pct(rounds: Sequence[ServedRun], key: str) -> float:
-    """Percent that the prediction is off the mean of the rounds."""
-    return 100.0 * ((rounds[0].predicted[key] or 0.0) / fmean(real(each, key) for each in rounds) - 1.0)
+def off_pct(run: ServedRun, key: str) -> float:
+    """Percent that the prediction is off what was measured."""
+    return 100.0 * ((run.predicted[key] or 0.0) / real(run, key) - 1.0)
 
 
-def speedups(runs: Mapping[tuple[str, str], Sequence[ServedRun]]) -> dict[tuple[str, str], tuple[float, float]]:
-    """Mean E2EL of the plain server over that of each drafting one at its load: measured, predicted."""
-    found = {}
-    for (name, rate), rounds in runs.items():
-        plain = runs.get(("off", rate))
-        if name != "off" and plain:
-            means = [fmean(real(each, "mean_e2el_ms") for each in of) for of in (plain, rounds)]
-            said = [of[0].predicted["mean_e2el_ms"] or 0.0 for of in (plain, rounds)]
-            found[name, rate] = means[0] / means[1], said[0] / said[1]
-    return found
+def is_within(run: ServedRun, key: str) -> bool:
+    low, high = run.intervals[key]
+    return low <= real(run, key) <= high
+
+
+def pace(run: ServedRun) -> float:
+    """Steps of the load over what was predicted with: how much slower the machine was than right before it."""
+    assert run.fitted is not None
+    return pace_of(run.fitted, steps_of(run.sent)) - 1.0
+
+
+class SpeedUp(NamedTuple):
+    """Mean E2EL of the plain server over that of a drafting one at the same load, means over rounds."""
+
+    measured: float
+    predicted: float
+    noise: float
+    """Half the range of what was measured over the rounds."""
+
+    @property
+    def has_right_sign(self) -> bool:
+        return (self.measured > 1.0) == (self.predicted > 1.0) or abs(self.measured - 1.0) <= self.noise
+
+
+def speedup(plain: Sequence[ServedRun], drafting: Sequence[ServedRun]) -> SpeedUp:
+    key = "mean_e2el_ms"
+    by_round = [real(one, key) / real(other, key) for one, other in zip(plain, drafting, strict=False)]
+    measured = fmean(real(each, key) for each in plain) / fmean(real(each, key) for each in drafting)
+    predicted = fmean(each.predicted[key] or 0.0 for each in plain) / fmean(
+        each.predicted[key] or 0.0 for each in drafting
+    )
+    return SpeedUp(measured, predicted, 0.5 * (max(by_round) - min(by_round)))
 
 
 def write_page(report: Path) -> None:
     """docs/validation/real-vllm.md, from the files beside it."""
-    runs = runs_of(report)
-    gains, rows = speedups(runs), []
-    for (name, rate), rounds in runs.items():
-        cells = []
-        for key in SHOWN:
-            measured = [real(each, key) for each in rounds]
-            mean = fmean(measured)
-            spread = f" ± {50.0 * (max(measured) - min(measured)) / mean:.0f} %" if len(rounds) > 1 else ""
-            cells.append(f"{mean:,.4g}{spread} | {off_pct(rounds, key):+.1f} %")
-        gain = "{:.2f} | {:.2f}".format(*gains[name, rate]) if (name, rate) in gains else "- | -"
-        rows.append(f"| {name} | {rate} | " + " | ".join(cells) + f" | {gain} |")
+    runs, same = runs_of(report), runs_of(report, "same")[IDENTICAL]
+    judged = [run for rounds in runs.values() for run in rounds]
+    bounds = {}
     bars = []
     for key, (title, bar_pct) in BARS.items():
-        off = [abs(off_pct(rounds, key)) for rounds in runs.values()]
-        plain = [abs(off_pct(rounds, key)) for (name, _), rounds in runs.items() if name == "off"]
-        within = sum(each <= bar_pct for each in off)
+        measured = [real(run, key) for run in same]
+        noise_pct = 100.0 * stdev(measured) / fmean(measured)
+        bounds[key] = bound = max(bar_pct, 2.0 * noise_pct)
+        off = [abs(off_pct(run, key)) for run in judged]
+        within, strictly = (sum(each <= limit for each in off) for limit in (bound, bar_pct))
+        held = sum(is_within(run, key) for run in judged)
         bars.append(
-            f"| {title} | {bar_pct:g} | {within} of {len(off)} | {fmean(off):.1f} | {max(off):.1f} | {max(plain):.1f} |"
+            f"| {title} | {bar_pct:g} | {noise_pct:.1f} | {bound:.1f} | {within} of {len(off)} | {strictly} | "
+            f"{fmean(off):.1f} | {max(off):.1f} | {held} of {len(off)} |"
         )
-    steps = []
+    gains = {
+        (name, rate): speedup(runs[PLAIN, rate], rounds)
+        for (name, rate), rounds in runs.items()
+        if name not in (PLAIN, *SPECIAL) and (PLAIN, rate) in runs
+    }
+    rows, specials, disturbed = [], [], []
     for (name, rate), rounds in runs.items():
-        if rate == LIGHTEST:
-            looked, ran = step_alone_s(rounds[0].intake), fmean(step_alone_s(each.sent) for each in rounds)
-            change, error = 100.0 * (ran / looked - 1.0), off_pct(rounds, "mean_e2el_ms")
-            steps.append(f"| {name} | {1e3 * looked:.1f} | {1e3 * ran:.1f} | {change:+.0f} % | {error:+.1f} % |")
-    off = [off_pct(rounds, "mean_e2el_ms") for rounds in runs.values()]
-    drafted = [each for (name, _), rounds in runs.items() if name != "off" for each in rounds]
+        for number, run in enumerate(rounds, start=1):
+            cells = []
+            for key in SHOWN:
+                mark = "" if is_within(run, key) else "*"
+                cells.append(f"{real(run, key):,.4g} | {off_pct(run, key):+.1f}{mark}")
+            cells.append(f"{real(run, GOODPUT):.2f} | {run.predicted[GOODPUT] or 0.0:.2f}")
+            rows.append(f"| {name} | {rate} | {number} | {' | '.join(cells)} | {100.0 * pace(run):+.0f} |")
+            if abs(pace(run)) > DISTURBED:
+                disturbed.append(f"{name} at {rate}/s in round {number}")
+            if name in SPECIAL:
+                specials.append(
+                    f"{name}: {run.preempted or 0.0:.0f} preemptions counted, {run.preemptions:.0f} predicted"
+                )
+    speeds = [
+        f"| {name} | {rate} | {gain.measured:.2f} ± {gain.noise:.2f} | {gain.predicted:.2f} | "
+        f"{100.0 * (gain.predicted / gain.measured - 1.0):+.1f} |"
+        for (name, rate), gain in gains.items()
+    ]
+    e2el = [off_pct(run, "mean_e2el_ms") for run in judged]
+    met = sum(abs(each) <= bounds["mean_e2el_ms"] for each in e2el)
+    speed_off = [abs(100.0 * (each.predicted / each.measured - 1.0)) for each in gains.values()]
+    held = [is_within(run, key) for run in judged for key in BARS]
     page(
         report.with_suffix(".md"),
         "real_vllm",
-        count=str(len(rows)),
-        rounds=str(max(map(len, runs.values()))),
-        e2el=f"{fmean(map(abs, off)):.1f}",
-        low=f"{min(off):+.1f}",
-        high=f"{max(off):+.1f}",
-        speedup=f"{fmean(abs(100.0 * (said / seen - 1.0)) for seen, said in gains.values()):.1f}",
-        right=str(sum((seen > 1.0) == (said > 1.0) for seen, said in gains.values())),
+        count=str(len(judged)),
+        e2el=f"{fmean(map(abs, e2el)):.1f}",
+        met=str(met),
+        low=f"{min(e2el):+.1f}",
+        high=f"{max(e2el):+.1f}",
+        speedup=f"{fmean(speed_off):.1f}",
+        close=str(sum(each <= 5.0 for each in speed_off)),
+        right=str(sum(each.has_right_sign for each in gains.values())),
         drafting=str(len(gains)),
-        losing=str(sum(seen < 1.0 for seen, _ in gains.values())),
-        accepted=f"{fmean(abs(e2el_pct(each, 'as accepted')) for each in drafted):.1f}",
-        predicted=f"{fmean(abs(e2el_pct(each, 'predicted')) for each in drafted):.1f}",
+        losing=str(sum(each.measured < 1.0 for each in gains.values())),
+        coverage=f"{100.0 * fmean(held):.0f}",
+        identical=str(len(same)),
+        noise_server=IDENTICAL[0],
+        noise_load=IDENTICAL[1],
         bars="\n".join(bars),
-        lightest=LIGHTEST,
-        steps="\n".join(steps),
         rows="\n".join(rows),
+        speeds="\n".join(speeds),
+        specials="; ".join(specials),
+        disturbed=", ".join(disturbed) or "none",
+        paces=f"{100.0 * fmean(abs(pace(run)) for run in judged):.1f}",
+        began=min(run.predicted_at for run in judged)[:16].replace("T", " "),
+        ended=max(run.sent_at for run in judged)[:16].replace("T", " "),
     )
-
-
-def step_alone_s(sent: Sequence[Sent]) -> float:
-    """Median time from one step's tokens to the next's of requests that were alone: what tells a machine that changed
-    from a prediction that is wrong."""
-    alone = [each for each in sent if all(o is each or o.last_s < each.sent_s or each.last_s < o.sent_s for o in sent)]
-    return median(gap_s for each in alone for gap_s in each.gaps_s if gap_s > TOGETHER_S)
-
-
-def e2el_pct(run: ServedRun, part: str) -> float:
-    """Error of the mean E2EL of one round, as predicted or with what was counted meanwhile."""
-    return float(run.errors[part]["e2el"]["mean"]["error_pct"])

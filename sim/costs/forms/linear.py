@@ -42,7 +42,9 @@ class LinearPasses(ModelPasses):
         return self._line.row_s * rows
 
     def rows_s(self, rows: int, row_tokens: int, kv_tokens: int, *, beside_chunks: bool) -> float:
-        return self._line.kv_token_s * kv_tokens / self.layers
+        line = self._line
+        seen_s = line.seen_s(rows) - line.pass_s - line.token_s * row_tokens if line.by_rows else 0.0
+        return (seen_s + line.kv_token_s * kv_tokens) / self.layers
 
     def chunks_attention_s(self, chunks: Sequence[Chunk]) -> float:
         return self._line.kv_token_s * sum(new + history for new, history in chunks) / self.layers
