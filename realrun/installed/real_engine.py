@@ -62,14 +62,14 @@ def make_served_models(folder: Path, words: Sequence[str]) -> None:
     """
     import torch
 
-    target = _model(768, 12, 12, 2048, 0)
+    target = _model(512, 12, 8, 1408, 0)
     with torch.no_grad():
         for layer in target.model.layers[1:]:
             layer.self_attn.o_proj.weight.mul_(LATER_SHARE)
             layer.mlp.down_proj.weight.mul_(LATER_SHARE)
     saved = {"target": target}
     for name, noise in DRAFTS.items():
-        saved[name] = draft = _model(768, 1, 12, 2048, 1)
+        saved[name] = draft = _model(512, 1, 8, 1408, 1)
         draft.load_state_dict(target.state_dict(), strict=False)
         torch.manual_seed(5)
         with torch.no_grad():

@@ -31,7 +31,7 @@ def test_every_server_has_the_first_core_and_its_client_the_others(
     monkeypatch.setattr(real_vllm, "_answers", lambda: True)
     clients = []
     for _ in range(2):
-        with real_vllm.serving(tmp_path / "models", None):
+        with real_vllm.serving(tmp_path / "models", real_vllm.SERVERS["off"]):
             clients.append(os.sched_getaffinity(0))
     first = {min(before)}
     assert servers == [first] * 2

@@ -4,25 +4,27 @@ apart by what was seen. The server answers from a script; nothing here asserts h
 from __future__ import annotations
 
 import json
+from math import log
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from calibrate.judge.fit_cells import with_constants
 from calibrate.server.levels import Accepted
 from calibrate.server.network import Client
 from calibrate.server.open_loop import Sent, send
 from calibrate.server.probe import Endpoint
-from calibrate.server.sent_fit import Round, ServerLooks, with_intake, write_looks
-from calibrate.server.served_run import ServedRun, judge, means, predict, read_run, shown
+from calibrate.server.sent_fit import Round, ServerLooks, as_now, write_looks
+from calibrate.server.served_run import Doubt, ServedRun, as_predicted, judge, means, predict, read_run, shown
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of
 from sim.costs.profile_files import load
 from sim.interface.request import Request
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
-from sim.run.scenario import Scenario, parse_scenario
+from sim.run.scenario import Goodput, Scenario, parse_scenario
 from tests.calibrate.server.test_probe import serving
 
 SENDING: dict[str, Any] = {"words_per_token": 1.0, "block_tokens": 16}
@@ -240,9 +242,9 @@ def test_a_server_that_is_the_simulator_is_predicted_to_the_last_bit() -> None:
 
 
 def test_time_before_the_engine_is_told_by_requests_one_at_a_time() -> None:
-    planned, sent = served_by_the_simulator(scenario(), seconds_more=0.05)
+    _, sent = served_by_the_simulator(scenario(), seconds_more=0.05)
     profile = load("cpu/tiny")
-    found = with_intake(scenario(), profile, sent, planned)
+    found = as_now(scenario(), profile, sent)
     before_s = engine_of(None, profile).frontend_s
     assert engine_of(None, found).frontend_s == pytest.approx(before_s + 0.05, rel=0.05)
 
@@ -264,4 +266,37 @@ def test_acceptance_that_the_server_counted_is_a_part_of_its_own() -> None:
     errors = {part: abs(told.errors[part]["tpot"]["mean"]["error_pct"]) for part in told.errors}
     assert [*errors] == ["predicted", "as sent", "as accepted"]
     assert errors["as accepted"] < 1e-6 < 10.0 < errors["as sent"]
-    assert told.spread["mean_tpot_ms"] > 0.0
+    low_ms, high_ms = told.intervals["mean_tpot_ms"]
+    assert low_ms < (told.predicted["mean_tpot_ms"] or 0.0) < high_ms
+
+
+def test_intervals_are_as_wide_as_the_machine_drifts() -> None:
+    """Nothing waits, so that times go as the pace does; 95 % of draws lie within 2.1 of its deviations."""
+    given = structs.replace(scenario(), workload=structs.replace(scenario().workload, request_rate=0.1))
+    planned, _ = served_by_the_simulator(given)
+    profile = load("cpu/tiny")
+    low_ms, high_ms = predict(given, profile, planned, Doubt(pace=0.1)).intervals["mean_tpot_ms"]
+    assert 0.5 * log(high_ms / low_ms) == pytest.approx(0.2, rel=0.1)
+    sure = predict(given, profile, planned)
+    assert sure.intervals["mean_tpot_ms"] == pytest.approx([sure.predicted["mean_tpot_ms"]] * 2)
+
+
+def test_goodput_is_predicted_and_judged_where_bounds_are_given() -> None:
+    given = structs.replace(scenario(), goodput=Goodput(e2el_ms=1e6))
+    planned, sent = served_by_the_simulator(given)
+    told = judged(given, sent, planned)
+    span_s = max(each.last_s for each in sent) - min(each.sent_s for each in sent)
+    assert told.errors["predicted"]["request_goodput"]["real"] == pytest.approx(20 / span_s)
+    assert told.errors["predicted"]["request_goodput"]["error_pct"] == pytest.approx(0.0, abs=1e-6)
+    assert "request_goodput" not in judged(scenario(), sent, planned).errors["predicted"]
+
+
+def test_a_prediction_that_was_changed_afterwards_is_seen(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    with serving(prompt_tokens=40) as server:
+        validated(server.url, out)
+    told = read_run(out)
+    assert told.predicted_at <= told.sent_at
+    assert as_predicted(told) == told.predicted_sha256
+    told.predicted["mean_tpot_ms"] = 1.0
+    assert as_predicted(told) != told.predicted_sha256
