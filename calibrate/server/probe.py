@@ -371,7 +371,9 @@ def _typed(client: Client, path: str, text: str, kind: type[T], where: str, line
 def _models(client: Client) -> list[str]:
     with client.ask(MODELS, max_bytes=MAX_MODELS_BYTES) as answer:
         if answer.status != 200:
-            raise answer.refusal()
+            refusal = answer.refusal()
+            refusal.add_note("(it is not asked where --model names one)")
+            raise refusal
         text = answer.text()
     return [each.id for each in _typed(client, MODELS, text, _Models, "").data or ()]
 

@@ -154,7 +154,7 @@ class Fit(NamedTuple):
 
 def fit_line(scenario: Scenario, profile: Profile, rounds: Sequence[Round], lone: Sequence[Sent]) -> Fit:
     """A line by the steps of `rounds`, drafts and verification included, whatever the engine itself would add.
-    Raises ValueError where there are too few steps."""
+    Raises ValueError where there are none."""
     engine = engine_of(scenario.engine.name, profile)
     plain = with_engine(profile, structs.replace(engine, **dict.fromkeys(ENGINES_OWN, 0.0)))
     alone = _first_tokens(as_requests(lone))
@@ -169,6 +169,8 @@ def fit_line(scenario: Scenario, profile: Profile, rounds: Sequence[Round], lone
     errors = {each.level.source: _off_e2el(scenario, fitted, each) for each in rounds}
     source, worst = max(errors.items(), key=lambda error: abs(error[1]))
     doubt = f"Steps do not tell how this server serves: {worst:+.0%} in E2EL, {source}." if abs(worst) > MAX_OFF else ""
+    if doubt and max(step.rows for part in steps for step in part) == 1 < max(each.at_once for each in rounds):
+        doubt += " None of its steps served two requests: it does not batch, as simulated engines do."
     return Fit(fitted, off, doubt)
 
 

@@ -140,14 +140,15 @@ def steps_of(sent: Sequence[Sent]) -> list[Step]:
 
 def with_steps(profile: Profile, steps: Sequence[Step], lone: Sequence[tuple[int, float]]) -> Profile:
     """A line whose passes take what `steps` took; `lone` are (prompt tokens, seconds to the first token) of requests
-    that were alone. Raises ValueError where there are too few steps."""
+    that were alone. Raises ValueError where there are no steps."""
     by_rows: dict[int, list[float]] = {}
     for step in steps:
         if not step.prompt_tokens:
             by_rows.setdefault(step.rows, []).append(step.seconds)
-    points = [(rows, _usual(seconds)) for rows, seconds in sorted(by_rows.items()) if len(seconds) >= MIN_STEPS]
-    if not points:
-        raise ValueError(f"fewer than {MIN_STEPS} steps were seen of any number of requests: ask for longer outputs")
+    if not by_rows:
+        raise ValueError("no request had two tokens one after the other: ask for longer outputs")
+    enough = min(MIN_STEPS, max(map(len, by_rows.values())))
+    points = [(rows, _usual(seconds)) for rows, seconds in sorted(by_rows.items()) if len(seconds) >= enough]
     line = LinearPass(pass_s=LEAST_PASS_S, launches=1, by_rows=tuple(points))
     beside = [step for step in steps if step.prompt_tokens]
     if len(beside) >= MIN_STEPS:
