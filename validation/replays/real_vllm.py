@@ -61,7 +61,7 @@ SERVERS = {
         scenario=("--set", "workload.sharing.prefix_len=128", "--set", "workload.sharing.num_prefixes=2"),
         loads=("2.5",),
     ),
-    SMALL: Server(flags=(*NO_CACHE, "--num-gpu-blocks-override", "8"), loads=("4",)),
+    SMALL: Server(flags=(*NO_CACHE, "--num-gpu-blocks-override", "8", "--max-model-len", "512"), loads=("4",)),
 }
 """By name: drafts of three qualities and two lengths, n-grams, prompts that begin alike, and little memory."""
 SPECIAL = (SHARED, SMALL)
