@@ -1,4 +1,5 @@
-"""The real vLLM's page, without vLLM: which cores a server and its client have."""
+"""The real vLLM's page, without vLLM: which cores a server and its client have, what is left to measure, and the page
+of runs by a server of a known law."""
 
 from __future__ import annotations
 
@@ -7,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from calibrate.server.sent_fit import fit_line
+from calibrate.server.served_run import Doubt, judge, now, predict, read_run, write_prediction, write_run
+from calibrate.server.server_line import line_of_server, lone_requests
+from sim.run.experiment import Experiment
+from sim.run.resolve import resolve_all
+from sim.workload.classes import Goodput
+from tests.calibrate.server.test_sent_fit import in_steps, looked_at, scenario
 from validation.replays import real_vllm
 
 
@@ -37,3 +46,41 @@ def test_every_server_has_the_first_core_and_its_client_the_others(
     assert servers == [first] * 2
     assert clients == [before - first or before] * 2
     assert os.sched_getaffinity(0) == before
+
+
+def write_runs(report: Path) -> None:
+    """Every run of the page, served at once by the law of in_steps."""
+    line = line_of_server()
+    given = structs.replace(scenario(line.name, async_scheduling=False), goodput=Goodput(tpot_ms=1e6))
+    profile = fit_line(given, line, looked_at(given, line), in_steps(lone_requests([50, 100, 150]), 1)).profile
+    planned = Experiment(resolve_all(given, profile)[0], 0).requests()
+    paths = [path for name in real_vllm.SERVERS for _, path in real_vllm.planned_runs(name, 1, report)]
+    run = predict(given, profile, planned, Doubt(0.1))
+    write_prediction(paths[0], run)
+    run.sent_at, run.sent = now(), in_steps(planned, 4)
+    judge(run, given, profile, planned)
+    for path in paths:
+        write_run(path, run)
+
+
+def test_what_is_measured_is_not_measured_again_and_makes_the_page(tmp_path: Path) -> None:
+    report = tmp_path / "real-vllm"
+    assert len(real_vllm.planned_runs("off", 1, report)) == real_vllm.NUM_IDENTICAL + len(real_vllm.LOADS)
+    write_runs(report)
+    assert not real_vllm.planned_runs("off", 1, report)
+    assert len(real_vllm.planned_runs("off", 2, report)) == len(real_vllm.LOADS)
+    real_vllm.write_page(report)
+    text = report.with_suffix(".md").read_text()
+    assert text.count("| off | 2.5 | 1 |") == 1
+    assert text.count("| mean TPOT | 5 |") == 1
+    path = report / "off-at-1-round-1.json"
+    run = read_run(path)
+    run.predicted["mean_tpot_ms"] = 1.0
+    write_run(path, run)
+    with pytest.raises(ValueError, match="not what it was before its load was sent"):
+        real_vllm.write_page(report)
+
+
+def test_a_speed_up_within_its_noise_has_no_wrong_sign() -> None:
+    assert real_vllm.SpeedUp(1.02, 0.98, 0.03).has_right_sign
+    assert not real_vllm.SpeedUp(1.05, 0.98, 0.03).has_right_sign
