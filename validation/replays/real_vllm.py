@@ -33,7 +33,7 @@ from validation.tables import page
 URL, PORT = "http://127.0.0.1:8123", "8123"
 DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 3}
 NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1, "num_speculative_tokens": 3}
-LOADS = {"1": 24, "2.5": 50, "4": 72}
+LOADS = {"1": 24, "1.75": 36, "2.5": 50}
 """Requests per second -> requests."""
 
 
@@ -61,7 +61,12 @@ SERVERS = {
         scenario=("--set", "workload.sharing.prefix_len=128", "--set", "workload.sharing.num_prefixes=2"),
         loads=("2.5",),
     ),
-    SMALL: Server(flags=(*NO_CACHE, "--num-gpu-blocks-override", "8", "--max-model-len", "512"), loads=("4",)),
+    # More at once would preempt each other in the looks.
+    SMALL: Server(
+        flags=(*NO_CACHE, "--num-gpu-blocks-override", "8", "--max-model-len", "512"),
+        scenario=("--levels", "1,2,4", "--output-len", "60"),
+        loads=("2.5",),
+    ),
 }
 """By name: drafts of three qualities and two lengths, n-grams, prompts that begin alike, and little memory."""
 SPECIAL = (SHARED, SMALL)
