@@ -27,7 +27,7 @@ from calibrate.server.levels import Accepted, ServedLevel, middling
 from calibrate.server.open_loop import Sent
 from calibrate.server.server_line import (
     PromptPrice,
-    Step,
+    SeenStep,
     pace_of,
     price_of,
     steps_of,
@@ -160,7 +160,7 @@ def fit_line(scenario: Scenario, profile: Profile, rounds: Sequence[Round], lone
     alone = _first_tokens(as_requests(lone))
     steps = [steps_of(each.sent) for each in rounds]
 
-    def of(parts: Sequence[Sequence[Step]]) -> Profile:
+    def of(parts: Sequence[Sequence[SeenStep]]) -> Profile:
         return with_steps(plain, [step for part in parts for step in part], alone)
 
     fitted = of(steps)

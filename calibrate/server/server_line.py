@@ -45,7 +45,7 @@ RATIOS = (0.02, 50.0)
 """Least and largest correction of a profile's layers."""
 
 
-class Step(NamedTuple):
+class SeenStep(NamedTuple):
     """A step as clients saw it."""
 
     seconds: float
@@ -103,7 +103,7 @@ def with_price(profile: Profile, price: PromptPrice, simulated: Callable[[Profil
     return with_constants(profile, {name: min(RATIOS[1], max(RATIOS[0], ratio))})
 
 
-def steps_of(sent: Sequence[Sent]) -> list[Step]:
+def steps_of(sent: Sequence[Sent]) -> list[SeenStep]:
     """The steps that brought a token to some request which had one by the step before.
 
     >>> one = Sent(index=0, due_s=0.0, sent_s=0.0, first_s=0.1, prompt_tokens=9, gaps_s=(0.02, 0.05, 0.03))
@@ -134,11 +134,11 @@ def steps_of(sent: Sequence[Sent]) -> list[Step]:
         seconds = [later[number] - earlier[number] for number in later if number in earlier and number not in new]
         if seconds:
             prompt_tokens = sum(answered[number].prompt_tokens for number in new)
-            steps.append(Step(median(seconds), len(later) - len(new), prompt_tokens))
+            steps.append(SeenStep(median(seconds), len(later) - len(new), prompt_tokens))
     return steps
 
 
-def with_steps(profile: Profile, steps: Sequence[Step], lone: Sequence[tuple[int, float]]) -> Profile:
+def with_steps(profile: Profile, steps: Sequence[SeenStep], lone: Sequence[tuple[int, float]]) -> Profile:
     """A line whose passes take what `steps` took; `lone` are (prompt tokens, seconds to the first token) of requests
     that were alone. Raises ValueError where there are no steps."""
     by_rows: dict[int, list[float]] = {}
@@ -171,7 +171,7 @@ def _usual(values: Sequence[float], weights: Sequence[float] | None = None) -> f
     return sum(value * weight for value, weight in kept) / sum(weight for _, weight in kept)
 
 
-def pace_of(profile: Profile, steps: Sequence[Step]) -> float:
+def pace_of(profile: Profile, steps: Sequence[SeenStep]) -> float:
     """What `steps` took over what a line says of them: how slow the machine is now. 1 where there are too few."""
     line = profile.linear.target
     known = [(step.seconds, line.seen_s(step.rows) + line.token_s * step.prompt_tokens) for step in steps]

@@ -37,7 +37,7 @@ LOADS = {"1": 24, "1.75": 36, "2.5": 50}
 """Requests per second -> requests."""
 
 
-class Server(NamedTuple):
+class ServerSetup(NamedTuple):
     """A server and what is sent to it."""
 
     drafting: dict[str, Any] | None = None
@@ -50,19 +50,19 @@ class Server(NamedTuple):
 PLAIN, SHARED, SMALL = "off", "shared", "small"
 NO_CACHE = ("--no-enable-prefix-caching",)
 SERVERS = {
-    PLAIN: Server(flags=NO_CACHE),
-    "good-3": Server(DRAFT_MODEL | {"model": "good"}, NO_CACHE),
-    "good-1": Server(DRAFT_MODEL | {"model": "good", "num_speculative_tokens": 1}, NO_CACHE),
-    "fair-3": Server(DRAFT_MODEL | {"model": "fair"}, NO_CACHE),
-    "poor-3": Server(DRAFT_MODEL | {"model": "poor"}, NO_CACHE),
-    "ngram-3": Server(NGRAM, NO_CACHE, ("--set", "speculation.method=ngram")),
-    SHARED: Server(
+    PLAIN: ServerSetup(flags=NO_CACHE),
+    "good-3": ServerSetup(DRAFT_MODEL | {"model": "good"}, NO_CACHE),
+    "good-1": ServerSetup(DRAFT_MODEL | {"model": "good", "num_speculative_tokens": 1}, NO_CACHE),
+    "fair-3": ServerSetup(DRAFT_MODEL | {"model": "fair"}, NO_CACHE),
+    "poor-3": ServerSetup(DRAFT_MODEL | {"model": "poor"}, NO_CACHE),
+    "ngram-3": ServerSetup(NGRAM, NO_CACHE, ("--set", "speculation.method=ngram")),
+    SHARED: ServerSetup(
         flags=("--enable-prefix-caching",),
         scenario=("--set", "workload.sharing.prefix_len=128", "--set", "workload.sharing.num_prefixes=2"),
         loads=("2.5",),
     ),
     # More at once would preempt each other in the looks.
-    SMALL: Server(
+    SMALL: ServerSetup(
         flags=(*NO_CACHE, "--num-gpu-blocks-override", "8", "--max-model-len", "512"),
         scenario=("--levels", "1,2,4", "--output-len", "60"),
         loads=("2.5",),
@@ -145,7 +145,7 @@ def _validate(name: str, rate: str, looks: Path, out: Path) -> None:
 
 
 @contextmanager
-def serving(models: Path, asked: Server) -> Iterator[None]:
+def serving(models: Path, asked: ServerSetup) -> Iterator[None]:
     """A server of `models` on the first core while this process has the others."""
     cores = sorted(os.sched_getaffinity(0))
     drafting = () if asked.drafting is None else ("--speculative-config", json.dumps(asked.drafting))
