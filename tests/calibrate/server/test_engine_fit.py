@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from math import sin
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ from click.testing import CliRunner
 
 from calibrate.cli.probe import probe_command
 from calibrate.cli.production import production_command
-from calibrate.judge.cell import Cell
 from calibrate.judge.cells import CellSetup, simulate_cell
 from calibrate.server.engine_fit import Form, fit_served, tellable
 from calibrate.server.level_files import NEEDED, write_measured
 from calibrate.server.levels import Accepted, ServedLevel, cell_of
-from calibrate.server.server_line import line_of_server
 from sim.cli.main import run
 from sim.costs.engine_costs import load_engine, own_engine, with_engine, without_engine
 from sim.costs.profile import Profile
@@ -257,22 +254,3 @@ def test_only_constants_that_the_levels_can_tell_are_fitted(
     assert tellable([level(concurrency, drafts=drafts) for concurrency, drafts in levels]) == constants
     timed = [level(concurrency, drafts=drafts, ttft_s=0.1) for concurrency, drafts in levels]
     assert tellable(timed) == [*constants, "frontend_s"]
-
-
-def test_a_servers_own_line_is_sought_where_a_step_can_be() -> None:
-    """Steps that meet each other by chance make waves, in which a descent from 0 stops."""
-
-    def waves(cell: Cell, profile: Profile) -> dict[str, float]:
-        step_ms = 1e3 * (profile.host.step_s + profile.host.gap_s)
-        return {"mean_tpot_ms": 1.0 + step_ms + 2.0 * sin(3.0 * step_ms)}
-
-    line = line_of_server()
-    truth = msgspec.structs.replace(line, host=msgspec.structs.replace(line.host, step_s=0.02))
-    levels = [
-        ServedLevel(source=f"{n}", concurrency=n, prompt_tokens=200, output_tokens=40, tpot_s=told / 1e3)
-        for n in (1.0, 8.0)
-        for told in waves(None, truth).values()  # type: ignore[arg-type]
-    ]
-    setup = CellSetup(engine={})
-    found = fit_served(line, levels, setup, waves, Form(is_async=False, has_rows=False))
-    assert found.profile.host.step_s == pytest.approx(0.02, rel=0.1)
