@@ -271,15 +271,15 @@ class LinearPass(Bounded, frozen=True, kw_only=True):
     """Time per token of KV that attention reads."""
     launches: Count | None = None
     """Kernels that an eager pass launches; null = by the layers, as the other forms have it."""
-    by_rows: tuple[tuple[Count, Seconds], ...] = ()
+    by_rows: tuple[tuple[int, float], ...] = ()
     """(rows, seconds) of passes of decode or verify rows alone, where they were seen: in place of `pass_s`, and of
     `token_s` for the rows' own tokens. Between two of them on a line; beyond the last as from the first to the last."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rows = [count for count, _ in self.by_rows]
-        if rows != sorted(set(rows)):
-            raise ValueError(f"by_rows={self.by_rows} must have rising rows")
+        rows = [0, *(count for count, _ in self.by_rows)]
+        if rows != sorted(set(rows)) or not all(0.0 <= seconds < inf for _, seconds in self.by_rows):
+            raise ValueError(f"by_rows={self.by_rows} must have rising rows from 1 on and seconds from 0 on")
 
     def seen_s(self, rows: int) -> float:
         """A pass of `rows` rows by `by_rows`, which has some.

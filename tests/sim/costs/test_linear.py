@@ -34,6 +34,19 @@ def test_a_pass_is_its_line() -> None:
     assert costs.cost(chunk).device_s == pytest.approx(1.0 + 3.0 + 0.01 + 0.13)
 
 
+def test_rows_whose_passes_were_seen_take_that_and_prompts_beside_them_their_tokens() -> None:
+    """2 rows of 8 tokens in 3 s; 30 tokens of a prompt beside them 3 s more; that prompt alone 1 + 3 s."""
+    line = LinearPass(pass_s=1.0, token_s=0.1, by_rows=((1, 2.0), (2, 3.0)))
+    costs = build_costs(pair(target=line, draft=line), cuda_graph=False)
+    assert costs.cost(verify(2, 8, 200)).device_s == pytest.approx(3.0)
+    both = Work(kind=Kind.STEP, rows=2, row_tokens=8, context_tokens=200, chunks=(Chunk(30, 0),), head_rows=3)
+    assert costs.cost(both).device_s == pytest.approx(6.0)
+    assert costs.cost(Work(kind=Kind.PREFILL, chunks=(Chunk(30, 0),), head_rows=1)).device_s == pytest.approx(4.0)
+    for wrong in (((2, 1.0), (1, 2.0)), ((0, 1.0),), ((1, -1.0),)):
+        with pytest.raises(ValueError, match="by_rows"):
+            LinearPass(pass_s=1.0, by_rows=wrong)
+
+
 def test_a_draft_is_one_pass_after_the_other() -> None:
     """Four passes of 2 rows; KV grows by 2 tokens each: 22, 24, 26, 28."""
     line = LinearPass(pass_s=1.0, kv_token_s=0.01)
