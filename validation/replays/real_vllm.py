@@ -117,9 +117,11 @@ def main(
             runs = planned_runs(name, number, report)
             if not runs or (number > 1 and name in SPECIAL):
                 continue
+            looks = results / f"{name}.measured.json"
+            looks.unlink(missing_ok=True)  # Of an earlier life of the server.
             with serving(models, SERVERS[name]):
-                for rate, out in runs:
-                    _validate(name, rate, results / f"{name}-{number}.looks.json", out)
+                for rate, path in runs:
+                    shutil.copy(_validated(name, rate, results / f"{name}.json"), path)
 
 
 def planned_runs(name: str, number: int, report: Path) -> list[tuple[str, Path]]:
@@ -128,20 +130,16 @@ def planned_runs(name: str, number: int, report: Path) -> list[tuple[str, Path]]
     if name == IDENTICAL[0] and number == 1:
         same = [report / f"{name}-at-{IDENTICAL[1]}-same-{index}.json" for index in range(1, NUM_IDENTICAL + 1)]
         runs = [*((IDENTICAL[1], path) for path in same), *runs]
-    return [(rate, path) for rate, path in runs if not (path.exists() and read_run(path).errors)]
+    return [(rate, path) for rate, path in runs if not path.exists()]
 
 
-def _validate(name: str, rate: str, looks: Path, out: Path) -> None:
-    """One command of `lanesim`, with the looks at this server where there are some."""
-    held, server = out.with_suffix(".measured.json"), SERVERS[name]
-    if looks.exists():
-        shutil.copy(looks, held)
+def _validated(name: str, rate: str, out: Path) -> Path:
+    """`out`, written by one command of `lanesim`, which finds its looks at this server beside it."""
     load = ("--request-rate", rate, "--num-prompts", str(LOADS[rate]))
-    code = lanesim(["validate", URL, *SCENARIO, *load, *server.scenario, "--out", str(out)])
-    if held.exists():
-        held.replace(looks)
+    code = lanesim(["validate", URL, *SCENARIO, *load, *SERVERS[name].scenario, "--out", str(out)])
     if code:
         raise ValueError(f"{name} at {rate}/s: lanesim validate ended with {code}")
+    return out
 
 
 @contextmanager
