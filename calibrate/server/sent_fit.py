@@ -52,6 +52,8 @@ REQUESTS_PER_STREAM, MIN_REQUESTS = 4, 12
 """Requests of a round: the first and the last of a stream have fewer neighbours, which is simulated, too."""
 ENGINES_OWN = ("step_s", "row_s", "gap_s", "draft_pass_s", "draft_phase_s", "frontend_s", "frontend_token_s")
 """Times of an engine that are part of the steps as they are seen."""
+TWO_PACES = 2.0**0.5
+"""The pace of the light loop is as far off as that of the load is: their difference, over what one round is off."""
 MAX_OFF = 0.2
 """Relative error of a round's mean E2EL beyond which steps by rows and prompts do not describe the server."""
 FIRST_SEED, NEXT_SEED = 7919, 104_729
@@ -147,7 +149,7 @@ class Fit(NamedTuple):
 
     profile: Profile
     off: list[float]
-    """Relative errors of the steps of each round, by those of all others."""
+    """Relative errors of the steps of each round, by those of all others, times TWO_PACES."""
     doubt: str
     """A warning where it does not describe the server; else empty."""
 
@@ -165,7 +167,7 @@ def fit_line(scenario: Scenario, profile: Profile, rounds: Sequence[Round], lone
 
     fitted = of(steps)
     others = [[other for other in steps if other is not part] for part in steps]
-    off = [pace_of(of(rest), part) - 1.0 for part, rest in zip(steps, others, strict=True) if rest]
+    off = [TWO_PACES * (pace_of(of(rest), part) - 1.0) for part, rest in zip(steps, others, strict=True) if rest]
     errors = {each.level.source: _off_e2el(scenario, fitted, each) for each in rounds}
     source, worst = max(errors.items(), key=lambda error: abs(error[1]))
     doubt = f"Steps do not tell how this server serves: {worst:+.0%} in E2EL, {source}." if abs(worst) > MAX_OFF else ""
