@@ -26,7 +26,8 @@ from calibrate.importers.aiconfigurator.kernel_files import (
     chosen,
     seconds_of,
 )
-from sim.costs.shapes import WEIGHT_BITS, Experts, Indexer, Linear, ModelShape
+from sim.costs.layer_kinds import Experts, Indexer, Linear
+from sim.costs.shapes import WEIGHT_BITS, ModelShape
 
 if TYPE_CHECKING:
     import pandas as pd

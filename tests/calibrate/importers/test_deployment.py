@@ -28,7 +28,8 @@ from sim.costs.forms.build import build_costs
 from sim.costs.passes import layer_rest_s
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode
-from sim.costs.shapes import MODELS, Experts, Indexer, Latent, Linear, ModelShape
+from sim.costs.layer_kinds import Experts, Indexer, Latent, Linear
+from sim.costs.shapes import MODELS, ModelShape
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.calibrate.support import decode_attention_ms, gemm_ms, write_tables
 
