@@ -143,7 +143,11 @@ def _group(path: Path, name: str, group: Json) -> str:
     stored = COMPRESSED.get(spelt)  # type: ignore[arg-type]
     if stored is None or weights.get("group_size") != GROUPS.get(stored, weights.get("group_size")):
         got = f"{name} of {spelt[0]}{spelt[1]} weights in groups of {weights.get('group_size')}, activations of {met}"
-        raise _refused(path, got, "int4 or float4 in groups of 32 for 16-bit activations, float8 for float8, float4 in groups of 16 for float4")
+        raise _refused(
+            path,
+            got,
+            "int4 or float4 in groups of 32 for 16-bit activations, float8 for 8, float4 in groups of 16 for 4",
+        )
     if weights.get("strategy") == "block":
         if stored != "fp8" or weights.get("block_structure") not in (BLOCK, "x".join(map(str, BLOCK))):
             raise _refused(path, f"block_structure={weights.get('block_structure')!r}", f"float8 in blocks of {BLOCK}")

@@ -101,7 +101,7 @@ PARTS: dict[type[Any], dict[str, str]] = {
         "linear_conv_kernel_dim": "conv_width",
     },
 }
-"""Part of a layer -> its keys and the fields that they say; the first key says that there is one, and may say no field."""
+"""Part of a layer -> its keys and the fields that they say, if any; the first key says that there is one."""
 EVERY_OTHER, EVERY_SIXTH_FULL = "gemma2", "gemma3_text"
 GATED_QUERIES = "qwen3_next"
 """Has gates beside its queries without saying so (attn_output_gate)."""
@@ -278,7 +278,8 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
             experts=_experts(path, config, kind, dimensions["intermediate"]),
             latent=_part(path, config, Latent, query_rank=_count(path, config, "q_lora_rank")),
             indexer=_indexer(path, config, layers),
-            linear=_kimi_linear(path, config) or _part(path, config, Linear, layers=_linear_layers(path, config, layers)),
+            linear=_kimi_linear(path, config)
+            or _part(path, config, Linear, layers=_linear_layers(path, config, layers)),
             compressed=_compressed(path, config, layers),
             hyper_streams=_count(path, config, "hc_mult"),
             mtp_layers=0 if config.get(MTP_LAYERS) == 0 else _count(path, config, MTP_LAYERS) or None,
@@ -366,7 +367,9 @@ def _indexer(path: Path, config: Config, layers: int) -> Indexer | None:
         )
     indexer = _part(path, config, Indexer, shared_layers=_shared_layers(path, config, layers))
     if indexer is not None and not (config.get("kv_lora_rank") or config.get("compress_ratios")):
-        raise ValueError("index_topk goes with latent attention (kv_lora_rank) or compressed KV (compress_ratios) alone")
+        raise ValueError(
+            "index_topk goes with latent attention (kv_lora_rank) or compressed KV (compress_ratios) alone"
+        )
     return indexer
 
 
@@ -395,7 +398,9 @@ def _kimi_linear(path: Path, config: Config) -> Linear | None:
     if not isinstance(given, dict) or not isinstance(given.get("kda_layers"), list):
         raise ValueError(f"{path}: linear_attn_config={_short(given)} must be an object with kda_layers")
     if not given.get("use_full_rank_gate"):
-        raise ValueError(f"{path}: linear_attn_config without use_full_rank_gate: a gate of low rank has no cost form here")
+        raise ValueError(
+            f"{path}: linear_attn_config without use_full_rank_gate: a gate of low rank has no cost form here"
+        )
     heads, dim = _whole(path, given, ("num_heads",)), _whole(path, given, ("head_dim",))
     return Linear(
         layers=len(given["kda_layers"]),

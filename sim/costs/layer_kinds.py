@@ -1,5 +1,5 @@
-"""Parts of decoder layers that differ from grouped queries over all tokens and one MLP: experts, latent, sparse, compressed
-and linear attention, and the kinds of layers that they make up.
+"""Parts of decoder layers that differ from grouped queries over all tokens and one MLP: experts, latent, sparse,
+compressed and linear attention, and the kinds of layers that they make up.
 
 A kind says of its layers the attention's matrices and what they keep: bytes of a token, and of a sequence whatever its
 length. All that goes by layers (weights, KV, the times of attention) is a sum over kinds.
@@ -202,5 +202,5 @@ class LayerKind(NamedTuple):
 FULL, WINDOW, LATENT, LINEAR = "full", "window", "latent", "linear"
 INDEXED, SHARED, CHOSEN, WHOLE, NEAR, BLOCKS = "dsa", "dsa_skip_indexer", "dsv4_csa", "dsv4_hca", "dsv4_swa", "msa"
 MODULES = (INDEXED, SHARED, CHOSEN, WHOLE, NEAR, BLOCKS)
-"""Kinds by the names that engines' modules have: an indexer's, one that takes its tokens from another layer's; compressed
-KV of which some is chosen, all of which is read, in a window alone; blocks of tokens."""
+"""Kinds by the names that engines' modules have: an indexer's, one that takes its tokens from another layer's;
+compressed KV of which some is chosen, all of which is read, in a window alone; blocks of tokens."""

@@ -134,8 +134,8 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
             )
         if self.indexer is not None and self.indexer.shared_layers + self.indexer.full_layers >= self.layers:
             raise ValueError(
-                f"indexer.shared_layers={self.indexer.shared_layers} and indexer.full_layers={self.indexer.full_layers} "
-                f"must be below layers={self.layers}"
+                f"indexer.shared_layers={self.indexer.shared_layers} and full_layers={self.indexer.full_layers} must "
+                f"be below layers={self.layers}"
             )
         if (parts := self.compressed) is not None and parts.chosen_layers + parts.window_layers > self.layers:
             raise ValueError(f"compressed.chosen_layers={parts.chosen_layers} must be in 0..layers={self.layers}")
@@ -170,7 +170,9 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
         gemms, left, kinds = self.attention_gemms(degree), self.layers - self.linear_layers, []
         if self.linear is not None:
             state_bytes = self.linear.state_bytes / self.linear.layers / degree
-            kinds.append(LayerKind(LINEAR, self.linear.layers, self.linear.gemms(self.hidden, degree), 0.0, state_bytes))
+            kinds.append(
+                LayerKind(LINEAR, self.linear.layers, self.linear.gemms(self.hidden, degree), 0.0, state_bytes)
+            )
         numbers = 2 * max(1.0, self.kv_heads / degree) * self.head_dim
         if self.latent is not None:
             numbers = self.latent.kv_rank + self.latent.rope_dim
@@ -192,7 +194,8 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
         """A layer keeps its window, entries of whole groups, and for the group that grows two sums in fp32 of each of
         its tokens; groups that are chosen overlap, which doubles them."""
         parts, indexer = self.compressed, self.indexer
-        assert parts is not None and indexer is not None
+        assert parts is not None
+        assert indexer is not None
         gemms, entry = self.attention_gemms(degree), parts.entry_bytes(self.head_dim)
         near = float(parts.window * entry)
         choosing = ((4 * self.head_dim, self.hidden), *self.indexer_gemms, (4 * indexer.dim, self.hidden))
@@ -254,8 +257,8 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
         return (columns, latent.query_rank or self.hidden), (indexer.dim + indexer.heads, self.hidden)
 
     def mlp_gemms(self, intermediate: int, tensor_parallel: int = 1, hidden: int = 0) -> Gemms:
-        """Gate and up together, down, of an MLP or expert so wide over vectors of `hidden`, 0 for the model's; without a
-        gate, up and down."""
+        """Gate and up together, down, of an MLP or expert so wide over vectors of `hidden`, 0 for the model's; without
+        a gate, up and down."""
         wide, deep = intermediate // tensor_parallel, hidden or self.hidden
         return (((2 if self.is_gated else 1) * wide, deep), (deep, wide))
 
@@ -333,8 +336,8 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """What all layers keep of one token: where some have a window, those forget it (vLLM's hybrid KV pool), and what
-        they hold inside the window, the same for any long request, is left out, as `sequence_bytes` are."""
+        """What all layers keep of one token: where some have a window, those forget it (vLLM's hybrid KV pool), and
+        what they hold inside the window, the same for any long request, is left out, as `sequence_bytes` are."""
         return kv_bytes_per_token(self, 1)
 
     @property

@@ -20,9 +20,9 @@ from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance
 from sim.acceptance.quoted import Quoted
 from sim.costs.cost import Link
-from sim.costs.drafters import DrafterCosts, draft_shape, pair_with
 from sim.costs.engine_costs import EngineCosts, engine_of
 from sim.costs.forms.build import ShippedCosts, build_costs
+from sim.costs.forms.drafters import DrafterCosts, draft_shape, pair_with
 from sim.costs.memory import kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load

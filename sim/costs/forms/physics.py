@@ -6,10 +6,10 @@ this), the roofs themselves (sim.costs.datasheets).
 
 from __future__ import annotations
 
-from sim.costs.layer_kinds import FULL
 from sim.costs.compact_kernels import LinearKernels
 from sim.costs.datasheets import DATASHEETS, gpu_name
 from sim.costs.forms.build import build_costs
+from sim.costs.layer_kinds import FULL
 from sim.costs.passes import pass_use
 from sim.costs.profile import Gpu, Profile
 from sim.costs.shapes import WEIGHT_BITS, ModelShape

@@ -9,7 +9,7 @@ import pytest
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.models import IidAcceptance
 from sim.costs.cost import Demands
-from sim.costs.drafters import DrafterCosts, pair_with
+from sim.costs.forms.drafters import DrafterCosts, pair_with
 from sim.costs.profile_files import load
 from sim.engine.draft_choice import DraftChoice
 from sim.interface.work import Kind, Model
