@@ -39,7 +39,8 @@ class Modules(NamedTuple):
         counts, group = np.unique(self.sequences * self.queries, return_inverse=True)
         least = np.full(len(counts), np.inf)
         np.minimum.at(least, group, self.seconds)
-        return (1.0 - MIN_SHARE) * np.interp(tokens, counts, least) * np.maximum(1.0, tokens / counts[-1])
+        beyond = np.maximum(1.0, tokens / counts[-1])
+        return np.asarray((1.0 - MIN_SHARE) * beyond * np.interp(tokens, counts, least))
 
     def attention_s(self, gemms_s: Callable[[Array], Array]) -> Array:
         """[points] what modules take beyond matrices of as many tokens."""
