@@ -1,7 +1,7 @@
 """Which of several draft models drafts, by the load: a controller of the draft length that also names the model.
 
 Each has its own costs, KV and acceptance, and drafts at a length of its own. Not here: costs
-(sim.costs.forms.drafters), what a change costs the requests (sim.policies.rounds), controllers of one model
+(sim.run.drafters), what a change costs the requests (sim.policies.rounds), controllers of one model
 (draft_length, adaptive_length).
 """
 
