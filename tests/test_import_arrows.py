@@ -23,7 +23,6 @@ FLOORS = {
         ("costs",),
         ("costs.forms",),
         ("costs.profile_files",),
-        ("costs.drafters",),
         ("devices",),
         ("hosts",),
         ("engine",),

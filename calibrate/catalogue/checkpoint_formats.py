@@ -20,9 +20,15 @@ LEFT_KEYS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modu
 """Keys that list the modules left in 16 bits."""
 BLOCK = [128, 128]
 INT4_BITS = 4
-COMPRESSED = {("int", 4, None): "int4", ("float", 8, 8): "fp8", ("float", 4, 4): "nvfp4"}
+COMPRESSED = {
+    ("int", 4, None): "int4",
+    ("float", 8, 8): "fp8",
+    ("float", 4, 4): "nvfp4",
+    ("float", 4, None): "mxfp4",
+}
 """Type and bits of compressed-tensors' weights, bits of the activations that they meet -> weight format."""
-NVFP4_GROUP = 16
+GROUPS = {"nvfp4": 16, "mxfp4": 32}
+"""Weights that share a scale."""
 MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4"}
 MIXED_KEYS = ("quant_algo", "moe_quant_algo", "config_groups", "quantized_layers", "dynamic", "sparsity_config")
 """Keys by which parts of one checkpoint are in several formats; of each method only its usual one is read."""
@@ -135,9 +141,13 @@ def _group(path: Path, name: str, group: Json) -> str:
     met = activations.get("num_bits") if isinstance(activations, dict) else None
     spelt = (weights.get("type"), weights.get("num_bits"), met)
     stored = COMPRESSED.get(spelt)  # type: ignore[arg-type]
-    if stored is None or (stored == "nvfp4" and weights.get("group_size") != NVFP4_GROUP):
+    if stored is None or weights.get("group_size") != GROUPS.get(stored, weights.get("group_size")):
         got = f"{name} of {spelt[0]}{spelt[1]} weights in groups of {weights.get('group_size')}, activations of {met}"
-        raise _refused(path, got, "int4 for 16-bit activations, float8 for float8, float4 in groups of 16 for float4")
+        raise _refused(
+            path,
+            got,
+            "int4 or float4 in groups of 32 for 16-bit activations, float8 for 8, float4 in groups of 16 for 4",
+        )
     if weights.get("strategy") == "block":
         if stored != "fp8" or weights.get("block_structure") not in (BLOCK, "x".join(map(str, BLOCK))):
             raise _refused(path, f"block_structure={weights.get('block_structure')!r}", f"float8 in blocks of {BLOCK}")

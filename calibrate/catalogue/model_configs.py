@@ -22,7 +22,8 @@ from calibrate.catalogue.published_models import (
     repository_of,
     without_format,
 )
-from sim.costs.shapes import HEADS, KV_BITS, MODELS, WEIGHT_BITS, Experts, Formats, Indexer, Latent, Linear, ModelShape
+from sim.costs.layer_kinds import CHOSEN_GROUP, WHOLE_GROUP, Compressed, Experts, Indexer, Latent, Linear
+from sim.costs.shapes import HEADS, KV_BITS, MODELS, WEIGHT_BITS, Formats, ModelShape
 from sim.files.json_values import Json, read_json
 from sim.model_names import model_key
 from sim.names import unknown
@@ -33,7 +34,8 @@ GATED = (
     *FAMILIES, "phi3", "olmo2", "olmo3", "granite", "gemma", "gemma2", "gemma3_text", "smollm3", "seed_oss",
     "ministral", "mistral3_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "mixtral",
     "qwen2_moe", "qwen3_moe", "gpt_oss", "minimax_m2", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "olmoe",
-    "granitemoe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v32", "glm_moe_dsa",
+    "granitemoe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v32", "glm_moe_dsa", "deepseek_v4",
+    "kimi_linear", "minimax_m3",
 )  # fmt: skip
 """Architectures with a gated MLP."""
 UNGATED = ("opt", "gpt_neox", "gpt2", "phi", "starcoder2", "nemotron", "gpt_bigcode")
@@ -42,16 +44,21 @@ EXPERTS_ARE_THE_MLP = ("mixtral", "gpt_oss", "minimax_m2", "granitemoe", "olmoe"
 """`intermediate_size` there is an expert's."""
 NOT_UNDERSTOOD = {
     "index_topk_pattern": "a pattern of layers that share an indexer",
-    "linear_attn_config": "linear attention",
     "attention_chunk_size": "chunked attention",
     "ssm_cfg": "state-space layers",
     "mamba_num_heads": "state-space layers",
     "mamba_d_state": "state-space layers",
     "hybrid_override_pattern": "state-space layers",
     "num_kv_shared_layers": "layers that share KV",
-    "compress_ratios": "compressed KV",
 }
 """Keys that change what a layer is, where they are set."""
+ALIASES = {
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+    "dense_intermediate_size": "intermediate_size",
+    "mla_use_output_gate": "attn_output_gate",
+}
+"""A model's name of a key -> the usual one."""
 LINEAR = "linear_attention"
 """A kind in `layer_types`, understood beside the sizes of its heads."""
 INDEXED = "deepseek_sparse_attention"
@@ -69,7 +76,7 @@ NEEDED = {
     "max_context": ("max_position_embeddings", "n_positions"),
 }
 """Keys that say each field; the first is the usual one."""
-Part = TypeVar("Part", Latent, Indexer, Linear)
+Part = TypeVar("Part", Latent, Indexer, Linear, Compressed)
 PARTS: dict[type[Any], dict[str, str]] = {
     Latent: {
         "kv_lora_rank": "kv_rank",
@@ -78,6 +85,14 @@ PARTS: dict[type[Any], dict[str, str]] = {
         "v_head_dim": "value_dim",
     },
     Indexer: {"index_topk": "tokens", "index_n_heads": "heads", "index_head_dim": "dim"},
+    Compressed: {
+        "compress_ratios": "",
+        "q_lora_rank": "query_rank",
+        "qk_rope_head_dim": "rope_dim",
+        "o_groups": "output_groups",
+        "o_lora_rank": "output_rank",
+        "sliding_window": "window",
+    },
     Linear: {
         "linear_num_key_heads": "key_heads",
         "linear_key_head_dim": "key_dim",
@@ -86,7 +101,7 @@ PARTS: dict[type[Any], dict[str, str]] = {
         "linear_conv_kernel_dim": "conv_width",
     },
 }
-"""Part of a layer -> its keys and the fields that they say; the first key says that there is one."""
+"""Part of a layer -> its keys and the fields that they say, if any; the first key says that there is one."""
 EVERY_OTHER, EVERY_SIXTH_FULL = "gemma2", "gemma3_text"
 GATED_QUERIES = "qwen3_next"
 """Has gates beside its queries without saying so (attn_output_gate)."""
@@ -229,6 +244,7 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
         raise ValueError(f"{path}: text_config={_short(text)} must be an object")
     if text is not None:
         config = {**{key: config[key] for key in ("tie_word_embeddings",) if key in config}, **text}
+    config = config | {usual: config[key] for key, usual in ALIASES.items() if config.get(key) is not None}
     kind = str(config.get("model_type"))
     if kind not in (*GATED, *UNGATED):
         raise ValueError(
@@ -249,7 +265,8 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
     if dtype not in SERVED_BYTES:
         raise ValueError(f"{path}: dtype={_short(dtype)} is not understood; want one of {', '.join(SERVED_BYTES)}")
     name = (path.parent.name if path.name == "config.json" else path.stem).lower()
-    window, window_layers = _window(path, config, kind, dimensions["layers"])
+    layers = dimensions["layers"]
+    window, window_layers = (0, 0) if config.get("compress_ratios") else _window(path, config, kind, layers)
     try:
         shape = ModelShape(
             name=name or "model",
@@ -260,8 +277,12 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
             is_gated=kind in GATED,
             experts=_experts(path, config, kind, dimensions["intermediate"]),
             latent=_part(path, config, Latent, query_rank=_count(path, config, "q_lora_rank")),
-            indexer=_part(path, config, Indexer, shared_layers=_shared_layers(path, config, dimensions["layers"])),
-            linear=_part(path, config, Linear, layers=_linear_layers(path, config, dimensions["layers"])),
+            indexer=_indexer(path, config, layers),
+            linear=_kimi_linear(path, config)
+            or _part(path, config, Linear, layers=_linear_layers(path, config, layers)),
+            compressed=_compressed(path, config, layers),
+            hyper_streams=_count(path, config, "hc_mult"),
+            mtp_layers=0 if config.get(MTP_LAYERS) == 0 else _count(path, config, MTP_LAYERS) or None,
             has_query_gate=_flag(path, config, "attn_output_gate", kind == GATED_QUERIES),
             has_wide_qk_norm=config.get("qk_norm_type") == "per_layer",
             window=window,
@@ -273,14 +294,27 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
     stated = quantisation_of(path, config, outer)
     if stated is not None:
         shape = _quantised(*stated, shape)
+    if shape.compressed is not None:
+        narrow = {"experts": "mxfp4"} if config.get("expert_dtype") == "fp4" else {}
+        shape = msgspec.structs.replace(
+            shape, formats=msgspec.structs.replace(shape.formats or Formats(), kv="fp8", **narrow)
+        )
     assumed = [f"{dtype} weights are served in 16 bits (--dtype auto)"] if DTYPE_BYTES[str(dtype)] > 2 else []
     if config.get("index_share_for_mtp_iteration"):
         assumed.append(
             "where MTP drafts, its layer chooses tokens in every pass, though index_share_for_mtp_iteration is set"
         )
+    assumed += [why for key, why in UNPRICED.items() if config.get(key)]
     return ModelSource(shape, FAMILIES.get(kind), weights, assumed="; ".join(assumed) or None)
 
 
+MTP_LAYERS = "num_nextn_predict_layers"
+UNPRICED = {
+    "attn_res_block_size": "attention over earlier layers' residuals (attn_res_block_size) costs nothing",
+    "compress_ratios": "KV is in 8 bits, and layers with a window alone cost what those with groups of 128 do",
+    "num_mtp_modules": "where MTP drafts, one of num_mtp_modules does in every pass, and it is sparse",
+}
+"""Keys that the times leave out in part, and what they have instead."""
 TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "opt")
 
 
@@ -294,11 +328,11 @@ def _experts(path: Path, config: Config, kind: str, intermediate: int) -> Expert
     expert_width = config.get("moe_intermediate_size")
     if expert_width is None and kind not in EXPERTS_ARE_THE_MLP:
         raise ValueError(f"{path}: mixture-of-experts ({keys[0]}) without moe_intermediate_size")
-    if (
-        config.get("mlp_only_layers")
-        or config.get("decoder_sparse_step", 1) != 1
-        or config.get("moe_layer_freq", 1) != 1
-    ):
+    dense = _count(path, config, "first_k_dense_replace")
+    in_turn = config.get("moe_layer_freq", 1)
+    if isinstance(in_turn, list) and in_turn == [0] * dense + [1] * (len(in_turn) - dense):
+        in_turn = 1
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1 or in_turn != 1:
         raise ValueError(f"{path}: layers with and without experts in turn (mlp_only_layers, decoder_sparse_step, ...)")
     wide = intermediate if expert_width is None else _whole(path, config, ("moe_intermediate_size",))
     shared = _count(path, config, "shared_expert_intermediate_size", "shared_intermediate_size")
@@ -307,7 +341,8 @@ def _experts(path: Path, config: Config, kind: str, intermediate: int) -> Expert
         per_token=per_token,
         intermediate=wide,
         shared_intermediate=shared or _count(path, config, "n_shared_experts") * wide,
-        dense_layers=_count(path, config, "first_k_dense_replace"),
+        dense_layers=dense,
+        hidden=_count(path, config, "routed_expert_hidden_size"),
     )
 
 
@@ -316,7 +351,66 @@ def _part(path: Path, config: Config, kind: type[Part], **more: int) -> Part | N
     keys = PARTS[kind]
     if not config.get(next(iter(keys))):
         return None
-    return kind(**{field: _whole(path, config, (key,)) for key, field in keys.items()}, **more)
+    return kind(**{field: _whole(path, config, (key,)) for key, field in keys.items() if field}, **more)
+
+
+def _indexer(path: Path, config: Config, layers: int) -> Indexer | None:
+    """The indexer of latent or compressed attention, or one of blocks (`sparse_attention_config`)."""
+    blocks = config.get("sparse_attention_config")
+    if isinstance(blocks, dict) and blocks.get("use_sparse_attention"):
+        sparse = _kinds(path, blocks, "sparse_attention_freq", layers, {0, 1})
+        return Indexer(
+            heads=_whole(path, blocks, ("sparse_num_index_heads",)),
+            dim=_whole(path, blocks, ("sparse_index_dim",)),
+            tokens=_whole(path, blocks, ("sparse_topk_blocks",)) * _whole(path, blocks, ("sparse_block_size",)),
+            full_layers=sparse.count(0),
+        )
+    indexer = _part(path, config, Indexer, shared_layers=_shared_layers(path, config, layers))
+    if indexer is not None and not (config.get("kv_lora_rank") or config.get("compress_ratios")):
+        raise ValueError(
+            "index_topk goes with latent attention (kv_lora_rank) or compressed KV (compress_ratios) alone"
+        )
+    return indexer
+
+
+def _compressed(path: Path, config: Config, layers: int) -> Compressed | None:
+    """Compressed KV; ratios beyond the layers are of those that predict further tokens."""
+    if not config.get("compress_ratios"):
+        return None
+    ratios = _kinds(path, config, "compress_ratios", layers, {0, CHOSEN_GROUP, WHOLE_GROUP})
+    chosen = {"chosen_layers": ratios.count(CHOSEN_GROUP), "window_layers": ratios.count(0)}
+    return _part(path, config, Compressed, **chosen)
+
+
+def _kinds(path: Path, config: Config, key: str, layers: int, known: set[int]) -> list[Json]:
+    """What `key` says of each layer."""
+    kinds = config.get(key)
+    if not isinstance(kinds, list) or len(kinds) < layers or not {*kinds} <= known:
+        raise ValueError(f"{path}: {key}={_short(kinds)} must say of each of {layers} layers which it is of {known}")
+    return kinds[:layers]
+
+
+def _kimi_linear(path: Path, config: Config) -> Linear | None:
+    """Kimi Delta Attention of `kda_layers`; its keys and values have as many heads of one size."""
+    given = config.get("linear_attn_config")
+    if not given:
+        return None
+    if not isinstance(given, dict) or not isinstance(given.get("kda_layers"), list):
+        raise ValueError(f"{path}: linear_attn_config={_short(given)} must be an object with kda_layers")
+    if not given.get("use_full_rank_gate"):
+        raise ValueError(
+            f"{path}: linear_attn_config without use_full_rank_gate: a gate of low rank has no cost form here"
+        )
+    heads, dim = _whole(path, given, ("num_heads",)), _whole(path, given, ("head_dim",))
+    return Linear(
+        layers=len(given["kda_layers"]),
+        key_heads=heads,
+        key_dim=dim,
+        value_heads=heads,
+        value_dim=dim,
+        conv_width=_whole(path, given, ("short_conv_kernel_size",)),
+        decay_rank=dim,
+    )
 
 
 def _shared_layers(path: Path, config: Config, layers: int) -> int:

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from calibrate.catalogue.model_configs import with_formats
 from calibrate.catalogue.published_tables import PACKAGES, published_tables
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, profile_name
 from sim.compare.pool import default_workers, started
@@ -77,7 +76,10 @@ def in_kernel_format(shape: ModelShape, gpu: str) -> ModelShape:
     if shape.formats is None or shape.formats.experts != "mxfp4":
         return shape
     family = "hopper" if gpu.startswith(HOPPER) else "blackwell" if gpu.startswith(BLACKWELL) else None
-    return shape if family is None else with_formats(shape, MXFP4_KERNELS[family], None)
+    if family is None:
+        return shape
+    formats = msgspec.structs.replace(shape.formats, experts=MXFP4_KERNELS[family])
+    return msgspec.structs.replace(shape, formats=formats)
 
 
 def imported(

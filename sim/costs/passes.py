@@ -222,7 +222,8 @@ def pass_use(
         pairs += new * (history + 0.5 * new)
     head_weights = shape.vocab * shape.hidden * share
     flops = 2.0 * tokens * shape.layers * shape.active_layer_weights * share + 2.0 * head_rows * head_weights
-    flops += 4.0 * (shape.layers - shape.linear_layers) * head_size * pairs
+    whole = sum(kind.layers for kind in shape.kinds() if not kind.is_module) - shape.linear_layers
+    flops += 4.0 * whole * head_size * pairs
     num_bytes = head_weights * shape.dtype_bytes if head_rows else 0.0
     if tokens:
         num_bytes += shape.read_bytes(tokens) * share
@@ -232,11 +233,8 @@ def pass_use(
 
 def layer_kv_bytes(shape: ModelShape, tensor_parallel: int) -> float:
     """KV of one token in one layer on one device, mean over the layers, of which those of linear attention have none; a
-    device has at least one KV head, or the whole latent vector."""
-    if shape.latent is not None:
-        return shape.layer_kv_bytes_per_token
-    share = 1.0 - shape.linear_layers / shape.layers
-    return share * 2.0 * max(1, shape.kv_heads // tensor_parallel) * shape.head_dim * shape.kv_number_bytes
+    device has at least one KV head, or the whole of what has no heads."""
+    return sum(kind.layers * kind.token_bytes for kind in shape.kinds(tensor_parallel)) / shape.layers
 
 
 def sizes(work: Work) -> tuple[int, int, int, int]:

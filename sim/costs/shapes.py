@@ -9,11 +9,31 @@ Not here: how fast they run (sim.costs), reading a config.json (calibrate.catalo
 
 from difflib import get_close_matches
 from functools import cached_property
-from math import ceil, log
 
 import msgspec
 
 from sim.bounds import Bounded, Count, Whole
+from sim.costs.layer_kinds import (
+    BLOCKS,
+    CHOSEN,
+    CHOSEN_GROUP,
+    FULL,
+    INDEXED,
+    LATENT,
+    LINEAR,
+    NEAR,
+    SHARED,
+    WHOLE,
+    WHOLE_GROUP,
+    WINDOW,
+    Compressed,
+    Experts,
+    Gemms,
+    Indexer,
+    Latent,
+    LayerKind,
+    Linear,
+)
 
 WEIGHT_BITS = {
     "bf16": 16.0,
@@ -49,124 +69,6 @@ class Formats(Bounded, frozen=True, kw_only=True):
                 raise ValueError(f"{field}={getattr(self, field)!r} must be one of {', '.join(known)}")
 
 
-FURTHER_SHARE = 0.6
-"""Share of the experts that a token of another sequence activates anew which a further token of the same sequence does:
-its router chooses alike. Verify passes are reported to read 1.3, 3.2 and 6.1 times the experts with 1, 4 and 8 drafted
-tokens; unrelated tokens would read 2.0, 4.7 and 8.0 times, and this share gives 1.6, 3.3 and 5.4."""
-SATURATED_SHARE = 0.95
-
-
-class Experts(Bounded, frozen=True, kw_only=True):
-    """The experts of every layer beyond the first `dense_layers`: a token goes through `per_token` of `num`, each as
-    wide as `intermediate`, and through a shared MLP of `shared_intermediate`, where there is one."""
-
-    num: Count
-    per_token: Count
-    intermediate: Count
-    shared_intermediate: Whole = 0
-    dense_layers: Whole = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.per_token > self.num:
-            raise ValueError(f"per_token={self.per_token!r} must be in 1..num={self.num}")
-
-    def unique(self, tokens: float) -> float:
-        """Experts that `tokens` tokens activate, expected, if each draws its experts uniformly and independently:
-        num x (1 - (1 - per_token / num)^tokens). Real routers are skewed: kernel tables have the skew in their times.
-
-        >>> round(Experts(num=128, per_token=4, intermediate=2880).unique(8), 1)
-        28.7
-        """
-        return float(self.num * (1.0 - (1.0 - self.per_token / self.num) ** tokens))
-
-    def unrelated(self, rows: int, row_tokens: int) -> float:
-        """Tokens of as many sequences that activate as many experts as `row_tokens` of `rows` sequences.
-
-        >>> Experts(num=128, per_token=4, intermediate=2880).unrelated(4, 16)
-        11.2
-        """
-        return rows + FURTHER_SHARE * (row_tokens - rows)
-
-    @property
-    def saturating_tokens(self) -> int:
-        """Unrelated tokens that activate SATURATED_SHARE of the experts; more of them read hardly any more.
-
-        >>> Experts(num=128, per_token=4, intermediate=2880).saturating_tokens
-        95
-        """
-        if self.per_token == self.num:
-            return 1
-        return ceil(log(1.0 - SATURATED_SHARE) / log(1.0 - self.per_token / self.num))
-
-
-class Latent(Bounded, frozen=True, kw_only=True):
-    """Latent attention (MLA, DeepSeek-V2, arXiv 2405.04434): queries and keys go through vectors of these ranks, and a
-    token's KV is one vector of kv_rank + rope_dim for all heads together."""
-
-    query_rank: int
-    """0: queries are projected at once."""
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-
-    @property
-    def absorbed_ratio(self) -> float:
-        """Arithmetic of a decoding query per token of KV over a prompt's: it meets the latent vector itself,
-        a prompt's with the keys and values that are made of it (DeepSeek-V2, arXiv 2405.04434, section 2.1).
-
-        >>> Latent(query_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128).absorbed_ratio
-        3.4
-        """
-        return (2 * self.kv_rank + self.rope_dim) / (self.nope_dim + self.rope_dim + self.value_dim)
-
-
-class Indexer(Bounded, frozen=True, kw_only=True):
-    """Sparse attention (DSA, arXiv 2512.02556): `heads` of `dim` score all tokens before, and attention is over the
-    `tokens` best of them."""
-
-    heads: int
-    dim: int
-    tokens: int
-    shared_layers: Whole = 0
-    """Layers without matrices and keys of an indexer: they read the tokens that a layer before them chose (GLM-5.2)."""
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of a token in one layer: its key in 8 bits, with one scale in fp32."""
-        return self.dim + 4
-
-
-class Linear(Bounded, frozen=True, kw_only=True):
-    """Gated delta-rule attention (arXiv 2412.06464) in so many of the layers: a sequence has a state of fixed size
-    there and no KV."""
-
-    layers: Count
-    key_heads: Count
-    key_dim: Count
-    value_heads: Count
-    value_dim: Count
-    conv_width: Count = 4
-    """Tokens of the short convolution over queries, keys and values."""
-
-    def gemms(self, hidden: int, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
-        """(columns, depth) on one device: queries, keys, values and output gate in one; decay and strength; output."""
-        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
-        columns = (2 * keys + 2 * values, 2 * self.value_heads)
-        return (*((each // tensor_parallel, hidden) for each in columns), (hidden, values // tensor_parallel))
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of one sequence in all these layers: the state in fp32, the convolution's last tokens in bf16.
-
-        >>> Linear(layers=2, key_heads=1, key_dim=4, value_heads=2, value_dim=4).state_bytes
-        448
-        """
-        mixed = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-        return self.layers * (4 * self.value_heads * self.key_dim * self.value_dim + 2 * (self.conv_width - 1) * mixed)
-
-
 class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
     """A decoder. `intermediate` is the width of one half of the gated MLP, or of an MLP without a gate; `vocab` counts
     rows of the LM head."""
@@ -196,6 +98,12 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
     """Latent attention's choice of the tokens that are read; None: all are."""
     linear: Linear | None = None
     """Linear attention of some layers; the others are as `heads` says."""
+    compressed: Compressed | None = None
+    """Compressed KV of all layers, among which the indexer chooses in some."""
+    hyper_streams: Whole = 0
+    """Residual streams that are mixed before and after every sublayer (mHC, arXiv 2512.24880); 0: one, not mixed."""
+    mtp_layers: Whole | None = None
+    """Layers that predict further tokens; null: the config does not say."""
     has_query_gate: bool = False
     """Queries are projected with a gate of their size for attention's output."""
     window: Whole = 0
@@ -220,36 +128,105 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
             raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
         if self.window_layers > self.layers or (self.window_layers > 0) != (self.window > 0):
             raise ValueError(f"window={self.window!r} goes with window_layers={self.window_layers!r} in 0..layers")
-        if self.indexer is not None and self.latent is None:
-            raise ValueError("indexer goes with latent attention alone")
         if self.linear is not None and self.linear.layers >= self.layers - self.window_layers:
             raise ValueError(
                 f"linear.layers={self.linear.layers} must be below layers={self.layers}: some attention sees all tokens"
             )
-        if self.indexer is not None and self.indexer.shared_layers >= self.layers:
-            raise ValueError(f"indexer.shared_layers={self.indexer.shared_layers} must be below layers={self.layers}")
+        if self.indexer is not None and self.indexer.shared_layers + self.indexer.full_layers >= self.layers:
+            raise ValueError(
+                f"indexer.shared_layers={self.indexer.shared_layers} and full_layers={self.indexer.full_layers} must "
+                f"be below layers={self.layers}"
+            )
+        if (parts := self.compressed) is not None and parts.chosen_layers + parts.window_layers > self.layers:
+            raise ValueError(f"compressed.chosen_layers={parts.chosen_layers} must be in 0..layers={self.layers}")
         if self.experts is not None and self.experts.dense_layers >= self.layers:
             raise ValueError(f"experts.dense_layers={self.experts.dense_layers} must be below layers={self.layers}")
 
     @property
     def is_plain(self) -> bool:
         """Dense, one kind of attention in all layers, one number format: what the compact law knows."""
-        is_special = self.experts or self.latent or self.linear or self.formats
-        return not is_special and self.window_layers in (0, self.layers)
+        is_special = self.experts or self.formats or self.hyper_streams
+        return not is_special and len(self.kinds()) == 1 and self.kinds()[0].name in (FULL, WINDOW)
 
     @property
     def linear_layers(self) -> int:
         return 0 if self.linear is None else self.linear.layers
 
-    def gemms(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
+    def kinds(self, tensor_parallel: int = 1) -> tuple[LayerKind, ...]:
+        """The kinds of layers, as each of `tensor_parallel` devices has them."""
+        known = self._kinds_by_degree
+        if tensor_parallel not in known:
+            made = self._compressed_kinds(tensor_parallel) if self.compressed else self._plain_kinds(tensor_parallel)
+            known[tensor_parallel] = tuple(kind for kind in made if kind.layers)
+        return known[tensor_parallel]
+
+    @cached_property
+    def _kinds_by_degree(self) -> dict[int, tuple[LayerKind, ...]]:
+        return {}
+
+    def _plain_kinds(self, degree: int) -> list[LayerKind]:
+        """Linear attention, and latent or grouped keys and values: of all tokens, of a window, of what an indexer
+        chooses."""
+        gemms, left, kinds = self.attention_gemms(degree), self.layers - self.linear_layers, []
+        if self.linear is not None:
+            state_bytes = self.linear.state_bytes / self.linear.layers / degree
+            kinds.append(
+                LayerKind(LINEAR, self.linear.layers, self.linear.gemms(self.hidden, degree), 0.0, state_bytes)
+            )
+        numbers = 2 * max(1.0, self.kv_heads / degree) * self.head_dim
+        if self.latent is not None:
+            numbers = self.latent.kv_rank + self.latent.rope_dim
+        token_bytes, indexer = numbers * self.kv_number_bytes, self.indexer
+        if indexer is not None:
+            indexed = gemms + self.indexer_gemms
+            if self.latent is None:
+                key_bytes = indexer.dim * self.kv_number_bytes
+                chosen = LayerKind(BLOCKS, left - indexer.full_layers, indexed, token_bytes + key_bytes)
+                return [*kinds, chosen, LayerKind(FULL, indexer.full_layers, gemms, token_bytes)]
+            chosen = LayerKind(INDEXED, left - indexer.shared_layers, indexed, token_bytes + indexer.kv_bytes)
+            return [*kinds, chosen, LayerKind(SHARED, indexer.shared_layers, gemms, token_bytes)]
+        whole = FULL if self.latent is None else LATENT
+        kinds.append(LayerKind(whole, left - self.window_layers, gemms, token_bytes))
+        kinds.append(LayerKind(WINDOW, self.window_layers, gemms, token_bytes, self.window * token_bytes))
+        return kinds
+
+    def _compressed_kinds(self, degree: int) -> list[LayerKind]:
+        """A layer keeps its window, entries of whole groups, and for the group that grows two sums in fp32 of each of
+        its tokens; groups that are chosen overlap, which doubles them."""
+        parts, indexer = self.compressed, self.indexer
+        assert parts is not None
+        assert indexer is not None
+        gemms, entry = self.attention_gemms(degree), parts.entry_bytes(self.head_dim)
+        near = float(parts.window * entry)
+        choosing = ((4 * self.head_dim, self.hidden), *self.indexer_gemms, (4 * indexer.dim, self.hidden))
+        kept = near + 16.0 * CHOSEN_GROUP * (self.head_dim + indexer.dim)
+        chosen_bytes = (entry + indexer.kv_bytes) / CHOSEN_GROUP
+        whole = self.layers - parts.chosen_layers - parts.window_layers
+        all_kept = near + 8.0 * WHOLE_GROUP * self.head_dim
+        return [
+            LayerKind(CHOSEN, parts.chosen_layers, gemms + choosing, chosen_bytes, kept),
+            LayerKind(WHOLE, whole, (*gemms, (2 * self.head_dim, self.hidden)), entry / WHOLE_GROUP, all_kept),
+            LayerKind(NEAR, parts.window_layers, gemms, 0.0, near),
+        ]
+
+    def gemms(self, tensor_parallel: int = 1) -> Gemms:
         """(columns, depth) of a dense layer's weight matrices on one of `tensor_parallel` devices: attention's, then
         the MLP's."""
         return (*self.attention_gemms(tensor_parallel), *self.mlp_gemms(self.intermediate, tensor_parallel))
 
-    def attention_gemms(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
-        """QKV and output; of latent attention both down-projections in one, the up-projection of queries, those of keys
-        and values, output; an indexer's queries, its key and weights, whole on every device."""
-        heads, latent = self.heads // tensor_parallel, self.latent
+    def attention_gemms(self, tensor_parallel: int = 1) -> Gemms:
+        """Matrices that all layers of softmax attention have. QKV and output; of latent attention both down-projections
+        in one, the up-projection of queries, those of keys and values, output, a gate; of compressed KV both
+        down-projections, queries, output in groups and out of them."""
+        heads, latent, parts = self.heads // tensor_parallel, self.latent, self.compressed
+        if parts is not None:
+            groups = max(1, parts.output_groups // tensor_parallel) * parts.output_rank
+            return (
+                (parts.query_rank + self.head_dim, self.hidden),
+                (heads * self.head_dim, parts.query_rank),
+                (groups, self.heads * self.head_dim // parts.output_groups),
+                (self.hidden, groups),
+            )
         if latent is None:
             query, kv = heads * self.head_dim, max(1, self.kv_heads // tensor_parallel) * self.head_dim
             read = 2 * query if self.has_query_gate else query
@@ -263,21 +240,27 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
             (heads * (latent.nope_dim + latent.value_dim), latent.kv_rank),
             (self.hidden, heads * latent.value_dim),
         )
-        return (*gemms, *self.indexer_gemms)
+        return (*gemms, (heads * latent.value_dim, self.hidden)) if self.has_query_gate else gemms
 
     @property
-    def indexer_gemms(self) -> tuple[tuple[int, int], ...]:
-        """(columns, depth) of an indexer's matrices; none without one."""
+    def indexer_gemms(self) -> Gemms:
+        """Queries, and a key and weights of the queries, whole on every device; compressed keys come from a compressor,
+        blocks have no weights. None without an indexer."""
         indexer, latent = self.indexer, self.latent
-        if indexer is None or latent is None:
+        if indexer is None:
             return ()
-        queries = (indexer.heads * indexer.dim, latent.query_rank or self.hidden)
-        return (queries, (indexer.dim + indexer.heads, self.hidden))
+        columns = indexer.heads * indexer.dim
+        if self.compressed is not None:
+            return (columns, self.compressed.query_rank), (indexer.heads, self.hidden)
+        if latent is None:
+            return ((columns + indexer.dim, self.hidden),)
+        return (columns, latent.query_rank or self.hidden), (indexer.dim + indexer.heads, self.hidden)
 
-    def mlp_gemms(self, intermediate: int, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
-        """Gate and up together, down, of an MLP or expert so wide; without a gate, up and down."""
-        wide = intermediate // tensor_parallel
-        return (((2 if self.is_gated else 1) * wide, self.hidden), (self.hidden, wide))
+    def mlp_gemms(self, intermediate: int, tensor_parallel: int = 1, hidden: int = 0) -> Gemms:
+        """Gate and up together, down, of an MLP or expert so wide over vectors of `hidden`, 0 for the model's; without
+        a gate, up and down."""
+        wide, deep = intermediate // tensor_parallel, hidden or self.hidden
+        return (((2 if self.is_gated else 1) * wide, deep), (deep, wide))
 
     @property
     def fusion_weights(self) -> int:
@@ -298,18 +281,15 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
 
     def _part_weights(self) -> tuple[int, int, int]:
         """Parameters of attention, of dense and shared MLPs with routers, and of experts, in all layers."""
-        attention = (self.layers - self.linear_layers) * _size(self.attention_gemms())
-        if self.indexer is not None:
-            attention -= self.indexer.shared_layers * _size(self.indexer_gemms)
-        if self.linear is not None:
-            attention += self.linear.layers * _size(self.linear.gemms(self.hidden))
+        attention = sum(kind.layers * _size(kind.gemms) for kind in self.kinds())
         experts = self.experts
         if experts is None:
             return attention, self.layers * _size(self.mlp_gemms(self.intermediate)), 0
         sparse = self.layers - experts.dense_layers
-        mlp = experts.dense_layers * _size(self.mlp_gemms(self.intermediate))
-        mlp += sparse * (_size(self.mlp_gemms(experts.shared_intermediate)) + self.hidden * experts.num)
-        return attention, mlp, sparse * experts.num * _size(self.mlp_gemms(experts.intermediate))
+        beside = self.hidden * (experts.num + 2 * experts.hidden) + _size(self.mlp_gemms(experts.shared_intermediate))
+        mlp = experts.dense_layers * _size(self.mlp_gemms(self.intermediate)) + sparse * beside
+        routed = _size(self.mlp_gemms(experts.intermediate, hidden=experts.hidden))
+        return attention, mlp, sparse * experts.num * routed
 
     @property
     def head_weights(self) -> int:
@@ -351,33 +331,26 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
         return total
 
     @property
-    def layer_kv_bytes_per_token(self) -> float:
-        """Keys and values of one token in one layer, mean over the layers that keep any."""
-        numbers = 2 * self.kv_heads * self.head_dim
-        if self.latent is not None:
-            numbers = self.latent.kv_rank + self.latent.rope_dim
-        index_bytes = 0.0
-        if self.indexer is not None:
-            index_bytes = self.indexer.kv_bytes * (1.0 - self.indexer.shared_layers / self.layers)
-        return numbers * self.kv_number_bytes + index_bytes
-
-    @property
     def kv_number_bytes(self) -> float:
         return float(self.dtype_bytes) if self.formats is None else KV_BITS[self.formats.kv] / 8.0
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in every layer that keeps them: where some layers have a window, those forget it
-        (vLLM's hybrid KV pool), and what they hold inside the window, the same for any long request, is left out; so is
-        the state of linear attention."""
-        keeping = self.layers - self.window_layers - self.linear_layers or self.layers
-        return round(keeping * self.layer_kv_bytes_per_token)
+        """What all layers keep of one token: where some have a window, those forget it (vLLM's hybrid KV pool), and
+        what they hold inside the window, the same for any long request, is left out, as `sequence_bytes` are."""
+        return kv_bytes_per_token(self, 1)
+
+    @property
+    def sequence_bytes(self) -> int:
+        """What layers keep of a sequence, whatever its length: states of linear attention, windows, groups that
+        grow; windows of layers that are all alike are KV."""
+        return round(sum(kind.layers * kind.sequence_bytes for kind in self.kinds()) if len(self.kinds()) > 1 else 0)
 
     @cached_property
     def elementwise_bytes_per_token(self) -> int:
         """Traffic per layer and token of what is not a GEMM or attention: two norms that add the residual (8 hidden),
         rotary embedding (queries and keys read and written), activation (up and gate read, one written)."""
-        rotary = 2 * (self.heads + self.kv_heads) * self.head_dim
+        rotary = 0 if self.compressed else 2 * (self.heads + self.kv_heads) * self.head_dim
         wide = self.intermediate
         if self.experts is not None:
             # Activation and routing of the experts are inside the experts' kernels.
@@ -386,10 +359,11 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
 
 
 def kv_bytes_per_token(shape: ModelShape, tensor_parallel: int) -> int:
-    """KV of one token over all devices of a group; where it has more devices than KV heads, heads are replicated, and a
-    latent vector always is."""
-    replicas = tensor_parallel if shape.latent is not None else max(1, tensor_parallel // shape.kv_heads)
-    return shape.kv_bytes_per_token * replicas
+    """KV of one token over all devices of a group; where it has more devices than KV heads, heads are replicated, and
+    what has no heads always is."""
+    kinds = shape.kinds(tensor_parallel)
+    keeping = [kind for kind in kinds if not kind.is_within] or kinds
+    return round(tensor_parallel * sum(kind.layers * kind.token_bytes for kind in keeping))
 
 
 def rank_weight_bytes(shape: ModelShape, data_parallel: int) -> int:
@@ -515,7 +489,9 @@ def mtp_layer(target: ModelShape) -> ModelShape:
 
     Source: DeepSeek-V3 (arXiv 2412.19437, section 2.2).
     """
-    experts = target.experts
+    if target.mtp_layers == 0:
+        raise ValueError(f"{target.name} has no MTP layer (num_nextn_predict_layers=0); want another drafter")
+    experts, indexer, parts = target.experts, target.indexer, target.compressed
     return msgspec.structs.replace(
         target,
         name=MTP,
@@ -523,7 +499,8 @@ def mtp_layer(target: ModelShape) -> ModelShape:
         window_layers=0,
         window=0,
         linear=None,
-        indexer=None if target.indexer is None else msgspec.structs.replace(target.indexer, shared_layers=0),
+        indexer=None if indexer is None else msgspec.structs.replace(indexer, shared_layers=0, full_layers=0),
+        compressed=None if parts is None else msgspec.structs.replace(parts, chosen_layers=0, window_layers=1),
         experts=None if experts is None else msgspec.structs.replace(experts, dense_layers=0),
         input_features=2,
         shares_head=True,

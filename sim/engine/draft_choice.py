@@ -1,7 +1,8 @@
 """Which of several draft models drafts, by the load: a controller of the draft length that also names the model.
 
-Each has its own costs, KV and acceptance, and drafts at a length of its own. Not here: costs (sim.costs.drafters), what
-a change costs the requests (sim.policies.rounds), controllers of one model (draft_length, adaptive_length).
+Each has its own costs, KV and acceptance, and drafts at a length of its own. Not here: costs
+(sim.run.drafters), what a change costs the requests (sim.policies.rounds), controllers of one model
+(draft_length, adaptive_length).
 """
 
 from __future__ import annotations

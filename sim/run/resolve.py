@@ -20,7 +20,6 @@ from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance
 from sim.acceptance.quoted import Quoted
 from sim.costs.cost import Link
-from sim.costs.drafters import DrafterCosts, draft_shape, pair_with
 from sim.costs.engine_costs import EngineCosts, engine_of
 from sim.costs.forms.build import ShippedCosts, build_costs
 from sim.costs.memory import kv_capacity_blocks, loaded_models
@@ -52,6 +51,7 @@ from sim.run.checks import (
     is_lockstep,
     short_rates,
 )
+from sim.run.drafters import DrafterCosts, draft_shape, pair_with
 from sim.run.forecast import MeanLoad, StepForecast
 from sim.run.lane_shares import PartitionOption, best_partition
 from sim.run.limits import (

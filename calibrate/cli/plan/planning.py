@@ -183,12 +183,12 @@ def _disputed(
     deployment = Deployment(best.tp, best.ep if best.ep > 1 else None, best.dp, kernels)
     context = (scenario.workload.input_len or 0) + (scenario.workload.output_len or 0) // 2
     own = own_decode_ms(repository, profile.gpu.name, deployment, context)
+    stood_in = profile.source.partition("not from the engine's own tables: ")[2]
     if own is None:
-        return None, None
+        return (f"not from {kernels}'s own tables: {stood_in}" if stood_in else None), None
     theirs_ms, predictor = own
     resolved = resolve(scenario, profile, "continuous")
     ours_ms = 1e3 * StepForecast(resolved.costs, resolved.limits, context, has_draft=False).round_s(1, 0)
-    stood_in = profile.source.partition("not from the engine's own tables: ")[2]
     whose = f" ({stood_in.split(';')[0]})" if stood_in else ""
     step = f"a decode step takes {ours_ms:.1f} ms here{whose}, {theirs_ms:.1f} by {predictor}"
     if max(theirs_ms / ours_ms, ours_ms / theirs_ms) < DISPUTED:

@@ -11,7 +11,8 @@ Not here: single kernels (lookups), the profile (deployment).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import partial
+from itertools import product
 
 import msgspec
 import numpy as np
@@ -36,6 +37,7 @@ from calibrate.importers.aiconfigurator.kernel_files import AttentionTable
 from calibrate.importers.aiconfigurator.lookups import Lookups
 from sim.costs.compact_kernels import Elementwise, Head
 from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
+from sim.costs.layer_kinds import FULL, LATENT, LINEAR, WINDOW, LayerKind
 from sim.costs.passes import layer_rest_s, sampler_s
 from sim.costs.profile import KindError
 from sim.costs.shapes import Formats, ModelShape
@@ -67,7 +69,7 @@ ASSUMED_HEAD = Head(sampler_s=2e-5, sampler_passes=3.0)
 
 class Composed:
     """One model's points, raw: `body` and `head` [tokens], `decode` [rows, contexts] (nan where not measured),
-    `prefill` [chunks]; per layer, mean over the layers."""
+    `prompts` [chunks, histories], `prefill` [chunks] those without history; per layer, mean over the layers."""
 
     def __init__(
         self, lookups: Lookups, l2_bytes: float, shape: ModelShape, degree: int, ranks: int, split: tuple[int, int]
@@ -76,22 +78,24 @@ class Composed:
         self._lookups, self._l2_bytes, self._shape = lookups, l2_bytes, shape
         self._degree, self._ranks, self._split = degree, ranks, split
         self._formats = shape.formats or Formats()
+        self._modules_by_kind: dict[tuple[str, str], Modules] = {}
+        self._kinds = [(kind, kind.layers / shape.layers) for kind in shape.kinds(degree)]
         self.tokens = np.array(TOKENS, dtype=float)
         self.checked = np.array([], dtype=int)
         self.body = self._body_s(self.tokens)
         self.head = self._head_s(self.tokens)
         self.decode = self._attention(self._decode_grid)
-        self.prefill = self._attention(self._prefill_curve)
+        self.prompts = self._attention(self._prompt_grid)
+        self.prefill = self.prompts[:, 0]
 
     def _body_s(self, tokens: Array) -> Array:
         shape, formats = self._shape, self._formats
         degree = self._degree
-        total = self._attention_gemms_s(tokens)
+        total = sum(share * self._matrices_s(kind, tokens) for kind, share in self._kinds)
         if shape.linear is not None:
-            share = shape.linear.layers / shape.layers
-            linear_s = self._gemms_s(shape.linear.gemms(shape.hidden, degree), tokens, formats.projections)
-            linear_s = linear_s + self._lookups.linear_s(shape.linear, degree, tokens)
-            total = (1.0 - share) * total + share * linear_s
+            total = total + self._lookups.linear_s(shape.linear, degree, tokens) * shape.linear.layers / shape.layers
+        if shape.hyper_streams:
+            total = total + self._lookups.mixing_s(shape.hidden, shape.hyper_streams, tokens)
         dense_s = self._gemms_s(shape.mlp_gemms(shape.intermediate, degree), tokens, formats.mlp)
         reduce_s = self._lookups.reduce_s(degree, tokens * shape.hidden * shape.dtype_bytes)
         if shape.input_features:
@@ -119,11 +123,14 @@ class Composed:
         return np.asarray(share * (self._experts_s(tokens) + self._gather_s(tokens, reduce_s)))
 
     def _experts_s(self, tokens: Array) -> Array:
-        """Router, routed and shared experts of one layer."""
+        """Router, routed and shared experts of one layer, and projections to the routed ones' width and back."""
         shape, experts = self._shape, self._shape.experts
         assert experts is not None
         routed_s = self._lookups.experts_s(shape, experts, self._formats.experts, self._split, tokens * self._ranks)
         router_s = self._lookups.gemm_s(experts.num, shape.hidden, tokens)
+        if experts.hidden:
+            for columns, depth in ((experts.hidden, shape.hidden), (shape.hidden, experts.hidden)):
+                router_s = router_s + self._lookups.gemm_s(columns, depth, tokens)
         if not experts.shared_intermediate:
             return routed_s + router_s
         gemms = shape.mlp_gemms(experts.shared_intermediate, self._degree)
@@ -134,7 +141,9 @@ class Composed:
         gather and a scatter among several ranks."""
         if self._ranks == 1:
             return reduce_s
-        message_bytes = tokens * self._ranks * self._shape.hidden * self._shape.dtype_bytes
+        experts = self._shape.experts
+        hidden = (experts and experts.hidden) or self._shape.hidden
+        message_bytes = tokens * self._ranks * hidden * self._shape.dtype_bytes
         return self._lookups.gather_s(self._ranks, message_bytes)
 
     def _gemms_s(self, gemms: Sequence[tuple[int, int]], tokens: Array, weights: str) -> Array:
@@ -149,20 +158,9 @@ class Composed:
         sampled_s = [sampler_s(ASSUMED_HEAD, self._lookups.gpu, shape, int(n)) for n in tokens]
         return np.asarray(lm_head_s + np.array(sampled_s))
 
-    def _attention(self, of: Callable[[int], Array]) -> Array:
-        """Mean over layers with a window, without one, and without KV."""
-        shape = self._shape
-        share = shape.window_layers / shape.layers
-        if share == 1.0:
-            return of(shape.window)
-        full_s = self._full_share * of(0)
-        return full_s + share * of(shape.window) if share else full_s
-
-    @property
-    def _full_share(self) -> float:
-        """Share of the layers whose attention sees all tokens."""
-        shape = self._shape
-        return 1.0 - (shape.window_layers + shape.linear_layers) / shape.layers
+    def _attention(self, of: Callable[[LayerKind], Array]) -> Array:
+        """Mean over the layers; linear attention is in the body."""
+        return np.asarray(sum(share * of(kind) for kind, share in self._kinds if kind.name != LINEAR))
 
     def _lacks(self, table: str, window: int) -> bool:
         """True where no table has attention over so many tokens: it costs as much as attention over no more."""
@@ -175,63 +173,62 @@ class Composed:
             return True
         return False
 
-    def _decode_grid(self, window: int) -> Array:
-        if self._lacks("generation_attention_perf", window):
-            return bounded(self._decode_grid(0), window)
-        if self._shape.indexer is not None:
-            return self._of_modules("generation", lambda each, gemms: attention_grid(each.decode_points(gemms), 1.0))
-        if self._shape.latent is not None:
+    def _modules(self, phase: str, kind: LayerKind) -> Modules:
+        known = self._modules_by_kind
+        if (phase, kind.name) not in known:
+            shape, formats, indexer = self._shape, self._formats, self._shape.indexer
+            assert indexer is not None
+            heads = (shape.heads // self._degree, self._degree)
+            known[phase, kind.name] = self._lookups.modules(
+                phase, kind.name, indexer.heads, heads, formats.projections, formats.kv
+            )
+        return known[phase, kind.name]
+
+    def _matrices_s(self, kind: LayerKind, tokens: Array) -> Array:
+        """Attention's matrices of one layer, of a module no more than it leaves for them."""
+        seconds = self._gemms_s(kind.gemms, tokens, self._formats.projections)
+        if not kind.is_module:
+            return seconds
+        most = [self._modules(phase, kind).most_s(tokens) for phase in ("generation", "context")]
+        return np.minimum(seconds, np.minimum(*most))
+
+    def _decode_grid(self, kind: LayerKind) -> Array:
+        if kind.is_module:
+            points = self._modules("generation", kind).decode_points(partial(self._matrices_s, kind))
+            return attention_grid(points, 1.0)
+        if kind.name == LATENT:
             return attention_grid(self._latent_points("generation"), 1.0)
+        window = self._shape.window if kind.name == WINDOW else 0
+        if self._lacks("generation_attention_perf", window):
+            return bounded(self._decode_grid(kind._replace(name=FULL)), window)
         points, factor = self._points("generation_attention_perf", window)
         if not window:
             points = points.where(points.outside_l2(self._l2_bytes, self._lookups.gpu.bandwidth_bytes_per_s))
         return attention_grid(points, factor)
 
-    def _prefill_curve(self, window: int) -> Array:
-        if self._lacks("context_attention_perf", window):
-            return bounded_prompts(self._prefill_curve(0), window)
-        if self._shape.indexer is not None:
-            return np.asarray(self._sparse_prompts[:, 0])
+    def _prompt_grid(self, kind: LayerKind) -> Array:
+        """[chunks, histories]: a chunk after history has the pairs of query and key of a longer prompt's end, at the
+        rate of a prompt that long; layers with a window pay for their window. Modules were timed after history."""
+        if kind.is_module:
+            return self._modules("context", kind).prompt_grid(partial(self._matrices_s, kind))
+        window = self._shape.window if kind.name == WINDOW else 0
+        is_bounded = self._lacks("context_attention_perf", window)
+        whole = self._prompt_curve(0 if is_bounded else window)
+        if window and not is_bounded:
+            return np.tile(whole[:, None], len(HISTORIES))
+        near = bounded_prompts(whole, window) if is_bounded else whole
+        grid = np.empty((len(CHUNKS), len(HISTORIES)))
+        for (i, chunk), (j, history) in product(enumerate(CHUNKS), enumerate(HISTORIES)):
+            pairs = window_pairs(chunk, history, window or history + chunk)
+            grid[i, j] = max(near[i], pairs * pair_s(whole, min(window or history + chunk, history + chunk)))
+        return grid
+
+    def _prompt_curve(self, window: int) -> Array:
         if self._shape.latent is not None:
             points = self._latent_points("context")
         else:
             points, _ = self._points("context_attention_perf", window)
         return chunk_curve(points.where((points.sequences == 1) & (points.tokens >= CHUNKS[0])))
-
-    @cached_property
-    def _sparse_prompts(self) -> Array:
-        return self._of_modules("context", Modules.prompt_grid)
-
-    def _of_modules(self, phase: str, grid_of: Callable[[Modules, Callable[[Array], Array]], Array]) -> Array:
-        """Mean over layers with an indexer and layers that share one; `grid_of` modules and their matrices' seconds."""
-        shape, formats, degree = self._shape, self._formats, self._degree
-        assert shape.indexer is not None
-        total: Array | float = 0.0
-        for is_shared, share in enumerate((1.0 - self._shared, self._shared)):
-            if share:
-                heads = (shape.heads // degree, degree)
-                modules = self._lookups.modules(
-                    phase, shape.indexer, heads, formats.projections, formats.kv, is_shared=bool(is_shared)
-                )
-                gemms_s = self._shared_gemms_s if is_shared else self._full_gemms_s
-                total = total + share * grid_of(modules, gemms_s)
-        return np.asarray(total)
-
-    @cached_property
-    def _shared(self) -> float:
-        """Share of the layers that have no indexer though others do."""
-        return 0.0 if self._shape.indexer is None else self._shape.indexer.shared_layers / self._shape.layers
-
-    def _attention_gemms_s(self, tokens: Array) -> Array:
-        full_s = self._full_gemms_s(tokens)
-        return (1.0 - self._shared) * full_s + self._shared * self._shared_gemms_s(tokens) if self._shared else full_s
-
-    def _full_gemms_s(self, tokens: Array) -> Array:
-        return self._gemms_s(self._shape.attention_gemms(self._degree), tokens, self._formats.projections)
-
-    def _shared_gemms_s(self, tokens: Array) -> Array:
-        gemms = msgspec.structs.replace(self._shape, indexer=None).attention_gemms(self._degree)
-        return self._gemms_s(gemms, tokens, self._formats.projections)
 
     def _latent_points(self, phase: str) -> AttentionTable:
         heads = self._shape.heads // self._degree
@@ -279,32 +276,12 @@ class Composed:
                 context_tokens=tuple(CONTEXTS[i] for i in use_contexts),
                 seconds=tuple(_rounded_or_none(decode[i, use_contexts]) for i in use_rows),
             ),
-            prefill_attention=self._prefill_grid(),
+            prefill_attention=PrefillGrid(
+                chunk_tokens=CHUNKS,
+                history_tokens=HISTORIES,
+                seconds=tuple(_rounded(line) for line in smooth(self.prompts)),
+            ),
         )
-
-    def _prefill_grid(self) -> PrefillGrid:
-        """[chunks, histories]: a chunk after history has the pairs of query and key of a longer prompt's end, at the
-        rate of a prompt that long; layers with a window pay for their window."""
-        shape = self._shape
-        if shape.indexer is not None:
-            return _stored(self._sparse_prompts)
-        share = shape.window_layers / shape.layers
-        is_bounded = share > 0.0 and self._lacks("context_attention_perf", shape.window)
-        full = self._prefill_curve(0) if share < 1.0 or is_bounded else np.zeros(len(CHUNKS))
-        near = self._prefill_curve(shape.window) if share > 0.0 else np.zeros(len(CHUNKS))
-        rows = []
-        for i, chunk in enumerate(CHUNKS):
-            line = []
-            for history in HISTORIES:
-                far_s, near_s = 0.0, float(near[i])
-                if self._full_share > 0.0:
-                    far_s = max(full[i], chunk * (history + 0.5 * chunk) * pair_s(full, history + chunk))
-                if is_bounded:
-                    rate_s = pair_s(full, min(shape.window, history + chunk))
-                    near_s = max(near_s, window_pairs(chunk, history, shape.window) * rate_s)
-                line.append(self._full_share * far_s + share * near_s)
-            rows.append(line)
-        return _stored(np.array(rows))
 
     def _token_errors(self, raw: Array, of: Callable[[Array], Array]) -> tuple[Callable[[int], float], Array, str]:
         """The curve to judge by, its relative errors, and where: at measured token counts that the profile does not
@@ -368,12 +345,6 @@ class Composed:
             "prefill_attention": kind_error(np.array(prompt), HOW),
             "prefill": kind_error(np.array(prompt_pass), f"{HOW}; layers of whole passes"),
         }
-
-
-def _stored(prompts: Array) -> PrefillGrid:
-    """[CHUNKS, HISTORIES] as a profile has them."""
-    seconds = tuple(_rounded(line) for line in smooth(prompts))
-    return PrefillGrid(chunk_tokens=CHUNKS, history_tokens=HISTORIES, seconds=seconds)
 
 
 def _curve_through(axis: Sequence[int], raw: Array) -> Callable[[int], float]:

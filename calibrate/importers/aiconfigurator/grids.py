@@ -3,7 +3,7 @@ measured, from attention over all; and sparse attention by an indexer (DSA), fro
 
 A profile has matrices in the body of a pass, by tokens, and attention beside it, by rows and context. So what a module
 (matrices, indexer, choice of tokens, attention) takes beyond its matrices counts as attention, and both together make
-up the module again.
+up the module again. Matrices one by one may take longer than a module, which fuses them: they count as less then.
 Not here: which points (composed), reading them (kernel_files, lookups).
 """
 
@@ -34,6 +34,14 @@ class Modules(NamedTuple):
     history: Array
     seconds: Array
 
+    def most_s(self, tokens: Array) -> Array:
+        """[tokens] the most that matrices of so many tokens count for: all of the shortest module but MIN_SHARE."""
+        counts, group = np.unique(self.sequences * self.queries, return_inverse=True)
+        least = np.full(len(counts), np.inf)
+        np.minimum.at(least, group, self.seconds)
+        beyond = np.maximum(1.0, tokens / counts[-1])
+        return np.asarray((1.0 - MIN_SHARE) * beyond * np.interp(tokens, counts, least))
+
     def attention_s(self, gemms_s: Callable[[Array], Array]) -> Array:
         """[points] what modules take beyond matrices of as many tokens."""
         beyond = self.seconds - gemms_s(self.sequences * self.queries)
@@ -46,19 +54,35 @@ class Modules(NamedTuple):
         return AttentionTable(self.sequences, context, ones, ones, ones, self.attention_s(gemms_s))
 
     def prompt_grid(self, gemms_s: Callable[[Array], Array]) -> Array:
-        """[CHUNKS, HISTORIES] of one prompt's chunks: histories between measured ones linearly; longer chunks than any
-        that was measured in proportion."""
+        """[CHUNKS, HISTORIES] of one prompt's chunks: histories between measured ones linearly, longer ones by how much
+        more such a chunk is in a longer whole prompt; longer chunks than any that was measured in proportion."""
         alone = self.sequences == 1
         queries, history, seconds = self.queries[alone], self.history[alone], self.attention_s(gemms_s)[alone]
         measured = np.unique(queries)
+        whole = np.array(
+            [seconds[(queries == chunk) & (history == history[queries == chunk].min())][0] for chunk in measured]
+        )
         lines = np.empty((len(measured), len(HISTORIES)))
         for i, chunk in enumerate(measured):
             order = np.argsort(history[queries == chunk])
-            lines[i] = np.interp(HISTORIES, *(each[queries == chunk][order] for each in (history, seconds)))
+            known, at = history[queries == chunk][order], np.array(HISTORIES, dtype=float)
+            lines[i] = np.interp(at, known, seconds[queries == chunk][order])
+            ends = _at_end(measured, whole, np.stack([np.maximum(at, known[-1]), np.full(len(at), known[-1])]), chunk)
+            lines[i] += np.maximum(0.0, ends[0] - ends[1])
         chunks = np.array(CHUNKS, dtype=float)
         beyond = np.maximum(1.0, chunks / measured[-1])
         columns = (np.exp(np.interp(np.log(chunks), np.log(measured), np.log(line))) for line in lines.T)
         return np.stack([column * beyond for column in columns], axis=1)
+
+
+def _at_end(measured: Array, whole: Array, history: Array, chunk: float) -> Array:
+    """Seconds of the last `chunk` tokens of whole prompts after `history`: beyond the longest prompt at its slope."""
+    slope = (whole[-1] - whole[-2]) / (measured[-1] - measured[-2])
+
+    def of(tokens: Array) -> Array:
+        return np.asarray(np.interp(tokens, measured, whole) + slope * np.maximum(0.0, tokens - measured[-1]))
+
+    return of(history + chunk) - of(history)
 
 
 def attention_grid(points: AttentionTable, factor: float) -> Array:

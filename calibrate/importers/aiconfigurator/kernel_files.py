@@ -34,16 +34,23 @@ LATENT = ("batch_size", "isl", "step", "num_heads", "kv_cache_dtype")
 SPARSE = ("batch_size", "isl", "step", "num_heads", "tp_size", "gemm_type", "kv_cache_dtype", "op_name", "architecture")
 LAYOUT = ("hidden_size", "inter_size", "topk", "num_experts")
 SPLIT = ("moe_tp_size", "moe_ep_size")
-LINEAR = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
+STATES = (
+    "phase", "kernel_source", "batch_size", "seq_len", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim",
+)  # fmt: skip
 TABLES = {
     "gemm_perf": ("gemm", ("gemm_dtype", "m", "n", "k")),
     "context_attention_perf": ("attention", (*ATTENTION, "attn_dtype", "kv_cache_dtype")),
     "generation_attention_perf": ("attention", (*ATTENTION, "attn_dtype", "kv_cache_dtype")),
     "context_mla_perf": ("mla", LATENT),
     "generation_mla_perf": ("mla", LATENT),
-    "dsa_context_module_perf": ("sparse_attention", SPARSE),
-    "dsa_generation_module_perf": ("sparse_attention", SPARSE),
-    "gdn_perf": ("linear_attention", ("phase", "kernel_source", "batch_size", "seq_len", *LINEAR)),
+    **{
+        f"{kind}_{phase}_module_perf": ("msa" if kind == "msa" else "sparse_attention", SPARSE)
+        for kind in ("dsa", "dsv4_csa", "dsv4_hca", "msa")
+        for phase in ("context", "generation")
+    },
+    "gdn_perf": ("linear_attention", STATES),
+    "kda_perf": ("kda", STATES),
+    "mhc_module_perf": ("mhc", ("op_name", "num_tokens", "hc_mult", "hidden_size")),
     "moe_perf": ("moe", ("moe_dtype", "num_tokens", *LAYOUT, *SPLIT, "distribution")),
     "custom_allreduce_perf": ("comm", ("num_gpus", "message_size")),
     "nccl_perf": ("comm", ("num_gpus", "message_size", "op_name", "nccl_dtype", "kernel_source")),
@@ -351,7 +358,7 @@ def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
         raise ValueError(f"{path.name}: no column {missing[0]!r}; columns are {', '.join(names)}")
     for column in (*columns, "latency", *(name for name in OPTIONAL if name in names)):
         _check_type(path.name, column, table.schema.field(column).type)
-    frame: pd.DataFrame = table.to_pandas()
+    frame: pd.DataFrame = table.to_pandas().replace({"kv_cache_dtype": {"fp8_e4m3": "fp8"}})
     known = frame[["latency", *(column for column in columns if not column.endswith(TEXT_ENDINGS))]]
     if not np.isfinite(known.to_numpy(dtype=float)).all():
         raise ValueError(f"{path.name}: a number is missing or not finite")

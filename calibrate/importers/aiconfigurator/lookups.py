@@ -26,7 +26,8 @@ from calibrate.importers.aiconfigurator.kernel_files import (
     chosen,
     seconds_of,
 )
-from sim.costs.shapes import WEIGHT_BITS, Experts, Indexer, Linear, ModelShape
+from sim.costs.layer_kinds import BLOCKS, INDEXED, NEAR, SHARED, WHOLE, Experts, Linear
+from sim.costs.shapes import WEIGHT_BITS, ModelShape
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,9 +89,10 @@ MODULE_LAUNCH_BOUND_S = 1e-4
 """A table in which no module of sparse attention of one token is shorter was timed launch by launch: vLLM 0.24's take
 120 us whatever there is to do, SGLang's 30 on the same GPU. In service decode is inside CUDA graphs."""
 MODULES_OF = {64: "DeepseekV32ForCausalLM", 32: "GlmMoeDsaForCausalLM"}
-"""An indexer's heads -> models whose modules were timed: with as many heads on a device, both are in vLLM's tables."""
-SHARED = "_skip_indexer"
-"""Ending of op_name for modules that take their tokens from another layer's indexer."""
+"""An indexer's heads -> models whose modules were timed: with as many heads on a device, both are in vLLM's tables.
+Modules over compressed KV are told apart by all heads of all devices."""
+KDA_STEPS = ("fused_kda_decode", "kda_fused_decode")
+"""Kernels that are a whole step of linear attention: convolution, state and norm."""
 LAUNCH_BOUND_S = 1.5e-5
 """A GEMM table in which none is shorter was timed launch by launch: vLLM 0.24's block-scaled FP8 takes 58 us on H200
 and 170 us on B200 whatever its size, other engines' take 4."""
@@ -203,7 +205,7 @@ class Lookups:
         if weights == MARLIN:
             of_mxfp4_s = self.experts_s(shape, experts, "mxfp4", split, at)
             return np.asarray(np.maximum(of_mxfp4_s, self._scaled_experts_s(shape, experts, weights, split, at)))
-        layout = (shape.hidden, experts.intermediate, experts.per_token, experts.num, *split)
+        layout = (experts.hidden or shape.hidden, experts.intermediate, experts.per_token, experts.num, *split)
         curve = self._expert_curve(layout, weights)
         return self._scaled_experts_s(shape, experts, weights, split, at) if curve is None else curve.at(at)
 
@@ -236,7 +238,8 @@ class Lookups:
         self, shape: ModelShape, experts: Experts, weights: str, split: tuple[int, int], at: Array
     ) -> Array:
         """Seconds [tokens] of the measured layout that is most like it, by the ratio of what both read and compute."""
-        wanted = (shape.hidden, experts.intermediate, experts.per_token, experts.num, *split)
+        width = experts.hidden or shape.hidden
+        wanted = (width, experts.intermediate, experts.per_token, experts.num, *split)
 
         def of(engine: str) -> tuple[tuple[int, ...], TimedCurve]:
             of_format = self.files.rows(engine, "moe_perf", moe_dtype=FORMATS[weights].experts)
@@ -256,7 +259,7 @@ class Lookups:
             "was never measured"
         )
         bits = WEIGHT_BITS[weights]
-        ratio = self._expert_roof_s(shape.hidden, experts, split, bits, at)
+        ratio = self._expert_roof_s(width, experts, split, bits, at)
         ratio = ratio / self._expert_roof_s(hidden, like, (cut, spread), bits, at)
         return curve.at(at) * ratio
 
@@ -280,13 +283,18 @@ class Lookups:
         )
 
     def latent(self, phase: str, heads: int, kv: str) -> AttentionTable:
-        """The kernel of latent attention alone with so many query heads on one device; `phase` is context or
-        generation. Measured on DeepSeek-V3's ranks, which all public models share. vLLM's tables hold whole modules,
-        launches and all, so another engine's kernels stand in."""
+        """The kernel of latent attention alone with so many query heads on one device, or the next number measured;
+        `phase` is context or generation. Measured on DeepSeek-V3's ranks, which all public models share. vLLM's tables
+        hold whole modules, launches and all, so another engine's kernels stand in."""
         table = f"{phase}_mla_perf"
 
         def of(engine: str) -> AttentionTable:
-            frame = self.files.rows(engine, table, num_heads=heads, kv_cache_dtype=KV_NAMES[kv])
+            frame = self.files.rows(engine, table, kv_cache_dtype=KV_NAMES[kv])
+            measured = frame["num_heads"]
+            nearest = measured[measured >= heads].min()
+            frame = chosen(frame, num_heads=nearest)
+            if nearest != heads:
+                self.note(f"{table}: {nearest} heads stand for {heads}")
             batch, queries, history = frame[["batch_size", "isl", "step"]].to_numpy(dtype=float).T
             ones = np.ones(len(frame))
             return AttentionTable(batch, queries + history, heads * ones, ones, ones, seconds_of(frame))
@@ -295,43 +303,43 @@ class Lookups:
         return self._first(of, f"{table} with {kv} KV", lacking)
 
     def modules(
-        self,
-        phase: str,
-        indexer: Indexer,
-        heads: tuple[int, int],
-        projections: str,
-        kv: str,
-        *,
-        is_shared: bool = False,
+        self, phase: str, kind: str, indexer_heads: int, heads: tuple[int, int], projections: str, kv: str
     ) -> Modules:
-        """Sparse attention with its matrices; `heads` is (heads on one device, devices), `phase` as in `latent`.
-        `is_shared`: of a layer that has no indexer and reads what another layer's chose."""
-        table, name = f"dsa_{phase}_module_perf", f"dsa_{phase}_module" + (SHARED if is_shared else "")
-        if indexer.heads not in MODULES_OF:
-            raise NotMeasured(f"no sparse attention with an indexer of {indexer.heads} heads in any table")
+        """Attention of a kind of MODULES with its matrices; `heads` is (heads on one device, devices), `phase` as in
+        `latent`. A window alone costs what all compressed groups of a window's size do."""
+        ending = "_skip_indexer" if kind == SHARED else ""
+        family = WHOLE if kind == NEAR else kind.removesuffix(ending)
+        wanted: dict[str, object] = {"num_heads": heads[0], "kv_cache_dtype": KV_NAMES[kv]}
+        if family == INDEXED:
+            if indexer_heads not in MODULES_OF:
+                raise NotMeasured(f"no sparse attention with an indexer of {indexer_heads} heads in any table")
+            wanted["architecture"] = MODULES_OF[indexer_heads]
+        if family != BLOCKS:
+            # Engines time blocks' heads as those of one device.
+            wanted["tp_size"] = heads[1]
 
         def of(engine: str) -> Modules:
-            if self.files.rows(engine, "dsa_generation_module_perf")["latency"].min() * 1e-3 > MODULE_LAUNCH_BOUND_S:
-                raise NotMeasured(f"{name} of {engine}: timed with its launches")
+            step = self.files.rows(
+                engine, f"{family}_generation_module_perf", op_name=f"{family}_generation_module{ending}"
+            )
+            if step["latency"].min() * 1e-3 > MODULE_LAUNCH_BOUND_S:
+                raise NotMeasured(f"{kind} of {engine}: timed with its launches")
             frame = self.files.rows(
                 engine,
-                table,
-                op_name=name,
-                architecture=MODULES_OF[indexer.heads],
-                kv_cache_dtype=KV_NAMES[kv],
-                num_heads=heads[0],
-                tp_size=heads[1],
+                f"{family}_{phase}_module_perf",
+                op_name=f"{family}_{phase}_module{ending}",
                 gemm_type=FORMATS[projections].gemms,
+                **wanted,
             )
             least = frame.groupby(["batch_size", "isl", "step"], as_index=False)["latency"].min()
             batch, queries, history = least[["batch_size", "isl", "step"]].to_numpy(dtype=float).T
             return Modules(batch, queries, history, seconds_of(least))
 
         lacking = (
-            f"no sparse attention ({name}) of {heads[0]} heads on one of {heads[1]} devices with "
+            f"no sparse attention ({kind}, {phase}) of {heads[0]} heads on one of {heads[1]} devices with "
             f"{projections} matrices and {kv} KV in the tables of {self.gpu.name!r}"
         )
-        return self._first(of, f"sparse attention ({phase}{', a shared indexer' if is_shared else ''})", lacking)
+        return self._first(of, f"sparse attention ({kind}, {phase})", lacking)
 
     def linear_s(self, linear: Linear, degree: int, tokens: Array) -> Array:
         """The kernels of one layer of linear attention, which go by tokens alone: a sequence's state has one size. Up
@@ -342,22 +350,33 @@ class Lookups:
             "head_k_dim": linear.key_dim,
             "head_v_dim": linear.value_dim,
         }
+        table = "kda_perf" if linear.decay_rank else "gdn_perf"
 
-        def of(engine: str) -> tuple[TimedCurve, TimedCurve]:
-            decode = self.files.rows(engine, "gdn_perf", **wanted, phase="generation")
-            prompt = self.files.rows(engine, "gdn_perf", **wanted, phase="context", batch_size=1)
-            return _state_curve(decode, "batch_size"), _state_curve(prompt, "seq_len")
+        def phase(name: str, axis: str, **more: object) -> TimedCurve:
+            return self._first(
+                lambda engine: _state_curve(self.files.rows(engine, table, **wanted, **more, phase=name), axis),
+                f"linear attention ({name})",
+                f"no linear attention of {wanted['num_k_heads']} key and {wanted['num_v_heads']} value heads in the "
+                f"tables of {self.gpu.name!r}",
+            )
 
-        decode, prompt = self._first(
-            of,
-            "linear attention",
-            f"no linear attention of {wanted['num_k_heads']} key and {wanted['num_v_heads']} value heads in the tables "
-            f"of {self.gpu.name!r}",
-        )
+        decode, prompt = phase("generation", "batch_size"), phase("context", "seq_len", batch_size=1)
         self.note(f"linear attention of up to {STATE_ROWS} tokens as rows that decode, of more as a prompt")
         beyond = np.interp(tokens, *prompt) * np.maximum(1.0, tokens / prompt.counts[-1])
         as_prompt = np.maximum(beyond, np.interp(STATE_ROWS, *decode))
         return np.where(tokens <= STATE_ROWS, np.interp(tokens, *decode), as_prompt)
+
+    def mixing_s(self, hidden: int, streams: int, tokens: Array) -> Array:
+        """Kernels that mix residual streams before and after both sublayers of a layer."""
+
+        def of(engine: str) -> TimedCurve:
+            frame = self.files.rows(engine, "mhc_module_perf", hidden_size=hidden, hc_mult=streams)
+            return TimedCurve.of(
+                frame.groupby(["op_name", "num_tokens"])["latency"].min().unstack(0).dropna().sum(axis=1)
+            )
+
+        what = f"mixing of {streams} residual streams of {hidden}"
+        return self._first(of, what, f"no {what} in the tables of {self.gpu.name!r}").at(tokens)
 
     def reduce_s(self, devices: int, message_bytes: Array) -> Array:
         """An all-reduce among `devices` in service: the engine's or NCCL's, whichever is faster at that size, as
@@ -464,7 +483,11 @@ def _expert_curve(frame: pd.DataFrame) -> TimedCurve:
 
 def _state_curve(frame: pd.DataFrame, axis: str) -> TimedCurve:
     """Tokens and seconds of the kernels of linear attention together, each once: of several models with the same heads
-    the least."""
+    the least; where one kernel is a whole step, that alone. Raises NotMeasured where one was timed with its launch."""
+    is_step = frame["kernel_source"].isin(KDA_STEPS)
+    frame = frame[is_step] if is_step.any() else frame
+    if frame.groupby("kernel_source")["latency"].min().max() * 1e-3 > MODULE_LAUNCH_BOUND_S:
+        raise NotMeasured("linear attention timed with its launches")
     return TimedCurve.of(frame.groupby(["kernel_source", axis])["latency"].min().unstack(0).dropna().sum(axis=1))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from sim.costs.compact_kernels import LinearKernels
 from sim.costs.datasheets import DATASHEETS, gpu_name
 from sim.costs.forms.build import build_costs
+from sim.costs.layer_kinds import FULL
 from sim.costs.passes import pass_use
 from sim.costs.profile import Gpu, Profile
 from sim.costs.shapes import WEIGHT_BITS, ModelShape
@@ -66,13 +67,13 @@ def _least_s(
     tokens = rows * queries + sum(chunk.new_tokens for chunk in chunks)
     head_bytes = shape.dtype_bytes * (shape.vocab * shape.hidden + shape.fusion_weights)
     num_bytes = (shape.read_bytes(tokens) + head_bytes) / devices
-    is_whole = not (shape.window or shape.linear or shape.latent or shape.indexer)
+    is_whole = [kind.name for kind in shape.kinds()] == [FULL]
     """Every layer attends to all of the context."""
     use = pass_use(shape, 1, rows, rows * queries, rows * context if is_whole else 0, chunks if is_whole else (), 1)
     flops = use.flops if is_whole else 2.0 * tokens * shape.layers * shape.active_layer_weights
     if is_whole:
         kv_tokens = rows * (context + queries)
-        num_bytes += shape.layers * shape.layer_kv_bytes_per_token * kv_tokens / profile.tensor_parallel
+        num_bytes += shape.kv_bytes_per_token * kv_tokens / profile.tensor_parallel
     formats = shape.formats
     bits = [WEIGHT_BITS[each] for each in (formats.projections, formats.mlp, formats.experts)] if formats else [16.0]
     peak_flops = (gpu.peak_flops if gpu else ANY_FLOPS) * 16.0 / min(16.0, *bits)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from calibrate.catalogue.model_configs import format_names, shapes_of, source_of, with_formats
-from sim.costs.shapes import MODELS, Formats, ModelShape, mtp_layer
+from sim.costs.shapes import MODELS, Formats, ModelShape, kv_bytes_per_token, mtp_layer
 
 COMMON = {"vocab_size": 100, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}
 GPT_OSS_120B = {
@@ -55,6 +55,37 @@ GLM_5_2 = {
     "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3,
     "index_topk": 2048, "index_n_heads": 32, "index_head_dim": 128, "index_topk_freq": 4, "vocab_size": 154880,
     "indexer_types": ["full"] * 2 + ["full", "shared", "shared", "shared"] * 19,
+}  # fmt: skip
+DEEPSEEK_V4_FLASH = {
+    "model_type": "deepseek_v4", "num_hidden_layers": 43, "hidden_size": 4096, "num_attention_heads": 64,
+    "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024, "qk_rope_head_dim": 64, "o_groups": 8,
+    "o_lora_rank": 1024, "sliding_window": 128, "index_topk": 512, "index_n_heads": 64, "index_head_dim": 128,
+    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 6, "moe_intermediate_size": 2048,
+    "hc_mult": 4, "num_nextn_predict_layers": 1, "vocab_size": 129280, "expert_dtype": "fp4",
+    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+KIMI_K3 = {
+    "model_type": "kimi_linear", "num_hidden_layers": 93, "hidden_size": 7168, "intermediate_size": 33792,
+    "num_attention_heads": 96, "num_key_value_heads": 96, "q_lora_rank": 1536, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "mla_use_output_gate": True,
+    "linear_attn_config": {
+        "kda_layers": [each for each in range(1, 93) if each % 4], "num_heads": 96, "head_dim": 128,
+        "short_conv_kernel_size": 4, "use_full_rank_gate": True,
+    },
+    "num_experts": 896, "num_experts_per_token": 16, "num_shared_experts": 2, "moe_intermediate_size": 3072,
+    "routed_expert_hidden_size": 3584, "first_k_dense_replace": 1, "moe_layer_freq": 1, "vocab_size": 163840,
+    "attn_res_block_size": 12, "num_nextn_predict_layers": 0,
+}  # fmt: skip
+MINIMAX_M3 = {
+    "model_type": "minimax_m3", "num_hidden_layers": 60, "hidden_size": 6144, "intermediate_size": 3072,
+    "dense_intermediate_size": 12288, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
+    "num_local_experts": 128, "num_experts_per_tok": 4, "moe_intermediate_size": 3072, "n_shared_experts": 1,
+    "first_k_dense_replace": 3, "moe_layer_freq": [0] * 3 + [1] * 57, "vocab_size": 200064, "num_mtp_modules": 7,
+    "sparse_attention_config": {
+        "use_sparse_attention": True, "sparse_attention_freq": [0] * 3 + [1] * 57, "sparse_block_size": 128,
+        "sparse_index_dim": 128, "sparse_num_index_heads": 4, "sparse_topk_blocks": 16,
+    },
 }  # fmt: skip
 OPT_13B = {
     "model_type": "opt", "num_hidden_layers": 40, "hidden_size": 5120, "ffn_dim": 20480, "num_attention_heads": 40,
@@ -125,6 +156,45 @@ def test_layers_that_share_an_indexer_have_none(tmp_path: Path) -> None:
     assert drafter.kv_bytes_per_token == 576 * 2 + 132
 
 
+def kinds_of(shape: ModelShape) -> dict[str, int]:
+    return {kind.name: kind.layers for kind in shape.kinds()}
+
+
+def test_compressed_kv_is_an_entry_for_each_group_of_tokens_and_a_window(tmp_path: Path) -> None:
+    """DeepSeek-V4-Flash: 284.33 B parameters (ggml-org/llama.cpp#24162); entries of 584 bytes, keys of 132."""
+    shape = shape_of(tmp_path, DEEPSEEK_V4_FLASH)
+    assert shape.params / 1e9 == pytest.approx(284.33, rel=1e-3)
+    assert kinds_of(shape) == {"dsv4_csa": 21, "dsv4_hca": 20, "dsv4_swa": 2}
+    assert shape.kv_bytes_per_token == round(21 * (584 + 132) / 4 + 20 * 584 / 128)
+    growing = 21 * 16 * 4 * (512 + 128) + 20 * 8 * 128 * 512
+    assert shape.sequence_bytes == 43 * 128 * 584 + growing
+    assert shape.formats == Formats(projections="fp8-block", mlp="fp8-block", experts="mxfp4", kv="fp8")
+    assert kinds_of(mtp_layer(shape)) == {"dsv4_swa": 1}
+
+
+def test_kimi_k3_is_a_state_in_three_layers_of_four_and_experts_of_narrow_vectors(tmp_path: Path) -> None:
+    shape = shape_of(tmp_path, KIMI_K3)
+    assert shape.params / 1e12 == pytest.approx(2.8, rel=0.01)
+    assert kinds_of(shape) == {"linear": 69, "latent": 24}
+    assert shape.kv_bytes_per_token == 24 * 576 * 2
+    assert shape.sequence_bytes == 69 * (4 * 96 * 128 * 128 + 2 * 3 * 3 * 96 * 128)
+    ungated = shape_of(tmp_path, KIMI_K3, mla_use_output_gate=False)
+    assert shape.params - ungated.params == 24 * 96 * 128 * 7168
+    with pytest.raises(ValueError, match="has no MTP layer"):
+        mtp_layer(shape)
+
+
+def test_blocks_are_chosen_in_all_but_the_first_layers(tmp_path: Path) -> None:
+    shape = shape_of(tmp_path, MINIMAX_M3)
+    assert kinds_of(shape) == {"msa": 57, "full": 3}
+    assert shape.kv_bytes_per_token == 60 * 2 * 4 * 128 * 2 + 57 * 128 * 2
+    assert kv_bytes_per_token(shape, 8) == 2 * 60 * 2 * 4 * 128 * 2 + 8 * 57 * 128 * 2
+    dense = shape_of(tmp_path, MINIMAX_M3, sparse_attention_config=None)
+    assert shape.params - dense.params == 57 * (4 + 1) * 128 * 6144
+    assert shape.experts is not None
+    assert (shape.experts.dense_layers, shape.intermediate) == (3, 12288)
+
+
 def test_models_that_only_tables_price_are_refused_by_what_they_have(tmp_path: Path) -> None:
     for name, config, has in (
         ("dense-mla", {**COMMON, **DEEPSEEK_V3, "n_routed_experts": None}, "latent attention"),
@@ -167,12 +237,16 @@ def test_formats_as_checkpoints_have_them(tmp_path: Path) -> None:
     ("config", "changes", "message"),
     [
         (DEEPSEEK_V3, {"index_topk": 2048}, "index_n_heads=None must be a whole number"),
-        (QWEN3_30B_A3B, SPARSE, "indexer goes with latent attention alone"),
+        (QWEN3_30B_A3B, SPARSE, "index_topk goes with latent attention (kv_lora_rank) or compressed KV"),
         (DEEPSEEK_V3, {"layer_types": ["deepseek_sparse_attention"] * 61}, "layer_types has deepseek_sparse_attention"),
         (GLM_5_2, {"indexer_types": None}, "indexer_types=None must say of each of 78 layers"),
         (GLM_5_2, {"indexer_types": ["full", "other"] * 39}, "whether its indexer is full or shared"),
         (GLM_5_2, {"indexer_types": ["shared"] * 78}, "the first one full"),
         (GLM_5_2, {"indexer_types": ["full"] * 77}, "must say of each of 78 layers"),
+        (DEEPSEEK_V4_FLASH, {"compress_ratios": [4] * 42}, "must say of each of 43 layers"),
+        (DEEPSEEK_V4_FLASH, {"compress_ratios": [8] * 44}, "compress_ratios=[8, 8"),
+        (KIMI_K3, {"linear_attn_config": {"kda_layers": [1]}}, "a gate of low rank has no cost form here"),
+        (MINIMAX_M3, {"moe_layer_freq": [1, 0] * 30}, "layers with and without experts in turn"),
         (GLM_5_2, {"index_topk_pattern": "FFS"}, "index_topk_pattern=FFS: a pattern of layers that share an indexer"),
         (GPT_OSS_120B, {"layer_types": ["linear_attention"] * 36}, "layer_types has linear_attention"),
         (QWEN3_NEXT, {"linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim=0 must be a whole number"),

@@ -25,10 +25,11 @@ from calibrate.importers.aiconfigurator.lookups import (
     Lookups,
 )
 from sim.costs.forms.build import build_costs
+from sim.costs.layer_kinds import Compressed, Experts, Indexer, Latent, Linear
 from sim.costs.passes import layer_rest_s
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode
-from sim.costs.shapes import MODELS, Experts, Indexer, Latent, Linear, ModelShape
+from sim.costs.shapes import MODELS, Formats, ModelShape
 from sim.interface.work import Chunk, Kind, Model, Work
 from tests.calibrate.support import decode_attention_ms, gemm_ms, write_tables
 
@@ -471,14 +472,17 @@ def module_tables(root: Path, engine: str = "sglang", min_ms: float = 0.0) -> Pa
         shared = frame.assign(op_name=f"{name}_skip_indexer", latency=SHARED_PART * frame.latency)
         frame = pd.concat([frame, shared, frame.assign(architecture="DeepseekV32ForCausalLM", latency=1.0)])
         if phase == "generation":
-            frame = pd.concat([frame, frame.assign(op_name="other", latency=0.09)])
+            frame = pd.concat(
+                [frame, frame.assign(num_heads=1, latency=0.09), frame.assign(op_name="other", latency=0.09)]
+            )
         frame.to_parquet(root / "a100_sxm" / f"sparse_attention__{engine}__0.5__{name}_perf.parquet")
     return root
 
 
 def test_matrices_and_attention_of_sparse_attention_make_up_the_measured_module(tmp_path: Path) -> None:
     profile = imported(module_tables(tmp_path), SPARSE_ATTENTION)
-    matrices = sum(served_ms(64, *each) for each in SPARSE_ATTENTION.attention_gemms())
+    own = SPARSE_ATTENTION.kinds()[0].gemms
+    matrices = sum(served_ms(64, *each) for each in own)
     rest = sum(served_ms(64, *each) for each in SPARSE_ATTENTION.mlp_gemms(LLAMA.intermediate))
     rest += rest_ms(profile, SPARSE_ATTENTION, 64)
     grid = profile.table.target.decode_attention
@@ -488,7 +492,7 @@ def test_matrices_and_attention_of_sparse_attention_make_up_the_measured_module(
     assert 1e3 * beside == pytest.approx(module_ms(64, 1, 4095) - matrices, rel=2e-3)
     prompts = profile.table.target.prefill_attention
     chunk, history = prompts.chunk_tokens.index(1024), prompts.history_tokens.index(4096)
-    body = sum(gemm_ms(1024, *each) for each in SPARSE_ATTENTION.attention_gemms())
+    body = sum(gemm_ms(1024, *each) for each in own)
     assert 1e3 * prompts.seconds[chunk][history] == pytest.approx(module_ms(1, 1024, 4096) - body, rel=0.02)
     assert prompts.seconds[-1][0] == pytest.approx(2 * prompts.seconds[-2][0], rel=1e-3)
 
@@ -521,6 +525,72 @@ def test_layers_that_share_an_indexer_are_modules_without_it_and_have_none_of_it
     assert 1e3 * (less[0] - less[1]) == pytest.approx(saved, rel=0.05)
 
 
+def test_matrices_count_as_no_more_than_a_module_leaves_for_them(tmp_path: Path) -> None:
+    """Modules of compressed KV a thousand times as fast: matrices one by one take longer than all of it."""
+    import pandas as pd
+
+    parts = Compressed(
+        query_rank=1024, rope_dim=64, output_groups=8, output_rank=512, window=128, chosen_layers=8, window_layers=4
+    )
+    formats = Formats(kv="fp8")
+    shape = msgspec.structs.replace(
+        SPARSE_ATTENTION, latent=None, compressed=parts, formats=formats, hyper_streams=4, name="compressed"
+    )
+    module_tables(tmp_path)
+    for kind, factor in (("csa", 0.002), ("hca", 0.001)):
+        for phase in ("context", "generation"):
+            folder = tmp_path / "a100_sxm"
+            frame = pd.read_parquet(folder / f"sparse_attention__sglang__0.5__dsa_{phase}_module_perf.parquet")
+            frame = frame[(frame.op_name == f"dsa_{phase}_module") & (frame.latency >= 10.0)]
+            name = f"dsv4_{kind}_{phase}_module"
+            own = frame.assign(op_name=name, kv_cache_dtype="fp8_e4m3", latency=factor * frame.latency)
+            quick = own.assign(num_heads=1, latency=0.09)
+            pd.concat([own, quick]).to_parquet(folder / f"sparse_attention__sglang__0.5__{name}_perf.parquet")
+    same = {"hc_mult": 4, "hidden_size": shape.hidden}
+    rows = [{**same, "op_name": op, "num_tokens": n, "latency": 0.5} for op in ("pre", "post") for n in (1, 4096)]
+    pd.DataFrame(rows).to_parquet(folder / "mhc__sglang__0.5__mhc_module_perf.parquet")
+    profile = imported(tmp_path, shape)
+    grid = profile.table.target.decode_attention
+    beside = grid.seconds[grid.rows.index(64)][grid.context_tokens.index(4096)]
+    assert beside is not None
+    rest = sum(served_ms(64, *each) for each in shape.mlp_gemms(LLAMA.intermediate)) + rest_ms(profile, shape, 64)
+    share = (0.002 * 8 + 0.001 * (shape.layers - 8)) / shape.layers
+    together = body_ms(profile, 64) + 1e3 * beside - rest
+    assert together == pytest.approx(2 * 0.5 + share * module_ms(64, 1, 4095), rel=2e-3)
+
+
+def test_a_step_of_linear_attention_is_one_kernel_where_there_is_one(tmp_path: Path) -> None:
+    import pandas as pd
+
+    write_tables(tmp_path)
+    heads = {"num_k_heads": 16, "num_v_heads": 16, "head_k_dim": 128, "head_v_dim": 128, "batch_size": 1}
+    step = [("fused_kda_decode", 0.01), ("causal_conv1d_update", 0.004), ("fused_recurrent_kda", 0.02)]
+    frame = pd.DataFrame(
+        [
+            {**heads, "kernel_source": name, "phase": "generation", "batch_size": rows, "seq_len": 1, "latency": ms}
+            for name, ms in step
+            for rows in (1, 256)
+        ]
+    )
+    prompts = [
+        pd.DataFrame(
+            [
+                {**heads, "kernel_source": name, "phase": "context", "seq_len": tokens, "latency": launch_ms + 0.01}
+                for name in ("conv", "scan")
+                for tokens in (1, 4096)
+            ]
+        )
+        for launch_ms in (0.4, 0.04)
+    ]
+    folder = tmp_path / "a100_sxm"
+    pd.concat([frame, prompts[0]]).to_parquet(folder / "kda__vllm__0.5__kda_perf.parquet")
+    prompts[1].to_parquet(folder / "kda__sglang__0.5__kda_perf.parquet")
+    linear = Linear(layers=1, key_heads=16, key_dim=128, value_heads=16, value_dim=128, decay_rank=128)
+    lookups = Lookups(KernelFiles(tmp_path, "a100-sxm"))
+    assert lookups.linear_s(linear, 1, np.array([1.0, 4096.0])) == pytest.approx([1e-5, 1e-4])
+    assert "linear attention (context): sglang's" in lookups.notes
+
+
 def test_modules_that_were_timed_with_their_launches_are_passed_over(tmp_path: Path) -> None:
     import pandas as pd
 
@@ -528,14 +598,14 @@ def test_modules_that_were_timed_with_their_launches_are_passed_over(tmp_path: P
     module_tables(tmp_path, "vllm", min_ms=1.0)
     place = tmp_path / "a100_sxm" / "sparse_attention__vllm__0.5__dsa_generation_module_perf.parquet"
     frame = pd.read_parquet(place)
-    frame[frame.latency >= 1.0].to_parquet(place)
+    frame[(frame.latency >= 1.0) | (frame.op_name == "other")].to_parquet(place)
     with pytest.raises(
         ValueError,
-        match=r"no sparse attention \(dsa_generation_module\) of 32 heads on one of 1 devices with bf16 matrices",
+        match=r"no sparse attention \(dsa, generation\) of 32 heads on one of 1 devices with bf16 matrices",
     ):
         imported(tmp_path, SPARSE_ATTENTION)
     module_tables(tmp_path, "sglang")
-    assert "sparse attention (generation): sglang's" in imported(tmp_path, SPARSE_ATTENTION).source
+    assert "sparse attention (dsa, generation): sglang's" in imported(tmp_path, SPARSE_ATTENTION).source
 
 
 def installed() -> Path:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from sim.costs.layer_kinds import Experts, Latent, Linear
 from sim.costs.passes import layer_kv_bytes, pass_use
-from sim.costs.shapes import Experts, Formats, Latent, Linear, ModelShape, kv_bytes_per_token, rank_weight_bytes
+from sim.costs.shapes import Formats, ModelShape, kv_bytes_per_token, rank_weight_bytes
 
 TINY = ModelShape(
     name="m",

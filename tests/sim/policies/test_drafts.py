@@ -9,11 +9,11 @@ import pytest
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.models import IidAcceptance
 from sim.costs.cost import Demands
-from sim.costs.drafters import DrafterCosts, pair_with
 from sim.costs.profile_files import load
 from sim.engine.draft_choice import DraftChoice
 from sim.interface.work import Kind, Model
 from sim.policies.registry import PolicyOptions
+from sim.run.drafters import DrafterCosts, pair_with
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
