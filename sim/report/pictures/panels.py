@@ -31,7 +31,7 @@ INK, RULE, PAPER = "#262626", "#cccccc", "#ffffff"
 """Text, lines of the grid, and ground; a page has its own in place of them, light or dark."""
 COLOURS = ("#0173b2", "#de8f05", "#029e73", "#cc78bc", "#d55e00", "#56b4e9", "#ca9161", "#949494")
 """They tell series apart for the colour-blind, too, on light and dark ground."""
-SPACE_IN = {"left": 0.75, "right": 1.8, "top": 0.75, "bottom": 0.5, "wide": 0.3, "high": 0.75}
+SPACE_IN = {"left": 0.75, "right": 1.8, "top": 0.95, "bottom": 0.5, "wide": 0.3, "high": 0.85}
 """Inches around the panels of a canvas, and between two of them."""
 
 

@@ -205,6 +205,7 @@ def draw_lines(points: StorePoints, picture: LinePicture) -> Figure:
             axis.set_ylim(min(values) / MARGIN if picture.is_log else 0.0, max(*values, 1e-9) * MARGIN)
             if picture.is_log:
                 set_log_scale(axis, "y")
+            axis.tick_params(axis="y", labelleft=names.index(name) % MAX_COLUMNS == 0)
             if x in points.keys:
                 set_ticks(axis, points.values(x))
             panel(axis, name, "output (tokens/s)" if x == TOKENS_PER_S else spoken(x), label if axis is axes[0] else "")
@@ -361,7 +362,7 @@ def _heat_maps(
     rows = -(-len(panels) // columns)
     width, height = 1.6 + 0.62 * len(xs), 1.5 + 0.42 * len(ys)
     figure, axes = canvas(rows, columns, width=max(width, 5.0 / columns), height=height)
-    for axis, (name, shade, texts) in zip(chain.from_iterable(axes), panels, strict=False):
+    for number, (axis, (name, shade, texts)) in enumerate(zip(chain.from_iterable(axes), panels, strict=False)):
         image = axis.pcolormesh(shade, cmap=palette, vmin=bounds[0], vmax=bounds[1], edgecolors=PAPER, linewidth=0.5)
         luminance = image.to_rgba(shade)[..., :3] @ (0.21, 0.72, 0.07)
         for y, x in np.ndindex(shade.shape):
@@ -371,7 +372,8 @@ def _heat_maps(
         axis.set_yticks(np.arange(len(ys)) + 0.5, [str(y) for y in ys])
         axis.set_facecolor(NO_MEAN)
         axis.grid(visible=False)
-        panel(axis, name, spoken(across), spoken(down))
+        panel(axis, name, spoken(across), spoken(down) if number % columns == 0 else "")
+        axis.tick_params(axis="y", labelleft=number % columns == 0)
         for x, column in enumerate(shade.T if is_boxed else ()):
             if not np.isnan(column).all():
                 corner = x + 0.04, int(np.nanargmin(column)) + 0.04
