@@ -407,8 +407,9 @@ def draw_pareto(points: StorePoints, price_per_hour: float | None = None) -> Fig
             own = shown[shown[LINE] == line]
             axis.scatter(own["user"], own["gpu"], s=30, color=colour, marker=marker, label=line)
         axis.plot(best["user"], best["gpu"], color=INK, linewidth=1.0, zorder=1)
-        panel(axis, str(name), "output (tokens/s per user)", "output (tokens/s per GPU)")
-        axis.margins(0.1)
+        is_first = names.index(name) % MAX_COLUMNS == 0
+        panel(axis, str(name), "output (tokens/s per user)", "output (tokens/s per GPU)" if is_first else "")
+        axis.margins(x=0.2)
         axis.set_ylim(bottom=0.0)
         texts = [(row["user"], row["gpu"], _label(row, across, price_per_hour)) for _, row in best.iterrows()]
         label_points(axis, texts)
