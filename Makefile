@@ -128,8 +128,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.demo: .venv/bin/python pyproject.toml constraints.txt
-	# Without scipy, which seaborn would import where it is, and which nothing in the demo asks for. Python compiles what
-	# is imported; pip would compile all of pandas first, which takes longer than the runs.
+	# Python compiles what is imported; pip would compile all of pandas first, which takes longer than the runs.
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[figures]'
 	touch $@
 

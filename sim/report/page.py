@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from sim.costs.profile_files import load as load_profile
 from sim.files.yaml_values import yaml_text
 from sim.names import in_words, span
-from sim.report.pictures.panels import save, set_theme
+from sim.report.pictures.panels import INK, PAPER, RULE, save, set_theme
 from sim.report.pictures.store_pictures import NotDrawn, drawn, named, pictures
 from sim.report.store_points import Rank, Setting, StorePoints, read_points, spoken
 from sim.studies.sweeps.store import GridRun, Store
@@ -45,6 +45,8 @@ COLUMNS = (
 SHARES = ("device_utilization", "rejected_token_share")
 STYLE, SCRIPT = (Path(__file__).with_name(f"page.{kind}") for kind in ("css", "js"))
 """Plain DOM, texts set as texts, nothing evaluated or fetched."""
+DARK = {"ink": "#e6e6ea", "rule": "#3c3c44", "paper": "#17171a"}
+"""Colours of pictures in the dark, as the style has them."""
 
 
 def page(path: Path, *, price_per_hour: float | None = None) -> str:
@@ -146,13 +148,23 @@ def _drawn(points: StorePoints, price_per_hour: float | None) -> tuple[list[str]
             continue
         image = BytesIO()
         save(figure, image)
-        text = base64.b64encode(image.getvalue()).decode()
+        text = base64.b64encode(_in_both_schemes(image.getvalue().decode()).encode()).decode()
         caption = figure.get_suptitle().split("\n")[0]
         figures.append(
             f'<figure><img alt="{_safe(name)}" src="data:image/svg+xml;base64,{text}">'
             f"<figcaption>{_safe(caption)}</figcaption></figure>\n"
         )
     return figures, missing
+
+
+def _in_both_schemes(svg: str) -> str:
+    """A picture whose text, grid and ground are those of the page, in the light and in the dark."""
+    names = {"ink": INK, "rule": RULE, "paper": PAPER}
+    for name, colour in names.items():
+        svg = svg.replace(colour, f"var(--{name})")
+    light, dark = (";".join(f"--{name}:{colour}" for name, colour in each.items()) for each in (names, DARK))
+    style = f"<style>svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
+    return re.sub(r"(<svg\b[^>]*>)", lambda tag: tag[0] + style, svg, count=1)
 
 
 def _points_table(points: StorePoints) -> str:

@@ -413,9 +413,16 @@ def draft_lengths(tuning: Tuning) -> str:
                 groups.append((best.k, [], []))
             groups[-1][1].append(point.concurrency)
             groups[-1][2].append(best.speedup)
-    said = [f"{k} at {span(map(str, loads))} ({span(map(_fixed, gains))})" for k, loads, gains in groups]
     ends = tuning.break_even_concurrency
-    pays = "at every load tried" if ends is None else ("at none" if ends == 0.0 else f"up to {ends:.0f} in flight")
+    if ends == 0.0:
+        loads = [load for _, group, _ in groups for load in group]
+        gains = sorted(gain for _, _, group in groups for gain in group)
+        return (
+            f"no draft length pays at {span(map(str, loads))} requests in flight: the best of each has "
+            f"{span(map(_fixed, gains))} of the throughput without a drafter"
+        )
+    said = [f"{k} at {span(map(str, loads))} ({span(map(_fixed, gains))})" for k, loads, gains in groups]
+    pays = "at every load tried" if ends is None else f"up to {ends:.0f} in flight"
     return f"best K by requests in flight (throughput over no drafter): {', '.join(said)}; pays {pays}"
 
 

@@ -310,7 +310,7 @@ def test_another_method_is_decided_on_beside_the_same_plain_cells() -> None:
 
 
 def test_the_figure_of_speedups_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("seaborn")
+    pytest.importorskip("matplotlib")
     draw_speedups(frame([section([drafting(8, 1.8, 1.9), drafting(32, 0.9, 0.8, role="fitted")])]), tmp_path / "f.png")
     assert (tmp_path / "f.png").stat().st_size > 10_000
 

@@ -1,12 +1,13 @@
 """Figures of comparisons: latency distributions, throughput against latency.
 
-Imports matplotlib and seaborn; only called where figures were asked for. Not here: the numbers (sim.metrics.summary),
+Imports matplotlib; only called where figures were asked for. Not here: the numbers (sim.metrics.summary),
 and figures of single works (sim.report.pictures.work_figures).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,16 @@ from sim.metrics.breakdown import PHASES
 from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats
 from sim.metrics.summary import latencies_s
-from sim.report.pictures.panels import canvas, headline, legend, panel, save_and_close, set_log_scale, set_theme
+from sim.report.pictures.panels import (
+    COLOURS,
+    canvas,
+    headline,
+    legend,
+    panel,
+    save_and_close,
+    set_log_scale,
+    set_theme,
+)
 from sim.report.pictures.work_figures import draw_occupancy, draw_phases, draw_timelines
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
@@ -72,12 +82,9 @@ def _latencies_s(records: Sequence[RunRecord]) -> dict[str, dict[str, Floats]]:
 
 def draw_cdfs(path: Path, title: str, sides: Mapping[str, Mapping[str, Floats]]) -> None:
     """TTFT, TPOT and E2EL (seconds, by metric) of each side, one step line each."""
-    import seaborn as sns
-
-    colours = sns.color_palette("deep", len(sides))
     figure, axes = canvas(1, 3, width=3.8, height=3.8, shared="y")
     for axis, (name, label) in zip(axes[0], TITLES.items(), strict=True):
-        for (side, values_s), colour in zip(sides.items(), colours, strict=True):
+        for (side, values_s), colour in zip(sides.items(), cycle(COLOURS), strict=False):
             values_ms = np.sort(values_s[name]) * 1e3
             if len(values_ms):
                 shares = np.arange(1, len(values_ms) + 1) / len(values_ms)
@@ -95,7 +102,6 @@ def draw_throughput_latency(path: Path, results: Sequence[Comparison]) -> None:
 
     Hollow points are overloaded runs, whose latencies depend on their length.
     """
-    import seaborn as sns
     from matplotlib.lines import Line2D
 
     set_theme()
@@ -104,7 +110,7 @@ def draw_throughput_latency(path: Path, results: Sequence[Comparison]) -> None:
         for row in result.policies:
             points.setdefault((row.policy, result.profile.name), []).append(row)
     policies, profiles = (list(dict.fromkeys(names)) for names in zip(*points, strict=True))
-    colours = dict(zip(policies, sns.color_palette("deep", len(policies)), strict=True))
+    colours = dict(zip(policies, cycle(COLOURS), strict=False))
     markers = {profile: MARKERS[number % len(MARKERS)] for number, profile in enumerate(profiles)}
     figure, axes = canvas(1, 2, height=4.2)
     for axis, (metric, label) in zip(axes[0], (("mean_ttft_ms", "TTFT"), ("mean_e2el_ms", "E2EL")), strict=True):

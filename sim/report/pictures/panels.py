@@ -1,6 +1,6 @@
 """Shared parts of all figures: theme, panels, ticks and labels that can be read, one legend, files.
 
-Imports matplotlib and seaborn inside functions; nothing here knows what is drawn.
+Imports matplotlib inside functions; nothing here knows what is drawn.
 """
 
 from __future__ import annotations
@@ -27,30 +27,56 @@ SIDES = (((4, 4), "left", "bottom"), ((-4, 4), "right", "bottom"), ((4, -4), "le
 """Offsets of a label from its point, in points, in the order in which they are tried."""
 
 
+INK, RULE, PAPER = "#262626", "#cccccc", "#ffffff"
+"""Text, lines of the grid, and ground; a page has its own in place of them, light or dark."""
+COLOURS = ("#0173b2", "#de8f05", "#029e73", "#cc78bc", "#d55e00", "#56b4e9", "#ca9161", "#949494")
+"""They tell series apart for the colour-blind, too, on light and dark ground."""
+SPACE_IN = {"left": 0.75, "right": 1.8, "top": 0.95, "bottom": 0.5, "wide": 0.3, "high": 0.85}
+"""Inches around the panels of a canvas, and between two of them."""
+
+
 def set_theme(font_scale: float = 0.8) -> None:
     """The look of all figures; no display needed. Raises ValueError without the plotting libraries."""
     try:
         import matplotlib
-        import seaborn as sns
     except ImportError:
         raise ValueError("figures need the analysis extra: pip install 'lanesim[analysis]'") from None
     matplotlib.use("Agg")
-    # Names hold dollar signs, and nothing here is a formula.
-    sns.set_theme(style="whitegrid", context="notebook", font_scale=font_scale, rc={"text.parse_math": False})
+    sizes = {"font.size": 12, "axes.labelsize": 12, "axes.titlesize": 12, "xtick.labelsize": 11, "ytick.labelsize": 11,
+             "legend.fontsize": 11}  # fmt: skip
+    matplotlib.rcParams.update(
+        {name: size * font_scale for name, size in sizes.items()}
+        | dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+        | dict.fromkeys(("grid.color", "axes.edgecolor"), RULE)
+        | dict.fromkeys(("figure.facecolor", "axes.facecolor", "patch.edgecolor"), PAPER)
+        | dict.fromkeys(("xtick.major.size", "ytick.major.size", "xtick.minor.size", "ytick.minor.size"), 0)
+        | {"axes.grid": True, "axes.axisbelow": True, "patch.force_edgecolor": True, "figure.max_open_warning": 0}
+        # Names hold dollar signs, and nothing here is a formula.
+        | {"text.parse_math": False}
+    )
 
 
 def canvas(
     num_rows: int, num_columns: int, *, width: float = 5.2, height: float = 3.6, shared: str = ""
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure and its axes [rows, columns], each `width` by `height` inches, with room for a legend beside them.
+    """A figure and its axes [rows, columns], each `width` by `height` inches with its labels, with room for a legend
+    beside them.
 
     `shared` names the axes that all have in common: x, y or xy.
     """
     import matplotlib.pyplot as plt
 
-    size = (width * num_columns + 1.8, height * num_rows)
+    across, down = width * num_columns + SPACE_IN["right"], height * num_rows + SPACE_IN["top"] - 0.3
     figure, axes = plt.subplots(
-        num_rows, num_columns, figsize=size, squeeze=False, sharex="x" in shared, sharey="y" in shared
+        num_rows, num_columns, figsize=(across, down), squeeze=False, sharex="x" in shared, sharey="y" in shared
+    )
+    figure.subplots_adjust(
+        left=SPACE_IN["left"] / across,
+        right=1.0 - SPACE_IN["right"] / across,
+        top=1.0 - SPACE_IN["top"] / down,
+        bottom=SPACE_IN["bottom"] / down,
+        wspace=SPACE_IN["wide"] / (width - SPACE_IN["wide"]),
+        hspace=SPACE_IN["high"] / (height - SPACE_IN["high"]),
     )
     return figure, axes.tolist()
 
@@ -91,11 +117,10 @@ def set_ticks(axis: Axes, values: Sequence[float]) -> None:
     axis.set_xticks([], minor=True)
 
 
-def label_points(figure: Figure, axis: Axes, labels: Iterable[tuple[float, float, str]]) -> None:
+def label_points(axis: Axes, labels: Iterable[tuple[float, float, str]]) -> None:
     """Texts (x, y, text) beside their points, where there is room: none lies on another one or on a point."""
     from matplotlib.transforms import Bbox
 
-    figure.tight_layout()
     texts = list(labels)
     spots = [axis.transData.transform((x, y)) for x, y, _ in texts]
     taken = [Bbox.from_extents(x - 3, y - 3, x + 3, y + 3) for x, y in spots]
@@ -123,18 +148,22 @@ def legend(figure: Figure, axes: Sequence[Sequence[Axes]], more: Sequence[Artist
             handles.setdefault(label, handle)
     handles |= {str(handle.get_label()): handle for handle in more}
     if len(handles) > 1:
-        figure.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(0.995, 0.95), frameon=False)
+        right = axes[0][-1]
+        figure.legend(
+            handles.values(), handles.keys(), loc="upper left", frameon=False, bbox_to_anchor=(1.01, 1.0),
+            bbox_transform=right.transAxes,
+        )  # fmt: skip
 
 
 def save(figure: Figure, file: Path | BinaryIO) -> None:
     """Write to a path, or as SVG to an open file, the same bytes every time."""
     kind = file.suffix[1:] if isinstance(file, Path) else "svg"
-    figure.tight_layout()
     figure.savefig(file, dpi=DPI, bbox_inches="tight", format=kind, metadata={"Date": None} if kind == "svg" else None)
 
 
 def save_and_close(figure: Figure, path: Path) -> None:
     import matplotlib.pyplot as plt
 
+    figure.tight_layout()
     save(figure, path)
     plt.close(figure)

@@ -1,36 +1,53 @@
 """Pictures of a store: what it has the rows for, each a question with its axes, as PNG and as SVG.
 
 Lines differ by marker and dash as well as by colour, cells carry their numbers, so that all of it reads in grey.
-Imports matplotlib and seaborn; only called where pictures were asked for. Not here: the numbers
+Imports matplotlib; only called where pictures were asked for. Not here: the numbers
 (sim.report.store_points), and what all figures share (sim.report.pictures.panels).
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from sim.metrics.stats import Floats
-from sim.report.pictures.panels import canvas, headline, label_points, panel, save, set_log_scale, set_theme, set_ticks
+from sim.report.pictures.panels import (
+    COLOURS,
+    INK,
+    PAPER,
+    RULE,
+    canvas,
+    headline,
+    label_points,
+    legend,
+    panel,
+    save,
+    set_log_scale,
+    set_theme,
+    set_ticks,
+)
 from sim.report.store_points import ACCEPTANCE, LOADS, Draw, K, Setting, StorePoints, spoken
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_LINES, MAX_PANELS = 8, 6
+MAX_LINES, MAX_PANELS = 4, 8
+"""Lines in one panel; more of them have a panel each, with the others in grey. Panels of a metric."""
+MAX_COLUMNS = 3
+MARKERS, DASHES = "os^D", ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (3, 1.25, 1.5, 1.25)))
 MARGIN = 1.25
 """Room from the means to the edges of a panel; intervals may leave it."""
 TOKENS_PER_S, PER_GPU = "output_throughput_tokens_per_s", "output_throughput_per_gpu_tokens_per_s"
 JOULES = "joules_per_output_token"
 HOUR_S, MILLION = 3600.0, 1e6
-PANEL, LINE, METRIC, HOLLOW = "panel", "line", "metric", "overloaded"
+PANEL, LINE = "panel", "line"
 """Columns of what is drawn."""
 
 
@@ -107,24 +124,17 @@ def _named_rows(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     return [named(row, keys) if keys else "" for _, row in table.iterrows()]
 
 
-def _draw(plot: Any, figure: Figure) -> None:
-    """Draw a seaborn plot, without what seaborn's use of pandas makes pandas say."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        plot.on(figure).plot()
-
-
 def _load_of(points: StorePoints) -> str:
     if points.load is None:
         raise NotDrawn(f"needs a grid over {' or '.join(LOADS)}")
     return points.load
 
 
-def _held(points: StorePoints, used: Sequence[str]) -> tuple[StorePoints, list[str], str]:
-    """`points` with so many keys held at their middle value that those neither held nor `used` make at most MAX_PANELS
-    panels; these keys, and the words for what is held."""
+def _held(points: StorePoints, used: Sequence[str], max_panels: int = MAX_PANELS) -> tuple[StorePoints, list[str], str]:
+    """`points` with so many keys held at their middle value that those neither held nor `used` make at most
+    `max_panels` panels; these keys, and the words for what is held."""
     rest, held = [key for key in points.keys if key not in used], ""
-    while rest and _num(points, rest) > MAX_PANELS:
+    while rest and _num(points, rest) > max_panels:
         key = max([key for key in rest if key != "policy"] or rest, key=lambda key: len(points.values(key)))
         values = points.values(key)
         points = points.where({key: values[len(values) // 2]})
@@ -149,8 +159,8 @@ def _lines_by(points: StorePoints, across: Sequence[str]) -> list[str]:
     for key in () if points.series else points.keys:
         if key not in (*across, "policy") and _num(points, [*keys, key]) <= MAX_LINES:
             keys = [*keys, key]
-    if _num(points, keys) > MAX_LINES:
-        raise NotDrawn(f"would have {_num(points, keys)} lines; want at most {MAX_LINES}: choose by --where")
+    if _num(points, keys) > MAX_PANELS:
+        raise NotDrawn(f"would have {_num(points, keys)} lines; want at most {MAX_PANELS}: choose by --where")
     return keys
 
 
@@ -161,11 +171,7 @@ def _of_one(points: StorePoints) -> str:
 
 
 def draw_lines(points: StorePoints, picture: LinePicture) -> Figure:
-    """Means with their intervals; hollow where overloaded."""
-    import matplotlib.pyplot as plt
-    import pandas as pd
-    import seaborn.objects as so
-
+    """Means with their intervals, hollow where overloaded; more than MAX_LINES lines have a panel each."""
     if picture.over is not None:
         points = points.with_rows(points.rows[points.rows["acceptance_length_tokens"].notna()])
         if points.rows.empty or picture.over not in points.keys:
@@ -177,50 +183,77 @@ def draw_lines(points: StorePoints, picture: LinePicture) -> Figure:
     x = picture.x or str(load)
     across = [key for key in (load, picture.over) if key is not None]
     by = _lines_by(points, across)
-    points, rest, held = _held(_plain_once(points, by), [*by, *across])
+    points = _plain_once(points, by)
+    is_apart = _num(points, by) > MAX_LINES
+    points, rest, held = _held(points, [*by, *across], 1 if is_apart else MAX_PANELS)
     table = points.means([metric for metric in (x, *picture.metrics) if metric not in points.keys])
-    table[LINE], table[PANEL] = _named_rows(table, by), _named_rows(table, rest)
-    table[HOLLOW] = np.where(table["is_overloaded"], "yes", "no")
-    parts = []
-    for metric, (label, scale) in picture.metrics.items():
-        ends = {"y": table[metric], "low": table[f"{metric}.low"], "high": table[f"{metric}.high"]}
-        parts.append(table.assign(**{METRIC: label}, **{name: values * scale for name, values in ends.items()}))
-    drawn = pd.concat(parts, ignore_index=True).rename(columns={x: "x"}).dropna(subset=["y"])
-    if drawn.empty:
+    table[LINE], table[PANEL] = _named_rows(table, by), _named_rows(table, by if is_apart else rest)
+    rows = [row for row in table.to_dict("records") if any(row[metric] == row[metric] for metric in picture.metrics)]
+    if not rows:
         raise NotDrawn("needs a point with the metric")
-    num_panels = drawn[PANEL].nunique()
-    figure: Figure = plt.figure(figsize=(4.6 * num_panels + 1.8, 3.4 * len(picture.metrics)))
-    plot = so.Plot(drawn, x="x", y="y", color=LINE, marker=LINE, linestyle=LINE)
-    plot = plot.facet(row=METRIC, col=PANEL).share(y="row").theme(dict(plt.rcParams))
-    plot = (
-        plot.label(color="", marker="", linestyle="")
-        .add(so.Line())
-        .add(so.Range(linewidth=0.8), ymin="low", ymax="high", legend=False)
-    )
-    plot = plot.add(so.Dot(pointsize=6), fill=HOLLOW, legend=False)
-    _draw(plot.scale(color="colorblind", fill=so.Nominal({"no": True, "yes": False})), figure)
-    axes = np.array(figure.axes).reshape(-1, num_panels)
-    for line_of_axes, label in zip(axes, drawn[METRIC].unique(), strict=True):
-        values = drawn["y"][drawn[METRIC] == label]
-        for axis, name in zip(line_of_axes, drawn[PANEL].unique(), strict=True):
-            shown = drawn[(drawn[METRIC] == label) & (drawn[PANEL] == name)]
-            axis.set_title("")
-            panel(axis, str(name), "output (tokens/s)" if x == TOKENS_PER_S else spoken(x), str(label))
-            axis.set_ylim(values.min() / MARGIN if picture.is_log else 0.0, max(values.max(), 1e-9) * MARGIN)
+    names = list(dict.fromkeys(row[PANEL] for row in rows))
+    styles = list(zip(dict.fromkeys(row[LINE] for row in rows), cycle(COLOURS), cycle(MARKERS), cycle(DASHES)))
+    figure, metrics = _panels_by_metric(names, picture.metrics)
+    for (metric, (label, scale)), axes in zip(picture.metrics.items(), metrics, strict=True):
+        known = [row for row in rows if row[metric] == row[metric]]
+        values = [scale * row[metric] for row in known] or [1.0]
+        for axis, name in zip(axes, names, strict=True):
+            for line, colour, marker, dash in styles:
+                is_own = not is_apart or line == name
+                shown = [row for row in known if row[LINE] == line and (is_apart or row[PANEL] == name)]
+                _line(axis, shown, x, metric, scale, line, colour if is_own else RULE, marker if is_own else "", dash)
+            axis.set_ylim(min(values) / MARGIN if picture.is_log else 0.0, max(*values, 1e-9) * MARGIN)
             if picture.is_log:
                 set_log_scale(axis, "y")
+            axis.tick_params(axis="y", labelleft=names.index(name) % MAX_COLUMNS == 0)
             if x in points.keys:
                 set_ticks(axis, points.values(x))
+            panel(axis, name, "output (tokens/s)" if x == TOKENS_PER_S else spoken(x), label if axis is axes[0] else "")
             if picture.has_labels:
-                axis.set_xlim(0.0, float(shown["x"].max()) * 1.08)
-                texts = [(row["x"], row["y"], f"{row[load]:g}") for _, row in shown.iterrows()]
-                label_points(figure, axis, texts)
+                axis.set_xlim(0.0, max(row[x] for row in rows if is_apart or row[PANEL] == name) * 1.08)
+                label_points(
+                    axis, [(row[x], scale * row[metric], f"{row[load]:g}") for row in known if row[PANEL] == name]
+                )
+    if not is_apart:
+        legend(figure, [metrics[0][: min(len(names), MAX_COLUMNS)]])
     title = picture.title.format(load=spoken(load) if load else "")
     title += "; hollow: overloaded" if table["is_overloaded"].any() else ""
     headline(figure, f"{title}\n{_of_one(points)}{held}".strip())
     return figure
 
 
+def _panels_by_metric(names: Sequence[str], metrics: Iterable[str]) -> tuple[Figure, list[list[Axes]]]:
+    """A figure and, for each metric, its axes: one per name, in as many rows as they need."""
+    columns, metrics = min(len(names), MAX_COLUMNS), list(metrics)
+    rows = -(-len(names) // columns)
+    small = len(names) > columns
+    figure, axes = canvas(rows * len(metrics), columns, width=3.6 if columns > 2 else 4.6, height=2.7 if small else 3.3)
+    blocks = [list(chain.from_iterable(axes[rows * each : rows * (each + 1)])) for each in range(len(metrics))]
+    for axis in chain.from_iterable(block[len(names) :] for block in blocks):
+        axis.set_visible(False)
+    return figure, [block[: len(names)] for block in blocks]
+
+
+def _line(
+    axis: Axes, rows: Sequence[Draw], x: str, metric: str, scale: float, label: str, colour: str, marker: str, dash: Any
+) -> None:
+    """One series through its loads; without a marker it is there for comparison, thin and without intervals."""
+    xs, ys = [row[x] for row in rows], [scale * row[metric] for row in rows]
+    if not marker:
+        axis.plot(xs, ys, color=colour, linewidth=1.0, zorder=1)
+        return
+    axis.plot(xs, ys, color=colour, linestyle=dash, marker=marker, markersize=5, label=label)
+    hollow = [at for at, row in enumerate(rows) if row["is_overloaded"]]
+    axis.scatter(
+        [xs[at] for at in hollow], [ys[at] for at in hollow], s=25, marker=marker, facecolors=PAPER, edgecolors=colour,
+        zorder=3,
+    )  # fmt: skip
+    ends = [[scale * row[f"{metric}.{end}"] for row in rows] for end in ("low", "high")]
+    axis.vlines(xs, *ends, color=colour, linewidth=0.8)
+
+
+LIGHT_TEXT, DARK_TEXT, NO_MEAN = "#fdfdfd", "#111111", "#d9d9d9"
+"""Of cells, whose ground is the same in the light and in the dark."""
 Panel = tuple[str, Floats, list[list[str]]]
 """Title, shades [down, across], and texts of the cells."""
 
@@ -250,13 +283,13 @@ def draw_improvement(points: StorePoints) -> Figure:
             cells = [
                 (row[load], row[down], row["change_pct"], _change_text(row))
                 for _, row in changes.iterrows()
-                if row["policy"] == policy and not row["is_overloaded"]
+                if row["policy"] == policy and not row["is_overloaded"] and row["change_pct"] == row["change_pct"]
             ]
             panels.append((f"{policy} against {first}\n{title}".strip(), *_cells(points, load, down, cells)))
     most = max(5.0, *(np.nan_to_num(np.abs(shade)).max() for _, shade, _ in panels))
     note = "(…): not clear; ?: depends on overlap; grey: no steady means"
     title = f"Mean E2EL against {first}, % (below 0: faster)\n{note}"
-    return _heat_maps(points, panels, load, down, title, palette="vlag", bounds=(-most, most))
+    return _heat_maps(points, panels, load, down, title, palette="RdBu_r", bounds=(-most, most))
 
 
 def draw_draft_length(points: StorePoints) -> Figure:
@@ -280,7 +313,7 @@ def draw_draft_length(points: StorePoints) -> Figure:
     title = f"Mean TPOT (ms) of {', '.join(speculative.values('policy'))} by draft length"
     note = "boxed: the shortest of each load; grey: overloaded"
     bounds = min(values), max(values)
-    return _heat_maps(points, panels, load, K, f"{title}\n{note}", palette="crest", bounds=bounds, is_boxed=True)
+    return _heat_maps(points, panels, load, K, f"{title}\n{note}", palette="YlGnBu", bounds=bounds, is_boxed=True)
 
 
 def _apart(points: StorePoints, used: Sequence[str]) -> list[tuple[str, StorePoints]]:
@@ -320,30 +353,31 @@ def _heat_maps(
     bounds: tuple[float, float],
     is_boxed: bool = False,
 ) -> Figure:
-    import seaborn as sns
     from matplotlib.patches import Rectangle
 
     left_out = f"; {MAX_PANELS} of {len(panels)} panels, --where chooses" if len(panels) > MAX_PANELS else ""
     panels = panels[:MAX_PANELS]
     xs, ys = points.values(across), points.values(down)
-    columns = min(max(1, 14 // len(xs)), 3, len(panels))
+    columns = min(max(1, 14 // len(xs)), MAX_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    width, height = 1.6 + 0.62 * len(xs), 1.2 + 0.42 * len(ys)
-    figure, axes = canvas(rows, columns, width=max(width, 5.0 / columns), height=height + 0.6 / rows)
-    for axis, (name, shade, texts) in zip(chain.from_iterable(axes), panels, strict=False):
-        sns.heatmap(
-            shade, ax=axis, annot=np.array(texts), fmt="", cmap=palette, vmin=bounds[0], vmax=bounds[1], cbar=False,
-            linewidths=0.5, annot_kws={"fontsize": 8}, xticklabels=[f"{x:g}" for x in xs], yticklabels=ys,
-        )  # fmt: skip
-        axis.invert_yaxis()
-        axis.set_facecolor("#d9d9d9")
+    width, height = 1.6 + 0.62 * len(xs), 1.5 + 0.42 * len(ys)
+    figure, axes = canvas(rows, columns, width=max(width, 5.0 / columns), height=height)
+    for number, (axis, (name, shade, texts)) in enumerate(zip(chain.from_iterable(axes), panels, strict=False)):
+        image = axis.pcolormesh(shade, cmap=palette, vmin=bounds[0], vmax=bounds[1], edgecolors=PAPER, linewidth=0.5)
+        luminance = image.to_rgba(shade)[..., :3] @ (0.21, 0.72, 0.07)
+        for y, x in np.ndindex(shade.shape):
+            colour = LIGHT_TEXT if luminance[y, x] < 0.5 else DARK_TEXT
+            axis.text(x + 0.5, y + 0.5, texts[y][x], ha="center", va="center", fontsize=8, color=colour)
+        axis.set_xticks(np.arange(len(xs)) + 0.5, [f"{x:g}" for x in xs])
+        axis.set_yticks(np.arange(len(ys)) + 0.5, [str(y) for y in ys])
+        axis.set_facecolor(NO_MEAN)
         axis.grid(visible=False)
-        axis.tick_params(axis="y", rotation=0)
-        panel(axis, name, spoken(across), spoken(down))
+        panel(axis, name, spoken(across), spoken(down) if number % columns == 0 else "")
+        axis.tick_params(axis="y", labelleft=number % columns == 0)
         for x, column in enumerate(shade.T if is_boxed else ()):
             if not np.isnan(column).all():
                 corner = x + 0.04, int(np.nanargmin(column)) + 0.04
-                axis.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor="black", linewidth=1.8))
+                axis.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=DARK_TEXT, linewidth=1.8))
     for axis in list(chain.from_iterable(axes))[len(panels) :]:
         axis.set_visible(False)
     headline(figure, f"{title}{left_out}")
@@ -352,9 +386,6 @@ def _heat_maps(
 
 def draw_pareto(points: StorePoints, price_per_hour: float | None = None) -> Figure:
     """Tokens per second that a user sees against what a GPU delivers; nothing beats the line in both."""
-    import matplotlib.pyplot as plt
-    import seaborn.objects as so
-
     across = [key for key in (points.load, K) if key in points.keys]
     if not across:
         raise NotDrawn("needs a grid over the load or the draft length")
@@ -366,20 +397,23 @@ def draw_pareto(points: StorePoints, price_per_hour: float | None = None) -> Fig
         raise NotDrawn("needs a point that is not overloaded")
     table["user"], table["gpu"] = 1e3 / table["mean_tpot_ms"], table[PER_GPU].fillna(table[TOKENS_PER_S])
     table[LINE], table[PANEL] = _named_rows(table, by), _named_rows(table, rest)
-    names = table[PANEL].unique()
-    figure: Figure = plt.figure(figsize=(5.0 * len(names) + 1.8, 4.2))
-    plot = so.Plot(table, x="user", y="gpu", color=LINE, marker=LINE).facet(col=PANEL).theme(dict(plt.rcParams))
-    _draw(plot.label(color="", marker="").add(so.Dot(pointsize=6)).scale(color="colorblind"), figure)
-    for axis, name in zip(figure.axes, names, strict=True):
+    names = list(table[PANEL].unique())
+    styles = list(zip(table[LINE].unique(), cycle(COLOURS), cycle(MARKERS)))
+    figure, (axes,) = _panels_by_metric(names, ["user"])
+    for axis, name in zip(axes, names, strict=True):
         shown = table[table[PANEL] == name].sort_values(["user", "gpu"], ascending=False)
         best = shown[shown["gpu"] > shown["gpu"].cummax().shift(fill_value=0.0)]
-        axis.set_title("")
-        axis.plot(best["user"], best["gpu"], color="black", linewidth=1.0, zorder=1)
-        panel(axis, str(name), "output (tokens/s per user)", "output (tokens/s per GPU)")
-        axis.margins(0.1)
+        for line, colour, marker in styles:
+            own = shown[shown[LINE] == line]
+            axis.scatter(own["user"], own["gpu"], s=30, color=colour, marker=marker, label=line)
+        axis.plot(best["user"], best["gpu"], color=INK, linewidth=1.0, zorder=1)
+        is_first = names.index(name) % MAX_COLUMNS == 0
+        panel(axis, str(name), "output (tokens/s per user)", "output (tokens/s per GPU)" if is_first else "")
+        axis.margins(x=0.2)
         axis.set_ylim(bottom=0.0)
         texts = [(row["user"], row["gpu"], _label(row, across, price_per_hour)) for _, row in best.iterrows()]
-        label_points(figure, axis, texts)
+        label_points(axis, texts)
+    legend(figure, [axes[:MAX_COLUMNS]])
     dollars = "" if price_per_hour is None else ", $ per million output tokens"
     numbers = f"line: the best of all; numbers: {', '.join(spoken(key) for key in across)}{dollars}{held}"
     headline(figure, f"Output per user against output per GPU, without overloaded points\n{numbers}")

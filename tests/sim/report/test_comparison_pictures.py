@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("seaborn")
+pytest.importorskip("matplotlib")
 
 from sim.cli.main import run
 from sim.report.results import read_summary

@@ -11,14 +11,14 @@ import pytest
 from rich.console import Console
 
 from sim.compare.side_by_side import CostSource
-from sim.report.say import print_answer
+from sim.report.say import draft_lengths, print_answer
 from sim.report.tables import HOW_TO
 from sim.studies.answer import Answer, Stated
 from sim.studies.attainment import Attainment, HighestLoad, Replicas
 from sim.studies.load_search import FleetAttainment, Limit
 from sim.studies.load_table import LoadPoint, PolicyAt, PolicyTuning
 from sim.studies.plan.search import PlannedDeployment, Rental
-from sim.studies.tune import AtContext, ContextTuning, answer
+from sim.studies.tune import AtContext, ContextTuning, Tuning, answer
 from tests.sim.studies.test_tune import grid, resolved
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?!\w)")
@@ -56,6 +56,15 @@ ROWS_OF_DRAWS = {
     "k1": [[1.2] * 5 + [1.3] * 5, [0.9] * 10],
     "k4": [[1.5] * 9 + [1.7], [0.7] * 10],
 }
+
+
+def test_where_no_length_pays_none_is_called_best() -> None:
+    losing = tuned(k0=[[0.95] * 10] * 2, k1=[[0.97] * 10, [0.9] * 10])
+    assert isinstance(losing, Tuning)
+    assert draft_lengths(losing) == (
+        "no draft length pays at 1 to 64 requests in flight: the best of each has 0.90 to 0.97 of the throughput "
+        "without a drafter"
+    )
 
 
 def test_a_row_of_draft_lengths_has_speedups_interval_and_regret_in_percent() -> None:
