@@ -18,7 +18,15 @@ from sim.run.resolve import resolve_all
 from sim.run.scenario import parse_scenario
 from validation.__main__ import main
 from validation.silicon.judge import classes_of, judge, kindest
-from validation.silicon.labels import contradicted, drafting, first_runs, is_fitted, is_outside, memory_share, roof_share
+from validation.silicon.labels import (
+    contradicted,
+    drafting,
+    first_runs,
+    is_fitted,
+    is_outside,
+    memory_share,
+    roof_share,
+)
 from validation.silicon.served_cells import (
     Refusal,
     budget_of,
