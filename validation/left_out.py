@@ -13,31 +13,19 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import msgspec
 
-from calibrate.judge.cell import Cell
 from sim.costs.engine_costs import engine_of, load_engine, with_engine
 from sim.costs.profile import Profile
 from validation.accuracy.sections import judge_run
 from validation.accuracy.specs import specs
-from validation.silicon.labels import drafting, is_fitted
-from validation.silicon.served_cells import (
-    RECIPE,
-    cell_of,
-    engine_name,
-    means,
-    profile_of,
-    raw_scenario,
-    read_cells,
-)
-from validation.tables import grouped, mean_size, off_pct, write_csv
+from validation.tables import mean_size, write_csv
 
 TABLE = Path(__file__).parents[1] / "docs/validation/left-out.csv"
 ELSEWHERE = "a GPU that no engine names"
-SERVED = "aiconfigurator/silicon_visible.csv"
 
 
 class PooledSource(NamedTuple):
@@ -130,45 +118,11 @@ def errors_of(data: Path, constant: str) -> Errors:
     return errors
 
 
-def frontends(data: Path) -> Iterator[dict[str, Any]]:
-    """SGLang's time before the queue: medians over marked cells of what first tokens come later than without one, by
-    GPU."""
-    cells = [cell_of(row) for row in read_cells(data / SERVED)]
-    drafts = drafting(cells)
-    marked = [
-        cell
-        for cell in cells
-        if cell.engine == "sglang" and is_fitted(cell) and cell.source == RECIPE and cell.id not in drafts
-        if load_engine("sglang-0.5", cell.gpu, cell.tp).frontend_s
-    ]
-    by_gpu = grouped(sorted(marked, key=lambda cell: cell.gpu), lambda cell: cell.gpu)
-    by_name = {f"{gpu}, {len(of)} marked cells": of for gpu, of in by_gpu.items()}
-    values_s = {
-        name: median(1e-3 * (cell.measured["ttft_ms"] - first_token_ms(cell, 0.0)) for cell in of)
-        for name, of in by_name.items()
-    }
-
-    def errors(name: str, frontend_s: float) -> list[float]:
-        return [off_pct(first_token_ms(cell, frontend_s), cell.measured["ttft_ms"]) for cell in by_name[name]]
-
-    pooled_s = load_engine("sglang-0.5", "b200-sxm", 8).frontend_s
-    measures = dict.fromkeys(by_name, "TTFT")
-    return left_out("frontend_s", "sglang-0.5, H200, B200 and B300", pooled_s, values_s, measures, errors)
-
-
-def first_token_ms(cell: Cell, frontend_s: float) -> float:
-    profile, _ = profile_of(cell)
-    costs = msgspec.structs.replace(engine_of(engine_name(cell), profile), frontend_s=frontend_s)
-    profile = with_engine(profile, costs)
-    return means(raw_scenario(cell, profile.name), profile)["ttft_ms"]
-
-
 def lines_of(data: Path) -> Iterator[dict[str, Any]]:
     measures = {name: source.measure for name, source in SOURCES.items()}
     for constant, engine, engines, values_s in POOLED:
         pooled_s = getattr(load_engine(engine, ELSEWHERE), constant)
         yield from left_out(constant, engines, pooled_s, values_s, measures, errors_of(data, constant))
-    yield from frontends(data)
 
 
 def main(data: Path, out: Path = TABLE) -> None:

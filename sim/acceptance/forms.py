@@ -30,7 +30,7 @@ from sim.acceptance.quoted import (
     QuotedTape,
     Synthetic,
 )
-from sim.acceptance.spread import QuotedSpread
+from sim.acceptance.spread import SPREADS, AssumedSpread, QuotedSpread
 from sim.acceptance.tape import TapeAcceptance, read_tapes
 from sim.names import unknown
 from sim.plugins import PluginError, checked_name, checked_text, installed, loaded, shown
@@ -38,7 +38,7 @@ from sim.plugins import PluginError, checked_name, checked_text, installed, load
 FORMS = {
     "iid": "iid:0.7",
     "length": "length:2.6@3 (acceptance length, bonus included, at draft length 3)",
-    "vllm": "vllm:.74,.49,.37 (unconditional rates, as vLLM logs them; with ~1.1 behind them requests differ)",
+    "vllm": "vllm:.74,.49,.37 (unconditional rates, as vLLM logs them; ~0 behind them: requests are alike)",
     "per-position": "per-position:.74,.66,.76 (conditional rates)",
     "beta": "beta:13,8",
     "markov": "markov:.13,.82 or markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]",
@@ -46,7 +46,9 @@ FORMS = {
     "tape": "tape:FILE or tape:FILE#FIELD",
 }
 """Name of each form and how it is written."""
-SPREADABLE = ("iid", "length", "vllm", "per-position")
+SPREADABLE, OF_REQUESTS = ("iid", "length", "vllm", "per-position"), ("length", "vllm")
+"""Forms that take a spread of requests, and those that have one where none is given: they were measured over
+requests; the others say themselves that all are alike."""
 SPREAD_FORM = "vllm:.54,.33,.21~1.1 (standard deviation of the requests' shifts on the logit scale)"
 Build = Callable[[Sequence[float], int], Acceptance]
 """Makes a model of the numbers after the colon and the draft length; raises ValueError."""
@@ -125,7 +127,8 @@ def parse_quoted(text: str) -> Quoted:
     `markov:FIRST,AFTER` the chance of a token after a missed one, and after an accepted one;
     `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden states; `synthetic:L` or `synthetic:U1,U2,..`
     what vLLM's synthetic sampler makes of a length, and of rates; `tape:FILE` recorded. `~S` after the numbers of the
-    first four: requests differ, by a standard deviation of S on the logit scale. Raises ValueError, one line.
+    first four: requests differ, by a standard deviation of S on the logit scale; `~0`: they are alike; `~natural`,
+    `~random`: as they do on such prompts, which lengths and vLLM's rates do untold. Raises ValueError, one line.
 
     >>> import lanesim
     >>> quoted = lanesim.parse_quoted("vllm:.74,.49,.37")
@@ -147,17 +150,24 @@ def parse_quoted(text: str) -> Quoted:
     if name == "tape":
         return QuotedTape(TapeAcceptance(read_tapes(rest)))
     rest, tilde, spread = rest.partition("~")
-    if tilde:
-        return _with_spread(text, name, rest, spread)
+    if tilde and name not in SPREADABLE:
+        raise ValueError(f"acceptance {text!r}: only {', '.join(SPREADABLE)} take a spread of requests, ~{spread}")
     if name == "length":
-        return _length(text, rest)
-    values = _numbers(text, form, rest)
-    if registered is not None:
-        return QuotedForm(name, registered.build, tuple(values))
-    try:
-        return _built_in(text, name, values)
-    except ValueError as error:
-        raise ValueError(f"{error}; write {_nearest(name, values)}") from None
+        alike = _length(text, rest)
+    else:
+        values = _numbers(text, form, rest)
+        if registered is not None:
+            return QuotedForm(name, registered.build, tuple(values))
+        try:
+            alike = _built_in(text, name, values)
+        except ValueError as error:
+            raise ValueError(f"{error}; write {_nearest(name, values)}") from None
+    if not tilde:
+        return AssumedSpread(alike) if name in OF_REQUESTS else alike
+    if spread in SPREADS:
+        return AssumedSpread(alike, spread)
+    (deviation,) = _numbers(text, SPREAD_FORM, spread, most=1)
+    return QuotedSpread(alike, deviation) if deviation else alike
 
 
 def num_rates(text: str) -> int | None:
@@ -179,14 +189,6 @@ def _bare_number(text: str) -> str | None:
     if 0.0 <= value <= 1.0:
         return f"iid:{text} for the rate at which each drafted token is accepted"
     return f"length:{text} for an acceptance length (tokens per verify, bonus included)"
-
-
-def _with_spread(text: str, name: str, rest: str, spread: str) -> Quoted:
-    """`vllm:.54,.33,.21~1.4` and the like."""
-    if name not in SPREADABLE:
-        raise ValueError(f"acceptance {text!r}: only {', '.join(SPREADABLE)} take a spread of requests, ~{spread}")
-    (deviation,) = _numbers(text, SPREAD_FORM, spread, most=1)
-    return QuotedSpread(parse_quoted(f"{name}:{rest}"), deviation)
 
 
 def _built_in(text: str, name: str, values: list[float]) -> Quoted:

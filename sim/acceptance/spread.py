@@ -8,9 +8,9 @@ the middle request are solved for. Not here: how it is written (sim.acceptance.f
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import isfinite
+from math import isfinite, log
 from statistics import NormalDist
 
 import numpy as np
@@ -29,8 +29,14 @@ _ACCEPT, _REQUEST_SHIFT = 0, 4
 """Purposes of the keyed draws: the former that of all models, the latter of this one alone."""
 _FARTHEST = 60.0
 """Logit beyond which a chance is 0 or 1 in double precision."""
-_BISECTIONS, _MAX_ROUNDS = 60, 60
+_MAX_STEPS, _MAX_ROUNDS = 60, 60
 _TOLERANCE = 1e-10
+SPREADS = {"natural": (0.1, 0.5), "random": (0.7, 1.0)}
+"""Least and largest spread by kind of prompts, all between them as likely. Natural: fitted to the requests of
+SpecDecode-Bench's tapes (EAGLE-3, K = 3) on GSM8K 0.15, code 0.38 and ShareGPT 0.49, of vLLM#41035 about 0.5. Random
+tokens: gpt-oss-120b with EAGLE-3 at K = 3, 0.8 to 1.0. Wider where kinds of prompts are mixed (Apertus 8B's chat: 1.1
+to 1.3), and where n-grams draft (0.3 to 0.8): a server's own percentiles of TPOT tell it."""
+NATURAL = "natural"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,12 @@ class SpreadAcceptance(Acceptance):
     rates: tuple[float, ...]
     spread: float
     """Standard deviation of the requests' shifts, logit."""
-    _logits: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    """[positions] conditional chances of the middle request."""
 
     def __post_init__(self) -> None:
         check_spread(self.spread)
-        object.__setattr__(self, "_logits", _middle_logits(self.rates, self.spread))
+        falling = zip((1.0, *self.rates), self.rates, strict=False)
+        if not self.rates or any(not 0.0 <= later <= earlier for earlier, later in falling):
+            raise ValueError(f"acceptance: unconditional rates {self.rates} must be in 0..1 and never rise")
 
     def unconditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
         reached = np.cumprod(self._chances(_nodes(), num_speculative_tokens), axis=1)
@@ -66,7 +72,8 @@ class SpreadAcceptance(Acceptance):
 
     def _chances(self, shifts: Floats, depth: int) -> Floats:
         """[requests, depth] conditional chances of requests with `shifts`, in standard deviations."""
-        logits = np.array([self._logits[min(position, len(self._logits) - 1)] for position in range(depth)])
+        middle = _middle_logits(self.rates, self.spread)
+        logits = np.array([middle[min(position, len(middle) - 1)] for position in range(depth)])
         return _chance(logits[None, :] + self.spread * shifts[:, None])
 
 
@@ -96,6 +103,36 @@ class QuotedSpread:
     def draw(self, rng: Chances) -> QuotedSpread:
         """Itself: how rates carry with a spread was measured on one draft only."""
         return self
+
+    def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
+        return self.inner.notes(ks)
+
+
+@dataclass(frozen=True, slots=True)
+class AssumedSpread:
+    """A quote that does not say how much requests differ: as much as they do on `prompts` of its kind, in the middle
+    of SPREADS; a draw has any spread of these. Rates at every draft length are the quote's.
+
+    >>> from sim.acceptance.quoted import MeasuredLength
+    >>> round(AssumedSpread(MeasuredLength(2.6, 3)).model(5).expected_length(5), 4)
+    3.054
+    """
+
+    inner: Quoted
+    prompts: str = NATURAL
+    share: float = 0.5
+    """Of the spreads, those that are smaller."""
+
+    @property
+    def measured_k(self) -> int | None:
+        return self.inner.measured_k
+
+    def model(self, k: int) -> Acceptance:
+        low, high = SPREADS[self.prompts]
+        return SpreadAcceptance(self.inner.model(k).unconditional_rates(k), low + self.share * (high - low))
+
+    def draw(self, rng: Chances) -> AssumedSpread:
+        return replace(self, inner=self.inner.draw(rng), share=rng.random())
 
     def notes(self, ks: Iterable[int]) -> tuple[str, ...]:
         return self.inner.notes(ks)
@@ -131,28 +168,20 @@ def _shifts(window: Positions) -> Floats:
     return _normal(np.clip(shares, 1e-9, 1.0 - 1e-9))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _middle_logits(rates: tuple[float, ...], spread: float) -> tuple[float, ...]:
-    """Logits with which all requests together have `rates`: position by position by bisection, until the requests'
-    shares of the rounds, which depend on all positions, stay what they are."""
-    if not rates or any(not 0.0 <= later <= earlier for earlier, later in zip((1.0, *rates), rates, strict=False)):
-        raise ValueError(f"acceptance: unconditional rates {rates} must be in 0..1 and never rise")
-    nodes = _nodes()
+    """Logits with which all requests together have `rates`: position by position, until the requests' shares of the
+    rounds, which depend on all positions, stay what they are."""
+    shifts = spread * _nodes()
     rounds = np.full(NUM_NODES, 1.0 / NUM_NODES)
     logits: tuple[float, ...] = ()
     for _ in range(_MAX_ROUNDS):
         reached, solved, total = np.ones(NUM_NODES), [], np.zeros(NUM_NODES)
-        for rate in rates:
+        for position, rate in enumerate(rates):
             weights = rounds * reached
-            low, high = -_FARTHEST, _FARTHEST
-            for _ in range(_BISECTIONS):
-                middle = 0.5 * (low + high)
-                if weights @ _chance(middle + spread * nodes) < rate:
-                    low = middle
-                else:
-                    high = middle
-            solved.append(0.5 * (low + high))
-            reached = reached * _chance(solved[-1] + spread * nodes)
+            near = logits[position] if logits else 0.0
+            solved.append(_logit_of(rate, weights, shifts, near))
+            reached = reached * _chance(solved[-1] + shifts)
             total += reached
         is_settled = bool(logits) and max(abs(a - b) for a, b in zip(logits, solved, strict=True)) < _TOLERANCE
         logits = tuple(solved)
@@ -161,3 +190,20 @@ def _middle_logits(rates: tuple[float, ...], spread: float) -> tuple[float, ...]
         rounds = 1.0 / (1.0 + total)
         rounds /= rounds.sum()
     return logits
+
+
+def _logit_of(rate: float, weights: Floats, shifts: Floats, logit: float) -> float:
+    """Where the weighted chance is `rate`: Newton's steps in the log-odds, which are nearly straight in the logit."""
+    whole = float(weights.sum())
+    if not 0.0 < rate < whole:
+        return -_FARTHEST if rate <= 0.0 else _FARTHEST
+    wanted = log(rate / (whole - rate))
+    for _ in range(_MAX_STEPS):
+        chances = _chance(logit + shifts)
+        some = float(weights @ chances)
+        slope = float(weights @ (chances * (1.0 - chances))) * whole / (some * (whole - some))
+        step = (wanted - log(some / (whole - some))) / slope
+        logit = min(max(logit + step, -_FARTHEST), _FARTHEST)
+        if abs(step) < 0.01 * _TOLERANCE:
+            break
+    return logit

@@ -40,9 +40,12 @@ def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -
 
     Raises ValueError for an engine that is not known, or that a real host is not.
     """
-    name = scenario.engine.name
+    name, frontend_s = scenario.engine.name, scenario.engine.frontend_s
     if not is_real:
-        return engine_of(name, profile)
+        engine = engine_of(name, profile)
+        return engine if frontend_s is None else msgspec.structs.replace(engine, frontend_s=frontend_s)
+    if frontend_s is not None:
+        raise ValueError("engine.frontend_s is simulated only: a replay's requests have no frontend; leave it out")
     measured = own_engine(profile) or without_engine(profile)
     if name not in (None, measured.name):
         raise ValueError(

@@ -20,7 +20,7 @@ from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance
 from sim.acceptance.quoted import Quoted
 from sim.costs.cost import Link
-from sim.costs.engine_costs import EngineCosts, engine_of
+from sim.costs.engine_costs import EngineCosts
 from sim.costs.forms.build import ShippedCosts, build_costs
 from sim.costs.memory import kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
@@ -242,7 +242,7 @@ class Resolved(_Unpriced):
             self,
             profile=profile,
             quoted=quoted,
-            engine=engine_of(self.scenario.engine.name, profile),
+            engine=engine_for(self.scenario, profile),
             pairs=_pairs(self.scenario, profile, self.lengths.given),
             acceptances=_acceptances(self.scenario, self.policy, quoted, self.lengths.given),
         )
@@ -545,7 +545,7 @@ def _costs_elsewhere(one: _Unpriced) -> dict[int, ShippedCosts]:
             f"policy_options.pools.prefill_profile={name!r} is of {other.target.name} and "
             f"{other.draft.name if other.draft else 'no draft'}; want the models of {profile.name!r}"
         )
-    costs = _costs_of(one, other, engine_of(scenario.engine.name, other))
+    costs = _costs_of(one, other, engine_for(scenario, other))
     firsts = [replica * one.num_gpus for replica in range(scenario.devices.count)]
     return {first + index: costs for first in firsts for index in range(scenario.policy_options.pools.prefill)}
 

@@ -113,6 +113,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: bool | None = None
     """A step (of a lane: a prompt or a round) is planned while the one before it runs; null = as the engine does with
     the scenario's drafter, under autoregressive without one."""
+    frontend_s: Annotated[float | None, Bounds(0, COUNT)] = None
+    """Seconds from a request's coming in to the engine's queue, such as a client or a gateway adds; null = the engine's
+    own."""
     rules: dict[str, bool | int | float] = {}
     """autoregressive, continuous: what the engine does otherwise than by itself, by the names of its own flags.
     long_prefill_token_threshold: longest chunk of one prompt in a step (pd, pdv, pipelined and disaggregated: in a

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from sim.acceptance.quoted import QuotedModel, Synthetic
+from sim.acceptance.spread import SPREADS, AssumedSpread
 from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import OnDone, Runner
 from sim.compare.run_length import settled
@@ -125,6 +126,9 @@ def covers(resolved: Resolved) -> str:
         acceptance = "acceptance as given, which names no uncertainty"
     else:
         acceptance = f"acceptance within what its quote leaves open ({resolved.scenario.speculation.acceptance})"
+    if isinstance(quoted, AssumedSpread):
+        low, high = SPREADS[quoted.prompts]
+        acceptance += f", by which requests differ (~{low:g} to ~{high:g})"
     return (
         f"draws of costs (all passes {level}{rounds}, 5 to 95 % of served cells; standard deviations: layers by token "
         f"count {body_pct:.1f} %, passes that were timed {shown or 'none'}), of {acceptance}, and of requests"

@@ -18,7 +18,7 @@ WAITS = ("gap_s", "frontend_s", "prompt_launch_s")
 """Constants of engines that marked cells gave."""
 ONE_MODEL_ALONE = {("prompt_launch_s", "vllm-0.12"), ("frontend_s", "vllm-0.24"), ("frontend_s", "vllm-0.32")}
 """No other model's cells have the setting (docs/leaderboard.md says so)."""
-OF_SEVERAL = {("gap_s", "vllm-0.19"), ("frontend_s", "sglang-0.5")}
+OF_SEVERAL = {("gap_s", "vllm-0.19")}
 """Judged without each source (left-out.csv)."""
 
 

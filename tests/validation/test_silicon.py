@@ -18,7 +18,15 @@ from sim.run.resolve import resolve_all
 from sim.run.scenario import parse_scenario
 from validation.__main__ import main
 from validation.silicon.judge import classes_of, judge, kindest
-from validation.silicon.labels import drafting, first_runs, is_fitted, is_outside, memory_share, roof_share
+from validation.silicon.labels import (
+    contradicted,
+    drafting,
+    first_runs,
+    is_fitted,
+    is_outside,
+    memory_share,
+    roof_share,
+)
 from validation.silicon.served_cells import (
     Refusal,
     budget_of,
@@ -172,6 +180,16 @@ def test_of_two_rows_with_the_same_labels_the_one_half_as_long_drafts_unmarked()
     other = cell(id="other", **R1, silicon_tpot_ms="5", isl="8192", backend_version="9")
     unlike = cell(id="no-mtp", silicon_tpot_ms="1")
     assert drafting([plain, twin, other, cell(silicon_tpot_ms="99"), unlike]) == {"twin"}
+
+
+def test_rows_of_one_label_that_contradict_each_other_are_both_in_doubt() -> None:
+    kimi = {"model_path": "moonshotai/Kimi-K2.5", "backend_version": "0.16.0"}
+    slow, near = cell(id="slow", **kimi, silicon_tpot_ms="16"), cell(id="near", **kimi, silicon_tpot_ms="11")
+    quick = cell(id="quick", **kimi, silicon_tpot_ms="10")
+    other = cell(id="other", **kimi | {"backend_version": "0.19.0"}, silicon_tpot_ms="1")
+    assert contradicted([slow, near, other]) == set()
+    assert contradicted([slow, quick, other]) == {"slow", "quick"}
+    assert contradicted([cell(id=str(tpot), **R1, silicon_tpot_ms=str(tpot)) for tpot in (10, 20)]) == set()
 
 
 def test_a_days_runs_draft_or_do_not() -> None:

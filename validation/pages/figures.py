@@ -55,7 +55,7 @@ def served_cells() -> Iterator[tuple[str, str]]:
     admitted = both[both.is_starved == 0]
     ttft, peer_ttft = (admitted[name].abs().mean() for name in ("ttft_error_pct", "peer_ttft_error_pct"))
     yield (
-        f"On {len(both):,} measured serving cells that nobody fitted on, TPOT is {tpot:.1f} % off (aiconfigurator's "
+        f"On {len(both):,} measured serving cells that nobody fitted on, TPOT is {tpot:.1f} % off (AISimulate 0.13's "
         f"{peer_tpot:.1f} %) and TTFT {ttft:.1f} % ({peer_ttft:.1f} %)",
         "docs/validation/served-cells.csv, python -m validation silicon_page",
     )

@@ -24,7 +24,8 @@ from validation.tables import MISSING, page
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, FOLDER, PEERS = DOCS / "leaderboard.md", DOCS / "validation", Path(__file__).parent / "peers.csv"
-AICONFIGURATOR = "aiconfigurator 0.12"
+PEER, AICONFIGURATOR = "AISimulate 0.13", "aiconfigurator 0.12"
+"""Who predicts served cells, and, before it, closed loops on an H100."""
 SHARED_RUN = "codegen"
 """The open loop that other simulators predict, too."""
 METRICS, RUN_METRICS = ("tpot", "ttft"), ("tpot", "ttft", "e2el")
@@ -59,7 +60,7 @@ def served_table(first: str, cells: pd.DataFrame, groups: pd.Series) -> pd.DataF
     lines = []
     for name, of in cells.groupby(groups, observed=True):
         shared = of.dropna(subset="peer_tpot_error_pct")
-        pairs = {f"{each.upper()}, lanesim / aiconfigurator": " / ".join(beside(shared, each)) for each in METRICS}
+        pairs = {f"{each.upper()}, lanesim / AISimulate": " / ".join(beside(shared, each)) for each in METRICS}
         lines.append({first: name, "cells": len(of), "shared": len(shared), **pairs})
     return pd.DataFrame(lines)
 
@@ -102,7 +103,7 @@ def answer(judged: pd.DataFrame, runs: pd.DataFrame) -> str:
     worst, _, run, metric = max((pair for pair in pairs if pair[0] > pair[1]), default=(0.0, 0.0, "", ""))
     return (
         f"**On {len(shared):,} measured serving cells that nobody fitted on, lanesim's TPOT is off by {tpot} %, "
-        f"{AICONFIGURATOR}'s by {their_tpot} %; TTFT by {ttft} and {their_ttft} %. lanesim is behind in "
+        f"{PEER}'s by {their_tpot} %; TTFT by {ttft} and {their_ttft} %. lanesim is behind in "
         f"{'; '.join(losses) or 'no class'}; and in {lost_runs} of {len(pairs)} comparisons on single runs, worst "
         f"where its {metric} is {worst} % off ({run}).**"
     )

@@ -28,7 +28,7 @@ import msgspec
 from calibrate.catalogue.published_tables import published_tables
 from calibrate.judge.cell import FITTED, JUDGED, Cell
 from validation.silicon import disaggregated
-from validation.silicon.labels import DOUBTFUL, drafting, first_runs, is_fitted, role_of
+from validation.silicon.labels import DOUBTFUL, contradicted, drafting, first_runs, is_fitted, role_of
 from validation.silicon.served_cells import (
     METRICS,
     SET_UP,
@@ -59,7 +59,7 @@ COLUMNS = (
 def judge(cells: Sequence[Cell], peer: Mapping[str, Mapping[str, str]]) -> Iterator[dict[str, Any] | Refusal]:
     """A row of figures for every run, or why it is refused, those that constants were fitted on first."""
     in_order = sorted(cells, key=lambda cell: not is_fitted(cell))
-    first, drafting_ids = first_runs(in_order), drafting(in_order)
+    first, doubted_ids = first_runs(in_order), drafting(in_order) | contradicted(in_order)
     least = {series: min(of, key=lambda cell: cell.concurrency) for series, of in grouped(in_order, _series).items()}
     known: dict[object, dict[str, float]] = {}
     for cell in in_order:
@@ -67,7 +67,7 @@ def judge(cells: Sequence[Cell], peer: Mapping[str, Mapping[str, str]]) -> Itera
             continue
         loop = _series(cell), cell.source, cell.concurrency
         try:
-            role = role_of(cell, *profile_of(cell), drafting_ids)
+            role = role_of(cell, *profile_of(cell), doubted_ids)
             known[loop] = simulated = known.get(loop) or predicted(cell)
         except ValueError as error:
             yield refusal(cell.label, cell.target, cell.gpu, error)

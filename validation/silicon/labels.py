@@ -23,17 +23,18 @@ weights and KV is not what its label says."""
 BITS = {None: 16.0, "bf16": 16.0, "mxfp4-marlin": 16.0, "nvfp4": 4.0}
 """Bits of a number in the arithmetic of a format of weights; 8 in the others."""
 TWIN_RATIO = 1.5
-"""A cell so many times faster than another with the same labels drafts with the model's MTP layer, unmarked."""
+"""A cell so many times faster than another with the same labels drafts with the model's MTP layer, unmarked; without
+such a layer they contradict each other."""
 CAMPAIGN_RATIO = 1.25
 """The same in the median over a campaign, which drafts or does not: 1.28 to 2.2 and up to 1.2 are known."""
 ROUNDING = 1e-3
 """Relative difference between figures of one run in several dumps."""
 
 
-def role_of(cell: Cell, profile: Profile, shape: ModelShape, drafting_ids: set[str]) -> str:
-    """Doubtful, fitted or judged, the first that holds."""
+def role_of(cell: Cell, profile: Profile, shape: ModelShape, doubted_ids: set[str]) -> str:
+    """Doubtful, fitted or judged, the first that holds; `doubted_ids` draft, or are contradicted."""
     is_beyond = roof_share(cell, profile, shape) > 1.0 or memory_share(cell, profile) > 1.0
-    if is_beyond or is_outside(cell) or cell.id in drafting_ids:
+    if is_beyond or is_outside(cell) or cell.id in doubted_ids:
         return DOUBTFUL
     return FITTED if is_fitted(cell) else JUDGED
 
@@ -109,6 +110,17 @@ def drafting(cells: Sequence[Cell]) -> set[str]:
     first = first_runs(cells)
     runs_of_names = {first[name] for name in names}
     return {name for name, run in first.items() if run in runs_of_names}
+
+
+def contradicted(cells: Iterable[Cell]) -> set[str]:
+    """Names of the cells that one of the same labels and version contradicts, where no drafts explain it: which of the
+    two is right their labels do not tell."""
+    names = set()
+    for same in grouped(cells, lambda cell: (SET_UP(cell), cell.engine_version)).values():
+        times_ms = [cell.measured["tpot_ms"] for cell in same]
+        if max(times_ms) > TWIN_RATIO * min(times_ms) and not setting("has_mtp", label_of(same[0])):
+            names |= {cell.id for cell in same}
+    return names
 
 
 def _labels(cell: Cell) -> tuple[Hashable, ...]:

@@ -277,10 +277,10 @@ def test_a_spread_of_requests_widens_the_tail_and_leaves_what_says_its_own(tmp_p
     rows = [row | {"acceptance": spec, "tpot_p95_ms": 5} for spec in ("vllm:.54,.33,.21", "vllm:.54,.33,.21~0")]
     cells = read_cells(write_table(tmp_path / "t.csv", rows), {}).cells
     spread = CellSetup(engine={}, acceptance_spread=1.3)
-    alike, unlike, own = (
+    natural, unlike, alike = (
         simulate_cell(cell, load(PAIR), setup)
         for cell, setup in ((cells[0], CellSetup(engine={})), (cells[0], spread), (cells[1], spread))
     )
-    assert unlike["mean_tpot_ms"] > alike["mean_tpot_ms"]
+    assert unlike["mean_tpot_ms"] > natural["mean_tpot_ms"]
     assert unlike["p95_tpot_ms"] > 1.4 * alike["p95_tpot_ms"]
-    assert own["p95_tpot_ms"] < 1.1 * alike["p95_tpot_ms"]
+    assert 1.05 * alike["p95_tpot_ms"] < natural["p95_tpot_ms"] < 1.2 * alike["p95_tpot_ms"]

@@ -71,7 +71,7 @@ def test_a_length_is_carried_by_its_iid_rate_and_a_draft_of_one_is_not_refused()
     """1 + a + a^2 + a^3 = 2.6."""
     rate = 0.7170777533
     assert 1.0 + rate + rate**2 + rate**3 == pytest.approx(2.6, abs=1e-9)
-    quoted = parse_quoted("length:2.6@3")
+    quoted = parse_quoted("length:2.6@3~0")
     for k in SEVEN:
         model = quoted.model(k)
         assert isinstance(model, IidAcceptance)
@@ -189,7 +189,7 @@ def test_draws_are_the_same_at_every_draft_length_whichever_are_asked() -> None:
     assert alone == among[2:]
 
 
-@pytest.mark.parametrize("text", ["iid:.7", "length:1.9", "per-position:.8,.6", "beta:13,8", "markov:.13,.82"])
+@pytest.mark.parametrize("text", ["iid:.7", "length:1.9~0", "per-position:.8,.6", "beta:13,8", "markov:.13,.82"])
 def test_where_nothing_is_uncertain_a_draw_is_the_quote_itself(text: str) -> None:
     quoted = parse_quoted(text)
     assert quoted.draw(np.random.default_rng(0)) is quoted
@@ -198,7 +198,7 @@ def test_where_nothing_is_uncertain_a_draw_is_the_quote_itself(text: str) -> Non
 
 
 def test_a_bare_length_is_that_of_each_draft_length_and_says_so_once_there_are_two() -> None:
-    quoted = parse_quoted("length:1.9")
+    quoted = parse_quoted("length:1.9~0")
     for k in SEVEN:
         assert quoted.model(k) == IidAcceptance(iid_rate_for_length(1.9, k))
     assert quoted.notes([3, 3]) == ()

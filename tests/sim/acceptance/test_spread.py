@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import PerPositionAcceptance
-from sim.acceptance.spread import SpreadAcceptance
+from sim.acceptance.spread import AssumedSpread, SpreadAcceptance
 
 RATES = (0.54, 0.33, 0.21)
 
@@ -85,6 +85,44 @@ def test_certain_places_stay_certain() -> None:
 )
 def test_a_spread_is_written_behind_the_numbers(text: str, k: int, length: float) -> None:
     assert parse_quoted(text).model(k).expected_length(k) == pytest.approx(length, abs=1e-6)
+
+
+@pytest.mark.parametrize("text", ["length:2.6@3", "vllm:.74,.49,.37"])
+def test_a_length_and_logged_rates_are_of_requests_that_differ_unless_they_say_so(text: str) -> None:
+    natural, random, alike = (parse_quoted(f"{text}{spread}") for spread in ("", "~random", "~0"))
+    assert natural == parse_quoted(f"{text}~natural")
+    for k in (1, 3, 5):
+        lengths = [quoted.model(k).expected_length(k) for quoted in (natural, random)]
+        assert lengths == pytest.approx([alike.model(k).expected_length(k)] * 2, rel=1e-8)
+
+    def p90_over_mean(text: str) -> float:
+        draws = AcceptanceDraws(parse_quoted(text).model(3), 0)
+        num_rounds = [len(draws.rounds(index, 1, 401, 3)) for index in range(200)]
+        return float(np.percentile(num_rounds, 90) / np.mean(num_rounds))
+
+    tails = [p90_over_mean(f"{text}{spread}") for spread in ("~0", "~0.1", "", "~0.5", "~random", "~1")]
+    assert tails == sorted(tails)
+    assert tails[4] > tails[2] + 0.1 > tails[0] + 0.15
+
+
+def test_draws_of_a_spread_are_of_its_kind_of_prompts_and_the_lengths_those_without_one() -> None:
+    rng, quoted = np.random.default_rng(0), parse_quoted("length:2.6@3~random")
+    drawn = [quoted.draw(rng).model(3) for _ in range(50)]
+    spreads = [model.spread for model in drawn if isinstance(model, SpreadAcceptance)]
+    assert 0.7 <= min(spreads) < 0.75 < 0.95 < max(spreads) <= 1.0
+    assert [model.expected_length(3) for model in drawn] == pytest.approx([2.6] * 50)
+    carried = parse_quoted("length:2.6@3")
+    assert isinstance(carried, AssumedSpread)
+    drawn_lengths = [
+        quoted.draw(np.random.default_rng(5)).model(7).expected_length(7) for quoted in (carried, carried.inner)
+    ]
+    assert drawn_lengths[0] == pytest.approx(drawn_lengths[1])
+    assert drawn_lengths[0] != pytest.approx(carried.model(7).expected_length(7))
+
+
+def test_who_says_how_requests_differ_is_taken_at_his_word() -> None:
+    for text in ("iid:.7", "per-position:.8,.6", "beta:13,8", "synthetic:2.6"):
+        assert not isinstance(parse_quoted(text).model(3), SpreadAcceptance)
 
 
 @pytest.mark.parametrize(

@@ -175,12 +175,12 @@ def test_an_unknown_engine_is_one_line_with_the_nearest_name() -> None:
 
 
 def test_constants_act_only_where_they_were_measured() -> None:
-    def frontend_s(gpu: str, tensor_parallel: int) -> float:
-        return load_engine("sglang-0.5", gpu, tensor_parallel).frontend_s
+    def gap_s(gpu: str, tensor_parallel: int) -> float:
+        return load_engine("sglang-0.5", gpu, tensor_parallel).gap_s
 
-    assert frontend_s("h200-sxm", 8) == frontend_s("b200-sxm", 4) == 0.2
-    assert frontend_s("h200-sxm", 1) == frontend_s("b200-sxm", 1) == frontend_s("h100-sxm", 8) == 0.0
-    assert load_engine("sglang-0.5", "h200-sxm", 8).scope == "sglang-0.5 on h200-sxm, tensor parallel 8"
+    assert gap_s("b200-sxm", 4) == 0.0
+    assert gap_s("b200-sxm", 1) == gap_s("h200-sxm", 8) == gap_s("h100-sxm", 8) == 0.635e-3
+    assert load_engine("sglang-0.5", "b300-sxm", 8).scope == "sglang-0.5 on b200-sxm, b300-sxm, tensor parallel 2, 4, 8"
     assert load_engine("sglang-0.5", "a100-sxm").scope == "sglang-0.5 on any GPU not measured"
 
 

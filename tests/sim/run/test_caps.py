@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sim.compare.side_by_side import compare
+from sim.costs.engine_costs import load_engine
 from sim.costs.memory import kv_capacity_blocks
 from sim.costs.profile_files import load
 from sim.metrics.records import RunRecord
@@ -54,6 +55,21 @@ def test_two_seats_move_every_policy_and_hold_two(policy: str) -> None:
     assert all(request.is_finished for request in tight.requests)
     ends_s = [sum(request.last_token_s for request in record.requests) for record in (free, tight)]
     assert ends_s[1] != pytest.approx(ends_s[0], rel=0.03)
+
+
+def test_a_wait_before_the_queue_is_the_scenario_s_or_the_engine_s_and_no_replay_s() -> None:
+    def first_token_s(**changes: Any) -> float:
+        record = served("autoregressive", num_prompts=1, **changes)
+        return record.requests[0].first_token_s - record.requests[0].arrival_s
+
+    frontend_s = load_engine("trtllm-1.1", "h100-sxm").frontend_s
+    own, none, longer = (
+        first_token_s(engine={"name": "trtllm-1.1", "frontend_s": wait_s}) for wait_s in (None, 0.0, 0.2)
+    )
+    assert own - none == pytest.approx(frontend_s)
+    assert longer - none == pytest.approx(0.2)
+    with pytest.raises(ValueError, match=r"engine\.frontend_s is simulated only"):
+        resolve(scenario("pd", engine={"frontend_s": 0.2}), load(PAIR), "pd", num_slots=4)
 
 
 def test_the_engine_says_whether_prompts_share_steps_with_rows_unless_the_scenario_does() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sim.acceptance.quoted import DRIFT_FALLING, DRIFT_RISING, MeasuredLength, split_normal
+from sim.acceptance.spread import AssumedSpread
 from sim.cli.main import run
 from sim.compare.side_by_side import compare
 from sim.compare.verdict import METRIC, Order
@@ -57,13 +58,15 @@ def test_draws_are_the_same_for_the_same_seed() -> None:
 
 def test_every_factor_is_drawn_once_from_each_share_of_its_distribution() -> None:
     """Twenty draws: one in each twentieth, of the level, which is all that prompts have here, and of the acceptance's
-    drift."""
+    drift and spread."""
     resolved, draws = resolve(scenario(), load(HEAD), "continuous"), drawn(20)
     assert kind_spreads(load(HEAD))["prefill"] == 0.0
     errors = level_errors(resolved.engine.name, "h100-sxm", "llama-3.1-8b", drafts=False)
     level = [-log(draw.profile.host.served["prefill"]) for draw in draws]
     assert sorted(int(20.0 * errors.chance(error)) for error in level) == list(range(20))
-    drifts = [draw.quoted.drift for draw in draws if isinstance(draw.quoted, MeasuredLength)]
+    quotes = [draw.quoted for draw in draws if isinstance(draw.quoted, AssumedSpread)]
+    assert sorted(int(20.0 * quoted.share) for quoted in quotes) == list(range(20))
+    drifts = [quoted.inner.drift for quoted in quotes if isinstance(quoted.inner, MeasuredLength)]
     below = DRIFT_FALLING / (DRIFT_FALLING + DRIFT_RISING)
     edges = [split_normal(share / 20.0, DRIFT_FALLING, DRIFT_RISING) for share in range(1, 20)]
     assert np.histogram(drifts, [-np.inf, *edges, np.inf])[0].tolist() == [1] * 20
