@@ -145,11 +145,11 @@ class Experiment:
         longest = max(lengths, default=0)
         if requests and kv.blocks_for(requests[lengths.index(longest)]) > kv.max_blocks:
             request = next(each for each in requests if kv.blocks_for(each) > kv.max_blocks)
-                raise ValueError(
-                    f"{self._named(request)}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens "
-                    f"need {kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.max_blocks} "
-                    f"on {profile.name!r}"
-                )
+            raise ValueError(
+                f"{self._named(request)}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens "
+                f"need {kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.max_blocks} "
+                f"on {profile.name!r}"
+            )
         context = profile.target.max_context
         if longest > context:
             warnings.warn(
