@@ -92,7 +92,7 @@ experiment = Experiment(resolved, seed)
 requests = experiment.requests()
 steps, end_s = run_reference(
     requests, resolved.costs, experiment.draws(requests), int(draft_tokens), 256,
-    resolved.limits.max_num_scheduled_tokens, resolved.num_blocks,
+    resolved.limits.max_num_scheduled_tokens, resolved.limits.slots_per_request, resolved.new_pool(),
 )
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps([[steps, end_s], used.ru_utime + used.ru_stime, peak_mb()]), file=sys.stderr)
