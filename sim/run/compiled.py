@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.acceptance.draws import Accepted, AcceptanceDraws
+from sim.acceptance.draws import AcceptanceDraws, Accepted
 from sim.costs.cost import prompt_result_s
 from sim.costs.forms.compact import CompactCosts
 from sim.costs.forms.slots import slots_of
@@ -118,7 +118,9 @@ def _serve(
     )
     times = np.full((6, num_requests), np.nan)
     times[0] = [request.arrival_s for request in requests]
-    rounds = [draws.rounds(each.index, 1, each.output_tokens, draft_tokens) for each in requests] if draft_tokens else []
+    rounds = (
+        [draws.rounds(each.index, 1, each.output_tokens, draft_tokens) for each in requests] if draft_tokens else []
+    )
     rest = _arguments(resolved, first)
     runs: list[_Run] = []
     for index in range(min(count, num_requests)):

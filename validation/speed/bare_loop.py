@@ -28,7 +28,7 @@ def run_reference(
     slots_per_request: int,
     pool: KvPool,
 ) -> tuple[int, float]:
-    """Serve all requests into the memory of an empty `pool`; (number of steps, time of the last token in seconds). Every
+    """Serve all requests into the memory of an empty `pool`; (number of steps, time of the last token, s). Every
     request of a step takes `slots_per_request` tokens of its budget beside its own. Fills in the requests' token times.
     """
     waiting = deque(requests)
@@ -57,7 +57,10 @@ def run_reference(
                 free_blocks -= blocks
                 prompts.append(waiting.popleft())
             request = prompts[taken]
-            chunk = Chunk(min(request.prompt_tokens - request.prefilled_tokens, budget - slots_per_request), request.prefilled_tokens)
+            chunk = Chunk(
+                min(request.prompt_tokens - request.prefilled_tokens, budget - slots_per_request),
+                request.prefilled_tokens,
+            )
             request.prefilled_tokens += chunk.new_tokens
             chunks.append(chunk)
             budget -= chunk.new_tokens + slots_per_request
