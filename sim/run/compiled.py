@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.acceptance.draws import AcceptanceDraws, Accepted
+from sim.acceptance.draws import AcceptanceDraws
 from sim.costs.cost import prompt_result_s
 from sim.costs.forms.compact import CompactCosts
 from sim.costs.forms.slots import slots_of
@@ -118,25 +118,32 @@ def _serve(
     )
     times = np.full((6, num_requests), np.nan)
     times[0] = [request.arrival_s for request in requests]
-    rounds = (
-        [draws.rounds(each.index, 1, each.output_tokens, draft_tokens) for each in requests] if draft_tokens else []
-    )
+    accepted, counts = np.zeros(1, dtype=np.int8), np.zeros(num_requests, dtype=np.int64)
+    if draft_tokens:
+        indexes = np.array([request.index for request in requests], dtype=np.int64)
+        _, _, accepted, counts = draws.all_rounds(indexes, outputs, draft_tokens)
     rest = _arguments(resolved, first)
     runs: list[_Run] = []
     for index in range(min(count, num_requests)):
         part = slice(index, None, count)
-        accepted, offsets = np.zeros(1, dtype=np.int8), np.zeros(len(prompts[part]) + 1, dtype=np.int64)
-        if draft_tokens:
-            accepted = np.concatenate(rounds[part])
-            np.cumsum([len(each) for each in rounds[part]], out=offsets[1:])
+        own_accepted = accepted
+        if draft_tokens and count > 1:
+            own_accepted = accepted[np.repeat(np.arange(num_requests) % count == index, counts)]
+        offsets = np.concatenate(([0], np.cumsum(counts[part])))
         own_times = np.ascontiguousarray(times[:, part])
         own = [np.ascontiguousarray(column[part]) for column in columns]
-        given = core.serve(*rest[:-2], (*own_times, *own, offsets, accepted), *rest[-2:])
+        given = core.serve(*rest[:-2], (*own_times, *own, offsets, own_accepted), *rest[-2:])
         if given is None:
             return False
         times[:, part] = own_times
         runs.append(_Run(np.frombuffer(given[0], dtype=STEPS), *given[1:]))
-    _write(requests, times, rounds, draft_tokens)
+    _write(requests, times)
+    if draft_tokens:
+        ends = np.concatenate(([0], np.cumsum(counts)))
+        sums = np.concatenate(([0], np.cumsum(accepted, dtype=np.int64)))[ends]
+        for request, num_rounds, num_accepted in zip(requests, counts.tolist(), np.diff(sums).tolist(), strict=True):
+            request.num_rounds, request.accepted_tokens = num_rounds, num_accepted
+            request.drafted_tokens = num_rounds * draft_tokens
     for index, serving in enumerate(members):
         serving.num_finished = serving.num_admitted = serving.intake.num_arrived = len(prompts[index::count])
     if isinstance(whole, Fleet):
@@ -204,14 +211,11 @@ def _arguments(resolved: Resolved, serving: Serving) -> tuple[Any, ...]:
     )
 
 
-def _write(requests: Sequence[Request], times: Any, rounds: Sequence[Accepted], draft_tokens: int) -> None:
+def _write(requests: Sequence[Request], times: Any) -> None:
     for request, *each in zip(requests, *times.tolist(), strict=True):
         request.arrival_s, request.known_s, request.queued_s, request.scheduled_s = each[:4]
         request.first_token_s, request.last_token_s = each[4:]
         request.prefilled_tokens, request.emitted_tokens = request.prompt_tokens, request.output_tokens
-    for request, accepted in zip(requests, rounds, strict=False):
-        request.num_rounds, request.drafted_tokens = len(accepted), len(accepted) * draft_tokens
-        request.accepted_tokens = sum(accepted.tobytes())
 
 
 def _write_gaps(gaps: GapSamples, runs: Sequence[_Run]) -> None:
