@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sim.compare.capacity import Saturation
-from sim.compare.point_runs import Point, run_points
+from sim.compare.point_runs import Point, attained_share, on_points, run_points
 from sim.compare.pool import Runner
 from sim.compare.run_length import choose_run_length
 from sim.compare.run_length import settled as at_length
@@ -45,7 +45,7 @@ from sim.run.resolve import Resolved, resolve, with_keys
 from sim.run.scenario import Scenario, parse_scenario
 from sim.studies.attainment import DEFAULT_SHARE, highest_load
 from sim.studies.cost_draws import cost_draws
-from sim.studies.load_search import REQUESTS_PER_REPLICA, WARMUP_SHARE, joint_share
+from sim.studies.load_search import REQUESTS_PER_REPLICA, WARMUP_SHARE
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 from sim.studies.tune import tune
@@ -206,7 +206,7 @@ def holding(truths: Sequence[Resolved], routing: str, count: int, rate_per_s: fl
         for fleet in fleets
         for run in range(RUNS)
     ]
-    shares = np.array([joint_share(done.run) for done in run_points(points, Runner(1))]).reshape(len(truths), RUNS)
+    shares = np.array(on_points(attained_share, points, Runner(1))).reshape(len(truths), RUNS)
     return int(np.sum(shares.mean(axis=1) >= DEFAULT_SHARE))
 
 

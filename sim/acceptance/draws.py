@@ -8,6 +8,7 @@ is quick after `prepare`, `run_length` always. Not here: the models (sim.accepta
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,21 @@ _BLOCK_POSITIONS = 1 << 19
 _MAX_READY = 2 * _BLOCK_REQUESTS
 """Requests whose rounds are kept until they are asked for, the oldest leaving first."""
 _ROUNDS_PER_CHECK = 8
+
+
+class AllRounds(NamedTuple):
+    """Rounds of many requests."""
+
+    acceptance: Acceptance
+    key: tuple[int, int, bytes, bytes]
+    accepted: Accepted
+    """[rounds of all requests], one request after the other."""
+    counts: Integers
+    """[requests] rounds."""
+
+
+_last: list[AllRounds] = []
+"""The newest `all_rounds` of this process."""
 
 
 class AcceptanceDraws:
@@ -85,6 +101,20 @@ class AcceptanceDraws:
             accepted.append(num_accepted)
             emitted_tokens += num_accepted + 1
         return np.frombuffer(accepted, dtype=np.int8)
+
+    def all_rounds(self, indexes: Integers, output_tokens: Integers, draft_tokens: int) -> AllRounds:
+        """`rounds` of all these requests from their first token on. The last ones are kept: a search asks for the
+        same at every load."""
+        key = self._seed, draft_tokens, indexes.tobytes(), output_tokens.tobytes()
+        for kept in _last:
+            if kept.acceptance is self._acceptance and kept.key == key:
+                return kept
+        pairs = zip(indexes.tolist(), output_tokens.tolist(), strict=True)
+        rounds = [self.rounds(index, 1, output, draft_tokens) for index, output in pairs]
+        _last[:] = [
+            AllRounds(self._acceptance, key, np.concatenate(rounds), np.array([len(each) for each in rounds], np.int64))
+        ]
+        return _last[0]
 
     def prepare(
         self, indexes: Sequence[int] | Integers, output_tokens: Sequence[int] | Integers, draft_tokens: int

@@ -7,19 +7,21 @@ A point is everything that determines one run, so it does not matter where it is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from sim.compare.pool import Runner
 from sim.files.arrow_tables import writing_parquet
 from sim.metrics.load import needs_capacity
 from sim.metrics.records import RunRecord, request_parts
-from sim.metrics.summary import PERCENTILES, Run, detailed, summarise
+from sim.metrics.summary import PERCENTILES, Run, detailed, measured_requests, slo_shares, summarise
 from sim.run.resolve import Resolved
 from sim.run.simulate import simulate
 from sim.workload.generate import is_trace, num_requests
 
+Result = TypeVar("Result")
 WORTH_A_POOL = 4_000
 """Requests in all from which several processes pay."""
 
@@ -82,14 +84,29 @@ def run_point(point: Point) -> PointRun:
     )
 
 
+def attained_share(point: Point) -> float:
+    """Share of a point's requests that meet all SLOs; nothing else is read from its run."""
+    resolved = point.resolved.at_phi(point.phi)
+    workload, bounds = resolved.scenario.workload, resolved.scenario.goodput.bounds_ms
+    measured = measured_requests(simulate(resolved, point.seed), workload.num_warmups, workload.num_cooldowns)
+    return slo_shares([request for request in measured if request.is_finished], bounds)["all"] or 0.0
+
+
 def _num_streams(record: RunRecord) -> int:
     used = {(usage.device, usage.stream) for usage in record.usage if usage.kind != "host"}
     return max(Counter(device for device, _ in used).values(), default=0)
 
 
 def run_points(points: Sequence[Point], runner: Runner, stage: str = "simulating") -> list[PointRun]:
-    """[points] results, in their order; in this process where the runner's workers are left open and the points are
-    not worth starting others.
+    """[points] results, in their order. Raises as `on_points` does."""
+    return on_points(run_point, points, runner, stage)
+
+
+def on_points(
+    function: Callable[[Point], Result], points: Sequence[Point], runner: Runner, stage: str = "simulating"
+) -> list[Result]:
+    """Results of `function` for each of `points` [points]; in this process where the runner's workers are left open and
+    the points are not worth starting others.
 
     An exception of a run is raised here, and the runs that have not begun are dropped then, as they are on an
     interrupt. Raises WorkerDied.
@@ -98,4 +115,4 @@ def run_points(points: Sequence[Point], runner: Runner, stage: str = "simulating
     if runner.workers is None and num_sent < WORTH_A_POOL:
         runner = replace(runner, workers=1)
     uses = {name for point in points for name in point.resolved.plugins}
-    return runner.run(run_point, points, stage, uses)
+    return runner.run(function, points, stage, uses)

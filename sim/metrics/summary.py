@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from math import isnan
+from operator import attrgetter
 
 import numpy as np
 
@@ -32,7 +33,7 @@ POLL_CPU_S = 1e-6
 def _columns(requests: Sequence[Request]) -> list[Floats]:
     """Arrival, first and last token (s), and tokens that came out [requests]."""
     names = ("arrival_s", "first_token_s", "last_token_s", "emitted_tokens")
-    return [np.array([getattr(request, name) for request in requests]) for name in names]
+    return [np.array([*map(attrgetter(name), requests)]) for name in names]
 
 
 def latencies_s(requests: Sequence[Request]) -> dict[str, Floats]:
@@ -58,7 +59,7 @@ def summarise(
     last; with the latter throughputs are of what ends, and of tokens that come, between the first and the last arrival
     that are measured. Every key is always there."""
     last = len(record.requests) - num_cooldowns
-    measured = [request for request in record.requests if num_warmups <= request.index < last]
+    measured = measured_requests(record, num_warmups, num_cooldowns)
     finished = [request for request in measured if request.is_finished]
     start_s = min((request.arrival_s for request in measured), default=0.0) if num_warmups else 0.0
     end_s, ended, output_tokens = record.end_s, finished, float(sum(request.emitted_tokens for request in finished))
@@ -179,6 +180,12 @@ def _class_summary(of: SloClass, measured: Sequence[Request], duration_s: float)
         "request_goodput": None if good is None else _ratio(good * len(finished), duration_s),
         "mean_ttft_ms": 1e3 * sum(ttfts_s) / len(ttfts_s) if ttfts_s else None,
     }
+
+
+def measured_requests(record: RunRecord, num_warmups: int, num_cooldowns: int) -> list[Request]:
+    """Requests of a run but those that arrived first and last."""
+    last = len(record.requests) - num_cooldowns
+    return [request for request in record.requests if num_warmups <= request.index < last]
 
 
 def slo_shares(finished: Sequence[Request], slo_ms: Mapping[str, float | None]) -> dict[str, int | float | None]:

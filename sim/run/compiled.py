@@ -8,23 +8,26 @@ of costs (sim.costs.forms.slots).
 from __future__ import annotations
 
 import os
-from array import array
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.acceptance.draws import AcceptanceDraws
 from sim.costs.cost import prompt_result_s
 from sim.costs.forms.compact import CompactCosts
 from sim.costs.forms.slots import slots_of
 from sim.costs.forms.table import TableCosts
-from sim.engine.fleet import Fleet
+from sim.engine.fleet import Fleet, Routing
 from sim.engine.paged import PagedPool
 from sim.engine.radix import RadixPool
 from sim.engine.serving import Serving
-from sim.engine.time_series import Gauge
+from sim.engine.time_series import GapSamples, Gauge
 from sim.hosts.simulated import SimHost, Usage
+from sim.interface.host import Stream
+from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.continuous.loop import can_be_totals
 from sim.policies.options import Method
@@ -38,6 +41,8 @@ except ImportError:  # No compiler was there at installation.
 SWITCH = "LANESIM_CORE"
 IN_SERVICE = ("prefill", "decode", "verify", "draft", "draft_prefill")
 """Kinds of passes, as the core numbers them."""
+STEPS = np.dtype([("end_s", "f8"), ("measured", "i8"), ("held", "i8")])
+"""A step, as the core notes it: when it ended, rows whose gap counts, tokens held behind it."""
 METHODS = (Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP)
 told: Counter[str] = Counter()
 """Runs of this process by who served them: "core", or the reason why Python did."""
@@ -57,11 +62,11 @@ def is_on() -> bool:
 
 def serve(resolved: Resolved, serving: Serving | Fleet, host: SimHost, draws: AcceptanceDraws) -> bool:
     """Serve all requests in the core; False, and nothing has changed, where Python must."""
-    reason = _reason(resolved, serving, host) if is_on() else "no core"
+    members = serving.servings if isinstance(serving, Fleet) else [serving]
+    reason = _reason(resolved, serving, members[0], host) if is_on() else "no core"
     if not reason:
-        assert isinstance(serving, Serving)
         try:
-            reason = "" if _serve(resolved, serving, host, draws) else "memory is short"
+            reason = "" if _serve(resolved, serving, members, host, draws) else "memory is short"
         except BaseException:
             host.close()
             raise
@@ -69,10 +74,10 @@ def serve(resolved: Resolved, serving: Serving | Fleet, host: SimHost, draws: Ac
     return not reason
 
 
-def _reason(resolved: Resolved, serving: Serving | Fleet, host: SimHost) -> str:
-    """Why the core does not take the run; empty where it does."""
-    if not isinstance(serving, Serving):
-        return "several replicas"
+def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: SimHost) -> str:
+    """Why the core does not take the run, one of whose replicas is `serving`; empty where it does."""
+    if isinstance(whole, Fleet) and (whole.routing is not Routing.ROUND_ROBIN or whole.max_concurrency is not None):
+        return "replicas that depend on each other"
     limits, costs, controller = resolved.limits, resolved.host_costs, serving.controller
     if not resolved.policy.is_built_in or not resolved.policy.is_continuous or limits.scheduler is not None:
         return f"policy {resolved.policy.name}"
@@ -96,24 +101,89 @@ def _reason(resolved: Resolved, serving: Serving | Fleet, host: SimHost) -> str:
     return ""
 
 
-def _serve(resolved: Resolved, serving: Serving, host: SimHost, draws: AcceptanceDraws) -> bool:
-    requests, limits, costs, intake = serving.requests, resolved.limits, resolved.host_costs, serving.intake
-    assert isinstance(costs, CompactCosts | TableCosts)
-    draft_tokens, num_requests = serving.controller.draft_tokens_max, len(requests)
-    reads_features = limits.method.reads_features
-    slots = slots_of(costs, (draft_tokens + 1, draft_tokens + 1 if reads_features else 2))
-    arrivals = np.array([request.arrival_s for request in requests])
+def _serve(
+    resolved: Resolved, whole: Serving | Fleet, members: Sequence[Serving], host: SimHost, draws: AcceptanceDraws
+) -> bool:
+    """Replicas to which requests go in turn are runs of their own, whose accounts are added up in order of time."""
+    requests, first, count = whole.requests, members[0], len(members)
+    draft_tokens, num_requests = first.controller.draft_tokens_max, len(requests)
     prompts = np.array([request.prompt_tokens for request in requests], dtype=np.int64)
     outputs = np.array([request.output_tokens for request in requests], dtype=np.int64)
-    blocks = -(-(prompts + outputs + serving.kv.draft_slots) // serving.kv.block_size)
-    measured = np.array([request.index in serving.measured for request in requests], dtype=np.uint8)
-    accepted, offsets = np.zeros(1, dtype=np.int8), np.zeros(num_requests + 1, dtype=np.int64)
+    columns = (
+        first.intake.frontend_s + first.intake.frontend_token_s * prompts,
+        prompts,
+        outputs,
+        -(-(prompts + outputs + first.kv.draft_slots) // first.kv.block_size),
+        np.array([request.index in first.measured for request in requests], dtype=np.uint8),
+    )
+    times = np.full((6, num_requests), np.nan)
+    times[0] = [request.arrival_s for request in requests]
+    accepted, counts = np.zeros(1, dtype=np.int8), np.zeros(num_requests, dtype=np.int64)
     if draft_tokens:
-        rounds = [draws.rounds(each.index, 1, each.output_tokens, draft_tokens) for each in requests]
-        accepted = np.concatenate(rounds)
-        np.cumsum([len(each) for each in rounds], out=offsets[1:])
-    times = np.full((5, num_requests), np.nan)
-    given = core.serve(
+        indexes = np.array([request.index for request in requests], dtype=np.int64)
+        _, _, accepted, counts = draws.all_rounds(indexes, outputs, draft_tokens)
+    rest = _arguments(resolved, first)
+    runs: list[_Run] = []
+    for index in range(min(count, num_requests)):
+        part = slice(index, None, count)
+        own_accepted = accepted
+        if draft_tokens and count > 1:
+            own_accepted = accepted[np.repeat(np.arange(num_requests) % count == index, counts)]
+        offsets = np.concatenate(([0], np.cumsum(counts[part])))
+        own_times = np.ascontiguousarray(times[:, part])
+        own = [np.ascontiguousarray(column[part]) for column in columns]
+        given = core.serve(*rest[:-2], (*own_times, *own, offsets, own_accepted), *rest[-2:])
+        if given is None:
+            return False
+        times[:, part] = own_times
+        runs.append(_Run(np.frombuffer(given[0], dtype=STEPS), *given[1:]))
+    _write(requests, times)
+    if draft_tokens:
+        ends = np.concatenate(([0], np.cumsum(counts)))
+        sums = np.concatenate(([0], np.cumsum(accepted, dtype=np.int64)))[ends]
+        for request, num_rounds, num_accepted in zip(requests, counts.tolist(), np.diff(sums).tolist(), strict=True):
+            request.num_rounds, request.accepted_tokens = num_rounds, num_accepted
+            request.drafted_tokens = num_rounds * draft_tokens
+    for index, serving in enumerate(members):
+        serving.num_finished = serving.num_admitted = serving.intake.num_arrived = len(prompts[index::count])
+    if isinstance(whole, Fleet):
+        whole.num_arrived = num_requests
+    _write_gaps(whole.gaps, runs)
+    _set(whole.queue, np.concatenate((times[1], times[3])), np.repeat((1, -1), num_requests))
+    changes = [np.diff(run.steps["held"], prepend=0) for run in runs]
+    _set(whole.kv.held, np.concatenate([run.steps["end_s"] for run in runs]), np.concatenate(changes))
+    kinds = (Kind.STEP, Kind.DRAFT) if draft_tokens else (Kind.STEP,)
+    # A device tells of its first works where it is given the next ones.
+    usage = {
+        (stream.name, kind): _usage(*each, stream)
+        for run, stream in sorted(zip(runs, host.streams.values(), strict=False), key=lambda pair: pair[0].second_s)
+        for kind, each in zip(kinds, (run.target, run.draft), strict=False)
+    }
+    host.conclude(max([run.now_s for run in runs]), sum([run.busy_s for run in runs]) / count, usage)
+    return True
+
+
+class _Run(NamedTuple):
+    """The run of one replica."""
+
+    steps: NDArray[np.void]
+    """[steps] of STEPS."""
+    now_s: float
+    second_s: float
+    """When the second step began."""
+    target: tuple[int, int, float]
+    """Works, tokens, device seconds."""
+    draft: tuple[int, int, float]
+    busy_s: float
+
+
+def _arguments(resolved: Resolved, serving: Serving) -> tuple[Any, ...]:
+    """Arguments of the core but for its arrays, which come before the last two."""
+    limits, costs = resolved.limits, resolved.host_costs
+    assert isinstance(costs, CompactCosts | TableCosts)
+    draft_tokens, reads_features = serving.controller.draft_tokens_max, limits.method.reads_features
+    slots = slots_of(costs, (draft_tokens + 1, draft_tokens + 1 if reads_features else 2))
+    return (
         (
             draft_tokens,
             limits.max_num_seqs,
@@ -136,54 +206,45 @@ def _serve(resolved: Resolved, serving: Serving, host: SimHost, draws: Acceptanc
             tuple([costs.host.served.get(kind, 1.0) for kind in IN_SERVICE]),
         ),
         *slots.models,
-        (
-            arrivals,
-            *times,
-            intake.frontend_s + intake.frontend_token_s * prompts,
-            prompts,
-            outputs,
-            blocks,
-            measured,
-            offsets,
-            accepted,
-        ),
         slots.ask,
         slots.check,
     )
-    if given is None:
-        return False
-    gaps, counts, now_s, *usage, busy_s, queue, held = given
-    serving.gaps.gaps_s = array("d", gaps)
-    serving.gaps.counts.extend(np.frombuffer(counts, dtype=np.int64).tolist())
-    _write(serving, arrivals, times)
-    if draft_tokens:
-        sums = np.concatenate(([0], np.cumsum(accepted, dtype=np.int64)))
-        rows = zip(requests, np.diff(offsets).tolist(), np.diff(sums[offsets]).tolist(), strict=True)
-        for request, num_rounds, num_accepted in rows:
-            request.num_rounds, request.accepted_tokens = num_rounds, num_accepted
-            request.drafted_tokens = num_rounds * draft_tokens
-    serving.num_finished = serving.num_admitted = intake.num_arrived = num_requests
-    _set(serving.queue, queue)
-    _set(serving.kv.held, held)
-    kinds = (Kind.STEP, Kind.DRAFT) if draft_tokens else (Kind.STEP,)
-    host.conclude(now_s, busy_s, {("gpu", kind): _usage(*each) for kind, each in zip(kinds, usage, strict=False)})
-    return True
 
 
-def _write(serving: Serving, arrivals: Any, times: Any) -> None:
-    columns = zip(serving.requests, arrivals.tolist(), *times.tolist(), strict=True)
-    for request, arrival_s, entered_s, queued_s, scheduled_s, first_s, last_s in columns:
-        request.arrival_s, request.known_s = arrival_s, entered_s
-        request.queued_s, request.scheduled_s = queued_s, scheduled_s
-        request.first_token_s, request.last_token_s = first_s, last_s
+def _write(requests: Sequence[Request], times: Any) -> None:
+    for request, *each in zip(requests, *times.tolist(), strict=True):
+        request.arrival_s, request.known_s, request.queued_s, request.scheduled_s = each[:4]
+        request.first_token_s, request.last_token_s = each[4:]
         request.prefilled_tokens, request.emitted_tokens = request.prompt_tokens, request.output_tokens
 
 
-def _set(gauge: Gauge, state: tuple[int, int, float, float]) -> None:
-    gauge.value, gauge.peak, gauge._integral, gauge._since_s = state
+def _write_gaps(gaps: GapSamples, runs: Sequence[_Run]) -> None:
+    """Gaps of all runs in order of time; equal neighbours are one, with their number."""
+    times = np.concatenate([run.steps["end_s"] for run in runs])
+    gaps_s = np.concatenate([np.diff(run.steps["end_s"], prepend=0.0) for run in runs])
+    counts = np.concatenate([run.steps["measured"] for run in runs])
+    order = np.argsort(times, kind="stable") if len(runs) > 1 else slice(None)
+    gaps_s, counts = gaps_s[order], counts[order]
+    gaps_s, counts = gaps_s[counts > 0], counts[counts > 0]
+    starts = np.flatnonzero(np.diff(gaps_s, prepend=-1.0))
+    gaps.gaps_s.frombytes(gaps_s[starts].tobytes())
+    if len(starts):
+        gaps.counts.extend(np.add.reduceat(counts, starts).tolist())
 
 
-def _usage(num_works: int, tokens: int, device_s: float) -> Usage:
-    usage = Usage(0)
+def _set(gauge: Gauge, times: NDArray[np.float64], changes: NDArray[np.int64]) -> None:
+    """`gauge` after all `changes`, those of an instant together."""
+    order = np.argsort(times, kind="stable")
+    times, values = times[order], np.cumsum(changes[order])
+    lasting = np.flatnonzero(np.diff(times, append=np.inf))
+    spans = np.diff(times[lasting], prepend=0.0)
+    values = np.concatenate(([0], values[lasting]))
+    gauge.value, gauge.peak = int(values[-1]), int(values[:-1].max())
+    # Summed one after the other, as the gauge does.
+    gauge._integral, gauge._since_s = float(np.cumsum(values[:-1] * spans)[-1]), float(times[-1])
+
+
+def _usage(num_works: int, tokens: int, device_s: float, stream: Stream) -> Usage:
+    usage = Usage(stream.device)
     usage.num_works, usage.tokens, usage.device_s = num_works, tokens, device_s
     return usage

@@ -39,7 +39,7 @@ typedef struct { Count new_tokens, history; Py_ssize_t request; } Chunk;
 typedef struct { Count rows, row_tokens, context, head_rows, passes; const Chunk *chunks; Py_ssize_t num_chunks; } Pass;
 typedef struct { Count advance, num_leaving, measured, kept, blocks, num_ending; Py_ssize_t first; } Step;
 typedef struct { Chunk *chunks; Py_ssize_t num_chunks, num_completed; double at_s; } Plan;
-typedef struct { double integral, since_s; Count value, peak; } Gauge;
+typedef struct { double end_s; Count measured, held; } Done; /* a step: when it ended, measured rows, tokens then held */
 typedef struct { double device_s; Count num_works, tokens; } Usage;
 
 typedef struct {
@@ -63,13 +63,12 @@ typedef struct {
     double now_s, issuer_free_s, device_free_s, busy_s;
     Py_ssize_t num_come, num_queued, num_seen, num_admitted, num_finished, partial;
     Count partial_tokens, num_active, num_rows, num_measured, context, step;
-    Gauge queue, held;
+    double second_s;  /* when the second step began */
     Usage usage[2];
     Step *ring;
     Count ring_mask;
-    double *gaps;
-    Count *gap_counts;
-    Py_ssize_t num_gaps, max_gaps;
+    Done *done;       /* [steps] */
+    Count max_done;
     Plan plans[2];
 } Run;
 
@@ -319,15 +318,6 @@ static double submit(Run *run, int model, const Pass *p, double ahead_s) {
 
 /* -- requests */
 
-static void set_gauge(Gauge *gauge, Count value, double now_s) {
-    if (now_s > gauge->since_s) {
-        gauge->integral += gauge->value * (now_s - gauge->since_s);
-        gauge->since_s = now_s;
-        if (gauge->value > gauge->peak) gauge->peak = gauge->value;
-    }
-    gauge->value = value;
-}
-
 /* Let requests arrive for which there is a place, now or later; the frontend passes them on in order. */
 static void bring_in(Run *run) {
     for (Py_ssize_t i = run->num_come; i < run->num_requests; i++) {
@@ -345,10 +335,7 @@ static void bring_in(Run *run) {
 
 /* Requests that have come by now wait. */
 static void queue_up(Run *run) {
-    while (run->num_queued < run->num_come && run->entered_s[run->num_queued] <= run->now_s) {
-        Py_ssize_t i = run->num_queued++;
-        set_gauge(&run->queue, run->num_queued - run->num_admitted, run->entered_s[i]);
-    }
+    while (run->num_queued < run->num_come && run->entered_s[run->num_queued] <= run->now_s) run->num_queued++;
 }
 
 /* True where all who could be admitted fit for their whole lives (plan.has_room). */
@@ -390,7 +377,6 @@ static void plan_prompts(Run *run, Plan *plan, Count num_seated, Count budget, i
             run->free_blocks -= run->blocks[i];
             run->num_admitted++, run->num_active++;
             run->scheduled_s[i] = run->now_s;
-            set_gauge(&run->queue, run->num_queued - run->num_admitted, run->now_s);
         }
         Chunk *chunk = &plan->chunks[plan->num_chunks++];
         chunk->new_tokens = new_tokens, chunk->history = history, chunk->request = i;
@@ -404,20 +390,14 @@ static int is_last_chunk(const Run *run, const Chunk *chunk) {
     return chunk->history + chunk->new_tokens >= run->prompt[chunk->request];
 }
 
-static int add_gap(Run *run, double gap_s, Count count) {
-    if (run->num_gaps && run->gaps[run->num_gaps - 1] == gap_s) {
-        run->gap_counts[run->num_gaps - 1] += count;
-        return 0;
+static int note_step(Run *run, Count measured, Count held) {
+    if (run->step == run->max_done) {
+        Count most = run->max_done ? 2 * run->max_done : 1024;
+        Done *done = PyMem_Realloc(run->done, most * sizeof(Done));
+        if (done == NULL) { PyErr_NoMemory(); return -1; }
+        run->done = done, run->max_done = most;
     }
-    if (run->num_gaps == run->max_gaps) {
-        Py_ssize_t most = run->max_gaps ? 2 * run->max_gaps : 1024;
-        double *gaps = PyMem_Realloc(run->gaps, most * sizeof(double));
-        if (gaps != NULL) run->gaps = gaps;
-        Count *counts = gaps == NULL ? NULL : PyMem_Realloc(run->gap_counts, most * sizeof(Count));
-        if (counts == NULL) { PyErr_NoMemory(); return -1; }
-        run->gap_counts = counts, run->max_gaps = most;
-    }
-    run->gaps[run->num_gaps] = gap_s, run->gap_counts[run->num_gaps++] = count;
+    run->done[run->step] = (Done){run->now_s, measured, held};
     return 0;
 }
 
@@ -477,7 +457,6 @@ static double submit_step(Run *run, const Plan *plan, double ahead_s) {
 /* All requests served: 1; memory is short or nothing can go on, which is not for this loop: 0; an exception: -1. */
 static int serve_all(Run *run) {
     Count tokens_per_row = run->draft_tokens + 1, per_row = tokens_per_row + run->slots_per_request;
-    double last_step_s = 0.0;
     int current = 0, is_planned = 0;
     while (run->num_finished < run->num_requests) {
         Plan *plan = &run->plans[current];
@@ -494,6 +473,7 @@ static int serve_all(Run *run) {
                 continue;
             }
         }
+        if (run->step == 1) run->second_s = run->now_s;
         double end_s = submit_step(run, plan, run->now_s - plan->at_s);
         if (end_s < 0.0) return -1;
         is_planned = run->is_async;
@@ -510,10 +490,8 @@ static int serve_all(Run *run) {
         }
         bring_in(run);
         run->now_s = end_s + (plan->num_chunks ? run->prompt_result_s : run->result_s);
-        if (run->num_rows) {
-            if (run->num_measured && add_gap(run, run->now_s - last_step_s, run->num_measured) < 0) return -1;
-            advance(run);
-        }
+        Count measured = run->num_measured;
+        if (run->num_rows) advance(run);
         for (Py_ssize_t i = 0; i < plan->num_chunks; i++) {
             Py_ssize_t request = plan->chunks[i].request;
             if (!is_last_chunk(run, &plan->chunks[i])) continue;
@@ -521,8 +499,7 @@ static int serve_all(Run *run) {
             if (run->output[request] == 1) release(run, request);
             else join(run, request);
         }
-        set_gauge(&run->held, run->context + run->num_rows * tokens_per_row + partial_tokens, run->now_s);
-        last_step_s = run->now_s;
+        if (note_step(run, measured, run->context + run->num_rows * tokens_per_row + partial_tokens) < 0) return -1;
         if (++run->step % STEPS_PER_SIGNAL_CHECK == 0 && PyErr_CheckSignals() < 0) return -1;
     }
     return 1;
@@ -606,15 +583,11 @@ static int prepare(Run *run, Py_ssize_t num_accepted) {
 }
 
 static PyObject *results(const Run *run) {
-    const Gauge *queue = &run->queue, *held = &run->held;
     const Usage *usage = run->usage;
-    return Py_BuildValue("(y#y#d(LLd)(LLd)d(LLdd)(LLdd))", run->gaps ? (char *)run->gaps : "",
-                         run->num_gaps * (Py_ssize_t)sizeof(double), run->gap_counts ? (char *)run->gap_counts : "",
-                         run->num_gaps * (Py_ssize_t)sizeof(Count), run->now_s, (long long)usage[0].num_works,
+    return Py_BuildValue("(y#dd(LLd)(LLd)d)", run->done ? (char *)run->done : "", run->step * (Py_ssize_t)sizeof(Done),
+                         run->now_s, run->step > 1 ? run->second_s : INFINITY, (long long)usage[0].num_works,
                          (long long)usage[0].tokens, usage[0].device_s, (long long)usage[1].num_works,
-                         (long long)usage[1].tokens, usage[1].device_s, run->busy_s, (long long)queue->value,
-                         (long long)queue->peak, queue->integral, queue->since_s, (long long)held->value,
-                         (long long)held->peak, held->integral, held->since_s);
+                         (long long)usage[1].tokens, usage[1].device_s, run->busy_s);
 }
 
 static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -658,7 +631,7 @@ done:
     if (outcome == 1) given = results(&run);
     else if (outcome == 0) given = Py_BuildValue("");
     while (num_held) PyBuffer_Release(&held[--num_held]);
-    PyMem_Free(run.ring), PyMem_Free(run.next_leaving), PyMem_Free(run.gaps), PyMem_Free(run.gap_counts);
+    PyMem_Free(run.ring), PyMem_Free(run.next_leaving), PyMem_Free(run.done);
     PyMem_Free(run.plans[0].chunks), PyMem_Free(run.plans[1].chunks);
     return given;
 }

@@ -141,15 +141,17 @@ class Experiment:
     def _check_they_fit(self, requests: Sequence[Request], kv: KvPool) -> None:
         """Raise ValueError for a request that memory cannot hold; warn of those that the model was not made for."""
         profile = self.resolved.profile
-        for request in requests:
-            if kv.blocks_for(request) > kv.max_blocks:
-                raise ValueError(
-                    f"{self._named(request)}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens "
-                    f"need {kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.max_blocks} "
-                    f"on {profile.name!r}"
-                )
+        lengths = [request.prompt_tokens + request.output_tokens for request in requests]
+        longest = max(lengths, default=0)
+        if requests and kv.blocks_for(requests[lengths.index(longest)]) > kv.max_blocks:
+            request = next(each for each in requests if kv.blocks_for(each) > kv.max_blocks)
+            raise ValueError(
+                f"{self._named(request)}: prompt {request.prompt_tokens} + output {request.output_tokens} tokens "
+                f"need {kv.blocks_for(request)} KV blocks of {kv.block_size}, and there are {kv.max_blocks} "
+                f"on {profile.name!r}"
+            )
         context = profile.target.max_context
-        if any(request.prompt_tokens + request.output_tokens > context for request in requests):
+        if longest > context:
             warnings.warn(
                 f"requests longer than {profile.target.name}'s context of {context} tokens are served all the same",
                 BeyondContextWarning,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from sim.compare.capacity import Saturation
-from sim.compare.point_runs import Point, run_point, run_points
+from sim.compare.point_runs import Point, attained_share, on_points
 from sim.compare.pool import Runner
 from sim.compare.verdict import Interval
 from sim.draws import child_seed
@@ -138,7 +138,7 @@ class LoadSearch:
 
     def attains(self, load: float, seed: int) -> float:
         """Share of requests that meet all SLOs."""
-        return joint_share(run_point(self.point(load, seed)).run)
+        return attained_share(self.point(load, seed))
 
     def own_highest(self, seed: int, near: float | None = None) -> float:
         """One replication's highest load: 0 where the least fails, the most where that holds. It is looked for about
@@ -247,8 +247,7 @@ def joint_share(run: Run) -> float:
     """Share of requests that meet all SLOs."""
     shares = run["slo_attainment"]
     assert isinstance(shares, dict)
-    joint = shares["all"]
-    return 0.0 if joint is None else float(joint)
+    return float(shares["all"] or 0.0)
 
 
 def replications_for(values: Sequence[float], share: float) -> int:
@@ -322,7 +321,7 @@ class FleetRuns:
 
     def _shares(self, points: Sequence[Point], count: int) -> list[float]:
         self._runner.on_done(f"{self._search.policy}, {self._routing.value}: {count} replicas", 0, 1)
-        return [joint_share(outcome.run) for outcome in run_points(points, Runner(self._runner.workers))]
+        return on_points(attained_share, points, Runner(self._runner.workers))
 
     def _point(self, one: Resolved, count: int, index: int) -> Point:
         """Run `index` of so many replicas; runs grow with the replicas, up to a trace's length."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from validation.speed.processes import (
     CASES,
     COMPILED,
@@ -10,6 +12,7 @@ from validation.speed.processes import (
     SpeedCase,
     Used,
     child,
+    measured,
     replaced,
     row_of,
 )
@@ -34,6 +37,8 @@ def test_a_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
         "case": "ten requests",
         "cpu_s": "4.00",
         "memory_mb": "60",
+        "compiled_s": "2.00",
+        "compiled_mb": "60",
         "compiled / pure": "0.50",
         "pure / bare loop": "",
         "pure / Dynamo": "2.00",
@@ -46,6 +51,12 @@ def test_others_serve_what_continuous_serves_synchronously() -> None:
     assert {each.name for each in CASES if each.has_peers} == {
         f"continuous, {count:,} requests, k={k}" for count in (10_000, 100_000) for k in (0, 4)
     }
+
+
+def test_the_bare_loop_takes_the_steps_of_a_drafted_run() -> None:
+    """A drafter takes a token of the step's budget for every request, and blocks of memory beyond its draft."""
+    one = case(name="continuous, 300 requests, k=4", num_prompts=300, rate=14.0)
+    measured(one, {PURE: "off"}, 0, Path("."))
 
 
 def test_memory_is_that_of_the_process_itself() -> None:

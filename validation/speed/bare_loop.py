@@ -12,6 +12,7 @@ from collections import deque
 
 from sim.acceptance.draws import AcceptanceDraws
 from sim.costs.cost import CostModel
+from sim.engine.kv import KvPool
 from sim.interface.request import Request
 from sim.interface.work import Chunk, Kind, Model, Work
 from sim.policies.continuous.plan import DRAFT_ROW_TOKENS
@@ -24,41 +25,45 @@ def run_reference(
     draft_tokens: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
-    num_blocks: int,
-    block_size: int = 16,
+    slots_per_request: int,
+    pool: KvPool,
 ) -> tuple[int, float]:
-    """Serve all requests; (number of steps, time of the last token in seconds). Fills in the requests' token times."""
+    """Serve all requests into the memory of an empty `pool`; (number of steps, time of the last token, s). Every
+    request of a step takes `slots_per_request` tokens of its budget beside its own. Fills in the requests' token times.
+    """
     waiting = deque(requests)
     prompts: list[Request] = []
     leaving: list[tuple[int, int, int, Request]] = []
     """(step, arrival index, tokens in KV, request), soonest first."""
     gains: dict[int, int] = {}
-    spare = draft_tokens + 1 if draft_tokens else 0
-    free_blocks = num_blocks
+    free_blocks, blocks_for = pool.num_blocks, pool.blocks_for
     num_rows = context_tokens = step = 0
     now_s = 0.0
     cost = costs.cost
     while waiting or prompts or num_rows:
         if not prompts and not num_rows and waiting[0].arrival_s > now_s:
             now_s = waiting[0].arrival_s
-        budget = max_num_batched_tokens - num_rows * (draft_tokens + 1)
+        budget = max_num_batched_tokens - num_rows * (draft_tokens + 1 + slots_per_request)
         chunks = []
         completed = []
         taken = 0
-        while budget > 0:
+        while budget > slots_per_request:
             if taken == len(prompts):
                 if num_rows + taken >= max_num_seqs or not waiting or waiting[0].arrival_s > now_s:
                     break
-                blocks = -(-(waiting[0].prompt_tokens + waiting[0].output_tokens + spare) // block_size)
+                blocks = blocks_for(waiting[0])
                 if blocks > free_blocks:
                     break
                 free_blocks -= blocks
                 prompts.append(waiting.popleft())
             request = prompts[taken]
-            chunk = Chunk(min(request.prompt_tokens - request.prefilled_tokens, budget), request.prefilled_tokens)
+            chunk = Chunk(
+                min(request.prompt_tokens - request.prefilled_tokens, budget - slots_per_request),
+                request.prefilled_tokens,
+            )
             request.prefilled_tokens += chunk.new_tokens
             chunks.append(chunk)
-            budget -= chunk.new_tokens
+            budget -= chunk.new_tokens + slots_per_request
             taken += 1
             if request.prefilled_tokens == request.prompt_tokens:
                 completed.append(request)
@@ -96,7 +101,7 @@ def run_reference(
             request.last_token_s = now_s
             num_rows -= 1
             context_tokens -= kept_tokens
-            free_blocks += -(-(request.prompt_tokens + request.output_tokens + spare) // block_size)
+            free_blocks += blocks_for(request)
         del prompts[: len(completed)]
         for request in completed:
             request.first_token_s = request.last_token_s = now_s
@@ -107,7 +112,7 @@ def run_reference(
                 for offset, count in enumerate(accepted, start=step + 1):
                     gains[offset] = gains.get(offset, 0) + count
             if num_rounds == 0:
-                free_blocks += -(-(request.prompt_tokens + request.output_tokens + spare) // block_size)
+                free_blocks += blocks_for(request)
                 continue
             num_rows += 1
             context_tokens += request.prompt_tokens

@@ -35,6 +35,8 @@ PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
 RATE = {0: 12.4, 4: 14.0}
 """Requests per second by draft length that keep about 35 requests in the batch."""
 LANE_RATE = 1.0
+MILLION = 1_000_000
+"""Requests of the case that the compiled core alone serves, once, without a list of each request's metrics."""
 ACCEPTED = 0.7
 ASYNC = ("--set", "engine.async_scheduling=true")
 ONE_PHI = ("--set", "devices.phi=0.07")
@@ -53,6 +55,13 @@ GRID = {
     },
 }
 """1,000 points."""
+HEADINGS = {
+    "cpu_s": "pure, CPU s",
+    "memory_mb": "pure, MB",
+    "compiled_s": "compiled, CPU s",
+    "compiled_mb": "compiled, MB",
+}
+"""Columns of the page, by those of the table."""
 PURE, COMPILED, BARE, DYNAMO = "lanesim", "lanesim, compiled", "bare loop", "Dynamo replay"
 
 PEAK = """
@@ -92,7 +101,7 @@ experiment = Experiment(resolved, seed)
 requests = experiment.requests()
 steps, end_s = run_reference(
     requests, resolved.costs, experiment.draws(requests), int(draft_tokens), 256,
-    resolved.limits.max_num_scheduled_tokens, resolved.num_blocks,
+    resolved.limits.max_num_scheduled_tokens, resolved.limits.slots_per_request, resolved.new_pool(),
 )
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps([[steps, end_s], used.ru_utime + used.ru_stime, peak_mb()]), file=sys.stderr)
@@ -128,7 +137,7 @@ class SpeedCase(NamedTuple):
     @property
     def has_peers(self) -> bool:
         """True where other programs serve the same."""
-        return self.policy == "continuous" and not self.more and self.num_prompts > 10
+        return self.policy == "continuous" and not self.more and 10 < self.num_prompts < MILLION
 
 
 class Used(NamedTuple):
@@ -147,6 +156,7 @@ CASES = (
         for count in (10_000, 100_000)
         for k, rate in RATE.items()
     ),
+    SpeedCase(f"continuous, {MILLION:,} requests, k=0", "continuous", MILLION, RATE[0], 0),
     *(
         SpeedCase(f"  asynchronous, 10,000 requests, k={k}", "continuous", 10_000, rate, k, ASYNC)
         for k, rate in RATE.items()
@@ -184,7 +194,8 @@ def simulated(case: SpeedCase, core: str, folder: Path) -> Used:
         LANESIM,
         *("compare", "--policy", case.policy, "--profile", PAIR, "--dataset-name", "azure-conv"),
         *("--num-prompts", str(case.num_prompts), "--request-rate", str(case.rate), "--acceptance", f"iid:{ACCEPTED}"),
-        *("--num-speculative-tokens", str(case.draft_tokens), "--seed", "0", "--save-detailed", "--json", "-"),
+        *("--num-speculative-tokens", str(case.draft_tokens), "--seed", "0", "--json", "-"),
+        *(("--save-detailed",) if case.num_prompts < MILLION else ()),
         *("--max-num-seqs", "256", "--set", "engine.max_num_batched_tokens=2048"),
         *("--set", "engine.async_scheduling=false", *case.more),
         core=core,
@@ -223,6 +234,8 @@ def replayed(case: SpeedCase, seed: int, folder: Path) -> Used:
 def measured(case: SpeedCase, cores: Mapping[str, str], rounds: int, folder: Path) -> dict[str, list[Used]]:
     """[rounds] of each program, which take turns."""
     by_program: dict[str, list[Used]] = {}
+    if case.num_prompts >= MILLION:
+        return {name: [simulated(case, core, folder)] for name, core in cores.items() if name == COMPILED}
     for _ in range(1 + rounds):
         for name, core in cores.items():
             by_program.setdefault(name, []).append(simulated(case, core, folder))
@@ -248,10 +261,16 @@ def row_of(case: SpeedCase, by_program: Mapping[str, Sequence[Used]]) -> dict[st
         pairs = zip(by_program[ours], by_program[theirs], strict=True)
         return f"{median(getattr(a, field) / getattr(b, field) for a, b in pairs):.2f}"
 
+    def of(program: str, field: str, digits: int) -> str:
+        used = by_program.get(program)
+        return f"{median(getattr(each, field) for each in used):.{digits}f}" if used else ""
+
     return {
         "case": case.name.strip(),
-        "cpu_s": f"{median(used.cpu_s for used in by_program[PURE]):.2f}",
-        "memory_mb": f"{median(used.memory_mb for used in by_program[PURE]):.0f}",
+        "cpu_s": of(PURE, "cpu_s", 2),
+        "memory_mb": of(PURE, "memory_mb", 0),
+        "compiled_s": of(COMPILED, "cpu_s", 2),
+        "compiled_mb": of(COMPILED, "memory_mb", 0),
         "compiled / pure": ratio(COMPILED, PURE),
         "pure / bare loop": ratio(PURE, BARE),
         "pure / Dynamo": ratio(PURE, DYNAMO),
@@ -284,7 +303,7 @@ def main(rounds: int = 5, only: str = "", page: Path | None = None, csv: Path | 
             version=version("lanesim"),
             machine=machine(),
             rounds=str(rounds),
-            table=pd.DataFrame(lines).rename(columns={"cpu_s": "CPU, s", "memory_mb": "memory, MB"}),
+            table=pd.DataFrame(lines).rename(columns=HEADINGS),
         )
     if csv is not None:
         of_release = [{"release": version("lanesim"), "machine": machine(), **row} for row in lines]
@@ -293,6 +312,8 @@ def main(rounds: int = 5, only: str = "", page: Path | None = None, csv: Path | 
 
 
 def replaced(table: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """`table` with `rows` instead of those of the same release and case."""
+    """`table` with `rows` instead of those of the same release and case; a column that a row lacks is empty there."""
+    blank = dict.fromkeys([*rows[0], *table[0]], "")
     new = {(row["release"], row["case"]) for row in rows}
-    return [*(row for row in table if (row["release"], row["case"]) not in new), *rows]
+    kept = [row for row in table if (row["release"], row["case"]) not in new]
+    return [blank | dict(row) for row in (*kept, *rows)]

@@ -131,7 +131,7 @@ class PairSlots:
         self._costs._check_range(self._passes[model], work)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def slots_of(costs: CompactCosts | TableCosts, tokens_per_row: tuple[int, int]) -> PairSlots:
     """The slots of `costs`, kept from run to run."""
     return PairSlots(costs, tokens_per_row)

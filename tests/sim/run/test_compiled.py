@@ -61,7 +61,8 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         "num_prompts": draw(st.sampled_from((1, 2, 20, 60))),
         "engine.name": draw(st.sampled_from(ENGINES)),
         "engine.async_scheduling": draw(st.booleans()),
-        "acceptance": draw(st.sampled_from(("iid:0.7", "iid:0.2"))),
+        "devices.count": draw(st.sampled_from((1, 1, 2, 5))),
+        "acceptance": draw(st.sampled_from(("iid:0.7", "iid:0.2", "vllm:.6,.4,.3~1.1"))),
     }
     if draw(st.booleans()):
         lengths = st.sampled_from((1, 2, 17, 700, 20_000))
@@ -110,7 +111,7 @@ def test_the_core_serves_as_python_does_to_the_last_bit(scenario: Scenario, seed
 @pytest.mark.parametrize(
     ("reason", "settings"),
     [
-        ("several replicas", {"devices.count": 2}),
+        ("replicas that depend on each other", {"devices.count": 2, "devices.routing": "least-outstanding"}),
         ("somebody looks", {"window.stop_s": 0.5}),
         ("an engine that does not mix prompts", {"engine.name": "sglang-0.5"}),
         ("costs of another form", {"profile": "a100-pdverify/codellama-34b+tinyllama-1.1b"}),
