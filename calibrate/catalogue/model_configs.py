@@ -383,7 +383,7 @@ def _compressed(path: Path, config: Config, layers: int) -> Compressed | None:
 
 
 def _kinds(path: Path, config: Config, key: str, layers: int, known: set[int]) -> list[Json]:
-    """What `key` says of each layer."""
+    """Each layer's value of `key`."""
     kinds = config.get(key)
     if not isinstance(kinds, list) or len(kinds) < layers or not {*kinds} <= known:
         raise ValueError(f"{path}: {key}={_short(kinds)} must say of each of {layers} layers which it is of {known}")

@@ -379,5 +379,5 @@ def _models(client: Client) -> list[str]:
 
 
 def growth(before: dict[Sample, float] | None, after: dict[Sample, float] | None, url: str) -> Growth | None:
-    """What the server counted between two looks; None where it has no `/metrics`."""
+    """Counts of the server between two looks; None where it has no `/metrics`."""
     return None if before is None or after is None else Growth(before, after, f"{url}/metrics")

@@ -55,12 +55,12 @@ TAPE = "tape:"
 
 
 class Doubt(NamedTuple):
-    """What a prediction is unsure of."""
+    """Sources of a prediction's error."""
 
     pace: float = 0.0
     """Standard deviation of how much slower or faster the server is than its looks, relative."""
     acceptances: tuple[str, ...] = ()
-    """As likely as the one that is predicted with; none where that is given."""
+    """Others that are as likely as the one that is predicted with; none where that is given."""
 
 
 NO_DOUBT = Doubt()
@@ -91,14 +91,14 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     predicted: dict[str, float | None]
     """Metrics of the requests in question, under the simulator's keys, means over draws of acceptance."""
     intervals: dict[str, tuple[float, float]]
-    """Of 95 %, by the errors on looks left out, how the machine drifted meanwhile, and draws of acceptance."""
+    """Intervals of 95 %, by the errors on looks left out, how the machine drifted meanwhile, and draws of acceptance."""
     preemptions: float | None = None
-    """As predicted."""
+    """Preemptions that were predicted."""
     predicted_sha256: str = ""
     sent_at: str = ""
     sent: list[Sent] = []
     preempted: float | None = None
-    """By the server's own count."""
+    """Preemptions that the server counted."""
     accepted: Accepted | None = None
     """Drafts by the server's own count, if it has one."""
     errors: dict[str, Any] = {}

@@ -32,7 +32,7 @@ LONE_TOKENS = 4
 UNKNOWN_TOKENS = 1_000_000
 """Sizes up to which a server's line is not said to be extrapolated: what it was seen at is in its source."""
 LEAST_PASS_S = 1e-6
-"""What a pass takes before anything is seen."""
+"""Time of a pass before anything is seen."""
 SURE = 2.0
 """Standard errors by which a profile's own price must differ from what was seen before it is corrected."""
 MIN_STEPS = 8
@@ -52,7 +52,7 @@ class SeenStep(NamedTuple):
     rows: int
     """Requests that had a token already and got one by it, or several."""
     prompt_tokens: int
-    """Of the requests whose first token it brought."""
+    """Prompts of the requests whose first token it brought."""
 
 
 class PromptPrice(NamedTuple):
@@ -172,7 +172,7 @@ def _usual(values: Sequence[float], weights: Sequence[float] | None = None) -> f
 
 
 def pace_of(profile: Profile, steps: Sequence[SeenStep]) -> float:
-    """What `steps` took over what a line says of them: how slow the machine is now. 1 where there are too few."""
+    """Time of `steps` over that of a line: how slow the machine is now. 1 where there are too few."""
     line = profile.linear.target
     known = [(step.seconds, line.seen_s(step.rows) + line.token_s * step.prompt_tokens) for step in steps]
     known = [(seconds, said_s) for seconds, said_s in known if seconds <= USUAL * said_s]

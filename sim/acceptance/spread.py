@@ -121,7 +121,7 @@ class AssumedSpread:
     inner: Quoted
     prompts: str = NATURAL
     share: float = 0.5
-    """Of the spreads, those that are smaller."""
+    """Share of the spreads that are smaller."""
 
     @property
     def measured_k(self) -> int | None:
@@ -193,17 +193,21 @@ def _middle_logits(rates: tuple[float, ...], spread: float) -> tuple[float, ...]
 
 
 def _logit_of(rate: float, weights: Floats, shifts: Floats, logit: float) -> float:
-    """Where the weighted chance is `rate`: Newton's steps in the log-odds, which are nearly straight in the logit."""
+    """The logit where the weighted chance is `rate`: Newton's steps in the log-odds, which are nearly straight in the
+    logit, and halves of the range where a step leaves it."""
     whole = float(weights.sum())
     if not 0.0 < rate < whole:
         return -_FARTHEST if rate <= 0.0 else _FARTHEST
-    wanted = log(rate / (whole - rate))
+    wanted, low, high = log(rate / (whole - rate)), -_FARTHEST, _FARTHEST
     for _ in range(_MAX_STEPS):
         chances = _chance(logit + shifts)
-        some = float(weights @ chances)
-        slope = float(weights @ (chances * (1.0 - chances))) * whole / (some * (whole - some))
-        step = (wanted - log(some / (whole - some))) / slope
-        logit = min(max(logit + step, -_FARTHEST), _FARTHEST)
-        if abs(step) < 0.01 * _TOLERANCE:
+        some, slope = float(weights @ chances), float(weights @ (chances * (1.0 - chances)))
+        low, high = (logit, high) if some < rate else (low, logit)
+        odds, before = some * (whole - some), logit
+        if odds > 0.0 and slope > 0.0:
+            logit += (wanted - log(some / (whole - some))) * odds / (slope * whole)
+        if not low < logit < high:
+            logit = 0.5 * (low + high)
+        if abs(logit - before) < 0.01 * _TOLERANCE:
             break
     return logit

@@ -184,9 +184,9 @@ class LayerKind(NamedTuple):
     gemms: Gemms
     """Attention's matrices."""
     token_bytes: float = 0.0
-    """What a layer keeps of every token."""
+    """Bytes that a layer keeps of every token."""
     sequence_bytes: float = 0.0
-    """What it keeps of a sequence beside: a state, or the tokens of a window."""
+    """Bytes that it keeps of a sequence beside: a state, or the tokens of a window."""
 
     @property
     def is_module(self) -> bool:

@@ -336,13 +336,13 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """What all layers keep of one token: where some have a window, those forget it (vLLM's hybrid KV pool), and
+        """Bytes that all layers keep of one token: where some have a window, those forget it (vLLM's hybrid KV pool), and
         what they hold inside the window, the same for any long request, is left out, as `sequence_bytes` are."""
         return kv_bytes_per_token(self, 1)
 
     @property
     def sequence_bytes(self) -> int:
-        """What layers keep of a sequence, whatever its length: states of linear attention, windows, groups that
+        """Bytes that layers keep of a sequence, whatever its length: states of linear attention, windows, groups that
         grow; windows of layers that are all alike are KV."""
         return round(sum(kind.layers * kind.sequence_bytes for kind in self.kinds()) if len(self.kinds()) > 1 else 0)
 

@@ -180,14 +180,14 @@ def test_a_rate_is_that_rate_at_every_place(asked: Asked, alpha: float, k: int) 
 @twin(questions(profiles=PAIRS), ALPHA, K, rel=1e-6)
 def test_unconditional_rates_are_products_of_conditional_ones(asked: Asked, alpha: float, k: int) -> Pair:
     own = {**asked, "num-speculative-tokens": k}
-    as_logged = "vllm:" + ",".join(repr(alpha ** (place + 1)) for place in range(k))
+    as_logged = "vllm:" + ",".join(repr(alpha ** (place + 1)) for place in range(k)) + "~0"
     return Pair(runs({**own, "acceptance": f"iid:{alpha!r}"}), runs({**own, "acceptance": as_logged}))
 
 
 @twin(questions(profiles=PAIRS), ALPHA, K, rel=1e-6)
 def test_a_rate_is_the_length_that_it_comes_to(asked: Asked, alpha: float, k: int) -> Pair:
     own = {**asked, "num-speculative-tokens": k, "num-prompts": 6}
-    length = f"length:{expected_tokens(alpha, k)!r}@{k}"
+    length = f"length:{expected_tokens(alpha, k)!r}@{k}~0"
     return Pair(runs({**own, "acceptance": f"iid:{alpha!r}"}), runs({**own, "acceptance": length}))
 
 
@@ -216,7 +216,7 @@ def test_vllms_synthetic_rates_are_logged_rates(asked: Asked, rates: list[float]
     own = {**asked, "num-speculative-tokens": len(falling)}
     config = {"num_speculative_tokens": len(falling), "synthetic_acceptance_rates": falling}
     return Pair(
-        only(runs({**own, "acceptance": "vllm:" + ",".join(map(repr, falling))}), *LATENCIES),
+        only(runs({**own, "acceptance": "vllm:" + ",".join(map(repr, falling)) + "~0"}), *LATENCIES),
         only(runs({**own, "acceptance": None, "speculative-config": json.dumps(config)}), *LATENCIES),
     )
 

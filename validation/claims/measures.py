@@ -156,7 +156,7 @@ def completed(claim: Claim, draws: int) -> Finding:
     details = {
         "active": mean_of(run, "active_mean", draws),
         "round_ms": 1e3 * (4 * costs.draft.pass_s + 2 * costs.target.pass_s),
-        "needed": 20.0 / float(run["acceptance"].partition(":")[2]),
+        "needed": 20.0 / float(run["acceptance"].partition(":")[2].partition("~")[0]),
         "beyond": outside_pct(counts),
         "elsewhere": outside_pct(elsewhere) if elsewhere else 0.0,
         "least": max(0.0, ceil(low)),

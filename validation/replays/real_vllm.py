@@ -68,7 +68,7 @@ SERVERS = {
         loads=("2.5",),
     ),
 }
-"""By name: drafts of three qualities and two lengths, n-grams, prompts that begin alike, and little memory."""
+"""Servers by name: drafts of three qualities and two lengths, n-grams, prompts that begin alike, and little memory."""
 SPECIAL = (SHARED, SMALL)
 IDENTICAL, NUM_IDENTICAL = (PLAIN, "2.5"), 5
 """The load that is sent so many times before anything is judged: it tells the noise."""

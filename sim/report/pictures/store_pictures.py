@@ -253,7 +253,7 @@ def _line(
 
 
 LIGHT_TEXT, DARK_TEXT, NO_MEAN = "#fdfdfd", "#111111", "#d9d9d9"
-"""Of cells, whose ground is the same in the light and in the dark."""
+"""Texts of cells, whose ground is the same in the light and in the dark."""
 Panel = tuple[str, Floats, list[list[str]]]
 """Title, shades [down, across], and texts of the cells."""
 

@@ -136,3 +136,8 @@ def test_who_says_how_requests_differ_is_taken_at_his_word() -> None:
 def test_a_spread_that_means_nothing_is_one_line(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_quoted(text)
+
+
+@pytest.mark.parametrize("rates", [(1.0 - 1e-15, 1.0 - 1e-15), (1e-12,), (0.9, 0.9, 1e-9), (0.999999, 0.5)])
+def test_rates_near_their_bounds_are_kept(rates: tuple[float, ...]) -> None:
+    assert SpreadAcceptance(rates, 0.3).unconditional_rates(len(rates)) == pytest.approx(rates, abs=1e-8)
