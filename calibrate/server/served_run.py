@@ -3,9 +3,9 @@
 One JSON file holds it all: the scenario, the profile, the prediction with its intervals and the moment when it was
 made, every request that was sent, and the errors; with a pair, the same of the server that does not draft. It names no
 address, prompt, answer, key or folder, so that it can be shown to others, who can simulate it again. The error is taken
-apart by simulating again with one thing more of what was seen: the requests as they were sent (when, and how long), and
-then the acceptance that they show; what is left is how long the server takes. Not here: sending
-(calibrate.server.open_loop), the command (calibrate.cli.validate_server).
+apart by simulating again with one thing more of what was seen: the requests as they were sent (when, and how long), then
+the acceptance that they show, and where the server's passes are a line, how much longer they took than before; what is
+left is the line itself. Not here: sending (calibrate.server.open_loop), the command (calibrate.cli.validate_server).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from calibrate.judge.vllm_requests import fresh
 from calibrate.server.as_sent import GOODPUT, as_served, metrics, quote_of, simulated
 from calibrate.server.levels import Accepted
 from calibrate.server.open_loop import Sent
+from calibrate.server.server_line import pace_of, steps_of, with_pace
+from sim.costs.compact_kernels import LinearKernels
 from sim.costs.profile import Profile
 from sim.engine.time_series import GapSamples
 from sim.files.json_values import convert, read_json
@@ -46,7 +48,7 @@ DRAWS = 20
 """Simulations of the same requests with other draws, and at other paces."""
 LATE_S = 0.01
 """A request sent this much after it was due is late."""
-PARTS = ("predicted", "as sent", "as accepted")
+PARTS = ("predicted", "as sent", "as accepted", "at its pace")
 SPED_UP = ("e2el", "tpot")
 """Latencies whose means say what speculation does."""
 STRIDE = 7
@@ -219,12 +221,18 @@ def judge(run: ServedRun, scenario: Scenario, profile: Profile, planned: Sequenc
     slo_ms = scenario.goodput.bounds_ms
     real = metrics((requests, gaps), slo_ms)
     sides: dict[str, Mapping[str, float | None]] = {PARTS[0]: run.predicted}
-    sides[PARTS[1]] = metrics(simulated(resolve_all(scenario, profile)[0], run.seed, requests), slo_ms)
+
+    def simulate_again(part: str, scenario: Scenario, profile: Profile) -> None:
+        sides[part] = metrics(simulated(resolve_all(scenario, profile)[0], run.seed, requests), slo_ms)
+
+    simulate_again(PARTS[1], scenario, profile)
     if run.accepted is not None and run.accepted.drafts:
         acceptance = quote_of(run.accepted, run.sent)
         speculation = msgspec.structs.replace(scenario.speculation, acceptance=acceptance)
-        seen = msgspec.structs.replace(scenario, speculation=speculation)
-        sides[PARTS[2]] = metrics(simulated(resolve_all(seen, profile)[0], run.seed, requests), slo_ms)
+        scenario = msgspec.structs.replace(scenario, speculation=speculation)
+        simulate_again(PARTS[2], scenario, profile)
+    if isinstance(profile.kernels, LinearKernels):
+        simulate_again(PARTS[3], scenario, with_pace(profile, pace_of(profile, steps_of(run.sent))))
     run.errors = {part: compared.errors(real, side) for part, side in sides.items()}
     if GOODPUT in real:
         for part, side in sides.items():

@@ -24,7 +24,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from calibrate.server.probe import WORDS
-from calibrate.server.served_run import ServedRun, as_predicted, read_run
+from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
 from calibrate.server.server_line import pace_of, steps_of
 from realrun.installed.real_engine import ALONE, make_served_models
 from sim.cli.main import run as lanesim
@@ -217,6 +217,11 @@ def pace(run: ServedRun) -> float:
     return pace_of(run.fitted, steps_of(run.sent)) - 1.0
 
 
+def paced_pct(run: ServedRun) -> float:
+    """Error of mean E2EL once all that was seen of the load is known: what is left is the line's."""
+    return float(run.errors[PARTS[-1]]["e2el"]["mean"]["error_pct"])
+
+
 class SpeedUp(NamedTuple):
     """Mean E2EL of the plain server over that of a drafting one at the same load, means over rounds."""
 
@@ -270,7 +275,7 @@ def write_page(report: Path) -> None:
                 mark = "" if is_within(run, key) else "*"
                 cells.append(f"{real(run, key):,.4g} | {off_pct(run, key):+.1f}{mark}")
             cells.append(f"{real(run, GOODPUT):.2f} | {run.predicted[GOODPUT] or 0.0:.2f}")
-            rows.append(f"| {name} | {rate} | {number} | {' | '.join(cells)} | {100.0 * pace(run):+.0f} |")
+            rows.append(f"| {name} | {rate} | {number} | {' | '.join(cells)} | {100.0 * pace(run):+.0f} | {paced_pct(run):+.1f} |")
             if abs(pace(run)) > DISTURBED:
                 disturbed.append(f"{name} at {rate}/s in round {number}")
             if name in SPECIAL:
@@ -299,6 +304,7 @@ def write_page(report: Path) -> None:
         right=str(sum(each.has_right_sign for each in gains.values())),
         drafting=str(len(gains)),
         losing=str(sum(each.measured < 1.0 for each in gains.values())),
+        paced=f"{fmean(abs(paced_pct(run)) for run in judged):.1f}",
         coverage=f"{100.0 * fmean(held):.0f}",
         identical=str(len(same)),
         noise_server=IDENTICAL[0],

@@ -22,6 +22,7 @@ from calibrate.server.sent_fit import (
     round_requests,
     with_price_of,
 )
+from calibrate.server.served_run import judge, predict
 from calibrate.server.server_line import line_of_server, lone_requests, pace_of, price_of, steps_of, with_pace
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -150,6 +151,21 @@ def test_the_pace_of_the_minute_is_told_by_a_light_loop() -> None:
     assert target.pass_s == pytest.approx(0.02)
     assert target.by_rows[0][1] == pytest.approx(STEPS_S[1])
     assert with_pace(fitted, 1.2).linear.target.by_rows[0][1] == pytest.approx(1.2 * STEPS_S[1], rel=0.01)
+
+
+def test_a_load_whose_steps_all_took_longer_is_met_at_its_pace() -> None:
+    line = line_of_server()
+    given = scenario(line.name, async_scheduling=False)
+    fitted = fit_line(given, line, looked_at(given, line), in_steps(lone_requests([50, 100, 150]), 1)).profile
+    planned = one_at_a_time(given, fitted, 10, 1)
+    run = predict(given, fitted, planned)
+    for each in in_steps(planned, 1):
+        slower = tuple(1.2 * gap_s for gap_s in each.gaps_s)
+        run.sent.append(structs.replace(each, gaps_s=slower, last_s=each.first_s + sum(slower)))
+    judge(run, given, fitted, planned)
+    off = {part: errors["tpot"]["mean"]["error_pct"] for part, errors in run.errors.items()}
+    assert off["as sent"] == pytest.approx(100.0 / 1.2 - 100.0, abs=1.5)
+    assert off["at its pace"] == pytest.approx(0.0, abs=1.5)
 
 
 def test_steps_without_drafts_and_requests_that_differ_are_in_the_acceptance() -> None:
