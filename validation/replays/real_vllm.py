@@ -228,32 +228,31 @@ class SpeedUp(NamedTuple):
     measured: float
     predicted: float
     noise: float
-    """Half the range of what was measured over the rounds."""
+    """Standard deviation of what was measured, by that of identical rounds."""
 
     @property
     def has_right_sign(self) -> bool:
         return (self.measured > 1.0) == (self.predicted > 1.0) or abs(self.measured - 1.0) <= self.noise
 
 
-def speedup(plain: Sequence[ServedRun], drafting: Sequence[ServedRun]) -> SpeedUp:
+def speedup(plain: Sequence[ServedRun], drafting: Sequence[ServedRun], noise: float) -> SpeedUp:
+    """Means over rounds, each of which is as sure as `noise` says, relative."""
     key = "mean_e2el_ms"
-    by_round = [real(one, key) / real(other, key) for one, other in zip(plain, drafting, strict=False)]
     measured = fmean(real(each, key) for each in plain) / fmean(real(each, key) for each in drafting)
     predicted = fmean(each.predicted[key] or 0.0 for each in plain) / fmean(
         each.predicted[key] or 0.0 for each in drafting
     )
-    return SpeedUp(measured, predicted, 0.5 * (max(by_round) - min(by_round)))
+    return SpeedUp(measured, predicted, measured * noise * (1.0 / len(plain) + 1.0 / len(drafting)) ** 0.5)
 
 
 def write_page(report: Path) -> None:
     """docs/validation/real-vllm.md, from the files beside it."""
     runs, same = runs_of(report), runs_of(report, "same")[IDENTICAL]
     judged = [run for rounds in runs.values() for run in rounds]
-    bounds = {}
-    bars = []
+    bounds, noises, bars = dict[str, float](), dict[str, float](), []
     for key, (title, bar_pct) in BARS.items():
         measured = [real(run, key) for run in same]
-        noise_pct = 100.0 * stdev(measured) / fmean(measured)
+        noise_pct = noises[key] = 100.0 * stdev(measured) / fmean(measured)
         bounds[key] = bound = max(bar_pct, 2.0 * noise_pct)
         off = [abs(off_pct(run, key)) for run in judged]
         within, strictly = (sum(each <= limit for each in off) for limit in (bound, bar_pct))
@@ -263,7 +262,7 @@ def write_page(report: Path) -> None:
             f"{fmean(off):.1f} | {max(off):.1f} | {holds} of {len(off)} |"
         )
     gains = {
-        (name, rate): speedup(runs[PLAIN, rate], rounds)
+        (name, rate): speedup(runs[PLAIN, rate], rounds, noises["mean_e2el_ms"] / 100.0)
         for (name, rate), rounds in runs.items()
         if name not in (PLAIN, *SPECIAL) and (PLAIN, rate) in runs
     }
@@ -275,7 +274,8 @@ def write_page(report: Path) -> None:
                 mark = "" if is_within(run, key) else "*"
                 cells.append(f"{real(run, key):,.4g} | {off_pct(run, key):+.1f}{mark}")
             cells.append(f"{real(run, GOODPUT):.2f} | {run.predicted[GOODPUT] or 0.0:.2f}")
-            rows.append(f"| {name} | {rate} | {number} | {' | '.join(cells)} | {100.0 * pace(run):+.0f} | {paced_pct(run):+.1f} |")
+            cells.append(f"{100.0 * pace(run):+.0f} | {paced_pct(run):+.1f}")
+            rows.append(f"| {name} | {rate} | {number} | {' | '.join(cells)} |")
             if abs(pace(run)) > DISTURBED:
                 disturbed.append(f"{name} at {rate}/s in round {number}")
             if name in SPECIAL:
