@@ -336,8 +336,8 @@ class ModelShape(Bounded, frozen=True, kw_only=True, dict=True):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that all layers keep of one token: where some have a window, those forget it (vLLM's hybrid KV pool), and
-        what they hold inside the window, the same for any long request, is left out, as `sequence_bytes` are."""
+        """Bytes that all layers keep of one token: where some have a window, those forget it (vLLM's hybrid KV pool),
+        and what they hold inside the window, the same for any long request, is left out, as `sequence_bytes` are."""
         return kv_bytes_per_token(self, 1)
 
     @property

@@ -159,9 +159,9 @@ def test_a_load_whose_steps_all_took_longer_is_met_at_its_pace() -> None:
     fitted = fit_line(given, line, looked_at(given, line), in_steps(lone_requests([50, 100, 150]), 1)).profile
     planned = one_at_a_time(given, fitted, 10, 1)
     run = predict(given, fitted, planned)
-    for each in in_steps(planned, 1):
-        slower = tuple(1.2 * gap_s for gap_s in each.gaps_s)
-        run.sent.append(structs.replace(each, gaps_s=slower, last_s=each.first_s + sum(slower)))
+    for number, each in enumerate(in_steps(planned, 1)):
+        times = {name: number + 1.2 * getattr(each, name) for name in ("sent_s", "first_s", "last_s")}
+        run.sent.append(structs.replace(each, gaps_s=tuple(1.2 * gap_s for gap_s in each.gaps_s), **times))
     judge(run, given, fitted, planned)
     off = {part: errors["tpot"]["mean"]["error_pct"] for part, errors in run.errors.items()}
     assert off["as sent"] == pytest.approx(100.0 / 1.2 - 100.0, abs=1.5)
