@@ -4,8 +4,8 @@ One JSON file holds it all: the scenario, the profile, the prediction with its i
 made, every request that was sent, and the errors; with a pair, the same of the server that does not draft. It names no
 address, prompt, answer, key or folder, so that it can be shown to others, who can simulate it again. The error is taken
 apart by simulating again with one thing more of what was seen: the requests as they were sent (when, and how long),
-then the acceptance that they show, and where the server's passes are a line, how much longer they took than before; what is
-left is the line itself. Not here: sending (calibrate.server.open_loop), the command (calibrate.cli.validate_server).
+then the acceptance that they show, and where the server's passes are a line, how much longer they took than before;
+what is left is the line. Not here: sending (calibrate.server.open_loop), the command (calibrate.cli.validate_server).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     predicted: dict[str, float | None]
     """Metrics of the requests in question, under the simulator's keys, means over draws of acceptance."""
     intervals: dict[str, tuple[float, float]]
-    """95 % of what is likely, by errors on looks left out, how the machine drifted meanwhile, and draws of acceptance."""
+    """95 % of what is likely, by errors on looks left out, how the machine drifted, and draws of acceptance."""
     preemptions: float | None = None
     """Preemptions that were predicted."""
     predicted_sha256: str = ""
