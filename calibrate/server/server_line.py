@@ -174,7 +174,8 @@ def _usual(values: Sequence[float], weights: Sequence[float] | None = None) -> f
 def pace_of(profile: Profile, steps: Sequence[SeenStep]) -> float:
     """Time of `steps` over that of a line: how slow the machine is now. 1 where there are too few."""
     line = profile.linear.target
-    known = [(step.seconds, line.seen_s(step.rows) + line.token_s * step.prompt_tokens) for step in steps]
+    # Not those with prompts, of which a prefix cache may hold a part.
+    known = [(step.seconds, line.seen_s(step.rows)) for step in steps if not step.prompt_tokens]
     known = [(seconds, said_s) for seconds, said_s in known if seconds <= USUAL * said_s]
     if len(known) < MIN_STEPS:
         return 1.0

@@ -23,7 +23,15 @@ from calibrate.server.sent_fit import (
     with_price_of,
 )
 from calibrate.server.served_run import judge, predict
-from calibrate.server.server_line import line_of_server, lone_requests, pace_of, price_of, steps_of, with_pace
+from calibrate.server.server_line import (
+    SeenStep,
+    line_of_server,
+    lone_requests,
+    pace_of,
+    price_of,
+    steps_of,
+    with_pace,
+)
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.interface.request import Request
@@ -147,6 +155,8 @@ def test_the_pace_of_the_minute_is_told_by_a_light_loop() -> None:
     light = in_steps(one_at_a_time(given, fitted, 10, 1), 1)
     slower = [structs.replace(each, gaps_s=tuple(1.2 * gap_s for gap_s in each.gaps_s)) for each in light]
     assert pace_of(fitted, [step for each in slower for step in steps_of([each])]) == pytest.approx(1.2, rel=0.01)
+    cached = [SeenStep(0.001, 1, 100)] * 50
+    assert pace_of(fitted, [*steps_of(slower[:1]), *cached]) == pytest.approx(1.2, rel=0.01)
     target = as_now(given, fitted, light).linear.target
     assert target.pass_s == pytest.approx(0.02)
     assert target.by_rows[0][1] == pytest.approx(STEPS_S[1])
