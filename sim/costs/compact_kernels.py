@@ -287,14 +287,18 @@ class LinearPass(Bounded, frozen=True, kw_only=True):
         >>> line = LinearPass(pass_s=1.0, by_rows=((1, 1.0), (2, 1.5), (4, 1.9)))
         >>> [round(line.seen_s(rows), 2) for rows in (1, 3, 4, 7)]
         [1.0, 1.7, 1.9, 2.8]
+        >>> LinearPass(pass_s=1.0, by_rows=((2, 1.5),)).seen_s(1)
+        1.5
         """
         points = self.by_rows
         (first, first_s), (last, last_s) = points[0], points[-1]
         if rows >= last:
             return last_s + (rows - last) * max(0.0, last_s - first_s) / max(1, last - first)
-        index = max(1, bisect_left(points, (rows, 0.0)))
+        if rows <= first:
+            return first_s
+        index = bisect_left(points, (rows, 0.0))
         (low, before_s), (high, after_s) = points[index - 1 : index + 1]
-        return before_s + max(0, rows - low) * (after_s - before_s) / (high - low)
+        return before_s + (rows - low) * (after_s - before_s) / (high - low)
 
 
 class LinearKernels(Bounded, frozen=True, kw_only=True, tag_field="form", tag="linear"):
