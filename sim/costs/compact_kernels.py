@@ -216,7 +216,7 @@ class Measured(Bounded, frozen=True, kw_only=True):
     chunk_tokens: Count
 
 
-class Served(Bounded, frozen=True, kw_only=True):
+class KernelsUnderLoad(Bounded, frozen=True, kw_only=True):
     """Layers of a pass on a GPU under load, over the sum of kernels that were timed one by one."""
 
     body_ratios: tuple[tuple[int, float], ...] = ()
@@ -240,7 +240,7 @@ class Served(Bounded, frozen=True, kw_only=True):
         return before + share * (after - before)
 
 
-class CompactKernels(Served, frozen=True, kw_only=True, tag_field="form", tag="compact"):
+class CompactKernels(KernelsUnderLoad, frozen=True, kw_only=True, tag_field="form", tag="compact"):
     """All constants of one GPU, engine and attention implementation."""
 
     gemm: Gemm

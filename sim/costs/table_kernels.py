@@ -14,7 +14,7 @@ from math import isfinite
 
 import msgspec
 
-from sim.costs.compact_kernels import Measured, Served, VerifyAttention
+from sim.costs.compact_kernels import KernelsUnderLoad, Measured, VerifyAttention
 from sim.plugins import shown
 
 Grid = tuple[tuple[float | None, ...], ...]
@@ -147,7 +147,9 @@ class ModelTable(Points, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-class TableKernels(Served, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="table"):
+class TableKernels(
+    KernelsUnderLoad, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="table"
+):
     """All measured points of one GPU, engine, attention implementation and pair of models. The measured ranges are the
     ends of the axes.
 

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from calibrate.server.as_sent import GOODPUT
 from calibrate.server.probe import WORDS
 from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
 from calibrate.server.server_line import pace_of, steps_of
@@ -91,7 +92,6 @@ BARS = {
     "output_throughput": ("throughput", 3.0),
 }
 """Metric -> its name and the percent that a prediction may be off, set before anything was sent."""
-GOODPUT = "request_goodput"
 SHOWN = ("mean_tpot_ms", "mean_ttft_ms", "mean_e2el_ms", "p95_e2el_ms", "p99_e2el_ms")
 DISTURBED = 0.1
 """Change of the machine's pace from the prediction to the load beyond which a run is named."""

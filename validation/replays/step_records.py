@@ -26,6 +26,7 @@ from realrun.installed.real_engine import make_models, open_engine, serve_traffi
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, save_profile
 from sim.interface.request import Request
+from sim.metrics.summary import latencies_s
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
@@ -38,7 +39,9 @@ LAW_NAME, REAL_NAME = "h100-sxm/llama-3.1-8b", "cpu/tiny"
 LAW_LOAD = 10.0
 """Requests of the law for one of the CPU's."""
 BAR_PCT = 5.0
-Served = tuple[list[Any], list[Request]]
+Traffic = tuple[list[Any], list[Request]]
+"""Records of steps, and the requests that they served."""
+Serve = Callable[[Sequence[Request]], Traffic]
 
 
 def main(results: Path, seconds: float = 300.0, rate: float = 1.0, seed: int = 0, law: bool = False) -> int:
@@ -86,17 +89,17 @@ def _as_simulated(profile: Profile, requests: Sequence[Request]) -> list[Request
 
 
 def _tpot_ms(requests: Sequence[Request]) -> float:
-    return 1e3 * fmean((each.last_token_s - each.first_token_s) / (each.output_tokens - 1) for each in requests)
+    return 1e3 * fmean(latencies_s(requests)["tpot"])
 
 
-def _real(results: Path) -> Callable[[Sequence[Request]], Served]:
+def _real(results: Path) -> Serve:
     models = results / "models"
     if not models.exists():
         make_models(models)
     engine = open_engine(models, seats=SEATS, budget=BUDGET)
     serve_traffic(engine, [(0.0, each, 20) for each in (*PROMPTS, *PROMPTS)])
 
-    def serve(requests: Sequence[Request]) -> Served:
+    def serve(requests: Sequence[Request]) -> Traffic:
         steps, times = serve_traffic(
             engine, [(each.arrival_s, each.prompt_tokens, each.output_tokens) for each in requests]
         )
@@ -107,12 +110,12 @@ def _real(results: Path) -> Callable[[Sequence[Request]], Served]:
     return serve
 
 
-def _law(profile: Profile) -> Callable[[Sequence[Request]], Served]:
+def _law(profile: Profile) -> Serve:
     changed = with_constants(profile, LAW)
     changed = msgspec.structs.replace(changed, host=msgspec.structs.replace(changed.host, engine="measured here"))
     resolved = resolve_all(_scenario(changed), changed)[0]
 
-    def serve(requests: Sequence[Request]) -> Served:
+    def serve(requests: Sequence[Request]) -> Traffic:
         record = simulate(resolved, 0, record_works=True, requests=list(requests))
         steps = []
         for work in record.works:
