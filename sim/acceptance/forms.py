@@ -49,7 +49,7 @@ FORMS = {
 SPREADABLE, OF_REQUESTS = ("iid", "length", "vllm", "per-position"), ("length", "vllm")
 """Forms that take a spread of requests, and those that have one where none is given: they were measured over
 requests; the others say themselves that all are alike."""
-SPREAD_FORM = "vllm:.54,.33,.21~1.1 (standard deviation of the requests' shifts on the logit scale)"
+SPREAD_FORM = "vllm:.54,.33,.21~1.1 (standard deviation of requests on the logit scale), ~natural or ~random"
 Build = Callable[[Sequence[float], int], Acceptance]
 """Makes a model of the numbers after the colon and the draft length; raises ValueError."""
 GROUP = "lanesim.acceptances"
