@@ -164,7 +164,9 @@ class HostileServer:
         first, _, body = text.partition(b"\r\n\r\n")
         lengths = [line.split(b":")[1] for line in first.split(b"\r\n") if line.lower().startswith(b"content-length")]
         while len(body) < int(lengths[0] if lengths else 0):
-            body += connection.recv(65536)
+            if not (block := connection.recv(65536)):
+                return None
+            body += block
         self.heads.append(first)
         return first.split()[1].decode(), json.loads(body)["max_tokens"] if body else 0
 
