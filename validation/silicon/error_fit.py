@@ -11,7 +11,7 @@ makes of the model (sim.studies.served_errors, sim.studies.cost_draws).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp, log, log1p
+from math import exp, lgamma, log, log1p, pi
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from calibrate.judge.cell import JUDGED, Cell
 from sim.costs.engine_costs import ENGINES
+from sim.draws import Floats
 from sim.studies.served_errors import GRID, HIGH_95, LOW_95, ErrorChances, ErrorPart, ServedErrors, SetUp
 from validation.silicon.served_cells import engine_name
 from validation.tables import grouped
@@ -68,18 +69,17 @@ def part(errors: Iterable[float]) -> ErrorPart:
 def fit(set_ups: Sequence[MeasuredSetUp], speedup: ErrorPart) -> ServedErrors:
     """The model of most likelihood."""
     from scipy.optimize import minimize
-    from scipy.stats import t
 
-    groups = [[each.mean for each in of] for of in grouped(set_ups, lambda each: each.group).values()]
+    groups = list(grouped(set_ups, lambda each: each.group).values())
+    errors = np.array([each.mean for of in groups for each in of])
+    firsts = np.cumsum([0, *map(len, groups[:-1])])
 
     def misfit(values: Sequence[float]) -> float:
         bias, scale, degrees, set_up_scale, set_up_degrees = values[0], *map(exp, values[1:])
-        prior = t.logpdf(GRID, degrees, bias, scale)
-        total = 0.0
-        for errors in groups:
-            logs = prior + sum(t.logpdf(GRID, set_up_degrees, error, set_up_scale) for error in errors)
-            total -= logs.max() + log(np.exp(logs - logs.max()).sum())
-        return total
+        of_set_ups = _log_density(errors[:, None], set_up_scale, set_up_degrees)
+        logs = _log_density(bias, scale, degrees) + np.add.reduceat(of_set_ups, firsts)
+        most = logs.max(axis=1, keepdims=True)
+        return -float((most[:, 0] + np.log(np.exp(logs - most).sum(axis=1))).sum())
 
     best: list[float] = minimize(
         misfit, START, method="Nelder-Mead", options={"maxiter": 2000, "xatol": 1e-3, "fatol": 1e-3}
@@ -94,6 +94,12 @@ def fit(set_ups: Sequence[MeasuredSetUp], speedup: ErrorPart) -> ServedErrors:
         speedup=speedup,
         set_ups=tuple(SetUp(*each.group, round(each.mean, DIGITS), len(each.errors)) for each in set_ups),
     )
+
+
+def _log_density(around: Floats | float, scale: float, degrees: float) -> Floats:
+    """[..., GRID] logarithm of Student's t around some places."""
+    factor = lgamma(0.5 * (degrees + 1.0)) - lgamma(0.5 * degrees) - 0.5 * log(pi * degrees) - log(scale)
+    return np.asarray(factor - 0.5 * (degrees + 1.0) * np.log1p(((GRID - around) / scale) ** 2 / degrees))
 
 
 def speedups_of(cells: Iterable[Mapping[str, str]]) -> list[float]:
