@@ -76,7 +76,7 @@ def planned(flags: PlanFlags, bounds_ms: dict[str, float], on_step: OnDone) -> R
     if (tables := tables_of(profile, flags.engine.partition("-")[0])) is not None:
         notes.insert(0, f"kernel tables: {tables}")
     if named.repository is not None:
-        disputed, ratio = _disputed(result, scenario, profile, named.repository, flags.engine)
+        disputed, ratio = disputed_step(result, scenario, profile, named.repository, flags.engine)
         notes.insert(0, disputed)
         if ratio is not None:
             whose = f"{flags.engine.partition('-')[0]}'s own"
@@ -171,7 +171,7 @@ def _scenario(
     return parse_scenario(raw), assumed
 
 
-def _disputed(
+def disputed_step(
     result: Rental, scenario: Scenario, profile: Profile, repository: str, engine: str
 ) -> tuple[str | None, float | None]:
     """The decode step of the best row by the tables' own package beside this importer's, and where they contradict

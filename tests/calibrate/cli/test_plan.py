@@ -8,9 +8,13 @@ from click.exceptions import UsageError
 from click.testing import CliRunner
 
 from calibrate.cli.plan.command import plan_command
+from calibrate.cli.plan.planning import disputed_step
 from calibrate.importers.plan_candidates import deployments, in_kernel_format
 from sim.costs.profile_files import load
 from sim.costs.shapes import Formats, model
+from sim.run.scenario import Scenario
+from sim.studies.plan.candidate_ranking import Candidate
+from sim.studies.plan.search import plan
 
 QUESTION = ("--input-len", "64", "--output-len", "8", "--goodput", "ttft:1000")
 
@@ -78,3 +82,27 @@ def test_mxfp4_runs_in_the_kernels_of_its_gpu() -> None:
     assert [None if each is None else each.experts for each in by_gpu.values()] == [
         "mxfp4-marlin", "mxfp4-fp8", "mxfp4",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        (
+            "h100-sxm/gpt-oss-20b",
+            "not from vllm's own tables: experts scaled from 384 of 7168 x 2048, top 8, cut 1, spread 1: "
+            "this layout was never measured",
+        ),
+        ("h100-sxm/llama-3.1-8b", None),
+    ],
+)
+def test_kernels_that_stand_in_are_told_where_the_tables_own_package_says_nothing(
+    profile: str, says: str | None
+) -> None:
+    """It knows no model of that name."""
+    pytest.importorskip("aiconfigurator_core")
+    given = Scenario.of(
+        profile=profile, policy="continuous", input_len=256, output_len=2, num_prompts=50, num_speculative_tokens=0,
+        **{"goodput.ttft_ms": 1000.0},
+    )  # fmt: skip
+    answer = plan(given, [Candidate(profile, load(profile))], draws=0, workers=1)
+    assert disputed_step(answer, given, load(profile), "no/model", "vllm-0.24") == (says, None)
