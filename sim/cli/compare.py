@@ -73,6 +73,7 @@ def compare_command(flags: CompareFlags) -> None:
     from sim.files.arrow_tables import check_parquet
     from sim.report.results import OWN_FILES
     from sim.run.scenario import parse_scenario
+    from sim.studies.comparison.variants import replicated
 
     grid: dict[str, list[Json]] = {}
     raw = gather(flags, grid)
@@ -84,7 +85,7 @@ def compare_command(flags: CompareFlags) -> None:
     if grid:
         _compare_values(raw, grid, percentiles, flags)
         return
-    scenario = parse_scenario(raw)
+    scenario = parse_scenario(replicated(raw))
     if flags.emit_vllm:
         _print_lines(scenario)
         return

@@ -41,7 +41,7 @@ from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate_in_simpy as in_simpy
 from sim.studies.attainment import DEFAULT_SHARE, highest_load
 from sim.studies.comparison.in_draws import compared
-from sim.studies.comparison.variants import Variants, tokens_of
+from sim.studies.comparison.variants import Variants, replicated, tokens_of
 from sim.studies.comparison.varied import varied
 from sim.studies.load_table import tune_policies
 from sim.studies.sweeps.grid import Grid
@@ -99,14 +99,15 @@ def compare(
     """Run every policy of a scenario with every seed, on the same draws: `lanesim compare`.
 
     `source` is a Scenario, a scenario file or a raw mapping; `changes` as in `Scenario.of`, where `profile` may be a
-    loaded one, too. With `vary` the values of each of its keys take the place of the policies: short keys such as
-    `speculation`, `prefix_cache`, `context` and `gpu`, flat names or dotted ones. Orders must hold in `draws` of costs
-    and acceptance: ten unless given, 0 for none. Raises ValueError for input that cannot run.
+    loaded one, too. Several policies run three times each unless `replications` are given. With `vary` the values of
+    each of its keys take the place of the policies: short keys such as `speculation`, `prefix_cache`, `context` and
+    `gpu`, flat names or dotted ones. Orders must hold in `draws` of costs and acceptance: ten unless given, 0 for none.
+    Raises ValueError for input that cannot run.
 
     >>> import lanesim
     >>> result = lanesim.compare(profile="cpu/tiny", policy=("continuous", "pd"), num_prompts=20, request_rate=10)
     >>> [run["policy"] for run in result.runs]
-    ['continuous', 'pd']
+    ['continuous', 'continuous', 'continuous', 'pd', 'pd', 'pd']
     >>> both = lanesim.compare(profile="cpu/tiny", num_prompts=20, request_rate=10, vary={"max_num_seqs": [1, 8]})
     >>> both.frame()["policy"].unique().tolist()
     ['max_num_seqs=1', 'max_num_seqs=8']
@@ -123,7 +124,9 @@ def compare(
         grid = {str(key): plain_number(checked_list(f"vary: {key}", values)) for key, values in vary.items()}
         told = varied(Variants(raw, grid, profile), lambda settings: compared(settings, **asked))
         return shown_as(ShownVaried, told)
-    scenario, loaded = _scenario(source, changes)
+    raw, profile = _raw(source, changes)
+    scenario = parse_scenario(replicated(raw), profile)
+    loaded = profile or load_profile(scenario.profile)
     return shown_as(ShownComparison, compared(resolve_all(scenario, loaded), **asked))
 
 

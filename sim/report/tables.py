@@ -152,7 +152,7 @@ def _head(result: Comparison, *, is_verbose: bool) -> list[str]:
     lines = [
         f"[bold]{escape(result.profile.name)}[/]  {escape(f'engine {engine}, ') if engine else ''}{escape(load)}, "
         f"{escape(workload['dataset_name'])} lengths, {escape(drafts)}, "
-        f"{scenario['replications']} replications from seed {scenario['seed']}"
+        f"{scenario['replications']} replication{'s' * (scenario['replications'] > 1)} from seed {scenario['seed']}"
     ]
     shared, differing = _caps_lines(result)
     return [*lines, *shared, *differing, _scheduling_line(result)] if is_verbose else lines + differing

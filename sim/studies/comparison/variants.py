@@ -33,11 +33,18 @@ from sim.studies.sweeps.grid import CONDITIONS
 POLICY = "continuous"
 """Served where none is given: as vLLM does."""
 REPLICATIONS = 3
-"""Runs of a setting where none are given: enough to tell a difference from chance."""
+"""Runs of each of several settings or policies where none are given: enough to tell a difference from chance."""
 SWITCH = {"on": True, "off": False, True: True, False: False}
 OFF = ("off", "none", False, 0)
 Raw = dict[str, Json]
 Keys = dict[str, Json]
+
+
+def replicated(raw: Raw) -> Raw:
+    """`raw` with REPLICATIONS where it has several policies to compare and none are given."""
+    policies = raw.get("policy")
+    is_several = isinstance(policies, list | tuple) and len(policies) > 1
+    return {"replications": REPLICATIONS} | raw if is_several else raw
 
 
 class Variants:

@@ -7,7 +7,12 @@ import lanesim
 
 def test_output_of_a_burst_is_that_of_the_whole_run_in_both_tables() -> None:
     result = lanesim.compare(
-        profile="cpu/tiny", policy=["pd", "baseline"], num_prompts=8, output_len=8, request_rate="inf"
+        profile="cpu/tiny",
+        policy=["pd", "baseline"],
+        num_prompts=8,
+        output_len=8,
+        request_rate="inf",
+        replications=1,
     )
     pd, baseline = (run["output_throughput"] for run in result.runs)
     rows = [line.split() for line in str(result).splitlines()]
@@ -16,7 +21,11 @@ def test_output_of_a_burst_is_that_of_the_whole_run_in_both_tables() -> None:
 
 
 def test_a_run_that_drafts_nothing_has_no_draft_length_in_its_head() -> None:
-    policies = {"k=4, iid:0.7": ["autoregressive", "pd"], "no speculation": ["autoregressive"]}
+    """Of one policy there is one run, and of several three, unless a scenario says how many."""
+    policies = {
+        "k=4, iid:0.7, 3 replications": ["autoregressive", "pd"],
+        "no speculation, 1 replication": ["autoregressive"],
+    }
     for text, policy in policies.items():
         head = str(lanesim.compare(profile="cpu/tiny", policy=policy, num_prompts=4, output_len=4, request_rate=4))
-        assert f"fixed lengths, {text}, 1 replications" in " ".join(head.split())
+        assert f"fixed lengths, {text} from seed 0" in " ".join(head.split())
