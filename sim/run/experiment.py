@@ -276,7 +276,7 @@ class Experiment:
             end_s=end_s,
             window_s=self.scenario.window.stop_s,
             usage=accounts.usage,
-            num_gpus=devices.count * resolved.num_gpus * resolved.profile.tensor_parallel,
+            num_gpus=devices.count * resolved.group_gpus,
             device_busy_s=accounts.device_busy_s,
             num_polls=accounts.num_polls,
             queue_mean=serving.queue.mean(end_s),

@@ -205,6 +205,12 @@ class Resolved(_Unpriced):
         assert not isinstance(partition, str), "auto is resolved"
         return partition
 
+    @property
+    def group_gpus(self) -> int:
+        """GPUs of one replica, those of tensor-parallel groups one by one."""
+        costs = (self.costs_elsewhere.get(index, self.costs) for index in range(self.num_gpus))
+        return sum(each.profile.tensor_parallel for each in costs)
+
     def new_controller(self) -> Controller:
         """The controller of the draft lengths of one run."""
         return _controller(self.scenario, self.lengths.given, _Times(self))

@@ -356,8 +356,7 @@ def _needed(holding: dict[int, int], num_draws: int) -> list[tuple[int | None, i
 def _usd_per_h(price: Price, resolved: Resolved) -> float:
     """Price of a replica; of a profile of one rank of several, that rank's part."""
     profile = resolved.profile
-    num_gpus = resolved.num_gpus * profile.tensor_parallel
-    return price.of_replica(num_gpus * profile.data_parallel) / profile.data_parallel
+    return price.of_replica(resolved.group_gpus * profile.data_parallel) / profile.data_parallel
 
 
 def _mean(runs: Sequence[Run], metric: str) -> float | None:
