@@ -131,12 +131,6 @@ class _Unpriced:
         """Names of the policy and of the form of acceptance, which somebody may have registered."""
         return self.policy.name, self.scenario.speculation.acceptance_name
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """KV bytes per token of the models whose KV is sent between GPUs, on one of them."""
-        sent = self.models[:1] if self.scenario.policy_options.pools.draft else self.models
-        return sum(kv_bytes_per_token(shape, self.profile.tensor_parallel) for shape in sent)
-
     def new_pool(self) -> KvPool:
         """The KV memory of one replica, empty."""
         policy, limits, rules, given = self.policy, self.limits, self.engine.rules, self.scenario.engine
@@ -204,6 +198,15 @@ class Resolved(_Unpriced):
         partition = self.options.partition
         assert not isinstance(partition, str), "auto is resolved"
         return partition
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV bytes per token of the models whose KV is sent between GPUs, over one link: each GPU of the smaller of two
+        tensor-parallel groups has one."""
+        sent = self.models[:1] if self.scenario.policy_options.pools.draft else self.models
+        profiles = [self.profile, *(each.profile for each in self.costs_elsewhere.values())]
+        degree = min(profile.tensor_parallel for profile in profiles)
+        return round(sum(kv_bytes_per_token(shape, degree) for shape in sent) / degree)
 
     @property
     def group_gpus(self) -> int:
