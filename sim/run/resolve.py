@@ -25,7 +25,7 @@ from sim.costs.forms.build import ShippedCosts, build_costs
 from sim.costs.memory import kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.costs.shapes import ModelShape, kv_bytes_per_token
+from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
 from sim.devices.contention import Contention, PhiLevel, Regime, contention_of, phi_at
 from sim.devices.link import link_of
 from sim.engine.controllers import VERIFYING, build_controller
@@ -207,6 +207,14 @@ class Resolved(_Unpriced):
         profiles = [self.profile, *(each.profile for each in self.costs_elsewhere.values())]
         degree = min(profile.tensor_parallel for profile in profiles)
         return round(sum(kv_bytes_per_token(shape, degree) for shape in sent) / degree)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights on all GPUs of one replica: of the draft models on those that draft, of the target on all others."""
+        drafting = min(self.scenario.policy_options.pools.draft, self.num_gpus - 1)
+        target, *drafts = (rank_weight_bytes(shape, self.profile.data_parallel) for shape in self.models)
+        total = (self.num_gpus - drafting) * target + (drafting or self.num_gpus) * sum(drafts)
+        return _num_processes(self.scenario, self.policy) * total
 
     @property
     def group_gpus(self) -> int:
