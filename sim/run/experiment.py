@@ -275,7 +275,7 @@ class Experiment:
             slo_classes=self.scenario.slo_classes,
             gaps=serving.gaps,
             end_s=end_s,
-            window_s=self.scenario.window.stop_s,
+            window_s=None if is_drained else self.scenario.window.stop_s,
             usage=accounts.usage,
             num_gpus=devices.count * resolved.group_gpus,
             device_busy_s=accounts.device_busy_s,
