@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import inf
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 
 from sim.compare.point_runs import PointRun
 from sim.draws import child_seed
+from sim.engine.paged import PagedPool
 from sim.interface.request import Request
 from sim.metrics.load import Load, Verdict, judge, saturated_throughput, trace_rate
 from sim.run.resolve import Resolved
@@ -123,7 +124,12 @@ class Saturation:
         """Requests that can be in flight, and the share of those that are sent which are served."""
         one = self._one.changed(workload={"request_rate": inf})
         sent, pool = one.served.sample(child_seed(self._seed, CAPACITY_KEY)), one.new_pool()
-        blocks = sum(pool.blocks_for(request) for request in sent.requests) / len(sent.requests)
+        num_blocks = sum(pool.blocks_for(request) for request in sent.requests)
+        if isinstance(pool, PagedPool) and pool.is_caching:
+            # What several have in common is in memory once.
+            contents = [request.content for request in sent.requests]
+            num_blocks -= sum(map(len, contents)) - len(set(chain.from_iterable(contents)))
+        blocks = num_blocks / len(sent.requests)
         return min(one.max_seated, max(1, int(pool.num_blocks / blocks))), sent.served_share
 
     @cached_property

@@ -511,3 +511,11 @@ def test_capacity_of_sessions_is_of_turns_as_they_come_with_what_is_left_of_thos
     done = sum(half_s < request.last_token_s <= last_s for request in served) / (last_s - half_s)
     assert done == pytest.approx(min(rate, 45.0), rel=0.15)
     assert (rate > 45.0) == (turn_gap_s == 0.1)
+
+
+def test_a_saturated_run_of_prompts_that_begin_alike_fills_all_seats() -> None:
+    """Memory holds 168 such requests one by one; what they have in common is there once, and 1,024 are seated."""
+    asked = {"profile": "h100-sxm/llama-3.1-8b", "policy": "continuous", "num_speculative_tokens": 0}
+    sharing = {"workload.sharing.prefix_len": 2000, "workload.sharing.num_prefixes": 4}
+    rate, (low, high) = saturation(Scenario.of(**asked, **sharing, input_len=128, output_len=64), "continuous").capacity
+    assert 0.9 * rate < low < rate < high < 1.1 * rate
