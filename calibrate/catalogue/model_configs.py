@@ -315,7 +315,7 @@ UNPRICED = {
     "num_mtp_modules": "where MTP drafts, one of num_mtp_modules does in every pass, and it is sparse",
 }
 """Keys that the times leave out in part, and what they have instead."""
-TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "opt")
+TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "opt", "smollm3", "starcoder2")
 
 
 def _experts(path: Path, config: Config, kind: str, intermediate: int) -> Experts | None:

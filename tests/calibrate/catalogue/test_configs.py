@@ -91,6 +91,18 @@ OPT_13B = {
     "model_type": "opt", "num_hidden_layers": 40, "hidden_size": 5120, "ffn_dim": 20480, "num_attention_heads": 40,
     "vocab_size": 50272, "max_position_embeddings": 2048,
 }  # fmt: skip
+SMOLLM3_3B = {
+    "model_type": "smollm3", "num_hidden_layers": 36, "hidden_size": 2048, "intermediate_size": 11008,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 128256,
+}  # fmt: skip
+STARCODER2_3B = {
+    "model_type": "starcoder2", "num_hidden_layers": 30, "hidden_size": 3072, "intermediate_size": 12288,
+    "num_attention_heads": 24, "num_key_value_heads": 2, "vocab_size": 49152,
+}  # fmt: skip
+STARCODER = {
+    "model_type": "gpt_bigcode", "n_layer": 40, "n_embd": 6144, "n_inner": 24576, "n_head": 48, "multi_query": True,
+    "vocab_size": 49152,
+}  # fmt: skip
 
 
 SPARSE = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
@@ -111,6 +123,9 @@ def shape_of(folder: Path, config: dict[str, Any], **changes: Any) -> ModelShape
         (MIXTRAL_8X7B, 46.7, 12.9),
         (GEMMA_2_27B, 27.2, 27.2),
         (OPT_13B, 12.85, 12.85),
+        (SMOLLM3_3B, 3.08, 3.08),
+        (STARCODER2_3B, 3.03, 3.03),
+        (STARCODER, 15.5, 15.5),
         (QWEN3_NEXT, 80.0, 3.5),
     ],
 )
