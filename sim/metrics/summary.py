@@ -116,7 +116,9 @@ def summarise(
     if record.power is not None:
         joules = record.power.joules(start_s, end_s)
         result["power_w"] = None if joules is None else _ratio(joules, duration_s * record.num_gpus)
-        result["joules_per_output_token"] = None if joules is None else _ratio(joules, output_tokens)
+        result["joules_per_output_token"] = (
+            None if joules is None else _ratio(joules, _emitted(record.requests, start_s, end_s))
+        )
     return result
 
 

@@ -205,3 +205,16 @@ def test_gpus_that_prefill_in_larger_groups_count_and_draw_power_one_by_one() ->
     assert found.num_gpus == 2 * (2 + 1)
     assert found.power is not None
     assert (found.power.joules(0.0, found.end_s) or 0.0) / found.end_s == pytest.approx(6 * 70.0, rel=0.01)
+
+
+def test_joules_are_over_all_tokens_that_come_while_they_are_drawn() -> None:
+    """Those of requests that a window cuts, and of warm-ups that go on beside what is measured, too."""
+    cut = record(request_rate=200.0, output_len=100, **{"window.stop_s": 0.5})
+    joules = cut.power.joules(0.0, cut.end_s) if cut.power else None
+    tokens = sum(each.emitted_tokens for each in cut.requests)
+    assert joules is not None
+    assert not any(each.is_finished for each in cut.requests)
+    assert summarise(cut)["joules_per_output_token"] == pytest.approx(joules / tokens)
+    whole = record(request_rate=200.0, output_len=100)
+    first, rest = (number(summarise(whole, num_warmups=count), "joules_per_output_token") for count in (0, 29))
+    assert rest == pytest.approx(first, rel=0.25)
