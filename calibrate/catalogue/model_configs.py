@@ -103,8 +103,8 @@ PARTS: dict[type[Any], dict[str, str]] = {
 }
 """Part of a layer -> its keys and the fields that they say, if any; the first key says that there is one."""
 EVERY_OTHER, EVERY_SIXTH_FULL = "gemma2", "gemma3_text"
-GATED_QUERIES = "qwen3_next"
-"""Has gates beside its queries without saying so (attn_output_gate)."""
+GATED_QUERIES = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"
+"""Have gates beside their queries without saying so (attn_output_gate)."""
 FULL_INTERVAL = 4
 """One layer of so many is not linear, where neither layer_types nor full_attention_interval says which."""
 
@@ -283,7 +283,7 @@ def _from_config(path: Path, weights: Path | None) -> ModelSource:
             compressed=_compressed(path, config, layers),
             hyper_streams=_count(path, config, "hc_mult"),
             mtp_layers=0 if config.get(MTP_LAYERS) == 0 else _count(path, config, MTP_LAYERS) or None,
-            has_query_gate=_flag(path, config, "attn_output_gate", kind == GATED_QUERIES),
+            has_query_gate=_flag(path, config, "attn_output_gate", kind in GATED_QUERIES),
             has_wide_qk_norm=config.get("qk_norm_type") == "per_layer",
             window=window,
             window_layers=window_layers,
@@ -315,7 +315,7 @@ UNPRICED = {
     "num_mtp_modules": "where MTP drafts, one of num_mtp_modules does in every pass, and it is sparse",
 }
 """Keys that the times leave out in part, and what they have instead."""
-TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "opt")
+TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "opt", "smollm3", "starcoder2")
 
 
 def _experts(path: Path, config: Config, kind: str, intermediate: int) -> Experts | None:

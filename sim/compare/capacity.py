@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import inf
+from typing import Any
+
+import msgspec
 
 from sim.compare.point_runs import PointRun
 from sim.draws import child_seed
+from sim.engine.paged import PagedPool
 from sim.interface.request import Request
 from sim.metrics.load import Load, Verdict, judge, saturated_throughput, trace_rate
 from sim.run.resolve import Resolved
@@ -24,6 +28,8 @@ from sim.workload.generate import TraceArrivals, at_most, is_trace
 GENERATIONS = 6
 """A saturated run serves this many times what can be in flight: one generation fills the batch, one drains it."""
 FEWEST, MOST = 120, 12_000
+SOON_PER_S = 1e6
+"""Requests per second that are as good as all at once."""
 LOAD_SEED = 0
 """Seed of the saturated runs that loads are judged by: points that differ in their seed alone share them."""
 CAPACITY_KEY = 1_000_003
@@ -118,7 +124,12 @@ class Saturation:
         """Requests that can be in flight, and the share of those that are sent which are served."""
         one = self._one.changed(workload={"request_rate": inf})
         sent, pool = one.served.sample(child_seed(self._seed, CAPACITY_KEY)), one.new_pool()
-        blocks = sum(pool.blocks_for(request) for request in sent.requests) / len(sent.requests)
+        num_blocks = sum(pool.blocks_for(request) for request in sent.requests)
+        if isinstance(pool, PagedPool) and pool.is_caching:
+            # What several have in common is in memory once.
+            contents = [request.content for request in sent.requests]
+            num_blocks -= sum(map(len, contents)) - len(set(chain.from_iterable(contents)))
+        blocks = num_blocks / len(sent.requests)
         return min(one.max_seated, max(1, int(pool.num_blocks / blocks))), sent.served_share
 
     @cached_property
@@ -126,7 +137,7 @@ class Saturation:
         """All requests at once, as many as it takes."""
         workload, (in_flight, served_share) = self._one.scenario.workload, self._sent
         num_prompts = min(MOST, max(FEWEST, int(GENERATIONS * in_flight / served_share)))
-        changes = {
+        changes: dict[str, Any] = {
             "num_prompts": at_most(workload, num_prompts),
             "num_warmups": 0,
             "num_cooldowns": 0,
@@ -135,6 +146,11 @@ class Saturation:
             "max_concurrency": None,
             "trace_arrivals": workload.trace_arrivals.at_rate,
         }
+        if workload.sharing.num_turns > 1 and workload.request_rate < inf:
+            # Turns in the order in which they come at the scenario's rate.
+            gap_s = workload.sharing.turn_gap_s * workload.request_rate / SOON_PER_S
+            sharing = msgspec.structs.replace(workload.sharing, turn_gap_s=gap_s)
+            changes |= {"request_rate": SOON_PER_S, "sharing": sharing}
         return self._one.changed(workload=changes, window=Window(), goodput=Goodput(), energy=False)
 
 

@@ -96,7 +96,7 @@ def choose_run_length(
             f"({max_cpu_s:g} s of CPU time), so means may still be those of a transient"
         )
         num_prompts = affordable
-    num_warmups = workload.num_warmups or max([_warmup(record) for record in judged], default=0)
+    num_warmups = workload.num_warmups or max([_warmup(scenario, record) for record in judged], default=0)
     num_cooldowns = workload.num_cooldowns or max([_num_ending(scenario, record) for record in judged], default=0)
     is_closed = workload.max_concurrency is not None
     most = int((1.0 / (1.0 + MEASURED_PER_LEFT_OUT) if is_closed else MAX_WARMUP_SHARE) * num_prompts)
@@ -121,8 +121,11 @@ def transient_note(scenario: Scenario, length: Length, mean_e2el_ms: float | Non
     workload = scenario.workload
     if length.is_auto or is_trace(workload) or mean_e2el_ms is None:
         return None
-    needed = _needed_for(scenario, mean_e2el_ms / 1e3)
-    if length.num_prompts >= needed or workload.request_rate == inf:
+    if workload.request_rate == inf:
+        return None
+    mean_e2el_s = mean_e2el_ms / 1e3
+    needed = _needed_for(scenario, mean_e2el_s, ceil(workload.request_rate * _session_s(scenario, mean_e2el_s)))
+    if length.num_prompts >= needed:
         return None
     return (
         f"{length.num_prompts} requests are a transient here: steady means take about {needed} "
@@ -179,7 +182,7 @@ def _needed(scenario: Scenario, record: RunRecord) -> int:
     e2els = _e2els_s(record)
     if not len(e2els):
         return _needed_for(scenario, 0.0)
-    return _needed_for(scenario, float(e2els.mean()), _filled_by(record), _num_ending(scenario, record))
+    return _needed_for(scenario, float(e2els.mean()), _filled_by(scenario, record), _num_ending(scenario, record))
 
 
 def _needed_for(scenario: Scenario, mean_e2el_s: float, num_filling: int = 0, num_ending: int = 0) -> int:
@@ -216,21 +219,32 @@ def _affordable(scenario: Scenario, num_policies: int, pilot_s: float, max_cpu_s
     return max(MIN_AUTO_PROMPTS, fitting)
 
 
-def _warmup(record: RunRecord) -> int:
+def _warmup(scenario: Scenario, record: RunRecord) -> int:
     """Requests to leave out: by MSER-5 on the latencies in order of arrival, but at least those of the filling."""
     e2els_s = _e2els_s(record)
-    return max(mser_5(e2els_s), _filled_by(record)) if len(e2els_s) else 0
+    return max(mser_5(e2els_s), _filled_by(scenario, record)) if len(e2els_s) else 0
 
 
-def _filled_by(record: RunRecord) -> int:
+def _filled_by(scenario: Scenario, record: RunRecord) -> int:
     """Requests that arrive while a run fills. Until then fewer are in flight than later, and as many tokens are
     missing: tokens/s of 1,000 requests at 60 % load were 2.0 % low after 20 of them, 0.4 % after 60.
     """
     e2els_s = _e2els_s(record)
     if not len(e2els_s):
         return 0
-    filled_s = record.requests[0].arrival_s + FILLINGS * float(np.quantile(e2els_s, FILLING))
+    filling_s = FILLINGS * float(np.quantile(e2els_s, FILLING))
+    if record.cache_block_tokens is not None:
+        filling_s = max(filling_s, _session_s(scenario, float(e2els_s.mean())))
+    filled_s = record.requests[0].arrival_s + filling_s
     return sum(request.arrival_s < filled_s for request in record.requests)
+
+
+def _session_s(scenario: Scenario, e2el_s: float) -> float:
+    """Seconds from the first turn of a session to its last: until then some turns find nothing in memory of what was
+    said before the run."""
+    workload = scenario.workload
+    gap_s = workload.sharing.turn_gap_s if workload.request_rate < inf else e2el_s
+    return (workload.sharing.num_turns - 1) * gap_s
 
 
 def _e2els_s(record: RunRecord) -> Floats:

@@ -1,6 +1,7 @@
 """Datasheets of GPUs: memory, dense bf16 FLOP/s, bandwidth, multiprocessors, watts, families, and which one is meant.
 
-Values are NVIDIA's published data sheets and architecture papers; FLOP/s are dense, with fp32 accumulation.
+Values are NVIDIA's published data sheets and architecture papers; FLOP/s are dense, with fp32 accumulation. Memory is
+what a driver says is there: of an L4 and an L40S (23,034 and 46,068 MiB) error correction takes a sixteenth.
 Not here: how fast anything really runs (calibrate.measure, sim/profiles).
 """
 
@@ -56,8 +57,8 @@ DATASHEETS = {
         _sheet("h800-sxm", 80, 989.0, 3350.0, 132, "hopper", "H800"),
         _sheet("h200-sxm", 141, 989.0, 4800.0, 132, "hopper", "H200"),
         _sheet("gh200", 95, 989.0, 4000.0, 132, "hopper", "GH200 480GB"),
-        _sheet("l40s", 48, 362.0, 864.0, 142, "ada", "L40S"),
-        _sheet("l4", 24, 121.0, 300.0, 58, "ada", "NVIDIA L4"),
+        _sheet("l40s", 45, 362.0, 864.0, 142, "ada", "L40S"),
+        _sheet("l4", 22, 121.0, 300.0, 58, "ada", "NVIDIA L4"),
         _sheet("rtx-4090", 24, 165.2, 1008.0, 128, "ada", "RTX 4090"),
         _sheet("rtx-5090", 31, 209.5, 1792.0, 170, "blackwell", "RTX 5090"),
         _sheet("rtx-pro-6000-server", 95, 467.8, 1792.0, 188, "blackwell", "RTX PRO 6000"),

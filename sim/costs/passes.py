@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from sim.costs.compact_kernels import AllReduce, Elementwise, Head, Measured
+from sim.costs.layer_kinds import LINEAR, WINDOW
 from sim.costs.profile import Gpu, Profile
 from sim.costs.shapes import ModelShape
 from sim.interface.work import Chunk, Work
@@ -212,22 +214,24 @@ def pass_use(
     chunks: Sequence[Chunk],
     head_rows: int,
 ) -> PassUse:
-    """Useful FLOPs and least bytes of a pass: padding left out, weights and KV read once."""
+    """Useful FLOPs and least bytes of a pass: padding left out, weights and KV read once, of windows what they hold."""
     share, head_size = 1.0 / tensor_parallel, shape.heads * shape.head_dim / tensor_parallel
-    tokens, kv_tokens = row_tokens, context_tokens + row_tokens
-    pairs = row_tokens * (kv_tokens / rows) if rows else 0.0
-    for new, history in chunks:
-        tokens += new
-        kv_tokens += new + history
-        pairs += new * (history + 0.5 * new)
+    tokens = row_tokens + sum([chunk.new_tokens for chunk in chunks])
     head_weights = shape.vocab * shape.hidden * share
     flops = 2.0 * tokens * shape.layers * shape.active_layer_weights * share + 2.0 * head_rows * head_weights
-    whole = sum(kind.layers for kind in shape.kinds() if not kind.is_module) - shape.linear_layers
-    flops += 4.0 * whole * head_size * pairs
     num_bytes = head_weights * shape.dtype_bytes if head_rows else 0.0
     if tokens:
         num_bytes += shape.read_bytes(tokens) * share
-    num_bytes += shape.layers * layer_kv_bytes(shape, tensor_parallel) * kv_tokens
+    for kind in shape.kinds(tensor_parallel):
+        most = shape.window if kind.name == WINDOW else inf
+        kv_tokens = min(context_tokens, rows * most) + row_tokens if rows else 0.0
+        pairs = row_tokens * (kv_tokens / rows) if rows else 0.0
+        for new, history in chunks:
+            kv_tokens += new + min(history, most)
+            pairs += new * min(history + 0.5 * new, most)
+        num_bytes += kind.layers * kind.token_bytes * kv_tokens
+        if not kind.is_module and kind.name != LINEAR:
+            flops += 4.0 * kind.layers * head_size * pairs
     return PassUse(flops, num_bytes + tokens * shape.layers * shape.elementwise_bytes_per_token * share)
 
 

@@ -55,15 +55,15 @@ class PowerTrace:
 
     powers: list[Power | None]
     """[devices]"""
-    num_gpus: int
-    """GPUs of each device: a tensor-parallel group."""
+    num_gpus: list[int]
+    """[devices] GPUs of each: a tensor-parallel group."""
     works: list[array[float]]
     """[devices] start, end (s) and utilisation of one work after the other."""
 
     def joules(self, start_s: float, end_s: float) -> float | None:
         """Energy of all GPUs in that time, idle ones among them; None where the power of one is not known."""
         total = 0.0
-        for power, works in zip(self.powers, self.works, strict=True):
+        for power, num_gpus, works in zip(self.powers, self.num_gpus, self.works, strict=True):
             if power is None:
                 return None
             starts, ends, used = np.frombuffer(works).reshape(-1, 3).T
@@ -71,8 +71,8 @@ class PowerTrace:
             changes = np.concatenate(([0.0], used, -used, [0.0]))
             order = np.argsort(times, kind="stable")
             lengths = np.diff(np.clip(times[order], start_s, end_s))
-            total += float(np.sum(lengths * power_w(power, np.cumsum(changes[order])[:-1])))
-        return total * self.num_gpus
+            total += num_gpus * float(np.sum(lengths * power_w(power, np.cumsum(changes[order])[:-1])))
+        return total
 
 
 class PowerMeter:
@@ -83,7 +83,7 @@ class PowerMeter:
         self._costs, self._gpus = costs, [profile.gpu for profile in profiles]
         self.trace = PowerTrace(
             powers=[power_of(profile) for profile in profiles],
-            num_gpus=profiles[0].tensor_parallel,
+            num_gpus=[profile.tensor_parallel for profile in profiles],
             works=[array("d") for _ in profiles],
         )
 

@@ -6,6 +6,7 @@ fine. Not here: making the saturated run (sim.compare.capacity), latencies (sim.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from enum import StrEnum
 from math import hypot, inf, sqrt
@@ -18,7 +19,7 @@ from sim.metrics.records import RunRecord
 from sim.metrics.stats import Floats, t_975
 
 BUSY_SHARE = 0.6
-"""Busy share of the device below which, unless the queue grew, no saturated run is needed: stable."""
+"""Busy share of a device below which, unless the queue grew, no saturated run is needed: stable."""
 GROWTH, MIN_GROWTH = 1.5, 5
 """A queue grew if requests in the system at the last arrival exceed those at half time by this factor and number."""
 STRETCHES = 10
@@ -82,11 +83,16 @@ def trace_rate(arrivals_s: Sequence[float]) -> tuple[float, float]:
 
 
 def needs_capacity(record: RunRecord) -> bool:
-    """True where the run was busy enough, or its queue grew enough, that only a saturated run tells its load."""
+    """True where the busiest device was busy enough, or the queue grew enough, that only a saturated run tells the
+    load."""
     requests = record.requests
     if not requests or record.end_s <= 0.0:
         return False
-    if record.device_busy_s > BUSY_SHARE * record.end_s:
+    by_device = defaultdict[str, float](float)
+    for usage in record.usage:
+        by_device[usage.device] += usage.device_s
+    busiest_s = max(by_device.values()) if len(by_device) > 1 else record.device_busy_s
+    if busiest_s > BUSY_SHARE * record.end_s:
         return True
     half, last = _in_system(record, requests[len(requests) // 2].arrival_s), _in_system(record, requests[-1].arrival_s)
     return last > GROWTH * half + MIN_GROWTH

@@ -101,7 +101,7 @@ def summarise(
     result["slo_classes"] = {
         f"{each.name}.{key}": value
         for each in record.slo_classes
-        for key, value in _class_summary(each, measured, duration_s).items()
+        for key, value in _class_summary(each, measured, ended, duration_s).items()
     }
     for name in ("ttft", "tpot", "e2el"):
         result |= spread_ms(name, samples[name], np.ones(len(samples[name])), percentiles)
@@ -116,7 +116,9 @@ def summarise(
     if record.power is not None:
         joules = record.power.joules(start_s, end_s)
         result["power_w"] = None if joules is None else _ratio(joules, duration_s * record.num_gpus)
-        result["joules_per_output_token"] = None if joules is None else _ratio(joules, output_tokens)
+        result["joules_per_output_token"] = (
+            None if joules is None else _ratio(joules, _emitted(record.requests, start_s, end_s))
+        )
     return result
 
 
@@ -167,17 +169,19 @@ def spread_ms(name: str, values_s: Floats, counts: Floats, percentiles: Sequence
     return result | {key: value * 1e3 for key, value in zip(keys, values, strict=True)}
 
 
-def _class_summary(of: SloClass, measured: Sequence[Request], duration_s: float) -> ByName:
-    """Metrics of one class: its requests that meet all of its SLOs, per second and as a share of the finished."""
+def _class_summary(of: SloClass, measured: Sequence[Request], ended: Sequence[Request], duration_s: float) -> ByName:
+    """Metrics of one class: its requests that meet all of its SLOs, as a share of the finished, and that share of those
+    that `ended` in `duration_s`, per second."""
     requests = [request for request in measured if request.slo_class == of.name]
     finished = [request for request in requests if request.is_finished]
     good = slo_shares(finished, of.bounds_ms).get("all")
+    num_ended = sum(request.slo_class == of.name for request in ended)
     ttfts_s = [request.first_token_s - request.arrival_s for request in finished]
     return {
         "num_prompts": len(requests),
         "completed": len(finished),
         "slo_attainment": good,
-        "request_goodput": None if good is None else _ratio(good * len(finished), duration_s),
+        "request_goodput": None if good is None else _ratio(good * num_ended, duration_s),
         "mean_ttft_ms": 1e3 * sum(ttfts_s) / len(ttfts_s) if ttfts_s else None,
     }
 

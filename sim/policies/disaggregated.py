@@ -48,7 +48,8 @@ class DevicePools(msgspec.Struct, frozen=True, kw_only=True):
     """disaggregated: the number of draft GPUs that take new requests follows the load, one for so many requests, with
     5 s between two changes; it is at least one. 0: all of them take new ones."""
     link: str | None = None
-    """What joins the GPUs: tcp, cuda-ipc, nvlink, pcie or LATENCY_MS:GB_PER_S; null = cuda-ipc."""
+    """What joins two GPUs: tcp, cuda-ipc, nvlink, pcie or LATENCY_MS:GB_PER_S; null = cuda-ipc. GPUs of a
+    tensor-parallel group send their parts at once."""
     prefill_profile: str | None = None
     """disaggregated: profile of the GPUs that prefill, with the same models; null = the scenario's."""
 

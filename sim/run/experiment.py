@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from sim.acceptance.draws import AcceptanceDraws
+from sim.costs.shapes import kv_bytes_per_token
 from sim.engine.fleet import Account, Fleet
 from sim.engine.intake import Intake, Lockstep
 from sim.engine.kv import KvPool
@@ -274,9 +275,9 @@ class Experiment:
             slo_classes=self.scenario.slo_classes,
             gaps=serving.gaps,
             end_s=end_s,
-            window_s=self.scenario.window.stop_s,
+            window_s=None if is_drained else self.scenario.window.stop_s,
             usage=accounts.usage,
-            num_gpus=devices.count * resolved.num_gpus * resolved.profile.tensor_parallel,
+            num_gpus=devices.count * resolved.group_gpus,
             device_busy_s=accounts.device_busy_s,
             num_polls=accounts.num_polls,
             queue_mean=serving.queue.mean(end_s),
@@ -292,8 +293,10 @@ class Experiment:
             partition=resolved.partition,
             works=accounts.works,
             kv_series=kv.held.series or [],
-            weight_bytes=devices.count * sum(shape.weight_bytes for shape in resolved.models),
-            kv_bytes_per_token=sum(shape.kv_bytes_per_token for shape in resolved.models),
+            weight_bytes=devices.count * resolved.weight_bytes,
+            kv_bytes_per_token=sum(
+                kv_bytes_per_token(shape, resolved.profile.tensor_parallel) for shape in resolved.models
+            ),
         )
 
     def check_served(self, serving: Serving | Fleet) -> None:

@@ -25,7 +25,7 @@ from sim.costs.forms.build import ShippedCosts, build_costs
 from sim.costs.memory import kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.costs.shapes import ModelShape, kv_bytes_per_token
+from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
 from sim.devices.contention import Contention, PhiLevel, Regime, contention_of, phi_at
 from sim.devices.link import link_of
 from sim.engine.controllers import VERIFYING, build_controller
@@ -131,12 +131,6 @@ class _Unpriced:
         """Names of the policy and of the form of acceptance, which somebody may have registered."""
         return self.policy.name, self.scenario.speculation.acceptance_name
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """KV bytes per token of the models whose KV is sent between GPUs, on one of them."""
-        sent = self.models[:1] if self.scenario.policy_options.pools.draft else self.models
-        return sum(kv_bytes_per_token(shape, self.profile.tensor_parallel) for shape in sent)
-
     def new_pool(self) -> KvPool:
         """The KV memory of one replica, empty."""
         policy, limits, rules, given = self.policy, self.limits, self.engine.rules, self.scenario.engine
@@ -204,6 +198,29 @@ class Resolved(_Unpriced):
         partition = self.options.partition
         assert not isinstance(partition, str), "auto is resolved"
         return partition
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV bytes per token of the models whose KV is sent between GPUs, over one link: each GPU of the smaller of two
+        tensor-parallel groups has one."""
+        sent = self.models[:1] if self.scenario.policy_options.pools.draft else self.models
+        profiles = [self.profile, *(each.profile for each in self.costs_elsewhere.values())]
+        degree = min(profile.tensor_parallel for profile in profiles)
+        return round(sum(kv_bytes_per_token(shape, degree) for shape in sent) / degree)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights on all GPUs of one replica: of the draft models on those that draft, of the target on all others."""
+        drafting = min(self.scenario.policy_options.pools.draft, self.num_gpus - 1)
+        target, *drafts = (rank_weight_bytes(shape, self.profile.data_parallel) for shape in self.models)
+        total = (self.num_gpus - drafting) * target + (drafting or self.num_gpus) * sum(drafts)
+        return _num_processes(self.scenario, self.policy) * total
+
+    @property
+    def group_gpus(self) -> int:
+        """GPUs of one replica, those of tensor-parallel groups one by one."""
+        costs = (self.costs_elsewhere.get(index, self.costs) for index in range(self.num_gpus))
+        return sum(each.profile.tensor_parallel for each in costs)
 
     def new_controller(self) -> Controller:
         """The controller of the draft lengths of one run."""

@@ -171,7 +171,7 @@ def highest_load(
         fleets=[answer.fleet(routing, rate) for rate in rates for answer in answers for routing in routings],
         draws=draws,
         covers=covers(policies[0]) if draws else "",
-        notes=_notes(policies[0].scenario, answers, draws),
+        notes=[*_unused(scenario), *_notes(policies[0].scenario, answers, draws)],
         evidence=evidence(
             profile,
             [asked_of(one, (each.in_flight, each.in_flight)) for one, each in zip(policies, highest, strict=True)],
@@ -356,8 +356,7 @@ def _needed(holding: dict[int, int], num_draws: int) -> list[tuple[int | None, i
 def _usd_per_h(price: Price, resolved: Resolved) -> float:
     """Price of a replica; of a profile of one rank of several, that rank's part."""
     profile = resolved.profile
-    num_gpus = resolved.num_gpus * profile.tensor_parallel
-    return price.of_replica(num_gpus * profile.data_parallel) / profile.data_parallel
+    return price.of_replica(resolved.group_gpus * profile.data_parallel) / profile.data_parallel
 
 
 def _mean(runs: Sequence[Run], metric: str) -> float | None:
@@ -377,6 +376,24 @@ def _transient(search: LoadSearch, scenario: Scenario, runs: Sequence[Run]) -> s
     workload = scenario.workload
     length = Length(num_prompts=num_prompts(scenario), num_warmups=workload.num_warmups, is_auto=not search.is_counted)
     return transient_note(scenario, length, _mean(runs, "mean_e2el_ms"))
+
+
+def _unused(scenario: Scenario) -> list[str]:
+    """Keys that say otherwise than what is searched."""
+    count, window = scenario.devices.count, scenario.window
+    keys = {
+        "workload.max_concurrency": scenario.workload.max_concurrency,
+        "devices.count": count if count > 1 else None,
+        "window.arrivals_end_s": window.arrivals_end_s,
+        "window.stop_s": window.stop_s,
+    }
+    given = ", ".join(f"{key}={value:g}" for key, value in keys.items() if value is not None)
+    if not given:
+        return []
+    return [
+        f"{given} not used: sought is the rate of one replica that nobody waits to send to (engine.max_num_seqs says "
+        "how many it serves at once, --target-rate how many replicas)"
+    ]
 
 
 def _notes(scenario: Scenario, answers: Sequence[_OfPolicy], draws: int) -> list[str]:

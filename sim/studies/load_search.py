@@ -28,7 +28,7 @@ from sim.metrics.stats import interval_95, t_975
 from sim.metrics.summary import Run
 from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario, Window
-from sim.workload.generate import at_most, is_trace, trace_length
+from sim.workload.generate import Workload, at_most, is_trace, trace_length
 
 PILOTS = 5
 MAX_REPLICATIONS = 20
@@ -45,7 +45,9 @@ REQUESTS = 2000
 """Requests of a run with its length left open; a tenth more come first and do not count."""
 SPAN_IN_BOUNDS, MAX_REQUESTS = 50.0, 20_000
 """Length of such a run: mean rate times the tightest bound on waiting, and a limit."""
-WARMUP_SHARE = 0.1
+WARMUP_SHARE, SESSIONS_WARMUP_SHARE = 0.1, 0.5
+"""Share of the requests that come first and do not count. Of sessions, because what was said before the run is in no
+memory."""
 PILOT_KEY, FRESH_KEY = 1_000_031, 1_000_033
 """Children of the scenario's seed."""
 
@@ -109,11 +111,12 @@ class LoadSearch:
 
     def _long_enough(self) -> int:
         """Requests whose arrivals span many times what the SLOs let one wait: else a short run ends before a queue that
-        grows has become too long."""
-        goodput = self.scenario.goodput
+        grows has become too long. Of sessions so many that the first half lasts as long as they do."""
+        goodput, sharing = self.scenario.goodput, self.scenario.workload.sharing
         bounds_ms = [bound for bound in (goodput.ttft_ms, goodput.e2el_ms) if bound is not None]
-        spanned = ceil(SPAN_IN_BOUNDS * min(bounds_ms, default=0.0) / 1e3 * self.saturated_per_s)
-        return min(MAX_REQUESTS, max(REQUESTS, spanned))
+        spanned_s = SPAN_IN_BOUNDS * min(bounds_ms, default=0.0) / 1e3
+        spanned_s = max(spanned_s, 2.0 * (sharing.num_turns - 1) * sharing.turn_gap_s)
+        return min(MAX_REQUESTS, max(REQUESTS, ceil(spanned_s * self.saturated_per_s)))
 
     @property
     def most(self) -> float:
@@ -231,8 +234,12 @@ def with_length(resolved: Resolved, auto: int) -> Resolved:
     workload = resolved.scenario.workload
     is_open = workload.num_prompts in ("auto", REQUESTS) and not is_trace(workload)
     count = auto if is_open else num_prompts(resolved.scenario)
-    warmups = int(WARMUP_SHARE * count) if is_open else workload.num_warmups or int(WARMUP_SHARE * count)
+    warmups = _warmups(workload, count) if is_open else workload.num_warmups or _warmups(workload, count)
     return resolved.changed(workload=workload.sized(count, warmups), window=Window())
+
+
+def _warmups(workload: Workload, count: int) -> int:
+    return int((SESSIONS_WARMUP_SHARE if workload.sharing.num_turns > 1 else WARMUP_SHARE) * count)
 
 
 def num_prompts(scenario: Scenario) -> int:
@@ -328,7 +335,7 @@ class FleetRuns:
         workload = one.scenario.workload
         length = at_most(workload, max(num_prompts(one.scenario), REQUESTS_PER_REPLICA * count))
         at_rate = msgspec.structs.replace(
-            workload.sized(length, int(WARMUP_SHARE * length)),
+            workload.sized(length, _warmups(workload, length)),
             request_rate=self.target_rate,
             max_concurrency=None,
             trace_arrivals=workload.trace_arrivals.at_rate,

@@ -7,7 +7,7 @@ are warm-ups. Not here: the length tables (sim.workload.lengths) and recorded tr
 
 from enum import StrEnum
 from functools import lru_cache
-from math import ceil, floor, inf
+from math import ceil, floor, inf, sqrt
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -39,6 +39,8 @@ MIN_AUTO_PROMPTS = 1000
 """Requests of a run whose length is left to lanesim, before it is known how many it needs."""
 MEAN_SAMPLE = 20_000
 """Draws whose mean stands for a workload's mean length."""
+MAX_BEGUN = 100_000
+"""Sessions that have begun before a run at most, about: of longer gaps no run has two turns of one session."""
 Mask = NDArray[np.bool_]
 _ARRIVALS, _PROMPTS, _OUTPUTS, _PREFIXES = range(4)
 """Streams of the seed."""
@@ -223,10 +225,11 @@ def build_columns(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKEN
         return Columns(list(trace.ids), arrivals, trace.prompt_tokens, trace.output_tokens, contents)
     ids = [str(index) for index in range(count)]
     if workload.sharing.is_any:
-        drawn = requests_of(_sessions(workload, count, seed), workload.sharing, count, block_tokens)
+        drawn = requests_of(*_sessions(workload, count, seed), count, block_tokens)
+        is_at_once = workload.request_rate == inf
         return Columns(
             ids,
-            np.array([each.arrival_s for each in drawn]),
+            np.zeros(count) if is_at_once else np.array([each.arrival_s for each in drawn]),
             np.array([each.prompt_tokens for each in drawn]),
             np.array([each.output_tokens for each in drawn]),
             [each.content for each in drawn],
@@ -235,19 +238,30 @@ def build_columns(workload: Workload, seed: int, block_tokens: int = BLOCK_TOKEN
     return Columns(ids, arrivals, *_lengths(workload, count, seed), [])
 
 
-def _sessions(workload: Workload, count: int, seed: int) -> Sessions:
-    """Sessions, as many as requests are wanted, in order of their beginning."""
+def _sessions(workload: Workload, count: int, seed: int) -> tuple[Sessions, Sharing]:
+    """Sessions that `count` requests are of, in order of their beginning, and what they share. As many as are open at
+    any time have begun before the run, which so has the rate and the lengths of a long one from its first request on.
+    """
     sharing = workload.sharing
     turns, forks = sharing.num_turns, sharing.num_forks
-    asked, answered = _lengths(workload, count * turns, seed, forks)
-    rate = workload.request_rate / sharing.requests_per_session
-    prefixes = _stream(seed, _PREFIXES).random(count) * workload.sharing.num_prefixes
-    return Sessions(
-        arrival_times(count, rate, workload.burstiness, seed),
+    rate, gap_s = workload.request_rate / sharing.requests_per_session, sharing.turn_gap_s
+    if rate == inf:
+        # Times are requests: a client's next turn comes as many later as there are clients.
+        rate, gap_s = 1.0 / sharing.requests_per_session, float(workload.max_concurrency or count)
+    if turns > 1:
+        gap_s = min(gap_s, MAX_BEGUN / (rate * (turns - 1)))
+    before_s = (turns - 1) * gap_s
+    num_begun = rate * before_s
+    num = count + ceil(num_begun + 10.0 * sqrt(num_begun / min(1.0, workload.burstiness)))
+    asked, answered = _lengths(workload, num * turns, seed, forks)
+    prefixes = _stream(seed, _PREFIXES).random(num) * sharing.num_prefixes
+    sessions = Sessions(
+        arrival_times(num, rate, workload.burstiness, seed) - before_s,
         prefixes.astype(np.int64),
-        asked.reshape(count, turns),
-        answered.reshape(count, turns, forks),
+        asked.reshape(num, turns),
+        answered.reshape(num, turns, forks),
     )
+    return sessions, msgspec.structs.replace(sharing, turn_gap_s=gap_s)
 
 
 def sent_lengths(workload: Workload, seed: int) -> tuple[Integers, Integers]:

@@ -1,9 +1,10 @@
 """Requests that have prompts in common by the way they come about: system prompts, turns of a session, forks.
 
 Every prompt begins with one of several system prompts. A session's next turn comes `turn_gap_s` after the last one,
-answered or not, with all that was said before it, answers too. Each prompt may be asked several times at once, with
-further answers (samples, branches of a search); a session goes on from the first. Not here: how long what is said
-is, and when sessions begin (sim.workload.generate).
+answered or not, with all that was said before it, answers too; without a request rate, as many requests later as are
+served at once. Sessions have begun before the run: its first requests are of all turns. Each prompt may be asked
+several times at once, with further answers (samples, branches of a search); a session goes on from the first. Not here:
+how long what is said is, and when sessions begin (sim.workload.generate).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     num_turns: Annotated[int, Bounds(1, 10_000)] = 1
     """Requests of a session; the prompt of each holds all turns before it."""
     turn_gap_s: Annotated[float, Bounds(0, 1e6)] = 30.0
-    """Seconds from the arrival of one turn to that of the next."""
+    """Seconds from the arrival of one turn to that of the next; of an infinite request_rate, max_concurrency requests.
+    Sessions have begun before the run, with nothing of what was said in memory."""
     num_forks: Annotated[int, Bounds(1, 10_000)] = 1
     """Answers to each prompt, asked for at the same time; a session goes on from the first."""
 
@@ -73,9 +75,10 @@ class Arrival(NamedTuple):
 
 
 def requests_of(sessions: Sessions, sharing: Sharing, count: int, block_tokens: int) -> list[Arrival]:
-    """The first `count` requests in order of arrival, with ids of the blocks of `block_tokens` that another may have.
+    """The first `count` requests from 0 on in order of arrival, with ids of the blocks of `block_tokens` that another
+    may have.
 
-    As many sessions as requests make sure that no later session could bring one of them.
+    As many sessions from 0 on as requests make sure that no later session could bring one of them.
 
     >>> alone = Sessions(np.zeros(1), np.zeros(1, int), np.array([[20, 8]]), np.array([[[12], [5]]]))
     >>> [each.prompt_tokens for each in requests_of(alone, Sharing(prefix_len=16, num_turns=2), 2, 16)]
@@ -86,7 +89,8 @@ def requests_of(sessions: Sessions, sharing: Sharing, count: int, block_tokens: 
     spoken[:, 1:] += np.cumsum(sessions.answered[:, :-1, 0], axis=1)
     prompts = sharing.prefix_len + spoken
     arrivals = sessions.start_s[:, None] + sharing.turn_gap_s * np.arange(num_turns)
-    first = np.argsort(arrivals, axis=None, kind="stable")[: -(-count // num_forks)]
+    in_order = np.argsort(arrivals, axis=None, kind="stable")
+    first = in_order[arrivals.ravel()[in_order] >= 0.0][: -(-count // num_forks)]
     num_prefixes = int(sessions.prefix_index.max(initial=0)) + 1
     prefix_blocks = sharing.prefix_len // block_tokens
     requests = []

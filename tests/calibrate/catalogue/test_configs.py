@@ -91,6 +91,19 @@ OPT_13B = {
     "model_type": "opt", "num_hidden_layers": 40, "hidden_size": 5120, "ffn_dim": 20480, "num_attention_heads": 40,
     "vocab_size": 50272, "max_position_embeddings": 2048,
 }  # fmt: skip
+SMOLLM3_3B = {
+    "model_type": "smollm3", "num_hidden_layers": 36, "hidden_size": 2048, "intermediate_size": 11008,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 128256,
+}  # fmt: skip
+STARCODER2_3B = {
+    "model_type": "starcoder2", "num_hidden_layers": 30, "hidden_size": 3072, "intermediate_size": 12288,
+    "num_attention_heads": 24, "num_key_value_heads": 2, "vocab_size": 49152,
+}  # fmt: skip
+STARCODER = {
+    "model_type": "gpt_bigcode", "n_layer": 40, "n_embd": 6144, "n_inner": 24576, "n_head": 48, "multi_query": True,
+    "vocab_size": 49152,
+}  # fmt: skip
+NO_GATE = {"attn_output_gate": False}
 
 
 SPARSE = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
@@ -111,6 +124,9 @@ def shape_of(folder: Path, config: dict[str, Any], **changes: Any) -> ModelShape
         (MIXTRAL_8X7B, 46.7, 12.9),
         (GEMMA_2_27B, 27.2, 27.2),
         (OPT_13B, 12.85, 12.85),
+        (SMOLLM3_3B, 3.08, 3.08),
+        (STARCODER2_3B, 3.03, 3.03),
+        (STARCODER, 15.5, 15.5),
         (QWEN3_NEXT, 80.0, 3.5),
     ],
 )
@@ -274,3 +290,11 @@ def test_measuring_and_other_tables_take_plain_models_alone(tmp_path: Path) -> N
     path.write_text(json.dumps(GPT_OSS_120B))
     with pytest.raises(ValueError, match="a mixture-of-experts model has no cost form here"):
         source_of(str(path))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
+def test_queries_have_a_gate_where_the_architecture_has_one_and_its_config_does_not_say(
+    tmp_path: Path, kind: str
+) -> None:
+    with_gate, without = (shape_of(tmp_path, QWEN3_NEXT, model_type=kind, **said) for said in ({}, NO_GATE))
+    assert with_gate.params - without.params == 12 * 16 * 256 * 2048

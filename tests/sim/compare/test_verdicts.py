@@ -496,3 +496,26 @@ def test_near_capacity_the_longest_loop_tells_what_the_saturated_run_would() -> 
 
 def test_where_one_request_is_served_at_a_time_a_few_in_flight_tell_nothing() -> None:
     assert saturation(one_at_a_time()).floor() == 0.0
+
+
+@pytest.mark.parametrize("turn_gap_s", [0.1, 30.0])
+def test_capacity_of_sessions_is_of_turns_as_they_come_with_what_is_left_of_those_before(turn_gap_s: float) -> None:
+    """At 45 a second memory holds a session's 0.5 s, and nothing of those that last 150 s."""
+    sharing = {"workload.sharing.num_turns": 6, "workload.sharing.turn_gap_s": turn_gap_s}
+    asked = {"profile": "h100-sxm/llama-3.1-8b", "policy": "continuous", "num_speculative_tokens": 0}
+    asked |= {"input_len": 300, "output_len": 100, "request_rate": 45, "num_prompts": 3000}
+    scenario = Scenario.of(**asked, **sharing)
+    rate, _ = saturation(scenario, "continuous").capacity
+    served = simulate(resolve(scenario, load(scenario.profile), "continuous"), 1).requests
+    half_s, last_s = served[1500].arrival_s, served[-1].arrival_s
+    done = sum(half_s < request.last_token_s <= last_s for request in served) / (last_s - half_s)
+    assert done == pytest.approx(min(rate, 45.0), rel=0.15)
+    assert (rate > 45.0) == (turn_gap_s == 0.1)
+
+
+def test_a_saturated_run_of_prompts_that_begin_alike_fills_all_seats() -> None:
+    """Memory holds 168 such requests one by one; what they have in common is there once, and 1,024 are seated."""
+    asked = {"profile": "h100-sxm/llama-3.1-8b", "policy": "continuous", "num_speculative_tokens": 0}
+    sharing = {"workload.sharing.prefix_len": 2000, "workload.sharing.num_prefixes": 4}
+    rate, (low, high) = saturation(Scenario.of(**asked, **sharing, input_len=128, output_len=64), "continuous").capacity
+    assert 0.9 * rate < low < rate < high < 1.1 * rate

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from sim.costs.passes import PassUse, pass_use
 from sim.costs.shapes import ModelShape
 from sim.interface.work import Chunk
@@ -26,3 +28,19 @@ def test_a_chunk_attends_to_its_history_and_half_of_itself() -> None:
 
 def test_two_devices_share_all_but_the_one_kv_head() -> None:
     assert pass_use(SMALL, 2, 2, 2, 20, (), 2) == PassUse(2016.0 / 2, (656.0 + 544.0) / 2 + 352.0)
+
+
+def test_layers_with_a_window_read_and_meet_what_it_holds() -> None:
+    """One of two layers looks back 6 tokens: 14 pairs and tokens in place of 22; 2 x 6 + 2 of KV where both have it."""
+    half, both = (msgspec.structs.replace(SMALL, window=6, window_layers=layers) for layers in (1, 2))
+    assert pass_use(half, 1, 2, 2, 20, (), 2) == PassUse(2016.0 - 4 * 4 * 8, 1552.0 - 8 * 8)
+    assert pass_use(both, 1, 2, 2, 20, (), 2) == PassUse(2016.0 - 2 * 4 * 4 * 8, 1552.0 - 2 * 8 * 8)
+
+
+def test_a_chunk_behind_a_long_history_reads_a_windows_part_of_it() -> None:
+    """4 tokens behind 36, of which a window of 6 has 6 and 6 pairs for each token; the other layer 38."""
+    half = msgspec.structs.replace(SMALL, window=6, window_layers=1)
+    whole = pass_use(SMALL, 1, 0, 0, 0, (Chunk(4, 36),), 1)
+    assert pass_use(half, 1, 0, 0, 0, (Chunk(4, 36),), 1) == PassUse(
+        whole.flops - 4 * 4 * 4 * 32, whole.num_bytes - 30 * 8
+    )

@@ -136,6 +136,19 @@ def test_replicas_with_pools_of_gpus_have_links_of_their_own() -> None:
         assert all(earlier[1] <= later[0] for earlier, later in pairwise(own))
 
 
+@pytest.mark.parametrize(
+    ("decode", "prefill", "links"), [("", None, 1), ("-tp2", None, 2), ("-tp2", "h100-sxm/qwen3-32b", 1)]
+)
+def test_gpus_of_a_group_send_their_parts_of_a_prompt_at_once(decode: str, prefill: str | None, links: int) -> None:
+    """64 layers of 8 KV heads of 128, 1,000 tokens at 25 GB/s."""
+    given = {"profile": f"h100-sxm/qwen3-32b{decode}", "policy": "disaggregated", "num_speculative_tokens": 0}
+    pools = {"policy_options.pools.prefill_profile": prefill, "policy_options.pools.link": "0:25"}
+    scenario = Scenario.of(**given, num_prompts=1, input_len=1000, output_len=2, request_rate=1, **pools)
+    record = simulate(resolve(scenario, load(scenario.profile), "disaggregated"), 0, record_works=True)
+    (copy,) = (work for work in record.works if work.kind == "copy")
+    assert copy.end_s - copy.start_s == pytest.approx(1000 * 64 * 2 * 8 * 128 * 2 / 25e9 / links)
+
+
 def test_the_prefill_pool_may_be_of_other_gpus_with_the_same_models() -> None:
     """An H100 computes the same prompts in less time than an A100; other models are refused."""
     pair = "llama-2-7b+tinyllama-1.1b"

@@ -44,7 +44,7 @@ class ByShare(ConstantCosts, frozen=True, kw_only=True):
 def trace(*works: tuple[float, float, float], num_gpus: int = 1) -> PowerTrace:
     """Of one device; works are start, end, utilisation."""
     flat = array("d", [value for work in works for value in work])
-    return PowerTrace(powers=[Power(IDLE_W, LIMIT_W)], num_gpus=num_gpus, works=[flat])
+    return PowerTrace(powers=[Power(IDLE_W, LIMIT_W)], num_gpus=[num_gpus], works=[flat])
 
 
 def watts(utilisation: float) -> float:
@@ -77,7 +77,8 @@ def test_works_side_by_side_add_their_use_up_to_the_limit() -> None:
 
 def test_energy_is_not_known_where_the_power_of_one_gpu_is_not() -> None:
     one = trace((0.0, 6.0, 0.3))
-    assert PowerTrace(powers=[*one.powers, None], num_gpus=1, works=[*one.works, array("d")]).joules(0.0, 9.0) is None
+    two = PowerTrace(powers=[*one.powers, None], num_gpus=[1, 1], works=[*one.works, array("d")])
+    assert two.joules(0.0, 9.0) is None
 
 
 @pytest.mark.parametrize("policy", ["autoregressive", "pd", "unified"])
@@ -194,3 +195,26 @@ def test_rows_of_a_store_and_a_comparison_have_it() -> None:
     assert (frame["power_w"] > IDLE_W).all()
     result = compare(given, num_prompts=9)
     assert result.policies[0].mean["joules_per_output_token"] == result.runs[0]["joules_per_output_token"]
+
+
+def test_gpus_that_prefill_in_larger_groups_count_and_draw_power_one_by_one() -> None:
+    """Hardly anything but idle power: two requests in 2,000 s."""
+    pools: dict[str, Any] = {"policy_options.pools.prefill_profile": "h100-sxm/qwen3-32b-tp2", "devices.count": 2}
+    pools["num_speculative_tokens"] = 0
+    found = record(profile="h100-sxm/qwen3-32b", policy="disaggregated", num_prompts=2, request_rate=1e-3, **pools)
+    assert found.num_gpus == 2 * (2 + 1)
+    assert found.power is not None
+    assert (found.power.joules(0.0, found.end_s) or 0.0) / found.end_s == pytest.approx(6 * 70.0, rel=0.01)
+
+
+def test_joules_are_over_all_tokens_that_come_while_they_are_drawn() -> None:
+    """Those of requests that a window cuts, and of warm-ups that go on beside what is measured, too."""
+    cut = record(request_rate=200.0, output_len=100, **{"window.stop_s": 0.5})
+    joules = cut.power.joules(0.0, cut.end_s) if cut.power else None
+    tokens = sum(each.emitted_tokens for each in cut.requests)
+    assert joules is not None
+    assert not any(each.is_finished for each in cut.requests)
+    assert summarise(cut)["joules_per_output_token"] == pytest.approx(joules / tokens)
+    whole = record(request_rate=200.0, output_len=100)
+    first, rest = (number(summarise(whole, num_warmups=count), "joules_per_output_token") for count in (0, 29))
+    assert rest == pytest.approx(first, rel=0.25)

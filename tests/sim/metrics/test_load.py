@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
 from sim.metrics.load import SHORT_RUN_ERROR, Load, Verdict, judge, needs_capacity, saturated_throughput, trace_rate
-from sim.metrics.records import RunRecord
+from sim.metrics.records import RunRecord, StreamUsage
 
 ONE_TOKEN = (1.0, 1.0)
 
@@ -35,6 +36,10 @@ def served(
         first_token_s=last_s if first_s is None else first_s,
         last_token_s=last_s,
     )
+
+
+def used(stream: str, device: str, device_s: float) -> StreamUsage:
+    return StreamUsage(stream=stream, device=device, kind="step", num_works=1, device_s=device_s, tokens=1)
 
 
 def record(requests: list[Request], *, busy_s: float, end_s: float) -> RunRecord:
@@ -127,3 +132,11 @@ def test_a_busy_device_or_a_growing_queue_puts_stability_in_doubt() -> None:
     assert needs_capacity(record(calm, busy_s=24.1, end_s=40.0))
     assert needs_capacity(record(growing, busy_s=10.0, end_s=160.0))
     assert not needs_capacity(record([], busy_s=0.0, end_s=0.0))
+
+
+@pytest.mark.parametrize("busy_s", [24.0, 24.1])
+def test_the_busiest_of_several_devices_puts_stability_in_doubt(busy_s: float) -> None:
+    """A pool of six that prefill and one that decodes: 24 of 40 s."""
+    calm = record([served(i, i * 1.0, i * 1.0, i + 0.5) for i in range(40)], busy_s=4.0, end_s=40.0)
+    usage = [used("prefill0", "0", 2.0), used("decode0", "1", 12.0), used("decode0", "1", busy_s - 12.0)]
+    assert needs_capacity(replace(calm, usage=usage)) == (busy_s > 24.0)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import msgspec
 import pytest
 
 from sim.acceptance.forms import parse_quoted
@@ -115,3 +116,31 @@ def test_one_resolved_scenario_serves_any_number_of_runs(policy: str) -> None:
     for seed in (2, 1, 2):
         record = simulate(one, seed)
         assert [r.last_token_s for r in record.requests] == [r.last_token_s for r in alone[seed - 1].requests]
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "targets", "drafts"),
+    [
+        ("pd", {}, 1, 1),
+        ("pd", {"devices.overlap": "processes"}, 2, 2),
+        ("pd", {"devices.count": 3}, 3, 3),
+        ("disaggregated", {"policy_options.pools.prefill": 2}, 3, 3),
+        ("disaggregated", {"policy_options.pools.prefill": 2, "policy_options.pools.draft": 2}, 3, 2),
+        ("pipelined", {"policy_options.pools.draft": 1}, 1, 1),
+    ],
+)
+def test_weights_count_on_every_gpu_that_has_them(
+    policy: str, options: dict[str, Any], targets: int, drafts: int
+) -> None:
+    profile = load(PAIR)
+    record = simulate(resolve(scenario(policy, num_prompts=1, **options), profile, policy), 0)
+    target, draft = (shape.weight_bytes for shape in profile.models)
+    assert record.weight_bytes == targets * target + drafts * draft
+
+
+def test_kv_that_every_gpu_of_a_group_keeps_counts_on_each() -> None:
+    """One KV head on two GPUs; 64 layers of 128."""
+    profile = load("h100-sxm/qwen3-32b-tp2")
+    profile = msgspec.structs.replace(profile, target=msgspec.structs.replace(profile.target, kv_heads=1))
+    record = simulate(resolve(scenario("autoregressive", num_prompts=1), profile, "autoregressive"), 0)
+    assert record.kv_bytes_per_token == 2 * 64 * 2 * 128 * 2

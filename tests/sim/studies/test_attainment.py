@@ -19,7 +19,7 @@ from sim.engine.fleet import Routing
 from sim.metrics.price import Price
 from sim.metrics.summary import summarise
 from sim.run.resolve import resolve
-from sim.run.scenario import Scenario
+from sim.run.scenario import Scenario, to_plain
 from sim.run.simulate import simulate
 from sim.studies.attainment import Attainment, highest_load
 from sim.studies.cost_draws import BODY_KINDS, cost_draws
@@ -55,6 +55,23 @@ def found_of_long_runs() -> Attainment:
     """One answer that several tests read: TTFT within 5 services, of as many requests as steady means take."""
     scenario = lone_server(num_prompts=1000, **{"goodput.ttft_ms": 5e3 * service_s()})
     return highest_load(scenario, load(PROFILE), draws=5, workers=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("workload.max_concurrency", 1), ("devices.count", 2), ("window.stop_s", 1), ("window.arrivals_end_s", 1)],
+)
+def test_keys_that_a_search_does_not_use_are_named(key: str, value: int) -> None:
+    asked = lone_server(num_prompts=20, **{"goodput.ttft_ms": 1e3})
+    plain, given = (
+        highest_load(scenario, load(PROFILE), draws=0, is_brief=True, workers=1)
+        for scenario in (asked, Scenario.of(to_plain(asked), **{key: value}))
+    )
+    assert given.highest == plain.highest
+    assert [note for note in given.notes if note not in plain.notes] == [
+        f"{key}={value} not used: sought is the rate of one replica that nobody waits to send to (engine.max_num_seqs "
+        "says how many it serves at once, --target-rate how many replicas)"
+    ]
 
 
 @pytest.mark.slow

@@ -90,3 +90,13 @@ def test_without_classes_nothing_changes_and_the_key_is_empty() -> None:
 def test_classes_that_make_no_sense_are_refused(classes: list[dict[str, Any]], wanted: str) -> None:
     with pytest.raises(ValueError, match=wanted):
         scenario("pd", slo_classes=classes)
+
+
+@pytest.mark.parametrize("num_cooldowns", [0, 20])
+def test_goodput_of_all_requests_is_that_of_a_class_of_all(num_cooldowns: int) -> None:
+    """Requests come much faster than they are served, so few end before the last one that is measured comes."""
+    bounds = {"ttft_ms": 1e6}
+    asked = scenario("continuous", request_rate=300, slo_classes=[{"name": "all", "share": 1.0} | bounds])
+    record = simulate(resolve(asked, load("cpu/tiny"), "continuous"), 0)
+    found: Any = summarise(record, goodput_ms={**bounds}, num_warmups=10, num_cooldowns=num_cooldowns)
+    assert found["slo_classes"]["all.request_goodput"] == found["request_goodput"]

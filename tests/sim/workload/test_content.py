@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -159,8 +160,6 @@ def test_system_prompts_come_before_every_prompt() -> None:
 
 
 def test_a_turn_has_all_that_was_said_before_in_its_prompt() -> None:
-    requests = generated(num_turns=3, turn_gap_s=1e4, request_rate=float("inf"), num_prompts=3)
-    assert [r.prompt_tokens for r in requests] == [20, 20, 20]
     requests = generated(num_turns=3, turn_gap_s=1e-4, num_prompts=3)
     assert [r.prompt_tokens for r in requests] == [20, 52, 84]
     assert [len(r.content) for r in requests] == [2, 4, 6]
@@ -191,6 +190,33 @@ def test_a_longer_run_begins_with_the_same_requests() -> None:
 def test_requests_come_at_the_rate_that_was_asked_for() -> None:
     requests = generated(num_turns=4, num_forks=2, turn_gap_s=1.0, request_rate=8.0, num_prompts=4000)
     assert 4000 / requests[-1].arrival_s == pytest.approx(8.0, rel=0.1)
+
+
+@pytest.mark.parametrize("num_prompts", [50, 1000])
+def test_a_run_of_sessions_has_the_rate_and_the_lengths_of_a_long_one_from_its_start(num_prompts: int) -> None:
+    """Sessions of 90 s: a run of 50 requests at 4 a second ends long before the second turn of those that begin."""
+    asked = Workload(dataset_name="fixed", input_len=20, output_len=12, num_prompts=num_prompts, request_rate=4.0)
+    asked = msgspec.structs.replace(asked, sharing=Sharing(num_turns=4, turn_gap_s=30.0))
+    runs = [build_requests(asked, seed) for seed in range(30)]
+    assert np.mean([num_prompts / run[-1].arrival_s for run in runs]) == pytest.approx(4.0, rel=0.1)
+    assert np.mean([r.prompt_tokens for run in runs for r in run]) == pytest.approx(20 + 1.5 * 32, rel=0.03)
+
+
+@pytest.mark.parametrize("max_concurrency", [8, None])
+def test_requests_without_a_rate_are_of_all_turns_each_behind_its_last_by_as_many_as_there_are_clients(
+    max_concurrency: int | None,
+) -> None:
+    requests = generated(num_turns=4, request_rate=float("inf"), num_prompts=600, max_concurrency=max_concurrency)
+    assert {r.arrival_s for r in requests} == {0.0}
+    assert np.mean([r.prompt_tokens for r in requests]) == pytest.approx(20 + 1.5 * 32, rel=0.05)
+    places: dict[int, list[int]] = {}
+    for place, request in enumerate(requests):
+        places.setdefault(request.content[0], []).append(place)
+    behind = [gap for each in places.values() for gap in np.diff(each)]
+    if max_concurrency is None:
+        assert len(behind) < 0.6 * 600
+    else:
+        assert np.mean(behind) == pytest.approx(8, rel=0.1)
 
 
 def test_mean_lengths_count_the_conversation_so_far() -> None:
