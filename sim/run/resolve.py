@@ -22,7 +22,7 @@ from sim.acceptance.quoted import Quoted
 from sim.costs.cost import Link
 from sim.costs.engine_costs import EngineCosts
 from sim.costs.forms.build import ShippedCosts, build_costs
-from sim.costs.memory import kv_capacity_blocks, loaded_models
+from sim.costs.memory import kept_blocks, kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape, kv_bytes_per_token
@@ -143,17 +143,24 @@ class _Unpriced:
         is_async, is_caching = limits.async_scheduling, given.rules.get("enable_prefix_caching", True) is True
         slots = draft_slots(policy, self.lengths.max, is_async=is_async)
         drops_block = self.lengths.given > 0 and drafter_of(limits.method, self.profile) in rules.drops_cached_block
+        kept = kept_blocks(self.models, self.profile.tensor_parallel, given.block_size, self.lengths.max)
         if self.num_slots is not None:
             return SlottedPool(self.num_blocks, given.block_size, slots, self.num_slots)
         if policy.is_continuous and limits.retracts:
             return RadixPool(
-                self.num_blocks, given.block_size, slots, is_caching=is_caching, drops_cached_block=drops_block
+                self.num_blocks,
+                given.block_size,
+                slots,
+                kept_blocks=kept,
+                is_caching=is_caching,
+                drops_cached_block=drops_block,
             )
         if policy.is_continuous:
             return PagedPool(
                 self.num_blocks - rules.null_blocks,
                 given.block_size,
                 slots,
+                kept_blocks=kept,
                 is_caching=is_caching,
                 drops_cached_block=drops_block,
                 seats_first_chunk=rules.seats_first_chunk,
@@ -162,8 +169,8 @@ class _Unpriced:
                 max_tokens=self.served.max_model_len if rules.trims_at_max_model_len else None,
             )
         if self.num_engines > 1:
-            return SpreadPool(self.num_blocks, given.block_size, slots, num_gpus=self.num_engines)
-        return KvPool(self.num_blocks, given.block_size, slots)
+            return SpreadPool(self.num_blocks, given.block_size, slots, num_gpus=self.num_engines, kept_blocks=kept)
+        return KvPool(self.num_blocks, given.block_size, slots, kept_blocks=kept)
 
     def acceptance_at(self, draft_tokens: int) -> Acceptance:
         """Acceptance of the profile's draft model at another draft length."""
