@@ -62,15 +62,17 @@ def import_command(flags: ImportFlags) -> None:
         )
     target_shape, draft_shape = shapes_of(flags.target, flags.draft, plain=False)
     try:
-        from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
+        from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment, in_kernel_format
 
         if path is None or path.is_file():
             path, revision = published_tables() if path is None else tables_of_wheel(path)
+        target = with_formats(target_shape, flags.weights, flags.kv_dtype)
+        draft = None if draft_shape is None else with_formats(draft_shape, None, flags.kv_dtype)
         profile = import_deployment(
             path,
             flags.gpu,
-            with_formats(target_shape, flags.weights, flags.kv_dtype),
-            None if draft_shape is None else with_formats(draft_shape, None, flags.kv_dtype),
+            in_kernel_format(target, flags.gpu),
+            None if draft is None else in_kernel_format(draft, flags.gpu),
             Deployment(flags.tp, flags.ep, flags.dp, name, version or None, has_nccl_alone=flags.nccl),
             source=revision,
         )

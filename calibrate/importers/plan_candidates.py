@@ -30,8 +30,6 @@ from sim.costs.shapes import ModelShape
 
 MADE_FROM = ("calibrate/importers/aiconfigurator", "calibrate/fit", "calibrate/catalogue", "sim/costs")
 """Folders whose code a profile depends on."""
-MXFP4_KERNELS = {"hopper": "mxfp4-marlin", "blackwell": "mxfp4-fp8"}
-HOPPER, BLACKWELL = ("h100", "h200", "gh200"), ("b200", "b300", "gb200", "gb300")
 DISPUTED = 1.3
 """Ratio of two decode steps from which on they contradict each other; the importer's mean error on served cells of
 dense models is 6 % (docs/silicon.md)."""
@@ -69,17 +67,6 @@ def deployments(
         each for each in layouts if all(given in (None, size) for given, size in zip((tp, ep, dp), each, strict=True))
     ] or [(tp or 1, ep or 1, dp or 1)]
     return [Deployment(a, None if b == 1 else b, c, *kernels) for a, b, c in wanted if a * c <= max_gpus]
-
-
-def in_kernel_format(shape: ModelShape, gpu: str) -> ModelShape:
-    """`shape` with mxfp4 experts in the kernels that engines run them with on that GPU."""
-    if shape.formats is None or shape.formats.experts != "mxfp4":
-        return shape
-    family = "hopper" if gpu.startswith(HOPPER) else "blackwell" if gpu.startswith(BLACKWELL) else None
-    if family is None:
-        return shape
-    formats = msgspec.structs.replace(shape.formats, experts=MXFP4_KERNELS[family])
-    return msgspec.structs.replace(shape, formats=formats)
 
 
 def imported(

@@ -52,6 +52,8 @@ class CellSetup:
     """The scenario's `engine` block; a cell's own columns come first."""
     workload: Mapping[str, Json] = field(default_factory=dict)
     """Further keys of the scenario's `workload` block."""
+    devices: Mapping[str, Json] = field(default_factory=dict)
+    """The `devices` block."""
     waves: int = WAVES
     """Requests per seat, where the table has no num_prompts."""
     warmup_waves: int = 0
@@ -114,6 +116,7 @@ def scenario_of(cell: Cell, profile: Profile, setup: CellSetup) -> Scenario:
             "policy": "continuous" if k else "autoregressive",
             "engine": {**setup.engine, **{name: value for name, value in limits.items() if value is not None}},
             "workload": {**workload, **setup.workload},
+            "devices": dict(setup.devices),
             "speculation": speculation,
             "seed": setup.seed,
         }

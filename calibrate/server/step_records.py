@@ -152,7 +152,7 @@ def fit_steps_of(profile: Profile, records: Sequence[StepRecord], source: str) -
         raise ValueError(f"{source}: {len(records)} steps are too few to leave {BLOCKS} blocks out: want {MIN_STEPS}")
     if ranks := {each.rank for each in records} - {records[0].rank}:
         raise ValueError(f"{source} is of ranks {sorted(ranks | {records[0].rank})}: want the steps of one")
-    blocks = [list(records[len(records) * i // BLOCKS : len(records) * (i + 1) // BLOCKS]) for i in range(BLOCKS)]
+    blocks = blocks_of(records)
     forms: dict[str, Callable[[Profile, Sequence[StepRecord]], Profile]] = {LINE: of_line}
     if not isinstance(profile.kernels, LinearKernels):
         forms[CORRECTION] = _corrected
@@ -190,6 +190,11 @@ def fit_steps_of(profile: Profile, records: Sequence[StepRecord], source: str) -
         blocks_pct={name: errors_pct[name] for name in order},
         step_pct=100.0 * float(singles.mean()),
     )
+
+
+def blocks_of(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
+    """The steps in BLOCKS of equally many, in order of time."""
+    return [list(records[len(records) * i // BLOCKS : len(records) * (i + 1) // BLOCKS]) for i in range(BLOCKS)]
 
 
 def predicted_s(profile: Profile, records: Iterable[StepRecord]) -> Floats:

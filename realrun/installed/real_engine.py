@@ -221,7 +221,8 @@ def serve_traffic(engine: Any, requests: Sequence[tuple[float, int, int]]) -> tu
     from vllm import SamplingParams
 
     scheduler = engine.engine_core.engine_core.scheduler
-    schedule, draw = scheduler.schedule, random.Random(0)
+    # Prompts of other traffic are others: the engine has a prefix cache.
+    schedule, draw = scheduler.schedule, random.Random(repr(requests))
     steps: list[Any] = []
 
     def noted(*args: Any, **kwargs: Any) -> Any:

@@ -7,8 +7,10 @@ draft_reserved_bytes), else not. Not here: how much a request takes (sim.engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from sim.costs.engine_costs import EngineCosts
+from sim.costs.layer_kinds import LINEAR, WINDOW
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
 
@@ -56,6 +58,23 @@ def pool_bytes_per_token(models: Sequence[ModelShape], tensor_parallel: int) -> 
     if not target.window_layers:
         total += -target.layers % group * kv_bytes_per_token(target, tensor_parallel) // target.layers
     return total
+
+
+def kept_blocks(models: Sequence[ModelShape], tensor_parallel: int, block_size: int, draft_tokens: int) -> int:
+    """Blocks that a sequence takes beside those of its tokens: windows and growing groups of compressed KV, and states
+    of linear attention, one for itself and one for each of `draft_tokens`, to which a rejection goes back.
+
+    Source: vLLM 0.32, MambaSpec.max_memory_usage_bytes. Windows of grouped attention, which short sequences do not
+    fill, are left out.
+    """
+    kept = [
+        (kind.layers * kind.sequence_bytes, 1 + draft_tokens if kind.name == LINEAR else 1)
+        for shape in models
+        for kind in shape.kinds(tensor_parallel)
+        if kind.name != WINDOW
+    ]
+    total = tensor_parallel * sum(num_bytes * count for num_bytes, count in kept)
+    return ceil(total / (block_size * pool_bytes_per_token(models, tensor_parallel))) if total else 0
 
 
 def kv_capacity_blocks(

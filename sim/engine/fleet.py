@@ -98,7 +98,12 @@ class Fleet:
     def kv(self) -> KvPool:
         """All replicas' memory as one, for accounts."""
         first = self.servings[0].kv
-        whole = KvPool(sum(each.kv.num_blocks for each in self.servings), first.block_size, first.draft_slots)
+        whole = KvPool(
+            sum(each.kv.num_blocks for each in self.servings),
+            first.block_size,
+            first.draft_slots,
+            kept_blocks=first.kept_blocks,
+        )
         whole.held = self._held
         return whole
 

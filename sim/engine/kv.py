@@ -16,12 +16,23 @@ class KvPool:
     rolled back to the accepted ones afterwards.
     """
 
-    __slots__ = ("_reserved", "block_size", "draft_slots", "free_blocks", "held", "num_blocks", "num_shared")
+    __slots__ = (
+        "_reserved",
+        "block_size",
+        "draft_slots",
+        "free_blocks",
+        "held",
+        "kept_blocks",
+        "num_blocks",
+        "num_shared",
+    )
 
-    def __init__(self, num_blocks: int, block_size: int, draft_slots: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, draft_slots: int, *, kept_blocks: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.draft_slots = draft_slots
+        self.kept_blocks = kept_blocks
+        """Blocks that each request has beside its tokens' (sim.costs.memory)."""
         self.free_blocks = num_blocks
         self.held = Gauge()
         """Tokens in KV; what several requests share counts once."""
@@ -36,7 +47,8 @@ class KvPool:
 
     def blocks_for(self, request: Request) -> int:
         """Blocks for the whole life of `request`, the last round's drafts included."""
-        return -(-(request.prompt_tokens + request.output_tokens + self.draft_slots) // self.block_size)
+        tokens = request.prompt_tokens + request.output_tokens + self.draft_slots
+        return -(-tokens // self.block_size) + self.kept_blocks
 
     def reserve(self, request: Request) -> bool:
         num_blocks = self.blocks_for(request)
@@ -55,9 +67,11 @@ class SpreadPool(KvPool):
 
     __slots__ = ("_free", "_places")
 
-    def __init__(self, num_blocks: int, block_size: int, draft_slots: int, *, num_gpus: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, draft_slots: int, *, num_gpus: int, kept_blocks: int = 0
+    ) -> None:
         """`num_blocks` on each of `num_gpus`."""
-        super().__init__(num_blocks * num_gpus, block_size, draft_slots)
+        super().__init__(num_blocks * num_gpus, block_size, draft_slots, kept_blocks=kept_blocks)
         self._free = [num_blocks] * num_gpus
         self._places: dict[int, int] = {}
 

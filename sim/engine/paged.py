@@ -86,6 +86,7 @@ class PagedPool(KvPool):
         block_size: int,
         draft_slots: int,
         *,
+        kept_blocks: int = 0,
         is_caching: bool = True,
         drops_cached_block: bool = False,
         seats_first_chunk: bool = False,
@@ -93,7 +94,7 @@ class PagedPool(KvPool):
         reuses_blank_first: bool = False,
         max_tokens: int | None = None,
     ) -> None:
-        super().__init__(num_blocks, block_size, draft_slots)
+        super().__init__(num_blocks, block_size, draft_slots, kept_blocks=kept_blocks)
         self.seats_first_chunk = seats_first_chunk
         """A request is seated where its first chunk fits, and not only where all that it has would."""
         self.caches_results = caches_results
@@ -180,16 +181,21 @@ class PagedPool(KvPool):
         needed = min(end + lookahead, self.max_tokens)
         if not self.seats_first_chunk and needed < goal:
             needed = goal
-        if -(-needed // self.block_size) - num_in_use > self.num_free:
+        if -(-needed // self.block_size) + self.kept_blocks - num_in_use > self.num_free:
             return None
         num_users.update(found)
         for block in free:
             del self._freed[block]
         self.num_shared += num_in_use
         self.num_free -= len(free)
-        self._tables[request.index] = _Table(found)
+        self._open(request, found)
         self.grow(request, end, lookahead)
         return Chunk(end - history_tokens, history_tokens)
+
+    def _open(self, request: Request, found: list[int]) -> None:
+        """A table of blocks with names, and those that are kept beside it."""
+        self._tables[request.index] = _Table(found)
+        self.take(self.kept_blocks)
 
     def grow(self, request: Request, num_tokens: int, lookahead: int = 0) -> bool:
         """Extend the table of `request` to hold the `num_tokens` that it has by the end of a step and `lookahead` more.
@@ -272,7 +278,8 @@ class PagedPool(KvPool):
     def unreserve(self, request: Request, num_tokens: int) -> None:
         """Turn a reservation into a table for `num_tokens`, which is never more."""
         super().release(request)
-        self._tables.setdefault(request.index, _Table([]))
+        if request.index not in self._tables:
+            self._open(request, [])
         self.grow(request, num_tokens)
 
     def reserve_again(self, request: Request) -> bool:
@@ -343,6 +350,8 @@ class PagedPool(KvPool):
     def _free(self, table: _Table) -> None:
         freed, num_users = self._freed, self._num_users
         num_counted = table.num_counted
+        self._next_free += self.kept_blocks
+        self.num_free += self.kept_blocks
         if self.reuses_blank_first:
             num_blank = num_counted
             if self.is_caching:

@@ -22,11 +22,17 @@ class RadixPool(PagedPool):
         block_size: int,
         draft_slots: int,
         *,
+        kept_blocks: int = 0,
         is_caching: bool = True,
         drops_cached_block: bool = False,
     ) -> None:
         super().__init__(
-            num_blocks, block_size, draft_slots, is_caching=is_caching, drops_cached_block=drops_cached_block
+            num_blocks,
+            block_size,
+            draft_slots,
+            kept_blocks=kept_blocks,
+            is_caching=is_caching,
+            drops_cached_block=drops_cached_block,
         )
         self._computed_tokens: dict[int, int] = {}
         """Arrival index -> tokens, of those whose content another request has."""

@@ -113,7 +113,7 @@ def _serve(
         first.intake.frontend_s + first.intake.frontend_token_s * prompts,
         prompts,
         outputs,
-        -(-(prompts + outputs + first.kv.draft_slots) // first.kv.block_size),
+        -(-(prompts + outputs + first.kv.draft_slots) // first.kv.block_size) + first.kv.kept_blocks,
         np.array([request.index in first.measured for request in requests], dtype=np.uint8),
     )
     times = np.full((6, num_requests), np.nan)

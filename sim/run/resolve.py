@@ -22,7 +22,7 @@ from sim.acceptance.quoted import Quoted
 from sim.costs.cost import Link
 from sim.costs.engine_costs import EngineCosts
 from sim.costs.forms.build import ShippedCosts, build_costs
-from sim.costs.memory import kv_capacity_blocks, loaded_models
+from sim.costs.memory import kept_blocks, kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
@@ -134,30 +134,33 @@ class _Unpriced:
     def new_pool(self) -> KvPool:
         """The KV memory of one replica, empty."""
         policy, limits, rules, given = self.policy, self.limits, self.engine.rules, self.scenario.engine
-        is_async, is_caching = limits.async_scheduling, given.rules.get("enable_prefix_caching", True) is True
+        is_async, size = limits.async_scheduling, given.block_size
         slots = draft_slots(policy, self.lengths.max, is_async=is_async)
-        drops_block = self.lengths.given > 0 and drafter_of(limits.method, self.profile) in rules.drops_cached_block
+        kept = kept_blocks(self.models, self.profile.tensor_parallel, size, self.lengths.max)
+        drafter = drafter_of(limits.method, self.profile) if self.lengths.given else None
+        prefixes = {
+            "is_caching": given.rules.get("enable_prefix_caching", True) is True,
+            "drops_cached_block": drafter in rules.drops_cached_block,
+        }
         if self.num_slots is not None:
-            return SlottedPool(self.num_blocks, given.block_size, slots, self.num_slots)
+            return SlottedPool(self.num_blocks, size, slots, self.num_slots)
         if policy.is_continuous and limits.retracts:
-            return RadixPool(
-                self.num_blocks, given.block_size, slots, is_caching=is_caching, drops_cached_block=drops_block
-            )
+            return RadixPool(self.num_blocks, size, slots, kept_blocks=kept, **prefixes)
         if policy.is_continuous:
             return PagedPool(
                 self.num_blocks - rules.null_blocks,
-                given.block_size,
+                size,
                 slots,
-                is_caching=is_caching,
-                drops_cached_block=drops_block,
+                kept_blocks=kept,
+                **prefixes,
                 seats_first_chunk=rules.seats_first_chunk,
                 caches_results=is_async or not rules.caches_planned_only,
                 reuses_blank_first=rules.reuses_blank_first,
                 max_tokens=self.served.max_model_len if rules.trims_at_max_model_len else None,
             )
         if self.num_engines > 1:
-            return SpreadPool(self.num_blocks, given.block_size, slots, num_gpus=self.num_engines)
-        return KvPool(self.num_blocks, given.block_size, slots)
+            return SpreadPool(self.num_blocks, size, slots, num_gpus=self.num_engines, kept_blocks=kept)
+        return KvPool(self.num_blocks, size, slots, kept_blocks=kept)
 
     def acceptance_at(self, draft_tokens: int) -> Acceptance:
         """Acceptance of the profile's draft model at another draft length."""

@@ -60,6 +60,7 @@ def loops(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> 
     setup = CellSetup(
         engine=run.engine,
         workload=run.workload,
+        devices=run.devices,
         waves=run.waves,
         speculation={} if run.method == "none" else {"method": run.method},
         requests=() if run.requests is None else read_request_list(path_of(run.requests, data)),

@@ -140,7 +140,7 @@ def profile_of(spec: str | ProfileSpec, data: Path) -> Profile:
         tables, revision = data / spec.tables, AICONFIGURATOR_REVISION
         shape = MODELS[spec.target]
     draft = draft_model(spec.draft, msgspec.structs.replace(shape, formats=None)) if spec.draft else None
-    deployment = Deployment(spec.tp, engine=spec.engine) if spec.tables is None else Deployment()
+    deployment = Deployment(spec.tp, spec.ep, spec.dp, spec.engine) if spec.tables is None else Deployment()
     profile = import_deployment(tables, spec.gpu, shape, draft, deployment, source=revision)
     if spec.without_gap_of:
         engine = load_engine(spec.without_gap_of, spec.gpu)

@@ -33,6 +33,8 @@ class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A shape of sim.costs.shapes; else `config` names a config.json of the installed package."""
     config: str = ""
     tp: int = 1
+    ep: int | None = None
+    dp: int = 1
     engine: str = "vllm"
     draft: str | None = None
     without_gap_of: str | None = None
@@ -92,6 +94,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     profile: str | ProfileSpec | None = None
     engine: dict[str, Any] = {}
     workload: dict[str, Any] = {}
+    devices: dict[str, Any] = {}
     waves: int = 10
     acceptance_spread: float | None = None
     seed: int = 0

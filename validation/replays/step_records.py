@@ -1,10 +1,11 @@
 """A cost model from a server's steps, judged on what came after: fitted on minutes of traffic, it predicts the next.
 
-    OMP_NUM_THREADS=1 .venv-vllm/bin/python -m validation step_records results/steps
-    python -m validation step_records results/law --law
+    OMP_NUM_THREADS=1 .venv-vllm/bin/python -m validation step_records results/vllm-steps --page FILE.md
+    python -m validation step_records results/law-steps --law --page FILE.md --overwrite
 
 The first serves with a real vLLM on this CPU, the second with a law: a shipped GPU whose layers take longer than its
-profile says. Either writes the prediction of the second part, its requests drawn beforehand, before that is served.
+profile says. `lanesim calibrate production --steps` fits the first part, and the prediction of the second, its requests
+drawn beforehand, is in a file before that is served. The page has a row per file of the folder beside it.
 Not here: the fit (calibrate.server.step_records).
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,22 +23,25 @@ import msgspec
 
 from calibrate.judge.fit_cells import with_constants
 from calibrate.server.as_sent import simulated
-from calibrate.server.step_records import fit_steps_of, read_steps
+from calibrate.server.step_records import StepRecord, blocks_of, error_pct, predicted_s, read_steps
 from realrun.installed.real_engine import make_models, open_engine, serve_traffic
+from sim.cli.main import run as lanesim
 from sim.costs.profile import Profile
-from sim.costs.profile_files import load, save_profile
+from sim.costs.profile_files import load
 from sim.interface.request import Request
 from sim.metrics.summary import latencies_s
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
+from validation.tables import off_pct
+from validation.tables import page as write_page
 
 SEATS, BUDGET = 8, 256
 PROMPTS, OUTPUTS = (20, 100, 200), (5, 60)
 LAW = {"step_s": 2e-3, "ratio@16": 1.4}
 """Constants of the law that its profile has otherwise."""
 LAW_NAME, REAL_NAME = "h100-sxm/llama-3.1-8b", "cpu/tiny"
-LAW_LOAD = 10.0
+LAW_LOAD = 3.0
 """Requests of the law for one of the CPU's."""
 BAR_PCT = 5.0
 Traffic = tuple[list[Any], list[Request]]
@@ -44,31 +49,85 @@ Traffic = tuple[list[Any], list[Request]]
 Serve = Callable[[Sequence[Request]], Traffic]
 
 
-def main(results: Path, seconds: float = 300.0, rate: float = 1.0, seed: int = 0, law: bool = False) -> int:
+def main(
+    results: Path,
+    seconds: float = 300.0,
+    rate: float = 3.0,
+    seed: int = 0,
+    law: bool = False,
+    page: Path | None = None,
+) -> int:
     """Two parts of `seconds` at `rate` requests per second; 1 where the time per token is missed."""
     results.mkdir(parents=True, exist_ok=True)
-    name = LAW_NAME if law else REAL_NAME
+    name, server = (LAW_NAME, "law") if law else (REAL_NAME, "vllm")
+    files = results if page is None else page.with_suffix("")
+    files.mkdir(exist_ok=True)
     profile = load(name)
     serve = _law(profile) if law else _real(results)
-    traffic = [_drawn(seconds, rate * (LAW_LOAD if law else 1.0), seed + part) for part in (0, 1)]
-    steps, first = serve(traffic[0])
-    log = results / "steps.jsonl"
-    log.write_text("".join(f"{json.dumps(each)}\n" for each in steps))
-    fit = fit_steps_of(profile, read_steps(log), log.name)
-    save_profile(fit.profile, results / "fitted.json")
+    rate *= LAW_LOAD if law else 1.0
+    traffic = [_drawn(seconds, rate, seed + part) for part in (0, 1)]
+    _, first = _served(serve, traffic[0], results / "steps.jsonl")
+    words = ["calibrate", "production", "--steps", results / "steps.jsonl", "--profile", name]
+    words += ["--out", results / "fitted.json", "--json", results / "fit.json", "--overwrite"]
+    if lanesim(list(map(str, words))):
+        return 2
+    fit, fitted = json.loads((results / "fit.json").read_text()), load(results / "fitted.json")
     said_ms = {
-        which: _tpot_ms(_as_simulated(each, traffic[1])) for which, each in ((name, profile), (fit.form, fit.profile))
+        which: _tpot_ms(_as_simulated(each, traffic[1])) for which, each in (("shipped", profile), ("fit", fitted))
     }
-    (results / "predicted.json").write_text(json.dumps({"mean_tpot_ms": said_ms, "blocks_pct": fit.blocks_pct}))
-    print(f"predicted, before anything of the second part was served: {said_ms} ms; blocks left out {fit.blocks_pct} %")
-    _, second = serve(traffic[1])
-    real_ms = _tpot_ms(second)
-    errors_pct = {which: 100.0 * (ms / real_ms - 1.0) for which, ms in said_ms.items()}
-    told = {"mean_tpot_ms": real_ms, "first_part_ms": _tpot_ms(first), "steps": fit.steps, "errors_pct": errors_pct}
-    (results / "measured.json").write_text(json.dumps(told))
-    off = ", ".join(f"{which} {error:+.1f} %" for which, error in errors_pct.items())
-    print(f"time per token {real_ms:.2f} ms ({_tpot_ms(first):.2f} in the first part, {fit.steps} steps): {off}")
-    return int(abs(errors_pct[fit.form]) > BAR_PCT)
+    told = {"seconds": seconds, "rate": rate, "fit": fit, "predicted_tpot_ms": said_ms, "date_predicted": _now()}
+    (files / f"{server}.json").write_text(json.dumps(told, indent=1))
+    print(f"predicted, before anything of the second part was served: {said_ms} ms", flush=True)
+    steps, second = _served(serve, traffic[1], results / "next.jsonl")
+    real_ms = {"first": _tpot_ms(first), "second": _tpot_ms(second)}
+    errors_pct = {which: off_pct(ms, real_ms["second"]) for which, ms in said_ms.items()}
+    of_steps_pct = [error_pct(predicted_s(fitted, block), block) for block in blocks_of(steps)]
+    told |= {"tpot_ms": real_ms, "errors_pct": errors_pct, "of_steps_pct": of_steps_pct, "date_served": _now()}
+    (files / f"{server}.json").write_text(json.dumps(told, indent=1))
+    print(f"time per token {real_ms} ms: off by {errors_pct} %, its steps by fifths {_signed(of_steps_pct)} %")
+    if page is not None:
+        _page(page)
+    return int(abs(errors_pct["fit"]) > BAR_PCT)
+
+
+def _served(serve: Serve, requests: Sequence[Request], path: Path) -> tuple[list[StepRecord], list[Request]]:
+    steps, served = serve(requests)
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in steps))
+    return read_steps(path), served
+
+
+def _page(path: Path) -> None:
+    """The page of all files of the folder beside it that are complete."""
+    from pandas import DataFrame
+
+    told = {each.stem: json.loads(each.read_text()) for each in sorted(path.with_suffix("").glob("*.json"))}
+    rows = [
+        {
+            "server": "a law" if server == "law" else "vLLM 0.32 on a CPU",
+            "requests/s": f"{each['rate']:g}",
+            "seconds": f"2 × {each['seconds']:g}",
+            "steps": each["fit"]["steps"],
+            "form": each["fit"]["form"],
+            "blocks left out, %": _signed(each["fit"]["block_errors_pct"][each["fit"]["form"]]),
+            "TPOT before, ms": f"{each['tpot_ms']['first']:.2f}",
+            "predicted": f"{each['predicted_tpot_ms']['fit']:.2f}",
+            "measured": f"{each['tpot_ms']['second']:.2f}",
+            "off, %": f"{each['errors_pct']['fit']:+.1f}",
+            "its steps by fifths, %": _signed(each["of_steps_pct"]),
+            "as shipped, %": f"{each['errors_pct']['shipped']:+.0f}",
+        }
+        for server, each in told.items()
+        if "tpot_ms" in each
+    ]
+    write_page(path, "step_records", rows=DataFrame(rows))
+
+
+def _signed(errors_pct: Sequence[float]) -> str:
+    return ", ".join(f"{error:+.1f}" for error in errors_pct)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _drawn(seconds: float, rate: float, seed: int) -> list[Request]:
@@ -105,6 +164,7 @@ def _real(results: Path) -> Serve:
         )
         for each, at in zip(requests, times, strict=True):
             each.first_token_s, each.last_token_s = at["first_s"], at["last_s"]
+            each.emitted_tokens = each.output_tokens
         return steps, list(requests)
 
     return serve

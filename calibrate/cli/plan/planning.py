@@ -92,9 +92,9 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
     if flags.gpu is None:
         raise ValueError(f"--gpu is missing: {flags.model!r} is a model, want such as --gpu h200-sxm")
     try:
-        from calibrate.importers.aiconfigurator.deployment import DEVICES
+        from calibrate.importers.aiconfigurator.deployment import DEVICES, in_kernel_format
         from calibrate.importers.aiconfigurator.lookups import ENGINES
-        from calibrate.importers.plan_candidates import deployments, imported, in_kernel_format
+        from calibrate.importers.plan_candidates import deployments, imported
     except ImportError as error:
         raise needs_analysis(error) from None
     gpu = flags.gpu if flags.gpu in DEVICES else gpu_name(flags.gpu.lower())
@@ -110,7 +110,7 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
     named = source_of(flags.model, plain=False)
     target = in_kernel_format(with_formats(named.shape, flags.weights, flags.kv_dtype), gpu)
     if flags.draft is not None and flags.draft in HEADS:
-        draft = HEADS[flags.draft](named.shape)
+        draft = HEADS[flags.draft](in_kernel_format(named.shape, gpu))
     if draft is not None:
         draft = with_formats(draft, None, flags.kv_dtype)
     name, _, version = flags.engine.partition("-")

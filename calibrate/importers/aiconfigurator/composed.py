@@ -185,12 +185,8 @@ class Composed:
         return known[phase, kind.name]
 
     def _matrices_s(self, kind: LayerKind, tokens: Array) -> Array:
-        """Attention's matrices of one layer, of a module no more than it leaves for them."""
-        seconds = self._gemms_s(kind.gemms, tokens, self._formats.projections)
-        if not kind.is_module:
-            return seconds
-        most = [self._modules(phase, kind).most_s(tokens) for phase in ("generation", "context")]
-        return np.minimum(seconds, np.minimum(*most))
+        """Attention's matrices of one layer."""
+        return self._gemms_s(kind.gemms, tokens, self._formats.projections)
 
     def _decode_grid(self, kind: LayerKind) -> Array:
         if kind.is_module:

@@ -12,6 +12,8 @@ from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from calibrate.catalogue.derived_profiles import check_fits
 from calibrate.catalogue.model_configs import format_names
 from calibrate.fit.fit_errors import errors_of_draft, not_judged
@@ -74,6 +76,9 @@ DEVICES = {
     "rtx-pro-6000-server": DeviceFacts(128e6, "FlashAttention-2", 1.4, 64),
 }
 
+MXFP4_KERNELS = {"hopper": "mxfp4-marlin", "blackwell": "mxfp4-fp8"}
+HOPPER, BLACKWELL = ("h100", "h200", "gh200"), ("b200", "b300", "gb200", "gb300")
+
 
 class Deployment(NamedTuple):
     """Layout of a model on devices: `tensor_parallel` devices share a rank's attention, `data_parallel` ranks have
@@ -100,6 +105,17 @@ class Deployment(NamedTuple):
         if spread < 1 or self.devices % spread:
             raise ValueError(f"--ep {spread} must divide the {self.devices} devices of --tp and --dp")
         return self.devices // spread, spread
+
+
+def in_kernel_format(shape: ModelShape, gpu: str) -> ModelShape:
+    """`shape` with mxfp4 experts in the kernels that engines run them with on that GPU."""
+    if shape.formats is None or shape.formats.experts != "mxfp4":
+        return shape
+    family = "hopper" if gpu.startswith(HOPPER) else "blackwell" if gpu.startswith(BLACKWELL) else None
+    if family is None:
+        return shape
+    formats = msgspec.structs.replace(shape.formats, experts=MXFP4_KERNELS[family])
+    return msgspec.structs.replace(shape, formats=formats)
 
 
 def import_deployment(

@@ -3,7 +3,8 @@ measured, from attention over all; and sparse attention by an indexer (DSA), fro
 
 A profile has matrices in the body of a pass, by tokens, and attention beside it, by rows and context. So what a module
 (matrices, indexer, choice of tokens, attention) takes beyond its matrices counts as attention, and both together make
-up the module again. Matrices one by one may take longer than a module, which fuses them: they count as less then.
+up the module again, but where matrices one by one take longer than a module, which fuses them. Capped at the module's
+time they are further off (docs/adr/040).
 Not here: which points (composed), reading them (kernel_files, lookups).
 """
 
@@ -33,14 +34,6 @@ class Modules(NamedTuple):
     queries: Array
     history: Array
     seconds: Array
-
-    def most_s(self, tokens: Array) -> Array:
-        """[tokens] the most that matrices of so many tokens count for: all of the shortest module but MIN_SHARE."""
-        counts, group = np.unique(self.sequences * self.queries, return_inverse=True)
-        least = np.full(len(counts), np.inf)
-        np.minimum.at(least, group, self.seconds)
-        beyond = np.maximum(1.0, tokens / counts[-1])
-        return np.asarray((1.0 - MIN_SHARE) * beyond * np.interp(tokens, counts, least))
 
     def attention_s(self, gemms_s: Callable[[Array], Array]) -> Array:
         """[points] what modules take beyond matrices of as many tokens."""

@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from calibrate.cli.plan.command import plan_command
 from calibrate.cli.plan.planning import disputed_step
-from calibrate.importers.plan_candidates import deployments, in_kernel_format
+from calibrate.importers.aiconfigurator.deployment import in_kernel_format
+from calibrate.importers.plan_candidates import deployments
 from sim.costs.profile_files import load
 from sim.costs.shapes import Formats, model
 from sim.run.scenario import Scenario

@@ -525,8 +525,7 @@ def test_layers_that_share_an_indexer_are_modules_without_it_and_have_none_of_it
     assert 1e3 * (less[0] - less[1]) == pytest.approx(saved, rel=0.05)
 
 
-def test_matrices_count_as_no_more_than_a_module_leaves_for_them(tmp_path: Path) -> None:
-    """Modules of compressed KV a thousand times as fast: matrices one by one take longer than all of it."""
+def test_kinds_of_compressed_kv_and_the_mixing_of_streams_make_up_what_was_timed(tmp_path: Path) -> None:
     import pandas as pd
 
     parts = Compressed(
@@ -537,14 +536,14 @@ def test_matrices_count_as_no_more_than_a_module_leaves_for_them(tmp_path: Path)
         SPARSE_ATTENTION, latent=None, compressed=parts, formats=formats, hyper_streams=4, name="compressed"
     )
     module_tables(tmp_path)
-    for kind, factor in (("csa", 0.002), ("hca", 0.001)):
+    for kind, factor in (("csa", 2.0), ("hca", 1.0)):
         for phase in ("context", "generation"):
             folder = tmp_path / "a100_sxm"
             frame = pd.read_parquet(folder / f"sparse_attention__sglang__0.5__dsa_{phase}_module_perf.parquet")
             frame = frame[(frame.op_name == f"dsa_{phase}_module") & (frame.latency >= 10.0)]
             name = f"dsv4_{kind}_{phase}_module"
             own = frame.assign(op_name=name, kv_cache_dtype="fp8_e4m3", latency=factor * frame.latency)
-            quick = own.assign(num_heads=1, latency=0.09)
+            quick = own.assign(num_heads=1, latency=0.09)  # None was timed with its launches.
             pd.concat([own, quick]).to_parquet(folder / f"sparse_attention__sglang__0.5__{name}_perf.parquet")
     same = {"hc_mult": 4, "hidden_size": shape.hidden}
     rows = [{**same, "op_name": op, "num_tokens": n, "latency": 0.5} for op in ("pre", "post") for n in (1, 4096)]
@@ -554,7 +553,7 @@ def test_matrices_count_as_no_more_than_a_module_leaves_for_them(tmp_path: Path)
     beside = grid.seconds[grid.rows.index(64)][grid.context_tokens.index(4096)]
     assert beside is not None
     rest = sum(served_ms(64, *each) for each in shape.mlp_gemms(LLAMA.intermediate)) + rest_ms(profile, shape, 64)
-    share = (0.002 * 8 + 0.001 * (shape.layers - 8)) / shape.layers
+    share = (2.0 * 8 + 1.0 * (shape.layers - 8)) / shape.layers
     together = body_ms(profile, 64) + 1e3 * beside - rest
     assert together == pytest.approx(2 * 0.5 + share * module_ms(64, 1, 4095), rel=2e-3)
 

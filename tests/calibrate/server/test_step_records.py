@@ -126,8 +126,13 @@ def test_the_command_answers_first_and_writes_the_profile(tmp_path: Path) -> Non
     assert load(out).linear.target.pass_s == pytest.approx(4e-3, rel=0.1)
 
 
-def test_the_next_minutes_of_a_law_are_predicted_before_they_are_served(tmp_path: Path) -> None:
-    assert judge(tmp_path, seconds=12.0, law=True) == 0
-    told = json.loads((tmp_path / "measured.json").read_text())["errors_pct"]
-    assert told[SHIPPED] < -10.0
-    assert abs(told[CORRECTION]) < 1.0
+def test_the_next_minutes_of_a_law_are_predicted_before_they_are_served_and_the_page_says_so(tmp_path: Path) -> None:
+    """The first five fields of a file are what was written before."""
+    page = tmp_path / "page.md"
+    assert judge(tmp_path / "results", seconds=12.0, law=True, page=page) == 0
+    told = json.loads((tmp_path / "page/law.json").read_text())
+    assert list(told)[:5] == ["seconds", "rate", "fit", "predicted_tpot_ms", "date_predicted"]
+    assert told["errors_pct"]["shipped"] < -10.0
+    assert abs(told["errors_pct"]["fit"]) < 1.0
+    (row,) = [line for line in page.read_text().splitlines() if line.startswith("| a law |")]
+    assert f"| {told['predicted_tpot_ms']['fit']:.2f} | {told['tpot_ms']['second']:.2f} |" in row

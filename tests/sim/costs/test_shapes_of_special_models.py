@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import msgspec
 import pytest
 
 from sim.costs.layer_kinds import Experts, Latent, Linear
+from sim.costs.memory import kept_blocks
 from sim.costs.passes import layer_kv_bytes, pass_use
 from sim.costs.shapes import Formats, ModelShape, kv_bytes_per_token, rank_weight_bytes
 
@@ -65,6 +68,14 @@ def test_linear_attention_has_matrices_of_its_own_and_a_state_instead_of_kv() ->
     assert sum(columns * depth for columns, depth in LINEAR.gemms(8, 2)) == of_linear / 2
     with pytest.raises(ValueError, match=r"linear\.layers=5"):
         changed(linear=msgspec.structs.replace(LINEAR, layers=5))
+
+
+def test_a_sequence_has_a_state_for_itself_and_one_for_each_drafted_token() -> None:
+    """A block of four tokens has one layer's keys and values; a window that short sequences do not fill is left out."""
+    mixed, block_bytes = changed(linear=LINEAR), 4 * TINY.kv_bytes_per_token / 4
+    for degree, draft_tokens, states in ((1, 0, 1), (2, 0, 1), (1, 3, 4)):
+        assert kept_blocks((mixed,), degree, 4, draft_tokens) == ceil(states * LINEAR.state_bytes / block_bytes)
+    assert kept_blocks((TINY, changed(window=16, window_layers=3)), 1, 4, 3) == 0
 
 
 def test_a_pass_multiplies_with_the_keys_of_full_attention_alone() -> None:

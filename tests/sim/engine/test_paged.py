@@ -16,9 +16,9 @@ from tests.sim.support import NotedController, request
 class Engine:
     """Requests with prompts of `prompts` tokens, seated one after the other as told."""
 
-    def __init__(self, *prompts: int, num_blocks: int, is_caching: bool = True) -> None:
+    def __init__(self, *prompts: int, num_blocks: int, is_caching: bool = True, kept_blocks: int = 0) -> None:
         self.requests = [request(index, prompt=prompt, output=99) for index, prompt in enumerate(prompts)]
-        self.pool = PagedPool(num_blocks, 16, 5, is_caching=is_caching)
+        self.pool = PagedPool(num_blocks, 16, 5, is_caching=is_caching, kept_blocks=kept_blocks)
         host = ScriptHost(lambda work: 0.0)
         self.serving = Serving(host, self.requests, self.pool, NotedController(0, 0), max_concurrency=None)
         host.spawn(self.serving.arrivals())
@@ -73,6 +73,34 @@ def test_a_finished_request_gives_its_blocks_back() -> None:
     engine = Engine(40, num_blocks=5)
     engine.serving.emit(engine.prefill(), 99)
     assert engine.blocks == (5, 0)
+
+
+@pytest.mark.parametrize(("num_blocks", "fits"), [(5, False), (6, True)])
+def test_what_a_sequence_keeps_beside_its_tokens_is_taken_with_its_seat_and_comes_back_with_it(
+    num_blocks: int, fits: bool
+) -> None:
+    engine = Engine(40, 20, num_blocks=num_blocks, kept_blocks=3)
+    assert (engine.seat() is not None) is fits
+    assert engine.blocks == ((0, 6) if fits else (5, 0))
+    first = engine.requests[0]
+    assert engine.pool.blocks_for(first) == 9 + 3
+    if fits:
+        engine.serving.commit_chunk(first, 40)
+        engine.serving.preempt(first)
+        assert engine.blocks == (6, 0)
+        assert engine.seat() == Chunk(9, 32)
+        engine.serving.emit(first, 99)
+        assert engine.blocks == (6, 0)
+
+
+def test_a_reservation_and_a_table_keep_the_same() -> None:
+    pool, one = PagedPool(12, 16, 0, kept_blocks=3), request(0, prompt=40, output=99)
+    assert pool.reserve(one)
+    assert pool.free_blocks == 0
+    pool.unreserve(one, 40)
+    assert (pool.free_blocks, pool.num_free) == (12, 12 - 3 - 3)
+    assert pool.reserve_again(one)
+    assert (pool.free_blocks, pool.num_free) == (0, 12)
 
 
 def test_blocks_that_were_found_are_held_and_not_free() -> None:

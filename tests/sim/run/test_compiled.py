@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from dataclasses import fields
 from functools import cache
+from itertools import product
 from math import inf
 from typing import Any
 
@@ -126,6 +127,30 @@ def test_the_rest_goes_to_python_which_says_why(reason: str, settings: dict[str,
     num_before = compiled.told[reason]
     served(scenario, 0)
     assert compiled.told[reason] == num_before + 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_sequences_keep_beside_their_tokens_holds_others_back_in_the_core_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks for 40 requests at once, of which states take all but a few."""
+    given = {"input_len": 64, "output_len": 64, "num_prompts": 40, "request_rate": inf, "num_speculative_tokens": 0}
+    scenario = Scenario.of(
+        profile=PROFILES[-1],
+        policy="continuous",
+        **given,
+        **{"engine.name": "trtllm-1.0", "engine.num_gpu_blocks": 400},
+    )
+    mean_s = {}
+    for kept, switch in product((0, 70), ("", "off")):
+        monkeypatch.setattr("sim.run.resolve.kept_blocks", lambda *_, kept=kept: kept)
+        monkeypatch.setenv(compiled.SWITCH, switch)
+        num_before = compiled.told["core"]
+        record, _ = served(scenario, 0)
+        assert (compiled.told["core"] > num_before) is (switch == "")
+        mean_s[kept, switch] = sum(request.last_token_s for request in record.requests)
+    assert mean_s[0, ""] == mean_s[0, "off"]
+    assert mean_s[70, ""] == mean_s[70, "off"] > 2 * mean_s[0, ""]
 
 
 def numbers(**changes: Any) -> list[Any]:
