@@ -35,8 +35,9 @@ SPREADS = {"natural": (0.1, 0.5), "random": (0.7, 1.0)}
 """Least and largest spread by kind of prompts, all between them as likely. Natural: fitted to the requests of
 SpecDecode-Bench's tapes (EAGLE-3, K = 3) on GSM8K 0.15, code 0.38 and ShareGPT 0.49, of vLLM#41035 about 0.5. Random
 tokens: gpt-oss-120b with EAGLE-3 at K = 3, 0.8 to 1.0. Wider where kinds of prompts are mixed (Apertus 8B's chat: 1.1
-to 1.3), and where n-grams draft (0.3 to 0.8): a server's own percentiles of TPOT tell it."""
-NATURAL = "natural"
+to 1.3), and where n-grams draft (0.3 to 0.8): a server's records of its requests tell it
+(calibrate.server.request_records)."""
+NATURAL = SPREADS["natural"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +61,26 @@ class SpreadAcceptance(Acceptance):
             raise ValueError(f"acceptance: unconditional rates {self.rates} must be in 0..1 and never rise")
 
     def unconditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
-        reached = np.cumprod(self._chances(_nodes(), num_speculative_tokens), axis=1)
+        reached = self._reached(num_speculative_tokens)
         rounds = 1.0 / (1.0 + reached.sum(axis=1))
         return tuple((rounds @ reached / rounds.sum()).tolist())
+
+    def round_tokens(self, num_speculative_tokens: int) -> tuple[Floats, Floats]:
+        """[NUM_NODES] mean and variance of the tokens of a round, bonus included, of requests of equal chance."""
+        reached = self._reached(num_speculative_tokens)
+        accepted = reached.sum(axis=1)
+        squares = reached @ (2.0 * np.arange(num_speculative_tokens) + 1.0)
+        return 1.0 + accepted, squares - accepted**2
 
     def run_lengths(self, window: Positions, depth: int) -> RunLengths:
         draws = window.draws(_ACCEPT)
         chances = self._chances(_shifts(window), depth)
         limits = (np.repeat(thresholds(chances[:, position]), window.widths) for position in range(depth))
         return run_lengths([draws < limit for limit in limits], depth)
+
+    def _reached(self, depth: int) -> Floats:
+        """[NUM_NODES, depth] unconditional chances."""
+        return np.cumprod(self._chances(_nodes(), depth), axis=1)
 
     def _chances(self, shifts: Floats, depth: int) -> Floats:
         """[requests, depth] conditional chances of requests with `shifts`, in standard deviations."""
@@ -110,8 +122,8 @@ class QuotedSpread:
 
 @dataclass(frozen=True, slots=True)
 class AssumedSpread:
-    """A quote that does not say how much requests differ: as much as they do on `prompts` of its kind, in the middle
-    of SPREADS; a draw has any spread of these. Rates at every draft length are the quote's.
+    """A quote whose requests differ by something in `spreads`: by their middle, in a draw by any of them. Rates at
+    every draft length are the quote's.
 
     >>> from sim.acceptance.quoted import MeasuredLength
     >>> round(AssumedSpread(MeasuredLength(2.6, 3)).model(5).expected_length(5), 4)
@@ -119,16 +131,24 @@ class AssumedSpread:
     """
 
     inner: Quoted
-    prompts: str = NATURAL
+    spreads: tuple[float, float] = NATURAL
+    """Least and largest; all between them are as likely."""
     share: float = 0.5
     """Share of the spreads that are smaller."""
+
+    def __post_init__(self) -> None:
+        low, high = self.spreads
+        check_spread(low)
+        check_spread(high)
+        if low > high:
+            raise ValueError(f"acceptance: spread of requests from {low:g} to {high:g}: want the smaller one first")
 
     @property
     def measured_k(self) -> int | None:
         return self.inner.measured_k
 
     def model(self, k: int) -> Acceptance:
-        low, high = SPREADS[self.prompts]
+        low, high = self.spreads
         return SpreadAcceptance(self.inner.model(k).unconditional_rates(k), low + self.share * (high - low))
 
     def draw(self, rng: Chances) -> AssumedSpread:
