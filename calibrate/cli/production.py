@@ -61,7 +61,15 @@ def production_command(flags: ProductionFlags) -> None:
     from sim.costs.profile_files import load
 
     out = flags.out
-    paths = [flags.metrics_before, flags.metrics_after, *flags.bench_json, flags.log, flags.steps, flags.requests, flags.profile]
+    paths = [
+        flags.metrics_before,
+        flags.metrics_after,
+        *flags.bench_json,
+        flags.log,
+        flags.steps,
+        flags.requests,
+        flags.profile,
+    ]
     check_out(out, paths, json_path=flags.json)
     if flags.steps is not None:
         fit_of_steps(flags, flags.steps)
@@ -172,7 +180,9 @@ def read_served(flags: ProductionFlags) -> list[ServedLevel]:
             num_speculative_tokens=num_tokens,
         )
     if not served:
-        raise ValueError("nothing to read: give --metrics-before and --metrics-after, --bench-json, --log, --steps or --requests")
+        raise ValueError(
+            "nothing to read: give --metrics-before and --metrics-after, --bench-json, --log, --steps or --requests"
+        )
     return served
 
 

@@ -146,4 +146,3 @@ def _log_likelihood(model: SpreadAcceptance, steps: Floats, tokens: Floats) -> f
     spread = steps * variance + WHOLE_VARIANCE
     density = mean / np.sqrt(spread) * np.exp(-0.5 * (tokens - steps * mean) ** 2 / spread)
     return float(np.log(density.mean(axis=1).clip(min=1e-300)).sum())
-
