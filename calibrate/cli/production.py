@@ -70,7 +70,7 @@ def production_command(flags: ProductionFlags) -> None:
         flags.requests,
         flags.profile,
     ]
-    check_out(out, paths, json_path=flags.json)
+    check_out(out, [*paths, flags.profile], json_path=flags.json)
     if flags.steps is not None:
         fit_of_steps(flags, flags.steps)
         return
@@ -150,9 +150,10 @@ def acceptance_of(flags: ProductionFlags, path: Path) -> None:
     if write_json(flags.json, result):
         words = ["lanesim", "tune", "--profile", flags.profile, "--acceptance", quote]
         print(
-            f"{len(counts)} requests accept {accepted.length:.2f} tokens a round of {accepted.draft_tokens}, and differ "
-            f"by {spread.value:g} (90 %: {spread.low:g} to {spread.high:g}) on the logit scale; {without} lines have no "
-            f"drafts.\nDraft lengths with that: {shlex.join(words)}"
+            f"{len(counts)} requests accept {accepted.length:.2f} tokens a round of {accepted.draft_tokens}, and "
+            f"differ by {spread.value:g} (90 %: {spread.low:g} to {spread.high:g}) on the logit scale; {without} lines "
+            "have no drafts."
+            f"\nDraft lengths with that: {shlex.join(words)}"
         )
 
 

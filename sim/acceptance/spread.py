@@ -80,7 +80,7 @@ class SpreadAcceptance(Acceptance):
 
     def _reached(self, depth: int) -> Floats:
         """[NUM_NODES, depth] unconditional chances."""
-        return np.cumprod(self._chances(_nodes(), depth), axis=1)
+        return np.asarray(np.cumprod(self._chances(_nodes(), depth), axis=1), dtype=np.float64)
 
     def _chances(self, shifts: Floats, depth: int) -> Floats:
         """[requests, depth] conditional chances of requests with `shifts`, in standard deviations."""
