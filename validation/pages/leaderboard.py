@@ -181,6 +181,12 @@ def speculation_lines(every: pd.DataFrame) -> Iterator[dict[str, Any]]:
         }
 
 
+def by_lengths(every: pd.DataFrame, target: str) -> str:
+    """Errors of a model's speed-ups, by draft length: `1.2 and 1.0`."""
+    cells = every[(every["target"] == target) & (every["num_speculative_tokens"] != "0")]
+    return " and ".join(size(error_pct(of, "speedup")) for _, of in cells.groupby("num_speculative_tokens"))
+
+
 def published(peers: pd.DataFrame) -> pd.DataFrame:
     """Errors that are published of others on their cells: a line per simulator and set of runs."""
     others = peers[peers["what"] != SHARED_RUN]
@@ -207,6 +213,8 @@ def main(out: Path = PAGE, folder: Path = FOLDER) -> None:
         apart=served_table("role", apart, apart["role"]),
         runs=runs,
         speedups=pd.DataFrame(speculation_lines(every)),
+        small=by_lengths(every, "llama-3.1-8b-instruct"),
+        large=by_lengths(every, "llama-3.3-70b-instruct-tp4"),
         mtp=pd.DataFrame(mtp_lines(pairs)),
         published=published(peers),
         left_out=left_out.rename(columns=LEFT_OUT),
