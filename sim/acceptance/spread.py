@@ -65,8 +65,13 @@ class SpreadAcceptance(Acceptance):
         rounds = 1.0 / (1.0 + reached.sum(axis=1))
         return tuple((rounds @ reached / rounds.sum()).tolist())
 
+    @property
+    def shifts(self) -> Floats:
+        """[NUM_NODES] of requests of equal chance, in standard deviations."""
+        return _nodes()
+
     def round_tokens(self, num_speculative_tokens: int) -> tuple[Floats, Floats]:
-        """[NUM_NODES] mean and variance of the tokens of a round, bonus included, of requests of equal chance."""
+        """[NUM_NODES] mean and variance of the tokens of a round, bonus included, of requests with `shifts`."""
         reached = self._reached(num_speculative_tokens)
         accepted = reached.sum(axis=1)
         squares = reached @ (2.0 * np.arange(num_speculative_tokens) + 1.0)

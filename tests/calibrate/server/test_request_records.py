@@ -82,15 +82,15 @@ def test_a_requests_counts_are_the_same_whoever_wrote_them(line_of: object, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.0, 0.4, 0.9, 1.5])
 def test_the_interval_holds_the_spread_that_requests_were_drawn_with(spread: float) -> None:
-    """At 90 %, in 20 draws each: 15 and more hold with a chance of 99 %."""
+    """At 90 %, in 12 draws each: 8 and more hold with a chance of 99.6 %."""
     found = []
-    for seed in range(20):
+    for seed in range(12):
         counts = counted(spread, seed)
         _, each = quote_of_requests(accepted_of(counts, ""), counts)
         found.append(each)
-    assert sum(each.low - 0.01 <= spread <= each.high + 0.01 for each in found) >= 15
-    assert np.mean([each.value for each in found]) == pytest.approx(spread, abs=0.1)
-    assert max(each.high - each.low for each in found) < 0.3 + 0.3 * spread
+    assert sum(each.low - 0.01 <= spread <= each.high + 0.01 for each in found) >= 8
+    assert np.mean([each.value for each in found]) == pytest.approx(spread, abs=0.12)
+    assert max(each.high - each.low for each in found) < 0.3 + 0.4 * spread
 
 
 def test_the_quote_has_the_interval_and_its_draws_are_within_it(tmp_path: Path) -> None:
