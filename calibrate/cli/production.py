@@ -75,7 +75,7 @@ def production_command(flags: ProductionFlags) -> None:
         fit_of_steps(flags, flags.steps)
         return
     if flags.requests is not None:
-        acceptance_of(flags, flags.requests)
+        show_acceptance(flags, flags.requests)
         return
     served = read_served(flags)
     profile = load(flags.profile)
@@ -126,9 +126,9 @@ def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
         print("Nothing was written; add --out FILE.json" if flags.out is None else f"profile in {flags.out}")
 
 
-def acceptance_of(flags: ProductionFlags, path: Path) -> None:
+def show_acceptance(flags: ProductionFlags, path: Path) -> None:
     """Show acceptance and spread of the requests in `path`. Raises ValueError."""
-    from calibrate.server.request_records import accepted_of, quote_of_requests, read_requests
+    from calibrate.server.request_records import acceptance_of, read_requests
     from sim.cli.console import write_json
 
     others = {"--metrics-before": flags.metrics_before, "--bench-json": flags.bench_json, "--log": flags.log}
@@ -136,8 +136,8 @@ def acceptance_of(flags: ProductionFlags, path: Path) -> None:
         if given:
             raise ValueError(f"--requests and {name}: requests tell acceptance alone; give one of them")
     counts, without = read_requests(path)
-    accepted = accepted_of(counts, path.name, flags.num_speculative_tokens)
-    quote, spread = quote_of_requests(accepted, counts)
+    accepted, spread = acceptance_of(counts, path.name, flags.num_speculative_tokens)
+    quote = accepted.quote + spread.form
     result: dict[str, Json] = {
         "acceptance": quote,
         "acceptance_length": accepted.length,

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.server.levels import MAX_DRAFT_TOKENS, Accepted
+from calibrate.server.levels import Accepted
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.spread import SpreadAcceptance
 from sim.draws import Floats
@@ -80,12 +80,14 @@ def read_requests(path: Path) -> tuple[list[RequestCounts], int]:
     also where too few drafted."""
     counts, others = [], 0
     for number, raw in json_lines(path, "requests"):
-        fields = _fields(raw)
-        told = convert(fields, RequestCounts, f"requests {str(path)!r} line {number}") if fields else None
-        if told is None or not told.steps:
-            others += 1
+        told: dict[str, Json] = {}
+        for block in (raw, *(value_at(raw, name) for name in BLOCKS)):
+            values = {field: [value_at(block, name) for name in names] for field, names in ALIASES.items()}
+            told = {**{field: each for field, of in values.items() for each in of if each is not None}, **told}
+        if told.get("steps"):
+            counts.append(convert(told, RequestCounts, f"requests {str(path)!r} line {number}"))
         else:
-            counts.append(told)
+            others += 1
     if len(counts) < MIN_REQUESTS:
         raise ValueError(
             f"requests {str(path)!r}: {len(counts)} lines count a request's drafts and {others} do not; want "
@@ -94,20 +96,14 @@ def read_requests(path: Path) -> tuple[list[RequestCounts], int]:
     return counts, others
 
 
-def _fields(raw: Json) -> dict[str, Json]:
-    for block in (raw, *(value_at(raw, path) for path in BLOCKS)):
-        values = {field: [value_at(block, name) for name in names] for field, names in ALIASES.items()}
-        told = {field: next((each for each in of if each is not None), None) for field, of in values.items()}
-        if told["steps"] is not None:
-            return {field: value for field, value in told.items() if value is not None}
-    return {}
-
-
-def accepted_of(counts: Sequence[RequestCounts], source: str, draft_tokens: int | None = None) -> Accepted:
-    """All requests together. Raises ValueError where the draft length is neither given nor counted."""
-    steps, longest = sum(each.steps for each in counts), max(ceil(each.drafted / each.steps) for each in counts)
-    tokens = draft_tokens or longest
-    if not 1 <= tokens <= MAX_DRAFT_TOKENS:
+def acceptance_of(
+    counts: Sequence[RequestCounts], source: str, draft_tokens: int | None = None
+) -> tuple[Accepted, SpreadOfRequests]:
+    """All requests together, and by how much they differ. Raises ValueError where the draft length is neither given nor
+    counted."""
+    steps = sum(each.steps for each in counts)
+    tokens = draft_tokens or max(ceil(each.drafted / each.steps) for each in counts)
+    if not tokens:
         raise ValueError(f"{source}: no count of drafted tokens; add --num-speculative-tokens")
     rates: tuple[float, ...] = ()
     if all(each.histogram for each in counts):
@@ -115,15 +111,8 @@ def accepted_of(counts: Sequence[RequestCounts], source: str, draft_tokens: int 
     mean = None if rates else 1.0 + sum(each.accepted for each in counts) / steps
     accepted = Accepted(drafts=float(steps), draft_tokens=tokens, rates=rates, mean_length=mean)
     accepted.check(source)
-    return accepted
-
-
-def quote_of_requests(accepted: Accepted, counts: Sequence[RequestCounts]) -> tuple[str, SpreadOfRequests]:
-    """Acceptance in `--acceptance`'s notation with the interval of its spread; and that spread."""
-    tokens = accepted.draft_tokens
     rates = parse_quoted(f"{accepted.quote}~0").model(tokens).unconditional_rates(tokens)
-    spread = spread_of_requests(rates, [(each.steps, each.steps + each.accepted) for each in counts])
-    return accepted.quote + spread.form, spread
+    return accepted, spread_of_requests(rates, [(each.steps, each.steps + each.accepted) for each in counts])
 
 
 def spread_of_requests(rates: tuple[float, ...], counted: Sequence[tuple[int, float]]) -> SpreadOfRequests:
@@ -152,9 +141,8 @@ def spread_of_requests(rates: tuple[float, ...], counted: Sequence[tuple[int, fl
 def _log_likelihood(model: SpreadAcceptance, steps: Floats, tokens: Floats) -> float:
     """Of rounds [requests, 1] and their tokens, with the mean of the requests' shifts that makes it largest: a few
     requests are not of all requests' mean."""
-    mean, variance = model.round_tokens(len(model.rates))
+    shifts, mean, variance = model.round_tokens(len(model.rates))
     spread = steps * variance + WHOLE_VARIANCE
     density = np.exp(-0.5 * (tokens - steps * mean) ** 2 / spread) / np.sqrt(spread)
-    weights = np.exp(np.outer(model.shifts, MEANS / sqrt(len(steps))))
-    shares = density @ (weights / weights.sum(axis=0))
-    return float(np.log(shares.clip(min=1e-300)).sum(axis=0).max())
+    weights = np.exp(np.outer(shifts, MEANS / sqrt(len(steps))))
+    return float(np.log((density @ (weights / weights.sum(axis=0))).clip(min=1e-300)).sum(axis=0).max())

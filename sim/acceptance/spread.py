@@ -61,31 +61,22 @@ class SpreadAcceptance(Acceptance):
             raise ValueError(f"acceptance: unconditional rates {self.rates} must be in 0..1 and never rise")
 
     def unconditional_rates(self, num_speculative_tokens: int) -> tuple[float, ...]:
-        reached = self._reached(num_speculative_tokens)
+        reached = np.cumprod(self._chances(_nodes(), num_speculative_tokens), axis=1)
         rounds = 1.0 / (1.0 + reached.sum(axis=1))
         return tuple((rounds @ reached / rounds.sum()).tolist())
 
-    @property
-    def shifts(self) -> Floats:
-        """[NUM_NODES] of requests of equal chance, in standard deviations."""
-        return _nodes()
-
-    def round_tokens(self, num_speculative_tokens: int) -> tuple[Floats, Floats]:
-        """[NUM_NODES] mean and variance of the tokens of a round, bonus included, of requests with `shifts`."""
-        reached = self._reached(num_speculative_tokens)
+    def round_tokens(self, num_speculative_tokens: int) -> tuple[Floats, Floats, Floats]:
+        """[NUM_NODES] shifts of requests of equal chance, in standard deviations, and mean and variance of the tokens
+        of their rounds, bonus included."""
+        reached = np.cumprod(self._chances(_nodes(), num_speculative_tokens), axis=1)
         accepted = reached.sum(axis=1)
-        squares = reached @ (2.0 * np.arange(num_speculative_tokens) + 1.0)
-        return 1.0 + accepted, squares - accepted**2
+        return _nodes(), 1.0 + accepted, reached @ (2.0 * np.arange(num_speculative_tokens) + 1.0) - accepted**2
 
     def run_lengths(self, window: Positions, depth: int) -> RunLengths:
         draws = window.draws(_ACCEPT)
         chances = self._chances(_shifts(window), depth)
         limits = (np.repeat(thresholds(chances[:, position]), window.widths) for position in range(depth))
         return run_lengths([draws < limit for limit in limits], depth)
-
-    def _reached(self, depth: int) -> Floats:
-        """[NUM_NODES, depth] unconditional chances."""
-        return np.asarray(np.cumprod(self._chances(_nodes(), depth), axis=1), dtype=np.float64)
 
     def _chances(self, shifts: Floats, depth: int) -> Floats:
         """[requests, depth] conditional chances of requests with `shifts`, in standard deviations."""
@@ -142,11 +133,12 @@ class AssumedSpread:
     """Share of the spreads that are smaller."""
 
     def __post_init__(self) -> None:
-        low, high = self.spreads
-        check_spread(low)
-        check_spread(high)
-        if low > high:
-            raise ValueError(f"acceptance: spread of requests from {low:g} to {high:g}: want the smaller one first")
+        for spread in self.spreads:
+            check_spread(spread)
+        if self.spreads[0] > self.spreads[1]:
+            raise ValueError(
+                "acceptance: spread of requests from {:g} to {:g}: write the smaller one first".format(*self.spreads)
+            )
 
     @property
     def measured_k(self) -> int | None:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.production import production_command
-from calibrate.server.request_records import RequestCounts, accepted_of, quote_of_requests, read_requests
+from calibrate.server.request_records import RequestCounts, acceptance_of, read_requests
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.spread import SpreadAcceptance
@@ -73,7 +73,7 @@ def test_a_requests_counts_are_the_same_whoever_wrote_them(line_of: object, tmp_
     assert [(each.steps, each.accepted, each.drafted) for each in counts] == [
         (each.steps, each.accepted, each.drafted) for each in given
     ]
-    accepted = accepted_of(counts, "r.jsonl")
+    accepted, _ = acceptance_of(counts, "r.jsonl")
     assert accepted.draft_tokens == 3
     assert accepted.length == pytest.approx(1.0 + sum(e.accepted for e in given) / sum(e.steps for e in given))
     assert accepted.quote.startswith("length:" if line_of is aiperf else "vllm:")
@@ -86,7 +86,7 @@ def test_the_interval_holds_the_spread_that_requests_were_drawn_with(spread: flo
     found = []
     for seed in range(12):
         counts = counted(spread, seed)
-        _, each = quote_of_requests(accepted_of(counts, ""), counts)
+        _, each = acceptance_of(counts, "")
         found.append(each)
     assert sum(each.low - 0.01 <= spread <= each.high + 0.01 for each in found) >= 8
     assert np.mean([each.value for each in found]) == pytest.approx(spread, abs=0.12)
