@@ -92,8 +92,10 @@ def quote_of(accepted: Accepted, sent: Sequence[Sent], spread: float | None = No
 
 
 def spread_of(rates: tuple[float, ...], sent: Sequence[Sent]) -> float:
-    """The spread of requests by their steps, with the tokens that the last of these would have had beyond the end;
-    0 where too few tell it."""
-    beyond = sum(place * rate for place, rate in enumerate(rates, start=1)) / (1.0 + sum(rates))
-    counted = [(len(each.gaps_s), each.output_tokens - 1 + beyond) for each in sent if each.gaps_s]
-    return spread_of_requests(rates, counted).value if len(counted) >= MIN_REQUESTS else 0.0
+    """The spread of requests by their steps, with the tokens of these scaled to what `rates` give, since an end cuts
+    the last step's; 0 where too few tell it."""
+    counted = [(len(each.gaps_s), each.output_tokens - 1) for each in sent if each.gaps_s]
+    if len(counted) < MIN_REQUESTS:
+        return 0.0
+    scale = (1.0 + sum(rates)) * sum(steps for steps, _ in counted) / sum(tokens for _, tokens in counted)
+    return spread_of_requests(rates, [(steps, scale * tokens) for steps, tokens in counted]).value
