@@ -48,7 +48,7 @@ FALL_90 = 1.353
 WHOLE_VARIANCE = 1.0 / 12.0
 """Of a whole number around what it was rounded from."""
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):

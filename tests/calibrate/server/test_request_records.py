@@ -114,6 +114,7 @@ def test_the_quote_has_the_interval_and_its_draws_are_within_it(tmp_path: Path) 
     [
         ([{"metrics": {}}], [], "0 lines count a request's drafts and 1 do not"),
         ([{"spec_verify_ct": 5}] * 12, [], "line 1"),
+        ([{"spec_verify_ct": 10**12, "spec_num_correct_drafts": 4}], [], "line 1: steps: expected `int` <= 1000000000"),
         ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 4}] * 12, [], "add --num-speculative-tokens"),
         ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 25}] * 12, ["--num-speculative-tokens", "3"], "length 6"),
         ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 4}] * 12, ["--log", "LINES"], "requests tell acceptance"),
