@@ -45,6 +45,20 @@ def test_every_system_of_the_seeds_runs_as_its_page_says(
     assert all(row["completed"] for row in json.loads(capsys.readouterr().out)["runs"])
 
 
+def test_the_tails_on_the_page_of_acceptance_are_what_its_command_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs/acceptance.md").read_text()
+    (command,) = re.findall(r"^lanesim (compare .+tails\.json)$", text, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    assert run(shlex.split(command)) == 0
+    loads = json.loads((tmp_path / "tails.json").read_text())["loads"]
+    means = [load["comparison"]["policies"][0]["mean"] for load in loads]
+    tpots = [[mean[f"{name}_tpot_ms"] for name in ("mean", "p90", "p99")] for mean in means]
+    rows = [f"| {mean:.2f} | {p90 / mean:.2f} | {p99 / mean:.2f} |" for mean, p90, p99 in tpots]
+    assert [row for row in rows if row not in text] == []
+
+
 def is_there(name: str, folder: Path = ROOT) -> bool:
     """Whether `name`, as seen from `folder`, is a folder, a module, or what a module defines: a.b, a.b.Class."""
     path = folder.joinpath(*name.split("."))

@@ -36,6 +36,9 @@ class ProductionFlags(Struct, frozen=True, kw_only=True):
     ] = ()
     log: Annotated[Path | None, "The server's log; with --input-len, --output-len."] = None
     steps: Annotated[Path | None, "Its forward-pass metrics, a JSON line per step: a cost model of this server."] = None
+    requests: Annotated[
+        Path | None, "A JSON line per request, of vLLM, SGLang or AIPerf: acceptance, and by how much requests differ."
+    ] = None
     input_len: Annotated[Tokens | None, "Mean prompt tokens of what the log saw."] = None
     output_len: Annotated[int | None, Meta(ge=2, le=10_000_000), "Mean output tokens of what the log saw."] = None
     num_speculative_tokens: Annotated[DraftTokens | None, "Where the source has no rates."] = None
@@ -50,17 +53,29 @@ class ProductionFlags(Struct, frozen=True, kw_only=True):
 def production_command(flags: ProductionFlags) -> None:
     """Fit the engine's constants and read the acceptance from a server that runs: two looks at /metrics, results of its
     benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too. Or
-    the times of its steps (--steps FILE): a cost model of this server, with its error on blocks of time left out."""
+    the times of its steps (--steps FILE): a cost model of this server, with its error on blocks of time left out. Or
+    counts of its requests (--requests FILE): acceptance, with by how much requests differ and its 90 % interval."""
     from calibrate.judge.cells import CellSetup
     from calibrate.server.engine_fit import fit_served
     from sim.cli.console import progress, write_json
     from sim.costs.profile_files import load
 
     out = flags.out
-    paths = [flags.metrics_before, flags.metrics_after, *flags.bench_json, flags.log, flags.steps, flags.profile]
-    check_out(out, paths, json_path=flags.json)
+    paths = [
+        flags.metrics_before,
+        flags.metrics_after,
+        *flags.bench_json,
+        flags.log,
+        flags.steps,
+        flags.requests,
+        flags.profile,
+    ]
+    check_out(out, [*paths, flags.profile], json_path=flags.json)
     if flags.steps is not None:
         fit_of_steps(flags, flags.steps)
+        return
+    if flags.requests is not None:
+        show_acceptance(flags, flags.requests)
         return
     served = read_served(flags)
     profile = load(flags.profile)
@@ -111,6 +126,37 @@ def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
         print("Nothing was written; add --out FILE.json" if flags.out is None else f"profile in {flags.out}")
 
 
+def show_acceptance(flags: ProductionFlags, path: Path) -> None:
+    """Show acceptance and spread of the requests in `path`. Raises ValueError."""
+    from calibrate.server.request_records import acceptance_of, read_requests
+    from sim.cli.console import write_json
+
+    others = {"--metrics-before": flags.metrics_before, "--bench-json": flags.bench_json, "--log": flags.log}
+    for name, given in (others | {"--out": flags.out}).items():
+        if given:
+            raise ValueError(f"--requests and {name}: requests tell acceptance alone; give one of them")
+    counts, without = read_requests(path)
+    accepted, spread = acceptance_of(counts, path.name, flags.num_speculative_tokens)
+    quote = accepted.quote + spread.form
+    result: dict[str, Json] = {
+        "acceptance": quote,
+        "acceptance_length": accepted.length,
+        "num_speculative_tokens": accepted.draft_tokens,
+        "spread": spread.value,
+        "spread_90": [spread.low, spread.high],
+        "requests": len(counts),
+        "without_drafts": without,
+    }
+    if write_json(flags.json, result):
+        words = ["lanesim", "tune", "--profile", flags.profile, "--acceptance", quote]
+        print(
+            f"{len(counts)} requests accept {accepted.length:.2f} tokens a round of {accepted.draft_tokens}, and "
+            f"differ by {spread.value:g} (90 %: {spread.low:g} to {spread.high:g}) on the logit scale; {without} lines "
+            "have no drafts."
+            f"\nDraft lengths with that: {shlex.join(words)}"
+        )
+
+
 def read_served(flags: ProductionFlags) -> list[ServedLevel]:
     """The levels of all sources. Raises ValueError where there is none, or one lacks what it needs."""
     from calibrate.server.level_files import levels, read_bench
@@ -135,7 +181,9 @@ def read_served(flags: ProductionFlags) -> list[ServedLevel]:
             num_speculative_tokens=num_tokens,
         )
     if not served:
-        raise ValueError("nothing to read: give --metrics-before and --metrics-after, --bench-json, --log, or --steps")
+        raise ValueError(
+            "nothing to read: give --metrics-before and --metrics-after, --bench-json, --log, --steps or --requests"
+        )
     return served
 
 

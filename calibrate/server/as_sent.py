@@ -7,14 +7,12 @@ Not here: sending them (calibrate.server.open_loop).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, pvariance
 
 from calibrate.judge.vllm_requests import fresh
 from calibrate.judge.vllm_runs import metrics_of
 from calibrate.server.levels import Accepted
 from calibrate.server.open_loop import Sent
-from sim.acceptance.draws import AcceptanceDraws
-from sim.acceptance.spread import SpreadAcceptance
+from calibrate.server.request_records import MIN_REQUESTS, spread_of_requests
 from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
 from sim.metrics.summary import latencies_s, slo_shares
@@ -22,12 +20,6 @@ from sim.run.resolve import Resolved
 from sim.run.simulate import simulate
 
 GOODPUT = "request_goodput"
-MIN_SPREAD_REQUESTS = 12
-"""Requests that tell how they differ."""
-SPREADS = tuple(0.25 * index for index in range(13))
-"""Spreads that are tried, logit."""
-SPREAD_DRAWS = 10
-"""Draws of the same requests that each is tried with."""
 
 
 def as_served(sent: Sequence[Sent], planned: Sequence[Request] = ()) -> tuple[list[Request], GapSamples]:
@@ -100,22 +92,11 @@ def quote_of(accepted: Accepted, sent: Sequence[Sent], spread: float | None = No
 
 
 def spread_of(rates: tuple[float, ...], sent: Sequence[Sent]) -> float:
-    """The spread of requests (sim.acceptance.spread) with which tokens per step vary among them as they did."""
-    counted = [(each.output_tokens, (each.output_tokens - 1) / len(each.gaps_s)) for each in sent if each.gaps_s]
-    if len(counted) < MIN_SPREAD_REQUESTS:
+    """The spread of requests by their steps, with the tokens of these scaled to what `rates` give, since an end cuts
+    the last step's; 0 where too few tell it, or do not tell it from 0."""
+    counted = [(len(each.gaps_s), each.output_tokens - 1) for each in sent if each.gaps_s]
+    if len(counted) < MIN_REQUESTS:
         return 0.0
-    seen = pvariance(length for _, length in counted)
-
-    def variance(spread: float) -> float:
-        draws = AcceptanceDraws(SpreadAcceptance(rates, spread), 0)
-        indexes = range(SPREAD_DRAWS * len(counted))
-        outputs = [tokens for tokens, _ in counted] * SPREAD_DRAWS
-        draws.prepare(indexes, outputs, len(rates))
-        lengths = [
-            (tokens - 1) / len(draws.rounds(index, 1, tokens, len(rates)))
-            for index, tokens in zip(indexes, outputs, strict=True)
-        ]
-        size = len(counted)
-        return fmean(pvariance(lengths[first : first + size]) for first in range(0, len(lengths), size))
-
-    return min(SPREADS, key=lambda spread: abs(variance(spread) - seen))
+    scale = (1.0 + sum(rates)) * sum(steps for steps, _ in counted) / sum(tokens for _, tokens in counted)
+    told = spread_of_requests(rates, [(steps, scale * tokens) for steps, tokens in counted])
+    return told.value if told.low else 0.0

@@ -49,7 +49,7 @@ FORMS = {
 SPREADABLE, OF_REQUESTS = ("iid", "length", "vllm", "per-position"), ("length", "vllm")
 """Forms that take a spread of requests, and those that have one where none is given: they were measured over
 requests; the others say themselves that all are alike."""
-SPREAD_FORM = "vllm:.54,.33,.21~1.1 (standard deviation of requests on the logit scale), ~natural or ~random"
+SPREAD_FORM = "vllm:.54,.33,.21~1.1 (standard deviation of requests on the logit scale), ~.9..1.2, ~natural or ~random"
 Build = Callable[[Sequence[float], int], Acceptance]
 """Makes a model of the numbers after the colon and the draft length; raises ValueError."""
 GROUP = "lanesim.acceptances"
@@ -127,8 +127,9 @@ def parse_quoted(text: str) -> Quoted:
     `markov:FIRST,AFTER` the chance of a token after a missed one, and after an accepted one;
     `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden states; `synthetic:L` or `synthetic:U1,U2,..`
     what vLLM's synthetic sampler makes of a length, and of rates; `tape:FILE` recorded. `~S` after the numbers of the
-    first four: requests differ, by a standard deviation of S on the logit scale; `~0`: they are alike; `~natural`,
-    `~random`: as they do on such prompts, which lengths and vLLM's rates do untold. Raises ValueError, one line.
+    first four: requests differ, by a standard deviation of S on the logit scale; `~LOW..HIGH`: by one between these,
+    drawn; `~0`: they are alike; `~natural`, `~random`: as they do on such prompts, which lengths and vLLM's rates do
+    untold. Raises ValueError, one line.
 
     >>> import lanesim
     >>> quoted = lanesim.parse_quoted("vllm:.74,.49,.37")
@@ -165,9 +166,11 @@ def parse_quoted(text: str) -> Quoted:
     if not tilde:
         return AssumedSpread(alike) if name in OF_REQUESTS else alike
     if spread in SPREADS:
-        return AssumedSpread(alike, spread)
-    (deviation,) = _numbers(text, SPREAD_FORM, spread, most=1)
-    return QuotedSpread(alike, deviation) if deviation else alike
+        return AssumedSpread(alike, SPREADS[spread])
+    (low, *high) = (_numbers(text, SPREAD_FORM, part, most=1)[0] for part in spread.split("..", 1))
+    if high:
+        return AssumedSpread(alike, (low, high[0]))
+    return QuotedSpread(alike, low) if low else alike
 
 
 def num_rates(text: str) -> int | None:

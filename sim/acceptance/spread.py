@@ -35,8 +35,9 @@ SPREADS = {"natural": (0.1, 0.5), "random": (0.7, 1.0)}
 """Least and largest spread by kind of prompts, all between them as likely. Natural: fitted to the requests of
 SpecDecode-Bench's tapes (EAGLE-3, K = 3) on GSM8K 0.15, code 0.38 and ShareGPT 0.49, of vLLM#41035 about 0.5. Random
 tokens: gpt-oss-120b with EAGLE-3 at K = 3, 0.8 to 1.0. Wider where kinds of prompts are mixed (Apertus 8B's chat: 1.1
-to 1.3), and where n-grams draft (0.3 to 0.8): a server's own percentiles of TPOT tell it."""
-NATURAL = "natural"
+to 1.3), and where n-grams draft (0.3 to 0.8): a server's records of its requests tell it
+(calibrate.server.request_records)."""
+NATURAL = SPREADS["natural"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,13 @@ class SpreadAcceptance(Acceptance):
         reached = np.cumprod(self._chances(_nodes(), num_speculative_tokens), axis=1)
         rounds = 1.0 / (1.0 + reached.sum(axis=1))
         return tuple((rounds @ reached / rounds.sum()).tolist())
+
+    def round_tokens(self, num_speculative_tokens: int) -> tuple[Floats, Floats, Floats]:
+        """[NUM_NODES] shifts of requests of equal chance, in standard deviations, and mean and variance of the tokens
+        of their rounds, bonus included."""
+        reached = np.cumprod(self._chances(_nodes(), num_speculative_tokens), axis=1)
+        accepted = reached.sum(axis=1)
+        return _nodes(), 1.0 + accepted, reached @ (2.0 * np.arange(num_speculative_tokens) + 1.0) - accepted**2
 
     def run_lengths(self, window: Positions, depth: int) -> RunLengths:
         draws = window.draws(_ACCEPT)
@@ -110,8 +118,8 @@ class QuotedSpread:
 
 @dataclass(frozen=True, slots=True)
 class AssumedSpread:
-    """A quote that does not say how much requests differ: as much as they do on `prompts` of its kind, in the middle
-    of SPREADS; a draw has any spread of these. Rates at every draft length are the quote's.
+    """A quote whose requests differ by something in `spreads`: by their middle, in a draw by any of them. Rates at
+    every draft length are the quote's.
 
     >>> from sim.acceptance.quoted import MeasuredLength
     >>> round(AssumedSpread(MeasuredLength(2.6, 3)).model(5).expected_length(5), 4)
@@ -119,16 +127,25 @@ class AssumedSpread:
     """
 
     inner: Quoted
-    prompts: str = NATURAL
+    spreads: tuple[float, float] = NATURAL
+    """Least and largest; all between them are as likely."""
     share: float = 0.5
     """Share of the spreads that are smaller."""
+
+    def __post_init__(self) -> None:
+        for spread in self.spreads:
+            check_spread(spread)
+        if self.spreads[0] > self.spreads[1]:
+            raise ValueError(
+                "acceptance: spread of requests from {:g} to {:g}: write the smaller one first".format(*self.spreads)
+            )
 
     @property
     def measured_k(self) -> int | None:
         return self.inner.measured_k
 
     def model(self, k: int) -> Acceptance:
-        low, high = SPREADS[self.prompts]
+        low, high = self.spreads
         return SpreadAcceptance(self.inner.model(k).unconditional_rates(k), low + self.share * (high - low))
 
     def draw(self, rng: Chances) -> AssumedSpread:

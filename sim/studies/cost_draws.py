@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from sim.acceptance.quoted import QuotedModel, Synthetic
-from sim.acceptance.spread import SPREADS, AssumedSpread
+from sim.acceptance.spread import AssumedSpread
 from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import OnDone, Runner
 from sim.compare.run_length import settled
@@ -127,7 +127,7 @@ def covers(resolved: Resolved) -> str:
     else:
         acceptance = f"acceptance within what its quote leaves open ({resolved.scenario.speculation.acceptance})"
     if isinstance(quoted, AssumedSpread):
-        low, high = SPREADS[quoted.prompts]
+        low, high = quoted.spreads
         acceptance += f", by which requests differ (~{low:g} to ~{high:g})"
     return (
         f"draws of costs (all passes {level}{rounds}, 5 to 95 % of served cells; standard deviations: layers by token "

@@ -20,6 +20,7 @@ import pandas as pd
 
 from calibrate.judge.cell import FITTED, JUDGED
 from validation.accuracy.specs import specs
+from validation.constants import FITTED as CONSTANTS
 from validation.tables import MISSING, page
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -38,6 +39,8 @@ LEFT_OUT = {
     "metric": "judged by", "pooled_error_pct": "error, pooled", "without_error_pct": "error, without it",
 }  # fmt: skip
 """Columns of left-out.csv -> the page's."""
+IN_IDS = str.maketrans("-.", "__")
+"""As names of models are in ids of cells."""
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
@@ -65,6 +68,16 @@ def served_table(first: str, cells: pd.DataFrame, groups: pd.Series) -> pd.DataF
     return pd.DataFrame(lines)
 
 
+def left_out(cells: pd.DataFrame) -> pd.DataFrame:
+    """Those of models that had no part in a constant of their engine."""
+
+    def has_part(cell: pd.Series) -> bool:
+        seen = [model for each in CONSTANTS if cell["class"].split()[0] in each.engines for model in each.models]
+        return any(model.translate(IN_IDS) in cell["id"] for model in seen)
+
+    return cells[~cells.apply(has_part, axis=1)]
+
+
 def family(cells: pd.DataFrame) -> pd.Series:
     parts = cells["class"].str.split(" ", n=2, expand=True)
     return parts[0].map(ENGINES) + parts[1].map({"moe": ", mixtures of experts", "dense": ", dense"})
@@ -87,7 +100,9 @@ def is_behind(cells: pd.DataFrame, metric: str) -> bool:
 def answer(judged: pd.DataFrame, runs: pd.DataFrame) -> str:
     """The page's first sentence; `runs` as run_lines has them."""
     shared = judged.dropna(subset="peer_tpot_error_pct")
-    (tpot, their_tpot), (ttft, their_ttft) = (beside(shared, metric) for metric in METRICS)
+    unseen = left_out(shared)
+    (tpot, their_tpot), (ttft, their_ttft) = (beside(unseen, metric) for metric in METRICS)
+    all_of = [" / ".join(beside(shared, metric)) for metric in METRICS]
     losses = []
     for metric in METRICS:
         if lost := [name for name, of in shared.groupby("class") if is_behind(of, metric)]:
@@ -102,8 +117,9 @@ def answer(judged: pd.DataFrame, runs: pd.DataFrame) -> str:
     lost_runs = sum(ours > theirs + LEVEL for ours, theirs, *_ in pairs)
     worst, _, run, metric = max((pair for pair in pairs if pair[0] > pair[1]), default=(0.0, 0.0, "", ""))
     return (
-        f"**On {len(shared):,} measured serving cells that nobody fitted on, lanesim's TPOT is off by {tpot} %, "
-        f"{PEER}'s by {their_tpot} %; TTFT by {ttft} and {their_ttft} %. lanesim is behind in "
+        f"**On {len(unseen):,} measured serving cells of models that no constant was fitted on, lanesim's TPOT is off "
+        f"by {tpot} %, {PEER}'s by {their_tpot} %; TTFT by {ttft} and {their_ttft} % (all {len(shared):,} cells that "
+        f"judge: TPOT {all_of[0]}, TTFT {all_of[1]}). lanesim is behind in "
         f"{'; '.join(losses) or 'no class'}; and in {lost_runs} of {len(pairs)} comparisons on single runs, worst "
         f"where its {metric} is {worst} % off ({run}).**"
     )
@@ -181,6 +197,12 @@ def speculation_lines(every: pd.DataFrame) -> Iterator[dict[str, Any]]:
         }
 
 
+def by_lengths(every: pd.DataFrame, target: str) -> str:
+    """Errors of a model's speed-ups, by draft length: `1.2 and 1.0`."""
+    cells = every[(every["target"] == target) & (every["num_speculative_tokens"] != "0")]
+    return " and ".join(size(error_pct(of, "speedup")) for _, of in cells.groupby("num_speculative_tokens"))
+
+
 def published(peers: pd.DataFrame) -> pd.DataFrame:
     """Errors that are published of others on their cells: a line per simulator and set of runs."""
     others = peers[peers["what"] != SHARED_RUN]
@@ -194,21 +216,24 @@ def main(out: Path = PAGE, folder: Path = FOLDER) -> None:
     served, every, pairs = (
         pd.read_csv(folder / f"{name}.csv") for name in ("served-cells", "accuracy-cells", "mtp-pairs")
     )
-    left_out, peers = pd.read_csv(folder / "left-out.csv", dtype=str), pd.read_csv(PEERS, dtype=str)
+    pooled, peers = pd.read_csv(folder / "left-out.csv", dtype=str), pd.read_csv(PEERS, dtype=str)
     judged, apart = served[served["role"] == JUDGED], served[served["role"] != JUDGED]
     runs = pd.DataFrame(run_lines(every, peers))
     page(
         out,
         "leaderboard",
         answer=answer(judged, runs),
+        left=served_table("engine", left_out(judged), left_out(judged)["class"].str.split().str[0].map(ENGINES)),
         engines=served_table("engine", judged, family(judged)),
         loads=served_table("load of one rank", judged, load_class(judged)),
         degrees=served_table("GPUs of a replica", judged, degree(judged)),
         apart=served_table("role", apart, apart["role"]),
         runs=runs,
         speedups=pd.DataFrame(speculation_lines(every)),
+        small=by_lengths(every, "llama-3.1-8b-instruct"),
+        large=by_lengths(every, "llama-3.3-70b-instruct-tp4"),
         mtp=pd.DataFrame(mtp_lines(pairs)),
         published=published(peers),
-        left_out=left_out.rename(columns=LEFT_OUT),
+        left_out=pooled.rename(columns=LEFT_OUT),
         constants=pd.read_csv(folder / "constants.csv", dtype=str),
     )

@@ -130,6 +130,9 @@ def test_who_says_how_requests_differ_is_taken_at_his_word() -> None:
     [
         ("beta:13,8~1", "only iid, length, vllm, per-position take a spread of requests"),
         ("vllm:.5~-1", "must be from 0 to 10"),
+        ("vllm:.5~.9...4", "write the smaller one first"),
+        ("vllm:.5~.2..11", "must be from 0 to 10"),
+        ("vllm:.5~.2..", "'' is not a number"),
         ("vllm:.3,.5~1", "write"),
     ],
 )
