@@ -51,7 +51,7 @@ class TableRows(RowPart):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        return float(len(self._kv_tokens)), *self._kv_tokens, *self._seconds, *self._slopes
+        return 0.0, 0.0, float(len(self._kv_tokens)), *self._kv_tokens, *self._seconds, *self._slopes
 
     def device_s(self, kv_tokens: int) -> float:
         i = bisect_right(self._kv_tokens, kv_tokens) - 1
@@ -228,7 +228,7 @@ class TablePasses(ModelPasses):
         table = self._table
         grids = (table.decode_attention, table.verify_attention, table.rows_beside_chunks)
         points = len({tokens for grid in grids if grid is not None for tokens in grid.context_tokens})
-        return 1 + 3 * (points + 1), 2 + 2 * points, len(self.histories)
+        return 3 + 3 * (points + 1), 3 + 2 * points, len(self.histories)
 
     @property
     def histories(self) -> Sequence[float]:
@@ -249,7 +249,7 @@ class TablePasses(ModelPasses):
         """As `rows_s` beside chunks."""
         line = self._line(rows, row_tokens, True)
         has_own = bool(self._beside) and row_tokens == rows
-        return 0.0 if has_own else self._decode[0][0], float(len(line.seconds)), *line.kv_tokens, *line.seconds
+        return 0.0, 0.0 if has_own else self._decode[0][0], float(len(line.seconds)), *line.kv_tokens, *line.seconds
 
     def chunk(self, tokens: int) -> tuple[float, ...]:
         return tuple(self._chunk_curve(tokens))
