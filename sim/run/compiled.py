@@ -48,13 +48,13 @@ TIMES = ("arrival_s", "entered_s", "queued_s", "scheduled_s", "first_s", "last_s
 COUNTS = ("prompt", "output", "blocks", "is_measured", "first_round", "num_rounds", "next_leaving")
 REQUESTS = np.dtype([(name, "f8") for name in TIMES] + [(name, "i8") for name in COUNTS])
 """A request, as the core has it; its rounds are those of `accepted` from the first one on."""
-SETTINGS = struct.Struct("=11q 10d")
+SETTINGS = struct.Struct("=12q 11d")
 """What the core goes by, in the order of its struct."""
 STEP_COUNTS = 7
 """Numbers of a step of the core's ring."""
-TOTALS = struct.Struct("=3d 2qd 2qd")
-"""What the core sums up: now_s, second_s, busy_s, and works, tokens and device seconds of target and draft."""
-METHODS = (Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP)
+TOTALS = struct.Struct("=2d 2qd 2qd")
+"""What the core sums up: now_s, busy_s, and works, tokens and device seconds of target and draft."""
+METHODS = (Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP, Method.NGRAM)
 told: Counter[str] = Counter()
 """Runs of this process by who served them: "core", or the reason why Python did."""
 
@@ -128,9 +128,9 @@ def _serve(
         if given is None:
             return False
         table[index::count] = part
-        now_s, second_s, busy_s, *usage = TOTALS.unpack(given[1])
+        now_s, busy_s, *usage = TOTALS.unpack(given[1])
         steps = np.frombuffer(given[0], dtype=STEPS)
-        runs.append(_Run(steps, now_s, second_s, busy_s, usage[:3], usage[3:]))
+        runs.append(_Run(steps, now_s, busy_s, (usage[:3], usage[3:])))
     _write(requests, table)
     if draft_tokens:
         sums = np.concatenate(([0], np.cumsum(accepted, dtype=np.int64)))
@@ -140,19 +140,20 @@ def _serve(
             request.num_rounds, request.accepted_tokens = num_rounds, num_accepted
             request.drafted_tokens = num_rounds * draft_tokens
     for index, serving in enumerate(members):
-        serving.num_finished = serving.num_admitted = serving.intake.num_arrived = len(range(index, len(requests), count))
+        serving.num_finished = serving.num_admitted = serving.intake.num_arrived = len(
+            range(index, len(requests), count)
+        )
     if isinstance(whole, Fleet):
         whole.num_arrived = len(requests)
     _write_gaps(whole.gaps, runs)
     _set(whole.queue, np.concatenate((table["entered_s"], table["scheduled_s"])), np.repeat((1, -1), len(requests)))
     changes = [np.diff(run.steps["held"], prepend=0) for run in runs]
     _set(whole.kv.held, np.concatenate([run.steps["end_s"] for run in runs]), np.concatenate(changes))
-    kinds = (Kind.STEP, Kind.DRAFT) if draft_tokens else (Kind.STEP,)
-    # A device tells of its first works where it is given the next ones.
+    kinds = (Kind.STEP, Kind.HOST if resolved.limits.method.looks_up else Kind.DRAFT)[: 1 + (draft_tokens > 0)]
     usage = {
         (stream.name, kind): _usage(*each, stream)
-        for run, stream in sorted(zip(runs, host.streams.values(), strict=False), key=lambda pair: pair[0].second_s)
-        for kind, each in zip(kinds, (run.target, run.draft), strict=False)
+        for run, stream in zip(runs, host.streams.values(), strict=False)
+        for kind, each in zip(kinds, run.usage, strict=False)
     }
     host.conclude(max([run.now_s for run in runs]), sum([run.busy_s for run in runs]) / count, usage)
     return True
@@ -164,12 +165,9 @@ class _Run(NamedTuple):
     steps: NDArray[np.void]
     """[steps] of STEPS."""
     now_s: float
-    second_s: float
-    """When the second step began."""
     busy_s: float
-    target: tuple[int, int, float]
-    """Works, tokens, device seconds."""
-    draft: tuple[int, int, float]
+    usage: tuple[list[Any], list[Any]]
+    """Works, tokens and device seconds of target and draft."""
 
 
 def _table(
@@ -199,8 +197,9 @@ def _table(
 
 def _buffers(resolved: Resolved, serving: Serving) -> tuple[tuple[Any, ...], tuple[Any, Any]]:
     """Buffers of the core but for those of requests and steps, which come after the first, and what it calls."""
-    limits, costs, host = resolved.limits, resolved.host_costs, resolved.host_costs.host
+    limits, costs = resolved.limits, resolved.host_costs
     assert isinstance(costs, CompactCosts | TableCosts)
+    host = costs.host
     draft_tokens, reads_features = serving.controller.draft_tokens_max, limits.method.reads_features
     slots = slots_of(costs, (draft_tokens + 1, draft_tokens + 1 if reads_features else 2))
     settings = SETTINGS.pack(
@@ -215,11 +214,13 @@ def _buffers(resolved: Resolved, serving: Serving) -> tuple[tuple[Any, ...], tup
         limits.no_evict,
         limits.whole_prompts,
         reads_features,
+        limits.method.looks_up and draft_tokens > 0,
         host.step_s,
         host.row_s,
         0.0 if host.eager_step_s is None else host.eager_step_s - host.step_s,
         costs.result_s,
         prompt_result_s(costs),
+        host.ngram_row_s,
         *[host.served.get(kind, 1.0) for kind in IN_SERVICE],
     )
     chunks = np.zeros(2 * (limits.max_num_seqs + 2), dtype=CHUNKS)

@@ -155,7 +155,6 @@ class CompactPasses(ModelPasses):
     # -- as slots (sim.costs.forms.slots)
 
     widths = (4, 4, 1)
-    histories = (0.0,)
 
     @property
     def constants(self) -> tuple[float, ...]:

@@ -5,7 +5,6 @@ Not here: the core (sim/run/core.c), which runs it takes (sim.run.compiled), the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -40,11 +39,6 @@ class Slotted(Protocol):
         ...
 
     @property
-    def histories(self) -> Sequence[float]:
-        """Measured histories of chunks."""
-        ...
-
-    @property
     def constants(self) -> Numbers:
         """Numbers of prefill attention, as the core reads them."""
         ...
@@ -66,7 +60,7 @@ class PairSlots:
         models = (Model.TARGET, Model.DRAFT if costs.profile.draft is not None else Model.TARGET)
         self._passes: list[Any] = [costs.passes(model) for model in models]
         self.models = [self._arrays(passes) for passes in self._passes]
-        """[2] constants, measured histories and slots by kind, as the core reads them."""
+        """[2] constants, and slots by kind, as the core reads them."""
 
     def _arrays(self, passes: Any) -> tuple[NDArray[np.float64], ...]:
         part, beside, chunk = passes.widths
@@ -83,12 +77,12 @@ class PairSlots:
             *widths,
         )
         slots = [np.zeros((num, width)) for num, width in zip(NUM_SLOTS, widths, strict=True)]
-        return np.array(numbers, dtype=np.float64), np.array(passes.histories, dtype=np.float64), *slots
+        return np.array(numbers, dtype=np.float64), *slots
 
     def ask(self, model: int, kind: int, place: int, first: int, second: int) -> None:
         """Write the slot at `place`, which the core lacks."""
         numbers = self._numbers(model, kind, first, second)
-        self.models[model][2 + kind][place, : 2 + len(numbers)] = first, second, *numbers
+        self.models[model][1 + kind][place, : 2 + len(numbers)] = first, second, *numbers
 
     def _numbers(self, model: int, kind: int, first: int, second: int) -> Numbers:
         passes = self._passes[model]
@@ -118,9 +112,7 @@ class PairSlots:
         fusion_s = passes.fusion_s(row_tokens) if passes.reads_features else 0.0
         return part.launch_s, float(part.max_context_tokens), fusion_s, *part.numbers
 
-    def check(
-        self, model: int, rows: int, row_tokens: int, context_tokens: int, head_rows: int, chunks: bytes
-    ) -> None:
+    def check(self, model: int, rows: int, row_tokens: int, context_tokens: int, head_rows: int, chunks: bytes) -> None:
         """A pass has a size beyond what was measured and told before; `chunks` are CHUNKS."""
         work = Work(
             kind=STEP,

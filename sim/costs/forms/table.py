@@ -228,11 +228,7 @@ class TablePasses(ModelPasses):
         table = self._table
         grids = (table.decode_attention, table.verify_attention, table.rows_beside_chunks)
         points = len({tokens for grid in grids if grid is not None for tokens in grid.context_tokens})
-        return 3 + 3 * (points + 1), 3 + 2 * points, len(self.histories)
-
-    @property
-    def histories(self) -> Sequence[float]:
-        return self._table.prefill_attention.history_tokens
+        return 3 + 3 * (points + 1), 3 + 2 * points, 1 + 2 * len(table.prefill_attention.history_tokens)
 
     @property
     def constants(self) -> tuple[float, ...]:
@@ -241,7 +237,7 @@ class TablePasses(ModelPasses):
     @property
     def bounds(self) -> tuple[float, ...]:
         most, table, verify = self._measured, self._table, self._table.verify_attention
-        history = self.histories[-1] or most.row_context_tokens
+        history = table.prefill_attention.history_tokens[-1] or most.row_context_tokens
         queries = inf if verify is None else verify.queries[-1]
         return most.tokens, table.head.tokens[-1], most.rows, most.chunk_tokens, history, queries
 
@@ -252,7 +248,8 @@ class TablePasses(ModelPasses):
         return 0.0, 0.0 if has_own else self._decode[0][0], float(len(line.seconds)), *line.kv_tokens, *line.seconds
 
     def chunk(self, tokens: int) -> tuple[float, ...]:
-        return tuple(self._chunk_curve(tokens))
+        histories = self._table.prefill_attention.history_tokens
+        return float(len(histories)), *histories, *self._chunk_curve(tokens)
 
 
 class TableCosts(WorkCosts[TablePasses]):

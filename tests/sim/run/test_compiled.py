@@ -56,9 +56,10 @@ def profile_of(name: str) -> Profile:
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
     name = draw(st.sampled_from(PROFILES))
-    has_draft = profile_of(name).draft is not None
+    is_lookup = profile_of(name).draft is None or draw(st.integers(0, 4)) == 0
     settings: dict[str, Any] = {
-        "num_speculative_tokens": draw(st.integers(0, 6)) if has_draft else 0,
+        "num_speculative_tokens": draw(st.integers(0, 6)),
+        "speculation.method": "ngram" if is_lookup else "draft_model",
         "request_rate": draw(st.sampled_from((0.5, 4.0, 12.0, inf))),
         "max_concurrency": draw(st.sampled_from((None, None, 1, 2, 7, 40))),
         "max_num_seqs": draw(st.sampled_from((None, 1, 2, 8, 100))),
@@ -139,8 +140,8 @@ def buffers() -> tuple[Any, ...]:
     requests["prompt"] = requests["output"] = 1
     widths = (12, 12, 12, 12, 12, 12)
     constants = np.array([0.0, 0.0, *[1.0] * 18, *[1.0] * 6, *widths])
-    model = (constants, np.zeros(1), *[np.zeros((2, width)) for width in widths])
-    settings = bytearray(compiled.SETTINGS.pack(0, 1, 1, 0, 0, 0, 1, *[0] * 4, *[0.0] * 5, *[1.0] * 5))
+    model = (constants, *[np.zeros((2, width)) for width in widths])
+    settings = bytearray(compiled.SETTINGS.pack(0, 1, 1, 0, 0, 0, 1, *[0] * 5, *[0.0] * 6, *[1.0] * 5))
     ring, chunks = np.zeros((4, compiled.STEP_COUNTS), dtype=np.int64), np.zeros(6, dtype=CHUNKS)
     return settings, requests, np.zeros(1, dtype=np.int8), ring, chunks, *model, *model
 
@@ -150,7 +151,7 @@ def served_by_hand(given: tuple[Any, ...]) -> Any:
     from sim.run import core
 
     def ask(model: int, kind: int, place: int, *key: int) -> None:
-        given[7 + 8 * model + kind][place] = (*key, *[1.0] * 10)
+        given[6 + 7 * model + kind][place] = (*key, *[1.0] * 10)
 
     return core.serve(ask, lambda *_: None, given)
 
