@@ -128,9 +128,9 @@ def _serve(
         if given is None:
             return False
         table[index::count] = part
-        now_s, busy_s, *usage = TOTALS.unpack(given[1])
+        now_s, busy_s, *sums = TOTALS.unpack(given[1])
         steps = np.frombuffer(given[0], dtype=STEPS)
-        runs.append(_Run(steps, now_s, busy_s, (usage[:3], usage[3:])))
+        runs.append(_Run(steps, now_s, busy_s, (sums[:3], sums[3:])))
     _write(requests, table)
     if draft_tokens:
         sums = np.concatenate(([0], np.cumsum(accepted, dtype=np.int64)))

@@ -56,7 +56,7 @@ typedef struct { double device_s, launch_s; } Cost;
 typedef struct { Count advance, num_leaving, measured, kept, blocks, num_ending, first_leaving; } Step;
 /* Prompts of a step, completed ones first, tokens of these, and how many of them are rows from then on. */
 typedef struct { Chunks chunks; Count num_completed, completed_tokens, num_joining; double at_s; } Plan;
-typedef struct { double end_s; Count measured, held; } Done; /* of a step: rows whose gap counts, tokens held behind it */
+typedef struct { double end_s; Count measured, held; } Done; /* a step: rows whose gap counts, tokens behind it */
 typedef struct { Count num_works, tokens; double device_s; } Usage;
 typedef struct { double now_s, busy_s; Usage usage[2]; } Totals;
 
