@@ -128,9 +128,9 @@ def _serve(
         if given is None:
             return False
         table[index::count] = part
-        now_s, busy_s, *sums = TOTALS.unpack(given[1])
+        now_s, busy_s, *used = TOTALS.unpack(given[1])
         steps = np.frombuffer(given[0], dtype=STEPS)
-        runs.append(_Run(steps, now_s, busy_s, (sums[:3], sums[3:])))
+        runs.append(_Run(steps, now_s, busy_s, (used[:3], used[3:])))
     _write(requests, table)
     if draft_tokens:
         sums = np.concatenate(([0], np.cumsum(accepted, dtype=np.int64)))
@@ -140,9 +140,8 @@ def _serve(
             request.num_rounds, request.accepted_tokens = num_rounds, num_accepted
             request.drafted_tokens = num_rounds * draft_tokens
     for index, serving in enumerate(members):
-        serving.num_finished = serving.num_admitted = serving.intake.num_arrived = len(
-            range(index, len(requests), count)
-        )
+        num_requests = len(requests[index::count])
+        serving.num_finished = serving.num_admitted = serving.intake.num_arrived = num_requests
     if isinstance(whole, Fleet):
         whole.num_arrived = len(requests)
     _write_gaps(whole.gaps, runs)
@@ -151,7 +150,7 @@ def _serve(
     _set(whole.kv.held, np.concatenate([run.steps["end_s"] for run in runs]), np.concatenate(changes))
     kinds = (Kind.STEP, Kind.HOST if resolved.limits.method.looks_up else Kind.DRAFT)[: 1 + (draft_tokens > 0)]
     usage = {
-        (stream.name, kind): _usage(*each, stream)
+        (stream.name, kind): _usage(each, stream)
         for run, stream in zip(runs, host.streams.values(), strict=False)
         for kind, each in zip(kinds, run.usage, strict=False)
     }
@@ -261,7 +260,7 @@ def _set(gauge: Gauge, times: NDArray[np.float64], changes: NDArray[np.int64]) -
     gauge._integral, gauge._since_s = float(np.cumsum(values[:-1] * spans)[-1]), float(times[-1])
 
 
-def _usage(num_works: int, tokens: int, device_s: float, stream: Stream) -> Usage:
+def _usage(used: Sequence[Any], stream: Stream) -> Usage:
     usage = Usage(stream.device)
-    usage.num_works, usage.tokens, usage.device_s = num_works, tokens, device_s
+    usage.num_works, usage.tokens, usage.device_s = used
     return usage
