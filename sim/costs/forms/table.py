@@ -11,7 +11,7 @@ work_costs).
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
@@ -95,6 +95,10 @@ class TablePasses(ModelPasses):
         self.compute_roof = max(2.0 * weights * tokens / seconds for tokens, seconds in points)
         self.bandwidth_roof = shape.read_bytes(1) / (shape.layers * profile.tensor_parallel * points[0][1])
         self._ratio = profile.table.body_ratio
+        self._max_contexts = [
+            max(context for context, value in zip(decode.context_tokens, curve, strict=True) if value is not None)
+            for curve in decode.seconds
+        ]
         self._lines: dict[tuple[int, int, bool], Line] = {}
         self._chunks: dict[int, list[float]] = {}
 
@@ -193,9 +197,7 @@ class TablePasses(ModelPasses):
     def max_row_context_tokens(self, rows: int) -> int:
         """The longest context that was measured with at least `rows` rows, or with the most rows there were."""
         grid = self._table.decode_attention
-        at_rows = next((i for i, most in enumerate(grid.rows) if most >= rows), len(grid.rows) - 1)
-        curve = grid.seconds[at_rows]
-        return max(context for context, value in zip(grid.context_tokens, curve, strict=True) if value is not None)
+        return self._max_contexts[min(bisect_left(grid.rows, rows), len(grid.rows) - 1)]
 
     def beyond(self, work: Work) -> Sequence[Excess]:
         measured, table = self._measured, self._table

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from sim.acceptance.draws import AcceptanceDraws
-from sim.acceptance.forms import IidAcceptance
+from sim.acceptance.models import IidAcceptance
 from sim.costs.extrapolation import collecting
 from sim.costs.forms.slots import CHUNKS
 from sim.costs.profile import Profile
