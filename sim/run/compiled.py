@@ -228,9 +228,10 @@ def _buffers(resolved: Resolved, serving: Serving) -> tuple[tuple[Any, ...], tup
 
 def _write(requests: Sequence[Request], table: NDArray[np.void]) -> None:
     times = [table[name].tolist() for name in TIMES[:6]]
-    for request, *each in zip(requests, *times, strict=True):
-        request.arrival_s, request.known_s, request.queued_s, request.scheduled_s = each[:4]
-        request.first_token_s, request.last_token_s = each[4:]
+    for request, arrival_s, entered_s, queued_s, scheduled_s, first_s, last_s in zip(requests, *times, strict=True):
+        request.arrival_s, request.known_s = arrival_s, entered_s
+        request.queued_s, request.scheduled_s = queued_s, scheduled_s
+        request.first_token_s, request.last_token_s = first_s, last_s
         request.prefilled_tokens, request.emitted_tokens = request.prompt_tokens, request.output_tokens
 
 
