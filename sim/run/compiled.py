@@ -133,9 +133,10 @@ def _serve(
         runs.append(_Run(steps, now_s, busy_s, (used[:3], used[3:])))
     _write(requests, table)
     if draft_tokens:
-        sums = np.concatenate(([0], np.cumsum(accepted, dtype=np.int64)))
-        counts = table["num_rounds"]
-        gained = sums[table["first_round"] + counts] - sums[table["first_round"]]
+        has_rounds, counts = table["num_rounds"] > 0, table["num_rounds"]
+        gained = np.zeros(len(requests), dtype=np.int64)
+        if has_rounds.any():
+            gained[has_rounds] = np.add.reduceat(accepted, table["first_round"][has_rounds], dtype=np.int64)
         for request, num_rounds, num_accepted in zip(requests, counts.tolist(), gained.tolist(), strict=True):
             request.num_rounds, request.accepted_tokens = num_rounds, num_accepted
             request.drafted_tokens = num_rounds * draft_tokens
