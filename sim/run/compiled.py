@@ -45,7 +45,7 @@ IN_SERVICE = ("prefill", "decode", "verify", "draft", "draft_prefill")
 STEPS = np.dtype([("end_s", "f8"), ("measured", "i8"), ("held", "i8")])
 """A step, as the core notes it: when it ended, rows whose gap counts, tokens held behind it."""
 TIMES = ("arrival_s", "entered_s", "queued_s", "scheduled_s", "first_s", "last_s", "delay_s")
-COUNTS = ("prompt", "output", "blocks", "is_measured", "first_round", "num_rounds", "next_leaving")
+COUNTS = ("prompt", "output", "blocks", "is_measured", "first_round", "num_rounds", "num_accepted", "next_leaving")
 REQUESTS = np.dtype([(name, "f8") for name in TIMES] + [(name, "i8") for name in COUNTS])
 """A request, as the core has it; its rounds are those of `accepted` from the first one on."""
 SETTINGS = struct.Struct("=12q 11d")
@@ -122,7 +122,7 @@ def _serve(
     buffers, functions = _buffers(resolved, first)
     runs: list[_Run] = []
     for index in range(min(count, len(requests))):
-        part = table[index::count].copy()
+        part = table if count == 1 else table[index::count].copy()
         ring = np.zeros((1 << int(part["num_rounds"].max() + 2).bit_length(), STEP_COUNTS), dtype=np.int64)
         given = core.serve(*functions, (buffers[0], part, accepted, ring, *buffers[1:]))
         if given is None:
@@ -131,15 +131,6 @@ def _serve(
         now_s, busy_s, *used = TOTALS.unpack(given[1])
         steps = np.frombuffer(given[0], dtype=STEPS)
         runs.append(_Run(steps, now_s, busy_s, (used[:3], used[3:])))
-    _write(requests, table)
-    if draft_tokens:
-        has_rounds, counts = table["num_rounds"] > 0, table["num_rounds"]
-        gained = np.zeros(len(requests), dtype=np.int64)
-        if has_rounds.any():
-            gained[has_rounds] = np.add.reduceat(accepted, table["first_round"][has_rounds], dtype=np.int64)
-        for request, num_rounds, num_accepted in zip(requests, counts.tolist(), gained.tolist(), strict=True):
-            request.num_rounds, request.accepted_tokens = num_rounds, num_accepted
-            request.drafted_tokens = num_rounds * draft_tokens
     for index, serving in enumerate(members):
         num_requests = len(requests[index::count])
         serving.num_finished = serving.num_admitted = serving.intake.num_arrived = num_requests
@@ -156,6 +147,13 @@ def _serve(
         for kind, each in zip(kinds, run.usage, strict=False)
     }
     host.conclude(max([run.now_s for run in runs]), sum([run.busy_s for run in runs]) / count, usage)
+    del runs, given, steps  # They are as large as all requests.
+    _write(requests, table)
+    if draft_tokens:
+        drafts = table["num_rounds"].tolist(), table["num_accepted"].tolist()
+        for request, num_rounds, num_accepted in zip(requests, *drafts, strict=True):
+            request.num_rounds, request.accepted_tokens = num_rounds, num_accepted
+            request.drafted_tokens = num_rounds * draft_tokens
     return True
 
 
@@ -238,11 +236,11 @@ def _write(requests: Sequence[Request], table: NDArray[np.void]) -> None:
 
 def _write_gaps(gaps: GapSamples, runs: Sequence[_Run]) -> None:
     """Gaps of all runs in order of time; equal neighbours are one, with their number."""
-    times = np.concatenate([run.steps["end_s"] for run in runs])
     gaps_s = np.concatenate([np.diff(run.steps["end_s"], prepend=0.0) for run in runs])
     counts = np.concatenate([run.steps["measured"] for run in runs])
-    order = np.argsort(times, kind="stable") if len(runs) > 1 else slice(None)
-    gaps_s, counts = gaps_s[order], counts[order]
+    if len(runs) > 1:
+        order = np.argsort(np.concatenate([run.steps["end_s"] for run in runs]), kind="stable")
+        gaps_s, counts = gaps_s[order], counts[order]
     gaps_s, counts = gaps_s[counts > 0], counts[counts > 0]
     starts = np.flatnonzero(np.diff(gaps_s, prepend=-1.0))
     gaps.gaps_s.frombytes(gaps_s[starts].tobytes())

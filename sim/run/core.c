@@ -45,7 +45,7 @@ typedef struct {
 typedef struct {
     double arrival_s, entered_s, queued_s, scheduled_s, first_s, last_s;
     double delay_s;            /* in the frontend */
-    Count prompt, output, blocks, is_measured, first_round, num_rounds;
+    Count prompt, output, blocks, is_measured, first_round, num_rounds, num_accepted;
     Count next_leaving;        /* who leaves in the same step, 1 more than its number; 0: nobody */
 } Request;
 
@@ -337,17 +337,17 @@ static int plan_prompts(Run *run, Plan *plan, Count num_seated, Count num_rows) 
 static void join(Run *run, Count i) {
     Request *one = &run->requests[i];
     Step *leaves = &run->ring[(run->step + one->num_rounds) & run->ring_mask];
-    Count gained = one->num_rounds, last = 0;
+    Count last = 0;
     for (Count j = 0; run->set.draft_tokens && j < one->num_rounds; j++) {
         last = run->accepted[one->first_round + j];
-        gained += last;
+        one->num_accepted += last;
         run->ring[(run->step + 1 + j) & run->ring_mask].advance += last;
     }
+    Count gained = one->num_rounds + one->num_accepted;
     run->num_rows++, run->num_measured += one->is_measured;
     run->context += one->prompt;
     leaves->num_leaving++, leaves->measured += one->is_measured;
-    leaves->kept += one->prompt + gained;
-    leaves->blocks += one->blocks;
+    leaves->kept += one->prompt + gained, leaves->blocks += one->blocks;
     leaves->num_ending += 1 + gained - last == one->output;
     one->next_leaving = leaves->first_leaving, leaves->first_leaving = i + 1;
 }
