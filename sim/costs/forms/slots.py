@@ -6,7 +6,7 @@ Not here: the core (sim/run/core.c), which runs it takes (sim.run.compiled), the
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,30 +30,13 @@ CHUNKS = np.dtype([("new_tokens", "i8"), ("history", "i8"), ("request", "i8")])
 Numbers = tuple[float, ...]
 
 
-class Slotted(Protocol):
-    """Passes of a form whose costs can be slots."""
-
-    @property
-    def widths(self) -> tuple[int, int, int]:
-        """Numbers of a pass of rows, of rows beside chunks, and of one chunk."""
-        ...
-
-    @property
-    def constants(self) -> Numbers:
-        """Numbers of prefill attention, as the core reads them."""
-        ...
-
-    @property
-    def bounds(self) -> Numbers:
-        """Largest measured tokens, head rows, rows, chunk, history and queries."""
-        ...
-
-    def beside(self, rows: int, row_tokens: int) -> Numbers: ...
-    def chunk(self, tokens: int) -> Numbers: ...
-
-
 class PairSlots:
-    """Slots of target and draft; `tokens_per_row` [2] of a first pass."""
+    """Slots of target and draft; `tokens_per_row` [2] of a first pass.
+
+    Passes of either form have `widths` (numbers of a pass of rows, of rows beside chunks, and of one chunk),
+    `constants` of prefill attention, `bounds` (largest measured tokens, head rows, rows, chunk, history and queries),
+    and the numbers themselves: `row_parts`, `beside(rows, row_tokens)`, `chunk(tokens)`.
+    """
 
     def __init__(self, costs: CompactCosts | TableCosts, tokens_per_row: tuple[int, int]) -> None:
         self._costs, self._tokens_per_row = costs, tokens_per_row
