@@ -310,6 +310,7 @@ def main(rounds: int = 5, only: str = "", page: Path | None = None, csv: Path | 
             version=version("lanesim"),
             machine=machine(),
             rounds=str(rounds),
+            dynamo=version("ai-dynamo") if find_spec("dynamo") is not None else "not installed",
             table=pd.DataFrame(lines).rename(columns=HEADINGS),
         )
     if csv is not None:
