@@ -294,15 +294,20 @@ def machine() -> str:
 
 
 def main(rounds: int = 5, only: str = "", page: Path | None = None, csv: Path | None = None) -> None:
-    import pandas as pd
-
     cores = {PURE: "off"} | ({COMPILED: "on"} if is_on() else {})
-    lines = []
+    lines: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
             if only in case.name:
                 lines.append(row_of(case, measured(case, cores, rounds, Path(folder))))
                 print(", ".join(f"{key} {value}" for key, value in lines[-1].items() if value), flush=True)
+                write(lines, rounds, page, csv)
+
+
+def write(lines: Sequence[Mapping[str, str]], rounds: int, page: Path | None, csv: Path | None) -> None:
+    """The page and the table so far: whoever stops the command keeps them."""
+    import pandas as pd
+
     if page is not None:
         write_page(
             page,
