@@ -189,7 +189,9 @@ def test_the_recommended_replicas_hold_in_18_of_20_truths_and_are_one_above_the_
     fleet = highest_load(scenario, load(PROFILE), target_rate=rate, routings=IN_TURN, workers=1).fleets[0]
     assert fleet.replicas is not None
     assert fleet.enough is not None
-    truths = [cost_draws(resolve(scenario, load(PROFILE), "autoregressive"), 1, seed)[0].profile for seed in range(500, 520)]
+    truths = [
+        cost_draws(resolve(scenario, load(PROFILE), "autoregressive"), 1, seed)[0].profile for seed in range(500, 520)
+    ]
 
     def num_holding(replicas: int) -> int:
         shares = [fleet_share(replicas, "round-robin", rate, bound_ms, truth) for truth in truths]
