@@ -44,6 +44,10 @@ LONG_LOOP_SHARE, LONG_LOOP_GENERATIONS, MIN_LONG_LOOP = 0.8, 5, 16
 give way, and each seat is taken so often; no such loop of fewer. It reaches 92 to 100 % of the saturated throughput of
 continuous batching for a tenth of its CPU time (A100, H100, azure-conv); the low end of its interval is trusted."""
 
+NEAR_SATURATION = 0.7
+"""Share of capacity, or of what it surely exceeds where it was not measured, from which latency answers to step times
+by more than their share."""
+
 Capacity = tuple[float, tuple[float, float]]
 """Requests per second that may be sent, rejected ones among them, and its 95 % interval."""
 
@@ -170,8 +174,9 @@ def load_of(resolved: Resolved, saturation: Saturation, *, is_in_doubt: bool, ar
     if rate == inf:
         return Load(verdict=Verdict.BURST, rate_per_s=None)
     max_per_s = rate + error_per_s
-    if not is_in_doubt or max_per_s < saturation.floor(max_per_s):
-        return Load(verdict=Verdict.STABLE, rate_per_s=rate)
+    floor_per_s = saturation.floor(max_per_s / NEAR_SATURATION) if is_in_doubt else None
+    if floor_per_s is None or max_per_s < floor_per_s:
+        return Load(verdict=Verdict.STABLE, rate_per_s=rate, floor_per_s=floor_per_s)
     return judge(rate, error_per_s, *saturation.capacity)
 
 

@@ -127,7 +127,7 @@ class SimHost(TaskHost):
 
     @property
     def now_s(self) -> float:
-        return self._env.now
+        return self._env._now
 
     def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> simpy.Event:
         return self._env.call_at(time_s, callback, LAST if is_last else NORMAL)

@@ -51,6 +51,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     capacity_per_s: float | None = None
     """Requests per second of the same policy, engine, caps and lengths with a queue that never empties."""
     ci95: tuple[float, float] | None = None
+    floor_per_s: float | None = None
+    """Requests per second that it surely exceeds, where short closed loops told that the load is stable."""
 
     @property
     def is_steady(self) -> bool:

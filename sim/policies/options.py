@@ -238,6 +238,10 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens of one step that `continuous` plans, under vLLM's name."""
         return self.max_num_batched_tokens - self.draft_slots * self.max_num_seqs
 
+    def lookahead(self, draft_tokens: int) -> int:
+        """Slots that a row's plan holds for its next draft of `draft_tokens`: none where drafts are looked up."""
+        return 0 if self.method.looks_up else draft_tokens
+
     @property
     def retracts(self) -> bool:
         """Admission and retraction go by `token_ratio`."""

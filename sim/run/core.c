@@ -1,9 +1,11 @@
 /* A run of continuous batching as totals: what sim.policies.continuous.loop.by_totals does on a device with one stream.
 
 Takes numbers and arrays, knows no files and no policies. Every operation on a double is the one of the Python code, in
-its order, so that results are equal to the last bit (build without contraction into fused multiply-adds). Numbers of the
-costs are kept in rows of slots [first key, second key, numbers]; `ask` gives those that are lacking, `check` hears of
-passes beyond what was measured. Steps are kept in a ring that is longer than any request has rounds.
+its order, so that results are equal to the last bit (build without contraction into fused multiply-adds). Numbers of
+costs are kept in rows of slots [first key, second key, numbers]; `ask` writes one that is lacking, `check` hears of
+passes beyond what was measured. Steps are kept in a ring that is longer than any request has rounds. Settings, requests
+and steps come as the structs below: sim.run.compiled has the same fields, and has checked that no loop here goes beyond
+an array or on for ever.
 
 Not here: what a run that is taken must be like (sim.run.compiled), what is in a slot (sim.costs.forms). */
 
@@ -12,89 +14,90 @@ Not here: what a run that is taken must be like (sim.run.compiled), what is in a
 #include <Python.h>
 #include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef int64_t Count;
 
 enum Kind { ROWS, LATER, BESIDE, CHUNK, TOKENS, HEAD, NUM_KINDS };
-enum { SIZE_TOKENS, SIZE_HEAD, SIZE_ROWS, SIZE_CHUNK, SIZE_HISTORY, SIZE_QUERIES, NUM_SIZES };
-enum { MAX_BUFFERS = 32, STEPS_PER_SIGNAL_CHECK = 1024, BLOCK_QUERIES = 128 };
+enum { KEYS = 2, NUM_SIZES = 6, STEPS_PER_SIGNAL_CHECK = 1024, BLOCK_QUERIES = 128 };
+
+typedef struct {
+    double is_table, by_rows;  /* by_rows: the body depends on rows as well as on tokens (experts) */
+    double layers, extra_s, phase_s, max_row_tokens;
+    double fixed_s;            /* prefill attention of both forms; up to context_s compact's */
+    double sharpness, root, four_heads, prefill_rate, small_factor, kv_bytes, kv_rate, block_s, tile_share, half_extra;
+    double context_s;
+    double pair_s, kv_token_s; /* table: a history that was not measured */
+    double told[NUM_SIZES];    /* largest sizes (check_range) measured, or told to `check` */
+    double widths[NUM_KINDS];  /* of slots */
+} Constants;
 
 typedef struct { double *data; Py_ssize_t width, mask; } Slots;
+typedef struct { Constants is; double told_context; Slots slots[NUM_KINDS]; } Model;
 
 typedef struct {
-    int is_table, by_rows;  /* by_rows: the body depends on rows as well as on tokens (experts) */
-    double layers, extra_s, phase_s, max_row_tokens;
-    double sharpness, root, four_heads, prefill_rate, small_factor, kv_bytes, kv_rate, fixed_s, block_s, tile_share,
-        half_extra, context_s;          /* compact: prefill attention; fixed_s: of both forms */
-    double pair_s, kv_token_s;          /* table: a history that was not measured */
-    const double *histories;            /* table: the axis of measured histories */
-    Py_ssize_t num_histories;
-    double told[NUM_SIZES], told_context; /* largest sizes measured, or told to `check` */
-    Slots slots[NUM_KINDS];
-} Model;
-
-typedef struct { Count new_tokens, history; Py_ssize_t request; } Chunk;
-typedef struct { Count rows, row_tokens, context, head_rows, passes; const Chunk *chunks; Py_ssize_t num_chunks; } Pass;
-typedef struct { Count advance, num_leaving, measured, kept, blocks, num_ending; Py_ssize_t first; } Step;
-typedef struct { Chunk *chunks; Py_ssize_t num_chunks, num_completed; double at_s; } Plan;
-typedef struct { double end_s; Count measured, held; } Done; /* a step: when it ended, measured rows, tokens then held */
-typedef struct { double device_s; Count num_works, tokens; } Usage;
+    Count draft_tokens, max_seqs, max_tokens, max_concurrency, slots_per_request, padded_tokens, num_blocks;
+    Count is_async, no_evict, whole_prompts, reads_features, looks_up;
+    double step_s, row_s, eager_s, result_s, prompt_result_s, lookup_row_s;
+    double served[5];          /* prefill, decode, verify, draft, draft_prefill (sim.costs.in_service) */
+} Settings;
 
 typedef struct {
-    /* limits */
-    Count draft_tokens, max_seqs, max_tokens, max_concurrency, slots_per_request, padded_tokens, free_blocks;
-    int is_async, no_evict, whole_prompts, reads_features;
-    /* host */
-    double step_s, row_s, eager_s, result_s, prompt_result_s;
-    double served[5];  /* prefill, decode, verify, draft, draft_prefill (sim.costs.in_service) */
+    double arrival_s, entered_s, queued_s, scheduled_s, first_s, last_s;
+    double delay_s;            /* in the frontend */
+    Count prompt, output, blocks, is_measured, first_round, num_rounds, num_accepted;
+    Count next_leaving;        /* who leaves in the same step, 1 more than its number; 0: nobody */
+} Request;
+
+typedef struct { Count new_tokens, history, request; } Chunk;
+typedef struct { Count count, tokens, history, longest, longest_history; Chunk *at; } Chunks;
+typedef struct { Count rows, row_tokens, context, head_rows, passes; const Chunks *chunks; } Pass;
+typedef struct { double device_s, launch_s; } Cost;
+typedef struct { Count advance, num_leaving, measured, kept, blocks, num_ending, first_leaving; } Step;
+/* Prompts of a step, completed ones first, tokens of these, and how many of them are rows from then on. */
+typedef struct { Chunks chunks; Count num_completed, completed_tokens, num_joining; double at_s; } Plan;
+typedef struct { double end_s; Count measured, held; } Done; /* a step: rows whose gap counts, tokens behind it */
+typedef struct { Count num_works, tokens; double device_s; } Usage;
+typedef struct { double now_s, busy_s; Usage usage[2]; } Totals;
+
+typedef struct {
+    Settings set;
     Model model[2];
     PyObject *ask, *check;
-    /* requests, in order of arrival */
-    Py_ssize_t num_requests;
-    double *arrival_s, *entered_s, *queued_s, *scheduled_s, *first_s, *last_s;
-    const double *delay_s;
-    const Count *prompt, *output, *blocks, *offsets;
-    const int8_t *accepted;
-    const uint8_t *measured;
-    Py_ssize_t *next_leaving;
-    /* state */
-    double now_s, issuer_free_s, device_free_s, busy_s;
-    Py_ssize_t num_come, num_queued, num_seen, num_admitted, num_finished, partial;
-    Count partial_tokens, num_active, num_rows, num_measured, context, step;
-    double second_s;  /* when the second step began */
-    Usage usage[2];
+    Request *requests;         /* in order of arrival */
+    const int8_t *accepted;    /* drafted tokens, by rounds */
+    Count num_requests, num_come, num_queued, num_seen, num_admitted, num_finished, num_active;
+    Count partial, partial_tokens; /* the prompt that is admitted and not wholly planned, below 0 for none */
+    Count num_rows, num_measured, context, free_blocks, step;
+    double now_s, issuer_free_s, device_free_s;
+    Totals totals;
     Step *ring;
     Count ring_mask;
-    Done *done;       /* [steps] */
-    Count max_done;
     Plan plans[2];
+    Done *done;                /* [steps] */
+    Count max_done;
+    int has_failed;            /* an exception is set: nothing is asked any more, and the loop ends */
 } Run;
 
 /* -- costs */
 
-/* The numbers of a slot, asked for where they are not there; NULL with an exception set. */
-static const double *slot(Run *run, Model *model, enum Kind kind, Count first, Count second) {
-    Slots *slots = &model->slots[kind];
-    double *row = slots->data + ((first + second * 31) & slots->mask) * slots->width;
-    if (row[0] == (double)first && row[1] == (double)second) return row + 2;
-    PyObject *numbers = PyObject_CallFunction(run->ask, "iiLL", (int)(model - run->model), (int)kind,
-                                              (long long)first, (long long)second);
-    if (numbers == NULL) return NULL;
-    Py_ssize_t size = PyTuple_Check(numbers) ? PyTuple_Size(numbers) : -1;
-    if (size < 1 || size > slots->width - 2) {
-        Py_DECREF(numbers);
-        PyErr_Format(PyExc_ValueError, "a slot of kind %d holds up to %zd numbers, got %zd", kind, slots->width - 2, size);
-        return NULL;
-    }
-    row[0] = 0.0;
-    for (Py_ssize_t i = 0; i < size; i++) row[2 + i] = PyFloat_AsDouble(PyTuple_GetItem(numbers, i));
-    Py_DECREF(numbers);
-    if (PyErr_Occurred()) return NULL;
-    row[0] = (double)first, row[1] = (double)second;
-    return row + 2;
+static const double ONES[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+/* The numbers of a slot, asked for where they are not there; of any kind, where that failed. */
+static const double *slot(Run *run, Model *m, enum Kind kind, Count first, Count second) {
+    Slots *slots = &m->slots[kind];
+    Py_ssize_t place = (first + second * 31) & slots->mask;
+    double *row = slots->data + place * slots->width;
+    if (row[0] == (double)first && row[1] == (double)second) return row + KEYS;
+    if (run->has_failed) return ONES;
+    PyObject *none = PyObject_CallFunction(run->ask, "iinLL", (int)(m - run->model), (int)kind, place,
+                                           (long long)first, (long long)second);
+    run->has_failed = none == NULL;
+    Py_XDECREF(none);
+    return none == NULL ? ONES : row + KEYS;
 }
+
+static double larger(double a, double b) { return b > a ? b : a; }
 
 /* Index of the last of the rising points that is not above `at`; -1 where all are. */
 static Py_ssize_t last_up_to(const double *points, Py_ssize_t count, double at) {
@@ -106,10 +109,12 @@ static Py_ssize_t last_up_to(const double *points, Py_ssize_t count, double at) 
     return low - 1;
 }
 
-/* sim.costs.forms.interpolation.value_at */
-static double value_at(const double *axis, const double *values, Py_ssize_t count, double at) {
+/* `line` at `at`: its number of points, these, and their values (sim.costs.forms.interpolation.value_at). */
+static double value_at(const double *line, double at) {
+    Py_ssize_t count = (Py_ssize_t)line[0], upper, lower;
+    const double *axis = line + 1, *values = axis + count;
     if (count == 1 || at <= axis[0]) return values[0];
-    Py_ssize_t upper = last_up_to(axis, count, at) + 1, lower;
+    upper = last_up_to(axis, count, at) + 1;
     if (upper > count - 1) upper = count - 1;
     if (at <= axis[count - 1]) lower = upper - 1;
     else if ((lower = last_up_to(axis, count, axis[count - 1] / 2)) < 0) lower = 0;
@@ -117,315 +122,234 @@ static double value_at(const double *axis, const double *values, Py_ssize_t coun
     return values[lower] + weight * (values[upper] - values[lower]);
 }
 
-/* The number of points that a slot says it has, if `per_point` numbers of each fit behind the `before` first ones. */
-static Py_ssize_t num_points(const Slots *slots, double said, Py_ssize_t before, Py_ssize_t per_point) {
-    if (!(said >= 1.0) || said * per_point > (double)(slots->width - 2 - before)) {
-        PyErr_SetString(PyExc_ValueError, "more points than a slot holds");
-        return -1;
-    }
-    return (Py_ssize_t)said;
+/* A layer's attention of rows over `kv` tokens, compact: blocks_power, kv_token_s. */
+static double together_s(const Model *m, const double *numbers, double kv) {
+    return pow(numbers[0] + pow(kv * numbers[1], m->is.sharpness), m->is.root);
 }
 
-/* ROWS and LATER: [launch_s, most context, fusion_s, then of the form]. */
-static int row_part_s(Model *m, enum Kind kind, const double *part, double kv, double *seconds) {
-    part += 3;
-    if (!m->is_table) { /* fixed_s, blocks_power, kv_token_s, query_s */
-        double attention_s = m->layers * pow(part[1] + pow(kv * part[2], m->sharpness), m->root);
-        *seconds = part[0] + attention_s + kv * part[3];
-        return 0;
-    }
-    Py_ssize_t count = num_points(&m->slots[kind], part[0], 4, 3); /* points, KV tokens, seconds, slopes */
-    if (count < 0) return -1;
-    const double *points = part + 1;
+/* KV that the rows of a pass read. */
+static Count kv_tokens(const Model *m, const Pass *p) {
+    double most = p->rows * m->is.max_row_tokens;
+    return (m->is.max_row_tokens > 0.0 && p->context > most ? (Count)most : p->context) + p->row_tokens;
+}
+
+/* ROWS and LATER: [launch_s, most context, fusion_s, fixed_s, query_s, then of the form]. */
+enum { LAUNCH_S, MOST_CONTEXT, FUSION_S, FIXED_S, QUERY_S, OF_ROWS };
+
+static double rows_attention_s(const Model *m, const double *numbers, double kv) {
+    if (!m->is.is_table) return m->is.layers * together_s(m, numbers + OF_ROWS, kv);
+    Py_ssize_t count = (Py_ssize_t)numbers[OF_ROWS]; /* points, KV tokens, seconds, slopes */
+    const double *points = numbers + OF_ROWS + 1;
     Py_ssize_t i = last_up_to(points, count, kv);
-    if (i < 0) i = 0;
-    *seconds = points[count + i] + points[2 * count + i] * (kv - points[i]);
-    return 0;
-}
-
-static int later_s(Model *m, const double *part, double kv, double rows, Count count, double *seconds) {
-    if (!m->is_table) *seconds += count * part[3];
-    for (Count i = 0; i < count; i++) {
-        double pass_s;
-        kv += rows;
-        if (!m->is_table) pass_s = m->layers * pow(part[4] + pow(kv * part[5], m->sharpness), m->root);
-        else if (row_part_s(m, LATER, part, kv, &pass_s) < 0) return -1;
-        *seconds += pass_s;
-    }
-    return 0;
+    return points[count + i] + points[2 * count + i] * (kv - points[i]);
 }
 
 /* Tell `check` of a pass with a size beyond what was measured and told. */
-static int check_range(Run *run, Model *m, const Pass *p, double most_context) {
-    Count tokens = p->row_tokens, chunk = 0, history = 0, context = p->rows ? p->context / p->rows : 0;
-    for (Py_ssize_t i = 0; i < p->num_chunks; i++) {
-        tokens += p->chunks[i].new_tokens;
-        if (p->chunks[i].new_tokens > chunk) chunk = p->chunks[i].new_tokens;
-        if (p->chunks[i].history > history) history = p->chunks[i].history;
-    }
-    Count queries = p->rows ? (p->row_tokens + p->rows - 1) / p->rows : 0;
-    double sizes[NUM_SIZES] = {(double)tokens, (double)p->head_rows, (double)p->rows,
-                               (double)chunk, (double)history, (double)queries};
+static void check_range(Run *run, Model *m, const Pass *p, double most_context) {
+    const Chunks *chunks = p->chunks;
+    Count context = p->rows ? p->context / p->rows : 0, queries = p->rows ? (p->row_tokens + p->rows - 1) / p->rows : 0;
+    Count sizes[NUM_SIZES] = {p->row_tokens + chunks->tokens, p->head_rows, p->rows, chunks->longest,
+                              chunks->longest_history, queries};
     int is_new = context > most_context && context >= m->told_context;
     if (is_new) m->told_context = (double)context;
     for (int i = 0; i < NUM_SIZES; i++)
-        if (sizes[i] > m->told[i]) m->told[i] = sizes[i], is_new = 1;
-    if (!is_new) return 0;
-    PyObject *chunks = PyTuple_New(p->num_chunks);
-    for (Py_ssize_t i = 0; chunks != NULL && i < p->num_chunks; i++) {
-        PyObject *pair = Py_BuildValue("LL", (long long)p->chunks[i].new_tokens, (long long)p->chunks[i].history);
-        if (pair == NULL || PyTuple_SetItem(chunks, i, pair) < 0) { Py_DECREF(chunks); return -1; }
-    }
-    if (chunks == NULL) return -1;
-    PyObject *done = PyObject_CallFunction(run->check, "iLLLLN", (int)(m - run->model), (long long)p->rows,
-                                           (long long)p->row_tokens, (long long)p->context,
-                                           (long long)p->head_rows, chunks);
-    if (done == NULL) return -1;
-    Py_DECREF(done);
-    return 0;
+        if ((double)sizes[i] > m->is.told[i]) m->is.told[i] = (double)sizes[i], is_new = 1;
+    if (!is_new || run->has_failed) return;
+    PyObject *none = PyObject_CallFunction(run->check, "iLLLLy#", (int)(m - run->model), (long long)p->rows,
+                                           (long long)p->row_tokens, (long long)p->context, (long long)p->head_rows,
+                                           (char *)chunks->at, (Py_ssize_t)(chunks->count * sizeof(Chunk)));
+    run->has_failed = none == NULL;
+    Py_XDECREF(none);
 }
 
 /* A work of rows alone, with all its passes (WorkCosts.cost). */
-static int rows_cost(Run *run, Model *m, enum Kind kind, const Pass *p, double *device_s, double *launch_s) {
+static Cost rows_cost(Run *run, Model *m, enum Kind kind, const Pass *p) {
     const double *part = slot(run, m, kind, p->rows, 0);
-    if (part == NULL) return -1;
-    if (p->context > part[1] && check_range(run, m, p, part[1] / p->rows) < 0) return -1;
-    Count kv = p->context;
-    if (m->max_row_tokens > 0.0 && kv > p->rows * m->max_row_tokens) kv = (Count)(p->rows * m->max_row_tokens);
-    kv += p->row_tokens;
-    double seconds;
-    if (row_part_s(m, kind, part, (double)kv, &seconds) < 0) return -1;
-    seconds += part[2];
-    seconds += m->phase_s;
-    *launch_s = part[0];
+    if (p->context > part[MOST_CONTEXT]) check_range(run, m, p, part[MOST_CONTEXT] / p->rows);
     Count num_later = p->passes - 1;
-    if (num_later > 0) {
-        part = slot(run, m, LATER, p->rows, 0);
-        if (part == NULL || later_s(m, part, (double)kv, (double)p->rows, num_later, &seconds) < 0) return -1;
-        *launch_s += num_later * part[0];
+    double kv = (double)kv_tokens(m, p);
+    Cost cost = {part[FIXED_S] + rows_attention_s(m, part, kv) + kv * part[QUERY_S], part[LAUNCH_S]};
+    cost.device_s += part[FUSION_S];
+    cost.device_s += m->is.phase_s;
+    if (num_later <= 0) return cost;
+    part = slot(run, m, LATER, p->rows, 0);
+    cost.launch_s += num_later * part[LAUNCH_S];
+    cost.device_s += num_later * part[FIXED_S];
+    for (Count i = 0; i < num_later; i++) {
+        kv += p->rows;
+        cost.device_s += rows_attention_s(m, part, kv);
     }
-    *device_s = seconds;
-    return 0;
+    return cost;
 }
 
-/* One layer's attention over the chunks of a pass. */
-static int chunks_s(Run *run, Model *m, const Pass *p, double *seconds) {
-    double total = 0.0, pairs = 0.0;
-    Count longest = 0, new_tokens = 0, history = 0;
-    for (Py_ssize_t i = 0; i < p->num_chunks; i++) {
-        const Chunk *chunk = &p->chunks[i];
-        if (m->is_table) {
-            const double *curve = slot(run, m, CHUNK, chunk->new_tokens, 0);
-            if (curve == NULL) return -1;
-            if (m->num_histories == 1)
-                total += curve[0] + (m->pair_s * chunk->new_tokens + m->kv_token_s) * chunk->history;
-            else total += value_at(m->histories, curve, m->num_histories, (double)chunk->history);
-            continue;
-        }
+/* One layer's attention over the chunks of a pass, from measured curves. */
+static double curves_s(Run *run, Model *m, const Chunks *chunks) {
+    double total = 0.0;
+    for (const Chunk *chunk = chunks->at; chunk < chunks->at + chunks->count; chunk++) {
+        const double *curve = slot(run, m, CHUNK, chunk->new_tokens, 0);
+        if (curve[0] > 1.0) total += value_at(curve, (double)chunk->history);
+        else total += curve[2] + (m->is.pair_s * chunk->new_tokens + m->is.kv_token_s) * chunk->history;
+    }
+    return total - (chunks->count - 1) * m->is.fixed_s;
+}
+
+/* The same from compact constants. */
+static double pairs_s(const Constants *is, const Chunks *chunks) {
+    double pairs = 0.0;
+    for (const Chunk *chunk = chunks->at; chunk < chunks->at + chunks->count; chunk++) {
         Count padded = (chunk->new_tokens + BLOCK_QUERIES - 1) / BLOCK_QUERIES * BLOCK_QUERIES;
-        double queries = chunk->new_tokens + m->tile_share * (padded - chunk->new_tokens);
-        pairs += queries * (chunk->history + 0.5 * queries + m->half_extra);
-        if (chunk->new_tokens > longest) longest = chunk->new_tokens;
-        new_tokens += chunk->new_tokens, history += chunk->history;
+        double queries = chunk->new_tokens + is->tile_share * (padded - chunk->new_tokens);
+        pairs += queries * (chunk->history + 0.5 * queries + is->half_extra);
     }
-    if (m->is_table) {
-        *seconds = total - (p->num_chunks - 1) * m->fixed_s;
-        return 0;
-    }
-    double compute = m->four_heads * pairs / m->prefill_rate;
-    compute *= m->small_factor;
-    double memory = new_tokens * m->kv_bytes / m->kv_rate;
-    *seconds = m->fixed_s + compute + memory + m->block_s * longest / BLOCK_QUERIES + history * m->context_s;
-    return 0;
+    double compute = is->four_heads * pairs / is->prefill_rate * is->small_factor;
+    double memory = chunks->tokens * is->kv_bytes / is->kv_rate, longest = is->block_s * chunks->longest / BLOCK_QUERIES;
+    return is->fixed_s + compute + memory + longest + chunks->history * is->context_s;
 }
 
-/* One layer's attention of rows beside chunks: [most context of a row, then of the form]. */
-static int beside_s(Model *m, const Pass *p, const double *numbers, double *seconds) {
-    Count context = p->context;
-    if (m->max_row_tokens > 0.0 && context > p->rows * m->max_row_tokens) context = (Count)(p->rows * m->max_row_tokens);
-    double kv = (double)(context + p->row_tokens);
-    if (!m->is_table) { /* blocks_power, kv_token_s, pairs' */
-        double together = pow(numbers[1] + pow(kv * numbers[2], m->sharpness), m->root);
-        *seconds += together + numbers[3] * (kv / p->rows);
-        return 0;
-    }
-    Py_ssize_t count = num_points(&m->slots[BESIDE], numbers[2], 3, 2); /* taken off, points, KV tokens, seconds */
-    if (count < 0) return -1;
-    *seconds += value_at(numbers + 3, numbers + 3 + count, count, kv) - numbers[1];
-    return 0;
+/* BESIDE: [most context of a row, seconds per token of a row's KV, seconds taken off, then of the form]. */
+static double beside_s(const Model *m, const Pass *p, const double *numbers) {
+    double kv = (double)kv_tokens(m, p), seconds = m->is.is_table ? value_at(numbers + 3, kv) : together_s(m, numbers + 3, kv);
+    return seconds + numbers[1] * (kv / p->rows) - numbers[2];
 }
 
 /* A work with chunks (WorkCosts._any_cost). */
-static int chunks_cost(Run *run, Model *m, const Pass *p, double *device_s, double *launch_s) {
-    Count tokens = p->row_tokens;
-    double attention_s, most_context = INFINITY, head_s = 0.0;
-    const double *beside = NULL, *numbers;
-    for (Py_ssize_t i = 0; i < p->num_chunks; i++) tokens += p->chunks[i].new_tokens;
-    if (p->rows) {
-        if ((beside = slot(run, m, BESIDE, p->rows, p->row_tokens)) == NULL) return -1;
-        most_context = beside[0];
-    }
-    if (check_range(run, m, p, most_context) < 0 || chunks_s(run, m, p, &attention_s) < 0) return -1;
-    if (p->rows && beside_s(m, p, beside, &attention_s) < 0) return -1;
-    if (p->head_rows) {
-        if ((numbers = slot(run, m, HEAD, p->head_rows, 0)) == NULL) return -1;
-        head_s = numbers[0];
-    }
-    numbers = slot(run, m, TOKENS, tokens, m->by_rows ? p->rows << 20 | p->row_tokens : 0);
-    if (numbers == NULL) return -1;
-    double seconds = numbers[0] + m->layers * attention_s + head_s; /* body_s, launch_s, fusion_s */
-    *launch_s = numbers[1];
-    seconds += m->extra_s + numbers[2];
-    if (p->rows) seconds += m->phase_s;
-    if (p->passes > 1 && p->rows) {
-        Pass later = {p->rows, p->rows, p->context + p->row_tokens, p->rows, p->passes - 1, NULL, 0};
-        double more_s, more_launch_s;
-        if (rows_cost(run, m, LATER, &later, &more_s, &more_launch_s) < 0) return -1;
-        if ((numbers = slot(run, m, LATER, p->rows, 0)) == NULL) return -1;
-        *launch_s += more_launch_s;
-        seconds += more_s - numbers[2] - m->phase_s;
-    }
-    *device_s = seconds;
-    return 0;
+static Cost chunks_cost(Run *run, Model *m, const Pass *p) {
+    const double *beside = p->rows ? slot(run, m, BESIDE, p->rows, p->row_tokens) : NULL;
+    check_range(run, m, p, beside ? beside[0] : INFINITY);
+    double attention_s = m->is.is_table ? curves_s(run, m, p->chunks) : pairs_s(&m->is, p->chunks);
+    if (beside) attention_s += beside_s(m, p, beside);
+    double head_s = p->head_rows ? slot(run, m, HEAD, p->head_rows, 0)[0] : 0.0;
+    Count by_rows = m->is.by_rows ? p->rows << 20 | p->row_tokens : 0;
+    const double *rest = slot(run, m, TOKENS, p->row_tokens + p->chunks->tokens, by_rows); /* body, launch, fusion */
+    Cost cost = {rest[0] + m->is.layers * attention_s + head_s, rest[1]};
+    cost.device_s += m->is.extra_s + rest[2];
+    if (p->rows) cost.device_s += m->is.phase_s;
+    if (p->passes <= 1 || !p->rows) return cost;
+    Chunks none = {.at = p->chunks->at};
+    Pass later = {p->rows, p->rows, p->context + p->row_tokens, p->rows, p->passes - 1, &none};
+    Cost more = rows_cost(run, m, LATER, &later);
+    cost.launch_s += more.launch_s;
+    cost.device_s += more.device_s - slot(run, m, LATER, p->rows, 0)[FUSION_S] - m->is.phase_s;
+    return cost;
 }
 
-/* Submit a work, prepared for `ahead_s`; returns when it ends on the device, below 0 with an exception set. */
+/* Submit a work, prepared for `ahead_s`; returns when it ends on the device. */
 static double submit(Run *run, int model, const Pass *p, double ahead_s) {
-    double device_s, launch_s;
     Model *m = &run->model[model];
-    int failed = p->num_chunks || !p->rows ? chunks_cost(run, m, p, &device_s, &launch_s)
-                                           : rows_cost(run, m, ROWS, p, &device_s, &launch_s);
-    if (failed) return -1.0;
-    device_s += device_s * (run->served[model ? (p->rows ? 3 : 4) : !p->rows ? 0 : p->row_tokens > p->rows ? 2 : 1] - 1.0);
-    double prepare_s = run->step_s + run->row_s * (p->rows + p->num_chunks);
-    if (p->num_chunks) prepare_s += run->eager_s;
-    if (ahead_s != 0.0) prepare_s = prepare_s - ahead_s > 0.0 ? prepare_s - ahead_s : 0.0;
-    double issue_s = run->now_s > run->issuer_free_s ? run->now_s : run->issuer_free_s;
-    double prepared_s = issue_s + prepare_s, issued_s = prepared_s + launch_s;
-    double start_s = prepared_s > run->device_free_s ? prepared_s : run->device_free_s;
-    double end_s = start_s + device_s;
-    if (issued_s > end_s) end_s = issued_s;
-    run->issuer_free_s = issued_s, run->device_free_s = end_s;
-    run->busy_s += end_s - start_s;
-    Usage *usage = &run->usage[model];
+    const Settings *set = &run->set;
+    Cost cost = p->chunks->count || !p->rows ? chunks_cost(run, m, p) : rows_cost(run, m, ROWS, p);
+    double served = set->served[model ? (p->rows ? 3 : 4) : !p->rows ? 0 : p->row_tokens > p->rows ? 2 : 1];
+    double device_s = cost.device_s + cost.device_s * (served - 1.0);
+    double prepare_s = set->step_s + set->row_s * (p->rows + p->chunks->count);
+    if (p->chunks->count) prepare_s += set->eager_s;
+    if (ahead_s != 0.0) prepare_s = larger(prepare_s - ahead_s, 0.0);
+    double prepared_s = larger(run->issuer_free_s, run->now_s) + prepare_s;
+    double start_s = larger(run->device_free_s, prepared_s);
+    run->issuer_free_s = prepared_s + cost.launch_s;
+    run->device_free_s = larger(start_s + device_s, run->issuer_free_s);
+    run->totals.busy_s += run->device_free_s - start_s;
+    Usage *usage = &run->totals.usage[model];
     usage->num_works++;
-    usage->device_s += end_s - start_s;
-    usage->tokens += p->row_tokens;
-    if (p->passes) usage->tokens += p->rows * (p->passes - 1);
-    for (Py_ssize_t i = 0; i < p->num_chunks; i++) usage->tokens += p->chunks[i].new_tokens;
-    return end_s;
+    usage->device_s += run->device_free_s - start_s;
+    usage->tokens += p->row_tokens + p->chunks->tokens + (p->passes ? p->rows * (p->passes - 1) : 0);
+    return run->device_free_s;
 }
 
 /* -- requests */
 
 /* Let requests arrive for which there is a place, now or later; the frontend passes them on in order. */
 static void bring_in(Run *run) {
-    for (Py_ssize_t i = run->num_come; i < run->num_requests; i++) {
-        if (run->max_concurrency) {
-            if (i - run->num_finished >= run->max_concurrency) break;
-            if (run->now_s > run->arrival_s[i]) run->arrival_s[i] = run->now_s;
-            if (i && run->arrival_s[i - 1] > run->arrival_s[i]) run->arrival_s[i] = run->arrival_s[i - 1];
-        }
-        double entered_s = run->arrival_s[i] + run->delay_s[i];
-        if (i && run->entered_s[i - 1] > entered_s) entered_s = run->entered_s[i - 1];
-        run->entered_s[i] = entered_s;
-        run->num_come = i + 1;
+    Count places = run->set.max_concurrency;
+    for (; run->num_come < run->num_requests; run->num_come++) {
+        Request *one = &run->requests[run->num_come];
+        if (places && run->num_come - run->num_finished >= places) break;
+        if (places) one->arrival_s = larger(one->arrival_s, run->now_s);
+        if (places && run->num_come) one->arrival_s = larger(one->arrival_s, one[-1].arrival_s);
+        one->entered_s = one->arrival_s + one->delay_s;
+        if (run->num_come) one->entered_s = larger(one->entered_s, one[-1].entered_s);
     }
-}
-
-/* Requests that have come by now wait. */
-static void queue_up(Run *run) {
-    while (run->num_queued < run->num_come && run->entered_s[run->num_queued] <= run->now_s) run->num_queued++;
 }
 
 /* True where all who could be admitted fit for their whole lives (plan.has_room). */
 static int has_room(const Run *run, Count num_seated) {
-    Count free_blocks = run->free_blocks, tokens = 0, seats = run->max_seqs - num_seated - (run->partial >= 0);
-    Count num_begun = num_seated + (run->partial >= 0), per_row = run->draft_tokens + 1 + run->slots_per_request;
-    for (Py_ssize_t i = run->num_admitted; !run->no_evict && i < run->num_queued && seats > 0; i++, seats--) {
-        if (++num_begun * per_row > run->max_tokens) return 0;
-        free_blocks -= run->blocks[i];
-        if (free_blocks < 0) return 0;
-        tokens += run->prompt[i];
-        if (tokens >= run->max_tokens) break;
+    const Settings *set = &run->set;
+    Count num_begun = num_seated + (run->partial >= 0), seats = set->max_seqs - num_begun;
+    Count free_blocks = run->free_blocks, tokens = 0, per_row = set->draft_tokens + 1 + set->slots_per_request;
+    for (Count i = run->num_admitted; !set->no_evict && i < run->num_queued && seats > 0; i++, seats--) {
+        free_blocks -= run->requests[i].blocks;
+        if (++num_begun * per_row > set->max_tokens || free_blocks < 0) return 0;
+        tokens += run->requests[i].prompt;
+        if (tokens >= set->max_tokens) break;
     }
     return 1;
 }
 
-/* Chunks of a step within `budget`, beside rows or not (plan.plan_prompts). */
-static void plan_prompts(Run *run, Plan *plan, Count num_seated, Count budget, int beside_rows) {
-    Count slots = run->slots_per_request, padded = run->partial < 0 && beside_rows ? run->padded_tokens : 0;
-    plan->num_chunks = plan->num_completed = 0;
-    plan->at_s = run->now_s;
-    while (run->num_seen < run->num_queued) run->queued_s[run->num_seen++] = run->now_s;
+/* The first chunk of who waits longest, within `room`, while `num_seated` hold seats; of no tokens if nobody's. */
+static Chunk admitted(Run *run, Count num_seated, Count room, Count padded) {
+    const Settings *set = &run->set;
+    Request *one = &run->requests[run->num_admitted];
+    Chunk chunk = {0, 0, run->num_admitted};
+    if (run->num_admitted == run->num_queued || num_seated >= set->max_seqs) return chunk;
+    if (set->whole_prompts && room < one->prompt && one->prompt <= set->max_tokens) return chunk;
+    Count new_tokens = one->prompt == 1 && padded ? padded : one->prompt < room ? one->prompt : room;
+    if (new_tokens > room || run->num_active >= set->max_seqs || one->blocks > run->free_blocks) return chunk;
+    run->free_blocks -= one->blocks;
+    run->num_admitted++, run->num_active++;
+    one->scheduled_s = run->now_s;
+    chunk.new_tokens = new_tokens;
+    return chunk;
+}
+
+static void add(Chunks *chunks, Chunk chunk) {
+    chunks->at[chunks->count++] = chunk;
+    chunks->tokens += chunk.new_tokens, chunks->history += chunk.history;
+    if (chunk.new_tokens > chunks->longest) chunks->longest = chunk.new_tokens;
+    if (chunk.history > chunks->longest_history) chunks->longest_history = chunk.history;
+}
+
+/* Prompts of a step of `num_rows` while `num_seated` hold seats (plan.plan_prompts); 0 where memory is short. */
+static int plan_prompts(Run *run, Plan *plan, Count num_seated, Count num_rows) {
+    Count slots = run->set.slots_per_request, padded = run->partial < 0 && num_rows > 0 ? run->set.padded_tokens : 0;
+    Count budget = run->set.max_tokens - num_rows * (run->set.draft_tokens + 1 + slots);
+    while (run->num_queued < run->num_come && run->requests[run->num_queued].entered_s <= run->now_s) run->num_queued++;
+    if (!has_room(run, num_seated)) return 0;
+    *plan = (Plan){.chunks.at = plan->chunks.at, .at_s = run->now_s};
+    while (run->num_seen < run->num_queued) run->requests[run->num_seen++].queued_s = run->now_s;
     while (budget > slots) {
-        Py_ssize_t i = run->partial;
-        Count history = 0, new_tokens, room = budget - slots;
-        if (i >= 0) {
-            history = run->partial_tokens;
-            new_tokens = run->prompt[i] - history < room ? run->prompt[i] - history : room;
-        } else {
-            i = run->num_admitted;
-            if (i >= run->num_queued || num_seated + plan->num_chunks >= run->max_seqs) break;
-            if (run->whole_prompts && room < run->prompt[i] && run->prompt[i] <= run->max_tokens) break;
-            new_tokens = run->prompt[i] < room ? run->prompt[i] : room;
-            if (run->prompt[i] == 1 && padded) {
-                if (padded > room) break;
-                new_tokens = padded;
-            }
-            if (run->num_active >= run->max_seqs || run->blocks[i] > run->free_blocks) break;
-            run->free_blocks -= run->blocks[i];
-            run->num_admitted++, run->num_active++;
-            run->scheduled_s[i] = run->now_s;
-        }
-        Chunk *chunk = &plan->chunks[plan->num_chunks++];
-        chunk->new_tokens = new_tokens, chunk->history = history, chunk->request = i;
-        budget -= new_tokens + slots;
-        if (history + new_tokens >= run->prompt[i]) run->partial = -1, plan->num_completed++;
-        else run->partial = i, run->partial_tokens = history + new_tokens;
+        Chunk chunk = {budget - slots, run->partial_tokens, run->partial};
+        if (run->partial < 0) chunk = admitted(run, num_seated + plan->chunks.count, budget - slots, padded);
+        if (!chunk.new_tokens) break;
+        const Request *one = &run->requests[chunk.request];
+        Count left = one->prompt - chunk.history;
+        if (run->partial >= 0 && chunk.new_tokens > left) chunk.new_tokens = left;
+        add(&plan->chunks, chunk);
+        budget -= chunk.new_tokens + slots;
+        run->partial = chunk.new_tokens < left ? chunk.request : -1;
+        run->partial_tokens = chunk.history + chunk.new_tokens;
+        if (run->partial >= 0) break;
+        plan->num_completed++, plan->completed_tokens += one->prompt;
+        plan->num_joining += one->output > 1;
     }
-}
-
-static int is_last_chunk(const Run *run, const Chunk *chunk) {
-    return chunk->history + chunk->new_tokens >= run->prompt[chunk->request];
-}
-
-static int note_step(Run *run, Count measured, Count held) {
-    if (run->step == run->max_done) {
-        Count most = run->max_done ? 2 * run->max_done : 1024;
-        Done *done = PyMem_Realloc(run->done, most * sizeof(Done));
-        if (done == NULL) { PyErr_NoMemory(); return -1; }
-        run->done = done, run->max_done = most;
-    }
-    run->done[run->step] = (Done){run->now_s, measured, held};
-    return 0;
-}
-
-static void release(Run *run, Py_ssize_t i) {
-    run->free_blocks += run->blocks[i];
-    run->num_active--, run->num_finished++;
+    return 1;
 }
 
 /* The first token of `i` is out: all that it will do as a row is written down (totals.Rows.join). */
-static void join(Run *run, Py_ssize_t i) {
-    Count num_rounds = run->output[i] - 1, accepted = 0, last = 0;
-    if (run->draft_tokens) {
-        const int8_t *rounds = run->accepted + run->offsets[i];
-        num_rounds = run->offsets[i + 1] - run->offsets[i];
-        for (Count j = 0; j < num_rounds; j++) {
-            accepted += rounds[j];
-            run->ring[(run->step + 1 + j) & run->ring_mask].advance += rounds[j];
-        }
-        last = rounds[num_rounds - 1];
+static void join(Run *run, Count i) {
+    Request *one = &run->requests[i];
+    Step *leaves = &run->ring[(run->step + one->num_rounds) & run->ring_mask];
+    Count last = 0;
+    for (Count j = 0; run->set.draft_tokens && j < one->num_rounds; j++) {
+        last = run->accepted[one->first_round + j];
+        one->num_accepted += last;
+        run->ring[(run->step + 1 + j) & run->ring_mask].advance += last;
     }
-    run->num_rows++, run->num_measured += run->measured[i];
-    run->context += run->prompt[i];
-    Step *leaves = &run->ring[(run->step + num_rounds) & run->ring_mask];
-    leaves->num_leaving++, leaves->measured += run->measured[i];
-    leaves->kept += run->prompt[i] + num_rounds + accepted;
-    leaves->blocks += run->blocks[i];
-    run->next_leaving[i] = leaves->first - 1, leaves->first = i + 1; /* one more, so that zeros are empty */
-    leaves->num_ending += 1 + num_rounds + accepted - last == run->output[i];
+    Count gained = one->num_rounds + one->num_accepted;
+    run->num_rows++, run->num_measured += one->is_measured;
+    run->context += one->prompt;
+    leaves->num_leaving++, leaves->measured += one->is_measured;
+    leaves->kept += one->prompt + gained, leaves->blocks += one->blocks;
+    leaves->num_ending += 1 + gained - last == one->output;
+    one->next_leaving = leaves->first_leaving, leaves->first_leaving = i + 1;
 }
 
 /* Rows gain what the step brought them, and some leave (totals.Rows.advance). */
@@ -435,210 +359,142 @@ static void advance(Run *run) {
     run->num_rows -= step->num_leaving, run->num_measured -= step->measured;
     run->free_blocks += step->blocks;
     run->num_active -= step->num_leaving, run->num_finished += step->num_leaving;
-    for (Py_ssize_t i = step->first - 1; i >= 0; i = run->next_leaving[i]) run->last_s[i] = run->now_s;
+    for (Count i = step->first_leaving; i; i = run->requests[i - 1].next_leaving)
+        run->requests[i - 1].last_s = run->now_s;
     memset(step, 0, sizeof *step);
 }
 
-/* The target pass of a step and the drafts behind it; when the last of them ends, below 0 with an exception set. */
+/* Prompts that the step completed have their first token. */
+static void complete(Run *run, const Plan *plan) {
+    for (Count i = 0; i < plan->num_completed; i++) {
+        Request *one = &run->requests[plan->chunks.at[i].request];
+        one->first_s = one->last_s = run->now_s;
+        if (one->output > 1) join(run, plan->chunks.at[i].request);
+        else run->free_blocks += one->blocks, run->num_active--, run->num_finished++;
+    }
+}
+
+/* -- steps */
+
+/* The target pass of a step and a model's drafts behind it; when the last of them ends. */
 static double submit_step(Run *run, const Plan *plan, double ahead_s) {
-    Count row_tokens = run->num_rows * (run->draft_tokens + 1);
-    Pass target = {run->num_rows, row_tokens, run->context, row_tokens + plan->num_completed, 0,
-                   plan->chunks, plan->num_chunks};
+    Count draft_tokens = run->set.draft_tokens, row_tokens = run->num_rows * (draft_tokens + 1);
+    Pass target = {run->num_rows, row_tokens, run->context, row_tokens + plan->num_completed, 0, &plan->chunks};
     double end_s = submit(run, 0, &target, ahead_s);
-    if (end_s < 0.0 || !run->draft_tokens) return end_s;
-    Count rows = run->num_rows + plan->num_completed, context = run->context;
-    for (Py_ssize_t i = 0; i < plan->num_chunks; i++)
-        if (is_last_chunk(run, &plan->chunks[i])) context += run->prompt[plan->chunks[i].request];
-    Pass draft = {rows, run->reads_features ? row_tokens : 2 * rows, context, rows, rows ? run->draft_tokens : 0,
-                  plan->chunks, plan->num_chunks};
+    if (!draft_tokens || run->set.looks_up) return end_s;
+    Count rows = run->num_rows + plan->num_completed, first_tokens = run->set.reads_features ? row_tokens : 2 * rows;
+    Count context = run->context + plan->completed_tokens, passes = rows ? draft_tokens : 0;
+    Pass draft = {rows, first_tokens, context, rows, passes, &plan->chunks};
     return submit(run, 1, &draft, 0.0);
 }
 
-/* All requests served: 1; memory is short or nothing can go on, which is not for this loop: 0; an exception: -1. */
+/* The host looks up drafts for `rows`. */
+static void look_up(Run *run, Count rows) {
+    if (!rows) return;
+    run->now_s = run->issuer_free_s = larger(run->issuer_free_s, run->now_s) + run->set.lookup_row_s * rows;
+    run->totals.usage[1].num_works++;
+}
+
+/* The step that just ended is noted, with `measured` rows whose gap counts. */
+static void note_step(Run *run, Count measured, Count held) {
+    if (run->step == run->max_done) {
+        run->max_done = run->max_done ? 2 * run->max_done : 1024;
+        Done *done = PyMem_Realloc(run->done, run->max_done * sizeof(Done));
+        if (done == NULL) { PyErr_NoMemory(); run->has_failed = 1; return; }
+        run->done = done;
+    }
+    run->done[run->step++] = (Done){run->now_s, measured, held};
+    if (run->step % STEPS_PER_SIGNAL_CHECK == 0 && !run->has_failed) run->has_failed = PyErr_CheckSignals() < 0;
+}
+
+/* All requests served: 1; memory is short or nothing can go on, which is not for this loop: 0. */
 static int serve_all(Run *run) {
-    Count tokens_per_row = run->draft_tokens + 1, per_row = tokens_per_row + run->slots_per_request;
-    int current = 0, is_planned = 0;
-    while (run->num_finished < run->num_requests) {
-        Plan *plan = &run->plans[current];
-        if (!is_planned || !(run->num_rows || plan->num_chunks)) {
-            queue_up(run);
-            if (!has_room(run, run->num_rows)) return 0;
-            plan_prompts(run, plan, run->num_rows, run->max_tokens - run->num_rows * per_row, run->num_rows > 0);
-            is_planned = 1;
-            if (!(run->num_rows || plan->num_chunks)) {
-                Py_ssize_t next = run->num_queued;
-                bring_in(run);
-                if (next >= run->num_come) return 0;
-                if (run->entered_s[next] > run->now_s) run->now_s = run->entered_s[next];
-                continue;
-            }
+    const Settings *set = &run->set;
+    Plan *plan = &run->plans[0], *next = &run->plans[set->is_async];
+    int is_planned = 0;
+    while (!run->has_failed && run->num_finished < run->num_requests) {
+        is_planned = is_planned && (run->num_rows || plan->chunks.count);
+        if (!is_planned && !plan_prompts(run, plan, run->num_rows, run->num_rows)) return 0;
+        if (!run->num_rows && !plan->chunks.count) {
+            bring_in(run);
+            if (run->num_queued == run->num_come) return 0;
+            run->now_s = larger(run->now_s, run->requests[run->num_queued].entered_s);
+            continue;
         }
-        if (run->step == 1) run->second_s = run->now_s;
         double end_s = submit_step(run, plan, run->now_s - plan->at_s);
-        if (end_s < 0.0) return -1;
-        is_planned = run->is_async;
-        Count partial_tokens = run->partial >= 0 ? run->partial_tokens : 0;
-        if (run->is_async) {
-            queue_up(run);
-            if (!has_room(run, run->num_rows + plan->num_completed)) return 0;
-            Count going_on = run->num_rows - run->ring[run->step & run->ring_mask].num_ending;
-            for (Py_ssize_t i = 0; i < plan->num_chunks; i++)
-                going_on += is_last_chunk(run, &plan->chunks[i]) && run->output[plan->chunks[i].request] > 1;
-            current = 1 - current;
-            plan_prompts(run, &run->plans[current], run->num_rows + plan->num_completed,
-                         run->max_tokens - going_on * per_row, going_on > 0);
+        Count measured = run->num_measured, partial_tokens = run->partial >= 0 ? run->partial_tokens : 0;
+        is_planned = next != plan;
+        if (is_planned) {
+            Count num_ending = run->ring[run->step & run->ring_mask].num_ending;
+            Count num_going_on = run->num_rows - num_ending + plan->num_joining;
+            if (!plan_prompts(run, next, run->num_rows + plan->num_completed, num_going_on)) return 0;
         }
         bring_in(run);
-        run->now_s = end_s + (plan->num_chunks ? run->prompt_result_s : run->result_s);
-        Count measured = run->num_measured;
+        run->now_s = end_s + (plan->chunks.count ? set->prompt_result_s : set->result_s);
+        if (set->looks_up) look_up(run, run->num_rows + plan->num_completed);
         if (run->num_rows) advance(run);
-        for (Py_ssize_t i = 0; i < plan->num_chunks; i++) {
-            Py_ssize_t request = plan->chunks[i].request;
-            if (!is_last_chunk(run, &plan->chunks[i])) continue;
-            run->first_s[request] = run->last_s[request] = run->now_s;
-            if (run->output[request] == 1) release(run, request);
-            else join(run, request);
-        }
-        if (note_step(run, measured, run->context + run->num_rows * tokens_per_row + partial_tokens) < 0) return -1;
-        if (++run->step % STEPS_PER_SIGNAL_CHECK == 0 && PyErr_CheckSignals() < 0) return -1;
+        complete(run, plan);
+        note_step(run, measured, run->context + run->num_rows * (set->draft_tokens + 1) + partial_tokens);
+        Plan *done = plan;
+        plan = next, next = done;
     }
     return 1;
 }
 
 /* -- the door */
 
-static const Py_ssize_t NEEDED[NUM_KINDS][2] = {{9, 10}, {9, 10}, {6, 7}, {3, 3}, {5, 5}, {3, 3}};
-/* Numbers of a slot at least, its keys among them: compact, table. */
-enum { NUM_WRITTEN = 6, OFFSETS = 11, ACCEPTED = 12, NUM_ARRAYS = 13 };
-static const Py_ssize_t SIZE_OF[NUM_ARRAYS] = {8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 1, 8, 1};
+enum { SETTINGS, REQUESTS, ACCEPTED, RING, CHUNKS, MODELS, NUM_BUFFERS = MODELS + 2 * (1 + NUM_KINDS) };
+/* Buffers; a model has constants and slots by kind. */
 
-/* An array of `count` elements behind a buffer, kept in `held`; NULL with an exception set. */
-static void *array_of(Py_buffer *held, int *num_held, PyObject *object, Py_ssize_t count, Py_ssize_t size, int flags) {
-    if (*num_held == MAX_BUFFERS || PyObject_GetBuffer(object, &held[*num_held], flags) < 0) return NULL;
-    Py_buffer *view = &held[(*num_held)++];
-    if (view->itemsize != size || view->len < count * size) {
-        PyErr_Format(PyExc_ValueError, "want %zd numbers of %zd bytes, got %zd bytes", count, size, view->len);
-        return NULL;
-    }
-    return view->buf;
+/* A struct as it is in Python; 0 with an exception set. */
+static int copy(void *into, Py_ssize_t size, const Py_buffer *view) {
+    if (view->len == size) memcpy(into, view->buf, size);
+    else PyErr_Format(PyExc_ValueError, "want a struct of %zd bytes, got %zd", size, view->len);
+    return view->len == size;
 }
 
-static int read_model(Model *m, PyObject *numbers, PyObject *slots, PyObject *histories, Py_buffer *held, int *num_held) {
-    if (!PyArg_ParseTuple(numbers, "iidddddddddddddddddd(dddddd)", &m->is_table, &m->by_rows, &m->layers, &m->extra_s,
-                          &m->phase_s, &m->max_row_tokens, &m->fixed_s, &m->sharpness, &m->root, &m->four_heads,
-                          &m->prefill_rate, &m->small_factor, &m->kv_bytes, &m->kv_rate, &m->block_s, &m->tile_share,
-                          &m->half_extra, &m->context_s, &m->pair_s, &m->kv_token_s, &m->told[0], &m->told[1],
-                          &m->told[2], &m->told[3], &m->told[4], &m->told[5]))
-        return -1;
-    m->histories = array_of(held, num_held, histories, 1, sizeof(double), PyBUF_ND);
-    if (m->histories == NULL) return -1;
-    m->num_histories = held[*num_held - 1].len / (Py_ssize_t)sizeof(double);
-    for (int kind = 0; kind < NUM_KINDS; kind++) {
-        PyObject *table = PyTuple_GetItem(slots, kind);
-        m->slots[kind].data = table == NULL ? NULL : array_of(held, num_held, table, 1, sizeof(double), PyBUF_ND | PyBUF_WRITABLE);
-        if (m->slots[kind].data == NULL) return -1;
-        Py_buffer *view = &held[*num_held - 1];
-        if (view->ndim != 2 || view->shape[0] & (view->shape[0] - 1) || view->shape[1] < NEEDED[kind][m->is_table]) {
-            PyErr_SetString(PyExc_ValueError, "slots must be a power of two, and as wide as their numbers");
-            return -1;
+static int read_run(Run *run, const Py_buffer *view) {
+    if (!copy(&run->set, sizeof run->set, &view[SETTINGS])) return 0;
+    run->free_blocks = run->set.num_blocks;
+    run->requests = view[REQUESTS].buf, run->num_requests = view[REQUESTS].len / (Py_ssize_t)sizeof(Request);
+    run->accepted = view[ACCEPTED].buf;
+    run->ring = view[RING].buf, run->ring_mask = view[RING].len / (Py_ssize_t)sizeof(Step) - 1;
+    run->plans[0].chunks.at = view[CHUNKS].buf;
+    run->plans[1].chunks.at = run->plans[0].chunks.at + view[CHUNKS].len / (Py_ssize_t)sizeof(Chunk) / 2;
+    view += MODELS;
+    for (Model *m = run->model; m < run->model + 2; m++) {
+        if (!copy(&m->is, sizeof m->is, view++)) return 0;
+        for (int kind = 0; kind < NUM_KINDS; kind++, view++) {
+            Py_ssize_t width = (Py_ssize_t)m->is.widths[kind];
+            m->slots[kind] = (Slots){view->buf, width, view->len / (Py_ssize_t)sizeof(double) / width - 1};
         }
-        m->slots[kind].mask = view->shape[0] - 1, m->slots[kind].width = view->shape[1];
     }
-    if (m->is_table && m->slots[CHUNK].width < m->num_histories + 2) {
-        PyErr_SetString(PyExc_ValueError, "slots of chunks must hold a number for each history");
-        return -1;
-    }
-    return 0;
-}
-
-/* The ring, and every request checked: no loop above reads or writes beyond an array whatever it is given. */
-static int prepare(Run *run, Py_ssize_t num_accepted) {
-    Count longest = 1;
-    for (Py_ssize_t i = 0; i < run->num_requests; i++) {
-        Count num_rounds = run->output[i] - 1;
-        int is_bad = run->prompt[i] < 1 || num_rounds < 0 || run->blocks[i] < 0 || isnan(run->arrival_s[i] + run->delay_s[i]);
-        if (run->draft_tokens && !is_bad) {
-            Count begin = run->offsets[i], end = run->offsets[i + 1];
-            is_bad = begin < 0 || end < begin || end > num_accepted || (end == begin) != (num_rounds == 0);
-            for (Count j = begin; !is_bad && j < end; j++) is_bad = run->accepted[j] < 0;
-            num_rounds = end - begin;
-        }
-        if (is_bad) {
-            PyErr_Format(PyExc_ValueError, "request %zd: no such arrival, prompt, output, blocks or rounds", i);
-            return -1;
-        }
-        if (num_rounds > longest) longest = num_rounds;
-    }
-    Count size = 4;
-    while (size < longest + 2) size *= 2;
-    run->ring_mask = size - 1;
-    run->ring = PyMem_Calloc(size, sizeof(Step));
-    run->next_leaving = PyMem_Calloc(run->num_requests + 1, sizeof(Py_ssize_t));
-    for (int i = 0; i < 2; i++) run->plans[i].chunks = PyMem_Calloc(run->max_seqs + 2, sizeof(Chunk));
-    if (run->ring == NULL || run->next_leaving == NULL || run->plans[0].chunks == NULL || run->plans[1].chunks == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    return 0;
-}
-
-static PyObject *results(const Run *run) {
-    const Usage *usage = run->usage;
-    return Py_BuildValue("(y#dd(LLd)(LLd)d)", run->done ? (char *)run->done : "", run->step * (Py_ssize_t)sizeof(Done),
-                         run->now_s, run->step > 1 ? run->second_s : INFINITY, (long long)usage[0].num_works,
-                         (long long)usage[0].tokens, usage[0].device_s, (long long)usage[1].num_works,
-                         (long long)usage[1].tokens, usage[1].device_s, run->busy_s);
+    return 1;
 }
 
 static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
     Run run = {.partial = -1};
-    Py_buffer held[MAX_BUFFERS];
-    int num_held = 0, outcome = -1;
-    PyObject *numbers[2], *slots[2], *histories[2], *arrays, *given = NULL;
-    long long draft_tokens, max_seqs, max_tokens, max_concurrency, per_request, padded, free_blocks;
-    if (!PyArg_ParseTuple(args, "(LLLLLLLpppp)(ddddd(ddddd))(O!O!O)(O!O!O)O!OO", &draft_tokens, &max_seqs, &max_tokens,
-                          &max_concurrency, &per_request, &padded, &free_blocks, &run.is_async, &run.no_evict,
-                          &run.whole_prompts, &run.reads_features, &run.step_s, &run.row_s, &run.eager_s,
-                          &run.result_s, &run.prompt_result_s, &run.served[0], &run.served[1], &run.served[2],
-                          &run.served[3], &run.served[4], &PyTuple_Type, &numbers[0], &PyTuple_Type, &slots[0],
-                          &histories[0], &PyTuple_Type, &numbers[1], &PyTuple_Type, &slots[1], &histories[1],
-                          &PyTuple_Type, &arrays, &run.ask, &run.check))
-        return NULL;
-    run.draft_tokens = draft_tokens, run.max_seqs = max_seqs, run.max_tokens = max_tokens;
-    run.max_concurrency = max_concurrency, run.slots_per_request = per_request, run.padded_tokens = padded;
-    run.free_blocks = free_blocks;
-    if (draft_tokens < 0 || max_seqs < 1 || max_tokens < 1 || max_concurrency < 0 || per_request < 0 || padded < 0) {
-        PyErr_SetString(PyExc_ValueError, "limits must not be negative");
-        return NULL;
+    Py_buffer view[NUM_BUFFERS];
+    int count = 0, is_served = -1;
+    PyObject *buffers, *result = NULL;
+    if (!PyArg_ParseTuple(args, "OOO!", &run.ask, &run.check, &PyTuple_Type, &buffers)) return NULL;
+    for (; count < NUM_BUFFERS; count++) {
+        PyObject *buffer = PyTuple_GetItem(buffers, count);
+        if (buffer == NULL || PyObject_GetBuffer(buffer, &view[count], PyBUF_WRITABLE) < 0) break;
     }
-    for (int i = 0; i < 2; i++)
-        if (read_model(&run.model[i], numbers[i], slots[i], histories[i], held, &num_held) < 0) goto done;
-    void *array[NUM_ARRAYS];
-    for (int i = 0; i < NUM_ARRAYS; i++) {
-        PyObject *object = PyTuple_GetItem(arrays, i);
-        Py_ssize_t count = i == OFFSETS ? run.num_requests + 1 : i == ACCEPTED ? 0 : run.num_requests;
-        int flags = i < NUM_WRITTEN ? PyBUF_ND | PyBUF_WRITABLE : PyBUF_ND;
-        array[i] = object == NULL ? NULL : array_of(held, &num_held, object, count, SIZE_OF[i], flags);
-        if (array[i] == NULL) goto done;
-        if (i == 0) run.num_requests = held[num_held - 1].len / SIZE_OF[0];
-    }
-    run.arrival_s = array[0], run.entered_s = array[1], run.queued_s = array[2], run.scheduled_s = array[3];
-    run.first_s = array[4], run.last_s = array[5], run.delay_s = array[6], run.prompt = array[7];
-    run.output = array[8], run.blocks = array[9], run.measured = array[10], run.offsets = array[OFFSETS];
-    run.accepted = array[ACCEPTED];
-    if (prepare(&run, held[num_held - 1].len) == 0) outcome = serve_all(&run);
-done:
-    if (outcome == 1) given = results(&run);
-    else if (outcome == 0) given = Py_BuildValue("");
-    while (num_held) PyBuffer_Release(&held[--num_held]);
-    PyMem_Free(run.ring), PyMem_Free(run.next_leaving), PyMem_Free(run.done);
-    PyMem_Free(run.plans[0].chunks), PyMem_Free(run.plans[1].chunks);
-    return given;
+    if (count == NUM_BUFFERS && read_run(&run, view)) is_served = serve_all(&run);
+    run.totals.now_s = run.now_s;
+    if (is_served >= 0 && !run.has_failed)
+        result = Py_BuildValue(is_served ? "y#y#" : "", (char *)run.done, (Py_ssize_t)(run.step * sizeof(Done)),
+                               (char *)&run.totals, (Py_ssize_t)sizeof run.totals);
+    while (count) PyBuffer_Release(&view[--count]);
+    PyMem_Free(run.done);
+    return result;
 }
 
 static PyMethodDef METHODS[] = {{"serve", serve, METH_VARARGS, "A whole run; None where it is not for this loop."},
                                 {NULL, NULL, 0, NULL}};
-static PyModuleDef_Slot MODULE_SLOTS[] = {{0, NULL}};
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "core", "by_totals in C.", 0, METHODS, MODULE_SLOTS, NULL, NULL, NULL};
+static PyModuleDef_Slot NO_SLOTS[] = {{0, NULL}};
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, .m_name = "core", .m_methods = METHODS, .m_slots = NO_SLOTS};
 
 PyMODINIT_FUNC PyInit_core(void) { return PyModuleDef_Init(&MODULE); }

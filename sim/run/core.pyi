@@ -1,5 +1,5 @@
 from typing import Any
 
 def serve(*arguments: Any) -> tuple[Any, ...] | None:
-    """A whole run, from limits, host, two models, arrays, and the functions for what is lacking and beyond range; None
+    """A whole run: its steps and totals, from the functions for what is lacking and beyond range, and buffers; None
     where it is not for the core."""

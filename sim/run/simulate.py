@@ -143,6 +143,7 @@ def run_recorded(
 
 def accounts_of(host: SimHost, works: list[WorkRecord]) -> Accounts:
     """Records of the simulated host, with the `works` that somebody noted."""
+    streams = list(host.streams)
     return Accounts(
         now_s=host.now_s,
         usage=[
@@ -154,7 +155,7 @@ def accounts_of(host: SimHost, works: list[WorkRecord]) -> Accounts:
                 device_s=usage.device_s,
                 tokens=usage.tokens,
             )
-            for (stream, kind), usage in host.usage.items()
+            for (stream, kind), usage in sorted(host.usage.items(), key=lambda item: streams.index(item[0][0]))
         ],
         device_busy_s=host.device_busy_s,
         num_polls=host.num_polls,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from sim.compare.capacity import Saturation
+from sim.compare.capacity import NEAR_SATURATION
 from sim.compare.point_runs import Point, run_point
 from sim.compare.run_length import settled
 from sim.compare.side_by_side import Comparison, Level
@@ -36,8 +36,6 @@ from sim.workload.generate import num_requests
 
 CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
 FACTOR = 2.0
-NEAR_SATURATION = 0.7
-"""Share of capacity, or of what it surely exceeds where it was not measured (sim.compare.capacity)."""
 SLOWER = 1.05
 """Factor on all steps, where the elasticity of latency to them is wanted."""
 FEW_PROMPTS, MANY_PROMPTS = 100, 1000
@@ -204,7 +202,7 @@ def _perturbed(
 ) -> tuple[float | None, float | None]:
     """Factor on mean E2EL with the constants of `engine` a standard deviation higher, None where none is given or
     known; and near saturation its elasticity to step times. Both on the draws of the first replication."""
-    is_near = _is_near_saturation(resolved, row)
+    is_near = _is_near_saturation(row)
     error_pct = engine.error_pct if engine is not None else None
     if not error_pct and not is_near:
         return None, None
@@ -225,14 +223,12 @@ def _perturbed(
     return slowed, None if steeper is None else max(1.0, log(steeper) / log(SLOWER))
 
 
-def _is_near_saturation(resolved: Resolved, row: PolicySummary) -> bool:
+def _is_near_saturation(row: PolicySummary) -> bool:
     """Latency answers to step times by more than their share. A load that is lighter than capacity, which
     was not measured then, may still be near it."""
-    rate_per_s, limit_per_s = row.load.rate_per_s, row.load.capacity_per_s
-    if rate_per_s is None or (row.mean["device_utilization"] or 0.0) <= BUSY_SHARE:
+    rate_per_s, limit_per_s = row.load.rate_per_s, row.load.capacity_per_s or row.load.floor_per_s
+    if rate_per_s is None or limit_per_s is None or (row.mean["device_utilization"] or 0.0) <= BUSY_SHARE:
         return False
-    if limit_per_s is None:
-        limit_per_s = Saturation(resolved).floor(rate_per_s / NEAR_SATURATION)
     return rate_per_s > NEAR_SATURATION * limit_per_s
 
 

@@ -14,8 +14,7 @@ from sim.acceptance.draws import AcceptanceDraws
 from sim.costs.cost import CostModel
 from sim.engine.kv import KvPool
 from sim.interface.request import Request
-from sim.interface.work import Chunk, Kind, Model, Work
-from sim.policies.continuous.plan import DRAFT_ROW_TOKENS
+from sim.interface.work import Chunk, Kind, Work
 
 
 def run_reference(
@@ -29,7 +28,8 @@ def run_reference(
     pool: KvPool,
 ) -> tuple[int, float]:
     """Serve all requests into the memory of an empty `pool`; (number of steps, time of the last token, s). Every
-    request of a step takes `slots_per_request` tokens of its budget beside its own. Fills in the requests' token times.
+    request of a step takes `slots_per_request` tokens of its budget beside its own; drafts are looked up. Fills in the
+    requests' token times.
     """
     waiting = deque(requests)
     prompts: list[Request] = []
@@ -78,23 +78,9 @@ def run_reference(
         )
         prepare_s, launch_s, device_s, _ = cost(work)
         end_s = now_s + prepare_s + max(launch_s, device_s)
-        if draft_tokens:
-            num_drafted = num_rows + len(completed)
-            draft = Work(
-                kind=Kind.DRAFT,
-                model=Model.DRAFT,
-                rows=num_drafted,
-                row_tokens=DRAFT_ROW_TOKENS * num_drafted,
-                context_tokens=context_tokens + sum(request.prompt_tokens for request in completed),
-                chunks=tuple(chunks),
-                head_rows=num_drafted,
-                draft_tokens=draft_tokens if num_drafted else 0,
-            )
-            issuer_free_s = now_s + prepare_s + launch_s
-            prepare_s, launch_s, device_s, _ = cost(draft)
-            issued_s = issuer_free_s + prepare_s + launch_s
-            end_s = max(max(end_s, issuer_free_s + prepare_s) + device_s, issued_s)
         now_s = end_s + costs.result_s
+        if draft_tokens and num_rows + len(completed):
+            now_s += cost(Work(kind=Kind.HOST, rows=num_rows + len(completed))).prepare_s
         context_tokens += num_rows + gains.pop(step, 0)
         while leaving and leaving[0][0] == step:
             _, _, kept_tokens, request = heapq.heappop(leaving)

@@ -7,8 +7,9 @@
 Every figure is the median over rounds, in which the programs take turns, after one that nobody counts: this
 interpreter's lanesim, without its compiled core and with it, where that is built; a bare loop of the same
 decisions (validation.speed.bare_loop), whose steps are asserted to be the same; and the offline replay of NVIDIA Dynamo
-(Apache-2.0) where its wheels, ai-dynamo and ai-dynamo-runtime 1.6 or later, are installed. Compare ratios of one run,
-not seconds of two machines.
+(Apache-2.0) where its wheels, ai-dynamo and ai-dynamo-runtime 1.6 or later, are installed, whose tokens are asserted to
+be as many (of its steps it says nothing). Its drafts cost nothing, so ours come from n-grams beside it, which no pass
+makes. Compare ratios of one run, not seconds of two machines.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from validation.tables import page as write_page
 PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
 RATE = {0: 12.4, 4: 14.0}
 """Requests per second by draft length that keep about 35 requests in the batch."""
+LOOKED_UP_RATE = 18.0
+"""Likewise where drafts are looked up."""
+LOOKED_UP = ("--set", "speculation.method=ngram")
 LANE_RATE = 1.0
 MILLION = 1_000_000
 """Requests of the case that the compiled core alone serves, once, without a list of each request's metrics."""
@@ -94,7 +98,7 @@ profile, num_prompts, rate, draft_tokens, seed = sys.argv[1], *map(float, sys.ar
 scenario = Scenario.of(
     profile=profile, policy="continuous", dataset_name="azure-conv", num_prompts=int(num_prompts), request_rate=rate,
     num_speculative_tokens=int(draft_tokens), acceptance="iid:0.7", max_num_seqs=256, max_num_batched_tokens=2048,
-    **{"engine.async_scheduling": False},
+    **{"engine.async_scheduling": False, "speculation.method": "ngram"},
 )
 resolved = resolve(scenario, load(profile), "continuous")
 experiment = Experiment(resolved, seed)
@@ -119,7 +123,7 @@ report = run_trace_replay(
     sys.argv[1], extra_engine_args={"engine": engine}, trace_block_size=512, capture_per_request=False
 )
 used = resource.getrusage(resource.RUSAGE_SELF)
-done = report.summary["completed_requests"]
+done = [report.summary["completed_requests"], report.summary["total_output_tokens"]]
 print(json.dumps([done, used.ru_utime + used.ru_stime, peak_mb()]), file=sys.stderr)
 """
 
@@ -137,7 +141,7 @@ class SpeedCase(NamedTuple):
     @property
     def has_peers(self) -> bool:
         """True where other programs serve the same."""
-        return self.policy == "continuous" and not self.more and 10 < self.num_prompts < MILLION
+        return self.more == LOOKED_UP
 
 
 class Used(NamedTuple):
@@ -152,9 +156,9 @@ SWEEP = "a sweep of 1,000 points of 50 requests"
 CASES = (
     SpeedCase("ten requests (start-up)", "continuous", 10, 1.0, 4),
     *(
-        SpeedCase(f"continuous, {count:,} requests, k={k}", "continuous", count, rate, k)
+        SpeedCase(f"continuous, {count:,} requests, {name}", "continuous", count, rate, k, LOOKED_UP)
         for count in (10_000, 100_000)
-        for k, rate in RATE.items()
+        for k, rate, name in ((0, RATE[0], "k=0"), (4, LOOKED_UP_RATE, "k=4, n-grams"))
     ),
     SpeedCase(f"continuous, {MILLION:,} requests, k=0", "continuous", MILLION, RATE[0], 0),
     *(
@@ -210,8 +214,8 @@ def reference(case: SpeedCase, seed: int) -> Used:
     return Used(*child(REFERENCE, *arguments)[0])
 
 
-def replayed(case: SpeedCase, seed: int, folder: Path) -> Used:
-    """Dynamo's replay of the same arrivals and lengths; its steps cost what its polynomial has."""
+def replayed(case: SpeedCase, seed: int, tokens: int, folder: Path) -> Used:
+    """Dynamo's replay of the same arrivals and lengths, of `tokens` to emit; its steps cost what its polynomial has."""
     trace = folder / f"{case.num_prompts}-{case.draft_tokens}.jsonl"
     if not trace.exists():
         workload = Workload(dataset_name="azure-conv", num_prompts=case.num_prompts, request_rate=case.rate)
@@ -227,7 +231,7 @@ def replayed(case: SpeedCase, seed: int, folder: Path) -> Used:
                 }
                 file.write(json.dumps(row) + "\n")
     used = Used(*child(REPLAY, str(trace), str(case.draft_tokens), str(ACCEPTED))[0])
-    assert used.gave == case.num_prompts, used
+    assert used.gave == [case.num_prompts, tokens], used
     return used
 
 
@@ -248,7 +252,7 @@ def measured(case: SpeedCase, cores: Mapping[str, str], rounds: int, folder: Pat
         assert abs(run["duration"] - end_s) < 1e-6 * end_s
         by_program.setdefault(BARE, []).append(bare)
         if find_spec("dynamo") is not None:
-            by_program.setdefault(DYNAMO, []).append(replayed(case, run["seed"], folder))
+            by_program.setdefault(DYNAMO, []).append(replayed(case, run["seed"], run["total_output_tokens"], folder))
     return {name: used[1:] for name, used in by_program.items()}
 
 
@@ -265,8 +269,11 @@ def row_of(case: SpeedCase, by_program: Mapping[str, Sequence[Used]]) -> dict[st
         used = by_program.get(program)
         return f"{median(getattr(each, field) for each in used):.{digits}f}" if used else ""
 
+    runs = [used[-1].gave for used in by_program.values() if isinstance(used[-1].gave, dict)]
     return {
         "case": case.name.strip(),
+        "steps": str(runs[0]["num_works"]["step"]) if runs and case.policy == "continuous" else "",
+        "tokens": str(runs[0]["total_output_tokens"]) if runs else "",
         "cpu_s": of(PURE, "cpu_s", 2),
         "memory_mb": of(PURE, "memory_mb", 0),
         "compiled_s": of(COMPILED, "cpu_s", 2),
@@ -287,15 +294,20 @@ def machine() -> str:
 
 
 def main(rounds: int = 5, only: str = "", page: Path | None = None, csv: Path | None = None) -> None:
-    import pandas as pd
-
     cores = {PURE: "off"} | ({COMPILED: "on"} if is_on() else {})
-    lines = []
+    lines: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
             if only in case.name:
                 lines.append(row_of(case, measured(case, cores, rounds, Path(folder))))
                 print(", ".join(f"{key} {value}" for key, value in lines[-1].items() if value), flush=True)
+                write(lines, rounds, page, csv)
+
+
+def write(lines: Sequence[Mapping[str, str]], rounds: int, page: Path | None, csv: Path | None) -> None:
+    """The page and the table so far: whoever stops the command keeps them."""
+    import pandas as pd
+
     if page is not None:
         write_page(
             page,
@@ -303,6 +315,7 @@ def main(rounds: int = 5, only: str = "", page: Path | None = None, csv: Path | 
             version=version("lanesim"),
             machine=machine(),
             rounds=str(rounds),
+            dynamo=version("ai-dynamo") if find_spec("dynamo") is not None else "not installed",
             table=pd.DataFrame(lines).rename(columns=HEADINGS),
         )
     if csv is not None:

@@ -35,7 +35,7 @@ class CompactRows(RowPart):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        return self._fixed_s, self._blocks_power, self._kv_token_s, self._query_s
+        return self._fixed_s, self._query_s, self._blocks_power, self._kv_token_s
 
     def device_s(self, kv_tokens: int) -> float:
         together: float = (self._blocks_power + (kv_tokens * self._kv_token_s) ** self._power) ** self._root
@@ -154,8 +154,7 @@ class CompactPasses(ModelPasses):
 
     # -- as slots (sim.costs.forms.slots)
 
-    widths = (4, 3, 1)
-    histories = (0.0,)
+    widths = (4, 4, 1)
 
     @property
     def constants(self) -> tuple[float, ...]:
@@ -177,7 +176,7 @@ class CompactPasses(ModelPasses):
     def beside(self, rows: int, row_tokens: int) -> tuple[float, ...]:
         kv_token_s = self.row_kv_token_s(row_tokens / rows, is_decode=False)
         pairs_s = 0.0 if self._verify.query_tile > 1 else self._pair_s * (row_tokens - rows)
-        return float((self.row_head_s * rows) ** self.sharpness), kv_token_s, pairs_s
+        return pairs_s, 0.0, float((self.row_head_s * rows) ** self.sharpness), kv_token_s
 
     def chunk(self, tokens: int) -> tuple[float, ...]:
         raise AssertionError("chunks are priced by their pairs")

@@ -5,9 +5,8 @@ Not here: the core (sim/run/core.c), which runs it takes (sim.run.compiled), the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,64 +24,50 @@ NUM_SLOTS = (1024, 1024, 2048, 8192, 16384, 4096)
 ROW_BITS = 20
 """Low bits of a second key of TOKENS hold row tokens, the rest rows."""
 
+CHUNKS = np.dtype([("new_tokens", "i8"), ("history", "i8"), ("request", "i8")])
+"""A chunk of a prompt, as the core has it."""
+
 Numbers = tuple[float, ...]
 
 
-class Slotted(Protocol):
-    """Passes of a form whose costs can be slots."""
-
-    @property
-    def widths(self) -> tuple[int, int, int]:
-        """Numbers of a pass of rows, of rows beside chunks, and of one chunk."""
-        ...
-
-    @property
-    def histories(self) -> Sequence[float]:
-        """Measured histories of chunks."""
-        ...
-
-    @property
-    def constants(self) -> Numbers:
-        """Numbers of prefill attention, as the core reads them."""
-        ...
-
-    @property
-    def bounds(self) -> Numbers:
-        """Largest measured tokens, head rows, rows, chunk, history and queries."""
-        ...
-
-    def beside(self, rows: int, row_tokens: int) -> Numbers: ...
-    def chunk(self, tokens: int) -> Numbers: ...
-
-
 class PairSlots:
-    """Slots of target and draft; `tokens_per_row` [2] of a first pass."""
+    """Slots of target and draft; `tokens_per_row` [2] of a first pass.
+
+    Passes of either form have `widths` (numbers of a pass of rows, of rows beside chunks, and of one chunk),
+    `constants` of prefill attention, `bounds` (largest measured tokens, head rows, rows, chunk, history and queries),
+    and the numbers themselves: `row_parts`, `beside(rows, row_tokens)`, `chunk(tokens)`.
+    """
 
     def __init__(self, costs: CompactCosts | TableCosts, tokens_per_row: tuple[int, int]) -> None:
         self._costs, self._tokens_per_row = costs, tokens_per_row
         models = (Model.TARGET, Model.DRAFT if costs.profile.draft is not None else Model.TARGET)
         self._passes: list[Any] = [costs.passes(model) for model in models]
-        self.models = [self._numbers(passes) for passes in self._passes]
-        """[2] constants, slots by kind, and measured histories."""
+        self.models = [self._arrays(passes) for passes in self._passes]
+        """[2] constants, and slots by kind, as the core reads them."""
 
-    def _numbers(self, passes: Any) -> tuple[tuple[Any, ...], tuple[NDArray[np.float64], ...], NDArray[np.float64]]:
+    def _arrays(self, passes: Any) -> tuple[NDArray[np.float64], ...]:
         part, beside, chunk = passes.widths
-        widths = (3 + part, 3 + part, 1 + beside, chunk, 3, 1)
-        slots = tuple(np.zeros((num, 2 + width)) for num, width in zip(NUM_SLOTS, widths, strict=True))
-        constants = (
-            int(isinstance(self._costs, TableCosts)),
-            int(passes.has_experts),
-            float(passes.layers),
+        widths = [2 + width for width in (3 + part, 3 + part, 1 + beside, chunk, 3, 1)]
+        numbers = (
+            isinstance(self._costs, TableCosts),
+            passes.has_experts,
+            passes.layers,
             passes.extra_s,
             passes.phase_s,
-            float(passes.max_row_tokens),
+            passes.max_row_tokens,
             *passes.constants,
-            passes.bounds,
+            *passes.bounds,
+            *widths,
         )
-        return constants, slots, np.array(passes.histories, dtype=np.float64)
+        slots = [np.zeros((num, width)) for num, width in zip(NUM_SLOTS, widths, strict=True)]
+        return np.array(numbers, dtype=np.float64), *slots
 
-    def ask(self, model: int, kind: int, first: int, second: int) -> Numbers:
-        """Numbers of a slot that the core lacks."""
+    def ask(self, model: int, kind: int, place: int, first: int, second: int) -> None:
+        """Write the slot at `place`, which the core lacks."""
+        numbers = self._numbers(model, kind, first, second)
+        self.models[model][1 + kind][place, : 2 + len(numbers)] = first, second, *numbers
+
+    def _numbers(self, model: int, kind: int, first: int, second: int) -> Numbers:
         passes = self._passes[model]
         if kind == ROWS:
             row_tokens = first * self._tokens_per_row[model]
@@ -110,23 +95,15 @@ class PairSlots:
         fusion_s = passes.fusion_s(row_tokens) if passes.reads_features else 0.0
         return part.launch_s, float(part.max_context_tokens), fusion_s, *part.numbers
 
-    def check(
-        self,
-        model: int,
-        rows: int,
-        row_tokens: int,
-        context_tokens: int,
-        head_rows: int,
-        chunks: tuple[tuple[int, int], ...],
-    ) -> None:
-        """A pass has a size beyond what was measured and told before."""
+    def check(self, model: int, rows: int, row_tokens: int, context_tokens: int, head_rows: int, chunks: bytes) -> None:
+        """A pass has a size beyond what was measured and told before; `chunks` are CHUNKS."""
         work = Work(
             kind=STEP,
             rows=rows,
             row_tokens=row_tokens,
             context_tokens=context_tokens,
             head_rows=head_rows,
-            chunks=tuple([Chunk(*chunk) for chunk in chunks]),
+            chunks=tuple([Chunk(new, history) for new, history, _ in np.frombuffer(chunks, CHUNKS).tolist()]),
         )
         self._costs._check_range(self._passes[model], work)
 

@@ -11,7 +11,7 @@ work_costs).
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
@@ -51,7 +51,7 @@ class TableRows(RowPart):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        return float(len(self._kv_tokens)), *self._kv_tokens, *self._seconds, *self._slopes
+        return 0.0, 0.0, float(len(self._kv_tokens)), *self._kv_tokens, *self._seconds, *self._slopes
 
     def device_s(self, kv_tokens: int) -> float:
         i = bisect_right(self._kv_tokens, kv_tokens) - 1
@@ -95,6 +95,10 @@ class TablePasses(ModelPasses):
         self.compute_roof = max(2.0 * weights * tokens / seconds for tokens, seconds in points)
         self.bandwidth_roof = shape.read_bytes(1) / (shape.layers * profile.tensor_parallel * points[0][1])
         self._ratio = profile.table.body_ratio
+        self._max_contexts = [
+            max(context for context, value in zip(decode.context_tokens, curve, strict=True) if value is not None)
+            for curve in decode.seconds
+        ]
         self._lines: dict[tuple[int, int, bool], Line] = {}
         self._chunks: dict[int, list[float]] = {}
 
@@ -193,9 +197,7 @@ class TablePasses(ModelPasses):
     def max_row_context_tokens(self, rows: int) -> int:
         """The longest context that was measured with at least `rows` rows, or with the most rows there were."""
         grid = self._table.decode_attention
-        at_rows = next((i for i, most in enumerate(grid.rows) if most >= rows), len(grid.rows) - 1)
-        curve = grid.seconds[at_rows]
-        return max(context for context, value in zip(grid.context_tokens, curve, strict=True) if value is not None)
+        return self._max_contexts[min(bisect_left(grid.rows, rows), len(grid.rows) - 1)]
 
     def beyond(self, work: Work) -> Sequence[Excess]:
         measured, table = self._measured, self._table
@@ -228,11 +230,7 @@ class TablePasses(ModelPasses):
         table = self._table
         grids = (table.decode_attention, table.verify_attention, table.rows_beside_chunks)
         points = len({tokens for grid in grids if grid is not None for tokens in grid.context_tokens})
-        return 1 + 3 * (points + 1), 2 + 2 * points, len(self.histories)
-
-    @property
-    def histories(self) -> Sequence[float]:
-        return self._table.prefill_attention.history_tokens
+        return 3 + 3 * (points + 1), 3 + 2 * points, 1 + 2 * len(table.prefill_attention.history_tokens)
 
     @property
     def constants(self) -> tuple[float, ...]:
@@ -241,7 +239,7 @@ class TablePasses(ModelPasses):
     @property
     def bounds(self) -> tuple[float, ...]:
         most, table, verify = self._measured, self._table, self._table.verify_attention
-        history = self.histories[-1] or most.row_context_tokens
+        history = table.prefill_attention.history_tokens[-1] or most.row_context_tokens
         queries = inf if verify is None else verify.queries[-1]
         return most.tokens, table.head.tokens[-1], most.rows, most.chunk_tokens, history, queries
 
@@ -249,10 +247,11 @@ class TablePasses(ModelPasses):
         """As `rows_s` beside chunks."""
         line = self._line(rows, row_tokens, True)
         has_own = bool(self._beside) and row_tokens == rows
-        return 0.0 if has_own else self._decode[0][0], float(len(line.seconds)), *line.kv_tokens, *line.seconds
+        return 0.0, 0.0 if has_own else self._decode[0][0], float(len(line.seconds)), *line.kv_tokens, *line.seconds
 
     def chunk(self, tokens: int) -> tuple[float, ...]:
-        return tuple(self._chunk_curve(tokens))
+        histories = self._table.prefill_attention.history_tokens
+        return float(len(histories)), *histories, *self._chunk_curve(tokens)
 
 
 class TableCosts(WorkCosts[TablePasses]):

@@ -43,7 +43,7 @@ class Apart:
         """All of them: an unfinished one is shared from the next plan on, others once their step has ended."""
         self._lost: list[Request] = []
         """Retracted while a step under way has them, whose tokens count for nothing."""
-        self._lookahead = 0 if limits.method.looks_up else serving.controller.draft_tokens_max
+        self._lookahead = limits.lookahead(serving.controller.draft_tokens_max)
 
     def plan(self, running: list[Request], drafting: Mapping[int, int] | None, *, after_rows: bool = False) -> Step:
         """The next step (`plan_step`)."""

@@ -80,7 +80,7 @@ def can_be_totals(serving: Serving, limits: EngineLimits) -> bool:
     mixed with rows, all who may be seated fit for their whole lives."""
     if serving.controller.constant_length is None or serving.intake.group is not None:
         return False
-    if limits.long_prefill_token_threshold or limits.method.looks_up or limits.prefill_schedule_interval > 1:
+    if limits.long_prefill_token_threshold or limits.prefill_schedule_interval > 1:
         return False
     draft_tokens = serving.controller.draft_tokens_max
     if draft_tokens and serving.requests:
@@ -129,6 +129,12 @@ def _submit(
     return target, last
 
 
+def _lookup(load: StepLoad, draft_tokens: int, limits: EngineLimits) -> Work | None:
+    """The search for n-grams that goes on from the tokens which the step samples."""
+    is_due = limits.method is NGRAM and draft_tokens and (load.num_rows or load.completed)
+    return draft_work(load, draft_tokens, limits.method) if is_due else None
+
+
 # -- row by row
 
 
@@ -143,7 +149,6 @@ class Flight(NamedTuple):
     """Draft lengths by arrival index."""
     started_s: float
     lookup: Work | None = None
-    """The search for n-grams that goes on from the sampled tokens."""
     accepted: Sequence[int] | None = None
     """Accepted drafted tokens of each row where they are known already; None = as the target's ticket tells."""
 
@@ -228,9 +233,7 @@ def start_step(
     load, longest = load_of(step), max(lengths)
     target, last = _submit(serving, load, stream, limits, longest, ahead_s, group_tokens)
     by_index = dict(zip([request.index for request in requests], lengths, strict=True))
-    has_lookup = limits.method is NGRAM and longest and (load.num_rows or load.completed)
-    lookup = draft_work(load, longest, limits.method) if has_lookup else None
-    return Flight(step, target, last, by_index, serving.host.now_s, lookup)
+    return Flight(step, target, last, by_index, serving.host.now_s, _lookup(load, longest, limits))
 
 
 # -- rows as totals
@@ -245,7 +248,7 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
     budget_per_row = tokens_per_row + limits.slots_per_request if limits.mixes_prompts else 0
     """Tokens of a step that each of its rows takes from prompts."""
     is_async = limits.async_scheduling
-    lookahead = serving.controller.draft_tokens_max
+    lookahead = limits.lookahead(serving.controller.draft_tokens_max)
     is_sharing = serving.paged.is_sharing
     blocks = RowBlocks(serving.paged, draft_tokens, lookahead, is_async=is_async) if is_sharing else None
     rows = Rows(draws, draft_tokens, serving.measured, blocks)
@@ -292,11 +295,12 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
         )
         after_rows = not chunks
         target, last = _submit(serving, load, stream, limits, draft_tokens, started_s - step.at_s)
+        lookup = _lookup(load, draft_tokens, limits)
         if is_async:
             if serving.inbox and not has_room(serving, limits, num_rows + len(completed), partial):
                 running, under_way, accepted = _under_way(serving, limits, rows, step, last_step_s, is_apart=is_apart)
                 lengths = {request.index: draft_tokens for request in running}
-                flight = Flight(under_way, target, last, lengths, started_s, accepted=accepted)
+                flight = Flight(under_way, target, last, lengths, started_s, lookup, accepted)
                 rows, plan, last_step_s, after_rows = await _until_eased(serving, limits, stream, rows, running, flight)
                 partial, joined = None, _joined_since(rows, serving.measured, last_step_s)
                 continue
@@ -310,6 +314,8 @@ async def by_totals(serving: Serving, limits: EngineLimits, stream: Stream, draw
             )
             partial = plan.partial
         await last
+        if lookup is not None:
+            await host.run(lookup, stream)
         now_s = host.now_s
         if num_going:
             num_older = rows.num_measured
@@ -435,7 +441,7 @@ def _under_way(
 ) -> tuple[list[Request], Step, list[int]]:
     """Reservations become tables while `plan`, which was made ahead if there are rows, is under way, without them where
     it `is_apart`; returns the running requests, oldest first, the step, and what its rows are going to accept."""
-    lookahead = serving.controller.draft_tokens_max
+    lookahead = limits.lookahead(serving.controller.draft_tokens_max)
     tokens_per_row = _length(serving) + 1
     step = Step([], [], plan.prompts, plan.chunks)
     accepted = []

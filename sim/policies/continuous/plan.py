@@ -96,7 +96,7 @@ def _fill(
     longest = limits.long_prefill_token_threshold or budget
     if limits.spares_lone_prompt and len(running) + len(serving.inbox) == 1:
         longest = budget
-    lookahead = serving.controller.draft_tokens_max if not limits.method.looks_up else 0
+    lookahead = limits.lookahead(serving.controller.draft_tokens_max)
     max_model_len = serving.paged.max_tokens
     is_deferred = limits.prefill_schedule_interval > 1 and _defers_prompts(serving, running, limits)
     grow = serving.paged.grow
@@ -293,7 +293,8 @@ def plan_prompts(
     serving.intake.take_in(after_rows=after_rows, num_rows=num_seated + (partial is not None))
     if partial is None and not serving.inbox:
         return PromptPlan([], (), [], None, serving.host.now_s)
-    pool, lookahead, slots = serving.paged, serving.controller.draft_tokens_max, limits.slots_per_request
+    pool, slots = serving.paged, limits.slots_per_request
+    lookahead = limits.lookahead(serving.controller.draft_tokens_max)
     first = FirstChunk(limits.padded_tokens, num_rows > 0) if partial is None else ANY_CHUNK
     prompts: list[Request] = []
     chunks: list[Chunk] = []

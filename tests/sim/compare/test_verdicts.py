@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sim.compare.capacity import Saturation, load_of, peak_in_flight
+from sim.compare.capacity import NEAR_SATURATION, Saturation, load_of, peak_in_flight
 from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
 from sim.compare.run_length import Length, choose_run_length
@@ -481,6 +481,15 @@ def test_a_load_beyond_the_shortest_loop_is_stable_by_a_longer_one() -> None:
     rate = 1.1 * saturation(given, "continuous").floor()
     found = load_in_doubt(with_keys(given, workload={"request_rate": rate}))
     assert (found.verdict, found.capacity_per_s) == (Verdict.STABLE, None)
+
+
+def test_a_stable_load_knows_whether_it_is_near_what_capacity_surely_exceeds() -> None:
+    """The shortest loop tells that it is stable; a longer one that it is not near."""
+    given = Scenario.of(profile=PAIR, policy="continuous", input_len=256, output_len=64)
+    rate = 0.8 * saturation(given, "continuous").floor()
+    found = load_in_doubt(with_keys(given, workload={"request_rate": rate}))
+    assert found.floor_per_s is not None
+    assert NEAR_SATURATION * found.floor_per_s > rate
 
 
 def test_near_capacity_the_longest_loop_tells_what_the_saturated_run_would() -> None:

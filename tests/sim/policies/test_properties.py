@@ -14,7 +14,7 @@ from sim.costs.cost import Cost
 from sim.engine.draft_length import ByBatch
 from sim.interface.request import Request
 from sim.interface.work import Work
-from sim.policies.options import Batching, EngineLimits, KvMode
+from sim.policies.options import Batching, EngineLimits, KvMode, Method
 from sim.policies.registry import POLICIES, PolicyOptions
 from tests.properties import examples
 from tests.sim.constant_costs import ConstantCosts
@@ -22,6 +22,7 @@ from tests.sim.support import PeriodicDraws, SimRun
 
 arrival_s = st.floats(0.0, 40.0).map(lambda value: round(value, 2))
 asked = st.lists(st.tuples(arrival_s, st.integers(1, 60), st.integers(1, 25)), min_size=1, max_size=9)
+METHODS = st.sampled_from([Method.DRAFT_MODEL, Method.NGRAM])
 
 
 class SizedCosts(ConstantCosts):
@@ -154,6 +155,7 @@ def test_continuous_without_drafts_is_autoregressive_event_for_event(
     receive_interval=2,
     batch_wait_steps=0,
     batch_wait_ratio=0.5,
+    method=Method.DRAFT_MODEL,
 )  # memory ends between two looks at arrivals
 @given(
     rows=asked,
@@ -167,6 +169,7 @@ def test_continuous_without_drafts_is_autoregressive_event_for_event(
     receive_interval=st.sampled_from([1, 1, 2, 5]),
     batch_wait_steps=st.sampled_from([0, 0, 1, 4]),
     batch_wait_ratio=st.sampled_from([0.5, 1.0]),
+    method=METHODS,
 )
 def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     rows: list,
@@ -180,6 +183,7 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     receive_interval: int,
     batch_wait_steps: int,
     batch_wait_ratio: float,
+    method: Method,
 ) -> None:
     limits = EngineLimits(
         max_num_seqs=max_num_seqs,
@@ -189,6 +193,7 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
         receive_interval=receive_interval,
         batch_wait_steps=batch_wait_steps,
         batch_wait_ratio=batch_wait_ratio,
+        method=method,
     )
     memory = {"kv_blocks": kv_blocks if mixes_prompts else kv_blocks + 9 * 6, "max_concurrency": max_concurrency}
     assert_lazy_is_plain(rows, limits, draft_tokens=draft_tokens, **memory)
@@ -210,6 +215,7 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     has_priorities=st.booleans(),
     no_evict=st.booleans(),
     whole_prompts=st.booleans(),
+    method=METHODS,
 )
 def test_lazy_accounting_hands_over_while_memory_or_the_budget_is_short(
     rows: list,
@@ -222,6 +228,7 @@ def test_lazy_accounting_hands_over_while_memory_or_the_budget_is_short(
     has_priorities: bool,
     no_evict: bool,
     whole_prompts: bool,
+    method: Method,
 ) -> None:
     """And goes on where it is short no longer, perhaps several times, with rows that gave way in between; where whole
     answers are reserved, none gives way."""
@@ -234,6 +241,7 @@ def test_lazy_accounting_hands_over_while_memory_or_the_budget_is_short(
         async_scheduling=is_async,
         no_evict=no_evict,
         whole_prompts=whole_prompts,
+        method=method,
     )
     memory = {"kv_blocks": kv_blocks, "block_size": block_size, "num_warmups": num_warmups}
     lazy = assert_lazy_is_plain(rows, limits, has_priorities=has_priorities, draft_tokens=draft_tokens, **memory)

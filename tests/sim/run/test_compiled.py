@@ -16,16 +16,21 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from sim.acceptance.draws import AcceptanceDraws
+from sim.acceptance.models import IidAcceptance
 from sim.costs.extrapolation import collecting
+from sim.costs.forms.slots import CHUNKS
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise
+from sim.policies.options import EngineLimits
 from sim.run import compiled
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from tests.properties import examples
+from tests.sim.support import request, serve
 
 pytestmark = pytest.mark.skipif(not compiled.is_on(), reason="the core is not built, or switched off")
 PROFILES = (
@@ -52,9 +57,10 @@ def profile_of(name: str) -> Profile:
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
     name = draw(st.sampled_from(PROFILES))
-    has_draft = profile_of(name).draft is not None
+    is_lookup = profile_of(name).draft is None or draw(st.integers(0, 4)) == 0
     settings: dict[str, Any] = {
-        "num_speculative_tokens": draw(st.integers(0, 6)) if has_draft else 0,
+        "num_speculative_tokens": draw(st.integers(0, 6)),
+        "speculation.method": "ngram" if is_lookup else "draft_model",
         "request_rate": draw(st.sampled_from((0.5, 4.0, 12.0, inf))),
         "max_concurrency": draw(st.sampled_from((None, None, 1, 2, 7, 40))),
         "max_num_seqs": draw(st.sampled_from((None, 1, 2, 8, 100))),
@@ -153,60 +159,72 @@ def test_what_sequences_keep_beside_their_tokens_holds_others_back_in_the_core_t
     assert mean_s[70, ""] == mean_s[70, "off"] > 2 * mean_s[0, ""]
 
 
-def numbers(**changes: Any) -> list[Any]:
-    """Arguments of the core for one request of one token."""
-    table = tuple(np.zeros((2, 12)) for _ in range(6))
-    model = ((0, 0, *[1.0] * 18, (1.0,) * 6), table, np.zeros(1))
-    one = np.ones(1, dtype=np.int64)
-    arrays = [*np.zeros((7, 1)), one, one, one, np.ones(1, dtype=np.uint8), np.zeros(2, np.int64), np.zeros(1, np.int8)]
-    for place, array in changes.items():
-        arrays[int(place[1:])] = array
-    limits = (0, 1, 1, 0, 0, 0, 1, False, False, False, False)
-    return [limits, (*[0.0] * 5, (1.0,) * 5), model, model, tuple(arrays), lambda *_: (1.0,) * 4, lambda *_: None]
+def buffers() -> tuple[Any, ...]:
+    """What the core reads for one request of one token, whose costs are all a second."""
+    requests = np.zeros(1, dtype=compiled.REQUESTS)
+    requests["prompt"] = requests["output"] = 1
+    widths = (12, 12, 12, 12, 12, 12)
+    constants = np.array([0.0, 0.0, *[1.0] * 18, *[1.0] * 6, *widths])
+    model = (constants, *[np.zeros((2, width)) for width in widths])
+    settings = bytearray(compiled.SETTINGS.pack(0, 1, 1, 0, 0, 0, 1, *[0] * 5, *[0.0] * 6, *[1.0] * 5))
+    ring, chunks = np.zeros((4, compiled.STEP_COUNTS), dtype=np.int64), np.zeros(6, dtype=CHUNKS)
+    return settings, requests, np.zeros(1, dtype=np.int8), ring, chunks, *model, *model
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"_8": np.zeros(1, dtype=np.int64)},
-        {"_0": np.full(1, np.nan)},  # It would wait for ever.
-        {"_8": np.ones(1, dtype=np.int32)},
-        {"_9": np.zeros(0, dtype=np.int64)},
-        {"_11": np.zeros(1, dtype=np.int64)},
-    ],
-)
-def test_arrays_that_are_none_of_a_run_are_refused(changes: dict[str, Any]) -> None:
+def served_by_hand(given: tuple[Any, ...]) -> Any:
+    """What the core gives for these buffers."""
     from sim.run import core
 
-    assert core.serve(*numbers()) is not None
-    with pytest.raises(ValueError, match=r"want|request 0"):
-        core.serve(*numbers(**changes))
+    def ask(model: int, kind: int, place: int, *key: int) -> None:
+        given[6 + 7 * model + kind][place] = (*key, *[1.0] * 10)
+
+    return core.serve(ask, lambda *_: None, given)
+
+
+def test_structs_of_another_size_are_refused() -> None:
+    """Settings and constants are read as they are."""
+    given = buffers()
+    assert served_by_hand(given) is not None
+    for place in (0, 5):
+        short = bytearray(bytes(given[place])[:-8])
+        with pytest.raises(ValueError, match="want a struct of"):
+            served_by_hand((*given[:place], short, *given[place + 1 :]))
+    with pytest.raises(IndexError):
+        served_by_hand(given[:-1])
+
+
+@pytest.mark.parametrize("change", [{"prompt_tokens": 0}, {"output_tokens": 0}, {"arrival_s": float("nan")}])
+def test_the_core_never_sees_requests_that_none_can_serve(change: dict[str, Any]) -> None:
+    """It would read beyond its arrays, or wait for ever."""
+    requests = [request(0), request(1)]
+    serving = serve(None, "continuous", requests, 0, limits=EngineLimits(max_num_seqs=4, max_num_batched_tokens=16))
+    draws = AcceptanceDraws(IidAcceptance(0.7), 0)
+    assert len(compiled._table(requests, serving, draws)[0]) == 2
+    for name, value in change.items():
+        setattr(requests[1], name, value)
+    with pytest.raises(AssertionError):
+        compiled._table(requests, serving, draws)
 
 
 def test_an_error_of_a_cost_model_comes_through() -> None:
     from sim.run import core
 
-    def ask(*key: int) -> tuple[float, ...]:
+    def ask(*key: int) -> None:
         raise ZeroDivisionError
 
-    *given, _, check = numbers()
     with pytest.raises(ZeroDivisionError):
-        core.serve(*given, ask, check)
-    with pytest.raises(ValueError, match="a slot"):
-        core.serve(*given, lambda *_: (1.0,) * 99, check)
+        core.serve(ask, None, buffers())
 
 
 def test_no_memory_is_kept_from_run_to_run() -> None:
-    from sim.run import core
-
     tracemalloc.start()
     try:
         for _ in range(50):
-            core.serve(*numbers())
+            served_by_hand(buffers())
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
         for _ in range(500):
-            core.serve(*numbers())
+            served_by_hand(buffers())
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:

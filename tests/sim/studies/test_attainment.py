@@ -33,12 +33,12 @@ def lone_server(**changes: Any) -> Scenario:
     """Poisson arrivals, one at a time, each a prompt of 256 tokens and one output token: deterministic service, of
     which an engine whose host works on the last answer would hide a part behind the next."""
     made = {"engine": "ideal", "input_len": 256, "output_len": 1, "num_speculative_tokens": 0, **changes}
-    made["policy_options.workers"] = 1
-    return Scenario.of(profile=PROFILE, policy="baseline", **made)
+    made |= {"max_num_seqs": 1, "engine.async_scheduling": False}
+    return Scenario.of(profile=PROFILE, policy="autoregressive", **made)
 
 
 def service_s() -> float:
-    lone = simulate(resolve(lone_server(num_prompts=1), load(PROFILE), "baseline"), 0).requests[0]
+    lone = simulate(resolve(lone_server(num_prompts=1), load(PROFILE), "autoregressive"), 0).requests[0]
     return lone.last_token_s - lone.arrival_s
 
 
@@ -120,7 +120,7 @@ def test_bounds_on_no_waiting_are_met_by_any_rate() -> None:
 
 def test_a_search_near_a_load_ends_where_all_requests_come_at_once() -> None:
     """As in a draw of costs under which every rate holds."""
-    resolved = resolve(lone_server(num_prompts=30, **{"goodput.tpot_ms": 1e6}), load(PROFILE), "baseline")
+    resolved = resolve(lone_server(num_prompts=30, **{"goodput.tpot_ms": 1e6}), load(PROFILE), "autoregressive")
     search = LoadSearch(resolved, 0.95)
     assert search.own_highest(0, near=search.saturated_per_s) == inf
 
@@ -162,7 +162,7 @@ def fleet_share(replicas: int, routing: str, rate: float, bound_ms: float, profi
     changed = lone_server(
         num_prompts=2000, request_rate=rate, **{"devices.count": replicas, "devices.routing": routing}
     )
-    record = simulate(resolve(changed, profile or load(PROFILE), "baseline"), 12345)
+    record = simulate(resolve(changed, profile or load(PROFILE), "autoregressive"), 12345)
     shares = summarise(record, goodput_ms={"ttft_ms": bound_ms}, num_warmups=400)["slo_attainment"]
     assert isinstance(shares, dict)
     return float(shares["all"] or 0.0)
@@ -206,7 +206,9 @@ def test_the_recommended_replicas_hold_in_18_of_20_truths_and_are_one_above_the_
     fleet = highest_load(scenario, load(PROFILE), target_rate=rate, routings=IN_TURN, workers=1).fleets[0]
     assert fleet.replicas is not None
     assert fleet.enough is not None
-    truths = [cost_draws(resolve(scenario, load(PROFILE), "baseline"), 1, seed)[0].profile for seed in range(500, 520)]
+    truths = [
+        cost_draws(resolve(scenario, load(PROFILE), "autoregressive"), 1, seed)[0].profile for seed in range(500, 520)
+    ]
 
     def num_holding(replicas: int) -> int:
         shares = [fleet_share(replicas, "round-robin", rate, bound_ms, truth) for truth in truths]
@@ -253,7 +255,7 @@ def test_where_costs_and_acceptance_are_exact_a_draw_holds_less_the_slower_its_l
     profile = msgspec.structs.replace(load(PROFILE), errors=dict.fromkeys((*SERVED_KINDS, *BODY_KINDS), exact))
     profile = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, engine="none"))
     (found,) = highest_load(three_services(), profile, draws=4, workers=1).highest
-    resolved = resolve(three_services(), profile, "baseline")
+    resolved = resolve(three_services(), profile, "autoregressive")
     slower = [draw.profile.host.served["prefill"] for draw in cost_draws(resolved, 4, resolved.scenario.seed)]
     order = sorted(range(4), key=lambda draw: slower[draw])
     assert sorted(range(4), key=lambda draw: -found.draw_loads[draw]) == order
@@ -283,7 +285,7 @@ def test_a_run_of_one_request_has_no_interval_and_is_called_a_transient() -> Non
 
 def test_the_attainment_at_the_load_is_that_of_all_of_the_answers_own_runs() -> None:
     scenario, found = three_services(), found_for_a_rate().highest[0]
-    resolved = resolve(scenario, load(PROFILE), "baseline").changed(workload={"num_warmups": int(0.1 * 300)})
+    resolved = resolve(scenario, load(PROFILE), "autoregressive").changed(workload={"num_warmups": int(0.1 * 300)})
     search = LoadSearch(resolved, 0.95)
     seeds = [child_seed(scenario.seed, FRESH_KEY, index) for index in range(found.replications)]
     assert found.replications > 2
