@@ -15,8 +15,9 @@ from sim.devices.contention import Regime
 from sim.engine.controllers import VERIFYING
 from sim.policies.options import Batching, EngineLimits, KvMode, Method, keys
 from sim.policies.registry import Policy, PolicyOptions, find_policy
+from sim.run.draft_lengths import DraftLengths
 from sim.run.lane_shares import check_partition
-from sim.run.limits import DraftLengths, own_method
+from sim.run.limits import own_method
 from sim.run.scenario import Scenario
 
 

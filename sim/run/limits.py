@@ -7,31 +7,12 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.acceptance.models import Acceptance, IidAcceptance
-from sim.acceptance.quoted import Quoted
 from sim.costs.engine_costs import NO_SPECULATION, PARALLEL_EAGLE, EngineCosts, engine_of, own_engine, without_engine
 from sim.costs.profile import Profile
 from sim.policies.options import EngineLimits, Method
 from sim.policies.registry import Policy
 from sim.run.scenario import Scenario
 from sim.workload.served import Served
-
-
-class DraftLengths(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens drafted per round; 0 everywhere for a policy that never drafts."""
-
-    given: int
-    """The scenario's num_speculative_tokens."""
-    min: int
-    max: int
-    """Look-ahead slots are held for so many."""
-    constant: int | None
-    """The length that the controller always chooses; None where it may choose this or that."""
-
-
-def acceptance_at(quoted: Quoted, draft_tokens: int) -> Acceptance:
-    """The acceptance model of a quote at a draft length, 0 included. Raises ValueError."""
-    return quoted.model(draft_tokens) if draft_tokens else IidAcceptance(0.0)
 
 
 def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -> EngineCosts:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property, partial
 from math import inf
 from typing import Any
 
@@ -28,14 +27,12 @@ from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
 from sim.devices.contention import Contention, PhiLevel, Regime, contention_of, phi_at
 from sim.devices.link import link_of
-from sim.engine.controllers import VERIFYING, build_controller
-from sim.engine.draft_choice import HYSTERESIS, DraftChoice
+from sim.engine.controllers import VERIFYING
 from sim.engine.draft_length import Controller
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool, SlottedPool
 from sim.engine.radix import RadixPool
 from sim.files.json_values import Json
-from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.adaptive import seed_table
 from sim.policies.disaggregated import LINK
@@ -51,12 +48,11 @@ from sim.run.checks import (
     is_lockstep,
     short_rates,
 )
+from sim.run.draft_lengths import DraftLengths, RoundTimes, acceptance_at, controller_of, lengths_of, mean_lengths
 from sim.run.drafters import DrafterCosts, draft_shape, pair_with
-from sim.run.forecast import MeanLoad, StepForecast
+from sim.run.forecast import MeanLoad
 from sim.run.lane_shares import PartitionOption, best_partition
 from sim.run.limits import (
-    DraftLengths,
-    acceptance_at,
     draft_slots,
     drafter_of,
     engine_for,
@@ -227,7 +223,16 @@ class Resolved(_Unpriced):
 
     def new_controller(self) -> Controller:
         """The controller of the draft lengths of one run."""
-        return _controller(self.scenario, self.lengths.given, _Times(self))
+        times = RoundTimes(
+            served=self.served,
+            seed=self.scenario.seed,
+            costs=self.host_costs,
+            limits=self.limits,
+            acceptances=self.acceptances,
+            drafted_anew=self.lengths.given if self.scenario.speculation.controller == VERIFYING else None,
+            has_draft=self.lengths.given > 0,
+        )
+        return controller_of(self.scenario.speculation, self.lengths.given, times)
 
     def changed(self, **keys: Json | msgspec.Struct) -> Resolved:
         """The same with other values of some keys of the scenario, those of a block as a mapping (`with_keys`): another
@@ -287,7 +292,7 @@ def resolve(
     acceptance_at(quoted, speculation.num_speculative_tokens)
     draft_tokens = speculation.num_speculative_tokens if named.is_speculative else 0
     pairs = _pairs(scenario, profile, draft_tokens)
-    lengths = _lengths(scenario, draft_tokens, is_real=is_real)
+    lengths = lengths_of(speculation, draft_tokens, is_real=is_real)
     check_policy(scenario, profile, named, limits, lengths)
     has_draft = lengths.max > 0 and not speculation.method.looks_up
     models = (*loaded_models(profile, with_draft=has_draft), *map(draft_shape, pairs))
@@ -367,79 +372,6 @@ def _acceptances(scenario: Scenario, policy: Policy, quoted: Quoted, draft_token
         acceptance_at(quoted, draft_tokens),
         *(parse_quoted(each.acceptance).model(each.num_speculative_tokens) for each in further),
     )
-
-
-def _lengths(scenario: Scenario, draft_tokens: int, *, is_real: bool) -> DraftLengths:
-    """Raises ValueError for a controller that a real host cannot follow."""
-    speculation, controller = scenario.speculation, _controller(scenario, draft_tokens, None)
-    if is_real and speculation.drafts and draft_tokens:
-        raise ValueError("speculation.drafts are simulated only: a replay has one draft model loaded")
-    if is_real and speculation.controller == VERIFYING and draft_tokens:
-        raise ValueError(
-            f"speculation.controller={VERIFYING} is simulated only: a replay verifies all that was drafted"
-        )
-    if is_real and controller.draft_tokens_min == 0 < controller.draft_tokens_max:
-        raise ValueError(
-            f"speculation.controller={speculation.controller} may choose not to draft, which a replay cannot: its "
-            "kernels draft at least one token; simulate it, or let its lengths begin at 1"
-        )
-    return DraftLengths(
-        given=draft_tokens,
-        min=controller.draft_tokens_min,
-        max=controller.draft_tokens_max,
-        constant=controller.constant_length,
-    )
-
-
-def _controller(scenario: Scenario, draft_tokens: int, times: _Times | None) -> Controller:
-    """The controller of draft lengths; without `times` it says what it may choose, and chooses nothing."""
-    speculation = scenario.speculation
-    if speculation.drafts and draft_tokens:
-        lengths = (draft_tokens, *(drafter.num_speculative_tokens for drafter in speculation.drafts))
-        tokens_per_s = _no_time if times is None else partial(times.tokens_per_s, lengths)
-        return DraftChoice(lengths, tokens_per_s, hysteresis=HYSTERESIS)
-    return build_controller(
-        speculation.controller,
-        draft_tokens,
-        table=speculation.num_speculative_tokens_per_batch_size,
-        round_s=_no_time if times is None else times.round_s,
-    )
-
-
-def _no_time(rows: int, draft_tokens: int) -> float:
-    raise AssertionError("what may be drafted is decided before anything is priced")
-
-
-class _Times:
-    """Rounds of requests of mean length, which are drawn when a controller first asks."""
-
-    def __init__(self, resolved: Resolved) -> None:
-        self._resolved = resolved
-
-    @cached_property
-    def _means(self) -> tuple[float, float]:
-        """Tokens of a prompt and of an output, of the workload's sample."""
-        return _mean_lengths(self._resolved.served.sample(self._resolved.scenario.seed).requests)
-
-    @cached_property
-    def _steps(self) -> StepForecast:
-        """Steps of continuous batching."""
-        (prompt, output), one = self._means, self._resolved
-        return StepForecast(one.host_costs, one.limits, prompt + output / 2.0, has_draft=one.lengths.given > 0)
-
-    def round_s(self, rows: int, draft_tokens: int) -> float:
-        """Seconds by the profile's costs."""
-        if self._resolved.scenario.speculation.controller == VERIFYING:
-            return self._steps.step_s(rows, draft_tokens, (), drafted_anew=self._resolved.lengths.given)
-        return self._steps.round_s(rows, draft_tokens)
-
-    def tokens_per_s(self, lengths: Sequence[int], drafter: int, rows: int) -> float:
-        """Expected of rounds of so many rows with a draft model."""
-        prompt, output = self._means
-        accepted = self._resolved.acceptances[drafter].expected_length(lengths[drafter])
-        return output * self._steps.lane_requests_per_s(
-            rows, max(1, round(prompt)), max(0.0, output - 1.0) / accepted, lengths[drafter], drafter
-        )
 
 
 # -- memory and limits
@@ -588,7 +520,7 @@ def _mean_load(one: Resolved) -> MeanLoad:
     """The scenario in means, the same for all its seeds."""
     workload, sent = one.scenario.workload, one.served.sample(one.scenario.seed)
     sample, count = sent.requests, len(sent.requests)
-    prompt, output = _mean_lengths(sample)
+    prompt, output = mean_lengths(sample)
     (draft_tokens,) = one.new_controller().lengths_for(sample[:1])
     per_round = one.acceptance_at(draft_tokens).expected_length(draft_tokens) if draft_tokens else 1.0
     empty = one.new_pool()
@@ -609,9 +541,3 @@ def _mean_load(one: Resolved) -> MeanLoad:
         max_concurrency=workload.max_concurrency,
         plans_ahead=one.limits.async_scheduling,
     )
-
-
-def _mean_lengths(requests: Sequence[Request]) -> tuple[float, float]:
-    """Tokens of a prompt and of an output."""
-    prompts, outputs = (sum(r.prompt_tokens for r in requests), sum(r.output_tokens for r in requests))
-    return prompts / len(requests), outputs / len(requests)
