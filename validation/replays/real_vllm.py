@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple
 
 from calibrate.server.as_sent import GOODPUT
 from calibrate.server.probe import WORDS
+from calibrate.server.served_page import DISTURBED, pace
 from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
-from calibrate.server.server_line import pace_of, steps_of
 from calibrate.server.server_process import started
 from realrun.installed.real_engine import ALONE, make_served_models
 from sim.cli.main import run as lanesim
@@ -90,8 +90,6 @@ BARS = {
 }
 """Metric -> its name and the percent that a prediction may be off, set before anything was sent."""
 SHOWN = ("mean_tpot_ms", "mean_ttft_ms", "mean_e2el_ms", "p95_e2el_ms", "p99_e2el_ms")
-DISTURBED = 0.1
-"""Change of the machine's pace from the prediction to the load beyond which a run is named."""
 
 
 def main(
@@ -191,12 +189,6 @@ def off_pct(run: ServedRun, key: str) -> float:
 def is_within(run: ServedRun, key: str) -> bool:
     low, high = run.intervals[key]
     return low <= real(run, key) <= high
-
-
-def pace(run: ServedRun) -> float:
-    """Steps of the load over what was predicted with: how much slower the machine was than right before it."""
-    assert run.fitted is not None
-    return pace_of(run.fitted, steps_of(run.sent)) - 1.0
 
 
 def paced_pct(run: ServedRun) -> float:
