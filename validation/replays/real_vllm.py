@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
+from calibrate.cli.served_page import DISTURBED, pace
 from calibrate.server.as_sent import GOODPUT
 from calibrate.server.probe import WORDS
-from calibrate.server.served_page import DISTURBED, pace
 from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
 from calibrate.server.server_process import started
 from realrun.installed.real_engine import ALONE, make_served_models

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from calibrate.cli.served_page import Rows, table
 from calibrate.fit import points_file
 from calibrate.fit.point_works import TimedPass
 from calibrate.fit.points_file import Ran
@@ -21,7 +22,6 @@ from calibrate.measure.campaign.gates import disturbed
 from calibrate.measure.campaign.plan import OPEN_SHARE, SMOKE_FILE, Campaign
 from calibrate.measure.campaign.verdict import BESIDE, Runs, changes, sentence
 from calibrate.measure.fits.share_fit import SharePair, pairs_of, said
-from calibrate.server.served_page import Rows, table
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, load, ship_profile
 from sim.files.write import new_folder
