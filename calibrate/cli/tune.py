@@ -89,7 +89,7 @@ def tune_command(flags: TuneFlags) -> None:
 
 
 def served_by(server: str, over_s: float | None, on_step: OnStep) -> ServedLevel:
-    """What a server has served over its life, or from now on for `over_s`. Raises ValueError."""
+    """Means of all that a server has served, or of what it serves from now on for `over_s`. Raises ValueError."""
     from calibrate.server.metrics import samples, served_between
     from calibrate.server.network import Client
     from calibrate.server.probe import base_of, look

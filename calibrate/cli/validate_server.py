@@ -169,7 +169,7 @@ def _life(
     levels: Sequence[int],
     before: Sequence[Side] = (),
 ) -> ServedRun:
-    """What is done while the servers of `sides` run, those of `before` being over: looks, prediction, load, verdict.
+    """Looks, prediction, load and verdict while the servers of `sides` run, those of `before` being over.
     The last of all drafts least."""
     from calibrate.server.served_run import compare_pair, write_prediction, write_run
     from calibrate.server.side import in_flight

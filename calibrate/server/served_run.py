@@ -121,7 +121,7 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     shorter: dict[str, Shorter] = {}
     """What drafts do, by mean latency."""
     in_flight: list[InFlight] | msgspec.UnsetType = msgspec.UNSET
-    """What they do by requests in flight; not there where there were no looks at a pair."""
+    """The same by requests in flight; not there where there were no looks at a pair."""
 
     @property
     def in_words(self) -> str:
@@ -135,7 +135,7 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def verdict(self) -> list[str]:
-        """What drafts do, in sentences; none where that is not known."""
+        """Effect of drafts, in sentences; none where that is not known."""
         sped = [sped_up(self.shorter)] if self.shorter else []
         return [*sped, up_to(self.in_flight)] if self.in_flight else sped
 

@@ -204,7 +204,7 @@ def check_drafts(rounds: Sequence[Round], *, is_plain: bool) -> None:
 
 
 def in_flight(drafting: Side, plain: Side, levels: Sequence[int], count: int) -> list[InFlight]:
-    """What drafts did to the closed loops that both were looked at with, and what they do there as simulated."""
+    """Effect of drafts on the closed loops that both were looked at with, measured and simulated."""
     found = []
     for at_once in levels:
         pairs = [
