@@ -154,6 +154,8 @@ def _answer(
         return tune(scenario, profile, lengths=lengths, **asked)
     fitted, note = _as_served(profile, served, scenario)
     in_use = PLAIN if served.accepted is None else served.accepted.draft_tokens
+    if lengths is None and scenario.speculation.num_speculative_tokens < in_use:
+        lengths = [*range(scenario.speculation.num_speculative_tokens + 1), in_use]
     tuning = tune(scenario, fitted, lengths=lengths, in_use=in_use, **asked)
     return structs.replace(tuning, notes=[note, *tuning.notes])
 

@@ -48,6 +48,8 @@ def test_a_length_that_is_the_best_is_left(tmp_path: Path, capsys: pytest.Captur
     assert (answer["change"]["of"], answer["change"]["over"], answer["change"]["is_sure"]) == ("K = 4", "K = 4", False)
     assert answer["scenario"]["workload"]["input_len"] == 700
     assert [length["k"] for length in answer["points"][0]["lengths"]] == [1, 2, 4]
+    answer = told(source, capsys, "--num-speculative-tokens", "2")
+    assert [length["k"] for length in answer["points"][0]["lengths"]] == [0, 1, 2, 4]
 
 
 def test_a_server_is_read_twice_and_asked_nothing_else(
