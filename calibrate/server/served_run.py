@@ -52,6 +52,7 @@ LATE_S = 0.01
 PARTS = ("predicted", "as sent", "as accepted", "at its pace")
 SPED_UP = ("e2el", "tpot")
 """Latencies whose means say what speculation does."""
+DISAGREE = "the load gained by it, so something else used the machine: measure again"
 STRIDE = 7
 """Steps through the acceptances, coprime to DRAWS."""
 TAPE = "tape:"
@@ -136,8 +137,11 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def verdict(self) -> list[str]:
         """Effect of drafts, in sentences; none where that is not known."""
-        sped = [sped_up(self.shorter)] if self.shorter else []
-        return [*sped, up_to(self.in_flight)] if self.in_flight else sped
+        told, e2el = [sped_up(self.shorter)] if self.shorter else [], self.shorter.get("e2el")
+        if self.in_flight:
+            is_odd = e2el is not None and self.in_flight[0].measured < 0.0 < e2el.measured
+            told.append(up_to(self.in_flight) + f"; {DISAGREE}" * is_odd)
+        return told
 
     def judged_again(self) -> dict[str, Any]:
         """`errors` by what the file holds alone; none where they are not known, or a trace or a tape is elsewhere."""
@@ -294,6 +298,8 @@ disagree at 8'
     """
     gains = list(takewhile(lambda each: each.measured > 0.0, loads))
     most = f"turn it on up to {gains[-1].at_once} in flight" if gains else "leave it off"
+    if loads[0].low < 0.0 < loads[0].high:
+        most = "not sure whether to turn it on"
     if len(gains) == len(loads):
         most += ", the most that was looked at"
     at_once, measured, fitted = (
