@@ -300,7 +300,7 @@ disagree at 8'
     most = f"turn it on up to {gains[-1].at_once} in flight" if gains else "leave it off"
     if loads[0].low < 0.0 < loads[0].high:
         most = "not sure whether to turn it on"
-    if len(gains) == len(loads):
+    elif len(gains) == len(loads):
         most += ", the most that was looked at"
     at_once, measured, fitted = (
         ", ".join(f"{value:.0f}" for value in column)
