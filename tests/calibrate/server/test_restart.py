@@ -63,7 +63,7 @@ def assert_none_runs(*logs: Path) -> None:
     """None of the processes that wrote these logs, nor what they started; one that nobody waited for does not run."""
     for pid in [pid for log in logs for pid in log.read_text().split()[:2]]:
         state = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout.strip()
-        assert state in ("", "Z", "Zs"), pid
+        assert state[:1] in ("", "Z"), pid
 
 
 def test_one_command_gives_what_speculation_gains_and_up_to_how_many_in_flight(
