@@ -39,7 +39,7 @@ LEFT_OUT = {
     r"make ": "targets are jobs of CI and of the nightly run themselves",
     r"python -m validation (claims|notebooks)": "jobs of the nightly run themselves",
     r"python -m calibrate\.(corun|campaign) .*--device cuda|.*--device cuda|\.venv-gpu/": "a GPU",
-    r"lanesim validate http": SERVER,
+    r"lanesim (validate http|tune --metrics http)": SERVER,
     r"lanesim validate mine\.measured\.json": SERVER,
     r"lanesim calibrate production": FILES,
     r"lanesim (replay --policy shortest-first|validate results/replay # how)": "a package that the reader installs",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from calibrate.server.served_run import ServedRun
     from calibrate.server.side import Side
     from sim.compare.pool import OnDone
+    from sim.files.json_values import Json
 
 EXAMPLE = (
     "lanesim validate http://localhost:8000 --profile mine.json --request-rate 4 --num-prompts 200 \\\n"
@@ -53,14 +54,19 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
     )
     rounds: Annotated[int, Meta(ge=1, le=1000), "Over the levels, by turns."] = 3
     max_requests: Annotated[int, Meta(ge=1, le=MAX_REQUESTS), "Most requests that may be sent."] = 1000
-    timeout_s: Annotated[float, Meta(gt=0.0, le=86_400.0), "Longest that one answer may take, to its last byte."] = (
-        300.0
-    )
+    timeout_s: Annotated[
+        float, Meta(gt=0.0, le=86_400.0), "Longest that one answer may take, to its last byte, and a start."
+    ] = 300.0
     api_key_env: Annotated[str | None, Meta(title="NAME"), "Environment variable that holds the server's key."] = None
     predict_only: Annotated[bool, "Look and predict; send nothing of the scenario."] = False
     pair: Annotated[
         str | None, Meta(title="URL"), "A server that differs from it in speculation alone, which it has not."
     ] = None
+    restart: Annotated[
+        tuple[str, ...],
+        Meta(title="COMMAND"),
+        "Starts URL's server, without its options of speculation, then with them; or twice: one without, one with.",
+    ] = ()
     out: Annotated[Path, "File of the prediction, what was sent and the errors."] = Path("served-run.json")
     overwrite: Overwrite = False
 
@@ -69,7 +75,8 @@ class ServerFlags(Struct, frozen=True, kw_only=True):
 def server_command(flags: ServerFlags) -> None:
     """Fit the profile to the server, predict the scenario's requests, send them, and say how far off it was.
 
-    With --pair, which is sent the same: what speculation gained, beside what was predicted. The prediction is in the
+    With --pair, which is sent the same, or --restart, which starts and ends the server: what speculation gained, beside
+    what was predicted, and up to how many requests in flight it does. The prediction is in the
     file before a request of it is sent; the file names no address, prompt or key. Levels that were measured are kept
     beside it, and taken from there when the command is given again with --overwrite.
     """
@@ -92,8 +99,8 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
     from calibrate.server.network import Client
     from calibrate.server.probe import base_of
     from calibrate.server.sent_fit import of_a_round
-    from calibrate.server.served_run import compare_pair, write_prediction, write_run
     from calibrate.server.server_line import LONE_REQUESTS, NAME, line_of_server
+    from calibrate.server.server_process import commands_of, started
     from calibrate.server.side import PLAIN, Side
     from sim.costs.profile_files import load
     from sim.files.lock import destinations
@@ -102,6 +109,7 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
     from sim.run.scenario import parse_scenario
 
     bases, key = [base_of(url) for url in (flags.url, flags.pair) if url is not None], key_of(flags.api_key_env)
+    commands = commands_of(flags.restart) if flags.restart else []
     names = ("scenario", "request_rate", "num_prompts", "input_len", "output_len", "set")
     raw = gather(CompareScenario(profile=(flags.profile or NAME,), **{name: getattr(flags, name) for name in names}))
     raw.setdefault("policy", "continuous")
@@ -116,56 +124,94 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
     levels = [] if flags.levels == "none" else levels_of(flags.levels)
     if flags.profile is None and not levels:
         raise ValueError("--levels none: without --profile the server's own line is fitted to them")
-    if flags.pair is not None and not levels and "speculation" not in raw:
-        raise ValueError("--levels none: with --pair say what URL drafts, --set speculation.num_speculative_tokens=K")
-    if len(set(bases)) < len(bases):
-        raise ValueError("--pair is the address of another server, which does not speculate")
+    if (flags.pair or commands) and not levels and "speculation" not in raw:
+        raise ValueError("--levels none: say what URL drafts, --set speculation.num_speculative_tokens=K")
+    if flags.pair is not None and (commands or len(set(bases)) < len(bases)):
+        raise ValueError("--pair is the address of another server, which does not speculate; or --restart starts URL's")
     profile = line_of_server() if flags.profile is None else load(scenario.profile)
     planned = Experiment(resolve_all(scenario, profile)[0], scenario.seed).requests()
+    prompts = [each.prompt_tokens for each in planned]
     looks = LONE_REQUESTS + LIGHT_REQUESTS + flags.rounds * sum(map(of_a_round, levels)) if levels else 0
-    count = len(bases) * (len(planned) + looks)
+    num_sides = 2 if commands else len(bases)
+    count = num_sides * (len(planned) + looks)
     if count > flags.max_requests:
         raise ValueError(
-            f"{count:,} requests would be sent, {len(bases) * len(planned):,} of them the scenario's, and "
+            f"{count:,} requests would be sent, {num_sides * len(planned):,} of them the scenario's, and "
             f"--max-requests is {flags.max_requests:,}: give --num-prompts, fewer --levels or --rounds, or allow more"
         )
-    raws = [raw, {**raw, "speculation": PLAIN}][: len(bases)]
+    drafting = (raw, "", ".measured.json")
+    plain = ({**raw, "speculation": PLAIN}, "plain: ", ".pair.measured.json")
+    logs = [flags.out.with_suffix(suffix) for suffix in (".pair.log", ".log")][: len(commands)]
+    outputs = {"--out": flags.out, **dict(zip(("log without speculation", "log with it"), logs, strict=False))}
+
+    def side_of(stack: ExitStack, base: str, given: dict[str, Json], prefix: str, suffix: str) -> Side:
+        client = stack.enter_context(Client(base, timeout_s=flags.timeout_s, key=key))
+        return Side.of(client, flags.model, given, profile, flags.out.with_suffix(suffix), prefix, on_step)
+
     with ExitStack() as stack:
         inputs = inputs_of(flags.scenario, scenario)
-        stack.enter_context(destinations(files={"--out": flags.out}, inputs=inputs, overwrite=flags.overwrite))
-        sides: list[Side] = []
-        for base, given, suffix in zip(bases, raws, (".measured.json", ".pair.measured.json"), strict=False):
-            client = stack.enter_context(Client(base, timeout_s=flags.timeout_s, key=key))
-            path, prefix = flags.out.with_suffix(suffix), "pair: " if sides else ""
-            sides.append(Side.of(client, flags.model, given, profile, path, prefix, on_step))
-        if levels:
-            _look_and_fit(sides, [each.prompt_tokens for each in planned], levels, flags.rounds)
-        for side in sides:
-            side.predict()
-        run = sides[0].run
-        run.plain = sides[1].run if len(sides) > 1 else None
-        write_prediction(flags.out, run)
-        if flags.predict_only:
-            return run
-        for side in sides:
-            try:
-                side.send_load()
-            finally:
-                write_run(flags.out, run)
-        for side in sides:
-            side.judge()
-        if run.plain is not None:
-            compare_pair(run)
-        write_run(flags.out, run)
+        stack.enter_context(destinations(files=outputs, inputs=inputs, overwrite=flags.overwrite))
+        if not commands:
+            sides = [side_of(stack, base, *how) for base, how in zip(bases, (drafting, plain), strict=False)]
+            return _life(flags, sides, prompts, levels)
+        before: list[Side] = []
+        for words, log, how in zip(commands, logs, (plain, drafting), strict=True):
+            with started(words, bases[0], log, timeout_s=flags.timeout_s), ExitStack() as life:
+                before.insert(0, side_of(life, bases[0], *how))
+                run = _life(flags, before[:1], prompts, levels, before[1:])
         return run
 
 
-def _look_and_fit(sides: Sequence[Side], prompt_tokens: Sequence[int], levels: Sequence[int], num_rounds: int) -> None:
-    """Look at the servers, the last of which drafts least, and give each the scenario that it shows and its profile."""
+def _life(
+    flags: ServerFlags,
+    sides: Sequence[Side],
+    prompts: Sequence[int],
+    levels: Sequence[int],
+    before: Sequence[Side] = (),
+) -> ServedRun:
+    """Looks, prediction, load and verdict while the servers of `sides` run, those of `before` being over.
+    The last of all drafts least."""
+    from calibrate.server.served_run import compare_pair, write_prediction, write_run
+    from calibrate.server.side import in_flight
+
+    together = [*sides, *before]
+    if levels:
+        _look_and_fit(sides, prompts, levels, flags.rounds, before)
+    for side in sides:
+        side.predict()
+    run = sides[0].run
+    if len(together) > 1:
+        run.plain = together[1].run
+        if levels:
+            run.in_flight = in_flight(together[0], together[1], levels, flags.rounds)
+    write_prediction(flags.out, run)
+    if flags.predict_only:
+        return run
+    for side in sides:
+        try:
+            side.send_load()
+        finally:
+            write_run(flags.out, run)
+    for side in sides:
+        side.judge()
+    if run.plain is not None:
+        compare_pair(run)
+    write_run(flags.out, run)
+    return run
+
+
+def _look_and_fit(
+    sides: Sequence[Side],
+    prompt_tokens: Sequence[int],
+    levels: Sequence[int],
+    num_rounds: int,
+    before: Sequence[Side],
+) -> None:
+    """Look at the servers of `sides`, and give each the scenario that it shows and its profile."""
     from calibrate.cli.production import doubt
     from calibrate.server.sent_fit import fit_line, fit_rounds, with_price_of
     from calibrate.server.served_run import Doubt
-    from calibrate.server.side import as_counted, check_pair
+    from calibrate.server.side import as_counted, check_drafts
     from sim.costs.compact_kernels import LinearKernels
 
     for side in sides:
@@ -174,22 +220,23 @@ def _look_and_fit(sides: Sequence[Side], prompt_tokens: Sequence[int], levels: S
     # By turns, so that a server or a machine that slows down for a while does so for one round of each.
     for number, at_once, side in product(range(num_rounds), levels, sides):
         side.look_at(at_once, number)
-    rounds = [side.rounds(levels, num_rounds) for side in sides]
-    if len(sides) > 1:
-        check_pair(*rounds)
+    together = [*sides, *before]
+    rounds = [side.rounds(levels, num_rounds) for side in together]
     acceptances = []
-    for side, same in zip(sides, rounds, strict=True):
+    for side, same in zip(sides, rounds, strict=False):
+        if len(together) > 1 or side.prefix:
+            check_drafts(same, is_plain=bool(side.prefix))
         side.scenario, drawn = as_counted(side.raw, same)
         acceptances.append(drawn)
-    doubted, off = "", list[float]()
-    if isinstance(sides[0].profile.kernels, LinearKernels):
-        for side, same in zip(sides, rounds, strict=True):
+    doubted, off, given = "", list[float](), sides[0].profile
+    if isinstance(given.kernels, LinearKernels):
+        for side, same in zip(sides, rounds, strict=False):
             line = fit_line(side.scenario, side.profile, same, side.looks.lone)
             side.profile, doubted, off = line.profile, doubted or line.doubt, [*off, *line.off]
     else:
         # The price of a prompt is the target's: where there is a server without drafts, it tells that.
-        plainest = sides[-1]
-        priced = with_price_of(plainest.scenario, plainest.profile, plainest.looks.lone)
+        plainest = together[-1]
+        priced = with_price_of(plainest.scenario, given, plainest.looks.lone)
         found = fit_rounds(sides[0].scenario, priced, [each for same in rounds for each in same])
         doubted = doubt(found, {})
         for side in sides:
@@ -205,11 +252,11 @@ def _look_and_fit(sides: Sequence[Side], prompt_tokens: Sequence[int], levels: S
 
 def _tell(run: ServedRun) -> None:
     from calibrate.judge.validation_output import print_compared
-    from calibrate.server.served_run import lateness, means, sped_up
+    from calibrate.server.served_run import lateness, means
     from sim.metrics.compared import LATENCIES, STATISTICS, THROUGHPUT
 
-    if run.shorter:
-        print(sped_up(run.shorter))
+    for sentence in run.verdict:
+        print(sentence)
     for name, side in (("", run), ("without speculation: ", run.plain)):
         if side is None:
             continue

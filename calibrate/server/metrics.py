@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from math import inf, isfinite
 from pathlib import Path
 
+from msgspec import structs
+
 from calibrate.server.levels import MAX_DRAFT_TOKENS, Accepted, ServedLevel
 from sim.files.json_values import Json
 from sim.files.read import read_text
@@ -111,12 +113,16 @@ def served_between(
         prompt_tokens, output_tokens = (
             grown.total(name) / num_requests for name in ("prompt_tokens", "generation_tokens")
         )
-    accepted = grown.accepted
+    accepted, tokens = grown.accepted, grown.total("generation_tokens") - num_requests
+    if accepted is not None and (verified := tokens - accepted.drafts * (accepted.length - 1.0)) > accepted.drafts:
+        # Steps that verify nothing are steps, too: n-grams often find none.
+        share = accepted.drafts / verified
+        accepted = structs.replace(accepted, rates=tuple(share * rate for rate in accepted.rates))
     tokens_per_step = accepted.length if accepted is not None else 1.0
     itl_s, tpot_s = grown.mean(ITL), grown.mean(TPOT)
     steps = grown.count(STEPS)
     if steps:
-        concurrency = (grown.total("generation_tokens") - num_requests) / (steps * tokens_per_step)
+        concurrency = tokens / (steps * tokens_per_step)
     elif duration_s is not None and e2el_s is not None:
         concurrency = num_requests * e2el_s / duration_s
     else:

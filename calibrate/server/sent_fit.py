@@ -168,7 +168,8 @@ def fit_line(scenario: Scenario, profile: Profile, rounds: Sequence[Round], lone
     fitted = of(steps)
     others = [[other for other in steps if other is not part] for part in steps]
     off = [TWO_PACES * (pace_of(of(rest), part) - 1.0) for part, rest in zip(steps, others, strict=True) if rest]
-    errors = {each.level.source: _off_e2el(scenario, fitted, each) for each in rounds}
+    e2els_s = {each.level.source: e2el_s(scenario, fitted, each) for each in rounds}
+    errors = {source: ours_s / real_s - 1.0 for source, (real_s, ours_s) in e2els_s.items()}
     source, worst = max(errors.items(), key=lambda error: abs(error[1]))
     doubt = f"Steps do not tell how this server serves: {worst:+.0%} in E2EL, {source}." if abs(worst) > MAX_OFF else ""
     if doubt and max(step.rows for part in steps for step in part) == 1 < max(each.at_once for each in rounds):
@@ -176,13 +177,13 @@ def fit_line(scenario: Scenario, profile: Profile, rounds: Sequence[Round], lone
     return Fit(fitted, off, doubt)
 
 
-def _off_e2el(scenario: Scenario, profile: Profile, looked: Round) -> float:
-    """Relative error of the mean E2EL of a round."""
+def e2el_s(scenario: Scenario, profile: Profile, looked: Round) -> tuple[float, float]:
+    """Mean E2EL of a round in seconds, measured and simulated."""
     workload = structs.replace(scenario.workload, request_rate=inf, max_concurrency=looked.at_once)
     real = as_requests(looked.sent)
     ours, _ = simulated(resolve_all(structs.replace(scenario, workload=workload), profile)[0], scenario.seed, real)
     real_s, ours_s = (fmean(latencies_s(side)["e2el"]) for side in (real, ours))
-    return ours_s / real_s - 1.0
+    return real_s, ours_s
 
 
 def fit_rounds(scenario: Scenario, profile: Profile, rounds: Sequence[Round]) -> Production:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
+from itertools import takewhile
 from math import exp, log
 from pathlib import Path
 from statistics import NormalDist, fmean, median, stdev
@@ -51,6 +52,7 @@ LATE_S = 0.01
 PARTS = ("predicted", "as sent", "as accepted", "at its pace")
 SPED_UP = ("e2el", "tpot")
 """Latencies whose means say what speculation does."""
+DISAGREE = "the load gained by it, so something else used the machine: measure again"
 STRIDE = 7
 """Steps through the acceptances, coprime to DRAWS."""
 TAPE = "tape:"
@@ -73,6 +75,16 @@ class Shorter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     measured: float
     predicted: float
+
+
+class InFlight(Shorter, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same of mean E2EL in closed loops of so many requests, which both servers were looked at with; predicted by
+    what was fitted to them."""
+
+    at_once: int
+    low: float
+    """Least and most that was measured over rounds."""
+    high: float
 
 
 class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -109,6 +121,8 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The same load on a server that differs in nothing but that it does not draft."""
     shorter: dict[str, Shorter] = {}
     """What drafts do, by mean latency."""
+    in_flight: list[InFlight] | msgspec.UnsetType = msgspec.UNSET
+    """The same by requests in flight; not there where there were no looks at a pair."""
 
     @property
     def in_words(self) -> str:
@@ -118,8 +132,16 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         told += "".join(f"; {part}: {means(errors)}" for part, errors in self.judged_again().items())
         if self.plain is None:
             return told
-        speed_up = f"{sped_up(self.shorter)}; " if self.shorter else ""
-        return f"{speed_up}{told}; without speculation: {self.plain.in_words}"
+        return "; ".join([*self.verdict, told, f"without speculation: {self.plain.in_words}"])
+
+    @property
+    def verdict(self) -> list[str]:
+        """Effect of drafts, in sentences; none where that is not known."""
+        told, e2el = [sped_up(self.shorter)] if self.shorter else [], self.shorter.get("e2el")
+        if self.in_flight:
+            is_odd = e2el is not None and self.in_flight[0].measured < 0.0 < e2el.measured
+            told.append(up_to(self.in_flight) + f"; {DISAGREE}" * is_odd)
+        return told
 
     def judged_again(self) -> dict[str, Any]:
         """`errors` by what the file holds alone; none where they are not known, or a trace or a tape is elsewhere."""
@@ -239,13 +261,17 @@ def judge(run: ServedRun, scenario: Scenario, profile: Profile, planned: Sequenc
             run.errors[part][GOODPUT] = compared.compared(real[GOODPUT], side.get(GOODPUT))
 
 
+def shorter_pct(drafting: float, plain: float) -> float:
+    return 100.0 * (1.0 - drafting / plain)
+
+
 def compare_pair(run: ServedRun) -> None:
     """Fill `run.shorter` from its errors and those of `run.plain`."""
     assert run.plain is not None
     for name in SPED_UP:
         drafting, plain = (each.errors[PARTS[0]][name]["mean"] for each in (run, run.plain))
         if None not in (*drafting.values(), *plain.values()):
-            measured, predicted = (100.0 * (1.0 - drafting[side] / plain[side]) for side in ("real", "simulated"))
+            measured, predicted = (shorter_pct(drafting[side], plain[side]) for side in ("real", "simulated"))
             run.shorter[name] = Shorter(measured=measured, predicted=predicted)
 
 
@@ -260,6 +286,29 @@ def sped_up(shorter: Mapping[str, Shorter]) -> str:
         for name, each in shorter.items()
     ]
     return f"speculation makes {', '.join(clauses)}"
+
+
+def up_to(loads: Sequence[InFlight]) -> str:
+    """Up to how many requests in flight drafts gain, as a clause. Loads rise.
+
+    >>> some = [(1, 30.0, 28.0), (4, 8.0, 9.0), (8, -5.0, -2.0)]
+    >>> up_to([InFlight(at_once=n, measured=m, predicted=p, low=m - 6.0, high=m + 6.0) for n, m, p in some])
+    'turn it on up to 4 in flight: closed loops of 1, 4, 8 had 30, 8, -5 % shorter E2EL (28, 9, -2 fitted); rounds \
+disagree at 8'
+    """
+    gains = list(takewhile(lambda each: each.measured > 0.0, loads))
+    most = f"turn it on up to {gains[-1].at_once} in flight" if gains else "leave it off"
+    if loads[0].low < 0.0 < loads[0].high:
+        most = "not sure whether to turn it on"
+    elif len(gains) == len(loads):
+        most += ", the most that was looked at"
+    at_once, measured, fitted = (
+        ", ".join(f"{value:.0f}" for value in column)
+        for column in zip(*((each.at_once, each.measured, each.predicted) for each in loads), strict=True)
+    )
+    unsure = ", ".join(str(each.at_once) for each in loads if each.low < 0.0 < each.high)
+    doubt = f"; rounds disagree at {unsure}" if unsure else ""
+    return f"{most}: closed loops of {at_once} had {measured} % shorter E2EL ({fitted} fitted){doubt}"
 
 
 def _in_words(shorter_pct: float) -> str:
@@ -298,13 +347,13 @@ def write_run(path: Path, run: ServedRun) -> None:
 
 
 def write_prediction(path: Path, run: ServedRun) -> None:
-    """Write what was predicted before anything is sent, and keep its hash, which `as_predicted` can be held against."""
+    """Write what was predicted before it is sent, and keep the file's hash, which `as_predicted` gives again."""
     write_run(path, run)
     run.predicted_sha256 = sha256(_text(run).encode()).hexdigest()
 
 
 def as_predicted(run: ServedRun) -> str:
-    """Hash of the file of a `run` as it was when only predictions were in it."""
+    """Hash of the file of a `run` as it was before its load: a plain run that has such a hash of its own was over."""
     bare = msgspec.structs.replace(
         run,
         predicted_sha256="",
@@ -315,7 +364,7 @@ def as_predicted(run: ServedRun) -> str:
         errors={},
         shorter={},
     )
-    if run.plain is not None:
+    if run.plain is not None and not run.plain.predicted_sha256:
         bare.plain = msgspec.structs.replace(run.plain, sent_at="", sent=[], preempted=None, accepted=None, errors={})
     return sha256(_text(bare).encode()).hexdigest()
 

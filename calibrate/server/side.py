@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from calibrate.server.as_sent import quote_of, spread_of, step_rates
 from calibrate.server.levels import Accepted, pooled
@@ -21,13 +22,14 @@ from calibrate.server.sent_fit import (
     Round,
     ServerLooks,
     as_now,
+    e2el_s,
     look_seed,
     one_at_a_time,
     read_looks,
     round_requests,
     write_looks,
 )
-from calibrate.server.served_run import DRAWS, NO_DOUBT, Doubt, ServedRun, judge, now, predict
+from calibrate.server.served_run import DRAWS, NO_DOUBT, Doubt, InFlight, ServedRun, judge, now, predict, shorter_pct
 from calibrate.server.server_line import lone_requests
 from sim.costs.profile import Profile
 from sim.files.json_values import Json
@@ -192,9 +194,26 @@ def _together(rounds: Sequence[Round]) -> tuple[Accepted | None, list[Sent]]:
     return pooled(parts, "the server"), [one for each in rounds for one in each.sent]
 
 
-def check_pair(drafting: Sequence[Round], plain: Sequence[Round]) -> None:
-    """Raise ValueError unless the first server drafts and the second does not, by their own count."""
-    if all(each.accepted is None for each in drafting):
-        raise ValueError("URL counts no drafts in its /metrics: it is the server that speculates, --pair the other one")
-    if any(each.accepted is not None for each in plain):
-        raise ValueError("the server of --pair drafts, too: it is the one without speculation")
+def check_drafts(rounds: Sequence[Round], *, is_plain: bool) -> None:
+    """Raise ValueError unless a server of two that differ in drafting drafts, or does not, by its own count."""
+    drafted = [each for each in rounds if each.accepted is not None]
+    if is_plain and drafted:
+        raise ValueError("the server without speculation drafts, too")
+    if not is_plain and not drafted:
+        raise ValueError("URL counts no drafts in its /metrics: with --pair it is the server that speculates")
+
+
+def in_flight(drafting: Side, plain: Side, levels: Sequence[int], count: int) -> list[InFlight]:
+    """Effect of drafts on the closed loops that both were looked at with, measured and simulated."""
+    found = []
+    for at_once in levels:
+        pairs = [
+            [e2el_s(side.scenario, side.profile, each) for each in side.rounds([at_once], count)]
+            for side in (drafting, plain)
+        ]
+        rounds = [shorter_pct(one[0], other[0]) for one, other in zip(*pairs, strict=True)]
+        measured, predicted = (shorter_pct(*(fmean(each[part] for each in side) for side in pairs)) for part in (0, 1))
+        found.append(
+            InFlight(at_once=at_once, measured=measured, predicted=predicted, low=min(rounds), high=max(rounds))
+        )
+    return found

@@ -28,7 +28,7 @@ COMMANDS = {
     "profiles": ("sim.cli.profiles:profiles_command", "Shipped cost profiles: source and held-out error."),
     "capacity": ("sim.cli.capacity:capacity_command", "Highest load that meets the SLOs, and replicas for a rate."),
     "tune": (
-        "sim.cli.tune:tune_command",
+        "calibrate.cli.tune:tune_command",
         "Best draft length by load: a vLLM table, what it gains and how sure that is.",
     ),
     "evidence": (

@@ -104,7 +104,8 @@ def _tuned(answer: Tuning, console: Console) -> Said:
         [line for line in (lines.start, bands and f"speculative_adaptive.json: {json.dumps(bands)}") if line],
         intervals="intervals: 5 to 95 % of",
         details=details,
-        notes=[*lines.notes, *(note for note in answer.notes if not note.startswith(IDLE))],
+        rests_on=answer.notes[:1] if answer.change else [],
+        notes=[*lines.notes, *(note for note in answer.notes[bool(answer.change) :] if not note.startswith(IDLE))],
     )
 
 
@@ -132,7 +133,20 @@ def _weight(answer: Tuning, k: int) -> float:
 
 
 def tuning_sentence(answer: Tuning) -> str:
-    """The length to draft, its gain, and up to which load it pays."""
+    """Whether to change the length in use, the length to draft, its gain, and up to which load it pays."""
+    change = answer.change
+    if change is None:
+        return _drafted(answer)
+    if change.of == change.over:
+        return f"leave {change.over}; {_drafted(answer)}"
+    low, high = (f"{100.0 * share:+.1f}" for share in change.interval)
+    return (
+        f"{'change' if change.is_sure else 'leave'} {change.over}: {change.of} has {100.0 * change.mean:+.1f} % "
+        f"{answer.objective} ({low} to {high} % in 90 % of draws); {_drafted(answer)}"
+    )
+
+
+def _drafted(answer: Tuning) -> str:
     tried, middle = [point.concurrency for point in answer.points], answer.break_even_concurrency
     loads = span(map(str, tried))
 

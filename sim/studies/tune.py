@@ -42,6 +42,7 @@ from sim.studies.length_choice import (
     best_table,
     break_even,
     choice_of,
+    gain_of,
     loss_of,
     plausible_lengths,
     shared_table,
@@ -80,6 +81,8 @@ class Tuning(Stated, frozen=True, kw_only=True, rename={"costs": "profile", "k_t
     """5 to 95 % of the draws; None as above."""
     expected_regret: float
     """Mean loss over the concurrencies against the best length of a draw that had no part in choosing."""
+    change: Gain | None = None
+    """Gain of the answer over the draft length in use; none where nothing is said to be."""
     points: list[TunedPoint]
     deployment: ServeLines
     notes: list[str]
@@ -128,6 +131,7 @@ def tune(
     concurrencies: Sequence[int] | None = None,
     lengths: Sequence[int] | None = None,
     draws: int = DEFAULT_DRAWS,
+    in_use: int | None = None,
     workers: int | None = None,
     target_model: str | None = None,
     draft_model: str | None = None,
@@ -136,7 +140,8 @@ def tune(
     """The best draft length by batch size for the scenario's requests, engine and drafter.
 
     `lengths` are tried, by default 0 up to num_speculative_tokens and beyond while the longest one is the answer;
-    `concurrencies`, by default 1, 2, 4 and so on up to the most requests that the engine seats. Raises ValueError for a
+    `concurrencies`, by default 1, 2, 4 and so on up to the most requests that the engine seats. `in_use` is one of them
+    that a server has now, or PLAIN, and the answer says whether to change it. Raises ValueError for a
     scenario that cannot be tuned.
     """
     resolved = _checked(scenario, profile, draws)
@@ -148,7 +153,7 @@ def tune(
         more = _values(drawn, tried, further, runner)
         grid = LengthGrid(tried, (*grid.settings, *further), np.concatenate([grid.values, more], axis=1))
         resolved = _drafting(resolved, further[-1])
-    return answer(resolved, grid, target_model=target_model, draft_model=draft_model)
+    return answer(resolved, grid, in_use=in_use, target_model=target_model, draft_model=draft_model)
 
 
 @lasting()
@@ -213,7 +218,12 @@ def tune_contexts(
 
 
 def answer(
-    resolved: Resolved, grid: LengthGrid, *, target_model: str | None = None, draft_model: str | None = None
+    resolved: Resolved,
+    grid: LengthGrid,
+    *,
+    in_use: int | None = None,
+    target_model: str | None = None,
+    draft_model: str | None = None,
 ) -> Tuning:
     """The best table or length of the grid, and all that is said of it. Pure."""
     scenario, profile = resolved.scenario, resolved.profile
@@ -223,6 +233,11 @@ def answer(
     in_flight = float(grid.concurrencies[0]), float(grid.concurrencies[-1])
     plausible = plausible_lengths(grid, fits, choice.table)
     asked = ((0,), tuple(k for k in grid.lengths if k > 0))
+    change = None
+    if in_use is not None:
+        chosen = np.stack([grid.of(k)[i] for i, k in enumerate(choice.lengths)])
+        used = "no speculation" if in_use == PLAIN else f"K = {in_use}"
+        change = gain_of(choice.sentence.removeprefix("one length: "), used, chosen, grid.of(in_use))
     return Tuning(
         scenario=to_plain(scenario),
         costs=cost_source(profile),
@@ -232,6 +247,7 @@ def answer(
         verdict=choice.sentence,
         k_table=[list(row) for row in choice.table],
         gain=choice.gain,
+        change=change,
         break_even_concurrency=middle,
         break_even_interval=interval,
         expected_regret=sum(point.expected_regret for point in points) / len(points),

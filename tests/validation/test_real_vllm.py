@@ -4,6 +4,8 @@ of runs by a server of a known law."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +28,20 @@ def test_every_server_has_the_first_core_and_its_client_the_others(
 ) -> None:
     """Not the first server alone: what the client may run on is no more what the next server may."""
     before = os.sched_getaffinity(0)
-    servers: list[set[int]] = []
+    servers: list[str] = []
 
-    class Server:
-        def __init__(self, *_: Any, **__: Any) -> None:
-            servers.append(os.sched_getaffinity(0))
+    @contextmanager
+    def started(words: Sequence[str], *_: Any, **__: Any) -> Iterator[None]:
+        servers.append(" ".join(words[:3]))
+        yield
 
-        def terminate(self) -> None: ...
-
-        def wait(self) -> None: ...
-
-    monkeypatch.setattr(real_vllm.subprocess, "Popen", Server)
-    monkeypatch.setattr(real_vllm, "_answers", lambda: True)
+    monkeypatch.setattr(real_vllm, "started", started)
     clients = []
     for _ in range(2):
         with real_vllm.serving(tmp_path / "models", real_vllm.SERVERS["off"]):
             clients.append(os.sched_getaffinity(0))
-    first = {min(before)}
-    assert servers == [first] * 2
-    assert clients == [before - first or before] * 2
+    assert servers == [f"taskset --cpu-list {min(before)}"] * 2
+    assert clients == [before - {min(before)} or before] * 2
     assert os.sched_getaffinity(0) == before
 
 

@@ -12,21 +12,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
-from urllib.error import URLError
-from urllib.request import urlopen
 
+from calibrate.cli.served_page import DISTURBED, pace
 from calibrate.server.as_sent import GOODPUT
 from calibrate.server.probe import WORDS
 from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
-from calibrate.server.server_line import pace_of, steps_of
+from calibrate.server.server_process import started
 from realrun.installed.real_engine import ALONE, make_served_models
 from sim.cli.main import run as lanesim
 from validation.tables import page
@@ -93,8 +90,6 @@ BARS = {
 }
 """Metric -> its name and the percent that a prediction may be off, set before anything was sent."""
 SHOWN = ("mean_tpot_ms", "mean_ttft_ms", "mean_e2el_ms", "p95_e2el_ms", "p99_e2el_ms")
-DISTURBED = 0.1
-"""Change of the machine's pace from the prediction to the load beyond which a run is named."""
 
 
 def main(
@@ -148,35 +143,20 @@ def serving(models: Path, asked: ServerSetup) -> Iterator[None]:
     cores = sorted(os.sched_getaffinity(0))
     drafting = () if asked.drafting is None else ("--speculative-config", json.dumps(asked.drafting))
     words = (
+        *("taskset", "--cpu-list", str(cores[0])),
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "target", "--port", PORT),
         *("--max-num-seqs", "32", "--max-num-batched-tokens", "2048", "--max-model-len", "2048", "--enforce-eager"),
         # Half precision takes ten times as long where a CPU has no instructions for it.
         *("--dtype", "float32"),
         *(*asked.flags, *drafting),
     )
-    os.sched_setaffinity(0, cores[:1])
-    with (models.parent / "server.log").open("w") as log:
-        server = subprocess.Popen(words, cwd=models, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)
     os.sched_setaffinity(0, cores[1:] or cores)
     try:
-        began_s = time.monotonic()
-        while not _answers():
-            if server.poll() is not None or time.monotonic() - began_s > START_S:
-                raise ValueError(f"the server did not start: see {log.name}")
-            time.sleep(1.0)
-        yield
+        log = models.parent / "server.log"
+        with started(words, URL, log, timeout_s=START_S, cwd=models, env=os.environ | ENVIRONMENT):
+            yield
     finally:
-        server.terminate()
-        server.wait()
         os.sched_setaffinity(0, cores)
-
-
-def _answers() -> bool:
-    try:
-        with urlopen(f"{URL}/v1/models", timeout=2.0) as answer:
-            return bool(answer.status == 200)
-    except (URLError, OSError):
-        return False
 
 
 def runs_of(report: Path, kind: str = "round") -> dict[tuple[str, str], list[ServedRun]]:
@@ -209,12 +189,6 @@ def off_pct(run: ServedRun, key: str) -> float:
 def is_within(run: ServedRun, key: str) -> bool:
     low, high = run.intervals[key]
     return low <= real(run, key) <= high
-
-
-def pace(run: ServedRun) -> float:
-    """Steps of the load over what was predicted with: how much slower the machine was than right before it."""
-    assert run.fitted is not None
-    return pace_of(run.fitted, steps_of(run.sent)) - 1.0
 
 
 def paced_pct(run: ServedRun) -> float:

@@ -5,21 +5,34 @@ Not here: the steps (calibrate.measure.campaign.plan), running them (calibrate.m
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 from shutil import rmtree
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from sim.cli.console import claim
+from sim.cli.console import claim, progress
 from sim.cli.flags import Overwrite, command
 
 LARGE_BYTES = 75e9
 """Memory that the larger pair wants."""
 MEMORY = "import torch; print(torch.cuda.get_device_properties(0).total_memory)"
 """Program of a process of its own: what it takes of the device is free again."""
+PORT, VLLMS = re.compile(r"--port[ =]([0-9]+)"), "8000"
+"""Port that a server's command names, and that of one which names none."""
+SERVED: dict[str, Any] = {
+    "num_prompts": "96",
+    "input_len": 512,
+    "output_len": 128,
+    "set": ("workload.max_concurrency=6", "workload.random_range_ratio=0.5"),
+    "rounds": 2,
+    "max_requests": 2000,
+    "timeout_s": 1800.0,
+}
+"""Flags of the load: as many in flight as none of the looks, so that no server is overrun."""
 
 
 class EvidenceFlags(Struct, frozen=True, kw_only=True):
@@ -29,6 +42,11 @@ class EvidenceFlags(Struct, frozen=True, kw_only=True):
     out: Annotated[Path, "Directory for all that is measured; an interrupted run goes on there."]
     whole: Annotated[bool, "Finer grids, five policies, more loads, three runs of each: an hour."] = False
     overwrite: Overwrite = False
+    serve: Annotated[
+        str | None,
+        Meta(title="COMMAND"),
+        "Starts a server with speculation: it is judged instead, without and with it.",
+    ] = None
     until: Annotated[Literal["smoke", "corun"] | None, "Last step; then no page is made."] = None
 
 
@@ -45,7 +63,13 @@ def evidence_command(flags: EvidenceFlags) -> None:
     open one, predicted and judged. What something else disturbed is measured again; if it still is, the page says so
     and states no verdict. The page is OUT/send/docs/validation/GPU/README.md. The same command goes on after a kill;
     with --overwrite it begins anew.
+
+    With --serve no kernel of ours runs: the server that COMMAND starts is looked at, predicted and sent a load, without
+    its options of speculation and with them (`lanesim validate URL --restart`); OUT/send/README.md says what they gain.
     """
+    if flags.serve is not None:
+        _judge_server(flags, flags.serve)
+        return
     from calibrate.measure.campaign.__main__ import is_ours, run_campaign
 
     if not flags.out.exists() or not is_ours(flags.out):
@@ -57,6 +81,29 @@ def evidence_command(flags: EvidenceFlags) -> None:
     )
     if code:
         raise SystemExit(code)
+
+
+def _judge_server(flags: EvidenceFlags, command: str) -> None:
+    from calibrate.cli.served_page import served_page
+    from calibrate.cli.validate_server import ServerFlags, served
+    from calibrate.server.served_run import write_run
+    from realrun.host.machine import fingerprint
+    from sim.files.write import write_text
+
+    port, sent = PORT.search(command), flags.out / "send"
+    asked = ServerFlags(
+        url=f"http://localhost:{port[1] if port else VLLMS}",
+        restart=(command,),
+        **SERVED,
+        out=flags.out / "served-run.json",
+        overwrite=flags.overwrite,
+    )
+    with progress() as on_step:
+        run = served(asked, on_step)
+    write_run(sent / asked.out.name, run)
+    write_text(sent / "README.md", "\n".join(served_page(run, fingerprint(flags.device))))
+    print("\n".join(run.verdict))
+    print(f"what to send is in {sent}")
 
 
 def campaign_of(device: str, memory_bytes: float, *, is_whole: bool) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from calibrate.cli.served_page import Rows, table
 from calibrate.fit import points_file
 from calibrate.fit.point_works import TimedPass
 from calibrate.fit.points_file import Ran
@@ -28,7 +29,6 @@ from sim.files.write import new_folder
 SEND = "send"
 BARS = {"output_throughput": 5.0, "e2el p50": 5.0, "ttft p99": 10.0, "mechanism": 5.0}
 """Percent: predicted against measured, closed loop; of the mechanism the mean E2EL."""
-Rows = Iterable[Sequence[str]]
 
 
 def report(out: Path, campaign: Campaign) -> None:
@@ -88,7 +88,7 @@ def _verdict(profile: Profile, runs: Mapping[int | None, Mapping[str, Runs]], ra
     known = "not measured" if curve is None else f"{said(curve)}; mean error of held-out ones in percent: {error}"
     yield f"- Shares of the multiprocessors: {known}."
     yield from ("", f"Mean E2EL beside {BESIDE} in percent, with its 95 % interval over replications.", "")
-    yield from _table(
+    yield from table(
         ["policy", "at once", "measured", "simulated"],
         (
             *([lane, str(n), *map(str, both)] for lane, by_load in verdicts.items() for n, both in by_load.items()),
@@ -103,11 +103,11 @@ def _verdict(profile: Profile, runs: Mapping[int | None, Mapping[str, Runs]], ra
     if pairs:
         yield from ("", "Speeds on shares of the multiprocessors, of those on the whole GPU alone: medians.", "")
         columns = "prefill on %", "prefill alone", "decode alone on the rest", "prefill beside", "decode beside"
-        yield from _table(columns, _speeds(pairs))
+        yield from table(columns, _speeds(pairs))
     favoured = list(_favoured(rates))
     if favoured:
         yield from ("", "Rates beside each other with one side's stream first, relative to each alone.", "")
-        yield from _table(["side by side", "alike", "the latter first", "the former first"], favoured)
+        yield from table(["side by side", "alike", "the latter first", "the former first"], favoured)
     yield ""
 
 
@@ -144,13 +144,13 @@ def _lines(
     slowed: Iterable[TimedPass],
 ) -> Iterator[str]:
     yield from ("## Machine", "")
-    yield from _table(["what", "is"], smoke["fingerprint"].items())
+    yield from table(["what", "is"], smoke["fingerprint"].items())
     yield from ("", "## Smoke step", "")
-    yield from _table(
+    yield from table(
         ["check", "found", "seconds"], ([e["name"], e["said"], f"{e['seconds']:.1f}"] for e in smoke["checks"])
     )
     yield from ("", "## Passes", "", "Mean error of held-out points in percent (how many).", "")
-    yield from _table(
+    yield from table(
         ["profile", *profile.errors], [[profile.name, *(_held_out(profile, kind) for kind in profile.errors)]]
     )
     yield from ("", f"- {profile.source}.", f"- {profile.host.source}.")
@@ -163,7 +163,7 @@ def _lines(
         "Measured, and the error of the prediction in percent; **bold** misses its bar.",
         "",
     )
-    yield from _table(["load", "policy", *BARS], _judged(results))
+    yield from table(["load", "policy", *BARS], _judged(results))
     if lacking:
         yield from ("", f"Lacking: {', '.join(lacking)}; the same command replays them.")
     yield ""
@@ -191,8 +191,3 @@ def _marked(error: dict[str, float | None], bar_pct: float) -> str:
 def _held_out(profile: Profile, kind: str) -> str:
     error = profile.errors.get(kind)
     return "-" if error is None or error.mean_error_pct is None else f"{error.mean_error_pct:.1f} ({error.points})"
-
-
-def _table(headers: Sequence[str], rows: Rows) -> Iterator[str]:
-    for line in (headers, ["---"] * len(headers), *rows):
-        yield f"| {' | '.join(line)} |"

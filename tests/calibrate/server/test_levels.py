@@ -71,6 +71,14 @@ def test_drafts_between_two_looks_tell_their_rates_and_how_many_tokens_a_step_wr
     assert found.output_tokens_per_s == pytest.approx(30 * 41 / 10.0)
 
 
+def test_steps_without_a_draft_count_as_ones_that_accept_nothing() -> None:
+    """1,200 tokens behind the first ones: 300 of drafts, so 900 steps of a request, of which 300 had a draft."""
+    after = look(30, 150, drafts=300, accepted=(210, 90))
+    found = served_between({}, parse(after, "b"), source="b", duration_s=None)
+    assert found.accepted == Accepted(drafts=300, draft_tokens=2, rates=(pytest.approx(0.7 / 3), pytest.approx(0.1)))
+    assert found.concurrency == pytest.approx(900 / 150)
+
+
 def test_a_server_that_counts_no_steps_is_told_by_littles_law() -> None:
     before, after = (
         {sample: value for sample, value in parse(text, "x").items() if "iteration" not in sample[0]}

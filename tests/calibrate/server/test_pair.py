@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.server.served_run import ServedRun, read_run
+from calibrate.server.served_run import InFlight, ServedRun, read_run
 from sim.cli.main import run
 from tests.calibrate.server.test_probe import Server, serving
 
@@ -43,6 +43,24 @@ def test_what_speculation_does_is_said_first_and_both_sides_are_in_the_file(
     assert told.shorter["e2el"].predicted == pytest.approx(
         100.0 * (1.0 - mean_e2el_ms(told) / mean_e2el_ms(told.plain)), rel=1e-9
     )
+
+
+def test_closed_loops_that_contradict_the_load_or_each_other_settle_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    with serving(prompt_tokens=40) as one, serving(prompt_tokens=40, first_s=0.2) as other:
+        assert paired(one, other, out, "none", *DRAFTS) == 0
+    told = read_run(out)
+    assert len(told.verdict) == 1
+
+    def looked(low: float, high: float) -> str:
+        told.in_flight = [InFlight(at_once=1, measured=(low + high) / 2.0, predicted=5.0, low=low, high=high)]
+        return told.verdict[1]
+
+    assert looked(5.0, 9.0).startswith("turn it on up to 1 in flight")
+    assert looked(5.0, 9.0).endswith("(5 fitted)")
+    assert looked(-9.0, -5.0).startswith("leave it off: ")
+    assert looked(-9.0, -5.0).endswith("something else used the machine: measure again")
+    assert looked(-5.0, 9.0).startswith("not sure whether to turn it on: ")
 
 
 def mean_e2el_ms(told: ServedRun) -> float:

@@ -45,8 +45,9 @@ class Server(ThreadingHTTPServer):
         stop_at: int | None = None,
         usage_tokens: int | None = None,
         words_are_tokens: bool = False,
+        port: int = 0,
     ) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", port), Handler)
         self.is_chat, self.is_strict, self.has_metrics, self.answer = is_chat, is_strict, has_metrics, answer
         self.first_s, self.prompt_tokens, self.stop_at = first_s, prompt_tokens, stop_at
         self.words_are_tokens = words_are_tokens

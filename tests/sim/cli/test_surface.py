@@ -9,7 +9,7 @@ from sim.cli.main import run
 from sim.run.scenario import dotted_keys
 from tests.sim.cli.test_consent import commands
 
-MAX_COMMANDS, MAX_OPTIONS, MAX_KEYS = 15, 196, 62
+MAX_COMMANDS, MAX_OPTIONS, MAX_KEYS = 15, 200, 62
 SHOWN = 13
 
 

@@ -1,0 +1,186 @@
+"""`lanesim tune`: the command line of sim.studies.tune, and for the policy adaptive of sim.studies.load_table.
+
+What a running server says of itself (--metrics) stands for flags that are not given. Not here: reading it
+(calibrate.server.metrics).
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from time import sleep
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta, structs
+
+from sim.cli.console import OnStep, claim, progress, say_trace, show
+from sim.cli.flags import Draws, JsonFile, Overwrite, Seconds, Verbose, command
+from sim.cli.options import ServedFlags, gather, inputs_of, listed
+
+if TYPE_CHECKING:
+    from calibrate.server.levels import ServedLevel
+    from sim.costs.profile import Profile
+    from sim.files.json_values import Json
+    from sim.run.scenario import Scenario
+    from sim.studies.answer import Stated
+
+EXAMPLE = (
+    "lanesim tune --profile h100-sxm/llama-3.1-8b+eagle3 --acceptance length:2.6@3 \\\n"
+    "    --num-speculative-tokens 5 --set engine.max_num_seqs=32 --input-len 512 --output-len 128"
+)
+
+
+class TuneFlags(ServedFlags, frozen=True, kw_only=True):
+    """Flags of `lanesim tune`."""
+
+    lengths: Annotated[
+        str | None, "Draft lengths to try. [default: 0,1,.. to num_speculative_tokens, and on while the last is best]"
+    ] = None
+    concurrencies: Annotated[str | None, "Requests in flight to try. [default: 1,2,4,.. to max_num_seqs]"] = None
+    contexts: Annotated[
+        str | None,
+        "Prompt lengths with a table each, such as 1k,8k,32k, and what one table for all loses. [default: none]",
+    ] = None
+    draws: Annotated[Draws | None, "Draws within the errors of costs and acceptance. [default: 20; adaptive: 4]"] = None
+    metrics: Annotated[
+        str | None,
+        Meta(title="URL"),
+        "A running server, or FILE of a look at its /metrics: its acceptance, lengths and load, and whether to change "
+        "its draft length. No request is sent.",
+    ] = None
+    over_s: Annotated[Seconds | None, "Seconds between two looks at --metrics. [its whole life]"] = None
+    verbose: Verbose = False
+    json: JsonFile = None
+    overwrite: Overwrite = False
+
+
+@command("tune", TuneFlags, example=EXAMPLE)
+def tune_command(flags: TuneFlags) -> None:
+    """Best draft length by load, as a vLLM table and SGLang's bands, with what it gains and how sure that is.
+
+    Runs a closed loop at every concurrency and draft length, several times, each with costs and acceptance drawn anew
+    within their measured errors. With --goodput it maximises requests per second that meet the SLOs. With --policy
+    adaptive it finds the table of that policy instead: which lane policy at which load, and the hysteresis.
+    """
+    from sim.run.scenario import parse_scenario
+    from sim.run.scenario_file import set_dotted
+
+    if flags.contexts and flags.input_len is not None:
+        raise ValueError("--input-len: not with --contexts, which are the prompts' lengths")
+    raw = gather(flags)
+    raw.setdefault("policy", ["continuous"])
+    lengths = listed("--lengths", flags.lengths, int, WHOLE)
+    concurrencies = listed("--concurrencies", flags.concurrencies, int, WHOLE)
+    with progress() as on_step:
+        served = None if flags.metrics is None else served_by(flags.metrics, flags.over_s, on_step)
+        if served is not None:
+            concurrencies = concurrencies or [round(served.concurrency)]
+            take(served, raw, lengths)
+        if lengths:
+            set_dotted(raw, "speculation.num_speculative_tokens", max(lengths))
+        scenario = parse_scenario(raw)
+        claim(files={"--json": flags.json}, inputs=[*inputs_of(flags.scenario, scenario), flags.metrics])
+        say_trace(scenario.workload, is_quiet=flags.json == "-")
+        contexts = listed("--contexts", flags.contexts, _tokens, "token counts with commas, such as 1k,8k,32k")
+        result = _answer(
+            scenario, flags, contexts, lengths, {"concurrencies": concurrencies, "on_done": on_step}, served
+        )
+    show(flags.json, result, is_verbose=flags.verbose)
+
+
+def served_by(server: str, over_s: float | None, on_step: OnStep) -> ServedLevel:
+    """Means of all that a server has served, or of what it serves from now on for `over_s`. Raises ValueError."""
+    from calibrate.server.metrics import samples, served_between
+    from calibrate.server.network import Client
+    from calibrate.server.probe import base_of, look
+
+    if Path(server).is_file():
+        return served_between({}, samples(Path(server)), source=server, duration_s=None)
+    with Client(base_of(server)) as client:
+        before = {} if over_s is None else look(client)
+        for second in range(round(over_s or 0.0)):
+            on_step("between two looks (s)", second, round(over_s or 0.0))
+            sleep(1.0)
+        after = look(client)
+        if before is None or after is None:
+            raise client.failure("/metrics", "is none of vLLM's or SGLang's")
+        return served_between(before, after, source=f"{client.url}/metrics", duration_s=over_s)
+
+
+def take(served: ServedLevel, raw: dict[str, Json], lengths: list[int] | None) -> None:
+    """Add what a server says to a scenario, where that does not say it, and its draft length to those that are tried.
+    Raises ValueError."""
+    told: dict[str, dict[str, Json]] = {
+        "workload": {"input_len": round(served.prompt_tokens), "output_len": round(served.output_tokens)}
+    }
+    if served.accepted is not None:
+        most = served.accepted.draft_tokens
+        told["speculation"] = {"num_speculative_tokens": most, "acceptance": served.accepted.quote}
+        if lengths is not None and most not in lengths:
+            lengths.append(most)
+    for name, values in told.items():
+        given = raw.get(name, {})
+        if isinstance(given, dict):
+            raw[name] = values | given
+
+
+WHOLE = "whole numbers with commas, such as 0,1,3"
+
+
+def _answer(
+    scenario: Scenario,
+    flags: TuneFlags,
+    contexts: list[int] | None,
+    lengths: list[int] | None,
+    asked: dict[str, Any],
+    served: ServedLevel | None,
+) -> Stated:
+    from sim.costs.profile_files import load
+    from sim.studies.length_choice import PLAIN
+    from sim.studies.load_table import tune_policies
+    from sim.studies.tune import tune, tune_contexts
+
+    profile = load(scenario.profile)
+    if flags.draws is not None:
+        asked = asked | {"draws": flags.draws}
+    if scenario.policy == ("adaptive",):
+        for name in ("lengths", "contexts"):
+            if getattr(flags, name) is not None:
+                raise ValueError(f"--{name}: --policy adaptive chooses policies, not draft lengths")
+        return tune_policies(scenario, profile, **asked)
+    if contexts is not None:
+        return tune_contexts(scenario, profile, contexts, lengths=lengths, **asked)
+    if served is None:
+        return tune(scenario, profile, lengths=lengths, **asked)
+    fitted, note = _as_served(profile, served, scenario)
+    in_use = PLAIN if served.accepted is None else served.accepted.draft_tokens
+    if lengths is None and scenario.speculation.num_speculative_tokens < in_use:
+        lengths = [*range(scenario.speculation.num_speculative_tokens + 1), in_use]
+    tuning = tune(scenario, fitted, lengths=lengths, in_use=in_use, **asked)
+    return structs.replace(tuning, notes=[note, *tuning.notes])
+
+
+def _as_served(profile: Profile, served: ServedLevel, scenario: Scenario) -> tuple[Profile, str]:
+    """The profile with its engine's constants as the server's time per token shows them, and what is assumed."""
+    from calibrate.cli.production import doubt
+    from calibrate.judge.cells import CellSetup
+    from calibrate.server.engine_fit import fit_served
+    from sim.run.scenario import to_plain
+
+    plain = to_plain(scenario)
+    setup = CellSetup(engine=plain["engine"], speculation={"method": plain["speculation"]["method"]})
+    production = fit_served(profile, [served], setup)
+    if doubted := doubt(production, {}):
+        warnings.warn(doubted, stacklevel=2)
+    accepted = "no drafts" if served.accepted is None else f"accepted {served.accepted.quote.removeprefix('vllm:')}"
+    return production.profile, (
+        f"{served.source}: {served.num_requests:,} requests of {served.prompt_tokens:.0f} and "
+        f"{served.output_tokens:.0f} tokens, {served.concurrency:.1f} decoding at once, {accepted}. Assumed: load and "
+        f"acceptance stay so, also where they vary, and {profile.name} is this GPU and model, with what the engine "
+        f"adds fitted to {', '.join(served.measured)}"
+    )
+
+
+def _tokens(text: str) -> int:
+    """A token count, in thousands of 1,024 where it ends in k."""
+    return int(text.lower().removesuffix("k")) * (1024 if text[-1:] in "kK" else 1)
