@@ -220,18 +220,10 @@ def test_pairs_and_three_passes_run_on_slots_of_their_own_as_far_as_there_are_so
     assert {corun.kinds for corun in planned()} == kinds | {"prefill beside draft beside verify"}
     assert {timed.launch for corun in planned() for timed in corun.passes} == {"eager"}
     captured = planned(has_graphs=True)
-    assert {corun.kinds for corun in captured} == {corun.kinds for corun in planned()} | {
-        "prefill beside prefill",
-        "prefill beside draft",
-    }
+    assert {corun.kinds for corun in captured} == {corun.kinds for corun in planned()}
     assert all(corun.is_captured for corun in captured)
     assert {corun.kinds for corun in planned(has_draft=False)} == {"prefill beside decode"}
     assert {corun.kinds for corun in planned(rows=2)} == kinds
-    assert {corun.kinds for corun in planned(rows=2, has_graphs=True)} == {
-        *kinds,
-        "prefill beside prefill",
-        "prefill beside draft",
-    }
     assert planned(rows=1) == []
 
 

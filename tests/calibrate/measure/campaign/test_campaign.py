@@ -31,7 +31,6 @@ from calibrate.measure.campaign.report import measured_name, report
 from calibrate.measure.campaign.smoke import CHECKS
 from calibrate.measure.campaign.steps import run
 from calibrate.measure.fits.share_fit import fit_shares
-from calibrate.measure.lanes import LaneSetting, simulate
 from calibrate.measure.overlap_cells import coruns
 from realrun.replay.machine_speed import PROBED_TOKENS
 from sim.costs.profile_files import decode, encode, load
@@ -167,8 +166,7 @@ def test_a_profile_completed_in_service_is_a_profile_and_says_what_it_rests_on(f
     assert completed.overlap.takes_turns
     assert completed.overlap.measured
     assert set(completed.host.served) == {"prefill", "draft_prefill", "draft", "verify", "decode"}
-    lanes = [simulate(completed, LaneSetting(number, 4)) for number in (1, 3)]
-    assert lanes[1].span_s > lanes[0].span_s > 0.0
+    assert completed.overlap.tau_s > 0.0
 
 
 @pytest.mark.slow
@@ -223,7 +221,7 @@ def test_the_page_tells_speeds_on_shares_and_the_curve_that_the_profile_has(fini
     report(tmp_path, SMALL)
     assert "- Shares of the multiprocessors: not measured." in _page(tmp_path)
     job = SMALL.job
-    for corun in (each for each in coruns("cuda", 256) if each.kinds == "prefill beside decode" and each.is_captured):
+    for corun in (each for each in coruns("cuda", 256) if each.kinds == "prefill beside decode"):
         share = (corun.share_pct or 100) / 100
         parts = share, 1.0 - share if corun.share_pct else 1.0
         seconds = [0.01 / part for part in parts]
