@@ -14,7 +14,7 @@ FAST := acceptance costs devices engine files hosts interface metrics policies w
 # Bytecode is kept whatever the shell says: these processes, those that tests start and the next run import the same.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy accuracy-public check format clean claims atlas real-vllm
+.PHONY: demo test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy-public check format clean claims atlas real-vllm
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
@@ -76,9 +76,6 @@ dist: .venv/.dist               ## wheel and sdist in dist/, checked
 	rm -rf dist build
 	$(BIN)/python -m build --quiet $(BUILD)
 	$(BIN)/twine check --strict dist/*
-
-accuracy: .venv/.real            ## docs/validation/cpu: the tiny pair measured, predicted and replayed here, three times
-	$(BIN)/python -m validation replay_accuracy
 
 accuracy-public: .venv/.dev      ## docs/accuracy.md and its cells: public runs of others, judged; DATA=FOLDER holds what it names
 	@test -n "$(DATA)" || { echo "make accuracy-public DATA=FOLDER: the folder with the public data" >&2; exit 2; }

@@ -55,7 +55,7 @@ OUTPUTS: dict[tuple[str, str], str] = {
     ("plan", "--json"): f"plan llama-3.1-8b --gpu h200-sxm --input-len 8 --output-len 8 {SLO} --json there",
     ("validate", "--measured"): "validate http://localhost:1 --fit-only --profile {pair} --measured there",
     ("replay", "--out"): "replay --profile cpu/tiny --policy pd --device cpu --out full",
-    ("validate", "--json"): "validate r --no-plots --json there",
+    ("validate", "--json"): "validate r --json there",
     ("validate", "--out"): "validate cells x.csv --profile {pair} --out figures",
 }
 """A command line by command and output option, which names a file that is there, or a folder with one."""
@@ -69,7 +69,6 @@ UNNAMED = {
     "levels of no profile": "validate http://localhost:1 --fit-only --profile {pair}",
     "a figure over directories": "report r --figures figures",
     "pictures of a store": "report s --figures figures",
-    "figures of a replay": "validate r",
     "figures of cells": "validate cells x.csv --profile {pair} --plots --out drawn",
     "figures of a run": VLLM + " --plots --out drawn",
 }
@@ -125,7 +124,6 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             f"bench/pd-4.0qps-{child_seed(0, 0)}.json",
             "r/summary.json",
             "r/trace.json",
-            "r/validation-cdf-pd-0.png",
         ),
         *("throughput_latency.png", "s/figures/throughput_latency.svg", *(f"figures/{name}" for name in figures)),
         *("drawn/validation-cells.png", "drawn/validation-cdf.png"),
