@@ -22,7 +22,6 @@ import msgspec
 from calibrate.judge.fit_cells import with_constants
 from calibrate.server.as_sent import simulated
 from calibrate.server.step_records import fit_steps_of, read_steps
-from realrun.installed.real_engine import make_models, open_engine, serve_traffic
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, save_profile
 from sim.interface.request import Request
@@ -30,6 +29,7 @@ from sim.metrics.summary import latencies_s
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
+from validation.replays.real_engine import make_models, open_engine, serve_traffic
 
 SEATS, BUDGET = 8, 256
 PROMPTS, OUTPUTS = (20, 100, 200), (5, 60)

@@ -1,6 +1,6 @@
 """`lanesim evidence`: what lanes do on this machine, measured, predicted and replayed in ten minutes.
 
-Not here: the steps (calibrate.measure.campaign.plan), running them (calibrate.measure.campaign.__main__).
+Not here: the steps (calibrate.measure.campaign.plan), running them (calibrate.measure.campaign.runner).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def evidence_command(flags: EvidenceFlags) -> None:
     and states no verdict. The page is OUT/send/docs/validation/GPU/README.md. The same command goes on after a kill;
     with --overwrite it begins anew.
     """
-    from calibrate.measure.campaign.__main__ import is_ours, run_campaign
+    from calibrate.measure.campaign.runner import is_ours, run_campaign
 
     if not flags.out.exists() or not is_ours(flags.out):
         claim(folders={"--out": flags.out})

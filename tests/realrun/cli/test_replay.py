@@ -64,7 +64,7 @@ def test_a_replay_leaves_the_simulators_records_and_says_what_it_was(replayed: P
     about = summary["replay"]
     assert (about["acceptance"], about["device"], about["partial"]) == ("tape", "cpu", False)
     assert about["num_device_allocations"] == 0
-    assert {"device", "processor", "torch"} <= set(about["fingerprint"])
+    assert {"device", "cpu", "torch"} <= set(about["fingerprint"])
     assert [run["policy"] for run in summary["runs"]] == REPLAYED
     assert all(run["completed"] == 6 for run in summary["runs"])
     # The machine's own speed, before and after each run.

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from calibrate.measure.campaign.__main__ import main as campaign
+from calibrate.measure.campaign.runner import run_campaign
 from sim.cli.main import lanesim, run
 from sim.costs.profile_files import SHIPPED, load
 from sim.draws import child_seed
@@ -194,7 +194,7 @@ def test_a_file_that_is_no_points_file_is_not_gone_on_with(there: Path, capsys: 
 
 def test_a_campaign_leaves_a_folder_of_somebody_elses_alone(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for place in ("full", "there"):
-        assert campaign([place, "--device", "cpu"]) == 2
+        assert run_campaign("cpu", Path(place)) == 2
         assert "of no campaign" in capsys.readouterr().err
     assert [path.name for path in (there / "full").iterdir()] == ["x"]
 

@@ -24,8 +24,8 @@ pytest.importorskip("pyarrow")
 
 from calibrate.cli.check_files import check_file
 from calibrate.fit import points_file
-from calibrate.measure.campaign import __main__ as campaign
 from calibrate.measure.campaign import report as report_module
+from calibrate.measure.campaign import runner as campaign
 from calibrate.measure.campaign.plan import CAMPAIGNS, SMOKE, Campaign, Loop, MeasuredPair, done_file
 from calibrate.measure.campaign.report import measured_name, report
 from calibrate.measure.campaign.smoke import CHECKS
@@ -76,9 +76,9 @@ def test_the_pairs_share_their_vocabularies() -> None:
 def test_steps_that_are_over_are_not_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
     monkeypatch.setattr(campaign, "_run", lambda device, out, step: begun.append(step) is None)
-    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 0
+    assert campaign.run_campaign("cpu", tmp_path) == 0
     assert begun == CAMPAIGNS["cpu"].steps
-    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 0
+    assert campaign.run_campaign("cpu", tmp_path) == 0
     assert begun[len(CAMPAIGNS["cpu"].steps) :] == ["smoke", "report"]
 
 
@@ -87,14 +87,14 @@ def test_a_campaign_of_ten_minutes_ends_with_the_rates_of_two_streams(
 ) -> None:
     begun: list[str] = []
     monkeypatch.setattr(campaign, "_run", lambda device, out, step: begun.append(step) is None)
-    assert campaign.main([str(tmp_path), "--device", "cpu", "--until", "corun"]) == 0
+    assert campaign.run_campaign("cpu", tmp_path, "corun") == 0
     assert begun == ["smoke", "corun"]
 
 
 def test_after_a_red_smoke_step_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
     monkeypatch.setattr(campaign, "_run", lambda device, out, step: begun.append(step) is not None)
-    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 1
+    assert campaign.run_campaign("cpu", tmp_path) == 1
     assert begun == [SMOKE]
 
 
@@ -106,7 +106,7 @@ def test_a_step_that_failed_keeps_no_other_from_being_run(tmp_path: Path, monkey
         return step != "replay c1"
 
     monkeypatch.setattr(campaign, "_run", fails_to_replay)
-    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 1
+    assert campaign.run_campaign("cpu", tmp_path) == 1
     assert begun == CAMPAIGNS["cpu"].steps
     assert not done_file(tmp_path, "replay c1").exists()
 
@@ -250,7 +250,7 @@ class Archive:
             archive.extractall(root, filter="data")
 
     def start(self) -> subprocess.Popen[bytes]:
-        command = [self.python, "-m", "calibrate.measure.campaign", "out", "--device", "cpu"]
+        command = [self.python, "-m", "lanesim", "evidence", "--device", "cpu", "--out", "out"]
         clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         return subprocess.Popen(command, cwd=self.root, env=clean, stdout=subprocess.DEVNULL, start_new_session=True)
 
