@@ -16,8 +16,8 @@ from calibrate.measure.campaign.plan import ALWAYS, CAMPAIGNS, DONE, SMOKE, SMOK
 
 
 def run_campaign(campaign: str, out: Path, until: str | None = None) -> int:
-    """The steps of a campaign that OUT lacks. Exit code: 0 every step is done, 1 one failed (after a red smoke step none
-    is begun, else the others went on), 2 OUT is somebody else's, 130 interrupted."""
+    """Run what OUT lacks. Exit code: 0 every step is done, 1 one failed (after a red smoke step none is begun, else the
+    others went on), 2 OUT is somebody else's, 130 interrupted."""
     if out.exists() and not is_ours(out):
         print(f"campaign: {str(out)!r} is there and of no campaign; choose another directory", file=sys.stderr)
         return 2
