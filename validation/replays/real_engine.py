@@ -271,7 +271,7 @@ def serve_traffic(engine: Any, requests: Sequence[tuple[float, int, int]]) -> tu
     return steps, served
 
 
-def main() -> None:
+def command_line() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_subparsers(dest="what", required=True)
     what.add_parser("models").add_argument("folder", type=Path)
@@ -291,4 +291,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line()
