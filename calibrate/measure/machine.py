@@ -17,7 +17,8 @@ import torch
 
 from calibrate.fit.points_file import Clocks
 from realrun.host import cuda
-from realrun.host.machine import device_name, processor, usable_cores, versions
+from realrun.host.machine import device_name
+from realrun.host.machine import fingerprint as of_a_replay
 from sim.costs.datasheets import datasheet_of_device
 from sim.costs.profile import Gpu
 
@@ -41,18 +42,8 @@ LOOK_EVERY_S = 0.02
 
 
 def fingerprint(device: str, dtype: str, driver: str | None = None) -> dict[str, str]:
-    """Facts that times depend on beside shapes, as text, as a points file has them; `driver` is the version of the
-    GPU's."""
-    return {
-        "device": device_name(device),
-        "cpu": processor(),
-        "cpu_cores": str(usable_cores()),
-        "threads": str(torch.get_num_threads()),
-        **versions(),
-        "cuda": str(torch.version.cuda or "none"),
-        "driver": driver or "none",
-        "dtype": dtype,
-    }
+    """That of a replay and, as a points file has them, the version of the GPU's driver and the passes' dtype."""
+    return {**of_a_replay(device), "driver": driver or "none", "dtype": dtype}
 
 
 def gpu(device: str) -> cuda.Properties | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import date
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -24,7 +24,6 @@ from calibrate.fit.point_works import VISITS, Corun, TimedPass, l2_state
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import grid, host_times
 from calibrate.measure.fits.measured_profile import profile_of
-from calibrate.measure.fits.measured_table import TooFewPoints
 from calibrate.measure.fits.overlap_fit import MIN_PAIRS, fitted_pairs
 from calibrate.measure.machine import Driver, fingerprint, gpu, roofs
 from calibrate.measure.overlap_cells import coruns_within
@@ -61,15 +60,14 @@ def measure_pair(
     """Time a pair, alone, beside itself and in service, into the points file `path`. Goes on where an earlier
     measurement was killed, and takes co-runs that are there.
 
-    A table gives way to constants where points are too few for one, and serving is left where slots are too short for
-    its requests; both are told to `say`. Raises ValueError for the rest.
+    Serving is left where slots are too short for its requests, which is told to `say`. Raises ValueError for the rest.
     """
     with points_file.alone(path):
         session = Session(spec, path, on_step)
         if spec.device == "cuda":
             say(session.driver.said)
         session.measure(budget_s)
-        profile = session.profile(say)
+        profile = session.profile()
         try:
             return session.in_service(profile, repeats) if is_serving else profile
         except ValueError as error:
@@ -121,19 +119,14 @@ class Session:
                 self._host(budget_s)
             self._overlap(budget_s)
 
-    def profile(self, say: Callable[[str], None] = print) -> Profile:
-        """The profile of what the file holds: a table of a CPU's points, where there are enough, else constants."""
+    def profile(self) -> Profile:
+        """The profile of what the file holds."""
         held = self.held
         self.on_step("fit", 0, 1)
         target, draft = self.spec.target.shape, self.spec.draft.shape if self.spec.draft is not None else None
-        fit = partial(
-            profile_of, held, msgspec.convert(held.host["gpu"], Gpu), int(held.host["multiprocessors"]), target, draft
+        return profile_of(
+            held, msgspec.convert(held.host["gpu"], Gpu), int(held.host["multiprocessors"]), target, draft
         )
-        try:
-            return fit(is_table=self.spec.device == "cpu")
-        except TooFewPoints as error:
-            say(f"this profile has constants: {error}")
-            return fit(is_table=False)
 
     def in_service(self, profile: Profile, repeats: int = REPEATS) -> Profile:
         """`profile` with what serving adds to it. Raises ValueError where slots are too short for the requests that are

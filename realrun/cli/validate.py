@@ -25,7 +25,6 @@ class DirectoryFlags(Struct, frozen=True, kw_only=True):
     directory: Annotated[Path, ARGUMENT, Meta(title="DIRECTORY")]
     profile: Annotated[str | None, "Cost profile: gpu/target[+draft], or a path [a replay's own]."] = None
     json: JsonFile = None
-    plots: Annotated[bool, "Draw figures into DIRECTORY, or --out. [default: of a directory]"] = True
     overwrite: Overwrite = False
 
 
@@ -37,27 +36,15 @@ def directory_command(flags: DirectoryFlags) -> None:
     from sim.costs.profile_files import load
     from sim.report.results import others_of
 
-    directory, plots = flags.directory, flags.plots
+    directory = flags.directory
     click.get_current_context().meta[SOURCE] = str(directory)
-    drawn_in = directory if plots and directory.is_dir() else None
-    claim(
-        files={"--json": flags.json},
-        added_to={"--plots": drawn_in},
-        adds={"--plots": sorted(directory.glob("validation-*.png"))},
-        inputs=[flags.profile, *others_of(directory)],
-    )
+    claim(files={"--json": flags.json}, inputs=[flags.profile, *others_of(directory)])
     scenario, summary = read_summary(directory)
     profile = load(flags.profile if flags.profile is not None else directory / "profile.json")
     judged = [judge(observed) for observed in read_replay(directory, scenario, summary, profile)]
     result = result_of(summary, profile, judged)
-    if plots:
-        from realrun.validate.figures import draw_validation
-
-        draw_validation(directory, judged)
     if write_json(flags.json, result):
         _tell(judged)
-        if plots:
-            print(f"figures in {directory}")
 
 
 def _tell(judged: list[JudgedRun]) -> None:

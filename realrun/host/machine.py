@@ -13,23 +13,20 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def fingerprint(device: str) -> dict[str, str]:
-    """Facts that the numbers of a replay depend on beside its scenario, as its summary.json has them. `cores` are the
-    machine's, of which the process may use fewer (`usable_cores`)."""
-    machine = {
+    """Facts that times depend on beside shapes, as text, as the summary of a replay has them."""
+    import torch
+    import transformers
+
+    return {
         "device": device_name(device),
-        "processor": processor(),
-        "cores": str(os.cpu_count()),
-        "system": platform.platform(terse=True),
-        **versions(),
+        "cpu": processor(),
+        "cpu_cores": str(usable_cores()),
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": str(transformers.__version__),
+        "cuda": str(torch.version.cuda or "none"),
     }
-    if device == "cuda":
-        import torch
-
-        from realrun.host import cuda
-
-        machine["cuda"] = str(torch.version.cuda)
-        machine["compute_capability"] = cuda.properties().capability
-    return machine
 
 
 def device_name(device: str) -> str:
@@ -53,15 +50,3 @@ def processor() -> str:
 def usable_cores() -> int:
     """Cores that this process may use: a container or a batch system may give it fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def versions() -> dict[str, str]:
-    """Versions of what real passes run on."""
-    import torch
-    import transformers
-
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "transformers": str(transformers.__version__),
-    }

@@ -93,12 +93,6 @@ def build_kernels(
     return PairKernels(models[0], models[1] if len(models) > 1 else None, options)
 
 
-def one_thread_cpu() -> torch.device:
-    """The CPU, where torch computes in one thread from now on: a replay's streams are separate threads."""
-    torch.set_num_threads(1)
-    return torch.device("cpu")
-
-
 def attention_of(profile: Profile, device: torch.device) -> Attention:
     """Attention that `profile` was measured with, where that is one of ours; else what is usual on this device."""
     measured = profile.kernels.attention_implementation

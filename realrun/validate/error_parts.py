@@ -3,7 +3,7 @@
 The same scenario and tape are simulated three times, with one thing more of the simulator's each time: mechanism
 (every work given its measured time, contention and all: what is left is scheduling), cost (the profile's times, streams
 alone), contention (streams together: the simulation proper, whose metrics are the headline). Not here: where schedules
-part (realrun.validate.divergence), reading and writing (realrun.cli.replay), figures. No torch.
+part (realrun.validate.divergence), reading and writing (realrun.cli.replay). No torch.
 """
 
 from __future__ import annotations
@@ -135,14 +135,6 @@ def judge(observed: Observed) -> JudgedRun:
         "works": _work_times(observed.records, simulated.works),
     }
     return JudgedRun(observed=observed, simulated=simulated, verdict=verdict)
-
-
-def predict(experiment: Experiment) -> RunRecord:
-    """Prediction of a run that is still to be replayed, its tape and slots given."""
-    costs, draws, contention = experiment.resolved.costs, experiment.draws(), experiment.resolved.contention
-    return run_recorded(
-        experiment, experiment.requests(), lambda on_work: SimHost(costs, draws, contention=contention, on_work=on_work)
-    )
 
 
 def _machine(profiled_s: Sequence[float], probed_s: Sequence[Sequence[float]]) -> list[float] | None:

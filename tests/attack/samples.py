@@ -421,7 +421,7 @@ def samples(folder: Path) -> dict[str, Sample]:
         return replace(part(kernels, name, derived, every=4), is_checked=False)
 
     def replay_part(name: str) -> Sample:
-        return part(replayed, name, ("validate", "{folder}", "--no-plots", "--json", "{folder}/v.json"))
+        return part(replayed, name, ("validate", "{folder}", "--json", "{folder}/v.json"))
 
     (folder / "kernels").mkdir()
     kernels = files_in(write_tables(folder / "kernels"))

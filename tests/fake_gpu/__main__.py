@@ -32,13 +32,12 @@ class Gpu(NamedTuple):
     mib: int
     slower: float
     """Times as long as on an H100 that kernels take: no pass may beat the data sheet."""
-    campaign: str = "cuda"
 
 
 GPUS = {
     "a100": Gpu("NVIDIA A100-SXM4-80GB", 80, 108, 81153, 3.2),
     "h100": Gpu("NVIDIA H100 80GB HBM3", 90, 132, 81079, 1.0),
-    "rtx-4090": Gpu("NVIDIA GeForce RTX 4090", 89, 128, 24083, 6.0, "cuda-24gb"),
+    "rtx-4090": Gpu("NVIDIA GeForce RTX 4090", 89, 128, 24083, 6.0),
 }
 
 
@@ -60,7 +59,7 @@ def rehearse(gpu: Gpu, libraries: Path, out: Path) -> Iterator[str]:
     """What is wrong."""
     counts = out.with_suffix(".counts.jsonl")
     counts.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "calibrate.measure.campaign", str(out), "--device", gpu.campaign]
+    command = [sys.executable, "-m", "lanesim", "evidence", "--whole", "--device", "cuda", "--out", str(out)]
     env = environment(gpu, libraries, counts)
     with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
         kept = _killed(process, out)

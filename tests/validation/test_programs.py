@@ -76,8 +76,6 @@ def test_what_a_program_does_not_take_ends_with_exit_2(words: list[str]) -> None
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_every_program_says_what_it_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if name == "replay_accuracy":
-        pytest.importorskip("torch")
     with pytest.raises(SystemExit) as caught:
         main([name, "--help"])
     assert caught.value.code == 0

@@ -1,6 +1,6 @@
 """Logs of a scheduler's decisions: requests by the step before which they arrive, and what each step carried.
 
-Two kinds of file, of one log each or of many: those of a real engine (`realrun.installed.real_engine`), whose tapes
+Two kinds of file, of one log each or of many: those of a real engine (`validation.replays.real_engine`), whose tapes
 are in the new tokens of each step, and drawn schedules (`validation.conformance.drawn`). Not here: what `continuous`
 makes of a log (validation.conformance.replayed).
 """

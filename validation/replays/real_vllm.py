@@ -24,8 +24,8 @@ from calibrate.server.as_sent import GOODPUT
 from calibrate.server.probe import WORDS
 from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
 from calibrate.server.server_process import started
-from realrun.installed.real_engine import ALONE, make_served_models
 from sim.cli.main import run as lanesim
+from validation.replays.real_engine import ALONE, make_served_models
 from validation.tables import page
 
 URL, PORT = "http://127.0.0.1:8123", "8123"

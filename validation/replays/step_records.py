@@ -24,7 +24,6 @@ import msgspec
 from calibrate.judge.fit_cells import with_constants
 from calibrate.server.as_sent import simulated
 from calibrate.server.step_records import StepRecord, blocks_of, error_pct, predicted_s, read_steps
-from realrun.installed.real_engine import make_models, open_engine, serve_traffic
 from sim.cli.main import run as lanesim
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
@@ -33,6 +32,7 @@ from sim.metrics.summary import latencies_s
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
+from validation.replays.real_engine import make_models, open_engine, serve_traffic
 from validation.tables import off_pct
 from validation.tables import page as write_page
 

@@ -1,1 +1,1 @@
-"""A GPU campaign in steps that resume: `python -m calibrate.measure.campaign OUT`."""
+"""`lanesim evidence`: a campaign in steps that resume."""

@@ -23,8 +23,8 @@ from realrun.host.device import RealDevice
 from realrun.host.garbage_collector import frozen_heap
 from realrun.model.memory import GIB
 
-STREAMS = 6
-"""Captured and eager, two sides; and two on shares of the multiprocessors, or one of a higher priority."""
+STREAMS = 4
+"""Two sides; and two on shares of the multiprocessors, or one of a higher priority."""
 CORUN_SHARE = 0.8
 """Share of a co-run's time that is measured; the rest is its first passes and captures."""
 

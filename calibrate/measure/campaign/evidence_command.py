@@ -1,6 +1,6 @@
 """`lanesim evidence`: what lanes do on this machine, measured, predicted and replayed in ten minutes.
 
-Not here: the steps (calibrate.measure.campaign.plan), running them (calibrate.measure.campaign.__main__).
+Not here: the steps (calibrate.measure.campaign.plan), running them (calibrate.measure.campaign.runner).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def evidence_command(flags: EvidenceFlags) -> None:
     if flags.serve is not None:
         _judge_server(flags, flags.serve)
         return
-    from calibrate.measure.campaign.__main__ import is_ours, run_campaign
+    from calibrate.measure.campaign.runner import is_ours, run_campaign
 
     if not flags.out.exists() or not is_ours(flags.out):
         claim(folders={"--out": flags.out})

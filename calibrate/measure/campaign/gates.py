@@ -1,7 +1,7 @@
 """Gates of a campaign: measurements that something else on the machine disturbed, which are made again once.
 
 Pure, but for reading what steps left in the campaign's directory. A page whose measurements are disturbed still states
-no verdict. Not here: making them again (calibrate.measure.campaign.__main__), the page
+no verdict. Not here: making them again (calibrate.measure.campaign.runner), the page
 (calibrate.measure.campaign.report).
 """
 

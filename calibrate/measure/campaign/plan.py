@@ -1,7 +1,7 @@
 """Campaigns: a smoke step, rates of two streams, a pair measured (passes alone and at once), three replays of it.
 
 Not here: doing it (calibrate.measure.campaign.steps), calling the steps one by one
-(calibrate.measure.campaign.__main__).
+(calibrate.measure.campaign.runner).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ CAMPAIGNS = {
         corun_s=10.0,
     ),
 }
-"""Campaigns by what --device names. That of ten minutes is for a GPU that is lent; that of a CPU rehearses the others'
+"""Campaigns by name. That of ten minutes is for a GPU that is lent; that of a CPU rehearses the others'
 every step in two."""
 
 

@@ -86,7 +86,7 @@ def replay(device: str, out: Path, campaign: Campaign, load: Loop) -> None:
     write_text(scenario, json.dumps(campaign.scenario(load, str(campaign.job.profile_path(out)), rate)))
     line = [str(scenario), "--device", device, "--out", str(directory), "--overwrite"]
     replay_command.main(line, standalone_mode=False)
-    judge = [str(directory), "--json", str(judged), "--no-plots"]
+    judge = [str(directory), "--json", str(judged)]
     directory_command.main(judge, standalone_mode=False)
 
 

@@ -1,7 +1,7 @@
 """The profile of a points file: starting constants of the device, then the fits. Imports no torch.
 
 Not here: measuring (calibrate.measure), the fits themselves (calibrate.measure.fits.pass_fit,
-calibrate.measure.fits.measured_table, calibrate.measure.fits.overlap_fit, calibrate.measure.fits.share_fit).
+calibrate.measure.fits.overlap_fit, calibrate.measure.fits.share_fit).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 from calibrate.fit.point_works import L2_STATES
 from calibrate.fit.points_file import Clocks, MeasuredSession
-from calibrate.measure.fits.measured_table import with_tables
 from calibrate.measure.fits.overlap_fit import fit_overlap
 from calibrate.measure.fits.pass_fit import fit_passes
 from calibrate.measure.fits.share_fit import fit_shares
@@ -38,13 +37,7 @@ CPU_START_S, CUDA_START_S = 3e-5, 3e-6
 
 
 def profile_of(
-    held: MeasuredSession,
-    gpu: Gpu,
-    multiprocessors: int,
-    target: ModelShape,
-    draft: ModelShape | None,
-    *,
-    is_table: bool = False,
+    held: MeasuredSession, gpu: Gpu, multiprocessors: int, target: ModelShape, draft: ModelShape | None
 ) -> Profile:
     """Raises ValueError where the file has too few points to fit."""
     points = held.points
@@ -67,8 +60,6 @@ def profile_of(
         date=str(held.host["date"]),
     )
     fitted = fit_passes(start, points)
-    if is_table:
-        fitted = with_tables(fitted)
     fitted = fit_overlap(fitted, held.rates, cores=_cores(held.fingerprint) if is_cpu else None)
     return fit_shares(fitted, held.rates)
 

@@ -14,10 +14,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from calibrate.measure import lanes, serving_overhead
-from calibrate.measure.lanes import LaneSetting, ServedLanes, simulate
+from calibrate.measure.lanes import LaneSetting, ServedLane
 from calibrate.measure.pair import options_of, pair_spec
-from calibrate.measure.pauses import idle_ramp
-from calibrate.measure.serving_overhead import ServingCosts, best_tau, completed, look_s, served
+from calibrate.measure.serving_overhead import ServingCosts, completed, look_s, served
 from realrun.host.garbage_collector import frozen_heap
 from realrun.kernels.device_passes import PassShape
 from realrun.kernels.host_slots import PromptChunk
@@ -29,7 +28,6 @@ from realrun.replay.machine_speed import probe
 from realrun.replay.measured_costs import MeasuredWork
 from realrun.replay.pair_executor import PairExecutor
 from sim.costs.forms.build import build_costs
-from sim.costs.profile import IdleRamp, Profile
 from sim.costs.profile_files import load
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Chunk, Kind, Model, Work
@@ -37,12 +35,11 @@ from sim.metrics.records import WorkRecord
 from tests.realrun.replay.test_rehearsal import CountingCpu
 from tests.realrun.support import Attention
 
-BUSY = ServedLanes(
+BUSY = ServedLane(
     setting=LaneSetting(draft_tokens=4),
     works=[],
     submitted=[],
     span_s=0.4,
-    e2els_s=[0.049, 0.050, 0.051],
 )
 VERIFY = Work(kind=Kind.VERIFY, rows=2, row_tokens=10, context_tokens=100, head_rows=10)
 DRAFT = Work(kind=Kind.DRAFT, model=Model.DRAFT, rows=2, row_tokens=2, context_tokens=100, head_rows=2, draft_tokens=4)
@@ -68,7 +65,7 @@ RECORD = WorkRecord(
 )
 
 
-def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> ServedLanes:
+def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> ServedLane:
     """A run whose works lasted so long."""
     works = []
     for work, last_s in zip(submitted, lasts_s, strict=True):
@@ -119,7 +116,7 @@ def test_captured_works_and_those_on_prompts_are_told_apart_and_stand_side_by_si
             return rounds(*given)
 
         patch.setattr(serving_overhead, "_rounds", begun)
-        patch.setattr(lanes, "REQUESTS_PER_LANE", 4)
+        patch.setattr(lanes, "REQUESTS", 4)
         costs = serving_overhead.on_gpu(PairExecutor(kernels, seed=1), 1)
     found = completed(profile, costs, is_cpu=False).host
     assert msgspec.convert(msgspec.to_builtins(costs), ServingCosts) == costs
@@ -167,64 +164,6 @@ def test_a_pass_in_service_is_compared_with_the_profile_by_kind_and_run() -> Non
     assert served(profile, [runs[:1], runs[1:]]) == pytest.approx({"verify": 1.35, "draft": 0.9})
     twice = [lasting([VERIFY], [factor * verify_s]) for factor in (1.2, 5.0)]
     assert served(profile, [[runs[1], *twice]]) == pytest.approx({"verify": 1.4})
-
-
-def test_tau_is_found_again_on_a_machine_that_became_slower_than_its_profile() -> None:
-    profile = synchronous(load("cpu/tiny"), tau_s=40e-6)
-    pairs = []
-    for number in (2, 3):
-        one, several = (simulate(profile, LaneSetting(lanes, 4)) for lanes in (1, number))
-        pairs.append((stretched(one, 1.3), stretched(several, 1.3)))
-    assert best_tau(profile, pairs) == pytest.approx(40e-6, rel=0.15)
-
-
-@pytest.mark.parametrize("paces", [(1.0, 1.0, 1.0), (1.0, 1.4, 0.8)])
-def test_a_ramp_is_found_again_while_the_machine_drifts(paces: tuple[float, ...]) -> None:
-    """Planted: 12 ms lost by a long pause, 63 % of it by 20 ms, 63 % of it within 5 ms of work."""
-    planted = IdleRamp(lost_s=0.012, pause_s=0.020, work_s=0.005)
-    plain = synchronous(load("cpu/tiny"))
-    profile = msgspec.structs.replace(plain, host=msgspec.structs.replace(plain.host, idle_ramp=planted))
-    service_s = simulate(plain, LaneSetting(1, 4)).span_s / 8
-    periods_s = [2.0 * service_s + pause_s for pause_s in (0.01, 0.04, 0.16)]
-    settings = [LaneSetting(1, 4), *(LaneSetting(1, 4, period_s=period_s, burst=2) for period_s in periods_s)]
-    runs = [simulate(profile, setting) for setting in settings]
-    rounds = [[stretched(run, pace * (1.0 + 0.05 * number)) for number, run in enumerate(runs)] for pace in paces]
-    found = idle_ramp(rounds)
-    assert found is not None
-    assert found.lost_s == pytest.approx(planted.lost_s, rel=0.2)
-    assert found.pause_s == pytest.approx(planted.pause_s, rel=0.35)
-    assert found.work_s == pytest.approx(planted.work_s, rel=0.35)
-
-
-def test_requests_that_lose_nothing_by_a_pause_make_no_ramp() -> None:
-    plain = synchronous(load("cpu/tiny"))
-    settings = [LaneSetting(1, 4), *(LaneSetting(1, 4, period_s=period_s, burst=2) for period_s in (0.4, 0.6))]
-    assert idle_ramp([[simulate(plain, setting) for setting in settings]]) is None
-
-
-def stretched(run: ServedLanes, pace: float) -> ServedLanes:
-    """`run` on a machine that takes so many times as long."""
-    works = [
-        dataclasses.replace(
-            work,
-            eligible_s=pace * work.eligible_s,
-            record=msgspec.structs.replace(
-                work.record, start_s=pace * work.record.start_s, end_s=pace * work.record.end_s
-            ),
-        )
-        for work in run.works
-    ]
-    setting = run.setting._replace(period_s=pace * run.setting.period_s)
-    e2els_s = [pace * each_s for each_s in run.e2els_s]
-    return dataclasses.replace(run, setting=setting, works=works, span_s=pace * run.span_s, e2els_s=e2els_s)
-
-
-def synchronous(profile: Profile, tau_s: float = 1e-5) -> Profile:
-    overlap = msgspec.structs.replace(
-        profile.overlap, tau_s=tau_s, takes_turns=True, has_priorities=False, measured=True
-    )
-    host = msgspec.structs.replace(profile.host, is_synchronous=True)
-    return msgspec.structs.replace(profile, host=host, overlap=overlap)
 
 
 def test_a_probe_changes_nothing_that_requests_or_streams_go_by() -> None:

@@ -17,14 +17,11 @@ pytest.importorskip("scipy")
 
 from calibrate.fit import points_file
 from calibrate.fit.point_works import VISITS, Corun, timed_pass_of
-from calibrate.measure.fits.measured_table import TooFewPoints
 from calibrate.measure.overlap_cells import coruns, coruns_within
 from calibrate.measure.pair import limits, pair_spec
 from calibrate.measure.serving_overhead import ServingCosts, Waits
 from calibrate.measure.session import Session
 from sim.costs.forms.build import build_costs
-from sim.costs.forms.table import TableCosts
-from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.interface.work import Kind, Work
 from tests.calibrate.catalogue.test_model_configs import write_config
@@ -32,8 +29,6 @@ from tests.calibrate.cli.test_commands import ROOT, calibrate, refusal
 from tests.calibrate.measure.co_runs import ran
 
 SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
-MEASURED_AGAIN = 3
-"""Lines of a points file that are taken away: the rest of it is there already."""
 RUN = "import sys; from calibrate.cli.main import calibrate_command; calibrate_command(sys.argv[1:])"
 
 
@@ -112,25 +107,6 @@ def test_running_it_again_measures_nothing_and_gives_the_same_profile(folder: Pa
     calibrate(*flags(folder, "--out", folder / "p.json", "--overwrite"))
     assert points.read_bytes() == content
     assert load(folder / "p.json") == before
-
-
-@pytest.mark.slow
-def test_too_few_points_for_a_table_make_a_profile_of_constants(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(_: Profile) -> Profile:
-        written.append((tmp_path / "p.points.jsonl").read_bytes())
-        raise TooFewPoints("too few points for a table of the draft: raise --budget")
-
-    written: list[bytes] = []
-    points = (folder / "p.points.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "p.points.jsonl").write_text("".join(points[:-MEASURED_AGAIN]))
-    monkeypatch.setattr("calibrate.measure.fits.measured_profile.with_tables", refuse)
-    calibrate(*flags(folder, "--out", tmp_path / "p.json"))
-    assert "this profile has constants: too few points" in capsys.readouterr().err
-    assert written == [(tmp_path / "p.points.jsonl").read_bytes()]
-    assert written[0].count(b"\n") == len(points)
-    assert not isinstance(build_costs(load(tmp_path / "p.json")), TableCosts)
 
 
 @pytest.mark.slow
@@ -244,18 +220,10 @@ def test_pairs_and_three_passes_run_on_slots_of_their_own_as_far_as_there_are_so
     assert {corun.kinds for corun in planned()} == kinds | {"prefill beside draft beside verify"}
     assert {timed.launch for corun in planned() for timed in corun.passes} == {"eager"}
     captured = planned(has_graphs=True)
-    assert {corun.kinds for corun in captured} == {corun.kinds for corun in planned()} | {
-        "prefill beside prefill",
-        "prefill beside draft",
-    }
+    assert {corun.kinds for corun in captured} == {corun.kinds for corun in planned()}
     assert all(corun.is_captured for corun in captured)
     assert {corun.kinds for corun in planned(has_draft=False)} == {"prefill beside decode"}
     assert {corun.kinds for corun in planned(rows=2)} == kinds
-    assert {corun.kinds for corun in planned(rows=2, has_graphs=True)} == {
-        *kinds,
-        "prefill beside prefill",
-        "prefill beside draft",
-    }
     assert planned(rows=1) == []
 
 
@@ -296,7 +264,6 @@ def test_what_serving_adds_is_kept(folder: Path, tmp_path: Path, monkeypatch: py
     session = Session(spec, tmp_path / "q.jsonl")
     profiles = [session.in_service(session.profile()) for _ in range(2)]
     assert len(asked) == 1
-    assert isinstance(build_costs(profiles[0]), TableCosts)
     assert profiles[0] == profiles[1]
     assert {profile.host.result_s for profile in profiles} == {2e-5}
     assert profiles[0].host.is_synchronous

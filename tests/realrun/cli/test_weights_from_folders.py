@@ -150,7 +150,7 @@ def test_a_simulation_plays_the_tape_and_accepts_as_many(folder: Path, replayed:
     for key in ("spec_decode_num_drafts", "spec_decode_accepted_tokens"):
         assert simulated[key] == real[key] > 0
     assert run(["check", str(replayed / "tape.jsonl"), str(replayed / "tape-code.jsonl")]) == 0
-    assert run(["validate", str(replayed), "--no-plots"]) == 0
+    assert run(["validate", str(replayed)]) == 0
 
 
 def test_a_policy_that_does_not_draft_may_be_replayed_beside_the_one_whose_drafts_are_on_the_tape(

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("scipy")
 
-from calibrate.measure.campaign import __main__ as campaign
 from calibrate.measure.campaign import gates
+from calibrate.measure.campaign import runner as campaign
 from calibrate.measure.campaign.evidence_command import campaign_of
 from calibrate.measure.campaign.gates import disturbed, forget, of_profile, of_replay
 from calibrate.measure.campaign.plan import CAMPAIGNS, done_file
@@ -97,7 +97,7 @@ def test_a_disturbed_step_is_made_again_once_and_the_page_is_then_told(
         return True
 
     monkeypatch.setattr(campaign, "_run", runs)
-    assert campaign.main([str(tmp_path), "--device", "cpu"]) == 0
+    assert campaign.run_campaign("cpu", tmp_path) == 0
     assert begun.count("replay c4") == 2
     assert begun.count("replay c1") == 1
     assert "the page states no verdict" in capsys.readouterr().out

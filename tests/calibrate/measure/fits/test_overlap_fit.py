@@ -68,28 +68,23 @@ def test_noise_is_stated_as_the_error_on_pairs_that_the_fit_did_not_use() -> Non
     error, phi = fitted.errors["overlap"], fitted.overlap.phi
     assert phi is not None
     assert phi.low < 0.12 < phi.value < 0.14 < phi.high
-    assert error.points == 2 * len(halves(fitted_pairs(rates))[1]) >= 12
+    assert error.points == 2 * len(halves(fitted_pairs(rates))[1]) >= 8
     assert 1.0 < (error.mean_error_pct or 0.0) < 6.0
 
 
 def test_of_every_kind_some_pairs_are_fitted_and_some_held_out() -> None:
-    """Of two prefills the longer ones are fitted: they alone ask for more than the compute roof."""
     used, held_out = halves(fitted_pairs(rated(PAIR, TRUTH, SLOTS)))
-    kinds = {"prefill beside decode", "draft beside verify", "prefill beside prefill", "prefill beside draft"}
+    kinds = {"prefill beside decode", "draft beside verify"}
     assert {ran.corun.kinds for ran in used} == {ran.corun.kinds for ran in held_out} == kinds
-    assert (
-        max(ran.corun.passes[0].total_tokens for ran in held_out if ran.corun.kinds == "prefill beside prefill") == 512
-    )
+    assert abs(len(used) - len(held_out)) <= 1
 
 
 def test_a_fit_uses_captured_pairs_on_the_whole_device_where_there_are_any() -> None:
     both = (1.0, 1.0)
-    planned = coruns("cuda", 1024)
-    rates = [ran(corun, both, both, both) for corun in planned]
-    used = [ran.corun for ran in fitted_pairs(rates)]
-    assert {*used} == {corun for corun in planned if corun.is_captured and corun.is_plain}
-    eager = [ran for ran in rates if not ran.corun.is_captured and ran.corun.is_plain]
-    assert {ran.corun for ran in fitted_pairs(eager)} == {ran.corun for ran in eager}
+    captured, eager = coruns("cuda", 1024), coruns("cpu", 256)
+    rates = [ran(corun, both, both, both) for corun in (*captured, *eager)]
+    assert [ran.corun for ran in fitted_pairs(rates)] == [corun for corun in captured if corun.is_plain]
+    assert [ran.corun for ran in fitted_pairs(rates[len(captured) :])] == eager
 
 
 @pytest.mark.parametrize(

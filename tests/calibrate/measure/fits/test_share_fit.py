@@ -30,7 +30,7 @@ def rated(noise: float = 0.0, shares: tuple[int, ...] = (20, 40, 60, 80)) -> lis
     costs = build_costs(msgspec.structs.replace(PAIR, overlap=msgspec.structs.replace(PAIR.overlap, demand_floor=0.0)))
     random, found = np.random.default_rng(0), []
     for corun in coruns("cuda", 1024):
-        if corun.kinds != "prefill beside decode" or not corun.is_captured:
+        if corun.kinds != "prefill beside decode":
             continue
         if corun.share_pct is None:
             both = ALONE_S, ALONE_S

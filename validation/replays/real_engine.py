@@ -1,7 +1,7 @@
 """Logs of a real vLLM on a CPU, for `python -m validation conformance`: run with vLLM's Python (`make vllm`).
 
-    python -m realrun.installed.real_engine models FOLDER
-    python -m realrun.installed.real_engine log FOLDER OUT.json [--spec none|ngram|self|random] [--blocks N]
+    python -m validation.replays.real_engine models FOLDER
+    python -m validation.replays.real_engine log FOLDER OUT.json [--spec none|ngram|self|random] [--blocks N]
 
 `models` makes a tiny Llama of random weights, drafts that are the same with noise on them, and a random one; nothing is
 downloaded. A draft that is the target itself is accepted always, a random one never, those with noise in between
@@ -272,7 +272,7 @@ def serve_traffic(engine: Any, requests: Sequence[tuple[float, int, int]]) -> tu
     return steps, served
 
 
-def main() -> None:
+def command_line() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_subparsers(dest="what", required=True)
     what.add_parser("models").add_argument("folder", type=Path)
@@ -292,4 +292,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line()

@@ -1,39 +1,23 @@
-"""The GPU campaign: `python -m calibrate.measure.campaign OUT --device cuda` runs its steps one after the other.
+"""Runs a campaign's steps one after the other; it may be interrupted or killed anywhere, and goes on when called again.
 
-It may be interrupted or killed anywhere, and goes on with the same command: a finished step is not begun again, a
-measurement goes on where it was, a replay begins anew. Every call begins with the smoke step, which ends at once on a
-machine that it has passed on; where it fails, nothing is measured. Needs torch, transformers and the analysis extra, no
-installation of lanesim itself. Not here: which steps there are (calibrate.measure.campaign.plan), what one does
-(calibrate.measure.campaign.steps).
+A finished step is not begun again, a measurement goes on where it was, a replay begins anew. Every call begins with the
+smoke step, which ends at once on a machine that it has passed on; where it fails, nothing is measured. Not here: which
+steps there are (calibrate.measure.campaign.plan), what one does (calibrate.measure.campaign.steps).
 """
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from calibrate.measure.campaign.gates import disturbed, forget
 from calibrate.measure.campaign.plan import ALWAYS, CAMPAIGNS, DONE, SMOKE, SMOKE_FILE, UNTIL, done_file
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Exit code: 0 every step is done, 1 one failed (after a red smoke step none is begun, else the others went on), 2
-    OUT is somebody else's."""
-    parser = argparse.ArgumentParser(
-        prog="python -m calibrate.measure.campaign", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("out", type=Path, help="directory for everything that is measured")
-    parser.add_argument("--device", choices=sorted(CAMPAIGNS), default="cuda", help="cuda wants 80 GB [%(default)s]")
-    parser.add_argument("--until", choices=UNTIL, help="the last step; corun wants ten minutes and sends no report")
-    given = parser.parse_args(args)
-    return run_campaign(given.device, given.out, given.until)
-
-
 def run_campaign(campaign: str, out: Path, until: str | None = None) -> int:
-    """The steps of a campaign that OUT lacks; the exit code as of `main`."""
+    """Run what OUT lacks. Exit code: 0 every step is done, 1 one failed (after a red smoke step none is begun, else the
+    others went on), 2 OUT is somebody else's, 130 interrupted."""
     if out.exists() and not is_ours(out):
         print(f"campaign: {str(out)!r} is there and of no campaign; choose another directory", file=sys.stderr)
         return 2
@@ -91,7 +75,3 @@ def _run(device: str, out: Path, step: str) -> bool:
     command = [sys.executable, "-m", "calibrate.measure.campaign.steps", device, str(out), step]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         return process.wait() == 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
