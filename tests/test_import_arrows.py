@@ -49,6 +49,7 @@ FLOORS = {
         ("fit",),
         ("importers",),
         ("judge",),
+        ("production",),
         ("server",),
         ("cli",),
         ("doors",),

@@ -211,8 +211,8 @@ def _points(path: Path) -> str:
 
 
 def _log(path: Path) -> str:
-    from calibrate.server.level_files import read_windows
-    from calibrate.server.metrics import samples
+    from calibrate.production.level_files import read_windows
+    from calibrate.production.metrics import samples
     from sim.files.read import lines_of
 
     num_lines = sum(1 for _ in read_windows(text for _, text in lines_of(path, "file")))
@@ -232,7 +232,7 @@ def _config(path: Path) -> str:
     return ", ".join(text for text in (source.shape.name, source.assumed) if text)
 
 
-BENCH = reader("calibrate.server.level_files:read_bench", _at_once)
+BENCH = reader("calibrate.production.level_files:read_bench", _at_once)
 PROFILE = reader("sim.costs.profile_files:load", lambda profile: str(profile.name))
 ROWS = reader("sim.report.results:read_columns", lambda columns: f"{len(next(iter(columns.values())))} rows")
 FORMATS: list[tuple[str, set[str], str, Reader]] = [
@@ -304,7 +304,7 @@ FORMATS: list[tuple[str, set[str], str, Reader]] = [
     ),
     (
         *(".json", {"url", "levels"}, "levels of a server"),
-        reader("calibrate.server.level_files:read_measured", _at_once),
+        reader("calibrate.production.level_files:read_measured", _at_once),
     ),
     (".json", {"table", "break_even_concurrency"}, "draft lengths by batch size", _tuned),
     ("list", {"start_time", "info"}, "trace (inference-perf)", trace("inference-perf")),

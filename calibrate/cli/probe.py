@@ -20,7 +20,7 @@ from sim.cli.flags import ARGUMENT, COUNT, JsonFile, Overwrite, Tokens, command
 from sim.cli.options import listed
 
 if TYPE_CHECKING:
-    from calibrate.server.levels import ServedLevel
+    from calibrate.production.levels import ServedLevel
     from sim.costs.profile import Profile
     from sim.files.json_values import Json
 
@@ -77,7 +77,7 @@ class ProbeFlags(Struct, frozen=True, kw_only=True):
 def probe_command(flags: ProbeFlags) -> None:
     """Time a server from outside: closed loops of streamed requests at several levels. One level is held back and
     predicted from the others. Only the address that is given is called; it serves what is asked, so mind the bill."""
-    from calibrate.server.level_files import read_measured
+    from calibrate.production.level_files import read_measured
     from calibrate.server.probe import base_of
     from sim.costs.engine_costs import engine_of
     from sim.costs.profile_files import load
@@ -131,7 +131,7 @@ def _again(measured: Path, flags: ProbeFlags) -> str:
 @contextmanager
 def _keeping(measured: Path, url: str, again: str, rounds: int) -> Iterator[Callable[[list[ServedLevel]], None]]:
     """Function that saves the levels after each round. An error within the block, or a signal, names their file."""
-    from calibrate.server.level_files import write_measured
+    from calibrate.production.level_files import write_measured
 
     done = 0
 
@@ -159,7 +159,7 @@ def _fit(profile: Profile, served: Sequence[ServedLevel], flags: ProbeFlags) -> 
     """Fit the levels but the middle one, predict that, and write and print what comes of it."""
     from calibrate.cli.production import advice, plain, show
     from calibrate.judge.cells import CellSetup
-    from calibrate.server.engine_fit import fit_served, predicted
+    from calibrate.production.engine_fit import fit_served, predicted
     from sim.cli.console import write_json
 
     engine = {
@@ -215,7 +215,7 @@ def drive(
     base: str, key: str | None, levels: list[int], flags: ProbeFlags, on_round: Callable[[list[ServedLevel]], None]
 ) -> list[ServedLevel]:
     """Every level measured; `on_round` hears the levels so far after each round."""
-    from calibrate.server.levels import middling
+    from calibrate.production.levels import middling
     from calibrate.server.network import Client
     from calibrate.server.probe import find, level
     from sim.cli.console import progress

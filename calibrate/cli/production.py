@@ -15,8 +15,8 @@ from calibrate.cli.profile_output import check_out, print_saved, save
 from sim.cli.flags import DraftTokens, JsonFile, Overwrite, Seconds, Tokens, command
 
 if TYPE_CHECKING:
-    from calibrate.server.engine_fit import Production
-    from calibrate.server.levels import ServedLevel
+    from calibrate.production.engine_fit import Production
+    from calibrate.production.levels import ServedLevel
     from sim.files.json_values import Json
 
 EXAMPLE = (
@@ -56,7 +56,7 @@ def production_command(flags: ProductionFlags) -> None:
     the times of its steps (--steps FILE): a cost model of this server, with its error on blocks of time left out. Or
     counts of its requests (--requests FILE): acceptance, with by how much requests differ and its 90 % interval."""
     from calibrate.judge.cells import CellSetup
-    from calibrate.server.engine_fit import fit_served
+    from calibrate.production.engine_fit import fit_served
     from sim.cli.console import progress, write_json
     from sim.costs.profile_files import load
 
@@ -128,7 +128,7 @@ def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
 
 def show_acceptance(flags: ProductionFlags, path: Path) -> None:
     """Show acceptance and spread of the requests in `path`. Raises ValueError."""
-    from calibrate.server.request_records import acceptance_of, read_requests
+    from calibrate.production.request_records import acceptance_of, read_requests
     from sim.cli.console import write_json
 
     others = {"--metrics-before": flags.metrics_before, "--bench-json": flags.bench_json, "--log": flags.log}
@@ -159,8 +159,8 @@ def show_acceptance(flags: ProductionFlags, path: Path) -> None:
 
 def read_served(flags: ProductionFlags) -> list[ServedLevel]:
     """The levels of all sources. Raises ValueError where there is none, or one lacks what it needs."""
-    from calibrate.server.level_files import levels, read_bench
-    from calibrate.server.metrics import between
+    from calibrate.production.level_files import levels, read_bench
+    from calibrate.production.metrics import between
 
     before, after, log_path = flags.metrics_before, flags.metrics_after, flags.log
     if (before is None) != (after is None):
@@ -222,7 +222,7 @@ def advice(production: Production, profile_name: str, out: Path | None, held_bac
 
 def doubt(production: Production, held_back_pct: Mapping[str, float]) -> str:
     """A warning where the constants do not describe the server; else empty."""
-    from calibrate.server.engine_fit import FITTED, MAX_LEFT_PCT
+    from calibrate.production.engine_fit import FITTED, MAX_LEFT_PCT
 
     error_pct, where = production.left
     metric = next((name for name in FITTED if name in held_back_pct), None)

@@ -1,7 +1,7 @@
 """`lanesim tune`: the command line of sim.studies.tune, and for the policy adaptive of sim.studies.load_table.
 
 What a running server says of itself (--metrics) stands for flags that are not given. Not here: reading it
-(calibrate.server.metrics).
+(calibrate.production.metrics).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sim.cli.flags import Draws, JsonFile, Overwrite, Seconds, Verbose, command
 from sim.cli.options import ServedFlags, gather, inputs_of, listed
 
 if TYPE_CHECKING:
-    from calibrate.server.levels import ServedLevel
+    from calibrate.production.levels import ServedLevel
     from sim.costs.profile import Profile
     from sim.files.json_values import Json
     from sim.run.scenario import Scenario
@@ -90,7 +90,7 @@ def tune_command(flags: TuneFlags) -> None:
 
 def served_by(server: str, over_s: float | None, on_step: OnStep) -> ServedLevel:
     """Means of all that a server has served, or of what it serves from now on for `over_s`. Raises ValueError."""
-    from calibrate.server.metrics import samples, served_between
+    from calibrate.production.metrics import samples, served_between
     from calibrate.server.network import Client
     from calibrate.server.probe import base_of, look
 
@@ -164,7 +164,7 @@ def _as_served(profile: Profile, served: ServedLevel, scenario: Scenario) -> tup
     """The profile with its engine's constants as the server's time per token shows them, and what is assumed."""
     from calibrate.cli.production import doubt
     from calibrate.judge.cells import CellSetup
-    from calibrate.server.engine_fit import fit_served
+    from calibrate.production.engine_fit import fit_served
     from sim.run.scenario import to_plain
 
     plain = to_plain(scenario)

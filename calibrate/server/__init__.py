@@ -1,1 +1,1 @@
-"""Constants and acceptance from a server that runs: its metrics, log, results of its benchmark, or a probe of it."""
+"""A server as its clients see it: started, probed, sent a load, predicted and judged."""

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from calibrate.judge.vllm_requests import fresh
 from calibrate.judge.vllm_runs import metrics_of
-from calibrate.server.levels import Accepted
+from calibrate.production.levels import Accepted
+from calibrate.production.request_records import MIN_REQUESTS, spread_of_requests
 from calibrate.server.open_loop import Sent
-from calibrate.server.request_records import MIN_REQUESTS, spread_of_requests
 from sim.engine.time_series import GapSamples
 from sim.interface.request import Request
 from sim.metrics.summary import latencies_s, slo_shares

@@ -3,8 +3,8 @@
 Every request asks for the same number of tokens from a separate prompt, so that no prefix is shared. How many tokens
 a prompt and an answer have is what the server says (`usage`), not what was asked for. Where there is a `/metrics`,
 drafts and steps are read from it.
-Not here: the network (calibrate.server.network), fitting (calibrate.server.engine_fit), what a saved `/metrics`
-says (calibrate.server.metrics).
+Not here: the network (calibrate.server.network), fitting (calibrate.production.engine_fit), what a saved `/metrics`
+says (calibrate.production.metrics).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Meta, Struct
 
-from calibrate.server.levels import MAX_TOKENS, ServedLevel
-from calibrate.server.metrics import Growth, NoMetrics, Sample, parse
+from calibrate.production.levels import MAX_TOKENS, ServedLevel
+from calibrate.production.metrics import Growth, NoMetrics, Sample, parse
 from calibrate.server.network import WAKE_S, Client, Late, Reply, RequestFailed
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import MIB

@@ -2,8 +2,8 @@
 
 None of the looks is the load that is predicted. Some numbers of requests at once, with the scenario's lengths, tell
 what a step takes: without a profile by the steps that their tokens came in (calibrate.server.server_line), with one by
-its engine's constants (calibrate.server.engine_fit). Requests one after the other tell the price of a prompt; a light
-open loop, sent right before the load, how fast the machine is at the moment, and what a request spends before the
+its engine's constants (calibrate.production.engine_fit). Requests one after the other tell the price of a prompt; a
+light open loop, sent right before the load, how fast the machine is at the moment, and what a request spends before the
 engine has it. Closed loops of equal lengths would go in step, and whether a newcomer meets its neighbours' step is then
 a matter of microseconds. No prompt of a look shares a prefix with another.
 """
@@ -21,9 +21,9 @@ from msgspec import structs
 
 from calibrate.judge.cell import Cell
 from calibrate.judge.cells import CellSetup, scenario_of
+from calibrate.production.engine_fit import Production, fit_served
+from calibrate.production.levels import Accepted, ServedLevel, middling
 from calibrate.server.as_sent import as_requests, as_served, metrics, simulated
-from calibrate.server.engine_fit import Production, fit_served
-from calibrate.server.levels import Accepted, ServedLevel, middling
 from calibrate.server.open_loop import Sent
 from calibrate.server.server_line import (
     PromptPrice,

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from calibrate.judge.vllm_requests import fresh
+from calibrate.production.levels import Accepted
 from calibrate.server.as_sent import GOODPUT, as_served, metrics, quote_of, simulated
-from calibrate.server.levels import Accepted
 from calibrate.server.open_loop import Sent
 from calibrate.server.server_line import pace_of, steps_of, with_pace
 from sim.costs.compact_kernels import LinearKernels

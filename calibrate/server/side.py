@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
+from calibrate.production.levels import Accepted, pooled
+from calibrate.production.metrics import Growth, told_by
 from calibrate.server.as_sent import quote_of, spread_of, step_rates
-from calibrate.server.levels import Accepted, pooled
-from calibrate.server.metrics import Growth, told_by
 from calibrate.server.network import Client
 from calibrate.server.open_loop import Sent, send, tokens_per_word
 from calibrate.server.probe import Endpoint, find, growth, look

@@ -5,7 +5,7 @@ iteration statistics `iterLatencyMS` and `inflightBatchingStats`. A record says 
 carried, the prompts' tokens, the KV that both read, and its seconds; not how many tokens a draft had. Two models are
 fitted: the profile with its own constants corrected (calibrate.judge.fit_cells), and a straight line
 (sim.costs.compact_kernels.LinearPass). Blocks of time that are left out in turn choose between them and are the error.
-Not here: levels of load (calibrate.server.levels).
+Not here: levels of load (calibrate.production.levels).
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from calibrate.fit.fit_errors import Array, kind_error
-from calibrate.fit.table_form import counts, every_second, smooth
 from calibrate.importers.aiconfigurator.grids import (
     CHUNKS,
     CONTEXTS,
@@ -30,7 +29,10 @@ from calibrate.importers.aiconfigurator.grids import (
     bounded,
     bounded_prompts,
     chunk_curve,
+    counts,
+    every_second,
     pair_s,
+    smooth,
     window_pairs,
 )
 from calibrate.importers.aiconfigurator.kernel_files import AttentionTable

@@ -10,10 +10,11 @@ Not here: which points (composed), reading them (kernel_files, lookups).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrate.fit.fit_errors import Array
 from calibrate.importers.aiconfigurator.kernel_files import AttentionTable
@@ -148,3 +149,31 @@ def window_pairs(chunk: int, history: int, window: int) -> float:
     """
     growing = min(chunk, max(0, window - history))
     return growing * (history + 0.5 * growing) + float((chunk - growing) * window)
+
+
+# -- as a profile stores them: smoothed until none falls along an axis
+#
+# Mean errors over five models on A100 and H100, where every second point is left out, decided how each axis is
+# interpolated: GEMMs of a layer 3.8 % linear and 4.0 % between logs, LM head 5.2 % and 5.3 %, prefill attention 6.8 %
+# and 5.2 %.
+
+
+def smooth(seconds: Array) -> Array:
+    """`seconds` [...] made to fall along no axis: the mean of the least such grid above it and the greatest below it.
+    What does not fall stays as it is; nan marks holes."""
+    above = np.where(np.isnan(seconds), -np.inf, seconds)
+    below = np.where(np.isnan(seconds), np.inf, seconds)
+    for axis in range(seconds.ndim):
+        above = np.maximum.accumulate(above, axis=axis)
+        below = np.flip(np.minimum.accumulate(np.flip(below, axis), axis=axis), axis)
+    return np.where(np.isnan(seconds), np.nan, 0.5 * (above + below))
+
+
+def every_second(points: int) -> list[int]:
+    """Indices that stay: the even ones and the last."""
+    return sorted({*range(0, points, 2), points - 1})
+
+
+def counts(values: Sequence[int] | Array | NDArray[np.int64]) -> tuple[int, ...]:
+    """An axis as a profile stores it."""
+    return tuple(int(value) for value in values)

@@ -2,8 +2,7 @@
 
 Passes are timed whole, so that several fixed times (of a GEMM, of attention, of elementwise kernels) can only be told
 apart by how they scale; each constant is drawn weakly to its start value, which settles what the points do not. Noisy
-points weigh less; held-out ones not at all. Not here: measuring (calibrate.measure), single kernels
-(calibrate.fit.step_times).
+points weigh less; held-out ones not at all. Not here: measuring (calibrate.measure).
 """
 
 from __future__ import annotations

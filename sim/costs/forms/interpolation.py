@@ -7,7 +7,7 @@ tokens take two fifths of the least possible time.
 Times that never fall along their axes are interpolated to times that never fall.
 GEMMs and decode attention are nearly affine in tokens and context, so they are interpolated linearly; whole prompts'
 attention lies between linear and quadratic in tokens, so powers (straight lines between logs) fit it better.
-calibrate.fit.table_form has the figures.
+calibrate.importers.aiconfigurator.grids has the figures.
 Not here: what the axes mean (table).
 """
 

@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 from calibrate.judge.cells import CellSetup, simulate_cell
-from calibrate.server.level_files import NEEDED
-from calibrate.server.levels import ServedLevel, cell_of
+from calibrate.production.level_files import NEEDED
+from calibrate.production.levels import ServedLevel, cell_of
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile_files import load
-from tests.calibrate.server.test_levels import load_line, look
+from tests.calibrate.production.test_levels import load_line, look
 from tests.calibrate.server.test_probe import serving
 
 PROFILE = "h100-sxm/llama-3.1-8b"

@@ -19,11 +19,11 @@ import pytest
 from click.testing import CliRunner
 
 from calibrate.cli.probe import probe_command
-from calibrate.server.level_files import read_measured
+from calibrate.production.level_files import read_measured
 from calibrate.server.network import Client, RequestFailed
 from calibrate.server.probe import Timed, base_of, find, level, middle, stream
 from sim.cli.main import run
-from tests.calibrate.server.test_levels import look
+from tests.calibrate.production.test_levels import look
 
 
 class Server(ThreadingHTTPServer):

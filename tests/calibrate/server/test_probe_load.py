@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from calibrate.judge.cells import CellSetup
-from calibrate.server.engine_fit import fit_served
+from calibrate.production.engine_fit import fit_served
 from calibrate.server.network import Client
 from calibrate.server.probe import find, level
 from sim.costs.compact_kernels import LinearKernels, LinearPass

@@ -9,8 +9,8 @@ import pytest
 from msgspec import structs
 
 from calibrate.judge.fit_cells import with_constants
+from calibrate.production.levels import Accepted
 from calibrate.server.as_sent import quote_of
-from calibrate.server.levels import Accepted
 from calibrate.server.open_loop import Sent
 from calibrate.server.sent_fit import (
     Round,

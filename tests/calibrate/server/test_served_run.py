@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from calibrate.judge.fit_cells import with_constants
-from calibrate.server.levels import Accepted
+from calibrate.production.levels import Accepted
 from calibrate.server.network import Client
 from calibrate.server.open_loop import Sent, send
 from calibrate.server.probe import Endpoint

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import lanesim
-from calibrate.server.level_files import read_bench
+from calibrate.production.level_files import read_bench
 
 VLLM: dict[str, Any] = {
     "completed": 50,

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from calibrate.cli.probe import probe_command
 from calibrate.cli.production import production_command
 from calibrate.judge.cells import CellSetup, simulate_cell
-from calibrate.server.engine_fit import Form, fit_served, tellable
-from calibrate.server.level_files import NEEDED, write_measured
-from calibrate.server.levels import Accepted, ServedLevel, cell_of
+from calibrate.production.engine_fit import Form, fit_served, tellable
+from calibrate.production.level_files import NEEDED, write_measured
+from calibrate.production.levels import Accepted, ServedLevel, cell_of
 from sim.cli.main import run
 from sim.costs.engine_costs import load_engine, own_engine, with_engine, without_engine
 from sim.costs.profile import Profile

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from calibrate.server.levels import Accepted, ServedLevel, pooled
+from calibrate.production.levels import Accepted, ServedLevel, pooled
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import lines_of, read_text
 from sim.files.write import write_text

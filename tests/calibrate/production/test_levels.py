@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from calibrate.server.level_files import levels, read_bench, read_windows
-from calibrate.server.levels import Accepted, ServedLevel, cell_of, middling, pooled
-from calibrate.server.metrics import between, parse, served_between
+from calibrate.production.level_files import levels, read_bench, read_windows
+from calibrate.production.levels import Accepted, ServedLevel, cell_of, middling, pooled
+from calibrate.production.metrics import between, parse, served_between
 
 LABELS = 'engine="0",model_name="m"'
 

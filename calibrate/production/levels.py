@@ -1,7 +1,7 @@
 """Levels of load of a running server, whatever file reports them; and each as a closed-loop cell.
 
-Not here: reading metrics, logs and results (calibrate.server.metrics, calibrate.server.level_files), driving a
-server (calibrate.server.probe), fitting (calibrate.server.engine_fit).
+Not here: reading metrics, logs and results (calibrate.production.metrics, calibrate.production.level_files), driving a
+server (calibrate.server.probe), fitting (calibrate.production.engine_fit).
 """
 
 from __future__ import annotations

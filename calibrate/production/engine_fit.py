@@ -9,7 +9,7 @@ what a step takes on the host; where that hardly moves a level, the time between
 
 Which law a step follows is not taken on trust: with levels at three loads or more, the engine's scheduling and the
 other one, each with and without a time per row, are fitted without the largest load, which then judges them.
-Not here: what the server said (calibrate.server.levels), least squares (calibrate.judge.fit_cells).
+Not here: what the server said (calibrate.production.levels), least squares (calibrate.judge.fit_cells).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from calibrate.judge.fit_cells import (
     fit_constants,
     with_constants,
 )
-from calibrate.server.levels import Accepted, ServedLevel, cell_of, pooled
+from calibrate.production.levels import Accepted, ServedLevel, cell_of, pooled
 from sim.costs.engine_costs import engine_of, with_engine
 from sim.costs.profile import Profile
 from sim.metrics.compared import THROUGHPUT

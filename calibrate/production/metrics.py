@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from calibrate.server.levels import MAX_DRAFT_TOKENS, Accepted, ServedLevel
+from calibrate.production.levels import MAX_DRAFT_TOKENS, Accepted, ServedLevel
 from sim.files.json_values import Json
 from sim.files.read import read_text
 

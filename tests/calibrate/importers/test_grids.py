@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibrate.fit.table_form import smooth
+from calibrate.importers.aiconfigurator.grids import smooth
 
 
 def test_smoothing_leaves_what_rises_and_meets_falls_halfway() -> None:
