@@ -68,7 +68,7 @@ class Corun(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """On the whole device, streams all alike."""
+        """True of works on the whole device, streams all alike."""
         return self.share_pct is None and self.favoured is None
 
     @property

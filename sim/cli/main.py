@@ -182,7 +182,7 @@ def _run_and_flush() -> int:
 
 
 def _nowhere(code: int) -> int:
-    """What is still to be written to stdout goes nowhere."""
+    """The code; stdout is closed to all that is still to be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 

@@ -76,7 +76,7 @@ def word(number: int) -> str:
 
 
 def stopped_word() -> str:
-    """What happened, where something did: interrupted, terminated, hung up."""
+    """Name of the signal that came, else of Ctrl-C: interrupted, terminated, hung up."""
     return word(_stopped[0][0] if _stopped else signal.SIGINT)
 
 

@@ -142,7 +142,7 @@ class _Sentence:
         return f"which of {names} serves fastest depends on {on}: mean E2EL {spans} ms{self._under(first)}"
 
     def _under(self, first: Sequence[PolicySummary]) -> str:
-        """That all of `first` are under no speculation."""
+        """The clause that all of `first` are under no speculation; empty where one is not."""
         reference = self._reference
         if reference is None or reference in first or not all(self._is_lower(row, reference) for row in first):
             return ""

@@ -114,8 +114,8 @@ class Rules(Bounded, frozen=True, kw_only=True):
     spares_lone_prompt: bool = False
     """long_prefill_token_threshold does not cut the prompt of the only request that there is."""
     preempts_by_priority: bool = False
-    """With priorities, the lowest of the requests that run, the latest of them, loses its memory, and waits by
-    its priority; False: the last that was seated, which waits ahead of all."""
+    """True: the running request of the lowest priority, the latest of these, loses its memory and waits by its
+    priority; False: the last that was seated, which waits ahead of all."""
     has_prefill_interval: bool = False
     """It has a prefill_schedule_interval."""
     defers_last_token: bool = True

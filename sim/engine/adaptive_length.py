@@ -186,7 +186,8 @@ class AdaptiveVerification(Controller):
 
 
 class Band(Bounded, frozen=True, kw_only=True):
-    """What SGLang chooses from at batch sizes from its key on, under the keys of its adaptive config file."""
+    """Draft lengths that SGLang chooses from at batch sizes from its key on, under the keys of its adaptive config
+    file."""
 
     candidate_steps: tuple[Whole, ...]
     ema_alpha: SomeShare = 0.2

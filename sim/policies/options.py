@@ -31,7 +31,7 @@ class Batching(StrEnum):
 
 
 class KvMode(StrEnum):
-    """What an engine keeps of a round: ROLLBACK (a good engine: rejected tokens are dropped), REFORWARD (accepted
+    """KV that an engine keeps of a round: ROLLBACK (a good engine: rejected tokens are dropped), REFORWARD (accepted
     tokens are run again through the target after verify), NONE (no KV cache: every pass recomputes the whole sequence).
 
     The latter two are how the engines behind the reports worked (claims, sections A and C).
@@ -43,8 +43,8 @@ class KvMode(StrEnum):
 
 
 class BatchBy(StrEnum):
-    """How many a lane takes at once: as many as it may (MOST); its share of all that are active, so that no lane is
-    left without (QUEUE); as many as there are free tokens of KV for their drafts (MEMORY)."""
+    """Number of requests that a lane takes at once: as many as it may (MOST); its share of all that are active, so that
+    no lane is left without (QUEUE); as many as there are free tokens of KV for their drafts (MEMORY)."""
 
     MOST = "most"
     QUEUE = "queue"
@@ -149,7 +149,7 @@ def keys(options: type[RoundOptions], *, but: Sequence[str] = ()) -> tuple[str, 
 
 
 class Method(StrEnum):
-    """What drafts, under vLLM's names: a smaller model; an EAGLE-3 head of the target; a layer of the target's kind
+    """Drafters, under vLLM's names: a smaller model; an EAGLE-3 head of the target; a layer of the target's kind
     that predicts the token after next, run once per token (MTP); a drafter that fills all slots in one pass (PARD,
     P-EAGLE, DFlash); DSpark, a block over all slots whose context is projected features alone, with a serial head
     behind it; a look-up of n-grams."""
@@ -168,12 +168,12 @@ class Method(StrEnum):
 
     @property
     def reads_features(self) -> bool:
-        """Whether it drafts from the target's own hidden states, of every token that was verified."""
+        """True of a drafter that reads the target's hidden states, of every token that was verified."""
         return self in (Method.EAGLE3, Method.MTP, Method.DSPARK)
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy must keep to, under vLLM's names.
+    """Limits that a policy must keep to, under vLLM's names.
 
     >>> import lanesim
     >>> limits = lanesim.EngineLimits(max_num_seqs=256, max_num_batched_tokens=1000)
@@ -249,7 +249,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.batch_wait_steps, self.batch_wait_ratio * self.max_num_batched_tokens
 
     def holds_back(self, prompt_tokens: int, budget: int) -> bool:
-        """Whether a prompt of so many tokens waits for a step that has more than `budget` left."""
+        """True where a prompt of so many tokens waits for a step that has more than `budget` left."""
         return self.whole_prompts and budget < prompt_tokens <= self.max_num_scheduled_tokens
 
     def lane_batch(self, batch: int | None, draft_tokens: int) -> int:

@@ -124,7 +124,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _shares(self) -> tuple[float, float]:
-        """Of a fixed length, those of the shortest and of the longest that is drawn."""
+        """Shortest and longest length that is drawn, as shares of the fixed one."""
         ratio = self.random_range_ratio
         if isinstance(ratio, tuple):
             return ratio
