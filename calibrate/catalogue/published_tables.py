@@ -23,7 +23,7 @@ SYSTEMS = "systems"
 MEMBER = re.compile(rf"\w+_core/({SYSTEMS}/(\w+\.yaml|data/.+\.parquet)|model_configs/.+\.json)")
 """A wheel's files to unpack."""
 MAX_BYTES = 2 << 30
-"""Most bytes of these files: sixteen times what they take in 2026; a wheel of a few KB can unfold into more than a disk holds."""
+"""Most bytes of these files, sixteen times those of 2026: a wheel of a few KB can unfold to more than a disk holds."""
 
 
 def published_tables() -> tuple[Path, str]:

@@ -1,4 +1,4 @@
-"""Measured points as works: what the cost model is asked for, so that measured and fitted are the same thing.
+"""Measured points as works: what the cost model is requested, so that measured and fitted are the same thing.
 
 Not here: measuring them (calibrate.measure.timing), choosing them (calibrate.measure.grid), the fit
 (calibrate.measure.fits.pass_fit).

@@ -21,7 +21,7 @@ from calibrate.server.probe import MAX_FAILURES, WORDS, Endpoint, Timed, refuse_
 from sim.interface.request import Request
 
 MAX_STREAMS = 1024
-"""Requests in flight beyond which one that is due waits for another to end: its lateness is told."""
+"""Requests in flight beyond which one that is due waits for another to end: its lateness is recorded."""
 TOLD_BY_WORDS = 256
 """Words of the prompt that tells how many tokens a word has."""
 

@@ -89,7 +89,7 @@ def progress() -> Iterator[OnStep]:
 
 @contextmanager
 def notes(tell: Callable[[str], None]) -> Iterator[None]:
-    """Have each warning of the block told once, when it ends: a line per kind, and one on what was extrapolated.
+    """Say each warning of the block once, when it ends: a line per kind, and one on what was extrapolated.
 
     A kind whose texts differ by run has a `merged` that makes one of them.
     """

@@ -1,4 +1,4 @@
-"""Engines: what a serving engine of one version adds to the GPU's time, and the limits that it sets itself untold.
+"""Engines: what a serving engine of one version adds to the GPU's time, and the limits that it sets by default.
 
 A profile says what the GPU takes; an engine adds a few constants, as they were measured on that GPU or, for a pair that
 never was, pooled over what was, with the spread. Data in sim/engines, one JSON per engine and version. A profile that
@@ -224,7 +224,7 @@ class EngineCosts(EngineTimes, frozen=True, kw_only=True):
         return min(seats, max(1, most // ranks))
 
     def cap_rule(self, gpu: Gpu) -> CapRule:
-        """The limits that hold on `gpu` untold."""
+        """The default limits on `gpu`."""
         return next(rule for rule in self.caps if rule.holds_on(gpu))
 
 

@@ -139,7 +139,7 @@ class LaneOptions(RoundOptions):
         return isinstance(self.partition, dict) and self.partition.get(DEFERRED) is True
 
     def priority(self, priority: int) -> int:
-        """`priority` of a stream where priorities are asked for; else all are alike."""
+        """`priority` of a stream where priorities are requested; else all are alike."""
         return priority if self.stream_priorities else 0
 
 
@@ -253,12 +253,12 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.whole_prompts and budget < prompt_tokens <= self.max_num_scheduled_tokens
 
     def lane_batch(self, batch: int | None, draft_tokens: int) -> int:
-        """Requests that a lane told `batch` takes at once (None: max_num_seqs), as many as a pass that verifies
+        """Requests that a lane with `batch` takes at once (None: max_num_seqs), as many as a pass that verifies
         `draft_tokens` + 1 of each has room for; at least 1."""
         wanted = self.max_num_seqs if batch is None else min(batch, self.max_num_seqs)
         return max(1, min(wanted, self.max_num_batched_tokens // (draft_tokens + 1)))
 
 
 def rows_per_work(options: RoundOptions, limits: EngineLimits, batch: int | None, draft_tokens: int) -> int:
-    """Requests in one work of a lane told `batch`, with drafts of at most `draft_tokens`."""
+    """Requests in one work of a lane with `batch`, with drafts of at most `draft_tokens`."""
     return 1 if options.batching is Batching.PER_REQUEST else limits.lane_batch(batch, draft_tokens)

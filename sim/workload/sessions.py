@@ -33,7 +33,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     turn_gap_s: Annotated[float, Bounds(0, 1e6)] = 30.0
     """Seconds from the arrival of one turn to that of the next."""
     num_forks: Annotated[int, Bounds(1, 10_000)] = 1
-    """Answers to each prompt, asked for at the same time; a session goes on from the first."""
+    """Answers to each prompt, requested at the same time; a session goes on from the first."""
 
     def __post_init__(self) -> None:
         check_bounds("workload.sharing", self)

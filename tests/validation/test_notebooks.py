@@ -29,7 +29,6 @@ ALLOWED = {
     "pandas",
     "pathlib",
     "re",
-    "re",
     "seaborn",
     "tempfile",
     "warnings",
@@ -108,7 +107,7 @@ def test_a_notebook_imports_the_public_door_and_libraries_only(path: Path) -> No
 
 
 def test_the_errors_against_a_real_vllm_are_those_of_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Executed elsewhere, as `make notebooks` does: means come out as the page has them, and no text quotes a figure."""
+    """Executed elsewhere, as `make notebooks` does: means are those of the page, and no text quotes a figure."""
     monkeypatch.chdir(tmp_path)
     (path,) = [path for path in NOTEBOOKS if path.stem.startswith("05")]
     assert re.findall(r"\d %", "\n".join(cells(path, "markdown"))) == []

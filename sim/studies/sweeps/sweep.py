@@ -65,7 +65,7 @@ class SweepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     num_sampled: int
     """Runs that were made to judge by."""
     time_s: float | None
-    """Seconds with the workers asked for; None where every sampled point failed."""
+    """Seconds with the workers requested; None where every sampled point failed."""
     memory_mb: float
     """Memory of all processes together."""
 
