@@ -38,6 +38,7 @@ def order_of(interval: Interval) -> Order:
 
 
 STATED = (Order.LOWER, Order.HIGHER)
+WHETHER = "whether"
 HANGS_ON = {Order.OVERLAP: "overlap", Order.DRAWS: "errors of costs and acceptance"}
 METRIC = "mean_e2el_ms"
 Interval = tuple[float, float]
@@ -83,7 +84,7 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
 
 def verdict(policies: Sequence[PolicySummary], paired: Iterable[Paired], drafting: Collection[str]) -> str:
     """The sentence, where policies of `drafting` draft, such as `continuous serves fastest: mean E2EL 531 ms, 16 %
-    under no speculation`."""
+    shorter than without speculation`."""
     pairs = {frozenset((row.a, row.b)): row for row in paired if row.metric == METRIC}
     known = sorted((row for row in policies if row.load.is_steady and row.mean[METRIC] is not None), key=_mean)
     parts = _Sentence(known, pairs, drafting).parts() if known else []
@@ -104,8 +105,9 @@ class _Sentence:
 
     def parts(self) -> list[str]:
         behind = [self._behind(row) for row in self._others if row not in self._rivals and row is not self._reference]
-        if self._rivals and behind:
-            behind[0] = f"against {self._best.policy}, {behind[0]}"
+        distances = [index for index, text in enumerate(behind) if not text.startswith(WHETHER)]
+        if self._rivals and distances:
+            behind[distances[0]] = f"against {self._best.policy}, {behind[distances[0]]}"
         return [self._head(), *behind]
 
     def _pair(self, row: PolicySummary, other: PolicySummary) -> Paired:
@@ -122,7 +124,7 @@ class _Sentence:
             if reference is None or reference is best:
                 return text
             lower_pct = 100.0 * (1.0 - _mean(best) / _mean(reference))
-            return f"{text}, {_percent(lower_pct)} % under no speculation"
+            return f"{text}, {_percent(lower_pct)} % shorter than without speculation"
         pairs = [self._pair(row, best) for row in self._rivals]
         orders = dict.fromkeys(pair.order for pair in pairs)
         if Order.NONE in orders:
@@ -153,9 +155,8 @@ class _Sentence:
         if self._reference is not None and self._best is not self._reference:
             paired = self._pair(row, self._reference)
             if paired.order in HANGS_ON:
-                return (
-                    f"whether {row.policy} is under no speculation depends on {HANGS_ON[paired.order]}{_phis([paired])}"
-                )
+                on = f"{HANGS_ON[paired.order]}{_phis([paired])}"
+                return f"{WHETHER} {row.policy} is faster than no speculation depends on {on}"
         pair, name = self._pair(row, self._best), self._name(row)
         sign = 1.0 if pair.a == row.policy else -1.0
         differences = [sign * each for each in pair.by_overlap.values() if each is not None]
