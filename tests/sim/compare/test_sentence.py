@@ -79,6 +79,19 @@ def test_no_winner_is_named_whose_order_against_another_is_open(order: str, why:
     assert text.endswith("against continuous, pdv 22 % slower")
 
 
+def test_a_distance_says_behind_whom_and_a_doubt_about_drafting_does_not() -> None:
+    changed = {
+        "pd_continuous": pair("pd", "continuous", "same"),
+        "pdv_autoregressive": pair("pdv", "autoregressive", "depends on overlap", (40.0, -40.0), 0.09),
+    }
+    others = [pair("baseline", name, "higher") for name in MEANS]
+    text = verdict([*map(served, MEANS), row("baseline", 1062.0)], [*pairs(**changed), *others])
+    assert text.endswith(
+        "; whether pdv is faster than no speculation depends on overlap (phi* 0.09); against continuous, baseline 2.0 "
+        "times as long"
+    )
+
+
 def test_how_far_behind_a_policy_is_spans_the_bracket_of_overlap() -> None:
     """From 119 to 319 ms more than 531."""
     spread = pair("pdv", "continuous", "higher", (319.0, 119.0))
