@@ -38,7 +38,6 @@ def order_of(interval: Interval) -> Order:
 
 
 STATED = (Order.LOWER, Order.HIGHER)
-WHETHER = "whether"
 HANGS_ON = {Order.OVERLAP: "overlap", Order.DRAWS: "errors of costs and acceptance"}
 METRIC = "mean_e2el_ms"
 Interval = tuple[float, float]
@@ -105,7 +104,7 @@ class _Sentence:
 
     def parts(self) -> list[str]:
         behind = [self._behind(row) for row in self._others if row not in self._rivals and row is not self._reference]
-        distances = [index for index, text in enumerate(behind) if not text.startswith(WHETHER)]
+        distances = [index for index, text in enumerate(behind) if not text.startswith("whether ")]
         if self._rivals and distances:
             behind[distances[0]] = f"against {self._best.policy}, {behind[distances[0]]}"
         return [self._head(), *behind]
@@ -155,8 +154,10 @@ class _Sentence:
         if self._reference is not None and self._best is not self._reference:
             paired = self._pair(row, self._reference)
             if paired.order in HANGS_ON:
-                on = f"{HANGS_ON[paired.order]}{_phis([paired])}"
-                return f"{WHETHER} {row.policy} is faster than no speculation depends on {on}"
+                return (
+                    f"whether {row.policy} is faster than no speculation depends on {HANGS_ON[paired.order]}"
+                    f"{_phis([paired])}"
+                )
         pair, name = self._pair(row, self._best), self._name(row)
         sign = 1.0 if pair.a == row.policy else -1.0
         differences = [sign * each for each in pair.by_overlap.values() if each is not None]

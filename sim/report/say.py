@@ -364,20 +364,25 @@ def _rented(answer: Rental, console: Console) -> Said:
     refined = [row for row in answer.deployments if not row.is_first_pass]
     shown = estimates[: max(0, MAX_ROWS - len(refined))]
     rows = [_deployment_cells(row, answer, has_price=has_price, has_energy=has_energy) for row in [*refined, *shown]]
-    lines, more = [], len(estimates) - len(shown)
-    last = [*answer.notes[MAX_NOTES - 2 : MAX_NOTES], *["~ is not simulated in draws"] * bool(shown)]
-    last += [f"{more} more {'estimate' if more == 1 else 'estimates'} in the JSON"] * (more > 0)
-    if answer.tuning is not None and answer.rate_per_s is None:
-        lines.append(draft_lengths(answer.tuning))
-    if answer.deployments[0].evidence:
-        lines.append(shortened(answer.deployments[0].evidence))
+    more = len(estimates) - len(shown)
+    last = [
+        *answer.notes[MAX_NOTES - 2 : MAX_NOTES],
+        *["~ is not simulated in draws"] * bool(shown),
+        *[f"{more} more {'estimate' if more == 1 else 'estimates'} in the JSON"] * (more > 0),
+    ]
+    lines = [
+        "" if answer.tuning is None or answer.rate_per_s is not None else draft_lengths(answer.tuning),
+        shortened(answer.deployments[0].evidence) if answer.deployments[0].evidence else "",
+        *answer.notes[: MAX_NOTES - 2],
+        "; ".join(last),
+    ]
     start = [f"start: {answer.start}"] if answer.start else []
     table = new_table(["replica"], titles, rows, box=None, padding=(0, 1), pad_edge=False)
     return Said(
         answer.verdict,
         [("", table)],
         [*start, f"check: {answer.check}"],
-        [*lines, *answer.notes[: MAX_NOTES - 2], *filter(None, ["; ".join(last)])],
+        list(filter(None, lines)),
     )
 
 
