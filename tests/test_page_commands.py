@@ -2,8 +2,8 @@
 
     python -m pytest -m nightly tests/test_page_commands.py -s
 
-Those that nothing here can run are listed with the reason. Not here: pages' Python (tests.test_public_door), what the
-commands answer.
+Those that nothing here can run are listed with the reason. Lines of answers that a page quotes are among those that its
+commands print. Not here: pages' Python (tests.test_public_door).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ PAGES = [
 LIMIT_S = 1800
 FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(lanesim [^`]+(?: --profile |\.yaml)[^`]*|python -m (?:validation|calibrate|tests)[^`]+)`")
+HASHED = re.compile(r"-[0-9a-f]{8}\.json")
+"""Name of a profile that was imported: it changes with the code that imported it."""
 STARTS = ("lanesim ", "python -m ", "make ", ".venv-gpu/")
 SERVER = "a server that runs: tests/calibrate/server/test_guide.py starts one"
 FILES = "files of a server: tests/calibrate/server/test_guide.py writes them"
@@ -74,6 +76,20 @@ def commands(page: Path) -> Iterator[str]:
         yield " ".join(command.split())
 
 
+def quoted(page: Path) -> list[str]:
+    """Lines of answers on the page: a block behind one of commands, and what follows a command in its block."""
+    lines, was_command = [], False
+    for block in FENCE.findall(text_of(page)):
+        first, *more = block.replace("\\\n", "\0").splitlines()
+        if is_command := first.removeprefix("$ ").startswith("lanesim "):
+            lines += more if first.startswith("$ ") else []
+        elif was_command and "```\n" + block in text_of(page):
+            lines += [first, *more]
+        was_command = is_command
+    whole = [line for joined in lines for line in joined.replace("\0", "\\\n").splitlines()]
+    return [line for line in whole if line.strip() not in ("", "…") and not HASHED.search(line)]
+
+
 def why_not(command: str) -> str | None:
     return next((why for start, why in LEFT_OUT.items() if re.match(start, command)), None)
 
@@ -105,9 +121,11 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     (grid,) = re.findall(r"^```yaml\n(# grid\.yaml.*?)^```$", (ROOT / "docs" / "guide.md").read_text(), re.M | re.S)
     (tmp_path / "grid.yaml").write_text(grid)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    printed, is_whole = set(), True
     for command in RUNNABLE[page]:
         if missing := lacks(command):
             print(f"\n{page.name}: left out, no {missing}: {command}", end="")
+            is_whole = False
             continue
         began_s = time.monotonic()
         done = subprocess.run(
@@ -120,3 +138,5 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
         )
         print(f"\n{page.name}: {time.monotonic() - began_s:.0f} s, exit {done.returncode}: {command}", end="")
         assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
+        printed |= {line.rstrip() for line in done.stdout.splitlines()}
+    assert [line for line in quoted(page) if is_whole and line not in printed] == []

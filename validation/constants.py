@@ -73,7 +73,7 @@ FITTED = (
 
 
 def error_without(cell: Cell, fitted: JudgedConstant) -> float:
-    """Of the cell in percent, without the constant."""
+    """Error of the cell without the constant, percent."""
     of_engine = {name: value for name, value in fitted.without.items() if name in OF_ENGINES}
     profile, _ = profile_of(cell)
     profile = with_engine(profile, msgspec.structs.replace(engine_of(engine_name(cell), profile), **of_engine))

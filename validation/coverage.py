@@ -72,7 +72,7 @@ TRUTH_KEY = 1_000_051
 RUNS = 2
 """Fresh runs of a fleet in a truth."""
 REPLICAS = 4.1
-"""Rate asked for, in highest loads of one replica."""
+"""Rate requested, in highest loads of one replica."""
 CAPACITY = {
     "H100, llama-3.1-8b": Scenario.of(
         profile="h100-sxm/llama-3.1-8b", policy="autoregressive", num_speculative_tokens=0, input_len=512,
@@ -197,7 +197,7 @@ def truths_of(scenario: Scenario, profile: Profile, count: int) -> list[Resolved
 
 
 def holding(truths: Sequence[Resolved], routing: str, count: int, rate_per_s: float) -> int:
-    """Truths in which so many replicas meet the SLOs, by the share asked for, in the mean of RUNS runs."""
+    """Truths in which so many replicas meet the SLOs, by the share requested, in the mean of RUNS runs."""
     length = REQUESTS_PER_REPLICA * count
     workload = {"num_prompts": length, "num_warmups": int(WARMUP_SHARE * length), "request_rate": rate_per_s}
     fleets = [truth.changed(workload=workload, devices={"count": count, "routing": routing}) for truth in truths]

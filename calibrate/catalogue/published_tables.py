@@ -23,7 +23,7 @@ SYSTEMS = "systems"
 MEMBER = re.compile(rf"\w+_core/({SYSTEMS}/(\w+\.yaml|data/.+\.parquet)|model_configs/.+\.json)")
 """A wheel's files to unpack."""
 MAX_BYTES = 2 << 30
-"""Of these files: sixteen times what they take in 2026; a wheel of a few KB can unfold into more than a disk holds."""
+"""Most bytes of these files, sixteen times those of 2026: a wheel of a few KB can unfold to more than a disk holds."""
 
 
 def published_tables() -> tuple[Path, str]:
@@ -47,7 +47,7 @@ def published_configs() -> list[Path]:
 
 
 def tables_of_wheel(path: Path) -> tuple[Path, str]:
-    """As `published_tables`, of a wheel's file. Wheels of one name are one wheel: it is unpacked the first time.
+    """The folder and revision of a wheel's tables. Wheels of one name are one wheel: it is unpacked the first time.
 
     Raises ValueError where the file cannot be read or has no tables.
     """

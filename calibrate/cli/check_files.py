@@ -1,6 +1,6 @@
 """`lanesim check FILE...`: what a file is and whether it is sound, without running anything.
 
-FORMATS is the table of all: a format is told by names that are in the file, since users name files as they like, and
+FORMATS is the table of all: a format is known by names that are in the file, since users name files as they like, and
 then read by its own reader, whose refusal is the answer. Not here: the readers. It lives in this package because this
 one alone knows all formats.
 """

@@ -29,7 +29,7 @@ class JudgingFlags(Struct, frozen=True, kw_only=True):
 
     profile: Annotated[str, "Cost profile: gpu/target[+draft], or a path."]
     engine: Annotated[
-        str | None, "Engine and version that it was, such as vllm-0.12 [the profile's own, else vllm-0.32]."
+        str | None, "Engine and version that served, such as vllm-0.12 [the profile's own, else vllm-0.32]."
     ] = None
     set: Overrides = ()
     json: JsonFile = None

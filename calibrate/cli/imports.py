@@ -58,7 +58,7 @@ def import_command(flags: ImportFlags) -> None:
     name, _, version = flags.engine.partition("-")
     if name not in TABLE_ENGINES:
         raise ValueError(
-            f"--engine {flags.engine!r}: kernels are of {', '.join(TABLE_ENGINES)}, with -VERSION if you like"
+            f"--engine {flags.engine!r}: there are kernel tables of {', '.join(TABLE_ENGINES)}; a -VERSION may follow"
         )
     target_shape, draft_shape = shapes_of(flags.target, flags.draft, plain=False)
     try:

@@ -55,7 +55,7 @@ class ProbeFlags(Struct, frozen=True, kw_only=True):
     levels: Annotated[str, "Requests at once, a closed loop each; the middle one is predicted."] = "1,2,4,8,16"
     rounds: Annotated[int, Meta(ge=1, le=COUNT), "Over the levels, by turns."] = 7
     input_len: Annotated[Tokens, "Words of each prompt."] = 128
-    output_len: Annotated[int, Meta(ge=2, le=10_000_000), "Tokens asked for."] = 64
+    output_len: Annotated[int, Meta(ge=2, le=10_000_000), "Tokens requested."] = 64
     engine: Annotated[str | None, "Engine to start from [as in compare]."] = None
     max_num_seqs: Annotated[int | None, Meta(ge=1, le=COUNT), "The server's. [the engine's own]"] = None
     max_num_batched_tokens: Annotated[Tokens | None, "The server's. [the engine's own]"] = None
@@ -65,7 +65,7 @@ class ProbeFlags(Struct, frozen=True, kw_only=True):
     api_key_env: Annotated[str | None, Meta(title="NAME"), "Environment variable that holds the server's key."] = None
     measured: Annotated[
         Path | None,
-        "Where levels are kept as they were measured; given as URL, they are fitted again. "
+        "File for the measured levels; give it in place of URL to fit them again. "
         "[OUT.measured.json beside --out, else probe.measured.json]",
     ] = None
     out: Annotated[Path | None, "Profile to write, with the server's constants as its own."] = None

@@ -32,7 +32,7 @@ class ProductionFlags(Struct, frozen=True, kw_only=True):
     metrics_after: Annotated[Path | None, "Another, later one of the same server."] = None
     duration_s: Annotated[Seconds | None, "Seconds between the looks; where the server counts no steps."] = None
     bench_json: Annotated[
-        tuple[Path, ...], "Result of `vllm bench serve --save-result`, GuideLLM, AIPerf or inference-perf; repeat."
+        tuple[Path, ...], "Result of `vllm bench serve --save-result`, GuideLLM, AIPerf, inference-perf; several times."
     ] = ()
     log: Annotated[Path | None, "The server's log; with --input-len, --output-len."] = None
     steps: Annotated[Path | None, "Its forward-pass metrics, a JSON line per step: a cost model of this server."] = None
@@ -102,7 +102,7 @@ def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
     others = {"--metrics-before": flags.metrics_before, "--bench-json": flags.bench_json, "--log": flags.log}
     for name, given in (others | {"--num-speculative-tokens": flags.num_speculative_tokens}).items():
         if given:
-            raise ValueError(f"--steps and {name}: steps tell the whole of a step, drafts among it; give one of them")
+            raise ValueError(f"--steps and {name}: step records hold the time of drafts already; give one")
     fit = fit_steps_of(load(flags.profile), read_steps(path), path.name)
     if flags.out is not None:
         save(fit.profile, flags.out)

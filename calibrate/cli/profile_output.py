@@ -27,7 +27,7 @@ def check_out(
     """Hold `out`, `json_path` and `others`, by their flags, until the command ends. Raises ValueError, before any work,
     where the first cannot be a profile file, or one is among the `inputs` or is another."""
     if out is not None and out.suffix != ".json":
-        raise ValueError(f"--out {str(out)!r} must end with .json: profiles are found by it")
+        raise ValueError(f"--out {str(out)!r} must end with .json: profiles are known by it")
     claim(files={"--out": out, "--json": json_path, **others}, inputs=inputs)
 
 

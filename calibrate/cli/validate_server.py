@@ -30,7 +30,7 @@ EXAMPLE = (
     "    --input-len 128 --output-len 64 --set workload.random_range_ratio=0.5"
 )
 NUM_PROMPTS = 200
-"""Requests of a scenario that is not told how many: they are sent in real time."""
+"""Requests of a scenario that does not say how many: they are sent in real time."""
 MAX_REQUESTS = 10_000
 LIGHT_REQUESTS = 10
 """Sent right before the load, about one at a time: they tell how fast the server is now, and the time before the

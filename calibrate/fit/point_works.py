@@ -1,4 +1,4 @@
-"""Measured points as works: what the cost model is asked for, so that measured and fitted are the same thing.
+"""Measured points as works: what the cost model is requested, so that measured and fitted are the same thing.
 
 Not here: measuring them (calibrate.measure.timing), choosing them (calibrate.measure.grid), the fit
 (calibrate.measure.fits.pass_fit).
@@ -68,7 +68,7 @@ class Corun(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """On the whole device, streams all alike."""
+        """True of works on the whole device, streams all alike."""
         return self.share_pct is None and self.favoured is None
 
     @property

@@ -2,7 +2,7 @@
 most.
 
 JSON lines. The first is the header: schema, fingerprint, options. Then `plan` (passes to be timed), and in any order
-`point` (one per visit to a pass), `clocks` (what the driver told of the visit before it), `host`, `rates` (passes
+`point` (one per visit to a pass), `clocks` (what the driver said of the visit before it), `host`, `rates` (passes
 beside each other) and `serving` (what serving adds).
 Not here: measuring (calibrate.measure), the profile made of it (sim.costs.profile).
 """
@@ -41,7 +41,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0.0, le=LONGEST_S)]
 
 
 class Clocks(msgspec.Struct, frozen=True, kw_only=True):
-    """Clocks and power as the GPU's driver told them while a pass was visited, at its slowest; None where it does
+    """Clocks and power as the GPU's driver gave them while a pass was visited, at its slowest; None where it does
     not."""
 
     sm_mhz: float | None = None
@@ -129,7 +129,7 @@ class MeasuredSession:
     """One per pass, of all visits to it."""
     clocks: list[Clocks] = field(default_factory=list)
     slowed: set[TimedPass] = field(default_factory=set)
-    """Places of which a visit was slower than the GPU can be, by the driver's word."""
+    """Points of which a visit was slower than the GPU can be, by the driver's word."""
     host: dict[str, Any] = field(default_factory=dict)
     rates: list[Ran] = field(default_factory=list)
     serving: dict[str, Json] = field(default_factory=dict)

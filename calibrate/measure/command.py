@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MIN_BUDGET_S = 5.0
 MAX_NOISY = 8
-"""Noisy points that are told one by one."""
+"""Noisy points that are listed one by one."""
 
 
 class MeasureFlags(Struct, frozen=True, kw_only=True):

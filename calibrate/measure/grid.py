@@ -105,7 +105,7 @@ def is_held_out(timed: TimedPass, passes: Sequence[TimedPass]) -> bool:
 
 
 def pilots(limits: Limits) -> list[TimedPass]:
-    """Places that tell what a pass costs: each kind's smallest and largest."""
+    """Shapes that tell what a pass costs: each kind's smallest and largest."""
     coarse = grid(limits, 0)
     ends = []
     for kind in dict.fromkeys((timed.kind, timed.model) for timed in coarse):

@@ -46,7 +46,7 @@ class LaneSetting(NamedTuple):
 
     @property
     def looks_per_s(self) -> float:
-        """Looks that were asked for; a busy machine skips some."""
+        """Looks that were requested; a busy machine skips some."""
         return self.num_pollers / POLL_S
 
 

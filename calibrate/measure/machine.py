@@ -36,7 +36,7 @@ THROTTLES = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-"""Bits of nvmlClocksEventReasons (nvml.h) that mean slower than asked for; idle and clocks set by the user do not."""
+"""Bits of nvmlClocksEventReasons (nvml.h) that mean slower than requested; idle and clocks set by the user do not."""
 LOOK_EVERY_S = 0.02
 """A driver's answer takes about a millisecond, in which a separate thread lets the others run."""
 

@@ -64,7 +64,7 @@ def coruns(device: str, context_tokens: int) -> list[Corun]:
 
 def coruns_within(limits: Limits) -> list[Corun]:
     """Co-runs that the overlap of a pair with these slots is fitted to, captured where there are graphs: the device's
-    overlap is asked for, and launching is known from elsewhere. Last prefill, draft and verify at once, which no fit
+    overlap is requested, and launching is known from elsewhere. Last prefill, draft and verify at once, which no fit
     uses. As far as there are slots.
     """
     launch = _launch(limits.has_graphs)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Defaults(TypedDict):
-    """Values of what is not asked for."""
+    """Values of what is not requested."""
 
     dtype: str
     budget: float

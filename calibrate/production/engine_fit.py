@@ -106,7 +106,7 @@ class Production:
     levels: list[FittedLevel]
     accepted: Accepted | None
     unfitted: Mapping[str, str]
-    """Constants that the levels might have told and do not, and why."""
+    """Constants that the levels might have determined and do not, and why."""
     tried: Sequence[Tried] = ()
     """Forms of a step, the chosen one first; none where the loads are too few to choose."""
 

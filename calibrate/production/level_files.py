@@ -152,7 +152,7 @@ Number = Annotated[float, msgspec.Meta(ge=0.0)]
 
 
 class _Needed(msgspec.Struct, kw_only=True):
-    """Means that a level is told by."""
+    """Means that describe a level."""
 
     completed: Number
     total_input_tokens: Number

@@ -23,7 +23,7 @@ GOODPUT = "request_goodput"
 
 
 def as_served(sent: Sequence[Sent], planned: Sequence[Request] = ()) -> tuple[list[Request], GapSamples]:
-    """As `as_requests`, with the gaps between events that hold tokens."""
+    """Requests as `as_requests` has them, with the gaps between events that hold tokens."""
     gaps = GapSamples()
     for each in sent:
         for gap_s in each.gaps_s:

@@ -1,6 +1,6 @@
 """The only place that calls a server: one address, every answer within a deadline and a number of bytes.
 
-Sockets never block for longer than WAKE_S, so that `stop` ends whatever is being waited for. Answers are asked for as
+Sockets never block for longer than WAKE_S, so that `stop` ends whatever is being waited for. Answers are requested as
 they are: compressed ones are refused, and redirects are answers like any other. The address's host and port alone are
 called; proxies of the environment are for other addresses than one to measure. A key goes into one header and is
 blotted out of every message. Not here: what an answer means (calibrate.server.probe).
@@ -315,7 +315,7 @@ class Client:
                 answer = Reply(self, path, wire, http.getresponse())
                 encoding = answer._response.headers.get("content-encoding", "identity")
                 if encoding.strip().lower() not in ("", "identity"):
-                    raise _Broken(f"answers in {encoding}, which was not asked for")
+                    raise _Broken(f"answers in {encoding}, which was not requested")
                 yield answer
                 if answer.is_reusable:
                     closing.pop_all()

@@ -21,7 +21,7 @@ from calibrate.server.probe import MAX_FAILURES, WORDS, Endpoint, Timed, refuse_
 from sim.interface.request import Request
 
 MAX_STREAMS = 1024
-"""Requests in flight beyond which one that is due waits for another to end: its lateness is told."""
+"""Requests in flight beyond which one that is due waits for another to end: its lateness is recorded."""
 TOLD_BY_WORDS = 256
 """Words of the prompt that tells how many tokens a word has."""
 
@@ -30,7 +30,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One request, in seconds after the first one was due. No prompt, no answer, no address."""
 
     index: int
-    """Of its arrival."""
+    """Index of its arrival."""
     due_s: float
     sent_s: float
     first_s: float = 0.0
@@ -44,7 +44,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def tokens_per_word(client: Client, endpoint: Endpoint) -> float:
-    """By a prompt of words alone. Raises RequestFailed."""
+    """Tokens of a prompt of words over their number. Raises RequestFailed."""
     told = stream(client, endpoint, _words(random.Random("words"), TOLD_BY_WORDS), 2)
     return max(0.1, told.prompt_tokens / TOLD_BY_WORDS)
 
@@ -122,7 +122,7 @@ def _kept(moment_s: float) -> float:
 
 
 def _wait_until(moment_s: float) -> None:
-    """In short steps, so that a signal is heard."""
+    """Sleep in short steps, so that a signal is heard."""
     while (left_s := moment_s - time.perf_counter()) > 0.0:
         time.sleep(min(WAKE_S, left_s))
 

@@ -1,7 +1,7 @@
 """Drive an OpenAI-compatible endpoint oneself: closed loops of streamed requests, timed where the user would time them.
 
 Every request asks for the same number of tokens from a separate prompt, so that no prefix is shared. How many tokens
-a prompt and an answer have is what the server says (`usage`), not what was asked for. Where there is a `/metrics`,
+a prompt and an answer have is what the server says (`usage`), not what was requested. Where there is a `/metrics`,
 drafts and steps are read from it.
 Not here: the network (calibrate.server.network), fitting (calibrate.production.engine_fit), what a saved `/metrics`
 says (calibrate.production.metrics).
@@ -35,7 +35,7 @@ MAX_MODELS_BYTES = MIB
 MAX_EVENT_BYTES = 4096
 """Bytes of a token's event in the mean; they have a few hundred."""
 MAX_LENGTH = 2
-"""Times the tokens that were asked for: an answer that is longer is cut off."""
+"""Times the tokens that were requested: an answer that is longer is cut off."""
 WORDS = (
     *("river", "stone", "lamp", "window", "garden", "paper", "engine", "winter", "market", "silver", "thunder"),
     *("valley", "candle", "bridge", "cotton", "harbour", "ladder", "mirror", "needle", "orange", "pepper", "quarter"),

@@ -126,7 +126,7 @@ class ServedRun(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def in_words(self) -> str:
-        """What it holds, and the errors of the means, simulated again with its own profile."""
+        """Contents in words, and the errors of the means, simulated again with the run's profile."""
         failed = sum(bool(each.failed) for each in self.sent)
         told = f"{len(self.sent)} requests sent, {failed} failed; {self.profile['name']}, predicted {self.predicted_at}"
         told += "".join(f"; {part}: {means(errors)}" for part, errors in self.judged_again().items())
@@ -276,7 +276,7 @@ def compare_pair(run: ServedRun) -> None:
 
 
 def sped_up(shorter: Mapping[str, Shorter]) -> str:
-    """What speculation does, as a clause.
+    """The effect of speculation, as a clause.
 
     >>> sped_up({"e2el": Shorter(measured=12.0, predicted=9.0), "tpot": Shorter(measured=-3.0, predicted=2.0)})
     'speculation makes E2EL 12 % shorter here (predicted 9 % shorter), TPOT 3 % longer here (predicted 2 % shorter)'
@@ -322,7 +322,7 @@ def means(errors: Mapping[str, Any]) -> str:
 
 
 def lateness(sent: Sequence[Sent]) -> str:
-    """How well the client kept time, as a clause.
+    """Punctuality of the client, as a clause.
 
     >>> lateness([Sent(index=0, due_s=0.0, sent_s=0.001), Sent(index=1, due_s=1.0, sent_s=1.025)])
     '2 sent, 1 of them over 10 ms late, median 13.0 ms'

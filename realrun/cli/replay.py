@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sim.run.scenario import Scenario
 
 NUM_PROMPTS = 200
-"""Requests of a replay that is not told how many: it runs in real time."""
+"""Requests of a replay that does not say how many: it runs in real time."""
 EXAMPLE = (
     "lanesim replay --policy pd --policy pdv --profile cpu/tiny --num-prompts 24 --request-rate 10 \\\n"
     "    --input-len 64 --output-len 32 --device cpu --out results/replay"

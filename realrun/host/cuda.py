@@ -1,4 +1,4 @@
-"""A GPU by CUDA: the only module that touches torch.cuda. Not here: the seam it fulfils and its rules
+"""A GPU by CUDA: the only module that touches torch.cuda. Not here: the interface it fulfils and its rules
 (realrun.host.device).
 """
 

@@ -1,4 +1,4 @@
-"""The seam to what passes run on: streams, events, captured graphs, pinned buffers, memory; the CPU behind it; clocks.
+"""The machine that passes run on: streams, events, captured graphs, pinned buffers, memory, clocks; the CPU behind it.
 
 Everything above is written against `RealDevice`: a GPU (realrun.host.cuda), the CPU, which does at once what it is
 told, or in tests a fake that does it as late as the rules allow. Not here: torch.cuda, what is run

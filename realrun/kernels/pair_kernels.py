@@ -106,7 +106,7 @@ class PairKernels:
         return ";".join(f"{key}={value}" for key, value in parts.items())
 
     def issuer(self, name: str, *, priority: int = 0) -> Issuer:
-        """The stream called `name` with its buffers, made when it is first asked for. Higher priority goes first.
+        """The stream called `name` with its buffers, made when it is first requested. Higher priority goes first.
 
         One stream serves every policy that has a lane of its name: CUDA gives out few before two share a queue.
         """

@@ -41,7 +41,7 @@ class PairExecutor:
         """Issuers by name and priority of the stream: policies give one name different priorities."""
         self._clock: DeviceClock | None = None
         self._of: HostClock | None = None
-        """The host's clock that `_clock` is told by."""
+        """The host's clock that `_clock` is set by."""
         self._lock = threading.Condition()
         self._slots: dict[int, tuple[Request, Slot]] = {}
         self._num_in_flight: dict[int, int] = {}

@@ -22,7 +22,7 @@ ASSUMED = {
     "ngram": Assumed("length:1.40@3", 5, "llama-3.1-8b on ShareGPT's prompts; code 2.03, GSM8K 1.16"),
     "": Assumed("length:2.73@3", 5, "a draft of 1B of the same family"),
 }
-"""By the name of a head, ngram, or else that of any draft model."""
+"""Name of a head, or ngram -> its acceptance; the empty name stands for any draft model."""
 SHORT_K = 3
 """Draft length where neither it nor an acceptance is given: all of them were measured at it."""
 

@@ -78,7 +78,7 @@ class CheckedAcceptance(Acceptance):
             raise PluginError(f"{what} gave an array of shape {lengths.shape}; want ({num_positions},)")
         least, most = int(lengths.min()), int(lengths.max())
         if least < 0 or most > depth:
-            raise PluginError(f"{what} gave lengths from {least} to {most}; want 0 to {depth}, the depth asked for")
+            raise PluginError(f"{what} gave lengths from {least} to {most}; want 0 to {depth}, the depth requested")
         return lengths.astype(np.uint8, copy=False)
 
     def _rates(self, method: str, given: object, count: int) -> tuple[float, ...]:

@@ -32,7 +32,7 @@ _BLOCK_REQUESTS = 2048
 _BLOCK_POSITIONS = 1 << 19
 """`rounds` computes blocks of prepared requests of at most this many and so many positions."""
 _MAX_READY = 2 * _BLOCK_REQUESTS
-"""Requests whose rounds are kept until they are asked for, the oldest leaving first."""
+"""Requests whose rounds are kept until they are requested, the oldest leaving first."""
 _ROUNDS_PER_CHECK = 8
 
 
@@ -68,7 +68,7 @@ class AcceptanceDraws:
         self._next = 0
         """First prepared request that no block covers yet."""
         self._ready: dict[int, tuple[int, Accepted]] = {}
-        """index -> output tokens and rounds of prepared requests that have not been asked for."""
+        """index -> output tokens and rounds of prepared requests that have not been requested."""
 
     def run_length(self, index: int, position: int, most: int) -> int:
         """Accepted tokens of a draft of `most` for request `index` with `position` >= 1 output tokens out."""
@@ -132,7 +132,7 @@ class AcceptanceDraws:
         self._ready.clear()
 
     def release(self, index: int) -> None:
-        """Request `index` will not be asked for again; optional, since all that is kept is bounded."""
+        """Request `index` will not be requested again; optional, since all that is kept is bounded."""
         self._ready.pop(index, None)
 
     # -- run_length's tiles

@@ -128,8 +128,8 @@ def parse_quoted(text: str) -> Quoted:
     `markov:HIT_RATE,MISS_RATE,TO_HIT,TO_MISS[,FADE]` two hidden states; `synthetic:L` or `synthetic:U1,U2,..`
     what vLLM's synthetic sampler makes of a length, and of rates; `tape:FILE` recorded. `~S` after the numbers of the
     first four: requests differ, by a standard deviation of S on the logit scale; `~LOW..HIGH`: by one between these,
-    drawn; `~0`: they are alike; `~natural`, `~random`: as they do on such prompts, which lengths and vLLM's rates do
-    untold. Raises ValueError, one line.
+    drawn; `~0`: they are alike; `~natural`, `~random`: as they do on such prompts, which lengths and vLLM's rates do by
+    default. Raises ValueError, one line.
 
     >>> import lanesim
     >>> quoted = lanesim.parse_quoted("vllm:.74,.49,.37")

@@ -1,4 +1,4 @@
-"""What commands do on a terminal: progress while they work, notes at the end, the result as JSON, where it goes.
+"""The terminal of a command: progress while it works, notes at the end, the result as JSON, where it goes.
 
 Not here: tables (sim.report.tables).
 """
@@ -55,7 +55,7 @@ def progress() -> Iterator[OnStep]:
     from rich.text import Text
 
     class RateColumn(ProgressColumn):
-        """How many are done in a second."""
+        """Runs that are done in a second."""
 
         def render(self, task: Task) -> Text:
             return Text(f"{task.speed:.3g}/s" if task.speed else "")
@@ -89,7 +89,7 @@ def progress() -> Iterator[OnStep]:
 
 @contextmanager
 def notes(tell: Callable[[str], None]) -> Iterator[None]:
-    """Have each warning of the block told once, when it ends: a line per kind, and one on what was extrapolated.
+    """Say each warning of the block once, when it ends: a line per kind, and one on what was extrapolated.
 
     A kind whose texts differ by run has a `merged` that makes one of them.
     """

@@ -34,7 +34,7 @@ COUNT = 1_000_000
 FilePath = Annotated[Path | None, Meta(title="FILE")]
 Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
 DraftTokens = Annotated[int, Meta(ge=1, le=126)]
-"""As sim.acceptance.models has it, which a command line does not wait for."""
+"""The bounds of sim.acceptance.models, which a command line does not wait for."""
 Gpus = Annotated[int, Meta(ge=1, le=1024)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Draws = Annotated[int, Meta(ge=0, le=MAX_DRAWS)]

@@ -96,7 +96,7 @@ def run(args: Sequence[str]) -> int:
     if nulls := [arg for arg in args if "\0" in arg]:
         return _fail(f"{nulls[0]!r}: no path or value holds a null character", 2)
     if foreign := [arg for arg in args if not _is_text(arg)]:
-        return _fail(f"{foreign[0]!r}: not UTF-8 text, which results and tables could not name; rename it", 2)
+        return _fail(f"{foreign[0]!r}: the name is not UTF-8 text, so no result could hold it; rename the file", 2)
     try:
         with notes(_tell):
             lanesim.main(args=list(args), prog_name="lanesim", standalone_mode=False)
@@ -187,7 +187,7 @@ def _run_and_flush() -> int:
 
 
 def _nowhere(code: int) -> int:
-    """What is still to be written to stdout goes nowhere."""
+    """The code; stdout is closed to all that is still to be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 

@@ -29,7 +29,7 @@ class ReportFlags(Struct, frozen=True, kw_only=True):
         tuple[str, ...], Meta(title="KEY=VALUE"), "Draw only points with this value of a key; repeat for several."
     ] = ()
     series: Annotated[
-        tuple[str, ...], Meta(title="KEY"), "Drawn lines differ by this key, panels by the others; repeat."
+        tuple[str, ...], Meta(title="KEY"), "Drawn lines differ by this key, panels by the others; several times."
     ] = ()
     price: Price = None
     overwrite: Overwrite = False

@@ -1,10 +1,10 @@
-"""Being told to stop: SIGINT, SIGTERM and SIGHUP do the same, from the first line of the command to its last.
+"""Signals to stop: SIGINT, SIGTERM and SIGHUP do the same, from the first line of the command to its last.
 
 While the command is being loaded there is nothing to keep, and a signal ends the process at once. Afterwards it is
 raised as Stopped wherever the main thread is, so that what holds results can keep them; the exit code says which signal
 it was. The same one again within a moment counts once (terminals and wrappers both send it); later ones end the process
 at once: scratch that is left so is swept by the next writer. Imports nothing that takes time.
-Not here: what is kept (realrun.replay.replays, calibrate.measure.command), the line that is told at the end
+Not here: what is kept (realrun.replay.replays, calibrate.measure.command), the line at the end
 (sim.cli.main).
 """
 
@@ -76,7 +76,7 @@ def word(number: int) -> str:
 
 
 def stopped_word() -> str:
-    """What happened, where something did: interrupted, terminated, hung up."""
+    """Name of the signal that came, else of Ctrl-C: interrupted, terminated, hung up."""
     return word(_stopped[0][0] if _stopped else signal.SIGINT)
 
 

@@ -83,7 +83,7 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
 
 def verdict(policies: Sequence[PolicySummary], paired: Iterable[Paired], drafting: Collection[str]) -> str:
     """The sentence, where policies of `drafting` draft, such as `continuous serves fastest: mean E2EL 531 ms, 16 %
-    under no speculation`."""
+    shorter than without speculation`."""
     pairs = {frozenset((row.a, row.b)): row for row in paired if row.metric == METRIC}
     known = sorted((row for row in policies if row.load.is_steady and row.mean[METRIC] is not None), key=_mean)
     parts = _Sentence(known, pairs, drafting).parts() if known else []
@@ -104,8 +104,9 @@ class _Sentence:
 
     def parts(self) -> list[str]:
         behind = [self._behind(row) for row in self._others if row not in self._rivals and row is not self._reference]
-        if self._rivals and behind:
-            behind[0] = f"against {self._best.policy}, {behind[0]}"
+        distances = [index for index, text in enumerate(behind) if not text.startswith("whether ")]
+        if self._rivals and distances:
+            behind[distances[0]] = f"against {self._best.policy}, {behind[distances[0]]}"
         return [self._head(), *behind]
 
     def _pair(self, row: PolicySummary, other: PolicySummary) -> Paired:
@@ -122,7 +123,7 @@ class _Sentence:
             if reference is None or reference is best:
                 return text
             lower_pct = 100.0 * (1.0 - _mean(best) / _mean(reference))
-            return f"{text}, {_percent(lower_pct)} % under no speculation"
+            return f"{text}, {_percent(lower_pct)} % shorter than without speculation"
         pairs = [self._pair(row, best) for row in self._rivals]
         orders = dict.fromkeys(pair.order for pair in pairs)
         if Order.NONE in orders:
@@ -142,7 +143,7 @@ class _Sentence:
         return f"which of {names} serves fastest depends on {on}: mean E2EL {spans} ms{self._under(first)}"
 
     def _under(self, first: Sequence[PolicySummary]) -> str:
-        """That all of `first` are under no speculation."""
+        """The clause that all of `first` are under no speculation; empty where one is not."""
         reference = self._reference
         if reference is None or reference in first or not all(self._is_lower(row, reference) for row in first):
             return ""
@@ -154,7 +155,8 @@ class _Sentence:
             paired = self._pair(row, self._reference)
             if paired.order in HANGS_ON:
                 return (
-                    f"whether {row.policy} is under no speculation depends on {HANGS_ON[paired.order]}{_phis([paired])}"
+                    f"whether {row.policy} is faster than no speculation depends on {HANGS_ON[paired.order]}"
+                    f"{_phis([paired])}"
                 )
         pair, name = self._pair(row, self._best), self._name(row)
         sign = 1.0 if pair.a == row.policy else -1.0

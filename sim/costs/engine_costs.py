@@ -1,4 +1,4 @@
-"""Engines: what a serving engine of one version adds to the GPU's time, and the limits that it sets itself untold.
+"""Engines: what a serving engine of one version adds to the GPU's time, and the limits that it sets by default.
 
 A profile says what the GPU takes; an engine adds a few constants, as they were measured on that GPU or, for a pair that
 never was, pooled over what was, with the spread. Data in sim/engines, one JSON per engine and version. A profile that
@@ -114,8 +114,8 @@ class Rules(Bounded, frozen=True, kw_only=True):
     spares_lone_prompt: bool = False
     """long_prefill_token_threshold does not cut the prompt of the only request that there is."""
     preempts_by_priority: bool = False
-    """With priorities, the lowest of the requests that run, the latest of them, loses its memory, and waits by
-    its priority; False: the last that was seated, which waits ahead of all."""
+    """True: the running request of the lowest priority, the latest of these, loses its memory and waits by its
+    priority; False: the last that was seated, which waits ahead of all."""
     has_prefill_interval: bool = False
     """It has a prefill_schedule_interval."""
     defers_last_token: bool = True
@@ -224,7 +224,7 @@ class EngineCosts(EngineTimes, frozen=True, kw_only=True):
         return min(seats, max(1, most // ranks))
 
     def cap_rule(self, gpu: Gpu) -> CapRule:
-        """The limits that hold on `gpu` untold."""
+        """The default limits on `gpu`."""
         return next(rule for rule in self.caps if rule.holds_on(gpu))
 
 

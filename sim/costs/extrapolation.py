@@ -1,7 +1,7 @@
 """Sizes beyond a profile's measured range: the largest of each size, as data.
 
 Inside a block of `collecting` cost models add to it and say nothing; outside of one each of them warns once per size.
-Not here: which sizes have a range (sim.costs.passes), where it is told (sim.cli.console).
+Not here: which sizes have a range (sim.costs.passes), where it is said (sim.cli.console).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORDS = {
     "head_rows": "rows of the LM head",
     "queries": "queries of a row",
 }
-"""A size as it is told, the likeliest first."""
+"""Names of a size, the likeliest first."""
 BY_ROWS = "row_context_tokens"
 """The size whose measured range depends on the rows of the pass."""
 
@@ -31,7 +31,7 @@ class OutsideProfileWarning(UserWarning):
 
 
 class Largest(NamedTuple):
-    """The largest that was asked for of one size, up to where it was measured, and the rows of that pass."""
+    """The largest that was requested of one size, up to where it was measured, and the rows of that pass."""
 
     got: int
     measured: int

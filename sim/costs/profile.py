@@ -154,7 +154,7 @@ class ShareCurve(Bounded, frozen=True, kw_only=True):
     errors_pct: dict[str, float]
     """Mean size of the error by what was predicted."""
     standard_errors: dict[str, float] = msgspec.field(default_factory=dict)
-    """Standard error of each constant that the measurements told."""
+    """Standard error of each constant that the measurements gave."""
 
     def slowdown(self, compute: float, bandwidth: float, share: float, *, reading: float = 0.0) -> float:
         """Time on `share`, relative to the whole device, of a work with these demands, shares of the roofs that it

@@ -126,7 +126,7 @@ def save_profile(profile: Profile, path: str | Path) -> Path:
         raise ValueError(f"save_profile: want a Profile and a path, got {shown(profile)} and {shown(path)}")
     path = Path(path)
     if path.suffix != ".json":
-        raise ValueError(f"{str(path)!r} must end with .json: profiles are found by it")
+        raise ValueError(f"{str(path)!r} must end with .json: profiles are known by it")
     content = encode(profile).decode()
     decode(content, str(path))
     write_text(path, content)

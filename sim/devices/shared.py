@@ -9,7 +9,7 @@ Rules (design, section 4; docs/adr/003):
 - A lone work runs at rate 1, several at `rates_together`; on a reserved share a lone one does, too.
 While one stream alone has works their times follow from their order (`solo`); events begin with a second stream's.
 A rate that a change leaves as it was keeps its finish time bit for bit, so that sums by hand come out exact.
-The clock is only asked for instants at which something else depends on what happens then.
+The clock is only requested instants at which something else depends on what happens then.
 """
 
 from __future__ import annotations

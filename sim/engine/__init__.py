@@ -1,1 +1,1 @@
-"""What every engine has, whatever its policy: the queue, KV memory, draft length, accounts."""
+"""Parts of every engine, whatever its policy: the queue, KV memory, draft length, accounts."""

@@ -59,7 +59,7 @@ class RunningRates:
                 self._accepted[place] *= kept
 
     def conditional(self) -> list[float]:
-        """[places] chance that a token is accepted where all before it were."""
+        """[positions] chance that a token is accepted where all before it were."""
         rates, rate = [], PRIOR_RATE
         for reached, accepted in zip(self._reached, self._accepted, strict=True):
             rate = (accepted + PRIOR_ROUNDS * rate) / (reached + PRIOR_ROUNDS)
@@ -67,7 +67,7 @@ class RunningRates:
         return rates
 
     def survival(self) -> list[float]:
-        """[places] chance that a draft is accepted up to and including each of its tokens."""
+        """[positions] chance that a draft is accepted up to and including each of its tokens."""
         return list(accumulate(self.conditional(), mul))
 
 
@@ -186,7 +186,8 @@ class AdaptiveVerification(Controller):
 
 
 class Band(Bounded, frozen=True, kw_only=True):
-    """What SGLang chooses from at batch sizes from its key on, under the keys of its adaptive config file."""
+    """Draft lengths that SGLang chooses from at batch sizes from its key on, under the keys of its adaptive config
+    file."""
 
     candidate_steps: tuple[Whole, ...]
     ema_alpha: SomeShare = 0.2
@@ -211,7 +212,7 @@ SGLANG_BANDS: dict[str, Band] = {
     "32": Band(candidate_steps=(0, 1), down_hysteresis=0.0),
     "64": Band(candidate_steps=(0,), down_hysteresis=0.0),
 }
-"""What SGLang takes untold (`--speculative-adaptive` without a config file, sgl-project/sglang@015c872)."""
+"""SGLang's defaults (`--speculative-adaptive` without a config file, sgl-project/sglang@015c872)."""
 
 
 def bands_by_start(bands: Bands) -> dict[int, Band]:

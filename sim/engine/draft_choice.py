@@ -1,4 +1,4 @@
-"""Which of several draft models drafts, by the load: a controller of the draft length that also names the model.
+"""A choice among several draft models by the load: a controller of the draft length that also names the model.
 
 Each has its own costs, KV and acceptance, and drafts at a length of its own. Not here: costs
 (sim.run.drafters), what a change costs the requests (sim.policies.rounds), controllers of one model

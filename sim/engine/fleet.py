@@ -21,7 +21,7 @@ MAX_AHEAD = 8
 
 
 class Routing(StrEnum):
-    """Which replica the next request goes to: each in turn; the one with the fewest unfinished; the one that saw the
+    """Rule for the replica of the next request: each in turn; the one with the fewest unfinished; the one that saw the
     longest beginning of its prompt, unless that one is too far ahead of the least busy."""
 
     ROUND_ROBIN = "round-robin"
@@ -49,7 +49,7 @@ def where_prefix_is(known_blocks: Sequence[int], outstanding: Sequence[int]) -> 
 
 
 class Account(NamedTuple):
-    """What all replicas add to."""
+    """Totals that all replicas add to."""
 
     gaps: GapSamples
     queue: Gauge

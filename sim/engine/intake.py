@@ -1,4 +1,4 @@
-"""What happens to a request before it is admitted: the frontend, the queue by priority, and when an engine looks at it.
+"""A request before it is admitted: the frontend, the queue by priority, and when an engine looks at it.
 
 An engine looks at what has arrived at its step boundaries, some only every few steps; some hold new prompts back for
 more to come; data-parallel ranks that share their experts step together. Not here: seats and memory
@@ -171,5 +171,5 @@ class Intake:
 
     @property
     def has_queued(self) -> bool:
-        """Whether somebody waits whom the engine has seen, and is not held back."""
+        """True where a request waits that the engine has seen and does not hold back."""
         return bool(self.inbox) and not self._holds_back and not isnan(self.inbox[0].queued_s)

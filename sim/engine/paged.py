@@ -26,7 +26,7 @@ _POSITION_BITS = 32
 
 
 class FirstChunk(NamedTuple):
-    """What a step wants of the first chunk of a request."""
+    """Conditions of a step for the first chunk of a request."""
 
     padded_tokens: int = 0
     """Tokens of one that is a request's last token alone, as of a round, so that the step's rows stay uniform; 0:
@@ -257,7 +257,7 @@ class PagedPool(KvPool):
         self._next_free = -missing
 
     def fits_beside(self, running: Sequence[Request], request: Request) -> bool:
-        """Whether the whole lives of `running` and `request` fit, what they may share counted for each."""
+        """True where `running` and `request` fit until they end, blocks that they may share counted for each."""
         return sum(map(self.blocks_for, running)) + self.blocks_for(request) <= self.num_blocks
 
     # -- reservations and tables: rows as totals
@@ -272,7 +272,7 @@ class PagedPool(KvPool):
         table.num_counted = num_blocks - len(table.named)
 
     def assign_cached(self, request: Request, num_tokens: int) -> None:
-        """What was known of `request` when its last step was planned."""
+        """Record the cached tokens of `request` that were known when its last step was planned."""
         self._tables[request.index].cached_tokens = num_tokens
 
     def unreserve(self, request: Request, num_tokens: int) -> None:

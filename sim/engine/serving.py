@@ -1,4 +1,4 @@
-"""What a policy serves: the queue of arrivals, KV admission, and the account of every emitted token.
+"""The server side of a policy: the queue of arrivals, KV admission, and the account of every emitted token.
 
 A policy asks `admit` for requests, `commit_*` tells what a finished work brought. Not here: the order of anything; that
 is the policy's business.
@@ -30,13 +30,13 @@ Choose = Callable[[Sequence[Request]], Request]
 
 
 class RoundDraws(Protocol):
-    """Which drafts are accepted, asked for all rounds of a request at once."""
+    """Acceptance of the drafts of all rounds of a request at once."""
 
     def rounds(self, index: int, emitted_tokens: int, output_tokens: int, draft_tokens: int) -> Accepted: ...
 
 
 class Door(Protocol):
-    """Where requests come in: one engine's, or that of several behind a router."""
+    """The entry of requests: one engine's, or that of several behind a router."""
 
     host: Host
     requests: Sequence[Request]
@@ -314,7 +314,7 @@ class Serving:
         self.kv.held.add(num_tokens, self.host.now_s)
 
     def _share(self) -> None:
-        """What several requests hold is in memory once."""
+        """Count blocks once that several requests hold."""
         change = self.kv.num_shared - self._num_shared
         if change:
             self._num_shared += change

@@ -1,4 +1,4 @@
-"""What an engine sees as it serves: a quantity over time, and the gaps between emissions. Not here: metrics of them."""
+"""Series that an engine keeps: a quantity over time, and the gaps between emissions. Not here: metrics of them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Columns = Mapping[str, Sequence[Json]]
-"""By name, all as long as each other."""
+"""Name -> values, all columns of one length."""
 MAX_CELLS = 2_000_000_000
 """A Parquet file's rows times columns: a file of a few KB can say that it holds more than any memory."""
 

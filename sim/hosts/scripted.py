@@ -1,7 +1,7 @@
 """A host for tests: scripted durations, one FIFO per stream, no contention, a list of events instead of SimPy.
 
-It executes the seam's rules with as little machinery as possible, so that a policy's event log on it can be compared
-with the log on any other host. Not here: costs, devices, real time.
+It executes the interface's rules with as little machinery as possible, so that a policy's event log on it can be
+compared with the log on any other host. Not here: costs, devices, real time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ScriptTicket(HostWait[Result]):
         return self._issued
 
     def cancel(self) -> None:
-        """Works of a script always run to their end, which the seam allows: they have no checkpoint before it."""
+        """Works of a script always run to their end, which the interface allows: they have no checkpoint before it."""
         self.is_cancelled = True
 
 

@@ -107,7 +107,7 @@ class SimHost(TaskHost):
         self._env = VirtualTime(0.0)
         self._costs = with_history(costs, self)
         self._heard_by: HistoryCosts | None = None
-        """Costs that are told when a work ends."""
+        """Costs that are said when a work ends."""
         self._draws = draws
         self._draws_by_drafter = draws_by_drafter
         self._contention = contention or Contention()

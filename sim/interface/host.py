@@ -1,4 +1,4 @@
-"""The seam: what a policy may ask of the machine it runs on, and the rules every host keeps.
+"""The interface: what a policy may ask of the machine it runs on, and the rules every host keeps.
 
 A policy is a set of coroutines. Whatever takes time is awaited on the host; everything between two awaits is
 instantaneous and undisturbed, so policies hold no locks. Hosts: SimHost (SimPy clock), GpuHost (threads and CUDA

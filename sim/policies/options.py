@@ -31,7 +31,7 @@ class Batching(StrEnum):
 
 
 class KvMode(StrEnum):
-    """What an engine keeps of a round: ROLLBACK (a good engine: rejected tokens are dropped), REFORWARD (accepted
+    """KV that an engine keeps of a round: ROLLBACK (a good engine: rejected tokens are dropped), REFORWARD (accepted
     tokens are run again through the target after verify), NONE (no KV cache: every pass recomputes the whole sequence).
 
     The latter two are how the engines behind the reports worked (claims, sections A and C).
@@ -43,8 +43,8 @@ class KvMode(StrEnum):
 
 
 class BatchBy(StrEnum):
-    """How many a lane takes at once: as many as it may (MOST); its share of all that are active, so that no lane is
-    left without (QUEUE); as many as there are free tokens of KV for their drafts (MEMORY)."""
+    """Number of requests that a lane takes at once: as many as it may (MOST); its share of all that are active, so that
+    no lane is left without (QUEUE); as many as there are free tokens of KV for their drafts (MEMORY)."""
 
     MOST = "most"
     QUEUE = "queue"
@@ -139,7 +139,7 @@ class LaneOptions(RoundOptions):
         return isinstance(self.partition, dict) and self.partition.get(DEFERRED) is True
 
     def priority(self, priority: int) -> int:
-        """`priority` of a stream where priorities are asked for; else all are alike."""
+        """`priority` of a stream where priorities are requested; else all are alike."""
         return priority if self.stream_priorities else 0
 
 
@@ -149,7 +149,7 @@ def keys(options: type[RoundOptions], *, but: Sequence[str] = ()) -> tuple[str, 
 
 
 class Method(StrEnum):
-    """What drafts, under vLLM's names: a smaller model; an EAGLE-3 head of the target; a layer of the target's kind
+    """Drafters, under vLLM's names: a smaller model; an EAGLE-3 head of the target; a layer of the target's kind
     that predicts the token after next, run once per token (MTP); a drafter that fills all slots in one pass (PARD,
     P-EAGLE, DFlash); DSpark, a block over all slots whose context is projected features alone, with a serial head
     behind it; a look-up of n-grams."""
@@ -168,12 +168,12 @@ class Method(StrEnum):
 
     @property
     def reads_features(self) -> bool:
-        """Whether it drafts from the target's own hidden states, of every token that was verified."""
+        """True of a drafter that reads the target's hidden states, of every token that was verified."""
         return self in (Method.EAGLE3, Method.MTP, Method.DSPARK)
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy must keep to, under vLLM's names.
+    """Limits that a policy must keep to, under vLLM's names.
 
     >>> import lanesim
     >>> limits = lanesim.EngineLimits(max_num_seqs=256, max_num_batched_tokens=1000)
@@ -253,16 +253,16 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.batch_wait_steps, self.batch_wait_ratio * self.max_num_batched_tokens
 
     def holds_back(self, prompt_tokens: int, budget: int) -> bool:
-        """Whether a prompt of so many tokens waits for a step that has more than `budget` left."""
+        """True where a prompt of so many tokens waits for a step that has more than `budget` left."""
         return self.whole_prompts and budget < prompt_tokens <= self.max_num_scheduled_tokens
 
     def lane_batch(self, batch: int | None, draft_tokens: int) -> int:
-        """Requests that a lane told `batch` takes at once (None: max_num_seqs), as many as a pass that verifies
+        """Requests that a lane with `batch` takes at once (None: max_num_seqs), as many as a pass that verifies
         `draft_tokens` + 1 of each has room for; at least 1."""
         wanted = self.max_num_seqs if batch is None else min(batch, self.max_num_seqs)
         return max(1, min(wanted, self.max_num_batched_tokens // (draft_tokens + 1)))
 
 
 def rows_per_work(options: RoundOptions, limits: EngineLimits, batch: int | None, draft_tokens: int) -> int:
-    """Requests in one work of a lane told `batch`, with drafts of at most `draft_tokens`."""
+    """Requests in one work of a lane with `batch`, with drafts of at most `draft_tokens`."""
     return 1 if options.batching is Batching.PER_REQUEST else limits.lane_batch(batch, draft_tokens)

@@ -322,7 +322,7 @@ def tune(
     **changes: Any,
 ) -> ShownTuning | ShownContexts | ShownPolicies:
     """The best draft length by batch size: `lanesim tune`; `source` and `changes` as in `compare`. The policy is
-    `continuous` unless given; of `adaptive` its table is found.
+    `continuous` unless given; of `adaptive` its table is fitted.
 
     `lengths` are tried at `concurrencies`, in so many `draws`; with prompts of each of `contexts` tokens a table for
     each. Raises ValueError for what cannot be tuned.

@@ -28,8 +28,8 @@ from sim.studies.load_table import PolicyTuning
 from sim.studies.plan.search import PlannedDeployment, Rental
 from sim.studies.tune import IDLE, ContextTuning, Tuning
 
-MAX_ESTIMATES, MAX_NOTES = 1, 3
-"""Rows of a first pass, and notes on them, that a plan shows; the others are in the JSON."""
+MAX_ROWS, MAX_NOTES = 3, 3
+"""Rows and notes that a plan shows, more rows where more were simulated in draws; the others are in the JSON."""
 NONE = "–"
 
 
@@ -376,24 +376,27 @@ def _rented(answer: Rental, console: Console) -> Said:
     titles = ["K", *fleet, "tok/s/GPU", *["$/M"] * has_price, *["J/tok"] * has_energy]
     estimates = [row for row in answer.deployments if row.is_first_pass]
     refined = [row for row in answer.deployments if not row.is_first_pass]
-    rows = [
-        _deployment_cells(row, answer, has_price=has_price, has_energy=has_energy)
-        for row in [*refined, *estimates[:MAX_ESTIMATES]]
+    shown = estimates[: max(0, MAX_ROWS - len(refined))]
+    rows = [_deployment_cells(row, answer, has_price=has_price, has_energy=has_energy) for row in [*refined, *shown]]
+    more = len(estimates) - len(shown)
+    last = [
+        *answer.notes[MAX_NOTES - 2 : MAX_NOTES],
+        *["~ is not simulated in draws"] * bool(shown),
+        *[f"{more} more {'estimate' if more == 1 else 'estimates'} in the JSON"] * (more > 0),
     ]
-    lines, more = [], len(estimates) - MAX_ESTIMATES
-    if estimates:
-        lines.append("~ an estimate, not simulated in draws" + (f"; {more} more in the JSON" if more > 0 else ""))
-    if answer.tuning is not None and answer.rate_per_s is None:
-        lines.append(draft_lengths(answer.tuning))
-    if answer.deployments[0].evidence:
-        lines.append(shortened(answer.deployments[0].evidence))
+    lines = [
+        "" if answer.tuning is None or answer.rate_per_s is not None else draft_lengths(answer.tuning),
+        shortened(answer.deployments[0].evidence) if answer.deployments[0].evidence else "",
+        *answer.notes[: MAX_NOTES - 2],
+        "; ".join(last),
+    ]
     start = [f"start: {answer.start}"] if answer.start else []
     table = new_table(["replica"], titles, rows, box=None, padding=(0, 1), pad_edge=False)
     return Said(
         answer.verdict,
         [("", table)],
         [*start, f"check: {answer.check}"],
-        [*lines, *answer.notes[: MAX_NOTES - 2], *filter(None, ["; ".join(answer.notes[MAX_NOTES - 2 : MAX_NOTES])])],
+        list(filter(None, lines)),
     )
 
 

@@ -59,7 +59,7 @@ class Shown:
     def _shown(self) -> Console:
         from rich.console import Console
 
-        # In a notebook rich would show every line by itself, beside what it is asked for.
+        # In a notebook rich would show every line by itself, beside what it is requested.
         console = Console(record=True, file=StringIO(), width=WIDTH, force_jupyter=False)
         self._tell(console)
         return console

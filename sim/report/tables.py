@@ -123,7 +123,7 @@ def comparison_tables(
     """The comparison of `sim.compare.side_by_side.compare`: the sentence, a row per policy, paired differences to the
     first, and what it rests on in at most four lines (all of it where `is_verbose`).
 
-    `percentiles` that were asked for get further columns.
+    `percentiles` that were requested get further columns.
     """
     say(console, result.verdict, "bold")
     for line in _head(result, is_verbose=is_verbose):
@@ -328,11 +328,11 @@ def _overlap_lines(result: Comparison) -> list[str]:
     if phi is None:
         return [f"overlap of streams: {profile.overlap}"]
     if devices["overlap"] == Regime.ROOFS:
-        return ["overlap of streams: up to the roofs, an upper bound, as asked for; no order of lanes is stated"]
+        return ["overlap of streams: up to the roofs, an upper bound, as requested; no order of lanes is stated"]
     if devices["overlap"] is not None or devices.get("phi") is not None:
         given = phi.value if devices.get("phi") is None else devices["phi"]
         shown = "serial" if devices["overlap"] == Regime.SERIAL else f"phi {given:g}"
-        return [f"overlap of streams: not measured; {shown}, as asked for, other values not checked"]
+        return [f"overlap of streams: not measured; {shown}, as requested, other values not checked"]
     lanes = [row for row in result.policies if row.by_overlap]
     if not lanes:
         return []
@@ -401,7 +401,7 @@ def comparison_in_brief(result: Comparison) -> list[str]:
 
 
 def _power_lines(result: Comparison) -> list[str]:
-    """Watts of a GPU and joules of a token, where they were asked for."""
+    """Watts of a GPU and joules of a token, where they were requested."""
     if not result.scenario.get("energy"):
         return []
     gpu = result.profile.name.partition("/")[0]

@@ -52,7 +52,7 @@ def varied_table(result: Varied, *, is_many: bool) -> Table:
     captions: dict[str, None] = {}
     if has_differences:
         head = _common(result.loads[0].comparison)
-        titles.append(f"E2EL to {base.removeprefix(head)}")
+        titles.append(f"E2EL vs {base.removeprefix(head)}")
     table = new_table([head.rstrip("=")], titles, [], show_edge=False, padding=(0, 1, 0, 0))
     for each in result.loads:
         best = best_of(each.comparison)

@@ -26,7 +26,7 @@ PREFILL = "prefill"
 SIZE_RATIO = 1.3
 """Ratio between two numbers of requests that are tried."""
 PASSES = 4
-"""Passes in which the busy shares of lanes settle."""
+"""Passes after which the busy shares of lanes are steady."""
 BISECTIONS = 14
 FULL = 0.99
 """A queue that is busier than this is taken for one that grows."""

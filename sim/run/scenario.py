@@ -90,7 +90,7 @@ GONE = (
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """Which engine serves, its limits and its memory, under vLLM's names."""
+    """The engine that serves, its limits and its memory, under vLLM's names."""
 
     name: str | None = None
     """An engine of sim/engines, or a JSON file; null = the one the profile was measured with, else vllm-0.32."""
@@ -159,7 +159,7 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drafted and what is accepted."""
+    """The drafter, and what is accepted of its tokens."""
 
     method: Method = Method.DRAFT_MODEL
     num_speculative_tokens: Annotated[int, Bounds(0, MAX_DRAFT_TOKENS)] = 4
@@ -313,7 +313,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PlainScenario = dict[str, Any]
-"""As `to_plain` has it."""
+"""A scenario as `to_plain` has it."""
 
 
 def to_plain(scenario: Scenario) -> PlainScenario:

@@ -136,7 +136,7 @@ def covers(resolved: Resolved) -> str:
 
 
 def _level_errors(resolved: Resolved) -> ErrorChances:
-    """Of a level without drafts; rounds have an error besides."""
+    """Errors of a level without drafts; rounds have an error besides."""
     profile = resolved.profile
     return level_errors(resolved.engine.name, profile.gpu.name, profile.target.name, drafts=False)
 

@@ -40,7 +40,7 @@ SLOWER = 1.05
 """Factor on all steps, where the elasticity of latency to them is wanted."""
 FEW_PROMPTS, MANY_PROMPTS = 100, 1000
 """Requests, at most, of a run that tells what constants do to a latency: where queues are short, and near saturation.
-There a longer run's queues grow longer: where 10,000 requests told an elasticity of 3.0, 1,000 told one of 2.4."""
+There a longer run's queues grow longer: where 10,000 requests showed an elasticity of 3.0, 1,000 showed one of 2.4."""
 Z_975 = 1.96
 NONE = "none"
 """The method where nothing is drafted."""

@@ -283,7 +283,7 @@ class FleetAttainment(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float
     ci95: Interval
     meets: bool
-    """The interval lies at or above the share asked for."""
+    """The interval lies at or above the share requested."""
 
 
 class FleetRuns:

@@ -31,7 +31,7 @@ class ErrorPart(msgspec.Struct, frozen=True, array_like=True):
 
     scale: float
     degrees: float
-    """Of freedom."""
+    """Degrees of freedom of Student's t."""
 
     def density(self, around: Floats | float = 0.0) -> Floats:
         """[GRID] up to a factor."""
@@ -60,11 +60,11 @@ class ErrorChances(msgspec.Struct, frozen=True):
         return float(np.interp(chance, np.cumsum(self.shares), GRID))
 
     def chance(self, error: float) -> float:
-        """That the logarithm is below `error`."""
+        """Probability that the logarithm is below `error`."""
         return float(np.interp(error, GRID, np.cumsum(self.shares)))
 
     def and_also(self, part: ErrorPart) -> ErrorChances:
-        """With an independent error added."""
+        """The sum with an independent error."""
         return _normalised(np.convolve(self.shares, _normalised(part.density()).shares, "same"))
 
 
@@ -79,7 +79,7 @@ class ServedErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     set_up: ErrorPart
     cell: ErrorPart
     speedup: ErrorPart
-    """Of the throughput with drafts over that without."""
+    """Errors of the throughput with drafts over that without."""
     set_ups: tuple[SetUp, ...]
 
     def known(self, engine: str, gpu: str, model: str) -> list[float]:
@@ -88,7 +88,7 @@ class ServedErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return [each.error for each in self.set_ups if (each.engine, each.gpu, each.model) == asked]
 
     def level(self, known: Sequence[float], *, drafts: bool = False) -> ErrorChances:
-        """Of a cell whose engine, GPU and model had the errors `known` in other set-ups."""
+        """Errors of a cell whose engine, GPU and model had the errors `known` in other set-ups."""
         common = self.group.density(self.bias)
         for error in known:
             common = common * self.set_up.density(error)
@@ -107,7 +107,7 @@ def served_errors() -> ServedErrors:
 
 @lru_cache(maxsize=64)
 def level_errors(engine: str, gpu: str, model: str, *, drafts: bool) -> ErrorChances:
-    """Of a level of this engine (a name of sim/engines), GPU and model."""
+    """Errors of a level of this engine (a name of sim/engines), GPU and model."""
     errors = served_errors()
     return errors.level(errors.known(engine, gpu, model), drafts=drafts)
 

@@ -25,7 +25,7 @@ from sim.workload.sessions import Sessions, Sharing, requests_of
 from sim.workload.traces import TRACE_NAMES, Trace, read_trace, rescaled
 
 FIXED_INPUT_LEN, FIXED_OUTPUT_LEN = 1024, 128
-"""Tokens, where `fixed` is not told: the defaults of the random dataset of `vllm bench serve`."""
+"""Tokens, where `fixed` has none: the defaults of the random dataset of `vllm bench serve`."""
 TIMED_TRACES = tuple(name for name in TRACE_NAMES if name != "sharegpt")
 """Trace formats that record arrivals."""
 DATASET_NAMES = ("fixed", *LENGTH_TABLES, *TRACE_NAMES)
@@ -126,7 +126,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _shares(self) -> tuple[float, float]:
-        """Of a fixed length, those of the shortest and of the longest that is drawn."""
+        """Shortest and longest length that is drawn, as shares of the fixed one."""
         ratio = self.random_range_ratio
         if isinstance(ratio, tuple):
             return ratio

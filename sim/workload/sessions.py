@@ -35,7 +35,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from the arrival of one turn to that of the next; of an infinite request_rate, max_concurrency requests.
     Sessions have begun before the run, with nothing of what was said in memory."""
     num_forks: Annotated[int, Bounds(1, 10_000)] = 1
-    """Answers to each prompt, asked for at the same time; a session goes on from the first."""
+    """Answers to each prompt, requested at the same time; a session goes on from the first."""
 
     def __post_init__(self) -> None:
         check_bounds("workload.sharing", self)

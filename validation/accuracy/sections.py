@@ -37,7 +37,7 @@ AICONFIGURATOR_REVISION = "095f58a51c4c"
 
 
 class BarLine(NamedTuple):
-    """One bar: the error in percent, or the mean or largest of several in size, and the most that is asked for."""
+    """One bar: the error in percent, or the mean or largest of several in size, and the most that is requested."""
 
     what: str
     error_pct: float

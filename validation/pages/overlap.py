@@ -169,7 +169,7 @@ class Dynamic(NamedTuple):
 
 
 def simulated(output_len: int, request_rate: float, prompt_tokens: int) -> Dynamic:
-    """The partition on QWEN3_4B. The mean prompt that the engine saw stands for the one that was asked for."""
+    """The partition on QWEN3_4B. The mean prompt that the engine saw stands for the one that was requested."""
     sheet, base = DATASHEETS["rtx-5090"], with_models(load(SIMULATED_ON), QWEN3_4B, None)
     gemm = msgspec.structs.replace(base.compact.gemm, multiprocessors=sheet.multiprocessors)
     kernels = msgspec.structs.replace(base.compact, gemm=gemm)

@@ -19,7 +19,7 @@ SITE = Path("results/site")
 WIDTHS, SCHEMES = (1280, 390), {"light": 1, "dark": 0}
 """Pixels, and Chromium's number of the colour scheme that a reader prefers."""
 BUDGET_MS = 600_000
-"""Of virtual time: waits pass at once."""
+"""Virtual time of a page: waits pass at once."""
 SCRIPT = """
 <div id="told"></div><script>
 const told = {}, pages = PAGES;

@@ -24,7 +24,7 @@ VOCABULARY = 2048
 NOISE = (0.02, 0.05, 0.1)
 """Standard deviation of the noise over that of the weights."""
 LATER_SHARE = 0.01
-"""Of a served target's layers behind the first, what they add beside what they would."""
+"""Factor on the output weights of a served target's layers behind the first."""
 DRAFTS = {"good": 0.0, "fair": 0.3, "poor": 1.0}
 """Noise on the head of each draft of a served target, over its weights' standard deviation."""
 LAST_ARRIVAL = 60

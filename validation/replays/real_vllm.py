@@ -173,7 +173,7 @@ def runs_of(report: Path, kind: str = "round") -> dict[tuple[str, str], list[Ser
 
 
 def real(run: ServedRun, key: str) -> float:
-    """What was measured, under the name that the prediction has."""
+    """Measured value of a metric, under the name that the prediction has."""
     told = run.errors["predicted"]
     if key in (GOODPUT, "output_throughput"):
         return float(told[key]["real"])

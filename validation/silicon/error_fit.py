@@ -3,8 +3,8 @@ set-up, or a whole model, is left out.
 
 A set-up is an engine's family, GPU, model, format of the weights and degrees; what its cells have in common counts
 once. Speed-ups are those of docs/validation/accuracy-cells.csv under engines that a scenario can name. Which groups
-matter was told by maximum likelihood: engine, GPU, model, engine and GPU, engine and model, and engine and degree had
-no variance left beside engine, GPU and model together (docs/validation/levels.md). Not here: what the simulator
+matter was decided by maximum likelihood: engine, GPU, model, engine and GPU, engine and model, and engine and degree
+had no variance left beside engine, GPU and model together (docs/validation/levels.md). Not here: what the simulator
 makes of the model (sim.studies.served_errors, sim.studies.cost_draws).
 """
 
@@ -45,7 +45,7 @@ class MeasuredSetUp(NamedTuple):
 
 
 def set_ups_of(cells: Iterable[tuple[Cell, str, float]]) -> list[MeasuredSetUp]:
-    """Of cells, names of their models and errors of TPOT in percent."""
+    """Set-ups of cells, which come with the name of the model and the error of TPOT, percent."""
 
     def labels(row: tuple[Cell, str, float]) -> tuple[Any, ...]:
         cell, model, _ = row
@@ -137,8 +137,8 @@ def gpus(degree: int) -> str:
 
 
 def coverage_rows(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChances]) -> list[dict[str, Any]]:
-    """By engine and degree: shares of set-ups, by their means, and of cells in the 95 % interval of a cell, and half
-    its width."""
+    """Shares of set-ups, by their means, and of cells in the 95 % interval of a cell, and half its width: a row for
+    each engine and degree."""
     bounds = [(of.at(LOW_95), of.at(HIGH_95)) for of in chances]
     pairs = list(zip(set_ups, bounds, strict=True))
     kinds = {"all": pairs}

@@ -73,7 +73,7 @@ def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]
 
 
 def set_ups(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]) -> list[MeasuredSetUp]:
-    """Of the same; and of the cells of other sources that measure a level without drafts."""
+    """Set-ups of the same cells, and of those of other sources that measure a level without drafts."""
     cells = {row["id"]: cell_of(row) for row in rows}
     of_served = set_ups_of(
         (cell, model_of(cell.target)[0], float(line["tpot_error_pct"]))

@@ -1,6 +1,6 @@
 """A bare continuous-batching loop of the same decisions as `continuous`, without host, policy or SimPy.
 
-It is what the seam costs nothing in: a plain loop over steps with the run's cost model and draws, arrivals read
+The interface costs nothing in it: a plain loop over steps with the run's cost model and draws, arrivals read
 from a sorted list, leaves from a heap. The speed benchmark compares against it, and checks that both take the same
 steps.
 """

@@ -14,7 +14,7 @@ EXAMPLE = (
 )
 
 
-@command("plan", PlanFlags, example=EXAMPLE, short_help="From a model's name to what to rent.")
+@command("plan", PlanFlags, example=EXAMPLE, short_help="A deployment to rent, from a model's name.")
 def plan_command(flags: PlanFlags) -> None:
     """Deployments of MODEL to rent: a Hugging Face name, a config.json, or a profile's name.
 

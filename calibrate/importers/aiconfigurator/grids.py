@@ -80,7 +80,7 @@ def _at_end(measured: Array, whole: Array, history: Array, chunk: float) -> Arra
 
 
 def attention_grid(points: AttentionTable, factor: float) -> Array:
-    """[ROWS, CONTEXTS] from points at any places: rows and contexts between measured ones linearly, none beyond."""
+    """[ROWS, CONTEXTS] from points anywhere: rows and contexts between measured ones linearly, none beyond."""
     grid = np.full((len(ROWS), len(CONTEXTS)), np.nan)
     measured_rows = np.unique(points.sequences)
     columns = np.full((len(measured_rows), len(CONTEXTS)), np.nan)

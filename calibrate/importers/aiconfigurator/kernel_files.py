@@ -270,8 +270,8 @@ class KernelFiles:
         return next(self.versions(engine, table, **wanted))
 
     def versions(self, engine: str, table: str, **wanted: object) -> Iterator[pd.DataFrame]:
-        """As `rows`, of every version that has such rows, the nearest first; one after which another is wanted counts
-        as not read."""
+        """`rows` of every version that has such rows, the nearest first; one after which another is wanted counts as
+        not read."""
         lacking = NotMeasured(f"{self._folder.name}: no table {TABLES[table][0]}/{engine}/VERSION/{table}.parquet")
         is_measured = False
         for path, version in self._paths(engine, table):
@@ -321,7 +321,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def _current(path: Path, folder: str) -> dict[str, tuple[int, ...]]:
-    """By engine; none where no file says it."""
+    """Current version of each engine's tables; none where no file says it."""
     if not path.is_file():
         return {}
     listed = convert(read_yaml(path, "versions of tables"), QueryVersions, path.name)

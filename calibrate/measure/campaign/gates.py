@@ -23,7 +23,7 @@ MAX_HELD_OUT_PCT = 10.0
 OF_CORUNS = "overlap", "overlap_three", "partition"
 """Kinds of errors that say how well a form fits co-runs, whose rates are not measured again; the page has them."""
 MAX_NOISY_SHARE = 0.1
-"""Of the passes."""
+"""Largest share of passes that may be noisy."""
 
 
 def of_profile(profile: Profile) -> list[str]:

@@ -244,7 +244,7 @@ class TablePasses(ModelPasses):
         return most.tokens, table.head.tokens[-1], most.rows, most.chunk_tokens, history, queries
 
     def beside(self, rows: int, row_tokens: int) -> tuple[float, ...]:
-        """As `rows_s` beside chunks."""
+        """`rows_s` of rows that run beside chunks."""
         line = self._line(rows, row_tokens, True)
         has_own = bool(self._beside) and row_tokens == rows
         return 0.0, 0.0 if has_own else self._decode[0][0], float(len(line.seconds)), *line.kv_tokens, *line.seconds

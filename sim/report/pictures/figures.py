@@ -1,6 +1,6 @@
 """Figures of comparisons: latency distributions, throughput against latency.
 
-Imports matplotlib; only called where figures were asked for. Not here: the numbers (sim.metrics.summary),
+Imports matplotlib; only called where figures were requested. Not here: the numbers (sim.metrics.summary),
 and figures of single works (sim.report.pictures.work_figures).
 """
 

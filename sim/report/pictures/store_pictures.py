@@ -1,7 +1,7 @@
 """Pictures of a store: what it has the rows for, each a question with its axes, as PNG and as SVG.
 
 Lines differ by marker and dash as well as by colour, cells carry their numbers, so that all of it reads in grey.
-Imports matplotlib; only called where pictures were asked for. Not here: the numbers
+Imports matplotlib; only called where pictures were requested. Not here: the numbers
 (sim.report.store_points), and what all figures share (sim.report.pictures.panels).
 """
 

@@ -1,6 +1,6 @@
 """Figures of recorded works: lane timelines, where requests spend their time, memory over time.
 
-Imports matplotlib; only called where figures were asked for. Not here: the numbers (sim.metrics.breakdown,
+Imports matplotlib; only called where figures were requested. Not here: the numbers (sim.metrics.breakdown,
 sim.metrics.records).
 """
 

@@ -2,7 +2,7 @@
 
 SQLite keeps writers apart and what a killed one had written whole. A row that two writers made is the same row and is
 kept once; one that succeeded replaces one that failed. Rows are compressed JSON: what is read is what was
-written, or an error, as each is told from damage by its checksum. Not here: what a row says
+written, or an error, as its checksum tells each from damage. Not here: what a row says
 (sim.studies.sweeps.store_rows), frames (sim.report).
 """
 

@@ -30,7 +30,7 @@ from sim.studies.sweeps.store import Store
 from sim.studies.sweeps.store_rows import PointJob, Row, failed_row, profile_hash, row_key, run_job, run_jobs
 
 MAX_RUNS = 1_000_000
-"""Of one grid: about ten hours on two cores."""
+"""Most runs of one grid: about ten hours on two cores."""
 KEPT_EVERY_S, KEPT_ROWS, KEPT_REQUESTS = 2.0, 500, 1_000
 """Rows are written when they are this old, or so many, or of so many requests, which take ten times the writing."""
 MAX_TOGETHER, LONG_RUN = 20_000, 2_000
@@ -65,7 +65,7 @@ class SweepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     num_sampled: int
     """Runs that were made to judge by."""
     time_s: float | None
-    """Seconds with the workers asked for; None where every sampled point failed."""
+    """Seconds with the workers requested; None where every sampled point failed."""
     memory_mb: float
     """Memory of all processes together."""
 

@@ -322,14 +322,14 @@ def test_roofs_are_an_upper_bound_and_state_no_order_of_lanes() -> None:
     orders = {pair.order for pair in found.paired if "pdv" in (pair.a, pair.b)}
     assert orders == {Order.NONE}
     assert {pair.order for pair in found.paired if "pdv" not in (pair.a, pair.b)} != {Order.NONE}
-    assert any("an upper bound, as asked for" in line for line in notes(found))
+    assert any("an upper bound, as requested" in line for line in notes(found))
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({}, "phi 0.07, bracket 0 to 0.25"),
-        ({"devices.phi": 0.2}, "phi 0.2, as asked for"),
+        ({"devices.phi": 0.2}, "phi 0.2, as requested"),
         ({"devices.overlap": "roofs"}, "no order of lanes is stated"),
     ],
 )

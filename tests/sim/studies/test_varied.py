@@ -71,7 +71,7 @@ def test_settings_get_the_same_requests_and_three_runs_and_a_base_that_differenc
     assert lines[0] == " ".join(result.verdict.split())[: len(lines[0])]
     assert "max_num_seqs=64" in result.verdict
     assert list(result.start) == ["max_num_seqs=64"]
-    assert any(line.startswith("max_num_seqs") and line.endswith("E2EL to 1") for line in lines)
+    assert any(line.startswith("max_num_seqs") and line.endswith("E2EL vs 1") for line in lines)
     assert any(line.startswith("start max_num_seqs=64: vllm serve") for line in lines)
     assert max(map(len, lines)) <= 80
     assert len(lines) < 25
