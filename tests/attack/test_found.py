@@ -136,7 +136,7 @@ LAUNCHES: dict[str, tuple[list[str], str]] = {
     "an SLO of no metric": ([*COMPARE, "--goodput", "ttft:5", "itl:3"], "unknown goodput metric 'itl'"),
     "a look every 1e-320 s": ([*COMPARE, "--set", "policy_options.poll_s=1e-320"], "policy_options.poll_s=1e-320 must"),
     "a config without end": ([*COMPARE, "--speculative-config", '{"a":' * 20_000], "nested deeper than 64"),
-    "an output's path that is no UTF-8": ([*COMPARE, "--out", "{}/a\udcff"], r"a\udcff': not UTF-8 text"),
+    "an output's path that is no UTF-8": ([*COMPARE, "--out", "{}/a\udcff"], r"a\udcff': the name is not UTF-8 text"),
     "a null in a scenario's path": (["compare", "a\0b.yaml"], r"'a\x00b.yaml': no path or value holds a null"),
 }
 

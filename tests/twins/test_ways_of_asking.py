@@ -169,7 +169,7 @@ def test_a_result_file_of_the_benchmark_is_the_run(asked: Asked) -> Pair:
     return Pair(frame[shared].values.tolist(), mine[shared].values.tolist())
 
 
-@twin(questions(policy=several, profiles=PAIRS))
+@twin(questions(policy=several, profiles=PAIRS, replications=2))
 def test_policies_side_by_side_are_each_by_itself(asked: Asked) -> Pair:
     alone = [run for policy in asked["policy"] for run in runs({**asked, "policy": policy})]
     return Pair(runs(asked), alone)
@@ -217,7 +217,7 @@ def swept(asked: Asked, place: Path, key: str, values: list[Any], workers: int =
 RATES = [0.5, 2.0]
 
 
-@twin(questions(policy=several, profiles=PAIRS), share=0.05)
+@twin(questions(policy=several, profiles=PAIRS, replications=1), share=0.05)
 def test_points_of_a_sweep_are_comparisons(asked: Asked) -> Pair:
     with folder() as place:
         frame = swept(asked, place, "workload.request_rate", RATES)

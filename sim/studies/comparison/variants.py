@@ -80,8 +80,7 @@ class Variants:
         combined = _combinations(settings)
         for keys, label in zip(combined, _settings_named(combined), strict=True):
             raw = {"policy": [POLICY]} | deepcopy(dict(self._raw))
-            if settings:
-                raw.setdefault("replications", REPLICATIONS)
+            raw = {"replications": REPLICATIONS} | raw if settings else replicated(raw)
             for key, value in (load_keys | keys).items():
                 self._put(raw, key, value)
             if not raw.get("speculation") and raw.get("profile") and self._profile_of(raw).draft is None:
