@@ -103,7 +103,7 @@ def _page(path: Path) -> None:
     told = {each.stem: json.loads(each.read_text()) for each in sorted(path.with_suffix("").glob("*.json"))}
     rows = [
         {
-            "server": "a law" if server == "law" else "vLLM 0.32 on a CPU",
+            "server": "a law" if server == "law" else server.replace("vllm", "vLLM 0.32 on a CPU").replace("-", " "),
             "requests/s": f"{each['rate']:g}",
             "seconds": f"2 × {each['seconds']:g}",
             "steps": each["fit"]["steps"],
