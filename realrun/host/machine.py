@@ -17,15 +17,21 @@ def fingerprint(device: str) -> dict[str, str]:
     import torch
     import transformers
 
+    return hardware(device) | {
+        "threads": str(torch.get_num_threads()),
+        "torch": str(torch.__version__),
+        "transformers": str(transformers.__version__),
+        "cuda": str(torch.version.cuda or "none"),
+    }
+
+
+def hardware(device: str) -> dict[str, str]:
+    """The part of it that a CPU tells without torch."""
     return {
         "device": device_name(device),
         "cpu": processor(),
         "cpu_cores": str(usable_cores()),
-        "threads": str(torch.get_num_threads()),
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "transformers": str(transformers.__version__),
-        "cuda": str(torch.version.cuda or "none"),
     }
 
 

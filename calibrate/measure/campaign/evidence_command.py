@@ -87,7 +87,7 @@ def _judge_server(flags: EvidenceFlags, command: str) -> None:
     from calibrate.cli.served_page import served_page
     from calibrate.cli.validate_server import ServerFlags, served
     from calibrate.server.served_run import write_run
-    from realrun.host.machine import fingerprint
+    from realrun.host.machine import hardware
     from sim.files.write import write_text
 
     port, sent = PORT.search(command), flags.out / "send"
@@ -101,7 +101,7 @@ def _judge_server(flags: EvidenceFlags, command: str) -> None:
     with progress() as on_step:
         run = served(asked, on_step)
     write_run(sent / asked.out.name, run)
-    write_text(sent / "README.md", "\n".join(served_page(run, fingerprint(flags.device))))
+    write_text(sent / "README.md", "\n".join(served_page(run, hardware(flags.device))))
     print("\n".join(run.verdict))
     print(f"what to send is in {sent}")
 
