@@ -69,6 +69,7 @@ def started(
         raise
     except OSError as error:
         if server is None:
+            log.unlink(missing_ok=True)
             raise ValueError(f"{words[0]!r} cannot be started: {error.strerror or error}") from None
         raise
     finally:
@@ -109,7 +110,7 @@ def commands_of(given: Sequence[str]) -> list[list[str]]:
     try:
         commands = [shlex.split(command) for command in given]
     except ValueError as error:
-        raise ValueError(f"--restart {given[0]!r}: {error}") from None
+        raise ValueError(f"server to start, {given[0]!r}: {error}") from None
     if len(commands) == 1:
         plain = [
             word
@@ -119,7 +120,7 @@ def commands_of(given: Sequence[str]) -> list[list[str]]:
         commands.insert(0, plain)
     if len(commands) != 2 or commands[0] == commands[1] or not all(commands):
         raise ValueError(
-            f"--restart: want the command of a server with options of speculation ({', '.join(SPECULATIVE)}...), or "
+            f"server to start: want its command with options of speculation ({', '.join(SPECULATIVE)}...), or "
             "two, first the one that starts it without"
         )
     return commands
