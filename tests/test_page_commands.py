@@ -47,6 +47,7 @@ LEFT_OUT = {
     r"lanesim (replay --policy shortest-first|validate results/replay # how)": "a package that the reader installs",
     r"python -m validation (silicon|drafted|evidence|partition|pearl|overlap|accuracy_intervals|left_out)": DATA,
     r"python -m validation step_records": "ten minutes of a real vLLM",
+    r"python -m validation \w+ DATA": DATA,
     r"python -m validation (support|who_wins|scenario_docs|silicon_page|leaderboard)": PAGE,
     r"python -m validation (verdicts|truths)": "statistics over many truths, half an hour each",
     r"python -m tests\.mutants": "the nightly run's own job",
