@@ -70,7 +70,7 @@ def production_command(flags: ProductionFlags) -> None:
         flags.requests,
         flags.profile,
     ]
-    check_out(out, [*paths, flags.profile], json_path=flags.json)
+    check_out(out, paths, json_path=flags.json)
     if flags.steps is not None:
         fit_of_steps(flags, flags.steps)
         return

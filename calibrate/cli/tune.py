@@ -28,6 +28,7 @@ EXAMPLE = (
     "lanesim tune --profile h100-sxm/llama-3.1-8b+eagle3 --acceptance length:2.6@3 \\\n"
     "    --num-speculative-tokens 5 --set engine.max_num_seqs=32 --input-len 512 --output-len 128"
 )
+WHOLE = "whole numbers with commas, such as 0,1,3"
 
 
 class TuneFlags(ServedFlags, frozen=True, kw_only=True):
@@ -122,9 +123,6 @@ def take(served: ServedLevel, raw: dict[str, Json], lengths: list[int] | None) -
         given = raw.get(name, {})
         if isinstance(given, dict):
             raw[name] = values | given
-
-
-WHOLE = "whole numbers with commas, such as 0,1,3"
 
 
 def _answer(
