@@ -67,6 +67,10 @@ FITTED = (
         engines=("vllm", "trtllm"),
     ),
     JudgedConstant(
+        "prompt_kernel_s", ("llama-3.1-8b", "llama-3.1-70b"), "ttft", {"prompt_kernel_s": 0.0},
+        engines=("sglang", "trtllm"),
+    ),
+    JudgedConstant(
         "gap_s", ("llama-3.1-8b",), "tpot", {"gap_s": 0.0}, engines=("sglang",), gpus=("h100-sxm", "h200-sxm"),
     ),
 )  # fmt: skip

@@ -43,7 +43,7 @@ CONSTANTS = (
     "frontend_s",
     "frontend_token_s",
     "uneven_launch_s",
-    "prompt_launch_s",
+    "prompt_kernel_s",
 )
 NO_SPECULATION = "none"
 NO_ENGINE = "no engine"
@@ -137,6 +137,9 @@ class Rules(Bounded, frozen=True, kw_only=True):
     """Admission and retraction where prompts go in separate steps; None: a prompt is admitted where it fits."""
     max_num_seqs_drafting: int | None = None
     """Seats of all data-parallel ranks where something is drafted and nobody gives seats; None: as without drafts."""
+    captures_prompts: bool = True
+    """Passes with prompt chunks replay captured pieces, and are compiled where they are longer; False: each operator is
+    launched from Python."""
     drafts_before_verify: bool = False
     """Drafter passes but the first run just before the verify, so that behind a prompt only the first one runs."""
 
@@ -175,7 +178,7 @@ class EngineTimes(Bounded, frozen=True, kw_only=True):
     frontend_token_s: Seconds = 0.0
     draft_phase_s: Seconds = 0.0
     uneven_launch_s: Seconds = 0.0
-    prompt_launch_s: Seconds = 0.0
+    prompt_kernel_s: Seconds = 0.0
     reserved_bytes: Whole = 0
     """Memory per GPU that it keeps beside weights and KV: activations, CUDA graphs. 0: not measured."""
     draft_reserved_bytes: Whole = 0
@@ -406,4 +409,7 @@ def host_with(host: HostCosts, engine: EngineCosts) -> HostCosts:
     constants = {constant: getattr(engine, constant) for constant in CONSTANTS}
     source = host.source.replace(ADDED_BY_AN_ENGINE, f"{engine.name}: {engine.source}")
     is_async = host.is_async if engine.name == host.engine else None
-    return msgspec.structs.replace(host, engine=engine.name, is_async=is_async, source=source, **constants)
+    captures_chunks = host.captures_chunks and engine.rules.captures_prompts
+    return msgspec.structs.replace(
+        host, engine=engine.name, is_async=is_async, source=source, captures_chunks=captures_chunks, **constants
+    )

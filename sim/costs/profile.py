@@ -87,9 +87,9 @@ class HostCosts(Bounded, frozen=True, kw_only=True):
     uneven_launch_s: Seconds = 0.0
     """Host time to launch a captured pass of rows that do not all carry the longest draft, which full graphs were
     captured for: piece by piece, attention between them. 0: not measured, full graphs of every draft length."""
-    prompt_launch_s: Seconds = 0.0
-    """Host time to launch a pass with prompt chunks of which no piece is captured (engine.cuda_graph decode), where it
-    is more than its kernels at `eager_kernel_s` take. 0: not measured."""
+    prompt_kernel_s: Seconds = 0.0
+    """Time to issue one kernel of a pass with prompt chunks of which no piece is captured or compiled, where that is
+    more than `eager_kernel_s`: each operator goes through the engine's Python. 0: not measured."""
     frontend_s: Seconds = 0.0
     """Time from a request's coming in to its being in the engine's queue: HTTP and tokenising, many requests at
     once."""

@@ -203,11 +203,12 @@ class WorkCosts(ABC, Generic[PassesT]):
     def _launch_s(self, passes: PassesT, rows: int, tokens: int, *, has_chunks: bool = False) -> float:
         host = self.host
         is_graphed = self.cuda_graph is True or (self.cuda_graph == GRAPHED_DRAFT and passes is self._draft)
+        has_pieces = host.captures_chunks and self.cuda_graph != GRAPHED_DECODE
+        if has_chunks and not has_pieces:
+            return passes.num_kernels * max(host.prompt_kernel_s, host.eager_kernel_s)
         if self.cuda_graph == GRAPHED_DECODE:
-            if has_chunks:
-                return max(host.prompt_launch_s, passes.num_kernels * host.eager_kernel_s)
             is_graphed = True
-        if not is_graphed or tokens > self._max_graph_tokens or (has_chunks and not host.captures_chunks):
+        if not is_graphed or tokens > self._max_graph_tokens:
             return passes.num_kernels * host.eager_kernel_s
         if has_chunks:
             return host.graph_launch_s + PIECE_KERNELS * passes.layers * host.eager_kernel_s

@@ -24,6 +24,8 @@ MAX_DEPTH = 64
 """Lists and objects inside each other; ours are four deep."""
 MAX_WHOLE = 2**63 - 1
 """Counts and seeds go into tables of 64-bit numbers."""
+RETIRED = "prompt_launch_s"
+"""A key of older profiles: 0 is read as if it were not there."""
 S = TypeVar("S")
 T = TypeVar("T")
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -114,10 +116,18 @@ def convert(value: Json, kind: type[T], where: str) -> T:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, ValueError, OverflowError) as error:
         problem, _, path = str(error).partition(" - at `")
+        if f"`{RETIRED}`" in problem and (newer := _without_retired(value)) != value:
+            return convert(newer, kind, where)
         path = path.rstrip("`").removeprefix("$").removeprefix(".")
         key = f"{path}: " if path else ""
         told = f"{problem[:1].lower()}{problem[1:]}{_given(value, path, problem)}{_hint(problem, kind)}"
         raise ValueError(f"{where}: {key}{told}") from None
+
+
+def _without_retired(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {key: _without_retired(held) for key, held in value.items() if key != RETIRED or held}
+    return [_without_retired(held) for held in value] if isinstance(value, list) else value
 
 
 def _given(value: Json, path: str, problem: str) -> str:

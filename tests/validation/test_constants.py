@@ -14,9 +14,9 @@ from sim.costs.engine_costs import ENGINES
 from validation.constants import FITTED, TABLE, JudgedConstant, lines_of
 from validation.tables import csv_rows
 
-WAITS = ("gap_s", "frontend_s", "prompt_launch_s")
+WAITS = ("gap_s", "frontend_s", "prompt_kernel_s")
 """Constants of engines that marked cells gave."""
-ONE_MODEL_ALONE = {("prompt_launch_s", "vllm-0.12"), ("frontend_s", "vllm-0.24"), ("frontend_s", "vllm-0.32")}
+ONE_MODEL_ALONE = {("prompt_kernel_s", "vllm-0.12"), ("frontend_s", "vllm-0.24"), ("frontend_s", "vllm-0.32")}
 """No other model's cells have the setting (docs/leaderboard.md says so)."""
 OF_SEVERAL = {("gap_s", "vllm-0.19")}
 """Judged without each source (left-out.csv)."""

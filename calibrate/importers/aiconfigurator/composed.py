@@ -39,7 +39,7 @@ from calibrate.importers.aiconfigurator.kernel_files import AttentionTable
 from calibrate.importers.aiconfigurator.lookups import Lookups
 from sim.costs.compact_kernels import Elementwise, Head
 from sim.costs.forms.interpolation import curve_at, filled, power_curve_at, value_at
-from sim.costs.layer_kinds import FULL, LATENT, LINEAR, WINDOW, LayerKind
+from sim.costs.layer_kinds import FULL, INDEXED, LATENT, LINEAR, SHARED, WINDOW, LayerKind
 from sim.costs.passes import layer_rest_s, sampler_s
 from sim.costs.profile import KindError
 from sim.costs.shapes import Formats, ModelShape
@@ -53,6 +53,16 @@ TOKENS = (
 CHECKED_TOKENS = (3, 6, 12, 80, 112, 160, 224, 1280, 1792, 2560, 3328, 3840)
 """Measured in the finer tables, and in no profile: what interpolation is judged by."""
 MIN_CHECKED = 3
+AROUND_MATRICES = {FULL: 3, WINDOW: 3, LATENT: 7, LINEAR: 9, INDEXED: 17, SHARED: 7}
+"""Kernels of attention beside its matrices when a prompt is launched operator by operator: rotation, writing KV,
+attention; latent attention has two norms, a copy of the queries and the keys' concatenation as well; an indexer a norm,
+rotation, two Hadamard transforms, two quantisations, writing keys, scores and the choice; linear attention its
+convolution, gates, six kernels of the delta rule and a gated norm. Counted in SGLang 0.5.9's models; other kinds of
+modules were not counted, and count as INDEXED."""
+QUANTISED = ("fp8", "fp8-block", "nvfp4", "mxfp4-fp8")
+"""Formats before whose GEMMs activations are quantised."""
+OF_ROUTING, OF_SHARED = 6, 2
+"""Router, choice of experts, sorting (two), activation, sum of a token's experts; activation and sum of shared ones."""
 NORMS = 2
 """Norms of a layer, each behind an all-reduce."""
 WIDE_NORM_S = 1e-5
@@ -67,6 +77,31 @@ ASSUMED_ELEMENTWISE = Elementwise(bandwidth_share=0.72, kernel_s=1e-6, kernels_p
 """0.72 is fitted to the element-wise columns of Vidur's A100 tables; 1 us per kernel under CUDA graphs closes the gap
 between kernel sums and published batch-1 times of Llama-3.1-8B on H100 (5.9 ms, arXiv 2601.11580)."""
 ASSUMED_HEAD = Head(sampler_s=2e-5, sampler_passes=3.0)
+
+
+def kernels_per_layer(shape: ModelShape, degree: int) -> int:
+    """Kernels that launching a prompt operator by operator takes, mean over the layers, rounded.
+
+    >>> from sim.costs.shapes import MODELS
+    >>> kernels_per_layer(MODELS["llama-3.1-8b"], 1)
+    10
+    """
+    formats, experts = shape.formats or Formats(), shape.experts
+
+    def matrices(count: int, weights: str) -> int:
+        return count * (2 if weights in QUANTISED else 1)
+
+    total = float(shape.layers * (NORMS + (NORMS if degree > 1 else 0)))
+    for kind in shape.kinds(degree):
+        around = AROUND_MATRICES.get(kind.name, AROUND_MATRICES[INDEXED])
+        total += kind.layers * (around + matrices(len(kind.gemms), formats.projections))
+    mlp = matrices(len(shape.mlp_gemms(1)), formats.mlp)
+    sparse = 0 if experts is None else shape.layers - experts.dense_layers
+    total += (shape.layers - sparse) * (mlp + 1)
+    if experts is not None:
+        shared = mlp + OF_SHARED if experts.shared_intermediate else 0
+        total += sparse * (OF_ROUTING + matrices(2, formats.experts) + shared)
+    return round(total / shape.layers)
 
 
 class Composed:

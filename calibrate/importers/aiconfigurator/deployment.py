@@ -17,7 +17,7 @@ import msgspec
 from calibrate.catalogue.derived_profiles import check_fits
 from calibrate.catalogue.model_configs import format_names
 from calibrate.fit.fit_errors import errors_of_draft, not_judged
-from calibrate.importers.aiconfigurator.composed import Composed
+from calibrate.importers.aiconfigurator.composed import Composed, kernels_per_layer
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.lookups import Lookups
 from sim.costs.compact_kernels import VerifyAttention
@@ -171,7 +171,7 @@ def import_deployment(
             attention_implementation=device.attention,
             kv_layout="paged",
         ),
-        host=ASSUMED_HOST,
+        host=msgspec.structs.replace(ASSUMED_HOST, kernels_per_layer=kernels_per_layer(target, degree)),
         overlap=Overlap(),
         errors=errors,
         conditions=UNLOADED,

@@ -13,7 +13,7 @@ import pytest
 
 from calibrate.catalogue.model_configs import with_formats
 from calibrate.catalogue.published_tables import published_tables
-from calibrate.importers.aiconfigurator.composed import ASSUMED_ELEMENTWISE
+from calibrate.importers.aiconfigurator.composed import ASSUMED_ELEMENTWISE, kernels_per_layer
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
 from calibrate.importers.aiconfigurator.lookups import (
@@ -118,6 +118,23 @@ def test_a_sparse_layer_is_attention_router_routed_and_shared_experts(tables: Pa
     gemms = (*SPARSE.attention_gemms(), (8, 4096), *SPARSE.mlp_gemms(1024))
     expected = sum(served_ms(tokens, columns, depth) for columns, depth in gemms) + expert_ms(tokens)
     assert body_ms(profile, tokens) == pytest.approx(expected + rest_ms(profile, SPARSE, tokens), rel=2e-3)
+
+
+def test_kernels_of_a_prompt_are_counted_by_what_a_layer_is_made_of(tables: Path) -> None:
+    """Dense: two norms, two matrices of attention and three kernels beside, two of the MLP and its activation. Experts
+    and a shared MLP: six of routing, two matrices, four of the shared one, instead of the MLP's three. Formats with
+    scales quantise before each matrix; several devices reduce twice."""
+    latent = Latent(query_rank=64, kv_rank=64, nope_dim=16, rope_dim=16, value_dim=16)
+    fp8 = Formats(projections="fp8", mlp="fp8", experts="fp8")
+    shapes = {
+        LLAMA: 10,
+        SPARSE: 7 + 12,
+        msgspec.structs.replace(LLAMA, name="latent", latent=latent): 2 + 7 + 4 + 3,
+        msgspec.structs.replace(LLAMA, name="fp8", formats=fp8): 10 + 4,
+    }
+    assert [kernels_per_layer(shape, 1) for shape in shapes] == list(shapes.values())
+    assert kernels_per_layer(LLAMA, 2) == 12
+    assert imported(tables, SPARSE).host.kernels_per_layer == 19
 
 
 def test_ranks_of_their_own_send_their_tokens_to_the_experts_of_all(tables: Path) -> None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from sim.costs.compact_kernels import LinearPass
+from sim.costs.engine_costs import load_engine, with_engine
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load
@@ -112,15 +113,27 @@ def test_dispecs_launch_bound_pair_comes_back() -> None:
 
 
 def test_where_decoding_alone_is_captured_a_step_with_prompts_takes_its_launches() -> None:
-    """70 ms of the host, whatever the prompt; rows are replayed. Not measured: its kernels', one by one."""
+    """Each kernel 40 us of the host, whatever the prompt; rows are replayed. Not measured: as any eager kernel."""
     profile = load("h100-sxm/llama-3.1-8b")
-    slow = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, prompt_launch_s=0.07))
+    slow = msgspec.structs.replace(profile, host=msgspec.structs.replace(profile.host, prompt_kernel_s=4e-5))
     chunk = Work(kind=Kind.STEP, chunks=(Chunk(100, 0),), head_rows=1)
     decode, always, eager = (build_costs(slow, cuda_graph=graphs) for graphs in ("decode", True, False))
-    assert decode.cost(chunk).launch_s == 0.07
-    assert always.cost(chunk).launch_s < eager.cost(chunk).launch_s < 0.07
+    assert decode.cost(chunk).launch_s == pytest.approx(decode.cost(chunk).num_kernels * 4e-5)
+    assert always.cost(chunk).launch_s < eager.cost(chunk).launch_s < decode.cost(chunk).launch_s
     assert decode.cost(verify(4, 4, 100)) == always.cost(verify(4, 4, 100))
     assert build_costs(profile, cuda_graph="decode").cost(chunk).launch_s == eager.cost(chunk).launch_s
+
+
+def test_an_engine_that_captures_no_prompts_launches_each_of_their_kernels() -> None:
+    """Rows alone are replayed as ever."""
+    profile = load("h100-sxm/llama-3.1-8b")
+    chunk = Work(kind=Kind.STEP, chunks=(Chunk(100, 0),), head_rows=1)
+    sglang, vllm = (
+        build_costs(with_engine(profile, load_engine(name, "h100-sxm"))) for name in ("sglang-0.5", "vllm-0.19")
+    )
+    assert sglang.cost(chunk).launch_s == pytest.approx(sglang.cost(chunk).num_kernels * 3.6e-5)
+    assert vllm.cost(chunk).launch_s < 0.1 * sglang.cost(chunk).launch_s
+    assert sglang.cost(verify(4, 4, 100)).launch_s == vllm.cost(verify(4, 4, 100)).launch_s
 
 
 def test_shipped_calls_of_report_002_add_up_to_its_rounds_and_prefills() -> None:

@@ -151,6 +151,15 @@ def test_a_value_of_the_wrong_kind_names_its_key(text: str, problem: str) -> Non
     assert str(caught.value) == f"note: {problem}"
 
 
+def test_a_key_of_older_files_is_passed_over_where_it_says_nothing() -> None:
+    class Host(msgspec.Struct, forbid_unknown_fields=True):
+        step_s: float
+
+    assert convert([{"step_s": 1.0, "prompt_launch_s": 0.0}], list[Host], "old") == [Host(1.0)]
+    with pytest.raises(ValueError, match="prompt_launch_s"):
+        convert([{"step_s": 1.0, "prompt_launch_s": 0.07}], list[Host], "old")
+
+
 def test_json_lines_name_file_and_line_and_pass_over_blank_ones(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n\n[2]\n')
