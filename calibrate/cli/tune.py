@@ -70,6 +70,7 @@ def tune_command(flags: TuneFlags) -> None:
         raise ValueError("--input-len: not with --contexts, which are the prompts' lengths")
     raw = gather(flags)
     raw.setdefault("policy", ["continuous"])
+    _check_metrics(flags, raw["policy"])
     lengths = listed("--lengths", flags.lengths, int, WHOLE)
     concurrencies = listed("--concurrencies", flags.concurrencies, int, WHOLE)
     with progress() as on_step:
@@ -87,6 +88,16 @@ def tune_command(flags: TuneFlags) -> None:
             scenario, flags, contexts, lengths, {"concurrencies": concurrencies, "on_done": on_step}, served
         )
     show(flags.json, result, is_verbose=flags.verbose)
+
+
+def _check_metrics(flags: TuneFlags, policy: Json) -> None:
+    """Raise ValueError for flags that --metrics has no answer with, and those that mean nothing without it."""
+    if flags.over_s is not None and (flags.metrics is None or Path(flags.metrics).is_file()):
+        raise ValueError("--over-s is between two looks at a server: give --metrics URL, or leave it out")
+    if flags.metrics is not None and flags.contexts is not None:
+        raise ValueError("--metrics is of prompts of all lengths together: leave out --contexts, or --metrics")
+    if flags.metrics is not None and policy in ("adaptive", ["adaptive"]):
+        raise ValueError("--metrics is of one draft length, not of lanes: leave out --policy adaptive, or --metrics")
 
 
 def served_by(server: str, over_s: float | None, on_step: OnStep) -> ServedLevel:

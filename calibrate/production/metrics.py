@@ -126,7 +126,9 @@ def served_between(
     elif duration_s is not None and e2el_s is not None:
         concurrency = num_requests * e2el_s / duration_s
     else:
-        raise ValueError(f"{source}: the server counts no steps; say how long it was between the looks: --duration-s")
+        raise ValueError(
+            f"{source}: the server counts no steps; say the seconds between looks: --duration-s or --over-s"
+        )
     return ServedLevel(
         source=source,
         concurrency=max(concurrency, 1.0) if concurrency > 0.9 else concurrency,

@@ -87,3 +87,23 @@ def test_what_has_no_metrics_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
         assert run(["tune", *FLAGS, "--metrics", server.url]) == 2
     assert "/metrics is none of vLLM's or SGLang's" in capsys.readouterr().err
     assert run(["tune", *FLAGS, "--metrics", "nowhere"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--over-s", "600"], "--over-s is between two looks at a server"),
+        (["--over-s", "600", "--metrics", "{}"], "--over-s is between two looks at a server"),
+        (["--metrics", "{}", "--contexts", "1k,8k"], "leave out --contexts, or --metrics"),
+        (["--metrics", "{}", "--policy", "adaptive"], "leave out --policy adaptive, or --metrics"),
+        (["--metrics", "{}", "--set", "policy=adaptive"], "leave out --policy adaptive, or --metrics"),
+    ],
+)
+def test_flags_without_an_answer_are_one_line(
+    given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = counted(tmp_path / "now.txt", 0.5)
+    assert run(["tune", *FLAGS, *(word.format(source) for word in given)]) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert (told.out, told.err.count("\n")) == ("", 1)
