@@ -82,6 +82,26 @@ def test_a_server_that_drafts_nothing_is_beside_drafts_that_a_flag_names(
     assert answer["change"]["of"].startswith("K = ")
 
 
+def test_acceptance_is_assumed_only_where_the_server_counts_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = told(counted(tmp_path / "now.txt", 0.25, 0.125, drafts=60_000), capsys, "--method", "ngram")
+    assert answer["scenario"]["speculation"]["method"] == "ngram"
+    assert answer["scenario"]["speculation"]["acceptance"].startswith("vllm:0.25,0.125")
+    path = tmp_path / "plain.txt"
+    path.write_text(look(2000, 6000))
+    answer = told(str(path), capsys, "--method", "ngram")
+    assert answer["scenario"]["speculation"]["acceptance"].startswith("length:")
+
+
+def test_a_length_in_use_that_no_graph_holds_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["tune", "--profile", "cpu/tiny", "--metrics", counted(tmp_path / "now.txt", 0.5, 0.25), "--json", "-"]
+    assert run(flags) == 0
+    assert "K = 2 cannot be the answer: " in capsys.readouterr().err
+    assert run([*flags, "--set", "engine.cuda_graph=false"]) == 0
+    assert "cannot be the answer" not in capsys.readouterr().err
+
+
 def test_what_has_no_metrics_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as server:
         assert run(["tune", *FLAGS, "--metrics", server.url]) == 2
