@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -198,6 +199,11 @@ def _fit(profile: Profile, served: Sequence[ServedLevel], flags: ProbeFlags) -> 
         print(ending)
 
 
+def new_words() -> str:
+    """Part of a seed that no command had before: a server may still have the prompts of those in its cache."""
+    return token_hex(4)
+
+
 def levels_of(text: str) -> list[int]:
     levels = sorted(set(listed("--levels", text, int, "numbers of requests at once, such as 1,4,16") or ()))
     if levels[0] < 1 or len(levels) < 2:
@@ -220,6 +226,7 @@ def drive(
     from calibrate.server.probe import find, level
     from sim.cli.console import progress
 
+    words_drawn = new_words()
     with Client(base, timeout_s=flags.timeout_s, key=key) as client, progress() as on_step:
         endpoint = find(client, flags.model)
 
@@ -231,7 +238,7 @@ def drive(
                 num_requests=count,
                 input_words=flags.input_len,
                 output_tokens=flags.output_len,
-                seed=seed,
+                seed=f"{words_drawn} {seed}",
                 on_done=lambda done: on_step(what, done, count),
             )
 

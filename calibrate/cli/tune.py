@@ -15,7 +15,7 @@ from msgspec import Meta, structs
 
 from sim.cli.console import OnStep, claim, progress, say_trace, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Seconds, Verbose, command
-from sim.cli.options import ServedFlags, gather, inputs_of, listed
+from sim.cli.options import ServedFlags, assume_acceptance, gather, inputs_of, listed
 
 if TYPE_CHECKING:
     from calibrate.production.levels import ServedLevel
@@ -68,8 +68,9 @@ def tune_command(flags: TuneFlags) -> None:
 
     if flags.contexts and flags.input_len is not None:
         raise ValueError("--input-len: not with --contexts, which are the prompts' lengths")
-    raw = gather(flags)
+    raw = gather(flags if flags.metrics is None else structs.replace(flags, method=None))
     raw.setdefault("policy", ["continuous"])
+    _check_metrics(flags, raw["policy"])
     lengths = listed("--lengths", flags.lengths, int, WHOLE)
     concurrencies = listed("--concurrencies", flags.concurrencies, int, WHOLE)
     with progress() as on_step:
@@ -77,6 +78,9 @@ def tune_command(flags: TuneFlags) -> None:
         if served is not None:
             concurrencies = concurrencies or [round(served.concurrency)]
             take(served, raw, lengths)
+            if flags.method is not None:  # Acceptance is assumed where the server counts none.
+                set_dotted(raw, "speculation.method", flags.method)
+                assume_acceptance(raw, flags.method)
         if lengths:
             set_dotted(raw, "speculation.num_speculative_tokens", max(lengths))
         scenario = parse_scenario(raw)
@@ -87,6 +91,16 @@ def tune_command(flags: TuneFlags) -> None:
             scenario, flags, contexts, lengths, {"concurrencies": concurrencies, "on_done": on_step}, served
         )
     show(flags.json, result, is_verbose=flags.verbose)
+
+
+def _check_metrics(flags: TuneFlags, policy: Json) -> None:
+    """Raise ValueError for flags that --metrics has no answer with, and those that mean nothing without it."""
+    if flags.over_s is not None and (flags.metrics is None or Path(flags.metrics).is_file()):
+        raise ValueError("--over-s is between two looks at a server: give --metrics URL, or leave it out")
+    if flags.metrics is not None and flags.contexts is not None:
+        raise ValueError("--metrics is of prompts of all lengths together: leave out --contexts, or --metrics")
+    if flags.metrics is not None and policy in ("adaptive", ["adaptive"]):
+        raise ValueError("--metrics is of one draft length, not of lanes: leave out --policy adaptive, or --metrics")
 
 
 def served_by(server: str, over_s: float | None, on_step: OnStep) -> ServedLevel:
@@ -134,9 +148,10 @@ def _answer(
     served: ServedLevel | None,
 ) -> Stated:
     from sim.costs.profile_files import load
+    from sim.run.resolve import resolve_all
     from sim.studies.length_choice import PLAIN
     from sim.studies.load_table import tune_policies
-    from sim.studies.tune import tune, tune_contexts
+    from sim.studies.tune import fits_of, tune, tune_contexts
 
     profile = load(scenario.profile)
     if flags.draws is not None:
@@ -154,6 +169,14 @@ def _answer(
     in_use = PLAIN if served.accepted is None else served.accepted.draft_tokens
     if lengths is None and scenario.speculation.num_speculative_tokens < in_use:
         lengths = [*range(scenario.speculation.num_speculative_tokens + 1), in_use]
+    fits = fits_of(resolve_all(scenario, fitted)[0])
+    if in_use > 0 and fits.max_graph_tokens is not None and not fits(in_use, round(served.concurrency)):
+        warnings.warn(
+            f"K = {in_use} cannot be the answer: {served.concurrency:.0f} x (K + 1) tokens are more than the "
+            f"{fits.max_graph_tokens} of the largest graph that {profile.name} captures; of a server that captures "
+            "none: --set engine.cuda_graph=false",
+            stacklevel=2,
+        )
     tuning = tune(scenario, fitted, lengths=lengths, in_use=in_use, **asked)
     return structs.replace(tuning, notes=[note, *tuning.notes])
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from calibrate.cli.probe import key_of, levels_of
+from calibrate.cli.probe import key_of, levels_of, new_words
 from sim.cli.console import progress
 from sim.cli.flags import ARGUMENT, Overwrite, command
 from sim.cli.options import CompareScenario, NumPrompts, Overrides, RequestRate, gather, inputs_of
@@ -139,6 +139,7 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
             f"{count:,} requests would be sent, {num_sides * len(planned):,} of them the scenario's, and "
             f"--max-requests is {flags.max_requests:,}: give --num-prompts, fewer --levels or --rounds, or allow more"
         )
+    words_drawn = new_words()
     drafting = (raw, "", ".measured.json")
     plain = ({**raw, "speculation": PLAIN}, "plain: ", ".pair.measured.json")
     logs = [flags.out.with_suffix(suffix) for suffix in (".pair.log", ".log")][: len(commands)]
@@ -146,7 +147,7 @@ def served(flags: ServerFlags, on_step: OnDone) -> ServedRun:
 
     def side_of(stack: ExitStack, base: str, given: dict[str, Json], prefix: str, suffix: str) -> Side:
         client = stack.enter_context(Client(base, timeout_s=flags.timeout_s, key=key))
-        return Side.of(client, flags.model, given, profile, flags.out.with_suffix(suffix), prefix, on_step)
+        return Side.of(client, flags.model, given, profile, flags.out.with_suffix(suffix), words_drawn, prefix, on_step)
 
     with ExitStack() as stack:
         inputs = inputs_of(flags.scenario, scenario)
@@ -215,7 +216,7 @@ def _look_and_fit(
     from sim.costs.compact_kernels import LinearKernels
 
     for side in sides:
-        side.ask_cache()
+        side.ask_engine()
         side.look_alone(prompt_tokens)
     # By turns, so that a server or a machine that slows down for a while does so for one round of each.
     for number, at_once, side in product(range(num_rounds), levels, sides):

@@ -1,7 +1,8 @@
-"""Growth of a server's counters between two looks at its `/metrics`: vLLM's (V1) and SGLang's names.
+"""Growth of a server's counters between two looks at its `/metrics`: names of vLLM (V1), SGLang and llama.cpp.
 
 Counters and histograms only grow, so their differences are the means of all that was served between the looks, however
-long ago the server was started. Not here: where the two texts come from.
+long ago the server was started. llama.cpp counts drafts under vLLM's names, and no requests. Not here:
+where the two texts come from.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sim.files.json_values import Json
 from sim.files.read import read_text
 
 MAX_METRICS_BYTES = 64 << 20
-PREFIXES = ("vllm:", "sglang:")
+PREFIXES = ("vllm:", "sglang:", "llamacpp:")
 TTFT = ("time_to_first_token_seconds",)
 TPOT = ("request_time_per_output_token_seconds",)
 ITL = ("inter_token_latency_seconds", "time_per_output_token_seconds")
@@ -47,7 +48,7 @@ class Growth:
         self._by_position: dict[int, float] = {}
         self.source = source
         for (name, labels), value in after.items():
-            bare = name.removeprefix("vllm:").removeprefix("sglang:")
+            bare = name.partition(":")[2]
             grown = value - before.get((name, labels), 0.0)
             is_counted = bare.endswith(("_total", "_sum", "_count"))
             if is_counted and not isfinite(grown):
@@ -108,7 +109,7 @@ def served_between(
     prompt_tokens, output_tokens, e2el_s = (grown.mean(names) for names in (PROMPT, OUTPUT, E2EL))
     num_requests = grown.count(E2EL)
     if not num_requests:
-        raise ValueError(f"{source}: no request was finished between the two looks")
+        raise ValueError(f"{source}: no request was finished between the two looks, or none is counted (llama.cpp)")
     if prompt_tokens is None or output_tokens is None:
         prompt_tokens, output_tokens = (
             grown.total(name) / num_requests for name in ("prompt_tokens", "generation_tokens")
@@ -126,7 +127,9 @@ def served_between(
     elif duration_s is not None and e2el_s is not None:
         concurrency = num_requests * e2el_s / duration_s
     else:
-        raise ValueError(f"{source}: the server counts no steps; say how long it was between the looks: --duration-s")
+        raise ValueError(
+            f"{source}: the server counts no steps; say the seconds between looks: --duration-s or --over-s"
+        )
     return ServedLevel(
         source=source,
         concurrency=max(concurrency, 1.0) if concurrency > 0.9 else concurrency,
@@ -176,5 +179,5 @@ def parse(text: str, where: str) -> dict[Sample, float]:
     except (ValueError, LookupError, ArithmeticError) as error:
         raise NoMetrics(f"{where}: not in Prometheus' text format: {' '.join(str(error).split())[:80]}") from None
     if not values:
-        raise NoMetrics(f"{where}: no metric of vLLM (vllm:...) or SGLang (sglang:...)")
+        raise NoMetrics(f"{where}: no metric of vLLM (vllm:...), SGLang (sglang:...) or llama.cpp (llamacpp:...)")
     return values

@@ -56,7 +56,7 @@ def send(
     *,
     words_per_token: float,
     block_tokens: int,
-    seed: int = 0,
+    seed: int | str = 0,
     max_concurrency: int | None = None,
     on_sent: Callable[[Sent], None],
 ) -> None:
@@ -127,7 +127,7 @@ def _wait_until(moment_s: float) -> None:
         time.sleep(min(WAKE_S, left_s))
 
 
-def prompt_of(request: Request, words_per_token: float, block_tokens: int, seed: int) -> str:
+def prompt_of(request: Request, words_per_token: float, block_tokens: int, seed: int | str) -> str:
     """Words of a prompt of about as many tokens; equal blocks of content have equal words.
 
     >>> first, second = (Request(i, "", 0.0, 40, 4, content=(7, 8)) for i in (0, 1))

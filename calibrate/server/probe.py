@@ -31,7 +31,7 @@ from sim.files.read import MIB
 
 MAX_METRICS_BYTES = 8 * MIB
 """A server's look at itself has a few hundred KB."""
-MAX_MODELS_BYTES = MIB
+MAX_MODELS_BYTES = MAX_PROPS_BYTES = MIB
 MAX_EVENT_BYTES = 4096
 """Bytes of a token's event in the mean; they have a few hundred."""
 MAX_LENGTH = 2
@@ -108,6 +108,10 @@ class _Model(Struct):
 
 class _Models(Struct):
     data: list[_Model] | None = None
+
+
+class _Props(Struct):
+    total_slots: Annotated[int, Meta(ge=1, le=int(MAX_TOKENS))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +194,18 @@ def look(client: Client) -> dict[Sample, float] | None:
         return None
 
 
+def slots(client: Client) -> int | None:
+    """Requests that a llama.cpp serves at once, by its `/props`; None of other servers."""
+    with client.ask("/props", max_bytes=MAX_PROPS_BYTES) as answer:
+        if answer.status != 200:
+            return None
+        text = answer.text()
+    try:
+        return convert(parse_json(text, "JSON", has_prose=True), _Props, "JSON").total_slots
+    except ValueError:
+        return None
+
+
 def level(
     client: Client,
     endpoint: Endpoint,
@@ -198,7 +214,7 @@ def level(
     num_requests: int,
     input_words: int,
     output_tokens: int,
-    seed: int = 0,
+    seed: int | str = 0,
     on_done: Callable[[int], None] = lambda done: None,
 ) -> ServedLevel:
     """A closed loop of `concurrency` streams until `num_requests` are answered; means of those in its steady middle.

@@ -17,7 +17,7 @@ from calibrate.production.metrics import Growth, told_by
 from calibrate.server.as_sent import quote_of, spread_of, step_rates
 from calibrate.server.network import Client
 from calibrate.server.open_loop import Sent, send, tokens_per_word
-from calibrate.server.probe import Endpoint, find, growth, look
+from calibrate.server.probe import Endpoint, find, growth, look, slots
 from calibrate.server.sent_fit import (
     Round,
     ServerLooks,
@@ -58,6 +58,8 @@ class Side:
     path: Path
     """File of the looks."""
     looks: ServerLooks
+    words_drawn: str
+    """Part of every prompt's seed, the same for servers that are compared."""
     prefix: str
     """Stands before what is said while it works; empty where there is one server."""
     on_step: Callable[[str, int, int], None]
@@ -74,6 +76,7 @@ class Side:
         raw: dict[str, Json],
         profile: Profile,
         path: Path,
+        words_drawn: str,
         prefix: str,
         on_step: Callable[[str, int, int], None],
     ) -> Side:
@@ -89,6 +92,7 @@ class Side:
             profile=profile,
             path=path,
             looks=looks,
+            words_drawn=words_drawn,
             prefix=prefix,
             on_step=on_step,
         )
@@ -109,7 +113,7 @@ class Side:
             requests,
             words_per_token=self.words_per_token,
             block_tokens=self.scenario.engine.block_size,
-            seed=seed,
+            seed=f"{self.words_drawn} {seed}",
             max_concurrency=at_once,
             on_sent=on_sent,
         )
@@ -132,11 +136,12 @@ class Side:
         self.send(requests, "about one at a time", self.light, None, look_seed(self.scenario, 0, number))
         self.profile = as_now(self.scenario, self.profile, self.light)
 
-    def ask_cache(self) -> None:
-        """Add what the server says of its KV cache to its engine, where the scenario does not."""
-        engine = self.raw.get("engine", {})
+    def ask_engine(self) -> None:
+        """Add what the server says of its KV cache and its slots to its engine, where the scenario does not."""
+        engine, at_once = self.raw.get("engine", {}), slots(self.client)
+        told = told_by(look(self.client)) | ({} if at_once is None else {"max_num_seqs": at_once})
         if isinstance(engine, dict):
-            self.raw["engine"] = told_by(look(self.client)) | engine
+            self.raw["engine"] = told | engine
 
     def look_at(self, at_once: int, number: int) -> None:
         """A round, unless it is kept."""

@@ -126,11 +126,11 @@ def gather(flags: WorkloadFlags, lists: dict[str, list[Json]] | None = None) -> 
     for text in flags.set:
         set_dotted(raw, *parse_override(text))
     if given.get("method") is not None:
-        _assume_acceptance(raw, given["method"])
+        assume_acceptance(raw, given["method"])
     return raw
 
 
-def _assume_acceptance(raw: dict[str, Json], method: str) -> None:
+def assume_acceptance(raw: dict[str, Json], method: str) -> None:
     """Acceptance and length of drafts of a method that is named without them, with a note."""
     from sim.acceptance.assumed import ASSUMED, SHORT_K
 

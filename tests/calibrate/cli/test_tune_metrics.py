@@ -82,8 +82,48 @@ def test_a_server_that_drafts_nothing_is_beside_drafts_that_a_flag_names(
     assert answer["change"]["of"].startswith("K = ")
 
 
+def test_acceptance_is_assumed_only_where_the_server_counts_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = told(counted(tmp_path / "now.txt", 0.25, 0.125, drafts=60_000), capsys, "--method", "ngram")
+    assert answer["scenario"]["speculation"]["method"] == "ngram"
+    assert answer["scenario"]["speculation"]["acceptance"].startswith("vllm:0.25,0.125")
+    path = tmp_path / "plain.txt"
+    path.write_text(look(2000, 6000))
+    answer = told(str(path), capsys, "--method", "ngram")
+    assert answer["scenario"]["speculation"]["acceptance"].startswith("length:")
+
+
+def test_a_length_in_use_that_no_graph_holds_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["tune", "--profile", "cpu/tiny", "--metrics", counted(tmp_path / "now.txt", 0.5, 0.25), "--json", "-"]
+    assert run(flags) == 0
+    assert "K = 2 cannot be the answer: " in capsys.readouterr().err
+    assert run([*flags, "--set", "engine.cuda_graph=false"]) == 0
+    assert "cannot be the answer" not in capsys.readouterr().err
+
+
 def test_what_has_no_metrics_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as server:
         assert run(["tune", *FLAGS, "--metrics", server.url]) == 2
     assert "/metrics is none of vLLM's or SGLang's" in capsys.readouterr().err
     assert run(["tune", *FLAGS, "--metrics", "nowhere"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--over-s", "600"], "--over-s is between two looks at a server"),
+        (["--over-s", "600", "--metrics", "{}"], "--over-s is between two looks at a server"),
+        (["--metrics", "{}", "--contexts", "1k,8k"], "leave out --contexts, or --metrics"),
+        (["--metrics", "{}", "--policy", "adaptive"], "leave out --policy adaptive, or --metrics"),
+        (["--metrics", "{}", "--set", "policy=adaptive"], "leave out --policy adaptive, or --metrics"),
+    ],
+)
+def test_flags_without_an_answer_are_one_line(
+    given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = counted(tmp_path / "now.txt", 0.5)
+    assert run(["tune", *FLAGS, *(word.format(source) for word in given)]) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert (told.out, told.err.count("\n")) == ("", 1)

@@ -11,7 +11,7 @@ import pytest
 
 from calibrate.production.level_files import levels, read_bench, read_windows
 from calibrate.production.levels import Accepted, ServedLevel, cell_of, middling, pooled
-from calibrate.production.metrics import between, parse, served_between
+from calibrate.production.metrics import Growth, between, parse, served_between
 
 LABELS = 'engine="0",model_name="m"'
 
@@ -103,6 +103,28 @@ def spec_line(rates: str, drafted: int) -> str:
         f"41.20 tokens/s, Drafted throughput: 60.58 tokens/s, Accepted: 100 tokens, Drafted: {drafted} tokens, "
         f"Per-position acceptance rate: {rates}, Avg Draft acceptance rate: 50.0%"
     )
+
+
+LLAMA_CPP = """# TYPE llamacpp:tokens_predicted_total counter
+llamacpp:tokens_predicted_total {tokens}
+# TYPE llamacpp:n_busy_slots_per_decode gauge
+llamacpp:n_busy_slots_per_decode 1.5
+# TYPE llamacpp:spec_decode_num_draft_tokens_total counter
+llamacpp:spec_decode_num_draft_tokens_total {drafted}
+# TYPE llamacpp:spec_decode_num_drafts_total counter
+llamacpp:spec_decode_num_drafts_total {drafts}
+# TYPE llamacpp:spec_decode_num_accepted_tokens_per_pos_total counter
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position="0"}} {first}
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position="1"}} {second}
+"""
+
+
+def test_drafts_of_llama_cpp_are_counted_and_its_requests_are_not() -> None:
+    before = parse(LLAMA_CPP.format(tokens=10, drafted=4, drafts=2, first=1, second=1), "a")
+    after = parse(LLAMA_CPP.format(tokens=90, drafted=44, drafts=22, first=11, second=6), "b")
+    assert Growth(before, after, "b").accepted == Accepted(drafts=20.0, draft_tokens=2, rates=(0.5, 0.25))
+    with pytest.raises(ValueError, match=r"or none is counted \(llama.cpp\)"):
+        served_between(before, after, source="b", duration_s=5.0)
 
 
 def test_a_log_tells_the_levels_that_lasted(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from calibrate.cli.probe import probe_command
 from calibrate.production.level_files import read_measured
 from calibrate.server.network import Client, RequestFailed
-from calibrate.server.probe import Timed, base_of, find, level, middle, stream
+from calibrate.server.probe import Timed, base_of, find, level, middle, slots, stream
 from sim.cli.main import run
 from tests.calibrate.production.test_levels import look
 
@@ -45,12 +45,13 @@ class Server(ThreadingHTTPServer):
         stop_at: int | None = None,
         usage_tokens: int | None = None,
         words_are_tokens: bool = False,
+        props: str | None = None,
         port: int = 0,
     ) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.is_chat, self.is_strict, self.has_metrics, self.answer = is_chat, is_strict, has_metrics, answer
         self.first_s, self.prompt_tokens, self.stop_at = first_s, prompt_tokens, stop_at
-        self.words_are_tokens = words_are_tokens
+        self.words_are_tokens, self.props = words_are_tokens, props
         self.usage_tokens = usage_tokens
         """Tokens that it says it wrote, where these are not those it was asked for."""
         self.asked: list[dict[str, Any]] = []
@@ -82,6 +83,8 @@ class Handler(BaseHTTPRequestHandler):
             served = self.server.streams
             drafts = (2 * served, served) if served else (0, 0)
             self._reply(200, look(served, 40 * served, drafts=2 * served, accepted=drafts), "text/plain")
+        elif self.path == "/props" and self.server.props is not None:
+            self._reply(200, self.server.props)
         else:
             self._reply(404, "{}")
 
@@ -171,6 +174,21 @@ def test_drafts_are_read_from_the_servers_metrics() -> None:
         found = level(client, endpoint, concurrency=2, num_requests=8, input_words=8, output_tokens=16)
     assert found.accepted is not None
     assert found.accepted.rates == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("props", "at_once"),
+    [
+        ('{"total_slots": 4, "chat_template": "a\\nb"}', 4),
+        ('{"total_slots": 0}', None),
+        ("<html>", None),
+        ("{}", None),
+        (None, None),
+    ],
+)
+def test_slots_are_those_of_llama_cpp(props: str | None, at_once: int | None) -> None:
+    with serving(props=props) as server, Client(server.url) as client:
+        assert slots(client) == at_once
 
 
 @pytest.mark.parametrize(

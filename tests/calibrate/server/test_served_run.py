@@ -60,6 +60,29 @@ def test_requests_are_sent_at_their_times_and_judged_beside_what_was_predicted(
     assert "TPOT (ms)" in printed
 
 
+@pytest.mark.parametrize(("given", "at_once"), [([], 3), (["--set", "engine.max_num_seqs=5"], 5)])
+def test_slots_that_the_server_names_bind_unless_the_scenario_says_more(
+    given: list[str], at_once: int, tmp_path: Path
+) -> None:
+    with serving(words_are_tokens=True, props='{"total_slots": 3}') as server:
+        told = validated(server.url, tmp_path / "run.json", "--levels", "1,2", "--rounds", "1", *given)
+    assert told["scenario"]["engine"]["max_num_seqs"] == at_once
+
+
+@pytest.mark.parametrize("given", [["--levels", "1,2", "--rounds", "1"], ["--fit-only", "--levels", "1,2"]])
+def test_no_command_sends_the_prompts_of_one_before(given: list[str], tmp_path: Path) -> None:
+    """A server may have those in its cache. The first two requests tell how it answers."""
+    sent = []
+    with serving(words_are_tokens=True) as server:
+        for name in ("a", "b"):
+            flags = FLAGS if "--fit-only" not in given else ["--profile", "cpu/tiny", "--output-len", "4"]
+            assert run(["validate", server.url, *flags, *given, "--out", str(tmp_path / f"{name}.json")]) == 0
+            sent.append({each["prompt"] for each in server.asked if len(each["prompt"].split()) not in (1, 256)})
+            server.asked.clear()
+    assert sent[0]
+    assert not sent[0] & sent[1]
+
+
 def test_the_file_names_no_address_and_no_prompt(tmp_path: Path) -> None:
     out = tmp_path / "run.json"
     with serving() as server:
