@@ -67,7 +67,7 @@ FITTED = (
         engines=("vllm", "trtllm"),
     ),
     JudgedConstant(
-        "prompt_kernel_s", ("llama-3.1-8b", "llama-3.1-70b"), "ttft", {"prompt_kernel_s": 0.0},
+        "prompt_kernel_s", ("glm-5", "kimi-k2.5", "llama-3.1-70b"), "ttft", {"prompt_kernel_s": 0.0},
         engines=("sglang", "trtllm"),
     ),
     JudgedConstant(

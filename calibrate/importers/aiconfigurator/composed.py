@@ -53,12 +53,12 @@ TOKENS = (
 CHECKED_TOKENS = (3, 6, 12, 80, 112, 160, 224, 1280, 1792, 2560, 3328, 3840)
 """Measured in the finer tables, and in no profile: what interpolation is judged by."""
 MIN_CHECKED = 3
-AROUND_MATRICES = {FULL: 3, WINDOW: 3, LATENT: 7, LINEAR: 9, INDEXED: 17, SHARED: 7}
+AROUND_MATRICES = {FULL: 3, WINDOW: 3, LATENT: 7, LINEAR: 20, INDEXED: 17, SHARED: 7}
 """Kernels of attention beside its matrices when a prompt is launched operator by operator: rotation, writing KV,
 attention; latent attention has two norms, a copy of the queries and the keys' concatenation as well; an indexer a norm,
-rotation, two Hadamard transforms, two quantisations, writing keys, scores and the choice; linear attention its
-convolution, gates, six kernels of the delta rule and a gated norm. Counted in SGLang 0.5.9's models; other kinds of
-modules were not counted, and count as INDEXED."""
+rotation, two Hadamard transforms, two quantisations, writing keys, scores and the choice; linear attention two more
+matrices, six copies, its convolution, gates, norms of queries and keys, seven kernels of the delta rule and a gated
+norm. Counted in SGLang 0.5.9's models; other kinds of modules were not counted, and count as INDEXED."""
 QUANTISED = ("fp8", "fp8-block", "nvfp4", "mxfp4-fp8")
 """Formats before whose GEMMs activations are quantised."""
 OF_ROUTING, OF_SHARED = 6, 2
