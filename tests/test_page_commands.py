@@ -81,7 +81,7 @@ def commands(page: Path) -> Iterator[str]:
 
 
 def quoted(page: Path) -> list[str]:
-    """Lines of answers on the page: a block behind one of commands, and what follows a command in its block."""
+    """Lines of answers on the page: a block behind commands that run, and what follows a command in its block."""
     lines, was_command = [], False
     for block in FENCE.findall(text_of(page)):
         first, *more = block.replace("\\\n", "\0").splitlines()
@@ -89,7 +89,7 @@ def quoted(page: Path) -> list[str]:
             lines += more if first.startswith("$ ") else []
         elif was_command and "```\n" + block in text_of(page):
             lines += [first, *more]
-        was_command = is_command
+        was_command = is_command and why_not(first.removeprefix("$ ")) is None
     whole = [line for joined in lines for line in joined.replace("\0", "\\\n").splitlines()]
     return [line for line in whole if line.strip() not in ("", "…") and not HASHED.search(line)]
 
