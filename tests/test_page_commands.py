@@ -8,6 +8,7 @@ commands print. Not here: pages' Python (tests.test_public_door).
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import re
@@ -47,8 +48,9 @@ LEFT_OUT = {
     r"lanesim (replay --policy shortest-first|validate results/replay # how)": "a package that the reader installs",
     r"python -m validation (silicon|drafted|evidence|partition|pearl|overlap|accuracy_intervals|left_out)": DATA,
     r"python -m validation step_records": "ten minutes of a real vLLM",
-    r"python -m validation \w+ DATA": DATA,
-    r"python -m validation (support|who_wins|scenario_docs|silicon_page|leaderboard)": PAGE,
+    r"python -m validation (constants CELLS|\w+ DATA)": DATA,
+    r"python -m validation (conformance|sglang_steps)": "logs or a wheel of an engine, which the reader brings",
+    r"python -m validation (support|who_wins|scenario_docs|silicon_page|leaderboard|speed)": PAGE,
     r"python -m validation (verdicts|truths)": "statistics over many truths, half an hour each",
     r"python -m tests\.mutants": "the nightly run's own job",
     r"lanesim .*(FILE|scenario\.yaml)": "a form, whose names the reader fills in",
@@ -79,7 +81,7 @@ def commands(page: Path) -> Iterator[str]:
 
 
 def quoted(page: Path) -> list[str]:
-    """Lines of answers on the page: a block behind one of commands, and what follows a command in its block."""
+    """Lines of answers on the page: a block behind commands that run, and what follows a command in its block."""
     lines, was_command = [], False
     for block in FENCE.findall(text_of(page)):
         first, *more = block.replace("\\\n", "\0").splitlines()
@@ -87,7 +89,7 @@ def quoted(page: Path) -> list[str]:
             lines += more if first.startswith("$ ") else []
         elif was_command and "```\n" + block in text_of(page):
             lines += [first, *more]
-        was_command = is_command
+        was_command = is_command and why_not(first.removeprefix("$ ")) is None
     whole = [line for joined in lines for line in joined.replace("\0", "\\\n").splitlines()]
     return [line for line in whole if line.strip() not in ("", "…") and not HASHED.search(line)]
 
@@ -118,7 +120,11 @@ def test_pages_show_commands_and_most_of_lanesims_run() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("page", [page for page in PAGES if RUNNABLE[page]], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    """In one folder, with the scenarios of the repository and the grid that the guide shows."""
+    """In one folder, with the scenarios of the repository and the grid that the guide shows.
+
+    A page may take longer than one test may: here each command has its own limit.
+    """
+    faulthandler.cancel_dump_traceback_later()
     (tmp_path / "sim").symlink_to(ROOT / "sim")
     (grid,) = re.findall(r"^```yaml\n(# grid\.yaml.*?)^```$", (ROOT / "docs" / "guide.md").read_text(), re.M | re.S)
     (tmp_path / "grid.yaml").write_text(grid)

@@ -201,7 +201,7 @@ def _columns(result: Comparison, percentiles: Sequence[float]) -> list[tuple[str
                 columns.append((key, name.upper(), f"p{percent:g} ms"))
     if any(bound is not None for bound in result.scenario["goodput"].values()):
         columns.append(("request_goodput", "goodput", "req/s"))
-        columns.append(("slo_attainment", "meet SLO", "% of requests"))
+        columns.append(("slo_attainment", "meet SLO", "% of finished"))
     return [(_shown(result, key), title, unit) for key, title, unit in columns]
 
 
@@ -257,7 +257,7 @@ def _cell(result: Comparison, row: PolicySummary, key: str) -> str:
 
 
 def _slo_cell(result: Comparison, policy: str) -> str:
-    """Share of requests that meet all SLOs, and each of them, over all replications."""
+    """Share of the finished requests that meet all SLOs, and each of them, over all replications."""
     runs: list[Any] = [run["slo_attainment"] for run in result.runs if run["policy"] == policy]
     means = {name: 100.0 * sum(shares[name] or 0.0 for shares in runs) / len(runs) for name in runs[0]}
     parts = [f"{SLO_NAMES[name]} {value:.0f}" for name, value in means.items() if name != "all"]

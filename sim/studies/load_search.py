@@ -140,7 +140,7 @@ class LoadSearch:
         return Point(resolved=self.resolved.changed(workload=workload), seed=seed)
 
     def attains(self, load: float, seed: int) -> float:
-        """Share of requests that meet all SLOs."""
+        """Share of the finished requests that meet all SLOs."""
         return attained_share(self.point(load, seed))
 
     def own_highest(self, seed: int, near: float | None = None) -> float:
@@ -251,7 +251,7 @@ def num_prompts(scenario: Scenario) -> int:
 
 
 def joint_share(run: Run) -> float:
-    """Share of requests that meet all SLOs."""
+    """Share of the finished requests that meet all SLOs."""
     shares = run["slo_attainment"]
     assert isinstance(shares, dict)
     return float(shares["all"] or 0.0)

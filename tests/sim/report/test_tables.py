@@ -29,3 +29,21 @@ def test_a_run_that_drafts_nothing_has_no_draft_length_in_its_head() -> None:
     for text, policy in policies.items():
         head = str(lanesim.compare(profile="cpu/tiny", policy=policy, num_prompts=4, output_len=4, request_rate=4))
         assert f"fixed lengths, {text} from seed 0" in " ".join(head.split())
+
+
+def test_the_share_that_meets_its_slos_is_said_to_be_of_the_finished_requests() -> None:
+    """One of two requests is cut by the window's end, and the one that ended is within its bound."""
+    result = lanesim.compare(
+        profile="cpu/tiny",
+        policy=["continuous"],
+        num_prompts=2,
+        output_len=8,
+        request_rate="inf",
+        max_concurrency=1,
+        replications=1,
+        goodput={"ttft_ms": 60000},
+        window={"stop_s": 0.04},
+    )
+    (run,) = result.runs
+    assert (run["completed"], run["censored"], run["slo_attainment"]["all"]) == (1, 1, 1.0)
+    assert "% of finished" in str(result)
