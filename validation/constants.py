@@ -67,8 +67,7 @@ FITTED = (
         engines=("vllm", "trtllm"),
     ),
     JudgedConstant(
-        "prompt_kernel_s", ("glm-5", "kimi-k2.5", "llama-3.1-70b"), "ttft", {"prompt_kernel_s": 0.0},
-        engines=("sglang", "trtllm"),
+        "prompt_kernel_s", ("llama-3.1-70b",), "ttft", {"prompt_kernel_s": 0.0}, engines=("trtllm",),
     ),
     JudgedConstant(
         "gap_s", ("llama-3.1-8b",), "tpot", {"gap_s": 0.0}, engines=("sglang",), gpus=("h100-sxm", "h200-sxm"),

@@ -35,7 +35,7 @@ RECIPES = Path(__file__).parents[1] / "recipes.csv"
 GENERATED, RECIPE = "generated", "recipe"
 """Sources of cells: deployments that aiconfigurator generates (AUTO), or InferenceX's recipes."""
 AUTO, MEASURED_ON = "aic-auto-gap-analysis", "measured="
-ENGINE_KEYS = ("async_scheduling", "cuda_graph")
+ENGINE_KEYS = ("async_scheduling", "cuda_graph", "frontend_s")
 RULE_KEYS = (
     "enable_mixed_chunk", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
 )  # fmt: skip

@@ -128,12 +128,14 @@ def test_an_engine_that_captures_no_prompts_launches_each_of_their_kernels() -> 
     """Rows alone are replayed as ever."""
     profile = load("h100-sxm/llama-3.1-8b")
     chunk = Work(kind=Kind.STEP, chunks=(Chunk(100, 0),), head_rows=1)
-    sglang, vllm = (
-        build_costs(with_engine(profile, load_engine(name, "h100-sxm"))) for name in ("sglang-0.5", "vllm-0.19")
+    trtllm, sglang, vllm = (
+        build_costs(with_engine(profile, load_engine(name, "h100-sxm")))
+        for name in ("trtllm-1.1", "sglang-0.5", "vllm-0.19")
     )
-    assert sglang.cost(chunk).launch_s == pytest.approx(sglang.cost(chunk).num_kernels * 8.3e-5)
-    assert vllm.cost(chunk).launch_s < 0.1 * sglang.cost(chunk).launch_s
-    assert sglang.cost(verify(4, 4, 100)).launch_s == vllm.cost(verify(4, 4, 100)).launch_s
+    for costs, kernel_s in ((trtllm, 3.6e-5), (sglang, profile.host.eager_kernel_s)):
+        assert costs.cost(chunk).launch_s == pytest.approx(costs.cost(chunk).num_kernels * kernel_s)
+    assert vllm.cost(chunk).launch_s < sglang.cost(chunk).launch_s
+    assert trtllm.cost(verify(4, 4, 100)).launch_s == vllm.cost(verify(4, 4, 100)).launch_s
 
 
 def test_shipped_calls_of_report_002_add_up_to_its_rounds_and_prefills() -> None:
