@@ -112,9 +112,10 @@ def test_every_reason_to_leave_a_command_out_is_needed() -> None:
 
 
 def test_pages_show_commands_and_most_of_lanesims_run() -> None:
+    """Here, or with what another test starts for them."""
     own = [each for page in PAGES for each in commands(page) if each.startswith("lanesim ")]
     assert len(own) > 40
-    assert sum(why_not(each) is None for each in own) > 0.7 * len(own)
+    assert sum(why_not(each) in (None, SERVER, FILES) for each in own) > 0.7 * len(own)
 
 
 @pytest.mark.nightly

@@ -22,6 +22,7 @@ from sim.costs.profile_files import load
 from sim.run.resolve import Resolved, resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.studies.cost_draws import (
+    LEAST,
     SD_PER_MEAN_ABS,
     body_spread,
     cost_draws,
@@ -62,8 +63,9 @@ def test_every_factor_is_drawn_once_from_each_share_of_its_distribution() -> Non
     resolved, draws = resolve(scenario(), load(HEAD), "continuous"), drawn(20)
     assert kind_spreads(load(HEAD))["prefill"] == 0.0
     errors = level_errors(resolved.engine.name, "h100-sxm", "llama-3.1-8b", drafts=False)
-    level = [-log(draw.profile.host.served["prefill"]) for draw in draws]
-    assert sorted(int(20.0 * errors.chance(error)) for error in level) == list(range(20))
+    least, *level, most = sorted(errors.chance(-log(draw.profile.host.served["prefill"])) for draw in draws)
+    assert [int(20.0 * chance) for chance in level] == list(range(1, 19))
+    assert (least, most) == pytest.approx((LEAST, 1.0 - LEAST)), "what is farther out is not drawn"
     quotes = [draw.quoted for draw in draws if isinstance(draw.quoted, AssumedSpread)]
     assert sorted(int(20.0 * quoted.share) for quoted in quotes) == list(range(20))
     drifts = [quoted.inner.drift for quoted in quotes if isinstance(quoted.inner, MeasuredLength)]
