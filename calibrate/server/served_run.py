@@ -68,6 +68,8 @@ class Doubt(NamedTuple):
 
 
 NO_DOUBT = Doubt()
+BEFORE_LOAD: dict[str, Any] = {"sent_at": "", "sent": [], "preempted": None, "accepted": None, "errors": {}}
+"""What the load fills of a file."""
 
 
 class Shorter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -352,21 +354,13 @@ def write_prediction(path: Path, run: ServedRun) -> None:
     run.predicted_sha256 = sha256(_text(run).encode()).hexdigest()
 
 
-def as_predicted(run: ServedRun) -> str:
-    """Hash of the file of a `run` as it was before its load: a plain run that has such a hash of its own was over."""
-    bare = msgspec.structs.replace(
-        run,
-        predicted_sha256="",
-        sent_at="",
-        sent=[],
-        preempted=None,
-        accepted=None,
-        errors={},
-        shorter={},
-    )
-    if run.plain is not None and not run.plain.predicted_sha256:
-        bare.plain = msgspec.structs.replace(run.plain, sent_at="", sent=[], preempted=None, accepted=None, errors={})
-    return sha256(_text(bare).encode()).hexdigest()
+def as_predicted(told: Mapping[str, Any]) -> str:
+    """Hash of a run's file as it was before its load, of the JSON that the file holds: a later lanesim may know other
+    keys. A plain run that has such a hash of its own was over."""
+    bare = {**told, **BEFORE_LOAD, "predicted_sha256": "", "shorter": {}}
+    if told["plain"] and not told["plain"]["predicted_sha256"]:
+        bare["plain"] = {**told["plain"], **BEFORE_LOAD}
+    return sha256(msgspec.json.encode(bare) + b"\n").hexdigest()
 
 
 def _text(run: ServedRun) -> str:
