@@ -78,6 +78,11 @@ def test_what_is_measured_is_not_measured_again_and_makes_the_page(tmp_path: Pat
         real_vllm.write_page(report)
 
 
+def test_the_predictions_that_are_kept_are_those_from_before_their_loads() -> None:
+    """Also where a key of theirs is retired since."""
+    assert real_vllm.runs_of(Path(__file__).parents[2] / "docs" / "validation" / "real-vllm")
+
+
 def test_a_speed_up_within_its_noise_has_no_wrong_sign() -> None:
     assert real_vllm.SpeedUp(1.02, 0.98, 0.03).has_right_sign
     assert not real_vllm.SpeedUp(1.05, 0.98, 0.03).has_right_sign

@@ -13,8 +13,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
@@ -219,6 +220,10 @@ def speedup(plain: Sequence[ServedRun], drafting: Sequence[ServedRun], noise: fl
     return SpeedUp(measured, predicted, measured * noise * (1.0 / len(plain) + 1.0 / len(drafting)) ** 0.5)
 
 
+def _mean_size(values: Iterable[float]) -> float:
+    return fmean(map(abs, values))
+
+
 def write_page(report: Path) -> None:
     """docs/validation/real-vllm.md, from the files beside it."""
     runs, same = runs_of(report), runs_of(report, "same")[IDENTICAL]
@@ -241,6 +246,7 @@ def write_page(report: Path) -> None:
         if name not in (PLAIN, *SPECIAL) and (PLAIN, rate) in runs
     }
     rows, specials, disturbed = [], [], []
+    by_number = [[run for run in each if run is not None] for each in zip_longest(*runs.values())]
     for (name, rate), rounds in runs.items():
         for number, run in enumerate(rounds, start=1):
             cells = []
@@ -256,6 +262,14 @@ def write_page(report: Path) -> None:
                 specials.append(
                     f"{name}: {run.preempted or 0.0:.0f} preemptions counted, {run.preemptions:.0f} predicted"
                 )
+    turns = [
+        f"| {number} | {len(each)} | {_mean_size(off_pct(run, 'mean_e2el_ms') for run in each):.1f} | "
+        f"{sum(abs(off_pct(run, 'mean_e2el_ms')) <= BARS['mean_e2el_ms'][1] for run in each)} | "
+        f"{_mean_size(off_pct(run, 'mean_ttft_ms') for run in each):.1f} | "
+        f"{100.0 * fmean(is_within(run, key) for run in each for key in BARS):.0f} | "
+        f"{100.0 * _mean_size(map(pace, each)):.1f} | {_mean_size(map(paced_pct, each)):.1f} |"
+        for number, each in enumerate(by_number, start=1)
+    ]
     speeds = [
         f"| {name} | {rate} | {gain.measured:.2f} ± {gain.noise:.2f} | {gain.predicted:.2f} | "
         f"{100.0 * (gain.predicted / gain.measured - 1.0):+.1f} |"
@@ -269,7 +283,8 @@ def write_page(report: Path) -> None:
         report.with_suffix(".md"),
         "real_vllm",
         count=str(len(judged)),
-        e2el=f"{fmean(map(abs, e2el)):.1f}",
+        e2el=f"{_mean_size(e2el):.1f}",
+        turns="\n".join(turns),
         met=str(met),
         low=f"{min(e2el):+.1f}",
         high=f"{max(e2el):+.1f}",
@@ -278,7 +293,7 @@ def write_page(report: Path) -> None:
         right=str(sum(each.has_right_sign for each in gains.values())),
         drafting=str(len(gains)),
         losing=str(sum(each.measured < 1.0 for each in gains.values())),
-        paced=f"{fmean(abs(paced_pct(run)) for run in judged):.1f}",
+        paced=f"{_mean_size(map(paced_pct, judged)):.1f}",
         coverage=f"{100.0 * fmean(held):.0f}",
         identical=str(len(same)),
         noise_server=IDENTICAL[0],
@@ -288,7 +303,7 @@ def write_page(report: Path) -> None:
         speeds="\n".join(speeds),
         specials="; ".join(specials),
         disturbed=", ".join(disturbed) or "none",
-        paces=f"{100.0 * fmean(abs(pace(run)) for run in judged):.1f}",
+        paces=f"{100.0 * _mean_size(map(pace, judged)):.1f}",
         began=min(run.predicted_at for run in judged)[:16].replace("T", " "),
         ended=max(run.sent_at for run in judged)[:16].replace("T", " "),
     )

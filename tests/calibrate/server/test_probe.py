@@ -27,8 +27,8 @@ from tests.calibrate.production.test_levels import look
 
 
 class Server(ThreadingHTTPServer):
-    """Counts what it is asked; `first_s` before the first token of each answer. As it is asked for the one numbered
-    `stop_at`, whoever probes is interrupted."""
+    """Counts what it is asked; waits `first_s` before the first token of each answer and `piece_s` before each piece.
+    As it is asked for the one numbered `stop_at`, whoever probes is interrupted."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -47,8 +47,10 @@ class Server(ThreadingHTTPServer):
         words_are_tokens: bool = False,
         props: str | None = None,
         port: int = 0,
+        piece_s: float = 0.002,
     ) -> None:
         super().__init__(("127.0.0.1", port), Handler)
+        self.piece_s = piece_s
         self.is_chat, self.is_strict, self.has_metrics, self.answer = is_chat, is_strict, has_metrics, answer
         self.first_s, self.prompt_tokens, self.stop_at = first_s, prompt_tokens, stop_at
         self.words_are_tokens, self.props = words_are_tokens, props
@@ -118,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
         pieces = max(1, asked["max_tokens"] // 2)
         threading.Event().wait(self.server.first_s)
         for _ in range(pieces):
-            threading.Event().wait(0.002)
+            threading.Event().wait(self.server.piece_s)
             choice = {"delta": {"content": "a b"}} if self.server.is_chat else {"text": "a b"}
             self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
             self.wfile.flush()

@@ -40,7 +40,7 @@ print(os.getpid(), child.pid, flush=True)
 signal.raise_signal = lambda number: os.kill(os.getppid(), number)
 Server(
     port=int(sys.argv[1]), prompt_tokens=40, words_are_tokens=True, has_metrics=drafts,
-    first_s=0.0 if drafts else 0.03, stop_at={stop_at} if drafts else None,
+    first_s=0.0 if drafts else 0.03, stop_at={stop_at} if drafts else None, piece_s={piece_s},
 ).serve_forever()
 """
 
@@ -51,8 +51,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def command(port: int, stop_at: int | None = None) -> str:
-    return shlex.join([sys.executable, "-c", TOY.format(root=str(ROOT), stop_at=stop_at), str(port), "--spec", "2"])
+def command(port: int, stop_at: int | None = None, piece_s: float = 0.002) -> str:
+    text = TOY.format(root=str(ROOT), stop_at=stop_at, piece_s=piece_s)
+    return shlex.join([sys.executable, "-c", text, str(port), "--spec", "2"])
 
 
 def restarted(out: Path, port: int, *commands: str) -> int:
@@ -96,7 +97,7 @@ def test_evidence_of_a_server_is_a_page_to_send(
     monkeypatch.setattr(evidence_command, "SERVED", evidence_command.SERVED | few)
     monkeypatch.setattr(served_page, "DISTURBED", inf)
     port, out = free_port(), tmp_path / "evidence"
-    asked = ["evidence", "--device", "cpu", "--out", str(out), "--serve", f"{command(port)} --port {port}"]
+    asked = ["evidence", "--device", "cpu", "--out", str(out), "--serve", f"{command(port, piece_s=0.02)} --port {port}"]
     assert run(asked) == 0
     sentences = capsys.readouterr().out.splitlines()
     sent = out / "send"

@@ -187,7 +187,8 @@ def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path) -> No
 def test_a_server_without_a_profile_is_a_line(tmp_path: Path) -> None:
     out = tmp_path / "run.json"
     flags = [flag for flag in FLAGS if flag not in ("--profile", "cpu/tiny")][:-1]
-    with serving(prompt_tokens=40, words_are_tokens=True) as server:
+    # So slow that a client that has to wait for its core still sees the pieces one by one.
+    with serving(prompt_tokens=40, words_are_tokens=True, piece_s=0.02) as server:
         code = run(["validate", server.url, *flags, "1,2", "--rounds", "1", "--out", str(out)])
     told = json.loads(out.read_text())
     assert code == 0
