@@ -39,7 +39,7 @@ def test_runs_of_other_months_and_of_data_parallel_attention_are_no_pairs() -> N
 def test_a_step_of_the_recipe_holds_every_seats_round_and_a_prompt() -> None:
     assert budget_of(cell(6.0, concurrency=64), 3) == 4 * 64 + 1024 + 64
     assert budget_of(cell(6.0, concurrency=4), 3) == 1152
-    assert budget_of(cell(6.0, concurrency=4), 0) == 1152
+    assert budget_of(cell(6.0, concurrency=4), 0) == 8192
 
 
 def test_one_acceptance_length_is_fitted_to_all_pairs_of_a_group() -> None:

@@ -105,7 +105,9 @@ def test_the_first_row_that_matches_counts_and_none_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("row", "key", "wanted"),
     [
-        ({}, "max_num_batched_tokens", None),
+        ({}, "max_num_batched_tokens", 2048),
+        ({"isl": "8192"}, "max_num_batched_tokens", 16384),
+        ({"backend_version": "0.17.0"}, "max_num_batched_tokens", None),
         ({"backend": "trtllm", **AUTO}, "max_num_batched_tokens", 1500 + 1024 + 64),
         (AUTO, "max_num_batched_tokens", 2048),
         ({"backend": "sglang"}, "max_num_batched_tokens", 32768),

@@ -38,9 +38,10 @@ AUTO, MEASURED_ON = "aic-auto-gap-analysis", "measured="
 ENGINE_KEYS = ("async_scheduling", "cuda_graph", "frontend_s")
 RULE_KEYS = (
     "enable_mixed_chunk", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
+    "captures_prompts",
 )  # fmt: skip
-WAVES, FEW_WAVES, MANY = 10, 4, 128
-"""Requests per request in flight, as InferenceX has it; fewer beyond so many in flight."""
+WAVES = 10
+"""Requests per request in flight, as InferenceX has it."""
 METRICS = ("tpot", "ttft")
 SET_UP = attrgetter(
     "engine", "target", "gpu", "weights", "kv", "tp", "ep", "dp", "concurrency", "input_len", "output_len"
@@ -103,6 +104,8 @@ def cell_of(row: Mapping[str, str]) -> Cell:
     for name in ("kind", "weights", "kv"):
         label[name] = setting(name, label)
     tp, ep, dp, concurrency = _widths(row, is_dense=label["kind"] == "dense")
+    if setting("spreads_experts", label):
+        ep = tp
     return Cell(
         label=" ".join((label["engine"], label.pop("kind"), label.pop("gemm"))),
         tp=tp,
@@ -192,7 +195,8 @@ def budget_of(cell: Cell, drafts: int = 0) -> int | None:
     assert cell.input_len is not None
     multiple: int = setting("budget_multiple", label)
     total = budget + cell.input_len + (drafts + 1) * cell.concurrency * cell.dp
-    return -(-total // multiple) * multiple
+    at_least = 0 if drafts else int(setting("budget_at_least", label))
+    return max(-(-total // multiple) * multiple, at_least)
 
 
 def engine_name(cell: Cell) -> str:
@@ -213,7 +217,7 @@ def loop_of(cell: Cell, in_flight: int) -> dict[str, Json]:
     """A scenario's `workload`: a closed loop of the cell's lengths."""
     shortest = setting("shortest", label_of(cell))
     return {
-        "num_prompts": max(8, (FEW_WAVES if in_flight > MANY else WAVES) * in_flight),
+        "num_prompts": max(8, WAVES * in_flight),
         "request_rate": "inf",
         "max_concurrency": in_flight,
         "input_len": cell.input_len,

@@ -132,6 +132,12 @@ class TimedCurve(NamedTuple):
         return np.where(counts > most, self.seconds[-1] * counts / most, inside)
 
 
+def sustained(tokens: Array) -> Array:
+    """Time in service over that in the tables of GEMMs in passes of so many tokens."""
+    low, high = np.log(SUSTAINED_TOKENS)
+    return np.asarray(1.0 + (SUSTAINED_RATIO - 1.0) * np.clip((np.log(tokens) - low) / (high - low), 0.0, 1.0))
+
+
 class Lookups:
     """Tables of `files` as `engine` runs them; `notes` collects what another engine's table or a rule stood in for."""
 
@@ -151,9 +157,7 @@ class Lookups:
         table = self._gemms[weights]
         if table is None:
             return self._packed_gemm_s(columns, depth, tokens, weights)
-        low, high = np.log(SUSTAINED_TOKENS)
-        share = np.clip((np.log(tokens) - low) / (high - low), 0.0, 1.0)
-        return np.asarray(_at_tokens(table, columns, depth, tokens) * (1.0 + (SUSTAINED_RATIO - 1.0) * share))
+        return np.asarray(_at_tokens(table, columns, depth, tokens) * sustained(tokens))
 
     def is_measured(self, tokens: int) -> bool:
         """True where GEMMs of so many tokens were measured in every format that was looked up."""
@@ -207,7 +211,9 @@ class Lookups:
             return np.asarray(np.maximum(of_mxfp4_s, self._scaled_experts_s(shape, experts, weights, split, at)))
         layout = (experts.hidden or shape.hidden, experts.intermediate, experts.per_token, experts.num, *split)
         curve = self._expert_curve(layout, weights)
-        return self._scaled_experts_s(shape, experts, weights, split, at) if curve is None else curve.at(at)
+        if curve is None:
+            return self._scaled_experts_s(shape, experts, weights, split, at)
+        return np.asarray(curve.at(at) * self._sustained_experts(at))
 
     def _expert_curve(self, layout: tuple[int, ...], weights: str) -> TimedCurve | None:
         wanted = dict(zip((*LAYOUT, *SPLIT), layout, strict=True), moe_dtype=FORMATS[weights].experts)
@@ -261,7 +267,11 @@ class Lookups:
         bits = WEIGHT_BITS[weights]
         ratio = self._expert_roof_s(width, experts, split, bits, at)
         ratio = ratio / self._expert_roof_s(hidden, like, (cut, spread), bits, at)
-        return curve.at(at) * ratio
+        return np.asarray(curve.at(at) * ratio * self._sustained_experts(at))
+
+    def _sustained_experts(self, at: Array) -> Array:
+        """Of an engine that tunes its experts what it saves by that is in it already."""
+        return np.ones(len(at)) if self.engine in TUNES_EXPERTS else sustained(at)
 
     def _expert_roof_s(self, hidden: int, experts: Experts, split: tuple[int, int], bits: float, at: Array) -> Array:
         """Seconds to read the activated experts and to multiply with them, at the datasheet's roofs."""
