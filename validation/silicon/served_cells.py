@@ -38,7 +38,6 @@ AUTO, MEASURED_ON = "aic-auto-gap-analysis", "measured="
 ENGINE_KEYS = ("async_scheduling", "cuda_graph", "frontend_s")
 RULE_KEYS = (
     "enable_mixed_chunk", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
-    "captures_prompts",
 )  # fmt: skip
 WAVES = 10
 """Requests per request in flight, as InferenceX has it."""
