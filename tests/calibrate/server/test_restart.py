@@ -166,7 +166,7 @@ def test_what_serves_there_already_is_not_taken_for_the_server(
 
 def test_a_server_that_does_not_heed_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_process, "GRACE_S", 0.2)
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + TOY.format(root=str(ROOT), stop_at=None)
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + TOY.format(root=str(ROOT), stop_at=None, piece_s=0.002)
     port, log = free_port(), tmp_path / "server.log"
     with (
         pytest.raises(KeyboardInterrupt),

@@ -91,7 +91,8 @@ def test_the_file_names_no_address_and_no_prompt(tmp_path: Path) -> None:
     assert run(["check", str(out)]) == 0
     text = out.read_text()
     assert url.partition("//")[2] not in text
-    assert prompt.split()[0] not in text
+    # One word may be a key of the file: prompts differ from command to command.
+    assert " ".join(prompt.split()[:3]) not in text
 
 
 def test_files_of_the_scenario_are_in_it_by_name_alone(tmp_path: Path) -> None:
