@@ -167,7 +167,10 @@ def runs_of(report: Path, kind: str = "round") -> dict[tuple[str, str], list[Ser
         for rate in server.loads:
             for path in sorted(report.glob(f"{name}-at-{rate}-{kind}-*.json")):
                 run = read_run(path)
-                if as_predicted(json.loads(path.read_text())) != run.predicted_sha256 or not run.predicted_at <= run.sent_at:
+                if (
+                    as_predicted(json.loads(path.read_text())) != run.predicted_sha256
+                    or not run.predicted_at <= run.sent_at
+                ):
                     raise ValueError(f"{path}: the prediction is not what it was before its load was sent")
                 found.setdefault((name, rate), []).append(run)
     return found

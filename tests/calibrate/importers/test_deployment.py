@@ -121,7 +121,9 @@ def test_a_dense_layer_is_its_gemms_and_its_element_wise_kernels(tables: Path, t
 def test_a_sparse_layer_is_attention_router_routed_and_shared_experts(tables: Path, tokens: int) -> None:
     profile = imported(tables, SPARSE)
     gemms = (*SPARSE.attention_gemms(), (8, 4096), *SPARSE.mlp_gemms(1024))
-    expected = sum(served_ms(tokens, columns, depth) for columns, depth in gemms) + expert_ms(tokens) * in_service(tokens)
+    expected = sum(served_ms(tokens, columns, depth) for columns, depth in gemms) + expert_ms(tokens) * in_service(
+        tokens
+    )
     assert body_ms(profile, tokens) == pytest.approx(expected + rest_ms(profile, SPARSE, tokens), rel=2e-3)
 
 

@@ -97,7 +97,15 @@ def test_evidence_of_a_server_is_a_page_to_send(
     monkeypatch.setattr(evidence_command, "SERVED", evidence_command.SERVED | few)
     monkeypatch.setattr(served_page, "DISTURBED", inf)
     port, out = free_port(), tmp_path / "evidence"
-    asked = ["evidence", "--device", "cpu", "--out", str(out), "--serve", f"{command(port, piece_s=0.02)} --port {port}"]
+    asked = [
+        "evidence",
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+        "--serve",
+        f"{command(port, piece_s=0.02)} --port {port}",
+    ]
     assert run(asked) == 0
     sentences = capsys.readouterr().out.splitlines()
     sent = out / "send"
@@ -166,7 +174,9 @@ def test_what_serves_there_already_is_not_taken_for_the_server(
 
 def test_a_server_that_does_not_heed_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_process, "GRACE_S", 0.2)
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + TOY.format(root=str(ROOT), stop_at=None, piece_s=0.002)
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + TOY.format(
+        root=str(ROOT), stop_at=None, piece_s=0.002
+    )
     port, log = free_port(), tmp_path / "server.log"
     with (
         pytest.raises(KeyboardInterrupt),

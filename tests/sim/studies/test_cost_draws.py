@@ -307,7 +307,7 @@ def test_every_cell_names_its_source_and_no_file() -> None:
     assert len(measured().cells) >= 300
     for cell in measured().cells:
         assert cell.source
-        assert abs(cell.error_pct or cell.speedup_error_pct or 0.0) < (25.0 if cell.runs == 1 and cell.k else 70.0)
+        assert abs(cell.error_pct or cell.speedup_error_pct or 0.0) < (25.0 if cell.runs == 1 and cell.k else 80.0)
         assert (cell.method == "none") == (cell.k == 0)
 
 
