@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
@@ -27,7 +27,7 @@ from calibrate.server.served_run import PARTS, ServedRun, as_predicted, read_run
 from calibrate.server.server_process import started
 from sim.cli.main import run as lanesim
 from validation.replays.real_engine import ALONE, make_served_models
-from validation.tables import page
+from validation.tables import mean_size, page
 
 URL, PORT = "http://127.0.0.1:8123", "8123"
 DRAFT_MODEL = {"method": "draft_model", "num_speculative_tokens": 3}
@@ -223,10 +223,6 @@ def speedup(plain: Sequence[ServedRun], drafting: Sequence[ServedRun], noise: fl
     return SpeedUp(measured, predicted, measured * noise * (1.0 / len(plain) + 1.0 / len(drafting)) ** 0.5)
 
 
-def _mean_size(values: Iterable[float]) -> float:
-    return fmean(map(abs, values))
-
-
 def write_page(report: Path) -> None:
     """docs/validation/real-vllm.md, from the files beside it."""
     runs, same = runs_of(report), runs_of(report, "same")[IDENTICAL]
@@ -266,11 +262,11 @@ def write_page(report: Path) -> None:
                     f"{name}: {run.preempted or 0.0:.0f} preemptions counted, {run.preemptions:.0f} predicted"
                 )
     turns = [
-        f"| {number} | {len(each)} | {_mean_size(off_pct(run, 'mean_e2el_ms') for run in each):.1f} | "
+        f"| {number} | {len(each)} | {mean_size(off_pct(run, 'mean_e2el_ms') for run in each):.1f} | "
         f"{sum(abs(off_pct(run, 'mean_e2el_ms')) <= BARS['mean_e2el_ms'][1] for run in each)} | "
-        f"{_mean_size(off_pct(run, 'mean_ttft_ms') for run in each):.1f} | "
+        f"{mean_size(off_pct(run, 'mean_ttft_ms') for run in each):.1f} | "
         f"{100.0 * fmean(is_within(run, key) for run in each for key in BARS):.0f} | "
-        f"{100.0 * _mean_size(map(pace, each)):.1f} | {_mean_size(map(paced_pct, each)):.1f} |"
+        f"{mean_size(100.0 * pace(run) for run in each):.1f} | {mean_size(map(paced_pct, each)):.1f} |"
         for number, each in enumerate(by_number, start=1)
     ]
     speeds = [
@@ -286,7 +282,7 @@ def write_page(report: Path) -> None:
         report.with_suffix(".md"),
         "real_vllm",
         count=str(len(judged)),
-        e2el=f"{_mean_size(e2el):.1f}",
+        e2el=f"{mean_size(e2el):.1f}",
         turns="\n".join(turns),
         met=str(met),
         low=f"{min(e2el):+.1f}",
@@ -296,7 +292,7 @@ def write_page(report: Path) -> None:
         right=str(sum(each.has_right_sign for each in gains.values())),
         drafting=str(len(gains)),
         losing=str(sum(each.measured < 1.0 for each in gains.values())),
-        paced=f"{_mean_size(map(paced_pct, judged)):.1f}",
+        paced=f"{mean_size(map(paced_pct, judged)):.1f}",
         coverage=f"{100.0 * fmean(held):.0f}",
         identical=str(len(same)),
         noise_server=IDENTICAL[0],
@@ -306,7 +302,7 @@ def write_page(report: Path) -> None:
         speeds="\n".join(speeds),
         specials="; ".join(specials),
         disturbed=", ".join(disturbed) or "none",
-        paces=f"{100.0 * _mean_size(map(pace, judged)):.1f}",
+        paces=f"{mean_size(100.0 * pace(run) for run in judged):.1f}",
         began=min(run.predicted_at for run in judged)[:16].replace("T", " "),
         ended=max(run.sent_at for run in judged)[:16].replace("T", " "),
     )
