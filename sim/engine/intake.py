@@ -67,6 +67,7 @@ class Intake:
         frontend_token_s: float = 0.0,
         receive_interval: int = 1,
         batch_wait: tuple[int, float] = (0, 0.0),
+        balance: tuple[int, float] = (0, 0.0),
         queue: Gauge | None = None,
         group: Lockstep | None = None,
     ) -> None:
@@ -84,6 +85,8 @@ class Intake:
         """Steps without prompts from one look at what has arrived to the next."""
         self.batch_wait_steps, self.batch_wait_tokens = batch_wait
         """Steps that new prompts are held back for at most while rows run; tokens of a step at which they are not."""
+        self.balance_steps, self.balance_queue = balance
+        """While rows run, prompts begin in every so many steps or where so many wait; 0 steps: in any."""
         self.group = group
         """The data-parallel ranks in lockstep of which this engine is one."""
         self.num_arrived = 0
@@ -98,7 +101,7 @@ class Intake:
         self._entering: deque[tuple[float, Request]] = deque()
         """Arrived, and when each is in the queue."""
         self._came = Signal()
-        self._steps_unseen = self._steps_held_back = 0
+        self._steps_unseen = self._steps_held_back = self._steps_balanced = 0
         self._holds_back = False
 
     def arrive(self, request: Request) -> None:
@@ -160,6 +163,11 @@ class Intake:
             tokens = num_rows + sum([request.prompt_tokens for request in self.inbox if request.queued_s >= 0.0])
             self._holds_back = self._steps_held_back < self.batch_wait_steps and tokens < self.batch_wait_tokens
             self._steps_held_back = self._steps_held_back + 1 if self._holds_back else 0
+        if self.balance_steps:
+            num_queued = sum([request.queued_s >= 0.0 for request in self.inbox])
+            is_due = not num_rows or num_queued >= self.balance_queue or self._steps_balanced + 1 >= self.balance_steps
+            self._steps_balanced = 0 if is_due else self._steps_balanced + 1
+            self._holds_back |= not is_due
 
     def _see(self) -> None:
         now_s = self.host.now_s

@@ -217,6 +217,13 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     (TensorRT-LLM's batch_wait_timeout_iters)."""
     batch_wait_ratio: float = 0.0
     """Share of max_num_batched_tokens: prompts that come to so much with the rows are not held back."""
+    balance: tuple[int, float] = 0, 0.0
+    """continuous: steps from one in which prompts begin to the next while rows run, 0 for any; requests that wait where
+    none is waited for.
+
+    A data-parallel rank's prompts wait for all ranks to have one (TensorRT-LLM's attention_dp_config), at most so many
+    steps, whose count runs on whether or not somebody waits. Other ranks are not simulated: they are taken to have one
+    where here as many wait as come, in the mean, before each of R ranks has one, 1 + 1/2 + .. + 1/R."""
     whole_prompts: bool = False
     """continuous: a prompt that does not fit what a step has left waits for the next one, in place of a chunk of it
     (TensorRT-LLM without enable_chunked_prefill); only one that no step would hold is cut."""

@@ -98,7 +98,7 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
         return "costs or memory that remember"
     if serving.draws is None or serving.names_requests or host.is_heard:
         return "somebody looks"
-    if not limits.mixes_prompts or limits.receive_interval > 1 or limits.batch_wait_steps:
+    if not limits.mixes_prompts or limits.receive_interval > 1 or limits.batch_wait_steps or limits.balance[0]:
         return "an engine that does not mix prompts"
     if not can_be_totals(serving, limits) or serving.paged.is_sharing:
         return "rows are not totals"

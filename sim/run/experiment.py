@@ -243,6 +243,7 @@ class Experiment:
                 frontend_token_s=resolved.engine.frontend_token_s,
                 receive_interval=resolved.limits.receive_interval,
                 batch_wait=resolved.limits.batch_wait,
+                balance=resolved.limits.balance,
                 queue=account and GaugePart(account.queue),
                 group=group,
             ),

@@ -64,6 +64,9 @@ def limits_of(
         raise ValueError(
             f"engine.rules.prefill_schedule_interval={interval} is vLLM's from 0.24 on; engine {engine.name!r} has none"
         )
+    ranks = profile.data_parallel
+    if told.get("attention_dp_timeout_iters") and ranks == 1:
+        raise ValueError(f"engine.rules.attention_dp_timeout_iters is of data-parallel ranks; {profile.name} has one")
     return EngineLimits(
         max_num_seqs=given.max_num_seqs or engine.seats(profile, is_drafting=is_drafting),
         max_num_batched_tokens=given.max_num_batched_tokens or caps.max_num_batched_tokens,
@@ -81,6 +84,7 @@ def limits_of(
         receive_interval=int(told.get("scheduler_recv_interval", 1)),
         batch_wait_steps=int(told.get("batch_wait_timeout_iters", 0)),
         batch_wait_ratio=told.get("batch_wait_max_tokens_ratio", 0.0),
+        balance=(int(told.get("attention_dp_timeout_iters", 0)), sum(1.0 / rank for rank in range(1, ranks + 1))),
         whole_prompts=not told.get("enable_chunked_prefill", not rules.whole_prompts),
         no_evict=rules.no_evict,
         method=method,

@@ -61,6 +61,7 @@ RULES: dict[str, tuple[type, float, float]] = {
     "scheduler_recv_interval": (int, 1, 1_000_000),
     "batch_wait_timeout_iters": (int, 0, 1_000_000),
     "batch_wait_max_tokens_ratio": (float, 0.0, 1.0),
+    "attention_dp_timeout_iters": (int, 0, 1_000_000),
 }
 """Kind, least and largest value of what `engine.rules` may hold."""
 GONE = (
@@ -125,7 +126,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     may take what a step has left; else it waits for a step with room for all of it. enable_mixed_chunk (SGLang:
     false): a step may hold prompt chunks and decoding rows. scheduler_recv_interval (SGLang): decoding steps between
     two looks at new arrivals. batch_wait_timeout_iters (TensorRT-LLM): steps for which new prompts wait for more while
-    rows decode, until a step has batch_wait_max_tokens_ratio of max_num_batched_tokens."""
+    rows decode, until a step has batch_wait_max_tokens_ratio of max_num_batched_tokens. attention_dp_timeout_iters
+    (TensorRT-LLM's attention_dp_config with enable_balance, data-parallel ranks): while rows decode, prompts begin in
+    every so many steps."""
 
     def __post_init__(self) -> None:
         check_bounds("engine", self)

@@ -38,6 +38,7 @@ AUTO, MEASURED_ON = "aic-auto-gap-analysis", "measured="
 ENGINE_KEYS = ("async_scheduling", "cuda_graph", "frontend_s")
 RULE_KEYS = (
     "enable_mixed_chunk", "scheduler_recv_interval", "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio",
+    "attention_dp_timeout_iters",
 )  # fmt: skip
 WAVES = 10
 """Requests per request in flight, as InferenceX has it."""
@@ -103,16 +104,18 @@ def cell_of(row: Mapping[str, str]) -> Cell:
     for name in ("kind", "weights", "kv"):
         label[name] = setting(name, label)
     tp, ep, dp, concurrency = _widths(row, is_dense=label["kind"] == "dense")
-    if setting("spreads_experts", label):
+    label |= {"input_len": _whole(row["isl"]), "output_len": _whole(row["osl"])}
+    served = {**label, "tp": tp, "concurrency": concurrency}
+    if setting("spreads_experts", served):
         ep = tp
+    if setting("spreads_attention", served):
+        tp, dp, concurrency = 1, tp, concurrency // tp
     return Cell(
         label=" ".join((label["engine"], label.pop("kind"), label.pop("gemm"))),
         tp=tp,
         ep=ep if ep > 1 else None,
         dp=dp,
         concurrency=concurrency,
-        input_len=_whole(row["isl"]),
-        output_len=_whole(row["osl"]),
         measured={name: float(row[f"silicon_{name}"]) for name in ("ttft_ms", "tpot_ms")},
         **label,
     )
