@@ -105,11 +105,13 @@ def cell_of(row: Mapping[str, str]) -> Cell:
         label[name] = setting(name, label)
     tp, ep, dp, concurrency = _widths(row, is_dense=label["kind"] == "dense")
     label |= {"input_len": _whole(row["isl"]), "output_len": _whole(row["osl"])}
-    served = {**label, "tp": tp, "concurrency": concurrency}
+    served = {**label, "tp": tp, "dp": dp, "concurrency": concurrency}
     if setting("spreads_experts", served):
         ep = tp
-    if setting("spreads_attention", served):
-        tp, dp, concurrency = 1, tp, concurrency // tp
+    if ranks := setting("ranks", served):
+        gpus, concurrency = tp * dp, concurrency * dp
+        dp = gpus if ranks == "all" else ranks
+        tp, concurrency = gpus // dp, concurrency // dp
     return Cell(
         label=" ".join((label["engine"], label.pop("kind"), label.pop("gemm"))),
         tp=tp,

@@ -155,6 +155,7 @@ def test_continuous_without_drafts_is_autoregressive_event_for_event(
     receive_interval=2,
     batch_wait_steps=0,
     batch_wait_ratio=0.5,
+    balance=(0, 0.0),
     method=Method.DRAFT_MODEL,
 )  # memory ends between two looks at arrivals
 @given(
@@ -169,6 +170,7 @@ def test_continuous_without_drafts_is_autoregressive_event_for_event(
     receive_interval=st.sampled_from([1, 1, 2, 5]),
     batch_wait_steps=st.sampled_from([0, 0, 1, 4]),
     batch_wait_ratio=st.sampled_from([0.5, 1.0]),
+    balance=st.sampled_from([(0, 0.0), (0, 0.0), (7, 2.5)]),
     method=METHODS,
 )
 def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
@@ -183,6 +185,7 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     receive_interval: int,
     batch_wait_steps: int,
     batch_wait_ratio: float,
+    balance: tuple[int, float],
     method: Method,
 ) -> None:
     limits = EngineLimits(
@@ -193,6 +196,7 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
         receive_interval=receive_interval,
         batch_wait_steps=batch_wait_steps,
         batch_wait_ratio=batch_wait_ratio,
+        balance=balance,
         method=method,
     )
     memory = {"kv_blocks": kv_blocks if mixes_prompts else kv_blocks + 9 * 6, "max_concurrency": max_concurrency}
