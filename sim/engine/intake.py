@@ -164,8 +164,8 @@ class Intake:
             self._holds_back = self._steps_held_back < self.batch_wait_steps and tokens < self.batch_wait_tokens
             self._steps_held_back = self._steps_held_back + 1 if self._holds_back else 0
         if self.balance_steps:
-            num_queued = sum([request.queued_s >= 0.0 for request in self.inbox])
-            is_due = not num_rows or num_queued >= self.balance_queue or self._steps_balanced + 1 >= self.balance_steps
+            is_all = not num_rows or len(self.inbox) >= self.balance_queue
+            is_due = is_all or self._steps_balanced + 1 >= self.balance_steps
             self._steps_balanced = 0 if is_due else self._steps_balanced + 1
             self._holds_back |= not is_due
 

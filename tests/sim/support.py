@@ -263,7 +263,9 @@ def serve(
         max_concurrency=max_concurrency,
         max_num_seqs=limits.max_num_seqs * num_engines,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        intake=Intake(host, receive_interval=limits.receive_interval, batch_wait=limits.batch_wait, balance=limits.balance),
+        intake=Intake(
+            host, receive_interval=limits.receive_interval, batch_wait=limits.batch_wait, balance=limits.balance
+        ),
         measured=measured,
         draws=draws,
         plans_ahead=limits.async_scheduling,

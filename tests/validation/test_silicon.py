@@ -63,12 +63,33 @@ def cell(**changes: str) -> Cell:
         ({}, (2, None, 1, 64)),
         ({"moe_tp_size": "1", "moe_ep_size": "2"}, (2, 2, 1, 64)),
         ({"tp_size": "64", "moe_tp_size": "8", "moe_ep_size": "8"}, (8, 8, 1, 64)),
-        (RANKS, (1, 2, 2, 64)),
-        ({"attention_dp_size": "", "tp_size": "1", "moe_tp_size": "2", "moe_ep_size": "1"}, (1, None, 2, 64)),
+        ({**RANKS, "gemm_quant_mode": "nvfp4"}, (1, 2, 2, 64)),
+        ({"attention_dp_size": "", "tp_size": "1", "moe_tp_size": "2", "gemm_quant_mode": "nvfp4"}, (1, None, 2, 64)),
     ],
 )
 def test_widths_that_are_products_are_taken_apart(widths: dict[str, str], wanted: tuple[object, ...]) -> None:
     read = cell(**widths)
+    assert (read.tp, read.ep, read.dp, read.concurrency) == wanted
+
+
+AUTUMN = {"backend": "trtllm", "backend_version": "", "gemm_quant_mode": "nvfp4", "attention_dp_size": "1"}
+MINIMAX = {"model_path": "MiniMaxAI/MiniMax-M2.5", "attention_dp_size": "2", "moe_tp_size": "1", "moe_ep_size": "4"}
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted"),
+    [
+        ({**AUTUMN, **R1, "tp_size": "4", "batch_size": "32"}, (4, None, 1, 32)),
+        ({**AUTUMN, **R1, "tp_size": "4"}, (4, 4, 1, 64)),
+        ({**AUTUMN, **R1, "tp_size": "4", "isl": "8192"}, (1, 4, 4, 16)),
+        ({**AUTUMN, **R1, "tp_size": "4", "isl": "8192", "backend_version": "1.1.0rc2.post2"}, (4, None, 1, 64)),
+        ({**MINIMAX, "backend_version": "0.18.0", "system": "h100_sxm"}, (2, 2, 1, 128)),
+        ({**MINIMAX, "backend_version": "0.18.0", "system": "h200_sxm"}, (1, 2, 2, 64)),
+    ],
+)
+def test_widths_are_those_of_the_published_configuration(row: dict[str, str], wanted: tuple[object, ...]) -> None:
+    """Where the label has others: rows of autumn 2025 know no spread of experts, and some commands read no ranks."""
+    read = cell(**row)
     assert (read.tp, read.ep, read.dp, read.concurrency) == wanted
 
 
@@ -120,6 +141,8 @@ def test_the_first_row_that_matches_counts_and_none_is_an_error() -> None:
         ({"backend": "sglang", "backend_version": "0.5.6.post2", **AUTO}, "enable_mixed_chunk", True),
         ({"backend": "trtllm", **LLAMA}, "batch_wait_timeout_iters", 20),
         ({"backend": "trtllm", **LLAMA, "tp_size": "8"}, "batch_wait_timeout_iters", None),
+        ({"backend": "trtllm", **R1}, "attention_dp_timeout_iters", None),
+        ({"backend": "trtllm", **R1, **RANKS}, "attention_dp_timeout_iters", 60),
         (LLAMA, "cuda_graph", "decode"),
         ({**LLAMA, "system": "h200_sxm"}, "cuda_graph", True),
         ({}, "async_scheduling", True),

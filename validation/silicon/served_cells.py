@@ -107,7 +107,7 @@ def cell_of(row: Mapping[str, str]) -> Cell:
     label |= {"input_len": _whole(row["isl"]), "output_len": _whole(row["osl"])}
     served = {**label, "tp": tp, "dp": dp, "concurrency": concurrency}
     if setting("spreads_experts", served):
-        ep = tp
+        ep = tp * dp
     if ranks := setting("ranks", served):
         gpus, concurrency = tp * dp, concurrency * dp
         dp = gpus if ranks == "all" else ranks

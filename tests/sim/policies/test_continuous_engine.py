@@ -274,7 +274,10 @@ def test_prompts_wait_for_others_for_so_many_steps_while_rows_run() -> None:
 def test_prompts_of_a_rank_begin_every_so_many_steps_or_where_so_many_wait() -> None:
     """The count begins with the first rows and runs on while nobody waits; where nothing runs, none waits."""
     limits = EngineLimits(balance=(4, 2.5))
-    asked = [request(0, output=20), *(request(i, arrival_s=at_s, output=1) for i, at_s in ((1, 11.0), (2, 41.0), (3, 199.0)))]
+    asked = [
+        request(0, output=20),
+        *(request(i, arrival_s=at_s, output=1) for i, at_s in ((1, 11.0), (2, 41.0), (3, 199.0))),
+    ]
     chunked = [start_s for start_s, _, _, chunks in steps(autoregressive(asked, limits)) if chunks]
     assert chunked == [0.0, 20.0, 60.0, 199.0]
     asked = [request(0, output=20), *(request(i, arrival_s=6.0, output=1) for i in (1, 2, 3))]

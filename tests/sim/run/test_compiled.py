@@ -115,12 +115,20 @@ def test_the_core_serves_as_python_does_to_the_last_bit(scenario: Scenario, seed
     assert told == told_in_python
 
 
+RANKS = {
+    "profile": "rtx-pro-6000-server/qwen3-30b-a3b-dp2",
+    "num_speculative_tokens": 0,
+    "engine.rules.attention_dp_timeout_iters": 9,
+}
+
+
 @pytest.mark.parametrize(
     ("reason", "settings"),
     [
         ("replicas that depend on each other", {"devices.count": 2, "devices.routing": "least-outstanding"}),
         ("somebody looks", {"window.stop_s": 0.5}),
         ("an engine that does not mix prompts", {"engine.name": "sglang-0.5"}),
+        ("an engine that does not mix prompts", RANKS),
         ("costs of another form", {"profile": "a100-pdverify/codellama-34b+tinyllama-1.1b"}),
         ("memory is short", {"engine.num_gpu_blocks": 300, "request_rate": inf}),
         ("rows are not totals", {"speculation.controller": "feedback", "num_speculative_tokens": 4}),

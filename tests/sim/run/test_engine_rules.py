@@ -21,6 +21,7 @@ from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+RANKS = "rtx-pro-6000-server/qwen3-30b-a3b-dp2"
 EAGLE = "h100-sxm/llama-3.1-8b+eagle3"
 DSPARK = "gh200/apertus-8b+dspark"
 WITHOUT_RULES = ("sglang-0.5", "trtllm-1.0", "ideal")
@@ -85,6 +86,19 @@ def test_slots_that_leave_nothing_are_refused() -> None:
     resolve(made, load(PAIR), "autoregressive")
     for engine in (VLLM_BEFORE_SLOTS, *WITHOUT_RULES):
         resolve(scenario(PAIR, engine, max_num_seqs=64, max_num_batched_tokens=64), load(PAIR), "continuous")
+
+
+def test_prompts_of_a_rank_wait_for_those_of_the_others() -> None:
+    """Where two ranks wait for each other's prompts one begins, at load, every so many steps or behind a second one."""
+    asked: dict[str, Any] = {"num_speculative_tokens": 0, "request_rate": 20, "output_len": 100}
+    rule = "engine.rules.attention_dp_timeout_iters"
+    made = [scenario(RANKS, "trtllm-1.1", "autoregressive", **asked, **{rule: steps}) for steps in (0, 20)]
+    assert limits_of(made[1], load(RANKS)).balance == (20, 1.5)
+    at_once, waiting = ([each.first_token_s - each.arrival_s for each in served(one).requests] for one in made)
+    assert at_once[0] == waiting[0]
+    assert sum(waiting) > sum(at_once)
+    with pytest.raises(ValueError, match="attention_dp_timeout_iters is of data-parallel ranks"):
+        limits_of(scenario(PAIR, "trtllm-1.1", **{rule: 20}), load(PAIR))
 
 
 @pytest.mark.parametrize(
