@@ -168,7 +168,7 @@ def test_weights_that_no_known_repository_holds_are_a_placeholder_with_a_note() 
 
 
 def test_ranks_experts_and_kv_formats_of_the_profile_are_in_the_lines() -> None:
-    ranks = sparse(tensor_parallel=2, data_parallel=4)
+    ranks = sparse(tensor_parallel=2, data_parallel=4, expert_parallel=None)
     found, other = deployed(ranks), deployed(ranks, engine=SGLANG, max_num_seqs=1024)
     vllm, sglang = flags_of(found.vllm_serve), flags_of(other.sglang_flags)
     assert (vllm["--tensor-parallel-size"], vllm["--data-parallel-size"], vllm["--kv-cache-dtype"]) == ("2", "4", "fp8")
