@@ -11,9 +11,9 @@ a matter of microseconds. No prompt of a look shares a prefix with another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
 import msgspec
@@ -42,6 +42,7 @@ from sim.files.json_values import convert, parse_json
 from sim.files.read import read_text
 from sim.files.write import write_text
 from sim.interface.request import Request
+from sim.metrics.stats import t_975
 from sim.metrics.summary import latencies_s
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
@@ -240,9 +241,21 @@ def as_now(scenario: Scenario, profile: Profile, light: Sequence[Sent]) -> Profi
     step's end, do not tell. Raises ValueError where nothing was answered."""
     if isinstance(profile.kernels, LinearKernels):
         profile = with_pace(profile, pace_of(profile, steps_of(light)))
+    engine = engine_of(scenario.engine.name, profile)
+    frontend_s = max(0.0, engine.frontend_s + fmean(_late_s(scenario, profile, light)))
+    return with_engine(profile, structs.replace(engine, frontend_s=frontend_s))
+
+
+def intake_error_s(scenario: Scenario, profile: Profile, light: Sequence[Sent]) -> float:
+    """Standard error of what `as_now` says that requests spend before the engine, as that of a normal distribution
+    which is as wide at 95 % as few requests leave it. Raises ValueError where fewer than two were answered."""
+    late_s = _late_s(scenario, profile, light)
+    return stdev(late_s) / sqrt(len(late_s)) * t_975(len(late_s) - 1) / NormalDist().inv_cdf(0.975)
+
+
+def _late_s(scenario: Scenario, profile: Profile, light: Sequence[Sent]) -> list[float]:
+    """By how much first tokens came later than simulated, by request."""
     requests = as_requests(light)
     ours, _ = simulated(resolve_all(scenario, profile)[0], scenario.seed, requests)
-    real_s, ours_s = (fmean(latencies_s(side)["ttft"]) for side in (requests, ours))
-    engine = engine_of(scenario.engine.name, profile)
-    frontend_s = max(0.0, engine.frontend_s + real_s - ours_s)
-    return with_engine(profile, structs.replace(engine, frontend_s=frontend_s))
+    real_s, ours_s = (latencies_s(side)["ttft"].tolist() for side in (requests, ours))
+    return [real - simulated_s for real, simulated_s in zip(real_s, ours_s, strict=True)]

@@ -53,8 +53,9 @@ PARTS = ("predicted", "as sent", "as accepted", "at its pace")
 SPED_UP = ("e2el", "tpot")
 """Latencies whose means say what speculation does."""
 DISAGREE = "the load gained by it, so something else used the machine: measure again"
-STRIDE = 7
-"""Steps through the acceptances, coprime to DRAWS."""
+STRIDE, INTAKE_STRIDE, INTAKE_FIRST = 7, 3, 8
+"""Steps through the acceptances and the times before the engine, coprime to DRAWS, and where the latter begin: paces,
+acceptances and these rise and fall together by less than 0.05 (correlation)."""
 TAPE = "tape:"
 
 
@@ -65,6 +66,8 @@ class Doubt(NamedTuple):
     """Standard deviation of how much slower or faster the server is than its looks, relative."""
     acceptances: tuple[str, ...] = ()
     """Others that are as likely as the one that is predicted with; none where that is given."""
+    intake_s: float = 0.0
+    """Standard error of what a request spends before the engine."""
 
 
 NO_DOUBT = Doubt()
@@ -197,7 +200,8 @@ def _doubted(
     """The requests served with other draws, other acceptances and at other paces, evenly spread over what is likely."""
     for draw in range(DRAWS):
         # A server that is slower by some factor is one whose requests come sooner by it, on a slower clock.
-        pace = exp(doubt.pace * NormalDist().inv_cdf((draw + 0.5) / DRAWS))
+        pace = exp(doubt.pace * _quantile(draw))
+        more_s = doubt.intake_s * _quantile((draw * INTAKE_STRIDE + INTAKE_FIRST) % DRAWS)
         sooner = fresh(requests)
         for each in sooner:
             each.arrival_s /= pace
@@ -210,12 +214,17 @@ def _doubted(
         done, gaps = simulated(resolve_all(drawn, profile)[0], scenario.seed + DRAWS + draw, sooner)
         for each in done:
             each.arrival_s *= pace
-            each.first_token_s *= pace
-            each.last_token_s *= pace
+            each.first_token_s = max(each.arrival_s, each.first_token_s * pace + more_s)
+            each.last_token_s = max(each.first_token_s, each.last_token_s * pace + more_s)
         slower = GapSamples()
         for gap_s, count in zip(gaps.gaps_s, gaps.counts, strict=True):
             slower.add(pace * gap_s, count)
         yield done, slower
+
+
+def _quantile(draw: int) -> float:
+    """Of the normal distribution, in the middle of the part that is the draw's of DRAWS."""
+    return NormalDist().inv_cdf((draw + 0.5) / DRAWS)
 
 
 def _interval(value: float, drawn: Sequence[float]) -> tuple[float, float]:

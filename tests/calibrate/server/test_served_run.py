@@ -13,10 +13,11 @@ from msgspec import structs
 
 from calibrate.judge.fit_cells import with_constants
 from calibrate.production.levels import Accepted
+from calibrate.server import side
 from calibrate.server.network import Client
 from calibrate.server.open_loop import Sent, send
 from calibrate.server.probe import Endpoint
-from calibrate.server.sent_fit import Round, ServerLooks, as_now, write_looks
+from calibrate.server.sent_fit import Round, ServerLooks, as_now, intake_error_s, write_looks
 from calibrate.server.served_run import Doubt, ServedRun, as_predicted, judge, means, predict, read_run, shown
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of
@@ -185,7 +186,9 @@ def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path) -> No
     assert told["predicted"]["mean_tpot_ms"] == pytest.approx(50.0 + 12.0, rel=0.1)
 
 
-def test_a_server_without_a_profile_is_a_line(tmp_path: Path) -> None:
+def test_a_server_without_a_profile_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And first tokens are as unsure as the requests about one at a time say."""
+    monkeypatch.setattr(side, "intake_error_s", lambda *_: 5.0)
     out = tmp_path / "run.json"
     flags = [flag for flag in FLAGS if flag not in ("--profile", "cpu/tiny")][:-1]
     # So slow that a client that has to wait for its core still sees the pieces one by one.
@@ -194,6 +197,7 @@ def test_a_server_without_a_profile_is_a_line(tmp_path: Path) -> None:
     told = json.loads(out.read_text())
     assert code == 0
     assert told["profile"]["name"] == "this server"
+    assert told["intervals"]["mean_ttft_ms"][1] > 3.0 * told["predicted"]["mean_ttft_ms"]
     assert told["scenario"]["speculation"]["num_speculative_tokens"] == 0
     assert {each["at_once"] for each in json.loads(out.with_suffix(".measured.json").read_text())["rounds"]} == {1, 2}
 
@@ -272,6 +276,21 @@ def test_time_before_the_engine_is_told_by_requests_one_at_a_time() -> None:
     found = as_now(scenario(), profile, sent)
     before_s = engine_of(None, profile).frontend_s
     assert engine_of(None, found).frontend_s == pytest.approx(before_s + 0.05, rel=0.05)
+
+
+def test_first_tokens_are_as_unsure_as_few_requests_leave_the_time_before_the_engine() -> None:
+    """Some of 20 requests meet a step that others began: their times differ, and by so much less their mean."""
+    planned, sent = served_by_the_simulator(scenario())
+    profile = load("cpu/tiny")
+    assert intake_error_s(scenario(), profile, sent) < 1e-9
+    sent[::2] = [structs.replace(each, first_s=each.first_s + 4e-3, last_s=each.last_s + 4e-3) for each in sent[::2]]
+    error_s = intake_error_s(scenario(), profile, sent)
+    assert error_s == pytest.approx(4e-3 * 0.5 * (20 / 19) ** 0.5 / 20**0.5 * 2.093 / 1.96, rel=0.01)
+    sure, unsure = (predict(scenario(), profile, planned, Doubt(intake_s=each_s)) for each_s in (0.0, error_s))
+    low_ms, high_ms = unsure.intervals["mean_ttft_ms"]
+    assert sure.intervals["mean_ttft_ms"] == pytest.approx([sure.predicted["mean_ttft_ms"]] * 2)
+    assert high_ms - low_ms == pytest.approx(2 * 2.1 * 1e3 * error_s, rel=0.2)
+    assert unsure.intervals["mean_tpot_ms"] == pytest.approx([sure.predicted["mean_tpot_ms"]] * 2)
 
 
 def test_acceptance_that_the_server_counted_is_a_part_of_its_own() -> None:
