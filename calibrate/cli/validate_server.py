@@ -210,7 +210,7 @@ def _look_and_fit(
 ) -> None:
     """Look at the servers of `sides`, and give each the scenario that it shows and its profile."""
     from calibrate.cli.production import doubt
-    from calibrate.server.sent_fit import fit_line, fit_rounds, with_price_of
+    from calibrate.server.sent_fit import fit_line, fit_rounds, intake_error_s, with_price_of
     from calibrate.server.served_run import Doubt
     from calibrate.server.side import as_counted, check_drafts
     from sim.costs.compact_kernels import LinearKernels
@@ -248,7 +248,7 @@ def _look_and_fit(
     pace = fmean(each**2 for each in off) ** 0.5
     for side, drawn in zip(sides, acceptances, strict=True):
         side.look_light(LIGHT_REQUESTS)
-        side.doubt = Doubt(pace, drawn)
+        side.doubt = Doubt(pace, drawn, intake_error_s(side.scenario, side.profile, side.light))
 
 
 def _tell(run: ServedRun) -> None:

@@ -23,7 +23,6 @@ from calibrate.server.sent_fit import (
     ServerLooks,
     as_now,
     e2el_s,
-    intake_error_s,
     look_seed,
     one_at_a_time,
     read_looks,
@@ -159,8 +158,7 @@ class Side:
         """Plan the load and say what it will come to."""
         resolved = resolve_all(self.scenario, self.profile)[0]
         self.planned = Experiment(resolved, self.scenario.seed).requests()
-        intake_s = intake_error_s(self.scenario, self.profile, self.light) if self.light else 0.0
-        self.run = predict(self.scenario, self.profile, self.planned, self.doubt._replace(intake_s=intake_s))
+        self.run = predict(self.scenario, self.profile, self.planned, self.doubt)
         self.run.intake = self.light
 
     def send_load(self) -> None:

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from calibrate.judge.fit_cells import with_constants
 from calibrate.production.levels import Accepted
-from calibrate.server import side
+from calibrate.server import sent_fit
 from calibrate.server.network import Client
 from calibrate.server.open_loop import Sent, send
 from calibrate.server.probe import Endpoint
@@ -188,7 +188,7 @@ def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path) -> No
 
 def test_a_server_without_a_profile_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And first tokens are as unsure as the requests about one at a time say."""
-    monkeypatch.setattr(side, "intake_error_s", lambda *_: 5.0)
+    monkeypatch.setattr(sent_fit, "intake_error_s", lambda *_: 5.0)
     out = tmp_path / "run.json"
     flags = [flag for flag in FLAGS if flag not in ("--profile", "cpu/tiny")][:-1]
     # So slow that a client that has to wait for its core still sees the pieces one by one.
