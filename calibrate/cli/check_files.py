@@ -237,7 +237,7 @@ PROFILE = reader("sim.costs.profile_files:load", lambda profile: str(profile.nam
 ROWS = reader("sim.report.results:read_columns", lambda columns: f"{len(next(iter(columns.values())))} rows")
 FORMATS: list[tuple[str, set[str], str, Reader]] = [
     *(
-        ("folder", {mark}, "store", reader("sim.studies.sweeps.store:Store", lambda store: f"{len(store.keys())} rows"))
+        ("folder", {mark}, "store", reader("sim.studies.sweeps.store:Store", lambda store: f"{len(store.rows())} rows"))
         for mark in ("store.sqlite", "store.json")
     ),
     ("folder", {"summary.json"}, "results", _results),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 import re
 from collections.abc import Container, Mapping, Sequence
 from hashlib import sha256
@@ -23,6 +22,7 @@ from sim.files.yaml_values import yaml_text
 from sim.names import in_words, span
 from sim.report.pictures.panels import INK, PAPER, RULE, save, set_theme
 from sim.report.pictures.store_pictures import NotDrawn, drawn, named, pictures
+from sim.report.store_frame import plain_value
 from sim.report.store_points import Rank, Setting, StorePoints, read_points, spoken
 from sim.studies.sweeps.store import GridRun, Store
 
@@ -230,7 +230,7 @@ def _assumptions(points: StorePoints) -> str:
     scenario = points.scenario(points.rows["key"].iloc[0])
     for key in ("speculation.acceptance", "workload.dataset_name", "workload.num_prompts"):
         if key not in points.keys and key in scenario:
-            lines.append(f"{key}: {json.loads(scenario[key])}")
+            lines.append(f"{key}: {plain_value(scenario[key], key)}")
     lines += list(dict.fromkeys(str(note) for note in points.rows["notes"].dropna()))
     return _list(lines)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.files.json_values import parse_json
 from sim.studies.sweeps.store import Store
 from sim.studies.sweeps.store_rows import SCENARIO, Row
 
@@ -74,7 +76,7 @@ def frame_of(rows: Sequence[Row], swept: Sequence[str]) -> pd.DataFrame:
         key = name.removeprefix(SCENARIO)
         texts = list(dict.fromkeys(values))
         if name.startswith(SCENARIO) and (len(texts) > 1 or key in swept or key in ALWAYS):
-            known = {text: _plain(text) for text in texts}
+            known = {text: plain_value(text, key) for text in texts}
             decoded[key] = [known[text] for text in values]
     # What the row says itself wins: its seed is the replication's.
     varied = {key: values for key, values in decoded.items() if key not in columns}
@@ -98,9 +100,10 @@ def _with_unit(name: str) -> str:
     return UNITS.get(metric, metric) + if_ + regime
 
 
-def _plain(text: str | None) -> str | float | None:
-    value = None if text is None else json.loads(text)
-    return json.dumps(value) if isinstance(value, list) else value
+def plain_value(text: str | int | float | None, key: str) -> str | float | None:
+    """A value of a scenario as a cell of a frame. Raises ValueError where `text` is no JSON of one."""
+    value = inf if text == "Infinity" else None if text is None else parse_json(str(text), f"scenario {key!r}")
+    return value if isinstance(value, str | int | float | None) else json.dumps(value)
 
 
 def _sortable(column: pd.Series) -> pd.Series:

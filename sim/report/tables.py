@@ -408,7 +408,7 @@ def _power_lines(result: Comparison) -> list[str]:
     parts = [
         f"{row.policy} {number(row.mean['power_w'])} W a GPU, {number(row.mean['joules_per_output_token'])} J a token"
         for row in result.policies
-        if row.mean["power_w"] is not None
+        if row.mean.get("power_w") is not None
     ]
     if not parts:
         return [f"power: not known of {gpu}"]

@@ -8,6 +8,7 @@ Not here: the comparison of them (varied).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -186,10 +187,11 @@ def tokens_of(value: Json) -> int:
     (1536, 700)
     """
     text = str(value).strip().lower()
-    count = float(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)
-    if count != int(count):
-        raise ValueError(f"{value}: want a whole number of tokens, such as 1500 or 1.5k")
-    return int(count)
+    with suppress(ValueError):
+        count = float(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)
+        if count % 1 == 0:
+            return int(count)
+    raise ValueError(f"{value}: want a whole number of tokens, such as 1500 or 1.5k")
 
 
 def spelt(keys: Keys) -> str:

@@ -3,7 +3,7 @@
 SQLite keeps writers apart and what a killed one had written whole. A row that two writers made is the same row and is
 kept once; one that succeeded replaces one that failed. Rows are compressed JSON: what is read is what was
 written, or an error, as its checksum tells each from damage. Not here: what a row says
-(sim.studies.sweeps.store_rows), frames (sim.report).
+(sim.studies.sweeps.store_rows), what a stranger's file may do (sim.files.sqlite_rows), frames (sim.report).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,18 +21,20 @@ from typing import Any
 
 import msgspec
 
-from sim.files.json_values import Json
-from sim.studies.sweeps.store_rows import SCENARIO, Row, model_version
+from sim.files.json_values import Json, convert, parse_json
+from sim.files.sqlite_rows import Unpacker, connected, read_rows
+from sim.studies.sweeps.store_rows import SCENARIO, Row, model_version, parse_row
 
 STORE_SCHEMA = 2
 MARK = "store.sqlite"
 """File of a store."""
-WAIT_S = 60.0
-"""Time that a writer waits for another one's rows."""
+TABLES = (
+    "CREATE TABLE rows (key TEXT PRIMARY KEY, failed INTEGER, row BLOB) WITHOUT ROWID",
+    "CREATE TABLE grids (digest TEXT PRIMARY KEY, run BLOB) WITHOUT ROWID",
+)
 MAKE = f"""
 BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, failed INTEGER, row BLOB) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS grids (digest TEXT PRIMARY KEY, run BLOB) WITHOUT ROWID;
+{";".join(TABLES).replace("TABLE", "TABLE IF NOT EXISTS")};
 PRAGMA user_version = {STORE_SCHEMA};
 COMMIT;
 """
@@ -61,9 +63,7 @@ class Store:
         self.path = path
         if not (path / MARK).is_file():
             raise ValueError(f"{str(path)!r} holds no {MARK}: want a store that `lanesim sweep --out` wrote")
-        ((schema,),) = self._read("PRAGMA user_version")
-        if schema != STORE_SCHEMA:
-            raise ValueError(f"store {str(path)!r}: schema={schema!r} must be {STORE_SCHEMA}; choose another --out")
+        self._read("SELECT key FROM rows LIMIT 0")
 
     @classmethod
     def open(cls, path: Path) -> Store:
@@ -76,8 +76,8 @@ class Store:
                 raise ValueError(f"--out {str(path)!r} holds {strange[0]!r} and is no store; choose another")
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(path / MARK, WAIT_S)) as base:
-                if base.execute("PRAGMA user_version").fetchone() == (0,):
+            with closing(connected(path / MARK, "rwc")) as base:
+                if base.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,):
                     base.executescript(MAKE)
         return cls(path)
 
@@ -95,7 +95,8 @@ class Store:
 
     def grids(self) -> list[GridRun]:
         """Grids that were run into the store, oldest first."""
-        runs = [msgspec.json.decode(self._whole(run), type=GridRun) for (run,) in self._read("SELECT run FROM grids")]
+        where, packed = f"grid of store {str(self.path)!r}", self._unpacked(self._read("SELECT digest, run FROM grids"))
+        runs = [convert(parse_json(text.decode(errors="replace"), where), GridRun, where) for _, text in packed]
         return sorted(runs, key=lambda run: run.date_begun)
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -110,38 +111,30 @@ class Store:
 
     def rows(self) -> list[Row]:
         """All rows, ordered by key."""
-        return [self._row(*packed) for packed in self._read("SELECT key, row FROM rows ORDER BY key")]
+        packed = self._read("SELECT key, row FROM rows ORDER BY key")
+        return [parse_row(key, text, f"store {str(self.path)!r}") for key, text in self._unpacked(packed)]
 
     def scenario(self, key: str) -> dict[str, str]:
         """The resolved scenario of the row with this key: JSON by dotted key."""
-        for packed in self._read("SELECT key, row FROM rows WHERE key = ?", key):
-            texts = {name: str(text) for name, text in self._row(*packed).items() if name.startswith(SCENARIO)}
-            return {name.removeprefix(SCENARIO): text for name, text in texts.items()}
+        for _, text in self._unpacked(self._read("SELECT key, row FROM rows WHERE key = ?", key)):
+            row = parse_row(key, text, f"store {str(self.path)!r}")
+            return {name.removeprefix(SCENARIO): str(row[name]) for name in row if name.startswith(SCENARIO)}
         raise ValueError(f"store {str(self.path)!r} has no row {key!r}")
 
-    def _row(self, key: str, packed: bytes) -> Row:
-        row: Row = msgspec.json.decode(self._whole(packed))
-        if row["key"] != key:
-            raise ValueError(DAMAGED.format(str(self.path)))
-        return row
-
-    def _whole(self, packed: bytes) -> bytes:
-        """The bytes that were written, by their checksum."""
-        try:
-            return zlib.decompress(packed)
-        except (zlib.error, TypeError):
-            raise ValueError(DAMAGED.format(str(self.path))) from None
+    def _unpacked(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, bytes]]:
+        """Keys and the bytes that were written under them."""
+        unpacker = Unpacker()
+        for key, packed in rows:
+            try:
+                yield key, unpacker.unpacked(packed)
+            except ValueError as error:
+                raise ValueError(f"{DAMAGED.format(str(self.path))} ({error})") from None
 
     def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
-        file = f"{(self.path / MARK).absolute().as_uri()}?mode=ro"
-        try:
-            with closing(sqlite3.connect(file, WAIT_S, uri=True)) as base:
-                return base.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            raise ValueError(f"store {str(self.path)!r} cannot be read: {error}") from None
+        return read_rows(self.path / MARK, query, values, tables=TABLES, version=STORE_SCHEMA)
 
     def _write(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        with _writing(self.path), closing(sqlite3.connect(self.path / MARK, WAIT_S)) as base, base:
+        with _writing(self.path), closing(connected(self.path / MARK, "rw")) as base, base:
             base.executemany(statement, rows)
 
 

@@ -17,9 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from sim.bounds import LARGEST
 from sim.compare.capacity import Saturation, load_after
 from sim.compare.point_runs import Point, run_point
 from sim.compare.run_length import Length, choose_run_length, settled, transient_note
@@ -28,7 +30,8 @@ from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
 from sim.devices.contention import PhiLevel, phi_at
 from sim.draws import child_seed
-from sim.files.json_values import leaves
+from sim.files.json_values import convert, leaves
+from sim.files.read import CONTROL, printable
 from sim.metrics.load import Verdict
 from sim.metrics.summary import Run, number
 from sim.policies.options import AUTO
@@ -38,6 +41,10 @@ from sim.run.resolve import Resolved, resolve_all, with_keys
 from sim.run.scenario import Scenario
 
 Row = dict[str, bool | str | int | float | None]
+Name = Annotated[str, msgspec.Meta(max_length=200)]
+LEAST = -1e-6
+"""Least number in a row: a share that is left may be below 0 by rounding."""
+Number = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=LEAST, le=LARGEST)]
 SCENARIO = "scenario."
 """Begins the columns that hold the resolved scenario."""
 MODEL_ROOMS = (
@@ -49,6 +56,36 @@ MODEL_ROOMS = (
 
 _saturations: dict[tuple[str, str, Build], Saturation] = {}
 """Saturation of the points that this process ran last, by what they have in common."""
+
+
+class Labels(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns that every row has."""
+
+    key: Name
+    scenario_hash: Name
+    policy: Name
+    seed: Number
+    replication: Number
+    model_version: Name
+    profile_hash: Name
+    profile: Annotated[Name, msgspec.Meta(pattern='^"')] = msgspec.field(name=f"{SCENARIO}profile")
+    error: str | None = None
+    notes: str | None = None
+
+
+class Ran(Labels, frozen=True, kw_only=True):
+    """Columns that a point has which ran, and that are no number in another row; all others are numbers."""
+
+    load: Name
+    unstable: bool
+    is_steady: bool
+    is_transient: bool
+    engine: Name
+    completed: Number
+
+
+_COLUMNS = msgspec.json.Decoder(dict[str, bool | str | Number | None])
+_TEXTS = frozenset(field.encode_name for field in msgspec.structs.fields(Ran))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +171,26 @@ def _policy_hash(name: str) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
 
 
+def parse_row(key: str, text: bytes, where: str) -> Row:
+    """The row that was written under `key`. Raises ValueError, which begins with `where`, for one that no run gives."""
+    where = f"{where} row {key!r}"
+    try:
+        row: Row = _COLUMNS.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        wanted = "want an object of texts, true, false, null and numbers from 0 on"
+        raise ValueError(f"{where}: {wanted} ({str(error).partition(' - at')[0]})") from None
+    convert(row, Labels if row.get("error") is not None else Ran, where)
+    if row["key"] != key:
+        raise ValueError(f"{where}: it is the row of another key")
+    for name, value in row.items():
+        is_word = name in _TEXTS or name.startswith(SCENARIO)
+        if isinstance(value, str) and (not is_word or CONTROL.search(value)):
+            raise ValueError(f"{where}: {name!r} must be a number or null, or a text without control characters")
+        if name != "seed" and SCENARIO + name in row:
+            raise ValueError(f"{where}: {name!r} is a key of the scenario, too")
+    return row
+
+
 def run_job(job: PointJob) -> list[Row]:
     """The rows of a job; errors of a run are rows, too."""
     with warnings.catch_warnings(record=True) as heard, collecting() as extrapolation:
@@ -157,7 +214,7 @@ def failed_row(job: PointJob, replication: int, error: str) -> Row:
 
 
 def _told(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = printable(str(error))
     return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 
 

@@ -291,12 +291,13 @@ def test_no_flipped_byte_of_a_store_loads_as_another_figure(tmp_path: Path) -> N
 
 
 def test_a_row_that_ran_takes_the_place_of_one_that_failed_and_no_row_is_twice(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "s")
-    failed, ran = ({"key": "k", "error": error, "seed": 1} for error in ("no", None))
+    run_into(tmp_path / "other")
+    store, ran = Store.open(tmp_path / "s"), Store(tmp_path / "other").rows()[0] | {"key": "k"}
+    failed = ran | {"error": "no"}
     store.add([failed, failed])
     assert (store.rows(), store.keys(), store.keys(with_failed=False)) == ([failed], {"k"}, set())
     store.add([ran])
-    store.add([failed, {"key": "a", "error": None}])
+    store.add([failed, ran | {"key": "a"}])
     assert [row["error"] for row in store.rows()] == [None, None]
     assert [row["key"] for row in store.rows()] == ["a", "k"]
 

@@ -1,0 +1,141 @@
+"""Rows of a SQLite file of ours, which a stranger may have made: exactly our tables, within limits, nothing written.
+
+A schema can hold views and triggers that never end, so the file must have our tables and no other object. What a query
+may read and compute is bounded by the size of the file, and a signal is heard meanwhile.
+Not here: what a row says (sim.studies.sweeps.store_rows), when rows are written (sim.studies.sweeps.store).
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from sim.files.read import FREE_UNPACKED_BYTES, MAX_LINE_BYTES, MAX_TABLE_BYTES, MAX_UNPACKED, opened
+
+WAIT_S = 60.0
+"""Time that a connection waits for another one's rows."""
+OPERATIONS = 10_000
+"""Operations of SQLite's machine after which a signal is heard. A table takes fewer of them than it has bytes."""
+LEAST_CALLS = 1_000
+JOURNAL, LOG = "-journal", "-wal"
+"""Endings of the files beside a database: pages before a write, and a log, which our stores never have."""
+END_OF_NAMED = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
+"""Last bytes of a journal that names a second file (sqlite.org/fileformat2.html): SQLite would remove that one."""
+
+
+def connected(path: Path, mode: str) -> sqlite3.Connection:
+    """A connection that trusts nothing in the file; `mode` is `ro`, `rw` or `rwc`. Raises ValueError where a file
+    beside it could make SQLite touch others."""
+    journal = path.with_name(path.name + JOURNAL)
+    if path.with_name(path.name + LOG).exists():
+        raise ValueError(f"store {str(path.parent)!r} has a file {path.name + LOG!r}, which lanesim never writes")
+    if journal.exists():
+        with opened(journal, "store", max_bytes=MAX_TABLE_BYTES) as file:
+            file.seek(max(0, file.seek(0, 2) - len(END_OF_NAMED)))
+            if file.read() == END_OF_NAMED:
+                raise ValueError(f"store {str(path.parent)!r} has a journal that names another file; remove it")
+    base = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", WAIT_S, uri=True)
+    base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_LINE_BYTES)
+    base.execute("PRAGMA trusted_schema = OFF")
+    return base
+
+
+def read_rows(
+    path: Path, query: str, values: Sequence[str] = (), *, tables: Collection[str], version: int
+) -> list[tuple[Any, ...]]:
+    """What `query` gives of a file whose schema is `tables`, SQL as SQLite keeps it, and whose user version is this.
+
+    A write that was killed is rolled back in a copy. Raises ValueError where the file is none of ours.
+    """
+    what = f"store {str(path.parent)!r}"
+    opened(path, "store", max_bytes=MAX_TABLE_BYTES).close()
+    try:
+        try:
+            return _read(path, "ro", query, values, tables, version)
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorname", None) != "SQLITE_READONLY_ROLLBACK":
+                raise
+        with _copied(path) as copy:
+            return _read(copy, "rw", query, values, tables, version)
+    except sqlite3.Error as error:
+        raise ValueError(f"{what} cannot be read: {error}") from None
+    except _Strange as error:
+        raise ValueError(f"{what} {error}") from None
+
+
+class _Strange(Exception):
+    """Why a file is none of ours."""
+
+
+def _read(
+    path: Path, mode: str, query: str, values: Sequence[str], tables: Collection[str], version: int
+) -> list[tuple[Any, ...]]:
+    num_calls, most_calls = 0, max(LEAST_CALLS, path.stat().st_size // OPERATIONS)
+
+    def is_too_much() -> bool:
+        nonlocal num_calls
+        num_calls += 1
+        return num_calls > most_calls
+
+    with closing(connected(path, mode)) as base:
+        base.set_progress_handler(is_too_much, OPERATIONS)
+        try:
+            base.execute("PRAGMA query_only = ON")
+            base.execute("BEGIN")
+            ((found,),) = base.execute("PRAGMA user_version")
+            names = {sql for (sql,) in base.execute("SELECT sql FROM sqlite_schema LIMIT 9")}
+            if names != set(tables):
+                raise _Strange("has other tables than `lanesim sweep` makes; choose another --out")
+            if found != version:
+                raise _Strange(f"has schema={found}, and this lanesim reads {version}; choose another --out")
+            ((size,),) = base.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+            rows = []
+            for row in base.execute(query, values):
+                rows.append(row)
+                size -= sum(len(each) for each in row if isinstance(each, str | bytes))
+                if size < 0:
+                    raise _Strange("has more bytes in rows than in pages; it is damaged")
+            return rows
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorname", None) != "SQLITE_INTERRUPT":
+                raise
+            if num_calls > most_calls:
+                raise _Strange("takes more to read than a table of its size can; it is damaged") from None
+            # What a signal raised within the handler, SQLite has swallowed.
+            raise KeyboardInterrupt from None
+
+
+@contextmanager
+def _copied(path: Path) -> Iterator[Path]:
+    """A copy of a file and its journal, on which SQLite may undo the write that was killed."""
+    with TemporaryDirectory(prefix="lanesim-") as folder:
+        for name in (path.name, path.name + JOURNAL):
+            source = opened(path.with_name(name), "store", max_bytes=MAX_TABLE_BYTES)
+            with source, (Path(folder) / name).open("wb") as copy:
+                shutil.copyfileobj(source, copy)
+        yield Path(folder) / path.name
+
+
+class Unpacker:
+    """Unpacks the blobs of one file: each to a line's bytes at most, all to MAX_UNPACKED times their size."""
+
+    def __init__(self) -> None:
+        self.spare = FREE_UNPACKED_BYTES
+
+    def unpacked(self, packed: bytes) -> bytes:
+        """The bytes that were compressed. Raises ValueError where they are others, by their checksum, or too many."""
+        unpacking = zlib.decompressobj()
+        try:
+            content = unpacking.decompress(packed, MAX_LINE_BYTES)
+        except (zlib.error, TypeError) as error:
+            raise ValueError(str(error)) from None
+        self.spare += MAX_UNPACKED * len(packed) - len(content)
+        if not unpacking.eof or unpacking.unused_data or self.spare < 0:
+            raise ValueError(f"a row is cut short or unpacks to over {MAX_LINE_BYTES >> 20} MiB")
+        return content
