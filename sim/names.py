@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -19,6 +20,14 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     nearest = [lower[each] for each in found]
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"unknown {what} {name!r}{hint} (known: {', '.join(names)})"
+
+
+def install_line(extras: str) -> str:
+    """The command that installs `extras` from a clone: lanesim is on no package index."""
+    clone = Path(__file__).resolve().parents[1]
+    if (clone / "pyproject.toml").exists():
+        return f"pip install -e '{clone}[{extras}]'"
+    return f"pip install '.[{extras}]' in a clone of lanesim"
 
 
 def span(texts: Iterable[str]) -> str:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import re
+from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile
+
+from sim.files.read import Unreadable, opened
+from sim.names import install_line
 
 VARIABLE = "LANESIM_TABLES"
 """Environment variable that names a wheel."""
@@ -35,7 +39,7 @@ def published_tables() -> tuple[Path, str]:
     known = _known()
     if known is None:
         raise ValueError(
-            f"no kernel tables: pip install 'lanesim[tables]' ({LICENCE}), or name a wheel in {VARIABLE} or as PATH"
+            f"no kernel tables: {install_line('tables')} ({LICENCE}), or name a wheel in {VARIABLE} or as PATH"
         )
     return known
 
@@ -47,16 +51,19 @@ def published_configs() -> list[Path]:
 
 
 def tables_of_wheel(path: Path) -> tuple[Path, str]:
-    """The folder and revision of a wheel's tables. Wheels of one name are one wheel: it is unpacked the first time.
+    """The folder and revision of a wheel's tables, unpacked the first time. Wheels of one name may differ: the folder's
+    name has a checksum of what is in this one.
 
     Raises ValueError where the file cannot be read or has no tables.
     """
-    folder = cache_folder("tables") / path.stem
-    if not folder.is_dir():
-        try:
-            _unpack(path, folder)
-        except (OSError, BadZipFile) as error:
-            raise ValueError(f"{path}: want a wheel of {' or '.join(PACKAGES.values())}: {error}") from error
+    try:
+        with opened(path, "wheel") as file, ZipFile(file) as wheel:
+            checksums = str([(each.filename, each.CRC) for each in wheel.infolist()])
+            folder = cache_folder("tables") / f"{path.stem}-{sha256(checksums.encode()).hexdigest()[:8]}"
+            if not folder.is_dir():
+                _unpack(wheel, folder)
+    except (OSError, Unreadable, BadZipFile) as error:
+        raise ValueError(f"{path}: want a wheel of {' or '.join(PACKAGES.values())}: {error}") from error
     return next(folder.glob(f"*/{SYSTEMS}")), " ".join(path.stem.split("-")[:2])
 
 
@@ -76,14 +83,13 @@ def _known() -> tuple[Path, str] | None:
     return None
 
 
-def _unpack(path: Path, folder: Path) -> None:
-    with ZipFile(path) as wheel:
-        members = [name for name in wheel.namelist() if MEMBER.fullmatch(name)]
-        if not any(f"/{SYSTEMS}/" in name for name in members):
-            raise BadZipFile("it holds no kernel tables")
-        if (num_bytes := sum(wheel.getinfo(name).file_size for name in members)) > MAX_BYTES:
-            raise BadZipFile(f"its tables take {num_bytes:,} bytes, over {MAX_BYTES:,}")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder.parent) as part:
-            wheel.extractall(Path(part) / folder.name, members)
-            (Path(part) / folder.name).rename(folder)
+def _unpack(wheel: ZipFile, folder: Path) -> None:
+    members = [name for name in wheel.namelist() if MEMBER.fullmatch(name)]
+    if not any(f"/{SYSTEMS}/" in name for name in members):
+        raise BadZipFile("it holds no kernel tables")
+    if (num_bytes := sum(wheel.getinfo(name).file_size for name in members)) > MAX_BYTES:
+        raise BadZipFile(f"its tables take {num_bytes:,} bytes, over {MAX_BYTES:,}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as part:
+        wheel.extractall(Path(part) / folder.name, members)
+        (Path(part) / folder.name).rename(folder)

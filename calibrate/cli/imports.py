@@ -41,8 +41,8 @@ class ImportFlags(Struct, frozen=True, kw_only=True):
 @command("import", ImportFlags, example=EXAMPLE)
 def import_command(flags: ImportFlags) -> None:
     """Make a profile from NVIDIA's kernel tables: those of the wheel that LANESIM_TABLES names or of the installed
-    aisimulate or aiconfigurator-core (`pip install 'lanesim[tables]'`), or those of PATH: a wheel, or a folder that
-    holds GPU folders and their YAML datasheets."""
+    aisimulate or aiconfigurator-core (`pip install '.[tables]'` in a clone), or those of PATH: a wheel, or a folder
+    that holds GPU folders and their YAML datasheets."""
     from calibrate.catalogue.model_configs import shapes_of, with_formats
     from calibrate.catalogue.published_tables import published_tables, tables_of_wheel
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.cli.console import claim
+from sim.names import install_line
 
 if TYPE_CHECKING:
     from sim.costs.profile import Profile
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def needs_analysis(error: ImportError) -> ValueError:
     """Refusal that names the extra, in case the libraries that read tables are not installed."""
-    return ValueError(f"importing tables needs the analysis extra: pip install 'lanesim[analysis]' ({error})")
+    return ValueError(f"importing tables needs other packages: {install_line('analysis')} ({error})")
 
 
 def check_out(

@@ -20,7 +20,7 @@ from sim.costs.compact_kernels import CompactKernels
 from sim.costs.profile import Profile
 from sim.costs.table_kernels import TableKernels
 from sim.metrics.stats import Floats, t_975
-from sim.names import unknown
+from sim.names import install_line, unknown
 
 UNITS_S = {
     "gap_s": 1e-3,
@@ -129,7 +129,7 @@ def fit_constant(profile: Profile, name: str, slowness_pct: Callable[[Profile], 
     try:
         from scipy.optimize import brentq
     except ImportError:
-        raise ValueError("fitting needs the analysis extra: pip install 'lanesim[analysis]'") from None
+        raise ValueError(f"fitting needs scipy: {install_line('analysis')}") from None
 
     def slowness(value_s: float) -> float:
         return slowness_pct(with_constants(profile, {name: value_s}))
@@ -169,7 +169,7 @@ def fit_constants(
     try:
         from scipy.optimize import least_squares
     except ImportError:
-        raise ValueError("fitting needs the analysis extra: pip install 'lanesim[analysis]'") from None
+        raise ValueError(f"fitting needs scipy: {install_line('analysis')}") from None
     for name in names:
         check_constant(name)
     if len(set(names)) != len(names):

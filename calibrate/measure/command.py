@@ -15,6 +15,7 @@ from calibrate.cli.profile_output import check_out, write
 from sim.cli.console import progress
 from sim.cli.flags import COUNT, Overwrite, Seconds, Tokens, command
 from sim.cli.signals import exit_code, stopped_word
+from sim.names import install_line
 
 if TYPE_CHECKING:
     from sim.costs.profile import Profile
@@ -63,7 +64,7 @@ def measure_command(flags: MeasureFlags) -> None:
         import torch
         import transformers  # noqa: F401
     except ImportError as error:
-        needs = "measuring needs torch, transformers and scipy: pip install 'lanesim[gpu,analysis]'"
+        needs = f"measuring needs torch, transformers and scipy: {install_line('gpu,analysis')}"
         raise ValueError(f"{needs} ({error})") from None
     torch.set_num_threads(1)
     from calibrate.measure.pair import DEFAULTS, pair_spec

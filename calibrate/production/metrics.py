@@ -17,6 +17,7 @@ from msgspec import structs
 from calibrate.production.levels import MAX_DRAFT_TOKENS, Accepted, ServedLevel
 from sim.files.json_values import Json
 from sim.files.read import read_text
+from sim.names import install_line
 
 MAX_METRICS_BYTES = 64 << 20
 PREFIXES = ("vllm:", "sglang:", "llamacpp:")
@@ -167,7 +168,7 @@ def parse(text: str, where: str) -> dict[Sample, float]:
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError:
-        raise ValueError("reading /metrics needs the production extra: pip install 'lanesim[production]'") from None
+        raise ValueError(f"reading /metrics needs prometheus-client: {install_line('production')}") from None
     if max(map(len, text.splitlines()), default=0) > MAX_LINE:
         raise NoMetrics(f"{where}: not in Prometheus' text format: a line of more than {MAX_LINE} characters")
     values = {}

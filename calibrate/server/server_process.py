@@ -6,6 +6,7 @@ Its output goes to a log, which is named where it fails. Not here: what is asked
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -24,10 +25,13 @@ LOADING = (502, 503, 504)
 POLL_S, ANSWER_S = 0.2, 5.0
 GRACE_S = 20.0
 """Longest from the request to end to the kill: a vLLM ends its engine within a few seconds."""
-SPECULATIVE = ("--spec", "--draft", "--model-draft")
-"""Beginnings of the options of speculation: vLLM's --speculative-config, SGLang's --speculative-*, llama.cpp's."""
-SHORT = ("-sc", "-md")
-"""vLLM's and llama.cpp's short ones."""
+SPECULATIVE = ("--spec", "--draft", "-sc.")
+"""Beginnings of the options of speculation: vLLM's --speculative-config and -sc.KEY, SGLang's --speculative-*,
+llama.cpp's --draft-* and --spec-*."""
+DRAFT = re.compile(
+    r"--[a-z-]+-draft(-[a-z]+)*|-sc|-(md|hfd|hfrd|cd|devd|ngld|td|tbd|ctkd|ctvd|Cd|Crd|Cbd|Crbd|otd|ncmoed|cmoed)"
+)
+"""Whole options: vLLM's short one, and llama.cpp's of its draft model such as --model-draft and -ngld."""
 
 
 @contextmanager
@@ -127,4 +131,4 @@ def commands_of(given: Sequence[str]) -> list[list[str]]:
 
 
 def _is_speculative(word: str) -> bool:
-    return word.startswith(SPECULATIVE) or word.partition("=")[0] in SHORT
+    return word.startswith(SPECULATIVE) or DRAFT.fullmatch(word.partition("=")[0]) is not None

@@ -36,6 +36,8 @@ BLOCKS = 5
 MIN_STEPS = 20 * BLOCKS
 LONGEST_STEP_S = 100.0
 """A step that took longer is of other units."""
+Requests = Annotated[int, Bounds(0, 65_536)]
+"""Requests of one step: each prompt is a chunk of its own, so that a count without end would fill the memory."""
 LIKE_STEPS = 64
 """Groups of steps of like size whose means correct a profile: a least square over single steps gives no other one."""
 CORRECTED = ("gap_s", f"{RATIO}16")
@@ -84,18 +86,18 @@ class StepRecord(NamedTuple):
 
 
 class _Scheduled(Bounded, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    num_prefill_requests: Whole = 0
+    num_prefill_requests: Requests = 0
     sum_prefill_tokens: Whole = 0
     sum_prefill_kv_tokens: Whole = 0
-    num_decode_requests: Whole = 0
+    num_decode_requests: Requests = 0
     sum_decode_kv_tokens: Whole = 0
 
 
 class _InFlight(Bounded, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=False):
-    num_context_requests: Whole
+    num_context_requests: Requests
     num_ctx_tokens: Whole
     num_ctx_kv_tokens: Whole
-    num_gen_requests: Whole
+    num_gen_requests: Requests
     num_gen_kv_tokens: Whole
 
 

@@ -10,6 +10,7 @@ from sim.cli.console import claim
 from sim.cli.flags import Overwrite, command
 from sim.cli.options import MaxConcurrency, NumPrompts, RequestRate, WorkloadFlags, gather, inputs_of
 from sim.cli.signals import exit_code, put_off, stopped_word
+from sim.names import install_line
 
 if TYPE_CHECKING:
     from realrun.replay.measured_tape import ClassTape, Folders
@@ -94,7 +95,7 @@ def _check_installed() -> None:
         # A torch that is installed and does not load names the library that it lacks.
         raise ValueError(
             f"replay runs real models and writes parquet: {' '.join(str(error).split())}; "
-            "pip install 'lanesim[gpu,analysis]'"
+            f"{install_line('gpu,analysis')}"
         ) from None
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sim.files.json_values import Json
 from sim.files.read import CONTROL, MAX_TABLE_BYTES, lines_of, opened
+from sim.names import install_line
 
 if TYPE_CHECKING:
     from _csv import Reader
@@ -29,7 +30,7 @@ MAX_CELLS = 2_000_000_000
 def check_parquet() -> None:
     """Raise ValueError where Parquet can be neither read nor written for want of a library."""
     if find_spec("pyarrow") is None:
-        raise ValueError("Parquet needs the analysis extra: pip install 'lanesim[analysis]'")
+        raise ValueError(f"Parquet needs pyarrow: {install_line('figures')}")
 
 
 class CsvRows(NamedTuple):

@@ -16,6 +16,7 @@ import msgspec
 from sim.compare.side_by_side import Comparison
 from sim.compare.verdict import METRIC, Interval
 from sim.metrics.summary import Run
+from sim.names import install_line
 from sim.report.pictures.panels import panel, set_ticks
 from sim.report.store_frame import UNITS
 from sim.studies.answer import Stated
@@ -294,7 +295,7 @@ def _new_axes(width: float, height: float) -> Axes:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        raise ValueError("figures need the analysis extra: pip install 'lanesim[analysis]'") from None
+        raise ValueError(f"figures need matplotlib: {install_line('figures')}") from None
     axes: Axes = plt.subplots(figsize=(width, height), layout="constrained")[1]
     return axes
 

@@ -97,7 +97,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """An engine of sim/engines, or a JSON file; null = the one the profile was measured with, else vllm-0.32."""
     max_num_seqs: Annotated[int | None, Bounds(1, COUNT)] = None
     """Requests admitted and unfinished, under every policy; null = the engine's own limit on that GPU."""
-    max_num_batched_tokens: Annotated[int | None, Bounds(1, 1000 * COUNT)] = None
+    max_num_batched_tokens: Annotated[int | None, Bounds(16, 1000 * COUNT)] = None
     """Tokens of one target pass, under every policy; null = the engine's own limit on that GPU."""
     max_model_len: Annotated[int | None, Bounds(1, 1000 * COUNT)] = None
     """vLLM: an answer ends when prompt and answer have this many tokens, and a prompt that has as many is rejected

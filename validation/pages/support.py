@@ -1,7 +1,7 @@
 """Writes docs/support.md: which model runs on which GPU in which format: measured, derived or refused.
 
 Shipped profiles say it themselves; what is not shipped is tried from the kernel tables, where they have the GPU (`pip
-install 'lanesim[tables]'`), and refused with the line that a user would see. Not here: served cells
+install '.[tables]'`), and refused with the line that a user would see. Not here: served cells
 (validation.silicon.judge).
 """
 

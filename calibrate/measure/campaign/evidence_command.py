@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from sim.cli.console import claim, progress
 from sim.cli.flags import Overwrite, command
+from sim.names import install_line
 
 LARGE_BYTES = 75e9
 """Memory that the larger pair wants."""
@@ -125,5 +126,5 @@ def _memory_bytes(device: str) -> float:
     asked = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
     if asked.returncode:
         reason = " ".join(asked.stderr.strip().splitlines()[-1:])
-        raise ValueError(f"--device cuda: {reason}; pip install 'lanesim[gpu,analysis]' on a machine with a GPU")
+        raise ValueError(f"--device cuda: {reason}; {install_line('gpu,analysis')} on a machine with a GPU")
     return float(asked.stdout)

@@ -30,6 +30,7 @@ from calibrate.measure.campaign.plan import (
     device_of,
 )
 from calibrate.measure.campaign.verdict import BESIDE
+from sim.names import install_line
 
 
 def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
@@ -118,7 +119,7 @@ def main(args: list[str]) -> int:
     try:
         run(device_of(name), Path(out), step, CAMPAIGNS[name])
     except (ValueError, RuntimeError, ImportError) as error:
-        hint = "; pip install 'lanesim[gpu,analysis]'" if isinstance(error, ImportError) else ""
+        hint = f"; {install_line('gpu,analysis')}" if isinstance(error, ImportError) else ""
         print(f"campaign: {step}: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from sim.names import install_line
+
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.artist import Artist
@@ -40,7 +42,7 @@ def set_theme(font_scale: float = 0.8) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise ValueError("figures need the analysis extra: pip install 'lanesim[analysis]'") from None
+        raise ValueError(f"figures need matplotlib: {install_line('figures')}") from None
     matplotlib.use("Agg")
     sizes = {"font.size": 12, "axes.labelsize": 12, "axes.titlesize": 12, "xtick.labelsize": 11, "ytick.labelsize": 11,
              "legend.fontsize": 11}  # fmt: skip

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import ParamSpec, TypeVar
 
 from sim.compare.pool import Call, default_workers, registered
+from sim.names import install_line
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -55,7 +56,7 @@ def ray_workers(workers: int | None = None) -> Iterator[tuple[Executor, int]]:
     try:
         import ray
     except ImportError:
-        raise ValueError("--pool ray needs the extra: pip install 'lanesim[ray]'") from None
+        raise ValueError(f"--pool ray needs ray: {install_line('ray')}") from None
     is_ours = not ray.is_initialized()
     if is_ours:
         try:

@@ -69,8 +69,9 @@ def test_a_wheel_is_unpacked_once_into_the_cache_folder_alone(wheel: Path, tmp_p
     tables, _ = published_tables()
     assert set(tmp_path.iterdir()) - before == {tmp_path / "cache"}
     assert list((tmp_path / "cache").iterdir()) == [tmp_path / "cache" / "lanesim"]
-    wheel.unlink()
+    unpacked = tables.stat().st_ino
     assert published_tables()[0] == tables
+    assert tables.stat().st_ino == unpacked
     assert tables.is_relative_to(tmp_path / "cache" / "lanesim" / "tables")
 
 
@@ -105,6 +106,23 @@ def test_what_is_no_wheel_with_tables_is_refused(
         published_tables()
     monkeypatch.setenv("LANESIM_TABLES", str(tmp_path / "absent.whl"))
     with pytest.raises(ValueError, match=r"absent.whl: want a wheel .*No such file"):
+        published_tables()
+
+
+def test_of_two_wheels_of_one_name_each_gives_its_own_tables(wheel: Path) -> None:
+    tables, _ = published_tables()
+    with ZipFile(wheel, "a") as other:
+        other.writestr("aisimulate_core/systems/new_gpu.yaml", "{}")
+    assert not (tables / "new_gpu.yaml").exists()
+    assert (published_tables()[0] / "new_gpu.yaml").exists()
+
+
+@pytest.mark.parametrize("name", ["..", ".", "/dev/zero"])
+def test_what_is_no_file_is_no_wheel(name: str, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device once filled the memory, and the folder above was taken for one that had been unpacked."""
+    published_tables()
+    monkeypatch.setenv("LANESIM_TABLES", name)
+    with pytest.raises(ValueError, match=rf"want a wheel of .*{name}"):
         published_tables()
 
 

@@ -28,7 +28,8 @@ from tests.calibrate.production.test_levels import look
 
 class Server(ThreadingHTTPServer):
     """Counts what it is asked; waits `first_s` before the first token of each answer and `piece_s` before each piece.
-    As it is asked for the one numbered `stop_at`, whoever probes is interrupted."""
+    As it is asked for the one numbered `stop_at`, whoever probes is interrupted, and it answers no more: however busy
+    the machine is, no load ends before the interrupt comes."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -107,6 +108,9 @@ class Handler(BaseHTTPRequestHandler):
             self.server.most = max(self.server.most, self.server.now)
             if len(self.server.asked) == self.server.stop_at:
                 signal.raise_signal(signal.SIGINT)
+        if self.server.stop_at is not None and len(self.server.asked) >= self.server.stop_at:
+            self.rfile.read(1)  # Nothing comes but the end of the connection.
+            return
         self._stream(asked)
         with self.server.lock:
             self.server.now -= 1

@@ -18,7 +18,7 @@ import pytest
 
 from calibrate.cli import served_page
 from calibrate.measure.campaign import evidence_command
-from calibrate.server import server_process
+from calibrate.server import probe, server_process
 from calibrate.server.served_run import as_predicted, read_run
 from calibrate.server.server_process import commands_of, started
 from sim.cli.main import run
@@ -46,9 +46,9 @@ Server(
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with socket.socket() as unbound:
+        unbound.bind(("127.0.0.1", 0))
+        return int(unbound.getsockname()[1])
 
 
 def command(port: int, stop_at: int | None = None, piece_s: float = 0.002) -> str:
@@ -122,9 +122,12 @@ def test_evidence_of_a_server_is_a_page_to_send(
     assert run(asked) == 2
 
 
-def test_an_interrupt_leaves_no_process_and_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_an_interrupt_leaves_no_process_and_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Amid the load of the second life: two requests tell how it answers, then come 12 alone, 24 at levels, 10 light
     ones. With the same command the looks of both are not sent again."""
+    monkeypatch.setattr(probe, "MAX_AT_ONCE", 1.0)  # A busy machine reads several pieces at once.
     out, port = tmp_path / "run.json", free_port()
     assert restarted(out, port, command(port, stop_at=2 + 12 + 24 + 10 + 3)) == 130
     assert_none_runs(tmp_path / "run.log", tmp_path / "run.pair.log")
@@ -190,6 +193,9 @@ def test_a_command_is_started_without_its_options_of_speculation_first() -> None
     serve = "python -m sglang.launch_server --speculative-algorithm EAGLE3 --tp 2 --speculative-num-steps=3 --port 80"
     assert commands_of([serve])[0] == shlex.split("python -m sglang.launch_server --tp 2 --port 80")
     assert commands_of(["vllm serve m -sc {} --tp 2"])[0] == ["vllm", "serve", "m", "--tp", "2"]
+    drafts = "-md d.gguf -hfd org/d -ngld 99 -cd 4096 --hf-repo-draft org/d --ctx-size-draft 9 --device-draft none"
+    for options in (drafts, "--draft-max 8 --spec-draft-n-max 4", "-sc.method ngram -sc.num_speculative_tokens=3"):
+        assert commands_of([f"serve -m m {options} -c 4096 -ngl 99"])[0] == shlex.split("serve -m m -c 4096 -ngl 99")
     assert commands_of(["a off", "a on"]) == [["a", "off"], ["a", "on"]]
     for given in (["vllm serve m"], ["a", "b", "c"], ["vllm 'serve"], ["", "a"]):
         with pytest.raises(ValueError, match="server to start"):

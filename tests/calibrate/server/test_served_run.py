@@ -13,7 +13,7 @@ from msgspec import structs
 
 from calibrate.judge.fit_cells import with_constants
 from calibrate.production.levels import Accepted
-from calibrate.server import sent_fit
+from calibrate.server import probe, sent_fit
 from calibrate.server.network import Client
 from calibrate.server.open_loop import Sent, send
 from calibrate.server.probe import Endpoint
@@ -71,8 +71,11 @@ def test_slots_that_the_server_names_bind_unless_the_scenario_says_more(
 
 
 @pytest.mark.parametrize("given", [["--levels", "1,2", "--rounds", "1"], ["--fit-only", "--levels", "1,2"]])
-def test_no_command_sends_the_prompts_of_one_before(given: list[str], tmp_path: Path) -> None:
+def test_no_command_sends_the_prompts_of_one_before(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server may have those in its cache. The first two requests tell how it answers."""
+    monkeypatch.setattr(probe, "MAX_AT_ONCE", 1.0)  # A busy machine reads several pieces at once.
     sent = []
     with serving(words_are_tokens=True) as server:
         for name in ("a", "b"):

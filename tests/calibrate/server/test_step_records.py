@@ -83,6 +83,14 @@ def test_a_step_is_the_same_whoever_wrote_it_and_a_beat_without_work_or_time_is_
     assert [tuple(chunk) for chunk in work.chunks] == [(150, 32), (150, 32)]
 
 
+def test_a_step_of_more_prompts_than_a_server_holds_is_refused(tmp_path: Path) -> None:
+    """Each prompt is a chunk: a billion of them would fill the memory."""
+    path = tmp_path / "steps.jsonl"
+    path.write_text(json.dumps(line_of(StepRecord(0.012, 10**9, 10**9, 0, 0, 0))))
+    with pytest.raises(ValueError, match=r"line 1: .*num_prefill_requests"):
+        read_steps(path)
+
+
 def test_a_law_that_no_profile_has_is_a_line_and_predicts_what_comes_after() -> None:
     """Noise of 5 % a step leaves a twentieth of that in the mean of 500."""
     steps = as_law(drawn(1000))

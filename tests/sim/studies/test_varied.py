@@ -12,7 +12,7 @@ from rich.console import Console
 from sim.cli.main import run
 from sim.report.varied_tables import print_varied
 from sim.studies.comparison.in_draws import compared
-from sim.studies.comparison.variants import Variants, parse_vary
+from sim.studies.comparison.variants import Variants, parse_vary, tokens_of
 from sim.studies.comparison.varied import Varied, varied
 
 PAIR = "h100-sxm/llama-3.1-8b"
@@ -31,6 +31,17 @@ def shown(result: Varied) -> list[str]:
     out = StringIO()
     print_varied(Console(file=out, width=80), result)
     return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1.5", "x", "-k"])
+def test_a_context_that_is_no_count_is_refused_with_what_one_is(value: str) -> None:
+    with pytest.raises(ValueError, match=f"^{value}: want a whole number of tokens, such as 1500 or 1.5k"):
+        tokens_of(value)
+
+
+def test_power_is_said_of_the_settings_that_have_it() -> None:
+    (line,) = [line for line in shown(answer(energy=[True, False])) if line.startswith("power: ")]
+    assert line.startswith("power: energy=True ")
 
 
 def test_each_method_has_its_profile_its_acceptance_and_a_draft_length() -> None:
