@@ -80,7 +80,8 @@ def _say_version(context: click.Context, _: click.Parameter, is_asked: bool) -> 
     commands=COMMANDS,
     entry_points="lanesim.commands",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="\b\nExample:\n  lanesim compare --policy pd --policy pdv --profile h100-sxm/llama-2-7b+tinyllama-1.1b",
+    epilog="\b\nExample:\n  lanesim compare --profile h100-sxm/llama-3.1-8b --request-rate 8 --input-len 1000 \\\n"
+    "    --output-len 200 --vary speculation=off,ngram,eagle3",
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_say_version, help="And the build."

@@ -67,7 +67,7 @@ ASSUMED = (
     "A row is grey where nothing was measured with that GPU and target within a factor of two of these loads. Errors "
     "beside the others are the simulator's, on real runs, of the engine that is named.",
     "Left out, since the simulator cannot judge them: trees of drafts, n-grams (no published number carries over), "
-    "MiniMax-M3, GLM-5.2, DeepSeek-V4 and Llama 4 (no cost form for their layers), several nodes.",
+    "Llama 4 (no cost form for its layers), several nodes.",
 )
 HEAD = (
     "target", "GPUs", "engine", "drafter", "loses from", *(f"K at {load}" for load in K_LOADS),

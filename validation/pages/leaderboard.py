@@ -39,6 +39,8 @@ LEFT_OUT = {
     "metric": "judged by", "pooled_error_pct": "error, pooled", "without_error_pct": "error, without it",
 }  # fmt: skip
 """Columns of left-out.csv -> the page's."""
+OF_STEPS = {"vllm": ("qwen3-32b",), "trtllm": ("llama-3.1-8b",)}
+"""Models by engine whose measurements gave `step_s` and `row_s` (left-out.csv); other constants are CONSTANTS."""
 IN_IDS = str.maketrans("-.", "__")
 """As names of models are in ids of cells."""
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
@@ -72,8 +74,9 @@ def left_out(cells: pd.DataFrame) -> pd.DataFrame:
     """Those of models that had no part in a constant of their engine."""
 
     def has_part(cell: pd.Series) -> bool:
-        seen = [model for each in CONSTANTS if cell["class"].split()[0] in each.engines for model in each.models]
-        return any(model.translate(IN_IDS) in cell["id"] for model in seen)
+        engine = cell["class"].split()[0]
+        seen = [model for each in CONSTANTS if engine in each.engines for model in each.models]
+        return any(model.translate(IN_IDS) in cell["id"] for model in (*seen, *OF_STEPS.get(engine, ())))
 
     return cells[~cells.apply(has_part, axis=1)]
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any, Literal, NamedTuple
 
 from calibrate.cli.served_page import DISTURBED, pace
@@ -195,6 +195,12 @@ def is_within(run: ServedRun, key: str) -> bool:
     return low <= real(run, key) <= high
 
 
+def half_width_pct(run: ServedRun, key: str) -> float:
+    """Half of the width of a stated interval, percent of the prediction."""
+    low, high = run.intervals[key]
+    return 50.0 * (high - low) / (run.predicted[key] or 1.0)
+
+
 def paced_pct(run: ServedRun) -> float:
     """Error of mean E2EL once all that was seen of the load is known: what is left is the line's."""
     return float(run.errors[PARTS[-1]]["e2el"]["mean"]["error_pct"])
@@ -209,8 +215,12 @@ class SpeedUp(NamedTuple):
     """Standard deviation of what was measured, by that of identical rounds."""
 
     @property
+    def is_same_side(self) -> bool:
+        return (self.measured > 1.0) == (self.predicted > 1.0)
+
+    @property
     def has_right_sign(self) -> bool:
-        return (self.measured > 1.0) == (self.predicted > 1.0) or abs(self.measured - 1.0) <= self.noise
+        return self.is_same_side or abs(self.measured - 1.0) <= self.noise
 
 
 def speedup(plain: Sequence[ServedRun], drafting: Sequence[ServedRun], noise: float) -> SpeedUp:
@@ -266,6 +276,7 @@ def write_page(report: Path) -> None:
         f"{sum(abs(off_pct(run, 'mean_e2el_ms')) <= BARS['mean_e2el_ms'][1] for run in each)} | "
         f"{mean_size(off_pct(run, 'mean_ttft_ms') for run in each):.1f} | "
         f"{100.0 * fmean(is_within(run, key) for run in each for key in BARS):.0f} | "
+        f"{median(half_width_pct(run, 'mean_e2el_ms') for run in each):.0f} | "
         f"{mean_size(100.0 * pace(run) for run in each):.1f} | {mean_size(map(paced_pct, each)):.1f} |"
         for number, each in enumerate(by_number, start=1)
     ]
@@ -289,7 +300,8 @@ def write_page(report: Path) -> None:
         high=f"{max(e2el):+.1f}",
         speedup=f"{fmean(speed_off):.1f}",
         close=str(sum(each <= 5.0 for each in speed_off)),
-        right=str(sum(each.has_right_sign for each in gains.values())),
+        same_side=str(sum(each.is_same_side for each in gains.values())),
+        unsure=str(sum(each.has_right_sign and not each.is_same_side for each in gains.values())),
         drafting=str(len(gains)),
         losing=str(sum(each.measured < 1.0 for each in gains.values())),
         paced=f"{mean_size(map(paced_pct, judged)):.1f}",
