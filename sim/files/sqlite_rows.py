@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,27 +55,6 @@ def read_rows(
     """
     what = f"store {str(path.parent)!r}"
     opened(path, "store", max_bytes=MAX_TABLE_BYTES).close()
-    try:
-        try:
-            return _read(path, "ro", query, values, tables, version)
-        except sqlite3.OperationalError as error:
-            if getattr(error, "sqlite_errorname", None) != "SQLITE_READONLY_ROLLBACK":
-                raise
-        with _copied(path) as copy:
-            return _read(copy, "rw", query, values, tables, version)
-    except sqlite3.Error as error:
-        raise ValueError(f"{what} cannot be read: {error}") from None
-    except _Strange as error:
-        raise ValueError(f"{what} {error}") from None
-
-
-class _Strange(Exception):
-    """Why a file is none of ours."""
-
-
-def _read(
-    path: Path, mode: str, query: str, values: Sequence[str], tables: Collection[str], version: int
-) -> list[tuple[Any, ...]]:
     num_calls, most_calls = 0, max(LEAST_CALLS, path.stat().st_size // OPERATIONS)
 
     def is_too_much() -> bool:
@@ -83,32 +62,39 @@ def _read(
         num_calls += 1
         return num_calls > most_calls
 
-    with closing(connected(path, mode)) as base:
-        base.set_progress_handler(is_too_much, OPERATIONS)
-        try:
+    def read(file: Path, mode: str) -> list[tuple[Any, ...]]:
+        with closing(connected(file, mode)) as base:
+            base.set_progress_handler(is_too_much, OPERATIONS)
             base.execute("PRAGMA query_only = ON")
             base.execute("BEGIN")
             ((found,),) = base.execute("PRAGMA user_version")
-            names = {sql for (sql,) in base.execute("SELECT sql FROM sqlite_schema LIMIT 9")}
-            if names != set(tables):
-                raise _Strange("has other tables than `lanesim sweep` makes; choose another --out")
+            if {sql for (sql,) in base.execute("SELECT sql FROM sqlite_schema LIMIT 9")} != set(tables):
+                raise ValueError(f"{what} has other tables than `lanesim sweep` makes; choose another --out")
             if found != version:
-                raise _Strange(f"has schema={found}, and this lanesim reads {version}; choose another --out")
+                raise ValueError(f"{what}: schema={found} must be {version}; choose another --out")
             ((size,),) = base.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
             rows = []
             for row in base.execute(query, values):
                 rows.append(row)
                 size -= sum(len(each) for each in row if isinstance(each, str | bytes))
                 if size < 0:
-                    raise _Strange("has more bytes in rows than in pages; it is damaged")
+                    raise ValueError(f"{what} is damaged: it has more bytes in rows than in pages")
             return rows
+
+    try:
+        try:
+            return read(path, "ro")
         except sqlite3.OperationalError as error:
-            if getattr(error, "sqlite_errorname", None) != "SQLITE_INTERRUPT":
+            if getattr(error, "sqlite_errorname", None) != "SQLITE_READONLY_ROLLBACK":
                 raise
-            if num_calls > most_calls:
-                raise _Strange("takes more to read than a table of its size can; it is damaged") from None
-            # What a signal raised within the handler, SQLite has swallowed.
+        with _copied(path) as copy:
+            return read(copy, "rw")
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorname", None) != "SQLITE_INTERRUPT":
+            raise ValueError(f"{what} cannot be read: {error}") from None
+        if num_calls <= most_calls:  # SQLite has swallowed what a signal raised within the handler.
             raise KeyboardInterrupt from None
+        raise ValueError(f"{what} is damaged: it takes more to read than a table of its size can") from None
 
 
 @contextmanager
@@ -122,20 +108,17 @@ def _copied(path: Path) -> Iterator[Path]:
         yield Path(folder) / path.name
 
 
-class Unpacker:
-    """Unpacks the blobs of one file: each to a line's bytes at most, all to MAX_UNPACKED times their size."""
-
-    def __init__(self) -> None:
-        self.spare = FREE_UNPACKED_BYTES
-
-    def unpacked(self, packed: bytes) -> bytes:
-        """The bytes that were compressed. Raises ValueError where they are others, by their checksum, or too many."""
+def unpacked(rows: Iterable[tuple[str, bytes]], what: str) -> Iterator[tuple[str, bytes]]:
+    """Keys, and what was compressed under them: each a line's bytes at most, all MAX_UNPACKED times their size. Raises
+    ValueError where the bytes are others than were written, by their checksum, or too many."""
+    spare = FREE_UNPACKED_BYTES
+    for key, packed in rows:
         unpacking = zlib.decompressobj()
         try:
             content = unpacking.decompress(packed, MAX_LINE_BYTES)
         except (zlib.error, TypeError) as error:
-            raise ValueError(str(error)) from None
-        self.spare += MAX_UNPACKED * len(packed) - len(content)
-        if not unpacking.eof or unpacking.unused_data or self.spare < 0:
-            raise ValueError(f"a row is cut short or unpacks to over {MAX_LINE_BYTES >> 20} MiB")
-        return content
+            raise ValueError(f"{what} is damaged: {error}; sweep its grid into another --out") from None
+        spare += MAX_UNPACKED * len(packed) - len(content)
+        if not unpacking.eof or unpacking.unused_data or spare < 0:
+            raise ValueError(f"{what} is damaged: row {key!r} is cut off or unpacks to over {MAX_LINE_BYTES:,} bytes")
+        yield key, content

@@ -13,7 +13,7 @@ import json
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from sim.files.json_values import Json, convert, parse_json
-from sim.files.sqlite_rows import Unpacker, connected, read_rows
+from sim.files.sqlite_rows import connected, read_rows, unpacked
 from sim.studies.sweeps.store_rows import SCENARIO, Row, model_version, parse_row
 
 STORE_SCHEMA = 2
@@ -42,7 +42,6 @@ ADD = """
 INSERT INTO rows VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET failed = 0, row = excluded.row WHERE failed > excluded.failed
 """
-DAMAGED = "store {!r} is damaged; sweep its grid into another --out"
 
 
 class GridRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +94,10 @@ class Store:
 
     def grids(self) -> list[GridRun]:
         """Grids that were run into the store, oldest first."""
-        where, packed = f"grid of store {str(self.path)!r}", self._unpacked(self._read("SELECT digest, run FROM grids"))
-        runs = [convert(parse_json(text.decode(errors="replace"), where), GridRun, where) for _, text in packed]
+        packed = self._unpacked("SELECT digest, run FROM grids")
+        runs = [
+            convert(parse_json(text.decode(errors="replace"), self._what), GridRun, self._what) for _, text in packed
+        ]
         return sorted(runs, key=lambda run: run.date_begun)
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -111,24 +112,22 @@ class Store:
 
     def rows(self) -> list[Row]:
         """All rows, ordered by key."""
-        packed = self._read("SELECT key, row FROM rows ORDER BY key")
-        return [parse_row(key, text, f"store {str(self.path)!r}") for key, text in self._unpacked(packed)]
+        packed = self._unpacked("SELECT key, row FROM rows ORDER BY key")
+        return [parse_row(key, text, self._what) for key, text in packed]
 
     def scenario(self, key: str) -> dict[str, str]:
         """The resolved scenario of the row with this key: JSON by dotted key."""
-        for _, text in self._unpacked(self._read("SELECT key, row FROM rows WHERE key = ?", key)):
-            row = parse_row(key, text, f"store {str(self.path)!r}")
+        for _, text in self._unpacked("SELECT key, row FROM rows WHERE key = ?", key):
+            row = parse_row(key, text, self._what)
             return {name.removeprefix(SCENARIO): str(row[name]) for name in row if name.startswith(SCENARIO)}
-        raise ValueError(f"store {str(self.path)!r} has no row {key!r}")
+        raise ValueError(f"{self._what} has no row {key!r}")
 
-    def _unpacked(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, bytes]]:
-        """Keys and the bytes that were written under them."""
-        unpacker = Unpacker()
-        for key, packed in rows:
-            try:
-                yield key, unpacker.unpacked(packed)
-            except ValueError as error:
-                raise ValueError(f"{DAMAGED.format(str(self.path))} ({error})") from None
+    @property
+    def _what(self) -> str:
+        return f"store {str(self.path)!r}"
+
+    def _unpacked(self, query: str, *values: str) -> Iterator[tuple[str, bytes]]:
+        return unpacked(self._read(query, *values), self._what)
 
     def _read(self, query: str, *values: str) -> list[tuple[Any, ...]]:
         return read_rows(self.path / MARK, query, values, tables=TABLES, version=STORE_SCHEMA)
