@@ -285,3 +285,9 @@ def test_a_seeds_scenario_runs_with_its_own_batches(name: str) -> None:
     assert 4 <= (caps["baseline"].workers or 0) <= 8
     with pytest.warns(IgnoredKeyWarning):
         resolve_all(given, profile)
+
+
+def test_a_budget_of_fewer_tokens_than_a_block_is_refused() -> None:
+    """One token a step once took 13 CPU seconds for one request."""
+    with pytest.raises(ValueError, match=r"engine.max_num_batched_tokens=1 must be at least 16"):
+        Scenario.of(profile=PAIR, policy="continuous", engine={"max_num_batched_tokens": 1})
