@@ -11,12 +11,12 @@ import shutil
 import sqlite3
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sim.files.read import FREE_UNPACKED_BYTES, MAX_LINE_BYTES, MAX_TABLE_BYTES, MAX_UNPACKED, opened
+from sim.files.read import FREE_UNPACKED_BYTES, MAX_LINE_BYTES, MAX_TABLE_BYTES, MAX_UNPACKED, Unreadable, opened
 
 WAIT_S = 60.0
 """Time that a connection waits for another one's rows."""
@@ -32,14 +32,14 @@ END_OF_NAMED = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
 def connected(path: Path, mode: str) -> sqlite3.Connection:
     """A connection that trusts nothing in the file; `mode` is `ro`, `rw` or `rwc`. Raises ValueError where a file
     beside it could make SQLite touch others."""
-    journal = path.with_name(path.name + JOURNAL)
-    if path.with_name(path.name + LOG).exists():
-        raise ValueError(f"store {str(path.parent)!r} has a file {path.name + LOG!r}, which lanesim never writes")
-    if journal.exists():
-        with opened(journal, "store", max_bytes=MAX_TABLE_BYTES) as file:
-            file.seek(max(0, file.seek(0, 2) - len(END_OF_NAMED)))
-            if file.read() == END_OF_NAMED:
-                raise ValueError(f"store {str(path.parent)!r} has a journal that names another file; remove it")
+    journal, log = (path.with_name(path.name + ending) for ending in (JOURNAL, LOG))
+    if log.exists() or journal.is_fifo():
+        raise ValueError(f"store {str(path.parent)!r} has files beside {path.name!r} that lanesim never writes")
+    # A journal may end at any moment: another sweep's.
+    with suppress(Unreadable), opened(journal, "store", max_bytes=MAX_TABLE_BYTES) as file:
+        file.seek(max(0, file.seek(0, 2) - len(END_OF_NAMED)))
+        if file.read() == END_OF_NAMED:
+            raise ValueError(f"store {str(path.parent)!r} has a journal that names another file; remove it")
     base = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", WAIT_S, uri=True)
     base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_LINE_BYTES)
     base.execute("PRAGMA trusted_schema = OFF")
