@@ -79,6 +79,8 @@ KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
     "somebody's database": (lambda store: foreign(store, 0), "has other tables"),
     "somebody's of our version": (lambda store: foreign(store, STORE_SCHEMA), "has other tables"),
     "rows that unpack without end": (lambda store: edited(store, lambda row: row, times=64), "is damaged"),
+    "rows that unpack to too much together": (lambda store: edited(store, lambda row: row, times=8), "is damaged"),
+    "another version": (lambda store: with_schema(store, "PRAGMA user_version = 99"), "schema=99 must be"),
     "rows that are lists": (lambda store: edited(store, lambda row: [1]), "want an object"),
     "a latency below zero": (lambda store: edited(store, lambda row: row | {"mean_e2el_ms": -5.0}), "numbers from 0"),
     "a latency in words": (lambda store: edited(store, lambda row: row | {"mean_e2el_ms": "x"}), "must be a number"),
