@@ -42,6 +42,15 @@ PROFILES = (
     "rtx-4090/llama-3.1-8b",
 )
 """Compact constants and tables, draft models and heads, windows and experts, prompts measured beside rows."""
+LANE_PROFILES = (
+    PROFILES[0],
+    "h100-sxm/llama-3.1-8b+llama-3.2-1b-measured",
+    "h200-sxm/llama-3.1-8b+llama-3.2-1b-measured",
+    "a100-sxm/llama-2-7b+tinyllama-1.1b",
+    *PROFILES[2:4],
+)
+"""Overlap that was measured, two models of a table, and heads."""
+LANE_ENGINES = (None, "ideal", "vllm-0.12", "vllm-0.32")
 ENGINES = ("ideal", "vllm-0.12", "vllm-0.19", "vllm-0.24", "vllm-0.32", "trtllm-1.0")
 
 
@@ -83,10 +92,49 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     return Scenario.of(profile=name, policy="continuous", **settings)
 
 
+@st.composite
+def lanes(draw: st.DrawFn) -> Scenario:
+    """Policies with lanes, whose works share a device."""
+    name = draw(st.sampled_from(LANE_PROFILES))
+    policy = draw(st.sampled_from(compiled.LANE_POLICIES))
+    is_baseline, has_draft = policy == "baseline", profile_of(name).draft is not None
+    settings: dict[str, Any] = {
+        "num_speculative_tokens": draw(st.sampled_from((0, 1, 2, 4, 7))) if has_draft else 0,
+        "request_rate": draw(st.sampled_from((0.5, 4.0, 12.0, inf))),
+        "max_concurrency": draw(st.sampled_from((None, None, 1, 2, 7, 40))),
+        "max_num_seqs": draw(st.sampled_from((None, 1, 2, 8, 100))),
+        "max_num_batched_tokens": draw(st.sampled_from((None, 64, 512, 4096))),
+        "num_prompts": draw(st.sampled_from((2, 3, 20, 40))),
+        "engine.name": draw(st.sampled_from(LANE_ENGINES)),
+        "engine.async_scheduling": draw(st.booleans()),
+        "engine.num_gpu_blocks": draw(st.sampled_from((None, None, 400))),
+        "acceptance": draw(st.sampled_from(("iid:0.7", "iid:0.2", "vllm:.6,.4,.3~1.1"))),
+        "num_warmups": draw(st.sampled_from((0, 1))),
+    }
+    if not is_baseline:
+        settings["devices.phi"] = draw(st.sampled_from((None, 0.0, 0.07, 0.25)))
+        settings["policy_options.decode_batch"] = draw(st.sampled_from((None, 1, 2, 5)))
+        settings["policy_options.poll_s"] = draw(st.sampled_from((None, 0.0, 0.0005, 0.003)))
+    if policy == "pdv":
+        settings["policy_options.hybrid_requests"] = draw(st.sampled_from((0, 1, 3)))
+        settings["policy_options.verify_batch"] = draw(st.sampled_from((None, 3)))
+    if is_baseline:
+        settings["policy_options.workers"] = draw(st.sampled_from((1, 4, 9)))
+    if draw(st.booleans()):
+        settings |= {
+            "dataset_name": "fixed",
+            "input_len": draw(st.sampled_from((1, 2, 17, 700, 3000))),
+            "output_len": draw(st.sampled_from((1, 2, 60))),
+        }
+    else:
+        settings["dataset_name"] = "azure-conv"
+    return Scenario.of(profile=name, policy=policy, **settings)
+
+
 def served(scenario: Scenario, seed: int) -> tuple[RunRecord, str]:
     """The run, by costs that nobody has used, and what it extrapolated."""
     with collecting() as extrapolation:
-        record = simulate(resolve(scenario, profile_of(str(scenario.profile)), "continuous"), seed)
+        record = simulate(resolve(scenario, profile_of(str(scenario.profile)), scenario.policy[0]), seed)
     return record, str(extrapolation)
 
 
@@ -95,10 +143,7 @@ def values(of: Any, *, but: tuple[str, ...] = ()) -> dict[str, str]:
     return {field.name: repr(getattr(of, field.name)) for field in fields(of) if field.name not in but}
 
 
-@pytest.mark.filterwarnings("ignore")
-@given(scenarios(), st.integers(0, 99))
-@examples(1.0, deadline=None)
-def test_the_core_serves_as_python_does_to_the_last_bit(scenario: Scenario, seed: int) -> None:
+def assert_same_in_python(scenario: Scenario, seed: int) -> None:
     num_before = compiled.told["core"]
     try:
         ours, told = served(scenario, seed)
@@ -113,6 +158,20 @@ def test_the_core_serves_as_python_does_to_the_last_bit(scenario: Scenario, seed
     assert values(ours, but=("requests", "gaps")) == values(theirs, but=("requests", "gaps"))
     assert repr(summarise(ours)) == repr(summarise(theirs))
     assert told == told_in_python
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(scenarios(), st.integers(0, 99))
+@examples(1.0, deadline=None)
+def test_the_core_serves_as_python_does_to_the_last_bit(scenario: Scenario, seed: int) -> None:
+    assert_same_in_python(scenario, seed)
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(lanes(), st.integers(0, 99))
+@examples(1.0, deadline=None)
+def test_the_core_serves_lanes_as_python_does_to_the_last_bit(scenario: Scenario, seed: int) -> None:
+    assert_same_in_python(scenario, seed)
 
 
 RANKS = {
@@ -176,7 +235,7 @@ def buffers() -> tuple[Any, ...]:
     model = (constants, *[np.zeros((2, width)) for width in widths])
     settings = bytearray(compiled.SETTINGS.pack(0, 1, 1, 0, 0, 0, 1, *[0] * 5, *[0.0] * 6, *[1.0] * 5))
     ring, chunks = np.zeros((4, compiled.STEP_COUNTS), dtype=np.int64), np.zeros(6, dtype=CHUNKS)
-    return settings, requests, np.zeros(1, dtype=np.int8), ring, chunks, *model, *model
+    return settings, requests, np.zeros(1, dtype=np.int8), *model, *model, ring, chunks
 
 
 def served_by_hand(given: tuple[Any, ...]) -> Any:
@@ -184,7 +243,7 @@ def served_by_hand(given: tuple[Any, ...]) -> Any:
     from sim.run import core
 
     def ask(model: int, kind: int, place: int, *key: int) -> None:
-        given[6 + 7 * model + kind][place] = (*key, *[1.0] * 10)
+        given[4 + 7 * model + kind][place] = (*key, *[1.0] * 10)
 
     return core.serve(ask, lambda *_: None, given)
 
@@ -193,7 +252,7 @@ def test_structs_of_another_size_are_refused() -> None:
     """Settings and constants are read as they are."""
     given = buffers()
     assert served_by_hand(given) is not None
-    for place in (0, 5):
+    for place in (0, 3):
         short = bytearray(bytes(given[place])[:-8])
         with pytest.raises(ValueError, match="want a struct of"):
             served_by_hand((*given[:place], short, *given[place + 1 :]))
