@@ -23,9 +23,8 @@ typedef struct {
     double held_integral, held_since_s;
     Usage usage[MAX_STREAMS][NUM_WORK_KINDS];
 } LaneTotals;
-typedef struct { double gap_s; Count count; } Gap;
 typedef struct { Count value, peak; double integral, since_s; } Level;           /* time_series.Gauge */
-typedef struct { Count emitted, next_round, needs_catch_up; } Progress;          /* of a request */
+typedef struct { Count emitted, next_round; } Progress;                          /* of a request */
 typedef struct { Count *at, head, tail, mask, version; } Lane;                   /* requests in line */
 typedef struct { Count *at, count; } Batch;
 typedef struct Lanes Lanes;
@@ -54,15 +53,17 @@ struct Lanes {
     Count changed;                                         /* of the queue of those that wait (Intake.changed) */
     Lane decode, verify;
     Level held;
-    Gap *gaps;
-    Count num_gaps, max_gaps, num_polls, num_posts;
+    Gaps gaps;
+    Count num_polls, num_posts;
     Task tasks[MAX_TASKS];
     int num_tasks;
 };
 
 /* -- requests (sim.engine.serving) */
 
-static void hold(Lanes *l, Count change) {
+static int is_out_of_memory(const Lanes *l) { return l->device.is_out_of_memory || l->gaps.is_out_of_memory; }
+
+static void hold_tokens(Lanes *l, Count change) {
     Level *held = &l->held;
     double now_s = l->device.now_s;
     if (now_s > held->since_s) {
@@ -89,9 +90,9 @@ static Count admit(Lanes *l) {
     return l->num_admitted++;
 }
 
-static void release(Lanes *l, Count i) {
+static void leave(Lanes *l, Count i) {
     const Request *one = &l->requests[i];
-    hold(l, -(one->prompt + one->num_accepted + l->progress[i].next_round));
+    hold_tokens(l, -(one->prompt + one->num_accepted + l->progress[i].next_round));
     l->free_blocks += one->blocks, l->num_finished++;
     l->changed += l->num_entered > l->num_admitted;
 }
@@ -99,35 +100,12 @@ static void release(Lanes *l, Count i) {
 /* The first token is out. True where more are to come. */
 static int commit_prompt(Lanes *l, Count i) {
     Request *one = &l->requests[i];
-    hold(l, one->prompt);
+    hold_tokens(l, one->prompt);
     one->known_s = one->first_s = one->last_s = l->device.now_s;
+    one->prefilled = one->goal = one->prompt;
     l->progress[i].emitted = 1;
-    if (one->output <= 1) release(l, i);
+    if (one->output <= 1) leave(l, i);
     return one->output > 1;
-}
-
-static void add_gap(Lanes *l, double gap_s, Count count) {
-    if (l->num_gaps && l->gaps[l->num_gaps - 1].gap_s == gap_s) { l->gaps[l->num_gaps - 1].count += count; return; }
-    if (l->num_gaps == l->max_gaps) {
-        Count most = l->max_gaps ? 2 * l->max_gaps : 1024;
-        Gap *gaps = PyMem_Realloc(l->gaps, most * sizeof(Gap));
-        if (gaps == NULL) { l->device.is_out_of_memory = 1; return; }
-        l->gaps = gaps, l->max_gaps = most;
-    }
-    l->gaps[l->num_gaps++] = (Gap){gap_s, count};
-}
-
-/* Gaps of a batch; its requests mostly had their last tokens together. */
-static void add_gaps(Lanes *l, Batch batch) {
-    double now_s = l->device.now_s, since_s = now_s;
-    Count count = 0;
-    for (Count i = 0; i < batch.count; i++) {
-        const Request *one = &l->requests[batch.at[i]];
-        if (!one->is_measured) continue;
-        if (count && one->last_s != since_s) add_gap(l, now_s - since_s, count), count = 0;
-        since_s = one->last_s, count++;
-    }
-    if (count) add_gap(l, now_s - since_s, count);
 }
 
 static void put(Lane *lane, Count i) { lane->at[lane->tail++ & lane->mask] = i, lane->version++; }
@@ -142,22 +120,23 @@ static void take(Lane *lane, Batch *batch, Count at_most) {
 /* A round of `batch` is over: its tokens are out, and who is through leaves; the others stay in `batch`. */
 static void commit_round(Lanes *l, Batch *batch) {
     Count draft_tokens = l->set.draft_tokens, held = 0, num_staying = 0;
-    add_gaps(l, *batch);
+    add_gaps(&l->gaps, l->requests, batch->at, batch->count, l->device.now_s);
     for (Count j = 0; j < batch->count; j++) {
         Request *one = &l->requests[batch->at[j]];
         Progress *is = &l->progress[batch->at[j]];
         Count accepted = draft_tokens ? l->accepted[one->first_round + is->next_round] : 0;
         held += accepted - draft_tokens;
-        is->next_round++, one->num_accepted += accepted;
-        is->needs_catch_up = draft_tokens > 0 && accepted == draft_tokens;
+        is->next_round++, one->num_accepted += accepted, one->num_drafted += draft_tokens;
+        one->num_rounds += draft_tokens > 0;
+        one->needs_catch_up = draft_tokens > 0 && accepted == draft_tokens;
         one->last_s = l->device.now_s;
         is->emitted += accepted + 1;
     }
-    hold(l, held);
+    hold_tokens(l, held);
     for (Count j = 0; j < batch->count; j++) {
         Count i = batch->at[j];
         if (l->progress[i].emitted < l->requests[i].output) batch->at[num_staying++] = i;
-        else release(l, i);
+        else leave(l, i);
     }
     batch->count = num_staying;
 }
@@ -220,9 +199,9 @@ static Count context_of(const Lanes *l, Batch batch) {
 
 static Op *send_draft(Lanes *l, Batch batch, int stream) {
     Pass pass = {batch.count, batch.count, context_of(l, batch), batch.count, l->set.draft_tokens, &NO_CHUNKS};
-    for (Count j = 0; j < batch.count; j++) pass.row_tokens += l->progress[batch.at[j]].needs_catch_up;
+    for (Count j = 0; j < batch.count; j++) pass.row_tokens += l->requests[batch.at[j]].needs_catch_up;
     Op *op = send(l, stream, DRAFT, 1, &pass, batch, NULL, ahead_s(l, batch, stream));
-    hold(l, batch.count * (l->set.draft_tokens + 1));
+    hold_tokens(l, batch.count * (l->set.draft_tokens + 1));
     return op;
 }
 
@@ -235,7 +214,7 @@ static Op *send_verify(Lanes *l, Batch batch, int stream, Op *after, double ahea
 /* A draft and its verify; without drafts a plain decode. */
 static Op *send_round(Lanes *l, Batch batch, int draft_stream, int verify_stream) {
     if (!l->set.draft_tokens) {
-        hold(l, batch.count);
+        hold_tokens(l, batch.count);
         return send_verify(l, batch, verify_stream, NULL, ahead_s(l, batch, verify_stream));
     }
     double ahead = ahead_s(l, batch, draft_stream);
@@ -447,7 +426,7 @@ static void run_due(Lanes *l) {
         Task *first = NULL;
         for (Task *t = l->tasks; t < l->tasks + l->num_tasks; t++)
             if ((first == NULL || t->post < first->post) && is_due(l, t)) first = t;
-        if (first == NULL || l->costs.has_failed || l->device.is_out_of_memory) return;
+        if (first == NULL || l->costs.has_failed || is_out_of_memory(l)) return;
         first->wake_s = NEVER, first->changes = NULL;
         memset(first->waits_for, 0, sizeof first->waits_for);
         first->run(l, first);
@@ -467,8 +446,8 @@ static int serve_lanes(Lanes *l) {
         do {
             run_due(l);
             note_looks(l);
-        } while (is_polled_now(l) && !l->costs.has_failed && !d->is_out_of_memory);
-        if (l->costs.has_failed || d->is_out_of_memory) return 0;
+        } while (is_polled_now(l) && !l->costs.has_failed && !is_out_of_memory(l));
+        if (l->costs.has_failed || is_out_of_memory(l)) return 0;
         if (num_events % EVENTS_PER_SIGNAL_CHECK == 0 && PyErr_CheckSignals() < 0) { l->costs.has_failed = 1; return 0; }
         double next_s = d->timer_s;
         for (const Task *t = l->tasks; t < l->tasks + l->num_tasks; t++) next_s = smaller(next_s, due_s(t));
@@ -530,6 +509,6 @@ static LaneTotals totals_of(const Lanes *l) {
 static void end_lanes(Lanes *l) {
     for (Task *t = l->tasks; t < l->tasks + l->num_tasks; t++) PyMem_Free(t->batch.at);
     PyMem_Free(l->decode.at), PyMem_Free(l->verify.at);
-    PyMem_Free(l->progress), PyMem_Free(l->gaps);
+    PyMem_Free(l->progress), PyMem_Free(l->gaps.at);
     free_ops(&l->device);
 }

@@ -19,11 +19,11 @@ from msgspec import structs
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.models import IidAcceptance
 from sim.costs.extrapolation import collecting
-from sim.costs.forms.slots import CHUNKS
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise
+from sim.policies.continuous import loop
 from sim.policies.options import EngineLimits
 from sim.run import compiled
 from sim.run.resolve import resolve
@@ -73,15 +73,18 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         "request_rate": draw(st.sampled_from((0.5, 4.0, 12.0, inf))),
         "max_concurrency": draw(st.sampled_from((None, None, 1, 2, 7, 40))),
         "max_num_seqs": draw(st.sampled_from((None, 1, 2, 8, 100))),
-        "max_num_batched_tokens": draw(st.sampled_from((None, 64, 512, 4096))),
+        "max_num_batched_tokens": draw(st.sampled_from((None, 16, 64, 512, 4096))),
         "num_prompts": draw(st.sampled_from((1, 2, 20, 60))),
         "engine.name": draw(st.sampled_from(ENGINES)),
         "engine.async_scheduling": draw(st.booleans()),
+        "engine.num_gpu_blocks": draw(st.sampled_from((None, None, 60, 150, 400))),
+        "engine.block_size": draw(st.sampled_from((16, 16, 1, 32))),
+        "engine.rules.long_prefill_token_threshold": draw(st.sampled_from((0, 0, 8, 300))),
         "devices.count": draw(st.sampled_from((1, 1, 2, 5))),
         "acceptance": draw(st.sampled_from(("iid:0.7", "iid:0.2", "vllm:.6,.4,.3~1.1"))),
     }
     if draw(st.booleans()):
-        lengths = st.sampled_from((1, 2, 17, 700, 20_000))
+        lengths = st.sampled_from((1, 2, 17, 300, 700, 20_000))
         settings |= {
             "dataset_name": "fixed",
             "input_len": draw(lengths),
@@ -152,6 +155,7 @@ def assert_same_in_python(scenario: Scenario, seed: int) -> None:
     assume(compiled.told["core"] > num_before)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(compiled.SWITCH, "off")
+        patch.setattr(loop, "can_be_totals", lambda *_: False)
         theirs, told_in_python = served(scenario, seed)
     assert [values(request) for request in ours.requests] == [values(request) for request in theirs.requests]
     assert (ours.gaps.gaps_s, ours.gaps.counts) == (theirs.gaps.gaps_s, theirs.gaps.counts)
@@ -174,6 +178,32 @@ def test_the_core_serves_lanes_as_python_does_to_the_last_bit(scenario: Scenario
     assert_same_in_python(scenario, seed)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(("draft_tokens", "num_blocks"), [(0, 60), (3, 60), (3, 90)])
+@pytest.mark.filterwarnings("ignore")
+def test_requests_that_lose_their_memory_find_as_much_of_it_again(
+    is_async: bool, draft_tokens: int, num_blocks: int
+) -> None:
+    settings = {"input_len": 200, "output_len": 150, "num_prompts": 30, "request_rate": inf, "random_range_ratio": 0.5}
+    engine = {"engine.num_gpu_blocks": num_blocks, "engine.async_scheduling": is_async}
+    given = settings | engine | {"num_speculative_tokens": draft_tokens, "acceptance": "iid:0.6"}
+    scenario = Scenario.of(profile=PROFILES[0], policy="continuous", **given)
+    assert sum(request.num_preemptions for request in served(scenario, 0)[0].requests) > 3
+    assert_same_in_python(scenario, 0)
+
+
+TWICE_PREEMPTED = {
+    "profile": "gh200/apertus-8b+eagle3",
+    "engine.name": "vllm-0.32",
+    "num_speculative_tokens": 2,
+    "engine.num_gpu_blocks": 100,
+    "engine.block_size": 1,
+    "request_rate": inf,
+    "input_len": 17,
+    "output_len": 60,
+    "dataset_name": "fixed",
+}
+"""A request loses its memory twice, and an EAGLE head wants the last block that is found computed again."""
 RANKS = {
     "profile": "rtx-pro-6000-server/qwen3-30b-a3b-dp2",
     "num_speculative_tokens": 0,
@@ -189,8 +219,8 @@ RANKS = {
         ("an engine that does not mix prompts", {"engine.name": "sglang-0.5"}),
         ("an engine that does not mix prompts", RANKS),
         ("costs of another form", {"profile": "a100-pdverify/codellama-34b+tinyllama-1.1b"}),
-        ("memory is short", {"engine.num_gpu_blocks": 300, "request_rate": inf}),
-        ("rows are not totals", {"speculation.controller": "feedback", "num_speculative_tokens": 4}),
+        ("memory is short", TWICE_PREEMPTED),
+        ("draft lengths that change", {"speculation.controller": "feedback", "num_speculative_tokens": 4}),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -233,9 +263,10 @@ def buffers() -> tuple[Any, ...]:
     widths = (12, 12, 12, 12, 12, 12)
     constants = np.array([0.0, 0.0, *[1.0] * 18, *[1.0] * 6, *widths])
     model = (constants, *[np.zeros((2, width)) for width in widths])
-    settings = bytearray(compiled.SETTINGS.pack(0, 1, 1, 0, 0, 0, 1, *[0] * 5, *[0.0] * 6, *[1.0] * 5))
-    ring, chunks = np.zeros((4, compiled.STEP_COUNTS), dtype=np.int64), np.zeros(6, dtype=CHUNKS)
-    return settings, requests, np.zeros(1, dtype=np.int8), *model, *model, ring, chunks
+    settings = bytearray(
+        compiled.SETTINGS.pack(0, 1, 1, 0, 0, 0, 1, *[0] * 5, 1, 0, 0, 0, 9, 16, 0, *[0] * 5, *[0.0] * 6, *[1.0] * 5)
+    )
+    return settings, requests, np.zeros(1, dtype=np.int8), *model, *model
 
 
 def served_by_hand(given: tuple[Any, ...]) -> Any:
@@ -245,7 +276,7 @@ def served_by_hand(given: tuple[Any, ...]) -> Any:
     def ask(model: int, kind: int, place: int, *key: int) -> None:
         given[4 + 7 * model + kind][place] = (*key, *[1.0] * 10)
 
-    return core.serve(ask, lambda *_: None, given)
+    return core.serve(ask, lambda *_: None, None, given)
 
 
 def test_structs_of_another_size_are_refused() -> None:
@@ -280,7 +311,7 @@ def test_an_error_of_a_cost_model_comes_through() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        core.serve(ask, None, buffers())
+        core.serve(ask, None, None, buffers())
 
 
 def test_no_memory_is_kept_from_run_to_run() -> None:
