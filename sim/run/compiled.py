@@ -25,12 +25,14 @@ from sim.devices.contention import Regime
 from sim.engine.fleet import Fleet, Routing
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
+from sim.engine.radix import RadixPool
 from sim.engine.serving import Serving
 from sim.engine.time_series import GapSamples, Gauge
 from sim.hosts.simulated import SimHost, Usage
 from sim.interface.host import Stream
 from sim.interface.request import Request
 from sim.interface.work import Kind, Model
+from sim.policies.continuous.loop import ONE_BY_ONE
 from sim.policies.options import BatchBy, KvMode, Method, rows_per_work
 from sim.policies.unified import SPIN_S
 from sim.run.resolve import Resolved
@@ -55,7 +57,7 @@ SERVED = ("num_rounds", "num_accepted", "num_drafted", "num_preemptions", "prefi
 COUNTS = LENGTHS + SERVED
 REQUESTS = np.dtype([(name, "f8") for name in TIMES] + [(name, "i8") for name in COUNTS])
 """A request, as the core has it; its rounds are those of `accepted` from the first one on."""
-SETTINGS = struct.Struct("=24q 11d")
+SETTINGS = struct.Struct("=31q 17d")
 """What the core goes by, in the order of its struct."""
 TOTALS = struct.Struct("=2d 2qd 2qd")
 """What the core sums up: now_s, busy_s, and works, tokens and device seconds of target and draft."""
@@ -135,11 +137,11 @@ def _continuous_reason(resolved: Resolved, whole: Serving | Fleet, serving: Serv
     limits = resolved.limits
     if isinstance(whole, Fleet) and (whole.routing is not Routing.ROUND_ROBIN or whole.max_concurrency is not None):
         return "replicas that depend on each other"
-    if not limits.mixes_prompts or limits.receive_interval > 1 or limits.batch_wait_steps or limits.balance[0]:
+    if not limits.mixes_prompts and not limits.retracts:
         return "an engine that does not mix prompts"
-    if type(serving.kv) is not PagedPool or serving.paged.is_sharing:
+    if type(serving.kv) is not (RadixPool if limits.retracts else PagedPool) or serving.paged.is_sharing:
         return "prompts in common"
-    if limits.prefill_schedule_interval > 1 or limits.drafts_before_verify or serving.intake.group is not None:
+    if limits.prefill_schedule_interval > 1 or serving.intake.group is not None:
         return "steps of another kind"
     return ""
 
@@ -335,7 +337,8 @@ def _settings(resolved: Resolved, serving: Serving) -> bytearray:
     """What the core goes by."""
     limits, costs, draft_tokens = resolved.limits, resolved.host_costs, serving.controller.draft_tokens_max
     assert isinstance(costs, CompactCosts | TableCosts)
-    pool, lookahead = serving.paged, limits.lookahead(draft_tokens)
+    pool, lookahead, ratio = serving.paged, limits.lookahead(draft_tokens), limits.token_ratio
+    ratios = (0.0,) * 4 if ratio is None else (ratio.initial, ratio.min_ratio, ratio.decay_steps, ratio.retract_steps)
     return bytearray(
         SETTINGS.pack(
             draft_tokens,
@@ -362,6 +365,16 @@ def _settings(resolved: Resolved, serving: Serving) -> bytearray:
             pool.seats_first_chunk,
             pool.caches_results,
             pool.reuses_blank_first,
+            limits.receive_interval,
+            limits.batch_wait_steps,
+            limits.balance[0],
+            limits.retracts,
+            limits.drafts_before_verify and limits.method in ONE_BY_ONE,
+            limits.max_num_batched_tokens,
+            0 if ratio is None else ratio.max_answer_tokens,
+            limits.batch_wait[1],
+            limits.balance[1],
+            *ratios,
             *_host(costs),
         )
     )

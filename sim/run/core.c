@@ -58,6 +58,9 @@ typedef struct {
     Count is_async, no_evict, whole_prompts, reads_features, looks_up;
     Count longest_chunk, spares_lone_prompt, lookahead, seat_lookahead, max_len, block_size, kept_blocks;
     Count is_caching, drops_cached_block, seats_first_chunk, caches_results, reuses_blank_first;
+    Count receive_interval, batch_wait_steps, balance_steps;
+    Count retracts, drafts_before_verify, max_batched_tokens, max_answer_tokens;   /* SGLang */
+    double batch_wait_tokens, balance_queue, initial_ratio, min_ratio, decay_steps, retract_steps;
     Host host;
 } Settings;
 
@@ -68,7 +71,7 @@ typedef struct {
     Count next, at;             /* its next round, and the number of tokens out that it begins at */
     const int8_t *rounds;
     int8_t *own_rounds;
-    int is_preempted, has_left_named;
+    int is_preempted, has_left_named, is_lost;
 } Row;
 
 /* A step: its rows, with tokens of each, and the chunks of prompts. */
@@ -84,9 +87,9 @@ typedef struct {
     PyObject *redraw;          /* rounds of a request from a token on, where drafts were cut or tokens came without */
     Request *requests;         /* in order of arrival */
     Row *rows;
-    Count num_requests, num_come, num_queued, num_seen, num_seated, num_finished;
+    Count num_requests, num_come, num_queued, num_seen, num_finished;
     Count *running, num_running, running_blocks;   /* seated, oldest first; blocks for their whole lives */
-    Count *preempted, num_preempted;               /* who waits ahead of all others comes last */
+    Count *line, first_waiting, num_waiting, line_mask; /* who waits and was seen, in a ring */
     /* Free blocks: those without a key that are taken first, then a line, from head to tail, with holes. */
     Count num_free, num_blank, line_head, line_tail;
     Hole *holes;
@@ -100,6 +103,12 @@ typedef struct {
     Wait *waits;
     Gaps gaps;
     int is_beyond;             /* something that only Python knows */
+    Count steps_unseen, steps_held_back, steps_balanced;
+    int holds_back;            /* prompts wait for others to come */
+    /* SGLang: the rows of the last step of rows, and those of prompts that have ended since; that step's prompts. */
+    Count *batch, num_batch, *ended, num_ended;
+    double ratio;
+    int is_full, has_cut;
 } Run;
 
 static int has_failed(Run *run) {
@@ -231,6 +240,12 @@ static void bring_in(Run *run) {
 
 static void hold(Run *run, Row *row, Count change) { row->kv += change, run->held += change, run->is_touched = 1; }
 
+static Count waiting(const Run *run, Count place) { return run->line[(run->first_waiting + place) & run->line_mask]; }
+
+/* `i` waits: ahead of all others, or behind those who were seen. */
+static void wait_first(Run *run, Count i) { run->num_waiting++, run->line[--run->first_waiting & run->line_mask] = i; }
+static void wait_last(Run *run, Count i) { run->line[(run->first_waiting + run->num_waiting++) & run->line_mask] = i; }
+
 static void waits(Run *run, Count change) {
     Wait *waits = grown(run, run->waits, run->num_waits, &run->max_waits, sizeof(Wait));
     if (waits == NULL) return;
@@ -249,7 +264,7 @@ static Count preempt(Run *run) {
     row->is_preempted = 1, run->requests[i].num_preemptions++;
     if (!row->in_flight) row->drafted = 0;
     run->running_blocks -= run->requests[i].blocks;
-    run->preempted[run->num_preempted++] = i;
+    wait_first(run, i);
     waits(run, 1);
     return i;
 }
@@ -259,9 +274,9 @@ static void release(Run *run, Count i) {
     hold(run, row, -row->kv);
     run->num_finished++;
     if (row->is_preempted) {
-        Count place = 0;
-        while (run->preempted[place] != i) place++;
-        for (run->num_preempted--; place < run->num_preempted; place++) run->preempted[place] = run->preempted[place + 1];
+        Count place = 0, *line = run->line, first = run->first_waiting, mask = run->line_mask;
+        while (waiting(run, place) != i) place++;
+        for (run->num_waiting--; place < run->num_waiting; place++) line[(first + place) & mask] = line[(first + place + 1) & mask];
         row->is_preempted = 0;
         waits(run, -1);
         return;
@@ -304,17 +319,19 @@ static void add_chunk(Chunks *chunks, Chunk chunk) {
     if (chunk.history > chunks->longest_history) chunks->longest_history = chunk.history;
 }
 
+static int has_queued(const Run *run) { return run->num_waiting && !run->holds_back; }
+
 /* Who waits longest gets a seat and a first chunk of at most `room` tokens; one of no tokens if nobody does. */
 static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
     const Settings *set = &run->set;
-    int is_again = run->num_preempted > 0;
-    Count i = is_again ? run->preempted[run->num_preempted - 1] : run->num_seated;
+    Chunk none = {0, 0, 0};
+    if (!has_queued(run)) return none;
+    Count i = waiting(run, 0);
+    int is_again = run->rows[i].is_preempted;
     Request *one = &run->requests[i];
     Row *row = &run->rows[i];
     Count goal = one->prompt + row->emitted, found = is_again ? found_blocks(run, i, (goal - 1) / set->block_size) : 0;
     Count history = found * set->block_size, end = goal < history + room ? goal : history + room, needed;
-    Chunk none = {0, 0, i};
-    if (!is_again && run->num_seated == run->num_seen) return none;
     if (set->whole_prompts && room < goal && goal <= set->max_tokens) return none;
     if (set->no_evict && run->running_blocks + one->blocks > set->num_blocks) return none;
     if (goal - history <= 1 && (is_beside_rows || history) && history + padded < set->max_len) {
@@ -324,7 +341,8 @@ static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
     needed = end + set->seat_lookahead < set->max_len ? end + set->seat_lookahead : set->max_len;
     if (!set->seats_first_chunk && needed < goal) needed = goal;
     if (blocks_of(run, needed) + set->kept_blocks > run->num_free) return none;
-    if (is_again) run->num_preempted--, waits(run, -1), take_found(run, row, found); else run->num_seated++;
+    run->first_waiting++, run->num_waiting--;
+    if (is_again) waits(run, -1), take_found(run, row, found);
     take_blocks(run, set->kept_blocks);
     grow(run, i, end, set->seat_lookahead);
     if (one->scheduled_s != one->scheduled_s) one->scheduled_s = run->now_s;
@@ -334,16 +352,218 @@ static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
     return (Chunk){end - history, history, i};
 }
 
+/* The engine looks at what has arrived, and may hold prompts back while rows run (Intake.take_in). */
+static void take_in(Run *run, int after_rows) {
+    const Settings *set = &run->set;
+    Count tokens = run->num_running;
+    while (run->num_queued < run->num_come && run->requests[run->num_queued].entered_s <= run->now_s) run->num_queued++;
+    run->steps_unseen++;
+    if (!after_rows || run->steps_unseen >= set->receive_interval)
+        for (run->steps_unseen = 0; run->num_seen < run->num_queued; run->num_seen++) {
+            run->requests[run->num_seen].queued_s = run->now_s;
+            wait_last(run, run->num_seen);
+        }
+    run->holds_back = 0;
+    if (set->batch_wait_steps && run->num_running && run->num_waiting) {
+        for (Count place = 0; place < run->num_waiting; place++) tokens += run->requests[waiting(run, place)].prompt;
+        run->holds_back = run->steps_held_back < set->batch_wait_steps && tokens < set->batch_wait_tokens;
+        run->steps_held_back = run->holds_back ? run->steps_held_back + 1 : 0;
+    }
+    if (set->balance_steps) {
+        Count num_waiting = run->num_waiting + run->num_queued - run->num_seen;
+        int is_due = !run->num_running || num_waiting >= set->balance_queue || run->steps_balanced + 1 >= set->balance_steps;
+        run->steps_balanced = is_due ? 0 : run->steps_balanced + 1;
+        run->holds_back |= !is_due;
+    }
+}
+
+static void clear(const Run *run, Plan *plan) {
+    *plan = (Plan){.rows = plan->rows, .row_tokens = plan->row_tokens, .chunks.at = plan->chunks.at, .at_s = run->now_s};
+}
+
+static int is_finished(const Run *run, Count i) { return run->rows[i].emitted >= run->requests[i].output; }
+
+/* -- steps of prompts alone and of rows alone (continuous.apart; SGLang) */
+
+/* Tokens of its prompt that no chunk has yet. */
+static Count missing_of(const Run *run, Count i) {
+    return run->requests[i].goal - run->requests[i].prefilled - run->rows[i].in_flight;
+}
+
+/* Tokens of its answer, which ends before memory does; and those that it lacks, as admission counts them. */
+static Count answer_of(const Run *run, Count i) {
+    Count most = run->set.num_blocks * run->set.block_size - 2 - run->requests[i].prompt;
+    return run->requests[i].output < most ? run->requests[i].output : most;
+}
+
+static Count lacking_of(const Run *run, Count i) {
+    Count lacking = answer_of(run, i) - run->rows[i].emitted;
+    return lacking < 0 ? 0 : lacking < run->set.max_answer_tokens ? lacking : run->set.max_answer_tokens;
+}
+
+static Count free_tokens(const Run *run) { return run->num_free * run->set.block_size; }
+
+/* Prompts of the last step that are through become rows. */
+static void merge(Run *run) {
+    Count num_rows = 0;
+    for (Count j = 0; j < run->num_ended; j++) if (!is_finished(run, run->ended[j])) run->ended[num_rows++] = run->ended[j];
+    if (run->has_cut || num_rows < run->num_ended || (num_rows && !run->num_batch)) run->is_full = 0;
+    for (Count j = 0; j < num_rows; j++) run->batch[run->num_batch++] = run->ended[j];
+    run->num_ended = run->has_cut = 0;
+}
+
+/* Note a prompt of the step, of which `held` tokens are computed by its end; tokens that it keeps free. */
+static Count end_chunk(Run *run, Count i, Count held) {
+    Count answer = answer_of(run, i);
+    if (held < run->requests[i].goal) { run->has_cut = 1; return 0; }
+    run->ended[run->num_ended++] = i;
+    return answer < run->set.max_answer_tokens ? answer : run->set.max_answer_tokens;
+}
+
+static void plan_prompts(Run *run, Plan *plan) {
+    const Settings *set = &run->set;
+    Count seats = set->max_seqs - run->num_batch, budget = set->max_batched_tokens, longest = set->longest_chunk, lacking = 0;
+    Count cut = run->num_running ? run->running[run->num_running - 1] : -1;
+    int is_cut = cut >= 0 && missing_of(run, cut) > 0;
+    if (!is_cut && (run->is_full || !has_queued(run))) return;
+    if (seats <= 0 && !is_cut) { run->is_full = 1; return; }
+    for (Count j = 0; j < run->num_batch; j++) lacking += lacking_of(run, run->batch[j]);
+    double kept = run->ratio * lacking;
+    if (is_cut) {
+        Count held = run->requests[cut].prefilled + run->rows[cut].in_flight, tokens = missing_of(run, cut);
+        Count spare = run->rows[cut].blocks * set->block_size - held, room = spare + (Count)(free_tokens(run) - kept);
+        if (room < spare) room = spare;
+        if (tokens > longest) tokens = longest;
+        if (tokens > budget) tokens = budget;
+        if (tokens > room) tokens = room;
+        if (!tokens || !grow(run, cut, held + tokens, 0)) { run->has_cut = 1; return; }
+        add_chunk(&plan->chunks, (Chunk){tokens, held, cut});
+        budget -= tokens;
+        kept += end_chunk(run, cut, held + tokens);
+    }
+    while (has_queued(run) && !run->is_full) {
+        Count i = waiting(run, 0), goal = run->requests[i].prompt + run->rows[i].emitted;
+        Count found = run->rows[i].is_preempted ? found_blocks(run, i, (goal - 1) / set->block_size) * set->block_size : 0;
+        run->is_full = plan->chunks.count >= seats || goal - found + lacking_of(run, i) >= free_tokens(run) - found - kept;
+        if (run->is_full || budget <= 0 || run->has_cut) return;
+        Chunk chunk = seat(run, budget < longest ? budget : longest, 0, 0);
+        if (!chunk.new_tokens) { run->is_full = 1; return; }
+        add_chunk(&plan->chunks, chunk);
+        budget -= chunk.new_tokens;
+        kept += end_chunk(run, i, chunk.history + chunk.new_tokens);
+        if (free_tokens(run) <= larger(0.0, kept)) run->is_full = 1;
+        if (budget <= 0 || run->has_cut) return;
+    }
+}
+
+/* A row gives its memory back and waits behind all who were seen; what a step under way brings it counts for nothing. */
+static void give_up(Run *run, Count i) {
+    Row *row = &run->rows[i];
+    Count tokens = run->requests[i].prefilled < run->requests[i].goal ? run->requests[i].prefilled : run->requests[i].goal;
+    row->is_lost = row->in_flight > 0, row->in_flight = 0;
+    run->is_beyond |= run->set.is_caching && row->has_left_named;
+    if (run->set.is_caching && tokens / run->set.block_size > row->num_named) row->num_named = tokens / run->set.block_size;
+    free_blocks(run, row);
+    hold(run, row, -row->kv);
+    row->is_preempted = 1, row->drafted = 0, run->requests[i].num_preemptions++;
+    run->running_blocks -= run->requests[i].blocks;
+    wait_last(run, i);
+    waits(run, 1);
+}
+
+/* The rows have no room for so many more tokens each. */
+static int lacks(const Run *run, Count tokens) {
+    Count lacking = 0;
+    for (Count j = 0; j < run->num_batch; j++) {
+        Count i = run->batch[j];
+        lacking += blocks_of(run, context_of_row(&run->requests[i], &run->rows[i]) + run->rows[i].in_flight + tokens) - run->rows[i].blocks;
+    }
+    return lacking > run->num_free;
+}
+
+/* Who has fewest tokens out goes first, of equals the longest prompt, with drafts the newest, until the others have room. */
+static void retract(Run *run) {
+    Count emitted = 0, answers = 0, *batch = run->batch;
+    for (Count j = 1; !run->set.lookahead && j < run->num_batch; j++) {
+        Count i = batch[j], place = j;
+        for (; place; place--) {
+            Count before = run->rows[batch[place - 1]].emitted, own = run->rows[i].emitted;
+            if (before > own || (before == own && run->requests[batch[place - 1]].prompt <= run->requests[i].prompt)) break;
+            batch[place] = batch[place - 1];
+        }
+        batch[place] = i;
+    }
+    for (int is_first = 1; run->num_batch > 1 && (is_first || lacks(run, 1 + run->set.lookahead)); is_first = 0)
+        give_up(run, batch[--run->num_batch]);
+    for (Count j = 0; j < run->num_batch; j++) emitted += run->rows[batch[j]].emitted, answers += answer_of(run, batch[j]);
+    run->ratio = smaller(1.0, (emitted + run->set.retract_steps * run->num_batch) / (answers + 1));
+}
+
+static void plan_rows(Run *run, Plan *plan, int is_ahead) {
+    const Settings *set = &run->set;
+    Count num_before = run->num_batch, num_rows = 0;
+    Count cut = run->num_running && missing_of(run, run->running[run->num_running - 1]) > 0 ? run->running[run->num_running - 1] : -1;
+    for (Count j = 0; j < num_before; j++) if (!is_finished(run, run->batch[j])) run->batch[num_rows++] = run->batch[j];
+    run->num_batch = num_rows;
+    if (num_rows < num_before || !num_rows) run->is_full = 0;
+    if (!num_rows) return;
+    if (lacks(run, 1 + 2 * set->lookahead)) retract(run);
+    else run->ratio = larger(run->ratio - (set->initial_ratio - set->min_ratio) / set->decay_steps, set->min_ratio);
+    if (run->num_batch < num_before) run->is_full = 0;
+    num_rows = 0;
+    for (Count j = 0; j < run->num_batch; j++) {
+        Count i = run->batch[j];
+        const Row *row = &run->rows[i];
+        Count tokens = 1 + (is_ahead && row->in_flight ? set->draft_tokens : row->drafted);
+        int must_end = row->in_flight && row->emitted + 1 >= run->requests[i].output;
+        if (!must_end && !grow(run, i, context_of_row(&run->requests[i], row) + row->in_flight + tokens, 0)) { give_up(run, i); continue; }
+        run->batch[num_rows++] = i;
+        if (!must_end) plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
+    }
+    run->num_batch = num_rows;
+    memcpy(run->running, run->batch, num_rows * sizeof(Count));
+    run->num_running = num_rows;
+    if (cut >= 0) run->running[run->num_running++] = cut;
+}
+
+/* Free what the table has beyond what is held (RadixPool.give_back). */
+static void give_back(Run *run, Count i) {
+    Row *row = &run->rows[i];
+    Count spare = row->blocks - blocks_of(run, context_of_row(&run->requests[i], row)), counted = row->blocks - row->num_named;
+    if (spare > counted) spare = counted;
+    if (spare > 0) row->blocks -= spare, run->num_free += spare, run->num_blank += spare;
+}
+
+static void fill_apart(Run *run, Plan *plan, int is_ahead) {
+    merge(run);
+    for (Count j = 0; run->set.lookahead && j < run->num_running; j++)
+        if (!run->rows[run->running[j]].in_flight) give_back(run, run->running[j]);
+    plan_prompts(run, plan);
+    if (!plan->chunks.count) plan_rows(run, plan, is_ahead);
+    if (plan->num_rows || plan->chunks.count || is_ahead) return;
+    if (!(run->set.is_async && has_queued(run))) run->ratio = run->set.initial_ratio;
+    if (!run->num_running) plan_prompts(run, plan);
+}
+
+/* What a step that has ended brings to those who were retracted meanwhile counts for nothing. */
+static void leave_out_lost(Run *run, Plan *plan) {
+    Count num_rows = 0, num_chunks = 0;
+    for (Count j = 0; j < plan->num_rows; j++) if (!run->rows[plan->rows[j]].is_lost) plan->rows[num_rows++] = plan->rows[j];
+    for (Count j = 0; j < plan->chunks.count; j++)
+        if (!run->rows[plan->chunks.at[j].request].is_lost) plan->chunks.at[num_chunks++] = plan->chunks.at[j];
+    for (Count j = 0; j < run->num_waiting; j++) run->rows[waiting(run, j)].is_lost = 0;
+    plan->num_rows = num_rows, plan->chunks.count = num_chunks;
+}
+
 /* Fill a step's budget, ahead of what the step under way brings or not; 1 where it is to be planned once more. */
-static int fill(Run *run, Plan *plan, int is_ahead) {
+static int fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
     const Settings *set = &run->set;
     Count budget = set->max_tokens, slots = set->slots_per_request, longest = set->longest_chunk, num_running = run->num_running;
     int has_preempted = 0;
-    while (run->num_queued < run->num_come && run->requests[run->num_queued].entered_s <= run->now_s) run->num_queued++;
-    while (run->num_seen < run->num_queued) run->requests[run->num_seen++].queued_s = run->now_s;
-    *plan = (Plan){.rows = plan->rows, .row_tokens = plan->row_tokens, .chunks.at = plan->chunks.at, .at_s = run->now_s};
-    Count num_waiting = run->num_queued - run->num_seated + run->num_preempted;
-    if (set->spares_lone_prompt && num_running + num_waiting == 1) longest = set->max_tokens;
+    take_in(run, after_rows);
+    clear(run, plan);
+    if (set->retracts) { fill_apart(run, plan, is_ahead); return 0; }
+    if (set->spares_lone_prompt && num_running + run->num_waiting + run->num_queued - run->num_seen == 1) longest = set->max_tokens;
     for (Count index = 0; index < run->num_running && budget > slots;) {
         Count i = run->running[index++], tokens, held;
         const Request *one = &run->requests[i];
@@ -415,6 +635,14 @@ static double submit_step(Run *run, const Plan *plan, double ahead_s) {
         num_completed++, draft.context += run->requests[plan->chunks.at[j].request].goal;
     }
     target.head_rows = target.row_tokens + num_completed;
+    if (run->set.drafts_before_verify && draft_tokens) {
+        Count longest = 0;
+        for (Count j = 0; j < plan->num_rows; j++)
+            if (run->rows[plan->rows[j]].drafted > longest) longest = run->rows[plan->rows[j]].drafted;
+        Pass later = {target.rows, target.rows, target.context, target.rows, longest - 1, &NO_CHUNKS, 1};
+        if (longest > 1) submit(run, 1, &later, ahead_s), ahead_s = INFINITY;
+        draft_tokens = 1;
+    }
     double end_s = submit(run, 0, &target, ahead_s);
     if (!draft_tokens || run->set.looks_up) return end_s;
     draft.rows = draft.head_rows = plan->num_rows + num_completed, draft.passes = draft.rows ? draft_tokens : 0;
@@ -467,6 +695,7 @@ static void commit_rows(Run *run, const Plan *plan) {
 /* All that a step brought (plan.commit_step). */
 static void commit(Run *run, Plan *plan) {
     Count count = 0;
+    if (run->set.retracts) leave_out_lost(run, plan);
     for (Count j = 0; j < plan->chunks.count; j++) run->rows[plan->chunks.at[j].request].in_flight = 0;
     commit_rows(run, plan);
     for (Count j = 0; j < plan->num_rows; j++) open_round(run, plan->rows[j]);
@@ -503,9 +732,10 @@ static void advance(Run *run, double to_s) {
 /* All requests served: 1; nothing can go on, or not here: 0. */
 static int serve_all(Run *run) {
     Plan *plan = &run->plans[0], *next = &run->plans[1];
-    int is_planned = 0;
+    int is_planned = 0, after_rows = 0;
+    run->ratio = run->set.initial_ratio;
     while (!has_failed(run) && run->num_finished < run->num_requests) {
-        if (!is_planned || is_empty(plan)) while (fill(run, plan, 0) && !has_failed(run));
+        if (!is_planned || is_empty(plan)) while (fill(run, plan, 0, after_rows && run->num_running) && !has_failed(run));
         is_planned = 0;
         if (run->is_beyond) return 0;
         if (is_empty(plan)) {
@@ -517,7 +747,8 @@ static int serve_all(Run *run) {
         begin_step(run, plan);
         if (is_empty(plan)) continue;
         double end_s = submit_step(run, plan, run->now_s - plan->at_s);
-        if (run->set.is_async) fill(run, next, 1), is_planned = 1;
+        after_rows = !plan->chunks.count;
+        if (run->set.is_async) fill(run, next, 1, after_rows), is_planned = 1;
         bring_in(run);
         advance(run, end_s + (plan->chunks.count ? run->set.host.prompt_result_s : run->set.host.result_s));
         if (run->set.looks_up) look_up(run, plan);
@@ -530,12 +761,14 @@ static int serve_all(Run *run) {
 
 /* Arrays for as many as are served at once; 0 with an exception set. */
 static int begin(Run *run, const int8_t *accepted) {
-    Count most = (run->set.max_seqs < run->num_requests ? run->set.max_seqs : run->num_requests) + 1;
+    Count most = 2 * (run->set.max_seqs < run->num_requests ? run->set.max_seqs : run->num_requests) + 2;
     run->rows = PyMem_Calloc(run->num_requests + 1, sizeof(Row));
-    run->running = PyMem_Malloc(most * sizeof(Count));
-    run->preempted = PyMem_Malloc((run->num_requests + 1) * sizeof(Count));
+    run->running = PyMem_Malloc(3 * most * sizeof(Count));
+    if (run->running) run->batch = run->running + most, run->ended = run->batch + most;
+    for (run->line_mask = 1; run->line_mask < run->num_requests; run->line_mask = run->line_mask << 1 | 1);
+    run->line = PyMem_Malloc((run->line_mask + 1) * sizeof(Count));
     run->holes = PyMem_Malloc((run->num_requests + 1) * sizeof(Hole));
-    int is_begun = run->rows && run->running && run->preempted && run->holes;
+    int is_begun = run->rows && run->running && run->line && run->holes;
     for (Plan *plan = run->plans; plan < run->plans + 2; plan++) {
         plan->rows = PyMem_Malloc(2 * most * sizeof(Count));
         plan->chunks.at = PyMem_Malloc(most * sizeof(Chunk));
@@ -554,7 +787,7 @@ static int begin(Run *run, const int8_t *accepted) {
 static void end(Run *run) {
     for (Count i = 0; run->rows && i < run->num_requests; i++) PyMem_Free(run->rows[i].own_rounds);
     for (Plan *plan = run->plans; plan < run->plans + 2; plan++) PyMem_Free(plan->rows), PyMem_Free(plan->chunks.at);
-    PyMem_Free(run->rows), PyMem_Free(run->running), PyMem_Free(run->preempted), PyMem_Free(run->holes);
+    PyMem_Free(run->rows), PyMem_Free(run->running), PyMem_Free(run->line), PyMem_Free(run->holes);
     PyMem_Free(run->marks), PyMem_Free(run->waits), PyMem_Free(run->gaps.at);
 }
 

@@ -48,7 +48,9 @@ typedef struct {
 
 typedef struct { Count new_tokens, history, request; } Chunk;
 typedef struct { Count count, tokens, history, longest, longest_history; Chunk *at; } Chunks;
-typedef struct { Count rows, row_tokens, context, head_rows, passes; const Chunks *chunks; } Pass;
+/* `goes_on`: passes of a draft that began in an earlier work. */
+typedef struct { Count rows, row_tokens, context, head_rows, passes; const Chunks *chunks; int goes_on; } Pass;
+static const Chunks NO_CHUNKS;
 typedef struct { double device_s, launch_s; } Cost;
 
 static const double ONES[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -139,8 +141,7 @@ static Cost rows_cost(Costs *costs, Model *m, enum Kind kind, const Pass *p) {
     Count num_later = p->passes - 1;
     double kv = (double)kv_tokens(m, p);
     Cost cost = {part[FIXED_S] + rows_attention_s(m, part, kv) + kv * part[QUERY_S], part[LAUNCH_S]};
-    cost.device_s += part[FUSION_S];
-    cost.device_s += m->is.phase_s;
+    if (!p->goes_on) cost.device_s += part[FUSION_S], cost.device_s += m->is.phase_s;
     if (num_later <= 0) return cost;
     part = slot(costs, m, LATER, p->rows, 0);
     cost.launch_s += num_later * part[LAUNCH_S];
@@ -196,7 +197,7 @@ static Cost chunks_cost(Costs *costs, Model *m, const Pass *p) {
     if (p->rows) cost.device_s += m->is.phase_s;
     if (p->passes <= 1 || !p->rows) return cost;
     Chunks none = {.at = p->chunks->at};
-    Pass later = {p->rows, p->rows, p->context + p->row_tokens, p->rows, p->passes - 1, &none};
+    Pass later = {p->rows, p->rows, p->context + p->row_tokens, p->rows, p->passes - 1, &none, 0};
     Cost more = rows_cost(costs, m, LATER, &later);
     cost.launch_s += more.launch_s;
     cost.device_s += more.device_s - slot(costs, m, LATER, p->rows, 0)[FUSION_S] - m->is.phase_s;

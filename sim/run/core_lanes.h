@@ -145,8 +145,6 @@ static void put_all(Lane *lane, Batch batch) { for (Count j = 0; j < batch.count
 
 /* -- works (sim.policies.rounds and works) */
 
-static const Chunks NO_CHUNKS;
-
 /* Seconds for which the next work of `who` on `stream` could be prepared. */
 static double ahead_s(const Lanes *l, Batch who, int stream) {
     double known_s = l->device.queues[stream].submitted_s;
@@ -198,7 +196,7 @@ static Count context_of(const Lanes *l, Batch batch) {
 }
 
 static Op *send_draft(Lanes *l, Batch batch, int stream) {
-    Pass pass = {batch.count, batch.count, context_of(l, batch), batch.count, l->set.draft_tokens, &NO_CHUNKS};
+    Pass pass = {batch.count, batch.count, context_of(l, batch), batch.count, l->set.draft_tokens, &NO_CHUNKS, 0};
     for (Count j = 0; j < batch.count; j++) pass.row_tokens += l->requests[batch.at[j]].needs_catch_up;
     Op *op = send(l, stream, DRAFT, 1, &pass, batch, NULL, ahead_s(l, batch, stream));
     hold_tokens(l, batch.count * (l->set.draft_tokens + 1));
@@ -207,7 +205,7 @@ static Op *send_draft(Lanes *l, Batch batch, int stream) {
 
 static Op *send_verify(Lanes *l, Batch batch, int stream, Op *after, double ahead) {
     Count tokens = batch.count * (l->set.draft_tokens + 1);
-    Pass pass = {batch.count, tokens, context_of(l, batch), tokens, 0, &NO_CHUNKS};
+    Pass pass = {batch.count, tokens, context_of(l, batch), tokens, 0, &NO_CHUNKS, 0};
     return send(l, stream, VERIFY, 0, &pass, batch, after, ahead);
 }
 

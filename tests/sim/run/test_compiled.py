@@ -51,7 +51,7 @@ LANE_PROFILES = (
 )
 """Overlap that was measured, two models of a table, and heads."""
 LANE_ENGINES = (None, "ideal", "vllm-0.12", "vllm-0.32")
-ENGINES = ("ideal", "vllm-0.12", "vllm-0.19", "vllm-0.24", "vllm-0.32", "trtllm-1.0")
+ENGINES = ("ideal", "vllm-0.12", "vllm-0.19", "vllm-0.24", "vllm-0.32", "trtllm-1.0", "sglang-0.5")
 
 
 @cache
@@ -204,11 +204,22 @@ TWICE_PREEMPTED = {
     "dataset_name": "fixed",
 }
 """A request loses its memory twice, and an EAGLE head wants the last block that is found computed again."""
-RANKS = {
-    "profile": "rtx-pro-6000-server/qwen3-30b-a3b-dp2",
-    "num_speculative_tokens": 0,
-    "engine.rules.attention_dp_timeout_iters": 9,
-}
+ENGINE_RULES = (
+    {"engine.name": "sglang-0.5", "engine.rules.scheduler_recv_interval": 4, "engine.num_gpu_blocks": 1500},
+    {"engine.name": "trtllm-1.0", "engine.rules.batch_wait_timeout_iters": 6},
+    {
+        "profile": "rtx-pro-6000-server/qwen3-30b-a3b-dp2",
+        "num_speculative_tokens": 0,
+        "engine.rules.attention_dp_timeout_iters": 9,
+    },
+)
+
+
+@pytest.mark.parametrize("rules", ENGINE_RULES)
+@pytest.mark.filterwarnings("ignore")
+def test_what_engines_wait_for_is_the_same_in_the_core(rules: dict[str, Any]) -> None:
+    given = {"profile": PROFILES[0], "dataset_name": "azure-conv", "num_prompts": 40, "request_rate": 12}
+    assert_same_in_python(Scenario.of(policy="continuous", **given | rules), 0)
 
 
 @pytest.mark.parametrize(
@@ -216,8 +227,7 @@ RANKS = {
     [
         ("replicas that depend on each other", {"devices.count": 2, "devices.routing": "least-outstanding"}),
         ("somebody looks", {"window.stop_s": 0.5}),
-        ("an engine that does not mix prompts", {"engine.name": "sglang-0.5"}),
-        ("an engine that does not mix prompts", RANKS),
+        ("an engine that does not mix prompts", {"engine.rules.enable_mixed_chunk": False}),
         ("costs of another form", {"profile": "a100-pdverify/codellama-34b+tinyllama-1.1b"}),
         ("memory is short", TWICE_PREEMPTED),
         ("draft lengths that change", {"speculation.controller": "feedback", "num_speculative_tokens": 4}),
@@ -263,9 +273,8 @@ def buffers() -> tuple[Any, ...]:
     widths = (12, 12, 12, 12, 12, 12)
     constants = np.array([0.0, 0.0, *[1.0] * 18, *[1.0] * 6, *widths])
     model = (constants, *[np.zeros((2, width)) for width in widths])
-    settings = bytearray(
-        compiled.SETTINGS.pack(0, 1, 1, 0, 0, 0, 1, *[0] * 5, 1, 0, 0, 0, 9, 16, 0, *[0] * 5, *[0.0] * 6, *[1.0] * 5)
-    )
+    counts = (0, 1, 1, 0, 0, 0, 1, *[0] * 5, 1, 0, 0, 0, 9, 16, *[0] * 13)
+    settings = bytearray(compiled.SETTINGS.pack(*counts, *[0.0] * 12, *[1.0] * 5))
     return settings, requests, np.zeros(1, dtype=np.int8), *model, *model
 
 
