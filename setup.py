@@ -8,6 +8,7 @@ from setuptools import Extension, setup
 CORE = Extension(
     "sim.run.core",
     ["sim/run/core.c"],
+    depends=[f"sim/run/core_{part}.h" for part in ("costs", "device", "lanes")],
     optional=True,
     py_limited_api=True,
     # A fused multiply-add rounds once where Python rounds twice.

@@ -1,261 +1,228 @@
-/* A run of continuous batching as totals: what sim.policies.continuous.loop.by_totals does on a device with one stream.
+/* The compiled core: whole runs of `continuous` and of policies with lanes, which sim.run.compiled takes.
 
-Takes numbers and arrays, knows no files and no policies. Every operation on a double is the one of the Python code, in
-its order, so that results are equal to the last bit (build without contraction into fused multiply-adds). Numbers of
-costs are kept in rows of slots [first key, second key, numbers]; `ask` writes one that is lacking, `check` hears of
-passes beyond what was measured. Steps are kept in a ring that is longer than any request has rounds. Settings, requests
-and steps come as the structs below: sim.run.compiled has the same fields, and has checked that no loop here goes beyond
-an array or on for ever.
+Takes numbers and arrays, knows no files. Every operation on a double is the one of the Python code, in its order, so that
+results are equal to the last bit (build without contraction into fused multiply-adds). Settings, requests and steps come
+as the structs of these files: sim.run.compiled has the same fields, and has checked that no loop here goes beyond an
+array or on for ever.
+
+core_costs.h    what a pass costs
+core_device.h   streams that share a device
+core_lanes.h    pd, pdv, unified, baseline
+here            requests, `continuous`, and the door
 
 Not here: what a run that is taken must be like (sim.run.compiled), what is in a slot (sim.costs.forms). */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-typedef int64_t Count;
-
-enum Kind { ROWS, LATER, BESIDE, CHUNK, TOKENS, HEAD, NUM_KINDS };
-enum { KEYS = 2, NUM_SIZES = 6, STEPS_PER_SIGNAL_CHECK = 1024, BLOCK_QUERIES = 128 };
+#include "core_costs.h"
 
 typedef struct {
-    double is_table, by_rows;  /* by_rows: the body depends on rows as well as on tokens (experts) */
-    double layers, extra_s, phase_s, max_row_tokens;
-    double fixed_s;            /* prefill attention of both forms; up to context_s compact's */
-    double sharpness, root, four_heads, prefill_rate, small_factor, kv_bytes, kv_rate, block_s, tile_share, half_extra;
-    double context_s;
-    double pair_s, kv_token_s; /* table: a history that was not measured */
-    double told[NUM_SIZES];    /* largest sizes (check_range) measured, or told to `check` */
-    double widths[NUM_KINDS];  /* of slots */
-} Constants;
+    double arrival_s, entered_s, known_s, queued_s, scheduled_s, first_s, last_s;
+    double delay_s;            /* in the frontend */
+    Count prompt, output, blocks, is_measured, first_round, num_rounds, num_accepted;
+    Count num_drafted, num_preemptions, prefilled, goal, needs_catch_up;
+} Request;
 
-typedef struct { double *data; Py_ssize_t width, mask; } Slots;
-typedef struct { Constants is; double told_context; Slots slots[NUM_KINDS]; } Model;
+/* Gaps of requests whose tokens came together. */
+typedef struct { double at_s, gap_s; Count count; } Gap;
+typedef struct { Gap *at; Count count, most; int is_out_of_memory; } Gaps;
+
+static void add_gap(Gaps *gaps, double at_s, double gap_s, Count count) {
+    if (gaps->count == gaps->most) {
+        Count most = gaps->most ? 2 * gaps->most : 1024;
+        Gap *at = PyMem_Realloc(gaps->at, most * sizeof(Gap));
+        if (at == NULL) { gaps->is_out_of_memory = 1; return; }
+        gaps->at = at, gaps->most = most;
+    }
+    gaps->at[gaps->count++] = (Gap){at_s, gap_s, count};
+}
+
+/* Gaps of a batch; its requests mostly had their last tokens together. */
+static void add_gaps(Gaps *gaps, const Request *requests, const Count *batch, Count num, double now_s) {
+    double since_s = now_s;
+    Count count = 0;
+    for (Count i = 0; i < num; i++) {
+        const Request *one = &requests[batch[i]];
+        if (!one->is_measured) continue;
+        if (count && one->last_s != since_s) add_gap(gaps, now_s, now_s - since_s, count), count = 0;
+        since_s = one->last_s, count++;
+    }
+    if (count) add_gap(gaps, now_s, now_s - since_s, count);
+}
+
+#include "core_device.h"
+#include "core_lanes.h"
+
+/* -- continuous batching: what sim.policies.continuous does row by row, on a device with one stream */
 
 typedef struct {
     Count draft_tokens, max_seqs, max_tokens, max_concurrency, slots_per_request, padded_tokens, num_blocks;
     Count is_async, no_evict, whole_prompts, reads_features, looks_up;
-    double step_s, row_s, eager_s, result_s, prompt_result_s, lookup_row_s;
-    double served[5];          /* prefill, decode, verify, draft, draft_prefill (sim.costs.in_service) */
+    Count longest_chunk, spares_lone_prompt, lookahead, seat_lookahead, max_len, block_size, kept_blocks;
+    Count is_caching, drops_cached_block, seats_first_chunk, caches_results, reuses_blank_first;
+    Count receive_interval, batch_wait_steps, balance_steps;
+    Count retracts, drafts_before_verify, max_batched_tokens, max_answer_tokens;   /* SGLang */
+    double batch_wait_tokens, balance_queue, initial_ratio, min_ratio, decay_steps, retract_steps;
+    Host host;
 } Settings;
 
+/* A request that is served. Its blocks: how many its table has, and how many of these, its first, have a key. */
 typedef struct {
-    double arrival_s, entered_s, queued_s, scheduled_s, first_s, last_s;
-    double delay_s;            /* in the frontend */
-    Count prompt, output, blocks, is_measured, first_round, num_rounds, num_accepted;
-    Count next_leaving;        /* who leaves in the same step, 1 more than its number; 0: nobody */
-} Request;
+    Count emitted, drafted, in_flight, kv, blocks, num_named, cached;
+    Count freed_at, num_freed;  /* where the blocks with a key that it gave back are in the line of free ones */
+    Count next, at;             /* its next round, and the number of tokens out that it begins at */
+    const int8_t *rounds;
+    int8_t *own_rounds;
+    int is_preempted, has_left_named, is_lost;
+} Row;
 
-typedef struct { Count new_tokens, history, request; } Chunk;
-typedef struct { Count count, tokens, history, longest, longest_history; Chunk *at; } Chunks;
-typedef struct { Count rows, row_tokens, context, head_rows, passes; const Chunks *chunks; } Pass;
-typedef struct { double device_s, launch_s; } Cost;
-typedef struct { Count advance, num_leaving, measured, kept, blocks, num_ending, first_leaving; } Step;
-/* Prompts of a step, completed ones first, tokens of these, and how many of them are rows from then on. */
-typedef struct { Chunks chunks; Count num_completed, completed_tokens, num_joining; double at_s; } Plan;
-typedef struct { double end_s; Count measured, held; } Done; /* a step: rows whose gap counts, tokens behind it */
-typedef struct { Count num_works, tokens; double device_s; } Usage;
+/* A step: its rows, with tokens of each, and the chunks of prompts. */
+typedef struct { Count *rows, *row_tokens, num_rows; Chunks chunks; double at_s; } Plan;
+typedef struct { double at_s; Count held; } Mark; /* tokens in memory from then on */
+typedef struct { double at_s; Count change; } Wait; /* of the queue: who is preempted waits once more */
 typedef struct { double now_s, busy_s; Usage usage[2]; } Totals;
+typedef struct { Count from, to; } Hole;
 
 typedef struct {
     Settings set;
-    Model model[2];
-    PyObject *ask, *check;
+    Costs costs;
+    PyObject *redraw;          /* rounds of a request from a token on, where drafts were cut or tokens came without */
     Request *requests;         /* in order of arrival */
-    const int8_t *accepted;    /* drafted tokens, by rounds */
-    Count num_requests, num_come, num_queued, num_seen, num_admitted, num_finished, num_active;
-    Count partial, partial_tokens; /* the prompt that is admitted and not wholly planned, below 0 for none */
-    Count num_rows, num_measured, context, free_blocks, step;
+    Row *rows;
+    Count num_requests, num_come, num_queued, num_seen, num_finished;
+    Count *running, num_running, running_blocks;   /* seated, oldest first; blocks for their whole lives */
+    Count *line, first_waiting, num_waiting, line_mask; /* who waits and was seen, in a ring */
+    /* Free blocks: those without a key that are taken first, then a line, from head to tail, with holes. */
+    Count num_free, num_blank, line_head, line_tail;
+    Hole *holes;
+    Count num_holes;
+    Count held, num_marks, max_marks, num_waits, max_waits, num_steps;
+    int is_touched;            /* somebody has changed what is held, since time went on */
     double now_s, issuer_free_s, device_free_s;
     Totals totals;
-    Step *ring;
-    Count ring_mask;
     Plan plans[2];
-    Done *done;                /* [steps] */
-    Count max_done;
-    int has_failed;            /* an exception is set: nothing is asked any more, and the loop ends */
+    Mark *marks;
+    Wait *waits;
+    Gaps gaps;
+    int is_beyond;             /* something that only Python knows */
+    Count steps_unseen, steps_held_back, steps_balanced;
+    int holds_back;            /* prompts wait for others to come */
+    /* SGLang: the rows of the last step of rows, and those of prompts that have ended since; that step's prompts. */
+    Count *batch, num_batch, *ended, num_ended;
+    double ratio;
+    int is_full, has_cut;
 } Run;
 
-/* -- costs */
-
-static const double ONES[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-
-/* The numbers of a slot, asked for where they are not there; of any kind, where that failed. */
-static const double *slot(Run *run, Model *m, enum Kind kind, Count first, Count second) {
-    Slots *slots = &m->slots[kind];
-    Py_ssize_t place = (first + second * 31) & slots->mask;
-    double *row = slots->data + place * slots->width;
-    if (row[0] == (double)first && row[1] == (double)second) return row + KEYS;
-    if (run->has_failed) return ONES;
-    PyObject *none = PyObject_CallFunction(run->ask, "iinLL", (int)(m - run->model), (int)kind, place,
-                                           (long long)first, (long long)second);
-    run->has_failed = none == NULL;
-    Py_XDECREF(none);
-    return none == NULL ? ONES : row + KEYS;
+static int has_failed(Run *run) {
+    if (run->gaps.is_out_of_memory && !run->costs.has_failed) PyErr_NoMemory(), run->costs.has_failed = 1;
+    return run->costs.has_failed;
 }
 
-static double larger(double a, double b) { return b > a ? b : a; }
-
-/* Index of the last of the rising points that is not above `at`; -1 where all are. */
-static Py_ssize_t last_up_to(const double *points, Py_ssize_t count, double at) {
-    Py_ssize_t low = 0, high = count;
-    while (low < high) {
-        Py_ssize_t middle = (low + high) / 2;
-        if (at < points[middle]) high = middle; else low = middle + 1;
-    }
-    return low - 1;
-}
-
-/* `line` at `at`: its number of points, these, and their values (sim.costs.forms.interpolation.value_at). */
-static double value_at(const double *line, double at) {
-    Py_ssize_t count = (Py_ssize_t)line[0], upper, lower;
-    const double *axis = line + 1, *values = axis + count;
-    if (count == 1 || at <= axis[0]) return values[0];
-    upper = last_up_to(axis, count, at) + 1;
-    if (upper > count - 1) upper = count - 1;
-    if (at <= axis[count - 1]) lower = upper - 1;
-    else if ((lower = last_up_to(axis, count, axis[count - 1] / 2)) < 0) lower = 0;
-    double weight = (at - axis[lower]) / (axis[upper] - axis[lower]);
-    return values[lower] + weight * (values[upper] - values[lower]);
-}
-
-/* A layer's attention of rows over `kv` tokens, compact: blocks_power, kv_token_s. */
-static double together_s(const Model *m, const double *numbers, double kv) {
-    return pow(numbers[0] + pow(kv * numbers[1], m->is.sharpness), m->is.root);
-}
-
-/* KV that the rows of a pass read. */
-static Count kv_tokens(const Model *m, const Pass *p) {
-    double most = p->rows * m->is.max_row_tokens;
-    return (m->is.max_row_tokens > 0.0 && p->context > most ? (Count)most : p->context) + p->row_tokens;
-}
-
-/* ROWS and LATER: [launch_s, most context, fusion_s, fixed_s, query_s, then of the form]. */
-enum { LAUNCH_S, MOST_CONTEXT, FUSION_S, FIXED_S, QUERY_S, OF_ROWS };
-
-static double rows_attention_s(const Model *m, const double *numbers, double kv) {
-    if (!m->is.is_table) return m->is.layers * together_s(m, numbers + OF_ROWS, kv);
-    Py_ssize_t count = (Py_ssize_t)numbers[OF_ROWS]; /* points, KV tokens, seconds, slopes */
-    const double *points = numbers + OF_ROWS + 1;
-    Py_ssize_t i = last_up_to(points, count, kv);
-    return points[count + i] + points[2 * count + i] * (kv - points[i]);
-}
-
-/* Tell `check` of a pass with a size beyond what was measured and told. */
-static void check_range(Run *run, Model *m, const Pass *p, double most_context) {
-    const Chunks *chunks = p->chunks;
-    Count context = p->rows ? p->context / p->rows : 0, queries = p->rows ? (p->row_tokens + p->rows - 1) / p->rows : 0;
-    Count sizes[NUM_SIZES] = {p->row_tokens + chunks->tokens, p->head_rows, p->rows, chunks->longest,
-                              chunks->longest_history, queries};
-    int is_new = context > most_context && context >= m->told_context;
-    if (is_new) m->told_context = (double)context;
-    for (int i = 0; i < NUM_SIZES; i++)
-        if ((double)sizes[i] > m->is.told[i]) m->is.told[i] = (double)sizes[i], is_new = 1;
-    if (!is_new || run->has_failed) return;
-    PyObject *none = PyObject_CallFunction(run->check, "iLLLLy#", (int)(m - run->model), (long long)p->rows,
-                                           (long long)p->row_tokens, (long long)p->context, (long long)p->head_rows,
-                                           (char *)chunks->at, (Py_ssize_t)(chunks->count * sizeof(Chunk)));
-    run->has_failed = none == NULL;
-    Py_XDECREF(none);
-}
-
-/* A work of rows alone, with all its passes (WorkCosts.cost). */
-static Cost rows_cost(Run *run, Model *m, enum Kind kind, const Pass *p) {
-    const double *part = slot(run, m, kind, p->rows, 0);
-    if (p->context > part[MOST_CONTEXT]) check_range(run, m, p, part[MOST_CONTEXT] / p->rows);
-    Count num_later = p->passes - 1;
-    double kv = (double)kv_tokens(m, p);
-    Cost cost = {part[FIXED_S] + rows_attention_s(m, part, kv) + kv * part[QUERY_S], part[LAUNCH_S]};
-    cost.device_s += part[FUSION_S];
-    cost.device_s += m->is.phase_s;
-    if (num_later <= 0) return cost;
-    part = slot(run, m, LATER, p->rows, 0);
-    cost.launch_s += num_later * part[LAUNCH_S];
-    cost.device_s += num_later * part[FIXED_S];
-    for (Count i = 0; i < num_later; i++) {
-        kv += p->rows;
-        cost.device_s += rows_attention_s(m, part, kv);
-    }
-    return cost;
-}
-
-/* One layer's attention over the chunks of a pass, from measured curves. */
-static double curves_s(Run *run, Model *m, const Chunks *chunks) {
-    double total = 0.0;
-    for (const Chunk *chunk = chunks->at; chunk < chunks->at + chunks->count; chunk++) {
-        const double *curve = slot(run, m, CHUNK, chunk->new_tokens, 0);
-        if (curve[0] > 1.0) total += value_at(curve, (double)chunk->history);
-        else total += curve[2] + (m->is.pair_s * chunk->new_tokens + m->is.kv_token_s) * chunk->history;
-    }
-    return total - (chunks->count - 1) * m->is.fixed_s;
-}
-
-/* The same from compact constants. */
-static double pairs_s(const Constants *is, const Chunks *chunks) {
-    double pairs = 0.0;
-    for (const Chunk *chunk = chunks->at; chunk < chunks->at + chunks->count; chunk++) {
-        Count padded = (chunk->new_tokens + BLOCK_QUERIES - 1) / BLOCK_QUERIES * BLOCK_QUERIES;
-        double queries = chunk->new_tokens + is->tile_share * (padded - chunk->new_tokens);
-        pairs += queries * (chunk->history + 0.5 * queries + is->half_extra);
-    }
-    double compute = is->four_heads * pairs / is->prefill_rate * is->small_factor;
-    double memory = chunks->tokens * is->kv_bytes / is->kv_rate, longest = is->block_s * chunks->longest / BLOCK_QUERIES;
-    return is->fixed_s + compute + memory + longest + chunks->history * is->context_s;
-}
-
-/* BESIDE: [most context of a row, seconds per token of a row's KV, seconds taken off, then of the form]. */
-static double beside_s(const Model *m, const Pass *p, const double *numbers) {
-    double kv = (double)kv_tokens(m, p), seconds = m->is.is_table ? value_at(numbers + 3, kv) : together_s(m, numbers + 3, kv);
-    return seconds + numbers[1] * (kv / p->rows) - numbers[2];
-}
-
-/* A work with chunks (WorkCosts._any_cost). */
-static Cost chunks_cost(Run *run, Model *m, const Pass *p) {
-    const double *beside = p->rows ? slot(run, m, BESIDE, p->rows, p->row_tokens) : NULL;
-    check_range(run, m, p, beside ? beside[0] : INFINITY);
-    double attention_s = m->is.is_table ? curves_s(run, m, p->chunks) : pairs_s(&m->is, p->chunks);
-    if (beside) attention_s += beside_s(m, p, beside);
-    double head_s = p->head_rows ? slot(run, m, HEAD, p->head_rows, 0)[0] : 0.0;
-    Count by_rows = m->is.by_rows ? p->rows << 20 | p->row_tokens : 0;
-    const double *rest = slot(run, m, TOKENS, p->row_tokens + p->chunks->tokens, by_rows); /* body, launch, fusion */
-    Cost cost = {rest[0] + m->is.layers * attention_s + head_s, rest[1]};
-    cost.device_s += m->is.extra_s + rest[2];
-    if (p->rows) cost.device_s += m->is.phase_s;
-    if (p->passes <= 1 || !p->rows) return cost;
-    Chunks none = {.at = p->chunks->at};
-    Pass later = {p->rows, p->rows, p->context + p->row_tokens, p->rows, p->passes - 1, &none};
-    Cost more = rows_cost(run, m, LATER, &later);
-    cost.launch_s += more.launch_s;
-    cost.device_s += more.device_s - slot(run, m, LATER, p->rows, 0)[FUSION_S] - m->is.phase_s;
-    return cost;
+/* Room for one more behind `count`; NULL with an exception set. */
+static void *grown(Run *run, void *array, Count count, Count *most, size_t size) {
+    if (count < *most) return array;
+    Count more = *most ? 2 * *most : 1024;
+    void *at = PyMem_Realloc(array, more * size);
+    if (at == NULL) { PyErr_NoMemory(); run->costs.has_failed = 1; return NULL; }
+    *most = more;
+    return at;
 }
 
 /* Submit a work, prepared for `ahead_s`; returns when it ends on the device. */
 static double submit(Run *run, int model, const Pass *p, double ahead_s) {
-    Model *m = &run->model[model];
-    const Settings *set = &run->set;
-    Cost cost = p->chunks->count || !p->rows ? chunks_cost(run, m, p) : rows_cost(run, m, ROWS, p);
-    double served = set->served[model ? (p->rows ? 3 : 4) : !p->rows ? 0 : p->row_tokens > p->rows ? 2 : 1];
-    double device_s = cost.device_s + cost.device_s * (served - 1.0);
-    double prepare_s = set->step_s + set->row_s * (p->rows + p->chunks->count);
-    if (p->chunks->count) prepare_s += set->eager_s;
-    if (ahead_s != 0.0) prepare_s = larger(prepare_s - ahead_s, 0.0);
+    double prepare_s;
+    Cost cost = work_cost(&run->costs, model, p, ahead_s, &prepare_s);
     double prepared_s = larger(run->issuer_free_s, run->now_s) + prepare_s;
     double start_s = larger(run->device_free_s, prepared_s);
     run->issuer_free_s = prepared_s + cost.launch_s;
-    run->device_free_s = larger(start_s + device_s, run->issuer_free_s);
+    run->device_free_s = larger(start_s + cost.device_s, run->issuer_free_s);
     run->totals.busy_s += run->device_free_s - start_s;
     Usage *usage = &run->totals.usage[model];
     usage->num_works++;
     usage->device_s += run->device_free_s - start_s;
-    usage->tokens += p->row_tokens + p->chunks->tokens + (p->passes ? p->rows * (p->passes - 1) : 0);
+    usage->tokens += tokens_of(p);
     return run->device_free_s;
 }
 
-/* -- requests */
+/* -- memory (sim.engine.paged, where no request has what another one computed) */
+
+static Count blocks_of(const Run *run, Count tokens) { return (tokens + run->set.block_size - 1) / run->set.block_size; }
+
+static void take_blocks(Run *run, Count count) {
+    run->num_free -= count;
+    Count missing = count - run->num_blank;
+    run->num_blank = missing < 0 ? -missing : 0;
+    while (missing > 0) {
+        const Hole *hole = run->num_holes ? &run->holes[0] : NULL;
+        if (hole != NULL && hole->from == run->line_head) {
+            run->line_head = hole->to;
+            memmove(run->holes, run->holes + 1, --run->num_holes * sizeof(Hole));
+            continue;
+        }
+        Count taken = hole != NULL && hole->from - run->line_head < missing ? hole->from - run->line_head : missing;
+        run->line_head += taken, missing -= taken;
+    }
+}
+
+/* All that the table has is free; what has a key comes last, its last block first. */
+static void free_blocks(Run *run, Row *row) {
+    Count counted = row->blocks - row->num_named, blank = 0;
+    if (run->set.reuses_blank_first) {
+        blank = run->set.is_caching ? row->blocks - row->cached / run->set.block_size : counted;
+        if (blank > counted) blank = counted;
+    }
+    run->num_blank += run->set.kept_blocks + blank;
+    run->line_tail += counted - blank;
+    row->freed_at = run->line_tail, row->num_freed = row->num_named;
+    run->line_tail += row->num_named;
+    run->num_free += run->set.kept_blocks + row->blocks;
+    row->blocks = row->num_named = 0;
+}
+
+/* Tokens in the target's KV between rounds. */
+static Count context_of_row(const Request *one, const Row *row) {
+    Count after_prefill = row->emitted - 1 - (one->goal - one->prompt);
+    return one->prefilled + (after_prefill > 0 ? after_prefill : 0);
+}
+
+static Count cached_tokens(const Run *run, Count i) {
+    Count context = run->set.caches_results ? context_of_row(&run->requests[i], &run->rows[i]) : 0;
+    return context > run->rows[i].cached ? context : run->rows[i].cached;
+}
+
+/* Extend a table to `tokens` and the look-ahead behind them; 0 where memory is short. */
+static int grow(Run *run, Count i, Count tokens, Count lookahead) {
+    Row *row = &run->rows[i];
+    Count slots = tokens + lookahead < run->set.max_len ? tokens + lookahead : run->set.max_len;
+    Count missing = blocks_of(run, slots) - row->blocks, known = run->requests[i].prompt + row->emitted;
+    if (missing > 0) {
+        if (missing > run->num_free) return 0;
+        take_blocks(run, missing);
+        row->blocks += missing;
+    }
+    row->cached = tokens < known ? tokens : known;
+    return 1;
+}
+
+/* Blocks of its own that a request which was preempted finds again. */
+static Count found_blocks(const Run *run, Count i, Count most) {
+    const Row *row = &run->rows[i];
+    Count taken = run->line_head - row->freed_at, found = row->num_freed - (taken > 0 ? taken : 0);
+    if (found > most) found = most;
+    return found > run->set.drops_cached_block ? found - run->set.drops_cached_block : 0;
+}
+
+/* They are free no longer: a hole in the line. */
+static void take_found(Run *run, Row *row, Count found) {
+    Count to = row->freed_at + row->num_freed, from = to - found, place = run->num_holes;
+    row->has_left_named = from > row->freed_at && from > run->line_head;
+    row->num_freed = 0;
+    row->blocks = row->num_named = found, run->num_free -= found;
+    if (!found) return;
+    while (place && run->holes[place - 1].from > from) run->holes[place] = run->holes[place - 1], place--;
+    run->holes[place] = (Hole){from, to};
+    run->num_holes++;
+}
+
+/* -- requests (sim.engine.serving) */
 
 /* Let requests arrive for which there is a place, now or later; the frontend passes them on in order. */
 static void bring_in(Run *run) {
@@ -267,183 +234,566 @@ static void bring_in(Run *run) {
         if (places && run->num_come) one->arrival_s = larger(one->arrival_s, one[-1].arrival_s);
         one->entered_s = one->arrival_s + one->delay_s;
         if (run->num_come) one->entered_s = larger(one->entered_s, one[-1].entered_s);
+        one->known_s = one->entered_s;
     }
 }
 
-/* True where all who could be admitted fit for their whole lives (plan.has_room). */
-static int has_room(const Run *run, Count num_seated) {
-    const Settings *set = &run->set;
-    Count num_begun = num_seated + (run->partial >= 0), seats = set->max_seqs - num_begun;
-    Count free_blocks = run->free_blocks, tokens = 0, per_row = set->draft_tokens + 1 + set->slots_per_request;
-    for (Count i = run->num_admitted; !set->no_evict && i < run->num_queued && seats > 0; i++, seats--) {
-        free_blocks -= run->requests[i].blocks;
-        if (++num_begun * per_row > set->max_tokens || free_blocks < 0) return 0;
-        tokens += run->requests[i].prompt;
-        if (tokens >= set->max_tokens) break;
+static void hold(Run *run, Row *row, Count change) { row->kv += change, run->held += change, run->is_touched = 1; }
+
+static Count waiting(const Run *run, Count place) { return run->line[(run->first_waiting + place) & run->line_mask]; }
+
+/* `i` waits: ahead of all others, or behind those who were seen. */
+static void wait_first(Run *run, Count i) { run->num_waiting++, run->line[--run->first_waiting & run->line_mask] = i; }
+static void wait_last(Run *run, Count i) { run->line[(run->first_waiting + run->num_waiting++) & run->line_mask] = i; }
+
+static void waits(Run *run, Count change) {
+    Wait *waits = grown(run, run->waits, run->num_waits, &run->max_waits, sizeof(Wait));
+    if (waits == NULL) return;
+    run->waits = waits;
+    run->waits[run->num_waits++] = (Wait){run->now_s, change};
+}
+
+/* The newest request that runs gives its memory back, and waits ahead of all others. */
+static Count preempt(Run *run) {
+    Count i = run->running[--run->num_running], tokens = cached_tokens(run, i);
+    Row *row = &run->rows[i];
+    run->is_beyond |= run->set.is_caching && row->has_left_named;
+    if (run->set.is_caching && tokens / run->set.block_size > row->num_named) row->num_named = tokens / run->set.block_size;
+    free_blocks(run, row);
+    hold(run, row, -row->kv);
+    row->is_preempted = 1, run->requests[i].num_preemptions++;
+    if (!row->in_flight) row->drafted = 0;
+    run->running_blocks -= run->requests[i].blocks;
+    wait_first(run, i);
+    waits(run, 1);
+    return i;
+}
+
+static void release(Run *run, Count i) {
+    Row *row = &run->rows[i];
+    hold(run, row, -row->kv);
+    run->num_finished++;
+    if (row->is_preempted) {
+        Count place = 0, *line = run->line, first = run->first_waiting, mask = run->line_mask;
+        while (waiting(run, place) != i) place++;
+        for (run->num_waiting--; place < run->num_waiting; place++) line[(first + place) & mask] = line[(first + place + 1) & mask];
+        row->is_preempted = 0;
+        waits(run, -1);
+        return;
     }
-    return 1;
+    row->cached = cached_tokens(run, i);
+    free_blocks(run, row);
+    run->running_blocks -= run->requests[i].blocks;
 }
 
-/* The first chunk of who waits longest, within `room`, while `num_seated` hold seats; of no tokens if nobody's. */
-static Chunk admitted(Run *run, Count num_seated, Count room, Count padded) {
-    const Settings *set = &run->set;
-    Request *one = &run->requests[run->num_admitted];
-    Chunk chunk = {0, 0, run->num_admitted};
-    if (run->num_admitted == run->num_queued || num_seated >= set->max_seqs) return chunk;
-    if (set->whole_prompts && room < one->prompt && one->prompt <= set->max_tokens) return chunk;
-    Count new_tokens = one->prompt == 1 && padded ? padded : one->prompt < room ? one->prompt : room;
-    if (new_tokens > room || run->num_active >= set->max_seqs || one->blocks > run->free_blocks) return chunk;
-    run->free_blocks -= one->blocks;
-    run->num_admitted++, run->num_active++;
-    one->scheduled_s = run->now_s;
-    chunk.new_tokens = new_tokens;
-    return chunk;
+/* How many tokens of the draft in flight are accepted. */
+static Count accepted_of(Run *run, Count i) {
+    Row *row = &run->rows[i];
+    if (!row->drafted) return 0;
+    if (row->at != row->emitted) {
+        Count rest = run->requests[i].output - row->emitted;
+        PyObject *given = has_failed(run) ? NULL : PyObject_CallFunction(run->redraw, "LL", (long long)i, (long long)row->emitted);
+        if (given == NULL || row->own_rounds == NULL) row->own_rounds = PyMem_Realloc(row->own_rounds, rest);
+        if (given == NULL || !PyBytes_Check(given) || PyBytes_Size(given) > rest || row->own_rounds == NULL) {
+            if (!PyErr_Occurred()) PyErr_NoMemory();
+            Py_XDECREF(given);
+            run->costs.has_failed = 1;
+            return 0;
+        }
+        memcpy(row->own_rounds, PyBytes_AsString(given), PyBytes_Size(given));
+        Py_DECREF(given);
+        row->rounds = row->own_rounds, row->next = 0, row->at = row->emitted;
+    }
+    Count accepted = row->rounds[row->next];
+    if (accepted > row->drafted) { row->at = -1; return row->drafted; }
+    row->next++, row->at += accepted + 1;
+    return accepted;
 }
 
-static void add(Chunks *chunks, Chunk chunk) {
+/* -- a step is planned (plan.plan_step) */
+
+static void add_chunk(Chunks *chunks, Chunk chunk) {
     chunks->at[chunks->count++] = chunk;
     chunks->tokens += chunk.new_tokens, chunks->history += chunk.history;
     if (chunk.new_tokens > chunks->longest) chunks->longest = chunk.new_tokens;
     if (chunk.history > chunks->longest_history) chunks->longest_history = chunk.history;
 }
 
-/* Prompts of a step of `num_rows` while `num_seated` hold seats (plan.plan_prompts); 0 where memory is short. */
-static int plan_prompts(Run *run, Plan *plan, Count num_seated, Count num_rows) {
-    Count slots = run->set.slots_per_request, padded = run->partial < 0 && num_rows > 0 ? run->set.padded_tokens : 0;
-    Count budget = run->set.max_tokens - num_rows * (run->set.draft_tokens + 1 + slots);
-    while (run->num_queued < run->num_come && run->requests[run->num_queued].entered_s <= run->now_s) run->num_queued++;
-    if (!has_room(run, num_seated)) return 0;
-    *plan = (Plan){.chunks.at = plan->chunks.at, .at_s = run->now_s};
-    while (run->num_seen < run->num_queued) run->requests[run->num_seen++].queued_s = run->now_s;
-    while (budget > slots) {
-        Chunk chunk = {budget - slots, run->partial_tokens, run->partial};
-        if (run->partial < 0) chunk = admitted(run, num_seated + plan->chunks.count, budget - slots, padded);
-        if (!chunk.new_tokens) break;
-        const Request *one = &run->requests[chunk.request];
-        Count left = one->prompt - chunk.history;
-        if (run->partial >= 0 && chunk.new_tokens > left) chunk.new_tokens = left;
-        add(&plan->chunks, chunk);
-        budget -= chunk.new_tokens + slots;
-        run->partial = chunk.new_tokens < left ? chunk.request : -1;
-        run->partial_tokens = chunk.history + chunk.new_tokens;
-        if (run->partial >= 0) break;
-        plan->num_completed++, plan->completed_tokens += one->prompt;
-        plan->num_joining += one->output > 1;
-    }
-    return 1;
-}
+static int has_queued(const Run *run) { return run->num_waiting && !run->holds_back; }
 
-/* The first token of `i` is out: all that it will do as a row is written down (totals.Rows.join). */
-static void join(Run *run, Count i) {
+/* Who waits longest gets a seat and a first chunk of at most `room` tokens; one of no tokens if nobody does. */
+static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
+    const Settings *set = &run->set;
+    Chunk none = {0, 0, 0};
+    if (!has_queued(run)) return none;
+    Count i = waiting(run, 0);
+    int is_again = run->rows[i].is_preempted;
     Request *one = &run->requests[i];
-    Step *leaves = &run->ring[(run->step + one->num_rounds) & run->ring_mask];
-    Count last = 0;
-    for (Count j = 0; run->set.draft_tokens && j < one->num_rounds; j++) {
-        last = run->accepted[one->first_round + j];
-        one->num_accepted += last;
-        run->ring[(run->step + 1 + j) & run->ring_mask].advance += last;
+    Row *row = &run->rows[i];
+    Count goal = one->prompt + row->emitted, found = is_again ? found_blocks(run, i, (goal - 1) / set->block_size) : 0;
+    Count history = found * set->block_size, end = goal < history + room ? goal : history + room, needed;
+    if (set->whole_prompts && room < goal && goal <= set->max_tokens) return none;
+    if (set->no_evict && run->running_blocks + one->blocks > set->num_blocks) return none;
+    if (goal - history <= 1 && (is_beside_rows || history) && history + padded < set->max_len) {
+        if (padded > room) return none;
+        if (end < history + padded) end = history + padded;
     }
-    Count gained = one->num_rounds + one->num_accepted;
-    run->num_rows++, run->num_measured += one->is_measured;
-    run->context += one->prompt;
-    leaves->num_leaving++, leaves->measured += one->is_measured;
-    leaves->kept += one->prompt + gained, leaves->blocks += one->blocks;
-    leaves->num_ending += 1 + gained - last == one->output;
-    one->next_leaving = leaves->first_leaving, leaves->first_leaving = i + 1;
+    needed = end + set->seat_lookahead < set->max_len ? end + set->seat_lookahead : set->max_len;
+    if (!set->seats_first_chunk && needed < goal) needed = goal;
+    if (blocks_of(run, needed) + set->kept_blocks > run->num_free) return none;
+    run->first_waiting++, run->num_waiting--;
+    if (is_again) waits(run, -1), take_found(run, row, found);
+    take_blocks(run, set->kept_blocks);
+    grow(run, i, end, set->seat_lookahead);
+    if (one->scheduled_s != one->scheduled_s) one->scheduled_s = run->now_s;
+    row->is_preempted = 0, one->goal = goal, one->prefilled = history;
+    hold(run, row, history);
+    run->running[run->num_running++] = i, run->running_blocks += one->blocks;
+    return (Chunk){end - history, history, i};
 }
 
-/* Rows gain what the step brought them, and some leave (totals.Rows.advance). */
-static void advance(Run *run) {
-    Step *step = &run->ring[run->step & run->ring_mask];
-    run->context += run->num_rows + step->advance - step->kept;
-    run->num_rows -= step->num_leaving, run->num_measured -= step->measured;
-    run->free_blocks += step->blocks;
-    run->num_active -= step->num_leaving, run->num_finished += step->num_leaving;
-    for (Count i = step->first_leaving; i; i = run->requests[i - 1].next_leaving)
-        run->requests[i - 1].last_s = run->now_s;
-    memset(step, 0, sizeof *step);
-}
-
-/* Prompts that the step completed have their first token. */
-static void complete(Run *run, const Plan *plan) {
-    for (Count i = 0; i < plan->num_completed; i++) {
-        Request *one = &run->requests[plan->chunks.at[i].request];
-        one->first_s = one->last_s = run->now_s;
-        if (one->output > 1) join(run, plan->chunks.at[i].request);
-        else run->free_blocks += one->blocks, run->num_active--, run->num_finished++;
+/* The engine looks at what has arrived, and may hold prompts back while rows run (Intake.take_in). */
+static void take_in(Run *run, int after_rows) {
+    const Settings *set = &run->set;
+    Count tokens = run->num_running;
+    while (run->num_queued < run->num_come && run->requests[run->num_queued].entered_s <= run->now_s) run->num_queued++;
+    run->steps_unseen++;
+    if (!after_rows || run->steps_unseen >= set->receive_interval)
+        for (run->steps_unseen = 0; run->num_seen < run->num_queued; run->num_seen++) {
+            run->requests[run->num_seen].queued_s = run->now_s;
+            wait_last(run, run->num_seen);
+        }
+    run->holds_back = 0;
+    if (set->batch_wait_steps && run->num_running && run->num_waiting) {
+        for (Count place = 0; place < run->num_waiting; place++) tokens += run->requests[waiting(run, place)].prompt;
+        run->holds_back = run->steps_held_back < set->batch_wait_steps && tokens < set->batch_wait_tokens;
+        run->steps_held_back = run->holds_back ? run->steps_held_back + 1 : 0;
+    }
+    if (set->balance_steps) {
+        Count num_waiting = run->num_waiting + run->num_queued - run->num_seen;
+        int is_due = !run->num_running || num_waiting >= set->balance_queue || run->steps_balanced + 1 >= set->balance_steps;
+        run->steps_balanced = is_due ? 0 : run->steps_balanced + 1;
+        run->holds_back |= !is_due;
     }
 }
 
-/* -- steps */
+static void clear(const Run *run, Plan *plan) {
+    *plan = (Plan){.rows = plan->rows, .row_tokens = plan->row_tokens, .chunks.at = plan->chunks.at, .at_s = run->now_s};
+}
+
+static int is_finished(const Run *run, Count i) { return run->rows[i].emitted >= run->requests[i].output; }
+
+/* -- steps of prompts alone and of rows alone (continuous.apart; SGLang) */
+
+/* Tokens of its prompt that no chunk has yet. */
+static Count missing_of(const Run *run, Count i) {
+    return run->requests[i].goal - run->requests[i].prefilled - run->rows[i].in_flight;
+}
+
+/* Tokens of its answer, which ends before memory does; and those that it lacks, as admission counts them. */
+static Count answer_of(const Run *run, Count i) {
+    Count most = run->set.num_blocks * run->set.block_size - 2 - run->requests[i].prompt;
+    return run->requests[i].output < most ? run->requests[i].output : most;
+}
+
+static Count lacking_of(const Run *run, Count i) {
+    Count lacking = answer_of(run, i) - run->rows[i].emitted;
+    return lacking < 0 ? 0 : lacking < run->set.max_answer_tokens ? lacking : run->set.max_answer_tokens;
+}
+
+static Count free_tokens(const Run *run) { return run->num_free * run->set.block_size; }
+
+/* Prompts of the last step that are through become rows. */
+static void merge(Run *run) {
+    Count num_rows = 0;
+    for (Count j = 0; j < run->num_ended; j++) if (!is_finished(run, run->ended[j])) run->ended[num_rows++] = run->ended[j];
+    if (run->has_cut || num_rows < run->num_ended || (num_rows && !run->num_batch)) run->is_full = 0;
+    for (Count j = 0; j < num_rows; j++) run->batch[run->num_batch++] = run->ended[j];
+    run->num_ended = run->has_cut = 0;
+}
+
+/* Note a prompt of the step, of which `held` tokens are computed by its end; tokens that it keeps free. */
+static Count end_chunk(Run *run, Count i, Count held) {
+    Count answer = answer_of(run, i);
+    if (held < run->requests[i].goal) { run->has_cut = 1; return 0; }
+    run->ended[run->num_ended++] = i;
+    return answer < run->set.max_answer_tokens ? answer : run->set.max_answer_tokens;
+}
+
+static void plan_prompts(Run *run, Plan *plan) {
+    const Settings *set = &run->set;
+    Count seats = set->max_seqs - run->num_batch, budget = set->max_batched_tokens, longest = set->longest_chunk, lacking = 0;
+    Count cut = run->num_running ? run->running[run->num_running - 1] : -1;
+    int is_cut = cut >= 0 && missing_of(run, cut) > 0;
+    if (!is_cut && (run->is_full || !has_queued(run))) return;
+    if (seats <= 0 && !is_cut) { run->is_full = 1; return; }
+    for (Count j = 0; j < run->num_batch; j++) lacking += lacking_of(run, run->batch[j]);
+    double kept = run->ratio * lacking;
+    if (is_cut) {
+        Count held = run->requests[cut].prefilled + run->rows[cut].in_flight, tokens = missing_of(run, cut);
+        Count spare = run->rows[cut].blocks * set->block_size - held, room = spare + (Count)(free_tokens(run) - kept);
+        if (room < spare) room = spare;
+        if (tokens > longest) tokens = longest;
+        if (tokens > budget) tokens = budget;
+        if (tokens > room) tokens = room;
+        if (!tokens || !grow(run, cut, held + tokens, 0)) { run->has_cut = 1; return; }
+        add_chunk(&plan->chunks, (Chunk){tokens, held, cut});
+        budget -= tokens;
+        kept += end_chunk(run, cut, held + tokens);
+    }
+    while (has_queued(run) && !run->is_full) {
+        Count i = waiting(run, 0), goal = run->requests[i].prompt + run->rows[i].emitted;
+        Count found = run->rows[i].is_preempted ? found_blocks(run, i, (goal - 1) / set->block_size) * set->block_size : 0;
+        run->is_full = plan->chunks.count >= seats || goal - found + lacking_of(run, i) >= free_tokens(run) - found - kept;
+        if (run->is_full || budget <= 0 || run->has_cut) return;
+        Chunk chunk = seat(run, budget < longest ? budget : longest, 0, 0);
+        if (!chunk.new_tokens) { run->is_full = 1; return; }
+        add_chunk(&plan->chunks, chunk);
+        budget -= chunk.new_tokens;
+        kept += end_chunk(run, i, chunk.history + chunk.new_tokens);
+        if (free_tokens(run) <= larger(0.0, kept)) run->is_full = 1;
+        if (budget <= 0 || run->has_cut) return;
+    }
+}
+
+/* A row gives its memory back and waits behind all who were seen; what a step under way brings it counts for nothing. */
+static void give_up(Run *run, Count i) {
+    Row *row = &run->rows[i];
+    Count tokens = run->requests[i].prefilled < run->requests[i].goal ? run->requests[i].prefilled : run->requests[i].goal;
+    row->is_lost = row->in_flight > 0, row->in_flight = 0;
+    run->is_beyond |= run->set.is_caching && row->has_left_named;
+    if (run->set.is_caching && tokens / run->set.block_size > row->num_named) row->num_named = tokens / run->set.block_size;
+    free_blocks(run, row);
+    hold(run, row, -row->kv);
+    row->is_preempted = 1, row->drafted = 0, run->requests[i].num_preemptions++;
+    run->running_blocks -= run->requests[i].blocks;
+    wait_last(run, i);
+    waits(run, 1);
+}
+
+/* The rows have no room for so many more tokens each. */
+static int lacks(const Run *run, Count tokens) {
+    Count lacking = 0;
+    for (Count j = 0; j < run->num_batch; j++) {
+        Count i = run->batch[j];
+        lacking += blocks_of(run, context_of_row(&run->requests[i], &run->rows[i]) + run->rows[i].in_flight + tokens) - run->rows[i].blocks;
+    }
+    return lacking > run->num_free;
+}
+
+/* Who has fewest tokens out goes first, of equals the longest prompt, with drafts the newest, until the others have room. */
+static void retract(Run *run) {
+    Count emitted = 0, answers = 0, *batch = run->batch;
+    for (Count j = 1; !run->set.lookahead && j < run->num_batch; j++) {
+        Count i = batch[j], place = j;
+        for (; place; place--) {
+            Count before = run->rows[batch[place - 1]].emitted, own = run->rows[i].emitted;
+            if (before > own || (before == own && run->requests[batch[place - 1]].prompt <= run->requests[i].prompt)) break;
+            batch[place] = batch[place - 1];
+        }
+        batch[place] = i;
+    }
+    for (int is_first = 1; run->num_batch > 1 && (is_first || lacks(run, 1 + run->set.lookahead)); is_first = 0)
+        give_up(run, batch[--run->num_batch]);
+    for (Count j = 0; j < run->num_batch; j++) emitted += run->rows[batch[j]].emitted, answers += answer_of(run, batch[j]);
+    run->ratio = smaller(1.0, (emitted + run->set.retract_steps * run->num_batch) / (answers + 1));
+}
+
+static void plan_rows(Run *run, Plan *plan, int is_ahead) {
+    const Settings *set = &run->set;
+    Count num_before = run->num_batch, num_rows = 0;
+    Count cut = run->num_running && missing_of(run, run->running[run->num_running - 1]) > 0 ? run->running[run->num_running - 1] : -1;
+    for (Count j = 0; j < num_before; j++) if (!is_finished(run, run->batch[j])) run->batch[num_rows++] = run->batch[j];
+    run->num_batch = num_rows;
+    if (num_rows < num_before || !num_rows) run->is_full = 0;
+    if (!num_rows) return;
+    if (lacks(run, 1 + 2 * set->lookahead)) retract(run);
+    else run->ratio = larger(run->ratio - (set->initial_ratio - set->min_ratio) / set->decay_steps, set->min_ratio);
+    if (run->num_batch < num_before) run->is_full = 0;
+    num_rows = 0;
+    for (Count j = 0; j < run->num_batch; j++) {
+        Count i = run->batch[j];
+        const Row *row = &run->rows[i];
+        Count tokens = 1 + (is_ahead && row->in_flight ? set->draft_tokens : row->drafted);
+        int must_end = row->in_flight && row->emitted + 1 >= run->requests[i].output;
+        if (!must_end && !grow(run, i, context_of_row(&run->requests[i], row) + row->in_flight + tokens, 0)) { give_up(run, i); continue; }
+        run->batch[num_rows++] = i;
+        if (!must_end) plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
+    }
+    run->num_batch = num_rows;
+    memcpy(run->running, run->batch, num_rows * sizeof(Count));
+    run->num_running = num_rows;
+    if (cut >= 0) run->running[run->num_running++] = cut;
+}
+
+/* Free what the table has beyond what is held (RadixPool.give_back). */
+static void give_back(Run *run, Count i) {
+    Row *row = &run->rows[i];
+    Count spare = row->blocks - blocks_of(run, context_of_row(&run->requests[i], row)), counted = row->blocks - row->num_named;
+    if (spare > counted) spare = counted;
+    if (spare > 0) row->blocks -= spare, run->num_free += spare, run->num_blank += spare;
+}
+
+static void fill_apart(Run *run, Plan *plan, int is_ahead) {
+    merge(run);
+    for (Count j = 0; run->set.lookahead && j < run->num_running; j++)
+        if (!run->rows[run->running[j]].in_flight) give_back(run, run->running[j]);
+    plan_prompts(run, plan);
+    if (!plan->chunks.count) plan_rows(run, plan, is_ahead);
+    if (plan->num_rows || plan->chunks.count || is_ahead) return;
+    if (!(run->set.is_async && has_queued(run))) run->ratio = run->set.initial_ratio;
+    if (!run->num_running) plan_prompts(run, plan);
+}
+
+/* What a step that has ended brings to those who were retracted meanwhile counts for nothing. */
+static void leave_out_lost(Run *run, Plan *plan) {
+    Count num_rows = 0, num_chunks = 0;
+    for (Count j = 0; j < plan->num_rows; j++) if (!run->rows[plan->rows[j]].is_lost) plan->rows[num_rows++] = plan->rows[j];
+    for (Count j = 0; j < plan->chunks.count; j++)
+        if (!run->rows[plan->chunks.at[j].request].is_lost) plan->chunks.at[num_chunks++] = plan->chunks.at[j];
+    for (Count j = 0; j < run->num_waiting; j++) run->rows[waiting(run, j)].is_lost = 0;
+    plan->num_rows = num_rows, plan->chunks.count = num_chunks;
+}
+
+/* Fill a step's budget, ahead of what the step under way brings or not; 1 where it is to be planned once more. */
+static int fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
+    const Settings *set = &run->set;
+    Count budget = set->max_tokens, slots = set->slots_per_request, longest = set->longest_chunk, num_running = run->num_running;
+    int has_preempted = 0;
+    take_in(run, after_rows);
+    clear(run, plan);
+    if (set->retracts) { fill_apart(run, plan, is_ahead); return 0; }
+    if (set->spares_lone_prompt && num_running + run->num_waiting + run->num_queued - run->num_seen == 1) longest = set->max_tokens;
+    for (Count index = 0; index < run->num_running && budget > slots;) {
+        Count i = run->running[index++], tokens, held;
+        const Request *one = &run->requests[i];
+        const Row *row = &run->rows[i];
+        Count missing = one->goal - one->prefilled - row->in_flight, room = budget - slots;
+        if (missing > 0) {
+            held = one->prefilled + row->in_flight, tokens = missing;
+        } else {
+            if (row->in_flight && row->emitted + 1 >= one->output) continue;
+            held = context_of_row(one, row) + row->in_flight;
+            tokens = 1 + (is_ahead && row->in_flight ? set->draft_tokens : row->drafted);
+        }
+        if (tokens > longest) tokens = longest;
+        if (tokens > room) tokens = room;
+        if (missing <= 0 && tokens >= set->max_len - held && (tokens = set->max_len - held - 1) <= 0) continue;
+        while (!grow(run, i, held + tokens, set->lookahead)) {
+            has_preempted = 1;
+            if (preempt(run) == i) break;
+        }
+        if (row->is_preempted) break;
+        budget -= tokens + slots;
+        if (missing > 0) add_chunk(&plan->chunks, (Chunk){tokens, held, i});
+        else plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
+    }
+    Count padded = plan->chunks.count ? 0 : set->padded_tokens;
+    while (!has_preempted && budget > slots && run->num_running < set->max_seqs) {
+        Chunk chunk = seat(run, budget - slots < longest ? budget - slots : longest, padded, plan->num_rows > 0);
+        if (!chunk.new_tokens) break;
+        add_chunk(&plan->chunks, chunk);
+        budget -= chunk.new_tokens + slots;
+    }
+    return !plan->num_rows && !plan->chunks.count && run->num_running < num_running && !is_ahead;
+}
+
+/* -- a step is served */
+
+static int is_empty(const Plan *plan) { return !plan->num_rows && !plan->chunks.count; }
+static int is_last(const Run *run, const Chunk *chunk) { return chunk->history + chunk->new_tokens >= run->requests[chunk->request].goal; }
+
+/* Who has finished meanwhile is left out, and drafts are cut to what had room (plan.begin_step). */
+static void begin_step(Run *run, Plan *plan) {
+    Count count = 0;
+    for (Count j = 0; j < plan->num_rows; j++) {
+        Row *row = &run->rows[plan->rows[j]];
+        if (row->emitted >= run->requests[plan->rows[j]].output) continue;
+        if (row->drafted >= plan->row_tokens[j]) {
+            hold(run, row, plan->row_tokens[j] - 1 - row->drafted);
+            row->drafted = plan->row_tokens[j] - 1;
+        }
+        row->in_flight = row->drafted + 1;
+        plan->rows[count++] = plan->rows[j];
+    }
+    plan->num_rows = count;
+    for (Count j = 0; j < plan->chunks.count; j++)
+        run->rows[plan->chunks.at[j].request].in_flight = plan->chunks.at[j].new_tokens;
+}
 
 /* The target pass of a step and a model's drafts behind it; when the last of them ends. */
 static double submit_step(Run *run, const Plan *plan, double ahead_s) {
-    Count draft_tokens = run->set.draft_tokens, row_tokens = run->num_rows * (draft_tokens + 1);
-    Pass target = {run->num_rows, row_tokens, run->context, row_tokens + plan->num_completed, 0, &plan->chunks};
+    Count num_completed = 0, draft_tokens = run->set.draft_tokens;
+    Pass target = {.rows = plan->num_rows, .chunks = &plan->chunks}, draft = {.chunks = &plan->chunks};
+    for (Count j = 0; j < plan->num_rows; j++) {
+        target.row_tokens += run->rows[plan->rows[j]].in_flight;
+        target.context += context_of_row(&run->requests[plan->rows[j]], &run->rows[plan->rows[j]]);
+    }
+    draft.context = target.context;
+    for (Count j = 0; j < plan->chunks.count; j++) {
+        if (!is_last(run, &plan->chunks.at[j])) continue;
+        num_completed++, draft.context += run->requests[plan->chunks.at[j].request].goal;
+    }
+    target.head_rows = target.row_tokens + num_completed;
+    if (run->set.drafts_before_verify && draft_tokens) {
+        Count longest = 0;
+        for (Count j = 0; j < plan->num_rows; j++)
+            if (run->rows[plan->rows[j]].drafted > longest) longest = run->rows[plan->rows[j]].drafted;
+        Pass later = {target.rows, target.rows, target.context, target.rows, longest - 1, &NO_CHUNKS, 1};
+        if (longest > 1) submit(run, 1, &later, ahead_s), ahead_s = INFINITY;
+        draft_tokens = 1;
+    }
     double end_s = submit(run, 0, &target, ahead_s);
     if (!draft_tokens || run->set.looks_up) return end_s;
-    Count rows = run->num_rows + plan->num_completed, first_tokens = run->set.reads_features ? row_tokens : 2 * rows;
-    Count context = run->context + plan->completed_tokens, passes = rows ? draft_tokens : 0;
-    Pass draft = {rows, first_tokens, context, rows, passes, &plan->chunks};
+    draft.rows = draft.head_rows = plan->num_rows + num_completed, draft.passes = draft.rows ? draft_tokens : 0;
+    draft.row_tokens = run->set.reads_features ? target.row_tokens : 2 * draft.rows;
     return submit(run, 1, &draft, 0.0);
 }
 
-/* The host looks up drafts for `rows`. */
-static void look_up(Run *run, Count rows) {
+/* The host looks up drafts for all that have a token. */
+static void look_up(Run *run, const Plan *plan) {
+    Count rows = plan->num_rows;
+    for (Count j = 0; j < plan->chunks.count; j++) rows += is_last(run, &plan->chunks.at[j]);
     if (!rows) return;
-    run->now_s = run->issuer_free_s = larger(run->issuer_free_s, run->now_s) + run->set.lookup_row_s * rows;
+    run->now_s = run->issuer_free_s = larger(run->issuer_free_s, run->now_s) + run->set.host.lookup_row_s * rows;
     run->totals.usage[1].num_works++;
 }
 
-/* The step that just ended is noted, with `measured` rows whose gap counts. */
-static void note_step(Run *run, Count measured, Count held) {
-    if (run->step == run->max_done) {
-        run->max_done = run->max_done ? 2 * run->max_done : 1024;
-        Done *done = PyMem_Realloc(run->done, run->max_done * sizeof(Done));
-        if (done == NULL) { PyErr_NoMemory(); run->has_failed = 1; return; }
-        run->done = done;
-    }
-    run->done[run->step++] = (Done){run->now_s, measured, held};
-    if (run->step % STEPS_PER_SIGNAL_CHECK == 0 && !run->has_failed) run->has_failed = PyErr_CheckSignals() < 0;
+/* More tokens are out; the last one lets the request go. */
+static void emit(Run *run, Count i, Count count) {
+    Request *one = &run->requests[i];
+    Row *row = &run->rows[i];
+    if (row->emitted == 0) one->first_s = run->now_s;
+    one->last_s = run->now_s;
+    row->emitted = row->emitted + count < one->output ? row->emitted + count : one->output;
 }
 
-/* All requests served: 1; memory is short or nothing can go on, which is not for this loop: 0. */
+/* The next round of who goes on is open. */
+static void open_round(Run *run, Count i) {
+    Row *row = &run->rows[i];
+    if (row->emitted >= run->requests[i].output || row->is_preempted) return;
+    row->drafted = run->set.draft_tokens;
+    hold(run, row, row->drafted + 1);
+}
+
+static void commit_rows(Run *run, const Plan *plan) {
+    add_gaps(&run->gaps, run->requests, plan->rows, plan->num_rows, run->now_s);
+    for (Count j = 0; j < plan->num_rows; j++) {
+        Count i = plan->rows[j], accepted = accepted_of(run, i);
+        Request *one = &run->requests[i];
+        Row *row = &run->rows[i];
+        if (!row->is_preempted) hold(run, row, accepted - row->drafted);
+        one->num_rounds += row->drafted > 0, one->num_drafted += row->drafted, one->num_accepted += accepted;
+        one->needs_catch_up = row->drafted > 0 && row->drafted == accepted;
+        row->drafted = row->in_flight = 0;
+        emit(run, i, accepted + 1);
+    }
+    for (Count j = 0; j < plan->num_rows; j++)
+        if (run->rows[plan->rows[j]].emitted >= run->requests[plan->rows[j]].output) release(run, plan->rows[j]);
+}
+
+/* All that a step brought (plan.commit_step). */
+static void commit(Run *run, Plan *plan) {
+    Count count = 0;
+    if (run->set.retracts) leave_out_lost(run, plan);
+    for (Count j = 0; j < plan->chunks.count; j++) run->rows[plan->chunks.at[j].request].in_flight = 0;
+    commit_rows(run, plan);
+    for (Count j = 0; j < plan->num_rows; j++) open_round(run, plan->rows[j]);
+    for (Count j = 0; j < plan->chunks.count; j++) {
+        Chunk *chunk = &plan->chunks.at[j];
+        Count i = chunk->request, left, was_last = is_last(run, chunk);
+        Request *one = &run->requests[i];
+        Row *row = &run->rows[i];
+        left = one->goal - one->prefilled;
+        if (chunk->new_tokens > left) chunk->new_tokens = left;
+        one->prefilled += chunk->new_tokens;
+        if (!row->is_preempted) hold(run, row, chunk->new_tokens);
+        if (one->prefilled == one->goal) {
+            if (row->emitted && one->is_measured) add_gap(&run->gaps, run->now_s, run->now_s - one->last_s, 1);
+            one->known_s = run->now_s;
+            emit(run, i, 1);
+            if (row->emitted == one->output) release(run, i);
+        }
+        if (was_last) open_round(run, i);
+    }
+    for (Count j = 0; j < run->num_running; j++)
+        if (run->rows[run->running[j]].emitted < run->requests[run->running[j]].output) run->running[count++] = run->running[j];
+    run->num_running = count;
+}
+
+/* Time goes on: what is in memory by now stays there until then. */
+static void advance(Run *run, double to_s) {
+    Mark *marks = run->is_touched ? grown(run, run->marks, run->num_marks, &run->max_marks, sizeof(Mark)) : NULL;
+    if (marks != NULL) run->marks = marks, run->marks[run->num_marks++] = (Mark){run->now_s, run->held};
+    run->now_s = to_s, run->is_touched = 0;
+    if (++run->num_steps % STEPS_PER_SIGNAL_CHECK == 0 && !has_failed(run)) run->costs.has_failed = PyErr_CheckSignals() < 0;
+}
+
+/* All requests served: 1; nothing can go on, or not here: 0. */
 static int serve_all(Run *run) {
-    const Settings *set = &run->set;
-    Plan *plan = &run->plans[0], *next = &run->plans[set->is_async];
-    int is_planned = 0;
-    while (!run->has_failed && run->num_finished < run->num_requests) {
-        is_planned = is_planned && (run->num_rows || plan->chunks.count);
-        if (!is_planned && !plan_prompts(run, plan, run->num_rows, run->num_rows)) return 0;
-        if (!run->num_rows && !plan->chunks.count) {
+    Plan *plan = &run->plans[0], *next = &run->plans[1];
+    int is_planned = 0, after_rows = 0;
+    run->ratio = run->set.initial_ratio;
+    while (!has_failed(run) && run->num_finished < run->num_requests) {
+        if (!is_planned || is_empty(plan)) while (fill(run, plan, 0, after_rows && run->num_running) && !has_failed(run));
+        is_planned = 0;
+        if (run->is_beyond) return 0;
+        if (is_empty(plan)) {
             bring_in(run);
             if (run->num_queued == run->num_come) return 0;
-            run->now_s = larger(run->now_s, run->requests[run->num_queued].entered_s);
+            advance(run, larger(run->now_s, run->requests[run->num_queued].entered_s));
             continue;
         }
+        begin_step(run, plan);
+        if (is_empty(plan)) continue;
         double end_s = submit_step(run, plan, run->now_s - plan->at_s);
-        Count measured = run->num_measured, partial_tokens = run->partial >= 0 ? run->partial_tokens : 0;
-        is_planned = next != plan;
-        if (is_planned) {
-            Count num_ending = run->ring[run->step & run->ring_mask].num_ending;
-            Count num_going_on = run->num_rows - num_ending + plan->num_joining;
-            if (!plan_prompts(run, next, run->num_rows + plan->num_completed, num_going_on)) return 0;
-        }
+        after_rows = !plan->chunks.count;
+        if (run->set.is_async) fill(run, next, 1, after_rows), is_planned = 1;
         bring_in(run);
-        run->now_s = end_s + (plan->chunks.count ? set->prompt_result_s : set->result_s);
-        if (set->looks_up) look_up(run, run->num_rows + plan->num_completed);
-        if (run->num_rows) advance(run);
-        complete(run, plan);
-        note_step(run, measured, run->context + run->num_rows * (set->draft_tokens + 1) + partial_tokens);
+        advance(run, end_s + (plan->chunks.count ? run->set.host.prompt_result_s : run->set.host.result_s));
+        if (run->set.looks_up) look_up(run, plan);
+        commit(run, plan);
         Plan *done = plan;
         plan = next, next = done;
     }
-    return 1;
+    return !run->is_beyond;
+}
+
+/* Arrays for as many as are served at once; 0 with an exception set. */
+static int begin(Run *run, const int8_t *accepted) {
+    Count most = 2 * (run->set.max_seqs < run->num_requests ? run->set.max_seqs : run->num_requests) + 2;
+    run->rows = PyMem_Calloc(run->num_requests + 1, sizeof(Row));
+    run->running = PyMem_Malloc(3 * most * sizeof(Count));
+    if (run->running) run->batch = run->running + most, run->ended = run->batch + most;
+    for (run->line_mask = 1; run->line_mask < run->num_requests; run->line_mask = run->line_mask << 1 | 1);
+    run->line = PyMem_Malloc((run->line_mask + 1) * sizeof(Count));
+    run->holes = PyMem_Malloc((run->num_requests + 1) * sizeof(Hole));
+    int is_begun = run->rows && run->running && run->line && run->holes;
+    for (Plan *plan = run->plans; plan < run->plans + 2; plan++) {
+        plan->rows = PyMem_Malloc(2 * most * sizeof(Count));
+        plan->chunks.at = PyMem_Malloc(most * sizeof(Chunk));
+        plan->row_tokens = plan->rows == NULL ? NULL : plan->rows + most;
+        is_begun = is_begun && plan->rows && plan->chunks.at;
+    }
+    run->num_free = run->num_blank = run->set.num_blocks;
+    for (Count i = 0; is_begun && i < run->num_requests; i++) {
+        run->requests[i].goal = run->requests[i].prompt;
+        run->rows[i].rounds = accepted + run->requests[i].first_round, run->rows[i].at = 1;
+    }
+    if (!is_begun) PyErr_NoMemory(), run->costs.has_failed = 1;
+    return is_begun;
+}
+
+static void end(Run *run) {
+    for (Count i = 0; run->rows && i < run->num_requests; i++) PyMem_Free(run->rows[i].own_rounds);
+    for (Plan *plan = run->plans; plan < run->plans + 2; plan++) PyMem_Free(plan->rows), PyMem_Free(plan->chunks.at);
+    PyMem_Free(run->rows), PyMem_Free(run->running), PyMem_Free(run->line), PyMem_Free(run->holes);
+    PyMem_Free(run->marks), PyMem_Free(run->waits), PyMem_Free(run->gaps.at);
 }
 
 /* -- the door */
 
-enum { SETTINGS, REQUESTS, ACCEPTED, RING, CHUNKS, MODELS, NUM_BUFFERS = MODELS + 2 * (1 + NUM_KINDS) };
+enum { SETTINGS, REQUESTS, ACCEPTED, NUM_MODEL_BUFFERS = 2 * (1 + NUM_KINDS), MODELS = 3, NUM_BUFFERS = MODELS + NUM_MODEL_BUFFERS };
 /* Buffers; a model has constants and slots by kind. */
 
 /* A struct as it is in Python; 0 with an exception set. */
@@ -453,16 +803,10 @@ static int copy(void *into, Py_ssize_t size, const Py_buffer *view) {
     return view->len == size;
 }
 
-static int read_run(Run *run, const Py_buffer *view) {
-    if (!copy(&run->set, sizeof run->set, &view[SETTINGS])) return 0;
-    run->free_blocks = run->set.num_blocks;
-    run->requests = view[REQUESTS].buf, run->num_requests = view[REQUESTS].len / (Py_ssize_t)sizeof(Request);
-    run->accepted = view[ACCEPTED].buf;
-    run->ring = view[RING].buf, run->ring_mask = view[RING].len / (Py_ssize_t)sizeof(Step) - 1;
-    run->plans[0].chunks.at = view[CHUNKS].buf;
-    run->plans[1].chunks.at = run->plans[0].chunks.at + view[CHUNKS].len / (Py_ssize_t)sizeof(Chunk) / 2;
+static int read_costs(Costs *costs, const Host *host, const Py_buffer *view) {
+    costs->host = *host;
     view += MODELS;
-    for (Model *m = run->model; m < run->model + 2; m++) {
+    for (Model *m = costs->model; m < costs->model + 2; m++) {
         if (!copy(&m->is, sizeof m->is, view++)) return 0;
         for (int kind = 0; kind < NUM_KINDS; kind++, view++) {
             Py_ssize_t width = (Py_ssize_t)m->is.widths[kind];
@@ -472,28 +816,71 @@ static int read_run(Run *run, const Py_buffer *view) {
     return 1;
 }
 
-static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
-    Run run = {.partial = -1};
-    Py_buffer view[NUM_BUFFERS];
-    int count = 0, is_served = -1;
-    PyObject *buffers, *result = NULL;
-    if (!PyArg_ParseTuple(args, "OOO!", &run.ask, &run.check, &PyTuple_Type, &buffers)) return NULL;
-    for (; count < NUM_BUFFERS; count++) {
-        PyObject *buffer = PyTuple_GetItem(buffers, count);
-        if (buffer == NULL || PyObject_GetBuffer(buffer, &view[count], PyBUF_WRITABLE) < 0) break;
+/* Open the buffers that Python gave; how many were opened, less than NUM_BUFFERS with an exception set. */
+static int open_buffers(PyObject *args, Costs *costs, PyObject **redraw, Py_buffer *view) {
+    PyObject *buffers;
+    int i = 0;
+    if (!PyArg_ParseTuple(args, "OOOO!", &costs->ask, &costs->check, redraw, &PyTuple_Type, &buffers)) return 0;
+    for (; i < NUM_BUFFERS; i++) {
+        PyObject *buffer = PyTuple_GetItem(buffers, i);
+        if (buffer == NULL || PyObject_GetBuffer(buffer, &view[i], PyBUF_WRITABLE) < 0) break;
     }
-    if (count == NUM_BUFFERS && read_run(&run, view)) is_served = serve_all(&run);
+    return i;
+}
+
+static void close_buffers(Py_buffer *view, int count) { while (count) PyBuffer_Release(&view[--count]); }
+static Count num_requests(const Py_buffer *view) { return view[REQUESTS].len / (Py_ssize_t)sizeof(Request); }
+
+static PyObject *bytes_of(const void *at, Count num_bytes) { return PyBytes_FromStringAndSize(at ? at : "", num_bytes); }
+
+static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
+    Run run = {0};
+    Py_buffer view[NUM_BUFFERS];
+    PyObject *result = NULL;
+    int is_served = -1, count = open_buffers(args, &run.costs, &run.redraw, view);
+    if (count == NUM_BUFFERS && copy(&run.set, sizeof run.set, &view[SETTINGS]) && read_costs(&run.costs, &run.set.host, view)) {
+        run.requests = view[REQUESTS].buf, run.num_requests = num_requests(view);
+        if (begin(&run, view[ACCEPTED].buf)) is_served = serve_all(&run);
+    }
+    advance(&run, run.now_s);
     run.totals.now_s = run.now_s;
-    if (is_served >= 0 && !run.has_failed)
-        result = Py_BuildValue(is_served ? "y#y#" : "", (char *)run.done, (Py_ssize_t)(run.step * sizeof(Done)),
-                               (char *)&run.totals, (Py_ssize_t)sizeof run.totals);
-    while (count) PyBuffer_Release(&view[--count]);
-    PyMem_Free(run.done);
+    if (is_served == 0 && !has_failed(&run)) result = Py_BuildValue("");
+    if (is_served == 1 && !has_failed(&run))
+        result = Py_BuildValue("NNNN", bytes_of(run.marks, run.num_marks * sizeof(Mark)), bytes_of(run.gaps.at, run.gaps.count * sizeof(Gap)),
+                               bytes_of(run.waits, run.num_waits * sizeof(Wait)), bytes_of(&run.totals, sizeof run.totals));
+    close_buffers(view, count);
+    end(&run);
     return result;
 }
 
-static PyMethodDef METHODS[] = {{"serve", serve, METH_VARARGS, "A whole run; None where it is not for this loop."},
-                                {NULL, NULL, 0, NULL}};
+static PyObject *serve_in_lanes(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer view[NUM_BUFFERS];
+    PyObject *result = NULL, *redraw;
+    LaneTotals totals;
+    Lanes *l = PyMem_Calloc(1, sizeof(Lanes));
+    if (l == NULL) return PyErr_NoMemory();
+    int is_served = -1, count = open_buffers(args, &l->costs, &redraw, view);
+    if (count == NUM_BUFFERS && copy(&l->set, sizeof l->set, &view[SETTINGS]) && read_costs(&l->costs, &l->set.host, view)) {
+        l->requests = view[REQUESTS].buf, l->num_requests = num_requests(view);
+        l->accepted = view[ACCEPTED].buf;
+        l->device.is_out_of_memory = !begin_lanes(l);
+        is_served = serve_lanes(l);
+    }
+    totals = totals_of(l);
+    if (is_out_of_memory(l) && !l->costs.has_failed) PyErr_NoMemory();
+    else if (is_served == 0 && !l->costs.has_failed) result = Py_BuildValue("");
+    else if (is_served == 1) result = Py_BuildValue("NN", bytes_of(l->gaps.at, l->gaps.count * sizeof(Gap)), bytes_of(&totals, sizeof totals));
+    close_buffers(view, count);
+    end_lanes(l);
+    PyMem_Free(l);
+    return result;
+}
+
+static PyMethodDef METHODS[] = {
+    {"serve", serve, METH_VARARGS, "A whole run of continuous batching; empty where it is not for this loop."},
+    {"serve_in_lanes", serve_in_lanes, METH_VARARGS, "A whole run of a policy with lanes; empty where it stalls."},
+    {NULL, NULL, 0, NULL},
+};
 static PyModuleDef_Slot NO_SLOTS[] = {{0, NULL}};
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, .m_name = "core", .m_methods = METHODS, .m_slots = NO_SLOTS};
 

@@ -19,7 +19,7 @@ from sim.interface.work import STEP, Chunk, Model, Work
 ROWS, LATER, BESIDE, CHUNK, TOKENS, HEAD = range(6)
 """Kinds of slots: a pass of rows alone, a later pass of a draft, rows beside chunks, one chunk, the rest of a pass with
 chunks by its tokens, and the LM head by its rows."""
-NUM_SLOTS = (1024, 1024, 2048, 8192, 16384, 4096)
+NUM_SLOTS = (4096, 1024, 2048, 8192, 16384, 4096)
 """Slots of each kind; more keys than these push each other out."""
 ROW_BITS = 20
 """Low bits of a second key of TOKENS hold row tokens, the rest rows."""
@@ -31,15 +31,15 @@ Numbers = tuple[float, ...]
 
 
 class PairSlots:
-    """Slots of target and draft; `tokens_per_row` [2] of a first pass.
+    """Slots of target and draft.
 
     Passes of either form have `widths` (numbers of a pass of rows, of rows beside chunks, and of one chunk),
     `constants` of prefill attention, `bounds` (largest measured tokens, head rows, rows, chunk, history and queries),
     and the numbers themselves: `row_parts`, `beside(rows, row_tokens)`, `chunk(tokens)`.
     """
 
-    def __init__(self, costs: CompactCosts | TableCosts, tokens_per_row: tuple[int, int]) -> None:
-        self._costs, self._tokens_per_row = costs, tokens_per_row
+    def __init__(self, costs: CompactCosts | TableCosts) -> None:
+        self._costs = costs
         models = (Model.TARGET, Model.DRAFT if costs.profile.draft is not None else Model.TARGET)
         self._passes: list[Any] = [costs.passes(model) for model in models]
         self.models = [self._arrays(passes) for passes in self._passes]
@@ -70,8 +70,7 @@ class PairSlots:
     def _numbers(self, model: int, kind: int, first: int, second: int) -> Numbers:
         passes = self._passes[model]
         if kind == ROWS:
-            row_tokens = first * self._tokens_per_row[model]
-            return self._rows(model, (first, row_tokens, first if model else row_tokens))
+            return self._rows(model, (first, second, first if model else second))
         if kind == LATER:
             return self._rows(model, (first, first, first))
         if kind == BESIDE:
@@ -109,6 +108,6 @@ class PairSlots:
 
 
 @lru_cache(maxsize=32)
-def slots_of(costs: CompactCosts | TableCosts, tokens_per_row: tuple[int, int]) -> PairSlots:
+def slots_of(costs: CompactCosts | TableCosts) -> PairSlots:
     """The slots of `costs`, kept from run to run."""
-    return PairSlots(costs, tokens_per_row)
+    return PairSlots(costs)

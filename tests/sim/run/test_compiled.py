@@ -19,11 +19,11 @@ from msgspec import structs
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.models import IidAcceptance
 from sim.costs.extrapolation import collecting
-from sim.costs.forms.slots import CHUNKS
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise
+from sim.policies.continuous import loop
 from sim.policies.options import EngineLimits
 from sim.run import compiled
 from sim.run.resolve import resolve
@@ -42,7 +42,16 @@ PROFILES = (
     "rtx-4090/llama-3.1-8b",
 )
 """Compact constants and tables, draft models and heads, windows and experts, prompts measured beside rows."""
-ENGINES = ("ideal", "vllm-0.12", "vllm-0.19", "vllm-0.24", "vllm-0.32", "trtllm-1.0")
+LANE_PROFILES = (
+    PROFILES[0],
+    "h100-sxm/llama-3.1-8b+llama-3.2-1b-measured",
+    "h200-sxm/llama-3.1-8b+llama-3.2-1b-measured",
+    "a100-sxm/llama-2-7b+tinyllama-1.1b",
+    *PROFILES[2:4],
+)
+"""Overlap that was measured, two models of a table, and heads."""
+LANE_ENGINES = (None, "ideal", "vllm-0.12", "vllm-0.32")
+ENGINES = ("ideal", "vllm-0.12", "vllm-0.19", "vllm-0.24", "vllm-0.32", "trtllm-1.0", "sglang-0.5")
 
 
 @cache
@@ -64,15 +73,18 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         "request_rate": draw(st.sampled_from((0.5, 4.0, 12.0, inf))),
         "max_concurrency": draw(st.sampled_from((None, None, 1, 2, 7, 40))),
         "max_num_seqs": draw(st.sampled_from((None, 1, 2, 8, 100))),
-        "max_num_batched_tokens": draw(st.sampled_from((None, 64, 512, 4096))),
+        "max_num_batched_tokens": draw(st.sampled_from((None, 16, 64, 512, 4096))),
         "num_prompts": draw(st.sampled_from((1, 2, 20, 60))),
         "engine.name": draw(st.sampled_from(ENGINES)),
         "engine.async_scheduling": draw(st.booleans()),
+        "engine.num_gpu_blocks": draw(st.sampled_from((None, None, 60, 150, 400))),
+        "engine.block_size": draw(st.sampled_from((16, 16, 1, 32))),
+        "engine.rules.long_prefill_token_threshold": draw(st.sampled_from((0, 0, 8, 300))),
         "devices.count": draw(st.sampled_from((1, 1, 2, 5))),
         "acceptance": draw(st.sampled_from(("iid:0.7", "iid:0.2", "vllm:.6,.4,.3~1.1"))),
     }
     if draw(st.booleans()):
-        lengths = st.sampled_from((1, 2, 17, 700, 20_000))
+        lengths = st.sampled_from((1, 2, 17, 300, 700, 20_000))
         settings |= {
             "dataset_name": "fixed",
             "input_len": draw(lengths),
@@ -83,10 +95,49 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     return Scenario.of(profile=name, policy="continuous", **settings)
 
 
+@st.composite
+def lanes(draw: st.DrawFn) -> Scenario:
+    """Policies with lanes, whose works share a device."""
+    name = draw(st.sampled_from(LANE_PROFILES))
+    policy = draw(st.sampled_from(compiled.LANE_POLICIES))
+    is_baseline, has_draft = policy == "baseline", profile_of(name).draft is not None
+    settings: dict[str, Any] = {
+        "num_speculative_tokens": draw(st.sampled_from((0, 1, 2, 4, 7))) if has_draft else 0,
+        "request_rate": draw(st.sampled_from((0.5, 4.0, 12.0, inf))),
+        "max_concurrency": draw(st.sampled_from((None, None, 1, 2, 7, 40))),
+        "max_num_seqs": draw(st.sampled_from((None, 1, 2, 8, 100))),
+        "max_num_batched_tokens": draw(st.sampled_from((None, 64, 512, 4096))),
+        "num_prompts": draw(st.sampled_from((2, 3, 20, 40))),
+        "engine.name": draw(st.sampled_from(LANE_ENGINES)),
+        "engine.async_scheduling": draw(st.booleans()),
+        "engine.num_gpu_blocks": draw(st.sampled_from((None, None, 400))),
+        "acceptance": draw(st.sampled_from(("iid:0.7", "iid:0.2", "vllm:.6,.4,.3~1.1"))),
+        "num_warmups": draw(st.sampled_from((0, 1))),
+    }
+    if not is_baseline:
+        settings["devices.phi"] = draw(st.sampled_from((None, 0.0, 0.07, 0.25)))
+        settings["policy_options.decode_batch"] = draw(st.sampled_from((None, 1, 2, 5)))
+        settings["policy_options.poll_s"] = draw(st.sampled_from((None, 0.0, 0.0005, 0.003)))
+    if policy == "pdv":
+        settings["policy_options.hybrid_requests"] = draw(st.sampled_from((0, 1, 3)))
+        settings["policy_options.verify_batch"] = draw(st.sampled_from((None, 3)))
+    if is_baseline:
+        settings["policy_options.workers"] = draw(st.sampled_from((1, 4, 9)))
+    if draw(st.booleans()):
+        settings |= {
+            "dataset_name": "fixed",
+            "input_len": draw(st.sampled_from((1, 2, 17, 700, 3000))),
+            "output_len": draw(st.sampled_from((1, 2, 60))),
+        }
+    else:
+        settings["dataset_name"] = "azure-conv"
+    return Scenario.of(profile=name, policy=policy, **settings)
+
+
 def served(scenario: Scenario, seed: int) -> tuple[RunRecord, str]:
     """The run, by costs that nobody has used, and what it extrapolated."""
     with collecting() as extrapolation:
-        record = simulate(resolve(scenario, profile_of(str(scenario.profile)), "continuous"), seed)
+        record = simulate(resolve(scenario, profile_of(str(scenario.profile)), scenario.policy[0]), seed)
     return record, str(extrapolation)
 
 
@@ -95,10 +146,7 @@ def values(of: Any, *, but: tuple[str, ...] = ()) -> dict[str, str]:
     return {field.name: repr(getattr(of, field.name)) for field in fields(of) if field.name not in but}
 
 
-@pytest.mark.filterwarnings("ignore")
-@given(scenarios(), st.integers(0, 99))
-@examples(1.0, deadline=None)
-def test_the_core_serves_as_python_does_to_the_last_bit(scenario: Scenario, seed: int) -> None:
+def assert_same_in_python(scenario: Scenario, seed: int) -> None:
     num_before = compiled.told["core"]
     try:
         ours, told = served(scenario, seed)
@@ -107,6 +155,7 @@ def test_the_core_serves_as_python_does_to_the_last_bit(scenario: Scenario, seed
     assume(compiled.told["core"] > num_before)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(compiled.SWITCH, "off")
+        patch.setattr(loop, "can_be_totals", lambda *_: False)
         theirs, told_in_python = served(scenario, seed)
     assert [values(request) for request in ours.requests] == [values(request) for request in theirs.requests]
     assert (ours.gaps.gaps_s, ours.gaps.counts) == (theirs.gaps.gaps_s, theirs.gaps.counts)
@@ -115,11 +164,62 @@ def test_the_core_serves_as_python_does_to_the_last_bit(scenario: Scenario, seed
     assert told == told_in_python
 
 
-RANKS = {
-    "profile": "rtx-pro-6000-server/qwen3-30b-a3b-dp2",
-    "num_speculative_tokens": 0,
-    "engine.rules.attention_dp_timeout_iters": 9,
+@pytest.mark.filterwarnings("ignore")
+@given(scenarios(), st.integers(0, 99))
+@examples(1.0, deadline=None)
+def test_the_core_serves_as_python_does_to_the_last_bit(scenario: Scenario, seed: int) -> None:
+    assert_same_in_python(scenario, seed)
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(lanes(), st.integers(0, 99))
+@examples(1.0, deadline=None)
+def test_the_core_serves_lanes_as_python_does_to_the_last_bit(scenario: Scenario, seed: int) -> None:
+    assert_same_in_python(scenario, seed)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(("draft_tokens", "num_blocks"), [(0, 60), (3, 60), (3, 90)])
+@pytest.mark.filterwarnings("ignore")
+def test_requests_that_lose_their_memory_find_as_much_of_it_again(
+    is_async: bool, draft_tokens: int, num_blocks: int
+) -> None:
+    settings = {"input_len": 200, "output_len": 150, "num_prompts": 30, "request_rate": inf, "random_range_ratio": 0.5}
+    engine = {"engine.num_gpu_blocks": num_blocks, "engine.async_scheduling": is_async}
+    given = settings | engine | {"num_speculative_tokens": draft_tokens, "acceptance": "iid:0.6"}
+    scenario = Scenario.of(profile=PROFILES[0], policy="continuous", **given)
+    assert sum(request.num_preemptions for request in served(scenario, 0)[0].requests) > 3
+    assert_same_in_python(scenario, 0)
+
+
+TWICE_PREEMPTED = {
+    "profile": "gh200/apertus-8b+eagle3",
+    "engine.name": "vllm-0.32",
+    "num_speculative_tokens": 2,
+    "engine.num_gpu_blocks": 100,
+    "engine.block_size": 1,
+    "request_rate": inf,
+    "input_len": 17,
+    "output_len": 60,
+    "dataset_name": "fixed",
 }
+"""A request loses its memory twice, and an EAGLE head wants the last block that is found computed again."""
+ENGINE_RULES = (
+    {"engine.name": "sglang-0.5", "engine.rules.scheduler_recv_interval": 4, "engine.num_gpu_blocks": 1500},
+    {"engine.name": "trtllm-1.0", "engine.rules.batch_wait_timeout_iters": 6},
+    {
+        "profile": "rtx-pro-6000-server/qwen3-30b-a3b-dp2",
+        "num_speculative_tokens": 0,
+        "engine.rules.attention_dp_timeout_iters": 9,
+    },
+)
+
+
+@pytest.mark.parametrize("rules", ENGINE_RULES)
+@pytest.mark.filterwarnings("ignore")
+def test_what_engines_wait_for_is_the_same_in_the_core(rules: dict[str, Any]) -> None:
+    given = {"profile": PROFILES[0], "dataset_name": "azure-conv", "num_prompts": 40, "request_rate": 12}
+    assert_same_in_python(Scenario.of(policy="continuous", **given | rules), 0)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +227,10 @@ RANKS = {
     [
         ("replicas that depend on each other", {"devices.count": 2, "devices.routing": "least-outstanding"}),
         ("somebody looks", {"window.stop_s": 0.5}),
-        ("an engine that does not mix prompts", {"engine.name": "sglang-0.5"}),
-        ("an engine that does not mix prompts", RANKS),
+        ("an engine that does not mix prompts", {"engine.rules.enable_mixed_chunk": False}),
         ("costs of another form", {"profile": "a100-pdverify/codellama-34b+tinyllama-1.1b"}),
-        ("memory is short", {"engine.num_gpu_blocks": 300, "request_rate": inf}),
-        ("rows are not totals", {"speculation.controller": "feedback", "num_speculative_tokens": 4}),
+        ("memory is short", TWICE_PREEMPTED),
+        ("draft lengths that change", {"speculation.controller": "feedback", "num_speculative_tokens": 4}),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -174,9 +273,9 @@ def buffers() -> tuple[Any, ...]:
     widths = (12, 12, 12, 12, 12, 12)
     constants = np.array([0.0, 0.0, *[1.0] * 18, *[1.0] * 6, *widths])
     model = (constants, *[np.zeros((2, width)) for width in widths])
-    settings = bytearray(compiled.SETTINGS.pack(0, 1, 1, 0, 0, 0, 1, *[0] * 5, *[0.0] * 6, *[1.0] * 5))
-    ring, chunks = np.zeros((4, compiled.STEP_COUNTS), dtype=np.int64), np.zeros(6, dtype=CHUNKS)
-    return settings, requests, np.zeros(1, dtype=np.int8), ring, chunks, *model, *model
+    counts = (0, 1, 1, 0, 0, 0, 1, *[0] * 5, 1, 0, 0, 0, 9, 16, *[0] * 13)
+    settings = bytearray(compiled.SETTINGS.pack(*counts, *[0.0] * 12, *[1.0] * 5))
+    return settings, requests, np.zeros(1, dtype=np.int8), *model, *model
 
 
 def served_by_hand(given: tuple[Any, ...]) -> Any:
@@ -184,16 +283,16 @@ def served_by_hand(given: tuple[Any, ...]) -> Any:
     from sim.run import core
 
     def ask(model: int, kind: int, place: int, *key: int) -> None:
-        given[6 + 7 * model + kind][place] = (*key, *[1.0] * 10)
+        given[4 + 7 * model + kind][place] = (*key, *[1.0] * 10)
 
-    return core.serve(ask, lambda *_: None, given)
+    return core.serve(ask, lambda *_: None, None, given)
 
 
 def test_structs_of_another_size_are_refused() -> None:
     """Settings and constants are read as they are."""
     given = buffers()
     assert served_by_hand(given) is not None
-    for place in (0, 5):
+    for place in (0, 3):
         short = bytearray(bytes(given[place])[:-8])
         with pytest.raises(ValueError, match="want a struct of"):
             served_by_hand((*given[:place], short, *given[place + 1 :]))
@@ -221,7 +320,7 @@ def test_an_error_of_a_cost_model_comes_through() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        core.serve(ask, None, buffers())
+        core.serve(ask, None, None, buffers())
 
 
 def test_no_memory_is_kept_from_run_to_run() -> None:
