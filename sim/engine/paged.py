@@ -56,10 +56,8 @@ class _Table:
 
 
 class PagedPool(KvPool):
-    """Blocks with identity. Every block is in a table, or in several, or free.
-
-    Lanes reserve whole lives instead (KvPool); `continuous` with rows as totals does both.
-    """
+    """Blocks with identity. Every block is in a table, or in several, or free. Lanes reserve whole lives instead
+    (KvPool)."""
 
     __slots__ = (
         "_block_of",
@@ -230,8 +228,6 @@ class PagedPool(KvPool):
 
     def release(self, request: Request) -> None:
         """All that `request` holds is free; where its answer is known by content, another one can find it."""
-        if request.index in self._reserved:
-            super().release(request)
         table = self._tables.pop(request.index, None)
         if table is not None:
             table.cached_tokens = self._cached(request, table)
@@ -259,40 +255,6 @@ class PagedPool(KvPool):
     def fits_beside(self, running: Sequence[Request], request: Request) -> bool:
         """True where `running` and `request` fit until they end, blocks that they may share counted for each."""
         return sum(map(self.blocks_for, running)) + self.blocks_for(request) <= self.num_blocks
-
-    # -- reservations and tables: rows as totals
-
-    def length(self, request: Request) -> int:
-        """Blocks in the table of `request`."""
-        return len(self._tables[request.index])
-
-    def assign(self, request: Request, num_blocks: int) -> None:
-        """Give `request` so many of the blocks that were taken by number alone that its table has `num_blocks`."""
-        table = self._tables[request.index]
-        table.num_counted = num_blocks - len(table.named)
-
-    def assign_cached(self, request: Request, num_tokens: int) -> None:
-        """Record the cached tokens of `request` that were known when its last step was planned."""
-        self._tables[request.index].cached_tokens = num_tokens
-
-    def unreserve(self, request: Request, num_tokens: int) -> None:
-        """Turn a reservation into a table for `num_tokens`, which is never more."""
-        super().release(request)
-        if request.index not in self._tables:
-            self._open(request, [])
-        self.grow(request, num_tokens)
-
-    def reserve_again(self, request: Request) -> bool:
-        """Turn a table, of which others have nothing, into a reservation, if it fits; no block of it is found again."""
-        if not super().reserve(request):
-            return False
-        table = self._tables.pop(request.index)
-        for block in table.named:
-            del self._num_users[block]
-            self._forget(block)
-        table.num_counted, table.named = len(table), []
-        self._free(table)
-        return True
 
     # -- names
 
@@ -383,9 +345,6 @@ class SlottedPool(PagedPool):
     def __init__(self, num_blocks: int, block_size: int, draft_slots: int, max_requests: int) -> None:
         super().__init__(num_blocks, block_size, draft_slots, is_caching=False)
         self._max_requests = max_requests
-
-    def reserve(self, request: Request) -> bool:
-        return len(self._reserved) < self._max_requests and super().reserve(request)
 
     def seat(self, request: Request, tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK) -> Chunk | None:
         return super().seat(request, tokens, lookahead, first) if len(self._tables) < self._max_requests else None

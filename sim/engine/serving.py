@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isnan
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from sim.engine.draft_length import Controller
 from sim.engine.intake import Intake
@@ -22,17 +22,8 @@ from sim.interface.request import Request
 from sim.interface.wait import Signal
 from sim.interface.work import Chunk
 
-if TYPE_CHECKING:
-    from sim.acceptance.draws import Accepted
-
 Choose = Callable[[Sequence[Request]], Request]
 """Picks one of several requests that wait."""
-
-
-class RoundDraws(Protocol):
-    """Acceptance of the drafts of all rounds of a request at once."""
-
-    def rounds(self, index: int, emitted_tokens: int, output_tokens: int, draft_tokens: int) -> Accepted: ...
 
 
 class Door(Protocol):
@@ -102,8 +93,6 @@ class Serving:
         intake: Intake | None = None,
         measured: range = EVERYONE,
         kv_bytes_per_token: int = 0,
-        draws: RoundDraws | None = None,
-        names_requests: bool = True,
         plans_ahead: bool = False,
         gaps: GapSamples | None = None,
         on_finished: Callable[[], None] | None = None,
@@ -123,11 +112,6 @@ class Serving:
         self.finished = Signal()
         self.measured = measured
         """Arrival indices of the requests whose gaps count."""
-        self.draws = draws
-        """Those that dictate acceptance, where nobody looks at a request between its first and its last token, so that
-        a policy may note its rounds when it pleases; None elsewhere."""
-        self.names_requests = names_requests
-        """Works carry their requests, whatever that costs in large batches: somebody notes them, or looks."""
         self.plans_ahead = plans_ahead
         """Works of lanes are prepared while those before them run (`ahead_s`)."""
         self._submitted_s: dict[str, float] = {}

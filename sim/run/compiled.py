@@ -116,7 +116,7 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
         return "costs of another form"
     if costs.host.idle_ramp is not None:
         return "costs or memory that remember"
-    if serving.draws is None or serving.names_requests or host.is_heard:
+    if resolved.scenario.window.stop_s is not None or host.is_heard:
         return "somebody looks"
     reason = _lane_reason(resolved, whole, serving) if has_lanes else _continuous_reason(resolved, whole, serving)
     if reason:

@@ -172,33 +172,22 @@ class Experiment:
         acceptances = self.resolved.acceptances
         return [AcceptanceDraws(acceptance, self.seed) for acceptance in acceptances] if len(acceptances) > 1 else []
 
-    def start(
-        self,
-        host: SpawningHost,
-        requests: Sequence[Request],
-        *,
-        draws: AcceptanceDraws | None = None,
-        is_recorded: bool = False,
-    ) -> Serving | Fleet:
-        """Start the policy and the arrivals of `requests` on `host`, in every replica.
-
-        With `draws` nobody looks at a request between its first and its last token, so that a policy may note its
-        rounds all at once. Raises ValueError for a request that never fits. `is_recorded`: somebody notes the works,
-        and the memory over time.
-        """
+    def start(self, host: SpawningHost, requests: Sequence[Request], *, is_recorded: bool = False) -> Serving | Fleet:
+        """Start the policy and the arrivals of `requests` on `host`, in every replica. `is_recorded`: the memory over
+        time is noted, too. Raises ValueError for a request that never fits."""
         resolved, devices = self.resolved, self.scenario.devices
         pool = resolved.new_pool()
         self._check_they_fit(requests, pool)
         served: Serving | Fleet
         if devices.count == 1:
-            served = self._serving(host, requests, pool, draws, is_recorded)
+            served = self._serving(host, requests, pool)
             self._start_policy(host, served)
         else:
             group = Lockstep(host) if resolved.is_lockstep else None
 
             def build(index: int, account: Account) -> Serving:
                 view = HostView(host, str(index), first_gpu=index * resolved.num_gpus)
-                return self._serving(view, requests, resolved.new_pool(), draws, is_recorded, account, group)
+                return self._serving(view, requests, resolved.new_pool(), account, group)
 
             served = Fleet(
                 host,
@@ -220,8 +209,6 @@ class Experiment:
         host: Host,
         requests: Sequence[Request],
         pool: KvPool,
-        draws: AcceptanceDraws | None,
-        is_recorded: bool,
         account: Account | None = None,
         group: Lockstep | None = None,
     ) -> Serving:
@@ -249,8 +236,6 @@ class Experiment:
             ),
             measured=self.scenario.workload.measured(len(requests)),
             kv_bytes_per_token=resolved.kv_bytes_per_token,
-            draws=draws if self.scenario.window.stop_s is None else None,
-            names_requests=is_recorded,
             plans_ahead=resolved.limits.async_scheduling,
             gaps=account and account.gaps,
             on_finished=account and account.on_finished,

@@ -41,12 +41,10 @@ def simulate(
     meter = _meter(resolved) if resolved.scenario.energy else None
     hear = None if meter is None else meter.hear
     if record_works:
-        record = run_recorded(
-            experiment, requests, lambda on_work: _host(experiment, draws, _both(on_work, hear)), draws=draws
-        )
+        record = run_recorded(experiment, requests, lambda on_work: _host(experiment, draws, _both(on_work, hear)))
     else:
         host = _host(experiment, draws, hear)
-        serving = experiment.start(host, requests, draws=draws)
+        serving = experiment.start(host, requests)
         if not compiled.serve(resolved, serving, host, draws):
             host.run_until(resolved.scenario.window.stop_s)
         experiment.check_served(serving)
@@ -125,16 +123,14 @@ def run_recorded(
     build: Callable[[OnWork], SimHost],
     *,
     stop_s: float | None = None,
-    draws: AcceptanceDraws | None = None,
 ) -> RunRecord:
     """The experiment on the host that `build` makes of what hears each finished work; its record has all works.
 
-    Until `stop_s` if that is given, else to the end of the scenario's window. With `draws` as in `Experiment.start`:
-    not for costs that look at the state of a work's requests.
+    Until `stop_s` if that is given, else to the end of the scenario's window.
     """
     works: list[WorkRecord] = []
     host = build(lambda ticket: works.append(work_record(ticket)))
-    serving = experiment.start(host, requests, draws=draws, is_recorded=True)
+    serving = experiment.start(host, requests, is_recorded=True)
     host.run_until(experiment.scenario.window.stop_s if stop_s is None else stop_s)
     if stop_s is None:
         experiment.check_served(serving)

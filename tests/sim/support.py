@@ -15,7 +15,7 @@ from sim.engine.intake import Intake
 from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool
 from sim.engine.radix import RadixPool
-from sim.engine.serving import EVERYONE, RoundDraws, Serving
+from sim.engine.serving import EVERYONE, Serving
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
 from sim.interface.host import Stream
@@ -23,7 +23,6 @@ from sim.interface.request import Request
 from sim.interface.request_queue import RequestQueue
 from sim.interface.work import Kind, Result, Work
 from sim.policies import rounds
-from sim.policies.continuous.loop import can_be_totals
 from sim.policies.disaggregated import LINK
 from sim.policies.options import EngineLimits, rows_per_work
 from sim.policies.registry import POLICIES, Policy, PolicyOptions, find_policy, register
@@ -172,7 +171,6 @@ class SimRun:
         kv_blocks: int = 10_000,
         max_concurrency: int | None = None,
         stop_s: float | None = None,
-        is_totals: bool = False,
         is_caching: bool = True,
         num_warmups: int = 0,
         block_size: int = 16,
@@ -202,9 +200,7 @@ class SimRun:
             controller=controller,
             options=options,
             measured=range(num_warmups, sys.maxsize),
-            draws=self.draws if is_totals else None,
         )
-        assert not is_totals or can_be_totals(self.serving, limits)
         tasks = find_policy(policy).build(self.serving, options or PolicyOptions(poll_s=0.0), limits)
         for task in [*tasks, self.serving.arrivals()]:
             self.host.spawn(task)
@@ -241,7 +237,6 @@ def serve(
     controller: Controller | None = None,
     options: PolicyOptions | None = None,
     measured: range = EVERYONE,
-    draws: RoundDraws | None = None,
 ) -> Serving:
     limits = limits or EngineLimits()
     num_engines = find_policy(policy).num_engines(options or PolicyOptions())
@@ -267,7 +262,6 @@ def serve(
             host, receive_interval=limits.receive_interval, batch_wait=limits.batch_wait, balance=limits.balance
         ),
         measured=measured,
-        draws=draws,
         plans_ahead=limits.async_scheduling,
     )
 

@@ -1,1 +1,1 @@
-"""Continuous batching: what a step carries (plan), the loops that serve (loop), decoding rows as totals (totals)."""
+"""Continuous batching: what a step carries (plan; apart where prompts go first), the loop that serves (loop)."""

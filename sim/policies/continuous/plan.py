@@ -1,4 +1,4 @@
-"""Steps of continuous batching, row by row or with the rows as totals, and the works that they are.
+"""Steps of continuous batching, and the works that they are.
 
 As in vLLM v1 there are no phases: a step brings each request's computed tokens closer to all that it has (prompt,
 output, drafts). RUNNING goes before WAITING, draft tokens consume budget, blocks are taken as tokens come, with
@@ -9,18 +9,16 @@ step carries prompts as long as there are any, and else all rows, whatever the b
 
 The draft pass is padded to two tokens per row (the newest, and the one that is missing after full acceptance) because
 the host submits it before it knows what was accepted; an EAGLE head takes all verified tokens of the row. Not here: the
-order of steps (loop), what rows as totals gain (totals), blocks (sim.engine.paged).
+order of steps (loop), blocks (sim.engine.paged).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import islice
-from math import inf
 from typing import NamedTuple
 
-from sim.engine.paged import ANY_CHUNK, FirstChunk
+from sim.engine.paged import FirstChunk
 from sim.engine.serving import Serving
 from sim.interface.request import Request
 from sim.interface.work import DRAFT, DRAFT_MODEL, HOST, STEP, Chunk, Work
@@ -227,120 +225,6 @@ def commit_step(serving: Serving, step: Step, accepted: Sequence[int]) -> list[R
         serving.commit_chunk(request, chunk.new_tokens)
     going_on.extend(request for request in completed if not request.is_finished)
     return [request for request in going_on if not request.is_preempted]
-
-
-# -- rows as totals: prompts alone are planned
-
-
-class Partial(NamedTuple):
-    """The one prompt that is admitted and not wholly planned. The budget has room for all seats' rows, so it always
-    gets a chunk in the next plan."""
-
-    request: Request
-    tokens: int
-    """Planned so far of the prompt."""
-
-
-class PromptPlan(NamedTuple):
-    """The prompts of a step, oldest first, and one chunk of each."""
-
-    prompts: list[Request]
-    chunks: tuple[Chunk, ...]
-    completed: list[Request]
-    """Prompts whose last chunk this is: all but perhaps the last one."""
-    partial: Partial | None
-    """The prompt that is left for later plans."""
-    at_s: float
-
-
-def has_room(serving: Serving, limits: EngineLimits, num_seated: int, partial: Partial | None) -> bool:
-    """True where all who could be admitted now, while `num_seated` and `partial` hold seats, fit for their whole lives,
-    and their rows into a step's budget;
-    else reservations no longer tell who fits, but where admission goes by them (no_evict). No more than a step's tokens
-    of prompts are admitted at once, but of shared ones, which others may have computed."""
-    if limits.no_evict:
-        return True
-    free_blocks, tokens = serving.kv.free_blocks, 0
-    num_begun = num_seated + (partial is not None)
-    tokens_per_row = serving.controller.draft_tokens_max + 1 + limits.slots_per_request if limits.mixes_prompts else 0
-    max_tokens = inf if serving.paged.is_sharing else limits.max_num_scheduled_tokens
-    for request in islice(serving.inbox, max(0, limits.max_num_seqs - num_begun)):
-        num_begun += 1
-        if num_begun * tokens_per_row > limits.max_num_scheduled_tokens:
-            return False
-        free_blocks -= serving.kv.blocks_for(request)
-        if free_blocks < 0:
-            return False
-        tokens += request.prompt_tokens
-        if tokens >= max_tokens:
-            break
-    return True
-
-
-def plan_prompts(
-    serving: Serving,
-    partial: Partial | None,
-    limits: EngineLimits,
-    num_seated: int,
-    budget: int,
-    *,
-    num_rows: int,
-    after_rows: bool = False,
-) -> PromptPlan:
-    """Chunks within `budget` beside `num_rows`: of `partial` first, then of new prompts while `num_seated` others leave
-    seats.
-    `after_rows`: the step before this one carries rows alone."""
-    serving.intake.take_in(after_rows=after_rows, num_rows=num_seated + (partial is not None))
-    if partial is None and not serving.inbox:
-        return PromptPlan([], (), [], None, serving.host.now_s)
-    pool, slots = serving.paged, limits.slots_per_request
-    lookahead = limits.lookahead(serving.controller.draft_tokens_max)
-    first = FirstChunk(limits.padded_tokens, num_rows > 0) if partial is None else ANY_CHUNK
-    prompts: list[Request] = []
-    chunks: list[Chunk] = []
-    completed: list[Request] = []
-    while budget > slots:
-        if partial is not None:
-            request, history_tokens = partial
-            chunk = Chunk(min(request.prompt_tokens - history_tokens, budget - slots), history_tokens)
-            if pool.is_sharing:
-                pool.grow(request, history_tokens + chunk.new_tokens, lookahead)
-        else:
-            if not serving.intake.has_queued or num_seated + len(prompts) >= limits.max_num_seqs:
-                break
-            if limits.holds_back(serving.inbox[0].prompt_tokens, budget - slots):
-                break
-            admitted = _admit(serving, budget - slots, lookahead if limits.seats_lookahead else 0, first)
-            if admitted is None:
-                break
-            request, chunk = admitted
-        planned_tokens = chunk.history_tokens + chunk.new_tokens
-        prompts.append(request)
-        chunks.append(chunk)
-        budget -= chunk.new_tokens + slots
-        if planned_tokens >= request.prompt_tokens:
-            partial = None
-            completed.append(request)
-        else:
-            partial = Partial(request, planned_tokens)
-    return PromptPlan(prompts, tuple(chunks), completed, partial, serving.host.now_s)
-
-
-def _admit(serving: Serving, max_tokens: int, lookahead: int, first: FirstChunk) -> tuple[Request, Chunk] | None:
-    """The oldest waiting request and its first chunk; None where nothing is ever preempted and it does not fit, and
-    where the chunk would be padded beyond `max_tokens`."""
-    if not serving.paged.is_sharing:
-        new_tokens = min(serving.inbox[0].prompt_tokens, max_tokens)
-        if new_tokens == 1 == serving.inbox[0].prompt_tokens and first.padded_tokens and first.beside_rows:
-            if first.padded_tokens > max_tokens:
-                return None
-            new_tokens = first.padded_tokens
-        request = serving.admit_now()
-        return None if request is None else (request, Chunk(new_tokens, 0))
-    seated = serving.seat_now(max_tokens, lookahead, first)
-    if seated is not None:
-        serving.kv.reserve(seated[0])
-    return seated
 
 
 # -- works

@@ -93,16 +93,6 @@ def test_what_a_sequence_keeps_beside_its_tokens_is_taken_with_its_seat_and_come
         assert engine.blocks == (6, 0)
 
 
-def test_a_reservation_and_a_table_keep_the_same() -> None:
-    pool, one = PagedPool(12, 16, 0, kept_blocks=3), request(0, prompt=40, output=99)
-    assert pool.reserve(one)
-    assert pool.free_blocks == 0
-    pool.unreserve(one, 40)
-    assert (pool.free_blocks, pool.num_free) == (12, 12 - 3 - 3)
-    assert pool.reserve_again(one)
-    assert (pool.free_blocks, pool.num_free) == (0, 12)
-
-
 def test_blocks_that_were_found_are_held_and_not_free() -> None:
     """Two of the three blocks are whole: they come back with the first chunk."""
     engine = Engine(40, num_blocks=5)
@@ -197,41 +187,6 @@ def test_of_two_blocks_with_the_same_content_the_newer_is_found() -> None:
     engine.serving.emit(third, 99)
     assert engine.seat() == Chunk(1, 32)
     assert engine.blocks == (0, 5)
-
-
-def test_a_reservation_is_for_a_whole_life_and_comes_back_whole() -> None:
-    """40 + 99 + 5 tokens are nine blocks, to the last."""
-    engine = Engine(40, num_blocks=9)
-    first = engine.serving.admit_now()
-    assert first is not None
-    assert engine.pool.free_blocks == 0
-    engine.pool.release(first)
-    assert engine.pool.free_blocks == 9
-
-
-def test_nothing_is_found_of_a_table_that_became_a_reservation() -> None:
-    """Its blocks are counted from then on, and named no longer: what they hold may change unseen."""
-    first, second = (request(index, prompt=64, output=10) for index in range(2))
-    for each in (first, second):
-        each.content = (1, 2, 3, 4)
-    pool = PagedPool(40, 16, 0)
-    pool.expect([first, second])
-    assert pool.seat(first, 64) == Chunk(64, 0)
-    assert pool.reserve_again(first)
-    assert pool.seat(second, 64) == Chunk(64, 0)
-    pool.release(first)
-    pool.release(second)
-    assert pool.num_held == 0
-
-
-def test_a_reservation_that_becomes_a_table_keeps_what_is_in_use() -> None:
-    engine = Engine(40, num_blocks=9)
-    first = engine.serving.admit_now()
-    assert first is not None
-    engine.pool.unreserve(first, 33)
-    assert (engine.pool.free_blocks, *engine.blocks) == (9, 6, 3)
-    engine.pool.release(first)
-    assert (engine.pool.free_blocks, *engine.blocks) == (9, 9, 0)
 
 
 def test_a_gauge_counts_a_value_as_long_as_it_lasts() -> None:

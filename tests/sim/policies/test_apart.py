@@ -7,14 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sim.costs.engine_costs import TokenRatio, load_engine
 from sim.costs.profile_files import load
 from sim.interface.request import Request
 from sim.interface.work import Kind
-from sim.policies.continuous.loop import can_be_totals
 from sim.policies.options import EngineLimits, Method
 from sim.run.limits import limits_of
 from sim.run.resolve import resolve
@@ -22,7 +21,7 @@ from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from tests.properties import examples
 from tests.sim.policies.test_properties import KeyedDraws
-from tests.sim.support import AlwaysAccept, NeverAccept, SimRun, request, serve
+from tests.sim.support import AlwaysAccept, NeverAccept, SimRun, request
 
 EAGLE = "h200-sxm/llama-3.1-8b+eagle3"
 RATIO = TokenRatio(initial=0.5, min_ratio=0.5, decay_steps=1, max_answer_tokens=4096, retract_steps=0)
@@ -185,53 +184,6 @@ def test_a_prefix_is_found_once_it_is_computed() -> None:
         one.content = (*shared, 100 + one.index)
     run = served(asked, 1000)
     assert steps(run)[:2] == [(0.0, (), ((0, 10, 0), (1, 10, 0))), (5.0, (), ((2, 2, 8),))]
-
-
-@examples(4)
-@given(
-    rows=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30), st.floats(0.0, 200.0)), min_size=1, max_size=9),
-    draft_tokens=st.integers(0, 4),
-    seats=st.integers(1, 12),
-    max_concurrency=st.none() | st.integers(1, 4),
-    is_async=st.booleans(),
-    spare=st.integers(0, 40),
-)
-def test_rows_as_totals_decide_as_row_by_row_where_they_may_stand_in(
-    rows: list[tuple[int, int, float]],
-    draft_tokens: int,
-    seats: int,
-    max_concurrency: int | None,
-    is_async: bool,
-    spare: int,
-) -> None:
-    limits = limited(max_num_seqs=seats, max_num_batched_tokens=32, async_scheduling=is_async)
-
-    def asked() -> list[Request]:
-        times = sorted(at_s for _, _, at_s in rows)
-        return [
-            request(i, arrival_s=at_s, prompt=prompt, output=output)
-            for i, ((prompt, output, _), at_s) in enumerate(zip(rows, times, strict=True))
-        ]
-
-    lives = sum(prompt + output + 3 * draft_tokens + 1 for prompt, output, _ in rows)
-    memory = {"kv_blocks": lives + spare, "block_size": 1, "max_concurrency": max_concurrency}
-    assume(can_be_totals(serve(None, "continuous", asked(), draft_tokens, limits=limits, **memory), limits))
-    plain, lazy = (
-        SimRun(
-            "continuous",
-            asked(),
-            draws=KeyedDraws(),
-            limits=limits,
-            draft_tokens=draft_tokens,
-            is_totals=is_totals,
-            **memory,
-        )
-        for is_totals in (False, True)
-    )
-    for one, other in zip(plain.serving.requests, lazy.serving.requests, strict=True):
-        assert one.first_token_s == pytest.approx(other.first_token_s)
-        assert one.last_token_s == pytest.approx(other.last_token_s)
-    assert len(plain.tickets) == len(lazy.tickets)
 
 
 @examples(4)

@@ -4,19 +4,14 @@ nothing at all."""
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
 
-import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.cost import Cost
-from sim.engine.paged import PagedPool
 from sim.interface.request import Request
-from sim.interface.work import Chunk, Kind, Work
+from sim.interface.work import Chunk, Kind
 from sim.policies.options import EngineLimits
-from tests.properties import examples
-from tests.sim.policies.test_properties import COSTS, KeyedDraws, SizedCosts, _assert_same_decisions, outcome
+from tests.sim.policies.test_properties import COSTS, KeyedDraws, outcome
 from tests.sim.support import SimRun
 
 BLOCK = 4
@@ -50,113 +45,6 @@ def build(rows: list[Any], *, block: int = BLOCK) -> list[Request]:
     return requests
 
 
-newest: list[PagedPool] = []
-"""The pool that was made last."""
-free: list[int] = []
-"""Its free blocks as works set off."""
-
-
-def noted(*sizes: int, is_caching: bool = True) -> PagedPool:
-    """A pool whose free blocks are noted."""
-    newest[:] = [PagedPool(*sizes, is_caching=is_caching)]
-    free.clear()
-    return newest[0]
-
-
-class NotedCosts(SizedCosts):
-    """Notes how many blocks are free as each work sets off."""
-
-    def cost(self, work: Work) -> Cost:
-        free.append(newest[0].num_free)
-        return SizedCosts.cost(self, work)
-
-
-NOTED = NotedCosts(device_s={}, prepare_s=0.01, launch_s=0.02, result_s=0.005, inflation_per_issuer=0.7)
-
-
-def pair(rows: list[Any], limits: EngineLimits, *, block: int = BLOCK, **more: Any) -> tuple[SimRun, SimRun]:
-    """The plain loop and the lazy account, which have as many blocks free whenever a work sets off."""
-    runs, notes = [], []
-    with patch("tests.sim.support.PagedPool", noted):
-        for is_totals in (False, True):
-            runs.append(
-                SimRun(
-                    "continuous",
-                    build(rows, block=block),
-                    costs=NOTED,
-                    draws=KeyedDraws(),
-                    limits=limits,
-                    block_size=block,
-                    is_totals=is_totals,
-                    **more,
-                )
-            )
-            notes.append(list(free))
-    if runs[0].serving.paged.is_sharing:
-        assert notes[0] == notes[1]
-    return runs[0], runs[1]
-
-
-def assert_alike(plain: SimRun, lazy: SimRun) -> None:
-    _assert_same_decisions(lazy, plain)
-    for field in ("cached_tokens", "num_preemptions"):
-        ours, theirs = ([getattr(r, field) for r in run.serving.requests] for run in (lazy, plain))
-        assert ours == theirs
-    for run in (plain, lazy):
-        pool = run.serving.paged
-        assert (pool.num_held, pool.num_shared, pool.free_blocks) == (0, 0, pool.num_blocks)
-        assert run.serving.kv.held.value == 0
-
-
-@examples(5)
-@example(
-    rows=[(0.0, 1, 1, 0, 0), (0.0, 1, 2, 0, 0), (0.0, 1, 4, 0, 1), *[(0.0, 2, 1, 0, 0)] * 2, (0.0, 2, 1, 0, 1)],
-    draft_tokens=0,
-    max_num_seqs=2,
-    spare_tokens=0,
-    spare_blocks=0,
-    max_concurrency=2,
-    is_async=True,
-    block=1,
-)  # a table that is handed over with all that it will have in the end is too long
-@given(
-    rows=asked,
-    draft_tokens=st.integers(0, 4),
-    max_num_seqs=st.integers(1, 6),
-    spare_tokens=st.integers(0, 60),
-    spare_blocks=st.integers(0, 90),
-    max_concurrency=st.none() | st.integers(1, 4),
-    is_async=st.booleans(),
-    block=st.sampled_from([1, 4, 16]),
-)
-def test_lazy_accounting_finds_and_loses_what_the_plain_loop_does(
-    rows: list[Any],
-    draft_tokens: int,
-    max_num_seqs: int,
-    spare_tokens: int,
-    spare_blocks: int,
-    max_concurrency: int | None,
-    is_async: bool,
-    block: int,
-) -> None:
-    slots = (3 if is_async else 2) * draft_tokens + 1 if draft_tokens else 0
-    most = max(prompt + output + slots for _, prompt, output, *_ in rows)
-    limits = EngineLimits(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs * (draft_tokens + 1) + spare_tokens,
-        async_scheduling=is_async,
-    )
-    plain, lazy = pair(
-        rows,
-        limits,
-        block=block,
-        draft_tokens=draft_tokens,
-        kv_blocks=-(-most // block) + spare_blocks * 16 // block,
-        max_concurrency=max_concurrency,
-    )
-    assert_alike(plain, lazy)
-
-
 @given(rows=asked, draft_tokens=st.integers(0, 3), spare_blocks=st.integers(0, 20), is_async=st.booleans())
 def test_content_that_nobody_shares_changes_nothing(
     rows: list[Any], draft_tokens: int, spare_blocks: int, is_async: bool
@@ -167,57 +55,52 @@ def test_content_that_nobody_shares_changes_nothing(
     limits = EngineLimits(max_num_seqs=5, max_num_batched_tokens=60, async_scheduling=is_async)
     own = [(*row[:3], 10 + place, 99) for place, row in enumerate(sorted(rows))]
     silent = [(*row[:3], 0, 0) for row in rows]
-    for is_totals in (False, True):
-        runs = []
-        for each in (own, silent):
-            requests = build(each)
-            if each is silent:
-                for request in requests:
-                    request.content = ()
-            runs.append(
-                SimRun(
-                    "continuous",
-                    requests,
-                    costs=COSTS,
-                    draws=KeyedDraws(),
-                    limits=limits,
-                    block_size=BLOCK,
-                    draft_tokens=draft_tokens,
-                    kv_blocks=-(-most // BLOCK) + spare_blocks,
-                    is_totals=is_totals,
-                )
+    runs = []
+    for each in (own, silent):
+        requests = build(each)
+        if each is silent:
+            for request in requests:
+                request.content = ()
+        runs.append(
+            SimRun(
+                "continuous",
+                requests,
+                costs=COSTS,
+                draws=KeyedDraws(),
+                limits=limits,
+                block_size=BLOCK,
+                draft_tokens=draft_tokens,
+                kv_blocks=-(-most // BLOCK) + spare_blocks,
             )
-        assert outcome(runs[0]) == outcome(runs[1])
-        assert runs[0].works == runs[1].works
-        assert runs[0].serving.kv.held.mean(runs[0].host.now_s) == runs[1].serving.kv.held.mean(runs[1].host.now_s)
+        )
+    assert outcome(runs[0]) == outcome(runs[1])
+    assert runs[0].works == runs[1].works
+    assert runs[0].serving.kv.held.mean(runs[0].host.now_s) == runs[1].serving.kv.held.mean(runs[1].host.now_s)
 
 
 def chunks_of(run: SimRun) -> list[tuple[Chunk, ...]]:
     return [t.work.chunks for t in run.tickets if t.work.kind is Kind.STEP and t.work.chunks]
 
 
-@pytest.mark.parametrize("is_totals", [False, True])
-def test_a_prompt_finds_the_blocks_of_another_that_is_seated_in_the_same_step(is_totals: bool) -> None:
+def test_a_prompt_finds_the_blocks_of_another_that_is_seated_in_the_same_step() -> None:
     """As vLLM, whose blocks have their hash when they are planned: 14 tokens alike are three blocks of 4."""
     rows = [(0.0, 20, 3, 0, 14), (0.0, 20, 3, 0, 14)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws(), is_totals=is_totals)
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws())
     assert chunks_of(run) == [(Chunk(20, 0), Chunk(8, 12))]
     assert [r.cached_tokens for r in run.serving.requests] == [0, 12]
 
 
-@pytest.mark.parametrize("is_totals", [False, True])
-def test_a_later_turn_finds_prompt_and_answer_of_the_one_before(is_totals: bool) -> None:
+def test_a_later_turn_finds_prompt_and_answer_of_the_one_before() -> None:
     """10 + 9 tokens, the last of them never computed: 18 are four whole blocks; the next prompt goes on with them."""
     rows = [(0.0, 10, 9, 0, 19), (100.0, 30, 2, 0, 99)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws(), is_totals=is_totals)
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws())
     assert chunks_of(run) == [(Chunk(10, 0),), (Chunk(14, 16),)]
 
 
-@pytest.mark.parametrize("is_totals", [False, True])
-def test_shared_blocks_are_in_memory_once(is_totals: bool) -> None:
+def test_shared_blocks_are_in_memory_once() -> None:
     """Two prompts of 16 tokens, 12 of them found: 16 + 4 and a token of each in the end."""
     rows = [(0.0, 16, 2, 0, 16), (0.0, 16, 2, 0, 16)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws(), is_totals=is_totals)
+    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws())
     assert run.serving.kv.held.peak == 16 + 4 + 2
     assert run.serving.paged.num_shared == 0
 

@@ -23,7 +23,6 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise
-from sim.policies.continuous import loop
 from sim.policies.options import EngineLimits
 from sim.run import compiled
 from sim.run.resolve import resolve
@@ -155,7 +154,6 @@ def assert_same_in_python(scenario: Scenario, seed: int) -> None:
     assume(compiled.told["core"] > num_before)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(compiled.SWITCH, "off")
-        patch.setattr(loop, "can_be_totals", lambda *_: False)
         theirs, told_in_python = served(scenario, seed)
     assert [values(request) for request in ours.requests] == [values(request) for request in theirs.requests]
     assert (ours.gaps.gaps_s, ours.gaps.counts) == (theirs.gaps.gaps_s, theirs.gaps.counts)
