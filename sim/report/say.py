@@ -180,7 +180,9 @@ def _drafted(answer: Tuning) -> list[str]:
     if len(rows) > 1:
         return [f"{text}, {_share(answer.gain.mean)} more than {answer.gain.over} on average"]
     better = [str(point.concurrency) for point in answer.points if _other_is_better(point)]
-    reason = f"other lengths are better at {in_words(better)}, but no table is surely 1 % better than {answer.gain.over}"
+    reason = (
+        f"other lengths are better at {in_words(better)}, but no table is surely 1 % better than {answer.gain.over}"
+    )
     return [text, *([reason] if better else [])]
 
 

@@ -312,12 +312,14 @@ def table_words(table: Table) -> str:
 
 
 def choice_of(grid: LengthGrid, at: int | None = None) -> Choice:
-    """The table, where it is surely better than one length; else the best single one, over all loads or `at` one."""
+    """The table, where it is surely better than one setting; else the best single one, over all loads or `at` one."""
     first, last = grid.concurrencies[0], grid.concurrencies[-1]
     table, one = best_table(grid), best_single(grid, at)
     other = "no speculation" if one == PLAIN else f"K = {one}"
     gain = gain_of("the table", other, grid.by_table(table), grid.of(one))
-    if len(table) > 1 and gain.is_sure and not (at is not None and one == PLAIN):
+    # At one load a table has the best length of that load, unless no speculation is better there.
+    is_able = any(k for _, _, k in table) if at is None else len(table) > 1 and one != PLAIN
+    if gain.is_sure and is_able:
         return Choice(table, [length_in(table, concurrency) for concurrency in grid.concurrencies], gain)
     return Choice(((first, last, max(one, 0)),), [one] * len(grid.concurrencies), gain)
 
@@ -344,11 +346,13 @@ def speedup_of(grid: LengthGrid, i: int, setting: int) -> tuple[float | None, In
 
 
 def gain_of(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
-    """Gain of values [concurrencies, draws] over the same, geometric mean over the concurrencies."""
-    is_known = ((ours > 0.0) & (theirs > 0.0)).all(axis=1)
+    """Gain of values [concurrencies, draws] over the same, geometric mean over the concurrencies; -1 where ours serve
+    nothing. Concurrencies at which theirs serve nothing are left out."""
+    is_known = (theirs > 0.0).all(axis=1)
     if not is_known.any():
         return Gain(of=name, over=other_name, mean=0.0, interval=(0.0, 0.0), is_sure=False)
-    gains: Floats = np.exp(np.log(ours[is_known] / theirs[is_known]).mean(axis=0)) - 1.0
+    with np.errstate(divide="ignore"):
+        gains: Floats = np.exp(np.log(ours[is_known] / theirs[is_known]).mean(axis=0)) - 1.0
     interval = interval_90(gains)
     mean = float(gains.mean())
     is_sure = float((gains > 0.0).mean()) >= SURE_SHARE and mean >= MIN_GAIN

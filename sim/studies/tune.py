@@ -51,7 +51,7 @@ from sim.studies.length_choice import (
 )
 from sim.studies.serve_commands import ServeLines, deployment
 from sim.workload.classes import Goodput
-from sim.workload.generate import TraceArrivals, at_most
+from sim.workload.generate import TraceArrivals, Workload, at_most
 
 REQUESTS_PER_SLOT, MIN_REQUESTS = 8, 48
 """Length of a run with its concurrency left open; the first of them per slot are left out."""
@@ -157,7 +157,7 @@ def tune(
     the concurrencies, by default over all. Raises ValueError for a scenario that cannot be tuned.
     """
     resolved = _checked(scenario, profile, draws)
-    tried = rising("concurrency", concurrencies_of(resolved) if concurrencies is None else concurrencies, 1)
+    tried = _loads(resolved, concurrencies)
     drawn, runner = cost_draws(resolved, draws, scenario.seed), Runner(workers, on_done)
     grid = simulate_grid(drawn, tried, _candidates(resolved, lengths), runner)
     while lengths is None and (most := grid.lengths[-1]) < LONGEST and most in choice_of(grid, at).lengths:
@@ -191,7 +191,7 @@ def tune_contexts(
     candidates, grids = _candidates(resolved, lengths), []
     for tokens in prompts:
         prompted = resolved.changed(workload={"input_len": tokens})
-        tried = rising("concurrency", concurrencies or concurrencies_of(prompted), 1)
+        tried = _loads(prompted, concurrencies)
 
         def on_step(stage: str, done: int, total: int, tokens: int = tokens) -> None:
             on_done(f"{tokens} tokens: {stage}", done, total)
@@ -299,8 +299,27 @@ def concurrencies_of(resolved: Resolved) -> tuple[int, ...]:
     scenario, seats = resolved.scenario, resolved.limits.max_num_seqs
     sample, pool = resolved.served.sample(scenario.seed).requests, resolved.new_pool()
     held = pool.num_blocks * len(sample) / sum(pool.blocks_for(request) for request in sample)
-    most = max(1, min(seats, scenario.workload.max_concurrency or seats, int(MEMORY_SHARE * held)))
+    in_flight = _at_once(scenario.workload, scenario.workload.max_concurrency or seats)
+    most = max(1, min(seats, in_flight, int(MEMORY_SHARE * held)))
     return (*(2**power for power in range(most.bit_length()) if 2**power < most), most)
+
+
+def _loads(resolved: Resolved, concurrencies: Sequence[int] | None) -> tuple[int, ...]:
+    """Raises ValueError for more requests in flight than a run has."""
+    tried = rising("concurrency", concurrencies_of(resolved) if concurrencies is None else concurrencies, 1)
+    most = _at_once(resolved.scenario.workload, tried[-1])
+    if most < tried[-1]:
+        raise ValueError(
+            f"concurrency {tried[-1]}: a run has {most} requests; want at most {most} in flight, or "
+            f"--set workload.num_prompts={REQUESTS_PER_SLOT * tried[-1]}"
+        )
+    return tried
+
+
+def _at_once(workload: Workload, count: int) -> int:
+    """`count`, but no more requests than a run has."""
+    given = workload.num_prompts if isinstance(workload.num_prompts, int) else count
+    return at_most(workload, min(count, given))
 
 
 def _largest_graph(resolved: Resolved) -> int | None:
