@@ -204,6 +204,13 @@ def test_no_more_are_tried_at_once_than_seats_and_most_of_the_memory_hold() -> N
     assert concurrencies_of(resolved(input_len=64, output_len=16, max_concurrency=5)) == (1, 2, 4, 5)
 
 
+def test_no_more_are_tried_at_once_than_a_run_has_requests() -> None:
+    """Beyond them a load is not simulated; those that are given are refused, with a way out."""
+    assert concurrencies_of(resolved(num_prompts=20)) == (1, 2, 4, 8, 16, 20)
+    with pytest.raises(ValueError, match=r"a run has 20 requests.*--set workload\.num_prompts=256"):
+        tune(scenario(num_prompts=20), load(HEAD), concurrencies=[1, 32], draws=1)
+
+
 TUNE = [
     "tune", "--profile", HEAD, "--acceptance", "length:2.6@3", "--lengths", "1,3", "--concurrencies", "1,16",
     "--set", "engine.max_num_seqs=16", "--input-len", "64", "--output-len", "16",
