@@ -116,6 +116,25 @@ def test_a_table_ends_at_the_loads_that_were_simulated_and_its_line_starts_at_on
     assert found.not_simulated == ["fewer than 8 and more than 32 in flight (the engine takes 64)"]
 
 
+def test_a_length_that_gains_at_no_load_is_no_answer() -> None:
+    """K = 1 has less regret than no speculation, since K = 3 is far better in one draw and far worse in the other."""
+    found = answer(resolved(), grid((8,), k1=[[0.7, 1.25]], k3=[[1.9, 0.01]]))
+    assert found.verdict == "no speculation"
+
+
+def test_a_length_that_serves_nothing_at_a_load_has_no_gain_over_one_that_does() -> None:
+    found = answer(resolved(), grid((1, 2), k1=[0.0, 3.0]))
+    assert (found.verdict, found.gain.mean, found.gain.is_sure) == ("no speculation", -1.0, False)
+
+
+def test_at_one_load_the_best_length_there_is_the_answer_whatever_a_table_gains() -> None:
+    by_hand = grid((1, 8, 64), k1=[1.5, 1.3, 0.9], k3=[2.0, 1.2, 0.5])
+    assert answer(resolved(), by_hand).verdict.startswith("a table: K = 3 for 1..")
+    found = [answer(resolved(), by_hand, at=load) for load in (1, 8, 64)]
+    assert [each.length_decided for each in found] == [3, 1, 0]
+    assert found[2].verdict == "no speculation"
+
+
 def test_no_speculation_is_an_answer_and_its_line_names_none() -> None:
     found = answer(resolved(), grid((1, 64), k0=[0.9, 0.9], k1=[0.8, 0.7]))
     assert (found.verdict, found.k_table[0][2], found.break_even_concurrency) == ("no speculation", 0, 0.0)
