@@ -179,14 +179,14 @@ def of_the_choice(plain: Plain, sentence: str, grid: LengthGrid | None) -> Itera
         yield f"it speaks of {'none' if says_none else 'drafts'}, the table has {rows}"
     if "whatever the load" in sentence:
         yield "it names a length for loads that were not simulated"
-    worse = []
-    for point in points:
+    beyond: dict[int, float] = {}
+    for point in [] if says_none else points:
         lost = {each["k"]: each["expected_regret"] for each in point["lengths"]}
-        if not says_none and lost[length_at(rows, point["concurrency"])] > min(lost.values()) + ALIKE:
-            worse.append(str(point["concurrency"]))
+        beyond[point["concurrency"]] = lost[length_at(rows, point["concurrency"])] - min(lost.values()) - ALIKE
+    worse, about = ({load for load, by in beyond.items() if by > edge} for edge in (1e-9, -1e-9))
     # The second reason: lengths by load gain too little.
     reason = re.search(rf"other lengths are better at {LOADS}, but no table is surely 1 % better than", sentence)
-    if worse != ([] if reason is None else re.findall(r"\d+", reason[1])):
+    if not worse <= set(map(int, re.findall(r"\d+", reason[1] if reason else ""))) <= about:
         yield f"other lengths have less regret at {worse}, which is not what it says"
     has_reason = reason is not None or "no table is surely 1 % better" in sentence
     if has_reason and plain["gain"]["is_sure"]:
