@@ -148,10 +148,9 @@ def _answer(
     served: ServedLevel | None,
 ) -> Stated:
     from sim.costs.profile_files import load
-    from sim.run.resolve import resolve_all
     from sim.studies.length_choice import PLAIN
     from sim.studies.load_table import tune_policies
-    from sim.studies.tune import fits_of, tune, tune_contexts
+    from sim.studies.tune import tune, tune_contexts
 
     profile = load(scenario.profile)
     if flags.draws is not None:
@@ -169,14 +168,6 @@ def _answer(
     in_use = PLAIN if served.accepted is None else served.accepted.draft_tokens
     if lengths is None and scenario.speculation.num_speculative_tokens < in_use:
         lengths = [*range(scenario.speculation.num_speculative_tokens + 1), in_use]
-    fits = fits_of(resolve_all(scenario, fitted)[0])
-    if in_use > 0 and fits.max_graph_tokens is not None and not fits(in_use, round(served.concurrency)):
-        warnings.warn(
-            f"K = {in_use} cannot be the answer: {served.concurrency:.0f} x (K + 1) tokens are more than the "
-            f"{fits.max_graph_tokens} of the largest graph that {profile.name} captures; of a server that captures "
-            "none: --set engine.cuda_graph=false",
-            stacklevel=2,
-        )
     tuning = tune(scenario, fitted, lengths=lengths, in_use=in_use, **asked)
     return structs.replace(tuning, notes=[note, *tuning.notes])
 

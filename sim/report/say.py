@@ -23,6 +23,7 @@ from sim.report.tables import costs_line, in_brief, measured_width, new_table, n
 from sim.studies.answer import Stated
 from sim.studies.attainment import Attainment, HighestLoad, Replicas
 from sim.studies.evidence import shortened
+from sim.studies.length_choice import ALIKE, TunedPoint
 from sim.studies.load_search import Limit
 from sim.studies.load_table import PolicyTuning
 from sim.studies.plan.search import PlannedDeployment, Rental
@@ -98,13 +99,14 @@ def _tuned(answer: Tuning, console: Console) -> Said:
         details.append(f"a table by batch size over {gain.over}: {mean:+.1f} % ({low:+.1f} to {high:+.1f})")
     details.append(f"expected loss: {_share(answer.expected_regret)} against the best, in draws that did not choose it")
     bands = lines.sglang_adaptive_config
+    adaptive = bands and f"speculative_adaptive.json: {json.dumps(bands)}"
     return Said(
         tuning_sentence(answer),
         [(f"{answer.objective} against no speculation, by draft length K", table)],
-        [line for line in (lines.start, bands and f"speculative_adaptive.json: {json.dumps(bands)}") if line],
+        [] if is_left(answer) else [line for line in (lines.start, adaptive) if line],
         intervals="intervals: 5 to 95 % of",
         details=details,
-        rests_on=answer.notes[:1] if answer.change else [],
+        rests_on=[*answer.notes[: bool(answer.change)], *(f"not simulated: {line}" for line in answer.not_simulated)],
         notes=[*lines.notes, *(note for note in answer.notes[bool(answer.change) :] if not note.startswith(IDLE))],
     )
 
@@ -114,7 +116,7 @@ def _lengths_table(answer: Tuning, shown: Sequence[int]) -> Table:
     lacking = len(answer.points[0].lengths) - len(shown)
     captions = [note for note in answer.notes if note.startswith(IDLE) and 0 in shown]
     captions += [f"{lacking} of the lengths that were tried are in the JSON alone"] if lacking else []
-    drafts = answer.deployment.speculative_config is not None
+    drafts = _drafts(answer)
     rows = []
     for point in answer.points:
         speedups = {length.k: _fixed(length.speedup) for length in point.lengths}
@@ -133,50 +135,93 @@ def _weight(answer: Tuning, k: int) -> float:
 
 
 def tuning_sentence(answer: Tuning) -> str:
-    """Whether to change the length in use, the length to draft, its gain, and up to which load it pays."""
-    change = answer.change
-    if change is None:
-        return _drafted(answer)
-    if change.of == change.over:
-        return f"leave {change.over}; {_drafted(answer)}"
-    low, high = (f"{100.0 * share:+.1f}" for share in change.interval)
-    return (
-        f"{'change' if change.is_sure else 'leave'} {change.over}: {change.of} has {100.0 * change.mean:+.1f} % "
-        f"{answer.objective} ({low} to {high} % in 90 % of draws); {_drafted(answer)}"
-    )
+    """Whether to change the length in use, the length to draft, its gain, and at which loads any length gains."""
+    change, parts = answer.change, [*([] if is_left(answer) else _drafted(answer)), _pays(answer)]
+    if change is not None and change.of == change.over:
+        parts.insert(0, f"leave {change.over}")
+    elif change is not None:
+        low, high = (f"{100.0 * share:+.1f}" for share in change.interval)
+        gain = f"{100.0 * change.mean:+.1f} % {answer.objective} ({low} to {high} % in 90 % of draws)"
+        too_little = "" if change.is_sure else ", which is not surely enough to change"
+        verb = "change" if change.is_sure else "leave"
+        parts.insert(0, f"{verb} {change.over}: {change.of} has {gain}{too_little}")
+    return "; ".join(parts)
 
 
-def _drafted(answer: Tuning) -> str:
-    tried, middle = [point.concurrency for point in answer.points], answer.break_even_concurrency
-    loads = span(map(str, tried))
+def is_left(answer: Tuning) -> bool:
+    """Another length is in use and stays so, since the best one is not surely better."""
+    return answer.change is not None and answer.change.of != answer.change.over and not answer.change.is_sure
 
-    def at_load(value: float | None) -> str:
-        return f"more than {tried[-1]}" if value is None else f"{value:.0f}"
 
-    ends = " to ".join(map(at_load, answer.break_even_interval))
-    if answer.deployment.speculative_config is None:
-        if middle == 0.0:
-            return f"no speculation: no draft length pays at {loads} requests in flight"
-        return (
-            f"no speculation: over {loads} requests in flight every draft length loses more than it gains; drafting "
-            f"pays up to {at_load(middle)} in flight ({ends} in 90 % of draws)"
-        )
+def _drafts(answer: Tuning) -> bool:
+    return any(k for _, _, k in answer.k_table)
+
+
+def _drafted(answer: Tuning) -> list[str]:
+    """What to draft, what that has over no speculation, and why it is not the best length of every load."""
+    loads = f"at {span(str(point.concurrency) for point in answer.points)} requests in flight"
+    if not _drafts(answer):
+        if not any(_gains(point) for point in answer.points):
+            return ["no speculation"]
+        return [f"no speculation: of single settings it loses least {loads}, and no table is surely 1 % better"]
     rows = answer.k_table
-    text = f"draft {rows[0][2]} tokens, whatever the load"
+    text = f"draft {_tokens(rows[0][2])}"
     if len(rows) > 1:
-        text = "draft by batch size, " + ", ".join(f"{k} tokens at {start} to {end}" for start, end, k in rows)
+        text = "draft by batch size, " + ", ".join(f"{_tokens(k)} at {start} to {end}" for start, end, k in rows)
     known = [(p.speedup, p.interval) for p in answer.points if p.speedup is not None and p.interval is not None]
     if known:
         low, high = min(interval[0] for _, interval in known), max(interval[1] for _, interval in known)
         text += (
             f": {span(f'{speedup:.2f}' for speedup, _ in sorted(known))} times the {answer.objective} of no "
-            f"speculation at {loads} requests in flight ({low:.2f} to {high:.2f} in 90 % of draws)"
+            f"speculation {loads} ({low:.2f} to {high:.2f} in 90 % of draws)"
         )
-    if answer.gain.is_sure and len(rows) > 1:
-        text += f", {_share(answer.gain.mean)} more than {answer.gain.over} at every load"
-    if middle is None:
-        return f"{text}; drafting pays at every load tried"
-    return f"{text}; in half of the draws no draft length gains anything above {middle:.0f} in flight ({ends} in 90 %)"
+    else:
+        text += f" {loads}"
+    if len(rows) > 1:
+        return [f"{text}, {_share(answer.gain.mean)} more than {answer.gain.over} on average"]
+    better = [str(point.concurrency) for point in answer.points if _other_is_better(point)]
+    reason = (
+        f"other lengths are better at {in_words(better)}, but no table is surely 1 % better than {answer.gain.over}"
+    )
+    return [text, *([reason] if better else [])]
+
+
+def _tokens(k: int) -> str:
+    return f"{k} token{'s' * (k != 1)}"
+
+
+def _other_is_better(point: TunedPoint) -> bool:
+    """By more than a table's further rows must save."""
+    chosen = next(length.expected_regret for length in point.lengths if length.k == point.k)
+    return chosen > min(length.expected_regret for length in point.lengths) + ALIKE
+
+
+def _gains(point: TunedPoint) -> bool:
+    """Some draft length has more than no speculation."""
+    return any(each.k > 0 and each.speedup is not None and each.speedup > 1.0 for each in point.lengths)
+
+
+def _pays(answer: Tuning) -> str:
+    """The loads at which some draft length gains."""
+    points = answer.points
+    known = [point for point in points if point.speedup is not None]
+    gaining, losing = ([str(p.concurrency) for p in known if _gains(p) == gains] for gains in (True, False))
+    if not known:
+        return "no speed-up is known: without speculation some draws have no request within the SLOs"
+    if not gaining:
+        return f"no draft length gains at {span(losing)} requests in flight"
+    if not losing:
+        at = "every load simulated" if len(known) == len(points) else f"{in_words(gaining)} in flight"
+        return f"drafting pays at {at}"
+    middle, ends = answer.break_even_concurrency, answer.break_even_interval
+    if middle is None or int(losing[0]) < middle:
+        return f"drafting pays at {in_words(gaining)} in flight, not at {in_words(losing)}"
+    first, last = points[0].concurrency, points[-1].concurrency
+
+    def at_load(value: float | None) -> str:
+        return f"more than {last}" if value is None else f"{value:.0f}" if value >= first else f"less than {first}"
+
+    return f"no draft length gains above {middle:.0f} in flight ({' to '.join(map(at_load, ends))} in 90 % of draws)"
 
 
 @said_of.register
@@ -418,20 +463,21 @@ def _deployment_cells(row: PlannedDeployment, answer: Rental, *, has_price: bool
 
 
 def draft_lengths(tuning: Tuning) -> str:
-    """The best draft length by requests in flight, and what it gains.
+    """The length that is deployed and its load; the best draft length by requests in flight, and what it gains.
 
     The table of the line that starts the server is simpler: it has fewer rows, for which a length may be second best.
     """
     groups: list[tuple[int, list[int], list[float]]] = []
     for point in tuning.points:
         best = point.best_draft
+        if len(tuning.k_table) > 1:
+            best = next(each for each in point.lengths if each.k == point.k)
         if best.speedup is not None:
             if not groups or groups[-1][0] != best.k:
                 groups.append((best.k, [], []))
             groups[-1][1].append(point.concurrency)
             groups[-1][2].append(best.speedup)
-    ends = tuning.break_even_concurrency
-    if ends == 0.0:
+    if tuning.break_even_concurrency == 0.0:
         loads = [load for _, group, _ in groups for load in group]
         gains = sorted(gain for _, _, group in groups for gain in group)
         return (
@@ -439,8 +485,13 @@ def draft_lengths(tuning: Tuning) -> str:
             f"{span(map(_fixed, gains))} of the throughput without a drafter"
         )
     said = [f"{k} at {span(map(str, loads))} ({span(map(_fixed, gains))})" for k, loads, gains in groups]
-    pays = "at every load tried" if ends is None else f"up to {ends:.0f} in flight"
-    return f"best K by requests in flight (throughput over no drafter): {', '.join(said)}; pays {pays}"
+    deployed = [
+        f"{f'K = {point.k}' if point.k else 'no drafter'} is for {point.concurrency} requests in flight"
+        for point in tuning.points
+        if point.concurrency == tuning.decided_at
+    ]
+    best_k = f"best K by requests in flight (throughput over no drafter): {', '.join(said)}"
+    return "; ".join([*deployed, best_k, _pays(tuning)])
 
 
 # -- sweeps

@@ -7,14 +7,12 @@ Not here: where the values come from, and the whole answer (tune).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
-from math import ceil, exp, inf, log, log2
-from operator import itemgetter
+from itertools import pairwise
+from math import ceil, inf
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from sim.compare.verdict import Interval
 from sim.draws import Floats
@@ -23,11 +21,11 @@ from sim.studies.cost_draws import HIGH_PERCENT, LOW_PERCENT, interval_90
 PLAIN = -1
 """Stands for the engine without a drafter, beside draft lengths from 0 (a drafter is loaded and idle) on."""
 CHANGE_LOSS = 0.0005
-"""Relative throughput that a further row of the table must save: less is the grid's interpolation."""
+"""Throughput that a further row of the table must save, as a share, summed over the loads that it changes."""
+ALIKE = 2.0 * CHANGE_LOSS
+"""Share that the best table may lose at a load against the best length there: a row for that load is two changes."""
 PLAUSIBLE_SHARE = 0.1
 """Share of the draws in which a plausible length is the best."""
-MIN_FOR_VERDICT = 10
-"""Draws below which no table is preferred to one length."""
 SURE_SHARE = 0.95
 """Share of the draws in which a gain is one, from which it is sure."""
 MIN_GAIN = 0.01
@@ -60,44 +58,70 @@ class LengthGrid(NamedTuple):
         return np.stack([self.of(length_in(table, c))[i] for i, c in enumerate(self.concurrencies)])
 
 
-class Fits(NamedTuple):
-    """Draft lengths that a step of so many requests has room for."""
-
-    max_graph_tokens: int | None
-    """Most tokens of a captured pass; None where none are captured."""
-    max_tokens: int
-
-    def __call__(self, k: int, batch: int) -> bool:
-        """`batch` rows of a draft of `k` fit; nothing drafted fits always."""
-        tokens = batch * (k + 1)
-        is_captured = self.max_graph_tokens is None or tokens <= self.max_graph_tokens
-        return k <= 0 or (is_captured and tokens <= self.max_tokens)
-
-
 Table = tuple[tuple[int, int, int], ...]
 
 
-def best_table(grid: LengthGrid, fits: Fits, max_batch: int) -> Table:
-    """The lengths of least expected regret by batch size, between the grid's concurrencies by its values on their
-    logarithms; a further row must save CHANGE_LOSS of the throughput over the sizes it changes."""
-    return shared_table([grid], fits, max_batch)
+def regrets(grid: LengthGrid) -> Floats:
+    """[settings, concurrencies] mean loss against the best setting of each draw, share."""
+    best = grid.values.max(axis=1, keepdims=True)
+    means: Floats = _lost(grid.values, best).mean(axis=2).T
+    return means
 
 
-def shared_table(grids: Sequence[LengthGrid], fits: Fits, max_batch: int) -> Table:
-    """The best table for several grids of the same lengths, all of one weight at the batch sizes they reach."""
-    sizes = np.arange(1, max_batch + 1)
-    reaches = np.stack([sizes <= grid.concurrencies[-1] for grid in grids])
-    reaches[:, ~reaches.any(axis=0)] = True
-    losses = np.stack([_losses(grid, fits, sizes) for grid in grids])
-    mean = np.where(reaches[:, None, :], losses, 0.0).sum(axis=0) / reaches.sum(axis=0)
-    chosen = cheapest_path(mean, np.log2(sizes + 1.0) - np.log2(sizes), CHANGE_LOSS)
-    return _rows([grids[0].lengths[index] for index in chosen])
+def best_table(grid: LengthGrid) -> Table:
+    """The lengths of least expected regret from the smallest load that was simulated to the largest one.
+
+    Every row holds a load at which its length was simulated and chosen. A row begins between two loads where the
+    regrets of both lengths are equal, straight on the logarithm of the load.
+    """
+    return shared_table([grid])
 
 
-def loss_of(grid: LengthGrid, fits: Fits, table: Sequence[Sequence[int]]) -> float:
+def shared_table(grids: Sequence[LengthGrid]) -> Table:
+    """The best table for several grids of the same lengths, all of one weight at the loads they reach."""
+    loads = sorted({load for grid in grids for load in grid.concurrencies})
+    lengths = grids[0].lengths
+    reaches = np.array([[load <= grid.concurrencies[-1] for load in loads] for grid in grids])
+    losses = np.stack([[_at_loads(row, grid, loads) for row in _of_lengths(grid)] for grid in grids])
+    mean: Floats = np.where(reaches[:, None, :], losses, 0.0).sum(axis=0) / reaches.sum(axis=0)
+    path = cheapest_path(mean, CHANGE_LOSS)
+    starts, chosen = [loads[0]], [path[0]]
+    for place, (before, after) in enumerate(pairwise(path)):
+        if after != before:
+            low, high = loads[place : place + 2]
+            early, late = mean[after, place] - mean[before, place], mean[before, place + 1] - mean[after, place + 1]
+            starts.append(min(high, max(low + 1, ceil(_between(low, high, early, late)))))
+            chosen.append(after)
+    ends = [*(start - 1 for start in starts[1:]), loads[-1]]
+    return tuple((start, end, lengths[row]) for start, end, row in zip(starts, ends, chosen, strict=True))
+
+
+def _of_lengths(grid: LengthGrid) -> Floats:
+    """[lengths, concurrencies] regrets."""
+    of_lengths: Floats = regrets(grid)[[grid.settings.index(k) for k in grid.lengths]]
+    return of_lengths
+
+
+def _at_loads(values: Floats, grid: LengthGrid, loads: Sequence[int]) -> Floats:
+    """[loads] from [concurrencies], straight on the logarithm of the load."""
+    at_loads: Floats = np.interp(np.log(loads), np.log(grid.concurrencies), values)
+    return at_loads
+
+
+def _between(low: float, high: float, above: float, below: float) -> float:
+    """Where a line falls from `above` zero at `low` to `below` it at `high`, straight on the logarithm of the load; in
+    the middle where it does not fall through zero.
+
+    >>> _between(4, 16, 0.1, 0.1), _between(4, 16, -0.1, 0.1)
+    (8.0, 8.0)
+    """
+    share = above / (above + below) if above >= 0.0 and below >= 0.0 and above + below > 0.0 else 0.5
+    return float(low * (high / low) ** share)
+
+
+def loss_of(grid: LengthGrid, table: Sequence[Sequence[int]]) -> float:
     """Mean loss of `table` against the best setting of each draw, mean over the concurrencies."""
-    pairs = zip(grid.by_table(table), best_by_draw(grid, fits), strict=True)
-    return float(np.mean([_lost(values, best).mean() for values, best in pairs]))
+    return float(_lost(grid.by_table(table), grid.values.max(axis=1)).mean())
 
 
 def _lost(values: Floats, best: Floats) -> Floats:
@@ -107,52 +131,22 @@ def _lost(values: Floats, best: Floats) -> Floats:
     return lost
 
 
-def _losses(grid: LengthGrid, fits: Fits, sizes: NDArray[np.int64]) -> Floats:
-    """[lengths, sizes] expected regret of each length; infinite where it does not fit."""
-    lengths, max_batch = grid.lengths, len(sizes)
-    losses = np.full((len(lengths), max_batch), inf)
-    values = np.stack([_at_sizes(grid.of(k), grid.concurrencies, sizes) for k in lengths])
-    allowed = np.array([[fits(k, int(size)) for size in sizes] for k in lengths])
-    best = np.where(allowed[:, :, None], values, -inf).max(axis=0)
-    losses[allowed] = _lost(values, best[None, :, :]).mean(axis=2)[allowed]
-    if lengths[0] > 0:
-        # Beyond what fits any of them, the shortest is what is left.
-        losses[0, ~allowed.any(axis=0)] = 0.0
-    return losses
-
-
-def cheapest_path(losses: Floats, weights: Floats, change_loss: float) -> list[int]:
-    """[sizes] which row of `losses` [lengths, sizes] to take, where every change costs `change_loss`; sizes weigh as
-    much as their share of an octave."""
-    num_lengths, num_sizes = losses.shape
-    total = losses[:, 0] * weights[0]
-    came_from = np.zeros((num_lengths, num_sizes), dtype=np.int64)
-    for size in range(1, num_sizes):
+def cheapest_path(losses: Floats, change_loss: float) -> list[int]:
+    """[loads] which row of `losses` [lengths, loads] to take, where every change costs `change_loss`."""
+    num_lengths, num_loads = losses.shape
+    total = losses[:, 0]
+    came_from = np.zeros((num_lengths, num_loads), dtype=np.int64)
+    for load in range(1, num_loads):
         changed = int(np.argmin(total))
         stay = total <= total[changed] + change_loss
-        came_from[:, size] = np.where(stay, np.arange(num_lengths), changed)
-        total = np.where(stay, total, total[changed] + change_loss) + losses[:, size] * weights[size]
+        came_from[:, load] = np.where(stay, np.arange(num_lengths), changed)
+        total = np.where(stay, total, total[changed] + change_loss) + losses[:, load]
     row = int(np.argmin(total))
     path = [row]
-    for size in range(num_sizes - 1, 0, -1):
-        row = int(came_from[row, size])
+    for load in range(num_loads - 1, 0, -1):
+        row = int(came_from[row, load])
         path.append(row)
     return path[::-1]
-
-
-def _at_sizes(values: Floats, concurrencies: Sequence[int], sizes: NDArray[np.int64]) -> Floats:
-    """[sizes, draws] from [concurrencies, draws]: values per request, straight on the logarithm of the concurrency."""
-    logs = np.log2(sizes)
-    known = [log2(concurrency) for concurrency in concurrencies]
-    per_request = values / np.asarray(concurrencies, dtype=float)[:, None]
-    interpolated = np.stack([np.interp(logs, known, per_request[:, draw]) for draw in range(values.shape[1])], axis=1)
-    scaled: Floats = interpolated * sizes[:, None]
-    return scaled
-
-
-def _rows(by_size: Sequence[int]) -> Table:
-    runs = [(k, [size for size, _ in run]) for k, run in groupby(enumerate(by_size, start=1), key=itemgetter(1))]
-    return tuple((sizes[0], sizes[-1], k) for k, sizes in runs)
 
 
 def length_in(table: Sequence[Sequence[int]], batch: int) -> int:
@@ -161,17 +155,24 @@ def length_in(table: Sequence[Sequence[int]], batch: int) -> int:
     return reached[-1] if reached else table[0][2]
 
 
-def best_single(grid: LengthGrid, fits: Fits) -> int:
-    """The one length of least expected regret over all concurrencies, PLAIN among them, that fits at all of them."""
-    able = [k for k in grid.settings if k == PLAIN or (k > 0 and fits(k, grid.concurrencies[-1]))]
-    values = np.stack([grid.of(k) for k in able])
-    return able[int(np.argmin(_lost(values, values.max(axis=0)).mean(axis=(1, 2))))]
+def best_single(grid: LengthGrid, at: int | None = None) -> int:
+    """The one setting of least expected regret over all concurrencies, or at the one `at`: PLAIN, or a draft length
+    that gains at one of them."""
+    places = range(len(grid.concurrencies)) if at is None else [grid.concurrencies.index(at)]
+    lost = regrets(grid)[:, places].mean(axis=1)
+
+    def gains(k: int) -> bool:
+        speedups = [speedup_of(grid, i, k)[0] for i in places]
+        return any(speedup is None or speedup > 1.0 for speedup in speedups)
+
+    able = [index for index, k in enumerate(grid.settings) if k == PLAIN or (k > 0 and gains(k))]
+    return grid.settings[min(able, key=lambda index: float(lost[index]))]
 
 
-def plausible_lengths(grid: LengthGrid, fits: Fits, table: Table) -> dict[int, tuple[int, ...]]:
+def plausible_lengths(grid: LengthGrid, table: Table) -> dict[int, tuple[int, ...]]:
     """Lengths that are best in at least PLAUSIBLE_SHARE of the draws, and the table's, by the start of each of its
     rows."""
-    chances = [chances_best(grid, fits, i) for i in range(len(grid.concurrencies))]
+    chances = [chances_best(grid, i) for i in range(len(grid.concurrencies))]
     return {
         start: tuple(
             sorted(
@@ -190,42 +191,51 @@ def plausible_lengths(grid: LengthGrid, fits: Fits, table: Table) -> dict[int, t
     }
 
 
-def chances_best(grid: LengthGrid, fits: Fits, i: int) -> dict[int, float]:
-    able = [k for k in grid.lengths if fits(k, grid.concurrencies[i])] or [grid.lengths[0]]
-    values = np.stack([grid.of(k)[i] for k in able])
-    winners = np.argmax(values, axis=0)
-    return {k: float(np.mean(winners == index)) for index, k in enumerate(able)}
+def chances_best(grid: LengthGrid, i: int) -> dict[int, float]:
+    winners = np.argmax(np.stack([grid.of(k)[i] for k in grid.lengths]), axis=0)
+    return {k: float(np.mean(winners == index)) for index, k in enumerate(grid.lengths)}
 
 
-def break_even(grid: LengthGrid, fits: Fits) -> tuple[float | None, tuple[float | None, float | None]]:
-    """Median and 5 to 95 % over the draws, outwards to the nearest draw; infinite ones are None."""
-    crossings = sorted(_crossing(grid, fits, draw) for draw in range(grid.num_draws))
+def break_even(grid: LengthGrid) -> tuple[float | None, tuple[float | None, float | None]]:
+    """The load beyond which no draft length gains, and 5 to 95 % of the draws, outwards to the nearest draw.
 
-    def at(rank: float) -> float | None:
-        value = crossings[min(max(int(rank), 1), len(crossings)) - 1]
-        return None if value == inf else value
-
-    ranks = len(crossings) + 1
-    return at(ranks / 2), (at(LOW_PERCENT / 100.0 * ranks), at(ceil(HIGH_PERCENT / 100.0 * ranks)))
-
-
-def _crossing(grid: LengthGrid, fits: Fits, draw: int) -> float:
-    """The concurrency beyond which no draft pays in one draw, straight on logarithms; infinite where the largest one
-    tried still gains, 0 where the smallest one does not."""
-    gains = []
+    It lies between a simulated load with a speed-up above 1 and one with a speed-up below 1, each of the best draft
+    there. 0 where no load gains; None where the last one does, or where no speed-up is known.
+    """
+    ratios = []
     for i, concurrency in enumerate(grid.concurrencies):
-        able = [grid.of(k)[i, draw] for k in grid.lengths if k > 0 and fits(k, concurrency)]
-        plain = grid.of(PLAIN)[i, draw]
-        best = max(able, default=0.0)
-        gains.append(log(best / plain) if best > 0.0 and plain > 0.0 else (-1.0 if plain > 0.0 else 0.0))
-    if gains[-1] > 0.0:
-        return inf
-    last = max((i for i, gain in enumerate(gains) if gain > 0.0), default=None)
+        plain = grid.of(PLAIN)[i]
+        if (plain > 0.0).all():
+            drafts = [grid.of(k)[i] / plain for k in grid.lengths if k > 0]
+            ratios.append((concurrency, max(drafts, key=lambda each: float(each.mean()))))
+    if not ratios:
+        return None, (None, None)
+    middle = _crossing([(load, float(ratio.mean())) for load, ratio in ratios])
+    crossings = sorted(_crossing([(load, float(r[draw])) for load, r in ratios]) for draw in range(grid.num_draws))
+    ranks = len(crossings) + 1
+
+    def at(rank: float) -> float:
+        return crossings[min(max(int(rank), 1), len(crossings)) - 1]
+
+    # Draws with gains at other loads than the mean may all cross on one side of it.
+    ends = (
+        min(middle, at(LOW_PERCENT / 100.0 * ranks)),
+        max(middle, at(ceil(HIGH_PERCENT / 100.0 * ranks))),
+    )
+    low, high = (None if end == inf else end for end in ends)
+    return None if middle == inf else middle, (low, high)
+
+
+def _crossing(speedups: Sequence[tuple[int, float]]) -> float:
+    """The load from which no speed-up exceeds 1, straight on the logarithm of the load; infinite where the last one is
+    not below 1, 0 where none is above."""
+    last = max((i for i, (_, speedup) in enumerate(speedups) if speedup > 1.0), default=None)
     if last is None:
         return 0.0
-    part = gains[last] / (gains[last] - gains[last + 1])
-    low, high = (log(concurrency) for concurrency in grid.concurrencies[last : last + 2])
-    return exp(low + part * (high - low))
+    if speedups[-1][1] >= 1.0:
+        return inf
+    (low, above), (high, below) = speedups[last : last + 2]
+    return _between(low, high, above - 1.0, 1.0 - below)
 
 
 # -- the choice, and what it gains and loses
@@ -243,7 +253,7 @@ class LengthAt(msgspec.Struct, frozen=True, kw_only=True):
     """Mean loss against the best length of each draw, share."""
     chance_best: float
     fits_graphs: bool
-    """All its rows' tokens fit the captured graphs."""
+    """All its rows' tokens fit the captured graphs; else it was simulated without one."""
 
 
 class TunedPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,52 +285,56 @@ class Gain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(NamedTuple):
-    """Best lengths by a grid's draws."""
+    """The answer by a grid's draws: a table, one length, or no speculation."""
 
     table: Table
-    """The best table; it has one row where one length is as good."""
+    """From the smallest load that was simulated to the largest one; one row unless a table is the answer."""
     lengths: list[int]
     """[concurrencies]; PLAIN among them."""
     gain: Gain
-    is_table: bool
+    """Gain of the best table over the best single length."""
 
     @property
     def sentence(self) -> str:
-        """`a table: K = 3 for 1..8, K = 0 for 9..64`, one length, or no speculation."""
-        if self.is_table:
-            return "a table: " + ", ".join(f"K = {k} for {start}..{end}" for start, end, k in self.table)
-        return "no speculation" if self.lengths[0] == PLAIN else f"one length: K = {self.lengths[0]}"
+        """A table, one length, or no speculation."""
+        return "no speculation" if self.lengths[0] == PLAIN else table_words(self.table)
 
 
-def choice_of(grid: LengthGrid, fits: Fits, max_batch: int, num_draws: int | None = None) -> Choice:
-    """The table, where that is surely better than one length by `num_draws` draws, by default the grid's."""
-    table, one = best_table(grid, fits, max_batch), best_single(grid, fits)
+def table_words(table: Table) -> str:
+    """A table of several rows, or one length.
+
+    >>> table_words(((1, 8, 3), (9, 64, 0))), table_words(((1, 8, 3),))
+    ('a table: K = 3 for 1..8, K = 0 for 9..64', 'one length: K = 3')
+    """
+    if len(table) == 1:
+        return f"one length: K = {table[0][2]}"
+    return "a table: " + ", ".join(f"K = {k} for {start}..{end}" for start, end, k in table)
+
+
+def choice_of(grid: LengthGrid, at: int | None = None) -> Choice:
+    """The table, where it is surely better than one setting; else the best single one, over all loads or `at` one."""
+    first, last = grid.concurrencies[0], grid.concurrencies[-1]
+    table, one = best_table(grid), best_single(grid, at)
     other = "no speculation" if one == PLAIN else f"K = {one}"
     gain = gain_of("the table", other, grid.by_table(table), grid.of(one))
-    if len(table) > 1 and gain.is_sure and (num_draws or grid.num_draws) >= MIN_FOR_VERDICT:
-        return Choice(table, [length_in(table, concurrency) for concurrency in grid.concurrencies], gain, True)
-    return Choice(((1, max_batch, max(one, 0)),), [one] * len(grid.concurrencies), gain, False)
+    # At one load a table has the best length of that load, unless no speculation is better there.
+    is_able = any(k for _, _, k in table) if at is None else len(table) > 1 and one != PLAIN
+    if gain.is_sure and is_able:
+        return Choice(table, [length_in(table, concurrency) for concurrency in grid.concurrencies], gain)
+    return Choice(((first, last, max(one, 0)),), [one] * len(grid.concurrencies), gain)
 
 
-def regrets_of(grid: LengthGrid, fits: Fits, max_batch: int) -> list[float]:
+def regrets_of(grid: LengthGrid, at: int | None = None) -> list[float]:
     """[concurrencies] expected loss of a choice in a draw that had no part in it: each draw judges the choice of all
     others (leave-one-out). One draw alone judges itself."""
-    num_draws, best = grid.num_draws, best_by_draw(grid, fits)
-    lost = np.full((len(grid.concurrencies), num_draws), np.nan)
+    num_draws, best = grid.num_draws, grid.values.max(axis=1)
+    lost = np.zeros((len(grid.concurrencies), num_draws))
     for draw in range(num_draws):
         others = grid if num_draws == 1 else grid._replace(values=np.delete(grid.values, draw, axis=2))
-        for i, k in enumerate(choice_of(others, fits, max_batch, num_draws).lengths):
-            if best[i][draw] > 0.0:
-                lost[i, draw] = 1.0 - grid.of(k)[i, draw] / best[i][draw]
-    return [0.0 if np.isnan(row).all() else max(0.0, float(np.nanmean(row))) for row in lost]
-
-
-def best_by_draw(grid: LengthGrid, fits: Fits) -> list[Floats]:
-    """[concurrencies][draws] of the best setting of each draw."""
-    return [
-        np.stack([grid.of(k)[i] for k in grid.settings if k == PLAIN or fits(k, concurrency)]).max(axis=0)
-        for i, concurrency in enumerate(grid.concurrencies)
-    ]
+        for i, k in enumerate(choice_of(others, at).lengths):
+            lost[i, draw] = _lost(grid.of(k)[i, draw], best[i, draw])
+    means: list[float] = lost.mean(axis=1).tolist()
+    return means
 
 
 def speedup_of(grid: LengthGrid, i: int, setting: int) -> tuple[float | None, Interval | None]:
@@ -332,34 +346,36 @@ def speedup_of(grid: LengthGrid, i: int, setting: int) -> tuple[float | None, In
 
 
 def gain_of(name: str, other_name: str, ours: Floats, theirs: Floats) -> Gain:
-    """Gain of values [concurrencies, draws] over the same, geometric mean over the concurrencies."""
-    is_known = ((ours > 0.0) & (theirs > 0.0)).all(axis=1)
+    """Gain of values [concurrencies, draws] over the same, geometric mean over the concurrencies; -1 where ours serve
+    nothing. Concurrencies at which theirs serve nothing are left out."""
+    is_known = (theirs > 0.0).all(axis=1)
     if not is_known.any():
         return Gain(of=name, over=other_name, mean=0.0, interval=(0.0, 0.0), is_sure=False)
-    gains: Floats = np.exp(np.log(ours[is_known] / theirs[is_known]).mean(axis=0)) - 1.0
+    with np.errstate(divide="ignore"):
+        gains: Floats = np.exp(np.log(ours[is_known] / theirs[is_known]).mean(axis=0)) - 1.0
     interval = interval_90(gains)
     mean = float(gains.mean())
     is_sure = float((gains > 0.0).mean()) >= SURE_SHARE and mean >= MIN_GAIN
     return Gain(of=name, over=other_name, mean=mean, interval=interval, is_sure=is_sure)
 
 
-def tuned_points(grid: LengthGrid, fits: Fits, max_batch: int, choice: Choice) -> list[TunedPoint]:
-    """[concurrencies] the choice there beside every length."""
-    points, best, regrets = [], best_by_draw(grid, fits), regrets_of(grid, fits, max_batch)
+def tuned_points(
+    grid: LengthGrid, max_graph_tokens: int | None, choice: Choice, at: int | None = None
+) -> list[TunedPoint]:
+    """[concurrencies] the choice there beside every length. Passes of more than `max_graph_tokens` have no graph."""
+    points, own, lost = [], regrets_of(grid, at), _of_lengths(grid)
     for i, concurrency in enumerate(grid.concurrencies):
-        chances, is_known = chances_best(grid, fits, i), best[i] > 0.0
-        lengths = []
-        for k in grid.lengths:
+        chances, lengths = chances_best(grid, i), []
+        for k, of_length in zip(grid.lengths, lost, strict=True):
             speedup, interval = speedup_of(grid, i, k)
-            lost = (1.0 - grid.of(k)[i][is_known] / best[i][is_known]).mean() if is_known.any() else 0.0
             lengths.append(
                 LengthAt(
                     k=k,
                     speedup=speedup,
                     interval=interval,
-                    expected_regret=max(0.0, float(lost)),
-                    chance_best=chances.get(k, 0.0),
-                    fits_graphs=fits(k, concurrency),
+                    expected_regret=float(of_length[i]),
+                    chance_best=chances[k],
+                    fits_graphs=k <= 0 or max_graph_tokens is None or concurrency * (k + 1) <= max_graph_tokens,
                 )
             )
         speedup, interval = speedup_of(grid, i, choice.lengths[i])
@@ -369,7 +385,7 @@ def tuned_points(grid: LengthGrid, fits: Fits, max_batch: int, choice: Choice) -
                 k=max(choice.lengths[i], 0),
                 speedup=speedup,
                 interval=interval,
-                expected_regret=regrets[i],
+                expected_regret=own[i],
                 lengths=lengths,
             )
         )

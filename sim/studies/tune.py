@@ -32,13 +32,13 @@ from sim.studies.answer import Answer, Stated
 from sim.studies.cost_draws import DEFAULT_DRAWS, cost_draws, covers, seeds_of
 from sim.studies.evidence import asked_of, evidence
 from sim.studies.length_choice import (
-    MIN_FOR_VERDICT,
     PLAIN,
     Choice,
-    Fits,
     Gain,
     LengthGrid,
+    Table,
     TunedPoint,
+    best_single,
     best_table,
     break_even,
     choice_of,
@@ -46,11 +46,12 @@ from sim.studies.length_choice import (
     loss_of,
     plausible_lengths,
     shared_table,
+    table_words,
     tuned_points,
 )
 from sim.studies.serve_commands import ServeLines, deployment
 from sim.workload.classes import Goodput
-from sim.workload.generate import TraceArrivals, at_most
+from sim.workload.generate import TraceArrivals, Workload, at_most
 
 REQUESTS_PER_SLOT, MIN_REQUESTS = 8, 48
 """Length of a run with its concurrency left open; the first of them per slot are left out."""
@@ -76,9 +77,14 @@ class Tuning(Stated, frozen=True, kw_only=True, rename={"costs": "profile", "k_t
     gain: Gain
     """Gain of the best table over the best single length, whichever is the answer."""
     break_even_concurrency: float | None
-    """Requests in flight from which the best draft length gains nothing; None where it does at every concurrency."""
+    """Requests in flight above which no draft length gains. It lies between two simulated loads with speed-ups above
+    and below 1. 0: no draft length gains at any load; None: one does at the last load, or no speed-up is known."""
     break_even_interval: tuple[float | None, float | None]
-    """5 to 95 % of the draws; None as above."""
+    """5 to 95 % of the draws; 0 and None as above."""
+    decided_at: int | None = None
+    """Requests in flight at which a single length is the best; None: over all loads."""
+    not_simulated: list[str]
+    """Loads that the engine takes and for which the answer says nothing."""
     expected_regret: float
     """Mean loss over the concurrencies against the best length of a draw that had no part in choosing."""
     change: Gain | None = None
@@ -87,6 +93,11 @@ class Tuning(Stated, frozen=True, kw_only=True, rename={"costs": "profile", "k_t
     deployment: ServeLines
     notes: list[str]
     evidence: list[str]
+
+    @property
+    def length_decided(self) -> int:
+        """The answer's draft length at `decided_at` requests in flight; 0 without a drafter."""
+        return next(point.k for point in self.points if point.concurrency == self.decided_at)
 
 
 class AtContext(Answer, frozen=True, kw_only=True, rename={"k_table": "table"}):
@@ -132,6 +143,7 @@ def tune(
     lengths: Sequence[int] | None = None,
     draws: int = DEFAULT_DRAWS,
     in_use: int | None = None,
+    at: int | None = None,
     workers: int | None = None,
     target_model: str | None = None,
     draft_model: str | None = None,
@@ -141,19 +153,19 @@ def tune(
 
     `lengths` are tried, by default 0 up to num_speculative_tokens and beyond while the longest one is the answer;
     `concurrencies`, by default 1, 2, 4 and so on up to the most requests that the engine seats. `in_use` is one of them
-    that a server has now, or PLAIN, and the answer says whether to change it. Raises ValueError for a
-    scenario that cannot be tuned.
+    that a server has now, or PLAIN, and the answer says whether to change it. A single length is the best `at` one of
+    the concurrencies, by default over all. Raises ValueError for a scenario that cannot be tuned.
     """
     resolved = _checked(scenario, profile, draws)
-    tried = rising("concurrency", concurrencies_of(resolved) if concurrencies is None else concurrencies, 1)
+    tried = _loads(resolved, concurrencies)
     drawn, runner = cost_draws(resolved, draws, scenario.seed), Runner(workers, on_done)
     grid = simulate_grid(drawn, tried, _candidates(resolved, lengths), runner)
-    while lengths is None and (most := grid.lengths[-1]) < LONGEST and most in _choice(resolved, grid).lengths:
+    while lengths is None and (most := grid.lengths[-1]) < LONGEST and most in choice_of(grid, at).lengths:
         further = tuple(range(most + 1, min(most + FURTHER, LONGEST) + 1))
         more = _values(drawn, tried, further, runner)
         grid = LengthGrid(tried, (*grid.settings, *further), np.concatenate([grid.values, more], axis=1))
         resolved = _drafting(resolved, further[-1])
-    return answer(resolved, grid, in_use=in_use, target_model=target_model, draft_model=draft_model)
+    return answer(resolved, grid, in_use=in_use, at=at, target_model=target_model, draft_model=draft_model)
 
 
 @lasting()
@@ -176,28 +188,28 @@ def tune_contexts(
         raise ValueError(f"contexts: the requests of {name!r} have lengths of their own; want an output length alone")
     prompts = rising("context", contexts, 1)
     resolved = _checked(scenario, profile, draws)
-    candidates, fits, grids = _candidates(resolved, lengths), fits_of(resolved), []
+    candidates, grids = _candidates(resolved, lengths), []
     for tokens in prompts:
         prompted = resolved.changed(workload={"input_len": tokens})
-        tried = rising("concurrency", concurrencies or concurrencies_of(prompted), 1)
+        tried = _loads(prompted, concurrencies)
 
         def on_step(stage: str, done: int, total: int, tokens: int = tokens) -> None:
             on_done(f"{tokens} tokens: {stage}", done, total)
 
         drawn = cost_draws(prompted, draws, scenario.seed)
         grids.append(simulate_grid(drawn, tried, candidates, Runner(workers, on_step)))
-    without = shared_table(grids, fits, max(grid.concurrencies[-1] for grid in grids))
+    without = shared_table(grids)
     rows = []
     for tokens, grid in zip(prompts, grids, strict=True):
-        table = best_table(grid, fits, grid.concurrencies[-1])
+        table = best_table(grid)
         rows.append(
             AtContext(
                 prompt_tokens=tokens,
-                verdict=choice_of(grid, fits, grid.concurrencies[-1]).sentence,
+                verdict=_context_verdict(grid, table),
                 k_table=[list(row) for row in table],
-                break_even_concurrency=break_even(grid, fits)[0],
-                regret=loss_of(grid, fits, table),
-                regret_without=loss_of(grid, fits, without),
+                break_even_concurrency=break_even(grid)[0],
+                regret=loss_of(grid, table),
+                regret_without=loss_of(grid, without),
             )
         )
     max_context = profile.target.max_context
@@ -211,7 +223,7 @@ def tune_contexts(
         k_table=rows_by_context(rows, max_context),
         table_without=[list(row) for row in without],
         verdict="; ".join(f"{each.prompt_tokens} tokens: {each.verdict}" for each in rows),
-        not_simulated=_not_simulated(rows, resolved.limits.max_num_seqs, max_context),
+        not_simulated=_contexts_left_out(rows, resolved.limits.max_num_seqs, max_context),
         regret=sum(each.regret for each in rows) / len(rows),
         regret_without=sum(each.regret_without for each in rows) / len(rows),
     )
@@ -222,16 +234,18 @@ def answer(
     grid: LengthGrid,
     *,
     in_use: int | None = None,
+    at: int | None = None,
     target_model: str | None = None,
     draft_model: str | None = None,
 ) -> Tuning:
     """The best table or length of the grid, and all that is said of it. Pure."""
     scenario, profile = resolved.scenario, resolved.profile
-    fits, choice = fits_of(resolved), _choice(resolved, grid)
-    points = tuned_points(grid, fits, _max_batch(resolved, grid), choice)
-    middle, interval = break_even(grid, fits)
+    choice, largest_graph = choice_of(grid, at), _largest_graph(resolved)
+    points = tuned_points(grid, largest_graph, choice, at)
+    middle, interval = break_even(grid)
     in_flight = float(grid.concurrencies[0]), float(grid.concurrencies[-1])
-    plausible = plausible_lengths(grid, fits, choice.table)
+    # A server wants the first row from 1 on; beyond the last one it goes on with that.
+    served = ((1, *choice.table[0][1:]), *choice.table[1:])
     asked = ((0,), tuple(k for k in grid.lengths if k > 0))
     change = None
     if in_use is not None:
@@ -250,12 +264,19 @@ def answer(
         change=change,
         break_even_concurrency=middle,
         break_even_interval=interval,
+        decided_at=at,
+        not_simulated=_loads_left_out(grid.concurrencies[0], grid.concurrencies[-1], resolved.limits.max_num_seqs),
         expected_regret=sum(point.expected_regret for point in points) / len(points),
         points=points,
         deployment=deployment(
-            scenario, profile, choice.table, plausible, target_model=target_model, draft_model=draft_model
+            scenario,
+            profile,
+            served,
+            plausible_lengths(grid, served),
+            target_model=target_model,
+            draft_model=draft_model,
         ),
-        notes=_notes(resolved, grid, choice, fits),
+        notes=_notes(resolved, grid, choice, largest_graph),
         evidence=evidence(profile, [asked_of(resolved, in_flight, ks) for ks in asked]),
     )
 
@@ -278,28 +299,39 @@ def concurrencies_of(resolved: Resolved) -> tuple[int, ...]:
     scenario, seats = resolved.scenario, resolved.limits.max_num_seqs
     sample, pool = resolved.served.sample(scenario.seed).requests, resolved.new_pool()
     held = pool.num_blocks * len(sample) / sum(pool.blocks_for(request) for request in sample)
-    most = max(1, min(seats, scenario.workload.max_concurrency or seats, int(MEMORY_SHARE * held)))
+    in_flight = _at_once(scenario.workload, scenario.workload.max_concurrency or seats)
+    most = max(1, min(seats, in_flight, int(MEMORY_SHARE * held)))
     return (*(2**power for power in range(most.bit_length()) if 2**power < most), most)
 
 
-def fits_of(resolved: Resolved) -> Fits:
-    """Draft lengths that fit the captured graphs and the token budget of the scenario's engine on that GPU."""
+def _loads(resolved: Resolved, concurrencies: Sequence[int] | None) -> tuple[int, ...]:
+    """Raises ValueError for more requests in flight than a run has."""
+    tried = rising("concurrency", concurrencies_of(resolved) if concurrencies is None else concurrencies, 1)
+    most = _at_once(resolved.scenario.workload, tried[-1])
+    if most < tried[-1]:
+        raise ValueError(
+            f"concurrency {tried[-1]}: a run has {most} requests; want at most {most} in flight, or "
+            f"--set workload.num_prompts={REQUESTS_PER_SLOT * tried[-1]}"
+        )
+    return tried
+
+
+def _at_once(workload: Workload, count: int) -> int:
+    """`count`, but no more requests than a run has."""
+    given = workload.num_prompts if isinstance(workload.num_prompts, int) else count
+    return at_most(workload, min(count, given))
+
+
+def _largest_graph(resolved: Resolved) -> int | None:
+    """Most tokens of a captured pass; None where none are captured."""
     sizes = graph_sizes(resolved.profile.host) if resolved.scenario.engine.cuda_graph else []
-    return Fits(max_graph_tokens=max(sizes) if sizes else None, max_tokens=resolved.limits.max_num_scheduled_tokens)
-
-
-def _max_batch(resolved: Resolved, grid: LengthGrid) -> int:
-    return max(resolved.limits.max_num_seqs, grid.concurrencies[-1])
-
-
-def _choice(resolved: Resolved, grid: LengthGrid) -> Choice:
-    return choice_of(grid, fits_of(resolved), _max_batch(resolved, grid))
+    return max(sizes) if sizes else None
 
 
 # -- saying
 
 
-def _notes(resolved: Resolved, grid: LengthGrid, choice: Choice, fits: Fits) -> list[str]:
+def _notes(resolved: Resolved, grid: LengthGrid, choice: Choice, largest_graph: int | None) -> list[str]:
     notes, longest = [], grid.lengths[-1]
     if longest in choice.lengths:
         notes.append(f"the answer is the longest draft that was tried, K = {longest}: longer ones may be better still")
@@ -311,34 +343,45 @@ def _notes(resolved: Resolved, grid: LengthGrid, choice: Choice, fits: Fits) -> 
             f"{IDLE} keeps the drafter loaded and drafts nothing: what it costs is its memory, and its KV of every "
             f"token{then}; {IDLE_MEASURED}"
         )
-    beyond = [k for k in grid.lengths if k > 0 and not fits(k, grid.concurrencies[-1])]
-    if beyond and fits.max_graph_tokens is not None:
-        notes.append(
-            f"no row's batch x (K + 1) exceeds the {fits.max_graph_tokens} tokens of the largest captured graph"
-        )
+    if largest_graph is not None:
+        eager = {k: [load for load in grid.concurrencies if load * (k + 1) > largest_graph] for k in grid.lengths if k}
+        if first := [f"K = {k} from {loads[0]} in flight" for k, loads in eager.items() if loads]:
+            notes.append(
+                f"simulated without a captured graph, since the largest has {largest_graph} tokens: {', '.join(first)}"
+            )
     if len(choice.table) > 1:
         notes.append(
             "vLLM captures full graphs for a table with model runner V2 only; V1 falls back to piecewise ones, about "
             "7 ms a step more at small batch on a GH200 (vLLM 0.23, swiss-ai/apertus-speculative-decoding)"
         )
-    if grid.num_draws < MIN_FOR_VERDICT:
-        notes.append(f"fewer than {MIN_FOR_VERDICT} draws: one length is named whatever a table would gain")
     return notes
 
 
-def _not_simulated(contexts: Sequence[AtContext], max_num_seqs: int, max_context: int) -> list[str]:
+def _context_verdict(grid: LengthGrid, table: Table) -> str:
+    """The table; where no speculation is the best, that too, since other contexts may want the drafter loaded."""
+    rows = table_words(table)
+    return f"no speculation, or with the drafter loaded {rows}" if best_single(grid) == PLAIN else rows
+
+
+def _contexts_left_out(contexts: Sequence[AtContext], max_num_seqs: int, max_context: int) -> list[str]:
     """Loads that the rows leave out, and prompts that they are stretched over."""
-    by_last: dict[int, list[str]] = {}
+    by_reach: dict[tuple[int, int], list[str]] = {}
     for each in contexts:
-        by_last.setdefault(each.k_table[-1][1], []).append(str(each.prompt_tokens))
+        by_reach.setdefault((each.k_table[0][0], each.k_table[-1][1]), []).append(str(each.prompt_tokens))
     lines = [
-        f"more than {last} in flight with prompts of {in_words(tokens)} tokens (the engine takes {max_num_seqs})"
-        for last, tokens in by_last.items()
-        if last < max_num_seqs
+        line
+        for reach, tokens in by_reach.items()
+        for line in _loads_left_out(*reach, max_num_seqs, f" with prompts of {in_words(tokens)} tokens")
     ]
     first, last = contexts[0].prompt_tokens, contexts[-1].prompt_tokens
     beyond = [f"below {first}"] * (first > 1) + [f"above {last}"] * (last < max_context)
     return [*lines, f"prompts {in_words(beyond)} tokens: their rows are those of the nearest"] if beyond else lines
+
+
+def _loads_left_out(first: int, last: int, max_num_seqs: int, of: str = "") -> list[str]:
+    """Loads that the engine takes beside those from `first` to `last`."""
+    beyond = [f"fewer than {first}"] * (first > 1) + [f"more than {last}"] * (last < max_num_seqs)
+    return [f"{in_words(beyond)} in flight{of} (the engine takes {max_num_seqs})"] if beyond else []
 
 
 def has_slo(scenario: Scenario) -> bool:

@@ -234,7 +234,7 @@ class _Search:
         seats = max(MIN_SEATS, 1 << ceil(log2(2 * ranked.in_flight)))
         scenario = with_keys(
             scenario,
-            speculation={"num_speculative_tokens": _length_at(tuning, ranked.in_flight)},
+            speculation={"num_speculative_tokens": 0 if tuning is None else tuning.length_decided},
             engine={"max_num_seqs": min(limits_of(scenario, profile).max_num_seqs, seats)},
         )
         held = highest_load(
@@ -264,6 +264,7 @@ class _Search:
             concurrencies=ranked.concurrencies,
             lengths=ranked.lengths,
             draws=min(self.draws, TUNING_DRAWS),
+            at=ranked.in_flight,
             target_model=self.target_model,
             workers=self.workers,
             on_done=lambda stage, done, total: self.on_done(f"{label}: {stage} draft lengths", done, total),
@@ -349,14 +350,6 @@ class _Search:
             0.0 if self.rate_per_s is None else float(row.gpus),
             -row.rate_per_replica * (row.replicas or 1) / row.gpus,
         )
-
-
-def _length_at(tuning: Tuning | None, in_flight: int) -> int:
-    """The draft length of least expected regret at that load; 0 where the engine without a drafter is as fast."""
-    if tuning is None:
-        return 0
-    best = min(tuning.points, key=lambda each: abs(each.concurrency - in_flight)).best_draft
-    return best.k if best.speedup is None or best.speedup > 1.0 else 0
 
 
 # -- saying

@@ -95,11 +95,10 @@ def test_acceptance_is_assumed_only_where_the_server_counts_none(
 
 
 def test_a_length_in_use_that_no_graph_holds_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["tune", "--profile", "cpu/tiny", "--metrics", counted(tmp_path / "now.txt", 0.5, 0.25), "--json", "-"]
-    assert run(flags) == 0
-    assert "K = 2 cannot be the answer: " in capsys.readouterr().err
-    assert run([*flags, "--set", "engine.cuda_graph=false"]) == 0
-    assert "cannot be the answer" not in capsys.readouterr().err
+    path, tiny = counted(tmp_path / "now.txt", 0.5, 0.25), ("--profile", "cpu/tiny", "--engine", "ideal")
+    for more, has_note in ((), True), (("--set", "engine.cuda_graph=false"), False):
+        notes = told(path, capsys, *tiny, *more)["notes"]
+        assert any("K = 2 from 18 in flight" in note for note in notes) == has_note
 
 
 def test_what_has_no_metrics_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

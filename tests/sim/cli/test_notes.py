@@ -79,7 +79,7 @@ def documented() -> list[str]:
 
 SHORTER = {
     "compare": ["--num-prompts", "12", "--replications", "2", "--workers", "2"],
-    "tune": ["--set", "workload.num_prompts=24", "--concurrencies", "1,64", "--lengths", "1,4", "--draws", "2"],
+    "tune": ["--set", "workload.num_prompts=24", "--concurrencies", "1,24", "--lengths", "1,4", "--draws", "2"],
     "capacity": ["--set", "workload.num_prompts=60", "--draws", "2"],
     "profiles": [],
 }

@@ -10,7 +10,7 @@ import pytest
 from sim.cli.main import run
 from sim.studies.length_choice import best_table, loss_of, shared_table
 from sim.studies.tune import AtContext, rows_by_context
-from tests.sim.studies.test_tune import ANY, grid
+from tests.sim.studies.test_tune import grid
 
 SHORT = grid((1, 64), k0=[0.9, 0.9], k4=[1.5, 0.5])
 """Drafts of 4 gain at one request and lose at 64."""
@@ -18,19 +18,19 @@ LONG = grid((1, 64), k0=[0.9, 0.9], k4=[1.5, 1.5])
 
 
 def test_one_table_for_two_contexts_loses_where_they_differ() -> None:
-    assert best_table(LONG, ANY, 64) == ((1, 64, 4),)
-    own = best_table(SHORT, ANY, 64)
+    assert best_table(LONG) == ((1, 64, 4),)
+    own = best_table(SHORT)
     assert [k for _, _, k in own] == [4, 0]
-    both = shared_table([SHORT, LONG], ANY, 64)
-    assert loss_of(SHORT, ANY, own) == pytest.approx(0.05), "no drafter is best at 64, and K = 0 has one loaded"
-    assert loss_of(LONG, ANY, best_table(LONG, ANY, 64)) == 0.0
-    lost = loss_of(SHORT, ANY, both) + loss_of(LONG, ANY, both)
+    both = shared_table([SHORT, LONG])
+    assert loss_of(SHORT, own) == pytest.approx(0.05), "no drafter is best at 64, and K = 0 has one loaded"
+    assert loss_of(LONG, best_table(LONG)) == 0.0
+    lost = loss_of(SHORT, both) + loss_of(LONG, both)
     assert lost >= 0.05 + 0.5 * (1.0 - 0.9 / 1.5), "it has one length at 64"
 
 
 def test_a_context_that_holds_fewer_requests_has_no_say_beyond_them() -> None:
     few = grid((1, 8), k0=[0.9, 0.9], k4=[1.5, 1.5])
-    assert [k for _, last, k in shared_table([SHORT, few], ANY, 64) if last > 32] == [0]
+    assert [k for _, last, k in shared_table([SHORT, few]) if last > 32] == [0]
 
 
 def at(prompt_tokens: int, *table: tuple[int, int, int]) -> AtContext:

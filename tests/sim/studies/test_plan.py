@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import warnings
 from functools import cache
 from io import StringIO
@@ -20,6 +22,7 @@ from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, first
 from sim.studies.plan.search import Rental, plan, with_world
 from sim.studies.tune import TunedPoint
 from sim.workload.classes import Goodput
+from tests.twins.twin import said as printed
 
 ONE, FOUR = "h100-sxm/qwen3-32b", "h100-sxm/qwen3-32b-tp2"
 PAIR = "h200-sxm/llama-3.1-8b+eagle3"
@@ -181,9 +184,22 @@ def test_the_best_draft_lengths_are_grouped_by_load_with_what_they_gain() -> Non
         return msgspec.structs.replace(first, concurrency=concurrency, lengths=lengths)
 
     points = [point(1, 2, 2.0), point(8, 2, 1.5), point(64, 1, 1.1)]
-    tuned = msgspec.structs.replace(found, points=points, break_even_concurrency=None)
-    gains = "2 at 1 to 8 (2.00 to 1.50), 1 at 64 (1.10); pays at every load tried"
-    assert draft_lengths(tuned) == f"best K by requests in flight (throughput over no drafter): {gains}"
+    tuned = msgspec.structs.replace(found, points=points, k_table=[[1, 64, 1]], decided_at=64)
+    assert draft_lengths(
+        msgspec.structs.replace(tuned, points=[*points[:2], msgspec.structs.replace(points[2], k=1)])
+    ) == (
+        "K = 1 is for 64 requests in flight; best K by requests in flight (throughput over no drafter): 2 at 1 to 8 "
+        "(2.00 to 1.50), 1 at 64 (1.10); drafting pays at every load simulated"
+    )
+
+
+def test_the_check_of_a_plan_asks_capacity_for_the_scenario_of_the_plan() -> None:
+    found = planned_with_drafts()
+    checked = json.loads(printed(*shlex.split(found.check)[1:], "--draws", "0", "--json", "-"))["scenario"]
+    for block in ("engine", "speculation", "goodput", "devices"):
+        assert checked[block] == json.loads(json.dumps(found.scenario[block]))
+    for key in ("input_len", "output_len"):
+        assert checked["workload"][key] == found.scenario["workload"][key]
 
 
 def test_one_draft_is_always_among_the_lengths_since_it_fits_captured_graphs_the_longest() -> None:

@@ -17,12 +17,11 @@ from sim.costs.profile_files import load
 from sim.report.say import tuning_sentence
 from sim.run.resolve import Resolved, resolve
 from sim.run.scenario import Scenario
-from sim.studies.length_choice import PLAIN, Fits, LengthGrid, best_single, best_table, cheapest_path, length_in
+from sim.studies.length_choice import PLAIN, LengthGrid, best_single, best_table, cheapest_path, length_in
 from sim.studies.tune import answer, concurrencies_of, looped, objective_value, tune
 from tests.calibrate.support import published
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
-ANY = Fits(max_graph_tokens=None, max_tokens=100_000)
 
 
 def grid(concurrencies: tuple[int, ...], **speedups: Any) -> LengthGrid:
@@ -49,37 +48,36 @@ def resolved(**changes: Any) -> Resolved:
     return resolve(one, load(HEAD), "continuous")
 
 
-def test_a_table_changes_where_the_lines_between_two_concurrencies_cross() -> None:
-    """K = 4 falls from 2 to 1 over four octaves while K = 1 stays at 1.45: they meet at 2^2.2 = 4.6."""
-    table = best_table(grid((1, 16), k1=[1.45, 1.45], k4=[2.0, 1.0]), ANY, 16)
-    assert table == ((1, 4, 4), (5, 16, 1))
+def test_a_table_changes_where_the_regrets_at_two_loads_balance() -> None:
+    """K = 1 loses a quarter of the best at 1 in flight, and K = 4 half of it at 16: a third of the four octaves."""
+    table = best_table(grid((1, 16), k1=[1.5, 1.5], k4=[2.0, 0.75]))
+    assert table == ((1, 2, 4), (3, 16, 1))
 
 
 def test_the_length_of_least_expected_regret_wins_and_not_the_likeliest() -> None:
     """K = 4 is best in six of ten draws, by 5 %; in the others it loses half."""
     k4 = [[1.05] * 6 + [0.5] * 4]
     found = grid((1,), k1=[[1.0] * 10], k4=k4)
-    assert best_table(found, ANY, 1) == ((1, 1, 1),)
-    assert best_single(found, ANY) in (PLAIN, 1)
+    assert best_table(found) == ((1, 1, 1),)
+    assert best_single(found) in (PLAIN, 1)
 
 
-def test_no_row_exceeds_the_captured_graphs_nor_the_budget() -> None:
-    """With 512 tokens 85 rows can verify 5 drafted tokens, and 256 rows one."""
-    found = grid((1, 512), k0=[0.9, 0.9], k1=[1.5, 1.5], k5=[3.0, 3.0])
-    graphs = best_table(found, Fits(max_graph_tokens=512, max_tokens=100_000), 512)
-    assert graphs == ((1, 85, 5), (86, 256, 1), (257, 512, 0))
-    assert best_table(found, Fits(max_graph_tokens=None, max_tokens=512), 512) == graphs
-    assert all(end * (k + 1) <= 512 for _, end, k in graphs)
+def test_a_length_that_no_graph_holds_is_judged_by_its_figures_and_a_note_says_so() -> None:
+    """512 x 6 tokens are more than the largest graph, so that these were simulated without one."""
+    found = answer(resolved(), grid((1, 512), k0=[0.9, 0.9], k1=[1.5, 1.5], k5=[3.0, 3.0]))
+    assert (found.verdict, found.k_table) == ("one length: K = 5", [[1, 512, 5]])
+    assert [each.fits_graphs for each in found.points[1].lengths] == [True, False, False]
+    assert any("K = 1 from 512 in flight, K = 5 from 512 in flight" in note for note in found.notes)
 
 
 def test_a_row_that_saves_next_to_nothing_is_not_made() -> None:
-    assert best_table(grid((1, 2, 4), k1=[1.5, 1.5003, 1.5], k2=[1.5003, 1.5, 1.5003]), ANY, 4) == ((1, 4, 2),)
+    assert best_table(grid((1, 2, 4), k1=[1.5, 1.5003, 1.5], k2=[1.5003, 1.5, 1.5003])) == ((1, 4, 2),)
 
 
 def test_a_length_that_loses_less_than_a_change_is_begun_with() -> None:
     losses = np.array([[0.0, 1.0, 1.0], [0.0003, 0.0, 0.0]])
-    assert cheapest_path(losses, np.ones(3), 0.0005) == [1, 1, 1]
-    assert cheapest_path(losses, np.ones(3), 0.0002) == [0, 1, 1]
+    assert cheapest_path(losses, 0.0005) == [1, 1, 1]
+    assert cheapest_path(losses, 0.0002) == [0, 1, 1]
 
 
 def test_a_table_is_the_answer_only_where_its_gain_is_sure() -> None:
@@ -94,7 +92,7 @@ def test_a_table_is_the_answer_only_where_its_gain_is_sure() -> None:
 
 
 def test_one_draw_in_twenty_without_gain_leaves_a_table_sure_and_two_do_not() -> None:
-    """K = 4 beyond 1 in flight has no room in the graphs; not to draft at all would lose a fifth in the mean."""
+    """K = 4 halves what is served at 64 in flight; not to draft at all would lose a fifth in the mean."""
     for losing, is_table in ((1, True), (2, False)):
         at_1 = [[0.9] * losing + [1.6] * (20 - losing), [0.5] * 20]
         found = answer(resolved(), grid((1, 64), k0=[[1.0] * 20] * 2, k4=at_1))
@@ -102,11 +100,39 @@ def test_one_draw_in_twenty_without_gain_leaves_a_table_sure_and_two_do_not() ->
         assert (len(found.k_table) > 1) == is_table
 
 
-def test_a_table_of_few_draws_is_never_the_answer() -> None:
-    nine = [[1.5] * 9, [0.9] * 9]
-    found = answer(resolved(), grid((1, 64), k1=[[1.2] * 9] * 2, k4=nine))
-    assert len(found.k_table) == 1
-    assert any("fewer than 10 draws" in note for note in found.notes)
+def test_a_table_is_the_answer_of_few_draws_too() -> None:
+    found = answer(resolved(), grid((1, 64), k1=[[1.2]] * 2, k4=[[1.5], [0.9]]))
+    assert [k for _, _, k in found.k_table] == [4, 1]
+
+
+def test_a_table_ends_at_the_loads_that_were_simulated_and_its_line_starts_at_one() -> None:
+    """vLLM wants a row from batch size 1 on, and goes on with the last one."""
+    found = answer(resolved(), grid((8, 32), k1=[1.2, 1.2], k4=[2.0, 0.5]))
+    (first, middle, _), (_, last, _) = found.k_table
+    assert (first, last) == (8, 32)
+    config = found.deployment.speculative_config
+    assert config is not None
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, middle, 4], [middle + 1, 32, 1]]
+    assert found.not_simulated == ["fewer than 8 and more than 32 in flight (the engine takes 64)"]
+
+
+def test_a_length_that_gains_at_no_load_is_no_answer() -> None:
+    """K = 1 has less regret than no speculation, since K = 3 is far better in one draw and far worse in the other."""
+    found = answer(resolved(), grid((8,), k1=[[0.7, 1.25]], k3=[[1.9, 0.01]]))
+    assert found.verdict == "no speculation"
+
+
+def test_a_length_that_serves_nothing_at_a_load_has_no_gain_over_one_that_does() -> None:
+    found = answer(resolved(), grid((1, 2), k1=[0.0, 3.0]))
+    assert (found.verdict, found.gain.mean, found.gain.is_sure) == ("no speculation", -1.0, False)
+
+
+def test_at_one_load_the_best_length_there_is_the_answer_whatever_a_table_gains() -> None:
+    by_hand = grid((1, 8, 64), k1=[1.5, 1.3, 0.9], k3=[2.0, 1.2, 0.5])
+    assert answer(resolved(), by_hand).verdict.startswith("a table: K = 3 for 1..")
+    found = [answer(resolved(), by_hand, at=load) for load in (1, 8, 64)]
+    assert [each.length_decided for each in found] == [3, 1, 0]
+    assert found[2].verdict == "no speculation"
 
 
 def test_no_speculation_is_an_answer_and_its_line_names_none() -> None:
@@ -117,15 +143,16 @@ def test_no_speculation_is_an_answer_and_its_line_names_none() -> None:
 
 
 def test_break_even_lies_nearer_to_the_smaller_of_two_gains() -> None:
-    """A factor of 2 at 4 and of 1 / sqrt(2) at 32 meet two thirds of the way, at 4 x 8^(2/3)."""
-    found = answer(resolved(), grid((4, 32), k1=[2.0, 0.5**0.5]))
+    """A gain of 1 at 4 and a loss of a half at 32 meet two thirds of the way, at 4 x 8^(2/3)."""
+    found = answer(resolved(), grid((4, 32), k1=[2.0, 0.5]))
     assert found.break_even_concurrency == pytest.approx(16.0)
     assert found.break_even_interval == pytest.approx((16.0, 16.0))
 
 
-def test_break_even_beyond_the_last_concurrency_is_null() -> None:
-    found = answer(resolved(), grid((4, 64), k1=[1.25, 1.1]))
-    assert (found.break_even_concurrency, found.break_even_interval) == (None, (None, None))
+def test_break_even_is_stated_only_between_a_gain_and_a_loss() -> None:
+    for speedups in ([1.25, 1.1], [1.25, 1.0], [0.9, 1.1]):
+        found = answer(resolved(), grid((4, 64), k1=speedups))
+        assert (found.break_even_concurrency, found.break_even_interval) == (None, (None, None))
 
 
 def test_a_length_of_a_point_says_how_often_it_is_best_and_what_it_loses() -> None:
@@ -196,6 +223,13 @@ def test_no_more_are_tried_at_once_than_seats_and_most_of_the_memory_hold() -> N
     assert concurrencies_of(resolved(input_len=64, output_len=16, max_concurrency=5)) == (1, 2, 4, 5)
 
 
+def test_no_more_are_tried_at_once_than_a_run_has_requests() -> None:
+    """Beyond them a load is not simulated; those that are given are refused, with a way out."""
+    assert concurrencies_of(resolved(num_prompts=20)) == (1, 2, 4, 8, 16, 20)
+    with pytest.raises(ValueError, match=r"a run has 20 requests.*--set workload\.num_prompts=256"):
+        tune(scenario(num_prompts=20), load(HEAD), concurrencies=[1, 32], draws=1)
+
+
 TUNE = [
     "tune", "--profile", HEAD, "--acceptance", "length:2.6@3", "--lengths", "1,3", "--concurrencies", "1,16",
     "--set", "engine.max_num_seqs=16", "--input-len", "64", "--output-len", "16",
@@ -211,18 +245,16 @@ def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[
     assert run(TUNE) == 0
     out = capsys.readouterr().out
     assert "vllm serve meta-llama/Llama-3.1-8B" in out
-    assert out.startswith("draft 3 tokens, whatever the load: ")
-    assert "; drafting pays at every load tried" in " ".join(out.split()[:60])
+    assert out.startswith("draft 3 tokens: ")
+    assert "; drafting pays at every load simulated" in " ".join(out.split()[:60])
 
 
-def test_the_load_above_which_nothing_gains_is_of_half_of_the_draws() -> None:
-    """At 16 in flight two of three draws lose, and the mean gains 10 %."""
+def test_a_load_that_gains_in_the_mean_is_none_above_which_nothing_gains() -> None:
+    """At 16 in flight two of three draws lose, and the mean gains 10 %, as the table says."""
     by_hand = grid((1, 16), k1=[[2.0, 2.0, 2.0], [0.9, 0.9, 1.5]])
     sentence = tuning_sentence(answer(resolved(num_speculative_tokens=1), by_hand))
     assert "1.10 to 2.00 times the output throughput" in sentence
-    assert sentence.endswith(
-        "; in half of the draws no draft length gains anything above 11 in flight (11 to more than 16 in 90 %)"
-    )
+    assert sentence.endswith("; drafting pays at every load simulated")
 
 
 def test_tune_goes_on_while_its_longest_draft_is_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
