@@ -177,8 +177,10 @@ def tune_contexts(
     prompts = rising("context", contexts, 1)
     resolved = _checked(scenario, profile, draws)
     candidates, fits, grids = _candidates(resolved, lengths), fits_of(resolved), []
-    for tokens in prompts:
-        prompted = resolved.changed(workload={"input_len": tokens})
+    prompted_by = {tokens: resolved.changed(workload={"input_len": tokens}) for tokens in prompts}
+    for prompted in prompted_by.values():
+        prompted.served.sample(scenario.seed)
+    for tokens, prompted in prompted_by.items():
         tried = rising("concurrency", concurrencies or concurrencies_of(prompted), 1)
 
         def on_step(stage: str, done: int, total: int, tokens: int = tokens) -> None:

@@ -118,6 +118,7 @@ def test_the_core_serves_as_python_does_to_the_last_bit(scenario: Scenario, seed
 RANKS = {
     "profile": "rtx-pro-6000-server/qwen3-30b-a3b-dp2",
     "num_speculative_tokens": 0,
+    "engine.name": "trtllm-1.1",
     "engine.rules.attention_dp_timeout_iters": 9,
 }
 
