@@ -322,11 +322,13 @@ class _OfPolicy:
 
 
 def _fewest(target_rate: float, per_replica: float, is_enough: Callable[[int], bool]) -> int:
-    """Replicas that are enough where one fewer is not, looked for from the sum of their rates on."""
+    """Replicas that are enough where one fewer is not, looked for from the sum of their rates on. Several may share
+    more than that sum; one alone does not serve more than its own rate."""
     count = max(1, ceil(target_rate / per_replica))
+    least = min(2, count)
     while not is_enough(count):
         count = _one_more(count, target_rate)
-    while count > 1 and is_enough(count - 1):
+    while count > least and is_enough(count - 1):
         count -= 1
     return count
 

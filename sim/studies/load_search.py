@@ -159,40 +159,11 @@ class LoadSearch:
     def _bisected(
         self, seeds: Sequence[int], near: float | None, runner: Runner, stage: str = ""
     ) -> tuple[float, float, Curve]:
-        """A load at which the mean share of the replications holds and one close above it at which it fails, which are
-        the same as those of `_bracket` where no load does both; and the shares at all loads that were tried."""
-        curve: Curve = {}
+        def shares_at(load: float) -> list[float]:
+            return on_points(attained_share, [self.point(load, seed) for seed in seeds], runner, stage)
 
-        def holds(load: float) -> bool:
-            curve[load] = on_points(attained_share, [self.point(load, seed) for seed in seeds], runner, stage)
-            return sum(curve[load]) / len(seeds) >= self.share
-
-        low, high = self._bracket(holds, near)
-        while 0.0 < low < high and high / low - 1.0 > self.closeness:
-            middle = exp(0.5 * (log(low) + log(high)))
-            low, high = (middle, high) if holds(middle) else (low, middle)
-        return low, high, curve
-
-    def _bracket(self, holds: Callable[[float], bool], near: float | None) -> tuple[float, float]:
-        """A load that holds and one that fails; (0, 0) where the least fails, twice the most where that holds."""
-        factor, low, failed = 1.1, self.least if near is None else max(self.least, near / 1.05), 0.0
-        while low > self.least and not holds(low):
-            low, factor, failed = max(self.least, low / factor), factor**2, low
-        if low == self.least and not holds(low):
-            return 0.0, 0.0
-        if failed:
-            return low, failed
-        if near is None and holds(self.most):
-            return self.most, self.most
-        most, step = min(self.most, AT_ONCE_PER_S), 1.1
-        high = 2.0 * self.saturated_per_s if self.most == inf else self.most
-        if near is not None:
-            high = min(most, near * 1.05)
-        while holds(high):
-            if high >= most:
-                return self.most, self.most
-            low, high, step = high, min(most, high * step), step**2
-        return low, high
+        ends = self.least, self.saturated_per_s, self.most
+        return bisected(shares_at, self.share, ends, closeness=self.closeness, near=near)
 
     def highest_under(self, draw: Resolved, seed: int, first: float) -> float:
         """The highest load where costs and acceptance are those of `draw`, looked for about `first`, where it was as
@@ -249,6 +220,58 @@ class LoadSearch:
         if first == 0.0 or isinf(first) or isinf(load):
             return loads
         return [load * value / first for value in loads]
+
+
+def bisected(
+    shares_at: Callable[[float], list[float]],
+    share: float,
+    ends: tuple[float, float, float],
+    *,
+    closeness: float,
+    near: float | None = None,
+) -> tuple[float, float, Curve]:
+    """A load that holds, since `shares_at` it are at least `share` on average, a close one above it that fails, and the
+    shares at all loads that were tried.
+
+    `ends` are the least load, the saturated rate, and the most load: (0, 0) where the least fails, twice the most where
+    that holds. `near` is where to look first; None: everywhere.
+    """
+    curve: Curve = {}
+    least, saturated_per_s, most = ends
+
+    def holds(load: float) -> bool:
+        curve[load] = shares_at(load)
+        return sum(curve[load]) / len(curve[load]) >= share
+
+    low, high = _bracket(holds, least, saturated_per_s, most, near)
+    while 0.0 < low < high and high / low - 1.0 > closeness:
+        middle = exp(0.5 * (log(low) + log(high)))
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high, curve
+
+
+def _bracket(
+    holds: Callable[[float], bool], least: float, saturated_per_s: float, most: float, near: float | None
+) -> tuple[float, float]:
+    """A load that holds and one that fails, or twice the end that says all."""
+    factor, low, failed = 1.1, least if near is None else max(least, near / 1.05), 0.0
+    while low > least and not holds(low):
+        low, factor, failed = max(least, low / factor), factor**2, low
+    if low == least and not holds(low):
+        return 0.0, 0.0
+    if failed:
+        return low, failed
+    if near is None and holds(most):
+        return most, most
+    last, step = min(most, AT_ONCE_PER_S), 1.1
+    high = 2.0 * saturated_per_s if most == inf else most
+    if near is not None:
+        high = min(last, near * 1.05)
+    while holds(high):
+        if high >= last:
+            return most, most
+        low, high, step = high, min(last, high * step), step**2
+    return low, high
 
 
 def jackknifed(load: float, curve: Curve, share: float) -> list[float]:
