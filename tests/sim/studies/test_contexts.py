@@ -83,3 +83,15 @@ def test_no_row_is_for_a_load_that_was_not_simulated_and_the_sentence_is_tunes(
     text = " ".join(capsys.readouterr().out.split())
     assert f"not simulated: {found['not_simulated'][0]}" in text
     assert found["verdict"] in text
+
+
+def test_prompts_beyond_the_models_context_are_refused_before_anything_is_simulated(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for engine in ("sglang-0.5", "trtllm-1.1", "ideal", "vllm-0.32"):
+        flags = ["tune", "--profile", "h100-sxm/llama-2-7b+tinyllama-1.1b", "--engine", engine, "--draws", "2"]
+        assert run([*flags, "--contexts", "1k,16k", "--output-len", "8", "--concurrencies", "1"]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert "is rejected" in printed.err
+        assert "at most 4096" in printed.err
