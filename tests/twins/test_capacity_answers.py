@@ -66,36 +66,24 @@ def highest_of(policy: str, draw: Random, share: float) -> tuple[HighestLoad, Sh
     pseudo = jackknifed(load, curve, share) if limit is Limit.SLO else [load] * len(all_shares)
     others = {name: draw.uniform(met, 1.0) for name in draw.sample(SLOS, draw.randint(1, 3))}
     tokens = draw.uniform(1.0, 400.0) * load if is_stated else None
-    return HighestLoad(
-        policy=policy,
-        limit=limit,
-        load=load if is_stated else None,
-        ci95=interval_95(pseudo) if is_stated else None,
+    stated = {"load": load, "ci95": interval_95(pseudo)} if is_stated else {"load": None, "ci95": None}
+    one = HighestLoad(
+        **stated, policy=policy, limit=limit, draw_loads=[], replications=len(all_shares), saturated_per_s=saturated,
         draws_interval=(0.8 * load, 1.1 * load) if is_stated and draw.random() < 0.5 else None,
-        draw_loads=[],
-        replications=len(all_shares),
-        saturated_per_s=saturated,
-        attainment={**others, "all": met},
-        in_flight=3.0,
-        output_tokens_per_s=tokens,
+        attainment={**others, "all": met}, in_flight=3.0, output_tokens_per_s=tokens,
         usd_per_million_tokens=None if tokens is None or draw.random() < 0.5 else 700.0 / tokens,
-    ), shares_at
+    )  # fmt: skip
+    return one, shares_at
 
 
 def fleet_of(one: HighestLoad, routing: str, rate: float, draw: Random) -> Replicas:
     count = None if one.limit is Limit.NEVER else max(1, ceil(rate / (one.load or one.saturated_per_s)))
     return Replicas(
-        policy=one.policy,
-        routing=routing,
-        replicas=count,
-        enough=None,
-        one_fewer=None,
-        usd_per_million_tokens=draw.choice((None, draw.uniform(0.01, 90.0))),
+        policy=one.policy, routing=routing, replicas=count, enough=None, one_fewer=None, needed=[],
         utilisation=None if count is None else rate / count / (one.load or one.saturated_per_s),
-        needed=[],
-        confidence=draw.choice((None, 19 / 21)),
-        attainment_by_draw=[],
-    )
+        usd_per_million_tokens=draw.choice((None, draw.uniform(0.01, 90.0))),
+        confidence=draw.choice((None, 19 / 21)), attainment_by_draw=[],
+    )  # fmt: skip
 
 
 def drawn_answer(seed: int) -> tuple[Attainment, dict[str, Shares]]:
@@ -151,14 +139,14 @@ def faults(plain: dict[str, Any], sentence: str, printed: str) -> list[str]:
     ]
     if missed and met[f"{missed.lower()}_ms"] != min(met.values()):
         found.append(f"{missed} is not missed first")
-    counts = {fleet["policy"]: fleet["replicas"] for fleet in plain["fleets"] if fleet.get("replicas")}
-    for fleet in (fleet for fleet in plain["fleets"] if fleet.get("replicas")):
+    enough = [fleet for fleet in plain["fleets"] if fleet.get("replicas")]
+    for fleet in enough:
         one = by_policy[fleet["policy"]]
         if fleet["replicas"] == 1 and one["load"] is not None and rate > one["load"]:
             found.append(f"one replica of {fleet['policy']} holds {one['load']}, and serves {rate}")
-    if ("no number of replicas" in sentence) != (rate is not None and not counts):
+    if ("no number of replicas" in sentence) != (rate is not None and not enough):
         found.append("some and no number of replicas")
-    if counts and f" take {min(counts.values())} replica" not in sentence:
+    if enough and f" take {min(fleet['replicas'] for fleet in enough)} replica" not in sentence:
         found.append("not the fewest replicas")
     return found
 

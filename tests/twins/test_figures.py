@@ -109,14 +109,6 @@ def test_more_overlap_is_no_slower(asked: Asked) -> Pair:
     return Pair([found[1] <= 1.03 * found[0], found[2] <= 1.03 * found[1]], [True, True])
 
 
-@twin(questions(**SMALL, **{"request-rate": "inf", "max-concurrency": 1}), rel=1e-9)
-def test_one_at_a_time_no_request_waits_for_another(asked: Asked) -> Pair:
-    requests = sorted(simulated(asked).record.requests, key=lambda each: each.arrival_s)
-    before, after = requests[:-1], requests[1:]
-    overlaps = [max(0.0, one.last_token_s - other.arrival_s) for one, other in zip(before, after, strict=True)]
-    return Pair([round(each, 9) for each in overlaps], [0.0] * len(overlaps))
-
-
 @twin(questions(profiles=(TINY, PAIR, TABLE), policy=CONTINUOUS, **SMALL), st.integers(1, 4))
 def test_a_shared_prefix_is_found_by_all_who_follow_one_by_one(asked: Asked, blocks: int) -> Pair:
     """A head that reads the target's features has its last block again."""
@@ -126,14 +118,6 @@ def test_a_shared_prefix_is_found_by_all_who_follow_one_by_one(asked: Asked, blo
     again = 16 * (asked["profile"] == TABLE and asked["policy"] == "continuous")
     cached = [each.cached_tokens for each in found.record.requests]
     return Pair([sum(cached), found.metrics["prefix_cache_hit_tokens"]], [(len(cached) - 1) * (prefix - again)] * 2)
-
-
-@twin(questions(**SMALL), st.floats(0.1, 0.9))
-def test_a_window_that_ends_sooner_lets_no_more_requests_end(asked: Asked, share: float) -> Pair:
-    whole = simulated(asked).metrics
-    part = simulated(asked, window__stop_s=share * whole["duration"]).metrics
-    fits = part["completed"] <= whole["completed"] and part["completed"] + part["censored"] <= SMALL["num-prompts"]
-    return Pair(fits, True)
 
 
 @twin(questions(**SMALL))
@@ -146,8 +130,3 @@ def test_shares_of_a_run_are_shares(asked: Asked) -> Pair:
         "memory": 0.0 <= run["mean_kv_usage"] <= run["max_kv_usage"] <= 1.0 + 1e-9,
     }
     return Pair(bounds, dict.fromkeys(bounds, True))
-
-
-@twin(questions(**SMALL))
-def test_a_seed_is_a_run(asked: Asked) -> Pair:
-    return Pair(simulated(asked).metrics, simulated(asked).metrics)

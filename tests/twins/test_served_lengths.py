@@ -181,12 +181,13 @@ def test_a_prompt_without_room_for_an_answer_changes_nothing_for_the_others(
     return Pair(*found)
 
 
-@twin(questions(profiles=(TINY,), **ON_A_TRACE), LENGTHS, st.sampled_from(engine_names()))
+@twin(questions(profiles=(TINY,), **ON_A_TRACE), LENGTHS, st.sampled_from((None, *engine_names())))
 def test_a_trace_is_served_as_what_of_it_fits_into_the_context(
-    asked: Asked, lengths: list[tuple[int, int]], engine: str
+    asked: Asked, lengths: list[tuple[int, int]], engine: str | None
 ) -> Pair:
-    """vLLM and TensorRT-LLM cut an answer, SGLang and an engine without a rule reject its request."""
-    ends = engine.startswith(("vllm", "trtllm"))
+    """vLLM and TensorRT-LLM cut an answer. SGLang and an engine without a rule, such as the profile's own loop (None),
+    reject its request."""
+    ends = (engine or "").startswith(("vllm", "trtllm"))
     rows = [{**row, "input_len": row["input_len"] + 2} for row in recorded(lengths)]
     fit = [row for row in rows if row["input_len"] + (1 if ends else row["output_len"]) <= LONGEST]
     fit = [{**row, "output_len": min(row["output_len"], LONGEST - row["input_len"])} for row in fit]

@@ -184,20 +184,6 @@ def test_every_engine_keeps_to_the_models_context(engine: str) -> None:
     assert emitted(9000, **{"engine.max_model_len": 10_000}) == [100]
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_measured_loop_keeps_to_the_models_context_too() -> None:
-    context = load("cpu/tiny").target.max_context
-    for output_tokens, is_served in ((8, True), (9, False)):
-        made = Scenario.of(
-            profile="cpu/tiny", policy="baseline", input_len=context - 8, output_len=output_tokens, num_prompts=1
-        )
-        if is_served:
-            assert len(served(made).requests) == 1
-        else:
-            with pytest.raises(ValueError, match="every request is rejected"):
-                served(made)
-
-
 OTHERS_FLAGS = [
     ("vllm-0.32", "prefill_schedule_interval", 8, "data-parallel ranks"),
     ("vllm-0.19", "prefill_schedule_interval", 8, "from 0.24 on"),

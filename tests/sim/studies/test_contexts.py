@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from sim.cli.main import run
+from sim.costs.profile_files import load
+from sim.run.scenario import Scenario
 from sim.studies.length_choice import best_table, loss_of, shared_table
-from sim.studies.tune import AtContext, rows_by_context
+from sim.studies.tune import AtContext, rows_by_context, tune_contexts
 from tests.sim.studies.test_tune import ANY, grid
 
 SHORT = grid((1, 64), k0=[0.9, 0.9], k4=[1.5, 0.5])
@@ -85,13 +87,14 @@ def test_no_row_is_for_a_load_that_was_not_simulated_and_the_sentence_is_tunes(
     assert found["verdict"] in text
 
 
-def test_prompts_beyond_the_models_context_are_refused_before_anything_is_simulated(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for engine in ("sglang-0.5", "trtllm-1.1", "ideal", "vllm-0.32"):
-        flags = ["tune", "--profile", "h100-sxm/llama-2-7b+tinyllama-1.1b", "--engine", engine, "--draws", "2"]
-        assert run([*flags, "--contexts", "1k,16k", "--output-len", "8", "--concurrencies", "1"]) == 2
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        assert "is rejected" in printed.err
-        assert "at most 4096" in printed.err
+@pytest.mark.parametrize("engine", ["sglang-0.5", "trtllm-1.1", "ideal", "vllm-0.32"])
+def test_prompts_beyond_the_models_context_are_refused_before_anything_is_simulated(engine: str) -> None:
+    pair = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+    scenario = Scenario.of(profile=pair, policy="continuous", engine=engine, output_len=8, dataset_name="fixed")
+    heard: list[str] = []
+    with pytest.raises(ValueError, match=r"every request is rejected: .* at most 4096"):
+        tune_contexts(
+            scenario, load(pair), [1024, 16384], concurrencies=[1], draws=2, workers=1,
+            on_done=lambda stage, done, total: heard.append(stage),
+        )  # fmt: skip
+    assert heard == []
