@@ -217,7 +217,7 @@ def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], conso
     if result.scenario["replications"] > 1:
         caption = "mean, ± half of its 95 % interval over replications"
     if any(key in row.at_least for row in result.policies for key, _, _ in columns):
-        caption = "; ".join(filter(None, [caption, "≥: at least, runs are too short for a p99 near saturation"]))
+        caption = "; ".join(filter(None, [caption, "≥ at least"]))
     titles = [f"{title}\n{unit}" for _, title, unit in columns]
     by_policy = new_table(["policy"], titles, [], show_edge=False, caption=caption)
     for name, cells, is_dim in rows:
@@ -392,6 +392,8 @@ def _tail_lines(result: Comparison) -> list[str]:
     return [
         f"p99 has no interval: {count} independent requests in all where {MIN_FOR_P99:,} are wanted (neighbours in "
         "time resemble each other)"
+        + "; near saturation it is too low, and marked ≥"
+        * any(row.at_least for row in result.policies)
     ]
 
 
