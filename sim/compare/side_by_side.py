@@ -54,6 +54,9 @@ LABELS = ("policy", "seed", "replication", "load", "unstable", "engine", "async_
 """Keys of a run that say which run it is and how it went, rather than measure it."""
 MIN_FOR_P99 = 10_000
 """Independent requests (`effective_requests`) over all replications that an interval of a 99th percentile needs."""
+TAIL_SHARE = 0.85
+"""Share of capacity from which a 99th percentile without an interval is too low: E2EL by 6 % at 0.90 and by 9 % at 0.95
+of capacity, by 1 to 2 % at 0.80 (H100, Llama-3.1-8B, azure-conv, against runs of 60,000 requests)."""
 BARE: dict[str, Any] = {"is_detailed": False, "record_works": False, "keeps_record": False, "rows_path": None}
 """Fields of a point that is run for its metrics alone."""
 Pair = tuple[str, str]
@@ -341,6 +344,11 @@ def _policy_summary(frame: Frame, policy: str) -> PolicySummary:
         mean={key: mean_of(values) for key, values in samples.items()},
         ci95={key: interval_95(values) if has_interval(key) else None for key, values in samples.items()},
         by_overlap=by_overlap if frame.has_bracket(policy) else {},
+        at_least=[
+            key
+            for key, values in samples.items()
+            if key.startswith("p99") and values and load.is_steady and load.share > TAIL_SHARE and not has_interval(key)
+        ],
     )
 
 

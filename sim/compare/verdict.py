@@ -59,6 +59,8 @@ class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
     by_overlap: dict[str, dict[str, float | None]]
     """Means at each phi of the bracket, least overlap first; empty where overlap was measured or given, or nothing
     overlaps."""
+    at_least: list[str] = []
+    """Metrics whose means are too low: 99th percentiles near saturation, of runs that are too short for them."""
 
 
 class Paired(msgspec.Struct, frozen=True, kw_only=True):

@@ -127,7 +127,8 @@ class Rules(Bounded, frozen=True, kw_only=True):
     max_graph_tokens: int | None = None
     """Captured sizes end here, at two steps' tokens of all seats, and at the token budget; multiples of a row's."""
     ends_at_max_model_len: bool = False
-    """An answer ends where prompt and answer are as long as the context."""
+    """An answer ends where prompt and answer are as long as the context; False: a request that would be longer is
+    rejected."""
     whole_prompts: bool = False
     """No chunked prefill: a prompt waits for a step that has room for all of it."""
     no_evict: bool = False

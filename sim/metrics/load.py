@@ -55,6 +55,13 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Requests per second that it surely exceeds, where short closed loops told that the load is stable."""
 
     @property
+    def share(self) -> float:
+        """The rate over capacity, or over what that surely exceeds where it was not measured; 0 where neither is known.
+        A load that is lighter than capacity may still be near it."""
+        limit_per_s = self.capacity_per_s or self.floor_per_s
+        return (self.rate_per_s or 0.0) / limit_per_s if limit_per_s else 0.0
+
+    @property
     def is_steady(self) -> bool:
         """True where means have intervals."""
         return self.verdict in (Verdict.STABLE, Verdict.CLOSED)

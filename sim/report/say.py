@@ -342,8 +342,8 @@ def _limit(highest: HighestLoad, share: float) -> str:
         Limit.NEVER: f"never; requests that are alone meet {shares} of them",
         Limit.UNBOUNDED: "unbounded; these SLOs hold with every request at once, since none bounds the waiting",
         Limit.THROUGHPUT: f"as much as it can serve at all; the SLOs hold up to there ({shares})",
-        Limit.SLO: f"beyond it fewer than {100 * share:g} % meet them; at it, the mean of {highest.replications} runs' "
-        f"own, {shares}",
+        Limit.SLO: f"beyond it fewer than {100 * share:g} % meet them; at it, over "
+        f"{highest.replications} runs, {shares}",
     }
     return f"{highest.policy}: {why[highest.limit]}"
 

@@ -216,6 +216,8 @@ def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], conso
     caption = None
     if result.scenario["replications"] > 1:
         caption = "mean, ± half of its 95 % interval over replications"
+    if any(key in row.at_least for row in result.policies for key, _, _ in columns):
+        caption = "; ".join(filter(None, [caption, "≥ at least"]))
     titles = [f"{title}\n{unit}" for _, title, unit in columns]
     by_policy = new_table(["policy"], titles, [], show_edge=False, caption=caption)
     for name, cells, is_dim in rows:
@@ -250,7 +252,7 @@ def _cell(result: Comparison, row: PolicySummary, key: str) -> str:
     scale = 100.0 if key == "device_utilization" else 1.0
     if mean is None:
         return number(None)
-    text = number(mean * scale)
+    text = "≥ " * (key in row.at_least) + number(mean * scale)
     if interval is not None:
         text += f"\n±{number((interval[1] - interval[0]) / 2 * scale)}"
     return text
@@ -390,6 +392,8 @@ def _tail_lines(result: Comparison) -> list[str]:
     return [
         f"p99 has no interval: {count} independent requests in all where {MIN_FOR_P99:,} are wanted (neighbours in "
         "time resemble each other)"
+        + "; near saturation it is too low, and marked ≥"
+        * any(row.at_least for row in result.policies)
     ]
 
 

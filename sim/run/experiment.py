@@ -125,8 +125,11 @@ class Experiment:
             text = f"{requests.num_cut} of {num_sent} answers end where prompt and answer are {tokens} tokens"
             warnings.warn(f"{text}, as in {engine}", CutAnswerWarning, stacklevel=2)
         if requests.num_rejected:
-            text = f"{requests.num_rejected} of {num_sent} requests are rejected: prompts of {tokens} tokens or more"
-            warnings.warn(f"{text} leave no room for an answer in {engine}", RejectedWarning, stacklevel=2)
+            why = f"prompts of {tokens} tokens or more leave no room for an answer"
+            if not self.resolved.served.ends_answers:
+                why = f"prompt and answer have more than {tokens} tokens"
+            text = f"{requests.num_rejected} of {num_sent} requests are rejected: {why} in {engine}"
+            warnings.warn(text, RejectedWarning, stacklevel=2)
         is_open = workload.request_rate < inf and not is_trace(workload)
         if cut_s is not None and is_open and num_sent == num_requests(workload):
             text = (

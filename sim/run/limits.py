@@ -9,10 +9,25 @@ import msgspec
 
 from sim.costs.engine_costs import NO_SPECULATION, PARALLEL_EAGLE, EngineCosts, engine_of, own_engine, without_engine
 from sim.costs.profile import Profile
-from sim.policies.options import EngineLimits, Method
+from sim.policies.options import CHUNK, EngineLimits, Method
 from sim.policies.registry import Policy
 from sim.run.scenario import Scenario
 from sim.workload.served import Served
+
+SERVERS = ("vllm", "sglang", "trtllm")
+"""Beginnings of the names of engines that are real servers."""
+FLAGS_OF = {
+    CHUNK: ("vllm", 0),
+    "prefill_schedule_interval": ("vllm", 1),
+    "enable_mixed_chunk": ("sglang", None),
+    "scheduler_recv_interval": ("sglang", 1),
+    "batch_wait_timeout_iters": ("trtllm", 0),
+    "batch_wait_max_tokens_ratio": ("trtllm", 0),
+    "attention_dp_timeout_iters": ("trtllm", 0),
+}
+"""Keys of engine.rules that one server alone acts on: that server, and the value that changes nothing."""
+OF_RANKS = ("prefill_schedule_interval", "attention_dp_timeout_iters")
+"""Keys that act between data-parallel ranks. vLLM 0.32 sets the interval aside elsewhere (v1/engine/core.py:652)."""
 
 
 def engine_for(scenario: Scenario, profile: Profile, *, is_real: bool = False) -> EngineCosts:
@@ -59,14 +74,8 @@ def limits_of(
     told = given.rules
     rules, is_fixed = engine.rules, scenario.speculation.controller == "fixed"
     slots = rules.slots_per_seat(drafter_of(method, profile), draft_tokens) if is_drafting else 0
-    interval = int(told.get("prefill_schedule_interval", 1))
-    if interval > 1 and not rules.has_prefill_interval:
-        raise ValueError(
-            f"engine.rules.prefill_schedule_interval={interval} is vLLM's from 0.24 on; engine {engine.name!r} has none"
-        )
-    ranks = profile.data_parallel
-    if told.get("attention_dp_timeout_iters") and ranks == 1:
-        raise ValueError(f"engine.rules.attention_dp_timeout_iters is of data-parallel ranks; {profile.name} has one")
+    _check_rules(scenario, engine, profile)
+    interval, ranks = int(told.get("prefill_schedule_interval", 1)), profile.data_parallel
     return EngineLimits(
         max_num_seqs=given.max_num_seqs or engine.seats(profile, is_drafting=is_drafting),
         max_num_batched_tokens=given.max_num_batched_tokens or caps.max_num_batched_tokens,
@@ -94,15 +103,31 @@ def limits_of(
     )
 
 
+def _check_rules(scenario: Scenario, engine: EngineCosts, profile: Profile) -> None:
+    """Raise ValueError for a key of engine.rules that the real engine would not act on, where it is not at the value
+    that means so."""
+    for key, value in scenario.engine.rules.items():
+        server, idle = FLAGS_OF.get(key, ("", value))
+        if value == idle or (key == "enable_mixed_chunk" and value == engine.mixes_prompts):
+            continue
+        if engine.name.startswith(SERVERS) and not engine.name.startswith(server):
+            raise ValueError(
+                f"engine.rules.{key}={value} is a flag of {server}, and engine {engine.name!r} has none: leave it out"
+            )
+        if key == "prefill_schedule_interval" and not engine.rules.has_prefill_interval:
+            raise ValueError(f"engine.rules.{key}={value} is vLLM's from 0.24 on; engine {engine.name!r} has none")
+        if key in OF_RANKS and profile.data_parallel == 1:
+            raise ValueError(
+                f"engine.rules.{key}={value} is for data-parallel ranks, and {profile.name!r} has one: leave it out"
+            )
+
+
 def served_by(scenario: Scenario, profile: Profile, engine: EngineCosts | None = None) -> Served:
-    """The scenario's workload as `engine` serves it, by default the scenario's. Raises ValueError where it gives a
-    context to one that ends no answer by it."""
-    engine, given = engine or engine_for(scenario, profile), scenario.engine.max_model_len
-    if engine.rules.ends_at_max_model_len:
-        return Served(scenario.workload, given or profile.target.max_context)
-    if given is not None:
-        raise ValueError(f"engine.max_model_len={given} is vLLM's; engine {engine.name!r} ends no answer by it")
-    return Served(scenario.workload)
+    """The scenario's workload as `engine` serves it, by default the scenario's, within engine.max_model_len or the
+    model's context."""
+    rules = (engine or engine_for(scenario, profile)).rules
+    max_model_len = scenario.engine.max_model_len or profile.target.max_context
+    return Served(scenario.workload, max_model_len, ends_answers=rules.ends_at_max_model_len)
 
 
 def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int:

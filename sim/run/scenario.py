@@ -100,8 +100,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: Annotated[int | None, Bounds(16, 1000 * COUNT)] = None
     """Tokens of one target pass, under every policy; null = the engine's own limit on that GPU."""
     max_model_len: Annotated[int | None, Bounds(1, 1000 * COUNT)] = None
-    """vLLM: an answer ends when prompt and answer have this many tokens, and a prompt that has as many is rejected
-    (`rejected_requests` of a run); null = the target's context."""
+    """Tokens of a prompt and its answer at most; null = the target's context. vLLM and TensorRT-LLM end the answer
+    there and reject a prompt that has as many. SGLang and other engines reject the request (`rejected_requests` of a
+    run)."""
     block_size: Annotated[int, Bounds(1, COUNT)] = 16
     """Tokens of a KV block."""
     num_gpu_blocks: Annotated[int | None, Bounds(1, 1000 * COUNT)] = None

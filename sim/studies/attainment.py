@@ -1,8 +1,9 @@
 """Loads that meet the SLOs: the highest request rate at which a share of the requests meets all of them jointly, and
 the replicas that a given rate takes.
 
-The interval of the load is over replications. A pilot of a few says how many it takes, and then as many fresh ones are
-made: adding until an interval is narrow would stop too early. Costs and acceptance within their errors are drawn as
+The load is the highest that was tried at which the mean share over replications is enough, and its interval is over
+them. A pilot of a few says how many it takes, and then as many fresh ones are made: adding until an interval is narrow
+would stop too early. Costs and acceptance within their errors are drawn as
 `tune` draws it: the load has its range over draws, and the replicas that are recommended hold in nearly all of them.
 Not here: the search for a load and runs of fleets (load_search), draws, saturated throughput (sim.compare.capacity),
 beyond which a bound on waiting is met by no load for long.
@@ -37,9 +38,9 @@ from sim.studies.load_search import (
     REQUESTS,
     FleetAttainment,
     FleetRuns,
+    Highest,
     Limit,
     LoadSearch,
-    OwnLoads,
     num_prompts,
     with_length,
 )
@@ -185,39 +186,33 @@ class _OfPolicy:
     def __init__(self, search: LoadSearch, draws: int, usd_per_h: float | None, runner: Runner) -> None:
         self.search, self._usd_per_h, self._runner = search, usd_per_h, runner
         self.draws = cost_draws(search.resolved, draws, search.scenario.seed) if draws else []
-        by_replication = search.own_loads(runner)
-        by_limit = {
-            Limit.THROUGHPUT: search.saturated_per_s,
-            Limit.SLO: sum(by_replication.loads) / len(by_replication.loads),
-        }
-        self._load = by_limit.get(by_replication.limit)
-        self.draw_loads = search.loads_under(self.draws, by_replication, self._load, runner) if draws else []
+        found = search.highest(runner)
+        self._load = found.load if found.limit in (Limit.SLO, Limit.THROUGHPUT) else None
+        self.draw_loads = search.loads_under(self.draws, found, runner) if draws else []
         self._num_met = sum(load > 0.0 for load in self.draw_loads)
-        self.note, self.highest = self._highest(by_replication)
+        self.note, self.highest = self._highest(found)
 
-    def _highest(self, by_replication: OwnLoads) -> tuple[str | None, HighestLoad]:
+    def _highest(self, found: Highest) -> tuple[str | None, HighestLoad]:
         """A note on runs that are too short, and the load with runs at it, of all its replications."""
         search, load, loads = self.search, self._load, self.draw_loads
-        at = load if load is not None else (search.least if by_replication.limit is Limit.NEVER else search.most)
-        points = [search.point(at, seed) for seed in by_replication.seeds]
+        at = load if load is not None else (search.least if found.limit is Limit.NEVER else search.most)
+        points = [search.point(at, seed) for seed in found.seeds]
         runs = [outcome.run for outcome in run_points(points, Runner(self._runner.workers))]
         note = _transient(search, points[0].resolved.scenario, runs)
         per_s = None
-        if by_replication.limit is not Limit.NEVER:
+        if found.limit is not Limit.NEVER:
             served = _mean(runs, "steady_output_throughput") or _mean(runs, "output_throughput")
             per_s = served if load is None else self._output_tokens_per_s(load)
-        interval = (
-            search.saturated_ci95 if by_replication.limit is Limit.THROUGHPUT else interval_95(by_replication.loads)
-        )
+        interval = search.saturated_ci95 if found.limit is Limit.THROUGHPUT else interval_95(found.pseudo)
         has_range = bool(loads) and note is None and all(isfinite(value) for value in loads)
         return note, HighestLoad(
             policy=search.policy,
-            limit=by_replication.limit,
+            limit=found.limit,
             load=load,
             ci95=None if load is None or note is not None else interval,
             draws_interval=interval_90(loads) if has_range else None,
             draw_loads=[value if isfinite(value) else None for value in loads],
-            replications=len(by_replication.loads),
+            replications=len(found.seeds),
             saturated_per_s=search.saturated_per_s,
             attainment=_mean_shares(runs),
             # By Little's law, over runs that drain.
@@ -327,11 +322,13 @@ class _OfPolicy:
 
 
 def _fewest(target_rate: float, per_replica: float, is_enough: Callable[[int], bool]) -> int:
-    """Replicas that are enough where one fewer is not, looked for from the sum of their rates on."""
+    """Replicas that are enough where one fewer is not, looked for from the sum of their rates on. Several may share
+    more than that sum; one alone does not serve more than its own rate."""
     count = max(1, ceil(target_rate / per_replica))
+    least = min(2, count)
     while not is_enough(count):
         count = _one_more(count, target_rate)
-    while count > 1 and is_enough(count - 1):
+    while count > least and is_enough(count - 1):
         count -= 1
     return count
 

@@ -202,7 +202,7 @@ def _perturbed(
 ) -> tuple[float | None, float | None]:
     """Factor on mean E2EL with the constants of `engine` a standard deviation higher, None where none is given or
     known; and near saturation its elasticity to step times. Both on the draws of the first replication."""
-    is_near = _is_near_saturation(row)
+    is_near = (row.mean["device_utilization"] or 0.0) > BUSY_SHARE and row.load.share > NEAR_SATURATION
     error_pct = engine.error_pct if engine is not None else None
     if not error_pct and not is_near:
         return None, None
@@ -221,15 +221,6 @@ def _perturbed(
     slowed = ratio(exp(error_pct / 100.0)) if error_pct else None
     steeper = ratio(SLOWER, SLOWER) if is_near else None
     return slowed, None if steeper is None else max(1.0, log(steeper) / log(SLOWER))
-
-
-def _is_near_saturation(row: PolicySummary) -> bool:
-    """Latency answers to step times by more than their share. A load that is lighter than capacity, which
-    was not measured then, may still be near it."""
-    rate_per_s, limit_per_s = row.load.rate_per_s, row.load.capacity_per_s or row.load.floor_per_s
-    if rate_per_s is None or limit_per_s is None or (row.mean["device_utilization"] or 0.0) <= BUSY_SHARE:
-        return False
-    return rate_per_s > NEAR_SATURATION * limit_per_s
 
 
 def _mean_ms(resolved: Resolved) -> float | None:

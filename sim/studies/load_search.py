@@ -1,14 +1,15 @@
-"""The highest load of one policy by bisection: of each replication, on the same requests at every load, so that only
-the load moves its answers.
+"""The highest load of one policy, by bisection of the mean curve: the share of requests that meet the SLOs, averaged
+over replications, each of which has the same requests at every load.
 
-Under a draw of costs and acceptance the search begins where it ended as given, on the requests of one replication, and
-ends earlier: the two answers' ratio is what the draw does, whatever those requests were.
+Replications that are searched one by one would end higher on average: far below its own load a run meets the SLOs
+nearly always, and above it the share falls fast. Under a draw of costs and acceptance one replication is searched about
+the answer, and ends earlier: the two answers' ratio is what the draw does, whatever those requests were.
 Not here: how many replications, how many replicas, what is said of them (attainment).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
 from math import ceil, exp, inf, isinf, log, sqrt
@@ -34,9 +35,8 @@ PILOTS = 5
 MAX_REPLICATIONS = 20
 NARROW = 0.02
 """Half of the interval over the answer, from which on it is narrow."""
-BISECTED, BISECTED_IN_DRAW = 0.008, 0.03
-"""Relative width to which a replication's answer is bisected, without bias; small beside NARROW, and beside what
-draws differ by."""
+BISECTED, BISECTED_BRIEF, BISECTED_IN_DRAW = 0.004, 0.015, 0.03
+"""Relative width to which an answer is bisected; small beside NARROW, and beside what draws differ by."""
 AT_ONCE_PER_S = 1e6
 """Requests per second from which on all of them come at once, and the most that a scenario takes."""
 ALONE = 1e-3
@@ -70,12 +70,19 @@ class Limit(StrEnum):
     """The SLOs bound no waiting, and hold with every request at once."""
 
 
-class OwnLoads(NamedTuple):
-    """The highest load of each replication of an answer."""
+class Highest(NamedTuple):
+    """The highest load over replications."""
 
     limit: Limit
-    loads: list[float]
+    load: float
+    """0 for never; the most that is tried, if that holds."""
+    pseudo: list[float]
+    """[replications] jackknife pseudo-values, whose mean is the load and whose spread is its doubt."""
     seeds: list[int]
+
+
+Curve = dict[float, list[float]]
+"""Shares of requests that meet all SLOs, [replications] by load."""
 
 
 class LoadSearch:
@@ -92,10 +99,10 @@ class LoadSearch:
         is_brief: bool = False,
     ) -> None:
         """`resolved` is one replica. `near` is where the first search begins; None: everywhere. A brief search is the
-        pilots alone, and as close as one in a draw."""
+        pilots alone, and less close."""
         self.resolved, self.share = resolved, share
         self.is_counted, self.is_brief = is_counted, is_brief
-        self.closeness = max(closeness, BISECTED_IN_DRAW) if is_brief else closeness
+        self.closeness = max(closeness, BISECTED_BRIEF) if is_brief else closeness
         self._near = near
         self.saturated_per_s, self.saturated_ci95 = Saturation(resolved, self.scenario.seed).capacity
         if not is_counted:
@@ -146,37 +153,17 @@ class LoadSearch:
     def own_highest(self, seed: int, near: float | None = None) -> float:
         """One replication's highest load: 0 where the least fails, the most where that holds. It is looked for about
         `near` first."""
-        low, high = self._bracket(seed, near)
-        if low == high or low == 0.0:
-            return low
-        while high / low - 1.0 > self.closeness:
-            middle = exp(0.5 * (log(low) + log(high)))
-            if self.attains(middle, seed) >= self.share:
-                low = middle
-            else:
-                high = middle
+        low, high, _ = self._bisected([seed], near, Runner(1))
         return sqrt(low * high)
 
-    def _bracket(self, seed: int, near: float | None) -> tuple[float, float]:
-        """A load that holds and one that fails; (0, 0) where the least fails, twice the most where that holds."""
-        factor, low, failed = 1.1, self.least if near is None else max(self.least, near / 1.05), 0.0
-        while low > self.least and self.attains(low, seed) < self.share:
-            low, factor, failed = max(self.least, low / factor), factor**2, low
-        if low == self.least and self.attains(low, seed) < self.share:
-            return 0.0, 0.0
-        if failed:
-            return low, failed
-        if near is None and self.attains(self.most, seed) >= self.share:
-            return self.most, self.most
-        most, step = min(self.most, AT_ONCE_PER_S), 1.1
-        high = 2.0 * self.saturated_per_s if self.most == inf else self.most
-        if near is not None:
-            high = min(most, near * 1.05)
-        while self.attains(high, seed) >= self.share:
-            if high >= most:
-                return self.most, self.most
-            low, high, step = high, min(most, high * step), step**2
-        return low, high
+    def _bisected(
+        self, seeds: Sequence[int], near: float | None, runner: Runner, stage: str = ""
+    ) -> tuple[float, float, Curve]:
+        def shares_at(load: float) -> list[float]:
+            return on_points(attained_share, [self.point(load, seed) for seed in seeds], runner, stage)
+
+        ends = self.least, self.saturated_per_s, self.most
+        return bisected(shares_at, self.share, ends, closeness=self.closeness, near=near)
 
     def highest_under(self, draw: Resolved, seed: int, first: float) -> float:
         """The highest load where costs and acceptance are those of `draw`, looked for about `first`, where it was as
@@ -190,18 +177,19 @@ class LoadSearch:
         near = first * search.saturated_per_s / self.saturated_per_s
         return search.own_highest(seed, near if 0.0 < near < inf else None)
 
-    def own_loads(self, runner: Runner) -> OwnLoads:
-        """Loads of pilots, and of as many fresh replications as a narrow interval takes."""
+    def highest(self, runner: Runner) -> Highest:
+        """The load over pilots, or over as many fresh replications as a narrow interval takes."""
         near = None if self._near is None else min(self._near, 0.9 * self.most)
         if near is None:
-            # The first of the pilots looks everywhere, the others near its load.
-            (first,), _ = self._replications(PILOT_KEY, 1, None, runner)
+            # The first of the pilots looks everywhere, all of them near its load.
+            first = self._over(PILOT_KEY, 1, None, runner).load
             near = first if 0.0 < first < self.most else None
-        loads, seeds = self._replications(PILOT_KEY, PILOTS, near, runner)
-        if not self.is_brief and max(loads) > 0.0 and min(loads) < self.most:
-            count = min(MAX_REPLICATIONS, max(PILOTS, replications_for(loads, NARROW)))
-            loads, seeds = self._replications(FRESH_KEY, count, sum(loads) / len(loads), runner)
-        return OwnLoads(self._limit(sorted(loads)[len(loads) // 2]), loads, seeds)
+        pilots = self._over(PILOT_KEY, PILOTS, near, runner)
+        if self.is_brief or pilots.limit is not Limit.SLO:
+            return pilots
+        count = min(MAX_REPLICATIONS, max(PILOTS, replications_for(pilots.pseudo, NARROW)))
+        found = self._over(FRESH_KEY, count, pilots.load, runner)
+        return found if found.limit is not Limit.SLO else found._replace(pseudo=as_wide(found.pseudo, pilots.pseudo))
 
     def _limit(self, load: float) -> Limit:
         if load == 0.0:
@@ -210,23 +198,121 @@ class LoadSearch:
             return Limit.SLO
         return Limit.UNBOUNDED if self.most == inf else Limit.THROUGHPUT
 
-    def _replications(self, key: int, count: int, near: float | None, runner: Runner) -> tuple[list[float], list[int]]:
-        """Loads and seeds."""
+    def _over(self, key: int, count: int, near: float | None, runner: Runner) -> Highest:
+        """The load that holds over so many replications."""
         seeds = [child_seed(self.scenario.seed, key, index) for index in range(count)]
         stage = f"{self.policy}: {'pilots' if key == PILOT_KEY else 'replications'}"
-        return runner.run(partial(self.own_highest, near=near), seeds, stage, self.resolved.plugins), seeds
+        load, _, curve = self._bisected(seeds, near, runner, stage)
+        limit = self._limit(load)
+        pseudo = jackknifed(load, curve, self.share) if limit is Limit.SLO else [load] * count
+        return Highest(limit, load, pseudo, seeds)
 
-    def loads_under(
-        self, draws: Sequence[Resolved], by_replication: OwnLoads, load: float | None, runner: Runner
-    ) -> list[float]:
-        """[draws] the highest load of each: that as given, which is `load` over all replications, times what the draw
-        makes of the first replication's."""
-        first = by_replication.loads[0]
-        highest = partial(self.highest_under, seed=by_replication.seeds[0], first=first)
+    def loads_under(self, draws: Sequence[Resolved], found: Highest, runner: Runner) -> list[float]:
+        """[draws] the highest load of each: that as given times what the draw makes of the first replication's."""
+        load, seed = found.load, found.seeds[0]
+        first = self.own_highest(seed, load) if 0.0 < load < inf else load
+        highest = partial(self.highest_under, seed=seed, first=first)
         loads = runner.run(highest, draws, f"{self.policy}: draws", self.resolved.plugins)
-        if load is None or first == 0.0 or isinf(first):
+        if first == 0.0 or isinf(first) or isinf(load):
             return loads
         return [load * value / first for value in loads]
+
+
+def bisected(
+    shares_at: Callable[[float], list[float]],
+    share: float,
+    ends: tuple[float, float, float],
+    *,
+    closeness: float,
+    near: float | None = None,
+) -> tuple[float, float, Curve]:
+    """A load that holds, since `shares_at` it are at least `share` on average, a close one above it that fails, and the
+    shares at all loads that were tried.
+
+    `ends` are the least load, the saturated rate, and the most load: (0, 0) where the least fails, twice the most where
+    that holds. `near` is where to look first; None: everywhere.
+    """
+    curve: Curve = {}
+    least, saturated_per_s, most = ends
+
+    def holds(load: float) -> bool:
+        curve[load] = shares_at(load)
+        return sum(curve[load]) / len(curve[load]) >= share
+
+    low, high = _bracket(holds, least, saturated_per_s, most, near)
+    while 0.0 < low < high and high / low - 1.0 > closeness:
+        middle = exp(0.5 * (log(low) + log(high)))
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high, curve
+
+
+def _bracket(
+    holds: Callable[[float], bool], least: float, saturated_per_s: float, most: float, near: float | None
+) -> tuple[float, float]:
+    """A load that holds and one that fails, or twice the end that says all."""
+    factor, low, failed = 1.1, least if near is None else max(least, near / 1.05), 0.0
+    while low > least and not holds(low):
+        low, factor, failed = max(least, low / factor), factor**2, low
+    if low == least and not holds(low):
+        return 0.0, 0.0
+    if failed:
+        return low, failed
+    if near is None and holds(most):
+        return most, most
+    last, step = min(most, AT_ONCE_PER_S), 1.1
+    high = 2.0 * saturated_per_s if most == inf else most
+    if near is not None:
+        high = min(last, near * 1.05)
+    while holds(high):
+        if high >= last:
+            return most, most
+        low, high, step = high, min(last, high * step), step**2
+    return low, high
+
+
+def jackknifed(load: float, curve: Curve, share: float) -> list[float]:
+    """[replications] pseudo-values of `load`, at which the mean of `curve` falls below `share`: their mean is `load`,
+    and their t-interval is that of the load. Straight lines between the loads that were tried.
+
+    Source: Tukey 1958. With 12 replications or more it holds the load in 88 to 95 % near saturation, the interval of
+    the replications' own loads in 56 to 94 % (three set-ups on an H100, resampled).
+
+    >>> jackknifed(10.0, {8.0: [1.0, 0.75], 12.0: [0.5, 0.25]}, 0.625)
+    [11.0, 9.0]
+    """
+    loads = sorted(curve)
+    count = len(curve[loads[0]])
+    if count == 1:
+        return [load]
+    without = [
+        _crossing(loads, [(sum(shares) - shares[i]) / (count - 1) for shares in map(curve.__getitem__, loads)], share)
+        for i in range(count)
+    ]
+    mean = sum(without) / count
+    return [load + (count - 1) * (mean - each) for each in without]
+
+
+def as_wide(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """`values` drawn away from their mean until they spread as much as `others`, if they do not already.
+
+    Bad runs are rare, and replications that have none look too much alike: with the wider spread of pilots and fresh
+    ones the interval held the load in 54 of 60 answers near saturation, without it in 52 (three set-ups on an H100).
+
+    >>> as_wide([9.0, 11.0], [18.0, 22.0]), as_wide([9.0, 11.0], [3.0, 4.0])
+    ([8.0, 12.0], [9.0, 11.0])
+    """
+    own, mean = stdev(values), sum(values) / len(values)
+    factor = max(1.0, stdev(others) / own) if own > 0.0 else 1.0
+    return [mean + factor * (each - mean) for each in values]
+
+
+def _crossing(loads: Sequence[float], shares: Sequence[float], share: float) -> float:
+    """The load at which `shares` first fall below `share`; an end of the loads where they do nowhere else."""
+    above = next((place for place, each in enumerate(shares) if each < share), len(loads) - 1)
+    if above == 0 or shares[above] >= share:
+        return loads[above]
+    low, high = loads[above - 1], loads[above]
+    return low + (high - low) * (shares[above - 1] - share) / (shares[above - 1] - shares[above])
 
 
 def with_length(resolved: Resolved, auto: int) -> Resolved:

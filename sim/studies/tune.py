@@ -189,8 +189,10 @@ def tune_contexts(
     prompts = rising("context", contexts, 1)
     resolved = _checked(scenario, profile, draws)
     candidates, grids = _candidates(resolved, lengths), []
-    for tokens in prompts:
-        prompted = resolved.changed(workload={"input_len": tokens})
+    prompted_by = {tokens: resolved.changed(workload={"input_len": tokens}) for tokens in prompts}
+    for prompted in prompted_by.values():
+        prompted.served.sample(scenario.seed)
+    for tokens, prompted in prompted_by.items():
         tried = _loads(prompted, concurrencies)
 
         def on_step(stage: str, done: int, total: int, tokens: int = tokens) -> None:

@@ -1,5 +1,7 @@
-"""A workload as an engine serves it: answers end where prompt and answer are as long as its context lets them be, and a
-prompt that leaves no room for one token is rejected, as vLLM does with HTTP 400.
+"""A workload as an engine serves it, within the model's context.
+
+vLLM and TensorRT-LLM end an answer at the context and reject a prompt that leaves no room for one token. SGLang, and an
+engine of which nothing is known, reject a request whose prompt and answer would be longer.
 
 Everybody who counts requests or their tokens has them from here. Not here: requests as they are sent
 (sim.workload.generate), which engines end answers, and where (sim.run.limits).
@@ -23,18 +25,17 @@ SAMPLE = 200
 
 
 class AllRejected(ValueError):
-    """No prompt leaves room for an answer."""
+    """No request fits into the context."""
 
-    def __init__(self, dataset_path: str | None, prompt_tokens: int, max_model_len: int) -> None:
-        """`prompt_tokens` of the shortest prompt."""
-        super().__init__(dataset_path, prompt_tokens, max_model_len)
+    def __init__(self, dataset_path: str | None, shortest: str, max_model_len: int) -> None:
+        super().__init__(dataset_path, shortest, max_model_len)
 
     def __str__(self) -> str:
-        dataset_path, prompt_tokens, max_model_len = self.args
+        dataset_path, shortest, max_model_len = self.args
         return (
-            f"every request{f' of {dataset_path!r}' if dataset_path else ''} is rejected: the shortest prompt has "
-            f"{prompt_tokens} tokens, and a prompt and its answer have at most {max_model_len} (engine.max_model_len; "
-            "by default the model's context)"
+            f"every request{f' of {dataset_path!r}' if dataset_path else ''} is rejected: the shortest {shortest} "
+            f"tokens, and a prompt and its answer have at most {max_model_len} (engine.max_model_len; by default the "
+            "model's context)"
         )
 
 
@@ -71,7 +72,9 @@ class Served(msgspec.Struct, frozen=True):
 
     workload: Workload
     max_model_len: int | None = None
-    """Tokens of prompt and answer at most; None: the engine ends no answer."""
+    """Tokens of prompt and answer at most; None: any number."""
+    ends_answers: bool = True
+    """An answer ends there; False: its request is rejected."""
 
     def requests(self, seed: int, block_tokens: int = BLOCK_TOKENS, end_s: float = inf) -> ServedRequests:
         """New requests in order of arrival, index 0 first, of those that are sent until `end_s`; at a low rate that may
@@ -115,6 +118,9 @@ class Served(msgspec.Struct, frozen=True):
         room = self.max_model_len - prompts
         if not (outputs > room).any():
             return None
-        if not (room > 0).any():
-            raise AllRejected(self.workload.dataset_path, int(prompts.min()), self.max_model_len)
-        return room > 0, np.minimum(outputs, room)
+        is_served = room > 0 if self.ends_answers else outputs <= room
+        if not is_served.any():
+            least = prompts.min() if self.ends_answers else (prompts + outputs).min()
+            shortest = f"prompt has {least}" if self.ends_answers else f"prompt and answer have {least}"
+            raise AllRejected(self.workload.dataset_path, shortest, self.max_model_len)
+        return is_served, np.minimum(outputs, room)

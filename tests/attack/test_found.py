@@ -118,7 +118,8 @@ def test_a_hostile_file_is_one_line_that_names_it(
     [
         ([], "every request of '{}' is rejected: "),
         (["--set", "engine.max_model_len=1000"], "every request of '{}' is rejected: "),
-        (["--engine", "sglang-0.5"], "request 0 of '{}': prompt 600000 + output 3 tokens need "),
+        (["--engine", "sglang-0.5"], "every request of '{}' is rejected: "),
+        (["--set", "engine.max_model_len=1000000"], "request 0 of '{}': prompt 600000 + output 3 tokens need "),
     ],
 )
 def test_a_prompt_that_nothing_holds_names_its_trace(

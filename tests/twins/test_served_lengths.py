@@ -11,10 +11,24 @@ import msgspec
 from hypothesis import strategies as st
 
 import lanesim
+from sim.costs.engine_costs import engine_names
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 from tests.twins.drawn import ENGINE, PAIR, TABLE, TINY, questions
-from tests.twins.twin import Asked, Pair, answer, folder, noted, only, runs, twin, with_set, words, write_lines
+from tests.twins.twin import (
+    Asked,
+    Pair,
+    answer,
+    folder,
+    noted,
+    only,
+    or_refused,
+    runs,
+    twin,
+    with_set,
+    words,
+    write_lines,
+)
 
 CONTEXT = {name: lanesim.load_profile(name).target.max_context for name in (TINY, PAIR)}
 BEYOND = st.integers(1, 400)
@@ -164,6 +178,26 @@ def test_a_prompt_without_room_for_an_answer_changes_nothing_for_the_others(
             path = write_lines(place / f"{name}.jsonl", each)
             (only_run,) = runs({**asked, "dataset-path": path, "acceptance": "iid:0"}, "--save-detailed")
             found.append([value for value in only_run["e2els"] if value is not None])
+    return Pair(*found)
+
+
+@twin(questions(profiles=(TINY,), **ON_A_TRACE), LENGTHS, st.sampled_from((None, *engine_names())))
+def test_a_trace_is_served_as_what_of_it_fits_into_the_context(
+    asked: Asked, lengths: list[tuple[int, int]], engine: str | None
+) -> Pair:
+    """vLLM and TensorRT-LLM cut an answer. SGLang and an engine without a rule, such as the profile's own loop (None),
+    reject its request."""
+    ends = (engine or "").startswith(("vllm", "trtllm"))
+    rows = [{**row, "input_len": row["input_len"] + 2} for row in recorded(lengths)]
+    fit = [row for row in rows if row["input_len"] + (1 if ends else row["output_len"]) <= LONGEST]
+    fit = [{**row, "output_len": min(row["output_len"], LONGEST - row["input_len"])} for row in fit]
+    with folder() as place:
+        found = []
+        for name, each, limit in (("sent", rows, LONGEST), ("fit", fit, 4096)):
+            path = write_lines(place / f"{name}.jsonl", each)
+            own = {**asked, "dataset-path": path, "acceptance": "iid:0", "engine": engine}
+            own["set"] = {"engine.max_model_len": limit}
+            found.append(or_refused(lambda own=own: runs(own, "--save-detailed")[0]["e2els"]))  # type: ignore[misc]
     return Pair(*found)
 
 

@@ -21,6 +21,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from realrun.installed.vllm_scheduler import SchedulerSettings, installed_version
 from sim.costs.engine_costs import engine_names, load_engine
 from sim.costs.profile import Profile
@@ -223,13 +225,14 @@ def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, Page
             "engine.max_num_batched_tokens": settings.max_num_batched_tokens,
             "engine.max_model_len": settings.max_model_len,
             "engine.rules.long_prefill_token_threshold": settings.long_prefill_token_threshold,
-            "engine.rules.prefill_schedule_interval": settings.prefill_schedule_interval,
             "engine.rules.enable_chunked_prefill": settings.enable_chunked_prefill,
             "engine.async_scheduling": settings.async_scheduling,
         },
     )
     costs = load_engine(engine, profile.gpu.name)
-    limits = limits_of(scenario, profile, costs)
+    # The scheduler alone obeys an interval on one rank, too; its engine does not.
+    interval = settings.prefill_schedule_interval if costs.rules.has_prefill_interval else 1
+    limits = msgspec.structs.replace(limits_of(scenario, profile, costs), prefill_schedule_interval=interval)
     drops_block = draft_tokens > 0 and drafter_of(method, profile) in costs.rules.drops_cached_block
     pool = PagedPool(
         settings.num_gpu_blocks - costs.rules.null_blocks,

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
 import lanesim
+from sim.compare.capacity import Saturation
+from sim.costs.profile_files import load
+from sim.run.resolve import resolve
 
 
 def test_output_of_a_burst_is_that_of_the_whole_run_in_both_tables() -> None:
@@ -47,3 +54,17 @@ def test_the_share_that_meets_its_slos_is_said_to_be_of_the_finished_requests() 
     (run,) = result.runs
     assert (run["completed"], run["censored"], run["slo_attainment"]["all"]) == (1, 1, 1.0)
     assert "% of finished" in str(result)
+
+
+@pytest.mark.parametrize(("share", "is_low"), [(0.5, False), (0.92, True)])
+def test_a_p99_of_a_short_run_near_saturation_is_at_least_what_is_printed(share: float, is_low: bool) -> None:
+    given = {"profile": "h100-sxm/llama-3.1-8b", "policy": ["autoregressive"], "input_len": 200, "output_len": 40}
+    scenario = lanesim.Scenario.of(None, **given)
+    per_s, _ = Saturation(resolve(scenario, load(scenario.profile), "autoregressive")).capacity
+    result = lanesim.compare(**given, num_prompts=400, request_rate=share * per_s, replications=2, draws=0)
+    (row,) = result.policies
+    assert row.load.is_steady
+    assert row.ci95["p99_e2el_ms"] is None
+    tails = {key for key in row.mean if key.startswith("p99")}
+    assert set(row.at_least) == (tails if is_low else set())
+    assert bool(re.search(r"≥ \d", str(result))) == is_low

@@ -80,7 +80,7 @@ def test_the_engine_says_whether_prompts_share_steps_with_rows_unless_the_scenar
     assert mixes()
     assert not mixes(**sglang)
     assert mixes(**sglang, **{"engine.rules.enable_mixed_chunk": True})
-    assert not mixes(**{"engine.rules.enable_mixed_chunk": False})
+    assert not mixes(**{"engine.name": "ideal", "engine.rules.enable_mixed_chunk": False})
 
 
 def test_the_engine_says_whether_prompts_are_cut_unless_the_scenario_does() -> None:

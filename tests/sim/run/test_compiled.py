@@ -208,6 +208,7 @@ ENGINE_RULES = (
     {
         "profile": "rtx-pro-6000-server/qwen3-30b-a3b-dp2",
         "num_speculative_tokens": 0,
+        "engine.name": "trtllm-1.1",
         "engine.rules.attention_dp_timeout_iters": 9,
     },
 )

@@ -3,19 +3,18 @@ of an answer. Each rule is in the engine's file; an engine without it is as befo
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.costs.engine_costs import Rules, load_engine
+from sim.costs.engine_costs import Rules, engine_names, load_engine
 from sim.costs.profile_files import load
 from sim.interface.work import Model
 from sim.metrics.records import RunRecord
 from sim.policies.options import Method
-from sim.run.limits import limits_of
+from sim.run.limits import FLAGS_OF, limits_of
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
@@ -97,7 +96,7 @@ def test_prompts_of_a_rank_wait_for_those_of_the_others() -> None:
     at_once, waiting = ([each.first_token_s - each.arrival_s for each in served(one).requests] for one in made)
     assert at_once[0] == waiting[0]
     assert sum(waiting) > sum(at_once)
-    with pytest.raises(ValueError, match="attention_dp_timeout_iters is of data-parallel ranks"):
+    with pytest.raises(ValueError, match="attention_dp_timeout_iters=20 is for data-parallel ranks"):
         limits_of(scenario(PAIR, "trtllm-1.1", **{rule: 20}), load(PAIR))
 
 
@@ -162,18 +161,55 @@ def test_an_answer_ends_where_the_context_does() -> None:
         ValueError, match=r"^every request is rejected: the shortest prompt has 600 tokens, .* most 600"
     ):
         served(scenario(EAGLE, VLLM, **asked | {"engine.max_model_len": 600}))
-    with pytest.raises(ValueError, match=r"max_model_len=640 is vLLM's; engine 'sglang-0.5'"):
-        served(scenario(EAGLE, "sglang-0.5", **asked))
 
 
-def test_the_models_own_context_ends_answers_of_vllm_alone() -> None:
-    """Llama-2's 4,096 tokens."""
-    asked: dict[str, Any] = {"input_len": 4090, "output_len": 100, "num_prompts": 1}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for engine, tokens in ((VLLM, 6), *((name, 100) for name in WITHOUT_RULES)):
-            record = served(scenario(PAIR, engine, "autoregressive", **asked))
-            assert [request.emitted_tokens for request in record.requests] == [tokens]
+@pytest.mark.parametrize("engine", engine_names())
+@pytest.mark.filterwarnings("ignore")
+def test_every_engine_keeps_to_the_models_context(engine: str) -> None:
+    """Llama-2's 4,096 tokens: vLLM and TensorRT-LLM end an answer there, the others reject a request beyond them."""
+    asked: dict[str, Any] = {"output_len": 100, "num_prompts": 1}
+    ends = engine.startswith(("vllm", "trtllm"))
+
+    def emitted(prompt_tokens: int, **changes: Any) -> list[int]:
+        made = scenario(PAIR, engine, "autoregressive", input_len=prompt_tokens, **asked, **changes)
+        return [request.emitted_tokens for request in served(made).requests]
+
+    assert emitted(3996) == [100]
+    for prompt_tokens, limit in ((3997, {}), (9000, {}), (3000, {"engine.max_model_len": 3099})):
+        if ends and prompt_tokens < 4096:
+            assert emitted(prompt_tokens, **limit) == [99]
+        else:
+            with pytest.raises(ValueError, match=r"^every request is rejected: .* at most (4096|3099) "):
+                emitted(prompt_tokens, **limit)
+    assert emitted(9000, **{"engine.max_model_len": 10_000}) == [100]
+
+
+OTHERS_FLAGS = [
+    ("vllm-0.32", "prefill_schedule_interval", 8, "data-parallel ranks"),
+    ("vllm-0.19", "prefill_schedule_interval", 8, "from 0.24 on"),
+    ("vllm-0.32", "scheduler_recv_interval", 8, "a flag of sglang"),
+    ("vllm-0.32", "enable_mixed_chunk", False, "a flag of sglang"),
+    ("vllm-0.32", "batch_wait_timeout_iters", 20, "a flag of trtllm"),
+    ("sglang-0.5", "batch_wait_max_tokens_ratio", 0.5, "a flag of trtllm"),
+    ("sglang-0.5", "long_prefill_token_threshold", 64, "a flag of vllm"),
+    ("trtllm-1.1", "long_prefill_token_threshold", 64, "a flag of vllm"),
+    ("trtllm-1.1", "attention_dp_timeout_iters", 20, "data-parallel ranks"),
+]
+
+
+@pytest.mark.parametrize(("engine", "key", "value", "why"), OTHERS_FLAGS)
+def test_a_key_that_the_engine_does_not_act_on_is_refused(engine: str, key: str, value: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=rf"^engine\.rules\.{key}={value} is .*{why}"):
+        limits_of(scenario(EAGLE, engine, **{f"engine.rules.{key}": value}), load(EAGLE))
+
+
+@pytest.mark.parametrize("engine", engine_names())
+def test_the_value_of_a_key_that_changes_nothing_is_taken_by_every_engine(engine: str) -> None:
+    idle = {key: value for key, (_, value) in FLAGS_OF.items() if value is not None}
+    idle["enable_mixed_chunk"] = load_engine(engine, "h100-sxm").mixes_prompts
+    given = {f"engine.rules.{key}": value for key, value in idle.items()}
+    plain, same = (limits_of(scenario(EAGLE, engine, **each), load(EAGLE)) for each in ({}, given))
+    assert same == plain
 
 
 def test_tensorrt_llm_admits_no_more_than_it_can_finish() -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from sim.cli.main import run
+from sim.costs.profile_files import load
+from sim.run.scenario import Scenario
 from sim.studies.length_choice import best_table, loss_of, shared_table
-from sim.studies.tune import AtContext, rows_by_context
-from tests.sim.studies.test_tune import grid
+from sim.studies.tune import AtContext, rows_by_context, tune_contexts
+from tests.sim.studies.test_tune import ANY, grid
 
 SHORT = grid((1, 64), k0=[0.9, 0.9], k4=[1.5, 0.5])
 """Drafts of 4 gain at one request and lose at 64."""
@@ -83,3 +85,16 @@ def test_no_row_is_for_a_load_that_was_not_simulated_and_the_sentence_is_tunes(
     text = " ".join(capsys.readouterr().out.split())
     assert f"not simulated: {found['not_simulated'][0]}" in text
     assert found["verdict"] in text
+
+
+@pytest.mark.parametrize("engine", ["sglang-0.5", "trtllm-1.1", "ideal", "vllm-0.32"])
+def test_prompts_beyond_the_models_context_are_refused_before_anything_is_simulated(engine: str) -> None:
+    pair = "h100-sxm/llama-2-7b+tinyllama-1.1b"
+    scenario = Scenario.of(profile=pair, policy="continuous", engine=engine, output_len=8, dataset_name="fixed")
+    heard: list[str] = []
+    with pytest.raises(ValueError, match=r"every request is rejected: .* at most 4096"):
+        tune_contexts(
+            scenario, load(pair), [1024, 16384], concurrencies=[1], draws=2, workers=1,
+            on_done=lambda stage, done, total: heard.append(stage),
+        )  # fmt: skip
+    assert heard == []
