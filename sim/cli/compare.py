@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "lanesim compare --policy baseline --policy pd --policy pdv \\\n"
-    "    --profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4 --replications 3"
+    "    --profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4"
 )
 
 MAX_CPU_S = 60.0

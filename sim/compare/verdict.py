@@ -192,7 +192,9 @@ class _Sentence:
 
     def parts(self) -> list[str]:
         groups = {word: [row for row in self._others if row.verdict is word] for word in OPEN}
-        parts = [part for word, rows in groups.items() if rows for part in self._open(word, rows)]
+        parts: list[str] = []
+        for word, rows in groups.items():
+            parts += self._open(word, rows, is_first=not parts) if rows else []
         slower = [row for row in self._others if row.verdict is Standing.SLOWER]
         if not parts:
             parts = [self._head()]
@@ -214,14 +216,14 @@ class _Sentence:
         lower_pct = 100.0 * (1.0 - _mean(best) / _mean(reference))
         return f"{text}, {_percent(lower_pct)} % shorter than without speculation"
 
-    def _open(self, word: Standing, rivals: Sequence[PolicySummary]) -> list[str]:
+    def _open(self, word: Standing, rivals: Sequence[PolicySummary], *, is_first: bool) -> list[str]:
         """The verdict on policies that have no order beside the lowest mean, and why."""
-        rows = [self._best, *rivals]
+        rows = [self._best, *rivals] if is_first or word is Standing.CLOSE else rivals
         names, spans = in_words([self._name(row) for row in rows]), in_words([_span(row) for row in rows])
         if word is Standing.SAME:
             return [f"{names} are the same: mean E2EL {_span(self._best)} ms"]
         if word is Standing.FEW:
-            return [f"not enough runs to order {names}: mean E2EL {spans} ms, and more --replications tell"]
+            return [f"Not enough runs to {'order' if is_first else 'place'} {names}: mean E2EL {spans} ms"]
         text = [f"{names} are too close to call: mean E2EL {spans} ms"]
         pairs = [(row, self._pair(row, self._best)) for row in rivals]
         if hanging := [(row, pair) for row, pair in pairs if pair.order in HANGS_ON]:

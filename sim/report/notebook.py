@@ -99,7 +99,7 @@ def compare(
     """Run every policy of a scenario with every seed, on the same draws: `lanesim compare`.
 
     `source` is a Scenario, a scenario file or a raw mapping; `changes` as in `Scenario.of`, where `profile` may be a
-    loaded one, too. Several policies run three times each unless `replications` are given. With `vary` the values of
+    loaded one, too. Several policies run four times each unless `replications` are given. With `vary` the values of
     each of its keys take the place of the policies: short keys such as `speculation`, `prefix_cache`, `context` and
     `gpu`, flat names or dotted ones. Orders must hold in `draws` of costs and acceptance: ten unless given, 0 for none.
     Raises ValueError for input that cannot run.
@@ -107,7 +107,7 @@ def compare(
     >>> import lanesim
     >>> result = lanesim.compare(profile="cpu/tiny", policy=("continuous", "pd"), num_prompts=20, request_rate=10)
     >>> [run["policy"] for run in result.runs]
-    ['continuous', 'continuous', 'continuous', 'pd', 'pd', 'pd']
+    ['continuous', 'continuous', 'continuous', 'continuous', 'pd', 'pd', 'pd', 'pd']
     >>> both = lanesim.compare(profile="cpu/tiny", num_prompts=20, request_rate=10, vary={"max_num_seqs": [1, 8]})
     >>> both.frame()["policy"].unique().tolist()
     ['max_num_seqs=1', 'max_num_seqs=8']

@@ -267,8 +267,7 @@ def _slo_cell(result: Comparison, policy: str) -> str:
 def _paired(result: Comparison) -> Table:
     first = result.policies[0].policy
     shown = [_shown(result, metric) for metric in PAIRED_SHOWN]
-    errors = ", errors of costs included" if result.drawn else ""
-    title = f"difference to {first} on the same requests [95 % interval{errors}]"
+    title = f"difference to {first} on the same requests [95 % interval]"
     table = new_table(["policy"], [], [], title=title, title_justify="left", show_edge=False)
     for metric in shown:
         table.add_column(NAMES[metric], justify="right", overflow="fold")
@@ -284,11 +283,9 @@ def _difference(row: Paired) -> str:
     sign = "+" if row.difference > 0 else ""
     text = f"{sign}{number(row.difference)}"
     phi = flips_at(row)
-    if row.interval is not None:
-        text += "\n[{}, {}]".format(*map(number, row.interval))
     if phi is not None or row.order in (Order.OVERLAP, Order.DRAWS):
-        text += f"\n{row.order.value}" + ("" if phi is None else f"\nphi* {phi}")
-    return text
+        return f"{text}\n{row.order.value}" + ("" if phi is None else f"\nphi* {phi}")
+    return text + ("\n[{}, {}]".format(*map(number, row.interval)) if row.interval else "")
 
 
 def notes(result: Comparison) -> list[str]:

@@ -337,9 +337,8 @@ def over_draws(
     summaries = judged(result.policies, paired)
     sentence = verdict(summaries, paired, drafting(policies))
     known = [row.order for row in paired if row.metric == METRIC and not row.unstable]
-    if num_stated := sum(order in STATED for order in known):
-        every = "Every" if num_stated == len(known) else "Every other"
-        sentence += f". {every} order holds in {which} draws of costs and acceptance"
+    if known and all(order in STATED for order in known):
+        sentence += f". Every order holds in {which} draws of costs and acceptance"
     elif len(result.policies) == len(levels) == 1:
         low, high = map(digits, levels[0].interval)
         sentence += f", {low} to {high} ms in {which} draws of costs and acceptance"
