@@ -256,7 +256,12 @@ def compare(
         ],
         paired=paired,
         verdict=verdict(summaries, paired, drafting(policies)),
-        notes=[*length.notes, *_transients(policies, length, summaries), *_acceptance_notes(policies[0])],
+        notes=[
+            *_rank_notes(policies[0]),
+            *length.notes,
+            *_transients(policies, length, summaries),
+            *_acceptance_notes(policies[0]),
+        ],
     )
 
 
@@ -311,6 +316,17 @@ def _transients(policies: Sequence[Resolved], length: Length, summaries: Sequenc
     known = [value for value in slowest if value is not None]
     notes = transient_note(policies[0].scenario, length, max(known, default=None)), lockstep_note(policies)
     return [note for note in notes if note is not None]
+
+
+def _rank_notes(resolved: Resolved) -> list[str]:
+    """A note on a deployment of which not all data-parallel ranks are simulated."""
+    count, ranks = resolved.scenario.devices.count, resolved.profile.data_parallel
+    if count % ranks == 0:
+        return []
+    return [
+        f"{resolved.profile.name} is {ranks} data-parallel ranks, of which {count} is simulated: throughput, GPUs and "
+        f"prices are of that part; --set devices.count={ranks} simulates all"
+    ]
 
 
 def _acceptance_notes(resolved: Resolved) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from sim.compare.point_runs import Point, run_point
 from sim.compare.pool import default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
+from sim.draws import child_seed
 from sim.interface.request import Request
 from sim.metrics.price import Price
 from sim.metrics.records import RunRecord, request_columns
@@ -150,7 +151,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(source: Source = None, /, **changes: Any) -> Simulation:
-    """Run the only or first policy of a scenario once, with its first seed; arguments as `compare`.
+    """Run the only or first policy of a scenario once, as the first run of `compare`, whose arguments it takes.
 
     >>> import lanesim
     >>> one = lanesim.simulate(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=10)
@@ -159,7 +160,7 @@ def simulate(source: Source = None, /, **changes: Any) -> Simulation:
     """
     scenario, profile = _scenario(source, changes)
     resolved, *_ = resolve_all(scenario, profile)
-    point = Point(resolved=resolved, seed=scenario.seed, is_detailed=True, keeps_record=True)
+    point = Point(resolved=resolved, seed=child_seed(scenario.seed, 0), is_detailed=True, keeps_record=True)
     outcome = run_point(point)
     assert outcome.record is not None
     return Simulation(metrics=outcome.run, record=outcome.record)
@@ -177,7 +178,7 @@ def simulate_in_simpy(source: Source = None, /, **changes: Any) -> list[Request]
     True
     """
     scenario, profile = _scenario(source, changes)
-    return in_simpy(resolve(scenario, profile, scenario.policy[0]), scenario.seed)
+    return in_simpy(resolve(scenario, profile, scenario.policy[0]), child_seed(scenario.seed, 0))
 
 
 def _raw(source: Source, changes: dict[str, Any]) -> tuple[dict[str, Any], Profile | None]:

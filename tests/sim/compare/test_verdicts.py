@@ -255,6 +255,14 @@ def test_a_given_length_is_obeyed_and_called_a_transient_where_it_is_one() -> No
     assert run(policy="continuous", num_prompts=1000, request_rate=10).notes == []
 
 
+def test_a_part_of_a_deployments_ranks_is_said_to_be_one() -> None:
+    asked = {"profile": "rtx-pro-6000-server/qwen3-30b-a3b-dp2", "policy": "continuous", "num_speculative_tokens": 0}
+    for count, is_part in ((1, True), (2, False)):
+        scenario = Scenario.of(**asked, num_prompts=4, output_len=4, **{"devices.count": count})
+        found = compare(resolve_all(scenario, load(scenario.profile)), workers=1)
+        assert any("2 data-parallel ranks" in note for note in found.notes) is is_part
+
+
 def test_a_burst_of_any_length_is_called_no_transient() -> None:
     assert not any("transient" in note for note in run(policy="continuous", num_prompts=30, request_rate=inf).notes)
 
