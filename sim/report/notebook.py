@@ -42,7 +42,7 @@ from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate_in_simpy as in_simpy
 from sim.studies.attainment import DEFAULT_SHARE, highest_load
 from sim.studies.comparison.in_draws import compared
-from sim.studies.comparison.variants import Variants, replicated, tokens_of
+from sim.studies.comparison.variants import Variants, check_given, replicated, tokens_of
 from sim.studies.comparison.varied import varied
 from sim.studies.load_table import tune_policies
 from sim.studies.sweeps.grid import Grid
@@ -122,6 +122,7 @@ def compare(
         raw, profile = _raw(source, changes)
         if not isinstance(vary, Mapping):
             raise ValueError(f"vary={shown(vary)}: want a mapping of keys to lists of values")
+        check_given(map(str, vary), changes)
         grid = {str(key): plain_number(checked_list(f"vary: {key}", values)) for key, values in vary.items()}
         told = varied(Variants(raw, grid, profile), lambda settings: compared(settings, **asked))
         return shown_as(ShownVaried, told)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import lanesim
+from sim.cli.console import say_runs
 from sim.cli.main import run
 from sim.report.varied_tables import print_varied
 from sim.studies.comparison.in_draws import compared
@@ -100,6 +102,35 @@ def test_a_load_has_its_own_comparison_and_counts_only_where_the_best_is_clear()
 def test_what_cannot_be_varied_is_said_in_a_line(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", "--profile", PAIR, "--request-rate", "8", "--vary", text]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("vary", "flags"),
+    [
+        ("max_num_seqs=4,8", ("--set", "engine.max_num_seqs=16")),
+        ("context=1k,2k", ("--input-len", "500")),
+        ("request_rate=1,2", ("--request-rate", "2,3")),
+        ("policy=pd,continuous", ("--policy", "pd")),
+        ("max_num_seqs=4,8", ("--vary", "engine.max_num_seqs=16,32")),
+    ],
+)
+def test_a_key_that_is_varied_has_no_value_beside_it(
+    vary: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["compare", "--profile", "cpu/tiny", "--vary", vary, *flags]) == 2
+    assert "is given as well: leave one out" in capsys.readouterr().err
+
+
+def test_a_key_that_is_varied_in_python_has_no_value_beside_it() -> None:
+    with pytest.raises(ValueError, match="is given as well"):
+        lanesim.compare(profile="cpu/tiny", max_num_seqs=4, vary={"engine.max_num_seqs": [4, 8]})
+
+
+def test_very_many_runs_say_how_many_they_are_before_they_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    say_runs(1_000)
+    assert capsys.readouterr().err == ""
+    say_runs(10_001)
+    assert "10,001 runs begin" in capsys.readouterr().err
 
 
 def test_the_command_writes_every_load_and_a_list_of_a_flag_varies_its_key(tmp_path: Path) -> None:
