@@ -379,9 +379,11 @@ def _paired(frame: Frame, metric: str, pair: Pair, bounded: AbstractSet[str], ph
         _order(*each) if is_steady and frame.is_steady(*pair, level=level) and bounded.isdisjoint(pair) else Order.NONE
         for level, each in zip(BRACKET, both, strict=True)
     ]
-    order = _over_phi(orders[middle], orders) if has_bracket else orders[middle]
-    by_overlap = dict(zip(BRACKET, map(mean_of, differences), strict=True)) if has_bracket else {}
     phis, intervals = (phi.low, phi.value, phi.high), [interval_95(each) for each in differences]
+    interval = hull(intervals if has_bracket else intervals[middle : middle + 1])
+    lower_mean = min((mean_of(values) or 0.0 for values in both[middle]), key=abs)
+    order = _over_phi(orders, order_of(interval, lower_mean)) if has_bracket else orders[middle]
+    by_overlap = dict(zip(BRACKET, map(mean_of, differences), strict=True)) if has_bracket else {}
     flips_at = break_even(phis, [*by_overlap.values()]) if order is Order.OVERLAP else None
     return Paired(
         a=second,
@@ -390,7 +392,7 @@ def _paired(frame: Frame, metric: str, pair: Pair, bounded: AbstractSet[str], ph
         difference=mean_of(differences[middle]),
         ci95=intervals[middle] if is_steady else None,
         unstable=not is_steady,
-        interval=hull(intervals if has_bracket else intervals[middle : middle + 1]) if is_steady else None,
+        interval=interval if is_steady else None,
         order=order,
         by_overlap={level.value: difference for level, difference in by_overlap.items()},
         break_even_phi=flips_at,
@@ -409,10 +411,14 @@ def _order(ours: Sequence[float], theirs: Sequence[float]) -> Order:
     return order_of(interval_95(less), lower_mean)
 
 
-def _over_phi(middle: Order, orders: Sequence[Order]) -> Order:
-    """The order at all phi; where an end has another than the middle one, it depends on overlap."""
+def _over_phi(orders: Sequence[Order], together: Order) -> Order:
+    """The order at all phi, which is `together` by the interval over all of them; where an end has another than the
+    middle one, it depends on overlap, unless the runs at this one are not enough."""
+    middle = orders[BRACKET.index(PhiLevel.MIDDLE)]
+    if len(set(orders)) == 1 and middle in (Order.SAME, Order.NONE):
+        return middle
     is_flipping = any(order is not middle and (order in STATED or middle in STATED) for order in orders)
-    return Order.OVERLAP if middle is not Order.FEW and is_flipping else middle
+    return Order.OVERLAP if middle is not Order.FEW and is_flipping else together
 
 
 def break_even(phis: Sequence[float], differences: Sequence[float | None]) -> float | None:
