@@ -172,9 +172,8 @@ def drawn_answer(seed: int) -> Comparison:
     draw, base = random.Random(seed), tiny()
     names = draw.sample(NAMES, draw.randint(1, len(NAMES)))
     num_runs, spread = draw.choice((1, 3, 4, 4, 4, 8)), draw.choice((0.0, 0.0, 0.001, 0.02))
-    common = [
-        draw.choice((0.9, 80.0, 500.0, 12_000.0)) * (1.0 + spread * draw.gauss(0.0, 1.0) ** 2) for _ in range(num_runs)
-    ]
+    level_ms = draw.choice((0.9, 80.0, 500.0, 12_000.0))
+    common = [level_ms * (1.0 + spread * draw.gauss(0.0, 1.0) ** 2) for _ in range(num_runs)]
     runs: dict[tuple[str, PhiLevel], list[Any]] = {}
     loads: dict[tuple[str, PhiLevel], Load] = {}
     is_bracketed = draw.random() < 0.5
