@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import pytest
 from rich.console import Console
 
 import lanesim
-from sim.cli.console import say_runs
 from sim.cli.main import run
 from sim.report.varied_tables import print_varied
 from sim.studies.comparison.in_draws import compared
@@ -126,11 +126,13 @@ def test_a_key_that_is_varied_in_python_has_no_value_beside_it() -> None:
         lanesim.compare(profile="cpu/tiny", max_num_seqs=4, vary={"engine.max_num_seqs": [4, 8]})
 
 
-def test_very_many_runs_say_how_many_they_are_before_they_begin(capsys: pytest.CaptureFixture[str]) -> None:
-    say_runs(1_000)
-    assert capsys.readouterr().err == ""
-    say_runs(10_001)
-    assert "10,001 runs begin" in capsys.readouterr().err
+@pytest.mark.parametrize("more", [("--replications", "1001"), ("--vary", "seed=1,2", "--replications", "501")])
+def test_very_many_runs_say_how_many_they_are_before_they_begin(
+    more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ("--policy", "continuous", "--num-prompts", "1", "--input-len", "1", "--output-len", "1", "--workers", "1")
+    assert run(["compare", "--profile", "cpu/tiny", *short, "--draws", "0", *more]) == 0
+    assert re.match(r"lanesim: note: 1,00\d runs begin", capsys.readouterr().err)
 
 
 def test_the_command_writes_every_load_and_a_list_of_a_flag_varies_its_key(tmp_path: Path) -> None:
