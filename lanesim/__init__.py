@@ -6,8 +6,8 @@ acceptance model or a cost table of one's own: docs/extending.md.
 
 >>> import lanesim
 >>> result = lanesim.compare(profile="cpu/tiny", policy=("continuous", "pd"), num_prompts=30, request_rate=8)
->>> result.frame().groupby("policy")["completed"].sum().to_dict()  # three runs of each
-{'continuous': 90, 'pd': 90}
+>>> result.frame().groupby("policy")["completed"].sum().to_dict()  # four runs of each
+{'continuous': 120, 'pd': 120}
 """
 
 from calibrate.doors import plan, validate_url

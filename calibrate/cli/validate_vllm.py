@@ -88,7 +88,7 @@ def _tell(result: dict[str, Any]) -> None:
         ("metric", ""),
         [*rows, (("output (tok/s)", ""), metrics[THROUGHPUT])],
         [
-            f"{result['preemptions']} preemptions simulated; {hit_rate:.1%} of the prompts' blocks found in the prefix "
+            f"{result['preemptions']} preemptions simulated; {hit_rate:.1%} of the prompts' tokens found in the prefix "
             "cache",
             *result["notes"],
         ],

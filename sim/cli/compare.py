@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec import Meta
 
-from sim.cli.console import claim, progress, say_core, say_trace, write_json
+from sim.cli.console import claim, progress, say_core, say_runs, say_trace, write_json
 from sim.cli.flags import Draws, JsonFile, Overwrite, Verbose, Workers, command
 from sim.cli.options import SHARED, CompareScenario, gather, inputs_of, listed
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "lanesim compare --policy baseline --policy pd --policy pdv \\\n"
-    "    --profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4 --replications 3"
+    "    --profile h100-sxm/llama-2-7b+tinyllama-1.1b --request-rate 4"
 )
 
 MAX_CPU_S = 60.0
@@ -78,7 +78,7 @@ def compare_command(flags: CompareFlags) -> None:
     grid: dict[str, list[Json]] = {}
     raw = gather(flags, grid)
     percentiles = _percentiles(flags.metric_percentiles)
-    grid |= _varied_keys(flags.vary, grid)
+    grid |= _varied_keys(flags, grid)
     if grid and "policy" in grid:
         raw.setdefault("policy", grid["policy"])
     _check(flags, is_grid=bool(grid))
@@ -101,6 +101,7 @@ def compare_command(flags: CompareFlags) -> None:
         check_parquet()
     profile = load(scenario.profile)
     say_trace(scenario.workload, is_quiet=flags.json == "-")
+    say_runs(len(scenario.policy) * (scenario.replications + (flags.draws or 0)))
     result = _compared(scenario, profile, percentiles, flags)
     if flags.result_dir is not None:
         from sim.report.bench import write_bench_results
@@ -119,17 +120,16 @@ def compare_command(flags: CompareFlags) -> None:
             say_core()
 
 
-def _varied_keys(texts: Sequence[str], listed_keys: Collection[str]) -> dict[str, list[Json]]:
+def _varied_keys(flags: CompareFlags, lists: Collection[str]) -> dict[str, list[Json]]:
     """Values by key of --vary. Raises ValueError."""
-    from sim.studies.comparison.variants import parse_vary
+    from sim.run.scenario_file import FLAT_NAMES, parse_override
+    from sim.studies.comparison.variants import check_given, parse_vary
 
-    given: dict[str, list[Json]] = {}
-    for text in texts:
-        key, values = parse_vary(text)
-        if key in given or key in listed_keys:
-            raise ValueError(f"--vary {key}: is varied twice")
-        given[key] = values
-    return given
+    varied = [parse_vary(text) for text in flags.vary]
+    named = [name for name in FLAT_NAMES if name != "profile" and getattr(flags, name, None) not in (None, ())]
+    keys = {parse_override(text)[0] for text in flags.set} | {FLAT_NAMES[name] for name in named} | set(lists)
+    check_given([key for key, _ in varied], [*keys, *(["policy"] if flags.policy else [])])
+    return dict(varied)
 
 
 def _compare_values(
@@ -141,6 +141,7 @@ def _compare_values(
 
     variants = Variants(raw, grid)
     scenarios = [one.scenario for _, settings in variants.by_load for one in settings]
+    say_runs(sum(one.replications + (flags.draws or 0) for one in scenarios))
     claim(files={"--json": flags.json}, inputs=[each for one in scenarios for each in inputs_of(flags.scenario, one)])
     say_trace(scenarios[0].workload, is_quiet=flags.json == "-")
     result = varied(variants, lambda settings: _run(settings, flags, percentiles))

@@ -25,6 +25,8 @@ OnStep = Callable[[str, int, int], None]
 LINE_EVERY_S = 10.0
 DRAWN_EVERY_S = 0.1
 """A bar."""
+MANY_RUNS = 1_000
+"""Runs of which a command says how many they are before it begins."""
 CONSENT = "lanesim.overwrite"
 """Key of click's meta for whether the running command may replace what is there."""
 
@@ -139,6 +141,14 @@ def claim(
         overwrite=context.meta.get(CONSENT, False),
     )
     context.with_resource(held)
+
+
+def say_runs(count: int) -> None:
+    """A note before very many runs."""
+    if count > MANY_RUNS:
+        print(
+            f"lanesim: note: {count:,} runs begin; fewer values, --replications or --draws are faster", file=sys.stderr
+        )
 
 
 def say_trace(workload: Workload, *, is_quiet: bool) -> None:

@@ -202,7 +202,11 @@ def _instead(option: str) -> str | None:
     from sim.run.scenario import dotted_keys
 
     name = option.lstrip("-").replace("-", "_")
-    return next((f"no option {option} here: --set {key}=VALUE" for key in dotted_keys() if key.endswith(name)), None)
+    if name == "workers":  # of processes; policy_options.workers is part of a policy
+        return f"no option {option} here: the command runs one process per core"
+    return next(
+        (f"no option {option} here: --set {key}=VALUE" for key in dotted_keys() if key.rpartition(".")[2] == name), None
+    )
 
 
 def command(

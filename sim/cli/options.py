@@ -75,7 +75,7 @@ class CompareScenario(ServedFlags, frozen=True, kw_only=True):
     max_concurrency: MaxConcurrency = None
     max_num_seqs: MaxNumSeqs = None
     seed: Annotated[int | None, "Replication r draws from child r of it."] = None
-    replications: Annotated[int | None, "Runs per policy: 3 of several, 1 of one."] = None
+    replications: Annotated[int | None, "Runs per policy: 4 of several, 1 of one."] = None
     speculative_config: Annotated[
         str | None,
         Meta(title="JSON"),

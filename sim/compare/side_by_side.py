@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
-from math import inf
+from math import inf, isclose
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ from sim.compare.capacity import Saturation, load_after
 from sim.compare.point_runs import Point, PointRun, run_points
 from sim.compare.pool import OnDone, Runner, lasting
 from sim.compare.run_length import Length, choose_run_length, lockstep_note, settled, transient_note
-from sim.compare.verdict import Interval, Order, Paired, PolicySummary, order_of, verdict
+from sim.compare.verdict import STATED, Interval, Order, Paired, PolicySummary, hull, judged, order_of, verdict
 from sim.costs.profile import Phi, Profile
 from sim.devices.contention import ASSUMED_PHI, BRACKET, PhiLevel, Regime, phi_at, phi_of
 from sim.draws import child_seed
 from sim.files.json_values import Json
 from sim.metrics.load import Load, Verdict
 from sim.metrics.records import RunRecord
-from sim.metrics.stats import chance_of_none, holm, interval_95
+from sim.metrics.stats import interval_95
 from sim.metrics.summary import PERCENTILES, Run, number
 from sim.run.resolve import Resolved
 from sim.run.scenario import PlainScenario, to_plain
@@ -60,6 +60,8 @@ of capacity, by 1 to 2 % at 0.80 (H100, Llama-3.1-8B, azure-conv, against runs o
 BARE: dict[str, Any] = {"is_detailed": False, "record_works": False, "keeps_record": False, "rows_path": None}
 """Fields of a point that is run for its metrics alone."""
 Pair = tuple[str, str]
+ROUNDING = 1e-12
+"""Share by which sums of the same terms may differ."""
 PHI_STEPS, PHI_DIGITS = 250, 4
 """Parts of phi's bracket, at the ends of which an order may flip."""
 
@@ -240,8 +242,8 @@ def compare(
         done += run_points(at_ends, runner, "at both ends of phi's bracket")
     frame = _frame(policies, saturations, zip(keys, done, strict=True))
     bounded = lanes if scenario.devices.overlap is Regime.ROOFS else set()
-    summaries = [_policy_summary(frame, one.label) for one in policies]
     paired = paired_differences(frame, phi_of(profile.overlap), bounded)
+    summaries = judged([_policy_summary(frame, one.label) for one in policies], paired)
     return Comparison(
         scenario=to_plain(scenario),
         scenario_hash=scenario_hash,
@@ -257,7 +259,12 @@ def compare(
         ],
         paired=paired,
         verdict=verdict(summaries, paired, drafting(policies)),
-        notes=[*length.notes, *_transients(policies, length, summaries), *_acceptance_notes(policies[0])],
+        notes=[
+            *_rank_notes(policies[0]),
+            *length.notes,
+            *_transients(policies, length, summaries),
+            *_acceptance_notes(policies[0]),
+        ],
     )
 
 
@@ -314,6 +321,17 @@ def _transients(policies: Sequence[Resolved], length: Length, summaries: Sequenc
     return [note for note in notes if note is not None]
 
 
+def _rank_notes(resolved: Resolved) -> list[str]:
+    """A note on a deployment of which not all data-parallel ranks are simulated."""
+    count, ranks = resolved.scenario.devices.count, resolved.profile.data_parallel
+    if count % ranks == 0:
+        return []
+    return [
+        f"{resolved.profile.name} is {ranks} data-parallel ranks, of which {count} is simulated: throughput, GPUs and "
+        f"prices are of that part; --set devices.count={ranks} simulates all"
+    ]
+
+
 def _acceptance_notes(resolved: Resolved) -> tuple[str, ...]:
     """Notes on what the quoted acceptance leaves open at the draft length in use."""
     draft_tokens = resolved.scenario.speculation.num_speculative_tokens
@@ -355,55 +373,60 @@ def _policy_summary(frame: Frame, policy: str) -> PolicySummary:
 def paired_differences(frame: Frame, phi: Phi = ASSUMED_PHI, bounded: AbstractSet[str] = frozenset()) -> list[Paired]:
     """`a` - `b` draw by draw for every pair of policies, `b` listed before `a`. Only steady pairs get an interval; no
     order is stated of a policy that is `bounded`, whose figures are an upper bound of overlap, or at a phi where either
-    is not steady. All orders of a metric hold together: of policies that are equal, one comparison in twenty states
-    any."""
-    pairs = list(combinations(frame.policies, 2))
-    rows = {
-        (pair, metric): _paired(frame, metric, pair, orders, phi)
-        for metric in PAIRED_METRICS
-        for orders in [_orders_by_level(frame, metric, pairs, bounded)]
-        for pair in pairs
-    }
-    return [rows[pair, metric] for pair in pairs for metric in PAIRED_METRICS]
+    is not steady."""
+    pairs = combinations(frame.policies, 2)
+    return [_paired(frame, metric, pair, bounded, phi) for pair in pairs for metric in PAIRED_METRICS]
 
 
-Orders = Mapping[tuple[PhiLevel, Pair], Order]
-
-
-def _orders_by_level(frame: Frame, metric: str, pairs: Sequence[Pair], bounded: AbstractSet[str]) -> Orders:
-    """Orders of the pairs of which one may be stated, by phi."""
-    orders: dict[tuple[PhiLevel, Pair], Order] = {}
-    for level in BRACKET:
-        stated = [
-            pair
-            for pair in pairs
-            if frame.is_steady(*pair) and frame.is_steady(*pair, level=level) and bounded.isdisjoint(pair)
-        ]
-        both = [(frame.values(b, metric, level), frame.values(a, metric, level)) for a, b in stated]
-        orders |= zip([(level, pair) for pair in stated], _orders(both), strict=True)
-    return orders
-
-
-def _paired(frame: Frame, metric: str, pair: Pair, orders: Orders, phi: Phi) -> Paired:
+def _paired(frame: Frame, metric: str, pair: Pair, bounded: AbstractSet[str], phi: Phi) -> Paired:
     first, second = pair
-    differences = [_less(frame.values(second, metric, level), frame.values(first, metric, level)) for level in BRACKET]
-    levels = BRACKET if frame.has_bracket(*pair) else (PhiLevel.MIDDLE,)
-    stated = {orders.get((level, pair), Order.NONE) for level in levels}
-    by_overlap = dict(zip(BRACKET, map(mean_of, differences), strict=True)) if len(levels) > 1 else {}
-    phis, here = (phi.low, phi.value, phi.high), differences[BRACKET.index(PhiLevel.MIDDLE)]
-    flips_at = break_even(phis, [*by_overlap.values()]) if len(stated) > 1 else None
+    both = [(frame.values(second, metric, level), frame.values(first, metric, level)) for level in BRACKET]
+    differences, middle = [_less(*each) for each in both], BRACKET.index(PhiLevel.MIDDLE)
+    has_bracket, is_steady = frame.has_bracket(*pair), frame.is_steady(*pair)
+    orders = [
+        _order(*each) if is_steady and frame.is_steady(*pair, level=level) and bounded.isdisjoint(pair) else Order.NONE
+        for level, each in zip(BRACKET, both, strict=True)
+    ]
+    phis, intervals = (phi.low, phi.value, phi.high), [interval_95(each) for each in differences]
+    interval = hull(intervals if has_bracket else intervals[middle : middle + 1])
+    lower_mean = min((mean_of(values) or 0.0 for values in both[middle]), key=abs)
+    order = _over_phi(orders, order_of(interval, lower_mean)) if has_bracket else orders[middle]
+    by_overlap = dict(zip(BRACKET, map(mean_of, differences), strict=True)) if has_bracket else {}
+    flips_at = break_even(phis, [*by_overlap.values()]) if order is Order.OVERLAP else None
     return Paired(
         a=second,
         b=first,
         metric=metric,
-        difference=mean_of(here),
-        ci95=interval_95(here) if frame.is_steady(*pair) else None,
-        unstable=not frame.is_steady(*pair),
-        order=Order.OVERLAP if len(stated) > 1 else stated.pop(),
+        difference=mean_of(differences[middle]),
+        ci95=intervals[middle] if is_steady else None,
+        unstable=not is_steady,
+        interval=interval if is_steady else None,
+        order=order,
         by_overlap={level.value: difference for level, difference in by_overlap.items()},
         break_even_phi=flips_at,
-        break_even_ci95=None if flips_at is None else open_phis(phis, [interval_95(each) for each in differences]),
+        break_even_ci95=None if flips_at is None else open_phis(phis, intervals),
     )
+
+
+def _order(ours: Sequence[float], theirs: Sequence[float]) -> Order:
+    """The order of two policies by their runs on the same draws."""
+    lower_mean = min(mean_of(ours) or 0.0, mean_of(theirs) or 0.0, key=abs)
+    less = _less(ours, theirs)
+    if not less:
+        return Order.NONE
+    if all(isclose(*each, rel_tol=ROUNDING) for each in zip(ours, theirs, strict=True)):
+        return Order.SAME
+    return order_of(interval_95(less), lower_mean)
+
+
+def _over_phi(orders: Sequence[Order], together: Order) -> Order:
+    """The order at all phi, which is `together` by the interval over all of them; where an end has another than the
+    middle one, it depends on overlap, unless the runs at this one are not enough."""
+    middle = orders[BRACKET.index(PhiLevel.MIDDLE)]
+    if len(set(orders)) == 1 and middle in (Order.SAME, Order.NONE):
+        return middle
+    is_flipping = any(order is not middle and (order in STATED or middle in STATED) for order in orders)
+    return Order.OVERLAP if middle is not Order.FEW and is_flipping else together
 
 
 def break_even(phis: Sequence[float], differences: Sequence[float | None]) -> float | None:
@@ -438,25 +461,6 @@ def mean_of(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-Both = tuple[list[float], list[float]]
-
-
 def _less(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     """[draws] differences; none where some draw of either has no value."""
     return [one - other for one, other in zip(ours, theirs, strict=True)] if ours and theirs else []
-
-
-def _orders(pairs: Sequence[Both]) -> list[Order]:
-    """The order of each pair: the interval of its mean difference leaves out 0, and it is significant among all
-    pairs. What is tested is the difference over the sum of both: near saturation a latency's spread grows with its
-    mean, and in milliseconds three draws tell it from nothing."""
-    intervals = [interval_95(_less(*pair)) for pair in pairs]
-    clear = holm([chance_of_none([_share(*both) for both in zip(*pair, strict=True)]) for pair in pairs])
-    return [
-        Order.NONE if interval is None else order_of(interval) if is_clear else Order.SAME
-        for interval, is_clear in zip(intervals, clear, strict=True)
-    ]
-
-
-def _share(a: float, b: float) -> float:
-    return 0.0 if a == b else (a - b) / (abs(a) + abs(b))

@@ -1,14 +1,22 @@
-"""The sentence that a comparison comes to: which policy serves fastest by mean E2EL, and what may change that. Pure.
+"""The verdict of a comparison by mean E2EL, and its sentence. Pure.
 
-No policy is called fastest whose order against another one flips inside the bracket of overlap, or in draws of costs
-and acceptance. Not here: where means, intervals and orders come from (sim.compare.side_by_side).
+There are four verdicts, by the 95 % interval of paired differences:
+
+- fastest: the interval against every other policy excludes 0
+- the same: all runs of two policies are equal to the last bit
+- too close to call: the interval contains 0 and lies inside 5 % either way
+- not enough runs: the interval contains 0 and reaches beyond
+
+A policy whose interval against the lowest mean excludes 0 is slower. The interval spans the bracket of overlap, and
+draws of costs and acceptance. Where one of these flips the order whatever the runs, it is too close to call at any
+width, and the sentence says why: more runs would not settle it.
+Not here: where means, intervals and orders come from (sim.compare.side_by_side).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
-from math import ceil
 
 import msgspec
 
@@ -22,27 +30,53 @@ class Order(StrEnum):
     LOWER = "lower"
     """`a` is lower than `b`, at every phi."""
     HIGHER = "higher"
-    SAME = "same"
-    """No difference shows."""
+    SAME = "the same"
+    CLOSE = "too close to call"
+    FEW = "not enough runs"
     OVERLAP = "depends on overlap"
     DRAWS = "depends on draws"
-    """One shows, but not in all draws of costs and acceptance within their errors."""
+    """The runs show one, but not in all draws of costs and acceptance within their errors."""
     NONE = "none"
-    """Nothing can be said: one replication, a load without steady means, or streams that overlap up to the roofs."""
+    """Nothing can be said: a load without steady means, or streams that overlap up to the roofs."""
 
 
-def order_of(interval: Interval) -> Order:
-    """The order that the interval of a difference `a` - `b` tells."""
-    low, high = interval
-    return Order.LOWER if high < 0.0 else Order.HIGHER if low > 0.0 else Order.SAME
+class Standing(StrEnum):
+    """The verdict on a policy beside the lowest mean, and on this one beside all others."""
+
+    FASTEST = "fastest"
+    SAME = "the same"
+    CLOSE = "too close to call"
+    FEW = "not enough runs"
+    SLOWER = "slower"
 
 
 STATED = (Order.LOWER, Order.HIGHER)
-HANGS_ON = {Order.OVERLAP: "overlap", Order.DRAWS: "errors of costs and acceptance"}
+HANGS_ON = {
+    Order.OVERLAP: "overlap",
+    Order.DRAWS: "errors of costs and acceptance",
+    Order.NONE: "overlap, of which this is an upper bound",
+}
+OPEN = (Standing.SAME, Standing.CLOSE, Standing.FEW)
+STANDING = dict.fromkeys(STATED, Standing.SLOWER) | {Order.SAME: Standing.SAME, Order.FEW: Standing.FEW}
+"""The verdict on a policy by its order beside the lowest mean; of all others it is too close to call."""
 METRIC = "mean_e2el_ms"
 Interval = tuple[float, float]
-CLOSE_PCT = 5.0
-"""A policy that is at most so much slower is said to be within that."""
+CLOSE_SHARE = 0.05
+"""Differences inside this share of the lower mean, either way, are too close to call."""
+
+
+def sign_of(interval: Interval) -> Order | None:
+    """The order that the interval of a difference `a` - `b` tells; None where it contains 0."""
+    low, high = interval
+    return Order.LOWER if high < 0.0 else Order.HIGHER if low > 0.0 else None
+
+
+def order_of(interval: Interval | None, lower_mean: float) -> Order:
+    """The order by the interval of a difference, which one run has not."""
+    if interval is None:
+        return Order.FEW
+    is_close = max(-interval[0], interval[1]) <= CLOSE_SHARE * abs(lower_mean)
+    return sign_of(interval) or (Order.CLOSE if is_close else Order.FEW)
 
 
 class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +95,10 @@ class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
     overlaps."""
     at_least: list[str] = []
     """Metrics whose means are too low: 99th percentiles near saturation, of runs that are too short for them."""
+    verdict: Standing | None = None
+    """By mean E2EL; None of a policy alone or without a steady mean."""
+    slower_pct: Interval | None = None
+    """Percent by which a slower policy's mean E2EL is above the lowest, least and most over the bracket of overlap."""
 
 
 class Paired(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +110,9 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     difference: float | None
     ci95: Interval | None
     unstable: bool
+    interval: Interval | None = None
+    """What the order rests on: `ci95` over the bracket of overlap, and an order that the runs show with draws of
+    costs."""
     order: Order
     by_overlap: dict[str, float | None]
     """The difference at each phi of the bracket, where that matters."""
@@ -83,18 +124,66 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     costs the interval over these."""
 
 
+def hull(intervals: Iterable[Interval | None]) -> Interval | None:
+    """From the lowest end to the highest; None where there is no interval."""
+    known = [interval for interval in intervals if interval is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+
+
+def judged(policies: Sequence[PolicySummary], paired: Iterable[Paired]) -> list[PolicySummary]:
+    """The policies with their verdicts."""
+    known, pairs = _steady(policies), _by_names(paired)
+    if len(known) < 2:
+        return list(policies)
+    best, *others = known
+    found: dict[str, PolicySummary] = {}
+    for row in others:
+        pair = pairs[frozenset((row.policy, best.policy))]
+        standing = STANDING.get(pair.order, Standing.CLOSE)
+        slower_pct = None
+        if standing is Standing.SLOWER:
+            sign = 1.0 if pair.a == row.policy else -1.0
+            differences = [sign * each for each in pair.by_overlap.values() if each is not None]
+            differences = differences or [_mean(row) - _mean(best)]
+            slower_pct = tuple(100.0 * end / _mean(best) for end in (min(differences), max(differences)))
+        found[row.policy] = msgspec.structs.replace(row, verdict=standing, slower_pct=slower_pct)
+    rivals = [row.verdict for row in found.values() if row.verdict in OPEN]
+    found[best.policy] = msgspec.structs.replace(
+        best, verdict=max(rivals, key=OPEN.index) if rivals else Standing.FASTEST, slower_pct=None
+    )
+    return [found.get(row.policy, row) for row in policies]
+
+
 def verdict(policies: Sequence[PolicySummary], paired: Iterable[Paired], drafting: Collection[str]) -> str:
-    """The sentence, where policies of `drafting` draft, such as `continuous serves fastest: mean E2EL 531 ms, 16 %
-    shorter than without speculation`."""
-    pairs = {frozenset((row.a, row.b)): row for row in paired if row.metric == METRIC}
-    known = sorted((row for row in policies if row.load.is_steady and row.mean[METRIC] is not None), key=_mean)
-    parts = _Sentence(known, pairs, drafting).parts() if known else []
+    """The sentence on `judged` policies, of which `drafting` draft, such as `continuous is fastest: mean E2EL 531 ms,
+    16 % shorter than without speculation`."""
+    known = _steady(policies)
+    parts = _Sentence(known, _by_names(paired), drafting).parts() if known else []
     parts += _not_steady([row for row in policies if row not in known])
-    return "; ".join(parts + _cut_off(policies))
+    return ". ".join(parts + _cut_off(policies))
+
+
+def placed(row: PolicySummary) -> str:
+    """The verdict on a policy, with its distance where it is slower; empty where there is none."""
+    if row.slower_pct is None:
+        return row.verdict or ""
+    low, high = row.slower_pct
+    if high < 100.0:
+        return f"{span([_percent(low), _percent(high)])} % slower"
+    return f"{span(f'{1.0 + end / 100.0:.1f}' for end in (low, high))} times as long"
+
+
+def _steady(policies: Sequence[PolicySummary]) -> list[PolicySummary]:
+    """Policies with means that a longer run would repeat, the lowest first."""
+    return sorted((row for row in policies if row.load.is_steady and row.mean[METRIC] is not None), key=_mean)
+
+
+def _by_names(paired: Iterable[Paired]) -> Mapping[frozenset[str], Paired]:
+    return {frozenset((row.a, row.b)): row for row in paired if row.metric == METRIC}
 
 
 class _Sentence:
-    """Sentence on policies with steady means, the fastest first."""
+    """Sentences on policies with steady means, the lowest first."""
 
     def __init__(
         self, known: Sequence[PolicySummary], pairs: Mapping[frozenset[str], Paired], drafting: Collection[str]
@@ -102,78 +191,64 @@ class _Sentence:
         self._best, *self._others = known
         self._pairs, self._drafting = pairs, drafting
         self._reference = next((row for row in known if row.policy not in drafting), None)
-        self._rivals = [row for row in self._others if self._pair(row, self._best).order not in STATED]
 
     def parts(self) -> list[str]:
-        behind = [self._behind(row) for row in self._others if row not in self._rivals and row is not self._reference]
-        distances = [index for index, text in enumerate(behind) if not text.startswith("whether ")]
-        if self._rivals and distances:
-            behind[distances[0]] = f"against {self._best.policy}, {behind[distances[0]]}"
-        return [self._head(), *behind]
+        groups = {word: [row for row in self._others if row.verdict is word] for word in OPEN}
+        parts: list[str] = []
+        for word, rows in groups.items():
+            parts += self._open(word, rows, is_first=not parts) if rows else []
+        slower = [row for row in self._others if row.verdict is Standing.SLOWER]
+        if not parts:
+            parts = [self._head()]
+            slower = [row for row in slower if row is not self._reference]
+        doubts = [doubt for row in slower if (doubt := self._doubt(row)) is not None]
+        if distances := [self._behind(row) for row in slower if self._doubt(row) is None]:
+            against = f"Against {self._best.policy}, " if any(groups.values()) else ""
+            parts.append(f"{against}{in_words(distances)}")
+        return parts + doubts
+
+    def _head(self) -> str:
+        """The fastest."""
+        best, reference = self._best, self._reference
+        if not self._others:
+            return f"{self._name(best)}: mean E2EL {_span(best)} ms"
+        text = f"{self._name(best)} is fastest: mean E2EL {_span(best)} ms"
+        if reference is None or reference is best:
+            return text
+        lower_pct = 100.0 * (1.0 - _mean(best) / _mean(reference))
+        return f"{text}, {_percent(lower_pct)} % shorter than without speculation"
+
+    def _open(self, word: Standing, rivals: Sequence[PolicySummary], *, is_first: bool) -> list[str]:
+        """The verdict on policies that have no order beside the lowest mean, and why."""
+        rows = [self._best, *rivals] if is_first or word is Standing.CLOSE else rivals
+        names, spans = in_words([self._name(row) for row in rows]), in_words([_span(row) for row in rows])
+        if word is Standing.SAME:
+            return [f"{names} are the same: mean E2EL {_span(self._best)} ms"]
+        if word is Standing.FEW:
+            return [f"Not enough runs to {'order' if is_first else 'place'} {names}: mean E2EL {spans} ms"]
+        text = [f"{names} are too close to call: mean E2EL {spans} ms"]
+        pairs = [(row, self._pair(row, self._best)) for row in rivals]
+        if hanging := [(row, pair) for row, pair in pairs if pair.order in HANGS_ON]:
+            of = in_words([self._best.policy, *(row.policy for row, _ in hanging)])
+            why = " and ".join(dict.fromkeys(HANGS_ON[pair.order] for _, pair in hanging))
+            text.append(f"The order of {of} depends on {why}{_phis([pair for _, pair in hanging])}")
+        return text
 
     def _pair(self, row: PolicySummary, other: PolicySummary) -> Paired:
         return self._pairs[frozenset((row.policy, other.policy))]
 
-    def _head(self) -> str:
-        """Who is fastest, or which of several."""
-        best, reference, first = self._best, self._reference, [self._best, *self._rivals]
-        spans = in_words([_span(row) for row in first])
-        if not self._rivals:
-            if not self._others:
-                return f"{self._name(best)}: mean E2EL {spans} ms"
-            text = f"{self._name(best)} serves fastest: mean E2EL {spans} ms"
-            if reference is None or reference is best:
-                return text
-            lower_pct = 100.0 * (1.0 - _mean(best) / _mean(reference))
-            return f"{text}, {_percent(lower_pct)} % shorter than without speculation"
-        pairs = [self._pair(row, best) for row in self._rivals]
-        orders = dict.fromkeys(pair.order for pair in pairs)
-        if Order.NONE in orders:
-            return (
-                f"{self._name(best)} has the lowest mean E2EL, {digits(_mean(best))} ms, in one run; --replications 2 "
-                "or more tell that from chance"
-            )
-        hanging = [HANGS_ON[order] for order in orders if order in HANGS_ON]
-        names = in_words([self._name(row) for row in first])
-        if not hanging:
-            return f"{names} serve fastest, with no difference that shows: mean E2EL {spans} ms"
-        if hanging == [HANGS_ON[Order.DRAWS]]:
-            rest = ", ".join(f"{self._name(row)} {_span(row)} ms" for row in first[1:])
-            text = f"{self._name(best)} has the lowest mean E2EL, {_span(best)} ms, but not in every draw of costs and "
-            return f"{text}acceptance: {rest}{self._under(first)}"
-        on = f"{' and '.join(hanging)}{_phis(pairs)}"
-        return f"which of {names} serves fastest depends on {on}: mean E2EL {spans} ms{self._under(first)}"
-
-    def _under(self, first: Sequence[PolicySummary]) -> str:
-        """The clause that all of `first` are under no speculation; empty where one is not."""
-        reference = self._reference
-        if reference is None or reference in first or not all(self._is_lower(row, reference) for row in first):
-            return ""
-        return f", all under the {digits(_mean(reference))} ms without speculation"
+    def _doubt(self, row: PolicySummary) -> str | None:
+        """That the policy may be worse than no speculation at all."""
+        if self._reference is None or self._reference in (self._best, row):
+            return None
+        pair = self._pair(row, self._reference)
+        if pair.order not in HANGS_ON:
+            return None
+        return f"Whether {row.policy} is faster than no speculation depends on {HANGS_ON[pair.order]}{_phis([pair])}"
 
     def _behind(self, row: PolicySummary) -> str:
-        """Distance behind the fastest; or that the policy may be worse than no speculation at all."""
-        if self._reference is not None and self._best is not self._reference:
-            paired = self._pair(row, self._reference)
-            if paired.order in HANGS_ON:
-                return (
-                    f"whether {row.policy} is faster than no speculation depends on {HANGS_ON[paired.order]}"
-                    f"{_phis([paired])}"
-                )
-        pair, name = self._pair(row, self._best), self._name(row)
-        sign = 1.0 if pair.a == row.policy else -1.0
-        differences = [sign * each for each in pair.by_overlap.values() if each is not None]
-        differences = differences or [_mean(row) - _mean(self._best)]
-        low, high = (100.0 * each / _mean(self._best) for each in (min(differences), max(differences)))
-        if high <= CLOSE_PCT:
-            return f"{name} within {max(1, ceil(high - 1e-9))} %"
-        if high < 100.0:
-            return f"{name} {span([_percent(low), _percent(high)])} % slower"
-        return f"{name} {span(f'{1.0 + end / 100.0:.1f}' for end in (low, high))} times as long"
-
-    def _is_lower(self, row: PolicySummary, other: PolicySummary) -> bool:
-        pair = self._pair(row, other)
-        return pair.order == (Order.LOWER if pair.a == row.policy else Order.HIGHER)
+        text = placed(row)
+        return f"{self._name(row)} {'is' if text.endswith('slower') else 'takes'} {text}"
 
     def _name(self, row: PolicySummary) -> str:
         return row.policy if row.policy in self._drafting else f"{row.policy} (no speculation)"
@@ -185,7 +260,7 @@ def _cut_off(rows: Sequence[PolicySummary]) -> list[str]:
         return []
     counts = [(row.policy, row.mean["completed"] or 0.0, row.mean["num_prompts"] or 0.0) for row in rows]
     finished = [f"{policy} finished {digits(done)} of {digits(count)} requests" for policy, done, count in counts]
-    return [f"before the window closed {in_words(finished)}"]
+    return [f"Before the window closed {in_words(finished)}"]
 
 
 def _not_steady(rows: Sequence[PolicySummary]) -> list[str]:

@@ -45,9 +45,12 @@ class Now(Protocol):
 def with_history(costs: CostModel, now: Now) -> CostModel:
     """`costs` for one host, with what their profile says of the past and of polling, if anything."""
     host: HostCosts | None = getattr(costs, "host", None)
-    if host is None or not (host.idle_ramp or host.served or host.look_s):
-        return costs
-    return HistoryCosts(costs, host, now)
+    return costs if host is None or not has_history(host) else HistoryCosts(costs, host, now)
+
+
+def has_history(host: HostCosts) -> bool:
+    """What a work takes depends on pauses before it, on polling, or on its being in service."""
+    return bool(host.idle_ramp or host.served or host.look_s)
 
 
 class HistoryCosts:

@@ -1,4 +1,4 @@
-"""Small statistics: weighted percentiles, t-intervals and tests over replications.
+"""Small statistics: weighted percentiles, t-intervals over replications.
 
 Not here: which metrics exist (sim.metrics.summary).
 """
@@ -6,7 +6,7 @@ Not here: which metrics exist (sim.metrics.summary).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import atan, cos, isqrt, pi, sin, sqrt
+from math import isqrt, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -19,8 +19,6 @@ _T_975 = (
     2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
 )  # fmt: skip
 """0.975 quantiles of Student's t with 1..20 degrees of freedom (any table)."""
-LEVEL = 0.05
-"""Chance of one false finding among all tests of a family."""
 
 
 def t_975(degrees: int) -> float:
@@ -46,50 +44,11 @@ def interval_95(samples: Sequence[float]) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
-def chance_of_none(samples: Sequence[float]) -> float:
-    """Chance that independent `samples` of mean 0 have a mean at least as far from it (two-sided t-test); 1 for fewer
-    than two, which tell nothing."""
-    if not samples[1:]:
-        return 1.0
-    mean, spread = _mean_and_spread(samples)
-    if spread == 0.0:
-        return 0.0 if mean else 1.0
-    return _t_beyond(abs(mean) * sqrt(len(samples)) / spread, len(samples) - 1)
-
-
 def _mean_and_spread(samples: Sequence[float]) -> tuple[float, float]:
     """Mean and standard deviation of at least two samples."""
     count = len(samples)
     mean = sum(samples) / count
     return mean, sqrt(sum((sample - mean) ** 2 for sample in samples) / (count - 1))
-
-
-def _t_beyond(value: float, degrees: int) -> float:
-    """Chance that Student's t is further from 0 than `value`, by its finite series (A&S 26.7.3, 26.7.4)."""
-    angle = atan(value / sqrt(degrees))
-    is_odd, cosine = degrees % 2, cos(angle)
-    term = cosine if is_odd else 1.0
-    total = 0.0
-    for power in range(1 + is_odd, degrees, 2):
-        total += term
-        term *= cosine**2 * power / (power + 1)
-    within = 2.0 / pi * (angle + sin(angle) * total) if is_odd else sin(angle) * total
-    return max(0.0, 1.0 - within)
-
-
-def holm(chances: Sequence[float]) -> list[bool]:
-    """Flags of the tests with these `chances` that are significant if one false finding among all of them is to have a
-    chance of LEVEL at most. Source: Holm 1979 (Scandinavian Journal of Statistics 6), sequentially rejective.
-
-    >>> holm([0.03, 0.01, 0.04]), holm([0.02, 0.01, 0.04])
-    ([False, True, False], [True, True, True])
-    """
-    flags = [False] * len(chances)
-    for rank, test in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
-        if chances[test] > LEVEL / (len(chances) - rank):
-            break
-        flags[test] = True
-    return flags
 
 
 def weighted_percentiles(values: Floats, counts: Floats, percents: Sequence[float]) -> list[float]:

@@ -57,7 +57,8 @@ def summarise(
 ) -> Run:
     """All metrics of a run. `num_warmups` requests that arrived first are left out, and `num_cooldowns` that arrived
     last; with the latter throughputs are of what ends, and of tokens that come, between the first and the last arrival
-    that are measured. Every key is always there."""
+    that are measured. A stretch in which fewer than half of these end shows no throughput: then it goes on to the end
+    of the last one. Every key is always there."""
     last = len(record.requests) - num_cooldowns
     measured = measured_requests(record, num_warmups, num_cooldowns)
     finished = [request for request in measured if request.is_finished]
@@ -65,6 +66,8 @@ def summarise(
     end_s, ended, output_tokens = record.end_s, finished, float(sum(request.emitted_tokens for request in finished))
     if num_cooldowns:
         end_s = max((request.arrival_s for request in measured), default=start_s)
+        if 2 * sum(request.last_token_s <= end_s for request in finished) < len(finished):
+            end_s = max(request.last_token_s for request in finished)
         ended = [each for each in record.requests if each.is_finished and start_s < each.last_token_s <= end_s]
         output_tokens = _emitted(record.requests, start_s, end_s)
     duration_s = end_s - start_s
@@ -250,15 +253,14 @@ def _windowed(record: RunRecord, measured: Sequence[Request], finished: Sequence
 
 
 def prefix_cache(record: RunRecord, measured: Sequence[Request]) -> dict[str, float | None]:
-    """Prefix-cache hits of prompts when they were first seated: tokens, and their share of all blocks, a last one in
-    part among them. None where there is no prefix cache."""
-    block = record.cache_block_tokens
-    if block is None:
+    """Prefix-cache hits of prompts when they were first seated: tokens, and their share of all tokens, as vLLM counts.
+    None where there is no prefix cache."""
+    if record.cache_block_tokens is None:
         return {"prefix_cache_hit_tokens": None, "prefix_cache_hit_rate": None}
     seated = [request for request in measured if not isnan(request.scheduled_s)]
     tokens = sum(request.cached_tokens for request in seated)
-    num_blocks = sum(-(-request.prompt_tokens // block) for request in seated)
-    return {"prefix_cache_hit_tokens": tokens, "prefix_cache_hit_rate": _ratio(tokens / block, num_blocks)}
+    asked = sum(request.prompt_tokens for request in seated)
+    return {"prefix_cache_hit_tokens": tokens, "prefix_cache_hit_rate": _ratio(tokens, asked)}
 
 
 def _speculation(record: RunRecord, measured: Sequence[Request]) -> dict[str, float | None]:

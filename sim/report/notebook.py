@@ -16,6 +16,7 @@ from sim.compare.point_runs import Point, run_point
 from sim.compare.pool import default_workers, started
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load as load_profile
+from sim.draws import child_seed
 from sim.interface.request import Request
 from sim.metrics.price import Price
 from sim.metrics.records import RunRecord, request_columns
@@ -41,7 +42,7 @@ from sim.run.scenario import Scenario, parse_scenario, raw_scenario, to_plain
 from sim.run.simulate import simulate_in_simpy as in_simpy
 from sim.studies.attainment import DEFAULT_SHARE, highest_load
 from sim.studies.comparison.in_draws import compared
-from sim.studies.comparison.variants import Variants, replicated, tokens_of
+from sim.studies.comparison.variants import Variants, check_given, replicated, tokens_of
 from sim.studies.comparison.varied import varied
 from sim.studies.load_table import tune_policies
 from sim.studies.sweeps.grid import Grid
@@ -99,7 +100,7 @@ def compare(
     """Run every policy of a scenario with every seed, on the same draws: `lanesim compare`.
 
     `source` is a Scenario, a scenario file or a raw mapping; `changes` as in `Scenario.of`, where `profile` may be a
-    loaded one, too. Several policies run three times each unless `replications` are given. With `vary` the values of
+    loaded one, too. Several policies run four times each unless `replications` are given. With `vary` the values of
     each of its keys take the place of the policies: short keys such as `speculation`, `prefix_cache`, `context` and
     `gpu`, flat names or dotted ones. Orders must hold in `draws` of costs and acceptance: ten unless given, 0 for none.
     Raises ValueError for input that cannot run.
@@ -107,7 +108,7 @@ def compare(
     >>> import lanesim
     >>> result = lanesim.compare(profile="cpu/tiny", policy=("continuous", "pd"), num_prompts=20, request_rate=10)
     >>> [run["policy"] for run in result.runs]
-    ['continuous', 'continuous', 'continuous', 'pd', 'pd', 'pd']
+    ['continuous', 'continuous', 'continuous', 'continuous', 'pd', 'pd', 'pd', 'pd']
     >>> both = lanesim.compare(profile="cpu/tiny", num_prompts=20, request_rate=10, vary={"max_num_seqs": [1, 8]})
     >>> both.frame()["policy"].unique().tolist()
     ['max_num_seqs=1', 'max_num_seqs=8']
@@ -121,6 +122,7 @@ def compare(
         raw, profile = _raw(source, changes)
         if not isinstance(vary, Mapping):
             raise ValueError(f"vary={shown(vary)}: want a mapping of keys to lists of values")
+        check_given(map(str, vary), changes)
         grid = {str(key): plain_number(checked_list(f"vary: {key}", values)) for key, values in vary.items()}
         told = varied(Variants(raw, grid, profile), lambda settings: compared(settings, **asked))
         return shown_as(ShownVaried, told)
@@ -150,7 +152,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(source: Source = None, /, **changes: Any) -> Simulation:
-    """Run the only or first policy of a scenario once, with its first seed; arguments as `compare`.
+    """Run the only or first policy of a scenario once, as the first run of `compare`, whose arguments it takes.
 
     >>> import lanesim
     >>> one = lanesim.simulate(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=10)
@@ -159,7 +161,7 @@ def simulate(source: Source = None, /, **changes: Any) -> Simulation:
     """
     scenario, profile = _scenario(source, changes)
     resolved, *_ = resolve_all(scenario, profile)
-    point = Point(resolved=resolved, seed=scenario.seed, is_detailed=True, keeps_record=True)
+    point = Point(resolved=resolved, seed=child_seed(scenario.seed, 0), is_detailed=True, keeps_record=True)
     outcome = run_point(point)
     assert outcome.record is not None
     return Simulation(metrics=outcome.run, record=outcome.record)
@@ -177,7 +179,7 @@ def simulate_in_simpy(source: Source = None, /, **changes: Any) -> list[Request]
     True
     """
     scenario, profile = _scenario(source, changes)
-    return in_simpy(resolve(scenario, profile, scenario.policy[0]), scenario.seed)
+    return in_simpy(resolve(scenario, profile, scenario.policy[0]), child_seed(scenario.seed, 0))
 
 
 def _raw(source: Source, changes: dict[str, Any]) -> tuple[dict[str, Any], Profile | None]:

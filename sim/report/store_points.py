@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.compare.side_by_side import MIN_FOR_P99
-from sim.compare.verdict import Order, order_of
+from sim.compare.verdict import sign_of
 from sim.devices.contention import BRACKET, PhiLevel
 from sim.files.json_values import Json
 from sim.metrics.stats import interval_95
@@ -280,12 +280,12 @@ def _change(base: Sequence[Draw], theirs: Sequence[Draw], metric: str) -> Draw:
         mean = sum(ours) / len(ours)
         changes = [100.0 * (other - our) / mean for our, other in zip(ours, others, strict=True)]
         interval = interval_95(changes)
-        order = Order.SAME if interval is None else order_of(interval)
+        order = None if interval is None else sign_of(interval)
         orders.add(order)
         if level is PhiLevel.MIDDLE:
             average = sum(changes) / len(changes)
             low, high = interval or (average, average)
-            change = {"change_pct": average, "low": low, "high": high, "is_clear": order is not Order.SAME}
+            change = {"change_pct": average, "low": low, "high": high, "is_clear": order is not None}
     is_steady = all(draw["is_steady"] for draw in (*base, *theirs))
     is_steady_throughout = all(draw.get(THROUGHOUT, True) for draw in (*base, *theirs))
     is_open = len(orders) > 1 or (is_steady and not is_steady_throughout)

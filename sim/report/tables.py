@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from sim.compare.side_by_side import MIN_FOR_P99, Comparison
-from sim.compare.verdict import Order, Paired, PolicySummary, flips_at
+from sim.compare.verdict import Order, Paired, PolicySummary, flips_at, placed
 from sim.devices.contention import Regime
 from sim.devices.partition import MEASURED
 from sim.metrics.load import Verdict
@@ -237,7 +237,7 @@ def _policies(result: Comparison, columns: Sequence[tuple[str, str, str]], conso
 
 
 def _name(row: PolicySummary) -> str:
-    name = row.policy
+    name = row.policy + f"\n{placed(row)}" * bool(placed(row))
     if row.load.verdict is not Verdict.STABLE:
         name += f"\n  {row.load.verdict}"
     if row.mean["censored"]:
@@ -269,7 +269,7 @@ def _slo_cell(result: Comparison, policy: str) -> str:
 def _paired(result: Comparison) -> Table:
     first = result.policies[0].policy
     shown = [_shown(result, metric) for metric in PAIRED_SHOWN]
-    title = f"difference to {first} on the same draws [95 % interval]"
+    title = f"difference to {first} on the same requests [95 % interval]"
     table = new_table(["policy"], [], [], title=title, title_justify="left", show_edge=False)
     for metric in shown:
         table.add_column(NAMES[metric], justify="right", overflow="fold")
@@ -287,7 +287,7 @@ def _difference(row: Paired) -> str:
     phi = flips_at(row)
     if phi is not None or row.order in (Order.OVERLAP, Order.DRAWS):
         return f"{text}\n{row.order.value}" + ("" if phi is None else f"\nphi* {phi}")
-    return text + ("\n[{}, {}]".format(*map(number, row.ci95)) if row.ci95 else "")
+    return text + ("\n[{}, {}]".format(*map(number, row.interval)) if row.interval else "")
 
 
 def notes(result: Comparison) -> list[str]:

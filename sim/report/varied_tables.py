@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.compare.side_by_side import Comparison
-from sim.compare.verdict import HANGS_ON, METRIC, PolicySummary
+from sim.compare.verdict import HANGS_ON, METRIC, PolicySummary, Standing
 from sim.metrics.load import Verdict
 from sim.names import span
 from sim.report.say import continued
 from sim.report.tables import comparison_in_brief, comparison_tables, new_table, number, print_table, say
-from sim.studies.comparison.varied import Varied, best_of
+from sim.studies.comparison.varied import Varied
 
 COLUMNS = ("mean_ttft_ms", "mean_tpot_ms", METRIC, "steady_output_throughput")
 TITLES = ("TTFT ms", "TPOT ms", "E2EL ms", "tok/s")
@@ -55,18 +55,19 @@ def varied_table(result: Varied, *, is_many: bool) -> Table:
         titles.append(f"E2EL vs {base.removeprefix(head)}")
     table = new_table([head.rstrip("=")], titles, [], show_edge=False, padding=(0, 1, 0, 0))
     for each in result.loads:
-        best = best_of(each.comparison)
         if is_many and has_differences:
             table.add_row(f"[dim]{each.name}[/]")
         for row in each.comparison.policies:
             name = row.policy.removeprefix(head) if has_differences else each.name
             state = "" if row.load.verdict in (Verdict.STABLE, Verdict.CLOSED) else f" ({row.load.verdict})"
+            if row.verdict is not None and row.verdict is not Standing.SLOWER:
+                state = f" ({row.verdict})"
             cells = [number(row.mean.get(key)) for key in COLUMNS]
             if has_differences:
                 text, order = _difference(each.comparison, row)
                 cells.append(text)
                 captions |= {f"* {order}": None} if text.endswith("*") else {}
-            style = "bold" if has_differences and row.policy == best else None
+            style = "bold" if row.verdict is Standing.FASTEST else None
             table.add_row(f"{'  ' * (is_many and has_differences)}{name}{state}", *cells, style=style)
     if captions:
         table.caption, table.caption_justify = "; ".join(captions), "left"
@@ -80,7 +81,7 @@ def _common(comparison: Comparison) -> str:
 
 
 def _difference(comparison: Comparison, row: PolicySummary) -> tuple[str, str]:
-    """`-12.3 % (-14 to -10)`, of the means, with the interval of the paired difference; * where the order is open, and
+    """`-12.3 % (-14 to -10)`, of the means, with the interval that the order rests on; * where the order is open, and
     on what it depends."""
     first = comparison.policies[0]
     pair = next((p for p in comparison.paired if (p.a, p.b, p.metric) == (row.policy, first.policy, METRIC)), None)
@@ -88,8 +89,8 @@ def _difference(comparison: Comparison, row: PolicySummary) -> tuple[str, str]:
     if pair is None or pair.difference is None or not base:
         return "", ""
     text = f"{100.0 * pair.difference / base:+.1f} %"
-    if pair.ci95 is not None:
-        text += " ({:+.1f} to {:+.1f})".format(*(100.0 * end / base for end in pair.ci95))
+    if pair.interval is not None:
+        text += " ({:+.1f} to {:+.1f})".format(*(100.0 * end / base for end in pair.interval))
     return text + "*" * (pair.order in HANGS_ON), pair.order.value
 
 

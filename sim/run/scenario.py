@@ -281,7 +281,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Bounds(0, MAX_SEED)] = 0
     """Seed of arrivals, lengths and acceptance."""
     replications: Annotated[int, Bounds(1, 10_000)] = 1
-    """Runs of each policy, each with a child of the seed; `compare` makes 3 of several policies unless it is given."""
+    """Runs of each policy, each with a child of the seed; `compare` makes 4 of several policies unless it is given."""
     energy: bool = False
     """Runs also say power_w, the mean watts of a GPU with its idle time, and joules_per_output_token; null where the
     power of that GPU is not known (docs/validation/kernels.md)."""

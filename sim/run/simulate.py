@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from sim import reference
 from sim.acceptance.draws import AcceptanceDraws
+from sim.costs.in_service import has_history
 from sim.devices.ticket import SimTicket
 from sim.hosts.simulated import SimHost
 from sim.interface.request import Request
@@ -55,14 +56,20 @@ def simulate(
 def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request] | None = None) -> list[Request]:
     """The requests of `simulate` as sim.reference serves them. Raises ValueError for what it does not know."""
     scenario, limits, controller = resolved.scenario, resolved.limits, resolved.lengths
+    policy, host = resolved.policy.name, getattr(resolved.host_costs, "host", None)
     unknown = {
-        f"policy {resolved.policy.name!r}": resolved.policy.name not in reference.POLICIES,
+        f"policy {policy!r}": policy not in reference.POLICIES,
         "draft length that is 0 or changes": not controller.constant,
         "closed loop": scenario.workload.max_concurrency is not None,
         "several replicas": scenario.devices.count > 1,
         "planning ahead (engine.async_scheduling)": limits.async_scheduling,
         "frontend's time (engine.name)": resolved.engine.frontend_s + resolved.engine.frontend_token_s > 0.0,
         "lanes that do not poll": resolved.options.poll_s == 0.0,
+        "work that polling or a pause slows down (profile's host.look_s, idle_ramp, served)": host is not None
+        and has_history(host),
+        "third lane beside prompts that are launched kernel by kernel (profile's host.captures_chunks)": policy == "pdv"
+        and host is not None
+        and not host.captures_chunks,
     }
     if any(unknown.values()):
         raise ValueError(f"sim.reference has no {', no '.join(name for name, is_so in unknown.items() if is_so)}")
@@ -78,7 +85,7 @@ def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request]
         num_blocks=pool.num_blocks,
         blocks_for=pool.blocks_for,
     )
-    reference.simulate(resolved.policy.name, served, setup)
+    reference.simulate(policy, served, setup)
     return served
 
 

@@ -26,7 +26,20 @@ from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import OnDone, Runner
 from sim.compare.run_length import settled
 from sim.compare.side_by_side import Comparison, Drawn, DrawnLevel, drafting, open_phis
-from sim.compare.verdict import METRIC, STATED, Interval, Order, Paired, PolicySummary, digits, order_of, verdict
+from sim.compare.verdict import (
+    METRIC,
+    STATED,
+    Interval,
+    Order,
+    Paired,
+    PolicySummary,
+    digits,
+    hull,
+    judged,
+    order_of,
+    sign_of,
+    verdict,
+)
 from sim.costs.compact_kernels import CompactKernels
 from sim.costs.engine_costs import with_engine
 from sim.costs.profile import SERVED_KINDS, Profile
@@ -302,14 +315,18 @@ def over_draws(
         if difference is None:
             paired.append(row)
             continue
-        mean, intervals = difference
-        orders = [order_of(interval) for interval in intervals]
+        mean, intervals, alone = difference
+        orders = [sign_of(interval) or Order.DRAWS for interval in intervals]
         middle = len(intervals) // 2
         differences.append(
             Drawn(a=row.a, b=row.b, metric=row.metric, mean=mean, interval=intervals[middle], order=orders[middle])
         )
-        if row.order in STATED and set(orders) != {row.order}:
-            row = msgspec.structs.replace(row, order=Order.DRAWS)
+        if row.order in STATED:
+            order, interval = row.order, hull(intervals)
+            if set(orders) != {order}:
+                is_theirs = any(sign_of(each) is not order for each in alone)
+                order = Order.DRAWS if is_theirs else order_of(interval, worlds.lower_mean(row))
+            row = msgspec.structs.replace(row, order=order, interval=interval)
         elif row.break_even_phi is not None:
             open_at = open_phis((phi.low, phi.value, phi.high), intervals)
             row = msgspec.structs.replace(row, break_even_ci95=open_at or row.break_even_ci95)
@@ -317,14 +334,17 @@ def over_draws(
     which = f"{'all' if count < FEWEST_OF_90 else '90 %'} of {count}"
     length = "" if drawn is scenario else f", in runs of {num_requests(drawn.workload)} requests each"
     note = f"{ONLY_IF} {which} {covers(policies[0])}{length}"
-    sentence = verdict(result.policies, paired, drafting(policies))
-    if any(row.order in STATED and row.metric == METRIC for row in paired):
-        sentence += f"; every order stated holds in {which} draws of costs and acceptance"
+    summaries = judged(result.policies, paired)
+    sentence = verdict(summaries, paired, drafting(policies))
+    known = [row.order for row in paired if row.metric == METRIC and not row.unstable]
+    if known and all(order in STATED for order in known):
+        sentence += f". Every order holds in {which} draws of costs and acceptance"
     elif len(result.policies) == len(levels) == 1:
         low, high = map(digits, levels[0].interval)
         sentence += f", {low} to {high} ms in {which} draws of costs and acceptance"
     return msgspec.structs.replace(
         result,
+        policies=summaries,
         paired=paired,
         verdict=sentence,
         drawn=differences,
@@ -388,19 +408,25 @@ class _Worlds(NamedTuple):
         interval = _around(mean, (mean * factors).tolist(), row.ci95[METRIC])
         return DrawnLevel(policy=row.policy, mean_e2el_ms=mean, interval=interval)
 
-    def difference(self, row: Paired) -> tuple[float, list[Interval]] | None:
-        """Mean over the draws, and the interval at each phi of the bracket, of `a` - `b`; None where some run has no
-        value, or was not made."""
+    def lower_mean(self, row: Paired) -> float:
+        return min((self.policies[name].mean[row.metric] or 0.0 for name in (row.a, row.b)), key=abs)
+
+    def difference(self, row: Paired) -> tuple[float, list[Interval], list[Interval]] | None:
+        """Mean over the draws, and the interval at each phi of the bracket with what the replications leave open and
+        without, of `a` - `b`; None where some run has no value, or was not made."""
         sides = [(self._means(policy, row), self._factors(policy, row.metric)) for policy in (row.a, row.b)]
         (ours, our_factors), (theirs, their_factors) = sides
         if not ours or not theirs or our_factors is None or their_factors is None:
             return None
         by_phi = [mine * our_factors - other * their_factors for mine, other in zip(ours, theirs, strict=True)]
-        intervals = [
-            _around(mine - other, differences.tolist(), row.ci95)
-            for mine, other, differences in zip(ours, theirs, by_phi, strict=True)
-        ]
-        return float(by_phi[len(by_phi) // 2].mean()), intervals
+        intervals, alone = (
+            [
+                _around(mine - other, differences.tolist(), ci95)
+                for mine, other, differences in zip(ours, theirs, by_phi, strict=True)
+            ]
+            for ci95 in (row.ci95, None)
+        )
+        return float(by_phi[len(by_phi) // 2].mean()), intervals, alone
 
     def _means(self, policy: str, row: Paired) -> list[float]:
         """[phi, or one] means of the replications; none where some run has no value."""

@@ -23,6 +23,7 @@ from tests.sim.constant_costs import ConstantCosts
 
 TOLERANCE_S = 1e-9
 """Times are sums of thousands of others, in another order here and there."""
+MEASURED = "{}-sxm/llama-3.1-8b+llama-3.2-1b-measured"
 PROFILES = ("h100-sxm/llama-2-7b+tinyllama-1.1b", "a100-sxm/llama-3.1-8b+llama-3.2-1b")
 
 
@@ -107,10 +108,12 @@ def test_a_scheduler_serves_as_in_simpys_idiom(policy: str, seed: int, is_consta
         ({"max_concurrency": 4, "request_rate": float("inf")}, "no closed loop"),
         ({"engine.async_scheduling": True}, "no planning ahead"),
         ({"policy_options.poll_s": 0.0}, "no lanes that do not poll"),
+        ({"profile": MEASURED.format("h200"), "engine.name": None}, "no work that polling or a pause slows down"),
+        ({"profile": MEASURED.format("h100"), "engine.name": None, "policy": "pdv"}, "launched kernel by kernel"),
     ],
 )
 def test_the_reference_refuses_what_it_does_not_know(changes: dict[str, Any], named: str) -> None:
     known = {"profile": PROFILES[0], "policy": "pd", "engine.name": "ideal", "engine.async_scheduling": False}
     scenario = Scenario.of(**(known | changes))
     with pytest.raises(ValueError, match=named):
-        simulate_in_simpy(resolve(scenario, load(PROFILES[0]), scenario.policy[0]), 0)
+        simulate_in_simpy(resolve(scenario, load(scenario.profile), scenario.policy[0]), 0)

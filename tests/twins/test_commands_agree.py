@@ -194,7 +194,7 @@ def test_tune_is_the_same_in_python(asked: Asked) -> Pair:
 
 def winner(found: dict[str, Any]) -> str | None:
     """The policy that the sentence names as fastest."""
-    name, says, _ = found["verdict"].partition(" serves fastest")
+    name, says, _ = found["verdict"].partition(" is fastest")
     return name if says else None
 
 

@@ -7,7 +7,7 @@ Not here: the comparison of them (varied).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -33,10 +33,13 @@ from sim.studies.sweeps.grid import CONDITIONS
 
 POLICY = "continuous"
 """Served where none is given: as vLLM does."""
-REPLICATIONS = 3
-"""Runs of each of several settings or policies where none are given: enough to tell a difference from chance."""
+REPLICATIONS = 4
+"""Runs of each of several settings or policies where none are given: they name one of four that is 5 % faster in 95 %
+of comparisons where three do in 64 % (docs/adr/015-verdicts.md)."""
 SWITCH = {"on": True, "off": False, True: True, False: False}
 OFF = ("off", "none", False, 0)
+SHORT = {"prefix_cache": "engine.rules.enable_prefix_caching", "context": "workload.input_len"}
+"""Short keys that stand for one dotted key."""
 Raw = dict[str, Json]
 Keys = dict[str, Json]
 
@@ -102,9 +105,9 @@ class Variants:
         if key == "speculation" and not isinstance(value, Mapping):
             self._speculate(raw, value)
         elif key == "prefix_cache":
-            set_dotted(raw, "engine.rules.enable_prefix_caching", _switch(value))
+            set_dotted(raw, SHORT[key], _switch(value))
         elif key == "context":
-            set_dotted(raw, "workload.input_len", tokens_of(value))
+            set_dotted(raw, SHORT[key], tokens_of(value))
         elif key == "gpu":
             raw["profile"] = self._profile_with(raw, gpu=str(value))
         else:
@@ -180,6 +183,20 @@ def parse_vary(text: str) -> tuple[str, list[Json]]:
     return key.strip(), values
 
 
+def check_given(varied: Iterable[str], given: Iterable[str]) -> None:
+    """Raise ValueError for a key that is varied beside a value of its own, or twice."""
+    known = {dotted(key): key for key in given}
+    for key in varied:
+        if dotted(key) in known:
+            raise ValueError(f"{key} is varied, and {known[dotted(key)]} is given as well: leave one out")
+        known[dotted(key)] = key
+
+
+def dotted(key: str) -> str:
+    """The dotted key that a short key or a flag's name stands for."""
+    return SHORT.get(key) or FLAT_NAMES.get(key, key)
+
+
 def tokens_of(value: Json) -> int:
     """A token count, in thousands of 1,024 where it ends in k. Raises ValueError.
 
@@ -213,8 +230,7 @@ def _combinations(grid: Mapping[str, Sequence[Json]]) -> list[Keys]:
 
 
 def _is_condition(key: str) -> bool:
-    dotted = "workload.input_len" if key == "context" else FLAT_NAMES.get(key, key)
-    return dotted.startswith(CONDITIONS) or dotted in ("seed", "replications")
+    return dotted(key).startswith(CONDITIONS) or dotted(key) in ("seed", "replications")
 
 
 def _switch(value: Any) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from sim.compare.side_by_side import Comparison
-from sim.compare.verdict import METRIC, STATED
+from sim.compare.verdict import METRIC, OPEN
 from sim.files.json_values import Json
 from sim.run.resolve import Resolved
 from sim.studies.comparison.variants import Keys, Variants, plain_value, spelt
@@ -87,21 +87,15 @@ def _verdict(loads: Sequence[UnderLoad], bests: Sequence[str | None]) -> str:
         return f"no setting keeps up with any of {len(loads)} loads"
     if len(loads[0].comparison.policies) == 1:
         return "; ".join(f"{each.name}: {each.comparison.verdict}" for each in loads)
-    clear = Counter(
-        best if best is None or _is_clear(each.comparison, best) else None
-        for each, best in zip(loads, bests, strict=True)
-    )
-    parts = [
-        f"{label or 'none for sure'} at {count} of {len(loads)} loads"
-        for label, count in sorted(clear.items(), key=lambda item: (item[0] is None, -item[1]))
-    ]
-    return f"serves fastest, by mean E2EL: {', '.join(parts)}"
+    words = Counter(_word(each.comparison, best) for each, best in zip(loads, bests, strict=True))
+    parts = [f"{word} at {count} of {len(loads)} loads" for word, count in words.most_common()]
+    return f"fastest by mean E2EL: {', '.join(parts)}"
 
 
-def _is_clear(comparison: Comparison, best: str) -> bool:
-    """No other setting may be as fast."""
-    pairs = [row for row in comparison.paired if row.metric == METRIC and best in (row.a, row.b) and not row.unstable]
-    return all(row.order in STATED for row in pairs)
+def _word(comparison: Comparison, best: str | None) -> str:
+    """The fastest setting, or the verdict where there is none."""
+    word = next((row.verdict for row in comparison.policies if row.policy == best), None)
+    return word.value if word in OPEN else best or "none that keeps up"
 
 
 def _start(resolved: Resolved) -> tuple[str, list[str]]:

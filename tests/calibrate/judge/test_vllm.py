@@ -121,7 +121,7 @@ def test_prompts_join_the_requests_row_by_row_whatever_their_arrival(tmp_path: P
     assert [request.content for request in fresh(run.requests)] == [(0, 1, 2, 3)] * 4
     result = result_of(vllm_command, *flags(path, "--prompts", str(prompts)))
     assert result["prefix_cache_hit_tokens"] == 3 * 64
-    assert result["prefix_cache_hit_rate"] == 3 * 4 / (4 * 7)
+    assert result["prefix_cache_hit_rate"] == 3 * 64 / 400
     assert result_of(vllm_command, *flags(path))["prefix_cache_hit_rate"] == 0.0
     halves = result_of(vllm_command, *flags(path, "--prompts", str(prompts), "--set", "engine.block_size=32"))
     assert halves["prefix_cache_hit_tokens"] == 3 * 64

@@ -92,7 +92,7 @@ def test_results_hold_scenario_summary_tables_trace_and_pictures(tmp_path: Path)
     import pyarrow.parquet as pq
 
     requests = pq.read_table(out / "requests.parquet").to_pylist()
-    assert len(requests) == 3 * 24
+    assert len(requests) == 4 * 24
     assert all(row["arrival_s"] <= row["first_token_s"] <= row["last_token_s"] for row in requests)
     works = pq.read_table(out / "work.parquet").to_pylist()
     assert {row["kind"] for row in works if row["policy"] == "pd"} == {"prefill", "draft", "verify"}

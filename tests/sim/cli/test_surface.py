@@ -34,3 +34,7 @@ def test_help_of_compare_shows_few_options_and_help_all_the_rest() -> None:
 def test_every_flag_of_a_struct_sets_its_field_and_an_unknown_one_that_is_a_key_names_it(capsys) -> None:  # type: ignore[no-untyped-def]
     assert run(["capacity", "--profile", "cpu/tiny", "--burstiness", "2"]) == 2
     assert capsys.readouterr().err == "lanesim: no option --burstiness here: --set workload.burstiness=VALUE\n"
+    assert run(["tune", "--profile", "cpu/tiny", "--workers", "2"]) == 2
+    assert "policy_options" not in capsys.readouterr().err
+    assert run(["tune", "--profile", "cpu/tiny", "--requests", "2"]) == 2
+    assert "hybrid_requests" not in capsys.readouterr().err, "no key of another name that ends so"

@@ -15,7 +15,7 @@ from sim.compare.point_runs import Point, run_points
 from sim.compare.pool import Runner
 from sim.compare.run_length import Length, choose_run_length
 from sim.compare.side_by_side import PAIRED_METRICS, Comparison, Frame, break_even, compare, paired_differences
-from sim.compare.verdict import METRIC, Order, order_of
+from sim.compare.verdict import METRIC, STATED, Order, order_of, sign_of
 from sim.costs.profile_files import changed, load
 from sim.devices.contention import BRACKET, PhiLevel, Regime
 from sim.interface.request import Request
@@ -255,6 +255,14 @@ def test_a_given_length_is_obeyed_and_called_a_transient_where_it_is_one() -> No
     assert run(policy="continuous", num_prompts=1000, request_rate=10).notes == []
 
 
+def test_a_part_of_a_deployments_ranks_is_said_to_be_one() -> None:
+    asked = {"profile": "rtx-pro-6000-server/qwen3-30b-a3b-dp2", "policy": "continuous", "num_speculative_tokens": 0}
+    for count, is_part in ((1, True), (2, False)):
+        scenario = Scenario.of(**asked, num_prompts=4, output_len=4, **{"devices.count": count})
+        found = compare(resolve_all(scenario, load(scenario.profile)), workers=1)
+        assert any("2 data-parallel ranks" in note for note in found.notes) is is_part
+
+
 def test_a_burst_of_any_length_is_called_no_transient() -> None:
     assert not any("transient" in note for note in run(policy="continuous", num_prompts=30, request_rate=inf).notes)
 
@@ -374,21 +382,44 @@ def test_an_order_that_flips_within_the_bracket_has_its_break_even() -> None:
     assert "break_even_phi" in msgspec.to_builtins(found[0])
 
 
-def test_of_four_equal_policies_one_comparison_in_twenty_orders_any() -> None:
-    """Of one distribution, on draws of their own: each pair by itself, some are ordered in 25 % of 400. Allowed are 5 %
-    and two standard errors."""
-    names = ["a", "b", "c", "d"]
-    rng = np.random.default_rng(0)
-    ordered = 0
-    for _ in range(400):
-        runs = {name: [float(rng.normal(100.0, 5.0)) for _ in range(3)] for name in names}
+@pytest.mark.parametrize("num_others", [0, 2])
+def test_of_equal_policies_one_comparison_in_twenty_names_a_winner(num_others: int) -> None:
+    """Two of one mean and spreads of 1 and 5, beside others far behind. Allowed are 5 % and two standard errors."""
+    rng, named, tries = np.random.default_rng(0), 0, 1000
+    for _ in range(tries):
+        runs = {name: rng.normal(mean, spread, 4).tolist() for name, mean, spread in EQUAL[: 2 + num_others]}
         found = [row for row in paired_differences(framed(runs)) if row.metric == METRIC]
-        ordered += any(row.order is not Order.SAME for row in found)
-    assert ordered / 400 <= 0.05 + 2.0 * (0.05 * 0.95 / 400) ** 0.5
+        named += all(row.order in STATED for row in found)
+    assert named / tries <= 0.05 + 2.0 * (0.05 * 0.95 / tries) ** 0.5
+
+
+EQUAL = (("a", 100.0, 1.0), ("b", 100.0, 5.0), ("c", 200.0, 1.0), ("d", 300.0, 5.0))
+"""Name, mean and spread."""
+
+
+@pytest.mark.parametrize(
+    ("other", "order"),
+    [
+        ((100.0, 101.0, 102.0), Order.SAME),
+        ((100.0, 101.0, 102.0 + 1e-6), Order.CLOSE),
+        ((101.0, 100.0, 102.0), Order.CLOSE),
+        ((110.0, 95.0, 101.0), Order.FEW),
+        ((110.0, 111.0, 112.5), Order.HIGHER),
+        ((90.0, 91.0, 92.5), Order.LOWER),
+    ],
+)
+def test_an_order_is_told_by_the_interval_of_the_difference(other: tuple[float, ...], order: Order) -> None:
+    found = paired_differences(framed({"a": (100.0, 101.0, 102.0), "b": other}))
+    assert {row.order for row in found} == {order}
+
+
+def test_one_run_orders_nothing_but_what_is_the_same() -> None:
+    found = paired_differences(framed({"a": (100.0,), "b": (100.0,), "c": (200.0,)}))
+    assert [row.order for row in found if row.metric == METRIC] == [Order.SAME, Order.FEW, Order.FEW]
 
 
 def test_a_latency_whose_spread_grows_with_it_is_told_from_a_fifth_of_it_by_three_draws() -> None:
-    """One policy near saturation among four: in milliseconds its differences are not significant beside six others."""
+    """One policy near saturation among four."""
     takes = {
         "a": (530.0, 532.9, 531.5),
         "b": (628.4, 628.1, 630.4),
@@ -400,8 +431,18 @@ def test_a_latency_whose_spread_grows_with_it_is_told_from_a_fifth_of_it_by_thre
 
 
 def test_an_interval_that_ends_at_nothing_tells_no_order() -> None:
-    orders = [order_of(interval) for interval in ((-2.0, -1.0), (-1.0, 0.0), (0.0, 1.0), (1.0, 2.0))]
-    assert orders == [Order.LOWER, Order.SAME, Order.SAME, Order.HIGHER]
+    intervals = ((-2.0, -1.0), (-1.0, 0.0), (0.0, 1.0), (1.0, 2.0))
+    assert [sign_of(interval) for interval in intervals] == [Order.LOWER, None, None, Order.HIGHER]
+
+
+@pytest.mark.parametrize(
+    ("interval", "order"),
+    [((-5.0, 5.0), Order.CLOSE), ((-5.1, 5.0), Order.FEW), ((-5.0, 5.1), Order.FEW), (None, Order.FEW)],
+)
+def test_five_percent_of_the_lower_mean_is_too_close_to_call(
+    interval: tuple[float, float] | None, order: Order
+) -> None:
+    assert order_of(interval, 100.0) is order
 
 
 def test_where_an_order_flips_has_an_interval() -> None:
@@ -426,7 +467,8 @@ def test_no_order_rests_on_an_end_of_the_bracket_where_a_policy_is_overloaded() 
         resolve_all(Scenario.of(policy=["autoregressive", "pd"], **few, request_rate=rate), load(OLDER)), workers=1
     )
     assert [row.load.verdict for row in found.policies] == [Verdict.STABLE] * 2
-    assert {pair.order for pair in found.paired} == {Order.OVERLAP}
+    assert not {pair.order for pair in found.paired} & set(STATED)
+    assert {pair.order for pair in found.paired if pair.metric == METRIC} == {Order.OVERLAP}
 
 
 def test_phi_on_a_profile_whose_overlap_was_measured_is_refused_in_one_line() -> None:

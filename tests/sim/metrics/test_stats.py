@@ -8,7 +8,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.metrics.stats import chance_of_none, effective_count, interval_95, mser_5, t_975, weighted_percentiles
+from sim.metrics.stats import effective_count, interval_95, mser_5, t_975, weighted_percentiles
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 6)), min_size=1, max_size=20), st.floats(0, 100))
@@ -39,20 +39,6 @@ def test_t_quantiles_beyond_lack_the_fourth_term_of_their_expansion() -> None:
     """(79 z^9 + 776 z^7 + 1482 z^5 - 1920 z^3 - 945 z) / 92160 = 1.59 for z = 1.96 (A&S 26.7.5)."""
     lacks = [(exact_t(degrees) - t_975(degrees)) * degrees**4 for degrees in (21, 40, 80, 150, 300)]
     assert lacks == pytest.approx([1.59] * 5, rel=0.03)
-
-
-@pytest.mark.parametrize("degrees", [1, 2, 3, 7, 8, 20])
-def test_a_mean_at_the_end_of_its_interval_has_a_chance_of_one_in_twenty(degrees: int) -> None:
-    """Samples around 0 but for a shift by the half of their own interval."""
-    around = [float(place) for place in range(degrees + 1)]
-    low, high = interval_95(around) or (0.0, 0.0)
-    shifted = [value - low for value in around]
-    assert high > low
-    assert chance_of_none(shifted) == pytest.approx(0.05, abs=2e-5)
-
-
-def test_what_never_varies_is_sure_and_one_sample_tells_nothing() -> None:
-    assert [chance_of_none(each) for each in ([2.0, 2.0], [0.0, 0.0], [5.0])] == [0.0, 1.0, 1.0]
 
 
 def test_an_interval_lies_around_the_mean() -> None:

@@ -192,7 +192,7 @@ def test_every_key_of_a_summary() -> None:
             "throughput_completed_window": 18 / 25,
             "throughput_emitted_window": 21 / 25,
             "prefix_cache_hit_tokens": 450,
-            "prefix_cache_hit_rate": 3 / (1 + 2 + 2 + 3 + 4),
+            "prefix_cache_hit_rate": 450 / 1500,
             "spec_decode_num_drafts": 10,
             "spec_decode_draft_tokens": 40,
             "spec_decode_accepted_tokens": 9,
@@ -265,6 +265,14 @@ def test_the_cool_down_is_left_out_and_throughput_is_of_what_ends_before_it_begi
     assert result["request_throughput"] == pytest.approx(2 / 4)
     assert result["output_throughput"] == result["steady_output_throughput"] == pytest.approx(7.5 / 4)
     assert result["total_token_throughput"] == pytest.approx(207.5 / 4)
+
+
+def test_requests_that_outlast_the_last_arrival_have_their_throughput_up_to_their_end() -> None:
+    """Three arrive within a second and end at 4, 5 and 6 s; the last one cools down."""
+    served = [asked(index, (index / 2, index / 2, 1 + index / 2, 4 + index), (100, 4)) for index in range(3)]
+    result = summarise(record(requests=served, end_s=6.0), num_cooldowns=1)
+    assert result["completed"] == 2
+    assert result["request_throughput"] == pytest.approx(2 / 5)
 
 
 def test_equal_gaps_in_a_row_are_stored_once() -> None:

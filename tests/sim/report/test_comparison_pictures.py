@@ -63,7 +63,7 @@ def test_a_step_line_of_a_latency_ends_at_all_requests_and_at_the_slowest(drawn:
         assert lines.keys() == set(POLICIES)
         for policy, line in lines.items():
             values_ms, shares = line.get_data()
-            assert len(values_ms) == 3 * 12
+            assert len(values_ms) == 4 * 12
             assert shares[-1] == 1.0
             assert np.mean(values_ms) == pytest.approx(rows[policy].mean[f"mean_{name}_ms"])
 

@@ -28,9 +28,9 @@ def test_output_of_a_burst_is_that_of_the_whole_run_in_both_tables() -> None:
 
 
 def test_a_run_that_drafts_nothing_has_no_draft_length_in_its_head() -> None:
-    """Of one policy there is one run, and of several three, unless a scenario says how many."""
+    """Of one policy there is one run, and of several four, unless a scenario says how many."""
     policies = {
-        "k=4, iid:0.7, 3 replications": ["autoregressive", "pd"],
+        "k=4, iid:0.7, 4 replications": ["autoregressive", "pd"],
         "no speculation, 1 replication": ["autoregressive"],
     }
     for text, policy in policies.items():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import lanesim
 from sim.cli.main import run
 from sim.report.varied_tables import print_varied
 from sim.studies.comparison.in_draws import compared
@@ -71,13 +73,13 @@ def test_prefix_cache_context_gpu_and_dotted_keys_set_what_they_stand_for() -> N
     assert [one.scenario.workload.input_len for _, settings in loads for one in settings] == [1536, 1536, 3000, 3000]
 
 
-def test_settings_get_the_same_requests_and_three_runs_and_a_base_that_differences_are_to() -> None:
+def test_settings_get_the_same_requests_and_four_runs_and_a_base_that_differences_are_to() -> None:
     result = answer(max_num_seqs=[1, 64])
     comparison = result.loads[0].comparison
     assert {run["seed"] for run in comparison.runs if run["policy"] == "max_num_seqs=1"} == {
         run["seed"] for run in comparison.runs if run["policy"] == "max_num_seqs=64"
     }
-    assert len(comparison.runs) == 6
+    assert len(comparison.runs) == 8
     lines = shown(result)
     assert lines[0] == " ".join(result.verdict.split())[: len(lines[0])]
     assert "max_num_seqs=64" in result.verdict
@@ -91,7 +93,7 @@ def test_settings_get_the_same_requests_and_three_runs_and_a_base_that_differenc
 def test_a_load_has_its_own_comparison_and_counts_only_where_the_best_is_clear() -> None:
     result = answer(request_rate=[4.0, 8.0], max_num_seqs=[32, 64])
     assert [each.name for each in result.loads] == ["request_rate=4.0", "request_rate=8.0"]
-    assert result.verdict == "serves fastest, by mean E2EL: none for sure at 2 of 2 loads"
+    assert result.verdict == "fastest by mean E2EL: the same at 2 of 2 loads"
     assert any(line.startswith("request_rate=8.0:") for line in shown(result))
 
 
@@ -111,6 +113,37 @@ def test_a_load_has_its_own_comparison_and_counts_only_where_the_best_is_clear()
 def test_what_cannot_be_varied_is_said_in_a_line(text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", "--profile", PAIR, "--request-rate", "8", "--vary", text]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("vary", "flags"),
+    [
+        ("max_num_seqs=4,8", ("--set", "engine.max_num_seqs=16")),
+        ("context=1k,2k", ("--input-len", "500")),
+        ("request_rate=1,2", ("--request-rate", "2,3")),
+        ("policy=pd,continuous", ("--policy", "pd")),
+        ("max_num_seqs=4,8", ("--vary", "engine.max_num_seqs=16,32")),
+    ],
+)
+def test_a_key_that_is_varied_has_no_value_beside_it(
+    vary: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["compare", "--profile", "cpu/tiny", "--vary", vary, *flags]) == 2
+    assert "is given as well: leave one out" in capsys.readouterr().err
+
+
+def test_a_key_that_is_varied_in_python_has_no_value_beside_it() -> None:
+    with pytest.raises(ValueError, match="is given as well"):
+        lanesim.compare(profile="cpu/tiny", max_num_seqs=4, vary={"engine.max_num_seqs": [4, 8]})
+
+
+@pytest.mark.parametrize("more", [("--replications", "1001"), ("--vary", "seed=1,2", "--replications", "501")])
+def test_very_many_runs_say_how_many_they_are_before_they_begin(
+    more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ("--policy", "continuous", "--num-prompts", "1", "--input-len", "1", "--output-len", "1", "--workers", "1")
+    assert run(["compare", "--profile", "cpu/tiny", *short, "--draws", "0", *more]) == 0
+    assert re.match(r"lanesim: note: 1,00\d runs begin", capsys.readouterr().err)
 
 
 def test_the_command_writes_every_load_and_a_list_of_a_flag_varies_its_key(tmp_path: Path) -> None:
@@ -153,5 +186,5 @@ def test_a_method_without_an_acceptance_has_an_assumed_one_and_says_so(capsys: p
 def test_a_window_that_cuts_says_how_many_each_policy_finished(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", "sim/scenarios/report-002-window.yaml", "--replications", "2", "--workers", "1"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "before the window closed pd finished 1.5 of 185 requests and unified finished 34.5 of 185 requests" in said
+    assert "Before the window closed pd finished 1.5 of 185 requests and unified finished 34.5 of 185 requests" in said
     assert "ended in window" in said
