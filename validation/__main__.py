@@ -39,7 +39,6 @@ PROGRAMS = {
     "leaderboard": ("validation.pages.leaderboard", "docs/leaderboard.md: lanesim beside every other simulator"),
     "left_out": ("validation.left_out", "pooled constants of engines without each of their sources"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
-    "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),
     "step_records": (
         "validation.replays.step_records",
         "a cost model from the steps of a server, judged on the next minutes",
@@ -56,12 +55,9 @@ PROGRAMS = {
         "validation.pages.site_check",
         "the site in headless Chromium: what is cut, what is missing",
     ),
-    "split_lanes": ("validation.pages.split_lanes", "two processes on one H200 beside one: predicted, judged"),
-    "speed": ("validation.speed.processes", "CPU seconds and memory, beside a bare loop"),
-    "support": ("validation.pages.support", "docs/support.md: which model runs on which GPU"),
+    "speed": ("validation.speed", "CPU seconds and memory, beside NVIDIA Dynamo"),
     "truths": ("validation.coverage:truths", "answers of capacity and plan in other draws of costs"),
     "verdicts": ("validation.coverage:verdicts", "how often intervals of means hold"),
-    "who_wins": ("validation.pages.who_wins", "docs/who-wins.md: the fastest policy by load"),
 }
 """Name -> (module and function, `main` where none is named; what it does)."""
 OUTPUTS = ("out", "table", "json", "page")

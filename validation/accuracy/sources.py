@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from math import isclose
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, linear_regression
 from typing import Any
 
 import msgspec
@@ -58,6 +58,10 @@ STARTS = (
     (0.99, 0.50, 0.01, 0.02, 0.97),
 )
 """Hit rate, miss rate, to_hit, share of to_miss, fade."""
+OVERLAP_LOAD = ("table", "gpu", "model", "engine", "isl", "osl", "qps", "concurrency")
+OVERLAP_METRICS = {
+    "tpot_mean_ms": "tpot_ms", "ttft_p50_ms": "ttft_p50_ms", "ttft_mean_ms": "ttft_ms", "itl_p99_ms": "itl_p99_ms",
+}  # fmt: skip
 STAGES = {"s1": 1, "s1t0": 0}
 """Begin the names of their files; temperature."""
 
@@ -421,8 +425,71 @@ def power(path: Path, run: RunSpec) -> list[Cell]:
     return cells
 
 
+def overlap(path: Path, run: RunSpec) -> list[Cell]:
+    """Two plain streams, or shares of the multiprocessors, at every load that pegainfer measured with one stream, too.
+
+    A decode step alone is what is published, else the median gap, else the median TPOT at the lowest rate; the longest
+    gap less that is a prefill. A longest gap is judged only where the median gap was not needed.
+    """
+    rows, cells = csv_rows(path), []
+    for row in rows:
+        like = [each for each in rows if all(each[name] == row[name] for name in OVERLAP_LOAD)]
+        off = next((each for each in like if each["mode"] == "off"), None)
+        if off is None or not row["mode"].startswith(("stream", "green-ctx")):
+            continue
+        alone = off["decode_only_itl_p50_ms"] or off["itl_p50_ms"] or _alone(off, rows)
+        prefill = 0.0 if row["concurrency"] == "1.0" else float(off["itl_p99_ms"]) - float(alone)
+        names = {name: ours for name, ours in OVERLAP_METRICS.items() if row[name] and off[name]}
+        if off["itl_p50_ms"] and not off["decode_only_itl_p50_ms"]:
+            del names["itl_p99_ms"]
+        cells.append(
+            Cell(
+                gpu=row["gpu"],
+                target=row["model"].partition(" ")[0].lower(),
+                label=f"{row['mode']}, {float(row['isl']):g}->{float(row['osl']):g}",
+                arm=row["mode"].partition(" ")[0],
+                concurrency=0 if row["qps"] else int(float(row["concurrency"])),
+                request_rate=float(row["qps"]) if row["qps"] else None,
+                measured={ours: float(row[name]) for name, ours in names.items()},
+                texts={"alone": alone, "prefill": repr(prefill), **{ours: off[name] for name, ours in names.items()}},
+            )
+        )
+    return cells
+
+
+def _alone(off: Row, rows: Sequence[Row]) -> str:
+    like = [row for row in rows if all(row[name] == off[name] for name in ("gpu", "model", "engine", "isl", "osl"))]
+    return min((float(row["qps"]), row["tpot_p50_ms"]) for row in like if row["tpot_p50_ms"])[1]
+
+
+def chunks(path: Path, run: RunSpec) -> list[Cell]:
+    """Gaps of decode beside one chunk, on which phi was chosen: their intercept over lengths is a decode alone."""
+    begin = "decode beside a chunk of "
+    rows = [row for row in csv_rows(path) if row["what"].startswith(begin)]
+    lengths = [float(row["what"].removeprefix(begin)) for row in rows]
+    alone = linear_regression(lengths, [float(row["one_stream"]) for row in rows]).intercept
+    return [
+        Cell(
+            gpu=row["gpu"],
+            target=row["model"].lower(),
+            label=row["what"],
+            arm="stream",
+            role=FITTED,
+            concurrency=1,
+            measured={"itl_p99_ms": float(row["two_plain_streams"])},
+            texts={
+                "alone": repr(alone),
+                "prefill": repr(float(row["one_stream"]) - alone),
+                "itl_p99_ms": row["one_stream"],
+            },
+        )
+        for row in rows
+    ]
+
+
 CELLS: dict[str, Callable[[Path, RunSpec], list[Cell]]] = {
     "timestamps": timestamps, "steps": steps, "tapes": tapes, "rounds": rounds, "pearl": pearl, "power": power,
+    "overlap": overlap, "chunks": chunks,
 }  # fmt: skip
 """Cells of other forms than a table's."""
 
