@@ -17,11 +17,11 @@ def test_two_files_of_one_name_are_named() -> None:
     assert spec.loader is not None
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)
-    assert hooks.written_twice(["a.html", "atlas.html", "b.html", "atlas.html"]) == ["atlas.html"]
+    assert hooks.written_twice(["a.html", "twice.html", "b.html", "twice.html"]) == ["twice.html"]
 
 
 def test_no_page_has_the_place_of_a_file_beside_it() -> None:
-    """`docs/atlas.md` would become atlas.html, which is there."""
+    """`docs/a.md` becomes a.html, which may be there."""
     places = [path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")]
     pages = [path.parent / "index" if path.name == "README" else path for path in places]
     files = {path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.html")}

@@ -23,7 +23,7 @@ PROGRAMS = {
         "validation.coverage:accuracy_intervals",
         "how often tune's interval of a speed-up holds",
     ),
-    "atlas": ("validation.pages.atlas_page", "docs/atlas.html: published pairs, best draft length by load, break-even"),
+    "atlas": ("validation.pages.atlas", "docs/atlas.csv: published pairs, best draft length at each load"),
     "claims": ("validation.claims.claims_command", "published claims: claimed, simulated, verdict and why"),
     "conformance": (
         "validation.conformance.replayed",
