@@ -49,7 +49,7 @@ LEFT_OUT = {
     r"python -m validation (silicon|drafted|evidence|partition|pearl|accuracy_intervals|left_out)": DATA,
     r"python -m validation step_records": "ten minutes of a real vLLM",
     r"python -m validation (constants CELLS|\w+ DATA)": DATA,
-    r"python -m validation (conformance|sglang_steps)": "logs or a wheel of an engine, which the reader brings",
+    r"python -m validation conformance": "logs or a wheel of an engine, which the reader brings",
     r"python -m validation (scenario_docs|silicon_page|leaderboard|speed)": PAGE,
     r"python -m validation (verdicts|truths)": "statistics over many truths, half an hour each",
     r"python -m tests\.mutants": "the nightly run's own job",

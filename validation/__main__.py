@@ -48,7 +48,6 @@ PROGRAMS = {
         "docs/validation/real-vllm.md: a real vLLM here, predicted, then sent the load",
     ),
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
-    "sglang_steps": ("validation.conformance.sglang_scheduler", "SGLang's own scheduler beside lanesim's, every step"),
     "silicon": ("validation.silicon.judge", "served cells by class, beside a peer"),
     "silicon_page": ("validation.silicon.silicon_page", "docs/silicon.md, from results of silicon"),
     "site_check": (
