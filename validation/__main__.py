@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from sim.files.lock import check_destinations
 
 PROGRAMS = {
-    "accuracy": ("validation.accuracy.accuracy_page", "docs/accuracy.md: real runs of others beside simulated ones"),
+    "accuracy": ("validation.judge.accuracy_page", "docs/accuracy.md: real runs of others beside simulated ones"),
     "accuracy_intervals": (
         "validation.coverage:accuracy_intervals",
         "how often tune's interval of a speed-up holds",
@@ -30,8 +30,8 @@ PROGRAMS = {
         "steps of real schedulers beside those of continuous",
     ),
     "constants": ("validation.constants", "constants with and without, on models that had no part in them"),
-    "drafted": ("validation.silicon.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),
-    "evidence": ("validation.silicon.evidence", "sim/evidence: means of judged served cells, which answers quote"),
+    "drafted": ("validation.judge.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),
+    "evidence": ("validation.judge.evidence", "sim/evidence: means of judged served cells, which answers quote"),
     "figures": (
         "validation.pages.figures",
         "figures that README states, and what each comes from; 1 where one is not so",
@@ -48,8 +48,8 @@ PROGRAMS = {
         "docs/validation/real-vllm.md: a real vLLM here, predicted, then sent the load",
     ),
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
-    "silicon": ("validation.silicon.judge", "served cells by class, beside a peer"),
-    "silicon_page": ("validation.silicon.silicon_page", "docs/silicon.md, from results of silicon"),
+    "silicon": ("validation.judge.served_judge", "served cells by class, beside a peer"),
+    "silicon_page": ("validation.judge.served_judge:write_page", "docs/silicon.md, from results of silicon"),
     "site_check": (
         "validation.pages.site_check",
         "the site in headless Chromium: what is cut, what is missing",

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.judge.cell import FITTED
 from sim.devices.partition import MEASURED
-from validation.accuracy.judges import overlap
-from validation.accuracy.sources import cells_of_run
-from validation.accuracy.specs import RunSpec
+from validation.judge.judges import overlap
+from validation.judge.sources import cells_of_run
+from validation.judge.specs import RunSpec
 
 HEAD = (
     "table,gpu,model,engine,mode,isl,osl,qps,concurrency,tpot_mean_ms,ttft_p50_ms,ttft_mean_ms,itl_p50_ms,itl_p99_ms,"
@@ -28,19 +27,13 @@ a,H,m,e,"green-ctx 20%, eager",8,4,8,,14,,90,,30,,
 b,H,m,e,off,8,4,1,,,,,,,,10
 b,H,m,e,off,8,4,2,,,,,,,,11
 """
-CHUNKS = """gpu,model,what,one_stream,two_plain_streams
-G,m,decode beside a chunk of 100,30,29
-G,m,decode beside a chunk of 200,50,50
-G,m,something else,1,1
-"""
 
 
-def changes(folder: Path, text: str, reader: str = "overlap") -> list[dict[str, float]]:
+def changes(folder: Path, text: str) -> list[dict[str, float]]:
     """Simulated over one stream's figure, by metric, of every cell."""
     (folder / "cells.csv").write_text(text)
-    run = RunSpec(reader=reader, judge="overlap", file="cells.csv", set={"engine": "e"})
+    run = RunSpec(reader="overlap", judge="overlap", file="cells.csv", set={"engine": "e"})
     cells = cells_of_run(run, folder)
-    assert all(cell.role == FITTED for cell in cells) == (reader == "chunks")
     judged = overlap(cells, None, run, folder)
     return [{name: (sides["simulated"] or 0.0) / float(each.cell.texts[name]) for name, sides in each.metrics.items()}
             for each in judged]  # fmt: skip
@@ -59,9 +52,3 @@ def test_a_share_of_multiprocessors_beside_a_prefill_shortens_gaps_and_delays_fi
     (shares,) = changes(tmp_path, HEAD + SHARES)
     assert shares["tpot_ms"] < 1.0 < shares["ttft_ms"]
     assert shares["itl_p99_ms"] == pytest.approx(10.0 * MEASURED.slowdown(0.0, 1.0, 0.2) / 100.0)
-
-
-def test_a_decode_beside_no_chunk_is_the_intercept_over_their_lengths(tmp_path: Path) -> None:
-    """30 and 50 over 100 and 200 tokens: 10 without a chunk. A step of 10 beside 20 goes at 1/3 + 0.07 x 2/3."""
-    first, _ = changes(tmp_path, CHUNKS, "chunks")
-    assert first == pytest.approx({"itl_p99_ms": 10.0 / (1 / 3 + 0.07 * 2 / 3) / 30.0})

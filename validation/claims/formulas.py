@@ -5,7 +5,7 @@ Not here: runs (validation.claims.runs), claims (validation/claims/claims.yaml).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from math import ceil, floor, prod, sqrt
 from operator import attrgetter
@@ -31,7 +31,7 @@ from sim.studies.load_table import table_of
 from validation.claims.ledger import Claim, Finding, Interval, section
 from validation.claims.prototype import PROFILE
 from validation.claims.runs import DRAFT_COMPUTE_MS, DRAFT_EAGER_MS, IMPLIED_DRAFT_MS, RunMetrics, profile_of, records
-from validation.tables import off_pct
+from validation.tables import evaluated, off_pct
 
 FORMS: dict[str, Callable[[float], float]] = {
     "ratio": float,
@@ -51,7 +51,7 @@ def finding(claim: Claim, draws: int) -> Finding | None:
     interval: Interval | None = None
     if claim.of:
         levels = BRACKET if claim.bracket else (None,)
-        by_level = [list(map(float, _value(claim.of, names_of(claim, level, draws)))) for level in levels]
+        by_level = [list(map(float, evaluated(claim.of, names_of(claim, level, draws)))) for level in levels]
         form, ends = FORMS[claim.form], list(map(single_runs if claim.interval == "runs" else mean_ends, by_level))
         phis, (lows, highs) = [form(mean(of)) for of in by_level], zip(*ends, strict=True)
         low, high = sorted(map(form, (min(lows), max(highs))))
@@ -60,16 +60,24 @@ def finding(claim: Claim, draws: int) -> Finding | None:
             names |= dict(zip((*map(str, BRACKET), "low", "high"), (*phis, low, high), strict=True))
             names |= {"lows": lows, "highs": highs, "phis": phis}
     for name, formula in claim.let.items():
-        names[name] = _value(formula, names)
+        names[name] = evaluated(formula, names)
     details = {name: names[name] for name in (*map(str, BRACKET), "low", "high", *claim.let) if name in names}
-    if claim.interval not in ("mean", "runs"):
-        interval = None if claim.interval == "none" else _value(claim.interval, names)
+    if claim.interval == "none":
+        interval = None
+    elif claim.interval not in ("mean", "runs"):
+        low, high = map(float, evaluated(claim.interval, names))
+        interval = low, high
     return Finding(
-        _value(claim.figure, names) if claim.figure else simulated,
+        _plain(evaluated(claim.figure, names)) if claim.figure else simulated,
         interval,
-        bool(_value(claim.met, names)) if claim.met else None,
-        {name: each for name, each in details.items() if isinstance(each, int | float | str)},
+        bool(evaluated(claim.met, names)) if claim.met else None,
+        {name: _plain(each) for name, each in details.items() if isinstance(each, int | float | str)},
     )
+
+
+def _plain(figure: Any) -> Any:
+    """Numpy's floats as Python's."""
+    return float(figure) if isinstance(figure, float) else figure
 
 
 def names_of(claim: Claim, level: PhiLevel | None, draws: int) -> dict[str, Any]:
@@ -81,10 +89,6 @@ def names_of(claim: Claim, level: PhiLevel | None, draws: int) -> dict[str, Any]
         names |= {"lowest": lowest, "highest": highest}
         names["inside"] = lambda values: all(lowest <= each <= highest for each in values)
     return names | {"table_of": lambda begin: spoken(begin, draws), "draws": draws}
-
-
-def _value(formula: str, names: Mapping[str, Any]) -> Any:
-    return eval(formula, {"__builtins__": {}, **names})
 
 
 # -- functions of formulas

@@ -221,6 +221,12 @@ def test_a_figure_per_draw_has_an_interval_of_its_mean_of_single_runs_or_none() 
     assert ends["none"].interval is None  # type: ignore[union-attr]
 
 
+def test_a_finding_holds_plain_figures_that_json_takes() -> None:
+    found = finding(claim("A.ratio.64"), 2)
+    assert found is not None
+    assert {type(each) for each in (found.simulated, *(found.interval or ()), *found.details.values())} == {float}
+
+
 def test_a_formula_has_its_own_words_and_no_others() -> None:
     with pytest.raises(NameError, match="open"):
         finding(made(figure="open('x')"), 2)

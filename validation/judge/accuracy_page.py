@@ -5,7 +5,7 @@
 DATA_FOLDER holds the public data that the sections name; none of it is part of this repository. A part that cannot be
 run is reported as such, and the command exits with 1. --sections judges, and fits on, cells of one's own: its form is
 that of validation/sections.yaml. The figure of speed-ups lies beside the report. Not here: the sections themselves
-(validation.accuracy.sections), the tables of errors (validation.accuracy.matrix).
+(validation.judge.sections), the tables of errors (validation.judge.matrix).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from validation.accuracy.matrix import classes, decisions, draw_speedups, frame, write_cells
-from validation.accuracy.sections import SPEEDUP, JudgedSection, section_of
-from validation.accuracy.specs import ROOT, SECTIONS, SectionSpec, specs
+from validation.judge.matrix import classes, decisions, draw_speedups, frame, write_cells
+from validation.judge.sections import SPEEDUP, JudgedSection, section_of
+from validation.judge.specs import ROOT, SECTIONS, SectionSpec, specs
 from validation.tables import page
 
 if TYPE_CHECKING:

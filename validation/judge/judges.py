@@ -1,6 +1,6 @@
 """Cells of the accuracy page beside what lanesim makes of them: one function per kind, by name in sections.yaml.
 
-Not here: reading cells (validation.accuracy.sources), fits and bars (validation.accuracy.sections).
+Not here: reading cells (validation.judge.sources), fits and bars (validation.judge.sections).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from validation.accuracy.sources import POWER_GPU, peer_figures, real_run
-from validation.accuracy.specs import RunSpec, path_of
+from validation.judge.sources import POWER_GPU, peer_figures, real_run
+from validation.judge.specs import RunSpec, path_of
 from validation.tables import grouped
 
 PEARL_FITTED = ("AIME", "CNNDM")

@@ -2,7 +2,7 @@
 
 A speed-up's sign, the concurrency at which it crosses 1, and the draft length that one would deploy are what a user
 acts on; the regret is what deploying lanesim's choice loses in measured throughput. Not here: judging the cells
-(validation.accuracy.sections).
+(validation.judge.sections).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate.judge.cell import JUDGED, Cell
 from sim.files.write import write_figure
 from sim.metrics.compared import THROUGHPUT
-from validation.accuracy.sections import SPEEDUP, JudgedSection
+from validation.judge.sections import SPEEDUP, JudgedSection
 from validation.tables import off_pct
 
 if TYPE_CHECKING:
