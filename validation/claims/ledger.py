@@ -98,7 +98,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     figure: str = ""
     """Formula of the simulated figure itself."""
     interval: str = "mean"
-    """95 % of the `mean`, of single `runs`, `none`, or a formula of both ends."""
+    """95 % of the mean of `of`, of its single `runs`, `none`, or a formula of both ends."""
     form: Literal["ratio", "more", "less", "seconds"] = "ratio"
     """How the mean of `of` is stated: as it is, percent more or less than 1, milliseconds as seconds."""
     bracket: bool = False
