@@ -183,12 +183,12 @@ def alike(*runs: RunMetrics) -> tuple[int, int]:
 
 
 WORTHWHILE = 0.02
-"""Share of throughput: a smaller difference decides nothing; then the simpler scheduler (PD) is taken, as reported."""
+"""Share of throughput. A smaller gain decides nothing, and the simpler scheduler is taken (PD), as reported."""
 
 
 def choice(lows: Sequence[float]) -> str:
-    """PDV where it beats PD by more than WORTHWHILE, beyond its interval, at every phi; PD where it does so at none;
-    else overlap decides."""
+    """PDV where it beats PD by more than WORTHWHILE, beyond its interval, at every phi. PD where it does so at none.
+    Otherwise overlap decides."""
     better = [low > 1.0 + WORTHWHILE for low in lows]
     return "PDV" if all(better) else "depends on overlap" if any(better) else "PD"
 

@@ -1,13 +1,14 @@
 """Served cells beside lanesim and a peer: `python -m validation silicon CELLS.csv --json OUT [--peer PREDICTIONS.csv]`.
 
 CELLS.csv is ai-dynamo/aiconfigurator's silicon_sample.csv or a part of it: closed loops of vLLM, SGLang and
-TensorRT-LLM, mean TTFT and TPOT. Every aggregated row gets a profile from the kernel tables of the installed
-aiconfigurator-core and a scenario; --mode disagg takes the disaggregated ones, on which nothing is fitted. A run that
-several dumps have is one cell. Classes are engine, dense or MoE, and the format of the GEMMs. Counted apart: cells that
-constants were fitted on, and those with doubtful labels. --peer takes the rows with aic_ttft_ms and aic_tpot_ms beside
-them; of several readings of the labels the kindest counts. --only takes classes whose name holds a text, such as
-'vllm moe', --every every so manieth row. Exits 1 where no row is judged, and leaves OUT as it was; 2 where CELLS.csv or
-the kernel tables are missing.
+TensorRT-LLM, mean TTFT and TPOT. Every aggregated row gets a scenario, and a profile from the kernel tables of the
+installed aiconfigurator-core. A run that several dumps have is one cell. Classes are engine, dense or MoE, and the
+format of the GEMMs. Cells that constants were fitted on, and cells with doubtful labels, are counted apart.
+
+--peer takes the rows with aic_ttft_ms and aic_tpot_ms beside them, and of several files the kindest counts. --only takes
+classes whose name holds a text, such as 'vllm moe'. --every 10 takes every tenth row. --mode disagg takes disaggregated
+rows, on which nothing is fitted. Exit 1: no row is judged, and OUT is as it was. Exit 2: CELLS.csv or the kernel tables
+are missing.
 
 `python -m validation silicon_page OUT ...` writes docs/silicon.md and validation/served-cells.csv beside it from such
 results, which may be of parts (`--only`). Not here: what a cell is simulated as (validation.judge.served_cells), means

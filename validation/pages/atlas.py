@@ -38,12 +38,12 @@ OUT = Path(__file__).parents[2] / "docs" / "atlas.csv"
 WORKLOAD = {"input_len": 1024, "output_len": 128, "max_concurrency": 256}
 LOADS = (1, 4, 8, 16, 32, 64, 128)
 LENGTHS = {"eagle3": (0, 1, 2, 3, 5, 7), "mtp": (0, 1, 2, 3, 5)}
-"""Draft lengths that are tried, by method; 0 keeps the drafter loaded."""
+"""Draft lengths that are tried, by method. 0 keeps the drafter loaded."""
 KEY = ("target", "GPUs", "engine", "drafter", "acceptance")
 
 
 class Quote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Published acceptance of a drafter, which is None where the checkpoint has its own; `data` says on what."""
+    """Published acceptance of a `drafter` on some `data`. It is None where the checkpoint drafts by itself."""
 
     acceptance: str
     data: str
@@ -53,7 +53,7 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class AtlasPair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of the file: a shipped `profile`, or a `gpu` with what the importer needs; `measured` are speed-ups."""
+    """A shipped `profile`, or a `gpu` with what the importer needs. `measured` has published speed-ups."""
 
     target: str
     engine: str
@@ -113,7 +113,7 @@ def tuned(pair: AtlasPair, quote: Quote, profile: Profile, draws: int, workers: 
 
 
 def row_of(pair: AtlasPair, quote: Quote, profile: Profile, tuning: Tuning) -> dict[str, str]:
-    """The pair's row, from simulated loads alone; K is 0 where no length from 1 on gains on average."""
+    """The pair's row, from simulated loads alone. K is 0 where no length from 1 on gains on average."""
     points, crossing = {point.concurrency: point for point in tuning.points}, tuning.break_even_concurrency
     gains = {(at, each.k): each.speedup or 0.0 for at, point in points.items() for each in point.lengths}
     best = {at: (point.best_draft.k, gains[at, point.best_draft.k]) for at, point in points.items()}
