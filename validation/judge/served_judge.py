@@ -5,10 +5,10 @@ TensorRT-LLM, mean TTFT and TPOT. Every aggregated row gets a scenario, and a pr
 installed aiconfigurator-core. A run that several dumps have is one cell. Classes are engine, dense or MoE, and the
 format of the GEMMs. Cells that constants were fitted on, and cells with doubtful labels, are counted apart.
 
---peer takes the rows with aic_ttft_ms and aic_tpot_ms beside them, and of several files the kindest counts. --only takes
-classes whose name holds a text, such as 'vllm moe'. --every 10 takes every tenth row. --mode disagg takes disaggregated
-rows, on which nothing is fitted. Exit 1: no row is judged, and OUT is as it was. Exit 2: CELLS.csv or the kernel tables
-are missing.
+--peer takes the rows with aic_ttft_ms and aic_tpot_ms beside them. Of several such files the kindest counts. --only
+takes classes whose name holds a text, such as 'vllm moe'. --every 10 takes every tenth row. --mode disagg takes
+disaggregated rows, on which nothing is fitted. Exit 1: no row is judged, and OUT is as it was. Exit 2: CELLS.csv or the
+kernel tables are missing.
 
 `python -m validation silicon_page OUT ...` writes docs/silicon.md and validation/served-cells.csv beside it from such
 results, which may be of parts (`--only`). Not here: what a cell is simulated as (validation.judge.served_cells), means
