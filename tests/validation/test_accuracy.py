@@ -17,9 +17,8 @@ from calibrate.judge.cells import CellSetup, simulate_cell
 from calibrate.judge.fit_cells import with_constants
 from sim.costs.profile_files import load
 from sim.metrics.compared import compared
-from validation.__main__ import main
 from validation.judge import sources
-from validation.judge.accuracy_page import CELLS, bars_of
+from validation.judge.accuracy_page import CELLS, bars_of, write_report
 from validation.judge.matrix import classes, crossing, decisions, draw_speedups, frame
 from validation.judge.sections import BarLine, JudgedSection, judge_run, section_of
 from validation.judge.specs import RunSpec, SectionSpec, holds, specs
@@ -239,11 +238,11 @@ def test_the_constant_behind_a_made_up_table_is_fitted_and_the_other_cells_are_r
 
 
 def test_the_report_is_written_whole_and_says_what_could_not_be_run(tmp_path: Path) -> None:
-    data, out, own = tmp_path / "data", tmp_path / "accuracy.md", tmp_path / "s.yaml"
+    data, out = tmp_path / "data", tmp_path / "accuracy.md"
     sections = made_up(data, 3e-3)
-    own.write_text(json.dumps([*sections, {**sections[0], "part": "lost", "runs": [{"file": "none.csv"}]}]))
-    given = ["accuracy", str(data), "--out", str(out), "--sections", str(own), "--overwrite"]
-    assert main([*given, "--only", "h100"]) == 0
+    sections.append({**sections[0], "part": "lost", "runs": [{"file": "none.csv"}]})
+    first, lost = msgspec.convert(sections, list[SectionSpec])
+    assert write_report([first], data, out) == 0
     text = out.read_text()
     assert "| H100 | trtllm-1.0 | m | none | 0 | 2 of 4 | – |" in text
     assert " / 50.0 (50.0) |" in text
@@ -252,7 +251,7 @@ def test_the_report_is_written_whole_and_says_what_could_not_be_run(tmp_path: Pa
         rows = list(csv.DictReader(file))
     assert [row["role"] for row in rows] == ["fitted"] * 2 + ["judged"] * 2
     assert float(rows[3]["peer_tpot_ms"]) == pytest.approx(0.5 * float(rows[3]["tpot_ms"]), rel=1e-4)
-    assert main(given) == 1
+    assert write_report([first, lost], data, out) == 1
     assert "**lost could not be run: none.csv: No such file or directory**" in out.read_text()
 
 

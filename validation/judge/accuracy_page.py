@@ -1,11 +1,11 @@
 """Writes docs/accuracy.md, and beside it validation/accuracy-cells.csv with every cell: measured and simulated.
 
-    python -m validation accuracy DATA_FOLDER [--out docs/accuracy.md] [--only PART ...] [--sections FILE.yaml]
+    python -m validation accuracy DATA_FOLDER [--out docs/accuracy.md] [--only PART ...]
 
 DATA_FOLDER holds the public data that the sections name; none of it is part of this repository. A part that cannot be
-run is reported as such, and the command exits with 1. --sections judges, and fits on, cells of one's own: its form is
-that of validation/sections.yaml. The figure of speed-ups lies beside the report. Not here: the sections themselves
-(validation.judge.sections), the tables of errors (validation.judge.matrix).
+run is reported as such, and the command exits with 1. The figure of speed-ups lies beside the report. Not here: the
+sections themselves (validation.judge.sections), the tables of errors (validation.judge.matrix), cells of one's own
+(`lanesim validate cells`).
 """
 
 from __future__ import annotations
@@ -66,13 +66,18 @@ def bars_of(sections: Sequence[JudgedSection]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def main(data: Path, out: Path = PAGE, only: Sequence[str] = (), sections: Path = SECTIONS) -> int:
-    wanted = [spec for spec in specs(sections) if not only or spec.part in only]
+def main(data: Path, out: Path = PAGE, only: Sequence[str] = ()) -> int:
+    wanted = [spec for spec in specs() if not only or spec.part in only]
     if not data.is_dir():
         raise ValueError(f"{str(data)!r} is no folder; want the one with aiconfigurator/ and llmservingsim/ in it")
     if not wanted:
-        raise ValueError(f"--only {' '.join(only)}: no such part in {sections.name}")
-    built, failures = build(wanted, data)
+        raise ValueError(f"--only {' '.join(only)}: no such part in {SECTIONS.name}")
+    return write_report(wanted, data, out)
+
+
+def write_report(sections: Sequence[SectionSpec], data: Path, out: Path) -> int:
+    """The page and its cells; 1 where a section could not be run."""
+    built, failures = build(sections, data)
     cells, bars = frame(built), bars_of(built)
     decided = cells[cells["decides"]][SPEEDUP].notna().any()
     if decided:

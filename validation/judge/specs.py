@@ -125,10 +125,13 @@ class SectionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     speedup_by: str = THROUGHPUT
 
 
-def specs(path: Path = SECTIONS) -> list[SectionSpec]:
-    """The sections of a file; what `every` run of one has is said once. Raises ValueError."""
-    sections: Any = read_yaml(path, "sections")
-    return convert(list(map(_expanded, sections)), list[SectionSpec], str(path))
+def specs() -> list[SectionSpec]:
+    """The sections; what `every` run of one has is said once. Raises ValueError.
+
+    Their formulas are evaluated as Python, so that no other file is read.
+    """
+    sections: Any = read_yaml(SECTIONS, "sections")
+    return convert(list(map(_expanded, sections)), list[SectionSpec], str(SECTIONS))
 
 
 def _expanded(section: Any) -> Any:
