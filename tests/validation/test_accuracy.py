@@ -18,8 +18,17 @@ from calibrate.judge.fit_cells import with_constants
 from sim.costs.profile_files import load
 from sim.metrics.compared import compared
 from validation.judge import sources
-from validation.judge.accuracy_page import CELLS, bars_of, write_report
-from validation.judge.matrix import classes, crossing, decisions, draw_speedups, frame
+from validation.judge.accuracy_page import (
+    CELLS,
+    bars_of,
+    classes,
+    crossing,
+    decisions,
+    draw_speedups,
+    frame,
+    write_report,
+)  # fmt: skip
+from validation.judge.judges import JUDGES, peer_figures
 from validation.judge.sections import BarLine, JudgedSection, judge_run, section_of
 from validation.judge.specs import RunSpec, SectionSpec, holds, specs
 
@@ -51,8 +60,6 @@ def run_of(title: str, **changes: Any) -> RunSpec:
 
 
 def test_every_section_reads_and_judges_by_a_name_that_there_is() -> None:
-    from validation.judge.judges import JUDGES
-
     runs = [run for spec in specs() for run in spec.runs]
     assert {run.judge for run in runs} == JUDGES.keys()
     assert {run.reader for run in runs} == sources.ROWS.keys() | sources.CELLS.keys()
@@ -61,9 +68,9 @@ def test_every_section_reads_and_judges_by_a_name_that_there_is() -> None:
 def test_the_peers_figures_are_read_from_its_summary() -> None:
     lines = ["Metric  vLLM  Sim  Diff%", "TTFT Mean 65456.6  65820.2  +0.6%", "TTFT P90 1.0 1.0 +0.6%", "",
              "Latency P95 200.0 190.0 -5.0%"]  # fmt: skip
-    assert sources.peer_figures("\n".join(lines)) == {"ttft_ms": (65456.6, 65820.2), "e2el_p95_ms": (200.0, 190.0)}
+    assert peer_figures("\n".join(lines)) == {"ttft_ms": (65456.6, 65820.2), "e2el_p95_ms": (200.0, 190.0)}
     with pytest.raises(ValueError, match="holds no figure"):
-        sources.peer_figures("nothing here")
+        peer_figures("nothing here")
 
 
 def study_row(**changes: Any) -> dict[str, Any]:

@@ -3,24 +3,30 @@
     python -m validation accuracy DATA_FOLDER [--out docs/accuracy.md] [--only PART ...]
 
 DATA_FOLDER holds the public data that the sections name; none of it is part of this repository. A part that cannot be
-run is reported as such, and the command exits with 1. The figure of speed-ups lies beside the report. Not here: the
-sections themselves (validation.judge.sections), the tables of errors (validation.judge.matrix), cells of one's own
-(`lanesim validate cells`).
+run is reported as such, and the command exits with 1. The figure of speed-ups lies beside the report. A speed-up's
+sign, the concurrency at which it crosses 1, and the draft length that one would deploy are what a user acts on. The
+regret is what deploying lanesim's choice loses in measured throughput. Not here: the sections themselves
+(validation.judge.sections), cells of one's own (`lanesim validate cells`).
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
+from itertools import pairwise
+from math import exp, log
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
-from validation.judge.matrix import classes, decisions, draw_speedups, frame, write_cells
+from calibrate.judge.cell import JUDGED, Cell
+from sim.files.write import write_figure
+from sim.metrics.compared import THROUGHPUT
 from validation.judge.sections import SPEEDUP, JudgedSection, section_of
 from validation.judge.specs import ROOT, SECTIONS, SectionSpec, specs
-from validation.tables import page
+from validation.tables import off_pct, page
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +35,22 @@ FIGURE = "accuracy-speedup.png"
 CELLS = Path("validation/accuracy-cells.csv")
 """Every cell, relative to the page's folder."""
 PAGE = ROOT / "docs/accuracy.md"
+NEAR_ONE = 0.05
+"""A measured speed-up this close to 1 has no sign: jobs differ by as much."""
+FIGURE_INCHES, DPI = 6.4, 150
+METRICS = {
+    "tok/s": (THROUGHPUT,),
+    "TPOT": ("tpot_ms", "itl_ms"),
+    "TTFT": ("ttft_ms",),
+    "speed-up": (SPEEDUP,),
+    "acceptance length": ("acceptance_length",),
+}
+"""Column -> metrics of a cell, the first that it has."""
+CELL_METRICS = ("output_throughput", "tpot_ms", "itl_ms", "ttft_ms", "e2el_ms", SPEEDUP, "acceptance_length")
+PEER_METRICS = ("tpot_ms", "ttft_ms", "e2el_ms")
+CELL_FIELDS = ("gpu", "engine", "target", "method", "num_speculative_tokens")
+INTERNAL = ("k", "concurrency", "decides")
+"""Columns of the frame that its CSV lacks."""
 
 
 def build(sections: Sequence[SectionSpec], data: Path) -> tuple[list[JudgedSection], list[str]]:
@@ -100,3 +122,176 @@ def write_report(sections: Sequence[SectionSpec], data: Path, out: Path) -> int:
     write_cells(cells, out.parent / CELLS)
     print(*failures, f"{out}: {met} of {len(bars)} bars met.", sep="\n", file=sys.stderr)
     return 1 if failures else 0
+
+
+# -- tables and the figure
+
+
+def frame(sections: Sequence[JudgedSection]) -> pd.DataFrame:
+    """A row per cell: what was measured, what was simulated, what a peer predicts. `k` is the draft length, or what the
+    summary has for it; `decides` where users choose by the speed-up."""
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for section in sections:
+        for each in section.judged:
+            cell, known = each.cell, each.metrics
+            row = {"part": section.spec.part} | {name: getattr(cell, name) for name in CELL_FIELDS}
+            row |= {"workload": cell.label or f"{cell.input_len}->{cell.output_len}", "load": load_of(cell)}
+            row |= {"num_prompts": cell.num_prompts, "role": cell.role}
+            for name in CELL_METRICS:
+                sides = known.get(name, {})
+                row |= {name: sides.get("real"), f"{name}_simulated": sides.get("simulated")}
+            row["peer"] = cell.peer
+            for name in PEER_METRICS:
+                sides = each.peer.get(name, {})
+                row |= {f"peer_{name}": sides.get("simulated"), f"peer_{name}_real": sides.get("real")}
+            k = section.spec.together or str(cell.num_speculative_tokens)
+            rows.append(row | {"k": k, "concurrency": cell.concurrency, "decides": section.spec.decides})
+    cells = pd.DataFrame(rows)
+    return cells.astype({name: float for name in cells if name.startswith(CELL_METRICS)} | {"num_prompts": "Int64"})
+
+
+def load_of(cell: Cell) -> str:
+    """Requests in flight, or arrivals per second; `open` for recorded arrivals."""
+    if cell.request_rate is not None:
+        return f"{cell.request_rate:g}/s"
+    return str(cell.concurrency) if cell.concurrency else "open"
+
+
+def write_cells(cells: pd.DataFrame, path: Path) -> None:
+    cells.drop(columns=[*INTERNAL]).to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+
+
+def classes(cells: pd.DataFrame) -> pd.DataFrame:
+    """Errors of judged cells by GPU, engine, model, method and k: mean size and the largest, those of peers on the same
+    cells behind the slash."""
+    import pandas as pd
+
+    cells = cells.assign(gpu=pd.Categorical(cells["gpu"], cells["gpu"].unique()))
+    lines = []
+    ordered = cells.sort_values(["gpu", "num_speculative_tokens"], kind="stable")
+    for names, of in ordered.groupby(["gpu", "engine", "target", "method", "k"], sort=False, observed=True):
+        judged = of[of["role"] == JUDGED]
+        line = dict(zip(("GPU", "engine", "model", "method", "k"), names, strict=True))
+        line["judged"] = f"{len(judged)} of {len(of)}"
+        line |= {title: _sizes(judged, metrics) for title, metrics in METRICS.items()}
+        lines.append(line | {"peer": next(filter(None, of["peer"]), "")})
+    return pd.DataFrame(lines)
+
+
+def _sizes(judged: pd.DataFrame, names: Sequence[str]) -> str:
+    ours = _first(off_pct(judged[f"{name}_simulated"], judged[name]) for name in names)
+    of_peer = [name for name in names if name in PEER_METRICS]
+    theirs = _first(off_pct(judged[f"peer_{name}"], judged[f"peer_{name}_real"]) for name in of_peer)
+    texts = [_spread(ours)] if theirs is None else [_spread(ours), _spread(theirs[ours.notna()])]
+    return " / ".join(filter(None, texts)) or "–"
+
+
+def _first(errors: Iterable[pd.Series]) -> Any:
+    """The first of the columns that has a value, row by row; None of none."""
+    first = None
+    for each in errors:
+        first = each if first is None else first.fillna(each)
+    return first
+
+
+def _spread(errors: pd.Series) -> str:
+    sizes = errors.dropna().abs()
+    return f"{fmean(sizes):.1f} ({sizes.max():.1f})" if len(sizes) else ""
+
+
+def decisions(cells: pd.DataFrame) -> pd.DataFrame:
+    """A line per workload, method and draft length: signs that are right, crossings of 1, and the regret."""
+    import pandas as pd
+
+    lines: list[dict[str, str]] = []
+    workloads = cells[cells["decides"]].groupby(["gpu", "engine", "target", "workload"], sort=False)
+    for (gpu, _, model, name), members in workloads:
+        for method, drafting in members.dropna(subset=SPEEDUP).groupby("method", sort=False):
+            regrets = _regrets_pct(members[members["method"].isin(["none", method])])
+            texts = [f"{fmean(regrets):.2f} ({max(regrets):.2f})"] if regrets else []
+            for k, of in drafting.groupby("num_speculative_tokens"):
+                real, simulated = of[SPEEDUP], of[f"{SPEEDUP}_simulated"]
+                signed = (real - 1.0).abs() > NEAR_ONE
+                right = ((real - 1.0) * (simulated - 1.0) > 0.0) & signed
+                at = [crossing(list(zip(of["concurrency"], side, strict=True))) for side in (real, simulated)]
+                lines.append(
+                    {
+                        "GPU": gpu,
+                        "model": model,
+                        "workload": name,
+                        "method": method,
+                        "k": str(k),
+                        "signs right": f"{right.sum()} of {signed.sum()}",
+                        "crosses 1 at c, real": "none" if at[0] is None else f"{at[0]:.0f}",
+                        "lanesim": "none" if at[1] is None else f"{at[1]:.0f}",
+                        "error": "" if at[0] is None or at[1] is None else f"{off_pct(at[1], at[0]):+.2f} %",
+                        "regret of the best k, %: mean (most)": texts.pop() if texts else "",
+                    }
+                )
+    return pd.DataFrame(lines)
+
+
+def crossing(points: Sequence[tuple[float, float]]) -> float | None:
+    """The concurrency at which the speed-up falls through 1, between two cells on their logs; None where it does not.
+
+    >>> crossing([(1, 1.5), (8, 1.2), (32, 0.8)])
+    16.0
+    """
+    for (low, before), (high, after) in pairwise(sorted(points)):
+        if before >= 1.0 > after:
+            share = (before - 1.0) / (before - after)
+            return round(exp(log(low) + share * log(high / low)), 6)
+    return None
+
+
+def _regrets_pct(cells: pd.DataFrame) -> list[float]:
+    """Measured throughput, percent, that the draft length loses that is best in the simulation, at each concurrency
+    with several lengths."""
+    regrets = []
+    for _, same_load in cells.dropna(subset=THROUGHPUT).groupby("concurrency", sort=False):
+        means = same_load.groupby("num_speculative_tokens", sort=False)[[THROUGHPUT, f"{THROUGHPUT}_simulated"]].mean()
+        if len(means) > 1:
+            chosen = means[f"{THROUGHPUT}_simulated"].idxmax()
+            regrets.append(100.0 * (1.0 - means.loc[chosen, THROUGHPUT] / means[THROUGHPUT].max()))
+    return regrets
+
+
+def draw_speedups(cells: pd.DataFrame, path: Path) -> None:
+    """Measured against predicted speed-up, one point a cell, the 1 : 1 line, and where the signs differ shaded."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from sim.report.pictures.panels import set_theme
+
+    set_theme()
+    sides = [SPEEDUP, f"{SPEEDUP}_simulated"]
+    cells = cells[cells["decides"]].dropna(subset=SPEEDUP)
+    figure, axis = plt.subplots(figsize=(FIGURE_INCHES, FIGURE_INCHES))
+    low, high = 0.9 * cells[sides].min(axis=None), 1.06 * cells[sides].max(axis=None)
+    axis.fill_between([low, 1.0], 1.0, high, color="0.94", linewidth=0)
+    axis.fill_between([1.0, high], low, 1.0, color="0.94", linewidth=0)
+    axis.plot([low, high], [low, high], color="black", linewidth=1.0, label="1 : 1")
+    colours = plt.get_cmap("tab10")
+    markers = dict(zip(sorted(cells["gpu"].unique()), "osD^v", strict=False))
+    for index, ((gpu, method, k), of) in enumerate(cells.groupby(["gpu", "method", "num_speculative_tokens"])):
+        for is_fit, points in of.groupby(of["role"] != JUDGED):
+            axis.scatter(
+                *points[sides].to_numpy().T, s=34, marker=markers[gpu], edgecolor=colours(index), zorder=3,
+                facecolor="white" if is_fit else colours(index),
+                label=f"{gpu}, {method} k={k}" + ", fitted on" * bool(is_fit),
+            )  # fmt: skip
+    axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    ticks = [tick for tick in (0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0) if low <= tick <= high]
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        side.set_minor_locator(mpl.ticker.NullLocator())
+    axis.set_xlabel("measured speed-up in output throughput")
+    axis.set_ylabel("predicted by lanesim")
+    axis.set_aspect("equal")
+    axis.legend(frameon=False, loc="upper left", fontsize="small")
+    write_figure(path, lambda scratch: figure.savefig(scratch, dpi=DPI, bbox_inches="tight"))
+    plt.close(figure)

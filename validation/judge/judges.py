@@ -36,7 +36,7 @@ from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from validation.judge.sources import POWER_GPU, peer_figures, real_run
+from validation.judge.sources import POWER_GPU, real_run
 from validation.judge.specs import RunSpec, path_of
 from validation.tables import grouped
 
@@ -91,6 +91,24 @@ def timestamps(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path
     peer = peer_figures((folder / "validation/summary.txt").read_text())
     known = {name: compared(*sides) for name, sides in peer.items()}
     return [JudgedCell(cell=msgspec.structs.replace(cell, peer="LLMServingSim"), metrics=metrics, peer=known)]
+
+
+def peer_figures(text: str) -> dict[str, tuple[float, float]]:
+    """Metric -> the real and the simulated milliseconds of LLMServingSim's summary.txt, which are rounded.
+
+    Raises ValueError where it has none.
+    """
+    metrics = {"TTFT": "ttft", "TPOT": "tpot", "Latency": "e2el"}
+    statistics = {"Mean": "_ms", "Median": "_p50_ms", "P95": "_p95_ms", "P99": "_p99_ms"}
+    lines = re.findall(r"^(\w+) (\w+)\s+([\d.]+)\s+([\d.]+)\s+[+-][\d.]+%\s*$", text, re.MULTILINE)
+    figures = {
+        f"{metrics[metric]}{statistics[statistic]}": (float(real), float(simulated))
+        for metric, statistic, real, simulated in lines
+        if metric in metrics and statistic in statistics
+    }
+    if not figures:
+        raise ValueError("summary.txt of LLMServingSim holds no figure: want lines such as 'TTFT Mean 1.0 1.1 +10.0%'")
+    return figures
 
 
 def steps(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> list[JudgedCell]:

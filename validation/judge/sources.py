@@ -6,7 +6,6 @@ Not here: simulating them (validation.judge.judges).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -403,21 +402,3 @@ CELLS: dict[str, Callable[[Path, RunSpec], list[Cell]]] = {
     "overlap": overlap,
 }  # fmt: skip
 """Cells of other forms than a table's."""
-
-
-def peer_figures(text: str) -> dict[str, tuple[float, float]]:
-    """Metric -> the real and the simulated milliseconds of LLMServingSim's summary.txt, which are rounded.
-
-    Raises ValueError where it has none.
-    """
-    metrics = {"TTFT": "ttft", "TPOT": "tpot", "Latency": "e2el"}
-    statistics = {"Mean": "_ms", "Median": "_p50_ms", "P95": "_p95_ms", "P99": "_p99_ms"}
-    lines = re.findall(r"^(\w+) (\w+)\s+([\d.]+)\s+([\d.]+)\s+[+-][\d.]+%\s*$", text, re.MULTILINE)
-    figures = {
-        f"{metrics[metric]}{statistics[statistic]}": (float(real), float(simulated))
-        for metric, statistic, real, simulated in lines
-        if metric in metrics and statistic in statistics
-    }
-    if not figures:
-        raise ValueError("summary.txt of LLMServingSim holds no figure: want lines such as 'TTFT Mean 1.0 1.1 +10.0%'")
-    return figures
