@@ -104,7 +104,7 @@ real-vllm: .venv-vllm/.ready      ## a real vLLM on this CPU as judge: looked at
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-atlas: .venv/.dev                ## docs/atlas.html: published pairs, best draft length by load; goes on where it was stopped
+atlas: .venv/.dev                ## docs/atlas.csv: published pairs, the best draft length at each simulated load
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tables]'
 	$(BIN)/python -m validation atlas
 

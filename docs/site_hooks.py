@@ -18,7 +18,7 @@ import griffe
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.nav import Link, Navigation
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 import lanesim
@@ -28,9 +28,12 @@ ROOT = Path(__file__).resolve().parent.parent
 # mkdocs has docs/ in front, where another folder is called validation, and the package is not installed.
 sys.path.append(str(ROOT))
 from validation.pages.notebooks import stamp  # noqa: E402
+from validation.tables import csv_table  # noqa: E402
 
 _ELSEWHERE = re.compile(r"\[([^\]]*)\]\((?!docs/[\w/-]+\.)[\w./-]+\)")
 """A link to a folder, or to a file outside docs/, which the site does not have."""
+_TABLE = re.compile(r"^\[[^\]]*\]\(([\w/-]+\.csv)\)$", re.MULTILINE)
+"""A line that is a link to a table and nothing else."""
 _EXAMPLE = re.compile(r"^(>>> .*(?:\n.+)*)$", re.MULTILINE)
 """From its prompt to the next empty line."""
 _FETCHES = re.compile(r'<script type="module">(?:(?!</script>).)*https?://.*?</script>', re.DOTALL)
@@ -40,11 +43,6 @@ COMMANDS = """# Command line
 One command, `lanesim`. Every sub-command takes a scenario file, flags, or both, the last one said wins; `--json FILE`
 (`-` is standard output) writes the result for programs. Exit status: 0 done, 2 bad input (one line: what was got, what
 is wanted), 1 the run itself failed.
-"""
-ATLAS = """
-## From which load does drafting not pay?
-
-<iframe src="atlas.html" title="Atlas: the best draft length of published pairs by load"></iframe>
 """
 NAMES = """# Python
 
@@ -58,7 +56,7 @@ def on_files(files: Files, config: Any) -> Files:
     readme = _ELSEWHERE.sub(r"\1", (ROOT / "README.md").read_text()).replace("](docs/", "](")
     names = sorted(lanesim.__all__, key=str.lower)
     pages = {
-        "index.md": readme + ATLAS,
+        "index.md": readme,
         "reference/cli.md": "\n".join([COMMANDS, *helps(command, click.Context(command, info_name="lanesim"))]),
         "reference/python.md": "\n".join([NAMES, *(f"::: lanesim.{name}\n" for name in names)]),
     }
@@ -74,11 +72,16 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_nav(nav: Navigation, config: Any, files: Files) -> Navigation:
-    """Adds the atlas, a file that is no page, to the last section. PluginError where two files would become one."""
+    """PluginError where two files would become one."""
     if twice := written_twice(file.dest_uri for file in files):
         raise PluginError(f"several files of the site are called {', '.join(twice)}: one would overwrite the other")
-    nav.items[-1].children.insert(-2, Link("Atlas: draft lengths by load", "atlas.html"))
     return nav
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    """A table that has a line of its own stands below it."""
+    folder = ROOT / "docs" / Path(page.file.src_uri).parent
+    return _TABLE.sub(lambda link: f"{link[0]}\n\n{csv_table(folder / link[1])}\n", markdown)
 
 
 def written_twice(places: Iterable[str]) -> list[str]:

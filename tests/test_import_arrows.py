@@ -59,7 +59,7 @@ FLOORS = {
     ),
     "validation": (
         ("tables",),
-        ("claims", "silicon", "accuracy", "replays", "speed", "conformance"),
+        ("claims", "judge", "replays", "speed", "conformance"),
         ("constants", "coverage", "left_out"),
         ("pages",),
         ("__main__",),

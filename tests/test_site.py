@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_two_files_of_one_name_are_named() -> None:
+def hooks() -> Any:
     pytest.importorskip("mkdocs")
     spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
     assert spec is not None
     assert spec.loader is not None
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
-    assert hooks.written_twice(["a.html", "atlas.html", "b.html", "atlas.html"]) == ["atlas.html"]
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_line_that_is_a_link_to_a_table_has_the_table_below_it() -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="acceptance.md"))
+    text = "Read [it](atlas.csv) here.\n\n[The table](atlas.csv)\n"
+    shown = hooks().on_page_markdown(text, page, None, None)
+    rows = (ROOT / "docs" / "atlas.csv").read_text().splitlines()
+    assert shown.startswith(f"{text.rstrip()}\n\n| target | GPUs |")
+    assert sum(line.startswith("| ") for line in shown.splitlines()) == len(rows) + 1
+
+
+def test_two_files_of_one_name_are_named() -> None:
+    assert hooks().written_twice(["a.html", "twice.html", "b.html", "twice.html"]) == ["twice.html"]
 
 
 def test_no_page_has_the_place_of_a_file_beside_it() -> None:
-    """`docs/atlas.md` would become atlas.html, which is there."""
+    """`docs/a.md` becomes a.html, which may be there."""
     places = [path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")]
     pages = [path.parent / "index" if path.name == "README" else path for path in places]
     files = {path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.html")}

@@ -18,20 +18,20 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from sim.files.lock import check_destinations
 
 PROGRAMS = {
-    "accuracy": ("validation.accuracy.accuracy_page", "docs/accuracy.md: real runs of others beside simulated ones"),
+    "accuracy": ("validation.judge.accuracy_page", "docs/accuracy.md: real runs of others beside simulated ones"),
     "accuracy_intervals": (
         "validation.coverage:accuracy_intervals",
         "how often tune's interval of a speed-up holds",
     ),
-    "atlas": ("validation.pages.atlas_page", "docs/atlas.html: published pairs, best draft length by load, break-even"),
+    "atlas": ("validation.pages.atlas", "docs/atlas.csv: published pairs, best draft length at each load"),
     "claims": ("validation.claims.claims_command", "published claims: claimed, simulated, verdict and why"),
     "conformance": (
         "validation.conformance.replayed",
         "steps of real schedulers beside those of continuous",
     ),
     "constants": ("validation.constants", "constants with and without, on models that had no part in them"),
-    "drafted": ("validation.silicon.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),
-    "evidence": ("validation.silicon.evidence", "sim/evidence: means of judged served cells, which answers quote"),
+    "drafted": ("validation.judge.drafted", "served cells that draft with MTP, beside plain ones of the same set-up"),
+    "evidence": ("validation.judge.evidence", "sim/evidence: means of judged served cells, which answers quote"),
     "figures": (
         "validation.pages.figures",
         "figures that README states, and what each comes from; 1 where one is not so",
@@ -39,7 +39,6 @@ PROGRAMS = {
     "leaderboard": ("validation.pages.leaderboard", "docs/leaderboard.md: lanesim beside every other simulator"),
     "left_out": ("validation.left_out", "pooled constants of engines without each of their sources"),
     "notebooks": ("validation.pages.notebooks", "executes the notebooks on small settings"),
-    "overlap": ("validation.pages.overlap", "published A/Bs of one plain stream against two, beside leftover"),
     "step_records": (
         "validation.replays.step_records",
         "a cost model from the steps of a server, judged on the next minutes",
@@ -49,19 +48,15 @@ PROGRAMS = {
         "docs/validation/real-vllm.md: a real vLLM here, predicted, then sent the load",
     ),
     "scenario_docs": ("validation.pages.scenario", "docs/scenario.md, from the schema"),
-    "sglang_steps": ("validation.conformance.sglang_scheduler", "SGLang's own scheduler beside lanesim's, every step"),
-    "silicon": ("validation.silicon.judge", "served cells by class, beside a peer"),
-    "silicon_page": ("validation.silicon.silicon_page", "docs/silicon.md, from results of silicon"),
+    "silicon": ("validation.judge.served_judge", "served cells by class, beside a peer"),
+    "silicon_page": ("validation.judge.served_judge:write_page", "docs/silicon.md, from results of silicon"),
     "site_check": (
         "validation.pages.site_check",
         "the site in headless Chromium: what is cut, what is missing",
     ),
-    "split_lanes": ("validation.pages.split_lanes", "two processes on one H200 beside one: predicted, judged"),
-    "speed": ("validation.speed.processes", "CPU seconds and memory, beside a bare loop"),
-    "support": ("validation.pages.support", "docs/support.md: which model runs on which GPU"),
+    "speed": ("validation.speed", "CPU seconds and memory, beside NVIDIA Dynamo"),
     "truths": ("validation.coverage:truths", "answers of capacity and plan in other draws of costs"),
     "verdicts": ("validation.coverage:verdicts", "how often intervals of means hold"),
-    "who_wins": ("validation.pages.who_wins", "docs/who-wins.md: the fastest policy by load"),
 }
 """Name -> (module and function, `main` where none is named; what it does)."""
 OUTPUTS = ("out", "table", "json", "page")

@@ -22,8 +22,8 @@ from calibrate.importers.aiconfigurator import lookups
 from calibrate.judge.cell import JUDGED, Cell
 from sim.costs.engine_costs import CONSTANTS as OF_ENGINES
 from sim.costs.engine_costs import engine_of, with_engine
-from validation.silicon.evidence import model_of
-from validation.silicon.served_cells import (
+from validation.judge.evidence import model_of
+from validation.judge.served_cells import (
     cell_of,
     engine_name,
     forget_profiles,
@@ -32,7 +32,7 @@ from validation.silicon.served_cells import (
     raw_scenario,
     read_cells,
 )
-from validation.silicon.silicon_page import TABLE as SERVED
+from validation.judge.served_judge import SERVED
 from validation.tables import csv_rows, grouped, mean_size, off_pct, write_csv
 
 TABLE = SERVED.with_name("constants.csv")

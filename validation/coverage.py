@@ -50,8 +50,8 @@ from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 from sim.studies.tune import tune
 from sim.workload.generate import build_requests, is_trace
-from validation.accuracy.sources import study
-from validation.accuracy.specs import RunSpec
+from validation.judge.sources import study
+from validation.judge.specs import RunSpec
 from validation.tables import markdown, write_csv
 
 PAIRS = ("h100-sxm/llama-3.1-8b+llama-3.2-1b", "a100-sxm/llama-2-7b+tinyllama-1.1b")

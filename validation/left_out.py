@@ -20,8 +20,8 @@ import msgspec
 
 from sim.costs.engine_costs import engine_of, load_engine, with_engine
 from sim.costs.profile import Profile
-from validation.accuracy.sections import judge_run
-from validation.accuracy.specs import specs
+from validation.judge.sections import judge_run
+from validation.judge.specs import specs
 from validation.tables import mean_size, write_csv
 
 TABLE = Path(__file__).parents[1] / "docs/validation/left-out.csv"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from string import Template
@@ -57,6 +57,11 @@ def grouped(items: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
     return groups
 
 
+def evaluated(formula: str, names: Mapping[str, Any]) -> Any:
+    """Value of a Python expression over `names`. Expressions stand in files of this repository alone."""
+    return eval(formula, {"__builtins__": {}, **names})
+
+
 def off_pct(simulated: float, real: float) -> float:
     """Error of a simulated figure, percent of the real one."""
     return 100.0 * (simulated / real - 1.0)
@@ -99,6 +104,13 @@ def markdown(frame: Any) -> str:
     marks = ["--:" if all(map(_FIGURE.match, column)) else ":--" for _, column in cells.items()]
     lines = [list(map(str, cells.columns)), marks, *cells.itertuples(index=False)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def csv_table(path: Path) -> str:
+    """Table of a CSV's texts as they are."""
+    import pandas as pd
+
+    return markdown(pd.read_csv(path, dtype=str))
 
 
 def _shown(part: Any) -> str:

@@ -2,7 +2,7 @@
 
 Not here: what a quote means at other draft lengths (sim.acceptance.quoted), the conversions at one (conversions), the
 models' mathematics (models), recorded tapes (tape), a request's draws (draws), fits to recordings
-(validation.accuracy.sources).
+(validation.judge.sources).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ const filtering = (parent, rows, then) => {
 };
 const explore = (table) => {
   const names = [...table.tHead.rows[0].cells].map((head) => head.textContent), rows = [...table.tBodies[0].rows];
-  const hollow = table.dataset.hollow ?? "overloaded";
+  const hollow = "overloaded";
   const values = (place) => new Set(rows.map((row) => row.cells[place].textContent)).size;
   const all = names.map((_, place) => place);
   const numeric = all.filter((place) => rows.some((row) => !isNaN(number(row.cells[place]))));
@@ -55,10 +55,10 @@ const explore = (table) => {
     select.addEventListener("change", draw);
     return select;
   };
-  const across = choice("over", numeric, names.indexOf(table.dataset.over));
-  const up = choice("show", numeric, names.indexOf(table.dataset.show ?? "mean E2EL, ms"));
+  const across = choice("over", numeric, -1);
+  const up = choice("show", numeric, names.indexOf("mean E2EL, ms"));
   const few = all.filter((place) => values(place) <= COLOURS.length);
-  const colour = choice("colour by", few, names.indexOf(table.dataset.colour ?? "policy"));
+  const colour = choice("colour by", few, names.indexOf("policy"));
   const chart = put(bar, document.createElementNS(SVG, "svg"), {viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img"});
   const told = html(bar, "output", {}, `Point at a dot to read its row; hollow: ${hollow}.`);
   function draw() {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from io import BytesIO
 from math import floor, isfinite, log10
@@ -269,19 +269,14 @@ Cell = str | tuple[str, Setting]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]], name: str = "") -> str:
-    return table(head, ["".join(map(td, row)) for row in rows], {"id": name} if name else {})
-
-
-def table(head: Sequence[str], rows: Sequence[str], attributes: Mapping[str, str], grey: Container[int] = ()) -> str:
-    """A table of rows of finished cells. With the id `points` it filters and has a chart: `data-over`, `data-show` and
-    `data-colour` name the columns it begins with, `data-hollow` the text of the last cell that makes a dot hollow."""
+    """A table; with the name `points` it filters and has a chart."""
     top = "".join(f"<th>{_safe(cell)}</th>" for cell in head)
-    body = "".join(f"<tr{' class=grey' if i in grey else ''}>{row}</tr>\n" for i, row in enumerate(rows))
-    said = "".join(f' {name}="{_safe(value)}"' for name, value in attributes.items())
-    return f'<div class="wide"><table{said}><thead><tr>{top}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+    body = "".join(f"<tr>{''.join(map(_td, row))}</tr>\n" for row in rows)
+    marked = f' id="{name}"' if name else ""
+    return f'<div class="wide"><table{marked}><thead><tr>{top}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
 
-def td(cell: Cell) -> str:
+def _td(cell: Cell) -> str:
     text, value = (cell, None) if isinstance(cell, str) else cell
     if isinstance(value, int | float) and isfinite(value):
         return f'<td data-v="{float(value)!r}">{_safe(text)}</td>'

@@ -1,6 +1,6 @@
 """The answer to a question about deployments: figures of one, of its replicas, or rows of several.
 
-`tune` answers for one engine, `capacity` for its replicas, `plan` and the atlas have a row per deployment, `tune
+`tune` answers for one engine, `capacity` for its replicas, `plan` has a row per deployment, `tune
 --contexts` one per prompt length. A figure that a question does not ask for keeps its default and is left out of the
 JSON. Not here: how figures are made (tune, attainment, plan), how they are shown (sim.report.say).
 """

@@ -1,7 +1,7 @@
 """Cells that were measured near a question, the simulator's error there, and the interval of a level.
 
 Cells are real serving runs, or means over some, with the source of their figures (sim/evidence/cells.json, made as
-docs/accuracy.md and validation.silicon.evidence say); no measured file is part of the project. A cell is near where
+docs/accuracy.md and validation.judge.evidence say); no measured file is part of the project. A cell is near where
 GPU, target and drafting method are the question's and its requests in flight, and draft length, are within a factor of
 two of some that were asked about; of those the same engine's come first. Every cell is judged: no constant was fitted
 on it. An error of a speed-up is no evidence of a level, whose errors cancel in it, and stands on a separate line. Not

@@ -11,7 +11,7 @@ from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.models import Acceptance
 from sim.acceptance.tape import TapeAcceptance, Tapes, read_tapes, replay
-from validation.accuracy.sources import fit_markov, spec_of
+from validation.judge.sources import fit_markov, spec_of
 
 pytest.importorskip("scipy")
 

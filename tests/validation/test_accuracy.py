@@ -17,12 +17,20 @@ from calibrate.judge.cells import CellSetup, simulate_cell
 from calibrate.judge.fit_cells import with_constants
 from sim.costs.profile_files import load
 from sim.metrics.compared import compared
-from validation.__main__ import main
-from validation.accuracy import sources
-from validation.accuracy.accuracy_page import CELLS, bars_of
-from validation.accuracy.matrix import classes, crossing, decisions, draw_speedups, frame
-from validation.accuracy.sections import BarLine, JudgedSection, judge_run, section_of
-from validation.accuracy.specs import RunSpec, SectionSpec, holds, specs
+from validation.judge import sources
+from validation.judge.accuracy_page import (
+    CELLS,
+    bars_of,
+    classes,
+    crossing,
+    decisions,
+    draw_speedups,
+    frame,
+    write_report,
+)  # fmt: skip
+from validation.judge.judges import JUDGES, peer_figures
+from validation.judge.sections import BarLine, JudgedSection, judge_run, section_of
+from validation.judge.specs import RunSpec, SectionSpec, holds, specs
 
 pytest.importorskip("scipy")
 
@@ -45,9 +53,13 @@ def section(judged: Sequence[JudgedCell] = (), bars: Sequence[BarLine] = (), **m
     return JudgedSection(spec, list(judged), list(bars), "nothing")
 
 
-def test_every_section_reads_and_judges_by_a_name_that_there_is() -> None:
-    from validation.accuracy.judges import JUDGES
+def run_of(title: str, **changes: Any) -> RunSpec:
+    """The first run of a section."""
+    (spec,) = [spec for spec in specs() if spec.title == title]
+    return msgspec.structs.replace(spec.runs[0], **changes)
 
+
+def test_every_section_reads_and_judges_by_a_name_that_there_is() -> None:
     runs = [run for spec in specs() for run in spec.runs]
     assert {run.judge for run in runs} == JUDGES.keys()
     assert {run.reader for run in runs} == sources.ROWS.keys() | sources.CELLS.keys()
@@ -56,9 +68,9 @@ def test_every_section_reads_and_judges_by_a_name_that_there_is() -> None:
 def test_the_peers_figures_are_read_from_its_summary() -> None:
     lines = ["Metric  vLLM  Sim  Diff%", "TTFT Mean 65456.6  65820.2  +0.6%", "TTFT P90 1.0 1.0 +0.6%", "",
              "Latency P95 200.0 190.0 -5.0%"]  # fmt: skip
-    assert sources.peer_figures("\n".join(lines)) == {"ttft_ms": (65456.6, 65820.2), "e2el_p95_ms": (200.0, 190.0)}
+    assert peer_figures("\n".join(lines)) == {"ttft_ms": (65456.6, 65820.2), "e2el_p95_ms": (200.0, 190.0)}
     with pytest.raises(ValueError, match="holds no figure"):
-        sources.peer_figures("nothing here")
+        peer_figures("nothing here")
 
 
 def study_row(**changes: Any) -> dict[str, Any]:
@@ -102,7 +114,8 @@ def test_a_gh200_cell_brings_its_own_rates_and_blocks(tmp_path: Path) -> None:
     rates = [keys | {"position": place, "accept_rate_at_position": rate} for place, rate in ((1, "0.3"), (0, "0.6"))]
     others = [keys | {"concurrency": "8", "position": 0, "accept_rate_at_position": "0.9"}]
     write(tmp_path / "per_position.csv", rates + others)
-    (row,) = sources.apertus(tmp_path, RunSpec(rows={"workload": "chat", "method": "none|eagle31"}))
+    run = run_of("GH200, Apertus 8B, vLLM 0.23, EAGLE-3 and DSpark", file="cells.csv")
+    (row,) = sources.table(tmp_path / "cells.csv", run)
     assert (row["acceptance"], row["num_gpu_blocks"], row["num_prompts"]) == ("vllm:0.6,0.3", 100, "6")
 
 
@@ -117,10 +130,8 @@ def test_an_open_loops_prompts_are_in_the_cache_and_overloaded_stages_are_left_o
     """592 tokens take 25 ms or more; what is computed anew are 16. Time per token comes from latencies."""
     stages = [BLIS, BLIS | {"requested_rate": ""}, BLIS | {"failures": "9000"}]
     write(tmp_path / "t.csv", stages)
-    run = RunSpec(
-        reader="blis", file="t.csv", set={"num_prefixes": 100}, profile="h100-sxm/llama-2-7b",
-        engine={"name": "vllm-0.19"}, workload={"num_prompts": 150, "num_warmups": 110, "burstiness": 1e6},
-    )  # fmt: skip
+    workload = {"num_prompts": 150, "num_warmups": 110, "burstiness": 1e6}
+    run = run_of("H100, Llama-2-7B, vLLM 0.15, open loops", file="t.csv", workload=workload)
     ((judged,), _) = judge_run(run, tmp_path)
     assert judged.cell.measured == {"ttft_ms": 30.0, "tpot_ms": 10.0, "e2el_ms": 1030.0}
     assert (judged.cell.request_rate, judged.cell.input_len, judged.cell.num_prompts) == (5.0, 592, 900)
@@ -130,11 +141,14 @@ def test_an_open_loops_prompts_are_in_the_cache_and_overloaded_stages_are_left_o
 def test_a_row_of_specbundle_is_a_pair_and_a_tree_of_drafts_is_refused(tmp_path: Path) -> None:
     row = {"target": "T", "dataset": "gsm8k", "batch_size": "1", "steps": "3", "topk": "1", "draft": "lmsys/head",
            "baseline_output_tok_per_s": "180", "output_tok_per_s": "360", "accept_len_incl_bonus": "2.5"}  # fmt: skip
-    plain, drafting = sources.specbundle(write(tmp_path / "t.csv", [row]), RunSpec())
-    assert (plain["output_throughput"], drafting["output_throughput"]) == ("180", "360")
-    assert (drafting["num_speculative_tokens"], drafting["acceptance"]) == ("3", "length:2.5000")
+    run = run_of("H200, EAGLE-3 under SGLang", file="t.csv", rows={})
+    write(tmp_path / "t.csv", [row])
+    plain, drafting = sources.cells_of_run(run, tmp_path)
+    assert (plain.measured["output_throughput"], drafting.measured["output_throughput"]) == (180, 360)
+    assert (drafting.num_speculative_tokens, drafting.acceptance, drafting.label) == (3, "length:2.5000", "gsm8k, head")
+    write(tmp_path / "t.csv", [row | {"topk": "4"}])
     with pytest.raises(ValueError, match=r"^topk=4: trees of drafts are not simulated"):
-        sources.specbundle(write(tmp_path / "t.csv", [row | {"topk": "4"}]), RunSpec())
+        sources.cells_of_run(run, tmp_path)
 
 
 def test_a_length_quoted_at_seven_is_exact_where_rounds_are_geometric_and_cut_shorter(tmp_path: Path) -> None:
@@ -208,8 +222,9 @@ def made_up(data: Path, gap_s: float) -> list[dict[str, Any]]:
         {"input_len": 512, "output_len": 24, "concurrency": 16, "tpot_ms": 0.5 * runs[-1]["mean_tpot_ms"], "ttft_ms": 1}
     ]
     write(data / "peer.csv", peer)
+    renamed = {**{ours: name for name, ours in columns.items()}, "tpot_ms": "theirs_ms"}
     run = {
-        "file": "t.csv", "columns": {**columns, "theirs_ms": "tpot_ms"}, "rows": {"kind": "o*"}, "profile": PROFILE,
+        "file": "t.csv", "columns": renamed, "rows": {"kind": "o*"}, "profile": PROFILE,
         "set": {"gpu": "H100", "engine": "trtllm-1.0", "target": "m", "peer": "other"}, "predicted": "peer.csv",
         "fits": [{"constants": ["step_s"], "metrics": ["tpot_ms"], "where": {"concurrency": 8}}], "engine": engine,
     }  # fmt: skip
@@ -230,11 +245,11 @@ def test_the_constant_behind_a_made_up_table_is_fitted_and_the_other_cells_are_r
 
 
 def test_the_report_is_written_whole_and_says_what_could_not_be_run(tmp_path: Path) -> None:
-    data, out, own = tmp_path / "data", tmp_path / "accuracy.md", tmp_path / "s.yaml"
+    data, out = tmp_path / "data", tmp_path / "accuracy.md"
     sections = made_up(data, 3e-3)
-    own.write_text(json.dumps([*sections, {**sections[0], "part": "lost", "runs": [{"file": "none.csv"}]}]))
-    given = ["accuracy", str(data), "--out", str(out), "--sections", str(own), "--overwrite"]
-    assert main([*given, "--only", "h100"]) == 0
+    sections.append({**sections[0], "part": "lost", "runs": [{"file": "none.csv"}]})
+    first, lost = msgspec.convert(sections, list[SectionSpec])
+    assert write_report([first], data, out) == 0
     text = out.read_text()
     assert "| H100 | trtllm-1.0 | m | none | 0 | 2 of 4 | – |" in text
     assert " / 50.0 (50.0) |" in text
@@ -243,7 +258,7 @@ def test_the_report_is_written_whole_and_says_what_could_not_be_run(tmp_path: Pa
         rows = list(csv.DictReader(file))
     assert [row["role"] for row in rows] == ["fitted"] * 2 + ["judged"] * 2
     assert float(rows[3]["peer_tpot_ms"]) == pytest.approx(0.5 * float(rows[3]["tpot_ms"]), rel=1e-4)
-    assert main(given) == 1
+    assert write_report([first, lost], data, out) == 1
     assert "**lost could not be run: none.csv: No such file or directory**" in out.read_text()
 
 

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from sim.costs.profile_files import changed, load, save_profile
-from validation.silicon.disaggregated import RowPools, pools_of, raw_scenario
-from validation.silicon.served_cells import means
+from validation.judge.served_cells import RowPools, means, pooled_scenario, pools_of
 
 POOLS = {
     "prefill": {"batch_size": "1", "num_workers": "3", "tp_size": "1", "attention_dp_size": "4", "moe_ep_size": "4"},
@@ -31,7 +30,7 @@ def test_a_row_is_two_deployments_and_their_ranks() -> None:
     assert (decode.tp, decode.ep, decode.dp, decode.concurrency) == (8, 8, 1, 16)
     assert (prefill_ranks, decode_ranks) == (3 * 4, 2)
     assert (decode.gpu, decode.label) == ("b200-sxm", "trtllm moe fp8")
-    pools = raw_scenario(pools_of(ROW), "p", Path("q"))["policy_options"]["pools"]
+    pools = pooled_scenario(pools_of(ROW), "p", Path("q"))["policy_options"]["pools"]
     assert (pools["prefill"], pools["decode"]) == (6, 1)
 
 
@@ -54,7 +53,7 @@ def test_all_that_decode_ranks_hold_is_in_flight_and_prefill_has_costs_of_its_ow
     for name, factor in (("same", 1.0), ("slow", 0.5)):
         gpu = msgspec.structs.replace(tiny.gpu, peak_flops=factor * tiny.gpu.peak_flops)
         path = save_profile(changed(tiny, gpu=gpu), tmp_path / f"{name}.json")
-        raw = raw_scenario(RowPools(cell, cell, 1, 2), tiny.name, path)
+        raw = pooled_scenario(RowPools(cell, cell, 1, 2), tiny.name, path)
         assert raw["workload"]["max_concurrency"] == 8
         figures.append(means(raw, tiny))
     fast, slow = figures

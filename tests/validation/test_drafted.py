@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from calibrate.judge.cell import Cell
-from validation.silicon.drafted import DraftedPair, judge, pairs
-from validation.silicon.served_cells import budget_of
+from validation.judge.drafted import DraftedPair, judge, pairs
+from validation.judge.served_cells import budget_of
 
 NAMES = count()
 

@@ -11,19 +11,24 @@ import pytest
 
 from sim.studies.evidence import CELLS, Evidence, EvidenceCell, measured
 from sim.studies.served_errors import ERRORS, ErrorPart, ServedErrors, served_errors
-from validation.silicon.error_fit import (
+from validation.judge.evidence import (
+    OVER_LENGTHS,
     MeasuredSetUp,
     coverage_rows,
     deciles,
     fit,
+    log_time,
     outside,
+    served,
+    set_ups,
     set_ups_of,
+    text_of,
+    text_of_errors,
     without_model,
     without_set_up,
 )
-from validation.silicon.evidence import OVER_LENGTHS, log_time, served, set_ups, text_of, text_of_errors
-from validation.silicon.served_cells import cell_of
-from validation.silicon.silicon_page import TABLE as SERVED
+from validation.judge.served_cells import cell_of
+from validation.judge.served_judge import SERVED
 from validation.tables import csv_rows
 
 ROW = {

@@ -12,7 +12,7 @@ import pytest
 from validation.conformance.sglang import KINDS, PlannedStep, draw, first_difference, packed, simulated, unpacked
 
 LOGS = Path(__file__).parent / "sglang_steps.json.gz"
-"""`python -m validation sglang_steps WHEEL --count 40 --record ...`, SGLang 0.5.6."""
+"""Steps of SGLang 0.5.6: its `Scheduler.get_next_batch_to_run` and its results were driven without a GPU."""
 OTHER_VICTIMS = {
     ("no drafts, prefix in common, memory short", 4),
     ("no drafts, prefix in common, memory short", 12),

@@ -17,8 +17,7 @@ from sim.costs.profile_files import load
 from sim.run.resolve import resolve_all
 from sim.run.scenario import parse_scenario
 from validation.__main__ import main
-from validation.silicon.judge import classes_of, judge, kindest
-from validation.silicon.labels import (
+from validation.judge.labels import (
     contradicted,
     drafting,
     first_runs,
@@ -27,8 +26,7 @@ from validation.silicon.labels import (
     memory_share,
     roof_share,
 )
-from validation.silicon.served_cells import (
-    Refusal,
+from validation.judge.served_cells import (
     budget_of,
     cell_of,
     engine_block,
@@ -39,6 +37,7 @@ from validation.silicon.served_cells import (
     raw_scenario,
     setting,
 )
+from validation.judge.served_judge import Refusal, classes_of, judge, kindest
 
 PROFILE = "h100-sxm/llama-3.1-8b"
 ROW = {

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from validation.silicon.silicon_page import main
+from validation.judge.served_judge import write_page
 from validation.tables import csv_rows
 
 
@@ -24,7 +24,7 @@ def test_every_cell_is_a_line_of_the_table_and_in_a_class_of_the_page(tmp_path: 
     why = "'/tables/x_config.json' has no attention; want one of a, b"
     result, out, table = tmp_path / "result.json", tmp_path / "page.md", tmp_path / "cells.csv"
     result.write_text(json.dumps({"cells": cells, "refusals": [["vllm moe fp8", "m", "b200-sxm", why]]}))
-    main([result], out, table)
+    write_page([result], out, table)
     assert [list(row.values()) for row in csv_rows(table)] == [
         ["a", "vllm moe fp8", "judged", "4", "1", "64", "0", "-4.0", "1.0", "20.0", "-50.0"],
         ["b", "vllm moe fp8", "doubtful", "4", "1", "64", "0", "40.0", "1.0", "20.0", "-50.0"],

@@ -3,7 +3,7 @@
     python -m validation claims [--section C F] [--draws 100] [--workers N] [--json FILE]
 
 Fewer draws are quicker; `--json -` is stdout. Sections are simulated over several processes. Not here: claims and their
-runs (validation/claims/claims.yaml), measures of them (validation.claims.measures).
+runs (validation/claims/claims.yaml), what their formulas compute (validation.claims.formulas).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sim.cli.console import progress, write_json
 from sim.compare.pool import Runner
 from sim.files.json_values import Json
 from sim.report.tables import print_table
+from validation.claims.formulas import finding
 from validation.claims.ledger import ClaimRow, ClaimVerdict, section, sections
-from validation.claims.measures import MEASURES
 
 STYLES = {
     ClaimVerdict.REPRODUCED: "green",
@@ -117,7 +117,7 @@ LONGEST_FIRST = "AGBCDEFH"
 def _judge(draws: int, part: str) -> list[ClaimRow]:
     """Rows of the claims whose ids begin with `part`, made in a worker."""
     claims = [claim for claim in section(part[0]).claims if claim.id.startswith(part)]
-    return [claim.row(MEASURES[claim.measure](claim, draws) if claim.measure else None) for claim in claims]
+    return [claim.row(finding(claim, draws)) for claim in claims]
 
 
 def judge_all(

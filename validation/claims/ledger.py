@@ -1,10 +1,10 @@
 """The ledger: what was claimed, where, what is simulated from its conditions, and what becomes of it.
 
-claims.yaml holds, by section, the scenario that its runs share, and a claim per figure: the runs, the measure, the
-tolerance and the sentences that explain it. `each` makes several claims of one entry: the rows of its tables, every row
-of one with every row of the next; `$name` is a row's value. A claim is met where the simulated figure lies within its
-tolerance of the claimed one; the verdict follows from that and from nothing else. Not here: simulating
-(validation.claims.runs), measures (validation.claims.measures), printing (validation.claims.claims_command).
+claims.yaml holds, by section, the scenario that its runs share, and a claim per figure: the runs, the formulas of the
+simulated figure, the tolerance and the sentences that explain it. `each` makes several claims of one entry: the rows of
+its tables, every row of one with every row of the next; `$name` is a row's value. A claim is met where the simulated
+figure lies within its tolerance of the claimed one, or where its formula `met` says so. Not here: simulating
+(validation.claims.runs), formulas (validation.claims.formulas), printing (validation.claims.claims_command).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import yaml
@@ -50,7 +50,7 @@ class Finding(NamedTuple):
     simulated: float | str | None
     interval: Interval | None = None
     is_met: bool | None = None
-    """Decided by the measure, for a claim in words; None: the claim's bounds decide."""
+    """None: the claim's bounds decide."""
     details: Mapping[str, Detail] = {}
     """Further figures by the names that the claim's sentences have for them."""
 
@@ -90,14 +90,23 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """True where the figure is of one run: then it is also met where the interval of single runs reaches it."""
     if_met: ClaimVerdict = ClaimVerdict.REPRODUCED
     if_not: ClaimVerdict = ClaimVerdict.REFUTED
-    measure: str | None = None
-    """Name of one of validation.claims.measures; None: its conditions are missing, as `why` says."""
-    metric: str = ""
     runs: list[Spec] = []
-    args: dict[str, Any] = {}
-    """Further arguments of the measure."""
-    also: dict[str, dict[str, list[int | str]]] = {}
-    """Details by name: {mean | ratio | more | less: [run, (run below it,) metric]}."""
+    """Called a, b, c and so on by formulas, and `runs` together; `a.mean_tpot_ms` has a figure per draw."""
+    of: str = ""
+    """Formula of figures per draw, whose mean is the simulated one. A claim without one of the next two has its
+    conditions missing, as `why` says."""
+    figure: str = ""
+    """Formula of the simulated figure itself."""
+    interval: str = "mean"
+    """95 % of the mean of `of`, of its single `runs`, `none`, or a formula of both ends."""
+    form: Literal["ratio", "more", "less", "seconds"] = "ratio"
+    """How the mean of `of` is stated: as it is, percent more or less than 1, milliseconds as seconds."""
+    bracket: bool = False
+    """Evaluates `of` at every phi; the middle one counts."""
+    met: str = ""
+    """Formula that decides where bounds do not."""
+    let: dict[str, str] = {}
+    """Formulas by name; `why` has those that are figures or words."""
     why: str
     """The explaining sentence, with `{simulated}` and details in it."""
     why_not: str = ""
@@ -176,7 +185,8 @@ def _section(raw: dict[str, Any]) -> ClaimSection:
         for one in _expanded({"source": raw["source"], **entry}):
             one["runs"] = [
                 shared | runs.get(run.get("like"), {}) | {key: value for key, value in run.items() if key != "like"}
-                for run in one.get("runs", [])
+                for several in one.get("runs", [])
+                for run in _each_run(several)
             ]
             claims.append(one)
     try:
@@ -193,6 +203,12 @@ def _expanded(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
         names = {name: value for row in rows for name, value in row.items()}
         fields = {name: value for name, value in names.items() if name in Claim.__struct_fields__}
         yield _filled(entry | fields, names)
+
+
+def _each_run(several: Spec) -> Iterator[Spec]:
+    """A run per value of a list, the first key's outermost."""
+    lists = [value if isinstance(value, list) else [value] for value in several.values()]
+    return (dict(zip(several, values, strict=True)) for values in product(*lists))
 
 
 def _filled(value: Any, names: Mapping[str, Any]) -> Any:

@@ -10,7 +10,6 @@ two calls overlap. Not here: which figures are judged (validation/claims/claims.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -57,46 +56,14 @@ def arrivals(label: int, seed: int = ARRIVAL_SEED) -> list[float]:
     return at_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HarnessRun:
-    """Report of one run of the harness, and what it leaves out."""
-
-    completed: int
-    elapsed_s: float
-    """Seconds to the last completion where all complete, else to the hard stop."""
-    completed_tokens: int
-    """Tokens of completed requests: all that its throughput counts."""
-    emitted_tokens: int
-    rounds: int
-    """Rounds of all requests, finished or not."""
-    acceptance: float | None
-    """Acceptance as the harness counts it: accepted tokens and the correction over drafted ones, of completed
-    requests."""
-    latency_s: float | None
-    """Mean over completed requests."""
-    active_mean: float
-    """Requests being served, mean over the run."""
-    utilization: float
-    admitted: int
-    kv_tokens_peak: int
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.completed_tokens / self.elapsed_s
-
-    @property
-    def emitted_per_s(self) -> float:
-        return self.emitted_tokens / self.elapsed_s
-
-    @property
-    def latency_ms(self) -> float | None:
-        return None if self.latency_s is None else 1e3 * self.latency_s
-
-
-def harness_runs(*, label: int, draws: int, drains: bool = False, **run: Any) -> tuple[HarnessRun, ...]:
-    """`harness_run` on further draws; a quarter of `draws` where nothing is cut, a tenth where all drain."""
-    share = 10 if drains else 1 if label in CUT_LABELS else 4
-    return tuple(harness_run(label=label, draw=draw, drains=drains, **run) for draw in range(max(2, draws // share)))
+def harness_runs(
+    *, label: int, draws: int, drains: bool = False, elsewhere: bool = False, **run: Any
+) -> tuple[dict[str, float | None], ...]:
+    """`harness_run` on further draws, and on arrivals that the harness did not draw where it is `elsewhere`. There are
+    fewer runs where nothing is cut or all drain."""
+    share = 10 if drains else 2 if elsewhere else 1 if label in CUT_LABELS else 4
+    seeds = [(draw, draw if elsewhere else ARRIVAL_SEED) for draw in range(max(2, draws // share))]
+    return tuple(harness_run(label=label, draw=draw, arrival_seed=seed, drains=drains, **run) for draw, seed in seeds)
 
 
 def harness_run(
@@ -108,7 +75,7 @@ def harness_run(
     draw: int,
     arrival_seed: int = ARRIVAL_SEED,
     drains: bool = False,
-) -> HarnessRun:
+) -> dict[str, float | None]:
     """The benchmark of one engine at one label C; served to the last request, with no hard stop, where it `drains`."""
     changes: dict[str, Json] = {
         "policy_options.decode_batch": label,
@@ -136,27 +103,30 @@ def _profile() -> Profile:
     return load(PROFILE)
 
 
-def served(record: RunRecord, stop_s: float | None) -> HarnessRun:
+def served(record: RunRecord, stop_s: float | None) -> dict[str, float | None]:
     """The figures of a run that is over; an unfinished request counts for nothing but rounds and tokens."""
     requests = record.requests
     done = [request for request in requests if request.is_finished]
-    is_whole = len(done) == len(requests)
-    elapsed_s = record.end_s if stop_s is None or is_whole else stop_s
-    done_rounds = sum(request.num_rounds for request in done)
-    done_tokens = sum(map(_tokens, done))
-    return HarnessRun(
-        completed=len(done),
-        elapsed_s=elapsed_s,
-        completed_tokens=done_tokens,
-        emitted_tokens=sum(map(_tokens, requests)),
-        rounds=sum(request.num_rounds for request in requests),
-        acceptance=done_tokens / (DRAFT_TOKENS * done_rounds) if done_rounds else None,
-        latency_s=sum(request.last_token_s - request.arrival_s for request in done) / len(done) if done else None,
-        active_mean=_active_s(requests, elapsed_s) / elapsed_s,
-        utilization=record.device_busy_s / elapsed_s,
-        admitted=sum(request.scheduled_s == request.scheduled_s for request in requests),
-        kv_tokens_peak=record.kv_tokens_peak,
-    )
+    # To the last completion where all complete, else to the hard stop.
+    elapsed_s = record.end_s if stop_s is None or len(done) == len(requests) else stop_s
+    done_rounds, done_tokens = sum(request.num_rounds for request in done), sum(map(_tokens, done))
+    waited_s = sum(request.last_token_s - request.arrival_s for request in done)
+    return {
+        "requests": len(requests),
+        "admitted": sum(request.scheduled_s == request.scheduled_s for request in requests),
+        "completed": len(done),
+        "elapsed_s": elapsed_s,
+        "completed_tokens": done_tokens,
+        "tokens_per_s": done_tokens / elapsed_s,
+        "emitted_per_s": sum(map(_tokens, requests)) / elapsed_s,
+        "rounds": sum(request.num_rounds for request in requests),
+        # As the harness counts it: accepted tokens and the correction over drafted ones.
+        "acceptance": done_tokens / (DRAFT_TOKENS * done_rounds) if done_rounds else None,
+        "latency_ms": 1e3 * (waited_s / len(done)) if done else None,
+        "active_mean": _active_s(requests, elapsed_s) / elapsed_s,
+        "utilization": record.device_busy_s / elapsed_s,
+        "kv_tokens_peak": record.kv_tokens_peak,
+    }
 
 
 def _tokens(request: Request) -> int:

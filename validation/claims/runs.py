@@ -1,34 +1,35 @@
-"""Runs behind claims: metrics of a scenario by draw, at an assumed overlap, and one run's over another's.
+"""Runs behind claims: metrics of a scenario by draw, at an assumed overlap.
 
-A run is simulated once. Input that a profile has not measured is extrapolated without a word: claims are about such
+Input that a profile has not measured is extrapolated without a word: claims are about such
 input at times. Profiles that claims alone are simulated with are made here. Not here: what is made of the metrics
-(validation.claims.measures).
+(validation.claims.formulas).
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from sim.costs.compact_kernels import LinearPass
 from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape, model
-from sim.devices.contention import BRACKET, PhiLevel, phi_at
-from sim.draws import child_seed
-from sim.metrics.stats import interval_95
+from sim.devices.contention import PhiLevel, phi_at
+from sim.draws import Floats, child_seed
+from sim.metrics.records import RunRecord
 from sim.metrics.summary import Run, number, summarise
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from validation.claims.ledger import Interval, Spec, claim
+from validation.claims.ledger import Spec, claim
 from validation.claims.prototype import harness_runs
 
 SEED = 2002
@@ -46,77 +47,45 @@ IMPLIED_DRAFT_MS = DRAFT_EAGER_MS / 3.6
 """The 0.5B's pass under graphs, by the ratio that report 003 states."""
 
 
-class Ratio(NamedTuple):
-    """Mean of one run's metric over another's, draw by draw, and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 @cache
 def profile_of(name: str) -> Profile:
     """A shipped profile, or one that claims are made with."""
     return MADE[name]() if name in MADE else load(name)
 
 
-def simulated(spec: Spec, draws: int) -> tuple[Any, ...]:
-    """A summary per draw: a dict of metrics, or the harness's `HarnessRun` where the spec names a label of it."""
-    return _simulated(json.dumps(spec, sort_keys=True), min(spec.get("draws", draws), max(2, draws)))
+class RunMetrics:
+    """A run of a claim: `run.mean_tpot_ms` has the metric of every draw that has it. The run is simulated once."""
+
+    def __init__(self, spec: Spec, level: PhiLevel | None, draws: int) -> None:
+        """`level` is where in the bracket of phi it is, for a policy with several streams."""
+        if level is not None and spec["policy"] in OVERLAPPING:
+            spec = {**spec, "devices.phi": phi_at(profile_of(spec["profile"]).overlap, level)}
+        self.spec, self._draws = spec, min(spec.get("draws", draws), max(2, draws))
+
+    def __getattr__(self, metric: str) -> Floats:
+        figures = [run[metric] for run in _simulated(json.dumps(self.spec, sort_keys=True), self._draws)]
+        return np.array([figure for figure in figures if figure is not None], float)
 
 
 @cache
-def _simulated(text: str, draws: int) -> tuple[Any, ...]:
+def _simulated(text: str, draws: int) -> Sequence[Mapping[str, Any]]:
     spec: dict[str, Any] = json.loads(text)
-    spec.pop("draws", None)
     if "label" in spec:
         return harness_runs(**spec, draws=draws)
-    return served(profile_of(spec.pop("profile")), draws, spec)
+    return served(profile_of(spec["profile"]), draws, spec)
 
 
-def served(profile: Profile, draws: int, spec: Mapping[str, Any]) -> tuple[Run, ...]:
+def served(profile: Profile, draws: int, spec: Spec) -> list[Run]:
     """Metrics of so many draws, under vLLM's keys."""
-    scenario = Scenario.of(profile=profile.name, **spec)
+    return [summarise(each, percentiles=(50.0, 95.0, 99.0)) for each in records(profile, draws, spec)]
+
+
+def records(profile: Profile, draws: int, spec: Spec) -> list[RunRecord]:
+    keys = {key: value for key, value in spec.items() if key not in ("profile", "draws")}
     with warnings.catch_warnings(), collecting():
         warnings.simplefilter("ignore")
-        resolved = resolve(scenario, profile, spec["policy"])
-        records = [simulate(resolved, child_seed(SEED, draw)) for draw in range(draws)]
-    return tuple(summarise(record, percentiles=(50.0, 95.0, 99.0)) for record in records)
-
-
-def values(spec: Spec, metric: str, draws: int) -> list[float]:
-    """A metric of every run that has it."""
-    figures = (number(run, metric) if isinstance(run, dict) else getattr(run, metric) for run in simulated(spec, draws))
-    return [float(value) for value in figures if value is not None]
-
-
-def mean_of(spec: Spec, metric: str, draws: int) -> float:
-    return mean(values(spec, metric, draws))
-
-
-def ratio(ours: Spec, theirs: Spec, metric: str, draws: int) -> Ratio:
-    """Ratio of a metric, paired on the same draws."""
-    pairs = zip(values(ours, metric, draws), values(theirs, metric, draws), strict=True)
-    ratios = [one / other for one, other in pairs]
-    low, high = interval_95(ratios) or (ratios[0], ratios[0])
-    return Ratio(mean(ratios), low, high)
-
-
-def at(spec: Spec, level: PhiLevel) -> Spec:
-    """The run at an end or the middle of the bracket of phi; the same run for a policy with a single stream."""
-    if spec["policy"] not in OVERLAPPING:
-        return spec
-    return {**spec, "devices.phi": phi_at(profile_of(spec["profile"]).overlap, level)}
-
-
-def bracketed(ours: Spec, theirs: Spec, metric: str, draws: int) -> dict[PhiLevel, Ratio]:
-    """The ratio at every phi of the bracket, least overlap first."""
-    return {level: ratio(at(ours, level), at(theirs, level), metric, draws) for level in BRACKET}
-
-
-def span(ratios: Mapping[PhiLevel, Ratio]) -> Interval:
-    """Lowest and highest end of their intervals: what overlap and draws leave open together."""
-    return min(each.low for each in ratios.values()), max(each.high for each in ratios.values())
+        resolved = resolve(Scenario.of(profile=profile.name, **keys), profile, keys["policy"])
+        return [simulate(resolved, child_seed(SEED, draw)) for draw in range(draws)]
 
 
 # -- profiles that nothing ships: passes as a report states them, or a line fitted on it
@@ -158,7 +127,7 @@ def laptop(draft_compute_ms: float) -> Profile:
 def fitted_fp32() -> Profile:
     """ClaimSection C's pair: the floor of a layer's forward at which one request takes what the three engines took."""
     wanted_s = mean(float(claim(f"C.mean.{engine}.1").claimed) for engine in ("baseline", "pd", "pdv"))
-    spec = {key: value for key, value in claim("C.mean.pd.1").runs[0].items() if key not in ("profile", "draws")}
+    spec = claim("C.mean.pd.1").runs[0]
     low_s, high_s = 0.0, MAX_LAYER_S
     for _ in range(FIT_STEPS):
         layer_s = (low_s + high_s) / 2.0

@@ -1,10 +1,10 @@
-"""Drawn cases for SGLang's scheduler, and what lanesim plans for them: `python -m validation sglang_steps WHEEL`.
+"""Drawn cases that SGLang's scheduler was recorded on, and what lanesim plans for them.
 
 A case has requests (some with a prefix in common), seats, a chunk size, memory of pages of one token, and drafts whose
 acceptance is a function of request and position; each step takes a second. Equal means: the same steps at the same
 times, each with the same rows in the same order or the same chunks of the same prompts after the same cached tokens, so
 that admissions and retractions are equal as well.
-Not here: SGLang's code, which is driven from an unpacked wheel (validation.conformance.sglang_scheduler).
+Not here: the steps of SGLang 0.5.6 (tests/validation/sglang_steps.json.gz).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 
 from sim.report.results import SUMMARY
 from validation.claims.ledger import ClaimVerdict, sections
+from validation.tables import csv_rows
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -38,8 +39,8 @@ def figures() -> Iterator[tuple[str, str]]:
     claims = [claim for section in sections().values() for claim in section.claims]
     fitted = sum(claim.if_met is ClaimVerdict.FITTED for claim in claims)
     yield f"{len(claims)} published figures ({fitted} of them fitted on)", "validation/claims/claims.yaml"
-    pairs = json.loads((DOCS / "atlas.json").read_text())["pairs"]
-    yield f"the atlas of {len(pairs)} published pairs", "docs/atlas.json, make atlas"
+    pairs = csv_rows(DOCS / "atlas.csv")
+    yield f"the atlas of {len(pairs)} published pairs", "docs/atlas.csv, make atlas"
     yield from served_cells()
     if JUDGED.exists():
         yield from judged_runs()

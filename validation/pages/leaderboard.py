@@ -19,8 +19,8 @@ from typing import Any
 import pandas as pd
 
 from calibrate.judge.cell import FITTED, JUDGED
-from validation.accuracy.specs import specs
 from validation.constants import FITTED as CONSTANTS
+from validation.judge.specs import specs
 from validation.tables import MISSING, page
 
 DOCS = Path(__file__).parents[2] / "docs"

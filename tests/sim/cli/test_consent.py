@@ -200,7 +200,7 @@ def test_a_campaign_leaves_a_folder_of_somebody_elses_alone(there: Path, capsys:
     assert [path.name for path in (there / "full").iterdir()] == ["x"]
 
 
-@pytest.mark.parametrize("program", ["support --out there", "atlas --out full", "silicon x.csv --json there"])
+@pytest.mark.parametrize("program", ["scenario_docs --out there", "atlas --out full", "silicon x.csv --json there"])
 def test_a_program_that_judges_asks_for_consent_too(
     program: str, there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

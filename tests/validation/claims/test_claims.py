@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.devices.contention import BRACKET, PhiLevel
+from sim.devices.contention import PhiLevel
 from validation.__main__ import main
-from validation.claims import ledger, measures
+from validation.claims import formulas, ledger
 from validation.claims.claims_command import claimed_text, simulated_text, tally
+from validation.claims.formulas import finding
 from validation.claims.ledger import Claim, ClaimRow, ClaimVerdict, Finding, claim, section, sections
-from validation.claims.measures import MEASURES
 from validation.claims.prototype import harness_run
-from validation.claims.runs import Ratio, mean_of, simulated
+from validation.claims.runs import RunMetrics
 
 GIVEN: dict[str, Any] = {"id": "X.one", "claimed": 100.0, "why": "got {simulated:.0f}, of {all}", "source": "a report"}
 
@@ -27,7 +28,7 @@ def made(**changes: Any) -> Claim:
 
 def judged(claim_id: str, draws: int = 2) -> ClaimRow:
     one = claim(claim_id)
-    return one.row(MEASURES[one.measure](one, draws) if one.measure else None)
+    return one.row(finding(one, draws))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_a_single_runs_figure_is_met_where_single_runs_reach_it_and_any_other_is
     assert made(why="").row(Finding(80.0, (70.0, 100.0))).verdict is ClaimVerdict.REFUTED
 
 
-def test_a_claim_in_words_is_judged_by_its_measure_with_the_sentence_of_its_verdict() -> None:
+def test_a_claim_in_words_is_judged_by_its_formula_with_the_sentence_of_its_verdict() -> None:
     words = made(claimed="better everywhere", why="yes", why_not="no", if_met="explained")
     assert [words.row(Finding("as said", None, is_met)).why for is_met in (True, False)] == ["yes", "no"]
     assert words.row(None).verdict is ClaimVerdict.NOT_TESTABLE
@@ -69,7 +70,7 @@ def test_an_entry_is_every_row_of_its_tables_with_every_row_of_the_next(
   claims:
   - id: X.$gpu.$at
     each: [{gpu: [a, b]}, {at: [1, 2], claimed: [0.5, 1.5]}]
-    runs: [{like: short, max_concurrency: $at}]
+    runs: [{like: short, max_concurrency: $at}, {policy: [pdv, pd], max_concurrency: [3, 4]}]
     why: $at requests
 """
     )
@@ -80,14 +81,25 @@ def test_an_entry_is_every_row_of_its_tables_with_every_row_of_the_next(
     assert [(each.id, each.claimed, each.why, each.source) for each in claims] == [
         (f"X.{gpu}.{at}", claimed, f"{at} requests", "s") for gpu in "ab" for at, claimed in ((1, 0.5), (2, 1.5))
     ]
-    assert claims[1].runs == [{"policy": "pd", "input_len": 4, "num_prompts": 2, "max_concurrency": 2}]
+    first, *several = claims[1].runs
+    assert first == {"policy": "pd", "input_len": 4, "num_prompts": 2, "max_concurrency": 2}
+    assert [(run["policy"], run["max_concurrency"]) for run in several] == [
+        ("pdv", 3),
+        ("pdv", 4),
+        ("pd", 3),
+        ("pd", 4),
+    ]
 
 
-def test_every_claim_has_an_id_a_source_and_a_measure_that_there_is() -> None:
+def test_every_claim_has_an_id_a_source_and_formulas_that_read() -> None:
     claims = [each for one in sections().values() for each in one.claims]
     assert len({each.id for each in claims}) == len(claims) == 209
     assert all(each.source and each.why and "$" not in each.why + each.source + each.id for each in claims)
-    assert {each.measure for each in claims} - {None} == set(MEASURES)
+    written = [(each, text) for each in claims for text in (each.of, each.figure, each.met, *each.let.values()) if text]
+    words = {
+        node.id for _, text in written for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)
+    }
+    assert set(formulas.FUNCTIONS) <= words
     for letter, one in sections().items():
         parts = one.parts or [f"{letter}."]
         assert [sum(each.id.startswith(part) for part in parts) for each in one.claims] == [1] * len(one.claims)
@@ -136,19 +148,24 @@ def test_the_headline_comes_out_of_the_window_and_vanishes_when_the_run_drains()
 def test_a_window_counts_finished_requests_only_and_ends_with_the_last_where_all_finish() -> None:
     given: dict[str, Any] = {"engine": "pd", "acceptance": "length:1.6", "prompt_tokens": 100, "draw": 0}
     whole, cut = harness_run(**given, label=1), harness_run(**given, label=128)
-    assert (whole.completed, whole.completed_tokens) == (1, whole.emitted_tokens)
-    assert 9.386 < whole.elapsed_s < 12.0
-    assert cut.elapsed_s == 60.0
-    assert cut.completed_tokens <= 25 * cut.completed < cut.emitted_tokens
+    assert whole["completed"] == 1
+    assert whole["tokens_per_s"] == whole["emitted_per_s"]
+    assert 9.386 < float(whole["elapsed_s"] or 0) < 12.0
+    assert cut["elapsed_s"] == 60.0
+    assert (
+        float(cut["completed_tokens"] or 0)
+        <= 25 * float(cut["completed"] or 0)
+        < 60.0 * float(cut["emitted_per_s"] or 0)
+    )
 
 
 def test_noise_shows_the_claimed_gain_in_about_a_fifth_of_draws_and_none_in_the_mean() -> None:
-    gains = measures.gains_pct(0.047, 1, 40_000)
+    gains = formulas.noise_pct(1, 40_000)
     assert np.mean(gains) == pytest.approx(0.0, abs=0.2)
     assert np.std(np.log1p(-gains / 100.0)) == pytest.approx(0.047, rel=0.02)
-    assert measures.share(gains, 4.1) == pytest.approx(0.186, abs=0.01)
-    assert measures.share(gains, -9.0) < 0.05
-    assert np.std(measures.gains_pct(0.047, 5, 20_000)) < np.std(gains)
+    assert formulas.shows(gains, 4.1) == pytest.approx(0.186, abs=0.01)
+    assert formulas.shows(gains, -9.0) < 0.05
+    assert np.std(formulas.noise_pct(5, 20_000)) < np.std(gains)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +173,7 @@ def test_noise_shows_the_claimed_gain_in_about_a_fifth_of_draws_and_none_in_the_
     [((1.03, 1.04, 1.05), "PDV"), ((1.01, 1.04, 1.05), "depends on overlap"), ((0.9, 1.0, 1.019), "PD")],
 )
 def test_pdv_is_recommended_only_where_every_phi_says_so(lows: tuple[float, float, float], expected: str) -> None:
-    by_level = {level: Ratio(low + 0.1, low, low + 0.2) for level, low in zip(BRACKET, lows, strict=True)}
-    assert measures.choice(by_level) == expected
+    assert formulas.choice(lows) == expected
 
 
 def test_the_seeds_table_is_read_as_its_slide_writes_it() -> None:
@@ -176,36 +192,46 @@ def test_graphed_drafts_flip_the_laptops_speculation_and_eager_ones_do_not() -> 
 
 def test_one_run_over_another_is_said_in_the_claims_own_form_at_every_phi() -> None:
     specs = [{**claim("B.gain.3").runs[index], "num_prompts": 6, "output_len": 8} for index in (0, 1)]
-    one = made(
-        measure="compared",
-        metric="output_throughput",
-        runs=specs,
-        args={"as": "more", "bracket": True},
-        also={"pd": {"mean": [1, "output_throughput"]}, "ratio": {"ratio": [0, 1, "output_throughput"]}},
-    )
-    found = measures.compared(one, 2)
+    given: dict[str, Any] = {"runs": specs, "of": "a.output_throughput / b.output_throughput", "bracket": True}
+    let = {
+        "pd": "mean(b.output_throughput)",
+        "pairs": "(pd, 1)",
+        "ratio": "mean(a.output_throughput / b.output_throughput)",
+    }
+    found = finding(made(form="more", let=let, **given), 2)
+    assert found is not None
     assert set(found.details) == {*(level.value for level in PhiLevel), "low", "high", "pd", "ratio"}
-    assert (
-        found.simulated
-        == found.details[PhiLevel.MIDDLE.value]
-        == pytest.approx(100 * (float(found.details["ratio"]) - 1))
-    )
+    assert found.simulated == pytest.approx(100 * (float(found.details["ratio"]) - 1))
+    assert found.simulated == found.details[PhiLevel.MIDDLE.value]
     assert found.interval == (found.details["low"], found.details["high"])
-    less = measures.compared(made(metric="output_throughput", runs=specs, args={"as": "less", "bracket": True}), 2)
+    less = finding(made(form="less", **given), 2)
+    assert less is not None
     assert less.simulated == pytest.approx(-float(str(found.simulated)))
-    never = made(metric="output_throughput", runs=specs, args={"as": "ratio", "met": "never"})
-    assert measures.compared(never, 2).is_met is False
-    within = made(
-        metric="output_throughput",
-        runs=specs,
-        args={"as": "ratio", "bracket": True, "met": "every_phi"},
-        low=0.0,
-        high=9.0,
-    )
-    assert measures.compared(within, 2).is_met is True
+    for low, is_met in ((0.0, True), (8.0, False)):
+        within = finding(made(met="inside(phis)", low=low, high=9.0, **given), 2)
+        assert within is not None
+        assert within.is_met is is_met
+
+
+def test_a_figure_per_draw_has_an_interval_of_its_mean_of_single_runs_or_none() -> None:
+    ends = {kind: finding(made(of="(1, 2, 6)", interval=kind, form="seconds"), 2) for kind in ("mean", "runs", "none")}
+    assert all(found is not None and found.simulated == pytest.approx(0.003) for found in ends.values())
+    assert ends["runs"].interval == pytest.approx((0.00105, 0.0058))  # type: ignore[union-attr]
+    assert ends["mean"].interval == pytest.approx((0.003 - 0.00657, 0.003 + 0.00657), abs=1e-5)  # type: ignore[union-attr]
+    assert ends["none"].interval is None  # type: ignore[union-attr]
+
+
+def test_a_finding_holds_plain_figures_that_json_takes() -> None:
+    found = finding(claim("A.ratio.64"), 2)
+    assert found is not None
+    assert {type(each) for each in (found.simulated, *(found.interval or ()), *found.details.values())} == {float}
+
+
+def test_a_formula_has_its_own_words_and_no_others() -> None:
+    with pytest.raises(NameError, match="open"):
+        finding(made(figure="open('x')"), 2)
 
 
 def test_a_run_takes_no_more_draws_than_it_says() -> None:
-    spec = {**claim("B.gain.3").runs[1], "num_prompts": 4, "output_len": 4, "draws": 2}
-    assert len(simulated(spec, 5)) == 2
-    assert mean_of(spec, "completed", 5) == 4
+    run = RunMetrics({**claim("B.gain.3").runs[1], "num_prompts": 4, "output_len": 4, "draws": 2}, None, 5)
+    assert run.completed.tolist() == [4, 4]

@@ -1,7 +1,7 @@
 """Sections of docs/accuracy.md: read from validation/sections.yaml, their cells judged, constants fitted, bars met.
 
-Not here: reading the files of a source (validation.accuracy.sources), judging a cell (validation.accuracy.judges), the
-page (validation.accuracy.accuracy_page).
+Not here: reading the files of a source (validation.judge.sources), judging a cell (validation.judge.judges), the
+page (validation.judge.accuracy_page).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sim.costs.profile import SERVED, Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import MODELS, draft_model
 from sim.metrics.compared import THROUGHPUT, compared
-from validation.accuracy.judges import JUDGES
-from validation.accuracy.sources import cells_of_run
-from validation.accuracy.specs import HERE, ROOT, BarSpec, FitSpec, ProfileSpec, RunSpec, SectionSpec, holds
+from validation.judge.judges import JUDGES
+from validation.judge.sources import cells_of_run
+from validation.judge.specs import HERE, ROOT, BarSpec, FitSpec, ProfileSpec, RunSpec, SectionSpec, holds
 from validation.tables import as_written, grouped
 
 SPEEDUP = "speedup"

@@ -1,13 +1,20 @@
-"""Cells of docs/accuracy.md as a frame: errors by class, what is decided on them, its figure.
+"""Writes docs/accuracy.md, and beside it validation/accuracy-cells.csv with every cell: measured and simulated.
 
-A speed-up's sign, the concurrency at which it crosses 1, and the draft length that one would deploy are what a user
-acts on; the regret is what deploying lanesim's choice loses in measured throughput. Not here: judging the cells
-(validation.accuracy.sections).
+    python -m validation accuracy DATA_FOLDER [--out docs/accuracy.md] [--only PART ...]
+
+DATA_FOLDER holds the public data that the sections name; none of it is part of this repository. A part that cannot be
+run is reported as such, and the command exits with 1. The figure of speed-ups lies beside the report. A speed-up's
+sign, the concurrency at which it crosses 1, and the draft length that one would deploy are what a user acts on. The
+regret is what deploying lanesim's choice loses in measured throughput. Not here: the sections themselves
+(validation.judge.sections), cells of one's own (`lanesim validate cells`).
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from itertools import pairwise
 from math import exp, log
 from pathlib import Path
@@ -17,12 +24,17 @@ from typing import TYPE_CHECKING, Any
 from calibrate.judge.cell import JUDGED, Cell
 from sim.files.write import write_figure
 from sim.metrics.compared import THROUGHPUT
-from validation.accuracy.sections import SPEEDUP, JudgedSection
-from validation.tables import off_pct
+from validation.judge.sections import SPEEDUP, JudgedSection, section_of
+from validation.judge.specs import ROOT, SECTIONS, SectionSpec, specs
+from validation.tables import off_pct, page
 
 if TYPE_CHECKING:
     import pandas as pd
 
+FIGURE = "accuracy-speedup.png"
+CELLS = Path("validation/accuracy-cells.csv")
+"""Every cell, relative to the page's folder."""
+PAGE = ROOT / "docs/accuracy.md"
 NEAR_ONE = 0.05
 """A measured speed-up this close to 1 has no sign: jobs differ by as much."""
 FIGURE_INCHES, DPI = 6.4, 150
@@ -39,6 +51,80 @@ PEER_METRICS = ("tpot_ms", "ttft_ms", "e2el_ms")
 CELL_FIELDS = ("gpu", "engine", "target", "method", "num_speculative_tokens")
 INTERNAL = ("k", "concurrency", "decides")
 """Columns of the frame that its CSV lacks."""
+
+
+def build(sections: Sequence[SectionSpec], data: Path) -> tuple[list[JudgedSection], list[str]]:
+    """The sections that can be judged, and a line for each that cannot."""
+    built, failures = [], []
+    for spec in sections:
+        print(f"{spec.title} ...", file=sys.stderr)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                built.append(section_of(spec, data))
+            except ValueError as error:
+                failures.append(f"{spec.part} could not be run: {error}")
+            except OSError as error:
+                name = Path(error.filename).name if error.filename else "a file"
+                failures.append(f"{spec.part} could not be run: {name}: {error.strerror}")
+    return built, failures
+
+
+def bars_of(sections: Sequence[JudgedSection]) -> pd.DataFrame:
+    """Every bar, and whether it is met."""
+    import pandas as pd
+
+    rows = [
+        {
+            "run": section.spec.title,
+            "metric": bar.what,
+            "error": f"{bar.error_pct:.2f} %" if bar.is_size else f"{bar.error_pct:+.2f} %",
+            "bar": f"{bar.bar_pct:g} %",
+            "met": "yes" if bar.is_met else "**no**",
+        }
+        for section in sections
+        for bar in section.bars
+    ]
+    return pd.DataFrame(rows)
+
+
+def main(data: Path, out: Path = PAGE, only: Sequence[str] = ()) -> int:
+    wanted = [spec for spec in specs() if not only or spec.part in only]
+    if not data.is_dir():
+        raise ValueError(f"{str(data)!r} is no folder; want the one with aiconfigurator/ and llmservingsim/ in it")
+    if not wanted:
+        raise ValueError(f"--only {' '.join(only)}: no such part in {SECTIONS.name}")
+    return write_report(wanted, data, out)
+
+
+def write_report(sections: Sequence[SectionSpec], data: Path, out: Path) -> int:
+    """The page and its cells; 1 where a section could not be run."""
+    built, failures = build(sections, data)
+    cells, bars = frame(built), bars_of(built)
+    decided = cells[cells["decides"]][SPEEDUP].notna().any()
+    if decided:
+        draw_speedups(cells, out.parent / FIGURE)
+    met = (bars["met"] == "yes").sum()
+    page(
+        out,
+        "accuracy",
+        version=version("lanesim"),
+        failures="".join(f"\n**{each}**\n" for each in failures),
+        met=str(met),
+        bars=str(len(bars)),
+        summary=bars,
+        classes=classes(cells),
+        decisions=decisions(cells),
+        figure=f"\n![measured against predicted speed-up]({FIGURE})\n" if decided else "",
+        fitted=[f"{section.spec.title}: {section.fitted}" for section in built],
+    )
+    (out.parent / CELLS).parent.mkdir(parents=True, exist_ok=True)
+    write_cells(cells, out.parent / CELLS)
+    print(*failures, f"{out}: {met} of {len(bars)} bars met.", sep="\n", file=sys.stderr)
+    return 1 if failures else 0
+
+
+# -- tables and the figure
 
 
 def frame(sections: Sequence[JudgedSection]) -> pd.DataFrame:

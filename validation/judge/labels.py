@@ -1,7 +1,7 @@
 """Labels in doubt of served cells, and cells that constants were fitted on.
 
 A label is doubted by what was measured, by datasheets and by other cells, never by what is simulated. Not here: how a
-row is read (validation.silicon.served_cells).
+row is read (validation.judge.served_cells).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from calibrate.judge.cell import FITTED, JUDGED, Cell
 from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
-from validation.silicon.served_cells import SET_UP, label_of, setting
+from validation.judge.served_cells import SET_UP, label_of, setting
 from validation.tables import grouped
 
 DOUBTFUL = "doubtful"

@@ -1,6 +1,6 @@
 """Specifications of the accuracy page's sections, as validation/sections.yaml has them.
 
-Not here: judging them (validation.accuracy.sections).
+Not here: judging them (validation.judge.sections).
 """
 
 from __future__ import annotations
@@ -80,8 +80,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Rows instead of a file."""
     rows: dict[str, str] = {}
     """Column of the file -> patterns, joined by |, one of which its value is like."""
-    columns: dict[str, str] = {}
-    """Column of the file -> a cell's."""
+    where: str = ""
+    """Formula that holds for the rows of a table, over its columns."""
+    join: str = ""
+    """Another table in the folder, whose rows formulas have as `joined`."""
+    columns: dict[str, str] | list[dict[str, str]] = {}
+    """Field of a cell -> formula over the columns of the file; several cells of each row where it is a list."""
     set: dict[str, Any] = {}
     """Fields of every cell."""
     method: str = "none"
@@ -121,10 +125,13 @@ class SectionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     speedup_by: str = THROUGHPUT
 
 
-def specs(path: Path = SECTIONS) -> list[SectionSpec]:
-    """The sections of a file; what `every` run of one has is said once. Raises ValueError."""
-    sections: Any = read_yaml(path, "sections")
-    return convert(list(map(_expanded, sections)), list[SectionSpec], str(path))
+def specs() -> list[SectionSpec]:
+    """The sections; what `every` run of one has is said once. Raises ValueError.
+
+    Their formulas are evaluated as Python, so that no other file is read.
+    """
+    sections: Any = read_yaml(SECTIONS, "sections")
+    return convert(list(map(_expanded, sections)), list[SectionSpec], str(SECTIONS))
 
 
 def _expanded(section: Any) -> Any:

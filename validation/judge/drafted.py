@@ -1,7 +1,7 @@
 """Served cells that draft with the model's MTP layer, beside plain ones of the same set-up: `python -m validation
 drafted CELLS.csv [--out TABLE.csv]`.
 
-Rows do not say that they draft (validation.silicon.labels tells them apart), nor what was accepted: one acceptance
+Rows do not say that they draft (validation.judge.labels tells them apart), nor what was accepted: one acceptance
 length is fitted per format and pair of lengths, on the mean speed-up of its pairs, so that a pair judges how the
 speed-up goes with load, and not its size. Depth and the budget of a step are those of InferenceX's recipes
 (dsr1_*_trt_mtp.sh): three drafts without data-parallel attention, which is left out here.
@@ -18,8 +18,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from calibrate.judge.cell import Cell
-from validation.silicon.labels import architecture, drafting
-from validation.silicon.served_cells import budget_of, cell_of, engine_name, means, profile_of, raw_scenario, read_cells
+from validation.judge.labels import architecture, drafting
+from validation.judge.served_cells import budget_of, cell_of, engine_name, means, profile_of, raw_scenario, read_cells
 from validation.tables import grouped, off_pct, write_csv
 
 TABLE = Path(__file__).parents[2] / "docs/validation/mtp-pairs.csv"

@@ -1,12 +1,11 @@
 """Cells of each source: one function per form of file that others publish, by name in validation/sections.yaml.
 
-Not here: simulating them (validation.accuracy.judges).
+Not here: simulating them (validation.judge.judges).
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -26,8 +25,8 @@ from sim.acceptance.tape import TapeAcceptance, read_tapes
 from sim.costs.datasheets import POWER
 from sim.costs.profile_files import load
 from sim.draws import Floats
-from validation.accuracy.specs import RunSpec, path_of
-from validation.tables import csv_rows, grouped
+from validation.judge.specs import RunSpec, path_of
+from validation.tables import csv_rows, evaluated, grouped
 
 Row = Mapping[str, str]
 Rows = list[dict[str, Any]]
@@ -35,12 +34,6 @@ Rows = list[dict[str, Any]]
 PROMPT_TOKENS = {"gsm8k": 717, "humaneval": 206, "rag_shared_prefix": 682}
 """Prompt tokens of the A100 study by its server logs: prompt and generation throughput at concurrency 1."""
 Z_95 = NormalDist().inv_cdf(0.95)
-KV_BLOCK, SHARED_BLOCK = 16, 16
-"""Tokens of a KV block, and those of BLIS's prompts that no other prompt has."""
-OVERLOADED = 0.5
-"""A stage of BLIS that fails more of its requests than this says nothing about the engine's speed."""
-SPECBUNDLE_LENGTHS = {"input_len": 300, "output_len": 500}
-"""Assumed of every data set."""
 STEP_ROWS, STEP_QUERIES, STEP_CONTEXT = (1, 8, 16, 32, 64), (1, 5), 512
 """Steps that SpecDecode-Bench's line is judged at: rows, tokens a row, context of each row."""
 BLOCK = 7
@@ -58,6 +51,10 @@ STARTS = (
     (0.99, 0.50, 0.01, 0.02, 0.97),
 )
 """Hit rate, miss rate, to_hit, share of to_miss, fade."""
+OVERLAP_LOAD = ("table", "gpu", "model", "engine", "isl", "osl", "qps", "concurrency")
+OVERLAP_METRICS = {
+    "tpot_mean_ms": "tpot_ms", "ttft_p50_ms": "ttft_p50_ms", "ttft_mean_ms": "ttft_ms", "itl_p99_ms": "itl_p99_ms",
+}  # fmt: skip
 STAGES = {"s1": 1, "s1t0": 0}
 """Begin the names of their files; temperature."""
 
@@ -73,6 +70,8 @@ def cells_of_run(run: RunSpec, data: Path) -> list[Cell]:
     ).cells
     fitted_ids = load(run.profile).host.source.replace(",", " ").split() if isinstance(run.profile, str) else ()
     predicted = {} if run.predicted is None else _predicted(path_of(run.predicted, data))
+    if tree := next((cell.topk for cell in cells if cell.topk > 1), None):
+        raise ValueError(f"topk={tree}: trees of drafts are not simulated; want chains, topk=1")
     return [
         msgspec.structs.replace(
             cell,
@@ -106,10 +105,23 @@ def chosen(rows: Sequence[dict[str, str]], patterns: Row) -> list[dict[str, str]
     return kept
 
 
+WORDS: dict[str, Any] = {each.__name__: each for each in (float, format, int, round, sorted)}
+
+
 def table(path: Path, run: RunSpec) -> Rows:
-    """A table of cells under columns of its own."""
-    rows = chosen(csv_rows(path), run.rows)
-    return [{ours: row[theirs] for theirs, ours in run.columns.items()} for row in rows]
+    """A table under columns of its own. Formulas have its columns, and in `joined` the rows of `run.join` with the same
+    values in all columns that both have."""
+    rows = [row for row in chosen(csv_rows(path), run.rows) if not run.where or evaluated(run.where, WORDS | row)]
+    others = csv_rows(path.with_name(run.join)) if run.join else []
+    shared = [name for name in rows[0] if others and name in others[0]]
+    joined = grouped(others, lambda row: tuple(row[name] for name in shared))
+    several = run.columns if isinstance(run.columns, list) else [run.columns]
+    return [
+        {ours: evaluated(formula, {**WORDS, **row, "joined": of}) for ours, formula in columns.items()}
+        for row in rows
+        for of in (joined.get(tuple(row[name] for name in shared), []),)
+        for columns in several
+    ]
 
 
 def study(path: Path, run: RunSpec) -> Rows:
@@ -168,81 +180,8 @@ def _study_cell(
     }
 
 
-def apertus(folder: Path, run: RunSpec) -> Rows:
-    """Cells of the GH200 study; the acceptance of each is the one that was measured in it."""
-    keys = ("sweep", "arm", "workload", "concurrency")
-    rates = grouped(csv_rows(folder / "per_position.csv"), lambda row: tuple(row[name] for name in keys))
-    rows = []
-    for row in chosen(csv_rows(folder / "cells.csv"), run.rows):
-        of_cell = sorted(rates.get(tuple(row[name] for name in keys), ()), key=lambda rate: int(rate["position"]))
-        accepted = ",".join(rate["accept_rate_at_position"] for rate in of_cell)
-        rows.append(
-            {
-                "label": row["workload"],
-                "arm": row["arm"],
-                "concurrency": row["concurrency"],
-                "num_prompts": row["requests"],
-                "num_speculative_tokens": row["k"],
-                "acceptance": f"vllm:{accepted}" if accepted else "",
-                "num_gpu_blocks": int(row["kv_pool_tokens"]) // KV_BLOCK if row["kv_pool_tokens"] else "",
-                "output_throughput": row["output_tok_per_s"],
-                "ttft_ms": row["ttft_mean_ms"],
-                "tpot_ms": row["tpot_mean_ms"],
-                "tpot_p95_ms": row["tpot_p95_ms"],
-                "itl_p50_ms": row["itl_chunk_p50_ms"],
-            }
-        )
-    return rows
-
-
-def blis(path: Path, run: RunSpec) -> Rows:
-    """Stages of BLIS's runs. Time per output token is taken from latencies, since the client counts two chunks a
-    token."""
-    rows = []
-    for row in csv_rows(path):
-        ended, failed = int(row["successes"]), int(row["failures"])
-        if not row["requested_rate"] or failed > OVERLOADED * (ended + failed):
-            continue
-        e2el_ms, ttft_ms = float(row["request_latency_mean_ms"]), float(row["time_to_first_token_mean_ms"])
-        tokens, prompt = float(row["output_len_mean_tokens"]), round(float(row["prompt_len_mean_tokens"]))
-        rows.append(
-            {
-                "label": row["run"].rpartition("-")[2] + ", open loop",
-                "request_rate": row["requested_rate"],
-                "num_prompts": ended,
-                "input_len": prompt,
-                "shared_prefix": prompt - SHARED_BLOCK,
-                "output_len": round(tokens),
-                "max_num_seqs": row["max_num_seqs"],
-                "max_num_batched_tokens": row["max_num_batched_tokens"],
-                "e2el_ms": e2el_ms,
-                "ttft_ms": ttft_ms,
-                "tpot_ms": (e2el_ms - ttft_ms) / (tokens - 1.0),
-            }
-        )
-    return rows
-
-
-def specbundle(path: Path, run: RunSpec) -> Rows:
-    """Two cells of each row, without and with drafts. Raises ValueError for a tree of drafts."""
-    rows = []
-    for row in chosen(csv_rows(path), run.rows):
-        if row["topk"] != "1":
-            raise ValueError(f"topk={row['topk']}: trees of drafts are not simulated; want chains, topk=1")
-        arm = row["draft"].rpartition("/")[2]
-        label = f"{row['dataset']}, {arm}"
-        common = {"label": label, "arm": arm, "concurrency": row["batch_size"], **SPECBUNDLE_LENGTHS}
-        acceptance = f"length:{float(row['accept_len_incl_bonus']):.4f}"
-        plain, drafting = row["baseline_output_tok_per_s"], row["output_tok_per_s"]
-        rows += [
-            {**common, "num_speculative_tokens": 0, "acceptance": "", "output_throughput": plain},
-            {**common, "num_speculative_tokens": row["steps"], "acceptance": acceptance, "output_throughput": drafting},
-        ]
-    return rows
-
-
 ROWS: dict[str, Callable[[Path, RunSpec], Rows]] = {
-    "table": table, "study": study, "apertus": apertus, "blis": blis, "specbundle": specbundle,
+    "table": table, "study": study,
 }  # fmt: skip
 """Rows of cells under our columns."""
 
@@ -421,25 +360,45 @@ def power(path: Path, run: RunSpec) -> list[Cell]:
     return cells
 
 
+def overlap(path: Path, run: RunSpec) -> list[Cell]:
+    """Two plain streams, or shares of the multiprocessors, at every load that pegainfer measured with one stream, too.
+
+    A decode step alone is what is published, else the median gap, else the median TPOT at the lowest rate; the longest
+    gap less that is a prefill. A longest gap is judged only where the median gap was not needed.
+    """
+    rows, cells = csv_rows(path), []
+    for row in rows:
+        like = [each for each in rows if all(each[name] == row[name] for name in OVERLAP_LOAD)]
+        off = next((each for each in like if each["mode"] == "off"), None)
+        if off is None or not row["mode"].startswith(("stream", "green-ctx")):
+            continue
+        alone = off["decode_only_itl_p50_ms"] or off["itl_p50_ms"] or _alone(off, rows)
+        prefill = 0.0 if row["concurrency"] == "1.0" else float(off["itl_p99_ms"]) - float(alone)
+        names = {name: ours for name, ours in OVERLAP_METRICS.items() if row[name] and off[name]}
+        if off["itl_p50_ms"] and not off["decode_only_itl_p50_ms"]:
+            del names["itl_p99_ms"]
+        cells.append(
+            Cell(
+                gpu=row["gpu"],
+                target=row["model"].partition(" ")[0].lower(),
+                label=f"{row['mode']}, {float(row['isl']):g}->{float(row['osl']):g}",
+                arm=row["mode"].partition(" ")[0],
+                concurrency=0 if row["qps"] else int(float(row["concurrency"])),
+                request_rate=float(row["qps"]) if row["qps"] else None,
+                measured={ours: float(row[name]) for name, ours in names.items()},
+                texts={"alone": alone, "prefill": repr(prefill), **{ours: off[name] for name, ours in names.items()}},
+            )
+        )
+    return cells
+
+
+def _alone(off: Row, rows: Sequence[Row]) -> str:
+    like = [row for row in rows if all(row[name] == off[name] for name in ("gpu", "model", "engine", "isl", "osl"))]
+    return min((float(row["qps"]), row["tpot_p50_ms"]) for row in like if row["tpot_p50_ms"])[1]
+
+
 CELLS: dict[str, Callable[[Path, RunSpec], list[Cell]]] = {
     "timestamps": timestamps, "steps": steps, "tapes": tapes, "rounds": rounds, "pearl": pearl, "power": power,
+    "overlap": overlap,
 }  # fmt: skip
 """Cells of other forms than a table's."""
-
-
-def peer_figures(text: str) -> dict[str, tuple[float, float]]:
-    """Metric -> the real and the simulated milliseconds of LLMServingSim's summary.txt, which are rounded.
-
-    Raises ValueError where it has none.
-    """
-    metrics = {"TTFT": "ttft", "TPOT": "tpot", "Latency": "e2el"}
-    statistics = {"Mean": "_ms", "Median": "_p50_ms", "P95": "_p95_ms", "P99": "_p99_ms"}
-    lines = re.findall(r"^(\w+) (\w+)\s+([\d.]+)\s+([\d.]+)\s+[+-][\d.]+%\s*$", text, re.MULTILINE)
-    figures = {
-        f"{metrics[metric]}{statistics[statistic]}": (float(real), float(simulated))
-        for metric, statistic, real, simulated in lines
-        if metric in metrics and statistic in statistics
-    }
-    if not figures:
-        raise ValueError("summary.txt of LLMServingSim holds no figure: want lines such as 'TTFT Mean 1.0 1.1 +10.0%'")
-    return figures

@@ -1,29 +1,55 @@
-"""Fits the error model of sim.studies.served_errors on judged cells, and says how often its 95 % intervals hold where a
-set-up, or a whole model, is left out.
+"""Writes what lanesim knows of served cells: `python -m validation evidence CELLS.csv`.
+
+sim/evidence/cells.json: of judged cells (docs/validation/served-cells.csv) the mean size of TPOT's error per GPU,
+engine, model and load; cells of other sources stay as they are in the file. sim/evidence/errors.json: the model of
+errors (sim.studies.served_errors) fitted on all of them. docs/validation/levels.md: how often its 95 % intervals hold
+where a set-up, or a whole model, is left out.
 
 A set-up is an engine's family, GPU, model, format of the weights and degrees; what its cells have in common counts
 once. Speed-ups are those of docs/validation/accuracy-cells.csv under engines that a scenario can name. Which groups
 matter was decided by maximum likelihood: engine, GPU, model, engine and GPU, engine and model, and engine and degree
-had no variance left beside engine, GPU and model together (docs/validation/levels.md). Not here: what the simulator
-makes of the model (sim.studies.served_errors, sim.studies.cost_draws).
+had no variance left beside engine, GPU and model together. Not here: the errors of cells
+(validation.judge.served_judge), what is near a question (sim.studies.evidence).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp, lgamma, log, log1p, pi
+from functools import cache
+from math import exp, lgamma, log, log1p, log2, pi
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
+from calibrate.catalogue.model_configs import source_of
 from calibrate.judge.cell import JUDGED, Cell
 from sim.costs.engine_costs import ENGINES
 from sim.draws import Floats
-from sim.studies.served_errors import GRID, HIGH_95, LOW_95, ErrorChances, ErrorPart, ServedErrors, SetUp
-from validation.silicon.served_cells import engine_name
-from validation.tables import grouped
+from sim.studies.evidence import CELLS, MEAN_SIZE, NONE, Evidence, EvidenceCell, measured
+from sim.studies.served_errors import (
+    ERRORS,
+    GRID,
+    HIGH_95,
+    LOW_95,
+    SAME_LAYERS,
+    ErrorChances,
+    ErrorPart,
+    ServedErrors,
+    SetUp,
+)  # fmt: skip
+from validation.judge.served_cells import cell_of, engine_name, read_cells
+from validation.judge.served_judge import SERVED
+from validation.tables import csv_rows, grouped, page
 
+SAMPLE = "ai-dynamo/aiconfigurator@095f58a51c4c, silicon_sample.csv"
+ACCURACY, LEVELS = SERVED.with_name("accuracy-cells.csv"), SERVED.with_name("levels.md")
+PARTS = ("group", "set_up", "cell", "speedup")
+OVER_LENGTHS = f"{SAMPLE}; mean size over lengths, formats and degrees"
+COMMON = ("gpu", "engine", "model", "has_experts", "in_flight")
+"""Fields that the cells of one mean have in common; requests in flight on a rank are the nearest power of two."""
 SCHEMA = 1
 DIGITS = 4
 START = (0.0, log(0.05), log(2.0), log(0.05), log(2.0))
@@ -174,3 +200,96 @@ def outside(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChances]) -
         f"{len(of)} of {model} under {engine} on {gpu} ({100.0 * (exp(fmean(each.mean for each in of)) - 1.0):+.0f} %)"
         for (engine, gpu, model), of in groups
     ]
+
+
+# -- cells that answers quote
+
+
+@cache
+def model_of(repository: str) -> tuple[str, bool]:
+    """Name, as a profile has it, models of the same layers by one; and whether it has experts."""
+    shape = source_of(repository, plain=False).shape
+    return SAME_LAYERS.get(shape.name, shape.name), shape.experts is not None
+
+
+def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]) -> list[EvidenceCell]:
+    """Means over `judged`, lines of served-cells.csv, of `rows`, those of silicon_sample.csv."""
+    cells = {row["id"]: cell_of(row) for row in rows}
+    errors: dict[tuple[Any, ...], list[float]] = {}
+    for line in judged:
+        if line["role"] == JUDGED:
+            cell = cells[line["id"]]
+            load = cell.gpu, engine_name(cell), *model_of(cell.target), 1 << round(log2(cell.concurrency))
+            errors.setdefault(load, []).append(abs(float(line["tpot_error_pct"])))
+    return [
+        EvidenceCell(
+            **dict(zip(COMMON, load, strict=True)), method=NONE, k=0, workload="random", metric=f"TPOT {MEAN_SIZE}",
+            error_pct=round(fmean(sizes), 1), speedup_error_pct=None, source=OVER_LENGTHS, runs=len(sizes),
+        )
+        for load, sizes in sorted(errors.items())
+    ]  # fmt: skip
+
+
+def set_ups(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]) -> list[MeasuredSetUp]:
+    """Set-ups of the same cells, and of those of other sources that measure a level without drafts."""
+    cells = {row["id"]: cell_of(row) for row in rows}
+    of_served = set_ups_of(
+        (cell, model_of(cell.target)[0], float(line["tpot_error_pct"]))
+        for line in judged
+        if line["role"] == JUDGED
+        for cell in (cells[line["id"]],)
+    )
+    others = [
+        cell for cell in measured().cells if cell.is_level and cell.method == NONE and cell.source != OVER_LENGTHS
+    ]
+    by_group = grouped(others, lambda cell: (cell.engine.partition("-")[0], cell.gpu, cell.model))
+    return [*of_served, *(MeasuredSetUp(group, 1, list(map(log_time, of))) for group, of in sorted(by_group.items()))]
+
+
+def log_time(cell: EvidenceCell) -> float:
+    """Logarithm of simulated over measured time, of a throughput its inverse."""
+    error = log1p(cell.error_pct / 100.0)
+    return -error if cell.metric.endswith("throughput") else error
+
+
+def text_of(evidence: Evidence) -> str:
+    """A cell on a line."""
+    lines = ",\n  ".join(msgspec.json.encode(cell).decode() for cell in evidence.cells)
+    return f'{{"schema": {evidence.schema}, "cells": [\n  {lines}\n]}}\n'
+
+
+def text_of_errors(errors: ServedErrors) -> str:
+    """A set-up on a line."""
+    lines = ",\n  ".join(msgspec.json.encode(each).decode() for each in errors.set_ups)
+    head = msgspec.json.encode(msgspec.structs.replace(errors, set_ups=())).decode().removesuffix("[]}")
+    return f"{head}[\n  {lines}\n]}}\n"
+
+
+def main(cells: Path) -> None:
+    from pandas import DataFrame
+
+    rows, judged = read_cells(cells), csv_rows(SERVED)
+    plain = served(rows, judged)
+    before = msgspec.json.decode(CELLS.read_bytes(), type=Evidence)
+    others = [cell for cell in before.cells if cell.source != OVER_LENGTHS]
+    CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*others, *plain))))
+    of_levels = set_ups(rows, judged)
+    errors = fit(of_levels, part(speedups_of(csv_rows(ACCURACY))))
+    ERRORS.write_text(text_of_errors(errors))
+    chances = {"set-up": without_set_up(of_levels, errors), "model": without_model(of_levels, errors)}
+    parts = [(name, *msgspec.structs.astuple(getattr(errors, name))) for name in PARTS]
+    shares = [{"left out": what, **row} for what, of in chances.items() for row in coverage_rows(of_levels, of)]
+    tenths = [[what, *deciles(of_levels, of)] for what, of in chances.items()]
+    page(
+        LEVELS,
+        "levels",
+        bias=f"{100.0 * (exp(errors.bias) - 1.0):+.1f} %",
+        parts=DataFrame(parts, columns=["part", "scale", "degrees of freedom"]),
+        coverage=DataFrame(shares),
+        outside=", ".join(outside(of_levels, chances["model"])),
+        deciles=DataFrame(
+            tenths, columns=["left out", *(f"{10 * tenth} to {10 * tenth + 10} %" for tenth in range(DECILES))]
+        ),
+    )
+    print(f"{len(plain)} means of {sum(cell.runs for cell in plain)} served cells, {len(others)} others")
+    print(f"{len(of_levels)} set-ups: bias {errors.bias:+.3f}, parts {errors.group}, {errors.set_up}, {errors.cell}")

@@ -3,8 +3,8 @@
 What labels mean and recipes set is in recipes.csv. Of the rows of a setting the first counts whose columns match the
 cell: alternatives between bars, patterns, ranges such as 16..; an empty column matches all. What a user would type for
 a cell is an import of kernel tables and a scenario: the engine of its version, a closed loop of its concurrency, and
-what its recipe sets; no time is added. Not here: labels in doubt (validation.silicon.labels), errors
-(validation.silicon.judge).
+what its recipe sets; no time is added. Not here: labels in doubt (validation.judge.labels), errors
+(validation.judge.served_judge).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
+from math import gcd
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +23,10 @@ import msgspec
 from calibrate.catalogue.model_configs import source_of, with_formats
 from calibrate.catalogue.published_tables import published_tables
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
-from calibrate.judge.cell import Cell, JudgedCell
+from calibrate.judge.cell import Cell
 from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
+from sim.costs.profile_files import save_profile
 from sim.costs.shapes import ModelShape, draft_model
 from sim.files.json_values import Json
 from sim.run.resolve import resolve_all
@@ -42,7 +44,6 @@ RULE_KEYS = (
 )  # fmt: skip
 WAVES = 10
 """Requests per request in flight, as InferenceX has it."""
-METRICS = ("tpot", "ttft")
 SET_UP = attrgetter(
     "engine", "target", "gpu", "weights", "kv", "tp", "ep", "dp", "concurrency", "input_len", "output_len"
 )
@@ -254,35 +255,69 @@ def predicted(cell: Cell) -> dict[str, float]:
     return means(raw_scenario(cell, profile.name), profile)
 
 
-# -- rows of a result
+# -- disaggregated rows
+
+BUDGET = 16384
+"""Tokens of one pass: longer than any prompt of the rows."""
+LOST_SEATS = 2
+"""Seats of a decode rank over what it holds on average: placement is by free memory, not exactly even."""
+SIZES = ("prefill_batch_size", "prefill_num_workers", "decode_batch_size", "decode_num_workers")
 
 
-class Refusal(NamedTuple):
-    """A row that is not simulated."""
+class RowPools(NamedTuple):
+    """One rank of each pool, as the cell of an aggregated row would have it, and the numbers of ranks."""
 
-    family: str
-    model: str
-    gpu: str
-    why: str
-
-
-def refusal(family: str, model: str, gpu: str, error: ValueError) -> Refusal:
-    return Refusal(family, model, gpu, " ".join(str(error).split())[:200])
+    prefill: Cell
+    decode: Cell
+    prefill_ranks: int
+    decode_ranks: int
 
 
-def row_of(cell: Cell, simulated: Mapping[str, float]) -> dict[str, Any]:
-    judged = JudgedCell.beside(cell, simulated)
-    figures = {f"{name}_ms": simulated[f"{name}_ms"] for name in METRICS}
-    errors = {f"{name}_error_pct": judged.error_pct(f"{name}_ms") for name in METRICS}
-    peer = {f"peer_{name[:-3]}_error_pct": beside["error_pct"] for name, beside in judged.peer.items()}
-    labels = {"tensor_parallel": cell.tp, "data_parallel": cell.dp, "concurrency": cell.concurrency}
-    return {
-        "id": cell.id,
-        "class": cell.label,
-        "role": cell.role,
-        **labels,
-        "is_starved": False,
-        **figures,
-        **errors,
-        **peer,
+def pools_of(row: Mapping[str, str]) -> RowPools:
+    """Prefill and decode workers, each a separate deployment. Raises ValueError for a row that does not say how much is
+    in flight, and for pipelines."""
+    if not all(row[key] for key in SIZES):
+        raise ValueError("the row has no batch sizes and workers")
+    if not {row["prefill_pp_size"], row["decode_pp_size"]} <= {"", "1"}:
+        raise ValueError("pipeline parallelism is not simulated")
+    cells = []
+    for pool in ("prefill", "decode"):
+        tp, ep, dp, concurrency = (
+            _whole(row[f"{pool}_{name}"]) or 1 for name in ("tp_size", "moe_ep_size", "attention_dp_size", "batch_size")
+        )
+        cell = cell_of({**row, "batch_size": "1", "tp_size": "1", "attention_dp_size": "1"})
+        cells.append(msgspec.structs.replace(cell, tp=tp, ep=ep if ep > 1 else None, dp=dp, concurrency=concurrency))
+    prefill, decode = cells
+    ranks = (_whole(row[f"{pool}_num_workers"]) * cell.dp for pool, cell in (("prefill", prefill), ("decode", decode)))
+    return RowPools(prefill, decode, *ranks)
+
+
+def pooled_scenario(pools: RowPools, profile: str, prefill: Path) -> dict[str, Any]:
+    """The row in the words of a scenario file; `prefill` is the file of the other pool's profile.
+
+    The loop keeps as many in flight as all decode ranks hold. Ranks are alike, so that a part of the node with the same
+    ratio of ranks does the same.
+    """
+    cell, parts = pools.decode, gcd(pools.prefill_ranks, pools.decode_ranks)
+    prefill_ranks, decode_ranks = pools.prefill_ranks // parts, pools.decode_ranks // parts
+    seats = LOST_SEATS * cell.concurrency + 1
+    return raw_scenario(cell, profile) | {
+        "policy": "disaggregated",
+        "engine": {"name": engine_name(cell), "max_num_seqs": seats, "max_num_batched_tokens": BUDGET},
+        "workload": loop_of(cell, cell.concurrency * decode_ranks),
+        "policy_options": {
+            "pools": {"prefill": prefill_ranks, "decode": decode_ranks, "prefill_profile": str(prefill)},
+            "poll_s": 0.0,
+        },
     }
+
+
+def predicted_apart(pools: RowPools, folder: Path) -> dict[str, float]:
+    """`predicted` of a disaggregated row; prompts are prefilled one at a time per rank, as the rows say."""
+    served, prefilling = (profile_of(cell)[0] for cell in (pools.decode, pools.prefill))
+    return means(pooled_scenario(pools, served.name, save_profile(prefilling, folder / "prefill.json")), served)
+
+
+def family_of(row: Mapping[str, str]) -> str:
+    """Engine, GPU and the format of the GEMMs: models of disaggregated rows are DeepSeek's but for a few."""
+    return " ".join((row["backend"], row["system"], row["gemm_quant_mode"] or "bf16"))

@@ -1,10 +1,11 @@
 """Cells of the accuracy page beside what lanesim makes of them: one function per kind, by name in sections.yaml.
 
-Not here: reading cells (validation.accuracy.sources), fits and bars (validation.accuracy.sections).
+Not here: reading cells (validation.judge.sources), fits and bars (validation.judge.sections).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from math import exp, log
 from pathlib import Path
@@ -25,6 +26,8 @@ from sim.costs.passes import pass_use
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import MODELS, ModelShape
+from sim.devices.contention import ASSUMED_PHI
+from sim.devices.partition import MEASURED, Portion, rates_on_shares
 from sim.interface.work import Chunk
 from sim.metrics.compared import STATISTICS, THROUGHPUT, compared
 from sim.metrics.energy import power_w, utilisation_of
@@ -33,8 +36,8 @@ from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from validation.accuracy.sources import POWER_GPU, peer_figures, real_run
-from validation.accuracy.specs import RunSpec, path_of
+from validation.judge.sources import POWER_GPU, real_run
+from validation.judge.specs import RunSpec, path_of
 from validation.tables import grouped
 
 PEARL_FITTED = ("AIME", "CNNDM")
@@ -88,6 +91,24 @@ def timestamps(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path
     peer = peer_figures((folder / "validation/summary.txt").read_text())
     known = {name: compared(*sides) for name, sides in peer.items()}
     return [JudgedCell(cell=msgspec.structs.replace(cell, peer="LLMServingSim"), metrics=metrics, peer=known)]
+
+
+def peer_figures(text: str) -> dict[str, tuple[float, float]]:
+    """Metric -> the real and the simulated milliseconds of LLMServingSim's summary.txt, which are rounded.
+
+    Raises ValueError where it has none.
+    """
+    metrics = {"TTFT": "ttft", "TPOT": "tpot", "Latency": "e2el"}
+    statistics = {"Mean": "_ms", "Median": "_p50_ms", "P95": "_p95_ms", "P99": "_p99_ms"}
+    lines = re.findall(r"^(\w+) (\w+)\s+([\d.]+)\s+([\d.]+)\s+[+-][\d.]+%\s*$", text, re.MULTILINE)
+    figures = {
+        f"{metrics[metric]}{statistics[statistic]}": (float(real), float(simulated))
+        for metric, statistic, real, simulated in lines
+        if metric in metrics and statistic in statistics
+    }
+    if not figures:
+        raise ValueError("summary.txt of LLMServingSim holds no figure: want lines such as 'TTFT Mean 1.0 1.1 +10.0%'")
+    return figures
 
 
 def steps(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> list[JudgedCell]:
@@ -195,6 +216,36 @@ def power(cells: Sequence[Cell], profile: Profile | None, run: RunSpec, data: Pa
     return judged
 
 
+def overlap(cells: Sequence[Cell], profile: Profile | None, run: RunSpec, data: Path) -> list[JudgedCell]:
+    """Prefill beside decode in closed form, from the published times of one stream. Nothing is simulated.
+
+    A prefill takes P alone and a decode step d, with as many kernels each. With s = P / (P + d) prefill goes at the
+    rate r = s + phi (1 - s) beside decode, and decode at q = 1 - s + phi s. On shares of the multiprocessors prefill
+    is all compute and decode all bandwidth. Decode loses L = (1 - q) / r of P while a prefill lasts P / r.
+    """
+    return [JudgedCell.beside(cell, {name: _beside_prefill(cell, name) for name in cell.measured}) for cell in cells]
+
+
+def _beside_prefill(cell: Cell, metric: str) -> float:
+    one, decode, prefill = (float(cell.texts[name]) for name in (metric, "alone", "prefill"))
+    if prefill == 0.0:
+        return one
+    share, phi = prefill / (prefill + decode), ASSUMED_PHI.value
+    prefill_rate, decode_rate = share + phi * (1.0 - share), 1.0 - share + phi * share
+    if cell.arm == "green-ctx":
+        part = int(re.findall(r"(\d+)%", cell.label)[0]) / 100.0
+        portions = [Portion(1.0 - part, True), Portion(part, True)]
+        prefill_rate, decode_rate = rates_on_shares(portions, (1.0, 1.0), [(1.0, 0.0), (0.0, 1.0)], MEASURED)
+    lost = (1.0 - decode_rate) / prefill_rate
+    if metric == "tpot_ms":
+        return one - (1.0 - lost) * (one - decode)
+    if metric.startswith("ttft"):
+        return one * prefill / prefill_rate / (prefill + decode)
+    ends_first = decode / decode_rate < prefill / prefill_rate
+    return one * (decode / decode_rate if ends_first else decode + lost * prefill) / (decode + prefill)
+
+
 JUDGES: dict[str, Callable[..., list[JudgedCell]]] = {
     "loops": loops, "timestamps": timestamps, "steps": steps, "lengths": lengths, "pearl": pearl, "power": power,
+    "overlap": overlap,
 }  # fmt: skip

@@ -1,0 +1,177 @@
+"""Speed beside NVIDIA Dynamo: CPU seconds and memory of whole processes that serve the same requests.
+
+    python -m validation speed [--rounds 5] [--only TEXT]
+
+Each case runs with lanesim's compiled core, without it, and with the offline replay of Dynamo (Apache-2.0). Programs
+take turns, and the first round does not count. Figures are medians over rounds, and ratios are medians of the rounds'
+own ratios. Dynamo needs the wheels ai-dynamo and ai-dynamo-runtime 1.6 or later, and is left out without them. Its
+drafts cost nothing, so lanesim drafts with n-grams. Compare ratios, not the seconds of two machines. Not here: the
+figures of a release (docs/validation/speed.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from sim.run.compiled import SWITCH, is_on
+from sim.workload.generate import Workload, build_requests
+from validation.tables import markdown
+
+PAIR = "h100-sxm/llama-3.1-8b+llama-3.2-1b"
+ACCEPTED = 0.7
+PURE, COMPILED, DYNAMO = "pure", "compiled", "Dynamo"
+
+LANESIM = """
+from sim.cli.main import main
+try:
+    main()
+except SystemExit as exit:
+    result = exit.code
+"""
+REPLAY = """
+from dynamo.replay import run_trace_replay
+draft_tokens = int(sys.argv[2])
+engine = {"block_size": 16, "num_gpu_blocks": 30_000, "max_num_seqs": 256, "max_num_batched_tokens": 2048,
+          "enable_prefix_caching": False}
+if draft_tokens:
+    engine |= {"aic_nextn": draft_tokens, "aic_nextn_accept_rates": ",".join([sys.argv[3]] * draft_tokens)}
+report = run_trace_replay(
+    sys.argv[1], extra_engine_args={"engine": engine}, trace_block_size=512, capture_per_request=False
+)
+result = [report.summary["completed_requests"], report.summary["total_output_tokens"]]
+"""
+PROCESS = """
+import json, re, resource, sys
+{program}
+used = resource.getrusage(resource.RUSAGE_SELF)
+with open("/proc/self/status") as file:
+    peak_mb = int(re.search("VmHWM:\\\\s+(\\\\d+)", file.read())[1]) / 1024
+print(json.dumps([result, used.ru_utime + used.ru_stime, peak_mb]), file=sys.stderr)
+"""
+"""A program, then its result, CPU seconds and peak MB. The peak of `getrusage` includes what the parent held."""
+
+
+class SpeedCase(NamedTuple):
+    """Requests that every program serves; rates keep about 35 requests in the batch."""
+
+    num_prompts: int
+    draft_tokens: int
+    rate: float
+
+    @property
+    def name(self) -> str:
+        drafts = "k=4, n-grams" if self.draft_tokens else "k=0"
+        return f"continuous, {self.num_prompts:,} requests, {drafts}"
+
+
+CASES = tuple(SpeedCase(count, k, rate) for count in (10_000, 100_000) for k, rate in ((0, 12.4), (4, 18.0)))
+
+
+class Used(NamedTuple):
+    """What one process returned and used."""
+
+    result: Any
+    cpu_s: float
+    memory_mb: float
+
+
+def child(program: str, *arguments: str, core: str = "on") -> tuple[Used, str]:
+    """A fresh interpreter's use and its standard output; byte code is kept, as after an installation."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-c", PROCESS.format(program=program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**environment, SWITCH: core})
+    return Used(*json.loads(done.stderr.splitlines()[-1])), done.stdout
+
+
+def simulated(case: SpeedCase, core: str) -> Used:
+    """`lanesim compare`; its result is the seed and the output tokens."""
+    used, stdout = child(
+        LANESIM,
+        *("compare", "--policy", "continuous", "--profile", PAIR, "--dataset-name", "azure-conv", "--seed", "0"),
+        *("--num-prompts", str(case.num_prompts), "--request-rate", str(case.rate), "--acceptance", f"iid:{ACCEPTED}"),
+        *("--num-speculative-tokens", str(case.draft_tokens), "--set", "speculation.method=ngram"),
+        *("--max-num-seqs", "256", "--set", "engine.max_num_batched_tokens=2048"),
+        *("--set", "engine.async_scheduling=false", "--save-detailed", "--json", "-"),
+        core=core,
+    )
+    assert used.result == 0, case
+    (run,) = json.loads(stdout)["runs"]
+    return used._replace(result=(run["seed"], run["total_output_tokens"]))
+
+
+def replayed(case: SpeedCase, seed: int, tokens: int, folder: Path) -> Used:
+    """Dynamo's replay of the same arrivals and lengths, which must emit as many `tokens`."""
+    trace = folder / f"{case.num_prompts}-{case.draft_tokens}.jsonl"
+    if not trace.exists():
+        write_trace(case, seed, trace)
+    used, _ = child(REPLAY, str(trace), str(case.draft_tokens), str(ACCEPTED))
+    assert used.result == [case.num_prompts, tokens], used
+    return used
+
+
+def write_trace(case: SpeedCase, seed: int, path: Path) -> None:
+    """The case's requests as Dynamo reads them, with no prefix in common."""
+    workload = Workload(dataset_name="azure-conv", num_prompts=case.num_prompts, request_rate=case.rate)
+    blocks = 0
+    with path.open("w") as file:
+        for request in build_requests(workload, seed):
+            first, blocks = blocks, blocks - -request.prompt_tokens // 512
+            row = {
+                "timestamp": 1e3 * request.arrival_s,
+                "input_length": request.prompt_tokens,
+                "output_length": request.output_tokens,
+                "hash_ids": list(range(first, blocks)),
+            }
+            file.write(json.dumps(row) + "\n")
+
+
+def measured(case: SpeedCase, rounds: int, folder: Path) -> dict[str, list[Used]]:
+    """[rounds] of each program that is installed."""
+    by_program: dict[str, list[Used]] = {}
+    for _ in range(1 + rounds):
+        for name, core in ((PURE, "off"), (COMPILED, "on")):
+            if name == PURE or is_on():
+                by_program.setdefault(name, []).append(simulated(case, core))
+        if find_spec("dynamo") is not None:
+            seed, tokens = by_program[PURE][-1].result
+            by_program.setdefault(DYNAMO, []).append(replayed(case, seed, tokens, folder))
+    return {name: used[1:] for name, used in by_program.items()}
+
+
+def row_of(case: SpeedCase, by_program: Mapping[str, Sequence[Used]]) -> dict[str, str]:
+    """Medians of each program, and medians of the rounds' ratios; empty where a program did not run."""
+
+    def ratio(ours: str, field: str) -> str:
+        pairs = zip(by_program.get(ours, ()), by_program.get(DYNAMO, ()), strict=False)
+        ratios = [getattr(one, field) / getattr(other, field) for one, other in pairs]
+        return f"{median(ratios):.2f}" if ratios else ""
+
+    def of(program: str, field: str, digits: int) -> str:
+        values = [getattr(used, field) for used in by_program.get(program, ())]
+        return f"{median(values):.{digits}f}" if values else ""
+
+    return {
+        "case": case.name,
+        **{f"{name}, CPU s": of(name, "cpu_s", 2) for name in (PURE, COMPILED)},
+        **{f"{name}, MB": of(name, "memory_mb", 0) for name in (PURE, COMPILED)},
+        **{f"{name} / Dynamo": ratio(name, "cpu_s") for name in (PURE, COMPILED)},
+        "memory / Dynamo": ratio(COMPILED if COMPILED in by_program else PURE, "memory_mb"),
+    }
+
+
+def main(rounds: int = 5, only: str = "") -> None:
+    """--only: cases whose name has the text."""
+    from pandas import DataFrame
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [row_of(case, measured(case, rounds, Path(folder))) for case in CASES if only in case.name]
+    print(markdown(DataFrame(rows)))

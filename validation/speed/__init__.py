@@ -1,1 +1,0 @@
-"""CPU time and memory of the simulator, beside a bare loop of the same decisions."""
