@@ -11,7 +11,7 @@ import pytest
 
 from calibrate.production.level_files import levels, read_bench, read_windows
 from calibrate.production.levels import Accepted, ServedLevel, cell_of, middling, pooled
-from calibrate.production.metrics import Growth, between, parse, served_between
+from calibrate.production.metrics import Growth, parse, served_between
 
 LABELS = 'engine="0",model_name="m"'
 
