@@ -64,11 +64,8 @@ class Growth:
         self._by_name: dict[str, float] = {}
         self._by_position: dict[int, float] = {}
         self.source, self._draft_length = source, (num_speculative_tokens, flag)
-        lengths = [
-            [value for (name, _), value in look.items() if name == ACCEPT_LENGTH and value > 0.0]
-            for look in (after, before)
-        ]
-        self.accept_length = next((sum(each) / len(each) for each in lengths if each), None)
+        looks = *before.items(), *after.items()
+        self.accept_length = next((of for (name, _), of in reversed(looks) if name == ACCEPT_LENGTH and of > 0.0), None)
         for (name, labels), value in after.items():
             bare = name.partition(":")[2]
             grown = value - before.get((name, labels), 0.0)

@@ -49,12 +49,12 @@ KINDS = {
 CONSOLE = "Serving Benchmark Result"
 """Heading of the block that the tool prints."""
 LINE = re.compile(r"^([A-Z][^:\n]*?)(?: \((?:s|ms|req/s|tok/s)\))?:[ \t]+(\d+(?:\.\d+)?)\s*$", re.MULTILINE)
-LATENCY = re.compile(r"(mean|median|p[0-9.]+) (ttft|tpot|itl|e2el)")
 PRINTED = {
     "successful requests": "completed", "total input tokens": "total_input_tokens", "accept length": "accept_length",
     "total generated tokens": "total_output_tokens", "output token throughput": "output_throughput",
     "request throughput": "request_throughput", "maximum request concurrency": "max_concurrency",
     "max request concurrency": "max_concurrency", "acceptance length": "spec_decode_acceptance_length",
+    "mean ttft": "mean_ttft_ms", "mean tpot": "mean_tpot_ms",
 }  # fmt: skip
 """Name in that block -> vLLM's key."""
 
@@ -166,12 +166,8 @@ def _rows(entry: Json, where: str) -> list[dict[str, Json]]:
 
 def _printed(block: str) -> dict[str, Json]:
     """The numbers of a printed block under vLLM's keys."""
-    row: dict[str, Json] = {}
-    for name, number in LINE.findall(block):
-        key = f"{name.lower().replace(' ', '_')}_ms" if LATENCY.fullmatch(name.lower()) else PRINTED.get(name.lower())
-        if key is not None:
-            row[key] = float(number) if "." in number else int(number)
-    return row
+    told = {name.lower(): float(text) if "." in text else int(text) for name, text in LINE.findall(block)}
+    return {key: told[name] for name, key in PRINTED.items() if name in told}
 
 
 def _row(means: Means, result: Json, where: str) -> dict[str, Json]:

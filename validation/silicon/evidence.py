@@ -21,7 +21,7 @@ import msgspec
 from calibrate.catalogue.model_configs import source_of
 from calibrate.judge.cell import JUDGED
 from sim.studies.evidence import CELLS, MEAN_SIZE, NONE, Evidence, EvidenceCell, measured
-from sim.studies.served_errors import ERRORS, SAME_LAYERS, ServedErrors
+from sim.studies.served_errors import ERRORS, ServedErrors, layers_of, measured_name, served_errors
 from validation.silicon.error_fit import (
     DECILES,
     MeasuredSetUp,
@@ -51,7 +51,7 @@ COMMON = ("gpu", "engine", "model", "has_experts", "in_flight")
 def model_of(repository: str) -> tuple[str, bool]:
     """Name, as a profile has it, models of the same layers by one; and whether it has experts."""
     shape = source_of(repository, plain=False).shape
-    return SAME_LAYERS.get(shape.name, shape.name), shape.experts is not None
+    return measured_name(shape) or shape.name, shape.experts is not None
 
 
 def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]) -> list[EvidenceCell]:
@@ -117,7 +117,10 @@ def main(cells: Path) -> None:
     CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*others, *plain))))
     of_levels = set_ups(rows, judged)
     errors = fit(of_levels, part(speedups_of(csv_rows(ACCURACY))))
-    ERRORS.write_text(text_of_errors(errors))
+    layers = {
+        model_of(row["model_path"])[0]: layers_of(source_of(row["model_path"], plain=False).shape) for row in rows
+    }
+    ERRORS.write_text(text_of_errors(msgspec.structs.replace(errors, layers=served_errors().layers | layers)))
     chances = {"set-up": without_set_up(of_levels, errors), "model": without_model(of_levels, errors)}
     parts = [(name, *msgspec.structs.astuple(getattr(errors, name))) for name in PARTS]
     shares = [{"left out": what, **row} for what, of in chances.items() for row in coverage_rows(of_levels, of)]
