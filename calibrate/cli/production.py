@@ -5,15 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 from click.core import ParameterSource
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from calibrate.cli.engine_flags import cells_of, set_up
 from calibrate.cli.profile_output import check_out, print_saved, save
-from sim.cli.flags import DraftTokens, JsonFile, Overwrite, Seconds, Tokens, command
+from sim.cli.flags import DraftTokens, JsonFile, Overwrite, Seconds, command
 from sim.cli.options import Overrides
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ class ProductionFlags(Struct, frozen=True, kw_only=True):
     bench_json: Annotated[
         tuple[Path, ...], "Result of `vllm bench serve --save-result`, GuideLLM, AIPerf, inference-perf; several times."
     ] = ()
-    log: Annotated[Path | None, "The server's log; with --input-len, --output-len."] = None
+    log: Annotated[
+        Path | None, "The server's log; with --set workload.input_len=N and workload.output_len=N, the mean tokens."
+    ] = None
     steps: Annotated[Path | None, "Its forward-pass metrics, a JSON line per step: a cost model of this server."] = None
     requests: Annotated[
         Path | None, "A JSON line per request, of vLLM, SGLang or AIPerf: acceptance, and by how much requests differ."
     ] = None
-    input_len: Annotated[Tokens | None, "Mean prompt tokens of what the log saw."] = None
-    output_len: Annotated[int | None, Meta(ge=2, le=10_000_000), "Mean output tokens of what the log saw."] = None
     num_speculative_tokens: Annotated[DraftTokens | None, "Where the source has no rates."] = None
     profile: Annotated[str, "Profile of the GPU and models: a name or a path."]
     engine: Annotated[str | None, "Engine to start from [as in compare]."] = None
@@ -81,9 +81,9 @@ def production_command(flags: ProductionFlags) -> None:
     if flags.requests is not None:
         show_acceptance(flags, flags.requests)
         return
-    served = read_served(flags)
-    profile = load(flags.profile)
-    setup = cells_of(set_up(flags.engine, flags.set))
+    raw = set_up(flags.engine, flags.set)
+    served = read_served(flags, raw.get("workload", {}))
+    profile, setup = load(flags.profile), cells_of(raw)
     with progress() as on_step:
         on_step("fitting", 0, 1)
         production = fit_served(profile, served, setup)
@@ -165,8 +165,9 @@ def show_acceptance(flags: ProductionFlags, path: Path) -> None:
         )
 
 
-def read_served(flags: ProductionFlags) -> list[ServedLevel]:
-    """The levels of all sources. Raises ValueError where there is none, or one lacks what it needs."""
+def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[ServedLevel]:
+    """The levels of all sources; lengths of a log's requests are taken out of `workload`. Raises ValueError where there
+    is no level, or a source lacks what it needs."""
     from calibrate.production.level_files import levels, read_bench
     from calibrate.production.metrics import samples, served_between
 
@@ -183,13 +184,14 @@ def read_served(flags: ProductionFlags) -> list[ServedLevel]:
             served_between(*looks, source=str(after), duration_s=flags.duration_s, num_speculative_tokens=num_tokens)
         )
     if log_path is not None:
-        if flags.input_len is None or flags.output_len is None:
-            raise ValueError("--log does not tell how long requests are: add --input-len and --output-len")
+        prompt_tokens, output_tokens = (workload.pop(name, None) for name in ("input_len", "output_len"))
+        if not isinstance(prompt_tokens, int) or not isinstance(output_tokens, int):
+            raise ValueError(
+                "--log does not tell how long requests are: add their mean tokens, such as "
+                "--set workload.input_len=512 --set workload.output_len=128"
+            )
         served += levels(
-            log_path,
-            prompt_tokens=flags.input_len,
-            output_tokens=flags.output_len,
-            num_speculative_tokens=num_tokens,
+            log_path, prompt_tokens=prompt_tokens, output_tokens=output_tokens, num_speculative_tokens=num_tokens
         )
     if not served:
         raise ValueError(
