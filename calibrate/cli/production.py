@@ -97,18 +97,20 @@ def production_command(flags: ProductionFlags) -> None:
         print(ending)
 
 
+def _sources(flags: ProductionFlags) -> dict[str, object]:
+    """Flags that mean nothing beside records of steps or requests."""
+    sources = {"--metrics-before": flags.metrics_before, "--bench-json": flags.bench_json, "--log": flags.log}
+    return {**sources, "--set": flags.set}
+
+
 def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
     """Fit, write and show the cost model of the server whose steps are in `path`. Raises ValueError."""
     from calibrate.server.step_records import fit_steps_of, read_steps
     from sim.cli.console import write_json
     from sim.costs.profile_files import load
 
-    others = {"--metrics-before": flags.metrics_before, "--bench-json": flags.bench_json, "--log": flags.log}
-    for name, given in (
-        *others.items(),
-        ("--num-speculative-tokens", flags.num_speculative_tokens),
-        ("--set", flags.set),
-    ):
+    others = _sources(flags) | {"--num-speculative-tokens": flags.num_speculative_tokens}
+    for name, given in others.items():
         if given:
             raise ValueError(f"--steps and {name}: step records hold the time of drafts already; give one")
     fit = fit_steps_of(load(flags.profile), read_steps(path), path.name)
@@ -139,8 +141,7 @@ def show_acceptance(flags: ProductionFlags, path: Path) -> None:
     from calibrate.production.request_records import acceptance_of, read_requests
     from sim.cli.console import write_json
 
-    others = {"--metrics-before": flags.metrics_before, "--bench-json": flags.bench_json, "--log": flags.log}
-    for name, given in (*others.items(), ("--out", flags.out), ("--set", flags.set)):
+    for name, given in (_sources(flags) | {"--out": flags.out}).items():
         if given:
             raise ValueError(f"--requests and {name}: requests tell acceptance alone; give one of them")
     counts, without = read_requests(path)
@@ -180,9 +181,7 @@ def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[Served
     served = [level for path in flags.bench_json for level in read_bench(path, num_speculative_tokens=num_tokens)]
     if before is not None and after is not None:
         looks = samples(before), samples(after)
-        served.append(
-            served_between(*looks, source=str(after), duration_s=flags.duration_s, num_speculative_tokens=num_tokens)
-        )
+        served.append(served_between(*looks, str(after), flags.duration_s, num_tokens))
     if log_path is not None:
         prompt_tokens, output_tokens = (workload.pop(name, None) for name in ("input_len", "output_len"))
         if not isinstance(prompt_tokens, int) or not isinstance(output_tokens, int):

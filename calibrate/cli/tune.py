@@ -125,9 +125,7 @@ def served_by(server: str, over_s: float | None, on_step: OnStep, num_tokens: in
                 f"{source}: this server drafts, with acceptance length {length:.2f}; give its draft length K: "
                 f"{DRAFT_LENGTH}"
             )
-        return served_between(
-            before, after, source=source, duration_s=over_s, num_speculative_tokens=num_tokens, flag="--over-s"
-        )
+        return served_between(before, after, source, over_s, num_tokens, "--over-s")
 
     if Path(server).is_file():
         return between({}, samples(Path(server)), server)

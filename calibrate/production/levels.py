@@ -92,19 +92,16 @@ def check_counts(where: str, accepted: float, drafted: float, drafts: float = 0.
 
 
 def of_length(
-    where: str, drafts: float, length: float | None, num_speculative_tokens: int | None, flag: str = DRAFT_LENGTH
+    where: str, drafts: float, length: float | None, num_speculative_tokens: int | None, flag: str = ""
 ) -> Accepted | None:
-    """Acceptance where its length alone is known. None without drafts; None, with a warning that names the `flag`,
-    without a draft length."""
-    if not length:
-        return None
-    if not num_speculative_tokens:
-        advice = f"; give its draft length K: {flag}" if flag else ""
-        warnings.warn(
+    """Acceptance where its length alone is known. None without drafts, or without a draft length: then with a warning
+    that names the `flag` which gives one."""
+    if length and not num_speculative_tokens:
+        drafting = (
             f"{where}: this server drafts, with acceptance length {length:.2f}, and is fitted as one that does not"
-            f"{advice}",
-            stacklevel=2,
         )
+        warnings.warn(f"{drafting}; give its draft length K: {flag or DRAFT_LENGTH}", stacklevel=2)
+    if not length or not num_speculative_tokens:
         return None
     return Accepted(drafts=drafts, draft_tokens=num_speculative_tokens, rates=(), mean_length=length)
 

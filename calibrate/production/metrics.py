@@ -14,14 +14,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from calibrate.production.levels import (
-    DRAFT_LENGTH,
-    MAX_DRAFT_TOKENS,
-    Accepted,
-    ServedLevel,
-    check_counts,
-    of_length,
-)
+from calibrate.production.levels import MAX_DRAFT_TOKENS, Accepted, ServedLevel, check_counts, of_length
 from sim.files.json_values import Json
 from sim.files.read import read_text
 
@@ -58,7 +51,7 @@ class Growth:
         after: Mapping[Sample, float],
         source: str,
         num_speculative_tokens: int | None = None,
-        flag: str = DRAFT_LENGTH,
+        flag: str = "",
     ) -> None:
         """`num_speculative_tokens` of a server that tells the acceptance length alone, which `flag` gives."""
         self._by_name: dict[str, float] = {}
@@ -119,7 +112,6 @@ class Growth:
 def served_between(
     before: Mapping[Sample, float],
     after: Mapping[Sample, float],
-    *,
     source: str,
     duration_s: float | None,
     num_speculative_tokens: int | None = None,

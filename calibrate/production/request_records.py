@@ -86,7 +86,9 @@ def read_requests(path: Path) -> tuple[list[RequestCounts], int]:
             values = {field: [value_at(block, name) for name in names] for field, names in ALIASES.items()}
             told = {**{field: each for field, of in values.items() for each in of if each is not None}, **told}
         if told.get("steps"):
-            counts.append(convert(told, RequestCounts, f"requests {str(path)!r} line {number}"))
+            where = f"requests {str(path)!r} line {number}"
+            counts.append(convert(told, RequestCounts, where))
+            check_counts(where, counts[-1].accepted, counts[-1].drafted)
         else:
             others += 1
     if len(counts) < MIN_REQUESTS:
@@ -112,8 +114,8 @@ def acceptance_of(
     rates: tuple[float, ...] = ()
     if all(each.histogram for each in counts):
         rates = tuple(sum(sum(each.histogram[place:]) for each in counts) / steps for place in range(1, tokens + 1))
-    total, drafted = (sum(getattr(each, name) for each in counts) for name in ("accepted", "drafted"))
-    check_counts(source, total, drafted, steps, 1.0 + sum(rates) if rates else None)
+    total = sum(each.accepted for each in counts)
+    check_counts(source, total, 0.0, steps, 1.0 + sum(rates) if rates else None)
     mean = None if rates else 1.0 + total / steps
     accepted = Accepted(drafts=float(steps), draft_tokens=tokens, rates=rates, mean_length=mean)
     accepted.check(source)
