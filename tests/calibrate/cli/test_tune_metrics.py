@@ -107,7 +107,10 @@ def test_the_flags_that_a_file_of_sglang_asks_for_are_there(tmp_path: Path, caps
     path = tmp_path / "now.txt"
     path.write_text(sglang_look(1000, 1.7))
     source = ["--metrics", str(path), "--engine", "sglang-0.5", "--draws", "2", "--lengths", "0,3"]
-    for given, flag in (([], "--num-speculative-tokens"), (["--num-speculative-tokens", "3"], "--over-s")):
+    for given, flag in (
+        (["--over-s", "100"], "--num-speculative-tokens"),
+        (["--num-speculative-tokens", "3"], "--over-s"),
+    ):
         assert run(["tune", *FLAGS, *source, *given]) == 2
         assert flag in capsys.readouterr().err
     answer = told(str(path), capsys, *source, "--num-speculative-tokens", "3", "--over-s", "100")
