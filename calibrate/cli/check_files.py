@@ -20,7 +20,7 @@ from sim.cli.console import claim, write_json
 from sim.cli.flags import ARGUMENT, JsonFile, Overwrite, command
 from sim.cli.lazy import SOURCE
 from sim.files.json_values import convert, json_lines, read_json, value_at
-from sim.workload.bench import KINDS, SIGNS
+from sim.workload.bench import CONSOLE, KINDS, SIGNS
 from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 
 TRACE_COLUMNS = "FILE#arrival=COLUMN,prompt=COLUMN,output=COLUMN,unit=ms"
@@ -99,7 +99,7 @@ def _told_by(path: Path) -> tuple[str, set[str]]:
     elif ending == ".csv":
         content = read_csv(path, "table")[0]
     elif ending == ".jsonl":
-        content = next(json_lines(path, "file"), (0, None))[1]
+        content = next(json_lines(path, "file", has_prose=True), (0, None))[1]
     elif ending == ".json":
         content = read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
         if isinstance(content, list):
@@ -109,8 +109,7 @@ def _told_by(path: Path) -> tuple[str, set[str]]:
 
         content = read_scenario(path)
     else:
-        content = [path.name]
-        read_bytes(path, "file")
+        content = [path.name, *([CONSOLE] if CONSOLE.encode() in read_bytes(path, "file") else [])]
     if content is None:
         raise ValueError(f"file {str(path)!r} is empty")
     names = set(content) if isinstance(content, dict | list) else set()
@@ -153,7 +152,7 @@ def _guidellm(path: Path) -> str:
     """Its levels, and its requests where it has them."""
     listed = value_at(read_json(path, "file", max_bytes=MAX_CONVERSATION_BYTES, has_prose=True), "benchmarks")
     benchmarks = [each if isinstance(each, dict) else {} for each in (listed if isinstance(listed, list) else ())]
-    detailed = [index for index, each in enumerate(benchmarks) if each.get("requests")]
+    detailed = [index for index, each in enumerate(benchmarks) if value_at(each, "requests.successful")]
     levels = [BENCH(path)] if not detailed or any("metrics" in each for each in benchmarks) else []
     return "; ".join([*levels, *(trace("guidellm", f"#benchmark={index}")(path) for index in detailed)])
 
@@ -251,6 +250,7 @@ FORMATS: list[tuple[str, set[str], str, Reader]] = [
         *(".parquet", set(), "Parquet table"),
         reader("sim.files.arrow_tables:read_parquet", lambda table: f"{table.num_rows} rows", "table"),
     ),
+    (".log", {CONSOLE}, "result of a benchmark", BENCH),
     (".log", set(), "log or metrics of a server", _log),
     (
         *(".csv", {"concurrency"}, "closed-loop cells"),

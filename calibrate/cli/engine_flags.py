@@ -5,13 +5,17 @@ Not here: the checks of the values (sim.run.scenario), writing results (calibrat
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
 
 from sim.cli.flags import COUNT, JsonFile, Overwrite
 from sim.cli.options import Overrides
+
+if TYPE_CHECKING:
+    from calibrate.judge.cells import CellSetup
 
 UpToBillion = Annotated[int, Meta(le=10**9)]
 Seats = Annotated[int, Meta(le=COUNT), "The server's [the engine's]; of cells without such a column."]
@@ -40,16 +44,24 @@ class JudgingFlags(Struct, frozen=True, kw_only=True):
     overwrite: Overwrite = False
 
 
-def set_up(flags: JudgingFlags, max_num_seqs: int | None, max_num_batched_tokens: int | None) -> dict[str, Any]:
-    """The raw scenario of the flags: the `engine` block and what --set says."""
+def set_up(engine: str | None, overrides: Sequence[str], **limits: int | None) -> dict[str, Any]:
+    """The raw scenario of the flags: the `engine` block of that name and `limits`, and what --set says."""
     from sim.run.scenario_file import parse_override, set_dotted
 
-    block = {
-        "name": flags.engine,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-    }
+    block = {"name": engine, **limits}
     raw: dict[str, Any] = {"engine": {name: value for name, value in block.items() if value is not None}}
-    for text in flags.set:
+    for text in overrides:
         set_dotted(raw, *parse_override(text))
     return raw
+
+
+def cells_of(raw: Mapping[str, Any], requests: Sequence[tuple[int, int]] = ()) -> CellSetup:
+    """What `raw` says of all cells. Raises ValueError for other blocks."""
+    from calibrate.judge.cells import CellSetup
+
+    if foreign := sorted(set(raw) - {"engine", "workload", "speculation", "seed"}):
+        raise ValueError(
+            f"--set {foreign[0]}: want a key of engine, workload or speculation; the measured loads have the rest"
+        )
+    blocks = {name: raw.get(name, {}) for name in ("engine", "workload", "speculation")}
+    return CellSetup(**blocks, requests=requests, seed=raw.get("seed", 0))

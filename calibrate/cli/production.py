@@ -5,14 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 from click.core import ParameterSource
-from msgspec import Meta, Struct
+from msgspec import Struct
 
+from calibrate.cli.engine_flags import cells_of, set_up
 from calibrate.cli.profile_output import check_out, print_saved, save
-from sim.cli.flags import DraftTokens, JsonFile, Overwrite, Seconds, Tokens, command
+from sim.cli.flags import DraftTokens, JsonFile, Overwrite, Seconds, command
+from sim.cli.options import Overrides
 
 if TYPE_CHECKING:
     from calibrate.production.engine_fit import Production
@@ -24,6 +26,8 @@ EXAMPLE = (
     "    --profile h100-sxm/llama-3.1-8b --out mine.json"
 )
 
+ONE_LOAD = "One load fits almost any profile, so small errors prove nothing"
+
 
 class ProductionFlags(Struct, frozen=True, kw_only=True):
     """Flags of `lanesim calibrate production`."""
@@ -34,16 +38,17 @@ class ProductionFlags(Struct, frozen=True, kw_only=True):
     bench_json: Annotated[
         tuple[Path, ...], "Result of `vllm bench serve --save-result`, GuideLLM, AIPerf, inference-perf; several times."
     ] = ()
-    log: Annotated[Path | None, "The server's log; with --input-len, --output-len."] = None
+    log: Annotated[
+        Path | None, "The server's log; with --set workload.input_len=N and workload.output_len=N, the mean tokens."
+    ] = None
     steps: Annotated[Path | None, "Its forward-pass metrics, a JSON line per step: a cost model of this server."] = None
     requests: Annotated[
         Path | None, "A JSON line per request, of vLLM, SGLang or AIPerf: acceptance, and by how much requests differ."
     ] = None
-    input_len: Annotated[Tokens | None, "Mean prompt tokens of what the log saw."] = None
-    output_len: Annotated[int | None, Meta(ge=2, le=10_000_000), "Mean output tokens of what the log saw."] = None
     num_speculative_tokens: Annotated[DraftTokens | None, "Where the source has no rates."] = None
     profile: Annotated[str, "Profile of the GPU and models: a name or a path."]
     engine: Annotated[str | None, "Engine to start from [as in compare]."] = None
+    set: Overrides = ()
     out: Annotated[Path | None, "Profile to write, with the server's constants as its own."] = None
     json: JsonFile = None
     overwrite: Overwrite = False
@@ -55,7 +60,6 @@ def production_command(flags: ProductionFlags) -> None:
     benchmark, or its log. Each source is one or more levels of load; each level is predicted from the others, too. Or
     the times of its steps (--steps FILE): a cost model of this server, with its error on blocks of time left out. Or
     counts of its requests (--requests FILE): acceptance, with by how much requests differ and its 90 % interval."""
-    from calibrate.judge.cells import CellSetup
     from calibrate.production.engine_fit import fit_served
     from sim.cli.console import progress, write_json
     from sim.costs.profile_files import load
@@ -77,12 +81,12 @@ def production_command(flags: ProductionFlags) -> None:
     if flags.requests is not None:
         show_acceptance(flags, flags.requests)
         return
-    served = read_served(flags)
-    profile = load(flags.profile)
-    engine = {} if flags.engine is None else {"name": flags.engine}
+    raw = set_up(flags.engine, flags.set)
+    served = read_served(flags, raw.get("workload", {}))
+    profile, setup = load(flags.profile), cells_of(raw)
     with progress() as on_step:
         on_step("fitting", 0, 1)
-        production = fit_served(profile, served, CellSetup(engine=engine))
+        production = fit_served(profile, served, setup)
     if out is not None:
         save(production.profile, out)
     ending = advice(production, flags.profile, out)
@@ -93,14 +97,20 @@ def production_command(flags: ProductionFlags) -> None:
         print(ending)
 
 
+def _sources(flags: ProductionFlags) -> dict[str, object]:
+    """Flags that mean nothing beside records of steps or requests."""
+    sources = {"--metrics-before": flags.metrics_before, "--bench-json": flags.bench_json, "--log": flags.log}
+    return {**sources, "--set": flags.set}
+
+
 def fit_of_steps(flags: ProductionFlags, path: Path) -> None:
     """Fit, write and show the cost model of the server whose steps are in `path`. Raises ValueError."""
     from calibrate.server.step_records import fit_steps_of, read_steps
     from sim.cli.console import write_json
     from sim.costs.profile_files import load
 
-    others = {"--metrics-before": flags.metrics_before, "--bench-json": flags.bench_json, "--log": flags.log}
-    for name, given in (others | {"--num-speculative-tokens": flags.num_speculative_tokens}).items():
+    others = _sources(flags) | {"--num-speculative-tokens": flags.num_speculative_tokens}
+    for name, given in others.items():
         if given:
             raise ValueError(f"--steps and {name}: step records hold the time of drafts already; give one")
     fit = fit_steps_of(load(flags.profile), read_steps(path), path.name)
@@ -131,8 +141,7 @@ def show_acceptance(flags: ProductionFlags, path: Path) -> None:
     from calibrate.production.request_records import acceptance_of, read_requests
     from sim.cli.console import write_json
 
-    others = {"--metrics-before": flags.metrics_before, "--bench-json": flags.bench_json, "--log": flags.log}
-    for name, given in (others | {"--out": flags.out}).items():
+    for name, given in (_sources(flags) | {"--out": flags.out}).items():
         if given:
             raise ValueError(f"--requests and {name}: requests tell acceptance alone; give one of them")
     counts, without = read_requests(path)
@@ -157,10 +166,11 @@ def show_acceptance(flags: ProductionFlags, path: Path) -> None:
         )
 
 
-def read_served(flags: ProductionFlags) -> list[ServedLevel]:
-    """The levels of all sources. Raises ValueError where there is none, or one lacks what it needs."""
+def read_served(flags: ProductionFlags, workload: dict[str, Any]) -> list[ServedLevel]:
+    """The levels of all sources; lengths of a log's requests are taken out of `workload`. Raises ValueError where there
+    is no level, or a source lacks what it needs."""
     from calibrate.production.level_files import levels, read_bench
-    from calibrate.production.metrics import between
+    from calibrate.production.metrics import samples, served_between
 
     before, after, log_path = flags.metrics_before, flags.metrics_after, flags.log
     if (before is None) != (after is None):
@@ -170,20 +180,28 @@ def read_served(flags: ProductionFlags) -> list[ServedLevel]:
     num_tokens = flags.num_speculative_tokens
     served = [level for path in flags.bench_json for level in read_bench(path, num_speculative_tokens=num_tokens)]
     if before is not None and after is not None:
-        served.append(between(before, after, duration_s=flags.duration_s))
+        looks = samples(before), samples(after)
+        served.append(served_between(*looks, str(after), flags.duration_s, num_tokens))
     if log_path is not None:
-        if flags.input_len is None or flags.output_len is None:
-            raise ValueError("--log does not tell how long requests are: add --input-len and --output-len")
+        prompt_tokens, output_tokens = (workload.pop(name, None) for name in ("input_len", "output_len"))
+        if not isinstance(prompt_tokens, int) or not isinstance(output_tokens, int):
+            raise ValueError(
+                "--log does not tell how long requests are: add their mean tokens, such as "
+                "--set workload.input_len=512 --set workload.output_len=128"
+            )
         served += levels(
-            log_path,
-            prompt_tokens=flags.input_len,
-            output_tokens=flags.output_len,
-            num_speculative_tokens=num_tokens,
+            log_path, prompt_tokens=prompt_tokens, output_tokens=output_tokens, num_speculative_tokens=num_tokens
         )
     if not served:
         raise ValueError(
             "nothing to read: give --metrics-before and --metrics-after, --bench-json, --log, --steps or --requests"
         )
+    for accepted, source in ((each.accepted, each.source) for each in served):
+        if accepted is not None and num_tokens not in (None, accepted.draft_tokens):
+            raise ValueError(
+                f"{source}: its drafts have {accepted.draft_tokens} tokens, not --num-speculative-tokens {num_tokens}; "
+                "leave that out"
+            )
     return served
 
 
@@ -234,6 +252,16 @@ def doubt(production: Production, held_back_pct: Mapping[str, float]) -> str:
     return f"This server is {forms}: {error_pct:+.0f} % are left at {where}. Do not build on these constants."
 
 
+def caution(production: Production) -> str:
+    """A warning where errors cannot show whether the profile is the server's; else empty."""
+    from calibrate.production.engine_fit import FAR_APART
+
+    loads = [each.served.concurrency for each in production.levels]
+    if max(loads) >= FAR_APART * min(loads):
+        return ""
+    return f"{ONE_LOAD}. Add a load of twice as many in flight."
+
+
 def _again(context: click.Context) -> list[str]:
     """The command as it was given."""
     name = str(context.command.name)
@@ -252,6 +280,7 @@ def plain(production: Production) -> dict[str, Json]:
     """Fits and levels as `--json` writes them."""
     return {
         "left_error_pct": production.left[0],
+        "caution": caution(production) or None,
         "forms": [
             {"is_async": form.is_async, "has_row_s": form.has_rows, "held_back_error_pct": each.error_pct}
             for each in production.tried
@@ -285,8 +314,9 @@ def show(production: Production, held_back_pct: Mapping[str, float] = {}) -> Non
     """A warning where no form fits, then constants, acceptance, and the error left at each level."""
     from calibrate.judge.validation_output import print_columns
 
-    if doubts := doubt(production, held_back_pct):
-        print(doubts)
+    for text in (doubt(production, held_back_pct), caution(production)):
+        if text:
+            print(text)
     rows = [
         [
             level.served.source,

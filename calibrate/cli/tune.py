@@ -7,6 +7,7 @@ What a running server says of itself (--metrics) stands for flags that are not g
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,9 +17,11 @@ from msgspec import Meta, structs
 from sim.cli.console import OnStep, claim, progress, say_trace, show
 from sim.cli.flags import Draws, JsonFile, Overwrite, Seconds, Verbose, command
 from sim.cli.options import ServedFlags, assume_acceptance, gather, inputs_of, listed
+from sim.files.json_values import value_at
 
 if TYPE_CHECKING:
     from calibrate.production.levels import ServedLevel
+    from calibrate.production.metrics import Sample
     from sim.costs.profile import Profile
     from sim.files.json_values import Json
     from sim.run.scenario import Scenario
@@ -49,7 +52,9 @@ class TuneFlags(ServedFlags, frozen=True, kw_only=True):
         "A running server, or FILE of a look at its /metrics: its acceptance, lengths and load, and whether to change "
         "its draft length. No request is sent.",
     ] = None
-    over_s: Annotated[Seconds | None, "Seconds between two looks at --metrics. [its whole life]"] = None
+    over_s: Annotated[
+        Seconds | None, "Seconds between two looks at --metrics; of a FILE, that it counts. [its whole life]"
+    ] = None
     verbose: Verbose = False
     json: JsonFile = None
     overwrite: Overwrite = False
@@ -74,7 +79,9 @@ def tune_command(flags: TuneFlags) -> None:
     lengths = listed("--lengths", flags.lengths, int, WHOLE)
     concurrencies = listed("--concurrencies", flags.concurrencies, int, WHOLE)
     with progress() as on_step:
-        served = None if flags.metrics is None else served_by(flags.metrics, flags.over_s, on_step)
+        in_use = value_at(raw, "speculation.num_speculative_tokens")
+        num_tokens = in_use if isinstance(in_use, int) else None
+        served = None if flags.metrics is None else served_by(flags.metrics, flags.over_s, on_step, num_tokens)
         if served is not None:
             concurrencies = concurrencies or [round(served.concurrency)]
             take(served, raw, lengths)
@@ -95,22 +102,33 @@ def tune_command(flags: TuneFlags) -> None:
 
 def _check_metrics(flags: TuneFlags, policy: Json) -> None:
     """Raise ValueError for flags that --metrics has no answer with, and those that mean nothing without it."""
-    if flags.over_s is not None and (flags.metrics is None or Path(flags.metrics).is_file()):
-        raise ValueError("--over-s is between two looks at a server: give --metrics URL, or leave it out")
+    if flags.over_s is not None and flags.metrics is None:
+        raise ValueError("--over-s is the seconds that --metrics counts: give --metrics, or leave it out")
     if flags.metrics is not None and flags.contexts is not None:
         raise ValueError("--metrics is of prompts of all lengths together: leave out --contexts, or --metrics")
     if flags.metrics is not None and policy in ("adaptive", ["adaptive"]):
         raise ValueError("--metrics is of one draft length, not of lanes: leave out --policy adaptive, or --metrics")
 
 
-def served_by(server: str, over_s: float | None, on_step: OnStep) -> ServedLevel:
-    """Means of all that a server has served, or of what it serves from now on for `over_s`. Raises ValueError."""
-    from calibrate.production.metrics import samples, served_between
+def served_by(server: str, over_s: float | None, on_step: OnStep, num_tokens: int | None = None) -> ServedLevel:
+    """Means of all that a server has served, or of what it serves from now on for `over_s`; of a file `over_s` is what
+    it counts. `num_tokens` are drafted, where the server does not tell. Raises ValueError."""
+    from calibrate.production.levels import DRAFT_LENGTH
+    from calibrate.production.metrics import Growth, samples, served_between
     from calibrate.server.network import Client
     from calibrate.server.probe import base_of, look
 
+    def between(before: Mapping[Sample, float], after: Mapping[Sample, float], source: str) -> ServedLevel:
+        length = Growth(before, after, source).accept_length
+        if length is not None and not num_tokens:
+            raise ValueError(
+                f"{source}: this server drafts, with acceptance length {length:.2f}; give its draft length K: "
+                f"{DRAFT_LENGTH}"
+            )
+        return served_between(before, after, source, over_s, num_tokens, "--over-s")
+
     if Path(server).is_file():
-        return served_between({}, samples(Path(server)), source=server, duration_s=None)
+        return between({}, samples(Path(server)), server)
     with Client(base_of(server)) as client:
         before = {} if over_s is None else look(client)
         for second in range(round(over_s or 0.0)):
@@ -119,7 +137,7 @@ def served_by(server: str, over_s: float | None, on_step: OnStep) -> ServedLevel
         after = look(client)
         if before is None or after is None:
             raise client.failure("/metrics", "is none of vLLM's or SGLang's")
-        return served_between(before, after, source=f"{client.url}/metrics", duration_s=over_s)
+        return between(before, after, f"{client.url}/metrics")
 
 
 def take(served: ServedLevel, raw: dict[str, Json], lengths: list[int] | None) -> None:
@@ -174,7 +192,7 @@ def _answer(
 
 def _as_served(profile: Profile, served: ServedLevel, scenario: Scenario) -> tuple[Profile, str]:
     """The profile with its engine's constants as the server's time per token shows them, and what is assumed."""
-    from calibrate.cli.production import doubt
+    from calibrate.cli.production import ONE_LOAD, doubt
     from calibrate.judge.cells import CellSetup
     from calibrate.production.engine_fit import fit_served
     from sim.run.scenario import to_plain
@@ -189,7 +207,7 @@ def _as_served(profile: Profile, served: ServedLevel, scenario: Scenario) -> tup
         f"{served.source}: {served.num_requests:,} requests of {served.prompt_tokens:.0f} and "
         f"{served.output_tokens:.0f} tokens, {served.concurrency:.1f} decoding at once, {accepted}. Assumed: load and "
         f"acceptance stay so, also where they vary, and {profile.name} is this GPU and model, with what the engine "
-        f"adds fitted to {', '.join(served.measured)}"
+        f"adds fitted to {', '.join(served.measured)}. {ONE_LOAD}"
     )
 
 

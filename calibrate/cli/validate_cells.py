@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
-from calibrate.cli.engine_flags import Budget, JudgingFlags, Requests, Seats, set_up
+from calibrate.cli.engine_flags import Budget, JudgingFlags, Requests, Seats, cells_of, set_up
 from calibrate.judge.validation_output import check_outputs, print_compared, write_result
 from sim.cli.console import progress
 from sim.cli.flags import ARGUMENT, command
@@ -39,8 +39,9 @@ def cells_command(flags: CellsFlags) -> None:
     """Simulate the closed-loop cells of TABLE.csv and say how far off the simulator was at each.
 
     Columns: concurrency, input_len, output_len; optional num_prompts, num_speculative_tokens, acceptance_length (bonus
-    included) or acceptance, output_len_std and output_len_max (outputs vary), max_num_seqs, max_num_batched_tokens,
-    num_gpu_blocks, label, arm, role; and what was measured: means ttft_ms, tpot_ms, itl_ms, e2el_ms, output_throughput
+    included) or acceptance, output_len_std and output_len_max (outputs vary) or random_range_ratio (both lengths vary,
+    as in a scenario), max_num_seqs, max_num_batched_tokens, num_gpu_blocks,
+    label, arm, role; and what was measured: means ttft_ms, tpot_ms, itl_ms, e2el_ms, output_throughput
     (tokens/s), percentiles such as ttft_p95_ms and tpot_p50_ms. Cells without speculation run `autoregressive`, others
     `continuous`; those whose role is `fitted` judge nothing.
 
@@ -48,20 +49,13 @@ def cells_command(flags: CellsFlags) -> None:
     concurrency and lengths), the speed-up in output_throughput is compared, too.
     """
     from calibrate.judge.cell_table import parse_columns, read_cells, read_request_list
-    from calibrate.judge.cells import FIGURE, CellSetup, draw_cells, judge_cells, result_of
+    from calibrate.judge.cells import FIGURE, draw_cells, judge_cells, result_of
     from sim.costs.profile_files import load
 
     check_outputs(flags, [flags.path, flags.requests, flags.profile, flags.engine], [FIGURE])
-    raw = set_up(flags, flags.max_num_seqs, flags.max_num_batched_tokens)
-    if foreign := sorted(set(raw) - {"engine", "workload", "speculation", "seed"}):
-        raise ValueError(f"--set {foreign[0]}: want a key of engine, workload or speculation; the table has the rest")
-    setup = CellSetup(
-        engine=raw["engine"],
-        workload=raw.get("workload", {}),
-        speculation=raw.get("speculation", {}),
-        requests=read_request_list(flags.requests) if flags.requests is not None else (),
-        seed=raw.get("seed", 0),
-    )
+    limits = {"max_num_seqs": flags.max_num_seqs, "max_num_batched_tokens": flags.max_num_batched_tokens}
+    raw = set_up(flags.engine, flags.set, **limits)
+    setup = cells_of(raw, read_request_list(flags.requests) if flags.requests is not None else ())
     profile = load(flags.profile)
     table = read_cells(flags.path, parse_columns(flags.columns), has_requests=flags.requests is not None)
     with progress() as on_step:

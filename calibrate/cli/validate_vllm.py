@@ -45,7 +45,8 @@ def vllm_command(flags: VllmFlags) -> None:
     from sim.costs.profile_files import load
     from sim.run.scenario_file import set_dotted
 
-    raw, path = set_up(flags, flags.max_num_seqs, flags.max_num_batched_tokens), flags.requests
+    limits = {"max_num_seqs": flags.max_num_seqs, "max_num_batched_tokens": flags.max_num_batched_tokens}
+    raw, path = set_up(flags.engine, flags.set, **limits), flags.requests
     tokens, acceptance = flags.num_speculative_tokens, raw.get("speculation", {}).get("acceptance")
     tape = str(acceptance).removeprefix("tape:")
     inputs = [path, flags.prompts, flags.profile, flags.engine, tape, tape.rpartition("#")[0]]

@@ -95,8 +95,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Standard deviation of the outputs' tokens; 0 = all the same."""
     output_len_max: Whole | None = None
     """Tokens at which the engine cut outputs off."""
-    length_range: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
-    """Lengths are drawn evenly from this share below the given ones to this share above."""
+    random_range_ratio: float | tuple[float, float] | None = None
+    """As the scenario's workload.random_range_ratio: 0.2, or shares such as [0.8, 1.0]; `length_range`, too."""
     shared_prefix: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
     """Tokens that prompts of one group begin with; `num_prefixes` is the number of groups."""
     num_prefixes: Whole = 1

@@ -23,9 +23,15 @@ from sim.workload.trace_files import csv_objects
 REQUIRED = ("concurrency",)
 """An open loop has a request_rate instead."""
 LENGTHS = ("input_len", "output_len")
+VARIED = ("output_len_std", "random_range_ratio")
+"""Columns by which lengths differ."""
 """Required without a list of requests."""
 REQUEST_COLUMNS = ("prompt_tokens", "output_tokens")
-ALIASES = {"k": "num_speculative_tokens", "output_tokens_per_s": "output_throughput"}
+ALIASES = {
+    "k": "num_speculative_tokens",
+    "length_range": "random_range_ratio",
+    "output_tokens_per_s": "output_throughput",
+}
 """Other names of columns, which a table may have instead of ours."""
 KINDS = {
     name: kind
@@ -133,6 +139,8 @@ def _cell(given: Mapping[str, str], texts: Mapping[str, str], line: int, where: 
         raise ValueError(f"{where}: nothing measured; want any of {', '.join(MEASURED)}")
     acceptance = _acceptance(given, fields.get("num_speculative_tokens"), where)
     most, mean = fields.get("output_len_max"), fields.get("output_len")
+    if all(given.get(name) for name in VARIED):
+        raise ValueError(f"{where}: both {' and '.join(VARIED)} vary the outputs; want one of them")
     if most is not None and mean is not None and most < mean:
         raise ValueError(f"{where}: output_len_max={most} is below the mean, output_len={mean}")
     return Cell(**{**fields, "line": line, "acceptance": acceptance, "measured": measured, "texts": texts})
@@ -159,7 +167,7 @@ def _acceptance(given: Mapping[str, str], drafted: int | None, where: str) -> st
 def _value(text: str, kind: Any, name: str, where: str) -> Any:
     """The value that `text` spells; 8.0 is a whole number."""
     try:
-        return msgspec.convert(text.strip(), kind, strict=False)
-    except msgspec.ValidationError as error:
+        return msgspec.convert(msgspec.json.decode(text) if text.startswith("[") else text.strip(), kind, strict=False)
+    except msgspec.DecodeError as error:
         problem = str(error).replace("Expected", "want").replace(", got `str`", "")
         raise ValueError(f"{where}: {name}={text!r:.40}: {problem}") from None

@@ -20,7 +20,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from calibrate.judge.cell import MEASURED, Cell, JudgedCell, judged_errors
-from calibrate.judge.cell_table import LENGTHS, CellTable
+from calibrate.judge.cell_table import LENGTHS, VARIED, CellTable
 from sim.costs.engine_costs import engine_of
 from sim.costs.profile import Profile
 from sim.files.json_values import Json
@@ -39,7 +39,7 @@ WAVES = 10
 CELL_INCHES, MAX_INCHES = 0.28, 24.0
 SHOWN = (
     "line", "label", "arm", "concurrency", "input_len", "output_len", "output_len_std", "output_len_max", "num_prompts",
-    "num_speculative_tokens", "acceptance",
+    "random_range_ratio", "num_speculative_tokens", "acceptance",
 )  # fmt: skip
 """Fields of a cell that its JSON shows."""
 
@@ -100,6 +100,7 @@ def scenario_of(cell: Cell, profile: Profile, setup: CellSetup) -> Scenario:
         "request_rate": "inf" if cell.request_rate is None else cell.request_rate,
         "max_concurrency": cell.concurrency or None,
         **lengths,
+        "random_range_ratio": None if setup.requests else cell.random_range_ratio,
         "num_warmups": setup.warmup_waves * cell.concurrency,
     }
     if cell.shared_prefix and cell.input_len is not None:
@@ -247,7 +248,7 @@ def result_of(table: CellTable, judged: Sequence[JudgedCell], profile: Profile, 
     drafting = [each for each in judged if each.cell.num_speculative_tokens and THROUGHPUT in each.metrics]
     if setup.requests:
         notes.append(f"{len(setup.requests)} requests a pass, in whole passes unless the table has num_prompts")
-        unread = [name for name in (*LENGTHS, "output_len_std") if any(each.cell.texts.get(name) for each in judged)]
+        unread = [name for name in (*LENGTHS, *VARIED) if any(each.cell.texts.get(name) for each in judged)]
         if unread:
             notes.append(f"not read, since the requests are listed: {', '.join(unread)}")
     if 0 < len(drafting) < len(judged) and len(pairs) < len(drafting):

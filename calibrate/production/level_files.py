@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from calibrate.production.levels import Accepted, ServedLevel, pooled
+from calibrate.production.levels import Accepted, ServedLevel, check_counts, of_length, pooled
 from sim.files.json_values import Json, convert, parse_json
 from sim.files.read import lines_of, read_text
 from sim.files.write import write_text
@@ -89,8 +89,8 @@ def levels(
 ) -> list[ServedLevel]:
     """Means by requests running, of those levels that lasted; `num_speculative_tokens` for SGLang's lines, which tell
     the acceptance length alone. Raises ValueError, one line naming the file."""
-    windows = list(read_windows((text for _, text in lines_of(path, "log")), num_speculative_tokens))
     where = f"log {str(path)!r}"
+    windows = list(read_windows((text for _, text in lines_of(path, "log")), num_speculative_tokens, where))
     if not windows:
         raise ValueError(f"{where}: no line of vLLM ('Avg generation throughput') or SGLang ('Decode batch') in it")
     by_running: dict[int, list[LogLine]] = {}
@@ -115,7 +115,9 @@ def levels(
     ]
 
 
-def read_windows(lines: Iterable[str], num_speculative_tokens: int | None = None) -> Iterable[LogLine]:
+def read_windows(
+    lines: Iterable[str], num_speculative_tokens: int | None = None, where: str = "log"
+) -> Iterable[LogLine]:
     """The lines that say something, in order; acceptance belongs to the line of load before it."""
     last: LogLine | None = None
     for line in lines:
@@ -126,12 +128,13 @@ def read_windows(lines: Iterable[str], num_speculative_tokens: int | None = None
         elif (match := VLLM_ACCEPTED.search(line)) and last is not None:
             rates = tuple(map(float, match[4].split(", ")))
             drafts = int(match[3]) / len(rates)
+            check_counts(where, int(match[2]), int(match[3]))
             last = msgspec.structs.replace(last, accepted=Accepted(drafts=drafts, draft_tokens=len(rates), rates=rates))
         elif match := SGLANG_LOAD.search(line):
             if last is not None:
                 yield last
             length = SGLANG_LENGTH.search(line)
-            accepted = _of_length(1.0, float(length[1]), num_speculative_tokens) if length else None
+            accepted = of_length(where, 1.0, float(length[1]), num_speculative_tokens) if length else None
             last = LogLine(
                 running=int(match[1]), waiting=int(match[4]), output_tokens_per_s=float(match[3]), accepted=accepted
             )
@@ -172,6 +175,10 @@ class _Result(_Needed, kw_only=True):
     spec_decode_num_drafts: float | None = None
     spec_decode_per_position_acceptance_rates: list[float] | None = None
     spec_decode_acceptance_length: float | None = None
+    spec_decode_num_accepted_tokens: float | None = None
+    spec_decode_num_draft_tokens: float | None = None
+    accept_length: float | None = None
+    """SGLang's name of spec_decode_acceptance_length."""
 
 
 def read_bench(path: Path, *, num_speculative_tokens: int | None = None) -> list[ServedLevel]:
@@ -211,22 +218,18 @@ def _level(row: Mapping[str, Json], where: str, source: str, num_speculative_tok
         ttft_s=result.mean_ttft_ms / 1e3,
         tpot_s=result.mean_tpot_ms / 1e3,
         output_tokens_per_s=result.output_throughput,
-        accepted=_accepted(result, num_speculative_tokens),
+        accepted=_accepted(result, where, num_speculative_tokens),
         num_requests=completed,
     )
 
 
-def _accepted(result: _Result, num_speculative_tokens: int | None) -> Accepted | None:
-    drafts = result.spec_decode_num_drafts or 1.0
+def _accepted(result: _Result, where: str, num_speculative_tokens: int | None) -> Accepted | None:
+    drafts = result.spec_decode_num_drafts or 0.0
     rates = tuple(result.spec_decode_per_position_acceptance_rates or ())
-    length = result.spec_decode_acceptance_length
+    length = result.spec_decode_acceptance_length or result.accept_length
+    accepted, drafted = result.spec_decode_num_accepted_tokens or 0.0, result.spec_decode_num_draft_tokens or 0.0
+    for told in (length, 1.0 + sum(rates) if rates else None):
+        check_counts(where, accepted, drafted, drafts, told)
     if rates:
-        return Accepted(drafts=drafts, draft_tokens=len(rates), rates=rates)
-    return _of_length(drafts, length, num_speculative_tokens)
-
-
-def _of_length(drafts: float, length: float | None, num_speculative_tokens: int | None) -> Accepted | None:
-    """Acceptance of a result that has its length alone; None where it lacks that or the draft length."""
-    if not length or not num_speculative_tokens:
-        return None
-    return Accepted(drafts=drafts, draft_tokens=num_speculative_tokens, rates=(), mean_length=length)
+        return Accepted(drafts=drafts or 1.0, draft_tokens=len(rates), rates=rates)
+    return of_length(where, drafts or 1.0, length, num_speculative_tokens)

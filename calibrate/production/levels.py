@@ -6,6 +6,7 @@ server (calibrate.server.probe), fitting (calibrate.production.engine_fit).
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,6 +25,9 @@ LONGEST_S = 1000.0
 SHORTEST_S = 1e-7
 """Seconds per output token of a whole server."""
 MAX_DRAFT_TOKENS = 64
+DRAFT_LENGTH = "--num-speculative-tokens K"
+COUNTS_AGREE = 0.02
+"""Relative difference of two counts of one thing: looks and ends of requests cut rounds."""
 OF_A_MEDIAN = sqrt(pi / 2.0)
 """Standard error of a median over that of a mean, of normal values."""
 
@@ -73,6 +77,33 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.rates:
             return "vllm:" + ",".join(f"{rate:.4g}" for rate in self.rates)
         return f"length:{self.length:.4g}@{self.draft_tokens}"
+
+
+def check_counts(where: str, accepted: float, drafted: float, drafts: float = 0.0, length: float | None = None) -> None:
+    """Raise ValueError where counts of one source contradict each other: more tokens accepted than drafted, or `length`
+    tokens a round of `drafts` rounds beside as many accepted. A count of 0 is not known."""
+    if drafted and accepted > drafted:
+        raise ValueError(f"{where}: {accepted:g} tokens accepted of {drafted:g} drafted; want counts of one period")
+    counted = 1.0 + accepted / drafts if drafts and accepted else length
+    if length is not None and counted is not None and abs(length / counted - 1.0) > COUNTS_AGREE:
+        raise ValueError(
+            f"{where}: acceptance length {length:.2f} by position and {counted:.2f} by its counts; want one of the two"
+        )
+
+
+def of_length(
+    where: str, drafts: float, length: float | None, num_speculative_tokens: int | None, flag: str = ""
+) -> Accepted | None:
+    """Acceptance where its length alone is known. None without drafts, or without a draft length: then with a warning
+    that names the `flag` which gives one."""
+    if length and not num_speculative_tokens:
+        drafting = (
+            f"{where}: this server drafts, with acceptance length {length:.2f}, and is fitted as one that does not"
+        )
+        warnings.warn(f"{drafting}; give its draft length K: {flag or DRAFT_LENGTH}", stacklevel=2)
+    if not length or not num_speculative_tokens:
+        return None
+    return Accepted(drafts=drafts, draft_tokens=num_speculative_tokens, rates=(), mean_length=length)
 
 
 class ServedLevel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from calibrate.production.levels import MAX_DRAFT_TOKENS, Accepted, ServedLevel
+from calibrate.production.levels import MAX_DRAFT_TOKENS, Accepted, ServedLevel, check_counts, of_length
 from sim.files.json_values import Json
 from sim.files.read import read_text
 from sim.names import install_line
@@ -24,10 +24,12 @@ PREFIXES = ("vllm:", "sglang:", "llamacpp:")
 TTFT = ("time_to_first_token_seconds",)
 TPOT = ("request_time_per_output_token_seconds",)
 ITL = ("inter_token_latency_seconds", "time_per_output_token_seconds")
-"""Mean gap between a request's emissions: of whole steps, so that several tokens of one verify are one sample."""
+"""Gaps between a request's emissions. vLLM samples a step, SGLang each token of it: their sum is the same."""
 E2EL = ("e2e_request_latency_seconds",)
 PROMPT, OUTPUT = ("request_prompt_tokens",), ("request_generation_tokens",)
 STEPS = ("iteration_tokens_total",)
+ACCEPT_LENGTH = "sglang:spec_accept_length"
+"""A gauge, of the newest steps: tokens per verify, 0 without drafts. SGLang counts no drafts."""
 CACHE_CONFIG, CACHE_SIZES = "vllm:cache_config_info", ("block_size", "num_gpu_blocks")
 
 MAX_LINE = 1 << 16
@@ -44,10 +46,20 @@ class NoMetrics(ValueError):
 class Growth:
     """Differences between two looks, summed over engines and models."""
 
-    def __init__(self, before: Mapping[Sample, float], after: Mapping[Sample, float], source: str) -> None:
+    def __init__(
+        self,
+        before: Mapping[Sample, float],
+        after: Mapping[Sample, float],
+        source: str,
+        num_speculative_tokens: int | None = None,
+        flag: str = "",
+    ) -> None:
+        """`num_speculative_tokens` of a server that tells the acceptance length alone, which `flag` gives."""
         self._by_name: dict[str, float] = {}
         self._by_position: dict[int, float] = {}
-        self.source = source
+        self.source, self._draft_length = source, (num_speculative_tokens, flag)
+        looks = *before.items(), *after.items()
+        self.accept_length = next((of for (name, _), of in reversed(looks) if name == ACCEPT_LENGTH and of > 0.0), None)
         for (name, labels), value in after.items():
             bare = name.partition(":")[2]
             grown = value - before.get((name, labels), 0.0)
@@ -89,24 +101,29 @@ class Growth:
             positions = max(self._by_position, default=-1) + 1
             draft_tokens = round(min(positions or length, MAX_DRAFT_TOKENS + 1.0))
             rates = tuple(self._by_position.get(position, 0.0) / drafts for position in range(draft_tokens))
+            accepted = self.total("spec_decode_num_accepted_tokens")
+            check_counts(self.source, accepted, length * drafts, drafts, 1.0 + sum(rates) if positions else None)
+            if not positions:
+                return of_length(self.source, drafts, 1.0 + accepted / drafts, draft_tokens)
             return Accepted(drafts=drafts, draft_tokens=draft_tokens, rates=rates)
-        return None
-
-
-def between(before: Path, after: Path, *, duration_s: float | None = None) -> ServedLevel:
-    """Means of what was served between two saved looks. Raises ValueError, one line naming the file.
-
-    How many requests decoded at once is told by the steps: tokens written over steps and tokens per step and request;
-    where a server counts no steps, by Little's law from `duration_s` between the looks.
-    """
-    return served_between(samples(before), samples(after), source=str(after), duration_s=duration_s)
+        rounds = max(0.0, self.total("generation_tokens") - self.count(E2EL)) / (self.accept_length or 1.0)
+        return of_length(self.source, rounds, self.accept_length, *self._draft_length)
 
 
 def served_between(
-    before: Mapping[Sample, float], after: Mapping[Sample, float], *, source: str, duration_s: float | None
+    before: Mapping[Sample, float],
+    after: Mapping[Sample, float],
+    source: str,
+    duration_s: float | None,
+    num_speculative_tokens: int | None = None,
+    flag: str = "--duration-s",
 ) -> ServedLevel:
-    """Means of what was served between two samples at hand, as `between` gives them for files."""
-    grown = Growth(before, after, source)
+    """Means of what was served between two looks. Raises ValueError, one line naming the `source`.
+
+    How many requests decoded at once is told by the steps: tokens written over steps and tokens per step and request;
+    where a server counts no steps, by Little's law from `duration_s` between the looks, which `flag` gives.
+    """
+    grown = Growth(before, after, source, num_speculative_tokens)
     prompt_tokens, output_tokens, e2el_s = (grown.mean(names) for names in (PROMPT, OUTPUT, E2EL))
     num_requests = grown.count(E2EL)
     if not num_requests:
@@ -122,6 +139,8 @@ def served_between(
         accepted = structs.replace(accepted, rates=tuple(share * rate for rate in accepted.rates))
     tokens_per_step = accepted.length if accepted is not None else 1.0
     itl_s, tpot_s = grown.mean(ITL), grown.mean(TPOT)
+    if tpot_s is None and itl_s is not None and tokens > 0.0:
+        tpot_s = itl_s * grown.count(ITL) / tokens
     steps = grown.count(STEPS)
     if steps:
         concurrency = tokens / (steps * tokens_per_step)
@@ -129,7 +148,7 @@ def served_between(
         concurrency = num_requests * e2el_s / duration_s
     else:
         raise ValueError(
-            f"{source}: the server counts no steps; say the seconds between looks: --duration-s or --over-s"
+            f"{source}: the server counts no steps, so requests in flight follow from its seconds; add {flag} SECONDS"
         )
     return ServedLevel(
         source=source,
@@ -137,7 +156,7 @@ def served_between(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         ttft_s=grown.mean(TTFT),
-        tpot_s=tpot_s if tpot_s is not None or itl_s is None else itl_s / tokens_per_step,
+        tpot_s=tpot_s,
         output_tokens_per_s=None if duration_s is None else grown.total("generation_tokens") / duration_s,
         accepted=accepted,
         num_requests=round(num_requests),

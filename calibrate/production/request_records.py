@@ -8,6 +8,7 @@ together (calibrate.production.metrics, calibrate.production.level_files).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from math import ceil, sqrt
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
-from calibrate.production.levels import Accepted
+from calibrate.production.levels import Accepted, check_counts
 from sim.acceptance.forms import parse_quoted
 from sim.acceptance.spread import SpreadAcceptance
 from sim.draws import Floats
@@ -85,7 +86,9 @@ def read_requests(path: Path) -> tuple[list[RequestCounts], int]:
             values = {field: [value_at(block, name) for name in names] for field, names in ALIASES.items()}
             told = {**{field: each for field, of in values.items() for each in of if each is not None}, **told}
         if told.get("steps"):
-            counts.append(convert(told, RequestCounts, f"requests {str(path)!r} line {number}"))
+            where = f"requests {str(path)!r} line {number}"
+            counts.append(convert(told, RequestCounts, where))
+            check_counts(where, counts[-1].accepted, counts[-1].drafted)
         else:
             others += 1
     if len(counts) < MIN_REQUESTS:
@@ -102,13 +105,18 @@ def acceptance_of(
     """All requests together, and by how much they differ. Raises ValueError where the draft length is neither given nor
     counted."""
     steps = sum(each.steps for each in counts)
-    tokens = draft_tokens or max(ceil(each.drafted / each.steps) for each in counts)
+    counted = max(ceil(each.drafted / each.steps) for each in counts)
+    tokens = draft_tokens or counted
     if not tokens:
         raise ValueError(f"{source}: no count of drafted tokens; add --num-speculative-tokens")
+    if tokens < counted:
+        raise ValueError(f"{source}: drafts of {counted} tokens, not --num-speculative-tokens {tokens}; leave that out")
     rates: tuple[float, ...] = ()
     if all(each.histogram for each in counts):
         rates = tuple(sum(sum(each.histogram[place:]) for each in counts) / steps for place in range(1, tokens + 1))
-    mean = None if rates else 1.0 + sum(each.accepted for each in counts) / steps
+    total = sum(each.accepted for each in counts)
+    check_counts(source, total, 0.0, steps, 1.0 + sum(rates) if rates else None)
+    mean = None if rates else 1.0 + total / steps
     accepted = Accepted(drafts=float(steps), draft_tokens=tokens, rates=rates, mean_length=mean)
     accepted.check(source)
     rates = parse_quoted(f"{accepted.quote}~0").model(tokens).unconditional_rates(tokens)
@@ -134,6 +142,10 @@ def spread_of_requests(rates: tuple[float, ...], counted: Sequence[tuple[int, fl
     spreads = np.linspace(max(0.0, near[0] - COARSE), near[-1] + COARSE, FINE)
     logs = logs_of(spreads)
     inside = spreads[logs >= logs.max() - FALL_90]
+    if spreads[-1] == inside[-1] or inside[-1] > LARGEST:
+        warnings.warn(
+            f"requests differ by {inside[0]:.2f} or more: the records do not tell how much at most", stacklevel=2
+        )
     value, low, high = (round(float(each), 2) for each in (spreads[logs.argmax()], inside[0], inside[-1]))
     return SpreadOfRequests(value, low, high)
 

@@ -95,7 +95,7 @@ def spread_of(rates: tuple[float, ...], sent: Sequence[Sent]) -> float:
     """The spread of requests by their steps, with the tokens of these scaled to what `rates` give, since an end cuts
     the last step's; 0 where too few tell it, or do not tell it from 0."""
     counted = [(len(each.gaps_s), each.output_tokens - 1) for each in sent if each.gaps_s]
-    if len(counted) < MIN_REQUESTS:
+    if not rates or len(counted) < MIN_REQUESTS:
         return 0.0
     scale = (1.0 + sum(rates)) * sum(steps for steps, _ in counted) / sum(tokens for _, tokens in counted)
     told = spread_of_requests(rates, [(steps, scale * tokens) for steps, tokens in counted])

@@ -71,6 +71,7 @@ class Timed:
 
 
 T = TypeVar("T")
+K_OF_URL = "lanesim validate URL --set speculation.num_speculative_tokens=K"
 Count = Annotated[int, Meta(ge=0, le=int(MAX_TOKENS))]
 
 
@@ -394,6 +395,9 @@ def _models(client: Client) -> list[str]:
     return [each.id for each in _typed(client, MODELS, text, _Models, "").data or ()]
 
 
-def growth(before: dict[Sample, float] | None, after: dict[Sample, float] | None, url: str) -> Growth | None:
+def growth(
+    before: dict[Sample, float] | None, after: dict[Sample, float] | None, url: str, draft_length: Json = None
+) -> Growth | None:
     """Counts of the server between two looks; None where it has no `/metrics`."""
-    return None if before is None or after is None else Growth(before, after, f"{url}/metrics")
+    num_tokens = draft_length if isinstance(draft_length, int) else None
+    return None if before is None or after is None else Growth(before, after, f"{url}/metrics", num_tokens, K_OF_URL)

@@ -32,12 +32,13 @@ from calibrate.server.sent_fit import (
 from calibrate.server.served_run import DRAWS, NO_DOUBT, Doubt, InFlight, ServedRun, judge, now, predict, shorter_pct
 from calibrate.server.server_line import lone_requests
 from sim.costs.profile import Profile
-from sim.files.json_values import Json
+from sim.files.json_values import Json, value_at
 from sim.interface.request import Request
 from sim.run.experiment import Experiment
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario
 
+DRAFT_LENGTH = "speculation.num_speculative_tokens"
 PLAIN: dict[str, Json] = {"num_speculative_tokens": 0}
 DRAWN_ROUNDS = 2
 """Rounds of a draw, about a third of a load's requests: what a load's own prompts accept and what all rounds told vary
@@ -117,7 +118,7 @@ class Side:
             max_concurrency=at_once,
             on_sent=on_sent,
         )
-        return growth(before, look(self.client), self.client.url)
+        return growth(before, look(self.client), self.client.url, value_at(self.raw, DRAFT_LENGTH))
 
     def look_alone(self, prompt_tokens: Sequence[int]) -> None:
         """Requests one after the other, unless they are kept."""

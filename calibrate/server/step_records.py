@@ -38,6 +38,8 @@ LONGEST_STEP_S = 100.0
 """A step that took longer is of other units."""
 Requests = Annotated[int, Bounds(0, 65_536)]
 """Requests of one step: each prompt is a chunk of its own, so that a count without end would fill the memory."""
+OTHER_UNITS = 100.0
+"""Factor between a profile and a server's steps that no server explains, and milliseconds read as seconds do."""
 LIKE_STEPS = 64
 """Groups of steps of like size whose means correct a profile: a least square over single steps gives no other one."""
 CORRECTED = ("gap_s", f"{RATIO}16")
@@ -154,6 +156,12 @@ def fit_steps_of(profile: Profile, records: Sequence[StepRecord], source: str) -
         raise ValueError(f"{source}: {len(records)} steps are too few to leave {BLOCKS} blocks out: want {MIN_STEPS}")
     if ranks := {each.rank for each in records} - {records[0].rank}:
         raise ValueError(f"{source} is of ranks {sorted(ranks | {records[0].rank})}: want the steps of one")
+    shipped_pct = error_pct(predicted_s(profile, records), records)
+    if not 1.0 / OTHER_UNITS < 1.0 + shipped_pct / 100.0 < OTHER_UNITS:
+        raise ValueError(
+            f"{source}: a step takes {fmean(each.seconds for each in records):.3g} s in the mean, and {profile.name} "
+            f"is off by {shipped_pct:+,.1f} %: want wall_time in seconds, iterLatencyMS in milliseconds"
+        )
     blocks = blocks_of(records)
     forms: dict[str, Callable[[Profile, Sequence[StepRecord]], Profile]] = {LINE: of_line}
     if not isinstance(profile.kernels, LinearKernels):
@@ -188,7 +196,7 @@ def fit_steps_of(profile: Profile, records: Sequence[StepRecord], source: str) -
         profile=fitted,
         form=chosen,
         steps=len(records),
-        shipped_pct=error_pct(predicted_s(profile, records), records),
+        shipped_pct=shipped_pct,
         blocks_pct={name: errors_pct[name] for name in order},
         step_pct=100.0 * float(singles.mean()),
     )

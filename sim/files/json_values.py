@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -58,7 +58,8 @@ def json_lines(path: str | Path, what: str, *, has_prose: bool = False) -> Itera
 def parse_json(text: str, where: str, line: int | None = None, *, has_prose: bool = False) -> Json:
     """The value that `text` spells; `where` it stands begins every message, `line` is given for one line of a file.
 
-    `has_prose`: its texts are counted and never shown, and may hold any character.
+    `has_prose`: another program's file. Its texts are counted and never shown, and may hold any character; its
+    Infinity is "inf".
 
     >>> parse_json('{"a": [1, 2.5, null]}', "note")
     {'a': [1, 2.5, None]}
@@ -69,10 +70,11 @@ def parse_json(text: str, where: str, line: int | None = None, *, has_prose: boo
         if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
             raise RecursionError
         is_suspect = not has_prose and _SUSPECT.search(text) is not None
+        strict, lenient = _DECODERS[has_prose]
         try:
-            value: Json = _DECODER.decode(text)
+            value: Json = strict.decode(text)
         except _Fault:
-            value, is_suspect = _LENIENT.decode(text), True
+            value, is_suspect = lenient.decode(text), True
         if is_suspect:
             _refuse_faults(value, where)
     except json.JSONDecodeError as error:
@@ -181,6 +183,11 @@ def _constant(text: str) -> float:
     raise _Fault(f"{text} is no number of JSON; want null or a finite one")
 
 
+def _foreign_constant(text: str) -> float | str:
+    """A closed loop's request_rate, which SGLang writes as Infinity and vLLM as "inf"."""
+    return "inf" if text == "Infinity" else _constant(text)
+
+
 def _marked(read: Callable[[S], T]) -> Callable[[S], T | _Fault]:
     """The same with the fault itself where it would be raised."""
 
@@ -193,13 +200,17 @@ def _marked(read: Callable[[S], T]) -> Callable[[S], T | _Fault]:
     return marked
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_int=_whole, parse_float=_real, parse_constant=_constant)
-_LENIENT = json.JSONDecoder(
-    object_pairs_hook=_marked(_pairs),
-    parse_int=_marked(_whole),
-    parse_float=_marked(_real),
-    parse_constant=_marked(_constant),
-)
+def _decoder(wrap: Callable[[Any], Any], constant: Callable[[str], float | str]) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=wrap(_pairs), parse_int=wrap(_whole), parse_float=wrap(_real), parse_constant=wrap(constant)
+    )
+
+
+_DECODERS = {
+    has_prose: (_decoder(lambda read: read, constant), _decoder(_marked, constant))
+    for has_prose, constant in ((False, _constant), (True, _foreign_constant))
+}
+"""By `has_prose`: one that raises a fault, and one that leaves it where it stands."""
 
 
 def _refuse_faults(value: Json | _Fault, where: str, path: str = "") -> None:

@@ -48,7 +48,7 @@ from sim.draws import Floats, Integers, child_seed
 from sim.metrics.summary import Run, number
 from sim.run.resolve import Resolved
 from sim.run.scenario import Scenario
-from sim.studies.served_errors import ErrorChances, level_errors, speedup_errors
+from sim.studies.served_errors import ErrorChances, level_errors, measured_name, speedup_errors
 from sim.workload.generate import num_requests
 
 DRAW_KEY = 1_000_021
@@ -151,7 +151,7 @@ def covers(resolved: Resolved) -> str:
 def _level_errors(resolved: Resolved) -> ErrorChances:
     """Errors of a level without drafts; rounds have an error besides."""
     profile = resolved.profile
-    return level_errors(resolved.engine.name, profile.gpu.name, profile.target.name, drafts=False)
+    return level_errors(resolved.engine.name, profile.gpu.name, measured_name(profile.target), drafts=False)
 
 
 def _percents(errors: ErrorChances) -> str:

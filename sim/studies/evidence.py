@@ -2,10 +2,10 @@
 
 Cells are real serving runs, or means over some, with the source of their figures (sim/evidence/cells.json, made as
 docs/accuracy.md and validation.judge.evidence say); no measured file is part of the project. A cell is near where
-GPU, target and drafting method are the question's and its requests in flight, and draft length, are within a factor of
-two of some that were asked about; of those the same engine's come first. Every cell is judged: no constant was fitted
-on it. An error of a speed-up is no evidence of a level, whose errors cancel in it, and stands on a separate line. Not
-here: errors of kernels, which a profile states itself.
+GPU, the target's layers and drafting method are the question's and its requests in flight, and draft length, are within
+a factor of two of some that were asked about; of those the same engine's come first. Every cell is judged: no constant
+was fitted on it. An error of a speed-up is no evidence of a level, whose errors cancel in it, and stands on a separate
+line. Not here: errors of kernels, which a profile states itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sim.metrics.summary import number
 from sim.names import span
 from sim.run.resolve import Resolved
 from sim.studies.cost_draws import with_times
-from sim.studies.served_errors import HIGH_95, LOW_95, SAME_LAYERS, level_errors, served_errors
+from sim.studies.served_errors import HIGH_95, LOW_95, level_errors, measured_name, served_errors
 from sim.workload.generate import num_requests
 
 CELLS = Path(__file__).parent.parent / "evidence" / "cells.json"
@@ -132,7 +132,7 @@ def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
     >>> evidence(profile, [Question(method="none", ks=(0,), in_flight=(200.0, 200.0))])[0][:75]
     'measured nearest: gh200, vllm-0.23, apertus-8b, no speculation, 128 to 256 '
     """
-    gpu, model = profile.gpu.name, profile.target.name
+    gpu, model = profile.gpu.name, measured_name(profile.target)
     lines: list[str] = []
     unmeasured: dict[str, list[Question]] = {}
     differing: dict[str, list[str]] = {}
@@ -150,8 +150,8 @@ def evidence(profile: Profile, asked: Sequence[Question]) -> list[str]:
     for nearest, questions in unmeasured.items():
         another = " and ".join(dict.fromkeys(differing[nearest])) or "load"
         lines.append(
-            f"{UNMEASURED}: {'no level' if has_speedups else 'nothing'} on {gpu} with {model} within a factor of "
-            f"{FACTOR:g} of these loads ({_loads(questions)}); {NEAREST} with another {another}: {nearest}"
+            f"{UNMEASURED}: {'no level' if has_speedups else 'nothing'} on {gpu} with {profile.target.name} within a "
+            f"factor of {FACTOR:g} of these loads ({_loads(questions)}); {NEAREST} with another {another}: {nearest}"
         )
     return list(dict.fromkeys(lines))
 
@@ -164,7 +164,7 @@ def levels(result: Comparison, policies: Sequence[Resolved]) -> list[Level]:
     higher. Near saturation latency answers to errors of step times by its elasticity to them.
     """
     named, profile = {one.label: settled(one, result.length) for one in policies}, policies[0].profile
-    engine, gpu, model = policies[0].engine, profile.gpu.name, profile.target.name
+    engine, gpu, model = policies[0].engine, profile.gpu.name, measured_name(profile.target)
     levels_of_policies = []
     for row, asked in zip(result.policies, asked_of_comparison(result, policies), strict=True):
         mean_ms, ci95 = row.mean["mean_e2el_ms"], row.ci95["mean_e2el_ms"]
@@ -230,7 +230,7 @@ def _mean_ms(resolved: Resolved) -> float | None:
 
 def _nearest(profile: Profile, asked: Question) -> tuple[str, list[str]]:
     """The cells that come nearest where none is near, and in what they differ."""
-    gpu, model = profile.gpu.name, profile.target.name
+    gpu, model = profile.gpu.name, measured_name(profile.target)
     ranked = sorted(
         (cell for cell in measured().cells if cell.is_level), key=lambda cell: _distance(cell, profile, asked)
     )
@@ -280,7 +280,7 @@ def _is_other_engine(asked: Question, cell: EvidenceCell) -> bool:
 def _differs(cell: EvidenceCell, gpu: str, model: str, asked: Question) -> list[str]:
     same = {
         "GPU": gpu == cell.gpu,
-        "model": SAME_LAYERS.get(model, model) == cell.model,
+        "model": model == cell.model,
         "method": asked.method == cell.method,
     }
     return [name for name, is_same in same.items() if not is_same]
@@ -288,7 +288,7 @@ def _differs(cell: EvidenceCell, gpu: str, model: str, asked: Question) -> list[
 
 def _distance(cell: EvidenceCell, profile: Profile, asked: Question) -> tuple[int, bool, bool, bool, bool, float]:
     """Fewest differences, the method the worst, then the model; then experts or none, the engine, the load."""
-    differs = _differs(cell, profile.gpu.name, profile.target.name, asked)
+    differs = _differs(cell, profile.gpu.name, measured_name(profile.target), asked)
     is_other_kind = cell.has_experts != (profile.target.experts is not None)
     low, high = (max(1.0, load) for load in asked.in_flight)
     off = max(0.0, log2(low / cell.in_flight), log2(cell.in_flight / high))

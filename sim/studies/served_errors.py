@@ -16,14 +16,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from sim.costs.shapes import ModelShape
 from sim.draws import Floats
 
 ERRORS = Path(__file__).parent.parent / "evidence" / "errors.json"
 GRID: Floats = np.linspace(-2.0, 2.0, 801)
 """Logarithms of simulated over measured that a distribution has chances of."""
 LOW_95, HIGH_95 = 0.025, 0.975
-SAME_LAYERS = {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3"}
-"""Models of another's layers -> the name of its cells."""
 
 
 class ErrorPart(msgspec.Struct, frozen=True, array_like=True):
@@ -80,11 +79,13 @@ class ServedErrors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cell: ErrorPart
     speedup: ErrorPart
     """Errors of the throughput with drafts over that without."""
+    layers: dict[str, tuple[int, ...]] = {}
+    """Measured model -> its `layers_of`."""
     set_ups: tuple[SetUp, ...]
 
     def known(self, engine: str, gpu: str, model: str) -> list[float]:
-        """Errors of set-ups of this engine, of whatever version, GPU and model."""
-        asked = engine.partition("-")[0], gpu, SAME_LAYERS.get(model, model)
+        """Errors of set-ups of this engine, of whatever version, GPU and model (`measured_name`)."""
+        asked = engine.partition("-")[0], gpu, model
         return [each.error for each in self.set_ups if (each.engine, each.gpu, each.model) == asked]
 
     def level(self, known: Sequence[float], *, drafts: bool = False) -> ErrorChances:
@@ -103,6 +104,20 @@ def _normalised(density: Floats) -> ErrorChances:
 @lru_cache(maxsize=1)
 def served_errors() -> ServedErrors:
     return msgspec.json.decode(ERRORS.read_bytes(), type=ServedErrors)
+
+
+def layers_of(shape: ModelShape) -> tuple[int, ...]:
+    """Dimensions that models of the same layers share, whatever their names and formats."""
+    kinds = shape.window_layers, getattr(shape.linear, "layers", 0), getattr(shape.indexer, "tokens", 0)
+    experts = getattr(shape.experts, "num", 0), getattr(shape.experts, "intermediate", 0)
+    widths = shape.hidden, shape.intermediate, shape.heads, shape.kv_heads, shape.vocab
+    return shape.layers, *kinds, *widths, *experts
+
+
+def measured_name(shape: ModelShape) -> str:
+    """The measured model of the same layers, whatever this one is called; empty where none was."""
+    layers = layers_of(shape)
+    return next((name for name, measured in served_errors().layers.items() if measured == layers), "")
 
 
 @lru_cache(maxsize=64)

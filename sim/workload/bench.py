@@ -1,8 +1,9 @@
 """Results of benchmark tools: their means, as rows under the keys of `vllm bench serve --save-result`, and their
 requests one by one, as workloads.
 
-    vLLM             means: an object; with --append-result an object a line; `vllm bench sweep` a list of them.
-                     SGLang's bench_serving writes the same keys, an object a line. Requests: --save-detailed
+    vLLM             means: an object; with --append-result an object a line; `vllm bench sweep` a list of them; the
+                     block that it prints. SGLang's bench_serving writes the same keys, an object a line, and
+                     prints the same block. Requests: --save-detailed
                      (input_lens, output_lens, errors, and start_times where the version has them)
     GuideLLM         benchmarks.json; inter_token_latency_ms is without the first token, as vLLM's TPOT; its own
                      time_per_output_token_ms counts that one (vllm-project/guidellm, src/guidellm/benchmark/schemas,
@@ -22,11 +23,13 @@ Not here: a frame of rows (sim.report.bench).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from sim.files.json_values import Json, json_lines, read_json, value_at
+from sim.files.json_values import Json, json_lines, parse_json, read_json, value_at
+from sim.files.read import read_text
 from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
 from sim.workload.trace_files import TRACE, TraceRow, json_objects, missing, number_of, seconds_of, tokens_of
 
@@ -41,6 +44,19 @@ KINDS = {
     "InferenceX": {"hw", "conc", "tput_per_gpu"},
 }
 """Keys that tell whose result an object is; all others are vLLM's."""
+
+
+CONSOLE = "Serving Benchmark Result"
+"""Heading of the block that the tool prints."""
+LINE = re.compile(r"^([A-Z][^:\n]*?)(?: \((?:s|ms|req/s|tok/s)\))?:[ \t]+(\d+(?:\.\d+)?)\s*$", re.MULTILINE)
+PRINTED = {
+    "successful requests": "completed", "total input tokens": "total_input_tokens", "accept length": "accept_length",
+    "total generated tokens": "total_output_tokens", "output token throughput": "output_throughput",
+    "request throughput": "request_throughput", "maximum request concurrency": "max_concurrency",
+    "max request concurrency": "max_concurrency", "acceptance length": "spec_decode_acceptance_length",
+    "mean ttft": "mean_ttft_ms", "mean tpot": "mean_tpot_ms",
+}  # fmt: skip
+"""Name in that block -> vLLM's key."""
 
 
 class Means(NamedTuple):
@@ -116,7 +132,11 @@ def bench_rows(path: Path) -> list[dict[str, Json]]:
     if str(path).endswith(LINE_ENDINGS):
         entries = [(f"{where} line {number}", entry) for number, entry in json_lines(path, WHAT, has_prose=True)]
     else:
-        content = read_json(path, WHAT, max_bytes=MAX_CONVERSATION_BYTES, has_prose=True)
+        text = read_text(path, WHAT, max_bytes=MAX_CONVERSATION_BYTES)
+        if CONSOLE in text and not text.lstrip().startswith(("{", "[")):
+            content: Json = [_printed(block) for block in text.split(CONSOLE)[1:]]
+        else:
+            content = parse_json(text, where, has_prose=True)
         if not isinstance(content, list):
             entries = [(where, content)]
         else:
@@ -142,6 +162,12 @@ def _rows(entry: Json, where: str) -> list[dict[str, Json]]:
     for key in SIGNS:
         _number(entry, key, where)
     return [entry]
+
+
+def _printed(block: str) -> dict[str, Json]:
+    """The numbers of a printed block under vLLM's keys."""
+    told = {name.lower(): float(text) if "." in text else int(text) for name, text in LINE.findall(block)}
+    return {key: told[name] for name, key in PRINTED.items() if name in told}
 
 
 def _row(means: Means, result: Json, where: str) -> dict[str, Json]:

@@ -428,7 +428,7 @@ def samples(folder: Path) -> dict[str, Sample]:
     imported = ("aiconfigurator", "{folder}", "--gpu", "a100-sxm", "--target", "llama-3.1-8b", "--tp", "2")
     derived = ("calibrate", "import", *imported, "--out", "{folder}/../made.json")
     quantised = read_by("m_hf_quant_config.json", QUANTISED, "check", "{folder}/m_config.json", m_config__json=CONFIG)
-    lengths = ("--input-len", "20", "--output-len", "5")
+    lengths = ("--set", "workload.input_len=20", "--set", "workload.output_len=5")
     tiny = ("compare", "--profile", PAIR, *TINY_RUN)
     vllm = ("validate", "vllm", "--profile", ALONE, "--max-num-seqs", "8", "--max-num-batched-tokens", "512")
     cells = ("validate", "cells", "--profile", ALONE)

@@ -34,11 +34,13 @@ from sim.studies.served_errors import (
     GRID,
     HIGH_95,
     LOW_95,
-    SAME_LAYERS,
     ErrorChances,
     ErrorPart,
     ServedErrors,
     SetUp,
+    layers_of,
+    measured_name,
+    served_errors,
 )  # fmt: skip
 from validation.judge.served_cells import cell_of, engine_name, read_cells
 from validation.judge.served_judge import SERVED
@@ -209,7 +211,7 @@ def outside(set_ups: Sequence[MeasuredSetUp], chances: Sequence[ErrorChances]) -
 def model_of(repository: str) -> tuple[str, bool]:
     """Name, as a profile has it, models of the same layers by one; and whether it has experts."""
     shape = source_of(repository, plain=False).shape
-    return SAME_LAYERS.get(shape.name, shape.name), shape.experts is not None
+    return measured_name(shape) or shape.name, shape.experts is not None
 
 
 def served(rows: Iterable[Mapping[str, str]], judged: Iterable[Mapping[str, str]]) -> list[EvidenceCell]:
@@ -275,7 +277,10 @@ def main(cells: Path) -> None:
     CELLS.write_text(text_of(Evidence(schema=before.schema, cells=(*others, *plain))))
     of_levels = set_ups(rows, judged)
     errors = fit(of_levels, part(speedups_of(csv_rows(ACCURACY))))
-    ERRORS.write_text(text_of_errors(errors))
+    layers = {
+        model_of(row["model_path"])[0]: layers_of(source_of(row["model_path"], plain=False).shape) for row in rows
+    }
+    ERRORS.write_text(text_of_errors(msgspec.structs.replace(errors, layers=served_errors().layers | layers)))
     chances = {"set-up": without_set_up(of_levels, errors), "model": without_model(of_levels, errors)}
     parts = [(name, *msgspec.structs.astuple(getattr(errors, name))) for name in PARTS]
     shares = [{"left out": what, **row} for what, of in chances.items() for row in coverage_rows(of_levels, of)]

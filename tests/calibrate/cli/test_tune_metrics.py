@@ -10,7 +10,7 @@ import pytest
 
 from calibrate.cli import tune
 from sim.cli.main import run
-from tests.calibrate.production.test_levels import look
+from tests.calibrate.production.test_levels import look, sglang_look
 from tests.calibrate.server.test_probe import serving
 
 FLAGS = ["--profile", "gh200/apertus-8b+eagle3", "--engine", "vllm-0.23", "--json", "-"]
@@ -101,6 +101,24 @@ def test_a_length_in_use_that_no_graph_holds_is_a_note(tmp_path: Path, capsys: p
         assert any("K = 2 from 18 in flight" in note for note in notes) == has_note
 
 
+def test_the_flags_that_a_file_of_sglang_asks_for_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It counts no steps and no drafts: 1,000 s of requests in 100 s are 10 in flight."""
+    path = tmp_path / "now.txt"
+    path.write_text(sglang_look(1000, 1.7))
+    source = ["--metrics", str(path), "--engine", "sglang-0.5", "--draws", "2", "--lengths", "0,3"]
+    for given, flag in (
+        (["--over-s", "100"], "--num-speculative-tokens"),
+        (["--num-speculative-tokens", "3"], "--over-s"),
+    ):
+        assert run(["tune", *FLAGS, *source, *given]) == 2
+        assert flag in capsys.readouterr().err
+    answer = told(str(path), capsys, *source, "--num-speculative-tokens", "3", "--over-s", "100")
+    assert answer["change"]["over"] == "K = 3"
+    assert [point["concurrency"] for point in answer["points"]] == [10]
+    assert "accepted length:1.7@3" in answer["notes"][0]
+    assert "One load" in answer["notes"][0]
+
+
 def test_what_has_no_metrics_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as server:
         assert run(["tune", *FLAGS, "--metrics", server.url]) == 2
@@ -111,8 +129,7 @@ def test_what_has_no_metrics_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--over-s", "600"], "--over-s is between two looks at a server"),
-        (["--over-s", "600", "--metrics", "{}"], "--over-s is between two looks at a server"),
+        (["--over-s", "600"], "give --metrics"),
         (["--metrics", "{}", "--contexts", "1k,8k"], "leave out --contexts, or --metrics"),
         (["--metrics", "{}", "--policy", "adaptive"], "leave out --policy adaptive, or --metrics"),
         (["--metrics", "{}", "--set", "policy=adaptive"], "leave out --policy adaptive, or --metrics"),

@@ -62,6 +62,23 @@ def test_cells_that_the_simulator_measured_have_no_error(tmp_path: Path) -> None
     assert result["judged"]["tpot_ms"]["mean_absolute_error_pct"] == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.parametrize(("column", "text", "bounds"), [
+    ("random_range_ratio", "[0.8, 1.0]", (800, 1000)),
+    ("random_range_ratio", "0.2", (800, 1200)),
+    ("length_range", "0.2", (800, 1200)),
+])  # fmt: skip
+def test_a_range_of_lengths_means_what_the_scenarios_key_means(
+    column: str, text: str, bounds: tuple[int, int], tmp_path: Path
+) -> None:
+    row = {"concurrency": 4, "input_len": 1000, "output_len": 40, column: text, "tpot_ms": 1}
+    table = read_cells(write_table(tmp_path / "cells.csv", [row]), {})
+    workload = scenario_of(table.cells[0], load(PAIR), CellSetup(engine={})).workload
+    assert workload.bounds(1000) == bounds
+    assert not table.unused
+    listed = scenario_of(table.cells[0], load(PAIR), CellSetup(engine={}, requests=[(9, 9)]))
+    assert listed.workload.random_range_ratio is None
+
+
 def test_speedups_pair_the_arms_of_a_point(tmp_path: Path) -> None:
     result = result_of(cells_command, str(measured(tmp_path, load(PAIR))), "--profile", PAIR)
     assert [(pair["line"], pair["partners"]) for pair in result["speedups"]] == [(5, [2]), (6, [3]), (7, [4])]
@@ -148,12 +165,14 @@ def test_the_table_and_the_figure_are_written(tmp_path: Path) -> None:
 
 
 GOOD = {"concurrency": 2, "input_len": 50, "output_len": 8, "num_speculative_tokens": 0, "acceptance_length": "",
-        "output_len_std": "", "output_len_max": "", "tpot_ms": 7.5}  # fmt: skip
+        "output_len_std": "", "output_len_max": "", "random_range_ratio": "", "tpot_ms": 7.5}  # fmt: skip
 DEFECTS: dict[str, tuple[Row, str]] = {
     "no concurrency": ({"concurrency": ""}, "line 3: concurrency=''"),
     "nan": ({"tpot_ms": "nan"}, "line 3: tpot_ms='nan'"),
     "most below the mean": ({"output_len_max": 7}, "line 3: output_len_max=7 is below the mean"),
     "negative spread": ({"output_len_std": -1}, "line 3: output_len_std='-1'"),
+    "two ways to vary": ({"output_len_std": 2, "random_range_ratio": 0.2}, "line 3: both output_len_std and random_"),
+    "no range": ({"random_range_ratio": "[0.8"}, "line 3: random_range_ratio='[0.8'"),
     "nothing measured": ({"tpot_ms": ""}, "line 3: nothing measured"),
     "no acceptance": ({"num_speculative_tokens": 3}, "line 3: num_speculative_tokens=3 needs acceptance_length"),
     "acceptance beyond the draft": (

@@ -211,6 +211,33 @@ def test_a_level_held_back_that_is_far_off_is_said_first_and_the_probe_ends_with
     assert lines[-1].endswith("lanesim profiles show h100-sxm/llama-3.1-8b")
 
 
+def test_one_load_is_said_to_prove_nothing_and_two_far_apart_are_not(tmp_path: Path) -> None:
+    for loads, is_said in (({1: 10.0}, True), ({4: 10.0, 5: 10.1}, True), ({1: 10.0, 4: 10.5}, False)):
+        flags = [*benchmarks(tmp_path, loads), "--profile", "h100-sxm/llama-3.1-8b", "--json", "-"]
+        done = CliRunner().invoke(production_command, flags)
+        assert (json.loads(done.stdout)["caution"] is not None) is is_said
+        assert ("One load" in told(flags[:-2])[0]) is is_said
+
+
+def test_a_servers_own_limits_are_those_of_its_fit(tmp_path: Path) -> None:
+    """Where 2 of 8 are served at once the others wait for them, so that first tokens come later."""
+    flags = [*benchmarks(tmp_path, {8: 10.0}), "--profile", "h100-sxm/llama-3.1-8b", "--json", "-"]
+    errors = [
+        json.loads(CliRunner().invoke(production_command, [*flags, *more]).stdout)["levels"][0]["errors_pct"]["ttft_ms"]
+        for more in ([], ["--set", "engine.max_num_seqs=2"])
+    ]
+    assert errors[1] > errors[0] + 100.0
+    done = CliRunner().invoke(production_command, [*flags, "--set", "devices.count=2"])
+    assert "--set devices: want a key of engine" in str(done.exception)
+
+
+def test_a_draft_length_that_contradicts_the_source_is_refused(tmp_path: Path) -> None:
+    flags = [*results_of(tmp_path, (1,), drafts=True), "--profile", "h100-sxm/llama-3.1-8b+eagle3"]
+    for given in ("2", "4"):
+        done = CliRunner().invoke(production_command, [*flags, "--num-speculative-tokens", given])
+        assert f"its drafts have 3 tokens, not --num-speculative-tokens {given}" in str(done.exception)
+
+
 def test_a_fit_that_writes_nothing_ends_with_its_command_that_does(tmp_path: Path) -> None:
     flags = [*benchmarks(tmp_path, {1: 10.0}), "--profile", "h100-sxm/llama-3.1-8b"]
     _, _, again = told(flags)[-1].partition("to keep the constants as a profile: ")

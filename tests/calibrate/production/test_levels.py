@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from calibrate.production.level_files import levels, read_bench, read_windows
 from calibrate.production.levels import Accepted, ServedLevel, cell_of, middling, pooled
-from calibrate.production.metrics import Growth, between, parse, served_between
+from calibrate.production.metrics import Growth, parse, served_between
 
 LABELS = 'engine="0",model_name="m"'
 
@@ -49,10 +51,9 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-def test_two_looks_tell_means_of_what_was_served_between_them(tmp_path: Path) -> None:
+def test_two_looks_tell_means_of_what_was_served_between_them() -> None:
     """30 more requests of 40 tokens after the first, in 150 more steps: 8 at once."""
-    before, after = written(tmp_path / "a.txt", look(10, 77)), written(tmp_path / "b.txt", look(40, 227))
-    found = between(before, after)
+    found = served_between(parse(look(10, 77), "a"), parse(look(40, 227), "b"), source="b", duration_s=None)
     assert (found.num_requests, found.concurrency) == (30, pytest.approx(30 * 40 / 150))
     assert (found.prompt_tokens, found.output_tokens) == (pytest.approx(100.0), pytest.approx(41.0))
     assert (found.ttft_s, found.tpot_s) == (pytest.approx(0.05), pytest.approx(0.01))
@@ -84,8 +85,9 @@ def test_a_server_that_counts_no_steps_is_told_by_littles_law() -> None:
         {sample: value for sample, value in parse(text, "x").items() if "iteration" not in sample[0]}
         for text in (look(10, 1), look(40, 1))
     )
-    with pytest.raises(ValueError, match="--duration-s"):
-        served_between(before, after, source="b", duration_s=None)
+    for flag in ("--duration-s", "--over-s"):
+        with pytest.raises(ValueError, match=flag):
+            served_between(before, after, source="b", duration_s=None, flag=flag)
     assert served_between(before, after, source="b", duration_s=5.0).concurrency == pytest.approx(30 * 0.45 / 5.0)
 
 
@@ -103,6 +105,47 @@ def spec_line(rates: str, drafted: int) -> str:
         f"41.20 tokens/s, Drafted throughput: 60.58 tokens/s, Accepted: 100 tokens, Drafted: {drafted} tokens, "
         f"Per-position acceptance rate: {rates}, Avg Draft acceptance rate: 50.0%"
     )
+
+
+def sglang_look(requests: int, accept_length: float) -> str:
+    """`/metrics` of SGLang after `requests` of 512 and 128 tokens: E2EL 1 s, TTFT 0.2 s; gaps sampled by token."""
+    told = {
+        "e2e_request_latency_seconds": (requests, 1.0 * requests),
+        "time_to_first_token_seconds": (requests, 0.2 * requests),
+        "inter_token_latency_seconds": (127 * requests, 0.8 * requests),
+    }
+    lines = [
+        f"sglang:spec_accept_length {accept_length}",
+        f"sglang:prompt_tokens_total {512 * requests}",
+        f"sglang:generation_tokens_total {128 * requests}",
+    ]
+    for name, (count, total) in told.items():
+        lines += [f"sglang:{name}_count {count}", f"sglang:{name}_sum {total}"]
+    return "\n".join(lines) + "\n"
+
+
+def test_an_sglang_server_drafts_where_its_gauge_says_so() -> None:
+    """The gauge is of the newest steps: that of the first look counts only where the second one has none."""
+    before = parse(sglang_look(0, 2.66), "a")
+    for after, length in ((1.7, 1.7), (0.0, 2.66)):
+        found = served_between(
+            before, parse(sglang_look(1000, after), "b"), source="b", duration_s=125.0, num_speculative_tokens=3
+        )
+        assert found.accepted is not None
+        assert (found.accepted.quote, found.accepted.drafts) == (f"length:{length}@3", pytest.approx(127_000 / length))
+        assert (found.concurrency, found.tpot_s) == (pytest.approx(8.0), pytest.approx(0.8 / 127))
+    with pytest.warns(UserWarning, match=r"drafts, with acceptance length 1\.70.*--num-speculative-tokens"):
+        found = served_between(before, parse(sglang_look(1000, 1.7), "b"), source="b", duration_s=125.0)
+    assert found.accepted is None
+
+
+def test_a_server_without_drafts_says_nothing_of_them() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = served_between(
+            parse(sglang_look(0, 0.0), "a"), parse(sglang_look(10, 0.0), "b"), source="b", duration_s=9.0
+        )
+    assert found.accepted is None
 
 
 LLAMA_CPP = """# TYPE llamacpp:tokens_predicted_total counter
@@ -176,6 +219,55 @@ def test_a_benchmarks_result_is_a_level_at_its_concurrency_or_by_littles_law(tmp
     assert (closed.concurrency, closed.tpot_s, closed.prompt_tokens) == (8.0, 0.01, 100.0)
     (open_loop,) = read_bench(written(tmp_path / "o.json", json.dumps(RESULT | {"max_concurrency": None})))
     assert open_loop.concurrency == pytest.approx(800.0 / 41 * 0.45)
+
+
+def test_bench_serving_of_sglang_tells_the_acceptance_length(tmp_path: Path) -> None:
+    path = written(tmp_path / "r.jsonl", json.dumps(RESULT | {"accept_length": 2.5}))
+    (drafting,) = read_bench(path, num_speculative_tokens=3)
+    assert drafting.accepted is not None
+    assert drafting.accepted.quote == "length:2.5@3"
+    with pytest.warns(UserWarning, match="this server drafts"):
+        (without,) = read_bench(path)
+    assert without.accepted is None
+
+
+COUNTS = {
+    "spec_decode_num_drafts": 100,
+    "spec_decode_num_draft_tokens": 200,
+    "spec_decode_num_accepted_tokens": 100,
+    "spec_decode_per_position_acceptance_rates": [0.7, 0.3],
+    "spec_decode_acceptance_length": 2.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({}, ""),
+        ({"spec_decode_num_accepted_tokens": 201}, "201 tokens accepted of 200 drafted"),
+        ({"spec_decode_num_accepted_tokens": 160}, "length 2.00 by position and 2.60 by its counts"),
+        ({"spec_decode_per_position_acceptance_rates": [0.3, 0.1]}, "length 1.40 by position and 2.00"),
+    ],
+)
+def test_counts_of_a_result_that_contradict_each_other_are_refused(
+    wrong: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "r.json", json.dumps(RESULT | COUNTS | wrong))
+    with pytest.raises(ValueError, match=said) if said else nullcontext():
+        assert read_bench(path)[0].accepted == Accepted(drafts=100.0, draft_tokens=2, rates=(0.7, 0.3))
+
+
+def test_counts_of_looks_and_logs_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    """Of 600 drafts of 2 tokens 600 are accepted by position."""
+    after = look(40, 200, drafts=600, accepted=(420, 180))
+    counter = f"vllm:spec_decode_num_accepted_tokens_total{{{LABELS}}}"
+    for count, said in ((1300, "1300 tokens accepted of 1200"), (300, "length 2.00 by position and 1.50"), (600, "")):
+        seen = parse(f"{after}# TYPE vllm:spec_decode_num_accepted_tokens counter\n{counter} {count}\n", "b")
+        with pytest.raises(ValueError, match=said) if said else nullcontext():
+            assert Growth({}, seen, "b").accepted
+    lines = [load_line(4, 100.0), load_line(4, 100.0), spec_line("0.8, 0.4", 99), load_line(4, 100.0)]
+    with pytest.raises(ValueError, match=r"server.log.*100 tokens accepted of 99 drafted"):
+        levels(written(tmp_path / "server.log", "\n".join(lines)), prompt_tokens=9, output_tokens=9)
 
 
 def test_a_level_is_a_closed_loop_of_mean_lengths() -> None:

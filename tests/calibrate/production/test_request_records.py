@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,6 +110,14 @@ def test_the_quote_has_the_interval_and_its_draws_are_within_it(tmp_path: Path) 
     assert result["acceptance"] in said
 
 
+COUNTED = {
+    "num_spec_steps": 5,
+    "num_accepted_draft_tokens": 8,
+    "num_draft_tokens": 15,
+    "acceptance_histogram": [1, 1, 2, 1],
+}
+
+
 @pytest.mark.parametrize(
     ("lines", "words", "message"),
     [
@@ -118,6 +127,9 @@ def test_the_quote_has_the_interval_and_its_draws_are_within_it(tmp_path: Path) 
         ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 4}] * 12, [], "add --num-speculative-tokens"),
         ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 25}] * 12, ["--num-speculative-tokens", "3"], "length 6"),
         ([{"spec_verify_ct": 5, "spec_num_correct_drafts": 4}] * 12, ["--log", "LINES"], "requests tell acceptance"),
+        ([COUNTED] * 12, ["--num-speculative-tokens", "2"], "drafts of 3 tokens, not --num-speculative-tokens 2"),
+        ([COUNTED | {"num_accepted_draft_tokens": 16}] * 12, [], "line 1: 16 tokens accepted of 15 drafted"),
+        ([COUNTED | {"acceptance_histogram": [4, 0, 1, 0]}] * 12, [], "length 1.40 by position and 2.60 by its counts"),
     ],
 )
 def test_requests_that_tell_nothing_are_refused_in_a_line(
@@ -128,3 +140,14 @@ def test_requests_that_tell_nothing_are_refused_in_a_line(
     told = CliRunner().invoke(production_command, ["--requests", str(path), "--profile", "cpu/tiny", *words])
     assert isinstance(told.exception, ValueError)
     assert message in str(told.exception)
+
+
+def test_an_interval_that_ends_where_the_search_does_has_no_upper_end_and_says_so() -> None:
+    """Requests that accept everything or nothing differ by more than is tried; the drawn ones do not."""
+    alike = counted(0.4, 0, requests=20)
+    apart = [RequestCounts(steps=50, accepted=accepted, drafted=150) for accepted in (0, 150) * 10]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        acceptance_of(alike, "")
+    with pytest.warns(UserWarning, match="do not tell how much at most"):
+        acceptance_of(apart, "")

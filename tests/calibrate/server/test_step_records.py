@@ -51,6 +51,13 @@ def as_law(records: list[StepRecord]) -> list[StepRecord]:
     ]
 
 
+@pytest.mark.parametrize("factor", [1e3, 1e-3])
+def test_step_times_of_other_units_are_refused(factor: float) -> None:
+    records = [each._replace(seconds=factor * each.seconds) for each in as_law(drawn(200))]
+    with pytest.raises(ValueError, match=r"^steps\.jsonl: .*want wall_time in seconds"):
+        fit_steps_of(load(SHIPPED), records, "steps.jsonl")
+
+
 def line_of(record: StepRecord) -> dict[str, object]:
     names = ("num_prefill_requests", "sum_prefill_tokens", "sum_prefill_kv_tokens")
     names += ("num_decode_requests", "sum_decode_kv_tokens")

@@ -37,7 +37,7 @@ ARGUMENTS: dict[str, str] = {
     "store": "report s --out s/store.sqlite",
     "bench": "calibrate production --profile {pair} --bench-json x.jsonl --json x.jsonl",
     "result of a fit": "calibrate production --profile {pair} --bench-json x.jsonl --json new.json --out new.json",
-    "log": "calibrate production --profile {pair} --log x.jsonl --input-len 8 --output-len 8 --json x.jsonl",
+    "log": "calibrate production --profile {pair} --log x.jsonl --set workload.input_len=8 --json x.jsonl",
     "profile of a server": "validate http://localhost:1 --fit-only --profile p.json --json p.json",
     "levels of a server": "validate http://localhost:1 --fit-only --profile p.json --measured p.json",
     "levels to fit again": "validate x.jsonl --fit-only --profile p.json --json x.jsonl",

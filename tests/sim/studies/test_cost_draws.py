@@ -17,6 +17,7 @@ from sim.acceptance.spread import AssumedSpread
 from sim.cli.main import run
 from sim.compare.side_by_side import compare
 from sim.compare.verdict import METRIC, Order
+from sim.costs.layer_kinds import Experts
 from sim.costs.profile import KindError
 from sim.costs.profile_files import load
 from sim.run.resolve import Resolved, resolve, resolve_all
@@ -33,7 +34,7 @@ from sim.studies.cost_draws import (
     seeds_of,
 )
 from sim.studies.evidence import Question, asked_of_comparison, evidence, measured
-from sim.studies.served_errors import level_errors, speedup_errors
+from sim.studies.served_errors import level_errors, served_errors, speedup_errors
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
@@ -312,10 +313,13 @@ def test_every_cell_names_its_source_and_no_file() -> None:
         assert (cell.method == "none") == (cell.k == 0)
 
 
-def nearest(profile: str, model: str, **asked: Any) -> str:
-    """The line of a question about a model of that name on the profile's GPU."""
+def nearest(profile: str, model: str, name: str = "mine", **asked: Any) -> str:
+    """The line of a question about a model of that one's layers, whatever its name, on the profile's GPU."""
     loaded = load(profile)
-    target = msgspec.structs.replace(loaded.target, name=model)
+    num_layers, *_, hidden, intermediate, heads, kv_heads, vocab, num, width = served_errors().layers[model]
+    experts = Experts(num=num, per_token=1, intermediate=width) if num else None
+    widths = {"hidden": hidden, "intermediate": intermediate, "heads": heads, "kv_heads": kv_heads, "vocab": vocab}
+    target = msgspec.structs.replace(loaded.target, name=name, layers=num_layers, experts=experts, **widths)
     question: dict[str, Any] = {"method": "none", "ks": (0,), "in_flight": (16.0, 16.0), **asked}
     (line,) = evidence(msgspec.structs.replace(loaded, target=target), [Question(**question)])
     return line
@@ -330,8 +334,8 @@ def test_of_near_cells_the_same_engines_come_first() -> None:
 
 
 def test_models_of_the_same_layers_share_their_cells() -> None:
-    for model in ("deepseek-v3", "deepseek-r1"):
-        line = nearest("b200-sxm/qwen3-8b", model, engine="trtllm-1.1")
+    for name in ("deepseek-v3", "deepseek-r1", "config"):
+        line = nearest("b200-sxm/qwen3-8b", "deepseek-v3", name, engine="trtllm-1.1")
         assert line.startswith("measured nearest: b200-sxm, trtllm-1.1, deepseek-v3, no speculation, 8 to 32 in flight")
 
 

@@ -56,8 +56,7 @@ def test_a_level_with_drafts_is_never_surer_than_the_plain_one() -> None:
 def test_errors_of_speedups_are_no_evidence_of_a_level() -> None:
     """28 speed-ups of Llama-3.3-70B with EAGLE-3 were measured on an H200 with SGLang, and no level."""
     result, _ = compared(SPEEDUPS, policy="continuous", engine="sglang-0.5")
-    profile = load(SPEEDUPS)
-    profile = msgspec.structs.replace(profile, target=msgspec.structs.replace(profile.target, name="llama-3.1-70b"))
+    profile = msgspec.structs.replace(load(SPEEDUPS), target=load("h200-sxm/llama-3.1-70b-tp4").target)
     near = [cell for cell in measured().cells if cell.source.endswith("Llama-3.3-70B")]
     assert [cell.is_level for cell in near] == [False] * 28
     given = resolve(parse_scenario(result.scenario), load(SPEEDUPS), "continuous")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
+from sim.costs.layer_kinds import Experts
+from sim.costs.profile_files import load, shipped
+from sim.costs.shapes import Formats
+from sim.studies.evidence import measured
 from sim.studies.served_errors import (
     GRID,
     HIGH_95,
@@ -14,6 +19,7 @@ from sim.studies.served_errors import (
     ServedErrors,
     SetUp,
     level_errors,
+    measured_name,
     served_errors,
     speedup_errors,
 )
@@ -66,10 +72,31 @@ def test_an_independent_error_adds_its_variance() -> None:
     assert deviation == pytest.approx(0.05 * np.sqrt(2.0), rel=0.02)
 
 
-def test_versions_of_an_engine_and_models_of_the_same_layers_are_one() -> None:
+def test_versions_of_an_engine_are_one() -> None:
     assert ERRORS.known("vllm-0.12", "h200-sxm", "a") == [-0.5, -0.4]
-    assert ERRORS.known("vllm-0.32", "h200-sxm", "deepseek-r1") == [0.01]
+    assert ERRORS.known("vllm-0.32", "h200-sxm", "deepseek-v3") == [0.01]
     assert ERRORS.known("sglang-0.5", "h200-sxm", "a") == ERRORS.known("vllm-0.12", "b200-sxm", "a") == []
+
+
+def test_a_model_is_the_measured_one_of_its_layers_whatever_it_is_called() -> None:
+    """As a config.json by path is called after its folder; a name with other layers is another model."""
+    shape = load("h200-sxm/llama-3.1-8b").target
+    for change, name in (
+        ({"name": "my-finetune"}, "llama-3.1-8b"),
+        ({"name": "model", "formats": Formats(mlp="fp8"), "max_context": 8192}, "llama-3.1-8b"),
+        ({"layers": 31}, ""),
+        ({"vocab": 32_000}, ""),
+        ({"experts": Experts(num=8, per_token=2, intermediate=14_336)}, ""),
+    ):
+        assert measured_name(msgspec.structs.replace(shape, **change)) == name
+
+
+def test_every_measured_model_has_layers_of_its_own_and_shipped_profiles_have_theirs() -> None:
+    layers = served_errors().layers
+    assert len(set(layers.values())) == len(layers)
+    assert {cell.model for cell in measured().cells} | {each.model for each in served_errors().set_ups} == set(layers)
+    for target in (load(name).target for name in shipped()):
+        assert measured_name(target) == (target.name if target.name in layers else "")
 
 
 def test_what_is_shipped_counts_a_set_up_once_and_says_more_of_measured_ones() -> None:

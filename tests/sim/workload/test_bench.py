@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import lanesim
+from calibrate.cli.check_files import check_file
 from calibrate.production.level_files import read_bench
 
 VLLM: dict[str, Any] = {
@@ -81,6 +84,50 @@ def test_the_same_run_is_the_same_level_whatever_tool_wrote_it(tmp_path: Path, t
     frame = lanesim.load(path)
     assert frame["completed"].tolist() == [50]
     assert frame["mean_tpot_ms"].tolist() == pytest.approx([10.0])
+
+
+def test_a_closed_loop_of_sglang_has_a_rate_that_is_no_number_of_json(tmp_path: Path) -> None:
+    """As Python writes it; an infinity that is a measured value is refused all the same."""
+    written = VLLM | {"max_concurrency": 8, "request_rate": math.inf, "generated_texts": ["\x07"]}
+    path = put(tmp_path, json.dumps(written), "r.jsonl")
+    assert [level.concurrency for level in read_bench(path)] == [8.0]
+    assert lanesim.load(path)["request_rate"].tolist() == [math.inf]
+    assert check_file(path)[0] == "result of a benchmark"
+    with pytest.raises(ValueError, match="mean_tpot_ms"):
+        read_bench(put(tmp_path, json.dumps(VLLM | {"mean_tpot_ms": math.inf})))
+
+
+def test_a_guidellm_report_without_requests_is_a_benchmark_result(tmp_path: Path) -> None:
+    (benchmark,) = GUIDELLM["benchmarks"]
+    summary = benchmark | {"requests": {"successful": [], "incomplete": [], "errored": []}}
+    path = put(tmp_path, json.dumps({"benchmarks": [summary]}))
+    assert check_file(path) == ("result of guidellm", "8.8 requests at once, 100 in, 41 out")
+
+
+BLOCK = """INFO 07-01 12:00:00 something else: 5
+============ Serving Benchmark Result ============
+Successful requests:                     50
+Maximum request concurrency:             8
+Total input tokens:                      5000
+Total generated tokens:                  2050
+Total generated tokens (retokenized):    1
+Output token throughput (tok/s):         800.00
+---------------Time to First Token----------------
+Mean TTFT (ms):                          50.00
+P99 TTFT (ms):                           300.00
+-----Time per Output Token (excl. 1st token)------
+Mean TPOT (ms):                          10.00
+==================================================
+"""
+
+
+def test_the_block_that_a_benchmark_prints_is_its_result(tmp_path: Path) -> None:
+    (saved,) = read_bench(put(tmp_path, json.dumps(VLLM | {"max_concurrency": 8})))
+    pasted = put(tmp_path, BLOCK * 2, "console.txt")
+    assert [structs.replace(level, source="r.json") for level in read_bench(pasted)] == [saved, saved]
+    assert check_file(pasted)[0] == "result of a benchmark"
+    with pytest.raises(ValueError, match="no number under 'mean_ttft_ms'"):
+        read_bench(put(tmp_path, BLOCK.replace("Mean TTFT", "Median TTFT"), "console.txt"))
 
 
 def test_a_fixed_concurrency_of_aiperf_is_the_levels(tmp_path: Path) -> None:
