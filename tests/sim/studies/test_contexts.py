@@ -12,7 +12,7 @@ from sim.costs.profile_files import load
 from sim.run.scenario import Scenario
 from sim.studies.length_choice import best_table, loss_of, shared_table
 from sim.studies.tune import AtContext, rows_by_context, tune_contexts
-from tests.sim.studies.test_tune import ANY, grid
+from tests.sim.studies.test_tune import grid
 
 SHORT = grid((1, 64), k0=[0.9, 0.9], k4=[1.5, 0.5])
 """Drafts of 4 gain at one request and lose at 64."""
