@@ -1,9 +1,10 @@
-"""The simulator in SimPy's idiom: four schedulers of speculative decoding on one GPU, a process per worker or lane.
+"""The simulator in SimPy's idiom: schedulers of speculative decoding on one GPU, a process per worker, lane or engine.
 
 A *request*'s prompt goes through the target and then the draft model: its first token is out. Then it goes through
 *rounds*: draft K tokens, verify them in a pass of the target, keep those accepted and one more. A *stream* is a FIFO of
-works on the GPU; a *lane* a process that polls a Store and serves batches of it. What `sim.hosts` runs is held equal to
-this: open arrivals, one draft length. Not here: what a pass computes (sim.policies.works) and costs (sim.costs).
+works on the GPU; a *lane* a process that polls a Store and serves batches of it. Continuous batching has no lanes: each
+*step* is one pass over the rows that decode and chunks of prompts. What `sim.hosts` runs is held equal to this: open
+arrivals, one draft length, memory enough. Not here: what a pass computes (sim.policies.works) and costs (sim.costs).
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import simpy
 
 from sim.costs.cost import CostModel, prompt_result_s
 from sim.interface.request import Request
-from sim.interface.work import Model, Work
+from sim.interface.work import Chunk, Model, Work
 from sim.policies import works
+from sim.policies.continuous.plan import StepLoad, draft_work, step_work
 from sim.policies.options import EngineLimits
 
-POLICIES = ("baseline", "pd", "pdv", "unified")
+POLICIES = ("baseline", "pd", "pdv", "unified", "continuous", "autoregressive")
 Steps = Generator[simpy.Event, Any, Any]
 Stream = tuple[simpy.Resource, simpy.Resource]  # the turn to be launched by its thread, and to be on the GPU
 
@@ -36,6 +38,14 @@ class Setup(NamedTuple):
     options: Any  # PolicyOptions
     num_blocks: int
     blocks_for: Callable[[Request], int]
+    frontend_s: Callable[[Request], float]  # between its arrival and the queue
+
+
+class Step(NamedTuple):
+    """One pass of continuous batching: rows with the tokens that there is room for, and chunks of prompts."""
+
+    rows: list[tuple[Request, int]]
+    prompts: list[tuple[Request, Chunk]]
 
 
 class Pass:
@@ -124,12 +134,15 @@ class Server:
         self.seats = simpy.Container(env, setup.limits.max_num_seqs, init=setup.limits.max_num_seqs)
         self.blocks = simpy.Container(env, setup.num_blocks, init=setup.num_blocks)
         self.verify_took = env.event()  # the verify lane takes a batch
+        self.came = env.event()  # a request comes into the queue
+        self.running: list[Request] = []  # with continuous batching: on seats, oldest first
 
     def arrivals(self, requests: Sequence[Request]) -> Steps:
         for request in requests:
-            yield self.env.timeout(max(0.0, request.arrival_s - self.env.now))
+            yield self.env.timeout(max(0.0, request.arrival_s + self.setup.frontend_s(request) - self.env.now))
             request.drafted = self.setup.draft_tokens
             self.waiting.put(request)
+            self.came, _ = self.env.event(), self.came.succeed()
 
     def worker(self) -> Steps:
         """Baseline: one of several on one stream, each with a different request, end to end."""
@@ -182,7 +195,7 @@ class Server:
             if not in_target and has_room and (request := self.admit()):
                 in_target, in_both = self.prompt(request, self.prefill, self.decoding)
             if not batch and self.decoding.items:
-                batch = [self.decoding.items.pop(0) for _ in self.decoding.items[: self.decode_batch]]
+                batch = self.taken(self.decoding, self.decode_batch)
                 round_ = self.env.process(self.round(batch, self.draft, self.verify, self.decoding))
             flying = [each for each in (round_, in_target, drafting) if each]
             yield self.env.any_of(flying) if flying else self.env.timeout(self.options.looks_every_s(10e-6))
@@ -200,10 +213,102 @@ class Server:
         self.seats.get(1), self.blocks.get(self.setup.blocks_for(oldest)), self.waiting.get()
         return oldest
 
+    def engine(self) -> Steps:
+        """Continuous: step after step, the next one planned while one is under way where the engine plans ahead."""
+        step, is_ahead = Step([], []), self.setup.limits.async_scheduling
+        while True:
+            if not step.rows and not step.prompts:
+                step, planned_at_s = self.plan(is_ahead=False), self.env.now
+                if not step.rows and not step.prompts:
+                    yield self.came
+                    continue
+            rows = [(request, tokens) for request, tokens in step.rows if not request.is_finished]
+            if not rows and not step.prompts:  # All that was planned ahead has ended meanwhile.
+                step = Step([], [])
+                continue
+            for request, tokens in rows:
+                request.drafted = min(request.drafted, tokens - 1)
+                request.in_flight = request.drafted + 1
+            for request, chunk in step.prompts:
+                request.in_flight = chunk.new_tokens
+            result, prompts = (
+                self.submit_step([request for request, _ in rows], step.prompts, planned_at_s),
+                step.prompts,
+            )
+            step, planned_at_s = self.plan(is_ahead=True) if is_ahead else Step([], []), self.env.now
+            yield result
+            self.commit_step([request for request, _ in rows], prompts)
+
+    def plan(self, *, is_ahead: bool) -> Step:
+        """A token budget goes to who is on a seat, then to who waits. While a step is under way its rows may bring one
+        token or all; whoever needs one alone is through with it."""
+        limits, step = self.setup.limits, Step([], [])
+        slots, budget = limits.slots_per_request, limits.max_num_scheduled_tokens
+        for request in self.running:
+            if budget <= slots:
+                break
+            begun = request.prefilled_tokens + request.in_flight
+            if begun < request.prompt_tokens:
+                tokens = min(request.prompt_tokens - begun, budget - slots)
+                step.prompts.append((request, Chunk(tokens, begun)))
+            elif request.in_flight and request.emitted_tokens + 1 >= request.output_tokens:
+                continue
+            else:
+                drafted = self.setup.draft_tokens if is_ahead and request.in_flight else request.drafted
+                tokens = min(1 + drafted, budget - slots)
+                step.rows.append((request, tokens))
+            budget -= tokens + slots
+        # vLLM pads a prompt of one token beside rows to their length.
+        least = limits.padded_tokens if step.rows and not step.prompts else 0
+        while budget > slots and self.waiting.items:
+            tokens = min(self.waiting.items[0].prompt_tokens, budget - slots)
+            tokens = max(tokens, least) if self.waiting.items[0].prompt_tokens == 1 else tokens
+            if tokens > budget - slots or not (seated := self.admit()):
+                break
+            self.running.append(seated)
+            step.prompts.append((seated, Chunk(tokens, 0)))
+            budget -= tokens + slots
+        return step
+
+    def submit_step(
+        self, rows: list[Request], prompts: list[tuple[Request, Chunk]], planned_at_s: float
+    ) -> simpy.Event:
+        """The target's pass, then the drafts of all who have a token then; the result of the last."""
+        through, chunks = (
+            [each for each, chunk in prompts if is_last(each, chunk)],
+            tuple(chunk for _, chunk in prompts),
+        )
+        row_tokens, context = (sum(each.in_flight for each in rows), sum(each.context_tokens for each in rows))
+        load = StepLoad(len(rows), row_tokens, context, chunks, [each for each, _ in prompts], through, rows)
+        result, _ = self.gpu.submit(step_work(load, self.env.now - planned_at_s), self.draft)
+        if self.setup.draft_tokens:
+            draft = draft_work(load, self.setup.draft_tokens, self.setup.limits.method)
+            result, _ = self.gpu.submit(draft, self.draft)
+        return result
+
+    def commit_step(self, rows: list[Request], prompts: list[tuple[Request, Chunk]]) -> None:
+        through = [request for request, chunk in prompts if is_last(request, chunk)]
+        for request in rows:
+            drafted = request.drafted
+            accepted = self.setup.run_length(request.index, request.emitted_tokens, drafted) if drafted else 0
+            self.emit(request, accepted + 1, None)
+        for request, chunk in prompts:
+            request.prefilled_tokens = min(request.prompt_tokens, request.prefilled_tokens + chunk.new_tokens)
+        for request in through:
+            request.first_token_s = self.env.now
+            self.emit(request, 1, None)
+        for request in self.running:
+            request.in_flight, request.drafted = 0, self.setup.draft_tokens
+        self.running = [request for request in self.running if not request.is_finished]
+
     def take(self, lane: simpy.Store, at_most: int) -> Steps:
         while not lane.items:
             yield self.env.timeout(self.options.looks_every_s())
-        return [lane.items.pop(0) for _ in lane.items[:at_most]]
+        return self.taken(lane, at_most)
+
+    def taken(self, lane: simpy.Store, at_most: int) -> list[Request]:
+        """The oldest of a lane; who is there comes at once."""
+        return [lane.get().value for _ in range(min(at_most, len(lane.items)))]  # type: ignore[misc]
 
     def prompt(self, request: Request, stream: Stream, lane: Any) -> tuple[simpy.Event, simpy.Event]:
         """The prompt through both models, in pieces that a pass has room for; it is in the target, and in both."""
@@ -235,16 +340,24 @@ class Server:
             lane.put(request)
 
 
-def simulate(policy: str, requests: Sequence[Request], setup: Setup) -> None:
-    """Serve fresh `requests`, in order of arrival; they have the times of their tokens then, seconds."""
+def is_last(request: Request, chunk: Chunk) -> bool:
+    """The prompt is through with this chunk."""
+    return chunk.history_tokens + chunk.new_tokens >= request.prompt_tokens
+
+
+def simulate(policy: str | Callable[[Server], Sequence[Steps]], requests: Sequence[Request], setup: Setup) -> None:
+    """Serve fresh `requests`, in order of arrival; they have the times of their tokens then, seconds. `policy` is
+    one of POLICIES, or makes processes of your own."""
     server, hybrid = Server(env := simpy.Environment(), setup), setup.options.hybrid_requests
     processes = {
         "baseline": [server.worker() for _ in range(setup.options.workers)],
         "pd": [server.decode_lane(server.draft, inf), server.prefill_lane()],
         "pdv": [server.decode_lane(server.verify, hybrid), server.verify_lane(), server.prefill_lane()],
         "unified": [server.one_worker()],
+        "continuous": [server.engine()],
+        "autoregressive": [server.engine()],
     }
-    for process in [*processes[policy], server.arrivals(requests)]:
+    for process in [*(processes[policy] if isinstance(policy, str) else policy(server)), server.arrivals(requests)]:
         env.process(process)
     while any(not request.is_finished for request in requests):
         env.step()

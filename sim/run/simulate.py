@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from heapq import nlargest
 
 from sim import reference
 from sim.acceptance.draws import AcceptanceDraws
@@ -17,6 +18,7 @@ from sim.hosts.simulated import SimHost
 from sim.interface.request import Request
 from sim.metrics.energy import PowerMeter
 from sim.metrics.records import RunRecord, StreamUsage, WorkRecord, work_record
+from sim.policies.options import EngineLimits
 from sim.run import compiled
 from sim.run.experiment import Accounts, Experiment
 from sim.run.resolve import Resolved
@@ -56,25 +58,36 @@ def simulate(
 def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request] | None = None) -> list[Request]:
     """The requests of `simulate` as sim.reference serves them. Raises ValueError for what it does not know."""
     scenario, limits, controller = resolved.scenario, resolved.limits, resolved.lengths
-    policy, host = resolved.policy.name, getattr(resolved.host_costs, "host", None)
+    policy, host, engine = resolved.policy.name, getattr(resolved.host_costs, "host", None), resolved.engine
+    experiment, pool = Experiment(resolved, seed), resolved.new_pool()
+    served = list(requests) if requests is not None else experiment.requests()
+    has_steps, most = resolved.policy.is_continuous, min(limits.max_num_seqs, len(served))
     unknown = {
         f"policy {policy!r}": policy not in reference.POLICIES,
-        "draft length that is 0 or changes": not controller.constant,
+        "draft length that changes": controller.constant is None,
+        "draft length of 0 in lanes": not controller.constant and not has_steps,
         "closed loop": scenario.workload.max_concurrency is not None,
         "several replicas": scenario.devices.count > 1,
-        "planning ahead (engine.async_scheduling)": limits.async_scheduling,
-        "frontend's time (engine.name)": resolved.engine.frontend_s + resolved.engine.frontend_token_s > 0.0,
+        "lanes that plan ahead (engine.async_scheduling)": limits.async_scheduling and not has_steps,
         "lanes that do not poll": resolved.options.poll_s == 0.0,
         "work that polling or a pause slows down (profile's host.look_s, idle_ramp, served)": host is not None
         and has_history(host),
         "third lane beside prompts that are launched kernel by kernel (profile's host.captures_chunks)": policy == "pdv"
         and host is not None
         and not host.captures_chunks,
+        "n-grams": has_steps and limits.method.looks_up and controller.given > 0,
+        "steps that wait (engine.name, engine.rules)": has_steps and not _plain_steps(limits),
+        "prefixes in common": has_steps and any(request.content for request in served),
+        "short memory (engine.num_gpu_blocks)": has_steps
+        and sum(nlargest(most, map(pool.blocks_for, served))) > pool.num_blocks,
+        "answers that reach the context's end": has_steps
+        and any(
+            r.prompt_tokens + r.output_tokens + 3 * controller.given >= resolved.profile.target.max_context
+            for r in served
+        ),
     }
     if any(unknown.values()):
         raise ValueError(f"sim.reference has no {', no '.join(name for name, is_so in unknown.items() if is_so)}")
-    experiment, pool = Experiment(resolved, seed), resolved.new_pool()
-    served = list(requests) if requests is not None else experiment.requests()
     setup = reference.Setup(
         costs=resolved.host_costs,
         run_length=experiment.draws().run_length,
@@ -84,9 +97,22 @@ def simulate_in_simpy(resolved: Resolved, seed: int, requests: Sequence[Request]
         options=resolved.options,
         num_blocks=pool.num_blocks,
         blocks_for=pool.blocks_for,
+        frontend_s=lambda request: engine.frontend_s + engine.frontend_token_s * request.prompt_tokens,
     )
     reference.simulate(policy, served, setup)
     return served
+
+
+def _plain_steps(limits: EngineLimits) -> bool:
+    """Every step takes what its budget has room for."""
+    waits = (
+        limits.prefill_schedule_interval > 1,
+        limits.receive_interval > 1,
+        limits.batch_wait_steps,
+        limits.balance[0],
+    )
+    cuts = limits.long_prefill_token_threshold, limits.whole_prompts, limits.no_evict, limits.drafts_before_verify
+    return limits.mixes_prompts and limits.scheduler is None and not any(waits) and not any(cuts)
 
 
 def _meter(resolved: Resolved) -> PowerMeter:
