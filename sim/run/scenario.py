@@ -80,6 +80,7 @@ GONE = (
         "policy_options.draft_devices": "policy_options.pools.draft",
         "policy_options.draft_autoscale": "policy_options.pools.draft_autoscale",
         "policy_options.prefill_chunk_tokens": f"engine.rules.{CHUNK}",
+        "policy_options.partition=auto": "shares by lane, such as {prefill: 0.4, decode: 0.6} (--vary compares)",
         "policy_options.spin_s": "policy_options.poll_s",
         "policy_options.queue_factor": "nothing: it is 1.2",
         "policy_options.verify_lead": "nothing: it is 2",
@@ -87,7 +88,7 @@ GONE = (
         "devices.prefill_profile": "policy_options.pools.prefill_profile",
     }
 )
-"""Former keys, and what to use instead."""
+"""Former keys, one with the value that is gone, and what to use instead."""
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
@@ -437,9 +438,10 @@ def dotted_keys(block: type = Scenario, prefix: str = "") -> Iterator[str]:
 def _check_keys(raw: Mapping[str, Json], block: type, prefix: str) -> None:
     hints = field_types(block)
     for key, value in raw.items():
-        if key not in hints:
-            if (former := f"{prefix}{key}") in GONE:
+        for former in (f"{prefix}{key}", f"{prefix}{key}={value}"):
+            if former in GONE:
                 raise ValueError(f"{former} is no more; use {GONE[former]}")
+        if key not in hints:
             known = [prefix + name for name in hints]
             flat = [] if prefix else [dotted for dotted in FLAT_NAMES.values() if "." in dotted]
             raise ValueError(unknown("key", f"{prefix}{key}", [*known, *flat]))

@@ -3,7 +3,7 @@
     .venv/bin/python -m validation who_wins [--out docs/who-wins.md] [--num-prompts 1000] [--replications 4]
 
 Loads are shares of the measured capacity of `continuous` with each acceptance. Lanes are shown on plain streams at
-every phi of the bracket, and with a partition of the multiprocessors that suits the load (`partition: auto`). A winner
+every phi of the bracket. A winner
 is stated where its paired difference to each other policy has an interval below 0; otherwise the policies that do not
 differ stand together. A setting has a winner where these are the same at every phi; elsewhere phi* says where the mean
 difference of the first at either end changes its sign, straight lines between the three.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
@@ -39,7 +38,6 @@ SHARES = (0.3, 0.6, 0.85)
 POLICIES = ("autoregressive", "continuous", "baseline", "pd", "pdv", "unified")
 LANES = ("pd", "pdv", "unified")
 METRIC = "mean_e2el_ms"
-PARTITION = "partition"
 
 Samples = Mapping[str, Sequence[float]]
 """Mean E2EL in ms of each replication, by policy; only of steady policies."""
@@ -86,17 +84,15 @@ def setting(pair: str, acceptance: str, share: float, num_prompts: int, replicat
 
 
 def row(scenario: Scenario, profile: Profile, workers: int) -> dict[str, Samples]:
-    """Samples of every steady policy, by phi and with a partition."""
+    """Samples of every steady policy, by phi."""
 
-    def of(policies: Sequence[str], level: PhiLevel, partition: str | None = None) -> dict[str, list[float]]:
+    def of(policies: Sequence[str], level: PhiLevel) -> dict[str, list[float]]:
         devices = msgspec.structs.replace(scenario.devices, phi=phi_at(profile.overlap, level))
-        options = replace(scenario.policy_options, partition=partition)
-        changed = msgspec.structs.replace(scenario, policy=tuple(policies), devices=devices, policy_options=options)
+        changed = msgspec.structs.replace(scenario, policy=tuple(policies), devices=devices)
         return samples(compare(resolve_all(changed, profile), workers=workers))
 
     alone = of([policy for policy in POLICIES if policy not in LANES], PhiLevel.MIDDLE)
-    levels: dict[str, Samples] = {level.value: {**alone, **of(LANES, level)} for level in BRACKET}
-    return {**levels, PARTITION: {**alone, **of(LANES, PhiLevel.MIDDLE, "auto")}}
+    return {level.value: {**alone, **of(LANES, level)} for level in BRACKET}
 
 
 def cell(measured: Samples) -> str:
@@ -165,7 +161,7 @@ def main(
 
     warnings.simplefilter("ignore")
     bracket = (ASSUMED_PHI.low, ASSUMED_PHI.value, ASSUMED_PHI.high)
-    shown = {level.value: f"phi {phi:g}" for level, phi in zip(BRACKET, bracket, strict=True)} | {PARTITION: PARTITION}
+    shown = {level.value: f"phi {phi:g}" for level, phi in zip(BRACKET, bracket, strict=True)}
     won: Counter[str] = Counter()
     stars: list[str] = []
     rows: list[dict[str, str]] = []

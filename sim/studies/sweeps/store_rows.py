@@ -31,7 +31,6 @@ from sim.draws import child_seed
 from sim.files.json_values import leaves
 from sim.metrics.load import Verdict
 from sim.metrics.summary import Run, number
-from sim.policies.options import AUTO
 from sim.policies.policy import Build
 from sim.policies.registry import POLICIES, find_policy
 from sim.run.resolve import Resolved, resolve_all, with_keys
@@ -221,12 +220,8 @@ def _rows(job: PointJob) -> Iterator[Row]:
 
 
 def _saturation(job: PointJob, resolved: Resolved) -> Saturation:
-    """Saturation of points that differ in rate and seed alone, where no shares are chosen by the rate; the last is
-    kept."""
-    scenario = job.scenario
-    if scenario.policy_options.partition == AUTO:
-        return Saturation(resolved)
-    same = with_keys(scenario, workload={"request_rate": 1.0}, seed=0, replications=1)
+    """Saturation of points that differ in rate and seed alone; the last is kept."""
+    same = with_keys(job.scenario, workload={"request_rate": 1.0}, seed=0, replications=1)
     key = same.digest, job.profile_hash, resolved.policy.build
     if key not in _saturations:
         _saturations.clear()

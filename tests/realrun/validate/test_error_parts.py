@@ -227,7 +227,6 @@ def test_equal_chunks_of_one_prompt_get_the_time_of_each() -> None:
         ("pd", {"policy_options": {"kv": "none"}}, "kv=none"),
         ("continuous", {"engine": {"async_scheduling": True}}, "async_scheduling=true"),
         ("pd", {"policy_options": {"partition": {"prefill": 0.4, "decode": 0.6}}}, "partition"),
-        ("pdv", {"policy_options": {"partition": "auto"}}, "partition"),
     ],
 )
 def test_what_can_be_simulated_only_is_refused(policy: str, changes: dict[str, Any], says: str) -> None:
