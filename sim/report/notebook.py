@@ -28,7 +28,6 @@ from sim.report.shown import (
     ShownAttainment,
     ShownComparison,
     ShownContexts,
-    ShownPolicies,
     ShownTuning,
     ShownVaried,
     runs_frame,
@@ -43,7 +42,6 @@ from sim.studies.attainment import DEFAULT_SHARE, highest_load
 from sim.studies.comparison.in_draws import compared
 from sim.studies.comparison.variants import Variants, replicated, tokens_of
 from sim.studies.comparison.varied import varied
-from sim.studies.load_table import tune_policies
 from sim.studies.sweeps.grid import Grid
 from sim.studies.sweeps.store import Store, is_store
 from sim.studies.sweeps.sweep import SweepPlan, rows_of
@@ -320,9 +318,9 @@ def tune(
     draws: int | None = None,
     workers: int | None = None,
     **changes: Any,
-) -> ShownTuning | ShownContexts | ShownPolicies:
+) -> ShownTuning | ShownContexts:
     """The best draft length by batch size: `lanesim tune`; `source` and `changes` as in `compare`. The policy is
-    `continuous` unless given; of `adaptive` its table is fitted.
+    `continuous`.
 
     `lengths` are tried at `concurrencies`, in so many `draws`; with prompts of each of `contexts` tokens a table for
     each. Raises ValueError for what cannot be tuned.
@@ -346,10 +344,6 @@ def tune(
     }
     if draws is not None:
         asked["draws"] = checked_count("draws", draws, 1)
-    if scenario.policy == ("adaptive",):
-        if lengths is not None or contexts is not None:
-            raise ValueError("lengths, contexts: adaptive chooses policies, not draft lengths")
-        return shown_as(ShownPolicies, tune_policies(scenario, profile, **asked))
     if contexts is not None:
         prompts = [tokens_of(plain_number(each)) for each in checked_list("contexts", contexts)]
         return shown_as(ShownContexts, tune_contexts(scenario, profile, prompts, lengths=lengths, **asked))

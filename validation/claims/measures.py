@@ -6,6 +6,7 @@ Not here: runs (validation.claims.runs), claimed figures (validation/claims/clai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import ceil, floor, prod, sqrt
 from operator import attrgetter
 from statistics import mean, median
@@ -28,7 +29,6 @@ from sim.policies.choices import LoadTable
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from sim.studies.load_table import table_of
 from validation.claims.ledger import Claim, Detail, Finding, Interval, Spec, section
 from validation.claims.prototype import CUT_LABELS, LABELS, HarnessRun, arrivals, harness_run
 from validation.claims.runs import (
@@ -471,13 +471,26 @@ def switching(claim: Claim, draws: int) -> Finding:
     claims whose ids begin with `rows` give."""
     rows = [each for each in section("G").claims if each.id.startswith(claim.args["rows"])]
     chosen = ["unified" if scheduler(each, draws).simulated == PDV else "pd" for each in rows]
-    table, _ = table_of([each.runs[0]["max_concurrency"] for each in rows], chosen)
+    table = _table_of([each.runs[0]["max_concurrency"] for each in rows], chosen)
     by_level = bracketed(claim.runs[0], claim.runs[1], claim.metric, draws)
     low, high = span(by_level)
     details: dict[str, Detail] = {level.value: each.value for level, each in by_level.items()}
     details |= {"low": low, "high": high, "table": _spoken(table)}
     is_met = all(each.high < 1.0 - WORTHWHILE for each in by_level.values())
     return Finding(by_level[PhiLevel.MIDDLE].value, (low, high), is_met, details)
+
+
+def _table_of(concurrencies: Sequence[int], chosen: Sequence[str]) -> LoadTable:
+    """A row for each change of policy, half-way (in ratio) between the concurrencies on both sides of it.
+
+    >>> _table_of((1, 8, 16, 20, 64), ("pd", "pd", "pd", "unified", "unified"))
+    ((1, 'pd'), (18, 'unified'))
+    """
+    changes = zip(pairwise(concurrencies), pairwise(chosen), strict=True)
+    edges = [
+        (max(low + 1, round(sqrt(low * high))), after) for (low, high), (before, after) in changes if before != after
+    ]
+    return (1, chosen[0]), *edges
 
 
 def _spoken(table: LoadTable) -> str:

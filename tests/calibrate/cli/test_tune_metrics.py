@@ -115,8 +115,6 @@ def test_what_has_no_metrics_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
         (["--over-s", "600"], "--over-s is between two looks at a server"),
         (["--over-s", "600", "--metrics", "{}"], "--over-s is between two looks at a server"),
         (["--metrics", "{}", "--contexts", "1k,8k"], "leave out --contexts, or --metrics"),
-        (["--metrics", "{}", "--policy", "adaptive"], "leave out --policy adaptive, or --metrics"),
-        (["--metrics", "{}", "--set", "policy=adaptive"], "leave out --policy adaptive, or --metrics"),
     ],
 )
 def test_flags_without_an_answer_are_one_line(
