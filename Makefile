@@ -49,7 +49,7 @@ fake-gpu:                        ## the campaign on fake GPUs, A100, H100, RTX 4
 	$(PYTHON) -m venv .venv-fake
 	.venv-fake/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' \
 		transformers==$(TRANSFORMERS) sympy networkx jinja2 fsspec
-	PIP_FIND_LINKS= .venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps torch===$(TORCH) vllm==0.33.0 \
+	PIP_FIND_LINKS= .venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps torch===$(TORCH) \
 		'cuda-bindings==13.0.*' cuda-pathfinder
 	.venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-fake/headers \
 		'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*'

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from realrun.model.attention import PAGE_TOKENS, Attention
+from realrun.model.attention import PAGE_TOKENS
 
 
 def attended(
@@ -59,7 +59,7 @@ def plain_flash(
     else:
         assert block_table.dtype is torch.int32
         pages, size = block_table.shape[1], key.shape[1]
-        assert size % PAGE_TOKENS[Attention.FLASH] == 0, "FlashAttention-2 takes pages of multiples of 256 tokens"
+        assert size % PAGE_TOKENS == 0, "FlashAttention-2 takes pages of multiples of 256 tokens"
         assert block_table.is_contiguous()
         assert pages * size == max_k
         key, value = (stored[block_table.flatten()].flatten(0, 1) for stored in (key, value))
