@@ -223,7 +223,6 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_results(
 
 UNWRITABLE = {
     "results": "compare --profile {pair} --policy pd --out /proc/x/r",
-    "bench results": "compare --profile {pair} --policy pd --result-dir /proc/x",
     "json": "compare --profile {pair} --policy pd --json /proc/x",
     "store": "sweep grid.yaml --out /proc/x",
     "pictures": "report s --figures /proc/x",
