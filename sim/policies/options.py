@@ -13,6 +13,8 @@ import msgspec
 from sim.bounds import Bounds, check_bounds
 from sim.costs.engine_costs import TokenRatio
 from sim.devices.partition import check_shares
+from sim.drafters.draft_model import DRAFTER as DRAFT_MODEL
+from sim.drafters.drafter import Drafter
 
 ONLY_TOGETHER = "only_together"
 """Key of a partition beside its lanes."""
@@ -144,30 +146,6 @@ def keys(options: type[RoundOptions], *, but: Sequence[str] = ()) -> tuple[str, 
     return tuple(field.name for field in fields(options) if field.name not in but)
 
 
-class Method(StrEnum):
-    """Drafters, under vLLM's names: a smaller model; an EAGLE-3 head of the target; a layer of the target's kind
-    that predicts the token after next, run once per token (MTP); a drafter that fills all slots in one pass (PARD,
-    P-EAGLE, DFlash); DSpark, a block over all slots whose context is projected features alone, with a serial head
-    behind it; a look-up of n-grams."""
-
-    DRAFT_MODEL = "draft_model"
-    EAGLE3 = "eagle3"
-    MTP = "mtp"
-    PARALLEL = "parallel"
-    DSPARK = "dspark"
-    NGRAM = "ngram"
-
-    @property
-    def looks_up(self) -> bool:
-        """Drafts come from the text so far: nothing of it runs on the GPU."""
-        return self is Method.NGRAM
-
-    @property
-    def reads_features(self) -> bool:
-        """True of a drafter that reads the target's hidden states, of every token that was verified."""
-        return self in (Method.EAGLE3, Method.MTP, Method.DSPARK)
-
-
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits that a policy must keep to, under vLLM's names.
 
@@ -231,7 +209,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     drafts_before_verify: bool = False
     """continuous: a step of rows begins with all passes of its drafts but the first, which ended the step before
     (SGLang); False: drafts end the step (vLLM)."""
-    method: Method = Method.DRAFT_MODEL
+    method: Drafter = DRAFT_MODEL
     scheduler: str | None = None
     """continuous: an installed engine whose own scheduler plans the steps, by its name in the entry points
     `lanesim.engines`; None: `continuous` does."""

@@ -31,7 +31,6 @@ from sim.interface.host import Stream
 from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.continuous.loop import can_be_totals
-from sim.policies.options import Method
 from sim.run.resolve import Resolved
 
 try:
@@ -54,7 +53,6 @@ STEP_COUNTS = 7
 """Numbers of a step of the core's ring."""
 TOTALS = struct.Struct("=2d 2qd 2qd")
 """What the core sums up: now_s, busy_s, and works, tokens and device seconds of target and draft."""
-METHODS = (Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP, Method.NGRAM)
 told: Counter[str] = Counter()
 """Runs of this process by who served them: "core", or the reason why Python did."""
 
@@ -103,8 +101,8 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
     if not can_be_totals(serving, limits) or serving.paged.is_sharing:
         return "rows are not totals"
     length = controller.constant_length
-    if length != controller.draft_tokens_max or (length and limits.method not in METHODS):
-        return f"drafts of {limits.method.value}"
+    if length != controller.draft_tokens_max or (length and limits.method.in_one_pass):
+        return f"drafts of {limits.method}"
     if any(passes.projects_context for passes in (costs._target, costs._draft) if passes is not None):
         return "drafts of dspark"
     if any(request.priority for request in serving.requests) or not serving.requests:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from sim.costs.cost import CostModel
 from sim.interface.work import Chunk, Kind, Model, Work
-from sim.policies.continuous.plan import draft_of
 from sim.policies.options import EngineLimits
 
 
@@ -43,8 +42,8 @@ class StepForecast:
         anew = draft_tokens if drafted_anew is None else drafted_anew
         num_drafting = rows + len(chunks)
         if self._has_draft:
-            method, in_kv = self._limits.method, context_tokens + sum(prompts)
-            works.append(draft_of(method, num_drafting, row_tokens, in_kv, chunks, anew))
+            in_kv = context_tokens + sum(prompts)
+            works.append(self._limits.method.draft(num_drafting, row_tokens, in_kv, chunks, anew))
         elif anew:
             works.append(Work(kind=Kind.HOST, rows=num_drafting))
         return self._seconds(works)

@@ -50,9 +50,9 @@ from sim.run.draft_lengths import DraftLengths, RoundTimes, acceptance_at, contr
 from sim.run.drafters import DrafterCosts, draft_shape, pair_with
 from sim.run.limits import (
     draft_slots,
-    drafter_of,
     engine_for,
     limits_of,
+    name_in_rules,
     served_by,
 )
 from sim.run.scenario import Scenario
@@ -128,7 +128,7 @@ class _Unpriced:
         is_async, size = limits.async_scheduling, given.block_size
         slots = draft_slots(policy, self.lengths.max, is_async=is_async)
         kept = kept_blocks(self.models, self.profile.tensor_parallel, size, self.lengths.max)
-        drafter = drafter_of(limits.method, self.profile) if self.lengths.given else None
+        drafter = name_in_rules(limits.method, self.profile) if self.lengths.given else None
         prefixes = {
             "is_caching": given.rules.get("enable_prefix_caching", True) is True,
             "drops_cached_block": drafter in rules.drops_cached_block,
@@ -281,7 +281,7 @@ def resolve(
     pairs = _pairs(scenario, profile, draft_tokens)
     lengths = lengths_of(speculation, draft_tokens, is_real=is_real)
     check_policy(scenario, profile, named, limits, lengths)
-    has_draft = lengths.max > 0 and not speculation.method.looks_up
+    has_draft = lengths.max > 0 and not speculation.drafter.looks_up
     models = (*loaded_models(profile, with_draft=has_draft), *map(draft_shape, pairs))
     num_gpus, num_engines = named.gpus(scenario.policy_options)
     if named.takes_option("lanes"):

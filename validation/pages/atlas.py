@@ -26,7 +26,7 @@ from sim.acceptance.forms import parse_quoted
 from sim.costs.engine_costs import load_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.costs.shapes import HEADS
+from sim.drafters.registry import HEADS
 from sim.files.json_values import convert
 from sim.files.write import write_text
 from sim.files.yaml_values import read_yaml

@@ -39,7 +39,6 @@ from sim.interface.wait import Task
 from sim.interface.work import Work
 from sim.policies.continuous.apart import Apart
 from sim.policies.continuous.plan import (
-    NGRAM,
     Partial,
     PromptPlan,
     Step,
@@ -55,15 +54,12 @@ from sim.policies.continuous.plan import (
     step_work,
 )
 from sim.policies.continuous.totals import RowBlocks, Rows
-from sim.policies.options import EngineLimits, Method
+from sim.policies.options import EngineLimits
 from sim.policies.policy import Policy
 
 EASED_SHARE = 0.9
 """Share of memory: `by_rows` hands back where those who run need no more for their whole lives. Each change of hands
 takes as long as some steps."""
-
-ONE_BY_ONE = (Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP)
-"""Drafters that run once per token."""
 
 
 def coroutines(serving: Serving, _: object, limits: EngineLimits) -> list[Task]:
@@ -118,7 +114,7 @@ def _submit(
     """The target pass of a step that was planned `ahead_s` before now, and a model's drafts that follow it; tickets of
     the former, and of the last work."""
     run, method = serving.host.run, limits.method
-    if limits.drafts_before_verify and method in ONE_BY_ONE:
+    if limits.drafts_before_verify and not (method.looks_up or method.in_one_pass):
         draft_tokens = min(1, draft_tokens)
         if load.max_drafted > 1:
             run(later_drafts(load, ahead_s), stream)
@@ -131,7 +127,7 @@ def _submit(
 
 def _lookup(load: StepLoad, draft_tokens: int, limits: EngineLimits) -> Work | None:
     """The search for n-grams that goes on from the tokens which the step samples."""
-    is_due = limits.method is NGRAM and draft_tokens and (load.num_rows or load.completed)
+    is_due = limits.method.looks_up and draft_tokens and (load.num_rows or load.completed)
     return draft_work(load, draft_tokens, limits.method) if is_due else None
 
 

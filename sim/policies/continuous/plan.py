@@ -20,15 +20,12 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
+from sim.drafters.drafter import Drafter
 from sim.engine.paged import ANY_CHUNK, FirstChunk
 from sim.engine.serving import Serving
 from sim.interface.request import Request
-from sim.interface.work import DRAFT, DRAFT_MODEL, HOST, STEP, Chunk, Work
-from sim.policies.options import EngineLimits, Method
-
-DRAFT_ROW_TOKENS = 2
-"""Tokens per row of a draft model's padded first pass."""
-EAGLE3, MTP, PARALLEL, DSPARK, NGRAM = Method.EAGLE3, Method.MTP, Method.PARALLEL, Method.DSPARK, Method.NGRAM
+from sim.interface.work import DRAFT, DRAFT_MODEL, STEP, Chunk, Work
+from sim.policies.options import EngineLimits
 
 
 class Step(NamedTuple):
@@ -385,18 +382,16 @@ def step_work(load: StepLoad, ahead_s: float, group_tokens: int = 0) -> Work:
     )
 
 
-def draft_work(load: StepLoad, draft_tokens: int, method: Method) -> Work:
+def draft_work(load: StepLoad, draft_tokens: int, method: Drafter) -> Work:
     """Drafts for every row that sampled in this step, and the draft model's share of the prefill; a draft of 0 tokens
     only brings the draft model's KV up to date."""
     completed = load.completed
     num_rows = load.num_rows + len(completed)
-    if method.looks_up:
-        return Work(kind=HOST, rows=num_rows)
     context_tokens = load.context_tokens
     for request in completed:
         context_tokens += request.prefill_goal
     requests = () if load.rows is None else (*load.rows, *completed, *load.prompts)
-    return draft_of(method, num_rows, load.row_tokens, context_tokens, load.chunks, draft_tokens, requests)
+    return method.draft(num_rows, load.row_tokens, context_tokens, load.chunks, draft_tokens, requests)
 
 
 def later_drafts(load: StepLoad, ahead_s: float) -> Work:
@@ -412,47 +407,4 @@ def later_drafts(load: StepLoad, ahead_s: float) -> Work:
         draft_tokens=load.max_drafted - 1,
         goes_on=True,
         ahead_s=ahead_s,
-    )
-
-
-def draft_of(
-    method: Method,
-    num_rows: int,
-    verified_tokens: int,
-    context_tokens: int,
-    chunks: tuple[Chunk, ...],
-    draft_tokens: int,
-    requests: Sequence[Request] = (),
-) -> Work:
-    """The draft of `draft_tokens` tokens for each of `num_rows` rows, of which `verified_tokens` were just verified and
-    `context_tokens` are in KV, beside `chunks` of prompts.
-
-    - draft_model: two tokens a row in the first pass, then one pass per token.
-    - eagle3, mtp: every verified token in the first pass, then one pass per token.
-    - parallel: every verified token and the masked slots after the newest in one pass, LM head over all slots.
-    - dspark: the slots in one pass, LM head over all; verified tokens and prompts are projected into its KV, no more.
-    """
-    row_tokens, head_rows, passes, projected = DRAFT_ROW_TOKENS * num_rows, num_rows, draft_tokens, 0
-    if method is EAGLE3 or method is MTP:
-        row_tokens = verified_tokens
-    elif method is PARALLEL:
-        row_tokens = verified_tokens + num_rows * max(0, draft_tokens - 1)
-        head_rows, passes = num_rows * draft_tokens, min(1, draft_tokens)
-    elif method is DSPARK:
-        row_tokens = head_rows = num_rows * draft_tokens
-        passes = min(1, draft_tokens)
-        projected = verified_tokens + sum(chunk.new_tokens for chunk in chunks)
-        chunks = ()
-    has_pass = method is not DSPARK or draft_tokens > 0
-    return Work(
-        kind=DRAFT,
-        model=DRAFT_MODEL,
-        requests=requests,
-        rows=num_rows if has_pass else 0,
-        row_tokens=row_tokens,
-        context_tokens=context_tokens if has_pass else 0,
-        chunks=chunks,
-        head_rows=head_rows if draft_tokens else 0,
-        draft_tokens=passes if num_rows else 0,
-        projected_tokens=projected,
     )

@@ -40,8 +40,8 @@ Row = dict[str, bool | str | int | float | None]
 SCENARIO = "scenario."
 """Begins the columns that hold the resolved scenario."""
 MODEL_ROOMS = (
-    "interface", "acceptance", "workload", "costs", "devices", "hosts", "engine", "policies", "metrics", "run",
-    "compare",
+    "interface", "acceptance", "workload", "costs", "drafters", "devices", "hosts", "engine", "policies",
+    "metrics", "run", "compare",
 )  # fmt: skip
 """Rooms of sim whose code, with draws.py and the engines, makes the numbers."""
 

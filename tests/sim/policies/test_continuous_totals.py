@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sim.drafters.registry import DRAFTERS
 from sim.engine.serving import Serving
 from sim.interface.host import Stream
 from sim.interface.work import Chunk, Kind
 from sim.policies import rounds
 from sim.policies.continuous import loop, totals
 from sim.policies.continuous.loop import can_be_totals
-from sim.policies.options import EngineLimits, Method
+from sim.policies.options import EngineLimits
 from sim.policies.registry import Policy, PolicyOptions, register
 from sim.report.notebook import simulate
 from tests.sim.support import SimRun, request, serve
@@ -99,9 +100,9 @@ def test_seats_that_nobody_can_take_need_no_room() -> None:
 
 
 def test_limited_chunks_take_the_plain_loop() -> None:
-    assert can_stand_in(async_scheduling=True, method=Method.EAGLE3)
+    assert can_stand_in(async_scheduling=True, method=DRAFTERS["eagle3"])
     assert not can_stand_in(long_prefill_token_threshold=2048)
-    assert can_stand_in(method=Method.NGRAM)
+    assert can_stand_in(method=DRAFTERS["ngram"])
 
 
 def test_a_row_that_must_end_keeps_its_seat_while_the_next_step_is_planned() -> None:

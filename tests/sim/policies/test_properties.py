@@ -11,10 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sim.costs.cost import Cost
+from sim.drafters.drafter import Drafter
+from sim.drafters.registry import DRAFTERS
 from sim.engine.draft_length import ByBatch
 from sim.interface.request import Request
 from sim.interface.work import Work
-from sim.policies.options import Batching, EngineLimits, KvMode, Method
+from sim.policies.options import Batching, EngineLimits, KvMode
 from sim.policies.registry import POLICIES, PolicyOptions
 from tests.properties import examples
 from tests.sim.constant_costs import ConstantCosts
@@ -22,7 +24,7 @@ from tests.sim.support import PeriodicDraws, SimRun
 
 arrival_s = st.floats(0.0, 40.0).map(lambda value: round(value, 2))
 asked = st.lists(st.tuples(arrival_s, st.integers(1, 60), st.integers(1, 25)), min_size=1, max_size=9)
-METHODS = st.sampled_from([Method.DRAFT_MODEL, Method.NGRAM])
+METHODS = st.sampled_from([DRAFTERS["draft_model"], DRAFTERS["ngram"]])
 
 
 class SizedCosts(ConstantCosts):
@@ -156,7 +158,7 @@ def test_continuous_without_drafts_is_autoregressive_event_for_event(
     batch_wait_steps=0,
     batch_wait_ratio=0.5,
     balance=(0, 0.0),
-    method=Method.DRAFT_MODEL,
+    method=DRAFTERS["draft_model"],
 )  # memory ends between two looks at arrivals
 @given(
     rows=asked,
@@ -186,7 +188,7 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     batch_wait_steps: int,
     batch_wait_ratio: float,
     balance: tuple[int, float],
-    method: Method,
+    method: Drafter,
 ) -> None:
     limits = EngineLimits(
         max_num_seqs=max_num_seqs,
@@ -232,7 +234,7 @@ def test_lazy_accounting_hands_over_while_memory_or_the_budget_is_short(
     has_priorities: bool,
     no_evict: bool,
     whole_prompts: bool,
-    method: Method,
+    method: Drafter,
 ) -> None:
     """And goes on where it is short no longer, perhaps several times, with rows that gave way in between; where whole
     answers are reserved, none gives way."""
