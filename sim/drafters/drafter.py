@@ -8,10 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from typing import Any
 
 from sim.costs.shapes import ModelShape
 from sim.interface.request import Request
 from sim.interface.work import DRAFT, DRAFT_MODEL, HOST, Chunk, Work
+
+
+def beside(target: ModelShape, **own: Any) -> ModelShape:
+    """A shape of the target's width, heads and context, with parts of its `own`."""
+    names = ("hidden", "heads", "kv_heads", "head_dim", "max_context", "dtype_bytes")
+    return ModelShape(tied_embeddings=True, **{name: getattr(target, name) for name in names}, **own)
 
 
 def reads_all(num_rows: int, verified: int, draft_tokens: int) -> tuple[int, int, int]:

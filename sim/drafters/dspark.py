@@ -4,7 +4,7 @@ One pass has the slots, and so has the LM head.
 """
 
 from sim.costs.shapes import ModelShape
-from sim.drafters.drafter import Drafter
+from sim.drafters.drafter import Drafter, beside
 
 LAYERS, FEATURES, WINDOW, SLOT_S = 5, 6, 2048, 40e-6
 
@@ -16,18 +16,12 @@ def block(target: ModelShape) -> ModelShape:
     Source: the published drafter of Apertus-8B (swiss-ai/apertus-speculative-decoding); 40 us a slot as issue reports
     have it.
     """
-    return ModelShape(
+    return beside(
+        target,
         name="dspark",
         layers=LAYERS,
-        hidden=target.hidden,
         intermediate=target.intermediate,
-        heads=target.heads,
-        kv_heads=target.kv_heads,
-        head_dim=target.head_dim,
         vocab=target.vocab,
-        tied_embeddings=True,
-        max_context=target.max_context,
-        dtype_bytes=target.dtype_bytes,
         fused_features=FEATURES,
         window=WINDOW,
         window_layers=LAYERS,

@@ -3,7 +3,7 @@
 import msgspec
 
 from sim.costs.shapes import ModelShape
-from sim.drafters.drafter import Drafter
+from sim.drafters.drafter import Drafter, beside
 
 VOCAB = 32000
 """Draft vocabulary of the published heads."""
@@ -25,18 +25,12 @@ def head(target: ModelShape) -> ModelShape:
 
     Source: Li et al. 2025 (arXiv 2503.01840), and the published config of EAGLE3-LLaMA3.1-Instruct-8B.
     """
-    shape = ModelShape(
+    shape = beside(
+        target,
         name="eagle3",
         layers=1,
-        hidden=target.hidden,
         intermediate=target.intermediate if target.experts is None else SPARSE_WIDTH * target.hidden,
-        heads=target.heads,
-        kv_heads=target.kv_heads,
-        head_dim=target.head_dim,
         vocab=min(VOCAB, target.vocab),
-        tied_embeddings=True,
-        max_context=target.max_context,
-        dtype_bytes=target.dtype_bytes,
         qkv_inputs=2,
         fused_features=3,
     )

@@ -69,19 +69,6 @@ def plain_flash(
     return out, none, none, none, none
 
 
-def fake_flash_3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any) -> tuple[torch.Tensor, ...]:
-    """Shapes alone; the parts of a split are in memory until they are put together."""
-    splits, (tokens, heads, head_dim) = given["num_splits"], q.shape
-    assert splits >= 1, "a number of splits that follows from data cannot be captured"
-    parts = splits if splits > 1 else 0
-    return (
-        torch.empty_like(q),
-        q.new_empty(heads, tokens, dtype=torch.float32),
-        q.new_empty(parts, heads, tokens, head_dim, dtype=torch.float32),
-        q.new_empty(parts, heads, tokens, dtype=torch.float32),
-    )
-
-
 @contextmanager
 def flash_operations() -> Iterator[None]:
     """torch's operation exists on the CPU, too."""
