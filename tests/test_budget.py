@@ -83,15 +83,18 @@ def test_a_total_that_was_raised_fails_however_many_commits_ago(tree: Path, comm
     assert sum("above 1300 of an earlier commit" in fault for fault in faults(tree, IDEAS)[0]) == 3
 
 
-def test_a_total_raised_in_a_merge_fails(tree: Path) -> None:
+@pytest.mark.parametrize("is_in_merge", [True, False])
+def test_a_total_that_only_a_merge_or_only_a_side_branch_lowered_is_the_lowest(tree: Path, is_in_merge: bool) -> None:
     git(tree, "checkout", "--quiet", "-b", "side")
-    commit(tree, total=1305)
+    commit(tree, total=1300 if is_in_merge else 1290)
     git(tree, "checkout", "--quiet", "-")
     fill(tree, "sim/small/other.py", 0)
     git(tree, "add", "--all")
     git(tree, "commit", "--message", "beside it")
-    git(tree, "merge", "--no-ff", "--message", "both", "side")
-    assert any("above 1300" in fault for fault in faults(tree, IDEAS)[0])
+    git(tree, "merge", "--no-ff", "--no-commit", "--strategy=ours", "side")
+    commit(tree, total=1290 if is_in_merge else 1300)
+    commit(tree, total=1300)
+    assert any("above 1290 of an earlier commit" in fault for fault in faults(tree, IDEAS)[0])
 
 
 def test_rows_above_the_total_fail(tree: Path) -> None:
