@@ -6,6 +6,7 @@ Imports pandas and rich inside functions. Not here: what the numbers mean (sim.m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -22,7 +23,6 @@ from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import PERCENTILES, Run
 from sim.names import unknown
 from sim.plugins import checked_count, checked_counts, checked_list, checked_reals, plain_number, shown
-from sim.report.bench import read_bench_rows
 from sim.report.results import read_columns, read_summary
 from sim.report.shown import (
     ShownAttainment,
@@ -48,6 +48,7 @@ from sim.studies.sweeps.sweep import SweepPlan, rows_of
 from sim.studies.sweeps.sweep import sweep as run_sweep
 from sim.studies.tune import tune as run_tuning
 from sim.studies.tune import tune_contexts
+from sim.workload.bench import bench_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -235,10 +236,18 @@ def load(path: str | Path, *, version: str | None = None) -> Results | pd.DataFr
     if is_store(directory):
         return store_frame(directory, version=version)
     if directory.suffix in (".json", ".jsonl") and directory.is_file():
-        return runs_frame(read_bench_rows(directory))
+        return runs_frame(_bench_rows(directory))
     held = read_summary(directory)
     requests = pd.DataFrame(read_columns(directory / "requests.parquet"))
     return Results(comparison=shown_as(ShownComparison, held), runs=runs_frame(held.runs), requests=requests)
+
+
+def _bench_rows(path: Path) -> list[dict[str, Any]]:
+    """The metrics of each result in a file of vLLM or another tool, without its lists. Raises ValueError."""
+    rows = [
+        {key: value for key, value in row.items() if not isinstance(value, list | dict)} for row in bench_rows(path)
+    ]
+    return [row | ({"request_rate": inf} if row.get("request_rate") == "inf" else {}) for row in rows]
 
 
 def paired(
