@@ -72,6 +72,10 @@ class Drafter:
         """Another process has the same object, by its name."""
         return _received, (self.name,)
 
+    @property
+    def runs_per_token(self) -> bool:
+        return not self.looks_up and not self.in_one_pass
+
     def draft(
         self,
         num_rows: int,

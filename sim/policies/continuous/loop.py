@@ -114,7 +114,7 @@ def _submit(
     """The target pass of a step that was planned `ahead_s` before now, and a model's drafts that follow it; tickets of
     the former, and of the last work."""
     run, method = serving.host.run, limits.method
-    if limits.drafts_before_verify and not (method.looks_up or method.in_one_pass):
+    if limits.drafts_before_verify and method.runs_per_token:
         draft_tokens = min(1, draft_tokens)
         if load.max_drafted > 1:
             run(later_drafts(load, ahead_s), stream)
