@@ -13,7 +13,7 @@ FAST := acceptance costs devices engine files hosts interface metrics policies w
 # Bytecode is kept whatever the shell says: these processes, those that tests start and the next run import the same.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy-public check format clean claims atlas real-vllm
+.PHONY: demo test test-fast test-real mutation-drawn vllm gpu fake-gpu notebooks docs dist accuracy-public check budget format clean claims atlas real-vllm
 
 demo: .venv/.demo                ## the main job on shipped profiles: tables and pictures in results/
 	@echo "two comparisons side by side, on an A100 and an H100: a minute or two"
@@ -49,7 +49,7 @@ fake-gpu:                        ## the campaign on fake GPUs, A100, H100, RTX 4
 	$(PYTHON) -m venv .venv-fake
 	.venv-fake/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' \
 		transformers==$(TRANSFORMERS) sympy networkx jinja2 fsspec
-	PIP_FIND_LINKS= .venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps torch===$(TORCH) vllm==0.33.0 \
+	PIP_FIND_LINKS= .venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps torch===$(TORCH) \
 		'cuda-bindings==13.0.*' cuda-pathfinder
 	.venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-fake/headers \
 		'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*'
@@ -112,6 +112,9 @@ check: .venv/.dev                ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+budget: .venv/.dev               ## lowers budget.toml to what the code weighs; RAISE="FOLDER ..." moves room to rows, inside the total
+	$(BIN)/python -m tests.budget $(RAISE)
 
 format: .venv/.dev
 	$(BIN)/ruff format .

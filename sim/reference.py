@@ -19,7 +19,6 @@ from sim.costs.cost import CostModel, prompt_result_s
 from sim.interface.request import Request
 from sim.interface.work import Chunk, Model, Work
 from sim.policies import works
-from sim.policies.continuous.plan import StepLoad, draft_work, step_work
 from sim.policies.options import EngineLimits
 
 POLICIES = ("baseline", "pd", "pdv", "unified", "continuous", "autoregressive")
@@ -279,10 +278,10 @@ class Server:
             tuple(chunk for _, chunk in prompts),
         )
         row_tokens, context = (sum(each.in_flight for each in rows), sum(each.context_tokens for each in rows))
-        load = StepLoad(len(rows), row_tokens, context, chunks, [each for each, _ in prompts], through, rows)
-        result, _ = self.gpu.submit(step_work(load, self.env.now - planned_at_s), self.draft)
+        load = works.StepLoad(len(rows), row_tokens, context, chunks, [each for each, _ in prompts], through, rows)
+        result, _ = self.gpu.submit(works.step_work(load, self.env.now - planned_at_s), self.draft)
         if self.setup.draft_tokens:
-            draft = draft_work(load, self.setup.draft_tokens, self.setup.limits.method)
+            draft = works.draft_work(load, self.setup.draft_tokens, self.setup.limits.method)
             result, _ = self.gpu.submit(draft, self.draft)
         return result
 

@@ -23,6 +23,7 @@ FLOORS = {
         ("costs",),
         ("costs.forms",),
         ("costs.profile_files",),
+        ("drafters",),
         ("devices",),
         ("hosts",),
         ("engine",),

@@ -23,7 +23,8 @@ from calibrate.catalogue.published_models import (
     without_format,
 )
 from sim.costs.layer_kinds import CHOSEN_GROUP, WHOLE_GROUP, Compressed, Experts, Indexer, Latent, Linear
-from sim.costs.shapes import HEADS, KV_BITS, MODELS, WEIGHT_BITS, Formats, ModelShape
+from sim.costs.shapes import KV_BITS, MODELS, WEIGHT_BITS, Formats, ModelShape
+from sim.drafters.registry import HEADS
 from sim.files.json_values import Json, read_json
 from sim.model_names import model_key
 from sim.names import unknown

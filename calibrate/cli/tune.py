@@ -1,4 +1,4 @@
-"""`lanesim tune`: the command line of sim.studies.tune, and for the policy adaptive of sim.studies.load_table.
+"""`lanesim tune`: the command line of sim.studies.tune.
 
 What a running server says of itself (--metrics) stands for flags that are not given. Not here: reading it
 (calibrate.production.metrics).
@@ -45,7 +45,7 @@ class TuneFlags(ServedFlags, frozen=True, kw_only=True):
         str | None,
         "Prompt lengths with a table each, such as 1k,8k,32k, and what one table for all loses. [default: none]",
     ] = None
-    draws: Annotated[Draws | None, "Draws within the errors of costs and acceptance. [default: 20; adaptive: 4]"] = None
+    draws: Annotated[Draws | None, "Draws within the errors of costs and acceptance. [default: 20]"] = None
     metrics: Annotated[
         str | None,
         Meta(title="URL"),
@@ -65,8 +65,7 @@ def tune_command(flags: TuneFlags) -> None:
     """Best draft length by load, as a vLLM table and SGLang's bands, with what it gains and how sure that is.
 
     Runs a closed loop at every concurrency and draft length, several times, each with costs and acceptance drawn anew
-    within their measured errors. With --goodput it maximises requests per second that meet the SLOs. With --policy
-    adaptive it finds the table of that policy instead: which lane policy at which load, and the hysteresis.
+    within their measured errors. With --goodput it maximises requests per second that meet the SLOs.
     """
     from sim.run.scenario import parse_scenario
     from sim.run.scenario_file import set_dotted
@@ -75,7 +74,7 @@ def tune_command(flags: TuneFlags) -> None:
         raise ValueError("--input-len: not with --contexts, which are the prompts' lengths")
     raw = gather(flags if flags.metrics is None else structs.replace(flags, method=None))
     raw.setdefault("policy", ["continuous"])
-    _check_metrics(flags, raw["policy"])
+    _check_metrics(flags)
     lengths = listed("--lengths", flags.lengths, int, WHOLE)
     concurrencies = listed("--concurrencies", flags.concurrencies, int, WHOLE)
     with progress() as on_step:
@@ -100,14 +99,12 @@ def tune_command(flags: TuneFlags) -> None:
     show(flags.json, result, is_verbose=flags.verbose)
 
 
-def _check_metrics(flags: TuneFlags, policy: Json) -> None:
+def _check_metrics(flags: TuneFlags) -> None:
     """Raise ValueError for flags that --metrics has no answer with, and those that mean nothing without it."""
     if flags.over_s is not None and flags.metrics is None:
         raise ValueError("--over-s is the seconds that --metrics counts: give --metrics, or leave it out")
     if flags.metrics is not None and flags.contexts is not None:
         raise ValueError("--metrics is of prompts of all lengths together: leave out --contexts, or --metrics")
-    if flags.metrics is not None and policy in ("adaptive", ["adaptive"]):
-        raise ValueError("--metrics is of one draft length, not of lanes: leave out --policy adaptive, or --metrics")
 
 
 def served_by(server: str, over_s: float | None, on_step: OnStep, num_tokens: int | None = None) -> ServedLevel:
@@ -167,17 +164,11 @@ def _answer(
 ) -> Stated:
     from sim.costs.profile_files import load
     from sim.studies.length_choice import PLAIN
-    from sim.studies.load_table import tune_policies
     from sim.studies.tune import tune, tune_contexts
 
     profile = load(scenario.profile)
     if flags.draws is not None:
         asked = asked | {"draws": flags.draws}
-    if scenario.policy == ("adaptive",):
-        for name in ("lengths", "contexts"):
-            if getattr(flags, name) is not None:
-                raise ValueError(f"--{name}: --policy adaptive chooses policies, not draft lengths")
-        return tune_policies(scenario, profile, **asked)
     if contexts is not None:
         return tune_contexts(scenario, profile, contexts, lengths=lengths, **asked)
     if served is None:

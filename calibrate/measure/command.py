@@ -37,10 +37,7 @@ class MeasureFlags(Struct, frozen=True, kw_only=True):
     dtype: Annotated[str | None, "float32 [cpu], bfloat16 [cuda], float16, float64."] = None
     rows: Annotated[int | None, Meta(ge=1, le=COUNT), "Most rows of a pass [16 cpu, 32 cuda]."] = None
     context: Annotated[Tokens | None, "Tokens per row, multiple of 256 [512 cpu, 2048 cuda]."] = None
-    attention: Annotated[
-        str | None,
-        "Implementation [flash-cpu; flash on cuda]; vllm: its kernels (docs/gpu.md).",
-    ] = None
+    attention: Annotated[str | None, "Implementation [flash-cpu; flash on cuda]."] = None
     serving: Annotated[bool, "Also what serving adds to the passes [1-2 minutes; on]."] = True
 
 

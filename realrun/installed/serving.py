@@ -16,19 +16,10 @@ from sim.interface.request import Request
 from sim.interface.work import Chunk
 from sim.policies.continuous.loop import Flight, start_step
 from sim.policies.continuous.plan import Step, begin_step, commit_step
-from sim.policies.options import EngineLimits, Method
+from sim.policies.options import EngineLimits
 
 ANY_LENGTH = 1 << 40
 """Context of an engine whose file has no such rule."""
-METHODS = {
-    Method.DRAFT_MODEL: ("draft_model", False),
-    Method.PARALLEL: ("draft_model", True),
-    Method.EAGLE3: ("eagle3", False),
-    Method.MTP: ("mtp", False),
-    Method.DSPARK: ("dspark", True),
-    Method.NGRAM: ("ngram", False),
-}
-"""speculative_config.method, and whether it drafts in parallel."""
 
 
 def vllm() -> InstalledEngine:
@@ -142,7 +133,7 @@ def _settings(serving: Serving, limits: EngineLimits) -> SchedulerSettings:
     """Its configuration, as the scenario has it. Its context holds every request: an engine's file, and not its
     scheduler, says where answers end."""
     draft_tokens = serving.controller.draft_tokens_max
-    method, is_parallel = METHODS[limits.method] if draft_tokens else (None, False)
+    drafter = limits.method
     pool = serving.paged
     return SchedulerSettings(
         max_num_seqs=limits.max_num_seqs,
@@ -156,7 +147,7 @@ def _settings(serving: Serving, limits: EngineLimits) -> SchedulerSettings:
         async_scheduling=limits.async_scheduling,
         policy="priority" if any(request.priority for request in serving.requests) else "fcfs",
         prefill_schedule_interval=limits.prefill_schedule_interval,
-        method=method,
-        parallel_drafting=is_parallel,
+        method=(drafter.vllm_method or drafter.name) if draft_tokens else None,
+        parallel_drafting=draft_tokens > 0 and drafter.in_one_pass,
         num_speculative_tokens=draft_tokens,
     )

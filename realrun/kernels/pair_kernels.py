@@ -20,10 +20,8 @@ from realrun.kernels.device_passes import Passes, PassShape, Sequences
 from realrun.kernels.host_slots import PromptChunk, RowResult, Slot
 from realrun.kernels.issuer import Issuer, Pending
 from realrun.kernels.pair_options import PairOptions
-from realrun.model.attention import Attention
 from realrun.model.decoder import Decoder
 from realrun.model.kv import LAYOUT
-from realrun.model.vllm_kernels import VllmDecoder
 from sim.interface.work import Kind, Model
 
 if TYPE_CHECKING:
@@ -67,9 +65,8 @@ class PairKernels:
         is what they run on unless `runs_on` is given."""
         self.options = options
         models = [target] if draft is None else [target, draft]
-        kind = VllmDecoder if options.attention is Attention.VLLM else Decoder
         target_decoder, *drafts = [
-            kind(
+            Decoder(
                 model,
                 slots=options.slots,
                 max_tokens=options.max_tokens,

@@ -35,14 +35,12 @@ class Attention(StrEnum):
     """torch's fused CPU kernel, over KV copied together up to the longest row."""
     FLASH = "flash"
     """torch's variable-length FlashAttention (2); CUDA, float16 or bfloat16."""
-    VLLM = "vllm"
-    """vLLM's FlashAttention (3 on Hopper, else 2) and with it the rest of its layer; CUDA 13, float16 or bfloat16."""
 
 
-CAPTURABLE = Attention.FLASH, Attention.VLLM
+CAPTURABLE = (Attention.FLASH,)
 """Those that read no length back."""
-PAGE_TOKENS = {Attention.FLASH: 256, Attention.VLLM: 16}
-"""Tokens of a page. FlashAttention-2 splits the keys of rows of several queries only where KV has pages."""
+PAGE_TOKENS = 256
+"""Tokens of a page of FLASH. FlashAttention-2 splits the keys of rows of several queries only where KV has pages."""
 
 
 class Rectangle(NamedTuple):
@@ -74,17 +72,7 @@ class AttentionKernel(Protocol):
 
 
 def make_attention(name: Attention, *, heads: int, kv: SlottedKv) -> AttentionKernel:
-    """The kernel called `name`; raises as `check_runs` does. vLLM's comes with its decoder alone."""
-    check_runs(name, kv)
-    if name is Attention.VLLM:
-        raise ValueError("attention='vllm' is a part of realrun.model.vllm_kernels.VllmDecoder")
-    if name is Attention.FLASH:
-        return FlashAttention(heads, kv)
-    return GatheringAttention(name, heads, kv)
-
-
-def check_runs(name: Attention, kv: SlottedKv) -> None:
-    """Raise ValueError where the device or precision of `kv` cannot run it."""
+    """The kernel called `name`. Raises ValueError where the device or precision of `kv` cannot run it."""
     wanted = {Attention.FLASH_CPU: "cpu", Attention.MATH: None}.get(name, "cuda")
     if wanted not in (None, kv.keys.device.type):
         raise ValueError(f"attention={name.value!r} runs on {wanted} only; KV is on {kv.keys.device.type}")
@@ -92,17 +80,18 @@ def check_runs(name: Attention, kv: SlottedKv) -> None:
     if name in CAPTURABLE and kv.keys.dtype not in halves:
         known = " or ".join(str(dtype).removeprefix("torch.") for dtype in halves)
         raise ValueError(f"attention={name.value!r} takes {known}, not {kv.keys.dtype}; use 'math'")
+    return FlashAttention(heads, kv) if name is Attention.FLASH else GatheringAttention(name, heads, kv)
 
 
 def usual_attention(device: torch.device) -> Attention:
-    """Attention that passes on a device run with unless a person or a profile asks for another: torch's, until vLLM's
-    has run on a GPU. Raises ValueError if this machine has no such device."""
+    """Attention that passes on a device run with unless a person or a profile asks for another. Raises ValueError if
+    this machine has no such device."""
     return Attention.FLASH if cuda.find(device).is_async else Attention.FLASH_CPU
 
 
 def slot_tokens(attention: Attention, tokens: int) -> int:
     """Tokens of a slot that holds `tokens`: whole pages where `attention` reads pages."""
-    page = PAGE_TOKENS.get(attention, 1)
+    page = PAGE_TOKENS if attention is Attention.FLASH else 1
     return -(-tokens // page) * page
 
 
@@ -159,7 +148,7 @@ class FlashAttention:
         known = {argument.name for argument in self._attend._schema.arguments}
         # torch 2.11 splits by a rule of torch, from the shapes alone.
         self._takes_splits = "num_splits" in known
-        self._page = PAGE_TOKENS[Attention.FLASH]
+        self._page = PAGE_TOKENS
         self.has_pages = "block_table" in known and kv.max_tokens % self._page == 0
         self._pages = torch.arange(kv.max_tokens // self._page, dtype=torch.int32, device=kv.keys.device)
         """Pages of the first slot."""

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from realrun.model.attention import Attention, AttentionKernel, Rectangle, make_attention
+from realrun.model.attention import Attention, Rectangle, make_attention
 from realrun.model.kv import SlottedKv
 
 if TYPE_CHECKING:
@@ -62,15 +62,12 @@ class Decoder:
             device=self.device,
             seed=seed,
         )
-        self.attention = self._make_attention(attention)
+        self.attention = make_attention(attention, heads=self.heads, kv=self.kv)
         self._steps = torch.arange(max_tokens, device=self.device)
         cos, sin = model.model.rotary_emb(weight, self._steps.unsqueeze(0))
         half = self.head_dim // 2
         self._cos = cos[0].unsqueeze(1)
         self._signed_sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1).unsqueeze(1)
-
-    def _make_attention(self, name: Attention) -> AttentionKernel:
-        return make_attention(name, heads=self.heads, kv=self.kv)
 
     def positions(self, rectangle: Rectangle) -> torch.Tensor:
         """Positions [rows, width] of the query tokens; padding is kept inside the slot."""

@@ -11,7 +11,7 @@ from math import inf
 
 from sim.acceptance.tape import TapeAcceptance
 from sim.metrics.records import StreamUsage, WorkRecord
-from sim.policies.options import KvMode, Method
+from sim.policies.options import KvMode
 from sim.run.experiment import Experiment
 
 
@@ -29,7 +29,7 @@ def check_replayable(experiment: Experiment) -> None:
     simulated_only = (
         (engine.async_scheduling, "engine.async_scheduling=true", "a replay plans each work with all results"),
         (
-            resolved.limits.method is not Method.DRAFT_MODEL and given,
+            not resolved.limits.method.is_model and given,
             f"{scenario.profile!r} drafting by {resolved.limits.method}",
             "a replay drafts with a model of its own (a profile target+draft, speculation.method=draft_model)",
         ),

@@ -41,9 +41,6 @@ class CompareFlags(CompareScenario, frozen=True, kw_only=True):
     metric_percentiles: Annotated[str | None, "Further percentiles, such as 50,99.9."] = None
     json: JsonFile = None
     save_detailed: Annotated[bool, "Add per-request lists to every run of the JSON."] = False
-    result_dir: Annotated[
-        Path | None, "Write each run as `vllm bench serve --save-result` does, a file each, into this directory."
-    ] = None
     out: Annotated[Path | None, "Results directory."] = None
     plots: Annotated[
         bool, "Record the works of the first replication and draw latencies and lanes into --out; slower."
@@ -92,8 +89,6 @@ def compare_command(flags: CompareFlags) -> None:
     claim(
         files={"--json": flags.json},
         folders={"--out": flags.out},
-        added_to={"--result-dir": flags.result_dir},
-        adds={"--result-dir": _bench_files(flags.result_dir, scenario)},
         inputs=inputs_of(flags.scenario, scenario),
         own_names=OWN_FILES,
     )
@@ -103,10 +98,6 @@ def compare_command(flags: CompareFlags) -> None:
     say_trace(scenario.workload, is_quiet=flags.json == "-")
     say_runs(len(scenario.policy) * (scenario.replications + (flags.draws or 0)))
     result = _compared(scenario, profile, percentiles, flags)
-    if flags.result_dir is not None:
-        from sim.report.bench import write_bench_results
-
-        write_bench_results(flags.result_dir, result)
     if write_json(flags.json, result.plain):
         from rich.console import Console
 
@@ -155,25 +146,14 @@ def _compare_values(
 
 def _check(flags: CompareFlags, *, is_grid: bool) -> None:
     """Raise ValueError for flags that do not go together; several values per flag, a grid, go with few."""
-    for name in ("out", "plots", "result_dir", "save_detailed", "emit_vllm"):
+    for name in ("out", "plots", "save_detailed", "emit_vllm"):
         if is_grid and getattr(flags, name):
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag} goes with one value per flag; for a grid, see `lanesim sweep --help`")
     if flags.plots and flags.out is None:
         raise ValueError("--plots draws into a results directory: add --out DIR")
-    if flags.save_detailed and flags.json is None and flags.result_dir is None:
-        raise ValueError("--save-detailed adds to the JSON: say where with --json FILE or --result-dir DIR")
-
-
-def _bench_files(folder: Path | None, scenario: Scenario) -> list[Path]:
-    """Files of the runs in --result-dir."""
-    from sim.draws import child_seed
-    from sim.report.bench import bench_path
-
-    if folder is None:
-        return []
-    rate, seeds = scenario.workload.request_rate, [child_seed(scenario.seed, r) for r in range(scenario.replications)]
-    return [bench_path(folder, policy, rate, seed) for policy in scenario.policy for seed in seeds]
+    if flags.save_detailed and flags.json is None:
+        raise ValueError("--save-detailed adds to the JSON: say where with --json FILE")
 
 
 def _print_lines(scenario: Scenario) -> None:

@@ -36,7 +36,6 @@ Tokens = Annotated[int, Meta(ge=1, le=10_000_000)]
 DraftTokens = Annotated[int, Meta(ge=1, le=126)]
 """The bounds of sim.acceptance.models, which a command line does not wait for."""
 Gpus = Annotated[int, Meta(ge=1, le=1024)]
-Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Draws = Annotated[int, Meta(ge=0, le=MAX_DRAWS)]
 Rate = Annotated[float, Meta(gt=0.0, le=1e6)]
 Share = Annotated[float, Meta(gt=0.0, lt=1.0)]
@@ -106,12 +105,6 @@ def _type_of(hint: Any, notes: list[Any]) -> click.ParamType[Any]:
 def _consent(context: click.Context, _: click.Parameter, is_given: bool) -> bool:
     context.meta[CONSENT] = is_given
     return is_given
-
-
-OVERWRITE = click.option(
-    "--overwrite", is_flag=True, expose_value=False, callback=_consent, help=get_args(Overwrite)[1]
-)
-"""For commands that declare their flags by click."""
 
 
 def parameters(flags: type[Struct]) -> list[click.Parameter]:

@@ -3,7 +3,7 @@
 While the command is being loaded there is nothing to keep, and a signal ends the process at once. Afterwards it is
 raised as Stopped wherever the main thread is, so that what holds results can keep them; the exit code says which signal
 it was. The same one again within a moment counts once (terminals and wrappers both send it); later ones end the process
-at once: scratch that is left so is swept by the next writer. Imports nothing that takes time.
+at once: scratch that is left is removed by the next writer. Imports nothing that takes time.
 Not here: what is kept (realrun.replay.replays, calibrate.measure.command), the line at the end
 (sim.cli.main).
 """

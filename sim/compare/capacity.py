@@ -119,9 +119,8 @@ class Saturation:
 
     @cached_property
     def _one(self) -> Resolved:
-        """One replica, with shares as they suit the load, whatever would suit a saturated run."""
-        one = self._given if self._count == 1 else self._given.changed(devices={"count": 1})
-        return one.with_shares()
+        """One replica."""
+        return self._given if self._count == 1 else self._given.changed(devices={"count": 1})
 
     @cached_property
     def _sent(self) -> tuple[int, float]:

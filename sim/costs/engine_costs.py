@@ -49,8 +49,6 @@ NO_SPECULATION = "none"
 NO_ENGINE = "no engine"
 """Name of what a real host adds that no engine and no measurement knows."""
 ENGINE_SCHEMA = 1
-PARALLEL_EAGLE = "parallel_eagle"
-"""Name, in `Rules`, of an EAGLE head that fills all slots in one pass."""
 SMALL_GRAPHS, COARSE_GRAPHS = (1, 2, 4), 256
 """vLLM's captured sizes: these, multiples of 8, and of 16 from there on."""
 GIB = 2.0**30
@@ -92,7 +90,8 @@ class TokenRatio(Bounded, frozen=True, kw_only=True):
 
 class Rules(Bounded, frozen=True, kw_only=True):
     """Behaviour of one version of an engine beside its steps, each as its source has it (`rules_source` of its file);
-    an engine without one of them does nothing of the kind. Drafters go by `Method`, and by PARALLEL_EAGLE."""
+    an engine without one of them does nothing of the kind. Drafters go by their names (sim.drafters); a head that
+    drafts in parallel is parallel_eagle."""
 
     draft_slots: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     """Drafter -> (a, b): a + b k slots of a step's token budget are kept for the drafts of each seat."""

@@ -3,8 +3,7 @@ calibrated one).
 
 The load is the number of unfinished requests. A request stays with the policy that took it in, so after a change both
 run until the old one's are through, on the same GPU and in the same memory; with `hysteresis` a row is left only when
-the load is so far beyond its edge. `lanesim tune --policy adaptive` finds a table and its hysteresis
-(sim.studies.load_table). Continuous batching keeps its memory otherwise and cannot be a row.
+the load is so far beyond its edge. Continuous batching keeps its memory otherwise and cannot be a row.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ import msgspec
 from sim.bounds import Bounds, check_bounds
 from sim.costs.engine_costs import TokenRatio
 from sim.devices.partition import check_shares
+from sim.drafters.draft_model import DRAFTER as DRAFT_MODEL
+from sim.drafters.drafter import Drafter
 
-AUTO = "auto"
-"""A partition that suits the load."""
 ONLY_TOGETHER = "only_together"
 """Key of a partition beside its lanes."""
 DEFERRED = "deferred"
@@ -88,9 +88,9 @@ class LaneOptions(RoundOptions):
     """Priorities of contending streams: decode before verify before prefill. true: a higher one waits for
     40 us of another's kernel; preemptive: the highest takes what it can use, the others get the rest. The reports'
     engines had plain streams."""
-    partition: dict[str, float | bool] | str | None = None
+    partition: dict[str, float | bool] | None = None
     """pd, pdv, unified: shares of the GPU's multiprocessors by lane, such as {prefill: 0.4, decode: 0.6}. Lanes without
-    one divide the rest; auto chooses shares for the load, or none. only_together: true gives a lane the whole GPU while
+    one divide the rest. only_together: true gives a lane the whole GPU while
     no other has work; deferred: true (pd, pdv) lets prompts begin, and join the others, where a round ends."""
 
     def __post_init__(self) -> None:
@@ -101,14 +101,14 @@ class LaneOptions(RoundOptions):
             raise ValueError(
                 f"policy_options.stream_priorities={self.stream_priorities!r} must be true, false or {PREEMPTIVE}"
             )
-        if self.partition in (None, AUTO):
+        if self.partition is None:
             return
-        flags = [self.partition.get(key, False) for key in PARTITION_FLAGS] if isinstance(self.partition, dict) else []
+        flags = [self.partition.get(key, False) for key in PARTITION_FLAGS]
         has_shares = self.shares and not any(isinstance(share, bool) for share in self.shares.values())
         if not has_shares or not all(isinstance(flag, bool) for flag in flags):
             raise ValueError(
                 f"policy_options.partition={self.partition!r}: want a share by lane, above 0 and at most 1, beside "
-                f"them {' and '.join(PARTITION_FLAGS)} as true or false; or {AUTO}, or null"
+                f"them {' and '.join(PARTITION_FLAGS)} as true or false; or null"
             )
         try:
             check_shares(self.shares)
@@ -121,22 +121,20 @@ class LaneOptions(RoundOptions):
 
     def share(self, lane: str) -> float | None:
         """Share of the multiprocessors reserved for `lane`; None where it has none of its own."""
-        assert not isinstance(self.partition, str), "whoever runs a policy chooses the shares first"
         return self.shares.get(lane)
 
     @property
     def shares(self) -> dict[str, float]:
         """Given ones, by lane."""
-        given = self.partition if isinstance(self.partition, dict) else {}
-        return {lane: share for lane, share in given.items() if lane not in PARTITION_FLAGS}
+        return {lane: share for lane, share in (self.partition or {}).items() if lane not in PARTITION_FLAGS}
 
     @property
     def only_together(self) -> bool:
-        return isinstance(self.partition, dict) and self.partition.get(ONLY_TOGETHER) is True
+        return self.partition is not None and self.partition.get(ONLY_TOGETHER) is True
 
     @property
     def defers_prompts(self) -> bool:
-        return isinstance(self.partition, dict) and self.partition.get(DEFERRED) is True
+        return self.partition is not None and self.partition.get(DEFERRED) is True
 
     def priority(self, priority: int) -> int:
         """`priority` of a stream where priorities are requested; else all are alike."""
@@ -146,30 +144,6 @@ class LaneOptions(RoundOptions):
 def keys(options: type[RoundOptions], *, but: Sequence[str] = ()) -> tuple[str, ...]:
     """Keys of `policy_options` that mean something to a policy with such options, but for some."""
     return tuple(field.name for field in fields(options) if field.name not in but)
-
-
-class Method(StrEnum):
-    """Drafters, under vLLM's names: a smaller model; an EAGLE-3 head of the target; a layer of the target's kind
-    that predicts the token after next, run once per token (MTP); a drafter that fills all slots in one pass (PARD,
-    P-EAGLE, DFlash); DSpark, a block over all slots whose context is projected features alone, with a serial head
-    behind it; a look-up of n-grams."""
-
-    DRAFT_MODEL = "draft_model"
-    EAGLE3 = "eagle3"
-    MTP = "mtp"
-    PARALLEL = "parallel"
-    DSPARK = "dspark"
-    NGRAM = "ngram"
-
-    @property
-    def looks_up(self) -> bool:
-        """Drafts come from the text so far: nothing of it runs on the GPU."""
-        return self is Method.NGRAM
-
-    @property
-    def reads_features(self) -> bool:
-        """True of a drafter that reads the target's hidden states, of every token that was verified."""
-        return self in (Method.EAGLE3, Method.MTP, Method.DSPARK)
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,7 +209,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     drafts_before_verify: bool = False
     """continuous: a step of rows begins with all passes of its drafts but the first, which ended the step before
     (SGLang); False: drafts end the step (vLLM)."""
-    method: Method = Method.DRAFT_MODEL
+    method: Drafter = DRAFT_MODEL
     scheduler: str | None = None
     """continuous: an installed engine whose own scheduler plans the steps, by its name in the entry points
     `lanesim.engines`; None: `continuous` does."""

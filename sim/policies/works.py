@@ -6,9 +6,11 @@ Not here: submitting (sim.policies.rounds).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from sim.drafters.drafter import Drafter
 from sim.interface.request import Request
-from sim.interface.work import DRAFT, DRAFT_MODEL, VERIFY, Chunk, Kind, Model, Work
+from sim.interface.work import DRAFT, DRAFT_MODEL, STEP, VERIFY, Chunk, Kind, Model, Work
 
 
 def prefill(request: Request, model: Model, max_tokens: int | None = None, *, drafter: int = 0) -> list[Work]:
@@ -113,4 +115,66 @@ def verify_without_kv(requests: Sequence[Request], drafters: Sequence[int] = ())
         chunks=tuple(Chunk(request.context_tokens + 1 + request.drafted, 0) for request in requests),
         head_rows=sum(request.drafted + 1 for request in requests),
         drafters=drafters,
+    )
+
+
+# -- steps of continuous batching
+
+
+class StepLoad(NamedTuple):
+    """A step in numbers, and the requests that its works name."""
+
+    num_rows: int
+    row_tokens: int
+    context_tokens: int
+    """KV tokens of the rows."""
+    chunks: tuple[Chunk, ...]
+    prompts: Sequence[Request]
+    completed: Sequence[Request]
+    """Prompts whose last chunk this is."""
+    rows: Sequence[Request]
+    max_drafted: int = 0
+    """Longest draft that its rows verify."""
+
+
+def step_work(load: StepLoad, ahead_s: float, group_tokens: int = 0) -> Work:
+    """The target pass, which could be prepared for `ahead_s`, among `group_tokens` of all ranks."""
+    return Work(
+        kind=STEP,
+        requests=(*load.rows, *load.prompts),
+        rows=load.num_rows,
+        row_tokens=load.row_tokens,
+        context_tokens=load.context_tokens,
+        chunks=load.chunks,
+        group_tokens=group_tokens,
+        head_rows=load.row_tokens + len(load.completed),
+        ahead_s=ahead_s,
+    )
+
+
+def draft_work(load: StepLoad, draft_tokens: int, method: Drafter) -> Work:
+    """Drafts for every row that sampled in this step, and the draft model's share of the prefill; a draft of 0 tokens
+    only brings the draft model's KV up to date."""
+    completed = load.completed
+    num_rows = load.num_rows + len(completed)
+    context_tokens = load.context_tokens
+    for request in completed:
+        context_tokens += request.prefill_goal
+    requests = (*load.rows, *completed, *load.prompts)
+    return method.draft(num_rows, load.row_tokens, context_tokens, load.chunks, draft_tokens, requests)
+
+
+def later_drafts(load: StepLoad, ahead_s: float) -> Work:
+    """All passes of its rows' drafts but the first, which ended the step before; prepared for `ahead_s`."""
+    return Work(
+        kind=DRAFT,
+        model=DRAFT_MODEL,
+        requests=tuple(load.rows),
+        rows=load.num_rows,
+        row_tokens=load.num_rows,
+        context_tokens=load.context_tokens,
+        head_rows=load.num_rows,
+        draft_tokens=load.max_drafted - 1,
+        goes_on=True,
+        ahead_s=ahead_s,
     )

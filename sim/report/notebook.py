@@ -6,6 +6,7 @@ Imports pandas and rich inside functions. Not here: what the numbers mean (sim.m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -23,13 +24,11 @@ from sim.metrics.records import RunRecord, request_columns
 from sim.metrics.summary import PERCENTILES, Run
 from sim.names import unknown
 from sim.plugins import checked_count, checked_counts, checked_list, checked_reals, plain_number, shown
-from sim.report.bench import read_bench_rows
 from sim.report.results import read_columns, read_summary
 from sim.report.shown import (
     ShownAttainment,
     ShownComparison,
     ShownContexts,
-    ShownPolicies,
     ShownTuning,
     ShownVaried,
     runs_frame,
@@ -44,13 +43,13 @@ from sim.studies.attainment import DEFAULT_SHARE, highest_load
 from sim.studies.comparison.in_draws import compared
 from sim.studies.comparison.variants import Variants, check_given, replicated, tokens_of
 from sim.studies.comparison.varied import varied
-from sim.studies.load_table import tune_policies
 from sim.studies.sweeps.grid import Grid
 from sim.studies.sweeps.store import Store, is_store
 from sim.studies.sweeps.sweep import SweepPlan, rows_of
 from sim.studies.sweeps.sweep import sweep as run_sweep
 from sim.studies.tune import tune as run_tuning
 from sim.studies.tune import tune_contexts
+from sim.workload.bench import bench_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -239,10 +238,18 @@ def load(path: str | Path, *, version: str | None = None) -> Results | pd.DataFr
     if is_store(directory):
         return store_frame(directory, version=version)
     if directory.suffix in (".json", ".jsonl") and directory.is_file():
-        return runs_frame(read_bench_rows(directory))
+        return runs_frame(_bench_rows(directory))
     held = read_summary(directory)
     requests = pd.DataFrame(read_columns(directory / "requests.parquet"))
     return Results(comparison=shown_as(ShownComparison, held), runs=runs_frame(held.runs), requests=requests)
+
+
+def _bench_rows(path: Path) -> list[dict[str, Any]]:
+    """The metrics of each result in a file of vLLM or another tool, without its lists. Raises ValueError."""
+    rows = [
+        {key: value for key, value in row.items() if not isinstance(value, list | dict)} for row in bench_rows(path)
+    ]
+    return [row | ({"request_rate": inf} if row.get("request_rate") == "inf" else {}) for row in rows]
 
 
 def paired(
@@ -322,9 +329,9 @@ def tune(
     draws: int | None = None,
     workers: int | None = None,
     **changes: Any,
-) -> ShownTuning | ShownContexts | ShownPolicies:
+) -> ShownTuning | ShownContexts:
     """The best draft length by batch size: `lanesim tune`; `source` and `changes` as in `compare`. The policy is
-    `continuous` unless given; of `adaptive` its table is fitted.
+    `continuous`.
 
     `lengths` are tried at `concurrencies`, in so many `draws`; with prompts of each of `contexts` tokens a table for
     each. Raises ValueError for what cannot be tuned.
@@ -348,10 +355,6 @@ def tune(
     }
     if draws is not None:
         asked["draws"] = checked_count("draws", draws, 1)
-    if scenario.policy == ("adaptive",):
-        if lengths is not None or contexts is not None:
-            raise ValueError("lengths, contexts: adaptive chooses policies, not draft lengths")
-        return shown_as(ShownPolicies, tune_policies(scenario, profile, **asked))
     if contexts is not None:
         prompts = [tokens_of(plain_number(each)) for each in checked_list("contexts", contexts)]
         return shown_as(ShownContexts, tune_contexts(scenario, profile, prompts, lengths=lengths, **asked))

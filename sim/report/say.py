@@ -25,7 +25,6 @@ from sim.studies.attainment import Attainment, HighestLoad, Replicas
 from sim.studies.evidence import shortened
 from sim.studies.length_choice import ALIKE, TunedPoint
 from sim.studies.load_search import Limit
-from sim.studies.load_table import PolicyTuning
 from sim.studies.plan.search import PlannedDeployment, Rental
 from sim.studies.tune import IDLE, ContextTuning, Tuning
 
@@ -251,29 +250,6 @@ def _by_context(answer: ContextTuning, console: Console) -> Said:
         [f"num_speculative_tokens_per_batch_size, as vllm#48627 proposes it: {json.dumps(answer.k_table)}"],
         [f"not simulated: {line}" for line in answer.not_simulated],
         intervals="regrets: mean over",
-    )
-
-
-@said_of.register
-def _by_policy(answer: PolicyTuning, console: Console) -> Said:
-    """A row per concurrency, and what to write into a scenario."""
-    rows = []
-    for point in answer.points:
-        cells = [
-            number(each.value)
-            if each.policy == point.policy
-            else f"{100 * min(low for low, _ in each.by_overlap.values()):+.1f} to "
-            f"{100 * max(high for _, high in each.by_overlap.values()):+.1f} %"
-            for each in point.candidates
-        ]
-        rows.append([str(point.concurrency), *cells, point.policy])
-    titles = ["in flight", *(each.policy for each in answer.points[0].candidates), "chosen"]
-    table = ", ".join(f"[{start}, {policy}]" for start, policy in answer.adaptive_table)
-    return Said(
-        answer.verdict,
-        [(f"{answer.objective} against the policy chosen, least and most over overlap", new_table([], titles, rows))],
-        [f"policy_options: {{adaptive_table: [{table}], hysteresis: {answer.hysteresis:g}}}"],
-        intervals="intervals: 95 % over",
     )
 
 

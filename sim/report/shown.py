@@ -22,7 +22,6 @@ from sim.report.store_frame import UNITS
 from sim.studies.answer import Stated
 from sim.studies.attainment import Attainment
 from sim.studies.comparison.varied import Varied
-from sim.studies.load_table import PolicyTuning
 from sim.studies.plan.search import Rental
 from sim.studies.tune import ContextTuning, Tuning
 
@@ -214,23 +213,6 @@ class ShownContexts(ShownAnswer, ContextTuning, frozen=True, kw_only=True):
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         yield from map(_scalars, self.contexts)
-
-
-class ShownPolicies(ShownAnswer, PolicyTuning, frozen=True, kw_only=True):
-    """The lane policy for each load; a row per concurrency and policy."""
-
-    def plot(self) -> Axes:
-        """The objective by requests in flight, a line per policy. Raises ValueError without the plotting libraries."""
-        lines: dict[str, list[tuple[float, float | None]]] = {}
-        for point in self.points:
-            for each in point.candidates:
-                lines.setdefault(each.policy, []).append((point.concurrency, each.value))
-        return _draw_lines(lines, "requests in flight", self.objective)
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        for point in self.points:
-            for each in point.candidates:
-                yield {"concurrency": point.concurrency, "answer": point.policy, **_scalars(each)}
 
 
 class ShownAttainment(ShownAnswer, Attainment, frozen=True, kw_only=True):

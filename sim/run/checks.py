@@ -12,12 +12,12 @@ from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import ModelShape
 from sim.devices.contention import Regime
+from sim.drafters.registry import drafter_of
 from sim.engine.controllers import VERIFYING
-from sim.policies.options import Batching, EngineLimits, KvMode, Method, keys
-from sim.policies.registry import Policy, PolicyOptions, find_policy
+from sim.names import unknown
+from sim.policies.options import DEFERRED, Batching, EngineLimits, KvMode, keys
+from sim.policies.registry import POLICIES, Policy, PolicyOptions, find_policy
 from sim.run.draft_lengths import DraftLengths
-from sim.run.lane_shares import check_partition
-from sim.run.limits import own_method
 from sim.run.scenario import Scenario
 
 
@@ -44,22 +44,48 @@ def check_policy(
 ) -> None:
     """Raise ValueError for what only shows when scenario, `policy` and profile are seen together."""
     if scenario.policy_options.partition is not None:
-        check_partition(scenario.policy_options, [find_policy(each) for each in scenario.policy])
+        _check_partition(scenario.policy_options, [find_policy(each) for each in scenario.policy])
     for is_so, text in _refusals(scenario, profile, policy, limits, lengths):
         if is_so:
             raise ValueError(text)
+
+
+def _check_partition(options: PolicyOptions, policies: Sequence[Policy]) -> None:
+    """Raise ValueError for shares that no policy has lanes for, or that one with lanes cannot be given."""
+    with_lanes = [policy for policy in policies if policy.lanes]
+    if not with_lanes:
+        names = ", ".join(policy.name for policy in policies)
+        known = ", ".join(policy.name for policy in POLICIES.values() if policy.lanes)
+        raise ValueError(f"policy_options.partition: no lanes to give shares in {names}; there are some in {known}")
+    for policy in with_lanes:
+        _check_shares(options.shares, policy)
+        if options.defers_prompts and any(len(group) > 1 for group in policy.lanes):
+            raise ValueError(
+                f"policy_options.partition.{DEFERRED}: one worker runs the lanes of {policy.name!r}, which has no "
+                "round of its own to wait for; want a policy with a coroutine per lane, such as pd"
+            )
+
+
+def _check_shares(shares: dict[str, float], policy: Policy) -> None:
+    for lane in shares:
+        if lane not in policy.lane_names:
+            raise ValueError(f"policy_options.partition: {unknown(f'lane of {policy.name}', lane, policy.lane_names)}")
+    without = [lane for lane in policy.lane_names if lane not in shares]
+    if without and sum(shares.values()) > 1.0 - 1e-9:
+        raise ValueError(
+            f"policy_options.partition leaves nothing for {', '.join(without)} of {policy.name!r}; give the others less"
+        )
 
 
 def _refusals(
     scenario: Scenario, profile: Profile, policy: Policy, limits: EngineLimits, lengths: DraftLengths
 ) -> tuple[tuple[bool, str], ...]:
     """Faults, true where the scenario has one, each with the line that says so, the first of several first."""
-    method, controller = scenario.speculation.method, scenario.speculation.controller
+    method, controller = scenario.speculation.drafter, scenario.speculation.controller
     draft_tokens, options, name = scenario.speculation.num_speculative_tokens, scenario.policy_options, policy.name
     is_drafting, draft = draft_tokens > 0, profile.draft
     is_lane = policy.is_speculative and not policy.is_continuous
     reads_late = policy.drafts_ahead and limits.method.reads_features
-    drafter = {Method.EAGLE3: "an EAGLE-3 head", Method.MTP: "an MTP layer"}.get(method, "a DSpark drafter")
     budget = f"policy {name!r}: engine.max_num_batched_tokens={limits.max_num_batched_tokens}"
     return (
         (
@@ -110,13 +136,13 @@ def _refusals(
             "acceptance length)",
         ),
         (
-            is_drafting and is_lane and not reads_late and limits.method is not Method.DRAFT_MODEL,
+            is_drafting and is_lane and not reads_late and not limits.method.is_model,
             f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
             "continuous only",
         ),
         (
-            method.reads_features and is_drafting and own_method(profile) is not method,
-            f"speculation.method={method} needs a profile with {drafter} (…/target+{method}); the draft of "
+            method.reads_features and is_drafting and drafter_of(profile) is not method,
+            f"speculation.method={method} needs a profile with {method.what} (…/target+{method}); the draft of "
             f"{profile.name!r} is {draft.name if draft else 'none'}",
         ),
         (

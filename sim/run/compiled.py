@@ -32,8 +32,7 @@ from sim.hosts.simulated import SimHost, Usage
 from sim.interface.host import Stream
 from sim.interface.request import Request
 from sim.interface.work import Kind, Model
-from sim.policies.continuous.loop import ONE_BY_ONE
-from sim.policies.options import BatchBy, KvMode, Method, rows_per_work
+from sim.policies.options import BatchBy, KvMode, rows_per_work
 from sim.policies.unified import SPIN_S
 from sim.run.resolve import Resolved
 
@@ -61,7 +60,6 @@ SETTINGS = struct.Struct("=31q 17d")
 """What the core goes by, in the order of its struct."""
 TOTALS = struct.Struct("=2d 2qd 2qd")
 """What the core sums up: now_s, busy_s, and works, tokens and device seconds of target and draft."""
-METHODS = (Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP, Method.NGRAM)
 LANE_POLICIES = ("pd", "pdv", "unified", "baseline")
 """As the core numbers them."""
 LANE_KINDS = (Kind.PREFILL, Kind.DRAFT, Kind.VERIFY)
@@ -124,8 +122,8 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
     length = controller.constant_length
     if length != controller.draft_tokens_max:
         return "draft lengths that change"
-    if length and limits.method not in METHODS:
-        return f"drafts of {limits.method.value}"
+    if length and limits.method.in_one_pass:
+        return f"drafts of {limits.method}"
     if any(passes.projects_context for passes in (costs._target, costs._draft) if passes is not None):
         return "drafts of dspark"
     if any(request.priority for request in serving.requests) or not serving.requests:
@@ -369,7 +367,7 @@ def _settings(resolved: Resolved, serving: Serving) -> bytearray:
             limits.batch_wait_steps,
             limits.balance[0],
             limits.retracts,
-            limits.drafts_before_verify and limits.method in ONE_BY_ONE,
+            limits.drafts_before_verify and limits.method.runs_per_token,
             limits.max_num_batched_tokens,
             0 if ratio is None else ratio.max_answer_tokens,
             limits.batch_wait[1],

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
-from sim.costs.engine_costs import NO_SPECULATION, PARALLEL_EAGLE, EngineCosts, engine_of, own_engine, without_engine
+from sim.costs.engine_costs import NO_SPECULATION, EngineCosts, engine_of, own_engine, without_engine
 from sim.costs.profile import Profile
-from sim.policies.options import CHUNK, EngineLimits, Method
+from sim.drafters.drafter import Drafter
+from sim.drafters.registry import drafter_of
+from sim.policies.options import CHUNK, EngineLimits
 from sim.policies.registry import Policy
 from sim.run.scenario import Scenario
 from sim.workload.served import Served
@@ -65,15 +67,15 @@ def limits_of(
     and what the policy drafts with: nothing of `speculation` changes one that never drafts (`is_speculative` false). A
     real host schedules synchronously.
     """
-    engine, given, method = engine or engine_for(scenario, profile), scenario.engine, scenario.speculation.method
-    method = own_method(profile) or method if method is Method.DRAFT_MODEL else method
+    engine, given, method = engine or engine_for(scenario, profile), scenario.engine, scenario.speculation.drafter
+    method = drafter_of(profile) or method if method.is_model else method
     is_drafting = is_speculative and scenario.speculation.num_speculative_tokens > 0
-    is_async = not is_real and engine.plans_ahead(method.value if is_drafting else NO_SPECULATION)
+    is_async = not is_real and engine.plans_ahead(method.name if is_drafting else NO_SPECULATION)
     caps = engine.cap_rule(profile.gpu)
     draft_tokens = scenario.speculation.num_speculative_tokens
     told = given.rules
     rules, is_fixed = engine.rules, scenario.speculation.controller == "fixed"
-    slots = rules.slots_per_seat(drafter_of(method, profile), draft_tokens) if is_drafting else 0
+    slots = rules.slots_per_seat(name_in_rules(method, profile), draft_tokens) if is_drafting else 0
     _check_rules(scenario, engine, profile)
     interval, ranks = int(told.get("prefill_schedule_interval", 1)), profile.data_parallel
     return EngineLimits(
@@ -139,19 +141,7 @@ def draft_slots(policy: Policy, draft_tokens_max: int, *, is_async: bool) -> int
     return (rounds + is_async) * draft_tokens_max + 1
 
 
-def drafter_of(method: Method, profile: Profile) -> str:
+def name_in_rules(method: Drafter, profile: Profile) -> str:
     """`method` as an engine's rules name it: a head that drafts in parallel is no parallel draft model."""
-    is_head = method is Method.PARALLEL and own_method(profile) is Method.EAGLE3
-    return PARALLEL_EAGLE if is_head else method.value
-
-
-def own_method(profile: Profile) -> Method | None:
-    """Method of the profile's draft where that follows from its shape; None for a separate model."""
-    draft = profile.draft
-    if draft is None:
-        return None
-    if draft.projects_context:
-        return Method.DSPARK
-    if draft.input_features:
-        return Method.MTP
-    return Method.EAGLE3 if draft.fused_features else None
+    own = drafter_of(profile)
+    return method.name if own is None else method.on_heads.get(own.name, method.name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from math import inf
 from typing import Any
 
 import msgspec
@@ -25,7 +24,7 @@ from sim.costs.memory import kept_blocks, kv_capacity_blocks, loaded_models
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.costs.shapes import ModelShape, kv_bytes_per_token, rank_weight_bytes
-from sim.devices.contention import Contention, PhiLevel, Regime, contention_of, phi_at
+from sim.devices.contention import Contention, Regime, contention_of
 from sim.devices.link import link_of
 from sim.engine.controllers import VERIFYING
 from sim.engine.draft_length import Controller
@@ -33,7 +32,6 @@ from sim.engine.kv import KvPool, SpreadPool
 from sim.engine.paged import PagedPool, SlottedPool
 from sim.engine.radix import RadixPool
 from sim.files.json_values import Json
-from sim.interface.work import Kind
 from sim.policies.adaptive import seed_table
 from sim.policies.disaggregated import LINK
 from sim.policies.options import PREEMPTIVE, EngineLimits, rows_per_work
@@ -48,19 +46,16 @@ from sim.run.checks import (
     is_lockstep,
     short_rates,
 )
-from sim.run.draft_lengths import DraftLengths, RoundTimes, acceptance_at, controller_of, lengths_of, mean_lengths
+from sim.run.draft_lengths import DraftLengths, RoundTimes, acceptance_at, controller_of, lengths_of
 from sim.run.drafters import DrafterCosts, draft_shape, pair_with
-from sim.run.forecast import MeanLoad
-from sim.run.lane_shares import PartitionOption, best_partition
 from sim.run.limits import (
     draft_slots,
-    drafter_of,
     engine_for,
     limits_of,
+    name_in_rules,
     served_by,
 )
 from sim.run.scenario import Scenario
-from sim.workload.generate import is_trace
 from sim.workload.served import Served
 
 HEAVY_BYTES = 60e9
@@ -133,7 +128,7 @@ class _Unpriced:
         is_async, size = limits.async_scheduling, given.block_size
         slots = draft_slots(policy, self.lengths.max, is_async=is_async)
         kept = kept_blocks(self.models, self.profile.tensor_parallel, size, self.lengths.max)
-        drafter = drafter_of(limits.method, self.profile) if self.lengths.given else None
+        drafter = name_in_rules(limits.method, self.profile) if self.lengths.given else None
         prefixes = {
             "is_caching": given.rules.get("enable_prefix_caching", True) is True,
             "drops_cached_block": drafter in rules.drops_cached_block,
@@ -191,12 +186,9 @@ class Resolved(_Unpriced):
         return self.partition is not None
 
     @property
-    def partition(self) -> PartitionOption | None:
-        """Shares of the multiprocessors by lane, and when they hold; where the scenario leaves them open, what suits
-        its load. None where streams share all of them."""
-        partition = self.options.partition
-        assert not isinstance(partition, str), "auto is resolved"
-        return partition
+    def partition(self) -> dict[str, float | bool] | None:
+        """Shares of the multiprocessors by lane, and when they hold. None where streams share all of them."""
+        return self.options.partition
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -244,12 +236,7 @@ class Resolved(_Unpriced):
             other = resolve(scenario, self.profile, self.policy.name, num_slots=self.num_slots, quoted=quoted)
             return replace(other, label=self.label)
         served = msgspec.structs.replace(self.served, workload=scenario.workload)
-        other = replace(self, scenario=scenario, served=served)
-        return other if isinstance(scenario.policy_options.partition, dict | None) else _priced(other)
-
-    def with_shares(self) -> Resolved:
-        """The same with its shares of the multiprocessors as they are, whatever would suit another load."""
-        return replace(self, scenario=with_keys(self.scenario, policy_options={"partition": self.partition}))
+        return replace(self, scenario=scenario, served=served)
 
     def at_phi(self, phi: float | None) -> Resolved:
         """The same with works beside each other at that rate; None: as they are."""
@@ -294,7 +281,7 @@ def resolve(
     pairs = _pairs(scenario, profile, draft_tokens)
     lengths = lengths_of(speculation, draft_tokens, is_real=is_real)
     check_policy(scenario, profile, named, limits, lengths)
-    has_draft = lengths.max > 0 and not speculation.method.looks_up
+    has_draft = lengths.max > 0 and not speculation.drafter.looks_up
     models = (*loaded_models(profile, with_draft=has_draft), *map(draft_shape, pairs))
     num_gpus, num_engines = named.gpus(scenario.policy_options)
     if named.takes_option("lanes"):
@@ -431,26 +418,18 @@ def _links(scenario: Scenario, num_gpus: int) -> dict[str, Link]:
 
 
 def _priced(one: _Unpriced) -> Resolved:
-    """`one` with costs, and with the shares that are given or suit its load."""
-    given, partition = one.scenario.policy_options.partition, None
-    resolved = _on_streams(one, is_partitioned=given is not None and bool(one.policy.lanes))
+    """`one` with costs, and with its lanes on shares of the GPU where those are given."""
+    scenario, profile, given = one.scenario, one.profile, one.scenario.policy_options.partition
+    partition = None
     if given is not None and one.policy.lanes:
-        partition = _given_shares(given) if isinstance(given, dict) else _best_shares(resolved)
-        if partition is None:
-            resolved = _on_streams(one, is_partitioned=False)
-    return replace(resolved, options=replace(resolved.options, partition=partition))
-
-
-def _on_streams(one: _Unpriced, *, is_partitioned: bool) -> Resolved:
-    """`one` with costs, on streams that share the GPU, or that have shares of it which are to be chosen yet."""
-    scenario, profile = one.scenario, one.profile
-    is_plain = not is_partitioned and not profile.overlap.measured
+        partition = {key: value for key, value in given.items() if value is not False}
+    is_plain = partition is None and not profile.overlap.measured
     regime = scenario.devices.overlap or Regime.LEFTOVER if is_plain else None
     with_demands = profile
     if _num_processes(scenario, one.policy) > 1:
         alone = msgspec.structs.replace(profile.host, inflation_eager=(1.0,), inflation_graphed=(1.0,))
         with_demands = profile = msgspec.structs.replace(profile, host=alone)
-    if regime is Regime.ROOFS or is_partitioned:
+    if regime is Regime.ROOFS or partition is not None:
         overlap = msgspec.structs.replace(profile.overlap, demand_floor=0.0)
         with_demands = msgspec.structs.replace(profile, overlap=overlap)
     drafted = one.lengths.max if one.policy.is_continuous else 0
@@ -467,7 +446,7 @@ def _on_streams(one: _Unpriced, *, is_partitioned: bool) -> Resolved:
         costs_elsewhere=_costs_elsewhere(one),
         contention=contention_of(profile.overlap, regime, scenario.devices.phi, is_preemptive=is_preemptive),
         regime=regime,
-        options=replace(scenario.policy_options, partition=None, adaptive_table=table),
+        options=replace(scenario.policy_options, partition=partition, adaptive_table=table),
     )
 
 
@@ -500,44 +479,3 @@ def _costs_elsewhere(one: _Unpriced) -> dict[int, ShippedCosts]:
     costs = _costs_of(one, other, engine_for(scenario, other))
     firsts = [replica * one.num_gpus for replica in range(scenario.devices.count)]
     return {first + index: costs for first in firsts for index in range(scenario.policy_options.pools.prefill)}
-
-
-# -- shares of the multiprocessors
-
-
-def _given_shares(partition: PartitionOption) -> PartitionOption:
-    return {key: value for key, value in partition.items() if value is not False}
-
-
-def _best_shares(one: Resolved) -> PartitionOption | None:
-    # Of plain streams the least overlap counts: what a partition does was measured, phi was not.
-    overlap = one.profile.overlap
-    plain = contention_of(overlap, one.scenario.devices.overlap, phi_at(overlap, PhiLevel.LOW))
-    return best_partition(one.policy, one.costs, _mean_load(one), plain)
-
-
-def _mean_load(one: Resolved) -> MeanLoad:
-    """The scenario in means, the same for all its seeds."""
-    workload, sent = one.scenario.workload, one.served.sample(one.scenario.seed)
-    sample, count = sent.requests, len(sent.requests)
-    prompt, output = mean_lengths(sample)
-    (draft_tokens,) = one.new_controller().lengths_for(sample[:1])
-    per_round = one.acceptance_at(draft_tokens).expected_length(draft_tokens) if draft_tokens else 1.0
-    empty = one.new_pool()
-    blocks = sum(empty.blocks_for(request) for request in sample) / count
-    rate, span_s = workload.request_rate * sent.served_share, sample[-1].arrival_s - sample[0].arrival_s
-    if is_trace(workload):
-        rate = (count - 1) / span_s if span_s else inf
-    max_drafted = one.caps.decode_batch or one.max_seated
-    return MeanLoad(
-        prompt_tokens=max(1, round(prompt)),
-        prompt_variation=sum(request.prompt_tokens**2 for request in sample) / count / prompt**2 - 1.0,
-        context_tokens=prompt + output / 2.0,
-        num_rounds=max(1.0, (output - 1.0) / per_round),
-        draft_tokens=draft_tokens,
-        max_at_once=max(1, min(one.max_seated, int(one.num_blocks / blocks))),
-        max_rows={Kind.DRAFT: max_drafted, Kind.VERIFY: one.caps.verify_batch or max_drafted},
-        rate_per_s=rate,
-        max_concurrency=workload.max_concurrency,
-        plans_ahead=one.limits.async_scheduling,
-    )

@@ -25,6 +25,8 @@ from sim.costs.profile import Profile
 from sim.costs.profile_files import default_lengths, spelling
 from sim.costs.work_costs import GRAPHED_DECODE, GRAPHED_DRAFT
 from sim.devices.contention import Regime
+from sim.drafters.drafter import Drafter
+from sim.drafters.registry import DRAFTERS
 from sim.engine.adaptive_length import Band, bands_by_start
 from sim.engine.controllers import CONTROLLERS
 from sim.engine.draft_length import BatchTable, check_table
@@ -32,7 +34,7 @@ from sim.engine.fleet import Routing
 from sim.files.json_values import Json
 from sim.names import unknown
 from sim.plugins import plain_number, shown
-from sim.policies.options import CHUNK, Method
+from sim.policies.options import CHUNK
 from sim.policies.registry import PolicyOptions
 from sim.run.scenario_file import FLAT_NAMES, read_scenario, set_dotted
 from sim.workload.classes import Goodput, SloClass, check_classes
@@ -80,6 +82,7 @@ GONE = (
         "policy_options.draft_devices": "policy_options.pools.draft",
         "policy_options.draft_autoscale": "policy_options.pools.draft_autoscale",
         "policy_options.prefill_chunk_tokens": f"engine.rules.{CHUNK}",
+        "policy_options.partition=auto": "shares by lane, such as {prefill: 0.4, decode: 0.6} (--vary compares)",
         "policy_options.spin_s": "policy_options.poll_s",
         "policy_options.queue_factor": "nothing: it is 1.2",
         "policy_options.verify_lead": "nothing: it is 2",
@@ -87,7 +90,7 @@ GONE = (
         "devices.prefill_profile": "policy_options.pools.prefill_profile",
     }
 )
-"""Former keys, and what to use instead."""
+"""Former keys, one with the value that is gone, and what to use instead."""
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,10 +149,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"engine.cuda_graph={self.cuda_graph!r} must be {wanted}")
 
 
-class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FurtherDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A draft model beside the profile's own.
 
-    >>> Drafter(draft="llama-68m", acceptance="iid:0.4").num_speculative_tokens
+    >>> FurtherDraft(draft="llama-68m", acceptance="iid:0.4").num_speculative_tokens
     4
     """
 
@@ -165,7 +168,8 @@ class Drafter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     """The drafter, and what is accepted of its tokens."""
 
-    method: Method = Method.DRAFT_MODEL
+    method: str = "draft_model"
+    """One of draft_model, eagle3, mtp, parallel, dspark, ngram."""
     num_speculative_tokens: Annotated[int, Bounds(0, MAX_DRAFT_TOKENS)] = 4
     """Draft length, or the longest one of a controller; 0: none."""
     acceptance: str = "iid:0.7"
@@ -179,13 +183,14 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     num_speculative_tokens_per_batch_size: BatchTable | dict[str, Band] | None = None
     """by_batch: vLLM's key, rows of [first batch size, last one, draft length], none above num_speculative_tokens.
     sglang_adaptive: SGLang's file speculative_adaptive_config, bands by smallest batch size; null = SGLang's own."""
-    drafts: tuple[Drafter, ...] = ()
+    drafts: tuple[FurtherDraft, ...] = ()
     """baseline, pd, pdv, unified, adaptive: further draft models in memory, each with draft (a known model, or a
     profile of that pair), acceptance and num_speculative_tokens. Each round uses the one with the most expected
     tokens per second."""
 
     def __post_init__(self) -> None:
         check_bounds("speculation", self)
+        _one_of("speculation.method", self.method, DRAFTERS)
         _one_of("speculation.controller", self.controller, CONTROLLERS)
         key, table = "speculation.num_speculative_tokens_per_batch_size", self.num_speculative_tokens_per_batch_size
         if table is not None and self.controller != ("sglang_adaptive" if isinstance(table, dict) else "by_batch"):
@@ -204,6 +209,10 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
                 f"speculation.drafts: each has a length of its own, so speculation.controller={self.controller} has "
                 "nothing to choose; want fixed"
             )
+
+    @property
+    def drafter(self) -> Drafter:
+        return DRAFTERS[self.method]
 
     @property
     def acceptance_name(self) -> str:
@@ -438,9 +447,10 @@ def dotted_keys(block: type = Scenario, prefix: str = "") -> Iterator[str]:
 def _check_keys(raw: Mapping[str, Json], block: type, prefix: str) -> None:
     hints = field_types(block)
     for key, value in raw.items():
-        if key not in hints:
-            if (former := f"{prefix}{key}") in GONE:
+        for former in (f"{prefix}{key}", f"{prefix}{key}={value}"):
+            if former in GONE:
                 raise ValueError(f"{former} is no more; use {GONE[former]}")
+        if key not in hints:
             known = [prefix + name for name in hints]
             flat = [] if prefix else [dotted for dotted in FLAT_NAMES.values() if "." in dotted]
             raise ValueError(unknown("key", f"{prefix}{key}", [*known, *flat]))

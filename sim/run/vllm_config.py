@@ -7,24 +7,11 @@ Not here: reading scenario files (scenario_file), what the keys mean (scenario).
 
 from __future__ import annotations
 
+from sim.drafters.drafter import Drafter
+from sim.drafters.registry import SPELLINGS, in_parallel
 from sim.files.json_values import Json, parse_json
 from sim.names import unknown
-from sim.policies.options import Method
 
-METHODS = {
-    "draft_model": Method.DRAFT_MODEL,
-    "ngram": Method.NGRAM,
-    "eagle": Method.EAGLE3,
-    "eagle3": Method.EAGLE3,
-    "mtp": Method.MTP,
-    "parallel": Method.PARALLEL,
-    "pard": Method.PARALLEL,
-    "p_eagle": Method.PARALLEL,
-    "peagle": Method.PARALLEL,
-    "dflash": Method.PARALLEL,
-    "dspark": Method.DSPARK,
-}
-"""vLLM's `method` -> what runs here; names that end in `_mtp` are MTP of one model family."""
 TAKEN = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
 """Keys of the same name in `speculation`."""
 SYNTHETIC = ("synthetic_acceptance_length", "synthetic_acceptance_rates")
@@ -62,7 +49,7 @@ def speculation_of(text: str) -> dict[str, Json]:
     for key in config:
         if key not in known:
             raise ValueError(unknown("key of --speculative-config", key, known))
-    block: dict[str, Json] = {"method": _method(config).value}
+    block: dict[str, Json] = {"method": _method(config).name}
     block |= {key: config[key] for key in TAKEN if config.get(key) is not None}
     if synthetic := [config[key] for key in SYNTHETIC if config.get(key) is not None]:
         block["acceptance"] = _acceptance(synthetic)
@@ -94,12 +81,12 @@ def synthetic_config(acceptance: str) -> dict[str, Json] | None:
     return {SYNTHETIC[1]: values} if len(values) > 1 else {SYNTHETIC[0]: values[0]}
 
 
-def _method(config: dict[str, Json]) -> Method:
-    """The method that vLLM would use: the one named, or else the model's; a draft model may draft in parallel."""
+def _method(config: dict[str, Json]) -> Drafter:
+    """What vLLM would draft with: the method named, or else the model's. Names that end in `_mtp` are of one family."""
     name = config.get("method")
     if name is None:
         name = "ngram" if config.get("model") in ("ngram", "[ngram]") else "draft_model"
-    method = Method.MTP if str(name).endswith("_mtp") else METHODS.get(str(name))
+    method = SPELLINGS.get("mtp" if str(name).endswith("_mtp") else str(name))
     if method is None:
-        raise ValueError(unknown("method of --speculative-config", str(name), METHODS))
-    return Method.PARALLEL if config.get(PARALLEL_KEY) and method is Method.DRAFT_MODEL else method
+        raise ValueError(unknown("method of --speculative-config", str(name), SPELLINGS))
+    return in_parallel(method) if config.get(PARALLEL_KEY) else method

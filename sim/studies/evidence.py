@@ -103,7 +103,7 @@ def asked_of(resolved: Resolved, in_flight: tuple[float, float], ks: Sequence[in
     engine = resolved.engine.name
     if not resolved.policy.is_speculative or not any(lengths):
         return Question(method=NONE, ks=(0,), in_flight=in_flight, engine=engine)
-    method = resolved.limits.method.value
+    method = resolved.limits.method.name
     return Question(method=method, ks=tuple(k for k in lengths if k), in_flight=in_flight, engine=engine)
 
 

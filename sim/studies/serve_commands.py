@@ -19,7 +19,6 @@ from sim.costs.memory import kv_capacity_tokens
 from sim.costs.profile import Profile
 from sim.costs.shapes import Formats, ModelShape
 from sim.files.json_values import Json, leaves
-from sim.policies.options import Method
 from sim.policies.registry import find_policy
 from sim.run.limits import engine_for, limits_of, served_by
 from sim.run.scenario import Scenario, to_plain
@@ -52,12 +51,6 @@ ONLINE = "fp8"
 """Format to which vLLM and SGLang bring a bf16 checkpoint as they load it (`--quantization fp8`)."""
 TARGET, DRAFT = "<target>", "<draft>"
 """Placeholders of unknown repositories."""
-SGLANG_ALGORITHMS = {
-    Method.EAGLE3: "EAGLE3",
-    Method.MTP: "NEXTN",
-    Method.DRAFT_MODEL: "STANDALONE",
-    Method.NGRAM: "NGRAM",
-}
 VLLM, SGLANG, TRTLLM = "vllm", "sglang", "trtllm"
 """Beginnings of engines' names: servers. None of TensorRT-LLM's flags is written here."""
 SGLANG_CONFIG = "speculative_adaptive.json"
@@ -78,8 +71,6 @@ NOTED = frozenset((
 ))  # fmt: skip
 """Keys that a note of theirs is about."""
 VLLM_POLICIES = ("autoregressive", "continuous")
-WITHOUT_MODEL = (Method.NGRAM, Method.MTP)
-"""Methods that draft from the target's checkpoint, or from no weights at all."""
 Table = Sequence[Sequence[int]]
 Flags = Mapping[str, str | float | Sequence[str] | None]
 """Values by name; True stands alone, and what is None or False is left out."""
@@ -270,7 +261,7 @@ class _Server:
         """Loaded beside the target; None where that is nothing."""
         if self._draft_model is not None:
             return None if self.method.looks_up else Checkpoint(self._draft_model)
-        if self.method in WITHOUT_MODEL:
+        if not self.method.has_checkpoint:
             return None
         if self.profile.draft is None:
             return Checkpoint(DRAFT, note=f"{DRAFT} stands for a draft model, which the profile lacks")
@@ -289,13 +280,13 @@ class _Server:
         return None if is_vllm else f"engine {self.engine!r} is no server's: the line is vLLM's, with its limits"
 
     def speculative_config(self, table: Table, longest: int | None = None) -> dict[str, Json]:
-        longest, is_parallel = longest or max(k for _, _, k in table), self.method is Method.PARALLEL
+        longest, method = longest or max(k for _, _, k in table), self.method
         is_table = any(k != longest for _, _, k in table)
         config: dict[str, Json] = {
-            "method": (Method.DRAFT_MODEL if is_parallel else self.method).value,
+            "method": method.vllm_method or method.name,
             "model": None if self.draft is None else self.draft.name,
             "num_speculative_tokens": longest,
-            "parallel_drafting": is_parallel or None,
+            "parallel_drafting": bool(method.vllm_method) or None,
             "num_speculative_tokens_per_batch_size": [list(row) for row in table] if is_table else None,
         }
         return {key: value for key, value in config.items() if value is not None}
@@ -349,11 +340,7 @@ class _Server:
             notes.append(
                 f"the profile spreads experts over {self._spread} of {self._devices} devices; vLLM over all or none"
             )
-        if self.method is Method.PARALLEL:
-            notes.append(
-                "a head that drafts in parallel goes by its own method (eagle3, dflash) in place of draft_model"
-            )
-        return notes
+        return notes if self.method.vllm_note is None else [*notes, self.method.vllm_note]
 
     def sglang_flags(self, table: Table, bands: Mapping[str, Json] | None) -> str:
         """SGLang divides both limits among ranks that share their experts, which cannot have a draft model; replicas
@@ -361,11 +348,11 @@ class _Server:
         given, limits, shares = self.scenario.engine, self.limits, self._ranks if self._shares_experts else 1
         eager, blocks = None if given.cuda_graph else "disabled", given.num_gpu_blocks
         steps = table[0][2] or max(k for _, _, k in table)
-        is_ngram, is_lone = self.method is Method.NGRAM, self.method is Method.DRAFT_MODEL and self._shares_experts
-        if steps and (self.method not in SGLANG_ALGORITHMS or is_lone):
+        is_ngram, is_lone = self.method.looks_up, self.method.is_model and self._shares_experts
+        if steps and (self.method.sglang is None or is_lone):
             return ""
         speculation: Flags = {
-            "speculative-algorithm": SGLANG_ALGORITHMS.get(self.method),
+            "speculative-algorithm": self.method.sglang,
             "speculative-draft-model-path": None if is_ngram or self.draft is None else self.draft.name,
             "speculative-num-steps": None if is_ngram else steps,
             "speculative-eagle-topk": None if is_ngram else 1,
@@ -393,7 +380,7 @@ class _Server:
 
     def sglang_bands(self, table: Table, plausible: Mapping[int, Sequence[int]]) -> dict[str, Json] | None:
         """Bands from the rows. The length of the row is always among the candidates."""
-        if len(table) == 1 or self.method is not Method.EAGLE3 or self._shares_experts:
+        if len(table) == 1 or not self.method.sglang_adapts or self._shares_experts:
             return None
         return {str(start): {"candidate_steps": sorted({*plausible.get(start, ()), k})} for start, _, k in table}
 

@@ -18,7 +18,7 @@ requests one by one, as workloads.
 
 MEANS and REQUESTS say where each tool has what. Requests that failed or were cancelled are left out and counted; they
 are in order of the last token, so all is read, and put in order of arrival.
-Not here: a frame of rows (sim.report.bench).
+Not here: a frame of rows (sim.report.notebook).
 """
 
 from __future__ import annotations

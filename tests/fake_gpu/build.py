@@ -23,7 +23,7 @@ LOADED_LATER = {
     f"{BLAS}.so": ("cublasHgemm",),
     DRIVER: ("cuGetProcAddress_v2",),
 }
-"""Asked for by what is loaded after torch: kernels of vLLM, cuda-bindings."""
+"""Asked for by what is loaded after torch: cuda-bindings."""
 
 
 def wanted(libraries: Iterable[Path]) -> tuple[dict[str, set[tuple[str, str]]], set[str]]:

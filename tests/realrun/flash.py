@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from realrun.model.attention import PAGE_TOKENS, Attention
+from realrun.model.attention import PAGE_TOKENS
 
 
 def attended(
@@ -59,7 +59,7 @@ def plain_flash(
     else:
         assert block_table.dtype is torch.int32
         pages, size = block_table.shape[1], key.shape[1]
-        assert size % PAGE_TOKENS[Attention.FLASH] == 0, "FlashAttention-2 takes pages of multiples of 256 tokens"
+        assert size % PAGE_TOKENS == 0, "FlashAttention-2 takes pages of multiples of 256 tokens"
         assert block_table.is_contiguous()
         assert pages * size == max_k
         key, value = (stored[block_table.flatten()].flatten(0, 1) for stored in (key, value))
@@ -67,19 +67,6 @@ def plain_flash(
     out = attended(query, key, value, cum_seq_q, first_keys, seqused_k)
     none = query.new_empty(0)
     return out, none, none, none, none
-
-
-def fake_flash_3(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any) -> tuple[torch.Tensor, ...]:
-    """Shapes alone; the parts of a split are in memory until they are put together."""
-    splits, (tokens, heads, head_dim) = given["num_splits"], q.shape
-    assert splits >= 1, "a number of splits that follows from data cannot be captured"
-    parts = splits if splits > 1 else 0
-    return (
-        torch.empty_like(q),
-        q.new_empty(heads, tokens, dtype=torch.float32),
-        q.new_empty(parts, heads, tokens, head_dim, dtype=torch.float32),
-        q.new_empty(parts, heads, tokens, dtype=torch.float32),
-    )
 
 
 @contextmanager

@@ -157,17 +157,6 @@ def test_a_loaded_results_folder_is_the_json(asked: Asked) -> Pair:
     return Pair(answer("compare", asked), loaded.comparison.plain)
 
 
-@twin(questions())
-def test_a_result_file_of_the_benchmark_is_the_run(asked: Asked) -> Pair:
-    with folder() as place:
-        said("compare", *words(asked), *ONE_PROCESS, "--result-dir", str(place / "r"))
-        (path,) = (place / "r").iterdir()
-        frame, mine = lanesim.load(path), lanesim.compare(**flat(asked)).frame()
-    shared = [name for name in mine.columns if name in frame.columns and mine[name].dtype.kind in "if"]
-    assert len(shared) > 40, shared
-    return Pair(frame[shared].values.tolist(), mine[shared].values.tolist())
-
-
 @twin(questions(policy=several, profiles=PAIRS, replications=2))
 def test_policies_side_by_side_are_each_by_itself(asked: Asked) -> Pair:
     alone = [run for policy in asked["policy"] for run in runs({**asked, "policy": policy})]

@@ -23,7 +23,7 @@ from sim.costs.table_kernels import TableKernels
 from sim.interface.work import Chunk, Kind, Model, Work
 from sim.workload.bench import bench_rows
 from tests.twins.drawn import LINEAR, PAIR, TABLE, TINY, constants, questions
-from tests.twins.twin import Asked, Pair, flat, folder, or_refused, runs, said, twin, words
+from tests.twins.twin import Asked, Pair, flat, folder, or_refused, runs, said, twin
 
 TABLES = [name for name in lanesim.profile_names() if isinstance(lanesim.load_profile(name).kernels, TableKernels)]
 tables = st.sampled_from(TABLES)
@@ -230,9 +230,9 @@ def test_an_engine_that_was_fitted_to_a_server_is_that_server(profile: Profile) 
         lanesim.save_profile(bare, place / "bare.json")
         benches = []
         for level in levels:
-            loop = at_level(place / "server.json", level)
-            said("compare", *words(loop), "--workers", "1", "--result-dir", str(place / f"c{level}"))
-            (path,) = (place / f"c{level}").iterdir()
+            (run,) = runs(at_level(place / "server.json", level))
+            path = place / f"c{level}.json"
+            path.write_text(json.dumps(run | {"request_rate": "inf", "max_concurrency": level}))
             benches += ["--bench-json", str(path)]
         flags = ["--profile", str(place / "bare.json"), "--out", str(place / "fitted.json")]
         said("calibrate", "production", *benches, *flags)

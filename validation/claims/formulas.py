@@ -6,7 +6,7 @@ Not here: runs (validation.claims.runs), claims (validation/claims/claims.yaml).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from math import ceil, floor, prod, sqrt
 from operator import attrgetter
 from statistics import mean as exact_mean
@@ -27,7 +27,6 @@ from sim.interface.request import Request
 from sim.metrics.stats import interval_95
 from sim.policies import works
 from sim.policies.choices import LoadTable
-from sim.studies.load_table import table_of
 from validation.claims.ledger import Claim, Finding, Interval, section
 from validation.claims.prototype import PROFILE
 from validation.claims.runs import DRAFT_COMPUTE_MS, DRAFT_EAGER_MS, IMPLIED_DRAFT_MS, RunMetrics, profile_of, records
@@ -203,7 +202,7 @@ def spoken(begin: str, draws: int) -> str:
     """The table of schedulers by load that the claims of section G give whose ids begin so: 'PD, PDV from 23'."""
     rows = [each for each in section("G").claims if each.id.startswith(begin)]
     chosen = ["unified" if (finding(each, draws) or Finding(None)).simulated == "PDV" else "pd" for each in rows]
-    table: LoadTable = table_of([each.runs[0]["max_concurrency"] for each in rows], chosen)[0]
+    table = _table_of([each.runs[0]["max_concurrency"] for each in rows], chosen)
     names = {"pd": "PD", "unified": "PDV"}
     return ", ".join(names[policy] + (f" from {start}" if start > 1 else "") for start, policy in table)
 
@@ -236,3 +235,16 @@ FUNCTIONS: dict[str, Any] = {
     "WORTHWHILE": WORTHWHILE,
 }  # fmt: skip
 """Words of formulas beside the names of the claim's runs and of its other formulas."""
+
+
+def _table_of(concurrencies: Sequence[int], chosen: Sequence[str]) -> LoadTable:
+    """A row for each change of policy, half-way (in ratio) between the concurrencies on both sides of it.
+
+    >>> _table_of((1, 8, 16, 20, 64), ("pd", "pd", "pd", "unified", "unified"))
+    ((1, 'pd'), (18, 'unified'))
+    """
+    changes = zip(pairwise(concurrencies), pairwise(chosen), strict=True)
+    edges = [
+        (max(low + 1, round(sqrt(low * high))), after) for (low, high), (before, after) in changes if before != after
+    ]
+    return (1, chosen[0]), *edges

@@ -27,6 +27,7 @@ from realrun.installed.vllm_scheduler import SchedulerSettings, installed_versio
 from sim.costs.engine_costs import engine_names, load_engine
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
+from sim.drafters.registry import DRAFTERS, SPELLINGS, drafter_of
 from sim.engine.controllers import build_controller
 from sim.engine.draft_length import Controller
 from sim.engine.paged import PagedPool
@@ -35,25 +36,14 @@ from sim.hosts.scripted import ScriptHost
 from sim.interface.request import Request
 from sim.names import unknown
 from sim.policies.continuous.plan import Step, begin_step, commit_step, plan_step
-from sim.policies.options import EngineLimits, Method
-from sim.run.limits import drafter_of, limits_of
+from sim.policies.options import EngineLimits
+from sim.run.limits import limits_of, name_in_rules
 from sim.run.scenario import Scenario
 from validation.conformance.drawn import FEATURES, drawn_logs
 from validation.conformance.logs import Decision, Log, read_logs, tape_of, write_logs
 
 WITH_DRAFT_MODEL = "h100-sxm/llama-2-7b+tinyllama-1.1b"
 WITH_HEAD = "h100-sxm/llama-3.1-8b+eagle3"
-METHODS = {
-    None: Method.DRAFT_MODEL,
-    "ngram": Method.NGRAM,
-    "draft_model": Method.DRAFT_MODEL,
-    "eagle": Method.EAGLE3,
-    "eagle3": Method.EAGLE3,
-    "mtp": Method.MTP,
-    "dspark": Method.DSPARK,
-}
-"""speculative_config.method -> ours; with `parallel_drafting` it is PARALLEL."""
-
 
 MAX_SHOWN = 5
 """Logs of which the first step that differs is printed."""
@@ -196,7 +186,7 @@ class _Replay:
             for request in step.rows
         ]
         going_on = commit_step(self.serving, step, accepted)
-        if self.limits.method is Method.NGRAM:
+        if self.limits.method.looks_up:
             lengths |= {each.index: self.tape.drafted.get((each.index, each.emitted_tokens), 0) for each in going_on}
         self.serving.open_rounds(going_on, lengths)
         self.running = [request for request in self.running if not request.is_finished]
@@ -204,11 +194,11 @@ class _Replay:
 
 def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, PagedPool, Controller]:
     """Limits, memory and draft lengths under an engine's rules."""
-    method = METHODS[settings.method]
-    is_head = settings.method in ("eagle", "eagle3")
+    method = SPELLINGS[settings.method or "draft_model"]
+    is_head = method is drafter_of(_profile(WITH_HEAD))
     profile = _profile(WITH_HEAD if is_head else WITH_DRAFT_MODEL)
-    if settings.parallel_drafting and settings.method != "dspark":
-        method = Method.PARALLEL
+    if settings.parallel_drafting and not method.in_one_pass:
+        method = next(each for each in DRAFTERS.values() if method.name in (each.vllm_method, *each.on_heads))
     table = settings.num_speculative_tokens_per_batch_size
     draft_tokens = settings.num_speculative_tokens
     scenario = Scenario.of(
@@ -216,7 +206,7 @@ def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, Page
         **{
             "profile": profile.name,
             "policy": ["continuous"],
-            "speculation.method": method.value,
+            "speculation.method": method.name,
             "num_speculative_tokens": draft_tokens,
             "speculation.controller": "by_batch" if table else "fixed",
             "speculation.num_speculative_tokens_per_batch_size": table,
@@ -233,7 +223,7 @@ def _parts(settings: SchedulerSettings, engine: str) -> tuple[EngineLimits, Page
     # The scheduler alone obeys an interval on one rank, too; its engine does not.
     interval = settings.prefill_schedule_interval if costs.rules.has_prefill_interval else 1
     limits = msgspec.structs.replace(limits_of(scenario, profile, costs), prefill_schedule_interval=interval)
-    drops_block = draft_tokens > 0 and drafter_of(method, profile) in costs.rules.drops_cached_block
+    drops_block = draft_tokens > 0 and name_in_rules(method, profile) in costs.rules.drops_cached_block
     pool = PagedPool(
         settings.num_gpu_blocks - costs.rules.null_blocks,
         settings.block_size,

@@ -31,7 +31,7 @@ from sim.devices.partition import MEASURED, Portion, rates_on_shares
 from sim.interface.work import Chunk
 from sim.metrics.compared import STATISTICS, THROUGHPUT, compared
 from sim.metrics.energy import power_w, utilisation_of
-from sim.policies.options import EngineLimits, Method
+from sim.policies.options import EngineLimits
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
@@ -116,7 +116,7 @@ def steps(cells: Sequence[Cell], profile: Profile, run: RunSpec, data: Path) -> 
     costs = build_costs(profile, engine_of(run.engine["name"], profile))
     judged = []
     for cell in cells:
-        forecast = StepForecast(costs, EngineLimits(method=Method.EAGLE3), cell.input_len or 0, has_draft=False)
+        forecast = StepForecast(costs, EngineLimits(), cell.input_len or 0, has_draft=False)
         step_s = forecast.step_s(cell.concurrency, cell.num_speculative_tokens, (), drafted_anew=0)
         judged.append(JudgedCell.beside(cell, {"tpot_ms": 1e3 * step_s}))
     return judged

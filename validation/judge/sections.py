@@ -24,7 +24,8 @@ from calibrate.judge.fit_cells import RATIO, Fitted, fit_constant, fit_constants
 from sim.costs.engine_costs import engine_of, load_engine, with_engine
 from sim.costs.profile import SERVED, Profile
 from sim.costs.profile_files import load
-from sim.costs.shapes import MODELS, draft_model
+from sim.costs.shapes import MODELS
+from sim.drafters.registry import draft_model
 from sim.metrics.compared import THROUGHPUT, compared
 from validation.judge.judges import JUDGES
 from validation.judge.sources import cells_of_run

@@ -27,7 +27,8 @@ from calibrate.judge.cell import Cell
 from sim.compare.side_by_side import compare
 from sim.costs.profile import Profile
 from sim.costs.profile_files import save_profile
-from sim.costs.shapes import ModelShape, draft_model
+from sim.costs.shapes import ModelShape
+from sim.drafters.registry import draft_model
 from sim.files.json_values import Json
 from sim.run.resolve import resolve_all
 from sim.run.scenario import Scenario, parse_scenario

@@ -23,7 +23,7 @@ from calibrate.importers.plan_candidates import imported
 from sim.acceptance.forms import parse_quoted
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.costs.shapes import HEADS
+from sim.drafters.registry import HEADS
 from sim.files.json_values import convert
 from sim.files.yaml_values import read_yaml
 from sim.names import unknown

@@ -22,11 +22,11 @@ from sim.costs.datasheets import DATASHEETS, gpu_name
 from sim.costs.engine_costs import engine_of
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped
-from sim.costs.shapes import HEADS, ModelShape
+from sim.costs.shapes import ModelShape
+from sim.drafters.registry import HEADS, LOOKED_UP
 from sim.files.json_values import Json, read_json
 from sim.metrics.price import GPU, Price
 from sim.names import unknown
-from sim.policies.options import Method
 from sim.run.forecast import StepForecast
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
@@ -104,7 +104,7 @@ def _candidates(flags: PlanFlags, on_step: OnDone) -> tuple[list[Candidate], lis
                 f"no kernel tables of GPU {gpu!r}, only of {', '.join(DEVICES)}; a profile's name needs none"
             )
         raise ValueError(unknown("GPU", flags.gpu, DEVICES))
-    without_model = flags.draft is None or flags.draft in (*HEADS, *NO_DRAFT, Method.NGRAM)
+    without_model = flags.draft is None or flags.draft in (*HEADS, *NO_DRAFT, *LOOKED_UP)
     draft = None if without_model else _draft_model(str(flags.draft))
     tables, source = published_tables()
     named = source_of(flags.model, plain=False)
@@ -139,7 +139,7 @@ def _draft_model(name: str) -> ModelShape:
         return source_of(name, plain=False).shape
     except ValueError as error:
         if str(error).startswith("unknown model") and "did you mean" not in str(error):
-            raise ValueError(unknown("drafter", name, [*HEADS, "ngram", "none", "or a model"])) from None
+            raise ValueError(unknown("drafter", name, [*HEADS, *LOOKED_UP, "none", "or a model"])) from None
         raise
 
 
@@ -148,7 +148,7 @@ def _scenario(
 ) -> tuple[Scenario, str | None]:
     """The question, and a word on what was assumed."""
     draft, assumed = candidates[0].profile.draft, None
-    drafter = flags.draft if flags.draft == Method.NGRAM else None if draft is None else draft.name
+    drafter = flags.draft if flags.draft in LOOKED_UP else None if draft is None else draft.name
     speculation: dict[str, Json] = {"num_speculative_tokens": 0}
     if drafter is not None:
         acceptance, longest, whose = assumed_of(drafter)
@@ -157,7 +157,7 @@ def _scenario(
         speculation = {
             "num_speculative_tokens": flags.num_speculative_tokens or longest,
             "acceptance": flags.acceptance or acceptance,
-            "method": drafter if drafter in (*HEADS, Method.NGRAM) else "draft_model",
+            "method": drafter if drafter in (*HEADS, *LOOKED_UP) else "draft_model",
         }
     raw: dict[str, Json] = {
         "profile": candidates[0].name,

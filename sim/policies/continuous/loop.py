@@ -24,22 +24,15 @@ from sim.interface.wait import Task
 from sim.interface.work import Work
 from sim.policies.continuous.apart import Apart
 from sim.policies.continuous.plan import (
-    NGRAM,
     Step,
-    StepLoad,
     begin_step,
     commit_step,
-    draft_work,
-    later_drafts,
     load_of,
     plan_step,
-    step_work,
 )
-from sim.policies.options import EngineLimits, Method
+from sim.policies.options import EngineLimits
 from sim.policies.policy import Policy
-
-ONE_BY_ONE = (Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP)
-"""Drafters that run once per token."""
+from sim.policies.works import StepLoad, draft_work, later_drafts, step_work
 
 
 def coroutines(serving: Serving, _: object, limits: EngineLimits) -> list[Task]:
@@ -61,7 +54,7 @@ def _submit(
     """The target pass of a step that was planned `ahead_s` before now, and a model's drafts that follow it; tickets of
     the former, and of the last work."""
     run, method = serving.host.run, limits.method
-    if limits.drafts_before_verify and method in ONE_BY_ONE:
+    if limits.drafts_before_verify and method.runs_per_token:
         draft_tokens = min(1, draft_tokens)
         if load.max_drafted > 1:
             run(later_drafts(load, ahead_s), stream)
@@ -74,7 +67,7 @@ def _submit(
 
 def _lookup(load: StepLoad, draft_tokens: int, limits: EngineLimits) -> Work | None:
     """The search for n-grams that goes on from the tokens which the step samples."""
-    is_due = limits.method is NGRAM and draft_tokens and (load.num_rows or load.completed)
+    is_due = limits.method.looks_up and draft_tokens and (load.num_rows or load.completed)
     return draft_work(load, draft_tokens, limits.method) if is_due else None
 
 

@@ -1,4 +1,4 @@
-"""Steps of continuous batching, and the works that they are.
+"""Steps of continuous batching: what each carries.
 
 As in vLLM v1 there are no phases: a step brings each request's computed tokens closer to all that it has (prompt,
 output, drafts). RUNNING goes before WAITING, draft tokens consume budget, blocks are taken as tokens come, with
@@ -21,12 +21,9 @@ from typing import NamedTuple
 from sim.engine.paged import FirstChunk
 from sim.engine.serving import Serving
 from sim.interface.request import Request
-from sim.interface.work import DRAFT, DRAFT_MODEL, HOST, STEP, Chunk, Work
-from sim.policies.options import EngineLimits, Method
-
-DRAFT_ROW_TOKENS = 2
-"""Tokens per row of a draft model's padded first pass."""
-EAGLE3, MTP, PARALLEL, DSPARK, NGRAM = Method.EAGLE3, Method.MTP, Method.PARALLEL, Method.DSPARK, Method.NGRAM
+from sim.interface.work import Chunk
+from sim.policies.options import EngineLimits
+from sim.policies.works import StepLoad
 
 
 class Step(NamedTuple):
@@ -227,116 +224,8 @@ def commit_step(serving: Serving, step: Step, accepted: Sequence[int]) -> list[R
     return [request for request in going_on if not request.is_preempted]
 
 
-# -- works
-
-
-class StepLoad(NamedTuple):
-    """A step in numbers, and the requests that its works name."""
-
-    num_rows: int
-    row_tokens: int
-    context_tokens: int
-    """KV tokens of the rows."""
-    chunks: tuple[Chunk, ...]
-    prompts: Sequence[Request]
-    completed: Sequence[Request]
-    """Prompts whose last chunk this is."""
-    rows: Sequence[Request] | None
-    """None where works need not name their requests."""
-    max_drafted: int = 0
-    """Longest draft that its rows verify."""
-
-
 def load_of(step: Step) -> StepLoad:
     context_tokens = sum([request.context_tokens for request in step.rows])
     completed, rows, row_tokens = step.completed, step.rows, step.row_tokens
     longest = max(row_tokens, default=1) - 1
     return StepLoad(len(rows), sum(row_tokens), context_tokens, step.chunks, step.prompts, completed, rows, longest)
-
-
-def step_work(load: StepLoad, ahead_s: float, group_tokens: int = 0) -> Work:
-    """The target pass, which could be prepared for `ahead_s`, among `group_tokens` of all ranks."""
-    return Work(
-        kind=STEP,
-        requests=() if load.rows is None else (*load.rows, *load.prompts),
-        rows=load.num_rows,
-        row_tokens=load.row_tokens,
-        context_tokens=load.context_tokens,
-        chunks=load.chunks,
-        group_tokens=group_tokens,
-        head_rows=load.row_tokens + len(load.completed),
-        ahead_s=ahead_s,
-    )
-
-
-def draft_work(load: StepLoad, draft_tokens: int, method: Method) -> Work:
-    """Drafts for every row that sampled in this step, and the draft model's share of the prefill; a draft of 0 tokens
-    only brings the draft model's KV up to date."""
-    completed = load.completed
-    num_rows = load.num_rows + len(completed)
-    if method.looks_up:
-        return Work(kind=HOST, rows=num_rows)
-    context_tokens = load.context_tokens
-    for request in completed:
-        context_tokens += request.prefill_goal
-    requests = () if load.rows is None else (*load.rows, *completed, *load.prompts)
-    return draft_of(method, num_rows, load.row_tokens, context_tokens, load.chunks, draft_tokens, requests)
-
-
-def later_drafts(load: StepLoad, ahead_s: float) -> Work:
-    """All passes of its rows' drafts but the first, which ended the step before; prepared for `ahead_s`."""
-    return Work(
-        kind=DRAFT,
-        model=DRAFT_MODEL,
-        requests=() if load.rows is None else tuple(load.rows),
-        rows=load.num_rows,
-        row_tokens=load.num_rows,
-        context_tokens=load.context_tokens,
-        head_rows=load.num_rows,
-        draft_tokens=load.max_drafted - 1,
-        goes_on=True,
-        ahead_s=ahead_s,
-    )
-
-
-def draft_of(
-    method: Method,
-    num_rows: int,
-    verified_tokens: int,
-    context_tokens: int,
-    chunks: tuple[Chunk, ...],
-    draft_tokens: int,
-    requests: Sequence[Request] = (),
-) -> Work:
-    """The draft of `draft_tokens` tokens for each of `num_rows` rows, of which `verified_tokens` were just verified and
-    `context_tokens` are in KV, beside `chunks` of prompts.
-
-    - draft_model: two tokens a row in the first pass, then one pass per token.
-    - eagle3, mtp: every verified token in the first pass, then one pass per token.
-    - parallel: every verified token and the masked slots after the newest in one pass, LM head over all slots.
-    - dspark: the slots in one pass, LM head over all; verified tokens and prompts are projected into its KV, no more.
-    """
-    row_tokens, head_rows, passes, projected = DRAFT_ROW_TOKENS * num_rows, num_rows, draft_tokens, 0
-    if method is EAGLE3 or method is MTP:
-        row_tokens = verified_tokens
-    elif method is PARALLEL:
-        row_tokens = verified_tokens + num_rows * max(0, draft_tokens - 1)
-        head_rows, passes = num_rows * draft_tokens, min(1, draft_tokens)
-    elif method is DSPARK:
-        row_tokens = head_rows = num_rows * draft_tokens
-        passes = min(1, draft_tokens)
-        projected = verified_tokens + sum(chunk.new_tokens for chunk in chunks)
-        chunks = ()
-    has_pass = method is not DSPARK or draft_tokens > 0
-    return Work(
-        kind=DRAFT,
-        model=DRAFT_MODEL,
-        requests=requests,
-        rows=num_rows if has_pass else 0,
-        row_tokens=row_tokens,
-        context_tokens=context_tokens if has_pass else 0,
-        chunks=chunks,
-        head_rows=head_rows if draft_tokens else 0,
-        draft_tokens=passes if num_rows else 0,
-        projected_tokens=projected,
-    )

@@ -19,16 +19,15 @@ from sim.acceptance.assumed import SHORT_K, assumed_of
 from sim.costs.datasheets import gpu_name
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped, spelling
-from sim.costs.shapes import HEADS
+from sim.drafters.drafter import Drafter
+from sim.drafters.registry import HEADS, SPELLINGS
 from sim.files.json_values import Json
 from sim.files.yaml_values import parse_yaml
 from sim.model_names import ProfileKey, same_profile
 from sim.names import in_words, unknown
-from sim.policies.options import Method
 from sim.run.resolve import Resolved, resolve_all
 from sim.run.scenario import parse_scenario
 from sim.run.scenario_file import FLAT_NAMES, set_dotted
-from sim.run.vllm_config import METHODS
 from sim.studies.sweeps.grid import CONDITIONS
 
 POLICY = "continuous"
@@ -61,15 +60,16 @@ class Variants:
                 raise ValueError(f"{key}={','.join(map(str, values))}: want two or more values that differ")
         methods = [str(value) for value in self.grid.get("speculation", ()) if value not in OFF]
         for name in (method.partition("@")[0] for method in methods):
-            if name not in METHODS:
-                raise ValueError(unknown("method of speculation", name, ["off", *METHODS]))
+            if name not in SPELLINGS:
+                raise ValueError(unknown("method of speculation", name, ["off", *SPELLINGS]))
         sharing = [method for method in methods if "@" not in method]
         self.notes: dict[str, None] = {}
         speculation = raw.get("speculation")
         given = speculation.get("acceptance") if isinstance(speculation, Mapping) else None
         if len(sharing) > 1 and given is not None:
             self.notes[f"acceptance {given} of {in_words(sharing)} alike; each its own: {sharing[0]}@FORM"] = None
-        self._paired = next((each for each in methods if not each.startswith(Method.NGRAM)), next(iter(methods), None))
+        drafting = [each for each in methods if not SPELLINGS[each.partition("@")[0]].looks_up]
+        self._paired = next(iter(drafting or methods), None)
         """The value of `speculation` whose drafter every other one is given, too."""
         self._raw, self._profile = raw, profile
         settings = {key: values for key, values in self.grid.items() if not _is_condition(key)}
@@ -122,22 +122,22 @@ class Variants:
             set_dotted(raw, "speculation.num_speculative_tokens", 0)
             return
         name, _, acceptance = str(value).partition("@")
-        method = METHODS[name]
-        set_dotted(raw, "speculation.method", method.value)
-        paired = METHODS[self._paired.partition("@")[0]] if method.looks_up and self._paired else method
+        method = SPELLINGS[name]
+        set_dotted(raw, "speculation.method", method.name)
+        paired = SPELLINGS[self._paired.partition("@")[0]] if method.looks_up and self._paired else method
         if not paired.looks_up:
             raw["profile"] = self._profile_with(raw, method=paired)
         given = raw["speculation"]
         assert isinstance(given, dict)
         if not acceptance and "acceptance" not in given:
-            assumed = assumed_of(method.value)
+            assumed = assumed_of(method.name)
             acceptance = assumed.acceptance
             self.notes[f"acceptance of {name} assumed: {acceptance} ({assumed.source}); yours: {name}@FORM"] = None
         if acceptance:
             given["acceptance"] = acceptance
         given.setdefault("num_speculative_tokens", SHORT_K)
 
-    def _profile_with(self, raw: Raw, *, gpu: str | None = None, method: Method | None = None) -> str:
+    def _profile_with(self, raw: Raw, *, gpu: str | None = None, method: Drafter | None = None) -> str:
         """The profile of the same models on another GPU, or of the same target with a drafter of that method."""
         if self._profile is not None and gpu is not None:
             raise ValueError("gpu: a profile that was loaded is of one GPU; give its name")
@@ -149,21 +149,24 @@ class Variants:
                 others = [each.partition("/")[0] for each in shipped() if each.partition("/")[2] == models]
                 raise ValueError(f"gpu={gpu}: no shipped profile of {models} on it; they are on {in_words(others)}")
             return found
-        profile, heads = self._profile_of(raw), method in HEADS
+        profile, head = self._profile_of(raw), None if method is None or method.head is None else method.name
         has = "" if profile.draft is None else profile.draft.name
-        if has and (method is Method.PARALLEL or (has == method if heads else has not in HEADS)):
+        fits_any = method is not None and bool(method.on_heads)
+
+        def fits(draft: str | None) -> bool:
+            return draft == head if head else bool(draft) and draft not in HEADS
+
+        if has and (fits_any or fits(has)):
             return name
         key = ProfileKey.of(name)
         pairs = [(each, ProfileKey.of(each)) for each in shipped() if each.startswith(f"{here}/")]
         near = [each for each, other in pairs if other.target == key.target and other.degrees == key.degrees]
         drafts = {each: ProfileKey.of(each).draft for each in near}
-        fitting = [
-            each for each in near if drafts[each] and (drafts[each] == method if heads else drafts[each] not in HEADS)
-        ]
+        fitting = [each for each in near if fits(drafts[each])]
         if len(fitting) != 1:
             known = in_words(fitting or [each for each in near if drafts[each]]) or "none"
             raise ValueError(
-                f"speculation={'' if method is None else method.value}: {name} has no such draft; pairs shipped: "
+                f"speculation={method or ''}: {name} has no such draft; pairs shipped: "
                 f"{known}; `lanesim plan` and `calibrate import` make others"
             )
         return fitting[0]

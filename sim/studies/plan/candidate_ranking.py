@@ -142,7 +142,7 @@ def first_pass(
 def _able(candidate: Candidate, scenario: Scenario) -> tuple[list[_Setting], str]:
     """Its settings that memory has room for; the reason where none."""
     speculation = scenario.speculation
-    drafts = candidate.profile.draft is not None or speculation.method.looks_up
+    drafts = candidate.profile.draft is not None or speculation.drafter.looks_up
     most = speculation.num_speculative_tokens if drafts else 0
     able, reason = [], ""
     for k in (PLAIN, *range(1, most + 1)):

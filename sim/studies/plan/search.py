@@ -367,8 +367,8 @@ def _nothing(scenario: Scenario, refused: Sequence[Refused]) -> str:
 
 def _drafter(scenario: Scenario, profile: Profile) -> str | None:
     """Name of what drafts; None where nothing does."""
-    if scenario.speculation.method.looks_up:
-        return scenario.speculation.method.value
+    if scenario.speculation.drafter.looks_up:
+        return scenario.speculation.method
     return None if profile.draft is None else profile.draft.name
 
 

@@ -34,7 +34,6 @@ from sim.files.json_values import convert, leaves
 from sim.files.read import CONTROL, printable
 from sim.metrics.load import Verdict
 from sim.metrics.summary import Run, number
-from sim.policies.options import AUTO
 from sim.policies.policy import Build
 from sim.policies.registry import POLICIES, find_policy
 from sim.run.resolve import Resolved, resolve_all, with_keys
@@ -48,8 +47,8 @@ Number = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=L
 SCENARIO = "scenario."
 """Begins the columns that hold the resolved scenario."""
 MODEL_ROOMS = (
-    "interface", "acceptance", "workload", "costs", "devices", "hosts", "engine", "policies", "metrics", "run",
-    "compare",
+    "interface", "acceptance", "workload", "costs", "drafters", "devices", "hosts", "engine", "policies",
+    "metrics", "run", "compare",
 )  # fmt: skip
 """Rooms of sim whose code, with draws.py and the engines, makes the numbers."""
 
@@ -278,12 +277,8 @@ def _rows(job: PointJob) -> Iterator[Row]:
 
 
 def _saturation(job: PointJob, resolved: Resolved) -> Saturation:
-    """Saturation of points that differ in rate and seed alone, where no shares are chosen by the rate; the last is
-    kept."""
-    scenario = job.scenario
-    if scenario.policy_options.partition == AUTO:
-        return Saturation(resolved)
-    same = with_keys(scenario, workload={"request_rate": 1.0}, seed=0, replications=1)
+    """Saturation of points that differ in rate and seed alone; the last is kept."""
+    same = with_keys(job.scenario, workload={"request_rate": 1.0}, seed=0, replications=1)
     key = same.digest, job.profile_hash, resolved.policy.build
     if key not in _saturations:
         _saturations.clear()

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from calibrate.catalogue.model_configs import format_names, shapes_of, source_of, with_formats
-from sim.costs.shapes import MODELS, Formats, ModelShape, kv_bytes_per_token, mtp_layer
+from sim.costs.shapes import MODELS, Formats, ModelShape, kv_bytes_per_token
+from sim.drafters.mtp import layer as mtp_layer
 
 COMMON = {"vocab_size": 100, "max_position_embeddings": 4096, "torch_dtype": "bfloat16"}
 GPT_OSS_120B = {

@@ -42,7 +42,7 @@ def test_another_name_of_a_gpu_is_understood_in_capitals() -> None:
 def test_a_drafter_that_is_none_names_those_there_are() -> None:
     line = planned("Qwen/Qwen3-32B", "--gpu", "h200-sxm", "--draft", "eagle", *QUESTION)
     assert (
-        line == "unknown drafter 'eagle'; did you mean 'eagle3'? (known: eagle3, mtp, dspark, ngram, none, or a model)"
+        line == "unknown drafter 'eagle'; did you mean 'eagle3'? (known: dspark, eagle3, mtp, ngram, none, or a model)"
     )
 
 

@@ -131,8 +131,6 @@ def test_what_has_no_metrics_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
     [
         (["--over-s", "600"], "give --metrics"),
         (["--metrics", "{}", "--contexts", "1k,8k"], "leave out --contexts, or --metrics"),
-        (["--metrics", "{}", "--policy", "adaptive"], "leave out --policy adaptive, or --metrics"),
-        (["--metrics", "{}", "--set", "policy=adaptive"], "leave out --policy adaptive, or --metrics"),
     ],
 )
 def test_flags_without_an_answer_are_one_line(

@@ -75,7 +75,7 @@ def test_rows_of_several_queries_read_pages_so_that_their_keys_are_split() -> No
     """FlashAttention-2 splits the keys of such rows only with a table of pages; so the text is the reference's still,
     and slots that hold no whole pages are one long sequence."""
     model, calls = tiny_model(), []
-    for max_tokens, has_pages in ((2 * PAGE_TOKENS[Attention.FLASH], True), (300, False)):
+    for max_tokens, has_pages in ((2 * PAGE_TOKENS, True), (300, False)):
         hidden = []
         for is_flash in (False, True):
             decoder = Decoder(model, slots=3, max_tokens=max_tokens, attention=Attention.MATH)
@@ -90,7 +90,7 @@ def test_rows_of_several_queries_read_pages_so_that_their_keys_are_split() -> No
             hidden.append(decoder.forward(torch.arange(10) * 3 % 61, verify))
         torch.testing.assert_close(hidden[1], hidden[0], rtol=0, atol=1e-9)
         assert all(("block_table" in call) is has_pages and call["num_splits"] > 1 for call in calls[-1:])
-    assert slot_tokens(Attention.FLASH, 655) == 3 * PAGE_TOKENS[Attention.FLASH]
+    assert slot_tokens(Attention.FLASH, 655) == 3 * PAGE_TOKENS
     assert slot_tokens(Attention.MATH, 655) == 655
 
 
@@ -119,15 +119,9 @@ def test_a_torch_that_splits_by_its_own_rule_is_not_told_how(monkeypatch: pytest
     assert set().union(*given) == {"scale", "seqused_k"}
 
 
-@pytest.mark.parametrize(
-    ("attention", "precision", "takes"),
-    [
-        (Attention.FLASH, torch.float64, "bfloat16 or float16"),
-        (Attention.VLLM, torch.float32, "bfloat16 or float16"),
-    ],
-)
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
 def test_a_precision_that_a_kernel_does_not_have_is_refused(
-    attention: Attention, precision: torch.dtype, takes: str, monkeypatch: pytest.MonkeyPatch
+    precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = Decoder(tiny_model(), slots=2, max_tokens=16, attention=Attention.MATH)
 
@@ -135,5 +129,5 @@ def test_a_precision_that_a_kernel_does_not_have_is_refused(
         device, dtype = torch.device("cuda"), precision
 
     monkeypatch.setattr(decoder.kv, "keys", OnCuda)
-    with pytest.raises(ValueError, match=rf"takes {takes}, not {precision}; use 'math'"):
-        make_attention(attention, heads=4, kv=decoder.kv)
+    with pytest.raises(ValueError, match=rf"takes bfloat16 or float16, not {precision}; use 'math'"):
+        make_attention(Attention.FLASH, heads=4, kv=decoder.kv)

@@ -16,11 +16,11 @@ from realrun.replay.replayable import busy_seconds, check_replayable, max_at_onc
 from realrun.validate.error_parts import Observed, judge
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
+from sim.drafters.registry import DRAFTERS
 from sim.interface.request import Request
 from sim.interface.work import Kind, Model, Work
 from sim.metrics.summary import summarise
 from sim.policies import works as works_of
-from sim.policies.options import Method
 from sim.run.experiment import Accounts, Experiment
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
@@ -227,7 +227,6 @@ def test_equal_chunks_of_one_prompt_get_the_time_of_each() -> None:
         ("pd", {"policy_options": {"kv": "none"}}, "kv=none"),
         ("continuous", {"engine": {"async_scheduling": True}}, "async_scheduling=true"),
         ("pd", {"policy_options": {"partition": {"prefill": 0.4, "decode": 0.6}}}, "partition"),
-        ("pdv", {"policy_options": {"partition": "auto"}}, "partition"),
     ],
 )
 def test_what_can_be_simulated_only_is_refused(policy: str, changes: dict[str, Any], says: str) -> None:
@@ -253,7 +252,7 @@ def test_a_pair_with_an_eagle_head_is_simulated_as_one_and_refused_as_a_replay()
     name = "h100-sxm/llama-3.1-8b+eagle3"
     eagle = parse_scenario({"profile": name, "policy": "continuous", "workload": {"num_prompts": 3, "output_len": 24}})
     run = Experiment(resolve(eagle, load(name), "continuous", num_slots=3), 0)
-    assert run.resolved.limits.method is Method.EAGLE3
+    assert run.resolved.limits.method is DRAFTERS["eagle3"]
     with GpuHost(ConstantExecutor(SECONDS), run.draws(), clock=VirtualClock()) as host:
         run.start(host, run.requests())
         host.run_until()

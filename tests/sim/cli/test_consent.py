@@ -16,7 +16,6 @@ import pytest
 from calibrate.measure.campaign.runner import run_campaign
 from sim.cli.main import lanesim, run
 from sim.costs.profile_files import SHIPPED, load
-from sim.draws import child_seed
 from sim.studies.sweeps.store import Store
 from validation.__main__ import main as validation
 
@@ -36,7 +35,6 @@ VLLM = "validate vllm --requests x.jsonl --profile {pair} --max-num-seqs 8 --max
 OUTPUTS: dict[tuple[str, str], str] = {
     ("compare", "--json"): "compare --profile {pair} --policy pd --json there",
     ("compare", "--out"): "compare --profile {pair} --policy pd --out full",
-    ("compare", "--result-dir"): "compare --profile {pair} --policy pd --request-rate 4 --result-dir bench",
     ("evidence", "--out"): "evidence --device cpu --out full",
     ("sweep", "--out"): "sweep grid.yaml --out full",
     ("sweep", "--json"): "sweep grid.yaml --out new --json there",
@@ -83,7 +81,7 @@ SHIPPED_OUTPUTS = {
     "an engine": "compare --profile {pair} --policy pd --overwrite --json "
     + str(SHIPPED.parent / "engines/ideal.json"),
     "the folder of all": f"compare --profile {{pair}} --policy pd --overwrite --out {SHIPPED}",
-    "a new one": f"compare --profile {{pair}} --policy pd --result-dir {SHIPPED}/mine",
+    "a new one": f"report s --figures {SHIPPED}/mine",
 }
 
 
@@ -114,7 +112,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which every output is there, and inputs that nobody looks into."""
     monkeypatch.chdir(tmp_path)
     Store.open(tmp_path / "s")
-    for name in ("r", "s/figures", "full", "bench", "figures", "drawn"):
+    for name in ("r", "s/figures", "full", "figures", "drawn"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "grid.yaml").write_text(f"scenario: {{profile: {PAIR}, policy: pd}}\ngrid: {{seed: [0, 1]}}\n")
     figures = ("check.png", "validation.json", "throughput_latency.png")
@@ -122,7 +120,6 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         *("there", "there.json", "x.csv", "x.jsonl", "new.measured.json", "probe.measured.json"),
         *(
             "full/x",
-            f"bench/pd-4.0qps-{child_seed(0, 0)}.json",
             "r/summary.json",
             "r/trace.json",
         ),

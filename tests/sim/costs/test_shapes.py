@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sim.costs.shapes import MODELS, ModelShape, eagle3_head, model
+from sim.costs.shapes import MODELS, ModelShape, model
+from sim.drafters.eagle3 import head as eagle3_head
 
 
 def shape(**changes: object) -> ModelShape:

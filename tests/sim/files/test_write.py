@@ -6,13 +6,11 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from sim.files import write
 from sim.files.lock import destinations
 from sim.files.write import new_file, new_folder, write_text
 
@@ -44,15 +42,12 @@ def test_links_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-@pytest.mark.parametrize("has_exchange", [True, False])
 def test_a_folder_is_replaced_whole_and_keeps_what_it_is_told_to(
-    has_exchange: bool, has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EPERM, "no hard links on this file system")
 
-    if not has_exchange:
-        monkeypatch.setattr(write, "_exchanged", lambda one, other: False)
     if not has_links:
         monkeypatch.setattr(os, "link", refuse)
     out = tmp_path / "out"
@@ -98,7 +93,6 @@ def killed_between_two_renames(folder: Path) -> None:
     (folder / "out").mkdir()
     (folder / "out" / "a").write_text("1")
     killed(
-        "write._exchanged = lambda *_: False\n"
         "def hook(event, args):\n"
         "    if event == 'os.rename' and str(args[1]) == str(folder / 'out'): os._exit(9)\n"
         "sys.addaudithook(hook)\n"
@@ -115,40 +109,15 @@ def test_a_folder_whose_writer_died_between_two_renames_is_put_back(tmp_path: Pa
     assert content(tmp_path) == {"out/a": "1"}
 
 
-def test_what_was_moved_away_is_kept_where_somebody_else_has_taken_its_name(tmp_path: Path) -> None:
+def test_what_was_moved_away_is_kept_where_another_folder_has_taken_its_name(tmp_path: Path) -> None:
     killed_between_two_renames(tmp_path)
     (tmp_path / "out").mkdir()
-    with new_folder(tmp_path / "out") as scratch:
-        (scratch / "b").write_text("2")
-    found = content(tmp_path)
-    assert found.pop("out/b") == "2"
-    assert [text for name, text in found.items() if name.endswith("/old/a")] == ["1"]
-
-
-@pytest.mark.parametrize("name", ["x", "x.json"])
-@pytest.mark.parametrize("kind", [new_file, new_folder])
-def test_no_name_of_a_users_own_is_taken_for_scratch(
-    kind: Callable[[Path], AbstractContextManager[Path]], name: str, tmp_path: Path
-) -> None:
-    """Files and folders that look like what lanesim makes, whatever is at the destination."""
-    numbers = "part-lanesim-1-0"
-    files = ["part-notes.txt", "part-1-0", "part-1-0.bak", "old", "lock", f"{numbers}.bak", f"{numbers}0x", "lanesim"]
-    folders = ["part-mydata", "part-2-0", "old.d", "part-lanesim-mine", numbers + Path(name).suffix]
-    for number, end in enumerate(files):
-        (tmp_path / f".{name}.{end}").write_text(f"mine {number}")
-    for end in folders:
-        for part in ("old", "new"):
-            (tmp_path / f".{name}.{end}" / part).mkdir(parents=True)
-            (tmp_path / f".{name}.{end}" / part / "notes").write_text(f"mine {end}")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "notes").write_text("mine")
-    (tmp_path / f".{name}.part-lanesim-3-0{Path(name).suffix}").symlink_to(tmp_path / "data" / "notes")
-    before = content(tmp_path)
-    for _ in range(2):
-        with kind(tmp_path / name) as scratch:
-            (scratch / "a" if scratch.is_dir() else scratch).write_text("ours")
-        written = {name: "ours"} if kind is new_file else {f"{name}/a": "ours"}
-        assert content(tmp_path) == before | written
+    with (
+        pytest.raises(ValueError, match="part-lanesim-old' is what a killed run moved away"),
+        new_folder(tmp_path / "out"),
+    ):
+        pass
+    assert [text for name, text in content(tmp_path).items() if name.endswith("-old/a")] == ["1"]
 
 
 def test_an_output_that_is_an_input_is_refused_under_every_name(

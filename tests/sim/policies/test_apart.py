@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from sim.costs.engine_costs import TokenRatio, load_engine
 from sim.costs.profile_files import load
+from sim.drafters.drafter import Drafter
+from sim.drafters.registry import DRAFTERS
 from sim.interface.request import Request
 from sim.interface.work import Kind
-from sim.policies.options import EngineLimits, Method
+from sim.policies.options import EngineLimits
 from sim.run.limits import limits_of
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
@@ -73,8 +75,8 @@ def test_ranks_that_share_their_experts_divide_the_seats() -> None:
     assert engine.seats(four, is_drafting=False) == 2048
 
 
-@pytest.mark.parametrize("method", [Method.DRAFT_MODEL, Method.EAGLE3, Method.MTP])
-def test_behind_a_prompt_one_draft_pass_runs_and_the_others_before_the_verify(method: Method) -> None:
+@pytest.mark.parametrize("method", [DRAFTERS["draft_model"], DRAFTERS["eagle3"], DRAFTERS["mtp"]])
+def test_behind_a_prompt_one_draft_pass_runs_and_the_others_before_the_verify(method: Drafter) -> None:
     """Prompt, one pass, first token at 7 s; then two passes, verify and one pass for each further round."""
     run = served([request(0, output=9)], 1000, limited(method=method), 3, draws=AlwaysAccept())
     works = [(ticket.start_s, ticket.work.kind.value, ticket.work.draft_tokens) for ticket in run.tickets]
@@ -93,7 +95,7 @@ def test_behind_a_prompt_one_draft_pass_runs_and_the_others_before_the_verify(me
 
 
 def test_a_drafter_of_one_pass_drafts_where_it_did() -> None:
-    run = served([request(0, output=5)], 1000, limited(method=Method.PARALLEL), 3, draws=AlwaysAccept())
+    run = served([request(0, output=5)], 1000, limited(method=DRAFTERS["parallel"]), 3, draws=AlwaysAccept())
     assert [ticket.work.kind.value for ticket in run.tickets] == ["step", "draft"] * 2
 
 

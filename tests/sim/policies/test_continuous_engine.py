@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from sim.costs.forms.build import build_costs
 from sim.costs.profile_files import load
+from sim.drafters.registry import DRAFTERS
 from sim.interface.request import Request
 from sim.interface.work import Kind
-from sim.policies.options import EngineLimits, Method
+from sim.policies.options import EngineLimits
 from sim.run.forecast import StepForecast
 from tests.properties import examples
 from tests.sim.support import AlwaysAccept, NeverAccept, PeriodicDraws, SimRun, request
@@ -132,7 +133,7 @@ def test_a_request_preempted_under_way_keeps_the_token_of_its_last_step() -> Non
 @pytest.mark.parametrize("is_async", [False, True])
 def test_ngrams_are_looked_up_between_the_sampled_tokens_and_the_next_step(is_async: bool) -> None:
     """vLLM proposes after sampling: nothing hides the lookup, and a step with it is as long as the forecast says."""
-    limits = EngineLimits(method=Method.NGRAM, async_scheduling=is_async)
+    limits = EngineLimits(method=DRAFTERS["ngram"], async_scheduling=is_async)
     costs = build_costs(load("h100-sxm/llama-3.1-8b"))
     asked = [request(index, prompt=16, output=200) for index in range(4)]
     run = SimRun("continuous", asked, draws=NeverAccept(), costs=costs, limits=limits, draft_tokens=3)

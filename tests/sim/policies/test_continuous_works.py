@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sim.drafters.drafter import Drafter
+from sim.drafters.registry import DRAFTERS
 from sim.interface.work import Kind
-from sim.policies.options import EngineLimits, Method
+from sim.policies.options import EngineLimits
 from tests.sim.support import AlwaysAccept, NeverAccept, NotedController, SimRun, request
 
 Shape = tuple[float, str, int, int, int, tuple[tuple[int, int], ...], int, int]
@@ -36,14 +38,14 @@ def ahead_s(run: SimRun) -> list[float]:
 FIRST_STEP = (0.0, "step", 0, 0, 0, ((10, 0),), 1, 0)
 
 
-def lone(method: Method) -> SimRun:
+def lone(method: Drafter) -> SimRun:
     """A prompt of 10 and two rounds with drafts of 4."""
     limits = EngineLimits(method=method)
     return SimRun("continuous", [request(0, output=9)], draws=AlwaysAccept(), limits=limits, draft_tokens=4)
 
 
 def test_a_draft_model_takes_two_tokens_of_each_row_and_what_the_step_prefilled() -> None:
-    assert shapes(lone(Method.DRAFT_MODEL)) == [
+    assert shapes(lone(DRAFTERS["draft_model"])) == [
         FIRST_STEP,
         (5.0, "draft", 1, 2, 10, ((10, 0),), 1, 4),
         (7.0, "step", 1, 5, 10, (), 5, 0),
@@ -54,7 +56,7 @@ def test_a_draft_model_takes_two_tokens_of_each_row_and_what_the_step_prefilled(
 
 
 def test_an_eagle_head_takes_the_tokens_that_were_verified() -> None:
-    assert shapes(lone(Method.EAGLE3)) == [
+    assert shapes(lone(DRAFTERS["eagle3"])) == [
         FIRST_STEP,
         (5.0, "draft", 1, 0, 10, ((10, 0),), 1, 4),
         (7.0, "step", 1, 5, 10, (), 5, 0),
@@ -66,7 +68,7 @@ def test_an_eagle_head_takes_the_tokens_that_were_verified() -> None:
 
 def test_ngrams_are_looked_up_for_rows_and_completed_prompts() -> None:
     asked = [request(0, output=9), request(1, arrival_s=1.0, output=4)]
-    limits = EngineLimits(method=Method.NGRAM)
+    limits = EngineLimits(method=DRAFTERS["ngram"])
     run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
     assert [shape[1:] for shape in shapes(run)] == [
         ("step", 0, 0, 0, ((10, 0),), 1, 0),
@@ -131,16 +133,16 @@ def test_a_draft_has_the_controllers_present_length() -> None:
 @pytest.mark.parametrize(
     ("method", "prompt", "num_blocks"),
     [
-        (Method.DRAFT_MODEL, 25, 2),
-        (Method.DRAFT_MODEL, 26, 3),
-        (Method.EAGLE3, 25, 2),
-        (Method.EAGLE3, 26, 3),
-        (Method.NGRAM, 28, 2),
-        (Method.NGRAM, 29, 3),
+        (DRAFTERS["draft_model"], 25, 2),
+        (DRAFTERS["draft_model"], 26, 3),
+        (DRAFTERS["eagle3"], 25, 2),
+        (DRAFTERS["eagle3"], 26, 3),
+        (DRAFTERS["ngram"], 28, 2),
+        (DRAFTERS["ngram"], 29, 3),
     ],
 )
 def test_a_model_that_drafts_looks_ahead_by_its_longest_draft_and_ngrams_do_not(
-    method: Method, prompt: int, num_blocks: int
+    method: Drafter, prompt: int, num_blocks: int
 ) -> None:
     """While 4 tokens are verified: the prompt, these, and 3 slots for the next draft in blocks of 16."""
     asked = [request(0, prompt=prompt, output=20)]
@@ -246,7 +248,7 @@ def test_a_step_planned_ahead_counts_on_the_draft_under_way() -> None:
 
 
 def test_without_asynchronous_scheduling_nothing_is_prepared_ahead() -> None:
-    assert ahead_s(lone(Method.DRAFT_MODEL)) == [0.0, 0.0, 0.0]
+    assert ahead_s(lone(DRAFTERS["draft_model"])) == [0.0, 0.0, 0.0]
 
 
 def test_a_prompt_planned_ahead_goes_on_behind_the_chunk_under_way() -> None:

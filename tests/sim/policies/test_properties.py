@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.cost import Cost
+from sim.drafters.drafter import Drafter
+from sim.drafters.registry import DRAFTERS
 from sim.interface.request import Request
 from sim.interface.work import Work
-from sim.policies.options import Batching, EngineLimits, KvMode, Method
+from sim.policies.options import Batching, EngineLimits, KvMode
 from sim.policies.registry import POLICIES, PolicyOptions
 from tests.properties import examples
 from tests.sim.constant_costs import ConstantCosts
@@ -21,7 +23,7 @@ from tests.sim.support import PeriodicDraws, SimRun
 
 arrival_s = st.floats(0.0, 40.0).map(lambda value: round(value, 2))
 asked = st.lists(st.tuples(arrival_s, st.integers(1, 60), st.integers(1, 25)), min_size=1, max_size=9)
-METHODS = st.sampled_from([Method.DRAFT_MODEL, Method.NGRAM])
+METHODS = st.sampled_from([DRAFTERS["draft_model"], DRAFTERS["ngram"]])
 
 
 class SizedCosts(ConstantCosts):
@@ -151,7 +153,7 @@ def test_nobody_gives_way_where_whole_answers_are_reserved_however_short_memory_
     has_priorities: bool,
     no_evict: bool,
     whole_prompts: bool,
-    method: Method,
+    method: Drafter,
 ) -> None:
     slots = (3 if is_async else 2) * draft_tokens + 1 if draft_tokens else 0
     most = max(prompt + output + slots for _, prompt, output in rows)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from sim.costs.forms.build import build_costs
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.costs.shapes import draft_model
+from sim.drafters.drafter import Drafter
+from sim.drafters.registry import DRAFTERS, draft_model
 from sim.interface.work import Chunk, Kind, Work
-from sim.policies.continuous.plan import draft_of
-from sim.policies.options import Method
 
 PAIR = load("h100-sxm/llama-3.1-8b+eagle3")
 CHUNKS = (Chunk(100, 0),)
@@ -21,9 +25,9 @@ def with_drafter(name: str) -> Profile:
     return msgspec.structs.replace(PAIR, draft=draft_model(name, PAIR.target))
 
 
-def sizes(method: Method, draft_tokens: int = 3) -> tuple[int, ...]:
+def sizes(method: Drafter, draft_tokens: int = 3) -> tuple[int, ...]:
     """Of the draft after 4 rows verified 16 tokens: rows, row tokens, tokens of chunks, LM head, passes, projected."""
-    work = draft_of(method, 4, 16, 4000, CHUNKS, draft_tokens)
+    work = method.draft(4, 16, 4000, CHUNKS, draft_tokens)
     chunk_tokens = sum(chunk.new_tokens for chunk in work.chunks)
     return (work.rows, work.row_tokens, chunk_tokens, work.head_rows, work.draft_tokens, work.projected_tokens)
 
@@ -31,45 +35,45 @@ def sizes(method: Method, draft_tokens: int = 3) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        (Method.DRAFT_MODEL, (4, 8, 100, 4, 3, 0)),
-        (Method.EAGLE3, (4, 16, 100, 4, 3, 0)),
-        (Method.MTP, (4, 16, 100, 4, 3, 0)),
-        (Method.PARALLEL, (4, 16 + 4 * 2, 100, 4 * 3, 1, 0)),
-        (Method.DSPARK, (4, 4 * 3, 0, 4 * 3, 1, 16 + 100)),
+        (DRAFTERS["draft_model"], (4, 8, 100, 4, 3, 0)),
+        (DRAFTERS["eagle3"], (4, 16, 100, 4, 3, 0)),
+        (DRAFTERS["mtp"], (4, 16, 100, 4, 3, 0)),
+        (DRAFTERS["parallel"], (4, 16 + 4 * 2, 100, 4 * 3, 1, 0)),
+        (DRAFTERS["dspark"], (4, 4 * 3, 0, 4 * 3, 1, 16 + 100)),
     ],
 )
-def test_what_a_draft_of_three_tokens_runs(method: Method, expected: tuple[int, ...]) -> None:
+def test_what_a_draft_of_three_tokens_runs(method: Drafter, expected: tuple[int, ...]) -> None:
     assert sizes(method) == expected
 
 
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        (Method.EAGLE3, (4, 16, 100, 0, 0, 0)),
-        (Method.PARALLEL, (4, 16, 100, 0, 0, 0)),
-        (Method.DSPARK, (0, 0, 0, 0, 0, 116)),
+        (DRAFTERS["eagle3"], (4, 16, 100, 0, 0, 0)),
+        (DRAFTERS["parallel"], (4, 16, 100, 0, 0, 0)),
+        (DRAFTERS["dspark"], (0, 0, 0, 0, 0, 116)),
     ],
 )
-def test_a_round_without_drafts_brings_the_drafters_kv_up_to_date(method: Method, expected: tuple[int, ...]) -> None:
+def test_a_round_without_drafts_brings_the_drafters_kv_up_to_date(method: Drafter, expected: tuple[int, ...]) -> None:
     assert sizes(method, 0) == expected
 
 
-def seconds(profile: Profile, method: Method, draft_tokens: int, verified: int = 1) -> float:
-    return build_costs(profile).cost(draft_of(method, 1, verified, 1000, (), draft_tokens)).device_s
+def seconds(profile: Profile, method: Drafter, draft_tokens: int, verified: int = 1) -> float:
+    return build_costs(profile).cost(method.draft(1, verified, 1000, (), draft_tokens)).device_s
 
 
 def test_every_further_token_of_an_mtp_layer_is_one_pass_of_it() -> None:
     mtp = with_drafter("mtp")
     passes = build_costs(mtp)
     one = Work(kind=Kind.DRAFT, model="draft", rows=1, row_tokens=1, context_tokens=1001, head_rows=1, draft_tokens=1)
-    further_s = seconds(mtp, Method.MTP, 2) - seconds(mtp, Method.MTP, 1)
+    further_s = seconds(mtp, DRAFTERS["mtp"], 2) - seconds(mtp, DRAFTERS["mtp"], 1)
     assert further_s == pytest.approx(passes.cost(one).device_s, rel=1e-6)
 
 
 def test_a_parallel_drafter_takes_one_pass_whatever_the_draft_length() -> None:
     pair = load("h100-sxm/llama-3.1-8b+llama-3.2-1b")
-    one_s, many_s = (seconds(pair, Method.PARALLEL, draft_tokens) for draft_tokens in (1, 7))
-    serial_s = seconds(pair, Method.DRAFT_MODEL, 7)
+    one_s, many_s = (seconds(pair, DRAFTERS["parallel"], draft_tokens) for draft_tokens in (1, 7))
+    serial_s = seconds(pair, DRAFTERS["draft_model"], 7)
     assert many_s < 1.3 * one_s
     assert serial_s > 5 * many_s
 
@@ -79,8 +83,8 @@ def test_dspark_is_its_block_the_projection_of_context_and_a_serial_head() -> No
     pair = with_drafter("dspark")
     costs = build_costs(pair, cuda_graph=False)
     assert pair.draft is not None
-    passes = costs.passes(draft_of(Method.DSPARK, 1, 4, 1000, (), 3).model)
-    work = draft_of(Method.DSPARK, 1, 4, 1000, (), 3)
+    passes = costs.passes(DRAFTERS["dspark"].draft(1, 4, 1000, (), 3).model)
+    work = DRAFTERS["dspark"].draft(1, 4, 1000, (), 3)
     block = msgspec.structs.replace(work, projected_tokens=0)
     projected_s = costs.cost(work).device_s - costs.cost(block).device_s
     assert projected_s == pytest.approx(passes.fused_s(4) + passes.keys_s(4))
@@ -93,6 +97,32 @@ def test_the_context_of_a_drafter_with_windows_ends_to_cost_more_at_its_window()
     costs = build_costs(pair)
 
     def at(context: int) -> float:
-        return costs.cost(draft_of(Method.DSPARK, 8, 8, 8 * context, (), 3)).device_s
+        return costs.cost(DRAFTERS["dspark"].draft(8, 8, 8 * context, (), 3)).device_s
 
     assert at(1000) < at(2048) == at(9000)
+
+
+WINDOW = """
+from sim.drafters.drafter import Drafter
+
+DRAFTER = Drafter(name="window", passes=lambda rows, verified, tokens: (verified, rows * tokens, 2), sglang="WINDOW")
+"""
+SERVE = """
+import sys, sim.drafters
+sim.drafters.__path__.append(sys.argv[1])
+from sim.cli.main import run
+serve = ["compare", "--profile", "h100-sxm/llama-3.1-8b+llama-3.2-1b", "--policy", "continuous", "--method", "window"]
+sys.exit(run([*serve, "--num-prompts", "8", "--acceptance", "iid:0.7", "--draws", "2"]) or run([*serve, "--emit-vllm"]))
+"""
+
+
+def test_a_new_way_of_drafting_is_one_file(tmp_path: Path) -> None:
+    (tmp_path / "window.py").write_text(WINDOW)
+    done = subprocess.run([sys.executable, "-c", SERVE, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert '"method": "window"' in done.stdout
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=str)
+def test_another_process_has_the_same_drafter(drafter: Drafter) -> None:
+    assert pickle.loads(pickle.dumps(drafter)) is drafter

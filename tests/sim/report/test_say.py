@@ -16,7 +16,6 @@ from sim.report.tables import HOW_TO
 from sim.studies.answer import Answer, Stated
 from sim.studies.attainment import Attainment, HighestLoad, Replicas
 from sim.studies.load_search import FleetAttainment, Limit
-from sim.studies.load_table import LoadPoint, PolicyAt, PolicyTuning
 from sim.studies.plan.search import PlannedDeployment, Rental
 from sim.studies.tune import AtContext, ContextTuning, Tuning, answer
 from tests.sim.studies.test_tune import grid, resolved
@@ -126,30 +125,6 @@ def test_a_context_has_its_rows_break_even_and_both_regrets_in_percent() -> None
     assert numbers(sentence) == [round(100.0 * each, 1) for each in (0.024, 0.048)]
     assert "not simulated: prompts above 2048" in lines
     assert any(line.endswith("[[1, 9, 0, 4096, 3]]") for line in lines)
-
-
-def test_a_policy_that_is_not_chosen_has_its_gain_from_least_to_most_overlap() -> None:
-    points = [
-        LoadPoint(
-            concurrency=load_,
-            policy=chosen,
-            candidates=[
-                PolicyAt(
-                    policy="pd", value=120.0 + load_, gain=0.0, by_overlap={"a": (-0.031, 0.012), "b": (-0.05, 0.02)}
-                ),
-                PolicyAt(policy="pdv", value=80.0 + load_, gain=0.0, by_overlap={"a": (0.004, 0.2), "b": (0.01, 0.11)}),
-            ],
-        )
-        for load_, chosen in ((1, "pd"), (64, "pdv"))
-    ]
-    given = PolicyTuning(
-        **BASE, objective="output throughput", verdict="a table", adaptive_table=((1, "pd"), (9, "pdv")),
-        hysteresis=0.25, points=points,
-    )  # fmt: skip
-    lines = said(given)
-    assert numbers(row_of(lines, "1")) == [1, 121, 0.4, 20.0]
-    assert numbers(row_of(lines, "64")) == [64, -5.0, 2.0, 144]
-    assert "policy_options: {adaptive_table: [[1, pd], [9, pdv]], hysteresis: 0.25}" in lines
 
 
 def held(**changes: object) -> Attainment:

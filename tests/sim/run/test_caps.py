@@ -106,8 +106,9 @@ def test_sglangs_overlap_scheduler_is_on_without_drafts_and_where_the_scenario_s
 
 @pytest.mark.parametrize("key", GONE)
 def test_a_former_key_says_what_to_use_instead(key: str) -> None:
+    name, _, value = key.partition("=")
     with pytest.raises(ValueError, match=rf"^{key} is no more; use {re.escape(GONE[key])}$"):
-        scenario("continuous", EAGLE, **{key: 1})
+        scenario("continuous", EAGLE, **{name: value or 1})
 
 
 @pytest.mark.parametrize("policy", LANES)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from sim.costs.engine_costs import Rules, engine_names, load_engine
 from sim.costs.profile_files import load
+from sim.drafters.drafter import Drafter
+from sim.drafters.registry import DRAFTERS
 from sim.interface.work import Model
 from sim.metrics.records import RunRecord
-from sim.policies.options import Method
 from sim.run.limits import FLAGS_OF, limits_of
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
@@ -39,21 +40,21 @@ def served(made: Scenario) -> RunRecord:
 @pytest.mark.parametrize(
     ("profile", "method", "slots"),
     [
-        (EAGLE, Method.EAGLE3, 0),
-        (EAGLE, Method.PARALLEL, 6),
-        (PAIR, Method.DRAFT_MODEL, 1),
-        (PAIR, Method.PARALLEL, 7),
-        (PAIR, Method.NGRAM, 0),
-        (DSPARK, Method.DSPARK, 6),
+        (EAGLE, DRAFTERS["eagle3"], 0),
+        (EAGLE, DRAFTERS["parallel"], 6),
+        (PAIR, DRAFTERS["draft_model"], 1),
+        (PAIR, DRAFTERS["parallel"], 7),
+        (PAIR, DRAFTERS["ngram"], 0),
+        (DSPARK, DRAFTERS["dspark"], 6),
     ],
 )
 def test_drafts_of_seven_tokens_keep_slots_of_every_seat_by_how_they_are_drafted(
-    profile: str, method: Method, slots: int
+    profile: str, method: Drafter, slots: int
 ) -> None:
     """8,192 tokens and 1,024 seats: under DSpark 8,192 - 6 x 1,024 = 2,048 are planned."""
     asked: dict[str, Any] = {"num_speculative_tokens": 7, "max_num_seqs": 1024, "max_num_batched_tokens": 8192}
     for engine, kept in ((VLLM, slots), (VLLM_BEFORE_SLOTS, 0), *((name, 0) for name in WITHOUT_RULES)):
-        limits = limits_of(scenario(profile, engine, **asked, **{"speculation.method": method.value}), load(profile))
+        limits = limits_of(scenario(profile, engine, **asked, **{"speculation.method": method.name}), load(profile))
         assert limits.draft_slots == kept
         assert limits.max_num_scheduled_tokens == 8192 - 1024 * kept
         assert limits.max_num_batched_tokens == 8192

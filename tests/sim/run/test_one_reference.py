@@ -6,7 +6,6 @@ import pytest
 
 from sim.costs.profile_files import load
 from sim.metrics.summary import summarise
-from sim.policies.options import Method
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
@@ -22,7 +21,7 @@ PROFILES = (
 SPECULATION = (
     {"num_speculative_tokens": 7},
     {"acceptance": "iid:0.2", "num_speculative_tokens": 1},
-    {"method": Method.NGRAM.value},
+    {"method": "ngram"},
     {"controller": "feedback"},
     {"acceptance": "synthetic:2.0"},
 )

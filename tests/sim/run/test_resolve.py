@@ -94,7 +94,7 @@ def test_what_is_resolved_is_the_same_in_another_process(policy: str) -> None:
 )
 def test_a_variant_is_what_its_scenario_resolves_to(changes: dict[str, Any]) -> None:
     profile = load(PAIR)
-    for partition in (None, "auto"):
+    for partition in (None, {"prefill": 0.4, "decode": 0.6}):
         given = scenario("pd", **{"policy_options.partition": partition})
         variant = resolve(given, profile, "pd").changed(**changes)
         afresh = resolve(with_keys(given, **changes), profile, "pd")

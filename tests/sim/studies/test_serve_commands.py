@@ -13,10 +13,11 @@ import pytest
 from sim.cli.main import run
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load, shipped
-from sim.costs.shapes import Formats, mtp_layer
-from sim.policies.options import Method
+from sim.costs.shapes import Formats
+from sim.drafters.drafter import Drafter
+from sim.drafters.mtp import layer as mtp_layer
+from sim.drafters.registry import DRAFTERS
 from sim.run.scenario import Scenario
-from sim.studies.serve_commands import SGLANG_ALGORITHMS as SGLANG_METHODS
 from sim.studies.serve_commands import ServeLines, checking_lines, deployment
 from tests.sim.studies.server_flags import (
     SGLANG_ALGORITHMS,
@@ -127,13 +128,13 @@ def test_every_flag_and_key_is_one_that_the_servers_know(name: str) -> None:
         check_known(deployment(sglang, given, [[1, 16, k], [17, 64, k and 1]], {}))
 
 
-@pytest.mark.parametrize("method", list(Method))
-def test_every_method_is_spelt_as_the_servers_spell_it(method: Method) -> None:
+@pytest.mark.parametrize("method", DRAFTERS.values(), ids=str)
+def test_every_method_is_spelt_as_the_servers_spell_it(method: Drafter) -> None:
     asked = scenario(
-        "cpu/tiny", **{"speculation.method": method.value, "engine.cuda_graph": False, "num_gpu_blocks": 99}
+        "cpu/tiny", **{"speculation.method": method.name, "engine.cuda_graph": False, "num_gpu_blocks": 99}
     )
     check_known(deployment(asked, load("cpu/tiny"), ROWS, {}))
-    if method in SGLANG_METHODS:
+    if method.sglang is not None:
         sglang = msgspec.structs.replace(asked, engine=msgspec.structs.replace(asked.engine, name=SGLANG))
         check_known(deployment(sglang, load("cpu/tiny"), ROWS, {}))
 
