@@ -41,6 +41,8 @@ class Attention(StrEnum):
 
 CAPTURABLE = Attention.FLASH, Attention.VLLM
 """Those that read no length back."""
+REMOVED = ("flash-3",)
+"""Attention that profiles were measured with and that no pass here has any more."""
 PAGE_TOKENS = {Attention.FLASH: 256, Attention.VLLM: 16}
 """Tokens of a page. FlashAttention-2 splits the keys of rows of several queries only where KV has pages."""
 
