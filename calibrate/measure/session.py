@@ -25,13 +25,14 @@ from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import grid, host_times
 from calibrate.measure.fits.measured_profile import profile_of
 from calibrate.measure.fits.overlap_fit import MIN_PAIRS, fitted_pairs
-from calibrate.measure.machine import Driver, fingerprint, gpu, roofs
+from calibrate.measure.machine import fingerprint, gpu, roofs
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.rates import MAX_CORUN_S, measure
 from calibrate.measure.serving_overhead import REPEATS, ServingCosts, completed, measure_serving
 from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from realrun.host import cuda
+from realrun.host.driver import Driver, Watch
 from realrun.host.garbage_collector import frozen_heap
 from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
@@ -142,7 +143,7 @@ class Session:
         """Measure one co-run on `bench` and keep it."""
         with self.driver.watch() as watch:
             ran = measure(bench, corun, min(MAX_CORUN_S, seconds))
-        ran = structs.replace(ran, clocks=watch.slowest())
+        ran = structs.replace(ran, clocks=_slowest(watch))
         self.append("rates", ran)
         return ran
 
@@ -199,8 +200,8 @@ class Session:
                 l2=l2_state(timed, source.shape, cache),
             )
             self.append("point", point)
-            if clocks := watch.slowest():
-                self.append("clocks", structs.replace(clocks, timed=timed))
+            if clocks := _slowest(watch, timed):
+                self.append("clocks", clocks)
 
     def _host(self, budget_s: float) -> None:
         self.on_step("host", 0, 2)
@@ -243,6 +244,12 @@ class Session:
         for done, corun in enumerate(left):
             self.on_step("overlap", len(planned) - len(left) + done, len(planned))
             self.rate(self.bench, corun, max(0.0, ends_s - perf_counter()) / (len(left) - done))
+
+
+def _slowest(watch: Watch, timed: TimedPass | None = None) -> points_file.Clocks | None:
+    """The slowest that the driver said while `timed` was visited, as the points file has it."""
+    clocks = watch.slowest()
+    return None if clocks is None else points_file.Clocks(timed=timed, **structs.asdict(clocks))
 
 
 def _least(visits: int) -> int:
