@@ -13,13 +13,15 @@ from itertools import product
 from typing import NamedTuple
 
 from calibrate.fit.point_works import Corun, TimedPass
-from calibrate.measure.grid import Limits, spread
+from calibrate.measure.grid import PROMPT_TOKENS, Limits, spread
 from sim.costs.profile import Launch
 
 DRAFT_TOKENS = 4
 """Tokens per row of a draft; a verify row has one query token more."""
 CONTEXTS = {"cuda": (1024, 512, 256), "cpu": (256,)}
 """Tokens in KV of every decoding row, and the longest prompt of a chunk: the first that fits the device's memory."""
+BESIDE_ROWS = 16
+"""Rows beside a prompt that is launched kernel by kernel."""
 NUM_SHARED_CHUNKS = 2
 """Chunk lengths that run on shares: longer ones take most of a minute on a fifth of a GPU."""
 ROOM_TOKENS = 256
@@ -65,7 +67,8 @@ def coruns(device: str, context_tokens: int) -> list[Corun]:
 def coruns_within(limits: Limits) -> list[Corun]:
     """Co-runs that the overlap of a pair with these slots is fitted to, captured where there are graphs: the device's
     overlap is requested, and launching is known from elsewhere. Last prefill, draft and verify at once, which no fit
-    uses. As far as there are slots.
+    uses. As far as there are slots. Before those a prompt launched kernel by kernel, as a replay's are, beside a
+    captured draft and verify: no fit uses them either.
     """
     launch = _launch(limits.has_graphs)
     context = (limits.slot_tokens - limits.draft_tokens) // 4
@@ -74,6 +77,10 @@ def coruns_within(limits: Limits) -> list[Corun]:
     coruns = [prefill_beside_decode(chunk, each, context, launch) for chunk, each in product(chunks, rows)]
     if limits.has_draft:
         coruns += [Corun(_draft_and_verify(each, context, launch)) for each in rows]
+        if limits.has_graphs:
+            prompt = _prefill(min(PROMPT_TOKENS, context), context, "eager")
+            decoding = _draft_and_verify(min(BESIDE_ROWS, limits.rows - 1), context, launch)
+            coruns += [Corun((prompt, each)) for each in decoding]
         three = _draft_and_verify(limits.rows // 3, context, launch)
         coruns.append(Corun((_prefill(chunks[0], context, launch), *three)))
     return [corun for corun in coruns if min(timed.rows for timed in corun.passes) and corun.num_rows <= limits.rows]

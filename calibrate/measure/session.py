@@ -24,7 +24,6 @@ from calibrate.fit.point_works import VISITS, Corun, TimedPass, l2_state
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import grid, host_times
 from calibrate.measure.fits.measured_profile import profile_of
-from calibrate.measure.fits.overlap_fit import MIN_PAIRS, fitted_pairs
 from calibrate.measure.machine import fingerprint, gpu, roofs
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import PairSpec, build, limits
@@ -41,6 +40,9 @@ from sim.files.json_values import Json, convert
 
 PILOT_RUNS = 2
 """Runs of which the faster one counts: one that something disturbed would spoil the plan."""
+MIXED_S, MIXED_SHARE = 3.0, 0.04
+"""Seconds for rows with prompts, each, and at most so much of the budget."""
+BESIDE_EAGER_S = 4.0
 SHARES = {"points": 0.6, "host": 0.05, "overlap": 0.2}
 """Shares of the budget. The rest is building, warming up and fitting."""
 Pass = TypeVar("Pass", TimedPass, MeasuredPoint)
@@ -118,6 +120,7 @@ class Session:
             self._points(budget_s)
             if not self.held.host:
                 self._host(budget_s)
+            self._mixed(budget_s)
             self._overlap(budget_s)
 
     def profile(self) -> Profile:
@@ -233,17 +236,34 @@ class Session:
         launch = "graphed" if limits(self.spec).has_graphs else "eager"
         return [each for each in passes if each.kind == "decode" and each.launch == launch]
 
+    def _mixed(self, budget_s: float) -> None:
+        known = {point.mixed for point in self.held.mixed}
+        left = [mixed for mixed in grid.mixed(limits(self.spec)) if mixed not in known]
+        for done, mixed in enumerate(left):
+            self.on_step("mixed", done, len(left))
+            run, captured_s = self.bench.in_turn(mixed)
+            timing = repeat(run, share_s=min(MIXED_S, MIXED_SHARE * budget_s), clock=perf_counter)
+            point = points_file.MixedPoint(
+                mixed=mixed,
+                span_s=timing.device_s,
+                device_s=captured_s,
+                host_s=timing.host_s,
+                half_width_pct=round(timing.half_width_pct, 2),
+                repetitions=timing.repetitions,
+            )
+            self.append("mixed", point)
+
     def _overlap(self, budget_s: float) -> None:
-        """Rates of the planned co-runs that the file lacks; pairs only where others that it has are too few for a
-        fit."""
+        """Rates of the planned co-runs that the file lacks."""
         held, planned = self.held.rates, coruns_within(limits(self.spec))
-        if len(fitted_pairs([ran for ran in held if ran.corun not in planned])) >= MIN_PAIRS:
-            planned = [corun for corun in planned if len(corun.passes) > 2]
         left = [corun for corun in planned if corun not in {ran.corun for ran in held}]
         ends_s = perf_counter() + SHARES["overlap"] * budget_s * len(left) / max(1, len(planned))
         for done, corun in enumerate(left):
             self.on_step("overlap", len(planned) - len(left) + done, len(planned))
-            self.rate(self.bench, corun, max(0.0, ends_s - perf_counter()) / (len(left) - done))
+            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
+            # Of a captured side and one that is not, few rates tell everything.
+            is_both = len({timed.launch for timed in corun.passes}) > 1
+            self.rate(self.bench, corun, max(BESIDE_EAGER_S, share_s) if is_both else share_s)
 
 
 def _slowest(watch: Watch, timed: TimedPass | None = None) -> points_file.Clocks | None:
