@@ -1,8 +1,8 @@
 """Passes that run beside each other, the most valuable first.
 
-On a rented GPU (calibrate.measure.campaign.corun): prefill chunks beside decode rows and drafts beside verify passes,
-captured; corners before what lies between them. Corners of the first pair also with either side first, smaller ones on
-shares of the multiprocessors. For a pair that is measured whole (calibrate.measure.session): a few of the same, in its
+On a lent GPU (calibrate.measure.campaign.corun): eight pairs whose mean kernels take 8 to 120 us on an H200, and three
+passes at once. Then corners with either side first, smaller ones on shares of the multiprocessors, and what lies
+between. All are captured. For a pair that is measured whole (calibrate.measure.session): a few of the same, in its
 slots. Pure. Not here: their rates (calibrate.measure.rates).
 """
 
@@ -22,6 +22,8 @@ CONTEXTS = {"cuda": (1024, 512, 256), "cpu": (256,)}
 """Tokens in KV of every decoding row, and the longest prompt of a chunk: the first that fits the device's memory."""
 BESIDE_ROWS = 16
 """Rows beside a prompt that is launched kernel by kernel."""
+NUM_FIRST = 9
+"""Co-runs of a lent GPU that come first."""
 NUM_SHARED_CHUNKS = 2
 """Chunk lengths that run on shares: longer ones take most of a minute on a fifth of a GPU."""
 ROOM_TOKENS = 256
@@ -53,8 +55,10 @@ def coruns(device: str, context_tokens: int) -> list[Corun]:
     def drafts(rows: Sequence[int]) -> list[Corun]:
         return [Corun(_draft_and_verify(each, context_tokens, launch)) for each in rows]
 
-    corners = prefills(_ends(grid.chunk_tokens), _ends(grid.decode_rows))
-    listed = [*corners, *drafts(_ends(grid.draft_rows))]
+    corners, most = prefills(_ends(grid.chunk_tokens), _ends(grid.decode_rows)), grid.draft_rows[-2:]
+    listed = [*corners, *prefills(grid.chunk_tokens[1:-1], grid.decode_rows[2:3]), *drafts(most)]
+    three = _prefill(grid.chunk_tokens[1], context_tokens, launch), *drafts(most)[0].passes
+    listed.append(Corun(three))
     if grid.shares_pct:
         listed += [corun._replace(favoured=side) for corun in corners for side in (1, 0)]
         for corun in prefills(grid.chunk_tokens[:NUM_SHARED_CHUNKS], _ends(grid.decode_rows)):

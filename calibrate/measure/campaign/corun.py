@@ -1,4 +1,4 @@
-"""Co-runs of a GPU lent for ten minutes: every pair of the grid that a points file lacks, the most valuable first.
+"""Co-runs of a lent GPU: every one of the grid that a points file lacks, the most valuable first.
 
 How fast prefill beside decode and draft beside verify run on two plain streams, relative to each alone: nobody
 publishes it. Not here: which pairs (calibrate.measure.overlap_cells), how they are rated (calibrate.measure.rates).
@@ -14,7 +14,7 @@ from time import perf_counter
 from calibrate.fit import points_file
 from calibrate.fit.point_works import Corun
 from calibrate.fit.points_file import Ran
-from calibrate.measure.overlap_cells import CONTEXTS, ROOM_TOKENS, coruns, slots
+from calibrate.measure.overlap_cells import CONTEXTS, NUM_FIRST, ROOM_TOKENS, coruns, slots
 from calibrate.measure.pair import PairSpec, build, needs
 from calibrate.measure.session import Session
 from calibrate.measure.timing import Bench
@@ -29,14 +29,15 @@ CORUN_SHARE = 0.8
 """Share of a co-run's time that is measured; the rest is its first passes and captures."""
 
 
-def rate_coruns(spec: PairSpec, path: Path, budget_s: float) -> None:
+def rate_coruns(spec: PairSpec, path: Path, budget_s: float, *, with_shares: bool = True) -> None:
     """Rate what the points file of the pair lacks, for so many seconds, and say what phi is. Raises ValueError for what
     cannot be done."""
     with points_file.alone(path):
         session = Session(spec, path)
         roomy, runs_on = fitting(spec), cuda.find(spec.device)
         context_tokens = roomy.slot_tokens - ROOM_TOKENS
-        planned = list(possible(coruns(spec.device, context_tokens), runs_on))
+        listed = [each for each in coruns(spec.device, context_tokens) if with_shares or each.share_pct is None]
+        planned = list(possible(listed, runs_on))
         known = session.held.rates
         left = [corun for corun in planned if corun not in {ran.corun for ran in known}]
         print(
@@ -44,18 +45,19 @@ def rate_coruns(spec: PairSpec, path: Path, budget_s: float) -> None:
             flush=True,
         )
         bench, longest_s = Bench(build(roomy, STREAMS)) if left else None, 0.0
-        ends_s = perf_counter() + budget_s
+        # Those that are worth most have time enough; whatever is left after them is for others.
+        ends_s, share_s = perf_counter() + budget_s, CORUN_SHARE * budget_s / max(1, min(len(left), NUM_FIRST))
         with frozen_heap():
-            while bench and left and (left_s := ends_s - (began_s := perf_counter())) > longest_s:
-                ran = session.rate(bench, left[0], CORUN_SHARE * left_s / len(left))
+            while bench and left and ends_s - (began_s := perf_counter()) > longest_s:
+                ran = session.rate(bench, left[0], share_s)
                 known.append(ran)
                 longest_s, noise = max(longest_s, perf_counter() - began_s), max(ran.sums) - min(ran.sums)
                 rates = " + ".join(f"{rate:.2f}" for rate in ran.rates)
                 print(
                     f"corun: {left.pop(0).name}: rates {rates} (±{50.0 * noise / median(ran.sums):.0f} %)", flush=True
                 )
-    for corun in left:
-        print(f"corun: left: {corun.name}")
+    if left:
+        print(f"corun: {len(left)} left, from {left[0].name} on; evidence --only corun goes on with them")
     print(f"corun: {answer(known)} ({session.fingerprint['device']}, {path})")
 
 

@@ -19,14 +19,14 @@ from calibrate.fit.point_works import TimedPass
 from calibrate.fit.points_file import Ran
 from calibrate.measure.campaign.corun import answer
 from calibrate.measure.campaign.gates import disturbed
-from calibrate.measure.campaign.plan import OPEN_SHARE, SMOKE_FILE, Campaign
-from calibrate.measure.campaign.verdict import BESIDE, Runs, changes, sentence
+from calibrate.measure.campaign.plan import BESIDE, OPEN_SHARE, PREDICTION, SMOKE_FILE, STEPS, Campaign
+from calibrate.measure.campaign.verdict import Runs, changes, runs_of, sentence
 from calibrate.measure.fits.share_fit import SharePair, pairs_of, said
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, load, ship_profile
 from sim.files.write import new_folder
 
-SEND = "send"
+SEND, MEASURED = "send", "-measured"
 BARS = {"output_throughput": 5.0, "e2el p50": 5.0, "ttft p99": 10.0, "mechanism": 5.0}
 """Percent: predicted against measured, closed loop; of the mechanism the mean E2EL."""
 
@@ -39,18 +39,23 @@ def report(out: Path, campaign: Campaign) -> None:
             raise ValueError(f"{str(path)!r} is missing: its step failed, the reason stands above")
     results = {name: json.loads(path.read_text()) for name, path in verdicts.items() if path.exists()}
     lacking = [name for name in verdicts if name not in results]
-    profile = load(job.profile_path(out))
+    refit, points = job.refit_path(out), job.points_path(out)
+    profile = load(refit if refit.exists() else job.profile_path(out))
     # A profile of the repository carries no points: they lie beside the report.
-    profile = changed(profile, name=measured_name(profile.name), points=())
+    profile = changed(profile, name=measured_name(profile.name.removesuffix(MEASURED)), points=())
     with new_folder(out / SEND) as scratch:
         told = scratch / "docs" / "validation" / profile.gpu.name
         told.mkdir(parents=True)
-        for path in (out / SMOKE_FILE, job.points_path(out), *(verdicts[name] for name in results)):
+        sent = out / SMOKE_FILE, out / PREDICTION, points, *(verdicts[name] for name in results)
+        for path in (each for each in sent if each.exists()):
             (told / path.name).write_bytes(path.read_bytes())
-        ship_profile(profile, scratch / "sim" / "profiles")
-        smoke, held = json.loads((out / SMOKE_FILE).read_text()), points_file.read(job.points_path(out))
-        runs = {each.concurrency: _runs(results[each.name]) for each in campaign.loads if each.name in results}
-        reasons = [f"{step}: {line}" for step in campaign.steps for line in disturbed(out, campaign, step)]
+        smoke = json.loads((out / SMOKE_FILE).read_text())
+        held = points_file.read(points) if points.exists() else points_file.MeasuredSession(fingerprint={}, options={})
+        if held.points:
+            # A profile that was known before is there already.
+            ship_profile(profile, scratch / "sim" / "profiles")
+        runs = {each.concurrency: runs_of(results[each.name]) for each in campaign.loads if each.name in results}
+        reasons = [f"{step}: {line}" for step in STEPS for line in disturbed(out, campaign, step)]
         verdict = _disturbed(profile, reasons) if reasons else _verdict(profile, runs, held.rates)
         lines = [*verdict, *_lines(profile, smoke, results, lacking, held.slowed)]
         (told / "README.md").write_text("\n".join(lines))
@@ -62,14 +67,14 @@ def measured_name(name: str) -> str:
     >>> measured_name("h100-sxm/llama-3.1-8b")
     'h100-sxm/llama-3.1-8b-measured'
     """
-    return f"{name}-measured"
+    return f"{name}{MEASURED}"
 
 
 def _disturbed(profile: Profile, reasons: Sequence[str]) -> Iterator[str]:
     """The head of a page that states no verdict."""
     yield from (f"# {profile.gpu.name}: *disturbed*", "")
     yield from (
-        "Something else used this machine, or its clocks changed, also when this was measured again. No verdict:",
+        "Something else used this machine, or its clocks changed. No verdict:",
         "",
     )
     yield from (f"- {reason}" for reason in reasons)
@@ -126,16 +131,6 @@ def _favoured(rates: Sequence[Ran]) -> Rows:
             yield [corun._replace(favoured=None).name, *map(str, row)]
 
 
-def _runs(result: dict[str, Any]) -> dict[str, Runs]:
-    means: dict[str, list[dict[str, float]]] = {}
-    for run in result["runs"]:
-        means.setdefault(run["policy"], []).append(run["metrics"]["e2el"]["mean"])
-    return {
-        policy: Runs([each["real"] for each in pairs], [each["simulated"] for each in pairs])
-        for policy, pairs in means.items()
-    }
-
-
 def _lines(
     profile: Profile,
     smoke: dict[str, Any],
@@ -160,7 +155,7 @@ def _lines(
         "",
         "## Replays",
         "",
-        "Measured, and the error of the prediction in percent; **bold** misses its bar.",
+        f"Measured, and the error of what {PREDICTION} said before, in percent; **bold** misses its bar.",
         "",
     )
     yield from table(["load", "policy", *BARS], _judged(results))

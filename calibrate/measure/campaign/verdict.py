@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-BESIDE = "continuous"
-LANES = "pd", "pdv", "unified"
+from calibrate.measure.campaign.plan import BESIDE, LANES
+
+EQUAL_PCT = 3.0
+"""A difference of single runs below this is none."""
 
 
 class Runs(NamedTuple):
@@ -33,8 +35,32 @@ class Change(NamedTuple):
         return None if abs(self.mean_pct) <= self.half_pct else self.mean_pct < 0.0
 
     def __str__(self) -> str:
-        spread = f" ± {self.half_pct:.1f}" if self.half_pct < float("inf") else ", one run"
-        return f"{self.mean_pct:+.1f}{spread}"
+        if self.half_pct < float("inf"):
+            return f"{self.mean_pct:+.1f} ± {self.half_pct:.1f}"
+        return f"{self.mean_pct:+.1f}, {'equal, ' * (abs(self.mean_pct) < EQUAL_PCT)}one run each"
+
+
+def runs_of(result: Mapping[str, Any]) -> dict[str, Runs]:
+    """Whole runs of a judged replay, by policy; one that its time ended says nothing."""
+    means: dict[str, list[dict[str, float]]] = {}
+    for run, about in zip(result["runs"], result["replay"]["runs"], strict=True):
+        if not about["partial"]:
+            means.setdefault(run["policy"], []).append(run["metrics"]["e2el"]["mean"])
+    return {
+        policy: Runs([each["real"] for each in pairs], [each["simulated"] for each in pairs])
+        for policy, pairs in means.items()
+    }
+
+
+def findings(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A sentence for each judged load: how its lanes compare with continuous batching, measured and predicted."""
+    found = []
+    for name, result in results.items():
+        by_lane = changes({0: runs_of(result)})
+        said = [f"{lane} {both[0][0]} % (predicted {both[0][1]} %)" for lane, both in by_lane.items()]
+        if said:
+            found.append(f"{name}: mean E2EL beside {BESIDE}: {', '.join(said)}")
+    return found
 
 
 def change(values: Sequence[float], beside: Sequence[float]) -> Change:
