@@ -103,9 +103,8 @@ def _found(out: Path, name: str) -> list[str]:
     if not lines and (out / PREDICTION).exists():
         lines = [f"found: a profile, and what it predicts of every replay, to be committed now: {out / PREDICTION}"]
     again = [step for step in STEPS if disturbed(out, campaign, step)]
-    lines += [f"disturbed: {', '.join(again)}; the page states no verdict; --only {again[0]} does it again"] * bool(
-        again
-    )
+    if again:
+        lines.append(f"disturbed: {', '.join(again)}; the page states no verdict; --only {again[0]} does it again")
     if left:
         return [*lines, f"{_next(left)}; the same command goes on"]
     return [*lines, f"what to send is in {out / 'send'} (docs/gpu.md)"]

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from calibrate.measure.campaign.verdict import Change, Runs, change, changes, sentence
+from calibrate.measure.campaign.verdict import Change, Runs, change, changes, findings, runs_of, sentence
 
 CONTINUOUS = Runs([100.0, 101.0, 99.0], [100.0, 100.5, 99.5])
 
@@ -45,9 +45,22 @@ def test_where_a_lane_pays_is_said_in_words(real_ms: tuple[float, float], said: 
 
 def test_one_replication_shows_nothing_and_equal_ones_everything() -> None:
     assert change([50.0], [100.0]).pays is None
-    assert str(change([50.0], [100.0])) == "-50.0, one run"
+    assert str(change([50.0], [100.0])) == "-50.0, one run each"
+    assert str(change([97.5], [100.0])) == "-2.5, equal, one run each"
     assert change([99.0, 99.0], [100.0, 100.0]) == Change(-1.0, 0.0)
     assert change([99.0, 99.0], [100.0, 100.0]).pays is True
+
+
+def test_a_run_that_was_cut_says_nothing_and_one_sentence_says_what_the_others_found() -> None:
+    def run(policy: str, real_ms: float) -> dict[str, object]:
+        return {"policy": policy, "metrics": {"e2el": {"mean": {"real": real_ms, "simulated": 90.0}}}}
+
+    times = [("continuous", 100.0), ("pd", 90.0), ("pd", 10.0)]
+    about = [{"partial": policy == "pd" and ms < 50.0} for policy, ms in times]
+    result = {"runs": [run(*each) for each in times], "replay": {"runs": about}}
+    assert runs_of(result)["pd"].real_ms == [90.0]
+    (line,) = findings({"closed": result, "open": {"runs": [], "replay": {"runs": []}}})
+    assert line.startswith("closed: mean E2EL beside continuous: pd -10.0, one run each")
 
 
 def test_a_load_without_continuous_batching_says_nothing() -> None:
