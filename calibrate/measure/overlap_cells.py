@@ -1,9 +1,8 @@
 """Passes that run beside each other, the most valuable first.
 
-On a lent GPU (calibrate.measure.campaign.corun): eight pairs whose mean kernels take 8 to 120 us on an H200, and three
-passes at once. Then corners with either side first, smaller ones on shares of the multiprocessors, and what lies
-between. All are captured. For a pair that is measured whole (calibrate.measure.session): a few of the same, in its
-slots. Pure. Not here: their rates (calibrate.measure.rates).
+On a lent GPU (calibrate.measure.campaign.corun): eight pairs whose mean kernels take 8 to 120 us on an H200, three
+passes at once, then what lies between; all captured. For a pair that is measured whole (calibrate.measure.session): a
+few of the same, in its slots. Pure. Not here: their rates (calibrate.measure.rates).
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ BESIDE_ROWS = 16
 """Rows beside a prompt that is launched kernel by kernel."""
 NUM_FIRST = 9
 """Co-runs of a lent GPU that come first."""
-NUM_SHARED_CHUNKS = 2
-"""Chunk lengths that run on shares: longer ones take most of a minute on a fifth of a GPU."""
 ROOM_TOKENS = 256
 """Tokens of a slot beyond its context: slots come in steps of so many tokens."""
 
@@ -35,12 +32,10 @@ class CorunGrid(NamedTuple):
     decode_rows: tuple[int, ...]
     draft_rows: tuple[int, ...]
     """Rows of a draft, and as many others of the verify pass beside it."""
-    shares_pct: tuple[int, ...] = ()
-    """Percent of the multiprocessors that a prefill gets beside a decode on the rest."""
 
 
 GRIDS = {
-    "cuda": CorunGrid((128, 512, 1024, 2048), (1, 8, 32, 128), (1, 8, 32, 64), (20, 40, 60, 80)),
+    "cuda": CorunGrid((128, 512, 1024, 2048), (1, 8, 32, 128), (1, 8, 32, 64)),
     "cpu": CorunGrid((16, 64), (1, 4), (1, 4)),
 }
 
@@ -59,11 +54,6 @@ def coruns(device: str, context_tokens: int) -> list[Corun]:
     listed = [*corners, *prefills(grid.chunk_tokens[1:-1], grid.decode_rows[2:3]), *drafts(most)]
     three = _prefill(grid.chunk_tokens[1], context_tokens, launch), *drafts(most)[0].passes
     listed.append(Corun(three))
-    if grid.shares_pct:
-        listed += [corun._replace(favoured=side) for corun in corners for side in (1, 0)]
-        for corun in prefills(grid.chunk_tokens[:NUM_SHARED_CHUNKS], _ends(grid.decode_rows)):
-            # Behind the same pair on the whole device, which they are compared with.
-            listed += [corun, *(corun._replace(share_pct=share) for share in grid.shares_pct)]
     listed += [*prefills(grid.chunk_tokens, grid.decode_rows), *drafts(grid.draft_rows)]
     return [*dict.fromkeys(listed)]
 

@@ -6,38 +6,35 @@ publishes it. Not here: which pairs (calibrate.measure.overlap_cells), how they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 from calibrate.fit import points_file
-from calibrate.fit.point_works import Corun
 from calibrate.fit.points_file import Ran
 from calibrate.measure.overlap_cells import CONTEXTS, NUM_FIRST, ROOM_TOKENS, coruns, slots
 from calibrate.measure.pair import PairSpec, build, needs
 from calibrate.measure.session import Session
 from calibrate.measure.timing import Bench
 from realrun.host import cuda
-from realrun.host.device import RealDevice
 from realrun.host.garbage_collector import frozen_heap
 from realrun.model.memory import GIB
 
-STREAMS = 4
-"""Two sides; and two on shares of the multiprocessors, or one of a higher priority."""
+STREAMS = 3
+"""As many as passes at once."""
 CORUN_SHARE = 0.8
 """Share of a co-run's time that is measured; the rest is its first passes and captures."""
 
 
-def rate_coruns(spec: PairSpec, path: Path, budget_s: float, *, with_shares: bool = True) -> None:
+def rate_coruns(spec: PairSpec, path: Path, budget_s: float) -> None:
     """Rate what the points file of the pair lacks, for so many seconds, and say what phi is. Raises ValueError for what
     cannot be done."""
     with points_file.alone(path):
         session = Session(spec, path)
-        roomy, runs_on = fitting(spec), cuda.find(spec.device)
+        roomy = fitting(spec)
         context_tokens = roomy.slot_tokens - ROOM_TOKENS
-        listed = [each for each in coruns(spec.device, context_tokens) if with_shares or each.share_pct is None]
-        planned = list(possible(listed, runs_on))
+        planned = coruns(spec.device, context_tokens)
         known = session.held.rates
         left = [corun for corun in planned if corun not in {ran.corun for ran in known}]
         print(
@@ -59,20 +56,6 @@ def rate_coruns(spec: PairSpec, path: Path, budget_s: float, *, with_shares: boo
     if left:
         print(f"corun: {len(left)} left, from {left[0].name} on; evidence --only corun goes on with them")
     print(f"corun: {answer(known)} ({session.fingerprint['device']}, {path})")
-
-
-def possible(planned: Sequence[Corun], runs_on: RealDevice) -> Iterator[Corun]:
-    """Co-runs that the device can be split for; says why the others are left out."""
-    lacking: dict[int | None, str] = {}
-    for share_pct in dict.fromkeys(corun.share_pct for corun in planned if corun.share_pct is not None):
-        try:
-            runs_on.split(share_pct / 100.0)
-        except ValueError as error:
-            lacking[share_pct] = str(error)
-    for reason in dict.fromkeys(lacking.values()):
-        named = ", ".join(f"{share_pct}" for share_pct, said in lacking.items() if said == reason)
-        print(f"corun: none on {named} % of the multiprocessors: {reason}", flush=True)
-    return (corun for corun in planned if corun.share_pct not in lacking)
 
 
 def fitting(spec: PairSpec) -> PairSpec:

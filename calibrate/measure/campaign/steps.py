@@ -50,7 +50,8 @@ def run(device: str, out: Path, step: str, campaign: Campaign, *, skip_known: bo
     elif step == MEASURE:
         measure(device, out, campaign, known)
     elif step == CORUN:
-        corun(device, out, campaign, known)
+        if known is None or known.overlap.phi is None:
+            corun(device, out, campaign)
     elif step == REPORT:
         from calibrate.measure.campaign.report import report
 
@@ -104,17 +105,15 @@ def measure(device: str, out: Path, campaign: Campaign, known: Profile | None = 
     predict(out, campaign)
 
 
-def corun(device: str, out: Path, campaign: Campaign, known: Profile | None = None) -> None:
-    """Rates of passes beside each other, those on shares of the multiprocessors only where no curve is known; then the
-    profile once more, with them."""
+def corun(device: str, out: Path, campaign: Campaign) -> None:
+    """Rates of passes beside each other; then the profile once more, with them."""
     from calibrate.measure.campaign.corun import rate_coruns
     from sim.costs.profile_files import encode
     from sim.files.write import write_text
 
     job = campaign.job
     with suppress(KeyboardInterrupt):
-        has_shares = known is not None and known.overlap.partition is not None
-        rate_coruns(job.spec(device), job.points_path(out), campaign.corun_s, with_shares=not has_shares)
+        rate_coruns(job.spec(device), job.points_path(out), campaign.corun_s)
     with suppress(ValueError):
         write_text(job.refit_path(out), encode(_of_points(device, out, job)).decode())
 

@@ -24,7 +24,6 @@ pytest.importorskip("pyarrow")
 
 
 from calibrate.cli.check_files import check_file
-from calibrate.fit import points_file
 from calibrate.measure.campaign import report as report_module
 from calibrate.measure.campaign import runner as campaign
 from calibrate.measure.campaign.plan import (
@@ -45,14 +44,11 @@ from calibrate.measure.campaign.report import measured_name, report
 from calibrate.measure.campaign.smoke import CHECKS
 from calibrate.measure.campaign.steps import known_profile, run
 from calibrate.measure.campaign.verdict import runs_of
-from calibrate.measure.fits.share_fit import fit_shares
-from calibrate.measure.overlap_cells import coruns
 from realrun.model.attention import Attention
 from realrun.replay.machine_speed import PROBED_TOKENS, probe
 from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load
 from sim.costs.shapes import model
-from tests.calibrate.measure.co_runs import ran
 
 ROOT = Path(__file__).parents[4]
 SMALL = Campaign(
@@ -264,29 +260,7 @@ def test_a_disturbed_page_says_why_and_states_no_verdict(
     head, *rest = _page(tmp_path).splitlines()
     assert head == "# cpu: *disturbed*"
     assert "- closed: noise" in rest
-    assert not any("pays" in line or "phi is" in line for line in rest)
-
-
-@pytest.mark.slow
-def test_the_page_tells_speeds_on_shares_and_the_curve_that_the_profile_has(finished: Path, tmp_path: Path) -> None:
-    for path in (path for path in finished.iterdir() if path.is_file()):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    report(tmp_path, SMALL)
-    assert "- Shares of the multiprocessors: not measured." in _page(tmp_path)
-    job = SMALL.job
-    for corun in (each for each in coruns("cuda", 256) if each.kinds == "prefill beside decode"):
-        share = (corun.share_pct or 100) / 100
-        parts = share, 1.0 - share if corun.share_pct else 1.0
-        seconds = [0.01 / part for part in parts]
-        points_file.append(job.points_path(tmp_path), "rates", ran(corun, seconds, seconds, (1.0, 1.0), parts))
-    rates = points_file.read(job.points_path(tmp_path)).rates
-    profile = fit_shares(load(SMALL.job.profile_path(tmp_path)), rates)
-    SMALL.job.refit_path(tmp_path).write_bytes(encode(profile))
-    report(tmp_path, SMALL)
-    assert "- Shares of the multiprocessors: saturated_at " in _page(tmp_path)
-    assert "| 40 | 0.40 | 0.60 | 0.40 | 0.60 |" in _page(tmp_path)
-    alike = "1.00 + 1.00"
-    assert f"| prefill 1x128 graphed beside decode 1x1 graphed | {alike} | {alike} | {alike} |" in _page(tmp_path)
+    assert not any("beside continuous" in line or "phi is" in line for line in rest)
 
 
 def _page(out: Path) -> str:
