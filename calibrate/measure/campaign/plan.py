@@ -19,7 +19,7 @@ SMOKE, MEASURE, CLOSED, OPEN, MANY, CORUN = STEPS
 REPORT = "report"
 """Behind every call."""
 LIMITS_S = {SMOKE: 30.0, MEASURE: 120.0, CLOSED: 110.0, OPEN: 100.0, MANY: 120.0, CORUN: 100.0, REPORT: 60.0}
-"""Seconds after which a step is ended; what it has by then is kept."""
+"""Seconds on a GPU after which a step is ended; what it has by then is kept."""
 SMOKE_FILE, PREDICTION = "smoke.json", "prediction.json"
 """Files in the campaign's directory: of the first step, and of what the second predicts of the replays."""
 OPEN_SHARE = 0.6
@@ -85,6 +85,11 @@ class Campaign(NamedTuple):
     """Runs of each kind that say what serving adds."""
     corun_s: float = 80.0
     """Seconds for the rates of two streams."""
+    patience: float = 1.0
+    """Times that a limit is longer than on a GPU."""
+
+    def limit_s(self, step: str) -> float:
+        return self.patience * LIMITS_S[step]
 
     @property
     def largest(self) -> Loop:
@@ -137,6 +142,7 @@ CAMPAIGNS = {
         output_tokens=16,
         repeats=1,
         corun_s=10.0,
+        patience=10.0,
     ),
 }
 """Campaigns by name; that of a CPU rehearses the others' every step."""

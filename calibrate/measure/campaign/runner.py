@@ -18,13 +18,13 @@ from calibrate.measure.campaign.gates import disturbed, forget
 from calibrate.measure.campaign.plan import (
     CAMPAIGNS,
     DONE,
-    LIMITS_S,
     MEASURE,
     PREDICTION,
     REPORT,
     SMOKE,
     SMOKE_FILE,
     STEPS,
+    Campaign,
     Step,
     done_file,
 )
@@ -52,7 +52,7 @@ def run_campaign(
             forget(out, campaign)
     wanted = (only,) if only else STEPS[: STEPS.index(until) + 1] if until else STEPS
     left = _left(out, wanted)
-    print("\n".join(_found(out, name) if not left else [_next(left)]), flush=True)
+    print("\n".join(_found(out, name) if not left else [_next(campaign, left)]), flush=True)
     for step in dict.fromkeys((SMOKE, *left)):
         try:
             is_over = _run(name, out, step, skip_known=skip_known)
@@ -88,9 +88,9 @@ def _left(out: Path, steps: tuple[Step, ...]) -> list[Step]:
     return [step for step in steps if not done_file(out, step).exists()]
 
 
-def _next(left: list[Step]) -> str:
-    steps = ", ".join(f"{step} ({LIMITS_S[step]:.0f} s)" for step in left)
-    return f"next: {steps}; {sum(LIMITS_S[step] for step in left):.0f} s at most"
+def _next(campaign: Campaign, left: list[Step]) -> str:
+    steps = ", ".join(f"{step} ({campaign.limit_s(step):.0f} s)" for step in left)
+    return f"next: {steps}; {sum(map(campaign.limit_s, left)):.0f} s at most"
 
 
 def _found(out: Path, name: str) -> list[str]:
@@ -106,7 +106,7 @@ def _found(out: Path, name: str) -> list[str]:
     if again:
         lines.append(f"disturbed: {', '.join(again)}; the page states no verdict; --only {again[0]} does it again")
     if left:
-        return [*lines, f"{_next(left)}; the same command goes on"]
+        return [*lines, f"{_next(campaign, left)}; the same command goes on"]
     return [*lines, f"what to send is in {out / 'send'} (docs/gpu.md)"]
 
 
@@ -114,12 +114,13 @@ def _run(name: str, out: Path, step: str, *, skip_known: bool = False) -> bool:
     """A process of its own: what it held on the device is free when it ends, or is killed; it ends with this one. At
     its limit it is interrupted, and keeps what it has."""
     print(f"campaign: {step}", flush=True)
+    limit_s = CAMPAIGNS[name].limit_s(step)
     command = [sys.executable, "-m", "calibrate.measure.campaign.steps", name, str(out), step]
     with subprocess.Popen([*command, *["--skip-known"] * skip_known], stdin=subprocess.PIPE) as process:
         try:
-            return process.wait(LIMITS_S[step]) == 0
+            return process.wait(limit_s) == 0
         except subprocess.TimeoutExpired:
-            print(f"campaign: {step} is at its limit of {LIMITS_S[step]:.0f} s", flush=True)
+            print(f"campaign: {step} is at its limit of {limit_s:.0f} s", flush=True)
             process.send_signal(signal.SIGINT)
         try:
             return process.wait(GRACE_S) == 0
