@@ -75,6 +75,10 @@ class Loop(NamedTuple):
     replications: int = 1
     """Runs of each policy, in turn: equal ones differ by some percent."""
 
+    @property
+    def title(self) -> str:
+        return self.name if self.concurrency is None else f"{self.name}, {self.concurrency} in flight"
+
 
 class Campaign(NamedTuple):
     job: MeasuredPair

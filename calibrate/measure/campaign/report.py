@@ -53,7 +53,8 @@ def report(out: Path, campaign: Campaign) -> None:
             # A profile that was known before is there already.
             ship_profile(profile, scratch / "sim" / "profiles")
         reasons = [f"{step}: {line}" for step in STEPS for line in disturbed(out, campaign, step)]
-        verdict = _disturbed(profile, reasons) if reasons else _verdict(profile, results, held.rates)
+        judged = {each.title: results[each.name] for each in campaign.loads if each.name in results}
+        verdict = _disturbed(profile, reasons) if reasons else _verdict(profile, judged, held.rates)
         lines = [*verdict, *_lines(profile, smoke, results, lacking, held.slowed)]
         (told / "README.md").write_text("\n".join(lines))
 

@@ -96,10 +96,9 @@ def _next(campaign: Campaign, left: list[Step]) -> str:
 def _found(out: Path, name: str) -> list[str]:
     """What the replays found, where what is sent lies, and what is left."""
     campaign, left = CAMPAIGNS[name], _left(out, STEPS)
-    judged = {load.name: out / f"{load.name}.json" for load in campaign.loads}
-    lines = [
-        f"found: {line}" for line in findings({k: json.loads(p.read_text()) for k, p in judged.items() if p.exists()})
-    ]
+    judged = {load.title: out / f"{load.name}.json" for load in campaign.loads}
+    results = {title: json.loads(path.read_text()) for title, path in judged.items() if path.exists()}
+    lines = [f"found: {line}" for line in findings(results)]
     if not lines and (out / PREDICTION).exists():
         lines = [f"found: a profile, and what it predicts of every replay, to be committed now: {out / PREDICTION}"]
     again = [step for step in STEPS if disturbed(out, campaign, step)]
