@@ -127,6 +127,10 @@ def test_one_step_alone_is_made_again(tmp_path: Path, begun: Begun) -> None:
     assert campaign.run_campaign("cpu", tmp_path, only="open") == 0
     assert begun == ["smoke", "open"]
     assert done_file(tmp_path, "open").exists()
+    points = CAMPAIGNS["cpu"].job.points_path(tmp_path)
+    points.write_text('{"schema": 2}\n{"rates": 1}\n{"point": 2}\n')
+    assert campaign.run_campaign("cpu", tmp_path, only="measure") == 0
+    assert points.read_text() == '{"schema": 2}\n{"rates": 1}\n'
 
 
 def test_after_a_red_smoke_step_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
