@@ -70,12 +70,14 @@ def measure_pair(
         if spec.device == "cuda":
             say(session.driver.said)
         session.measure(budget_s)
-        profile = session.profile()
         try:
-            return session.in_service(profile, repeats) if is_serving else profile
+            # Before what runs beside each other: of an interrupted measurement this is worth more.
+            if is_serving:
+                session.in_service(session.profile(), repeats)
         except ValueError as error:
             say(f"what serving adds was not measured: {error}")
-            return profile
+        session.measure_beside(budget_s)
+        return session.so_far()
 
 
 class Session:
@@ -113,15 +115,27 @@ class Session:
         points_file.append(self.path, kind, content)
 
     def measure(self, budget_s: float) -> None:
-        """Measure what the file does not hold yet."""
+        """Measure what the file does not hold yet of passes alone and the host."""
         with frozen_heap():
             if not self.held.passes:
                 self._plan(budget_s)
             self._points(budget_s)
             if not self.held.host:
                 self._host(budget_s)
+
+    def measure_beside(self, budget_s: float) -> None:
+        """Measure what the file does not hold yet of rows with prompts and of passes beside each other."""
+        with frozen_heap():
             self._mixed(budget_s)
             self._overlap(budget_s)
+
+    def so_far(self) -> Profile:
+        """The profile of what the file holds, with what serving adds if that is known. Raises ValueError where it holds
+        too little."""
+        held = self.held
+        if not held.host:
+            raise ValueError("too little was measured for a profile; the same command goes on")
+        return self.in_service(self.profile()) if held.serving else self.profile()
 
     def profile(self) -> Profile:
         """The profile of what the file holds."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -30,6 +31,8 @@ from calibrate.measure.campaign.plan import (
     device_of,
 )
 from sim.costs.profile import Profile
+
+AGAIN_S = 0.05
 
 
 def run(device: str, out: Path, step: str, campaign: Campaign, *, skip_known: bool = False) -> None:
@@ -90,7 +93,7 @@ def measure(device: str, out: Path, campaign: Campaign, known: Profile | None = 
     """A pair's points and profile, or the profile that is known; then what it predicts. Goes on where an earlier
     measurement was ended."""
     from calibrate.measure.campaign.prediction import predict
-    from calibrate.measure.session import measure_pair
+    from calibrate.measure.session import Session, measure_pair
     from sim.costs.profile_files import encode
     from sim.files.write import write_text
 
@@ -100,7 +103,7 @@ def measure(device: str, out: Path, campaign: Campaign, known: Profile | None = 
         profile = known or measure_pair(spec, points, job.budget_s, repeats=campaign.repeats, say=print)
     except KeyboardInterrupt:
         # The limit: replays are worth more than the rest of the points.
-        profile = _of_points(device, out, job)
+        profile = Session(spec, points).so_far()
     write_text(job.profile_path(out), encode(profile).decode())
     predict(out, campaign)
 
@@ -108,6 +111,7 @@ def measure(device: str, out: Path, campaign: Campaign, known: Profile | None = 
 def corun(device: str, out: Path, campaign: Campaign) -> None:
     """Rates of passes beside each other; then the profile once more, with them."""
     from calibrate.measure.campaign.corun import rate_coruns
+    from calibrate.measure.session import Session
     from sim.costs.profile_files import encode
     from sim.files.write import write_text
 
@@ -115,18 +119,7 @@ def corun(device: str, out: Path, campaign: Campaign) -> None:
     with suppress(KeyboardInterrupt):
         rate_coruns(job.spec(device), job.points_path(out), campaign.corun_s)
     with suppress(ValueError):
-        write_text(job.refit_path(out), encode(_of_points(device, out, job)).decode())
-
-
-def _of_points(device: str, out: Path, job: MeasuredPair) -> Profile:
-    """The profile of the points that are there. Raises ValueError for too few."""
-    from calibrate.measure.session import Session
-
-    session = Session(job.spec(device), job.points_path(out))
-    if not session.held.host:
-        raise ValueError("too little was measured for a profile; the same command goes on")
-    profile = session.profile()
-    return session.in_service(profile) if session.held.serving else profile
+        write_text(job.refit_path(out), encode(Session(job.spec(device), job.points_path(out)).so_far()).decode())
 
 
 def replay(device: str, out: Path, campaign: Campaign, load: Loop) -> None:
@@ -157,10 +150,19 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def _hear_again(ignored: sys.UnraisableHookArgs) -> None:
+    """An interrupt that came where Python can raise nothing, as in a destructor, comes once more."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
 def main(args: list[str]) -> int:
     """Exit code 1 and one line if the step cannot be done."""
     name, out, step, *more = args
     _end_with_parent()
+    sys.unraisablehook = _hear_again
     started_s = perf_counter()
     try:
         run(device_of(name), Path(out), step, CAMPAIGNS[name], skip_known=bool(more))

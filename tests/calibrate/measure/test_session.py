@@ -252,7 +252,7 @@ def test_what_was_rated_before_is_not_rated_again(folder: Path, tmp_path: Path) 
     for each in before:
         points_file.append(tmp_path / "q.jsonl", "rates", each)
     for _ in range(2):
-        Session(spec, tmp_path / "q.jsonl").measure(15.0)
+        Session(spec, tmp_path / "q.jsonl").measure_beside(15.0)
         held = points_file.read(tmp_path / "q.jsonl").rates
         assert held[: len(before)] == before
         assert [ran.corun for ran in held[len(before) :]] == planned[1:]

@@ -42,7 +42,7 @@ from calibrate.measure.campaign.plan import (
 )
 from calibrate.measure.campaign.report import measured_name, report
 from calibrate.measure.campaign.smoke import CHECKS
-from calibrate.measure.campaign.steps import known_profile, run
+from calibrate.measure.campaign.steps import _hear_again, known_profile, run
 from calibrate.measure.campaign.verdict import runs_of
 from realrun.model.attention import Attention
 from realrun.replay.machine_speed import PROBED_TOKENS, probe
@@ -404,6 +404,18 @@ def test_a_measurement_at_its_limit_gives_a_profile_of_what_it_has(
     profile = load(SMALL.job.profile_path(tmp_path))
     assert profile.points == load(SMALL.job.profile_path(finished)).points
     assert (tmp_path / PREDICTION).exists()
+
+
+def test_an_interrupt_that_a_destructor_swallows_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Swallows:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", _hear_again)
+    made = [Swallows()]
+    made.clear()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(DEADLINE_S)
 
 
 @pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "cpu"])
