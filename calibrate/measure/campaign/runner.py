@@ -26,6 +26,7 @@ from calibrate.measure.campaign.plan import (
     STEPS,
     Campaign,
     Step,
+    device_of,
     done_file,
 )
 from calibrate.measure.campaign.verdict import findings
@@ -105,7 +106,8 @@ def _found(out: Path, name: str) -> list[str]:
     if again:
         lines.append(f"disturbed: {', '.join(again)}; the page states no verdict; --only {again[0]} does it again")
     if left:
-        return [*lines, f"{_next(campaign, left)}; the same command goes on"]
+        command = f"lanesim evidence --device {device_of(name)} --out {out}"
+        return [*lines, f"{_next(campaign, left)}; `{command}` goes on"]
     return [*lines, f"what to send is in {out / 'send'} (docs/gpu.md)"]
 
 

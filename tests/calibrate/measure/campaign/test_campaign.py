@@ -116,6 +116,7 @@ def test_a_call_ends_behind_a_step_and_the_same_command_goes_on_from_there(
     assert first == "next: smoke (300 s), measure (1200 s); 1500 s at most"
     assert found.endswith(f"to be committed now: {tmp_path / PREDICTION}")
     assert after.startswith("next: closed (1100 s), open")
+    assert after.endswith(f"`lanesim evidence --device cpu --out {tmp_path}` goes on")
     begun.clear()
     assert campaign.run_campaign("cpu", tmp_path) == 0
     assert begun == ["smoke", *STEPS[2:], "report"]
