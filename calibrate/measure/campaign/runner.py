@@ -12,6 +12,7 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from calibrate.measure.campaign.gates import disturbed, forget
@@ -31,7 +32,7 @@ from calibrate.measure.campaign.plan import (
 )
 from calibrate.measure.campaign.verdict import findings
 
-GRACE_S = 40.0
+GRACE_S = 30.0
 """Seconds for a step at its limit to write what it has."""
 
 
@@ -118,13 +119,13 @@ def _run(name: str, out: Path, step: str, *, skip_known: bool = False) -> bool:
     limit_s = CAMPAIGNS[name].limit_s(step)
     command = [sys.executable, "-m", "calibrate.measure.campaign.steps", name, str(out), step]
     with subprocess.Popen([*command, *["--skip-known"] * skip_known], stdin=subprocess.PIPE) as process:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             return process.wait(limit_s) == 0
-        except subprocess.TimeoutExpired:
-            print(f"campaign: {step} is at its limit of {limit_s:.0f} s", flush=True)
+        print(f"campaign: {step} is at its limit of {limit_s:.0f} s", flush=True)
+        # Twice: an interrupt may come where a lock is held, and the step then waits for ever.
+        for _ in range(2):
             process.send_signal(signal.SIGINT)
-        try:
-            return process.wait(GRACE_S) == 0
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return False
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(GRACE_S) == 0
+        process.kill()
+        return False
