@@ -163,6 +163,8 @@ def main(args: list[str]) -> int:
     name, out, step, *more = args
     _end_with_parent()
     sys.unraisablehook = _hear_again
+    # A shell has what it starts in the background ignore interrupts, and at its limit a step gets one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     started_s = perf_counter()
     try:
         run(device_of(name), Path(out), step, CAMPAIGNS[name], skip_known=bool(more))

@@ -26,6 +26,7 @@ pytest.importorskip("pyarrow")
 from calibrate.cli.check_files import check_file
 from calibrate.measure.campaign import report as report_module
 from calibrate.measure.campaign import runner as campaign
+from calibrate.measure.campaign import steps
 from calibrate.measure.campaign.plan import (
     CAMPAIGNS,
     CORUN,
@@ -88,9 +89,9 @@ Begun = list[str]
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> Begun:
     """Steps that are begun, all of which succeed."""
-    steps: Begun = []
-    monkeypatch.setattr(campaign, "_run", lambda name, out, step, **_: steps.append(step) is None)
-    return steps
+    found: Begun = []
+    monkeypatch.setattr(campaign, "_run", lambda name, out, step, **_: found.append(step) is None)
+    return found
 
 
 def test_steps_that_are_over_are_not_begun_again(
@@ -417,6 +418,19 @@ def test_an_interrupt_that_a_destructor_swallows_comes_again(monkeypatch: pytest
     made.clear()
     with pytest.raises(KeyboardInterrupt):
         time.sleep(DEADLINE_S)
+
+
+def test_a_step_of_a_campaign_in_the_background_hears_its_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(steps, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert steps.main(["cpu", str(tmp_path), REPORT]) == 1
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "cpu"])
