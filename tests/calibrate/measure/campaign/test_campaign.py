@@ -455,6 +455,7 @@ def test_a_known_profile_takes_the_place_of_the_measurement_and_predicts(
     profile = load(large.job.profile_path(tmp_path))
     assert profile.name == "h200-sxm/llama-3.1-8b+llama-3.2-1b-measured"
     assert json.loads((tmp_path / PREDICTION).read_text())["profile"] == profile.name
+    run("cpu", tmp_path, CORUN, large, skip_known=True)
     assert not large.job.points_path(tmp_path).exists()
     (tmp_path / "smoke.json").write_text(json.dumps({"fingerprint": {}, "checks": []}))
     report(tmp_path, large)
