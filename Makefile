@@ -37,7 +37,7 @@ mutation-drawn: .venv/.dev       ## mutants drawn over every room with the commi
 	$(BIN)/python -m tests.mutants --count $(or $(COUNT),120)
 
 gpu: .venv-gpu/.ready            ## the measuring campaign on a CUDA machine (docs/gpu.md); goes on where it was stopped
-	.venv-gpu/bin/lanesim evidence --whole --device cuda --out results/campaign
+	.venv-gpu/bin/lanesim evidence --device cuda --out results/campaign
 
 fake-gpu:                        ## the campaign on fake GPUs, A100, H100, RTX 4090, under torch's CUDA build (a GB of wheels)
 	@$(MAKE) --no-print-directory .venv-fake/.ready || { echo "make fake-gpu: skipped, its wheels or g++ cannot be had"; exit 0; } \

@@ -47,6 +47,15 @@ class TimedPass(NamedTuple):
         return self.rows * self.tokens
 
 
+class MixedPass(NamedTuple):
+    """Decoding rows with whole prompts: verified and prefilled in one pass, or drafted after the draft's prefill."""
+
+    decoding: TimedPass
+    prompts: int
+    prompt_tokens: int
+    """Of each prompt."""
+
+
 class Corun(NamedTuple):
     """Two or three passes that run over and over beside each other, each on a stream and on separate rows."""
 

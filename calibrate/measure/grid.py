@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from calibrate.fit.point_works import TimedPass
-from sim.costs.profile import Launch, Role
+from calibrate.fit.point_works import MixedPass, TimedPass
+from sim.costs.profile import Launch, PassKind, Role
 
 VERIFY_TOKENS = ((2, 8), (2, 5, 8), (2, 3, 5, 8), (2, 3, 4, 5, 6, 7, 8))
 """Query tokens per row of verify passes, by level."""
@@ -26,6 +26,17 @@ HELD_OUT_IN = 5
 """One point in this many is kept from the fit."""
 MIN_CONTEXT = 32
 MIN_CHUNK = 8
+
+
+MIXED: tuple[tuple[PassKind, int, int, int], ...] = (
+    ("verify", 16, 5, 1),
+    ("verify", 16, 5, 3),
+    ("verify", 64, 5, 4),
+    ("draft", 16, 4, 1),
+)
+"""Kind, rows, tokens per row and prompts of passes that have both, as continuous batching has them."""
+PROMPT_TOKENS = 512
+"""Tokens of those prompts, where slots hold four times as many."""
 
 
 class Limits(NamedTuple):
@@ -77,6 +88,20 @@ def _prefills(model: Role, limits: Limits, level: int) -> list[TimedPass]:
                 if num_rows * tokens <= limits.pass_tokens and context + tokens + 1 < limits.slot_tokens:
                     passes.append(TimedPass("prefill", model, num_rows, tokens, context, "eager"))
     return passes
+
+
+def mixed(limits: Limits) -> list[MixedPass]:
+    """Decoding rows with prompts, as in a replay: both have slots, and rows have half an answer behind their prompt."""
+    tokens = min(PROMPT_TOKENS, limits.slot_tokens // 4)
+    launch: Launch = "graphed" if limits.has_graphs else "eager"
+    found = []
+    for kind, rows, row_tokens, prompts in MIXED:
+        role: Role = "draft" if kind == "draft" else "target"
+        num_rows = min(rows, limits.rows - prompts)
+        if num_rows > 0 and (role == "target" or limits.has_draft):
+            decoding = TimedPass(kind, role, num_rows, row_tokens, tokens + tokens // 8, launch)
+            found.append(MixedPass(decoding, prompts, tokens))
+    return [*dict.fromkeys(found)]
 
 
 def spread(low: int, high: int, number: int) -> list[int]:

@@ -1,9 +1,8 @@
 """Passes that run beside each other, the most valuable first.
 
-On a rented GPU (calibrate.measure.campaign.corun): prefill chunks beside decode rows and drafts beside verify passes,
-captured; corners before what lies between them. Corners of the first pair also with either side first, smaller ones on
-shares of the multiprocessors. For a pair that is measured whole (calibrate.measure.session): a few of the same, in its
-slots. Pure. Not here: their rates (calibrate.measure.rates).
+On a lent GPU (calibrate.measure.campaign.corun): eight pairs whose mean kernels take 8 to 120 us on an H200, three
+passes at once, then what lies between; all captured. For a pair that is measured whole (calibrate.measure.session): a
+few of the same, in its slots. Pure. Not here: their rates (calibrate.measure.rates).
 """
 
 from __future__ import annotations
@@ -13,15 +12,17 @@ from itertools import product
 from typing import NamedTuple
 
 from calibrate.fit.point_works import Corun, TimedPass
-from calibrate.measure.grid import Limits, spread
+from calibrate.measure.grid import PROMPT_TOKENS, Limits, spread
 from sim.costs.profile import Launch
 
 DRAFT_TOKENS = 4
 """Tokens per row of a draft; a verify row has one query token more."""
 CONTEXTS = {"cuda": (1024, 512, 256), "cpu": (256,)}
 """Tokens in KV of every decoding row, and the longest prompt of a chunk: the first that fits the device's memory."""
-NUM_SHARED_CHUNKS = 2
-"""Chunk lengths that run on shares: longer ones take most of a minute on a fifth of a GPU."""
+BESIDE_ROWS = 16
+"""Rows beside a prompt that is launched kernel by kernel."""
+NUM_FIRST = 9
+"""Co-runs of a lent GPU that come first."""
 ROOM_TOKENS = 256
 """Tokens of a slot beyond its context: slots come in steps of so many tokens."""
 
@@ -31,12 +32,10 @@ class CorunGrid(NamedTuple):
     decode_rows: tuple[int, ...]
     draft_rows: tuple[int, ...]
     """Rows of a draft, and as many others of the verify pass beside it."""
-    shares_pct: tuple[int, ...] = ()
-    """Percent of the multiprocessors that a prefill gets beside a decode on the rest."""
 
 
 GRIDS = {
-    "cuda": CorunGrid((128, 512, 1024, 2048), (1, 8, 32, 128), (1, 8, 32, 64), (20, 40, 60, 80)),
+    "cuda": CorunGrid((128, 512, 1024, 2048), (1, 8, 32, 128), (1, 8, 32, 64)),
     "cpu": CorunGrid((16, 64), (1, 4), (1, 4)),
 }
 
@@ -51,13 +50,10 @@ def coruns(device: str, context_tokens: int) -> list[Corun]:
     def drafts(rows: Sequence[int]) -> list[Corun]:
         return [Corun(_draft_and_verify(each, context_tokens, launch)) for each in rows]
 
-    corners = prefills(_ends(grid.chunk_tokens), _ends(grid.decode_rows))
-    listed = [*corners, *drafts(_ends(grid.draft_rows))]
-    if grid.shares_pct:
-        listed += [corun._replace(favoured=side) for corun in corners for side in (1, 0)]
-        for corun in prefills(grid.chunk_tokens[:NUM_SHARED_CHUNKS], _ends(grid.decode_rows)):
-            # Behind the same pair on the whole device, which they are compared with.
-            listed += [corun, *(corun._replace(share_pct=share) for share in grid.shares_pct)]
+    corners, most = prefills(_ends(grid.chunk_tokens), _ends(grid.decode_rows)), grid.draft_rows[-2:]
+    listed = [*corners, *prefills(grid.chunk_tokens[1:-1], grid.decode_rows[2:3]), *drafts(most)]
+    three = _prefill(grid.chunk_tokens[1], context_tokens, launch), *drafts(most)[0].passes
+    listed.append(Corun(three))
     listed += [*prefills(grid.chunk_tokens, grid.decode_rows), *drafts(grid.draft_rows)]
     return [*dict.fromkeys(listed)]
 
@@ -65,7 +61,8 @@ def coruns(device: str, context_tokens: int) -> list[Corun]:
 def coruns_within(limits: Limits) -> list[Corun]:
     """Co-runs that the overlap of a pair with these slots is fitted to, captured where there are graphs: the device's
     overlap is requested, and launching is known from elsewhere. Last prefill, draft and verify at once, which no fit
-    uses. As far as there are slots.
+    uses. As far as there are slots. Before those a prompt launched kernel by kernel, as a replay's are, beside a
+    captured draft and verify: no fit uses them either.
     """
     launch = _launch(limits.has_graphs)
     context = (limits.slot_tokens - limits.draft_tokens) // 4
@@ -74,6 +71,10 @@ def coruns_within(limits: Limits) -> list[Corun]:
     coruns = [prefill_beside_decode(chunk, each, context, launch) for chunk, each in product(chunks, rows)]
     if limits.has_draft:
         coruns += [Corun(_draft_and_verify(each, context, launch)) for each in rows]
+        if limits.has_graphs:
+            prompt = _prefill(min(PROMPT_TOKENS, context), context, "eager")
+            decoding = _draft_and_verify(min(BESIDE_ROWS, limits.rows - 1), context, launch)
+            coruns += [Corun((prompt, each)) for each in decoding]
         three = _draft_and_verify(limits.rows // 3, context, launch)
         coruns.append(Corun((_prefill(chunks[0], context, launch), *three)))
     return [corun for corun in coruns if min(timed.rows for timed in corun.passes) and corun.num_rows <= limits.rows]

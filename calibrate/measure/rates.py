@@ -1,8 +1,7 @@
 """Rates of passes that run over and over beside each other, each on a separate stream, relative to each alone there.
 
-Streams are plain ones, all alike or one of a higher priority, or those of two parts of the multiprocessors. A thread
-per side issues its pass again and again, two or three in flight, so that no stream runs dry; before each pass its slots
-are set back on the same stream.
+A thread per side issues its pass again and again, two or three in flight, so that no stream runs dry; before each pass
+its slots are set back on the same stream.
 Completions are the device's events, on a CPU the host's clock. A rate is completions per second while all sides
 were at work, divided by those of the side alone, taken right before. Whatever is made on the device is made before: the
 allocator's calls in the windows are counted.
@@ -47,12 +46,10 @@ class _Side(NamedTuple):
     issuer: Issuer
     set_back: Callable[[], None]
     in_flight: int
-    share: float
 
 
 def measure(bench: Bench, corun: Corun, seconds: float) -> Ran:
-    """Rates of all sides, for about `seconds`. Raises ValueError where the host is too busy to keep streams fed, and
-    where the device cannot be split."""
+    """Rates of all sides, for about `seconds`. Raises ValueError where the host is too busy to keep streams fed."""
     sides = _sides(bench, corun)
     num, window_s = len(sides), seconds / ((len(sides) + 1) * ROUNDS)
     # Once unmeasured: whatever is made or loaded the first time that all run at once.
@@ -67,16 +64,15 @@ def measure(bench: Bench, corun: Corun, seconds: float) -> Ran:
             together[side].append(side_rates)
     return Ran(
         corun=corun,
-        sides=tuple(map(steady, alone, together, (side.share for side in sides))),
+        sides=tuple(map(steady, alone, together)),
         num_allocations=bench.runs_on.num_allocations() - allocated,
     )
 
 
-def steady(alone: Sequence[Sequence[float]], together: Sequence[Sequence[float]], share: float = 1.0) -> Steady:
+def steady(alone: Sequence[Sequence[float]], together: Sequence[Sequence[float]]) -> Steady:
     """One side's account of its periods alone and together [rounds][passes]."""
     one, many = (sorted(period_s for round_ in rounds for period_s in round_) for rounds in (alone, together))
     return Steady(
-        share=share,
         alone_s=median(one),
         alone_spread_s=half_width(one),
         alone_passes=len(one),
@@ -107,20 +103,11 @@ def periods(starts_s: Sequence[float], ends_s: Sequence[Sequence[float]]) -> lis
 def _sides(bench: Bench, corun: Corun) -> list[_Side]:
     """All warm, on slots and streams of their own."""
     listed, first_slot = [], 0
-    parts = None if corun.share_pct is None else bench.runs_on.split(corun.share_pct / 100.0)
     for side, timed in enumerate(corun.passes):
-        if parts is not None:
-            stream, share = parts[side].stream, parts[side].share
-            # Of this co-run alone, as the next one: nobody planned for the memory of more.
-            issuer = bench.kernels.new_issuer(f"{timed.launch} {side} of {corun.share_pct} %", stream)
-        elif side == corun.favoured:
-            stream, share = bench.kernels.issuer("calibrate first", priority=1).stream, 1.0
-            issuer = bench.kernels.new_issuer(f"{timed.launch} {side} first", stream)
-        else:
-            issuer, share = bench.issuer(timed.launch, side), 1.0
+        issuer = bench.issuer(timed.launch, side)
         pass_ = bench.ready(timed, first_slot)
         bench.warm(timed, issuer)
-        listed.append(_Side(pass_, issuer, bench.back(pass_), IN_FLIGHT[timed.launch], share))
+        listed.append(_Side(pass_, issuer, bench.back(pass_), IN_FLIGHT[timed.launch]))
         first_slot += timed.rows
     return listed
 
@@ -164,7 +151,7 @@ def _feed(
     barrier: Barrier,
 ) -> None:
     """Issue one side's pass until time is over and every side has had `min_passes`."""
-    pass_, issuer, set_back, in_flight, _ = sides[side]
+    pass_, issuer, set_back, in_flight = sides[side]
     barrier.wait()
     # A broken barrier: another side failed, and will never have its passes.
     while side != first and not issued[first] and not barrier.broken:

@@ -24,14 +24,14 @@ from calibrate.fit.point_works import VISITS, Corun, TimedPass, l2_state
 from calibrate.fit.points_file import MeasuredSession
 from calibrate.measure import grid, host_times
 from calibrate.measure.fits.measured_profile import profile_of
-from calibrate.measure.fits.overlap_fit import MIN_PAIRS, fitted_pairs
-from calibrate.measure.machine import Driver, fingerprint, gpu, roofs
+from calibrate.measure.machine import fingerprint, gpu, roofs
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import PairSpec, build, limits
 from calibrate.measure.rates import MAX_CORUN_S, measure
 from calibrate.measure.serving_overhead import REPEATS, ServingCosts, completed, measure_serving
 from calibrate.measure.timing import BLOCK, MAX_REPETITIONS, MIN_REPETITIONS, Bench, count_kernels, repeat
 from realrun.host import cuda
+from realrun.host.driver import Driver, Watch
 from realrun.host.garbage_collector import frozen_heap
 from realrun.model.kv import LAYOUT
 from sim.costs.passes import HEAD_KERNELS
@@ -40,6 +40,9 @@ from sim.files.json_values import Json, convert
 
 PILOT_RUNS = 2
 """Runs of which the faster one counts: one that something disturbed would spoil the plan."""
+MIXED_S, MIXED_SHARE = 3.0, 0.04
+"""Seconds for rows with prompts, each, and at most so much of the budget."""
+BESIDE_EAGER_S = 4.0
 SHARES = {"points": 0.6, "host": 0.05, "overlap": 0.2}
 """Shares of the budget. The rest is building, warming up and fitting."""
 Pass = TypeVar("Pass", TimedPass, MeasuredPoint)
@@ -67,12 +70,14 @@ def measure_pair(
         if spec.device == "cuda":
             say(session.driver.said)
         session.measure(budget_s)
-        profile = session.profile()
         try:
-            return session.in_service(profile, repeats) if is_serving else profile
+            # Before what runs beside each other: of an interrupted measurement this is worth more.
+            if is_serving:
+                session.in_service(session.profile(), repeats)
         except ValueError as error:
             say(f"what serving adds was not measured: {error}")
-            return profile
+        session.measure_beside(budget_s)
+        return session.so_far()
 
 
 class Session:
@@ -110,14 +115,27 @@ class Session:
         points_file.append(self.path, kind, content)
 
     def measure(self, budget_s: float) -> None:
-        """Measure what the file does not hold yet."""
+        """Measure what the file does not hold yet of passes alone and the host."""
         with frozen_heap():
             if not self.held.passes:
                 self._plan(budget_s)
             self._points(budget_s)
             if not self.held.host:
                 self._host(budget_s)
+
+    def measure_beside(self, budget_s: float) -> None:
+        """Measure what the file does not hold yet of rows with prompts and of passes beside each other."""
+        with frozen_heap():
+            self._mixed(budget_s)
             self._overlap(budget_s)
+
+    def so_far(self) -> Profile:
+        """The profile of what the file holds, with what serving adds if that is known. Raises ValueError where it holds
+        too little."""
+        held = self.held
+        if not held.host:
+            raise ValueError("too little was measured for a profile; the same command goes on")
+        return self.in_service(self.profile()) if held.serving else self.profile()
 
     def profile(self) -> Profile:
         """The profile of what the file holds."""
@@ -142,7 +160,7 @@ class Session:
         """Measure one co-run on `bench` and keep it."""
         with self.driver.watch() as watch:
             ran = measure(bench, corun, min(MAX_CORUN_S, seconds))
-        ran = structs.replace(ran, clocks=watch.slowest())
+        ran = structs.replace(ran, clocks=_slowest(watch))
         self.append("rates", ran)
         return ran
 
@@ -199,8 +217,8 @@ class Session:
                 l2=l2_state(timed, source.shape, cache),
             )
             self.append("point", point)
-            if clocks := watch.slowest():
-                self.append("clocks", structs.replace(clocks, timed=timed))
+            if clocks := _slowest(watch, timed):
+                self.append("clocks", clocks)
 
     def _host(self, budget_s: float) -> None:
         self.on_step("host", 0, 2)
@@ -232,17 +250,40 @@ class Session:
         launch = "graphed" if limits(self.spec).has_graphs else "eager"
         return [each for each in passes if each.kind == "decode" and each.launch == launch]
 
+    def _mixed(self, budget_s: float) -> None:
+        known = {point.mixed for point in self.held.mixed}
+        left = [mixed for mixed in grid.mixed(limits(self.spec)) if mixed not in known]
+        for done, mixed in enumerate(left):
+            self.on_step("mixed", done, len(left))
+            run, captured_s = self.bench.in_turn(mixed)
+            timing = repeat(run, share_s=min(MIXED_S, MIXED_SHARE * budget_s), clock=perf_counter)
+            point = points_file.MixedPoint(
+                mixed=mixed,
+                span_s=timing.device_s,
+                device_s=captured_s,
+                host_s=timing.host_s,
+                half_width_pct=round(timing.half_width_pct, 2),
+                repetitions=timing.repetitions,
+            )
+            self.append("mixed", point)
+
     def _overlap(self, budget_s: float) -> None:
-        """Rates of the planned co-runs that the file lacks; pairs only where others that it has are too few for a
-        fit."""
+        """Rates of the planned co-runs that the file lacks."""
         held, planned = self.held.rates, coruns_within(limits(self.spec))
-        if len(fitted_pairs([ran for ran in held if ran.corun not in planned])) >= MIN_PAIRS:
-            planned = [corun for corun in planned if len(corun.passes) > 2]
         left = [corun for corun in planned if corun not in {ran.corun for ran in held}]
         ends_s = perf_counter() + SHARES["overlap"] * budget_s * len(left) / max(1, len(planned))
         for done, corun in enumerate(left):
             self.on_step("overlap", len(planned) - len(left) + done, len(planned))
-            self.rate(self.bench, corun, max(0.0, ends_s - perf_counter()) / (len(left) - done))
+            share_s = max(0.0, ends_s - perf_counter()) / (len(left) - done)
+            # Of a captured side and one that is not, few rates tell everything.
+            is_both = len({timed.launch for timed in corun.passes}) > 1
+            self.rate(self.bench, corun, max(BESIDE_EAGER_S, share_s) if is_both else share_s)
+
+
+def _slowest(watch: Watch, timed: TimedPass | None = None) -> points_file.Clocks | None:
+    """The slowest that the driver said while `timed` was visited, as the points file has it."""
+    clocks = watch.slowest()
+    return None if clocks is None else points_file.Clocks(timed=timed, **structs.asdict(clocks))
 
 
 def _least(visits: int) -> int:

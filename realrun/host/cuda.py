@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 
-from realrun.host.device import Cpu, DevicePart, DeviceStream, Event, RealDevice
+from realrun.host.device import Cpu, DeviceStream, Event, RealDevice
 
 OutOfMemory = torch.cuda.OutOfMemoryError
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -88,15 +87,6 @@ class Cuda:
             f"use fewer, or set {CONNECTIONS}={MAX_CONNECTIONS}, the most there are"
         )
 
-    def split(self, share: float) -> tuple[DevicePart, DevicePart]:
-        # What streams of earlier parts have left would be kept for them alone.
-        torch.cuda.empty_cache()
-        total = properties().multiprocessors
-        first, rest = (
-            DevicePart(_CudaStream(raw), count / total) for raw, count in _green_streams(round(share * total))
-        )
-        return first, rest
-
     def run_now(self, work: Callable[[], object]) -> None:
         with torch.inference_mode():
             work()
@@ -115,39 +105,6 @@ class Cuda:
 
     def num_allocations(self) -> int:
         return int(torch.cuda.memory_stats(self._where).get("num_device_alloc", 0))
-
-
-@cache
-def _green_streams(count: int) -> tuple[tuple[torch.cuda.Stream, int], ...]:
-    """Streams of two green contexts of the first GPU and their multiprocessors: `count` or a few more, and the rest.
-
-    By the driver's calls: every context that torch makes is split off anew, so that two of them overlap. They last
-    as long as the process does, as captured graphs and workspaces are a stream's. Raises ValueError.
-    """
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise ValueError(f"green contexts need the package cuda-bindings: {error}") from None
-
-    def call(function: Callable[..., Any], *given: object) -> Any:
-        code, *results = function(*given)
-        if code != driver.CUresult.CUDA_SUCCESS:
-            raise ValueError(f"no green contexts: {function.__name__} says {driver.CUresult(code).name}")
-        return results if len(results) > 1 else results[0]
-
-    torch.cuda.init()
-    device = call(driver.cuDeviceGet, 0)
-    whole = call(driver.cuDeviceGetDevResource, device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
-    groups, _, rest = call(driver.cuDevSmResourceSplitByCount, 1, whole, 0, count)
-    streams = []
-    for part in (groups[0], rest):
-        described = call(driver.cuDevResourceGenerateDesc, [part], 1)
-        context = call(
-            driver.cuGreenCtxCreate, described, device, driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
-        )
-        raw = call(driver.cuGreenCtxStreamCreate, context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, 0)
-        streams.append((torch.cuda.ExternalStream(int(raw)), int(part.sm.smCount)))
-    return tuple(streams)
 
 
 class _CudaStream:

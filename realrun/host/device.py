@@ -53,13 +53,6 @@ class DeviceStream(Protocol):
         ...
 
 
-class DevicePart(NamedTuple):
-    """A stream on a share of the device's multiprocessors that no other part has."""
-
-    stream: DeviceStream
-    share: float
-
-
 class RealDevice(Protocol):
     is_async: bool
     """Works may still run when they have been issued. Where not, there are no graphs either."""
@@ -70,11 +63,6 @@ class RealDevice(Protocol):
 
     def stream(self, priority: int = 0) -> DeviceStream:
         """A stream of its own; higher priorities go first. Raises ValueError where it would share another's queue."""
-        ...
-
-    def split(self, share: float) -> tuple[DevicePart, DevicePart]:
-        """A part with about `share` of the multiprocessors, and one with the rest. Raises ValueError where the device
-        cannot be split."""
         ...
 
     def run_now(self, work: Callable[[], object]) -> None:
@@ -105,9 +93,6 @@ class Cpu:
 
     def stream(self, priority: int = 0) -> DeviceStream:
         return _CpuStream()
-
-    def split(self, share: float) -> tuple[DevicePart, DevicePart]:
-        raise ValueError("a CPU has no multiprocessors to share")
 
     def run_now(self, work: Callable[[], object]) -> None:
         _CpuStream().run(work)

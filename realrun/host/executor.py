@@ -34,6 +34,8 @@ class WorkOutcome(NamedTuple):
     """Drafted tokens accepted [rows]; of VERIFY and STEP works."""
     padded_tokens: int = 0
     """Token positions computed, padding included."""
+    is_captured: bool = False
+    """Every pass of it was replayed from a captured graph."""
 
 
 class Handle(Protocol):

@@ -39,6 +39,8 @@ class Attention(StrEnum):
 
 CAPTURABLE = (Attention.FLASH,)
 """Those that read no length back."""
+REMOVED = ("flash-3", "vllm")
+"""Attention that profiles were measured with and that no pass here has any more."""
 PAGE_TOKENS = 256
 """Tokens of a page of FLASH. FlashAttention-2 splits the keys of rows of several queries only where KV has pages."""
 

@@ -53,6 +53,8 @@ class MeasuredWork:
     """Output tokens of each request at submission."""
     accepted: tuple[int, ...] = ()
     """Drafted tokens accepted of each row; of VERIFY and STEP works."""
+    is_captured: bool = False
+    """Replayed from captured graphs, with nothing launched kernel by kernel."""
 
     @property
     def key(self) -> Key:
@@ -84,6 +86,7 @@ def measured_work(ticket: GpuTicket) -> MeasuredWork:
         padded_tokens=outcome.padded_tokens if outcome is not None else 0,
         emitted=ticket.job.emitted,
         accepted=_accepted(ticket),
+        is_captured=outcome is not None and outcome.is_captured,
     )
 
 
@@ -196,6 +199,7 @@ def real_columns(works: Sequence[MeasuredWork]) -> dict[str, list[Json]]:
         "useful_tokens": [useful_tokens(work.record) for work in works],
         "emitted": [list(work.emitted) for work in works],
         "accepted": [list(work.accepted) for work in works],
+        "is_captured": [work.is_captured for work in works],
     }
 
 

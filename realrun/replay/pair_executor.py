@@ -233,7 +233,8 @@ class PairHandle:
         if self.lane.is_async:
             self._seen_s = self.lane.clock.now_s
             self.lane.device_clock.look_if_due()
-        return WorkOutcome(accepted, sum(_padded_tokens(submitted) for submitted in self.passes))
+        padded_tokens = sum(_padded_tokens(submitted) for submitted in self.passes)
+        return WorkOutcome(accepted, padded_tokens, all(submitted.pending.is_graph for submitted in self.passes))
 
     def times_s(self) -> tuple[float, float]:
         """No work begins before it is issued or ends after it is known to: a look at two clocks is not exact. Where

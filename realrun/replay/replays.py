@@ -14,13 +14,15 @@ from typing import Any
 
 import msgspec
 
+from realrun.host import cuda
+from realrun.host.driver import Clocks, Driver
 from realrun.host.garbage_collector import frozen_heap
 from realrun.host.gpuhost import GpuHost
 from realrun.host.machine import fingerprint
 from realrun.kernels.device_passes import ChunkShape, PassShape
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions, decoding_shapes
-from realrun.replay.machine_speed import probe
+from realrun.replay.machine_speed import launch_s, probe
 from realrun.replay.measured_costs import MeasuredWork, WakeLatency, mean, measured_work, real_columns
 from realrun.replay.pair_executor import PairExecutor
 from realrun.replay.replayable import busy_seconds, max_at_once, usage_of
@@ -39,6 +41,7 @@ from sim.run.experiment import Accounts, Experiment
 from sim.run.resolve import Resolved, resolve
 from sim.run.scenario import Scenario, to_plain
 
+CLOCKS_EVERY_S = 0.05
 SHORTER = 4
 """Times that each prompt of a rehearsal is shorter than the one before."""
 REHEARSAL_REQUESTS = 4
@@ -61,6 +64,10 @@ class Replay:
     """Parts per million by which the host's clock is faster than the device's (realrun.host.device)."""
     probed_s: list[tuple[float, ...]]
     """Seconds that realrun.replay.machine_speed took before the run and, unless it was interrupted, after it."""
+    launch_s: list[float | None]
+    """Seconds that the host took to launch a fixed pass, likewise."""
+    clocks: list[tuple[float, Clocks]]
+    """Seconds into the run, and what the GPU's driver said then, every CLOCKS_EVERY_S; empty where it says nothing."""
 
 
 def rehearse(experiment: Experiment, executor: PairExecutor) -> None:
@@ -129,17 +136,19 @@ def _serve_a_few(experiment: Experiment, executor: PairExecutor) -> None:
     executor.reset()
 
 
-def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
+def replay(experiment: Experiment, executor: PairExecutor, driver: Driver | None = None) -> Replay:
     """Run one policy in real time. An interrupt (Ctrl-C) ends it early and marks it partial.
 
     Raises PolicyStalled if the policy stops with requests unserved.
     """
     rehearse(experiment, executor)
-    probed_s = [probe(executor.kernels, executor.issuers)]
-    runs_on = executor.kernels.runs_on
+    kernels = executor.kernels
+    probed_s, launched_s = [probe(kernels, executor.issuers)], [launch_s(kernels, executor.issuers)]
+    runs_on = kernels.runs_on
     allocations = runs_on.num_allocations()
     is_partial = False
-    with frozen_heap(), GpuHost(executor, experiment.draws() if experiment.is_dictated else None) as host:
+    watch = (driver or Driver(None)).watch(CLOCKS_EVERY_S)
+    with frozen_heap(), watch, GpuHost(executor, experiment.draws() if experiment.is_dictated else None) as host:
         serving = experiment.start(host, experiment.requests())
         try:
             host.run_until(experiment.scenario.window.stop_s)
@@ -152,7 +161,8 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
     num_allocations = runs_on.num_allocations() - allocations
     if not is_partial:
         try:
-            probed_s.append(probe(executor.kernels, executor.issuers))
+            probed_s.append(probe(kernels, executor.issuers))
+            launched_s.append(launch_s(kernels, executor.issuers))
         except KeyboardInterrupt:
             is_partial = True
     works = [measured_work(ticket) for ticket in host.works]
@@ -175,6 +185,8 @@ def replay(experiment: Experiment, executor: PairExecutor) -> Replay:
         is_partial=is_partial,
         drift_ppm=executor.drift_ppm,
         probed_s=probed_s,
+        launch_s=launched_s,
+        clocks=watch.seen,
     )
 
 
@@ -183,9 +195,10 @@ def replay_all(
 ) -> list[Replay]:
     """Every experiment in turn; the first interrupted one is the last."""
     done: list[Replay] = []
+    driver = Driver(cuda.properties().uuid if executor.kernels.device.type == "cuda" else None)
     for experiment in experiments:
         try:
-            done.append(replay(experiment, executor))
+            done.append(replay(experiment, executor, driver))
         except KeyboardInterrupt:
             # Between two runs: what is done is kept.
             if not done:
@@ -242,6 +255,11 @@ def result_of(scenario: Scenario, replays: Sequence[Replay], described: Mapping[
                     "polled_wake_s": each.wake.polled_s,
                     "clock_drift_ppm": each.drift_ppm,
                     "probed_s": each.probed_s,
+                    "launch_s": each.launch_s,
+                    "clocks": [
+                        [round(at_s, 3), clocks.sm_mhz, clocks.power_w, list(clocks.throttled)]
+                        for at_s, clocks in each.clocks
+                    ],
                 }
                 for each in replays
             ],

@@ -13,7 +13,7 @@ import torch
 from realrun.host import cuda
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.kernels.pair_options import PairOptions, doubling
-from realrun.model.attention import Attention, slot_tokens, usual_attention
+from realrun.model.attention import REMOVED, Attention, slot_tokens, usual_attention
 from realrun.model.memory import GIB, Sizes, ledger
 from realrun.model.weights import random_model
 from realrun.replay.machine_speed import PROBED_TOKENS
@@ -94,8 +94,16 @@ def build_kernels(
 
 
 def attention_of(profile: Profile, device: torch.device) -> Attention:
-    """Attention that `profile` was measured with, where that is one of ours; else what is usual on this device."""
+    """Attention that `profile` was measured with, where that is one of ours; what is usual on this device for a profile
+    of another engine's kernels. Raises ValueError for a profile measured with an attention that was removed."""
     measured = profile.kernels.attention_implementation
+    if measured in REMOVED:
+        draft = f" --draft {profile.draft.name}" if profile.draft else ""
+        raise ValueError(
+            f"profile {profile.name!r} was measured with attention {measured!r}, which was removed: a replay would run "
+            f"another program; use {usual_attention(device).value!r}: lanesim calibrate measure --device {device.type} "
+            f"--target {profile.target.name}{draft} --out measured.json"
+        )
     return Attention(measured) if measured in list(Attention) else usual_attention(device)
 
 

@@ -156,4 +156,5 @@ def _work(row: Mapping[str, Any]) -> MeasuredWork:
         padded_tokens=row["padded_tokens"],
         emitted=tuple(row["emitted"]),
         accepted=tuple(row.get("accepted", ())),
+        is_captured=bool(row.get("is_captured", False)),
     )

@@ -229,6 +229,10 @@ POINTS = jsonl(
                 "sides": [{"alone_s": 0.1, "together_s": 0.2, "rates": [0.5, 0.6]}] * 2,
             }
         },
+        {
+            "mixed": {"mixed": [[*POINT.values()], 1, 512], "span_s": 0.3, "device_s": 0.2, "host_s": 0.1}
+            | {"half_width_pct": 1.0, "repetitions": 7}
+        },
     )
 )
 PROMPTS = jsonl({"prefix_blocks": [], "input_toks": 10 + i} for i in range(5))

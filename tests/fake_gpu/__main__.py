@@ -1,7 +1,7 @@
 """The campaign on a fake GPU: python -m tests.fake_gpu OUT LIBRARIES [GPU ...]
 
 LIBRARIES are what tests.fake_gpu.build made. Runs with the torch of this Python, which is to be a CUDA build. Each
-campaign is killed once while it measures and called again. Exit code 1 where a capture was violated, more memory was
+campaign is killed once in every step and called again. Exit code 1 where a capture was violated, more memory was
 reserved than planned, a measured run went to the driver for memory, or a step failed.
 """
 
@@ -18,10 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from calibrate.measure.campaign.plan import STEPS, Step, done_file
+
 GIB = 1 << 30
 ROOT = Path(__file__).parents[2]
-KILLED_AT_LINES = 8
-"""Of the points file."""
+KILLED_AT_LINES = 3
+"""Of the points file, so many more than before."""
+WITHIN_S = 4.0
+"""Seconds into a step that writes no points."""
 PATIENCE_S = 900.0
 
 
@@ -56,21 +60,22 @@ def environment(gpu: Gpu, libraries: Path, counts: Path) -> dict[str, str]:
 
 
 def rehearse(gpu: Gpu, libraries: Path, out: Path) -> Iterator[str]:
-    """What is wrong."""
+    """What is wrong. The campaign is killed once within each of its steps, and called again."""
     counts = out.with_suffix(".counts.jsonl")
     counts.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "lanesim", "evidence", "--whole", "--device", "cuda", "--out", str(out)]
+    command = [sys.executable, "-m", "lanesim", "evidence", "--device", "cuda", "--out", str(out)]
     env = environment(gpu, libraries, counts)
-    with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
-        kept = _killed(process, out)
-    if not kept:
-        yield "the campaign ended before it could be killed"
+    for step in STEPS:
+        before = {each: done_file(out, each).exists() for each in STEPS}
+        with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
+            if not _killed(process, out, step):
+                yield f"{step} was over before it could be killed"
+        lost = [each for each, is_done in before.items() if is_done and not done_file(out, each).exists()]
+        if lost or done_file(out, step).exists():
+            yield f"{step} was killed, and what is over is wrong: {lost or step}"
     code = subprocess.run(command, cwd=ROOT, env=env, timeout=PATIENCE_S, check=False).returncode
     if code:
         yield f"the campaign ended with {code}"
-    points = next(out.glob("*.points.jsonl"), None)
-    if points is None or not points.read_bytes().startswith(kept):
-        yield "points that were there before the kill are not kept"
     for line in map(json.loads, counts.read_text().splitlines() if counts.exists() else ()):
         yield from _judged(line)
     for summary in out.glob("*/summary.json"):
@@ -80,18 +85,27 @@ def rehearse(gpu: Gpu, libraries: Path, out: Path) -> Iterator[str]:
                 yield f"{summary.parent.name}: {run['policy']} went to the driver while it was measured"
 
 
-def _killed(process: subprocess.Popen[bytes], out: Path) -> bytes:
-    """What the points file held when the campaign was killed; its step ends with it."""
-    ends_s = time.monotonic() + PATIENCE_S
+def _killed(process: subprocess.Popen[bytes], out: Path, step: Step) -> bool:
+    """Kill the campaign once `step` is under way: it writes points, or began WITHIN_S ago. Its process ends with it."""
+    before, ends_s, began_s = _points(out), time.monotonic() + PATIENCE_S, 0.0
     while process.poll() is None and time.monotonic() < ends_s:
-        for path in out.glob("*.points.jsonl"):
-            content = path.read_bytes()
-            if content.count(b"\n") >= KILLED_AT_LINES:
+        previous = STEPS[: STEPS.index(step)]
+        if all(done_file(out, each).exists() for each in previous):
+            began_s = began_s or time.monotonic()
+            has_points = step in ("measure", "corun") and len(_points(out)) >= len(before) + KILLED_AT_LINES
+            if has_points or (step not in ("measure", "corun") and time.monotonic() > began_s + WITHIN_S):
+                kept = _points(out)
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                return content[: content.rfind(b"\n") + 1]
+                return not done_file(out, step).exists() and _points(out)[: len(kept)] == kept
         time.sleep(0.05)
-    return b""
+    return False
+
+
+def _points(out: Path) -> list[bytes]:
+    """Whole lines of the points file."""
+    path = next(out.glob("*.points.jsonl"), None)
+    return path.read_bytes().splitlines(keepends=True)[:-1] if path else []
 
 
 def _judged(line: dict[str, Any]) -> Iterator[str]:

@@ -83,35 +83,6 @@ def test_what_cuda_forbids_in_a_capture_is_counted(captured: str, violations: in
     assert (json.loads(done.stdout)["violations"] > 0) is (violations > 0)
 
 
-PARTS = """
-import json, sys, torch
-from realrun.host import cuda
-gpu, x, shares = cuda.find("cuda"), torch.zeros(4, device="cuda"), []
-for percent in 20, 40, 60, 80:
-    for part in gpu.split(percent / 100):
-        shares.append(round(part.share * cuda.properties().multiprocessors))
-        part.stream.run(part.stream.capture(lambda: x.add_(1)))
-gpu.synchronize()
-try:
-    gpu.split(0.999)
-except ValueError as error:
-    print(json.dumps([shares, str(error)]))
-"""
-
-
-@pytest.mark.skipif(LIBRARIES is None, reason="FAKE_LIBRARIES names no folder of fake CUDA libraries (make fake-gpu)")
-@pytest.mark.parametrize(
-    ("gpu", "shares"),
-    [("a100", [22, 86, 44, 64, 66, 42, 86, 22]), ("h100", [32, 100, 56, 76, 80, 52, 112, 20])],
-)
-def test_a_gpu_is_split_into_two_parts_that_are_all_of_it(gpu: str, shares: list[int], tmp_path: Path) -> None:
-    """By cuda-bindings and two green contexts, on whose streams passes can be captured."""
-    env = environment(GPUS[gpu], Path(str(LIBRARIES)), tmp_path / "counts")
-    done = subprocess.run([sys.executable, "-c", PARTS], env=env, capture_output=True, text=True, check=True)
-    says = "no green contexts: cuDevSmResourceSplitByCount says CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
-    assert json.loads(done.stdout) == [shares, says]
-
-
 LAYERS = """
 import ctypes, json, sys, msgspec, torch
 from realrun.kernels.pair_options import PairOptions

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from realrun.host.device import DevicePart, DeviceStream, Event
+from realrun.host.device import DeviceStream, Event
 
 VectorClock = dict[str, int]
 EARLY = 0.3
@@ -98,9 +98,6 @@ class LateDevice:
         made = LateStream(self, f"stream {len(self.streams)}")
         self.streams.append(made)
         return made
-
-    def split(self, share: float) -> tuple[DevicePart, DevicePart]:
-        raise ValueError("a late CPU has no multiprocessors to share")
 
     def run_now(self, work: Callable[[], object]) -> None:
         self._default.run(work)

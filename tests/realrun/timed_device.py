@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from realrun.host.device import DevicePart, DeviceStream, Event
+from realrun.host.device import DeviceStream, Event
 from sim.devices.contention import Contention, plain_rates
-from sim.devices.partition import MEASURED, Portion, rates_on_shares
 
 CALL_S, GRAPH_CALL_S, KERNEL_CALL_S = 1e-6, 8e-6, 5e-6
 """Of the host: to record, wait, hold or copy, to launch a graph, and each kernel of an eager pass."""
@@ -61,8 +60,6 @@ class TimedDevice:
         self.contention = contention or Contention()
         self.host_s = self.device_s = start_s
         self.streams: list[TimedStream] = []
-        self.shares: dict[DeviceStream, float] = {}
-        """Of the multiprocessors; streams without one have all."""
         self.is_replaying = False
         self.passes: list[Lasts] = []
         """That the work being issued launches."""
@@ -77,14 +74,6 @@ class TimedDevice:
     def stream(self, priority: int = 0) -> DeviceStream:
         self.streams.append(TimedStream(self, priority))
         return self.streams[-1]
-
-    def split(self, share: float) -> tuple[DevicePart, DevicePart]:
-        parts = []
-        for part in (share, 1.0 - share):
-            stream = self.stream()
-            self.shares[stream] = part
-            parts.append(DevicePart(stream, part))
-        return parts[0], parts[1]
 
     def run_now(self, work: Callable[[], object]) -> None:
         work()
@@ -132,11 +121,6 @@ class TimedDevice:
     def _rates(self, running: list[TimedStream]) -> list[float]:
         """Passes contend; copies and what holds a stream are nobody's matter."""
         passes = {stream: lasts for stream in running if (lasts := stream.todo[0].lasts) is not None}
-        if passes and passes.keys() <= self.shares.keys():
-            ones, places = [1.0] * len(passes), [Portion(self.shares[stream], True) for stream in passes]
-            demands = [lasts.demands for lasts in passes.values()]
-            rates = dict(zip(passes, rates_on_shares(places, ones, demands, MEASURED), strict=True))
-            return [rates.get(stream, 1.0) for stream in running]
         if len(passes) < 2:
             return [1.0] * len(running)
         ones = [1.0] * len(passes)

@@ -1,4 +1,4 @@
-"""Co-runs of a GPU lent for ten minutes: every pair of the grid that a points file lacks, the most valuable first.
+"""Co-runs of a lent GPU: every one of the grid that a points file lacks, the most valuable first.
 
 How fast prefill beside decode and draft beside verify run on two plain streams, relative to each alone: nobody
 publishes it. Not here: which pairs (calibrate.measure.overlap_cells), how they are rated (calibrate.measure.rates).
@@ -6,25 +6,23 @@ publishes it. Not here: which pairs (calibrate.measure.overlap_cells), how they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 from calibrate.fit import points_file
-from calibrate.fit.point_works import Corun
 from calibrate.fit.points_file import Ran
-from calibrate.measure.overlap_cells import CONTEXTS, ROOM_TOKENS, coruns, slots
+from calibrate.measure.overlap_cells import CONTEXTS, NUM_FIRST, ROOM_TOKENS, coruns, slots
 from calibrate.measure.pair import PairSpec, build, needs
 from calibrate.measure.session import Session
 from calibrate.measure.timing import Bench
 from realrun.host import cuda
-from realrun.host.device import RealDevice
 from realrun.host.garbage_collector import frozen_heap
 from realrun.model.memory import GIB
 
-STREAMS = 4
-"""Two sides; and two on shares of the multiprocessors, or one of a higher priority."""
+STREAMS = 3
+"""As many as passes at once."""
 CORUN_SHARE = 0.8
 """Share of a co-run's time that is measured; the rest is its first passes and captures."""
 
@@ -34,9 +32,9 @@ def rate_coruns(spec: PairSpec, path: Path, budget_s: float) -> None:
     cannot be done."""
     with points_file.alone(path):
         session = Session(spec, path)
-        roomy, runs_on = fitting(spec), cuda.find(spec.device)
+        roomy = fitting(spec)
         context_tokens = roomy.slot_tokens - ROOM_TOKENS
-        planned = list(possible(coruns(spec.device, context_tokens), runs_on))
+        planned = coruns(spec.device, context_tokens)
         known = session.held.rates
         left = [corun for corun in planned if corun not in {ran.corun for ran in known}]
         print(
@@ -44,33 +42,20 @@ def rate_coruns(spec: PairSpec, path: Path, budget_s: float) -> None:
             flush=True,
         )
         bench, longest_s = Bench(build(roomy, STREAMS)) if left else None, 0.0
-        ends_s = perf_counter() + budget_s
+        # Those that are worth most have time enough; whatever is left after them is for others.
+        ends_s, share_s = perf_counter() + budget_s, CORUN_SHARE * budget_s / max(1, min(len(left), NUM_FIRST))
         with frozen_heap():
-            while bench and left and (left_s := ends_s - (began_s := perf_counter())) > longest_s:
-                ran = session.rate(bench, left[0], CORUN_SHARE * left_s / len(left))
+            while bench and left and ends_s - (began_s := perf_counter()) > longest_s:
+                ran = session.rate(bench, left[0], share_s)
                 known.append(ran)
                 longest_s, noise = max(longest_s, perf_counter() - began_s), max(ran.sums) - min(ran.sums)
                 rates = " + ".join(f"{rate:.2f}" for rate in ran.rates)
                 print(
                     f"corun: {left.pop(0).name}: rates {rates} (±{50.0 * noise / median(ran.sums):.0f} %)", flush=True
                 )
-    for corun in left:
-        print(f"corun: left: {corun.name}")
+    if left:
+        print(f"corun: {len(left)} left, from {left[0].name} on; evidence --only corun goes on with them")
     print(f"corun: {answer(known)} ({session.fingerprint['device']}, {path})")
-
-
-def possible(planned: Sequence[Corun], runs_on: RealDevice) -> Iterator[Corun]:
-    """Co-runs that the device can be split for; says why the others are left out."""
-    lacking: dict[int | None, str] = {}
-    for share_pct in dict.fromkeys(corun.share_pct for corun in planned if corun.share_pct is not None):
-        try:
-            runs_on.split(share_pct / 100.0)
-        except ValueError as error:
-            lacking[share_pct] = str(error)
-    for reason in dict.fromkeys(lacking.values()):
-        named = ", ".join(f"{share_pct}" for share_pct, said in lacking.items() if said == reason)
-        print(f"corun: none on {named} % of the multiprocessors: {reason}", flush=True)
-    return (corun for corun in planned if corun.share_pct not in lacking)
 
 
 def fitting(spec: PairSpec) -> PairSpec:

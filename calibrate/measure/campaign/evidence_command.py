@@ -1,4 +1,4 @@
-"""`lanesim evidence`: what lanes do on this machine, measured, predicted and replayed in ten minutes.
+"""`lanesim evidence`: what lanes do on this machine, measured, predicted and replayed in ten minutes, best first.
 
 Not here: the steps (calibrate.measure.campaign.plan), running them (calibrate.measure.campaign.runner).
 """
@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from calibrate.measure.campaign.plan import Step
 from sim.cli.console import claim, progress
 from sim.cli.flags import Overwrite, command
 from sim.names import install_line
@@ -41,14 +42,15 @@ class EvidenceFlags(Struct, frozen=True, kw_only=True):
 
     device: Annotated[Literal["cpu", "cuda"], "What to measure; cuda wants 16 GB."]
     out: Annotated[Path, "Directory for all that is measured; an interrupted run goes on there."]
-    whole: Annotated[bool, "Finer grids, five policies, more loads, three runs of each: an hour."] = False
     overwrite: Overwrite = False
     serve: Annotated[
         str | None,
         Meta(title="COMMAND"),
         "Starts a server with speculation: it is judged instead, without and with it.",
     ] = None
-    until: Annotated[Literal["smoke", "corun"] | None, "Last step; then no page is made."] = None
+    until: Annotated[Step | None, "Last step of this call: a prediction can be committed before it is tested."] = None
+    only: Annotated[Step | None, "This step alone, again if it is done."] = None
+    skip_known: Annotated[bool, "Leave out what a shipped profile of this GPU has."] = False
 
 
 @command(
@@ -60,10 +62,11 @@ class EvidenceFlags(Struct, frozen=True, kw_only=True):
 def evidence_command(flags: EvidenceFlags) -> None:
     """Measure this machine, predict lanes beside continuous batching on it, replay both, and say whether lanes pay.
 
-    A smoke step; rates of two streams, with shares and priorities; passes of a pair; replays of a closed loop and an
-    open one, predicted and judged. What something else disturbed is measured again; if it still is, the page says so
-    and states no verdict. The page is OUT/send/docs/validation/GPU/README.md. The same command goes on after a kill;
-    with --overwrite it begins anew.
+    Six steps, the most valuable first, each within its own time: smoke (checks), measure (the passes of a pair, and
+    OUT/prediction.json of what follows), closed (16 requests in flight, three runs), open (at 0.6 of capacity), many
+    (64 in flight, five policies) and corun (passes beside each other). OUT/send/docs/validation/GPU/README.md is the
+    page. Where something else disturbed a step, it states no verdict. The same command goes on after a kill, or after
+    --until; with --overwrite it begins anew.
 
     With --serve no kernel of ours runs: the server that COMMAND starts is looked at, predicted and sent a load, without
     its options of speculation and with them (`lanesim validate URL --restart`); OUT/send/README.md says what they gain.
@@ -71,15 +74,16 @@ def evidence_command(flags: EvidenceFlags) -> None:
     if flags.serve is not None:
         _judge_server(flags, flags.serve)
         return
+    if flags.until is not None and flags.only is not None:
+        raise ValueError(f"--until {flags.until} and --only {flags.only}: give one of them")
     from calibrate.measure.campaign.runner import is_ours, run_campaign
 
     if not flags.out.exists() or not is_ours(flags.out):
         claim(folders={"--out": flags.out})
     elif flags.overwrite:
         rmtree(flags.out)
-    code = run_campaign(
-        campaign_of(flags.device, _memory_bytes(flags.device), is_whole=flags.whole), flags.out, flags.until
-    )
+    name = campaign_of(flags.device, _memory_bytes(flags.device))
+    code = run_campaign(name, flags.out, until=flags.until, only=flags.only, skip_known=flags.skip_known)
     if code:
         raise SystemExit(code)
 
@@ -107,16 +111,13 @@ def _judge_server(flags: EvidenceFlags, command: str) -> None:
     print(f"what to send is in {sent}")
 
 
-def campaign_of(device: str, memory_bytes: float, *, is_whole: bool) -> str:
+def campaign_of(device: str, memory_bytes: float) -> str:
     """Name of the campaign for a device of that memory.
 
-    >>> campaign_of("cuda", 80e9, is_whole=False), campaign_of("cuda", 24e9, is_whole=True)
-    ('cuda-10min', 'cuda-24gb')
+    >>> campaign_of("cuda", 80e9), campaign_of("cuda", 24e9)
+    ('cuda', 'cuda-24gb')
     """
-    if device == "cpu":
-        return device
-    name = "cuda" if memory_bytes >= LARGE_BYTES else "cuda-24gb"
-    return name if is_whole else f"{name}-10min"
+    return device if device == "cpu" or memory_bytes >= LARGE_BYTES else f"{device}-24gb"
 
 
 def _memory_bytes(device: str) -> float:

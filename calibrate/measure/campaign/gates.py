@@ -1,8 +1,7 @@
-"""Gates of a campaign: measurements that something else on the machine disturbed, which are made again once.
+"""Gates of a campaign: measurements that something else on the machine disturbed.
 
-Pure, but for reading what steps left in the campaign's directory. A page whose measurements are disturbed still states
-no verdict. Not here: making them again (calibrate.measure.campaign.runner), the page
-(calibrate.measure.campaign.report).
+Pure, but for reading what steps left in the campaign's directory. A page whose measurements are disturbed states no
+verdict. Not here: the page (calibrate.measure.campaign.report).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from calibrate.measure.campaign.plan import MEASURE, REPLAY, Campaign
+from calibrate.measure.campaign.plan import MEASURE, Campaign
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 
@@ -58,20 +57,19 @@ def of_replay(result: Mapping[str, Any]) -> list[str]:
 
 def disturbed(out: Path, campaign: Campaign, step: str) -> list[str]:
     """Disturbances of a step that is over, a line each; none of steps without gates, nor of one that left nothing."""
-    if step.startswith(MEASURE) and campaign.job.profile_path(out).exists():
+    if step == MEASURE and campaign.job.profile_path(out).exists():
         return of_profile(load(campaign.job.profile_path(out)))
-    judged = out / f"{step.removeprefix(REPLAY)}.json"
-    if step.startswith(REPLAY) and judged.exists():
+    judged = out / f"{step}.json"
+    if any(step == each.name for each in campaign.loads) and judged.exists():
         return of_replay(json.loads(judged.read_text()))
     return []
 
 
-def forget(out: Path, campaign: Campaign, step: str) -> None:
-    """Take away what a disturbed measurement left, so that it is made again: passes, not the rates of co-runs. A replay
-    begins anew by itself."""
-    if step.startswith(MEASURE):
-        points = campaign.job.points_path(out)
+def forget(out: Path, campaign: Campaign) -> None:
+    """Take away the passes of a measurement, so that they are made again, but not the rates of co-runs."""
+    points = campaign.job.points_path(out)
+    if points.exists():
         header, *lines = points.read_text().splitlines(keepends=True)
-        points.with_suffix(".disturbed.jsonl").write_text("".join([header, *lines]))
+        points.with_suffix(".former.jsonl").write_text("".join([header, *lines]))
         points.write_text("".join([header, *(line for line in lines if line.startswith('{"rates"'))]))
-        campaign.job.profile_path(out).unlink()
+    campaign.job.profile_path(out).unlink(missing_ok=True)

@@ -1,37 +1,36 @@
-"""Campaigns: a smoke step, rates of two streams, a pair measured (passes alone and at once), three replays of it.
+"""The campaign of a lent GPU: six steps in the order of what they are worth, each within a time of its own.
 
-Not here: doing it (calibrate.measure.campaign.steps), calling the steps one by one
-(calibrate.measure.campaign.runner).
+Not here: doing them (calibrate.measure.campaign.steps), calling them one by one (calibrate.measure.campaign.runner).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from sim.files.json_values import Json
 
 if TYPE_CHECKING:
     from calibrate.measure.pair import PairSpec
 
-SMOKE, CORUN, MEASURE, REPLAY, REPORT = "smoke", "corun", "measure ", "replay ", "report"
-
-
-SMOKE_FILE = "smoke.json"
-"""File of the first step in the campaign's directory."""
-OPEN, OPEN_SHARE = "open", 0.6
-"""Name of the open loop, and its rate relative to what was served."""
+Step = Literal["smoke", "measure", "closed", "open", "many", "corun"]
+STEPS: tuple[Step, ...] = get_args(Step)
+SMOKE, MEASURE, CLOSED, OPEN, MANY, CORUN = STEPS
+REPORT = "report"
+"""Behind every call."""
+LIMITS_S = {SMOKE: 30.0, MEASURE: 120.0, CLOSED: 110.0, OPEN: 100.0, MANY: 120.0, CORUN: 100.0, REPORT: 60.0}
+"""Seconds on a GPU after which a step is ended; what it has by then is kept."""
+SMOKE_FILE, PREDICTION = "smoke.json", "prediction.json"
+"""Files in the campaign's directory: of the first step, and of what the second predicts of the replays."""
+OPEN_SHARE = 0.6
+"""Rate of the open loop, relative to what the largest closed loop is predicted to serve."""
 DONE = "done"
 """The folder there of steps that are over."""
-UNTIL = SMOKE, CORUN
-"""Steps to end with, the first ones."""
-ALWAYS = SMOKE, REPORT
-"""Steps of a moment, run in every call."""
 
 
 def done_file(out: Path, step: str) -> Path:
     """It is there when the step is over."""
-    return out / DONE / step.replace(" ", "-")
+    return out / DONE / step
 
 
 class MeasuredPair(NamedTuple):
@@ -58,47 +57,58 @@ class MeasuredPair(NamedTuple):
     def profile_path(self, out: Path) -> Path:
         return out / f"{self.name}.json"
 
+    def refit_path(self, out: Path) -> Path:
+        """The profile with the co-runs of the last step, too; predictions are of the former."""
+        return out / f"{self.name}-measured.json"
+
     def points_path(self, out: Path) -> Path:
         return out / f"{self.name}.points.jsonl"
 
 
 class Loop(NamedTuple):
-    """One replay of every policy of the campaign: a closed loop of `concurrency`, or the open loop (None), whose
-    requests come at OPEN_SHARE of what `continuous` served in the campaign's first closed loop."""
+    """One replay: a closed loop of `concurrency`, or an open one (None)."""
 
+    name: str
     concurrency: int | None
     num_prompts: int
+    policies: tuple[str, ...]
+    replications: int = 1
+    """Runs of each policy, in turn: equal ones differ by some percent."""
 
     @property
-    def name(self) -> str:
-        return OPEN if self.concurrency is None else f"c{self.concurrency}"
+    def title(self) -> str:
+        return self.name if self.concurrency is None else f"{self.name}, {self.concurrency} in flight"
 
 
 class Campaign(NamedTuple):
     job: MeasuredPair
     loads: tuple[Loop, ...]
-    policies: tuple[str, ...]
     input_tokens: int
     output_tokens: int
-    repeats: int = 4
+    repeats: int = 2
     """Runs of each kind that say what serving adds."""
-    replications: int = 3
-    """Runs of each policy in a replay: equal ones differ by some percent."""
-    corun_s: float = 480.0
+    corun_s: float = 80.0
     """Seconds for the rates of two streams."""
+    patience: float = 1.0
+    """Times that a limit is longer than on a GPU."""
+
+    def limit_s(self, step: str) -> float:
+        return self.patience * LIMITS_S[step]
 
     @property
-    def steps(self) -> list[str]:
-        """Names of the steps, in order."""
-        return [SMOKE, CORUN, f"{MEASURE}{self.job.name}", *(f"{REPLAY}{load.name}" for load in self.loads), REPORT]
+    def largest(self) -> Loop:
+        """The closed loop of most requests in flight."""
+        return max(self.loads, key=lambda load: load.concurrency or 0)
 
     def scenario(self, load: Loop, profile: str, request_rate: float) -> dict[str, Json]:
-        """The raw scenario of `load` with the profile at this path; an open loop's requests come at that rate."""
+        """The raw scenario of `load` with the profile at this path; an open loop's requests come at that rate, and no
+        more are served at once than in the largest closed one."""
         is_open = load.concurrency is None
         return {
             "profile": profile,
-            "policy": list(self.policies),
-            "replications": self.replications,
+            "policy": list(load.policies),
+            "replications": load.replications,
+            "engine": {"max_num_seqs": self.largest.concurrency},
             "workload": {
                 "num_prompts": load.num_prompts,
                 "request_rate": request_rate if is_open else "inf",
@@ -109,45 +119,37 @@ class Campaign(NamedTuple):
         }
 
 
-def _in_ten_minutes(campaign: Campaign) -> Campaign:
-    """Shorter grids, three policies in one closed loop and the open one, one run of each."""
-    return campaign._replace(
-        job=campaign.job._replace(budget_s=120.0),
-        loads=campaign.loads[:2],
-        policies=("continuous", "pd", "pdv"),
-        repeats=2,
-        replications=1,
-        corun_s=200.0,
-    )
-
-
-POLICIES = ("autoregressive", "pd", "pdv", "unified", "continuous")
+BESIDE = "continuous"
+LANES = "pd", "pdv", "unified"
+POLICIES = ("autoregressive", *LANES, BESIDE)
 _LARGE = Campaign(
-    job=MeasuredPair("llama-3.1-8b", "llama-3.2-1b", 300.0, 64, 4096),
-    loads=(Loop(16, 48), Loop(None, 48), Loop(1, 6), Loop(64, 128)),
-    policies=POLICIES,
+    job=MeasuredPair("llama-3.1-8b", "llama-3.2-1b", 72.0, 64, 4096),
+    loads=(
+        Loop(CLOSED, 16, 48, (BESIDE, "pd", "pdv"), 3),
+        Loop(OPEN, None, 96, (BESIDE, "pd"), 3),
+        Loop(MANY, 64, 128, POLICIES),
+    ),
     input_tokens=512,
     output_tokens=128,
 )
-_SMALL = _LARGE._replace(job=MeasuredPair("qwen2.5-1.5b", "qwen2.5-0.5b", 300.0, 32, 2048))
 CAMPAIGNS = {
     "cuda": _LARGE,
-    "cuda-10min": _in_ten_minutes(_LARGE),
-    "cuda-24gb": _SMALL,
-    "cuda-24gb-10min": _in_ten_minutes(_SMALL),
+    "cuda-24gb": _LARGE._replace(job=MeasuredPair("qwen2.5-1.5b", "qwen2.5-0.5b", 72.0, 32, 2048)),
     "cpu": Campaign(
         job=MeasuredPair("tiny-target", "tiny-draft", 15.0),
-        loads=(Loop(4, 8), Loop(None, 8), Loop(1, 3), Loop(8, 16)),
-        policies=POLICIES,
+        loads=(
+            Loop(CLOSED, 4, 8, (BESIDE, "pd", "pdv"), 2),
+            Loop(OPEN, None, 8, (BESIDE, "pd")),
+            Loop(MANY, 8, 16, POLICIES),
+        ),
         input_tokens=48,
         output_tokens=16,
         repeats=1,
-        replications=1,
         corun_s=10.0,
+        patience=10.0,
     ),
 }
-"""Campaigns by name. That of ten minutes is for a GPU that is lent; that of a CPU rehearses the others'
-every step in two."""
+"""Campaigns by name; that of a CPU rehearses the others' every step."""
 
 
 def device_of(campaign: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from calibrate.cli.served_page import Rows, table
@@ -19,14 +18,13 @@ from calibrate.fit.point_works import TimedPass
 from calibrate.fit.points_file import Ran
 from calibrate.measure.campaign.corun import answer
 from calibrate.measure.campaign.gates import disturbed
-from calibrate.measure.campaign.plan import OPEN_SHARE, SMOKE_FILE, Campaign
-from calibrate.measure.campaign.verdict import BESIDE, Runs, changes, sentence
-from calibrate.measure.fits.share_fit import SharePair, pairs_of, said
+from calibrate.measure.campaign.plan import BESIDE, OPEN_SHARE, PREDICTION, SMOKE_FILE, STEPS, Campaign
+from calibrate.measure.campaign.verdict import findings
 from sim.costs.profile import Profile
 from sim.costs.profile_files import changed, load, ship_profile
 from sim.files.write import new_folder
 
-SEND = "send"
+SEND, MEASURED = "send", "-measured"
 BARS = {"output_throughput": 5.0, "e2el p50": 5.0, "ttft p99": 10.0, "mechanism": 5.0}
 """Percent: predicted against measured, closed loop; of the mechanism the mean E2EL."""
 
@@ -39,19 +37,24 @@ def report(out: Path, campaign: Campaign) -> None:
             raise ValueError(f"{str(path)!r} is missing: its step failed, the reason stands above")
     results = {name: json.loads(path.read_text()) for name, path in verdicts.items() if path.exists()}
     lacking = [name for name in verdicts if name not in results]
-    profile = load(job.profile_path(out))
+    refit, points = job.refit_path(out), job.points_path(out)
+    profile = load(refit if refit.exists() else job.profile_path(out))
     # A profile of the repository carries no points: they lie beside the report.
-    profile = changed(profile, name=measured_name(profile.name), points=())
+    profile = changed(profile, name=measured_name(profile.name.removesuffix(MEASURED)), points=())
     with new_folder(out / SEND) as scratch:
         told = scratch / "docs" / "validation" / profile.gpu.name
         told.mkdir(parents=True)
-        for path in (out / SMOKE_FILE, job.points_path(out), *(verdicts[name] for name in results)):
+        sent = out / SMOKE_FILE, out / PREDICTION, points, *(verdicts[name] for name in results)
+        for path in (each for each in sent if each.exists()):
             (told / path.name).write_bytes(path.read_bytes())
-        ship_profile(profile, scratch / "sim" / "profiles")
-        smoke, held = json.loads((out / SMOKE_FILE).read_text()), points_file.read(job.points_path(out))
-        runs = {each.concurrency: _runs(results[each.name]) for each in campaign.loads if each.name in results}
-        reasons = [f"{step}: {line}" for step in campaign.steps for line in disturbed(out, campaign, step)]
-        verdict = _disturbed(profile, reasons) if reasons else _verdict(profile, runs, held.rates)
+        smoke = json.loads((out / SMOKE_FILE).read_text())
+        held = points_file.read(points) if points.exists() else points_file.MeasuredSession(fingerprint={}, options={})
+        if held.points:
+            # A profile that was known before is there already.
+            ship_profile(profile, scratch / "sim" / "profiles")
+        reasons = [f"{step}: {line}" for step in STEPS for line in disturbed(out, campaign, step)]
+        judged = {each.title: results[each.name] for each in campaign.loads if each.name in results}
+        verdict = _disturbed(profile, reasons) if reasons else _verdict(profile, judged, held.rates)
         lines = [*verdict, *_lines(profile, smoke, results, lacking, held.slowed)]
         (told / "README.md").write_text("\n".join(lines))
 
@@ -62,78 +65,24 @@ def measured_name(name: str) -> str:
     >>> measured_name("h100-sxm/llama-3.1-8b")
     'h100-sxm/llama-3.1-8b-measured'
     """
-    return f"{name}-measured"
+    return f"{name}{MEASURED}"
 
 
 def _disturbed(profile: Profile, reasons: Sequence[str]) -> Iterator[str]:
     """The head of a page that states no verdict."""
     yield from (f"# {profile.gpu.name}: *disturbed*", "")
-    yield from (
-        "Something else used this machine, or its clocks changed, also when this was measured again. No verdict:",
-        "",
-    )
+    yield from ("Something else used this machine, or its clocks changed. No verdict:", "")
     yield from (f"- {reason}" for reason in reasons)
     yield ""
 
 
-def _verdict(profile: Profile, runs: Mapping[int | None, Mapping[str, Runs]], rates: Sequence[Ran]) -> Iterator[str]:
+def _verdict(profile: Profile, results: Mapping[str, Any], rates: Sequence[Ran]) -> Iterator[str]:
     """Verdict, which the reader came for."""
     yield from (f"# {profile.gpu.name}: measured and predicted", "", "## Do lanes pay here?", "")
-    open_runs = runs.get(None)
-    closed = {at_once: run for at_once, run in runs.items() if at_once is not None}
-    verdicts = changes(closed)
-    yield from (f"- {sentence(*each)}" for each in verdicts.items())
+    yield from (f"- {each}." for each in findings(results))
     yield f"- Two plain streams: {answer(rates)}."
-    curve, error = profile.overlap.partition, _held_out(profile, "partition")
-    known = "not measured" if curve is None else f"{said(curve)}; mean error of held-out ones in percent: {error}"
-    yield f"- Shares of the multiprocessors: {known}."
-    yield from ("", f"Mean E2EL beside {BESIDE} in percent, with its 95 % interval over replications.", "")
-    yield from table(
-        ["policy", "at once", "measured", "simulated"],
-        (
-            *([lane, str(n), *map(str, both)] for lane, by_load in verdicts.items() for n, both in by_load.items()),
-            *(
-                [lane, f"open loop, {OPEN_SHARE:g} of what {BESIDE} served", *map(str, both)]
-                for lane, by_load in (changes({0: open_runs}) if open_runs else {}).items()
-                for both in by_load.values()
-            ),
-        ),
-    )
-    pairs = pairs_of(profile, rates)
-    if pairs:
-        yield from ("", "Speeds on shares of the multiprocessors, of those on the whole GPU alone: medians.", "")
-        columns = "prefill on %", "prefill alone", "decode alone on the rest", "prefill beside", "decode beside"
-        yield from table(columns, _speeds(pairs))
-    favoured = list(_favoured(rates))
-    if favoured:
-        yield from ("", "Rates beside each other with one side's stream first, relative to each alone.", "")
-        yield from table(["side by side", "alike", "the latter first", "the former first"], favoured)
-    yield ""
-
-
-def _speeds(pairs: Sequence[SharePair]) -> Rows:
-    for share_pct in sorted({pair.share_pct for pair in pairs}):
-        slowdowns = [(*pair.alone, *pair.together) for pair in pairs if pair.share_pct == share_pct]
-        yield [f"{share_pct}", *(f"{1.0 / median(column):.2f}" for column in zip(*slowdowns, strict=True))]
-
-
-def _favoured(rates: Sequence[Ran]) -> Rows:
-    """Co-runs that were rated with streams all alike and with either side first."""
-    said = {ran.corun: " + ".join(f"{rate:.2f}" for rate in ran.rates) for ran in rates}
-    for corun in said:
-        row = [said.get(corun._replace(favoured=side)) for side in (None, 1, 0)]
-        if corun.favoured == 0 and all(row):
-            yield [corun._replace(favoured=None).name, *map(str, row)]
-
-
-def _runs(result: dict[str, Any]) -> dict[str, Runs]:
-    means: dict[str, list[dict[str, float]]] = {}
-    for run in result["runs"]:
-        means.setdefault(run["policy"], []).append(run["metrics"]["e2el"]["mean"])
-    return {
-        policy: Runs([each["real"] for each in pairs], [each["simulated"] for each in pairs])
-        for policy, pairs in means.items()
-    }
+    rate = f"{OPEN_SHARE:g} of what {BESIDE} is predicted to serve at most"
+    yield from ("", f"With its 95 % interval over replications. `open` has requests coming at {rate}.", "")
 
 
 def _lines(
@@ -160,7 +109,7 @@ def _lines(
         "",
         "## Replays",
         "",
-        "Measured, and the error of the prediction in percent; **bold** misses its bar.",
+        f"Measured, and the error of what {PREDICTION} said before, in percent; **bold** misses its bar.",
         "",
     )
     yield from table(["load", "policy", *BARS], _judged(results))

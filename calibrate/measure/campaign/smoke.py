@@ -21,13 +21,13 @@ from calibrate.fit.point_works import TimedPass
 from calibrate.measure import machine
 from calibrate.measure.campaign.plan import SMOKE_FILE, Campaign, MeasuredPair
 from calibrate.measure.grid import grid
-from calibrate.measure.machine import Driver
 from calibrate.measure.overlap_cells import coruns_within
 from calibrate.measure.pair import DEFAULTS, PairSpec, build, limits
 from calibrate.measure.rates import measure
 from calibrate.measure.timing import Bench
 from realrun.host import cuda
 from realrun.host.device import DeviceClock, DeviceStream, RealDevice
+from realrun.host.driver import Driver
 from realrun.model.attention import Attention, Rectangle, make_attention, usual_attention
 from realrun.model.kv import SlottedKv
 from sim.costs.shapes import ModelShape

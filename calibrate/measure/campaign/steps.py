@@ -1,27 +1,28 @@
-"""One step of a campaign in one process: python -m calibrate.measure.campaign.steps CAMPAIGN OUT STEP
+"""One step of a campaign in one process: python -m calibrate.measure.campaign.steps CAMPAIGN OUT STEP [--skip-known]
 
-Every step leaves its files in OUT, whole or not at all but for the points of a measurement, which come one by one. Not
-here: which steps there are (calibrate.measure.campaign.plan), the checks of the first
-(calibrate.measure.campaign.smoke), the report of the last (calibrate.measure.campaign.report).
+Every step leaves its files in OUT, whole or not at all but for the points of a measurement, which come one by one. One
+that is interrupted, as at its limit, leaves what it has. Not here: which steps there are
+(calibrate.measure.campaign.plan), the checks of the first (calibrate.measure.campaign.smoke), the report
+(calibrate.measure.campaign.report).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import warnings
+from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
+from shutil import rmtree
 from time import perf_counter
 
 from calibrate.measure.campaign.plan import (
     CAMPAIGNS,
     CORUN,
     MEASURE,
-    OPEN_SHARE,
-    REPLAY,
     REPORT,
     SMOKE,
     Campaign,
@@ -29,11 +30,13 @@ from calibrate.measure.campaign.plan import (
     MeasuredPair,
     device_of,
 )
-from calibrate.measure.campaign.verdict import BESIDE
+from sim.costs.profile import Profile
 from sim.names import install_line
 
+AGAIN_S = 0.05
 
-def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
+
+def run(device: str, out: Path, step: str, campaign: Campaign, *, skip_known: bool = False) -> None:
     """Raises ValueError for what cannot be done, one line."""
     import torch
 
@@ -43,62 +46,99 @@ def run(device: str, out: Path, step: str, campaign: Campaign) -> None:
     warnings.simplefilter("ignore", OutsideProfileWarning)
     # As measurements and replays do: a pass has one thread.
     torch.set_num_threads(1)
+    known = known_profile(device, campaign.job) if skip_known and step in (MEASURE, CORUN) else None
     if step == SMOKE:
         from calibrate.measure.campaign.smoke import smoke
 
         smoke(device, out, campaign)
+    elif step == MEASURE:
+        measure(device, out, campaign, known)
     elif step == CORUN:
-        from calibrate.measure.campaign.corun import rate_coruns
-
-        rate_coruns(campaign.job.spec(device), campaign.job.points_path(out), campaign.corun_s)
-    elif step.startswith(MEASURE):
-        measure(device, out, campaign.job, campaign.repeats)
-    elif step.startswith(REPLAY):
-        replay(device, out, campaign, next(load for load in campaign.loads if step == f"{REPLAY}{load.name}"))
+        if known is None or known.overlap.phi is None:
+            corun(device, out, campaign)
     elif step == REPORT:
         from calibrate.measure.campaign.report import report
 
         report(out, campaign)
     else:
-        raise ValueError(f"step {step!r} must be one of {', '.join(campaign.steps)}")
+        replay(device, out, campaign, next(load for load in campaign.loads if step == load.name))
 
 
-def measure(device: str, out: Path, job: MeasuredPair, repeats: int) -> None:
-    """A pair's points and profile. Goes on where an earlier measurement was killed."""
-    from calibrate.measure.session import measure_pair
+def known_profile(device: str, job: MeasuredPair) -> Profile | None:
+    """The shipped profile of the pair that was measured on such a GPU, where today's passes are those that it has; says
+    why there is none."""
+    import torch
+
+    from calibrate.measure.campaign.report import measured_name
+    from realrun.host.machine import device_name
+    from realrun.replay.testbed import attention_of
+    from sim.costs.datasheets import datasheet_of_device
+    from sim.costs.profile_files import load, shipped
+
+    sheet = datasheet_of_device(device_name(device))
+    name = sheet and measured_name(f"{sheet.gpu.name}/{job.name}")
+    if name not in shipped():
+        print(f"known: nothing: no shipped profile was measured on this {device_name(device)}", flush=True)
+        return None
+    profile = load(str(name))
+    try:
+        attention_of(profile, torch.device(device))
+    except ValueError as error:
+        print(f"known: nothing: {str(error).partition(':')[0]}", flush=True)
+        return None
+    print(f"known: {name}", flush=True)
+    return profile
+
+
+def measure(device: str, out: Path, campaign: Campaign, known: Profile | None = None) -> None:
+    """A pair's points and profile, or the profile that is known; then what it predicts. Goes on where an earlier
+    measurement was ended."""
+    from calibrate.measure.campaign.prediction import predict
+    from calibrate.measure.session import Session, measure_pair
     from sim.costs.profile_files import encode
     from sim.files.write import write_text
 
+    job = campaign.job
     spec, points = job.spec(device), job.points_path(out)
-    profile = measure_pair(spec, points, job.budget_s, repeats=repeats, say=print)
+    try:
+        profile = known or measure_pair(spec, points, job.budget_s, repeats=campaign.repeats, say=print)
+    except KeyboardInterrupt:
+        # The limit: replays are worth more than the rest of the points.
+        profile = Session(spec, points).so_far()
     write_text(job.profile_path(out), encode(profile).decode())
+    predict(out, campaign)
+
+
+def corun(device: str, out: Path, campaign: Campaign) -> None:
+    """Rates of passes beside each other; then the profile once more, with them."""
+    from calibrate.measure.campaign.corun import rate_coruns
+    from calibrate.measure.session import Session
+    from sim.costs.profile_files import encode
+    from sim.files.write import write_text
+
+    job = campaign.job
+    with suppress(KeyboardInterrupt):
+        rate_coruns(job.spec(device), job.points_path(out), campaign.corun_s)
+    with suppress(ValueError):
+        write_text(job.refit_path(out), encode(Session(job.spec(device), job.points_path(out)).so_far()).decode())
 
 
 def replay(device: str, out: Path, campaign: Campaign, load: Loop) -> None:
-    """Replay `load` into OUT/LOAD and judge it there."""
+    """Replay `load` into OUT/LOAD and judge it there, as far as it came."""
+    from calibrate.measure.campaign.prediction import open_rate_per_s
     from realrun.cli.replay import replay_command
     from realrun.cli.validate import directory_command
     from sim.files.write import write_text
 
     directory, scenario, judged = out / load.name, out / f"{load.name}.yaml", out / f"{load.name}.json"
-    judged.unlink(missing_ok=True)
+    rate_per_s = open_rate_per_s(out)
     # JSON is YAML, too.
-    rate = _open_rate(out, campaign) if load.concurrency is None else 0.0
-    write_text(scenario, json.dumps(campaign.scenario(load, str(campaign.job.profile_path(out)), rate)))
+    write_text(scenario, json.dumps(campaign.scenario(load, str(campaign.job.profile_path(out)), rate_per_s)))
+    rmtree(directory, ignore_errors=True)
     line = [str(scenario), "--device", device, "--out", str(directory), "--overwrite"]
-    replay_command.main(line, standalone_mode=False)
-    judge = [str(directory), "--json", str(judged)]
-    directory_command.main(judge, standalone_mode=False)
-
-
-def _open_rate(out: Path, campaign: Campaign) -> float:
-    """Requests per second of the open loop. Raises ValueError where its closed loop was not replayed."""
-    closed = out / f"{campaign.loads[0].name}.json"
-    if not closed.exists():
-        raise ValueError(f"{closed.name} is missing: it says how many requests a second are served here")
-    runs = json.loads(closed.read_text())["runs"]
-    served = [run["metrics"]["output_throughput"]["real"] for run in runs if run["policy"] == BESIDE]
-    return OPEN_SHARE * fmean(served) / campaign.output_tokens
+    with suppress(SystemExit):
+        replay_command.main(line, standalone_mode=False)
+    directory_command.main([str(directory), "--json", str(judged), "--overwrite"], standalone_mode=False)
 
 
 def _end_with_parent() -> None:
@@ -111,13 +151,24 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def _hear_again(ignored: sys.UnraisableHookArgs) -> None:
+    """An interrupt that came where Python can raise nothing, as in a destructor, comes once more."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
 def main(args: list[str]) -> int:
     """Exit code 1 and one line if the step cannot be done."""
-    name, out, step = args
+    name, out, step, *more = args
     _end_with_parent()
+    sys.unraisablehook = _hear_again
+    # A shell has what it starts in the background ignore interrupts, and at its limit a step gets one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     started_s = perf_counter()
     try:
-        run(device_of(name), Path(out), step, CAMPAIGNS[name])
+        run(device_of(name), Path(out), step, CAMPAIGNS[name], skip_known=bool(more))
     except (ValueError, RuntimeError, ImportError) as error:
         hint = f"; {install_line('gpu,analysis')}" if isinstance(error, ImportError) else ""
         print(f"campaign: {step}: {' '.join(str(error).split())}{hint}", file=sys.stderr)

@@ -1,17 +1,19 @@
-"""Verdict of a campaign: from which load on lanes pay on this GPU, measured and simulated. Pure.
+"""Verdict of a campaign: what lanes do beside continuous batching on this GPU, measured and predicted. Pure.
 
-A policy pays at a load where its mean E2EL is below that of continuous batching by more than its 95 % interval over
-replications. Not here: the page that it stands on (calibrate.measure.campaign.report).
+A difference is that of the mean E2EL, with its 95 % interval over replications. Not here: the page that it stands on
+(calibrate.measure.campaign.report).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-BESIDE = "continuous"
-LANES = "pd", "pdv", "unified"
+from calibrate.measure.campaign.plan import BESIDE, LANES
+
+EQUAL_PCT = 3.0
+"""A difference of single runs below this is none."""
 
 
 class Runs(NamedTuple):
@@ -27,14 +29,33 @@ class Change(NamedTuple):
     mean_pct: float
     half_pct: float
 
-    @property
-    def pays(self) -> bool | None:
-        """None where nothing shows."""
-        return None if abs(self.mean_pct) <= self.half_pct else self.mean_pct < 0.0
-
     def __str__(self) -> str:
-        spread = f" ± {self.half_pct:.1f}" if self.half_pct < float("inf") else ", one run"
-        return f"{self.mean_pct:+.1f}{spread}"
+        if self.half_pct < float("inf"):
+            return f"{self.mean_pct:+.1f} ± {self.half_pct:.1f}"
+        return f"{self.mean_pct:+.1f}, {'equal, ' * (abs(self.mean_pct) < EQUAL_PCT)}one run each"
+
+
+def runs_of(result: Mapping[str, Any]) -> dict[str, Runs]:
+    """Whole runs of a judged replay, by policy; one that its time ended says nothing."""
+    means: dict[str, list[dict[str, float]]] = {}
+    for run, about in zip(result["runs"], result["replay"]["runs"], strict=True):
+        if not about["partial"]:
+            means.setdefault(run["policy"], []).append(run["metrics"]["e2el"]["mean"])
+    return {
+        policy: Runs([each["real"] for each in pairs], [each["simulated"] for each in pairs])
+        for policy, pairs in means.items()
+    }
+
+
+def findings(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A sentence for each judged load: how its lanes compare with continuous batching, measured and predicted."""
+    found = []
+    for name, result in results.items():
+        by_lane = changes(runs_of(result))
+        said = [f"{lane} {measured} (predicted {predicted})" for lane, (measured, predicted) in by_lane.items()]
+        if said:
+            found.append(f"{name}: mean E2EL beside {BESIDE} in percent: {', '.join(said)}")
+    return found
 
 
 def change(values: Sequence[float], beside: Sequence[float]) -> Change:
@@ -55,37 +76,13 @@ def change(values: Sequence[float], beside: Sequence[float]) -> Change:
     return Change(mean_pct, percent * float(interval.high - interval.low) / 2.0)
 
 
-def changes(loads: Mapping[int, Mapping[str, Runs]]) -> dict[str, dict[int, tuple[Change, Change]]]:
-    """Measured and simulated change of each lane policy that ran beside continuous batching, by requests at once."""
+def changes(runs: Mapping[str, Runs]) -> dict[str, tuple[Change, Change]]:
+    """Measured and predicted change of each lane policy that ran beside continuous batching."""
     return {
-        lane: {
-            at_once: (
-                change(runs[lane].real_ms, runs[BESIDE].real_ms),
-                change(runs[lane].simulated_ms, runs[BESIDE].simulated_ms),
-            )
-            for at_once, runs in sorted(loads.items())
-            if lane in runs and BESIDE in runs
-        }
+        lane: (
+            change(runs[lane].real_ms, runs[BESIDE].real_ms),
+            change(runs[lane].simulated_ms, runs[BESIDE].simulated_ms),
+        )
         for lane in LANES
-        if any(lane in runs and BESIDE in runs for runs in loads.values())
+        if lane in runs and BESIDE in runs
     }
-
-
-def sentence(lane: str, by_load: Mapping[int, tuple[Change, Change]]) -> str:
-    measured, simulated = ({n: both[side] for n, both in by_load.items()} for side in (0, 1))
-    return f"**{lane}**: measured, it {_where(measured)}; simulated, it {_where(simulated)}."
-
-
-def _where(by_load: Mapping[int, Change]) -> str:
-    """The loads at which a policy pays, as the end of a sentence.
-
-    >>> _where({1: Change(3.0, 1.0), 16: Change(-2.0, 1.0), 64: Change(-8.0, 1.0)})
-    'pays from 16 at once on'
-    """
-    pays = [n for n, each in by_load.items() if each.pays]
-    if not pays:
-        is_clear = all(each.pays is False for each in by_load.values())
-        return "pays at no load" if is_clear else "pays at no load that these replications can tell"
-    if pays == [n for n in by_load if n >= pays[0]]:
-        return "pays at every load" if len(pays) == len(by_load) else f"pays from {pays[0]} at once on"
-    return f"pays at {', '.join(map(str, pays))} at once"

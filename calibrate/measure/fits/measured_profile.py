@@ -1,7 +1,7 @@
 """The profile of a points file: starting constants of the device, then the fits. Imports no torch.
 
 Not here: measuring (calibrate.measure), the fits themselves (calibrate.measure.fits.pass_fit,
-calibrate.measure.fits.overlap_fit, calibrate.measure.fits.share_fit).
+calibrate.measure.fits.overlap_fit).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from calibrate.fit.point_works import L2_STATES
 from calibrate.fit.points_file import Clocks, MeasuredSession
 from calibrate.measure.fits.overlap_fit import fit_overlap
 from calibrate.measure.fits.pass_fit import fit_passes
-from calibrate.measure.fits.share_fit import fit_shares
 from sim.costs.compact_kernels import (
     CompactKernels,
     DecodeAttention,
@@ -60,8 +59,7 @@ def profile_of(
         date=str(held.host["date"]),
     )
     fitted = fit_passes(start, points)
-    fitted = fit_overlap(fitted, held.rates, cores=_cores(held.fingerprint) if is_cpu else None)
-    return fit_shares(fitted, held.rates)
+    return fit_overlap(fitted, held.rates, cores=_cores(held.fingerprint) if is_cpu else None)
 
 
 def _cores(fingerprint: Mapping[str, str]) -> float:

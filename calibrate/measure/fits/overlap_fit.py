@@ -2,8 +2,7 @@
 of a GPU's plain streams, tau of a CPU, where works take turns at the interpreter.
 
 The simulated device's rates do the predicting, with the measured times alone as costs, so that the error is that of
-the contention model alone. Not here: measuring rates (calibrate.measure.rates), passes on shares of the multiprocessors
-(calibrate.measure.fits.share_fit).
+the contention model alone. Not here: measuring rates (calibrate.measure.rates).
 """
 
 from __future__ import annotations

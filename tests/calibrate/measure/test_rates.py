@@ -21,7 +21,6 @@ from realrun.kernels.issuer import Issuer
 from realrun.kernels.pair_kernels import PairKernels
 from realrun.model.attention import Attention
 from sim.devices.contention import Contention, Regime
-from sim.devices.partition import MEASURED
 from sim.interface.work import Kind
 from tests.realrun.support import tiny_model, tiny_options
 from tests.realrun.threaded_device import ThreadedDevice
@@ -79,16 +78,12 @@ def test_two_works_that_want_the_same_whole_device_have_half_of_it_each(corun: C
     assert found.num_allocations == 0
 
 
-@pytest.mark.parametrize(("first", "rates_"), [(None, (2 / 3, 1 / 3)), (0, (2 / 3, 1 / 3)), (1, (1 / 2, 1 / 2))])
-def test_the_side_that_goes_first_waits_for_a_part_of_the_others_long_kernels(
-    first: int | None, rates_: tuple[float, float]
-) -> None:
-    """Kernels of 80 us in the prefill and of 40 us in the decode, which wait for 40 us of another's where they go
-    first."""
+def test_works_that_take_turns_kernel_by_kernel_run_by_the_lengths_of_their_kernels() -> None:
+    """Kernels of 80 us in the prefill and of 40 us in the decode."""
     device = ThreadedDevice(contention=Contention(regime=Regime.SERIAL))
     demands = {"prefill": (1.0, 0.0), "decode": (1.0, 0.0)}
-    found = measured(Corun((PREFILL, DECODE), favoured=first), demands, device, kernels=(250, 125))
-    for side, rate in zip(found.sides, rates_, strict=True):
+    found = measured(Corun((PREFILL, DECODE)), demands, device, kernels=(250, 125))
+    for side, rate in zip(found.sides, (2 / 3, 1 / 3), strict=True):
         assert side.rates == pytest.approx([rate] * ROUNDS, rel=TOLERANCE)
 
 
@@ -113,20 +108,6 @@ def test_unequal_demands_come_back_as_the_rates_that_fill_the_roof() -> None:
     """Both at 1 / 1.6 of their own speed use the compute roof up."""
     found = measured(Corun((PREFILL, DECODE)), {"prefill": (1.0, 0.0), "decode": (0.6, 0.0)})
     assert [rate for side in found.sides for rate in side.rates] == pytest.approx([0.625] * 2 * ROUNDS, rel=TOLERANCE)
-
-
-@pytest.mark.parametrize("launch", ["graphed", "eager"])
-def test_passes_on_shares_take_what_their_curves_say_alone_and_side_by_side(launch: str) -> None:
-    corun = Corun((PREFILL._replace(launch=launch), DECODE._replace(launch=launch)), 25)
-    demands = {"prefill": (1.0, 0.0), "decode": (0.0, 1.0)}
-    found = measured(corun, demands)
-    assert found.shares == (0.25, 0.75)
-    alone = [MEASURED.slowdown(*each, share) for each, share in zip(demands.values(), found.shares, strict=True)]
-    beside = MEASURED.slowdown(1.0, 0.0, 0.25, reading=0.75)
-    for side, alone_s, slowdown in zip(found.sides, (LONG_S, SHORT_S), alone, strict=True):
-        assert side.alone_s == pytest.approx(slowdown * alone_s, rel=TOLERANCE)
-    assert found.sides[0].rates == pytest.approx([alone[0] / beside] * ROUNDS, rel=TOLERANCE)
-    assert found.sides[1].rates == pytest.approx([1.0] * ROUNDS, rel=TOLERANCE)
 
 
 def test_works_that_take_turns_pass_by_pass_have_their_shares_of_the_time() -> None:

@@ -17,6 +17,7 @@ pytest.importorskip("scipy")
 
 from calibrate.fit import points_file
 from calibrate.fit.point_works import VISITS, Corun, timed_pass_of
+from calibrate.measure.grid import mixed
 from calibrate.measure.overlap_cells import coruns, coruns_within
 from calibrate.measure.pair import limits, pair_spec
 from calibrate.measure.serving_overhead import ServingCosts, Waits
@@ -220,32 +221,41 @@ def test_pairs_and_three_passes_run_on_slots_of_their_own_as_far_as_there_are_so
     assert {corun.kinds for corun in planned()} == kinds | {"prefill beside draft beside verify"}
     assert {timed.launch for corun in planned() for timed in corun.passes} == {"eager"}
     captured = planned(has_graphs=True)
-    assert {corun.kinds for corun in captured} == {corun.kinds for corun in planned()}
-    assert all(corun.is_captured for corun in captured)
+    beside = [corun for corun in captured if not corun.is_captured]
+    assert {corun.kinds for corun in captured if corun.is_captured} == {corun.kinds for corun in planned()}
+    launched = [[(timed.kind, timed.launch) for timed in corun.passes] for corun in beside]
+    assert launched == [[("prefill", "eager"), (kind, "graphed")] for kind in ("draft", "verify")]
     assert {corun.kinds for corun in planned(has_draft=False)} == {"prefill beside decode"}
     assert {corun.kinds for corun in planned(rows=2)} == kinds
     assert planned(rows=1) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [3, 99])
-def test_what_was_rated_before_is_not_rated_again_and_too_few_rates_are_filled_up(
-    folder: Path, tmp_path: Path, number: int
-) -> None:
-    """Three passes at once are none of those that a lent GPU is asked for."""
+def test_rows_with_prompts_are_timed_once_and_no_fit_uses_them(folder: Path) -> None:
+    held = points_file.read(folder / "p.points.jsonl")
+    target, draft = (str(folder / model / "config.json") for model in "td")
+    planned = mixed(limits(pair_spec("cpu", target, draft, None, 4, 256, None, 0)))
+    assert [point.mixed for point in held.mixed] == planned
+    assert len(planned) == 3
+    assert all(min(point.span_s, point.device_s, point.host_s) > 0.0 for point in held.mixed)
+    assert len(load(str(folder / "p.json")).points) == len(held.passes)
+
+
+@pytest.mark.slow
+def test_what_was_rated_before_is_not_rated_again(folder: Path, tmp_path: Path) -> None:
     target, draft = (str(folder / model / "config.json") for model in "td")
     spec = pair_spec("cpu", target, draft, None, 4, 256, None, 0)
     lines = (folder / "p.points.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "q.jsonl").write_text("".join(line for line in lines if not line.startswith('{"rates"')))
-    before = [ran(corun, (1.0, 1.0), (2.0, 2.0), (0.5, 0.5)) for corun in coruns("cpu", 256)][:number]
+    planned = coruns_within(limits(spec))
+    before = [ran(corun, (1.0, 1.0), (2.0, 2.0), (0.5, 0.5)) for corun in (*coruns("cpu", 256)[:3], planned[0])]
     for each in before:
         points_file.append(tmp_path / "q.jsonl", "rates", each)
-    three = [corun for corun in coruns_within(limits(spec)) if len(corun.passes) == 3]
     for _ in range(2):
-        Session(spec, tmp_path / "q.jsonl").measure(15.0)
+        Session(spec, tmp_path / "q.jsonl").measure_beside(15.0)
         held = points_file.read(tmp_path / "q.jsonl").rates
         assert held[: len(before)] == before
-        assert [ran.corun for ran in held[len(before) :]] == (three if number > 3 else coruns_within(limits(spec)))
+        assert [ran.corun for ran in held[len(before) :]] == planned[1:]
 
 
 @pytest.mark.slow

@@ -67,6 +67,7 @@ def test_a_replay_leaves_the_simulators_records_and_says_what_it_was(replayed: P
     assert {"device", "cpu", "torch"} <= set(about["fingerprint"])
     assert [run["policy"] for run in summary["runs"]] == REPLAYED
     assert all(run["completed"] == 6 for run in summary["runs"])
+    assert all(run["launch_s"] == [None, None] and run["clocks"] == [] for run in about["runs"])
     # The machine's own speed, before and after each run.
     assert all(len(run["probed_s"]) == 2 and min(map(min, run["probed_s"])) > 0.0 for run in about["runs"])
 
@@ -75,6 +76,7 @@ def test_works_have_host_and_device_times_and_padded_beside_useful_tokens(replay
     works = read_columns(replayed / "work.parquet")
     count = len(works["kind"])
     assert all(len(column) == count for column in works.values())
+    assert set(works["is_captured"]) == {False}
     for number in range(count):
         order = [works[name][number] for name in ("submitted_s", "eligible_s", "issue_start_s", "start_s", "end_s")]
         assert order == sorted(order)

@@ -226,7 +226,6 @@ def test_what_engines_wait_for_is_the_same_in_the_core(rules: dict[str, Any]) ->
     [
         ("replicas that depend on each other", {"devices.count": 2, "devices.routing": "least-outstanding"}),
         ("somebody looks", {"window.stop_s": 0.5}),
-        ("an engine that does not mix prompts", {"engine.rules.enable_mixed_chunk": False}),
         ("costs of another form", {"profile": "a100-pdverify/codellama-34b+tinyllama-1.1b"}),
         ("memory is short", TWICE_PREEMPTED),
         ("draft lengths that change", {"speculation.controller": "feedback", "num_speculative_tokens": 4}),

@@ -11,8 +11,9 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
-from random import Random
+from typing import Any
 
 import pytest
 
@@ -23,49 +24,58 @@ pytest.importorskip("pyarrow")
 
 
 from calibrate.cli.check_files import check_file
-from calibrate.fit import points_file
 from calibrate.measure.campaign import report as report_module
 from calibrate.measure.campaign import runner as campaign
-from calibrate.measure.campaign.plan import CAMPAIGNS, SMOKE, Campaign, Loop, MeasuredPair, done_file
+from calibrate.measure.campaign import steps
+from calibrate.measure.campaign.plan import (
+    CAMPAIGNS,
+    CORUN,
+    LIMITS_S,
+    MEASURE,
+    PREDICTION,
+    REPORT,
+    SMOKE,
+    STEPS,
+    Campaign,
+    Loop,
+    MeasuredPair,
+    done_file,
+)
 from calibrate.measure.campaign.report import measured_name, report
 from calibrate.measure.campaign.smoke import CHECKS
-from calibrate.measure.campaign.steps import run
-from calibrate.measure.fits.share_fit import fit_shares
-from calibrate.measure.overlap_cells import coruns
-from realrun.replay.machine_speed import PROBED_TOKENS
+from calibrate.measure.campaign.steps import _hear_again, known_profile, run
+from calibrate.measure.campaign.verdict import runs_of
+from realrun.model.attention import Attention
+from realrun.replay.machine_speed import PROBED_TOKENS, probe
+from sim.costs.profile import Profile
 from sim.costs.profile_files import decode, encode, load
 from sim.costs.shapes import model
-from tests.calibrate.measure.co_runs import ran
 
 ROOT = Path(__file__).parents[4]
 SMALL = Campaign(
     job=MeasuredPair("tiny-target", "tiny-draft", 9.0, 4, 256),
-    loads=(Loop(2, 3),),
-    policies=("autoregressive", "pd"),
+    loads=(Loop("closed", 2, 3, ("continuous", "pd"), 2), Loop("open", None, 3, ("continuous",))),
     input_tokens=24,
     output_tokens=8,
     repeats=1,
-    replications=1,
     corun_s=3.0,
 )
+STEPS_OF_SMALL = SMOKE, MEASURE, "closed", "open", CORUN, REPORT
 DEADLINE_S = 300.0
 
 
-def test_a_campaign_is_a_smoke_step_measurements_three_replays_and_what_to_send() -> None:
-    assert CAMPAIGNS["cuda"].steps == [
-        "smoke",
-        "corun",
-        "measure llama-3.1-8b+llama-3.2-1b",
-        "replay c16",
-        "replay open",
-        "replay c1",
-        "replay c64",
-        "report",
-    ]
-    kinds = {device: [step.partition(" ")[0] for step in plan.steps] for device, plan in CAMPAIGNS.items()}
-    assert dict.fromkeys(kinds["cpu"]) == dict.fromkeys(kinds["cuda"])
-    whole = [plan for name, plan in CAMPAIGNS.items() if plan.job.rows and not name.endswith("10min")]
-    assert all(plan.scenario(plan.loads[0], "p", 1.0)["replications"] >= 3 for plan in whole)
+def test_a_campaign_fits_the_ten_minutes_of_a_lent_gpu_and_begins_with_what_is_worth_most() -> None:
+    assert STEPS == ("smoke", "measure", "closed", "open", "many", "corun")
+    assert sum(map(CAMPAIGNS["cuda"].limit_s, STEPS)) <= 600.0
+    for plan in CAMPAIGNS.values():
+        assert [load.name for load in plan.loads] == list(STEPS[2:5])
+        assert all("continuous" in load.policies for load in plan.loads)
+        assert plan.corun_s < plan.limit_s(CORUN)
+        assert plan.job.budget_s < plan.limit_s(MEASURE)
+    closed, open_loop, many = CAMPAIGNS["cuda"].loads
+    assert (closed.concurrency, closed.policies, closed.replications) == (16, ("continuous", "pd", "pdv"), 3)
+    assert (open_loop.concurrency, open_loop.policies) == (None, ("continuous", "pd"))
+    assert (many.concurrency, len(many.policies)) == (64, 5)
 
 
 def test_the_pairs_share_their_vocabularies() -> None:
@@ -73,27 +83,61 @@ def test_the_pairs_share_their_vocabularies() -> None:
         assert model(job.target).vocab == model(job.draft).vocab
 
 
-def test_steps_that_are_over_are_not_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[str] = []
-    monkeypatch.setattr(campaign, "_run", lambda device, out, step: begun.append(step) is None)
-    assert campaign.run_campaign("cpu", tmp_path) == 0
-    assert begun == CAMPAIGNS["cpu"].steps
-    assert campaign.run_campaign("cpu", tmp_path) == 0
-    assert begun[len(CAMPAIGNS["cpu"].steps) :] == ["smoke", "report"]
+Begun = list[str]
 
 
-def test_a_campaign_of_ten_minutes_ends_with_the_rates_of_two_streams(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Begun:
+    """Steps that are begun, all of which succeed."""
+    found: Begun = []
+    monkeypatch.setattr(campaign, "_run", lambda name, out, step, **_: found.append(step) is None)
+    return found
+
+
+def test_steps_that_are_over_are_not_begun_again(
+    tmp_path: Path, begun: Begun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begun: list[str] = []
-    monkeypatch.setattr(campaign, "_run", lambda device, out, step: begun.append(step) is None)
-    assert campaign.run_campaign("cpu", tmp_path, "corun") == 0
-    assert begun == ["smoke", "corun"]
+    assert campaign.run_campaign("cpu", tmp_path) == 0
+    assert begun == [*STEPS]
+    assert capsys.readouterr().out.startswith("next: smoke (300 s), measure (1200 s), closed")
+    assert campaign.run_campaign("cpu", tmp_path) == 0
+    assert begun[len(STEPS) :] == ["smoke"]
+    assert not capsys.readouterr().out.startswith("next:")
+
+
+def test_a_call_ends_behind_a_step_and_the_same_command_goes_on_from_there(
+    tmp_path: Path, begun: Begun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    CAMPAIGNS["cpu"].job.profile_path(tmp_path).write_bytes(encode(load("cpu/tiny")))
+    (tmp_path / "smoke.json").touch()
+    (tmp_path / PREDICTION).touch()
+    assert campaign.run_campaign("cpu", tmp_path, until="measure") == 0
+    assert begun == ["smoke", "measure", "report"]
+    first, *_, found, after = capsys.readouterr().out.splitlines()
+    assert first == "next: smoke (300 s), measure (1200 s); 1500 s at most"
+    assert found.endswith(f"to be committed now: {tmp_path / PREDICTION}")
+    assert after.startswith("next: closed (1100 s), open")
+    assert after.endswith(f"`lanesim evidence --device cpu --out {tmp_path}` goes on")
+    begun.clear()
+    assert campaign.run_campaign("cpu", tmp_path) == 0
+    assert begun == ["smoke", *STEPS[2:], "report"]
+
+
+def test_one_step_alone_is_made_again(tmp_path: Path, begun: Begun) -> None:
+    assert campaign.run_campaign("cpu", tmp_path) == 0
+    begun.clear()
+    assert campaign.run_campaign("cpu", tmp_path, only="open") == 0
+    assert begun == ["smoke", "open"]
+    assert done_file(tmp_path, "open").exists()
+    points = CAMPAIGNS["cpu"].job.points_path(tmp_path)
+    points.write_text('{"schema": 2}\n{"rates": 1}\n{"point": 2}\n')
+    assert campaign.run_campaign("cpu", tmp_path, only="measure") == 0
+    assert points.read_text() == '{"schema": 2}\n{"rates": 1}\n'
 
 
 def test_after_a_red_smoke_step_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    monkeypatch.setattr(campaign, "_run", lambda device, out, step: begun.append(step) is not None)
+    monkeypatch.setattr(campaign, "_run", lambda name, out, step, **_: begun.append(step) is not None)
     assert campaign.run_campaign("cpu", tmp_path) == 1
     assert begun == [SMOKE]
 
@@ -101,14 +145,24 @@ def test_after_a_red_smoke_step_nothing_is_measured(tmp_path: Path, monkeypatch:
 def test_a_step_that_failed_keeps_no_other_from_being_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
 
-    def fails_to_replay(device: str, out: Path, step: str) -> bool:
+    def fails_to_replay(name: str, out: Path, step: str, **_: Any) -> bool:
         begun.append(step)
-        return step != "replay c1"
+        return step != "open"
 
     monkeypatch.setattr(campaign, "_run", fails_to_replay)
     assert campaign.run_campaign("cpu", tmp_path) == 1
-    assert begun == CAMPAIGNS["cpu"].steps
-    assert not done_file(tmp_path, "replay c1").exists()
+    assert begun == [*STEPS]
+    assert not done_file(tmp_path, "open").exists()
+
+
+def test_a_step_at_its_limit_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(LIMITS_S, SMOKE, 0.02)
+    assert campaign.run_campaign("cpu", tmp_path) == 1
+    said = capsys.readouterr()
+    assert "smoke is at its limit" in said.out
+    assert "failed: smoke" in said.err
 
 
 def test_what_cannot_be_done_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +182,7 @@ def a_quiet_machine() -> Iterator[None]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole small campaign, its steps in this process."""
     out = tmp_path_factory.mktemp("campaign")
-    for step in SMALL.steps:
+    for step in STEPS_OF_SMALL:
         run("cpu", out, step, SMALL)
     return out
 
@@ -137,7 +191,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_sent_lies_as_in_the_repository_and_is_sound(finished: Path) -> None:
     told = finished / "send" / "docs" / "validation" / "cpu"
     pair = "tiny-target+tiny-draft"
-    names = {"README.md", "smoke.json", "c2.json", f"{pair}.points.jsonl"}
+    names = {"README.md", "smoke.json", PREDICTION, "closed.json", "open.json", f"{pair}.points.jsonl"}
     assert {path.name for path in told.iterdir()} == names
     profile = finished / "send" / "sim" / "profiles" / "cpu" / "tiny-target+tiny-draft-measured.json"
     assert check_file(profile) == ("profile", "cpu/tiny-target+tiny-draft-measured")
@@ -146,7 +200,7 @@ def test_what_is_sent_lies_as_in_the_repository_and_is_sound(finished: Path) -> 
     assert "Two plain streams: phi is " in text
     for heading in ("Do lanes pay here?", "Machine", "Smoke step", "Passes", "Replays"):
         assert f"## {heading}" in text
-    assert "| c2 | pd |" in text
+    assert "| closed | pd |" in text
 
 
 def test_a_profile_is_not_sent_under_the_name_of_one_that_is_shipped() -> None:
@@ -195,9 +249,10 @@ def test_a_machine_that_passed_is_not_checked_again_and_another_is_refused(finis
 def test_a_report_tells_what_there_is_and_which_replay_lacks(finished: Path, tmp_path: Path) -> None:
     for path in (path for path in finished.iterdir() if path.is_file()):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    report(tmp_path, SMALL._replace(loads=(Loop(1, 3), *SMALL.loads)))
-    assert "| c2 | pd |" in _page(tmp_path)
-    assert "Lacking: c1;" in _page(tmp_path)
+    (tmp_path / "open.json").unlink()
+    report(tmp_path, SMALL)
+    assert "| closed | pd |" in _page(tmp_path)
+    assert "Lacking: open;" in _page(tmp_path)
 
 
 @pytest.mark.slow
@@ -206,34 +261,12 @@ def test_a_disturbed_page_says_why_and_states_no_verdict(
 ) -> None:
     for path in (path for path in finished.iterdir() if path.is_file()):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(report_module, "disturbed", lambda out, campaign, step: ["noise"] * (step == "replay c2"))
+    monkeypatch.setattr(report_module, "disturbed", lambda out, campaign, step: ["noise"] * (step == "closed"))
     report(tmp_path, SMALL)
     head, *rest = _page(tmp_path).splitlines()
     assert head == "# cpu: *disturbed*"
-    assert "- replay c2: noise" in rest
-    assert not any("pays" in line or "phi is" in line for line in rest)
-
-
-@pytest.mark.slow
-def test_the_page_tells_speeds_on_shares_and_the_curve_that_the_profile_has(finished: Path, tmp_path: Path) -> None:
-    for path in (path for path in finished.iterdir() if path.is_file()):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    report(tmp_path, SMALL)
-    assert "- Shares of the multiprocessors: not measured." in _page(tmp_path)
-    job = SMALL.job
-    for corun in (each for each in coruns("cuda", 256) if each.kinds == "prefill beside decode"):
-        share = (corun.share_pct or 100) / 100
-        parts = share, 1.0 - share if corun.share_pct else 1.0
-        seconds = [0.01 / part for part in parts]
-        points_file.append(job.points_path(tmp_path), "rates", ran(corun, seconds, seconds, (1.0, 1.0), parts))
-    rates = points_file.read(job.points_path(tmp_path)).rates
-    profile = fit_shares(load(job.profile_path(tmp_path)), rates)
-    job.profile_path(tmp_path).write_bytes(encode(profile))
-    report(tmp_path, SMALL)
-    assert "- Shares of the multiprocessors: saturated_at " in _page(tmp_path)
-    assert "| 40 | 0.40 | 0.60 | 0.40 | 0.60 |" in _page(tmp_path)
-    alike = "1.00 + 1.00"
-    assert f"| prefill 1x128 graphed beside decode 1x1 graphed | {alike} | {alike} | {alike} |" in _page(tmp_path)
+    assert "- closed: noise" in rest
+    assert not any("beside continuous" in line or "phi is" in line for line in rest)
 
 
 def _page(out: Path) -> str:
@@ -298,31 +331,133 @@ def test_a_killed_campaign_takes_its_step_along_and_knows_what_is_over(tmp_path:
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an archive is made of a checkout")
-def test_a_campaign_from_an_archive_outlives_kills_between_and_inside_its_steps(tmp_path: Path) -> None:
+def test_a_campaign_from_an_archive_outlives_a_kill_in_each_of_its_steps(tmp_path: Path) -> None:
     """Of the step that is killed nothing but points is kept; those are kept all."""
     archive = Archive(tmp_path, os.environ.get("BARE_PYTHON", sys.executable))
-    measure, *replays = CAMPAIGNS["cpu"].steps[2:-1]
     archive.kill(lambda: True)
     archive.kill(lambda: archive.out.exists())
-    archive.kill((archive.out / "smoke.json").exists)
     for lines in (1, 10, 20, 30):
         archive.kill(lambda lines=lines: archive.num_lines >= lines)  # type: ignore[misc]
     kept = archive.num_lines
-    archive.kill(lambda: archive.is_done(measure))
-    assert archive.num_lines >= kept
-    points = next(archive.out.glob("*.points.jsonl")).read_bytes()
-    for step in replays:
-        scenario = archive.out / f"{step.removeprefix('replay ')}.yaml"
-        archive.kill(scenario.exists)
-        archive.kill(lambda step=step: archive.is_done(step))  # type: ignore[misc]
-    random = Random(27)
-    for _ in range(3):
-        ends_s = time.monotonic() + random.uniform(0.5, 8.0)
-        archive.kill(lambda ends_s=ends_s: time.monotonic() >= ends_s)  # type: ignore[misc]
-        (archive.out / "done" / replays[-1].replace(" ", "-")).unlink(missing_ok=True)
+    for former, step in pairwise(STEPS):
+        archive.kill(lambda former=former: archive.is_done(former))  # type: ignore[misc]
+        assert archive.num_lines >= kept
+        if step not in ("measure", "corun"):
+            archive.kill((archive.out / f"{step}.yaml").exists)
+            assert not archive.is_done(step)
+    predicted = (archive.out / PREDICTION).read_bytes()
     with archive.start() as process:
         assert process.wait() == 0
-    assert next(archive.out.glob("*.points.jsonl")).read_bytes() == points
+    assert (archive.out / PREDICTION).read_bytes() == predicted
     assert (archive.out / "send" / "docs" / "validation" / "cpu" / "README.md").exists()
     assert not [path for path in archive.out.rglob("*") if ".part-" in path.name]
     print(f"{archive.num_kills} kills")
+
+
+@pytest.mark.slow
+def test_what_is_predicted_before_is_what_a_replay_is_judged_by(finished: Path) -> None:
+    """The same requests, seeds and profile: nothing of the replay goes into its prediction."""
+    predicted = json.loads((finished / PREDICTION).read_text())
+    for name, runs in predicted["loads"].items():
+        judged = json.loads((finished / f"{name}.json").read_text())["runs"]
+        assert [(run["policy"], run["seed"]) for run in runs] == [(run["policy"], run["seed"]) for run in judged]
+        for one, other in zip(runs, judged, strict=True):
+            assert one["mean_e2el_ms"] == pytest.approx(other["metrics"]["e2el"]["mean"]["simulated"])
+            assert one["p99_ttft_ms"] == pytest.approx(other["metrics"]["ttft"]["p99"]["simulated"])
+    served = [run["request_throughput"] for run in predicted["loads"]["closed"] if run["policy"] == "continuous"]
+    assert predicted["open_rate_per_s"] == pytest.approx(0.6 * sum(served) / len(served), abs=1e-3)
+    assert json.loads((finished / "open.yaml").read_text())["workload"]["request_rate"] == predicted["open_rate_per_s"]
+
+
+@pytest.mark.slow
+def test_a_replay_at_its_limit_keeps_the_runs_that_are_whole(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (path for path in finished.iterdir() if path.is_file()):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    probed: list[int] = []
+
+    def interrupted(*args: Any) -> tuple[float, ...]:
+        probed.append(1)
+        if len(probed) == 5:
+            raise KeyboardInterrupt
+        return probe(*args)
+
+    monkeypatch.setattr("realrun.replay.replays.probe", interrupted)
+    run("cpu", tmp_path, "closed", SMALL)
+    result = json.loads((tmp_path / "closed.json").read_text())
+    assert {policy: len(each.real_ms) for policy, each in runs_of(result).items()} == {"continuous": 1, "pd": 1}
+    assert not (tmp_path / "closed.partial").exists()
+
+
+@pytest.mark.slow
+def test_a_measurement_at_its_limit_gives_a_profile_of_what_it_has(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Profile:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("calibrate.measure.session.measure_pair", interrupted)
+    with pytest.raises(ValueError, match="too little was measured"):
+        run("cpu", tmp_path, MEASURE, SMALL)
+    points = SMALL.job.points_path(finished).read_text().splitlines(keepends=True)
+    SMALL.job.points_path(tmp_path).write_text("".join(each for each in points if not each.startswith('{"serving"')))
+    run("cpu", tmp_path, MEASURE, SMALL)
+    profile = load(SMALL.job.profile_path(tmp_path))
+    assert profile.points == load(SMALL.job.profile_path(finished)).points
+    assert (tmp_path / PREDICTION).exists()
+
+
+def test_an_interrupt_that_a_destructor_swallows_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Swallows:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", _hear_again)
+    made = [Swallows()]
+    made.clear()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(DEADLINE_S)
+
+
+def test_a_step_of_a_campaign_in_the_background_hears_its_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(steps, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert steps.main(["cpu", str(tmp_path), REPORT]) == 1
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA A100-SXM4-80GB", "cpu"])
+def test_a_profile_that_names_a_removed_program_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setattr("realrun.host.machine.device_name", lambda device: name)
+    monkeypatch.setattr("realrun.replay.testbed.usual_attention", lambda device: Attention.FLASH)
+    assert known_profile("cpu", CAMPAIGNS["cuda"].job) is None
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    assert ("flash-3" in said) is ("H" in name)
+
+
+def test_a_known_profile_takes_the_place_of_the_measurement_and_predicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("realrun.host.machine.device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr("realrun.replay.testbed.REMOVED", ())
+    large = SMALL._replace(job=CAMPAIGNS["cuda"].job)
+    run("cpu", tmp_path, MEASURE, large, skip_known=True)
+    profile = load(large.job.profile_path(tmp_path))
+    assert profile.name == "h200-sxm/llama-3.1-8b+llama-3.2-1b-measured"
+    assert json.loads((tmp_path / PREDICTION).read_text())["profile"] == profile.name
+    run("cpu", tmp_path, CORUN, large, skip_known=True)
+    assert not large.job.points_path(tmp_path).exists()
+    (tmp_path / "smoke.json").write_text(json.dumps({"fingerprint": {}, "checks": []}))
+    report(tmp_path, large)
+    assert "Lacking: closed, open" in _page(tmp_path)
+    assert not (tmp_path / "send" / "sim").exists()

@@ -14,8 +14,8 @@ pytest.importorskip("transformers")
 from calibrate.fit import points_file
 from calibrate.fit.point_works import Corun
 from calibrate.measure import session
-from calibrate.measure.campaign.corun import answer, fitting, possible, rate_coruns
-from calibrate.measure.overlap_cells import GRIDS, coruns, slots
+from calibrate.measure.campaign.corun import answer, fitting, rate_coruns
+from calibrate.measure.overlap_cells import GRIDS, NUM_FIRST, coruns, slots
 from calibrate.measure.pair import pair_spec
 from realrun.host import cuda
 from tests.calibrate.measure.co_runs import ran
@@ -64,7 +64,7 @@ def test_what_is_measured_is_not_measured_again(
     rate_coruns(SPEC, stopped[1], 600.0)
     assert stopped[1].read_bytes() == content
     said = capsys.readouterr().out.splitlines()
-    assert "0 of 6 to measure" in said[0]
+    assert "0 of 7 to measure" in said[0]
     assert said[-1].startswith("corun: phi is ")
     assert "prefill beside decode (4 co-runs, eager)" in said[-1]
     assert "draft beside verify (2 co-runs, eager)" in said[-1]
@@ -76,25 +76,14 @@ def test_a_spent_budget_measures_nothing_and_says_what_is_left(
     rate_coruns(SPEC, tmp_path / "p.points.jsonl", 1e-9)
     assert not (tmp_path / "p.points.jsonl").exists()
     said = capsys.readouterr().out.splitlines()
-    assert said[1:-1] == [f"corun: left: {corun.name}" for corun in PLANNED]
+    assert said[1:-1] == [f"corun: 7 left, from {PLANNED[0].name} on; evidence --only corun goes on with them"]
     assert "nothing was measured" in said[-1]
-
-
-def test_a_device_that_cannot_be_split_says_so_in_one_line_and_runs_the_others(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    planned = coruns("cuda", 1024)
-    assert list(possible(planned, cuda.find("cpu"))) == [corun for corun in planned if corun.share_pct is None]
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line == "corun: none on 20, 40, 60, 80 % of the multiprocessors: a CPU has no multiprocessors to share"
 
 
 def test_what_runs_on_shares_says_nothing_of_phi_and_eager_passes_only_where_none_is_captured() -> None:
     """A captured pair at 0.5 and 0.7 of its speeds: phi is 0.2."""
-    plain, *others = coruns("cuda", 1024)
-    on_shares, first = (
-        next(c for c in others if is_it(c)) for is_it in (lambda c: c.share_pct == 20, lambda c: c.favoured == 1)
-    )
+    plain, *_ = coruns("cuda", 1024)
+    on_shares, first = plain._replace(share_pct=20), plain._replace(favoured=1)
     eager = PLANNED[0]
     ones = (1.0, 1.0)
     rates = [
@@ -106,38 +95,20 @@ def test_what_runs_on_shares_says_nothing_of_phi_and_eager_passes_only_where_non
     assert answer([]) == "nothing was measured"
 
 
-def test_corners_come_first() -> None:
+def test_eight_pairs_of_short_and_long_kernels_come_first_and_three_passes_at_once() -> None:
     planned = coruns("cuda", 1024)
-    assert [(corun.kinds, _sizes(corun)) for corun in planned[:6]] == [
-        *(("prefill beside decode", sizes) for sizes in ((128, 1), (128, 128), (2048, 1), (2048, 128))),
-        *(("draft beside verify", sizes) for sizes in ((4, 5), (256, 320))),
+    corners = ((128, 1), (128, 128), (2048, 1), (2048, 128))
+    assert [(corun.kinds, _sizes(corun)) for corun in planned[:NUM_FIRST]] == [
+        *(("prefill beside decode", sizes) for sizes in (*corners, (512, 32), (1024, 32))),
+        *(("draft beside verify", sizes) for sizes in ((128, 160), (256, 320))),
+        ("prefill beside draft beside verify", (512, 128, 160)),
     ]
     assert all(corun.is_captured for corun in planned)
-    assert len(set(planned)) == len(planned) == 16 + 4 + 8 + 4 * 4
-    assert slots("cuda", 1024) == 130
+    assert len(set(planned)) == len(planned) == 16 + 4 + 1
 
 
 def _sizes(corun: Corun) -> tuple[int, ...]:
     return tuple(timed.total_tokens for timed in corun.passes)
-
-
-def test_either_side_of_a_corner_goes_first_behind_all_plain_corners() -> None:
-    planned = coruns("cuda", 1024)
-    first = [corun for corun in planned if corun.favoured is not None]
-    assert {(*_sizes(corun), corun.favoured) for corun in first} == {
-        (*sizes, side) for sizes in ((128, 1), (128, 128), (2048, 1), (2048, 128)) for side in (0, 1)
-    }
-    assert min(map(planned.index, first)) >= 6
-    assert coruns("cpu", 256) == [corun for corun in coruns("cpu", 256) if corun.is_plain]
-
-
-def test_pairs_on_shares_come_behind_the_same_pair_on_the_whole_gpu() -> None:
-    planned = coruns("cuda", 1024)
-    on_shares = [corun for corun in planned if corun.share_pct is not None]
-    assert {corun.share_pct for corun in on_shares} == {20, 40, 60, 80}
-    assert {_sizes(corun) for corun in on_shares} == {(128, 1), (128, 128), (512, 1), (512, 128)}
-    for each in on_shares:
-        assert planned.index(Corun(each.passes)) < planned.index(each)
 
 
 @pytest.mark.parametrize("context", [1024, 512, 256])

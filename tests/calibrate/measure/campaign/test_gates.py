@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from sim.costs.profile import KindError, MeasuredPoint, Profile
 from sim.costs.profile_files import encode, load
 
 CPU = CAMPAIGNS["cpu"]
-MEASURED = f"measure {CPU.job.name}"
+MEASURED = "measure"
 
 
 def profile(*, error_pct: float = 10.0, num_noisy: int = 0) -> Profile:
@@ -84,28 +85,27 @@ def test_a_captured_pass_of_one_row_is_the_same_under_a_power_cap_and_on_a_slow_
     assert min(map(min, launched_s)) > 1.3 * max(device_s for seen in visits.values() for device_s, _ in seen)
 
 
-def test_a_disturbed_step_is_made_again_once_and_the_page_is_then_told(
+def test_a_disturbed_step_is_named_with_what_does_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begun: list[str] = []
-    judged = {"runs": [{"policy": "pd", "machine": [1.5, 1.5]}]}
-
-    def runs(device: str, out: Path, step: str) -> bool:
-        begun.append(step)
-        if step == "replay c4":
-            (out / "c4.json").write_text(json.dumps(judged))
+    def runs(name: str, out: Path, step: str, **_: Any) -> bool:
+        if step == "closed":
+            judged = {
+                "policy": "pd",
+                "machine": [1.5, 1.5],
+                "metrics": {"e2el": {"mean": {"real": 2.0, "simulated": 1.0}}},
+            }
+            (out / "closed.json").write_text(json.dumps({"runs": [judged], "replay": {"runs": [{"partial": False}]}}))
         return True
 
     monkeypatch.setattr(campaign, "_run", runs)
     assert campaign.run_campaign("cpu", tmp_path) == 0
-    assert begun.count("replay c4") == 2
-    assert begun.count("replay c1") == 1
-    assert "the page states no verdict" in capsys.readouterr().out
-    assert done_file(tmp_path, "replay c4").exists()
-    assert disturbed(tmp_path, CPU, "replay c4")
-    judged["runs"][0]["machine"] = [1.0, 1.0]
-    (tmp_path / "c4.json").write_text(json.dumps(judged))
-    assert not disturbed(tmp_path, CPU, "replay c4")
+    said = capsys.readouterr().out
+    assert "closed is disturbed: fixed passes beside pd took 1.50" in said
+    assert "disturbed: closed; the page states no verdict; --only closed does it again" in said
+    assert done_file(tmp_path, "closed").exists()
+    assert disturbed(tmp_path, CPU, "closed")
+    assert not disturbed(tmp_path, CPU, "open")
 
 
 def test_passes_are_measured_anew_beside_the_rates_that_are_there(tmp_path: Path) -> None:
@@ -113,17 +113,12 @@ def test_passes_are_measured_anew_beside_the_rates_that_are_there(tmp_path: Path
     points = CPU.job.points_path(tmp_path)
     points.write_text('{"schema": 2}\n{"rates": 1}\n{"point": 2}\n{"plan": 3}\n{"rates": 4}\n')
     assert disturbed(tmp_path, CPU, MEASURED)
-    forget(tmp_path, CPU, MEASURED)
+    forget(tmp_path, CPU)
     assert points.read_text() == '{"schema": 2}\n{"rates": 1}\n{"rates": 4}\n'
     assert gates.disturbed(tmp_path, CPU, MEASURED) == []
 
 
 def test_the_pair_is_that_which_fits_the_memory() -> None:
-    assert campaign_of("cpu", 0.0, is_whole=True) == "cpu"
-    assert [campaign_of("cuda", gb * 1e9, is_whole=whole) for gb in (16, 80) for whole in (False, True)] == [
-        "cuda-24gb-10min",
-        "cuda-24gb",
-        "cuda-10min",
-        "cuda",
-    ]
-    assert all(name in CAMPAIGNS for name in ("cuda-24gb-10min", "cuda-10min"))
+    named = [campaign_of("cpu", 0.0), *(campaign_of("cuda", gb * 1e9) for gb in (16, 80))]
+    assert named == ["cpu", "cuda-24gb", "cuda"]
+    assert all(name in CAMPAIGNS for name in named)

@@ -16,8 +16,8 @@ pytest.importorskip("scipy")
 from calibrate.measure.campaign import smoke
 from calibrate.measure.campaign.plan import CAMPAIGNS
 from calibrate.measure.campaign.smoke import Ground, run_check
-from calibrate.measure.machine import Driver
 from realrun.host.device import Cpu, RealDevice
+from realrun.host.driver import Driver
 from realrun.model.attention import Attention, GatheringAttention
 
 

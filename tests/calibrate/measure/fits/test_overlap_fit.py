@@ -81,10 +81,11 @@ def test_of_every_kind_some_pairs_are_fitted_and_some_held_out() -> None:
 
 def test_a_fit_uses_captured_pairs_on_the_whole_device_where_there_are_any() -> None:
     both = (1.0, 1.0)
-    captured, eager = coruns("cuda", 1024), coruns("cpu", 256)
-    rates = [ran(corun, both, both, both) for corun in (*captured, *eager)]
-    assert [ran.corun for ran in fitted_pairs(rates)] == [corun for corun in captured if corun.is_plain]
-    assert [ran.corun for ran in fitted_pairs(rates[len(captured) :])] == eager
+    captured, eager = ([each for each in coruns(*of) if len(each.passes) == 2] for of in (("cuda", 1024), ("cpu", 256)))
+    others = [captured[0]._replace(share_pct=20), captured[0]._replace(favoured=1)]
+    rates = [ran(corun, both, both, both) for corun in (*others, *captured, *eager)]
+    assert [ran.corun for ran in fitted_pairs(rates)] == captured
+    assert [ran.corun for ran in fitted_pairs(rates[-len(eager) :])] == eager
 
 
 @pytest.mark.parametrize(
