@@ -125,22 +125,6 @@ def test_who_says_how_requests_differ_is_taken_at_his_word() -> None:
         assert not isinstance(parse_quoted(text).model(3), SpreadAcceptance)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("beta:13,8~1", "only iid, length, vllm, per-position take a spread of requests"),
-        ("vllm:.5~-1", "must be from 0 to 10"),
-        ("vllm:.5~.9...4", "write the smaller one first"),
-        ("vllm:.5~.2..11", "must be from 0 to 10"),
-        ("vllm:.5~.2..", "'' is not a number"),
-        ("vllm:.3,.5~1", "write"),
-    ],
-)
-def test_a_spread_that_means_nothing_is_one_line(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parse_quoted(text)
-
-
 @pytest.mark.parametrize("rates", [(1.0 - 1e-15, 1.0 - 1e-15), (1e-12,), (0.9, 0.9, 1e-9), (0.999999, 0.5)])
 def test_rates_near_their_bounds_are_kept(rates: tuple[float, ...]) -> None:
     assert SpreadAcceptance(rates, 0.3).unconditional_rates(len(rates)) == pytest.approx(rates, abs=1e-8)

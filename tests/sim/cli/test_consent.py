@@ -120,12 +120,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     figures = ("check.png", "validation.json", "throughput_latency.png")
     for name in (
         *("there", "there.json", "x.csv", "x.jsonl", "new.measured.json", "probe.measured.json"),
-        *(
-            "full/x",
-            f"bench/pd-4.0qps-{child_seed(0, 0)}.json",
-            "r/summary.json",
-            "r/trace.json",
-        ),
+        *("full/x", f"bench/pd-4.0qps-{child_seed(0, 0)}.json", "r/summary.json", "r/trace.json"),
         *("throughput_latency.png", "s/figures/throughput_latency.svg", *(f"figures/{name}" for name in figures)),
         *("drawn/validation-cells.png", "drawn/validation-cdf.png"),
     ):

@@ -121,6 +121,9 @@ BAD = {
     "pair needed": (["--policy", "pd", "--profile", "h100-sxm/llama-2-7b"], "draft model"),
     "plots without out": (["--policy", "pd", "--plots"], "--out"),
     "unknown flag": (["--polcy", "pd"], "--policy"),
+    "seed below 0": (["--policy", "pd", "--seed", "-1"], "seed=-1 must be at least 0"),
+    "base sixty": (["--policy", "pd", "--set", "workload.request_rate=1:30"], "workload.request_rate"),
+    "tag": (["--policy", "pd", "--set", "seed=!!int\t1"], "want plain values without tags"),
     "unwritable json": (["--policy", "pd", "--json", "/proc/result.json"], "/proc"),
 }
 

@@ -68,14 +68,6 @@ def test_a_phi_that_is_given_goes_before_the_profiles_and_that_before_the_assume
     assert "assumed" in ASSUMED_PHI.source
 
 
-@pytest.mark.parametrize(
-    "changes", [{"low": 0.2}, {"high": 0.05}, {"low": -0.1}, {"high": 1.5}, {"value": float("nan")}]
-)
-def test_a_phi_out_of_order_is_refused(changes: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"must be in order within 0\.\.1"):
-        Phi(**{"value": 0.1, "low": 0.0, "high": 0.2, **changes}, source="x")
-
-
 def test_the_bracket_goes_from_least_to_most_overlap() -> None:
     assert BRACKET == (PhiLevel.LOW, PhiLevel.MIDDLE, PhiLevel.HIGH)
 

@@ -35,11 +35,7 @@ class ByKind(ConstantCosts, frozen=True, kw_only=True):
 
 def host(demands: Demands | dict[Kind, Demands], curve: ShareCurve = PLAIN, **costs: Any) -> SimHost:
     asks = demands if isinstance(demands, dict) else dict.fromkeys(Kind, demands)
-    return SimHost(
-        ByKind(device_s=SECONDS, asks=asks, **costs),
-        PeriodicDraws(),
-        contention=Contention(curve=curve),
-    )
+    return SimHost(ByKind(device_s=SECONDS, asks=asks, **costs), PeriodicDraws(), contention=Contention(curve=curve))
 
 
 @pytest.mark.parametrize(

@@ -16,35 +16,18 @@ from sim.engine.adaptive_length import (
     SglangAdaptive,
     best_length,
 )
-from sim.engine.controllers import CONTROLLERS, VERIFYING, build_controller
-from sim.engine.draft_length import ByBatch, Controller
+from sim.engine.controllers import CONTROLLERS, VERIFYING
+from sim.engine.draft_length import Controller
 from sim.interface.request import Request
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits
-from sim.run.resolve import resolve, resolve_all
+from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario, to_plain
 from sim.run.simulate import simulate
 from tests.sim.support import AlwaysAccept, NotedController, SimRun, request
 
 HEAD = "h100-sxm/llama-3.1-8b+eagle3"
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
-
-
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ([], "at least one"),
-        ([[2, 16, 3]], "start at batch size 1"),
-        ([[1, 16, 3], [16, 20, 1]], "above 16"),
-        ([[1, 16, 3], [21, 20, 1]], "above 16"),
-        ([[1, 16, 5]], "in 0..4, num_speculative_tokens"),
-        ([[1, 16, -1]], "in 0..4"),
-        ([[1, 16]], "draft length"),
-    ],
-)
-def test_a_table_that_vllm_would_not_take_is_refused(table: list[list[int]], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        ByBatch(tuple(tuple(row) for row in table), 4)  # type: ignore[arg-type]
 
 
 def test_the_best_length_is_the_argmax_of_tokens_per_second_and_the_shorter_of_equals() -> None:
@@ -150,12 +133,6 @@ def test_a_band_of_sglang_at_0_tries_its_next_step_at_the_next_look() -> None:
     assert [controller.length_for(4) for _ in range(5)] == [0, 0, 0, 2, 2]
 
 
-@pytest.mark.parametrize("bands", [{"0": (1,)}, {"x": (1,)}, {}])
-def test_bands_begin_at_a_batch_size(bands: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(ValueError, match="batch size"):
-        SglangAdaptive(1, {key: Band(candidate_steps=steps) for key, steps in bands.items()})
-
-
 def test_a_continuous_step_asks_with_all_its_requests() -> None:
     """Two prompts fit into the first step, and the third waits for a seat."""
     controller = NotedController(2, 2)
@@ -251,15 +228,6 @@ def test_every_controller_serves_every_policy(controller: str, policy: str) -> N
     assert all(request.is_finished for request in record.requests)
 
 
-def test_what_a_controller_does_not_read_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"rows are read by .*, none by goodput"):
-        scenario("goodput", num_speculative_tokens_per_batch_size=[[1, 8, 2]])
-    with pytest.raises(ValueError, match="by_batch needs"):
-        scenario("by_batch")
-    with pytest.raises(ValueError, match="needs what a round costs"):
-        build_controller("goodput", 4)
-
-
 def drafted(count: int, *, num_rounds: int = 0, accepted: int = 0) -> Request:
     made = request(0)
     made.drafted, made.num_rounds, made.accepted_tokens = count, num_rounds, accepted
@@ -300,10 +268,3 @@ def test_adaptive_verification_serves_and_gives_all_memory_back(async_scheduling
     record = simulate(resolve(one, profile, "continuous"), 1)
     assert all(request.is_finished for request in record.requests)
     assert all(request.kv_tokens == 0 for request in record.requests)
-
-
-def test_lanes_and_replays_verify_all_that_they_draft() -> None:
-    with pytest.raises(ValueError, match="is for continuous"):
-        resolve_all(Scenario.of(to_plain(scenario(VERIFYING)), policy="pd", profile=PAIR), load(PAIR))
-    with pytest.raises(ValueError, match="simulated only"):
-        resolve(scenario(VERIFYING), load(HEAD), "continuous", num_slots=8)

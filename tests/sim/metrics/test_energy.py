@@ -174,12 +174,6 @@ def test_nothing_says_energy_unless_it_was_asked_for() -> None:
     assert not {"power_w", "joules_per_output_token"} & set(summarise(record(energy=False)))
 
 
-def test_a_replay_refuses_energy() -> None:
-    scenario = Scenario.of(profile="cpu/tiny", policy="pd", energy=True)
-    with pytest.raises(ValueError, match=r"^energy is simulated only: a replay reads no power; leave it out$"):
-        resolve(scenario, load("cpu/tiny"), "pd", num_slots=8)
-
-
 def test_compare_says_watts_and_joules_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["compare", "--policy", "autoregressive", "--request-rate", "9", "--num-prompts", "20", "--output-len", "8"]
     for profile, said in ((A100, "power: autoregressive "), ("cpu/tiny", "power: not known of cpu")):

@@ -106,20 +106,6 @@ def test_the_target_decides_which_of_the_seeds_tables_it_is() -> None:
         assert {work.stream.rpartition(".")[2] for work in record.works} == parts_wanted
 
 
-@pytest.mark.parametrize(
-    ("table", "wanted"),
-    [
-        (((2, "pd"),), r"rows begin at \[2\]; want 1 first, then rising"),
-        (((1, "pd"), (1, "pdv")), "then rising"),
-        ((), "want 1 first"),
-        (((1, "continuous"),), "'continuous' is none of baseline, pd, pdv, unified"),
-    ],
-)
-def test_a_table_that_makes_no_sense_is_refused(table: tuple, wanted: str) -> None:
-    with pytest.raises(ValueError, match=wanted):
-        PolicyOptions(adaptive_table=table)
-
-
 CALIBRATED: LoadTable = ((1, "pd"), (18, "unified"))
 SHARE = 0.12
 SCENARIOS = Path(scenario_module.__file__).parent.parent / "scenarios"

@@ -34,21 +34,13 @@ def autoregressive(requests: list[Request], limits: EngineLimits, kv_blocks: int
 def test_a_budget_is_split_between_running_and_waiting_prompts() -> None:
     asked = [request(0, prompt=10, output=2), request(1, prompt=6, output=1)]
     run = autoregressive(asked, EngineLimits(max_num_batched_tokens=8))
-    assert steps(run) == [
-        (0.0, 0, 0, ((8, 0),)),
-        (5.0, 0, 0, ((2, 8), (6, 0))),
-        (10.0, 1, 1, ()),
-    ]
+    assert steps(run) == [(0.0, 0, 0, ((8, 0),)), (5.0, 0, 0, ((2, 8), (6, 0))), (10.0, 1, 1, ())]
 
 
 def test_no_chunk_is_longer_than_the_long_prefill_threshold() -> None:
     asked = [request(0, prompt=10, output=1), request(1, prompt=3, output=1)]
     run = autoregressive(asked, EngineLimits(max_num_batched_tokens=8, long_prefill_token_threshold=4))
-    assert steps(run) == [
-        (0.0, 0, 0, ((4, 0), (3, 0))),
-        (5.0, 0, 0, ((4, 4),)),
-        (10.0, 0, 0, ((2, 8),)),
-    ]
+    assert steps(run) == [(0.0, 0, 0, ((4, 0), (3, 0))), (5.0, 0, 0, ((4, 4),)), (10.0, 0, 0, ((2, 8),))]
 
 
 def test_verify_rows_take_budget_before_chunks_and_share_their_pass() -> None:
@@ -158,13 +150,7 @@ def test_ngrams_are_looked_up_between_the_sampled_tokens_and_the_next_step(is_as
     is_caching=st.booleans(),
 )
 def test_scarce_blocks_never_leak_starve_or_break_the_budget(
-    sizes: list,
-    draft_tokens: int,
-    spare_blocks: int,
-    budget: int,
-    max_num_seqs: int,
-    is_async: bool,
-    is_caching: bool,
+    sizes: list, draft_tokens: int, spare_blocks: int, budget: int, max_num_seqs: int, is_async: bool, is_caching: bool
 ) -> None:
     arrivals = sorted(arrival for _, _, arrival in sizes)
     asked = [

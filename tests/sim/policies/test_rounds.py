@@ -7,15 +7,7 @@ import pytest
 from sim.interface.work import Kind, Work
 from sim.policies.options import EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions
-from tests.sim.support import (
-    UNCONTENDED,
-    AlwaysAccept,
-    NeverAccept,
-    NotedController,
-    SimRun,
-    early_tokens,
-    request,
-)
+from tests.sim.support import UNCONTENDED, AlwaysAccept, NeverAccept, NotedController, SimRun, early_tokens, request
 
 Shape = tuple[str, str, int, int, int, tuple[tuple[int, int], ...], int, int]
 
@@ -38,10 +30,7 @@ def shapes(run: SimRun) -> list[Shape]:
     return [shape(ticket.work) for ticket in run.tickets]
 
 
-PROMPT = [
-    ("prefill", "target", 0, 0, 0, ((10, 0),), 1, 0),
-    ("prefill", "draft", 0, 0, 0, ((10, 0),), 0, 0),
-]
+PROMPT = [("prefill", "target", 0, 0, 0, ((10, 0),), 1, 0), ("prefill", "draft", 0, 0, 0, ((10, 0),), 0, 0)]
 
 
 def lone(policy: str = "pd", *, kv: KvMode = KvMode.ROLLBACK, draws: object = None, **settings: object) -> SimRun:

@@ -58,12 +58,7 @@ def test_no_prompt_is_taken_in_at_the_limit_itself() -> None:
 def test_pipelined_the_batch_in_flight_counts_against_the_limit() -> None:
     """1.2 batches of 1: with one in flight and one in the queue no third is taken in."""
     requests = [request(i, output=9) for i in range(3)]
-    SimRun(
-        "unified",
-        requests,
-        draws=NeverAccept(),
-        options=PolicyOptions(poll_s=0.0, decode_batch=1),
-    )
+    SimRun("unified", requests, draws=NeverAccept(), options=PolicyOptions(poll_s=0.0, decode_batch=1))
     assert requests[2].scheduled_s == requests[0].last_token_s
 
 

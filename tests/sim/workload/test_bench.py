@@ -104,21 +104,3 @@ def test_a_cell_of_inferencex_is_a_level_of_its_clients(tmp_path: Path) -> None:
     cell |= {"output_tput_per_gpu": 10.0, "mean_ttft": 0.2, "mean_tpot": 0.05}
     (level,) = read_bench(put(tmp_path, json.dumps([cell])))
     assert (level.concurrency, level.prompt_tokens, level.output_tokens_per_s) == (4.0, 1024.0, 80.0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tp": None}, "no number under 'tp'"),
-        ({"disagg": True}, "disagg=True is not understood; want a row of one engine on one node"),
-    ],
-)
-def test_a_row_of_inferencex_whose_gpus_are_not_those_of_one_engine_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    cell = {"hw": "h200", "conc": 4, "tp": 8, "pp": 1, "isl": 1024, "osl": 512, "tput_per_gpu": 30.0}
-    cell |= {"output_tput_per_gpu": 10.0, "mean_ttft": 0.2, "mean_tpot": 0.05, **changes}
-    with pytest.raises(ValueError) as caught:
-        read_bench(put(tmp_path, json.dumps([cell])))
-    assert message in str(caught.value)
-    assert "entry 0" in str(caught.value)

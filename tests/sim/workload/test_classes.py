@@ -79,19 +79,6 @@ def test_without_classes_nothing_changes_and_the_key_is_empty() -> None:
     assert {**equal, "slo_classes": {}} == plain
 
 
-@pytest.mark.parametrize(
-    ("classes", "wanted"),
-    [
-        ([CHAT], "shares sum to 0.25, want 1"),
-        ([CHAT, {**CHAT, "share": 0.75}], "chat, chat names one twice"),
-        ([{"name": "x", "share": 1.0, "ttft_ms": -1.0}], "slo_classes.x.ttft_ms=-1.0 must be above 0"),
-    ],
-)
-def test_classes_that_make_no_sense_are_refused(classes: list[dict[str, Any]], wanted: str) -> None:
-    with pytest.raises(ValueError, match=wanted):
-        scenario("pd", slo_classes=classes)
-
-
 @pytest.mark.parametrize("num_cooldowns", [0, 20])
 def test_goodput_of_all_requests_is_that_of_a_class_of_all(num_cooldowns: int) -> None:
     """Requests come much faster than they are served, so few end before the last one that is measured comes."""
