@@ -1,4 +1,5 @@
-"""Commands killed at random moments: after the same command again, results are those of a run that nobody disturbed."""
+"""A replay and a measurement killed at random moments: after the same command again, results are those of a run that
+nobody disturbed. Not here: writers before each of their file operations (test_dying.py)."""
 
 from __future__ import annotations
 
@@ -14,37 +15,14 @@ from typing import Any
 
 import pytest
 
-PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
-SMALL = ["--num-prompts", "300", "--input-len", "16", "--output-len", "4", "--request-rate", "20"]
 KILLS = int(os.environ.get("LANESIM_KILLS", "30"))
 """Of each command, while it is under way."""
 MAX_TRIES = 4
-GRID = f"""scenario:
-  profile: {PAIR}
-  policy: pd
-  workload: {{dataset_name: fixed, num_prompts: 100, input_len: 16, output_len: 4}}
-grid:
-  workload.request_rate: [1, 2, 4, 8]
-  seed: [0, 1]
-"""
 REPLAYED = ["--policy", "pd", "--profile", "cpu/tiny", "--num-prompts", "8", "--request-rate", "20", "--device", "cpu"]
 MEASURED = ["--device", "cpu", "--target", "tiny-target", "--draft", "tiny-draft", "--no-serving"]
 MEASURED += ["--rows", "1", "--context", "256"]
 MEASURED += ["--budget", os.environ.get("LANESIM_BUDGET_S", "5")]
 """A busy machine needs more seconds for one pass of each kind."""
-
-
-def compared(out: Path) -> Any:
-    return json.loads((out / "summary.json").read_text())
-
-
-def swept(out: Path) -> Any:
-    import lanesim
-
-    frame = lanesim.load(out)
-    keys = ["workload.request_rate", "seed"]
-    kept = [name for name in frame.columns if not name.startswith(("wall_", "date_"))]
-    return frame[kept].sort_values([key for key in keys if key in frame.columns]).to_csv(index=False)
 
 
 def replayed(out: Path) -> Any:
@@ -67,8 +45,6 @@ def measured(out: Path) -> Any:
 
 
 COMMANDS: dict[str, tuple[list[str], str, Callable[[Path], Any]]] = {
-    "compare": (["compare", "--profile", PAIR, "--policy", "pd", *SMALL, "--workers", "1"], "r", compared),
-    "sweep": (["sweep", "{folder}/grid.yaml", "--workers", "2", "--resume"], "store", swept),
     "replay": (["replay", *REPLAYED], "r", replayed),
     "measure": (["calibrate", "measure", *MEASURED], "p.json", measured),
 }
@@ -77,10 +53,8 @@ COMMANDS: dict[str, tuple[list[str], str, Callable[[Path], Any]]] = {
 def started(name: str, folder: Path) -> subprocess.Popen[bytes]:
     command, out, _ = COMMANDS[name]
     folder.mkdir(exist_ok=True)
-    (folder / "grid.yaml").write_text(GRID)
-    parts = [part.replace("{folder}", str(folder)) for part in command]
     return subprocess.Popen(
-        [sys.executable, "-m", "sim.cli.entry", *parts, "--out", str(folder / out)],
+        [sys.executable, "-m", "sim.cli.entry", *command, "--out", str(folder / out)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
@@ -96,8 +70,7 @@ def finished(name: str, folder: Path) -> Any:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", COMMANDS)
 def test_killed_at_a_random_moment_and_run_again_it_is_as_if_nothing_had_been(name: str, tmp_path: Path) -> None:
-    if name in ("replay", "measure"):
-        pytest.importorskip("torch")
+    pytest.importorskip("torch")
     began = time.monotonic()
     undisturbed = finished(name, tmp_path / "undisturbed")
     took_s = time.monotonic() - began
