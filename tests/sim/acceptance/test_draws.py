@@ -102,15 +102,6 @@ def test_rounds_asked_without_preparation_or_midway_are_the_same(
         assert sum(rounds[:-1]) + len(rounds[:-1]) < output - emitted
 
 
-def test_a_prepared_request_with_another_output_is_answered_for_the_output_asked() -> None:
-    draws, plain = AcceptanceDraws(IidAcceptance(0.7), 1), AcceptanceDraws(IidAcceptance(0.7), 1)
-    draws.prepare([0, 1], [50, 50], 4)
-    assert draws.rounds(0, 1, 80, 4).tolist() == plain.rounds(0, 1, 80, 4).tolist()
-    assert draws.rounds(5, 1, 80, 4).tolist() == plain.rounds(5, 1, 80, 4).tolist()
-    draws.release(1)
-    assert draws.rounds(1, 1, 50, 4).tolist() == plain.rounds(1, 1, 50, 4).tolist()
-
-
 def test_two_draft_lengths_share_the_draws_of_a_position() -> None:
     """Under iid each position is accepted or not, once and for all: what a short draft meets, a long one meets too."""
     draws = AcceptanceDraws(IidAcceptance(0.6), 9)

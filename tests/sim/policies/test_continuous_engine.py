@@ -159,15 +159,9 @@ def test_scarce_blocks_never_leak_starve_or_break_the_budget(
     ]
     slots = 2 * draft_tokens + 1 if draft_tokens else 0
     least = max(-(-(r.prompt_tokens + r.output_tokens + slots) // 16) for r in asked)
-    run = SimRun(
-        "continuous",
-        asked,
-        draws=PeriodicDraws(),
-        limits=EngineLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, async_scheduling=is_async),
-        draft_tokens=draft_tokens,
-        kv_blocks=least + spare_blocks,
-        is_caching=is_caching,
-    )
+    limits = EngineLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, async_scheduling=is_async)
+    memory = {"kv_blocks": least + spare_blocks, "is_caching": is_caching}
+    run = SimRun("continuous", asked, limits=limits, draft_tokens=draft_tokens, **memory)
     pool = run.serving.paged
     assert (pool.num_free, pool.num_held, pool.held.value) == (least + spare_blocks, 0, 0)
     assert run.serving.num_active == 0

@@ -150,7 +150,7 @@ def test_continuous_without_drafts_is_autoregressive_event_for_event(
     spare_tokens=6,
     kv_blocks=12,
     max_concurrency=None,
-    is_async=False,
+    async_scheduling=False,
     mixes_prompts=True,
     receive_interval=2,
     batch_wait_steps=0,
@@ -165,7 +165,7 @@ def test_continuous_without_drafts_is_autoregressive_event_for_event(
     spare_tokens=st.integers(0, 30),
     kv_blocks=st.integers(12, 40),
     max_concurrency=st.none() | st.integers(1, 4),
-    is_async=st.booleans(),
+    async_scheduling=st.booleans(),
     mixes_prompts=st.booleans(),
     receive_interval=st.sampled_from([1, 1, 2, 5]),
     batch_wait_steps=st.sampled_from([0, 0, 1, 4]),
@@ -180,24 +180,12 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     spare_tokens: int,
     kv_blocks: int,
     max_concurrency: int | None,
-    is_async: bool,
     mixes_prompts: bool,
-    receive_interval: int,
-    batch_wait_steps: int,
-    batch_wait_ratio: float,
-    balance: tuple[int, float],
-    method: Method,
+    **rules: Any,
 ) -> None:
+    budget = max_num_seqs * (draft_tokens + 1) + spare_tokens
     limits = EngineLimits(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs * (draft_tokens + 1) + spare_tokens,
-        async_scheduling=is_async,
-        mixes_prompts=mixes_prompts,
-        receive_interval=receive_interval,
-        batch_wait_steps=batch_wait_steps,
-        batch_wait_ratio=batch_wait_ratio,
-        balance=balance,
-        method=method,
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, mixes_prompts=mixes_prompts, **rules
     )
     memory = {"kv_blocks": kv_blocks if mixes_prompts else kv_blocks + 9 * 6, "max_concurrency": max_concurrency}
     assert_lazy_is_plain(rows, limits, draft_tokens=draft_tokens, **memory)
@@ -215,7 +203,7 @@ def test_lazy_accounting_makes_the_decisions_of_the_plain_loop(
     num_warmups=st.integers(0, 4),
     block_size=st.sampled_from([1, 4, 16]),
     spare_tokens=st.integers(-12, 40),
-    is_async=st.booleans(),
+    async_scheduling=st.booleans(),
     has_priorities=st.booleans(),
     no_evict=st.booleans(),
     whole_prompts=st.booleans(),
@@ -228,28 +216,19 @@ def test_lazy_accounting_hands_over_while_memory_or_the_budget_is_short(
     num_warmups: int,
     block_size: int,
     spare_tokens: int,
-    is_async: bool,
     has_priorities: bool,
-    no_evict: bool,
-    whole_prompts: bool,
-    method: Method,
+    **rules: Any,
 ) -> None:
     """And goes on where it is short no longer, perhaps several times, with rows that gave way in between; where whole
     answers are reserved, none gives way."""
-    slots = (3 if is_async else 2) * draft_tokens + 1 if draft_tokens else 0
+    slots = (3 if rules["async_scheduling"] else 2) * draft_tokens + 1 if draft_tokens else 0
     most = max(prompt + output + slots for _, prompt, output in rows)
     kv_blocks = -(-most // block_size) + spare_blocks * 16 // block_size
-    limits = EngineLimits(
-        max_num_seqs=5,
-        max_num_batched_tokens=max(draft_tokens + 1, 5 * (draft_tokens + 1) + (0 if no_evict else spare_tokens)),
-        async_scheduling=is_async,
-        no_evict=no_evict,
-        whole_prompts=whole_prompts,
-        method=method,
-    )
+    budget = max(draft_tokens + 1, 5 * (draft_tokens + 1) + (0 if rules["no_evict"] else spare_tokens))
+    limits = EngineLimits(max_num_seqs=5, max_num_batched_tokens=budget, **rules)
     memory = {"kv_blocks": kv_blocks, "block_size": block_size, "num_warmups": num_warmups}
     lazy = assert_lazy_is_plain(rows, limits, has_priorities=has_priorities, draft_tokens=draft_tokens, **memory)
-    assert not (no_evict and any(r.num_preemptions for r in lazy.serving.requests))
+    assert not (rules["no_evict"] and any(r.num_preemptions for r in lazy.serving.requests))
     assert lazy.serving.paged.num_held == 0
 
 

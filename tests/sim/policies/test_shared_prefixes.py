@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sim.costs.cost import Cost
 from sim.engine.paged import PagedPool
 from sim.interface.request import Request
-from sim.interface.work import Chunk, Kind, Work
+from sim.interface.work import Kind, Work
 from sim.policies.options import EngineLimits
 from tests.properties import examples
 from tests.sim.policies.test_properties import COSTS, KeyedDraws, SizedCosts, _assert_same_decisions, outcome
@@ -77,20 +77,10 @@ NOTED = NotedCosts(device_s={}, prepare_s=0.01, launch_s=0.02, result_s=0.005, i
 def pair(rows: list[Any], limits: EngineLimits, *, block: int = BLOCK, **more: Any) -> tuple[SimRun, SimRun]:
     """The plain loop and the lazy account, which have as many blocks free whenever a work sets off."""
     runs, notes = [], []
+    more |= {"costs": NOTED, "draws": KeyedDraws(), "limits": limits, "block_size": block}
     with patch("tests.sim.support.PagedPool", noted):
         for is_totals in (False, True):
-            runs.append(
-                SimRun(
-                    "continuous",
-                    build(rows, block=block),
-                    costs=NOTED,
-                    draws=KeyedDraws(),
-                    limits=limits,
-                    block_size=block,
-                    is_totals=is_totals,
-                    **more,
-                )
-            )
+            runs.append(SimRun("continuous", build(rows, block=block), is_totals=is_totals, **more))
             notes.append(list(free))
     if runs[0].serving.paged.is_sharing:
         assert notes[0] == notes[1]
@@ -146,15 +136,9 @@ def test_lazy_accounting_finds_and_loses_what_the_plain_loop_does(
         max_num_batched_tokens=max_num_seqs * (draft_tokens + 1) + spare_tokens,
         async_scheduling=is_async,
     )
-    plain, lazy = pair(
-        rows,
-        limits,
-        block=block,
-        draft_tokens=draft_tokens,
-        kv_blocks=-(-most // block) + spare_blocks * 16 // block,
-        max_concurrency=max_concurrency,
-    )
-    assert_alike(plain, lazy)
+    kv_blocks = -(-most // block) + spare_blocks * 16 // block
+    memory = {"kv_blocks": kv_blocks, "max_concurrency": max_concurrency}
+    assert_alike(*pair(rows, limits, block=block, draft_tokens=draft_tokens, **memory))
 
 
 @given(rows=asked, draft_tokens=st.integers(0, 3), spare_blocks=st.integers(0, 20), is_async=st.booleans())
@@ -167,6 +151,8 @@ def test_content_that_nobody_shares_changes_nothing(
     limits = EngineLimits(max_num_seqs=5, max_num_batched_tokens=60, async_scheduling=is_async)
     own = [(*row[:3], 10 + place, 99) for place, row in enumerate(sorted(rows))]
     silent = [(*row[:3], 0, 0) for row in rows]
+    more = {"costs": COSTS, "draws": KeyedDraws(), "block_size": BLOCK, "draft_tokens": draft_tokens}
+    more["kv_blocks"] = -(-most // BLOCK) + spare_blocks
     for is_totals in (False, True):
         runs = []
         for each in (own, silent):
@@ -174,56 +160,32 @@ def test_content_that_nobody_shares_changes_nothing(
             if each is silent:
                 for request in requests:
                     request.content = ()
-            runs.append(
-                SimRun(
-                    "continuous",
-                    requests,
-                    costs=COSTS,
-                    draws=KeyedDraws(),
-                    limits=limits,
-                    block_size=BLOCK,
-                    draft_tokens=draft_tokens,
-                    kv_blocks=-(-most // BLOCK) + spare_blocks,
-                    is_totals=is_totals,
-                )
-            )
+            runs.append(SimRun("continuous", requests, limits=limits, is_totals=is_totals, **more))
         assert outcome(runs[0]) == outcome(runs[1])
         assert runs[0].works == runs[1].works
         assert runs[0].serving.kv.held.mean(runs[0].host.now_s) == runs[1].serving.kv.held.mean(runs[1].host.now_s)
 
 
-def chunks_of(run: SimRun) -> list[tuple[Chunk, ...]]:
-    return [t.work.chunks for t in run.tickets if t.work.kind is Kind.STEP and t.work.chunks]
+FOUND: dict[str, tuple[list[Any], int, list[list[tuple[int, int]]], int]] = {
+    # As vLLM, whose blocks have their hash when they are planned: 14 tokens alike are three blocks of 4.
+    "of a prompt that is seated in the same step": ([(0, 20, 3, 0, 14)] * 2, 256, [[(20, 0), (8, 12)]], 32),
+    # 10 + 9 tokens, the last of them never computed: 18 are four whole blocks; the next prompt goes on with them.
+    "of the turn before and its answer": ([(0, 10, 9, 0, 19), (100, 30, 2, 0, 99)], 256, [[(10, 0)], [(14, 16)]], 31),
+    # 16 + 4 and a token of each in the end.
+    "which are in memory once": ([(0, 16, 2, 0, 16)] * 2, 256, [[(16, 0), (4, 12)]], 16 + 4 + 2),
+    "of equal prompts one by one, to the last block": ([(0, 17, 2, 0, 17)] * 5, 1, [[(17, 0)], *[[(1, 16)]] * 4], 18),
+}
+"""Rows, seats, chunks as (new, found), and the most tokens in memory."""
 
 
 @pytest.mark.parametrize("is_totals", [False, True])
-def test_a_prompt_finds_the_blocks_of_another_that_is_seated_in_the_same_step(is_totals: bool) -> None:
-    """As vLLM, whose blocks have their hash when they are planned: 14 tokens alike are three blocks of 4."""
-    rows = [(0.0, 20, 3, 0, 14), (0.0, 20, 3, 0, 14)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws(), is_totals=is_totals)
-    assert chunks_of(run) == [(Chunk(20, 0), Chunk(8, 12))]
-    assert [r.cached_tokens for r in run.serving.requests] == [0, 12]
-
-
-@pytest.mark.parametrize("is_totals", [False, True])
-def test_a_later_turn_finds_prompt_and_answer_of_the_one_before(is_totals: bool) -> None:
-    """10 + 9 tokens, the last of them never computed: 18 are four whole blocks; the next prompt goes on with them."""
-    rows = [(0.0, 10, 9, 0, 19), (100.0, 30, 2, 0, 99)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws(), is_totals=is_totals)
-    assert chunks_of(run) == [(Chunk(10, 0),), (Chunk(14, 16),)]
-
-
-@pytest.mark.parametrize("is_totals", [False, True])
-def test_shared_blocks_are_in_memory_once(is_totals: bool) -> None:
-    """Two prompts of 16 tokens, 12 of them found: 16 + 4 and a token of each in the end."""
-    rows = [(0.0, 16, 2, 0, 16), (0.0, 16, 2, 0, 16)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws(), is_totals=is_totals)
-    assert run.serving.kv.held.peak == 16 + 4 + 2
+@pytest.mark.parametrize("name", FOUND)
+def test_a_prompt_finds_the_blocks(name: str, is_totals: bool) -> None:
+    rows, seats, chunks, peak = FOUND[name]
+    more = {"block_size": BLOCK, "draft_tokens": 0, "draws": KeyedDraws(), "limits": EngineLimits(max_num_seqs=seats)}
+    run = SimRun("continuous", build(rows), is_totals=is_totals, **more)
+    found = [t.work.chunks for t in run.tickets if t.work.kind is Kind.STEP and t.work.chunks]
+    assert [list(map(tuple, each)) for each in found] == chunks
+    assert sum(r.cached_tokens for r in run.serving.requests) == sum(known for each in chunks for _, known in each)
+    assert run.serving.kv.held.peak == peak
     assert run.serving.paged.num_shared == 0
-
-
-def test_a_closed_loop_of_equal_prompts_computes_them_once_to_the_last_block() -> None:
-    rows = [(0.0, 17, 2, 0, 17)] * 5
-    limits = EngineLimits(max_num_seqs=1)
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws(), limits=limits)
-    assert chunks_of(run) == [(Chunk(17, 0),)] + [(Chunk(1, 16),)] * 4
