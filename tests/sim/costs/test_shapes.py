@@ -6,22 +6,11 @@ import msgspec
 import pytest
 
 from sim.costs.shapes import MODELS, ModelShape, eagle3_head, model
+from tests.sim.costs.test_shapes_of_special_models import TINY
 
 
 def shape(**changes: object) -> ModelShape:
-    base = {
-        "name": "m",
-        "layers": 2,
-        "hidden": 8,
-        "intermediate": 16,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 2,
-        "vocab": 10,
-        "tied_embeddings": False,
-        "max_context": 64,
-    }
-    return msgspec.convert(base | changes, ModelShape)
+    return msgspec.structs.replace(TINY, layers=2, **changes)
 
 
 def test_parameters_and_bytes_are_the_hand_sum() -> None:

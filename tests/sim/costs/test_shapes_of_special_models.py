@@ -13,17 +13,9 @@ from sim.costs.passes import layer_kv_bytes, pass_use
 from sim.costs.shapes import Formats, ModelShape, kv_bytes_per_token, rank_weight_bytes
 
 TINY = ModelShape(
-    name="m",
-    layers=4,
-    hidden=8,
-    intermediate=16,
-    heads=4,
-    kv_heads=2,
-    head_dim=2,
-    vocab=10,
-    tied_embeddings=False,
+    name="m", layers=4, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=10, tied_embeddings=False,
     max_context=64,
-)
+)  # fmt: skip
 ATTENTION = (8 + 2 * 4) * 8 + 8 * 8
 MLP = 3 * 8 * 16
 
