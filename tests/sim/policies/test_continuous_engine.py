@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,16 +33,48 @@ def autoregressive(requests: list[Request], limits: EngineLimits, kv_blocks: int
     return SimRun("autoregressive", requests, limits=limits, draft_tokens=0, kv_blocks=kv_blocks)
 
 
-def test_a_budget_is_split_between_running_and_waiting_prompts() -> None:
-    asked = [request(0, prompt=10, output=2), request(1, prompt=6, output=1)]
-    run = autoregressive(asked, EngineLimits(max_num_batched_tokens=8))
-    assert steps(run) == [(0.0, 0, 0, ((8, 0),)), (5.0, 0, 0, ((2, 8), (6, 0))), (10.0, 1, 1, ())]
+APART = {"mixes_prompts": False}
+PLANS: dict[str, tuple[list[tuple[float, int, int]], dict[str, Any], int, list[Shape]]] = {
+    "a budget is split between running and waiting prompts": (
+        [(0, 10, 2), (0, 6, 1)], {"max_num_batched_tokens": 8}, 1000,
+        [(0, 0, 0, ((8, 0),)), (5, 0, 0, ((2, 8), (6, 0))), (10, 1, 1, ())],
+    ),
+    "no chunk is longer than the long prefill threshold": (
+        [(0, 10, 1), (0, 3, 1)], {"max_num_batched_tokens": 8, "long_prefill_token_threshold": 4}, 1000,
+        [(0, 0, 0, ((4, 0), (3, 0))), (5, 0, 0, ((4, 4),)), (10, 0, 0, ((2, 8),))],
+    ),
+    "prompts that are not mixed hold up every row until all of their chunks are through": (
+        [(0, 4, 4), (1, 12, 2)], {"max_num_batched_tokens": 8, **APART}, 1000,
+        [(0, 0, 0, ((4, 0),)), (5, 0, 0, ((8, 0),)), (10, 0, 0, ((4, 8),)),
+         (15, 2, 2, ()), (20, 1, 1, ()), (25, 1, 1, ())],
+    ),
+    "prompts that are not mixed wait for memory while rows go on": (
+        [(0, 17, 5), (1, 32, 1)], {"max_num_batched_tokens": 64, **APART}, 3,
+        [(0, 0, 0, ((17, 0),)), *((at, 1, 1, ()) for at in (5, 10, 15, 20)), (25, 0, 0, ((32, 0),))],
+    ),
+    # And holds up those behind it; one that no step has room for is cut.
+    "a prompt that is not cut waits for a step with room for all of it": (
+        [(0, prompt, 2) for prompt in (5, 4, 3, 12)], {"max_num_batched_tokens": 8, "whole_prompts": True}, 1000,
+        [(0, 0, 0, ((5, 0),)), (5, 1, 1, ((4, 0), (3, 0))), (10, 2, 2, ((6, 0),)), (15, 0, 0, ((6, 6),)),
+         (20, 1, 1, ())],
+    ),
+}  # fmt: skip
+"""Requests as (arrival, prompt, output), rules, blocks, and every target pass."""
 
 
-def test_no_chunk_is_longer_than_the_long_prefill_threshold() -> None:
-    asked = [request(0, prompt=10, output=1), request(1, prompt=3, output=1)]
-    run = autoregressive(asked, EngineLimits(max_num_batched_tokens=8, long_prefill_token_threshold=4))
-    assert steps(run) == [(0.0, 0, 0, ((4, 0), (3, 0))), (5.0, 0, 0, ((4, 4),)), (10.0, 0, 0, ((2, 8),))]
+@pytest.mark.parametrize(("rows", "rules", "kv_blocks", "wanted"), PLANS.values(), ids=PLANS)
+def test_a_step_takes_what_its_rules_allow(
+    rows: list[tuple[float, int, int]], rules: dict[str, Any], kv_blocks: int, wanted: list[Shape]
+) -> None:
+    asked = [request(index, arrival_s=at, prompt=prompt, output=out) for index, (at, prompt, out) in enumerate(rows)]
+    assert steps(autoregressive(asked, EngineLimits(**rules), kv_blocks)) == wanted
+
+
+def test_rows_without_prompts_beside_them_are_not_held_to_the_budget() -> None:
+    limits = EngineLimits(max_num_batched_tokens=4, mixes_prompts=False)
+    asked = [request(index, prompt=2, output=6) for index in range(2)]
+    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
+    assert steps(run) == [(0.0, 0, 0, ((2, 0), (2, 0))), (7.0, 2, 10, ())]
 
 
 def test_verify_rows_take_budget_before_chunks_and_share_their_pass() -> None:
@@ -191,42 +225,6 @@ def test_gaps_of_warm_up_requests_do_not_count(policy: str) -> None:
     assert sum(run.serving.gaps.counts) == 5
 
 
-APART = EngineLimits(max_num_batched_tokens=8, mixes_prompts=False)
-
-
-def test_prompts_that_are_not_mixed_hold_up_every_row_until_all_of_their_chunks_are_through() -> None:
-    asked = [request(0, prompt=4, output=4), request(1, arrival_s=1.0, prompt=12, output=2)]
-    assert steps(autoregressive(asked, APART)) == [
-        (0.0, 0, 0, ((4, 0),)),
-        (5.0, 0, 0, ((8, 0),)),
-        (10.0, 0, 0, ((4, 8),)),
-        (15.0, 2, 2, ()),
-        (20.0, 1, 1, ()),
-        (25.0, 1, 1, ()),
-    ]
-
-
-def test_rows_without_prompts_beside_them_are_not_held_to_the_budget() -> None:
-    limits = EngineLimits(max_num_batched_tokens=4, mixes_prompts=False)
-    asked = [request(index, prompt=2, output=6) for index in range(2)]
-    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
-    assert steps(run) == [(0.0, 0, 0, ((2, 0), (2, 0))), (7.0, 2, 10, ())]
-
-
-def test_prompts_that_are_not_mixed_wait_for_memory_while_rows_go_on() -> None:
-    asked = [request(0, prompt=17, output=5), request(1, arrival_s=1.0, prompt=32, output=1)]
-    limits = EngineLimits(max_num_batched_tokens=64, mixes_prompts=False)
-    run = autoregressive(asked, limits, kv_blocks=3)
-    assert steps(run) == [
-        (0.0, 0, 0, ((17, 0),)),
-        (5.0, 1, 1, ()),
-        (10.0, 1, 1, ()),
-        (15.0, 1, 1, ()),
-        (20.0, 1, 1, ()),
-        (25.0, 0, 0, ((32, 0),)),
-    ]
-
-
 def test_arrivals_are_seen_once_in_so_many_steps_of_rows_alone() -> None:
     """One that comes during the first step of rows is seen after the third; after a step with prompts, and where
     nothing runs, every plan looks."""
@@ -263,19 +261,6 @@ def test_prompts_of_a_rank_begin_every_so_many_steps_or_where_so_many_wait() -> 
     asked = [request(0, output=20), *(request(i, arrival_s=6.0, output=1) for i in (1, 2, 3))]
     chunked = [start_s for start_s, _, _, chunks in steps(autoregressive(asked, limits)) if chunks]
     assert chunked == [0.0, 10.0]
-
-
-def test_a_prompt_that_is_not_cut_waits_for_a_step_with_room_for_all_of_it() -> None:
-    """And holds up those behind it; one that no step has room for is cut."""
-    limits = EngineLimits(max_num_batched_tokens=8, whole_prompts=True)
-    asked = [request(index, prompt=prompt, output=2) for index, prompt in enumerate((5, 4, 3, 12))]
-    assert steps(autoregressive(asked, limits)) == [
-        (0.0, 0, 0, ((5, 0),)),
-        (5.0, 1, 1, ((4, 0), (3, 0))),
-        (10.0, 2, 2, ((6, 0),)),
-        (15.0, 0, 0, ((6, 6),)),
-        (20.0, 1, 1, ()),
-    ]
 
 
 def test_where_whole_answers_are_reserved_nothing_is_preempted() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.interface.work import Kind
@@ -42,25 +44,19 @@ def lone(method: Method) -> SimRun:
     return SimRun("continuous", [request(0, output=9)], draws=AlwaysAccept(), limits=limits, draft_tokens=4)
 
 
-def test_a_draft_model_takes_two_tokens_of_each_row_and_what_the_step_prefilled() -> None:
-    assert shapes(lone(Method.DRAFT_MODEL)) == [
+@pytest.mark.parametrize(("method", "row_tokens"), [(Method.DRAFT_MODEL, (2, 2)), (Method.EAGLE3, (0, 5))])
+def test_a_draft_model_takes_two_tokens_of_each_row_and_an_eagle_head_those_that_were_verified(
+    method: Method, row_tokens: tuple[int, int]
+) -> None:
+    """And both what the step prefilled."""
+    first, later = row_tokens
+    assert shapes(lone(method)) == [
         FIRST_STEP,
-        (5.0, "draft", 1, 2, 10, ((10, 0),), 1, 4),
+        (5.0, "draft", 1, first, 10, ((10, 0),), 1, 4),
         (7.0, "step", 1, 5, 10, (), 5, 0),
-        (12.0, "draft", 1, 2, 10, (), 1, 4),
+        (12.0, "draft", 1, later, 10, (), 1, 4),
         (14.0, "step", 1, 5, 15, (), 5, 0),
-        (19.0, "draft", 1, 2, 15, (), 1, 4),
-    ]
-
-
-def test_an_eagle_head_takes_the_tokens_that_were_verified() -> None:
-    assert shapes(lone(Method.EAGLE3)) == [
-        FIRST_STEP,
-        (5.0, "draft", 1, 0, 10, ((10, 0),), 1, 4),
-        (7.0, "step", 1, 5, 10, (), 5, 0),
-        (12.0, "draft", 1, 5, 10, (), 1, 4),
-        (14.0, "step", 1, 5, 15, (), 5, 0),
-        (19.0, "draft", 1, 5, 15, (), 1, 4),
+        (19.0, "draft", 1, later, 15, (), 1, 4),
     ]
 
 
@@ -215,19 +211,37 @@ def test_a_request_preempted_under_way_opens_no_round() -> None:
     assert scarce(is_async=True, stop_s=20.0).serving.kv.held.value == 16 + 9 + 16
 
 
-def test_a_planned_step_is_prepared_while_the_one_before_it_runs() -> None:
-    """Request 1 arrives when nothing is planned any more."""
-    asked = [request(0, prompt=4, output=3), request(1, arrival_s=16.0, prompt=4, output=2)]
-    limits = EngineLimits(async_scheduling=True)
+AHEAD: dict[str, tuple[list[tuple[float, int, int]], int, list[tuple[Any, ...]], list[float]]] = {
+    # Request 1 arrives when nothing is planned any more.
+    "a planned step is prepared while the one before it runs": (
+        [(0, 4, 3), (16, 4, 2)], 2048,
+        [(0, 0, 0, 0, ((4, 0),)), (5, 1, 1, 4, ()), (10, 1, 1, 5, ()), (16, 0, 0, 0, ((4, 0),)), (21, 1, 1, 4, ())],
+        [0, 5, 5, 0, 5],
+    ),
+    "a prompt planned ahead goes on behind the chunk under way": (
+        [(0, 10, 2)], 4,
+        [(0, 0, 0, 0, ((4, 0),)), (5, 0, 0, 0, ((4, 4),)), (10, 0, 0, 0, ((2, 8),)), (15, 1, 1, 10, ())], [0, 5, 5, 5],
+    ),
+    # The step of 10 s is planned at 5 s, when request 0's second and last token is under way: beside the row of request
+    # 1 it has room for all 3 tokens of request 2.
+    "a row whose last token is under way takes no budget of the next step": (
+        [(0, 1, 2), (0, 4, 3), (1, 3, 1)], 4,
+        [(0, 0, 0, 0, ((1, 0), (3, 0))), (5, 1, 1, 1, ((1, 3),)), (10, 1, 1, 4, ((3, 0),)), (15, 1, 1, 5, ())],
+        [0, 5, 5, 5],
+    ),
+}  # fmt: skip
+"""Requests as (arrival, prompt, output), the budget, steps, and how long before each the host could prepare it."""
+
+
+@pytest.mark.parametrize(("rows", "budget", "steps", "ahead"), AHEAD.values(), ids=AHEAD)
+def test_a_step_is_planned_ahead(
+    rows: list[tuple[float, int, int]], budget: int, steps: list[tuple[Any, ...]], ahead: list[float]
+) -> None:
+    asked = [request(index, arrival_s=at, prompt=prompt, output=out) for index, (at, prompt, out) in enumerate(rows)]
+    limits = EngineLimits(max_num_batched_tokens=budget, async_scheduling=True)
     run = SimRun("autoregressive", asked, limits=limits, draft_tokens=0)
-    assert [(shape[0], *shape[2:6]) for shape in shapes(run)] == [
-        (0.0, 0, 0, 0, ((4, 0),)),
-        (5.0, 1, 1, 4, ()),
-        (10.0, 1, 1, 5, ()),
-        (16.0, 0, 0, 0, ((4, 0),)),
-        (21.0, 1, 1, 4, ()),
-    ]
-    assert ahead_s(run) == [0.0, 5.0, 5.0, 0.0, 5.0]
+    assert [(shape[0], *shape[2:6]) for shape in shapes(run)] == steps
+    assert ahead_s(run) == ahead
 
 
 def test_a_step_planned_ahead_counts_on_the_draft_under_way() -> None:
@@ -247,32 +261,3 @@ def test_a_step_planned_ahead_counts_on_the_draft_under_way() -> None:
 
 def test_without_asynchronous_scheduling_nothing_is_prepared_ahead() -> None:
     assert ahead_s(lone(Method.DRAFT_MODEL)) == [0.0, 0.0, 0.0]
-
-
-def test_a_prompt_planned_ahead_goes_on_behind_the_chunk_under_way() -> None:
-    limits = EngineLimits(max_num_batched_tokens=4, async_scheduling=True)
-    run = SimRun("autoregressive", [request(0, output=2)], limits=limits, draft_tokens=0)
-    assert [shape[2:6] for shape in shapes(run)] == [
-        (0, 0, 0, ((4, 0),)),
-        (0, 0, 0, ((4, 4),)),
-        (0, 0, 0, ((2, 8),)),
-        (1, 1, 10, ()),
-    ]
-
-
-def test_a_row_whose_last_token_is_under_way_takes_no_budget_of_the_next_step() -> None:
-    """Budget 4. The step of 10 s is planned at 5 s, when request 0's second and last token is under way: beside the row
-    of request 1 it has room for all 3 tokens of request 2."""
-    asked = [
-        request(0, prompt=1, output=2),
-        request(1, prompt=4, output=3),
-        request(2, arrival_s=1.0, prompt=3, output=1),
-    ]
-    limits = EngineLimits(max_num_batched_tokens=4, async_scheduling=True)
-    run = SimRun("autoregressive", asked, limits=limits, draft_tokens=0)
-    assert [(shape[0], *shape[2:6]) for shape in shapes(run)] == [
-        (0.0, 0, 0, 0, ((1, 0), (3, 0))),
-        (5.0, 1, 1, 1, ((1, 3),)),
-        (10.0, 1, 1, 4, ((3, 0),)),
-        (15.0, 1, 1, 5, ()),
-    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.interface.work import Kind, Work
@@ -45,16 +47,55 @@ def lone(policy: str = "pd", *, kv: KvMode = KvMode.ROLLBACK, draws: object = No
     )
 
 
-def test_a_round_drafts_from_the_newest_token_and_verifies_the_draft_behind_it() -> None:
-    """Of 10 + 1 tokens the newest is not in KV. All 4 and the target's own are accepted: 15 in KV, and the draft model
-    lacks the last of its own."""
-    assert shapes(lone()) == [
+REFORWARD = {"kv": KvMode.REFORWARD}
+ROUNDS: dict[str, tuple[dict[str, Any], list[Shape]]] = {
+    # Of 10 + 1 tokens the newest is not in KV. All 4 and the target's own are accepted: 15 in KV, and the draft model
+    # lacks the last of its own.
+    "drafts from the newest token and verifies the draft behind it": ({}, [
         *PROMPT,
-        ("draft", "draft", 1, 1, 10, (), 1, 4),
-        ("verify", "target", 1, 5, 10, (), 5, 0),
-        ("draft", "draft", 1, 2, 15, (), 1, 4),
-        ("verify", "target", 1, 5, 15, (), 5, 0),
-    ]
+        ("draft", "draft", 1, 1, 10, (), 1, 4), ("verify", "target", 1, 5, 10, (), 5, 0),
+        ("draft", "draft", 1, 2, 15, (), 1, 4), ("verify", "target", 1, 5, 15, (), 5, 0),
+    ]),
+    "that is rejected leaves one token and nothing to catch up": ({"draws": NeverAccept()}, [
+        *PROMPT,
+        ("draft", "draft", 1, 1, 10, (), 1, 4), ("verify", "target", 1, 5, 10, (), 5, 0),
+        ("draft", "draft", 1, 1, 11, (), 1, 4), ("verify", "target", 1, 5, 11, (), 5, 0),
+        ("draft", "draft", 1, 1, 12, (), 1, 4), ("verify", "target", 1, 5, 12, (), 5, 0),
+    ]),
+    "after a prompt of whole pieces has no empty one": (
+        {"limits": EngineLimits(max_num_batched_tokens=5), "draft_tokens": 0}, [
+        ("prefill", "target", 0, 0, 0, ((5, 0),), 0, 0), ("prefill", "target", 0, 0, 0, ((5, 5),), 1, 0),
+        ("verify", "target", 1, 1, 10, (), 1, 0),
+    ]),
+    "runs accepted tokens again before they are emitted": ({"policy": "unified", **REFORWARD}, [
+        *PROMPT,
+        ("draft", "draft", 1, 1, 10, (), 1, 4), ("verify", "target", 1, 5, 10, (), 5, 0),
+        ("prefill", "target", 1, 5, 10, (), 0, 0),
+        ("draft", "draft", 1, 2, 15, (), 1, 4), ("verify", "target", 1, 5, 15, (), 5, 0),
+        ("prefill", "target", 1, 5, 15, (), 0, 0),
+    ]),
+    "that is rejected runs only the target's own token again": ({"draws": NeverAccept(), **REFORWARD}, [
+        *PROMPT,
+        ("draft", "draft", 1, 1, 10, (), 1, 4), ("verify", "target", 1, 5, 10, (), 5, 0),
+        ("prefill", "target", 1, 1, 10, (), 0, 0),
+        ("draft", "draft", 1, 1, 11, (), 1, 4), ("verify", "target", 1, 5, 11, (), 5, 0),
+        ("prefill", "target", 1, 1, 11, (), 0, 0),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "works"), ROUNDS.values(), ids=ROUNDS)
+def test_a_round(settings: dict[str, Any], works: list[Shape]) -> None:
+    assert shapes(lone(**settings))[: len(works)] == works
+
+
+def test_what_runs_again_is_on_verifys_stream() -> None:
+    run = lone("unified", kv=KvMode.REFORWARD)
+    assert [(work[0], *work[2:4]) for work in run.works[2:]] == [
+        (20.0, "draft", "draft"), (22.0, "verify", "verify"), (27.0, "verify", "prefill"),
+        (37.0, "draft", "draft"), (39.0, "verify", "verify"), (44.0, "verify", "prefill"),
+    ]  # fmt: skip
+    assert run.serving.requests[0].last_token_s == 54.0
 
 
 @pytest.mark.parametrize("policy", ["pd", "pdv", "baseline", "disaggregated"])
@@ -63,18 +104,6 @@ def test_a_controller_hears_how_long_each_round_took(policy: str) -> None:
     controller = NotedController(4, 4)
     lone(policy, controller=controller)
     assert controller.drafts == [(7.0, 0)] * 2
-
-
-def test_a_rejected_draft_leaves_one_token_and_nothing_to_catch_up() -> None:
-    assert shapes(lone(draws=NeverAccept()))[:8] == [
-        *PROMPT,
-        ("draft", "draft", 1, 1, 10, (), 1, 4),
-        ("verify", "target", 1, 5, 10, (), 5, 0),
-        ("draft", "draft", 1, 1, 11, (), 1, 4),
-        ("verify", "target", 1, 5, 11, (), 5, 0),
-        ("draft", "draft", 1, 1, 12, (), 1, 4),
-        ("verify", "target", 1, 5, 12, (), 5, 0),
-    ]
 
 
 def test_a_batch_carries_the_sums_of_its_rows() -> None:
@@ -101,15 +130,6 @@ def test_a_prompt_beyond_the_token_budget_is_prefilled_in_pieces_in_both_models(
     ]
     assert run.serving.requests[0].first_token_s == 60.0
     assert run.tickets[6].start_s == 60.0
-
-
-def test_a_prompt_of_whole_pieces_has_no_empty_one() -> None:
-    run = lone(limits=EngineLimits(max_num_batched_tokens=5), draft_tokens=0)
-    assert shapes(run)[:3] == [
-        ("prefill", "target", 0, 0, 0, ((5, 0),), 0, 0),
-        ("prefill", "target", 0, 0, 0, ((5, 5),), 1, 0),
-        ("verify", "target", 1, 1, 10, (), 1, 0),
-    ]
 
 
 @pytest.mark.parametrize("policy", ["baseline", "pd", "unified"])
@@ -178,30 +198,3 @@ def test_without_kv_every_pass_runs_the_whole_sequence_and_verify_comes_after_th
         *[(33.0 + 2.0 * i, 35.0 + 2.0 * i, "draft", "draft", (0,)) for i in range(4)],
         (41.0, 46.0, "verify", "verify", (0,)),
     ]
-
-
-def test_accepted_tokens_run_again_on_verifys_stream_before_they_are_emitted() -> None:
-    run = lone("unified", kv=KvMode.REFORWARD)
-    assert shapes(run) == [
-        *PROMPT,
-        ("draft", "draft", 1, 1, 10, (), 1, 4),
-        ("verify", "target", 1, 5, 10, (), 5, 0),
-        ("prefill", "target", 1, 5, 10, (), 0, 0),
-        ("draft", "draft", 1, 2, 15, (), 1, 4),
-        ("verify", "target", 1, 5, 15, (), 5, 0),
-        ("prefill", "target", 1, 5, 15, (), 0, 0),
-    ]
-    assert run.works[2:] == [
-        (20.0, 22.0, "draft", "draft", (0,)),
-        (22.0, 27.0, "verify", "verify", (0,)),
-        (27.0, 37.0, "verify", "prefill", (0,)),
-        (37.0, 39.0, "draft", "draft", (0,)),
-        (39.0, 44.0, "verify", "verify", (0,)),
-        (44.0, 54.0, "verify", "prefill", (0,)),
-    ]
-    assert run.serving.requests[0].last_token_s == 54.0
-
-
-def test_a_rejected_draft_runs_only_the_targets_own_token_again() -> None:
-    again = [work for work in shapes(lone(kv=KvMode.REFORWARD, draws=NeverAccept())) if work[0] == "prefill"][2:]
-    assert again == [("prefill", "target", 1, 1, 10 + done, (), 0, 0) for done in range(8)]

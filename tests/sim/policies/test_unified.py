@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
-from sim.policies.options import Batching, EngineLimits
+from sim.policies.options import Batching
 from sim.policies.registry import PolicyOptions
 from tests.sim.support import AlwaysAccept, NeverAccept, SimRun, request
 
@@ -68,9 +66,3 @@ def test_an_idle_worker_looks_for_a_prompt_every_spin(pipelined: bool) -> None:
     asked = [request(0, arrival_s=1.0, output=1)]
     SimRun("unified", asked, options=PolicyOptions(pipelined=pipelined, poll_s=0.4))
     assert asked[0].scheduled_s == pytest.approx(1.2)
-
-
-def test_seats_hold_for_the_sequential_worker_too() -> None:
-    requests = [request(i, output=9) for i in range(3)]
-    SimRun("unified", requests, draws=NeverAccept(), options=sequential(), limits=EngineLimits(max_num_seqs=1))
-    assert [b.scheduled_s >= a.last_token_s for a, b in pairwise(requests)] == [True, True]
