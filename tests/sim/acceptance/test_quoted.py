@@ -100,13 +100,6 @@ def test_logged_rates_are_taken_as_they_are_and_the_last_conditional_one_repeats
     assert length_at(quoted, 5) == pytest.approx(2.6 + 0.37 * (0.37 / 0.49) + 0.37 * (0.37 / 0.49) ** 2)
 
 
-def test_all_or_nothing_stays_so() -> None:
-    rng = np.random.default_rng(0)
-    for text, length in (("length:1@3", 1.0), ("vllm:0,0", 1.0), ("length:4@3", 4.0), ("vllm:1,1,1", 4.0)):
-        for each in (parse_quoted(text), parse_quoted(text).draw(rng)):
-            assert length_at(each, 3) == pytest.approx(length)
-
-
 def test_a_lift_raises_what_shorter_drafts_accept_by_the_share_that_lies_beyond() -> None:
     """Of 1.0 accepted tokens the first place has 0.5, so half lies beyond a draft of one; two places have 0.8."""
     quoted = MeasuredRates((0.5, 0.3, 0.2), lift=0.2)
@@ -257,14 +250,6 @@ def run(acceptance: str, k: int) -> float:
 def test_a_run_meets_the_length_that_the_quote_says(acceptance: str, k: int) -> None:
     """Some 5,000 rounds; within 2 %."""
     assert run(acceptance, k) == pytest.approx(length_at(parse_quoted(acceptance), k), rel=0.02)
-
-
-@pytest.mark.parametrize("acceptance", ["length:2.6", "length:2.6@3", "vllm:.74,.49", "iid:.7", "beta:13,8"])
-def test_a_run_without_speculation_takes_any_quote(acceptance: str) -> None:
-    done = lanesim.simulate(
-        profile="cpu/tiny", policy="continuous", num_prompts=2, acceptance=acceptance, num_speculative_tokens=0
-    )
-    assert done.metrics["completed"] == 2
 
 
 def test_the_page_says_what_the_code_does() -> None:

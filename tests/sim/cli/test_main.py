@@ -157,12 +157,6 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     assert "'compare'" in capsys.readouterr().err
 
 
-def test_goodput_takes_several_bounds_as_vllm_does(capsys: pytest.CaptureFixture[str]) -> None:
-    result = result_of(capsys, "--policy", "pd", "--goodput", "ttft:5000", "tpot:500")
-    assert result["scenario"]["goodput"] == {"ttft_ms": 5000.0, "tpot_ms": 500.0, "e2el_ms": None}
-    assert result["runs"][0]["request_goodput"] == pytest.approx(result["runs"][0]["request_throughput"])
-
-
 def test_several_values_of_a_flag_begin_with_a_sentence_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(compare("--policy", "continuous", "--num-speculative-tokens", "0,2")) == 0
     first = capsys.readouterr().out.splitlines()[0]

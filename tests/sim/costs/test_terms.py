@@ -155,18 +155,6 @@ def test_the_pool_on_a_gh200_is_as_measured(drafter: str, tokens: int, within_pc
     assert found == pytest.approx(tokens, rel=within_pct / 100)
 
 
-def test_a_run_has_the_pool_that_its_engine_leaves() -> None:
-    """433,872 tokens in blocks of 16 with the EAGLE-3 head."""
-    name = "gh200/apertus-8b+eagle3"
-    scenario = Scenario.of(
-        profile=name, policy="continuous", engine="vllm-0.23", num_prompts=1, input_len=50, output_len=2,
-        **{"engine.gpu_memory_utilization": 0.8, "speculation.method": "eagle3"},
-    )  # fmt: skip
-    found = simulate(resolve(scenario, load(name), "continuous"), 0).kv_capacity_tokens
-    assert found == pytest.approx(433_872, rel=5e-4)
-    assert found % 16 == 0
-
-
 @pytest.mark.parametrize("profile", [load(COMPACT), load(LINEAR), table()], ids=["compact", "linear", "table"])
 def test_a_lookup_of_ngrams_takes_the_host_its_time_a_row_and_no_device(profile: Profile) -> None:
     host = msgspec.structs.replace(profile.host, ngram_row_s=2e-5)

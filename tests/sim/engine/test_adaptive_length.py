@@ -197,17 +197,6 @@ def scenario(controller: str, **changes: object) -> Scenario:
     return parse_scenario(raw)
 
 
-def test_a_table_of_one_length_is_that_length() -> None:
-    """The same run, though the lazy account is for fixed lengths alone."""
-    profile = load(HEAD)
-    table = scenario("by_batch", num_speculative_tokens_per_batch_size=[[1, 512, 4]])
-    ends = [
-        [request.last_token_s for request in simulate(resolve(one, profile, "continuous"), 1).requests]
-        for one in (scenario("fixed"), table)
-    ]
-    assert ends[0] == pytest.approx(ends[1], rel=1e-9)
-
-
 def test_goodput_serves_within_a_per_cent_of_the_best_fixed_length() -> None:
     """It has to find out first; 40 requests, one seed."""
     profile = load(HEAD)

@@ -31,17 +31,6 @@ def test_every_run_is_a_result_file_with_vllms_keys_and_lists_where_asked(tmp_pa
     assert len(json.loads(files[0].read_text())["ttfts"]) == 4
 
 
-def test_a_result_file_is_loaded_as_a_row_with_the_columns_of_a_store(tmp_path: Path) -> None:
-    assert run([*FLAGS, "--request-rate", "inf", "--result-dir", str(tmp_path), "--save-detailed"]) == 0
-    (file,) = tmp_path.iterdir()
-    frame = lanesim.load(file)
-    assert frame["request_rate"].tolist() == [float("inf")]
-    assert {"mean_ttft_ms", "output_throughput_tokens_per_s", "acceptance_length_tokens"} <= set(frame)
-    assert "ttfts" not in frame
-    own = lanesim.compare(profile="cpu/tiny", policy="pd", num_prompts=4, output_len=4, request_rate="inf").frame()
-    assert frame["mean_e2el_ms"].tolist() == own["mean_e2el_ms"].tolist()
-
-
 def test_lists_on_flags_are_a_small_grid(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*FLAGS, "--num-speculative-tokens", "0,2", "--request-rate", "4,inf"]
     assert run([*flags, "--json", "-"]) == 0

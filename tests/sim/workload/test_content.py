@@ -17,7 +17,6 @@ from sim.workload.generate import Workload, build_requests
 from sim.workload.served import Served
 from sim.workload.sessions import Sharing
 from sim.workload.traces import read_trace
-from tests.calibrate.support import published
 
 Write = Callable[..., str]
 
@@ -41,27 +40,25 @@ def test_an_id_stands_for_a_block_and_all_before_it() -> None:
     assert [chains.of(blocks) for blocks in ([7, 8, 9], [7, 8, 4], [8, 9], [7])] == [(0, 1, 2), (0, 1, 3), (4, 5), (0,)]
 
 
-def test_what_nobody_else_has_is_left_out_and_ids_count_from_0() -> None:
-    assert common([(9, 7, 3), (9, 7, 2), (), (5,), (9,)]) == [(0, 1), (0, 1), (), (), (0,)]
-    assert common([]) == []
-    assert common([(), ()]) == [(), ()]
+@pytest.mark.parametrize(
+    ("contents", "ids"),
+    [
+        # What nobody else has is left out, and ids count from 0.
+        ([(9, 7, 3), (9, 7, 2), (), (5,), (9,)], [(0, 1), (0, 1), (), (), (0,)]),
+        ([], []),
+        ([(), ()], [(), ()]),
+        # The second block of each is the same by itself, and after another first one it is another one; -4 is a name.
+        ([(1, -4), (2, -4), (2, -4)], [(), (2, 3), (2, 3)]),
+        ([(1, 1), (1, 1), (1,)], [(0, 1), (0, 1), (0,)]),
+        ([(1 << 80, 5), (1 << 80, 6)], [(0,), (0,)]),
+    ],
+)
+def test_hashes_of_blocks_become_ids_of_chains(contents: list[tuple[int, ...]], ids: list[tuple[int, ...]]) -> None:
+    assert common(contents) == ids
 
 
-def test_hashes_of_blocks_alone_are_chained_first() -> None:
-    """The second block of each is the same by itself, and after another first one it is another one; -4 is a name."""
-    assert common([(1, -4), (2, -4), (2, -4)]) == [(), (2, 3), (2, 3)]
-    assert common([(1, 1), (1, 1), (1,)]) == [(0, 1), (0, 1), (0,)]
-
-
-def test_hashes_of_any_size_are_names() -> None:
-    assert common([(1 << 80, 5), (1 << 80, 6)]) == [(0,), (0,)]
-
-
-def test_larger_blocks_take_the_last_id_of_each_and_leave_a_rest_out() -> None:
+def test_larger_blocks_take_the_last_id_of_each_and_a_larger_one_is_as_many_smaller_ones() -> None:
     assert reblocked([(0, 1, 2, 3, 4), (0,)], 16, 32, "t") == [(1, 3), ()]
-
-
-def test_a_larger_block_is_as_many_smaller_ones() -> None:
     assert reblocked([(0, 2), (0,), ()], 512, 256, "t") == [(0, 1, 4, 5), (0, 1), ()]
 
 
@@ -186,14 +183,3 @@ def test_mean_lengths_count_the_conversation_so_far() -> None:
     sharing = Sharing(prefix_len=100, num_turns=2, turn_gap_s=0.0)
     told = Workload(dataset_name="fixed", input_len=20, output_len=12, sharing=sharing)
     assert Served(told).mean_tokens(0)[:2] == (100 + 20 + 32 / 2, 12.0)
-
-
-def test_the_conversation_trace_has_the_hits_that_its_hashes_tell() -> None:
-    """36.6 % of 288,500 blocks were seen before, last ones in part left out."""
-    trace = read_trace("mooncake", str(published("traces/mooncake/conversation_trace.jsonl.gz")))
-    seen: set[int] = set()
-    num_found = 0
-    for content, tokens in zip(trace.contents, trace.prompt_tokens.tolist(), strict=True):
-        num_found += sum(block in seen for block in content[: (tokens - 1) // 512])
-        seen.update(content)
-    assert num_found / -(-trace.prompt_tokens // 512).sum() == pytest.approx(0.366, abs=5e-5)

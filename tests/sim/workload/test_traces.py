@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sim.cli.main import run
-from sim.workload.generate import Workload, build_requests
 from sim.workload.traces import read_trace
 from tests.sim.workload.conftest import Write
-
-DATA = Path(__file__).parents[4] / "shared/data/traces"
-needs_traces = pytest.mark.skipif(not DATA.is_dir(), reason="the recorded traces are absent")
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -88,34 +82,6 @@ def test_sessions_share_the_conversation_so_far(write: Write) -> None:
     text = "arrival_s,prompt_tokens,output_tokens,chat\n0,10,5,a\n1,20,5,b\n2,30,5,a\n3,12,5,a\n"
     trace = read_trace("csv", write(text) + "#session=chat")
     assert trace.contents == ((), (), (1,), (1,))
-
-
-@needs_traces
-@pytest.mark.parametrize(
-    ("name", "file", "count", "means"),
-    [
-        ("trace-azure", "azure2023/AzureLLMInferenceTrace_conv.csv", 19_366, (1154.70, 211.13)),
-        ("trace-azure", "azure2023/AzureLLMInferenceTrace_code.csv", 8_819, (2047.85, 27.88)),
-        ("mooncake", "mooncake/conversation_trace_trimmed.csv", 12_031, (12_035.06, 342.62)),
-    ],
-)
-def test_recorded_traces_are_read_whole(name: str, file: str, count: int, means: tuple[float, float]) -> None:
-    trace = read_trace(name, str(DATA / file))
-    assert len(trace.ids) == count
-    assert (trace.prompt_tokens.mean(), trace.output_tokens.mean()) == pytest.approx(means, abs=0.01)
-    assert (np.diff(trace.arrival_s) >= 0.0).all()
-
-
-@needs_traces
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["azure-conv", "azure-code"])
-def test_length_tables_have_the_percentiles_of_their_trace(name: str) -> None:
-    """50,000 drawn requests, seed 0: 50th, 90th and 99th percentiles within 7 %."""
-    trace = read_trace("trace-azure", str(DATA / f"azure2023/AzureLLMInferenceTrace_{name[6:]}.csv"))
-    requests = build_requests(Workload(dataset_name=name, num_prompts=50_000), 0)
-    for column, recorded in (("prompt_tokens", trace.prompt_tokens), ("output_tokens", trace.output_tokens)):
-        drawn = [getattr(request, column) for request in requests]
-        assert np.percentile(drawn, (50, 90, 99)) == pytest.approx(np.percentile(recorded, (50, 90, 99)), rel=0.07)
 
 
 CLOCK = "arrival_time,prompt_tokens,output_tokens\n"
