@@ -90,23 +90,24 @@ def batches(controller: SglangAdaptive, accepted: int, count: int, size: int = 1
     return chosen
 
 
-def test_sglang_goes_up_where_the_average_passes_half_way_to_the_next_step() -> None:
-    """Ten batches of warm-up, then a look every five. From 3 (average 2) with 3 accepted each: 2.5 is passed at once,
-    and 4.5 never, so 5 it is."""
-    chosen = batches(SglangAdaptive(3), 3, 40)
-    assert chosen[:14] == [3] * 14
-    assert chosen[14:] == [5] * 26
+FROM_0 = Band(candidate_steps=(0, 1), ema_alpha=1.0, warmup_batches=0, update_interval=1, down_hysteresis=0.0)
 
 
-def test_sglang_goes_down_below_the_mark_with_its_hysteresis() -> None:
-    """Average 2 towards 0: 0.8^15 x 2 = 0.07 at the first look, below 1 - 0.5 - 0.25."""
-    assert batches(SglangAdaptive(3), 0, 15)[-2:] == [3, 1]
-
-
-@pytest.mark.parametrize(("accepted", "last"), [(0, 0), (1, 1)])
-def test_a_band_of_sglang_that_begins_at_0_goes_down_to_it_below_half_a_token(accepted: int, last: int) -> None:
-    band = Band(candidate_steps=(0, 1), ema_alpha=1.0, warmup_batches=0, update_interval=1, down_hysteresis=0.0)
-    assert batches(SglangAdaptive(1, {"1": band}), accepted, 1) == [last]
+@pytest.mark.parametrize(
+    ("controller", "accepted", "chosen"),
+    [
+        # Ten batches of warm-up, then a look every five. From 3 (average 2) with 3 accepted each: 2.5, half way to the
+        # next step, is passed at once, and 4.5 never, so 5 it is.
+        (SglangAdaptive(3), 3, [3] * 14 + [5] * 26),
+        # Average 2 towards 0: 0.8^15 x 2 = 0.07 at the first look, below 1 - 0.5 - 0.25.
+        (SglangAdaptive(3), 0, [3] * 14 + [1]),
+        # A band that begins at 0 goes down to it below half a token.
+        (SglangAdaptive(1, {"1": FROM_0}), 0, [0]),
+        (SglangAdaptive(1, {"1": FROM_0}), 1, [1]),
+    ],
+)
+def test_sglang_goes_up_and_down_at_its_marks(controller: SglangAdaptive, accepted: int, chosen: list[int]) -> None:
+    assert batches(controller, accepted, len(chosen)) == chosen
 
 
 def test_sglangs_hysteresis_keeps_a_step_that_lies_just_below_the_mark() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.engine.paged import PagedPool
@@ -103,70 +105,58 @@ def test_a_reservation_and_a_table_keep_the_same() -> None:
     assert (pool.free_blocks, pool.num_free) == (0, 12)
 
 
-def test_blocks_that_were_found_are_held_and_not_free() -> None:
-    """Two of the three blocks are whole: they come back with the first chunk."""
-    engine = Engine(40, num_blocks=5)
-    engine.serving.preempt(engine.prefill())
-    assert engine.blocks == (5, 0)
-    assert engine.seat() == Chunk(9, 32)
-    assert engine.blocks == (2, 3)
+Found = tuple[tuple[int, ...], int, list[tuple[Any, ...]], Chunk | None, tuple[int, int]]
+FOUND: dict[str, Found] = {
+    # Two of the three blocks are whole: they come back with the first chunk.
+    "blocks that were found are held and not free": ((40,), 5, [("preempt", 0)], Chunk(9, 32), (2, 3)),
+    # Of five blocks three are the other's. 40 + 1 tokens need three: the two that still hold the prefix are the only
+    # ones free.
+    "who comes back must fit with the blocks that it finds": (
+        (40, 20), 5, [("preempt", 0), ("grow", 1, 48)], None, (2, 3)
+    ),
+    # Request 1 takes three more of the seven: all that request 0 had is intact.
+    "blocks that were never used are taken first": (
+        (48, 16), 7, [("preempt", 0), ("grow", 1, 64), ("emit", 1)], Chunk(1, 48), (3, 4)
+    ),
+    # Request 1 takes one block of the three: the first two are intact.
+    "a request gives its last block back first": (
+        (48, 16), 4, [("preempt", 0), ("grow", 1, 32), ("emit", 1)], Chunk(17, 32), (0, 4)
+    ),
+    # Request 2 is done after request 0 was preempted: request 1 takes a block of request 0.
+    "the block that was free longest is taken first": (
+        (32, 16, 16), 4, [("preempt", 0), ("emit", 2), ("grow", 1, 32), ("emit", 1)], Chunk(17, 16), (1, 3)
+    ),
+}  # fmt: skip
+"""Prompts that are prefilled, blocks, what happens then; the chunk of request 0 that comes back, and (free, held)."""
 
 
-def test_who_comes_back_must_fit_with_the_blocks_that_it_finds() -> None:
-    """Of five blocks three are the other's. 40 + 1 tokens need three: the two that still hold the prefix are the only
-    ones free."""
-    engine = Engine(40, 20, num_blocks=5)
-    first, second = engine.prefill(), engine.prefill()
-    engine.serving.preempt(first)
-    engine.pool.grow(second, 48)
-    assert engine.seat() is None
-    assert engine.blocks == (2, 3)
+@pytest.mark.parametrize(("prompts", "num_blocks", "acts", "chunk", "blocks"), FOUND.values(), ids=FOUND)
+def test_a_preempted_request_finds_what_is_left_of_it(
+    prompts: tuple[int, ...], num_blocks: int, acts: list[tuple[Any, ...]], chunk: Chunk | None, blocks: tuple[int, int]
+) -> None:
+    engine = Engine(*prompts, num_blocks=num_blocks)
+    for _ in prompts:
+        engine.prefill()
+    for act, index, *tokens in acts:
+        of = engine.requests[index]
+        if act == "preempt":
+            engine.serving.preempt(of)
+        elif act == "grow":
+            assert engine.pool.grow(of, *tokens)
+        else:
+            engine.serving.emit(of, 99)
+    assert engine.seat() == chunk
+    assert engine.blocks == blocks
 
 
-def test_without_caching_nothing_is_found() -> None:
-    engine = Engine(40, num_blocks=5, is_caching=False)
-    engine.serving.preempt(engine.prefill())
-    assert engine.seat() == Chunk(41, 0)
-
-
-def test_a_request_finds_nothing_of_anothers() -> None:
-    engine = Engine(48, 48, num_blocks=9)
-    first = engine.prefill()
-    engine.serving.preempt(first)
-    engine.serving.inbox.rotate(-1)
-    assert engine.seat() == Chunk(48, 0)
-
-
-def test_blocks_that_were_never_used_are_taken_first() -> None:
-    """Request 1 takes three more of the seven: all that request 0 had is intact."""
-    engine = Engine(48, 16, num_blocks=7)
-    first, second = engine.prefill(), engine.prefill()
-    engine.serving.preempt(first)
-    engine.pool.grow(second, 64)
-    engine.serving.emit(second, 99)
-    assert engine.seat() == Chunk(1, 48)
-
-
-def test_a_request_gives_its_last_block_back_first() -> None:
-    """Request 1 takes one block of the three: the first two are intact."""
-    engine = Engine(48, 16, num_blocks=4)
-    first, second = engine.prefill(), engine.prefill()
-    engine.serving.preempt(first)
-    engine.pool.grow(second, 32)
-    engine.serving.emit(second, 99)
-    assert engine.seat() == Chunk(17, 32)
-
-
-def test_the_block_that_was_free_longest_is_taken_first() -> None:
-    """Request 2 is done after request 0 was preempted: request 1 takes a block of request 0."""
-    engine = Engine(32, 16, 16, num_blocks=4)
-    first, second, third = engine.prefill(), engine.prefill(), engine.prefill()
-    engine.serving.preempt(first)
-    engine.serving.emit(third, 99)
-    engine.pool.grow(second, 32)
-    assert engine.seat() is None
-    engine.serving.emit(second, 99)
-    assert engine.seat() == Chunk(17, 16)
+def test_nothing_is_found_without_caching_or_of_another() -> None:
+    alone = Engine(40, num_blocks=5, is_caching=False)
+    alone.serving.preempt(alone.prefill())
+    assert alone.seat() == Chunk(41, 0)
+    two = Engine(48, 48, num_blocks=9)
+    two.serving.preempt(two.prefill())
+    two.serving.inbox.rotate(-1)
+    assert two.seat() == Chunk(48, 0)
 
 
 def test_the_last_token_is_computed_again_though_its_block_is_intact() -> None:
