@@ -102,28 +102,6 @@ def test_a_kernel_of_the_highest_priority_waits_for_a_part_of_longer_ones_and_fo
 
 
 @pytest.mark.parametrize(
-    ("caps", "weights", "rates"),
-    [
-        ([1.0, 1.0], [1.0, 1.0], [0.5, 0.5]),
-        ([1.0, 1.0, 1.0], [1.0, 0.25, 0.75], [0.5, 0.125, 0.375]),
-        # One can use a tenth only: the others share nine tenths.
-        ([0.1, 1.0, 1.0], [1.0, 1.0, 1.0], [0.1, 0.45, 0.45]),
-        ([0.1, 1.0, 1.0], [2.0, 1.0, 3.0], [0.1, 0.225, 0.675]),
-        # What the first leaves lifts the second to its cap, and the rest is the third's.
-        ([0.1, 0.4, 1.0], [1.0, 1.0, 1.0], [0.1, 0.4, 0.5]),
-        # A small weight keeps the second below a cap that an equal share would exceed.
-        ([1.0, 0.3], [1.0, 0.25], [0.8, 0.2]),
-        ([0.2, 0.3], [1.0, 1.0], [0.2, 0.3]),
-        ([1.0], [0.25], [1.0]),
-    ],
-)
-def test_time_is_shared_by_weight_and_what_one_cannot_use_goes_to_the_others(
-    caps: list[float], weights: list[float], rates: list[float]
-) -> None:
-    assert share_time(caps, weights) == pytest.approx(rates)
-
-
-@pytest.mark.parametrize(
     ("caps", "demands", "rates"),
     [
         # The compute roof: 0.5 and 1 for each unit of rate.

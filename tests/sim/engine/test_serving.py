@@ -250,59 +250,6 @@ def test_a_preempted_request_holds_nothing_and_waits_first() -> None:
     assert (asked[0].is_preempted, asked[0].num_preemptions, asked[0].drafted) == (True, 1, 0)
 
 
-UNDER_WAY: dict[str, tuple[tuple[int, int, int], tuple[int, ...], int | None, int, Chunk]] = {
-    # 30 + 3 tokens, of which 32 were in KV: two blocks, and one token to compute.
-    "output comes back behind what is found": ((30, 30, 3), (), None, 0, Chunk(1, 32)),
-    # A table for 32 of 40 tokens, of which 16 are computed and the others are for drafts.
-    "slots that were never computed are not found": ((40, 16, 1), (16, 16), None, 0, Chunk(24, 16)),
-    # 31 tokens in KV and the 32nd under way.
-    "the step under way fills blocks that are found": ((31, 31, 1), (32,), 0, 0, Chunk(1, 32)),
-    # 28 tokens in KV, one newer and four drafted under way: 29 are sure. All are accepted, which makes 34.
-    "drafts under way are not found but count when they are accepted": ((28, 28, 1), (33,), 4, 4, Chunk(18, 16)),
-    "a round under way is not rolled back": ((20, 20, 1), (25,), 4, 2, Chunk(8, 16)),
-}  # fmt: skip
-"""(prompt, computed, emitted), slots, tokens drafted in the round under way and accepted of them, the chunk found."""
-
-
-@pytest.mark.parametrize(("of", "slots", "drafted", "accepted", "chunk"), UNDER_WAY.values(), ids=UNDER_WAY)
-def test_a_preempted_request_comes_back(
-    of: tuple[int, int, int], slots: tuple[int, ...], drafted: int | None, accepted: int, chunk: Chunk
-) -> None:
-    prompt, computed, emitted = of
-    serving, asked = seated(prompt, computed=computed, emitted=emitted)
-    if slots:
-        serving.paged.grow(asked, *slots)
-    if drafted is None:
-        serving.preempt(asked)
-    else:
-        serving.open_round(asked, drafted)
-        asked.in_flight = drafted + 1
-        serving.preempt(asked)
-        assert serving.kv.held.value == 0
-        asked.in_flight = 0
-        serving.commit_rounds([asked], [accepted])
-        assert (asked.drafted_tokens, asked.accepted_tokens, asked.drafted) == (drafted, accepted, 0)
-        assert asked.emitted_tokens == 2 + accepted
-    assert serving.kv.held.value == 0
-    assert serving.seat_now(100) == (asked, chunk)
-    assert (asked.prefill_goal, asked.prefilled_tokens) == (
-        chunk.new_tokens + chunk.history_tokens,
-        chunk.history_tokens,
-    )
-    assert (asked.is_preempted, serving.kv.held.value) == (False, chunk.history_tokens)
-
-
-def test_what_comes_back_is_computed_in_chunks_and_the_last_of_them_brings_the_next_token() -> None:
-    """40 + 3 tokens: 32 found, then chunks of 8 (the prompt is complete) and 3."""
-    serving, asked = seated(40, computed=40, emitted=3)
-    serving.preempt(asked)
-    assert serving.seat_now(8) == (asked, Chunk(8, 32))
-    serving.commit_chunk(asked, 8)
-    assert asked.emitted_tokens == 3
-    serving.commit_chunk(asked, 3)
-    assert (asked.emitted_tokens, serving.kv.held.value) == (4, 43)
-
-
 def test_a_chunk_under_way_is_not_held_by_a_request_that_was_preempted() -> None:
     serving, asked = seated(40, computed=16)
     asked.in_flight = 16

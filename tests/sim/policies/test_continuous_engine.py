@@ -1,4 +1,7 @@
-"""The steps of the continuous engine, by hand: every step takes 5 s, drafting 2 s, blocks hold 16 tokens."""
+"""The steps of the continuous engine, by hand: every step takes 5 s, drafting 2 s, blocks hold 16 tokens.
+
+Not here: what vLLM decides at each step of budgets, drafts and memory (tests/validation/test_conformance.py).
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,6 @@ def autoregressive(requests: list[Request], limits: EngineLimits, kv_blocks: int
 
 APART = {"mixes_prompts": False}
 PLANS: dict[str, tuple[list[tuple[float, int, int]], dict[str, Any], int, list[Shape]]] = {
-    "a budget is split between running and waiting prompts": (
-        [(0, 10, 2), (0, 6, 1)], {"max_num_batched_tokens": 8}, 1000,
-        [(0, 0, 0, ((8, 0),)), (5, 0, 0, ((2, 8), (6, 0))), (10, 1, 1, ())],
-    ),
-    "no chunk is longer than the long prefill threshold": (
-        [(0, 10, 1), (0, 3, 1)], {"max_num_batched_tokens": 8, "long_prefill_token_threshold": 4}, 1000,
-        [(0, 0, 0, ((4, 0), (3, 0))), (5, 0, 0, ((4, 4),)), (10, 0, 0, ((2, 8),))],
-    ),
     "prompts that are not mixed hold up every row until all of their chunks are through": (
         [(0, 4, 4), (1, 12, 2)], {"max_num_batched_tokens": 8, **APART}, 1000,
         [(0, 0, 0, ((4, 0),)), (5, 0, 0, ((8, 0),)), (10, 0, 0, ((4, 8),)),
@@ -77,82 +72,11 @@ def test_rows_without_prompts_beside_them_are_not_held_to_the_budget() -> None:
     assert steps(run) == [(0.0, 0, 0, ((2, 0), (2, 0))), (7.0, 2, 10, ())]
 
 
-def test_verify_rows_take_budget_before_chunks_and_share_their_pass() -> None:
-    asked = [request(0, prompt=4, output=7), request(1, arrival_s=1.0, prompt=12, output=1)]
-    limits = EngineLimits(max_num_batched_tokens=10)
-    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
-    assert steps(run) == [
-        (0.0, 0, 0, ((4, 0),)),
-        (7.0, 1, 5, ((5, 0),)),
-        (14.0, 1, 5, ((5, 5),)),
-        (21.0, 0, 0, ((2, 10),)),
-    ]
-    drafts = [(t.work.rows, t.work.draft_tokens, len(t.work.chunks)) for t in run.tickets if t.work.kind is Kind.DRAFT]
-    assert drafts == [(1, 4, 1), (1, 4, 1), (1, 4, 1), (1, 4, 1)]
-
-
-def test_a_draft_is_cut_to_what_the_budget_leaves() -> None:
-    asked = [request(0, prompt=2, output=9), request(1, prompt=2, output=9)]
-    limits = EngineLimits(max_num_batched_tokens=7)
-    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
-    assert steps(run)[:2] == [(0.0, 0, 0, ((2, 0), (2, 0))), (7.0, 2, 7, ())]
-    assert [r.accepted_tokens for r in run.serving.requests] == [8, 6]
-
-
 def test_rejected_tokens_are_rolled_back_and_the_next_pass_reads_only_what_stands() -> None:
     run = SimRun("continuous", [request(0, prompt=20, output=4)], draws=NeverAccept(), draft_tokens=3)
     passes = [ticket.work for ticket in run.tickets if ticket.work.kind is Kind.STEP]
     assert [(work.row_tokens, work.context_tokens) for work in passes] == [(0, 0), (4, 20), (4, 21), (4, 22)]
     assert run.serving.kv.held.peak == 22 + 4
-
-
-def test_the_last_running_request_is_preempted_and_finds_its_intact_blocks_again() -> None:
-    """Two prompts of 30 fill four blocks; the third decode of request 0 needs a fifth.
-
-    It takes the freed second block of request 1, whose first 16 tokens stay intact: when request 0 is done, 30 prompt
-    tokens and 3 emitted ones are 33, of which 17 are computed again and bring the fourth token.
-    """
-    asked = [request(0, prompt=30, output=6), request(1, prompt=30, output=6)]
-    run = autoregressive(asked, EngineLimits(), kv_blocks=4)
-    assert steps(run) == [
-        (0.0, 0, 0, ((30, 0), (30, 0))),
-        (5.0, 2, 2, ()),
-        (10.0, 2, 2, ()),
-        (15.0, 1, 1, ()),
-        (20.0, 1, 1, ()),
-        (25.0, 1, 1, ()),
-        (30.0, 0, 0, ((17, 16),)),
-        (35.0, 1, 1, ()),
-        (40.0, 1, 1, ()),
-    ]
-    assert [(r.num_preemptions, r.first_token_s, r.last_token_s) for r in asked] == [(0, 5.0, 30.0), (1, 5.0, 45.0)]
-
-
-def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
-    """Request 2 would fit into the block that the preemption of request 1 leaves over, but waits behind it."""
-    asked = [request(0, prompt=30, output=6), request(1, prompt=30, output=6), request(2, arrival_s=14.0, prompt=3)]
-    run = autoregressive(asked, EngineLimits(), kv_blocks=4)
-    assert asked[2].scheduled_s == 30.0
-    assert asked[2].queued_s == 15.0
-    assert run.serving.num_finished == 3
-
-
-def test_a_request_preempted_under_way_keeps_the_token_of_its_last_step() -> None:
-    """As above, but request 1 is preempted at 10 s while its second decode runs: the token of 15 s still counts."""
-    asked = [request(0, prompt=30, output=6), request(1, prompt=30, output=6)]
-    run = autoregressive(asked, EngineLimits(async_scheduling=True), kv_blocks=4)
-    assert [shape[1:] for shape in steps(run)] == [
-        (0, 0, ((30, 0), (30, 0))),
-        (2, 2, ()),
-        (2, 2, ()),
-        (1, 1, ()),
-        (1, 1, ()),
-        (1, 1, ()),
-        (0, 0, ((17, 16),)),
-        (1, 1, ()),
-        (1, 1, ()),
-    ]
-    assert [r.num_preemptions for r in asked] == [0, 1]
 
 
 @pytest.mark.parametrize("is_async", [False, True])

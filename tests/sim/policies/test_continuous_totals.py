@@ -12,7 +12,7 @@ import pytest
 
 from sim.engine.serving import Serving
 from sim.interface.host import Stream
-from sim.interface.work import Chunk, Kind
+from sim.interface.work import Kind
 from sim.policies import rounds
 from sim.policies.continuous import loop, totals
 from sim.policies.continuous.loop import can_be_totals
@@ -102,19 +102,6 @@ def test_limited_chunks_take_the_plain_loop() -> None:
     assert can_stand_in(async_scheduling=True, method=Method.EAGLE3)
     assert not can_stand_in(long_prefill_token_threshold=2048)
     assert can_stand_in(method=Method.NGRAM)
-
-
-def test_a_row_that_must_end_keeps_its_seat_while_the_next_step_is_planned() -> None:
-    limits = EngineLimits(max_num_seqs=1, max_num_batched_tokens=100, async_scheduling=True)
-    run = lazily([(10, 2), (10, 3)], limits=limits, draft_tokens=0)
-    assert [work.work.ahead_s for work in run.tickets] == [0.0, 5.0, 0.0, 5.0, 5.0]
-    assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == [(5.0, 10.0), (15.0, 25.0)]
-
-
-def test_a_prompt_of_one_output_token_takes_no_budget_of_the_step_after_it() -> None:
-    limits = EngineLimits(max_num_seqs=2, max_num_batched_tokens=2, async_scheduling=True)
-    run = lazily([(1, 1), (3, 1)], limits=limits, draft_tokens=0)
-    assert [work.work.chunks for work in run.tickets] == [(Chunk(1, 0), Chunk(1, 0)), (Chunk(2, 1),)]
 
 
 @pytest.mark.parametrize("first_steps", [2, 3, 4096])

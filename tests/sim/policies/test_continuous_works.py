@@ -8,7 +8,7 @@ import pytest
 
 from sim.interface.work import Kind
 from sim.policies.options import EngineLimits, Method
-from tests.sim.support import AlwaysAccept, NeverAccept, NotedController, SimRun, request
+from tests.sim.support import AlwaysAccept, NotedController, SimRun, request
 
 Shape = tuple[float, str, int, int, int, tuple[tuple[int, int], ...], int, int]
 
@@ -124,91 +124,11 @@ def test_a_draft_has_the_controllers_present_length() -> None:
     assert controller.rounds == [(2, 2)] * 2
 
 
-@pytest.mark.parametrize(
-    ("method", "prompt", "num_blocks"),
-    [
-        (Method.DRAFT_MODEL, 25, 2),
-        (Method.DRAFT_MODEL, 26, 3),
-        (Method.EAGLE3, 25, 2),
-        (Method.EAGLE3, 26, 3),
-        (Method.NGRAM, 28, 2),
-        (Method.NGRAM, 29, 3),
-    ],
-)
-def test_a_model_that_drafts_looks_ahead_by_its_longest_draft_and_ngrams_do_not(
-    method: Method, prompt: int, num_blocks: int
-) -> None:
-    """While 4 tokens are verified: the prompt, these, and 3 slots for the next draft in blocks of 16."""
-    asked = [request(0, prompt=prompt, output=20)]
-    limits = EngineLimits(method=method)
-    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=3, stop_s=8.0)
-    assert run.serving.paged.num_held == num_blocks
-
-
 def test_the_look_ahead_is_that_of_the_longest_draft_whatever_the_present_one_is() -> None:
     """26 + 3 + 4 slots are three blocks; with 2 to look ahead they would be two."""
     asked = [request(0, prompt=26, output=20)]
     run = SimRun("continuous", asked, draws=AlwaysAccept(), controller=NotedController(2, 4), stop_s=8.0)
     assert run.serving.paged.num_held == 3
-
-
-def test_a_preempted_request_prefills_its_output_as_well_however_many_steps_that_takes() -> None:
-    """Budget 20, four blocks, no caching. At 20 s request 1, with 30 + 1 tokens, gives way to request 0; from 35 s it
-    computes 20 and 11 tokens, and the last of these bring its second one."""
-    asked = [request(0, prompt=30, output=6), request(1, prompt=30, output=6)]
-    run = SimRun(
-        "autoregressive",
-        asked,
-        limits=EngineLimits(max_num_batched_tokens=20),
-        draft_tokens=0,
-        kv_blocks=4,
-        is_caching=False,
-    )
-    assert shapes(run) == [
-        (0.0, "step", 0, 0, 0, ((20, 0),), 0, 0),
-        (5.0, "step", 0, 0, 0, ((10, 20), (10, 0)), 1, 0),
-        (10.0, "step", 1, 1, 30, ((19, 10),), 1, 0),
-        (15.0, "step", 1, 1, 31, ((1, 29),), 2, 0),
-        *[(20.0 + 5.0 * done, "step", 1, 1, 32 + done, (), 1, 0) for done in range(3)],
-        (35.0, "step", 0, 0, 0, ((20, 0),), 0, 0),
-        (40.0, "step", 0, 0, 0, ((11, 20),), 1, 0),
-        *[(45.0 + 5.0 * done, "step", 1, 1, 31 + done, (), 1, 0) for done in range(4)],
-    ]
-    assert [(r.first_token_s, r.last_token_s, r.num_preemptions) for r in asked] == [(10.0, 35.0, 0), (20.0, 65.0, 1)]
-
-
-def scarce(*, is_async: bool, stop_s: float | None = None) -> SimRun:
-    """Prompts of 15 and 16, drafts of 8 that are all rejected, five blocks.
-
-    A round needs 9 slots and 8 to look ahead: 15 + 17 are two blocks and 16 + 17 three. The next round of request 0
-    needs a third, which request 1 gives up; the 18 tokens that it has would fit into the two that are left over.
-    """
-    asked = [request(0, prompt=15, output=4), request(1, prompt=16, output=4)]
-    limits = EngineLimits(async_scheduling=is_async)
-    return SimRun("continuous", asked, draws=NeverAccept(), limits=limits, draft_tokens=8, kv_blocks=5, stop_s=stop_s)
-
-
-SCARCE = [
-    (0.0, "step", 0, 0, 0, ((15, 0), (16, 0)), 2, 0),
-    (5.0, "draft", 2, 4, 31, ((15, 0), (16, 0)), 2, 8),
-    (7.0, "step", 2, 18, 31, (), 18, 0),
-    (12.0, "draft", 2, 4, 31, (), 2, 8),
-    (14.0, "step", 1, 9, 16, (), 9, 0),
-    (19.0, "draft", 1, 2, 16, (), 1, 8),
-    (21.0, "step", 1, 9, 17, ((2, 16),), 10, 0),
-    (26.0, "draft", 2, 4, 17 + 18, ((2, 16),), 2, 8),
-]
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_request_that_gives_way_comes_back_a_step_later_and_not_in_the_same(is_async: bool) -> None:
-    """Of its 18 tokens a block of 16 is found again; the prompt is complete with the other two, its output."""
-    assert shapes(scarce(is_async=is_async))[:8] == SCARCE
-
-
-def test_a_request_preempted_under_way_opens_no_round() -> None:
-    """At 20 s request 0 holds 16 tokens and a round of 9, and request 1, planned for 21 s, the block of 16 found."""
-    assert scarce(is_async=True, stop_s=20.0).serving.kv.held.value == 16 + 9 + 16
 
 
 AHEAD: dict[str, tuple[list[tuple[float, int, int]], int, list[tuple[Any, ...]], list[float]]] = {
