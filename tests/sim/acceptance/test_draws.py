@@ -96,6 +96,7 @@ def test_rounds_asked_without_preparation_or_midway_are_the_same(
     prepared.prepare([7], [output], draft_tokens)
     rounds = draws.rounds(7, emitted, output, draft_tokens).tolist()
     assert prepared.rounds(7, emitted, output, draft_tokens).tolist() == rounds
+    prepared.release(7)
     assert prepared.rounds(7, emitted, output, draft_tokens).tolist() == rounds
     assert sum(rounds) + len(rounds) >= output - emitted
     if rounds:

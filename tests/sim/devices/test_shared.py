@@ -1,4 +1,5 @@
-"""A device that several streams share, event by event: every time can be summed by hand.
+"""A device that several streams share, event by event: every time can be summed by hand. Drawn streams that issue and
+launch beside each other are in tests/sim/test_reference.py.
 
 Works that need the whole device go half as fast two at a time; `Parts` gives a kind its prepare, launch and device
 seconds.
@@ -100,11 +101,6 @@ class Case(NamedTuple):
 
 
 CASES = {
-    # It is over at 3 s, and the next launch beside it at 6 s is not slowed by it.
-    "a launch that nobody waits for is noted at its own end": Case(
-        {VERIFY: (1, 2, 20), DRAFT: (1, 1, 2)}, [(0, VERIFY, "a"), (6, DRAFT, "b")],
-        host=[(0, 1, 3), (6, 7, 8)], options={"inflation_per_issuer": 1.0},
-    ),
     # The draft's launch of 4 s is half as fast until that of the verify, which waits for the draft, is over at 2 s.
     "a work that cannot outrun its launch goes as fast as that is slowed": Case(
         {DRAFT: (0, 4, 2), VERIFY: (0, 1, 3)}, [(0, DRAFT, "a"), (0, VERIFY, "b", (0,))],
@@ -139,38 +135,14 @@ CASES = {
     "results take their time after the end": Case(
         PLAIN, [(0, VERIFY, "a"), (0, HOST, "b", 1.0)], [(0, 5), (0, 1)], options={"result_s": 0.5}, ready=[5.5, 1]
     ),
-    # Prepare 3, launch 1: a work begins when it is prepared and the one before it has ended.
-    "a stream issues one work after the other": Case(
-        {DRAFT: (3, 1, 2), VERIFY: (1, 1, 5)}, [(0, DRAFT, "a"), (0, DRAFT, "a"), (0, VERIFY, "b")],
-        [(3, 7), (7, 10), (1, 9)], [(0, 3, 4), (4, 7, 8), (0, 1, 2)],
-    ),
     "host time of the policy holds back what its stream issues": Case(
         {DRAFT: (1, 1, 2), VERIFY: (1, 1, 5)}, [(0, HOST, "a", 3.0), (0, DRAFT, "a"), (1, VERIFY, "b")],
         [(0, 3), (4, 8), (2, 9)], [(0, 3, 3), (3, 4, 5), (1, 2, 3)], busy_s=7,
-    ),
-    # Prepare 1, launch 3; beside another 1.5 times as long. The first has 2 s left when the second comes at 2 s: until
-    # 5 s. The second has done 2 of its 4 s then, the first of them prepared at 3.5 s.
-    "issuers slow each other for as long as both are busy": Case(
-        {DRAFT: (1, 3, 0), VERIFY: (1, 3, 0)}, [(0, DRAFT, "a"), (2, VERIFY, "b")],
-        host=[(0, 1, 5), (2, 3.5, 7)], options={"inflation_per_issuer": 0.5}, busy_s=6,
-    ),
-    # Two prepare 4 s from 0 s, the host work beside them takes 1 s: 1.5 s of it by 1.5 s, then 3 s alone.
-    "an issuer is slowed while it prepares and not after the other is done": Case(
-        {DRAFT: (4, 2, 0)}, [(0, DRAFT, "a"), (0, HOST, "b", 1.0)],
-        host=[(0, 4.5, 6.5), (0, 1.5, 1.5)], options={"inflation_per_issuer": 0.5},
     ),
     # Launches of 2, 2 and 4 s, twice as long for three: 4 s; the last has 2 s left.
     "three issuers slow each other more than two": Case(
         {DRAFT: (0, 2, 0), VERIFY: (0, 4, 0)}, [(0, DRAFT, "a"), (0, DRAFT, "b"), (0, VERIFY, "c")],
         host=[(0, 0, 4), (0, 0, 4), (0, 0, 6)], options={"inflation_per_issuer": 0.5},
-    ),
-    # A draft of 2 s launched over 10 s can use a fifth: the two others have two fifths each.
-    "a work that is launched slowly leaves the rest of the device to others": Case(
-        {DRAFT: (0, 10, 2), VERIFY: (0, 0, 4)}, [(0, DRAFT, "a"), (0, VERIFY, "b"), (0, VERIFY, "c")], [(0, 10)] * 3
-    ),
-    "a work cannot end before its launch and the next launch waits for it": Case(
-        {DRAFT: (0, 4, 2), VERIFY: (0, 1, 5)}, [(0, DRAFT, "a"), (0, VERIFY, "a")],
-        [(0, 4), (4, 9)], [(0, 0, 4), (4, 4, 5)],
     ),
     # A draft of 8 s launched over 4 s, which the other's launch of 2 s stretches to 5. The other, of 1 s, can use a
     # third until it ends with its launch at 3 s; the draft has done 2 s by then.

@@ -1,8 +1,9 @@
-"""Blocks of 16 tokens: what is free, who gets a block and which one, and what a preempted request finds again."""
+"""Blocks of 16 tokens: what is free, who gets a block and which one, and what is found again.
+
+Not here: what a preempted request finds of itself, which is vLLM's own (tests/validation/test_conformance.py).
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
@@ -103,50 +104,6 @@ def test_a_reservation_and_a_table_keep_the_same() -> None:
     assert (pool.free_blocks, pool.num_free) == (12, 12 - 3 - 3)
     assert pool.reserve_again(one)
     assert (pool.free_blocks, pool.num_free) == (0, 12)
-
-
-Found = tuple[tuple[int, ...], int, list[tuple[Any, ...]], Chunk | None, tuple[int, int]]
-FOUND: dict[str, Found] = {
-    # Two of the three blocks are whole: they come back with the first chunk.
-    "blocks that were found are held and not free": ((40,), 5, [("preempt", 0)], Chunk(9, 32), (2, 3)),
-    # Of five blocks three are the other's. 40 + 1 tokens need three: the two that still hold the prefix are the only
-    # ones free.
-    "who comes back must fit with the blocks that it finds": (
-        (40, 20), 5, [("preempt", 0), ("grow", 1, 48)], None, (2, 3)
-    ),
-    # Request 1 takes three more of the seven: all that request 0 had is intact.
-    "blocks that were never used are taken first": (
-        (48, 16), 7, [("preempt", 0), ("grow", 1, 64), ("emit", 1)], Chunk(1, 48), (3, 4)
-    ),
-    # Request 1 takes one block of the three: the first two are intact.
-    "a request gives its last block back first": (
-        (48, 16), 4, [("preempt", 0), ("grow", 1, 32), ("emit", 1)], Chunk(17, 32), (0, 4)
-    ),
-    # Request 2 is done after request 0 was preempted: request 1 takes a block of request 0.
-    "the block that was free longest is taken first": (
-        (32, 16, 16), 4, [("preempt", 0), ("emit", 2), ("grow", 1, 32), ("emit", 1)], Chunk(17, 16), (1, 3)
-    ),
-}  # fmt: skip
-"""Prompts that are prefilled, blocks, what happens then; the chunk of request 0 that comes back, and (free, held)."""
-
-
-@pytest.mark.parametrize(("prompts", "num_blocks", "acts", "chunk", "blocks"), FOUND.values(), ids=FOUND)
-def test_a_preempted_request_finds_what_is_left_of_it(
-    prompts: tuple[int, ...], num_blocks: int, acts: list[tuple[Any, ...]], chunk: Chunk | None, blocks: tuple[int, int]
-) -> None:
-    engine = Engine(*prompts, num_blocks=num_blocks)
-    for _ in prompts:
-        engine.prefill()
-    for act, index, *tokens in acts:
-        of = engine.requests[index]
-        if act == "preempt":
-            engine.serving.preempt(of)
-        elif act == "grow":
-            assert engine.pool.grow(of, *tokens)
-        else:
-            engine.serving.emit(of, 99)
-    assert engine.seat() == chunk
-    assert engine.blocks == blocks
 
 
 def test_nothing_is_found_without_caching_or_of_another() -> None:

@@ -1,4 +1,7 @@
-"""What the rounds of the lane policies compute, and in what order: prefill 10 s, draft 2 s, verify 5 s, uncontended."""
+"""What the rounds of the lane policies compute, and in what order: prefill 10 s, draft 2 s, verify 5 s, uncontended.
+
+Not here: sizes and times of drafted rounds with KV, which are those of tests/sim/test_reference.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 from sim.interface.work import Kind, Work
 from sim.policies.options import EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions
-from tests.sim.support import UNCONTENDED, AlwaysAccept, NeverAccept, NotedController, SimRun, early_tokens, request
+from tests.sim.support import UNCONTENDED, AlwaysAccept, NeverAccept, NotedController, SimRun, request
 
 Shape = tuple[str, str, int, int, int, tuple[tuple[int, int], ...], int, int]
 
@@ -49,19 +52,6 @@ def lone(policy: str = "pd", *, kv: KvMode = KvMode.ROLLBACK, draws: object = No
 
 REFORWARD = {"kv": KvMode.REFORWARD}
 ROUNDS: dict[str, tuple[dict[str, Any], list[Shape]]] = {
-    # Of 10 + 1 tokens the newest is not in KV. All 4 and the target's own are accepted: 15 in KV, and the draft model
-    # lacks the last of its own.
-    "drafts from the newest token and verifies the draft behind it": ({}, [
-        *PROMPT,
-        ("draft", "draft", 1, 1, 10, (), 1, 4), ("verify", "target", 1, 5, 10, (), 5, 0),
-        ("draft", "draft", 1, 2, 15, (), 1, 4), ("verify", "target", 1, 5, 15, (), 5, 0),
-    ]),
-    "that is rejected leaves one token and nothing to catch up": ({"draws": NeverAccept()}, [
-        *PROMPT,
-        ("draft", "draft", 1, 1, 10, (), 1, 4), ("verify", "target", 1, 5, 10, (), 5, 0),
-        ("draft", "draft", 1, 1, 11, (), 1, 4), ("verify", "target", 1, 5, 11, (), 5, 0),
-        ("draft", "draft", 1, 1, 12, (), 1, 4), ("verify", "target", 1, 5, 12, (), 5, 0),
-    ]),
     "after a prompt of whole pieces has no empty one": (
         {"limits": EngineLimits(max_num_batched_tokens=5), "draft_tokens": 0}, [
         ("prefill", "target", 0, 0, 0, ((5, 0),), 0, 0), ("prefill", "target", 0, 0, 0, ((5, 5),), 1, 0),
@@ -106,32 +96,6 @@ def test_a_controller_hears_how_long_each_round_took(policy: str) -> None:
     assert controller.drafts == [(7.0, 0)] * 2
 
 
-def test_a_batch_carries_the_sums_of_its_rows() -> None:
-    """Two workers that look every 64 s: prompts of 10 and 30 are drafted together, then with 5 tokens more each."""
-    asked = [request(0, prompt=10, output=9), request(1, prompt=30, output=9)]
-    options = PolicyOptions(poll_s=64.0, decode_batch=2)
-    run = SimRun("pd", asked, draws=AlwaysAccept(), costs=UNCONTENDED, options=options)
-    assert shapes(run)[4:] == [
-        ("draft", "draft", 2, 2, 40, (), 2, 4),
-        ("verify", "target", 2, 10, 40, (), 10, 0),
-        ("draft", "draft", 2, 4, 50, (), 2, 4),
-        ("verify", "target", 2, 10, 50, (), 10, 0),
-    ]
-
-
-def test_a_prompt_beyond_the_token_budget_is_prefilled_in_pieces_in_both_models() -> None:
-    """Both the first token and the draft come after the draft model's third piece, at 60 s."""
-    run = lone(limits=EngineLimits(max_num_batched_tokens=4))
-    pieces = ((4, 0), (4, 4), (2, 8))
-    assert shapes(run)[:7] == [
-        *[("prefill", "target", 0, 0, 0, (piece,), int(piece == (2, 8)), 0) for piece in pieces],
-        *[("prefill", "draft", 0, 0, 0, (piece,), 0, 0) for piece in pieces],
-        ("draft", "draft", 1, 1, 10, (), 1, 4),
-    ]
-    assert run.serving.requests[0].first_token_s == 60.0
-    assert run.tickets[6].start_s == 60.0
-
-
 @pytest.mark.parametrize("policy", ["baseline", "pd", "unified"])
 def test_without_speculation_a_round_is_a_plain_decode_and_the_draft_model_sees_no_prompt(policy: str) -> None:
     run = lone(policy, draft_tokens=0)
@@ -155,30 +119,6 @@ def test_while_a_round_is_in_flight_all_its_slots_are_held() -> None:
     """10 of the prompt and 5 in the first round, 15 and 5 in the second, of which 4 are kept each time."""
     assert lone(draws=AlwaysAccept()).serving.kv.held.peak == 20
     assert lone(draws=NeverAccept()).serving.kv.held.peak == 10 + 7 + 5
-
-
-@pytest.mark.parametrize("policy", ["pd", "unified"])
-def test_the_next_prompt_is_submitted_while_the_draft_model_computes_the_last_one(policy: str) -> None:
-    """As soon as the target is through with one, at 10, 30 and 50 s; first tokens leave when the draft model is."""
-    run = SimRun(policy, [request(index, output=1) for index in range(3)], draws=AlwaysAccept(), costs=UNCONTENDED)
-    assert [ticket.submitted_s for ticket in run.tickets] == [0.0, 0.0, 10.0, 10.0, 30.0, 30.0]
-    assert [each.first_token_s for each in run.serving.requests] == [20.0, 40.0, 60.0]
-
-
-def test_a_draft_comes_after_the_draft_prefill_of_every_row() -> None:
-    """Looks every 32 s. From 0 s the prompts take 10 s a pass; at 32 s both wait for decode, and request 1's draft
-    prefill ends at 40 s."""
-    asked = [request(0, output=6), request(1, output=6)]
-    options = PolicyOptions(poll_s=32.0, decode_batch=2)
-    run = SimRun(early_tokens(), asked, draws=AlwaysAccept(), costs=UNCONTENDED, options=options)
-    assert run.works == [
-        (0.0, 10.0, "prefill", "prefill", (0,)),
-        (10.0, 20.0, "prefill", "prefill", (0,)),
-        (20.0, 30.0, "prefill", "prefill", (1,)),
-        (30.0, 40.0, "prefill", "prefill", (1,)),
-        (40.0, 42.0, "decode", "draft", (0, 1)),
-        (42.0, 47.0, "decode", "verify", (0, 1)),
-    ]
 
 
 def test_without_kv_every_pass_runs_the_whole_sequence_and_verify_comes_after_the_last() -> None:

@@ -53,13 +53,6 @@ def test_no_prompt_is_taken_in_at_the_limit_itself() -> None:
     assert run.serving.is_all_finished
 
 
-def test_pipelined_the_batch_in_flight_counts_against_the_limit() -> None:
-    """1.2 batches of 1: with one in flight and one in the queue no third is taken in."""
-    requests = [request(i, output=9) for i in range(3)]
-    SimRun("unified", requests, draws=NeverAccept(), options=PolicyOptions(poll_s=0.0, decode_batch=1))
-    assert requests[2].scheduled_s == requests[0].last_token_s
-
-
 @pytest.mark.parametrize("pipelined", [True, False])
 def test_an_idle_worker_looks_for_a_prompt_every_spin(pipelined: bool) -> None:
     """Looks at 0.4, 0.8, 1.2 s: a prompt of 1 s is taken in at the third."""
