@@ -126,6 +126,26 @@ def test_the_last_token_is_computed_again_though_its_block_is_intact() -> None:
     assert engine.seat() == Chunk(16, 16)
 
 
+def test_of_two_blocks_with_the_same_content_the_newer_is_found() -> None:
+    """As above: the second block is computed again into the third of five. The old copy goes to request 1, which leaves
+    the new one, and request 2's block, for request 0."""
+    engine = Engine(32, 16, 16, num_blocks=5)
+    engine.seat()
+    first = engine.requests[0]
+    first.in_flight = 32
+    engine.serving.preempt(first)
+    first.in_flight = 0
+    assert engine.seat() == Chunk(16, 16)
+    engine.serving.commit_chunk(first, 16)
+    second, third = engine.prefill(), engine.prefill()
+    assert engine.blocks == (1, 4)
+    engine.serving.preempt(first)
+    engine.pool.grow(second, 32)
+    engine.serving.emit(third, 99)
+    assert engine.seat() == Chunk(1, 32)
+    assert engine.blocks == (0, 5)
+
+
 def test_a_reservation_is_for_a_whole_life_and_comes_back_whole() -> None:
     """40 + 99 + 5 tokens are nine blocks, to the last."""
     engine = Engine(40, num_blocks=9)

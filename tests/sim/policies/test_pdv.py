@@ -1,7 +1,7 @@
 """PDV rule by rule, as whole logs that can be summed by hand: draft 2 s, verify 5 s, every draft accepted.
 
 A prompt takes 0.5 s in the target and 0.5 s in the draft model, so that lanes fill up. Works never slow each other,
-but where a test says so. Not here: lanes that poll, batches, leads and contention, whose times are those of the
+but where a test says so. Not here: lanes that poll, batches and contention, whose times are those of the
 scheduler in SimPy's idiom (tests/sim/test_reference.py).
 """
 
@@ -87,6 +87,16 @@ LANES: dict[str, tuple[int, dict[str, Any], tuple[float, float], WorkLog]] = {
     "an engine that loops over requests carries one in every work": (
         4, {"decode_batch": 2, "verify_batch": 3, "batching": Batching.PER_REQUEST}, (0, 0.5),
         [*(draft(1.0 + 2 * i, i) for i in range(4)), *(verify(3.0 + 5 * i, i) for i in range(4))],
+    ),
+    # At 13 s request 6 is in hand and three wait for verify: a lead of 2. At 15 s four wait, until 18 s.
+    "a draft waits while the verify queue leads by more than two": (
+        8, {}, (0, 0.5),
+        [*(draft(1.0 + 2 * i, i) for i in range(7)), draft(18.0, 7), *(verify(3.0 + 5 * i, i) for i in range(8))],
+    ),
+    # Polls every 4 s. At 22 s request 7 is in hand and four wait for verify, which takes one at 27 s.
+    "a draft that waits for verify wakes without a poll": (
+        8, {"poll_s": 4.0}, (4, 0.5),
+        [*(draft(8.0 + 2 * i, i) for i in range(7)), draft(27.0, 7), *(verify(12.0 + 5 * i, i) for i in range(8))],
     ),
     # 0.5 s after each verify; one request alone is served atomically, two are not.
     "accepted tokens of one are run again on the verify stream": (
