@@ -25,6 +25,7 @@ from pathlib import Path
 from calibrate.fit import points_file
 from sim.cli.main import run
 from sim.costs.profile_files import load
+from sim.files import write
 from sim.studies.sweeps.store import Store
 from tests.attack.samples import GRID, PAIR, TINY_RUN
 from tests.calibrate.fit.test_points_file import point
@@ -154,6 +155,35 @@ KINDS: dict[str, Kind] = {
 }
 
 
+def write_file(folder: Path, text: str = "new") -> None:
+    write.write_text(folder / "x", text)
+
+
+def write_folder(folder: Path) -> None:
+    with write.new_folder(folder / "x", keeps=lambda name: name == "mine") as scratch:
+        for name in "ab":
+            (scratch / name).write_text("new")
+
+
+def old_folder(folder: Path) -> None:
+    (folder / "x").mkdir()
+    for name in ("a", "b", "mine"):
+        (folder / "x" / name).write_text("old")
+
+
+def files_of_folder(folder: Path) -> set[object]:
+    """Of what was moved away where nothing has taken its place."""
+    place = folder / "x" if (folder / "x").exists() else next(folder.glob(".*-old"))
+    return {(path.name, path.read_text()) for path in place.iterdir()}
+
+
+FILES: dict[str, Kind] = {
+    "file": Kind(lambda folder: write_file(folder, "old"), write_file, lambda folder: {(folder / "x").read_text()}),
+    "folder": Kind(old_folder, write_folder, files_of_folder),
+}
+"""What all of them are made of."""
+
+
 def die_before(allowed: int, folder: Path) -> None:
     """End this process before the file operation of that number below `folder`."""
     done = 0
@@ -216,7 +246,7 @@ def check(kind: Kind, folder: Path, known: Known) -> None:
 
 
 def main(name: str, place: Path, step: int) -> None:
-    kind, old, new = KINDS[name], place / "old", place / "new"
+    kind, old, new = (KINDS | FILES)[name], place / "old", place / "new"
     old.mkdir()
     assert copied(lambda: know(kind, old, new, place / "known")) == 0
     known = pickle.loads((place / "known").read_bytes())

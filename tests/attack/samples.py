@@ -126,20 +126,20 @@ SESSIONS = jsonl(
     for i in range(6)
 )
 GUIDELLM_MEANS = {
-    "prompt_token_count": 12.0,
+    "prompt_token_count": 20.0,
     "output_token_count": 5.0,
     "time_to_first_token_ms": 20.0,
     "inter_token_latency_ms": 12.0,
-    "output_tokens_per_second": 60.0,
-    "requests_per_second": 12.0,
-    "request_concurrency": 2.0,
+    "output_tokens_per_second": 140.0,
+    "requests_per_second": 28.0,
+    "request_concurrency": 1.904,
 }
 GUIDELLM_REQUESTS = [
     {"request_id": f"r{i}", "request_start_time": 1.7e9 + 0.5 * (i ^ 1), "prompt_tokens": 10 + i, "output_tokens": 5}
     for i in range(5)
 ]
 GUIDELLM_BENCHMARK = {
-    "metrics": {name: {"successful": {"mean": value, "count": 5}} for name, value in GUIDELLM_MEANS.items()},
+    "metrics": {name: {"successful": {"mean": value, "count": 20}} for name, value in GUIDELLM_MEANS.items()},
     "requests": {"successful": GUIDELLM_REQUESTS, "errored": [], "incomplete": [{}]},
 }
 GUIDELLM = indented({"metadata": {"version": 1}, "benchmarks": [GUIDELLM_BENCHMARK]})
@@ -168,7 +168,7 @@ AIPERF_MEANS = indented(
             ("output_sequence_length", "tokens", 5.0),
             ("time_to_first_token", "ms", 20.0),
             ("inter_token_latency", "ms", 12.0),
-            ("output_token_throughput", "tokens/sec", 100.0),
+            ("output_token_throughput", "tokens/sec", 140.0),
         )
     }
     | {"input_config": {"loadgen": {"concurrency": 2}}}
@@ -186,8 +186,8 @@ INFERENCE_PERF = indented(
 )
 INFERENCE_PERF_SUCCESSES = {
     "count": 20,
-    "latency": {"request_latency": {"mean": 0.07}, "time_to_first_token": {"mean": 0.02}},
-    "throughput": {"output_tokens_per_sec": 100.0},
+    "latency": {"request_latency": {"mean": 0.068}, "time_to_first_token": {"mean": 0.02}},
+    "throughput": {"output_tokens_per_sec": 140.0},
     "prompt_len": {"mean": 20.0},
     "output_len": {"mean": 5.0},
 }
@@ -243,7 +243,7 @@ BENCH_RECORD: dict[str, object] = {
     "completed": 20,
     "total_input_tokens": 400,
     "total_output_tokens": 100,
-    "output_throughput": 100.0,
+    "output_throughput": 140.0,
     "mean_ttft_ms": 20.0,
     "mean_tpot_ms": 12.0,
     "max_concurrency": 2,

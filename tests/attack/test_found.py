@@ -17,7 +17,7 @@ import pytest
 
 from sim.cli.main import run
 from sim.costs.profile_files import SHIPPED
-from tests.attack.samples import PAIR, TINY_RUN, TRACE_JSONL, replay, results
+from tests.attack.samples import PAIR, TINY_RUN, TRACE_JSONL, replay
 
 COMPARE = ["compare", "--profile", PAIR, "--policy", "pd", "--workers", "1"]
 TRACE = [*COMPARE, "--num-prompts", "2", "--dataset-name"]
@@ -43,60 +43,37 @@ def profile_with(path: str, value: Any) -> str:
     return json.dumps(raw)
 
 
+LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+HEAD = "arrival_s,prompt_tokens,output_tokens\n"
+SHOW = ["profiles", "show", "{}"]
+KIND = {"mean_error_pct": 1.0, "max_error_pct": 2.0, "points": 3, "held_out": "[/y]"}
 FILES: dict[str, tuple[str, str, list[str], str]] = {
-    "billion laughs": (
-        "x.yaml",
-        "a: &a [x,x,x,x,x,x,x,x,x]\n"
-        + "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
-        ["compare", "{}"],
-        "more than 100000 values, aliases unfolded",
-    ),
+    "billion laughs": ("x.yaml", LAUGHS, ["compare", "{}"], "more than 100000 values, aliases unfolded"),
     "a list as a key": ("x.yaml", "? [a, b]\n: 1\n", ["compare", "{}"], "line 1: a key must be a plain text"),
     "a number of nothing": ("x.yaml", 'seed: !!int ""\n', ["compare", "{}"], "line 1: tag"),
     "tokens of 64 bits in JSON": (
-        "t.jsonl",
-        TRACE_JSONL.replace('"input_len": 10', '"input_len": 9223372036854775808'),
-        [*TRACE, "jsonl", "--dataset-path", "{}"],
-        "line 1: 'input_len' 9223372036854775808 must be below 2^63",
+        "t.jsonl", TRACE_JSONL.replace('"input_len": 10', '"input_len": 9223372036854775808'),
+        [*TRACE, "jsonl", "--dataset-path", "{}"], "line 1: 'input_len' 9223372036854775808 must be below 2^63",
     ),
     "a column twice": (
-        "t.csv",
-        "arrival_s,prompt_tokens,prompt_tokens,output_tokens\n0,1,2,3\n",
-        [*TRACE, "csv", "--dataset-path", "{}"],
+        "t.csv", HEAD.replace("s,o", "s,prompt_tokens,o") + "0,1,2,3\n", [*TRACE, "csv", "--dataset-path", "{}"],
         "line 1: column 'prompt_tokens' is there twice",
     ),
-    "a key twice": (
-        "p.json",
-        PROFILE.replace('"name":', '"name": "x", "name":', 1),
-        ["profiles", "show", "{}"],
-        "key 'name' stands twice",
-    ),
-    "JSON without end": ("p.json", '{"a":' * 100_000, ["profiles", "show", "{}"], ": nested deeper than 64"),
-    "an escape in an error kind": (
-        "p.json",
-        profile_with("errors.\x1b[31m", {"mean_error_pct": 1, "max_error_pct": 2, "points": 3, "held_out": "x"}),
-        ["profiles", "show", "{}"],
-        "holds the control character",
-    ),
-    "a step of ages": (
-        "p.json",
-        profile_with("host.step_s", 1e300),
-        ["profiles", "show", "{}"],
-        "step_s=1e+300 must be at most 1,000",
-    ),
+    "a key twice": ("p.json", PROFILE.replace('"name":', '"name": "x", "name":', 1), SHOW, "key 'name' stands twice"),
+    "JSON without end": ("p.json", '{"a":' * 100_000, SHOW, ": nested deeper than 64"),
+    "an escape in an error kind": ("p.json", profile_with("errors.\x1b[31m", KIND), SHOW, "the control character"),
+    "a step of ages": ("p.json", profile_with("host.step_s", 1e300), SHOW, "step_s=1e+300 must be at most 1,000"),
     "policies in lists of which one is empty": (
-        "grid.yaml",
-        f"scenario: {{profile: {PAIR}}}\ngrid: {{policy: [[]]}}\n",
-        ["sweep", "{}", "--out", "{folder}/store"],
-        "policy: the list is empty",
+        "grid.yaml", f"scenario: {{profile: {PAIR}}}\ngrid: {{policy: [[]]}}\n",
+        ["sweep", "{}", "--out", "{folder}/store"], "policy: the list is empty",
     ),
     "an arrival at the end of all numbers": (
-        "t.csv",
-        "arrival_s,prompt_tokens,output_tokens\n-1.7e308,10,3\n1.7e308,12,3\n",
-        [*TRACE, "csv", "--dataset-path", "{}"],
+        "t.csv", HEAD + "-1.7e308,10,3\n1.7e308,12,3\n", [*TRACE, "csv", "--dataset-path", "{}"],
         "line 3: arrival is inf s after the first one",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FILES)
@@ -149,12 +126,16 @@ def test_a_hostile_launch_is_one_line(case: str, tmp_path: Path, capsys: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("path", ["name", "source", "overlap.source"])
-def test_markup_in_a_profile_is_printed_as_it_is(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("path", "value"), [*((path, "a[/x]b") for path in ("name", "source", "overlap.source")), ("errors.[/x]", KIND)]
+)
+def test_markup_in_a_profile_is_printed_as_it_is(
+    path: str, value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "p.json"
-    file.write_text(profile_with(path, "a[/x]b"))
+    file.write_text(profile_with(path, value))
     assert run(["profiles", "show", str(file)]) == 0
-    assert "a[/x]b" in capsys.readouterr().out
+    assert "[/x]" in capsys.readouterr().out
     alone = ["--policy", "autoregressive", "--num-speculative-tokens", "0", "--num-prompts", "2"]
     assert run(["compare", "--profile", str(file), *alone, "--input-len", "8", "--output-len", "2"]) == 0
 
@@ -168,91 +149,56 @@ def test_a_formula_in_a_name_is_drawn_as_it_is(tmp_path: Path) -> None:
     assert run(["report", str(tmp_path / "r"), "--figures", str(tmp_path / "f")]) == 0
 
 
-def test_markup_in_a_kind_of_error_is_printed_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "p.json"
-    file.write_text(
-        profile_with("errors.[/x]", {"mean_error_pct": 1.0, "max_error_pct": 2.0, "points": 3, "held_out": "[/y]"})
-    )
-    assert run(["profiles", "show", str(file)]) == 0
-    assert "[/x]" in capsys.readouterr().out
-
-
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    return results(tmp_path_factory.mktemp("simulated"))
-
-
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return replay(tmp_path_factory.mktemp("replayed"))
 
 
-def laid(files: dict[str, bytes], folder: Path, name: str, content: bytes) -> Path:
-    for other, held in {**files, name: content}.items():
-        (folder / other).write_bytes(held)
-    return folder
+def column(name: str, change: Callable[[list[Any]], list[Any] | None]) -> Callable[[bytes], bytes]:
+    """Changes one column of a Parquet file, or drops it."""
+
+    def changed(content: bytes) -> bytes:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(io.BytesIO(content))
+        values = change(table[name].to_pylist())
+        at = table.column_names.index(name)
+        table = table.drop_columns([name]) if values is None else table.set_column(at, name, pa.array(values))
+        sink = io.BytesIO()
+        pq.write_table(table, sink)
+        return sink.getvalue()
+
+    return changed
 
 
-def table_with(content: bytes, name: str, change: Callable[[list[Any]], list[Any] | None]) -> bytes:
-    """The Parquet file with one column changed, or dropped."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(io.BytesIO(content))
-    values = change(table[name].to_pylist())
-    at = table.column_names.index(name)
-    table = table.drop_columns([name]) if values is None else table.set_column(at, name, pa.array(values))
-    sink = io.BytesIO()
-    pq.write_table(table, sink)
-    return sink.getvalue()
-
-
-def summary_with(content: bytes, change: Callable[[Any], object]) -> bytes:
+def shrunk(content: bytes) -> bytes:
     raw = json.loads(content)
-    change(raw)
+    raw["gpu"]["memory_bytes"] = 1000
     return json.dumps(raw).encode()
 
 
-SPOILT_TABLES: dict[str, tuple[str, Callable[[list[Any]], list[Any] | None], str]] = {
-    "null": ("start_s", lambda values: [None, *values[1:]], "column 'start_s' lacks values"),
-    "NaN": ("start_s", lambda values: [float("nan"), *values[1:]], "column 'start_s' holds a value that is not finite"),
-    "a dropped column": ("kind", lambda values: None, "no column 'kind'"),
+NOT_FINITE = "column 'start_s' holds a value that is not finite"
+SPOILT: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    "null": ("work.parquet", column("start_s", lambda values: [None, *values[1:]]), "column 'start_s' lacks values"),
+    "NaN": ("work.parquet", column("start_s", lambda values: [float("nan"), *values[1:]]), NOT_FINITE),
+    "a dropped column": ("work.parquet", column("kind", lambda values: None), "no column 'kind'"),
+    "lists of unlike length": ("work.parquet", column("emitted", lambda rows: [[], *rows[1:]]), "'emitted'"),
+    "a profile without room": ("profile.json", shrunk, "the weights leave no room for KV"),
 }
 
 
-@pytest.mark.parametrize("case", SPOILT_TABLES)
-def test_spoilt_works_are_one_line(
+@pytest.mark.parametrize("case", SPOILT)
+def test_a_spoilt_replay_is_one_line(
     case: str, tmp_path: Path, replayed: dict[str, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    column, change, says = SPOILT_TABLES[case]
-    laid(replayed, tmp_path, "work.parquet", table_with(replayed["work.parquet"], column, change))
+    name, change, says = SPOILT[case]
+    for other, held in (replayed | {name: change(replayed[name])}).items():
+        (tmp_path / other).write_bytes(held)
     errors = refusal(capsys, "validate", str(tmp_path), "--overwrite")
-    assert "work.parquet" in errors
-    assert says in errors
-
-
-@pytest.mark.parametrize("command", ["validate"])
-def test_a_replay_whose_profile_leaves_no_room_is_named(
-    command: str, tmp_path: Path, replayed: dict[str, bytes], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def shrink(raw: Any) -> None:
-        raw["gpu"]["memory_bytes"] = 1000
-
-    laid(replayed, tmp_path, "profile.json", summary_with(replayed["profile.json"], shrink))
-    errors = refusal(capsys, command, str(tmp_path))
-    assert "the weights leave no room for KV" in errors
     assert str(tmp_path) in errors
-
-
-def test_lists_of_unlike_length_in_a_replay_name_file_and_column(
-    tmp_path: Path, replayed: dict[str, bytes], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Once `zip() argument 2 is shorter than argument 1`."""
-    spoilt = table_with(replayed["work.parquet"], "emitted", lambda rows: [[], *rows[1:]])
-    laid(replayed, tmp_path, "work.parquet", spoilt)
-    errors = refusal(capsys, "validate", str(tmp_path))
-    assert "work.parquet" in errors
-    assert "'emitted'" in errors
+    assert says in errors
+    assert name in errors or name == "profile.json"
 
 
 @pytest.fixture

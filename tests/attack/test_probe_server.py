@@ -1,6 +1,8 @@
-"""`lanesim probe` against servers that break the rules: one clear line and an exit code, or success where it should be.
+"""`lanesim probe` and `lanesim validate URL` against servers that break the rules: one clear line and an exit code, or
+success where it should be.
 
-No way hangs beyond the deadline that was given, none takes the memory it is offered.
+No way hangs beyond the deadline that was given, none takes the memory it is offered, and no key, prompt or address gets
+into a file.
 """
 
 from __future__ import annotations
@@ -21,12 +23,18 @@ from types import FrameType
 
 import pytest
 
+from calibrate.server.probe import WORDS
 from sim.cli.main import run
 from tests.attack.hostile_server import DONE, Way, bomb, collected, drip, event, head, hostile, raw, stream, whole
 
 MODELS, COMPLETIONS, CHAT, METRICS = "/v1/models", "/v1/completions", "/v1/chat/completions", "/metrics"
 FLAGS = ["--profile", "cpu/tiny", "--levels", "1,2", "--rounds", "1"]
 FLAGS += ["--input-len", "4", "--output-len", "8", "--timeout-s"]
+KEY = "sk-not-to-be-seen"
+LOAD = ("--request-rate", "500", "--num-prompts", "6", "--input-len", "4", "--output-len", "8", "--timeout-s", "0.8")
+JUDGED = ("--profile", "cpu/tiny", *LOAD, "--api-key-env", "KEY_OF_A_TEST", "--levels")
+LOOKED = 2
+"""Requests that tell `validate` how a server answers, and how many tokens a word has."""
 MAX_S = 20
 """Far beyond what such a probe takes."""
 MAX_GROWTH_KIB = 96 << 10
@@ -119,10 +127,26 @@ def probe(url: str, folder: Path, *flags: str, timeout_s: float = 10.0) -> int:
         return run(["probe", url, *FLAGS, f"{timeout_s:g}", "--measured", str(folder / "m.json"), *flags])
 
 
-def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY_OF_A_TEST", KEY)
+
+
+def judged(url: str, folder: Path, *more: str, levels: str = "none") -> int:
+    """The exit code. What is written names nothing that it should not, whatever came of it."""
+    out = folder / "run.json"
+    with bounded():
+        code = run(["validate", url, *JUDGED, levels, "--out", str(out), *more])
+    text = out.read_text() if out.exists() else ""
+    assert [each for each in (url.partition("//")[2], KEY, *(f"{word} " for word in WORDS)) if each in text] == []
+    return code
+
+
+def one_line(capsys: pytest.CaptureFixture[str], begins: str = "lanesim: http://127.0.0.1:") -> str:
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1, errors
-    assert errors.startswith("lanesim: http://127.0.0.1:"), errors
+    assert errors.startswith(begins), errors
+    assert KEY not in errors
     return errors
 
 
@@ -131,7 +155,9 @@ def test_a_server_that_breaks_a_rule_is_one_line(name: str, tmp_path: Path, caps
     path, way, message = BROKEN[name]
     with hostile(path, way) as server:
         assert probe(server.url, tmp_path, timeout_s=0.8) == 2
-    assert re.search(message, one_line(capsys))
+        assert re.search(message, one_line(capsys))
+        assert judged(server.url, tmp_path) == 2
+    one_line(capsys, "lanesim: ")
 
 
 @pytest.mark.parametrize("name", LATER)
@@ -142,15 +168,46 @@ def test_a_server_that_breaks_a_rule_under_load_is_one_line(
     with hostile(COMPLETIONS, way, sound=3) as server:
         assert probe(server.url, tmp_path, timeout_s=0.8) == 2
     assert re.search(message, one_line(capsys))
+    for levels in ("none", "1,2"):
+        with hostile(COMPLETIONS, way, sound=LOOKED) as server:
+            assert judged(server.url, tmp_path, "--rounds", "1", "--overwrite", levels=levels) == 2
+        one_line(capsys, "lanesim: ")
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_a_server_that_is_merely_odd_is_measured(name: str, tmp_path: Path) -> None:
+def test_a_server_that_is_merely_odd_is_measured_and_judged(name: str, tmp_path: Path) -> None:
     path, way = SOUND[name]
     with hostile(path, way) as server:
         assert probe(server.url, tmp_path) == 0
+        assert judged(server.url, tmp_path) == 0
     levels = json.loads((tmp_path / "m.json").read_text())["levels"]
     assert [level["output_tokens"] for level in levels] == [8.0, 8.0]
+    errors = json.loads((tmp_path / "run.json").read_text())["errors"]
+    assert errors["predicted"]["e2el"]["mean"]["real"] > 0.0
+
+
+@pytest.mark.parametrize(
+    "way", [whole("river stone lamp: " + KEY, "500 Oops"), whole("river stone lamp", "429 river stone ")]
+)
+def test_what_a_server_says_of_failed_requests_is_not_kept(way: Way, tmp_path: Path) -> None:
+    with hostile(COMPLETIONS, way, sound=LOOKED, broken=2) as server:
+        assert judged(server.url, tmp_path) == 0
+    assert sum(bool(each["failed"]) for each in json.loads((tmp_path / "run.json").read_text())["sent"]) == 2
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+def test_one_of_a_pair_that_breaks_is_one_line(
+    is_second: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was sent to the other one is kept."""
+    drafts = ("--set", "speculation.num_speculative_tokens=2", "--set", "speculation.acceptance=iid:0.7")
+    with hostile() as sound, hostile(COMPLETIONS, whole("busy", "503 Busy"), sound=LOOKED) as broken:
+        one, other = (sound, broken) if is_second else (broken, sound)
+        assert judged(one.url, tmp_path, "--pair", other.url, *drafts) == 2
+    one_line(capsys, "lanesim: ")
+    text = (tmp_path / "run.json").read_text()
+    assert other.url.partition("//")[2] not in text
+    assert sum(not each["failed"] for each in json.loads(text)["sent"]) == (6 if is_second else 0)
 
 
 def test_a_few_failed_requests_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,10 +226,7 @@ def test_one_answer_beyond_the_deadline_ends_a_probe(tmp_path: Path, capsys: pyt
     assert re.search(LATE, one_line(capsys))
 
 
-def test_a_key_is_sent_and_never_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KEY_OF_A_TEST", "sk-not-to-be-seen")
+def test_a_key_is_sent_and_never_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--api-key-env", "KEY_OF_A_TEST", "--out", str(tmp_path / "p.json"), "--json", str(tmp_path / "r.json")]
     with hostile() as server:
         assert probe(server.url, tmp_path, *flags) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -131,23 +130,3 @@ def test_a_scheduler_serves_as_in_simpys_idiom(policy: str, seed: int, is_consta
     for one, other in zip(requests, again, strict=True):
         assert one.first_token_s == pytest.approx(other.first_token_s, rel=0.0, abs=TOLERANCE_S), one.id
         assert one.last_token_s == pytest.approx(other.last_token_s, rel=0.0, abs=TOLERANCE_S), one.id
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"policy": "disaggregated"}, "no policy 'disaggregated'"),
-        ({"num_speculative_tokens": 0}, "no draft length of 0"),
-        ({"policy": "continuous", "engine.num_gpu_blocks": 60}, "no short memory"),
-        ({"max_concurrency": 4, "request_rate": float("inf")}, "no closed loop"),
-        ({"engine.async_scheduling": True}, "no lanes that plan ahead"),
-        ({"policy_options.poll_s": 0.0}, "no lanes that do not poll"),
-        ({"profile": MEASURED.format("h200"), "engine.name": None}, "no work that polling or a pause slows down"),
-        ({"profile": MEASURED.format("h100"), "engine.name": None, "policy": "pdv"}, "launched kernel by kernel"),
-    ],
-)
-def test_the_reference_refuses_what_it_does_not_know(changes: dict[str, Any], named: str) -> None:
-    known = {"profile": PROFILES[0], "policy": "pd", "engine.name": "ideal", "engine.async_scheduling": False}
-    scenario = Scenario.of(**(known | changes))
-    with pytest.raises(ValueError, match=named):
-        simulate_in_simpy(resolve(scenario, load(scenario.profile), scenario.policy[0]), 0)

@@ -14,7 +14,7 @@ from sim.costs.profile import KindError, Profile
 from sim.studies.plan.candidate_ranking import Candidate
 from sim.studies.plan.search import plan
 from tests.twins.drawn import PAIR, PAIRS, TABLE, TINY, constants, questions, several
-from tests.twins.twin import Asked, Pair, answer, flat, folder, nested, only, runs, said, twin, words
+from tests.twins.twin import Asked, Pair, answer, flat, folder, nested, runs, said, twin, words
 
 FEW = st.sampled_from(("autoregressive", "continuous"))
 CONTINUOUS = st.just("continuous")
@@ -65,9 +65,17 @@ def strays(value: Any, where: str = "") -> list[str]:
     return found
 
 
-@twin(questions(policy=several, profiles=PAIRS, replications=3))
-def test_means_of_a_comparison_lie_in_their_intervals(asked: Asked) -> Pair:
-    return Pair(strays(answer("compare", asked)), [])
+@twin(questions(policy=several, profiles=PAIRS, replications=3), rel=1e-9)
+def test_means_of_a_comparison_are_over_its_runs_differ_as_it_says_and_lie_in_their_intervals(asked: Asked) -> Pair:
+    found, key = answer("compare", asked), "mean_e2el_ms"
+    means = {row["policy"]: row["mean"] for row in found["policies"]}
+    by_policy = {name: [run[key] for run in found["runs"] if run["policy"] == name] for name in means}
+    pairs: list[tuple[Any, Any]] = [(strays(found), [])]
+    pairs += [(mean[key], sum(by_policy[name]) / len(by_policy[name])) for name, mean in means.items()]
+    for row in found["paired"]:
+        if row["difference"] is not None:
+            pairs.append((row["difference"], means[row["a"]][row["metric"]] - means[row["b"]][row["metric"]]))
+    return Pair(*zip(*pairs, strict=True))
 
 
 @twin(questions(policy=several, profiles=(TINY, PAIR), replications=2), share=0.05)
@@ -118,31 +126,18 @@ def test_a_row_of_a_plan_is_what_capacity_says_of_it(seed: int) -> Pair:
 
 
 @twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), share=0.05)
-def test_policies_capacities_are_each_its_own(asked: Asked) -> Pair:
-    both = answer("capacity", {**asked, "policy": ["autoregressive", "continuous"]}, "--draws", "2")["highest"]
-    alone = [
-        answer("capacity", {**asked, "policy": policy}, "--draws", "2")["highest"][0]
-        for policy in ("autoregressive", "continuous")
-    ]
-    return Pair(both, alone)
-
-
-@twin(questions(profiles=(TINY,), policy=FEW, **CAPACITY), share=0.05)
-def test_a_tenth_of_the_capacity_takes_one_replica(asked: Asked) -> Pair:
-    (highest,) = answer("capacity", asked, "--draws", "0")["highest"]
-    if not highest["load"]:
-        return Pair(1, 1)
-    found = answer("capacity", asked, "--draws", "0", "--target-rate", str(0.1 * highest["load"]))
-    return Pair([fleet["replicas"] for fleet in found["fleets"]], [1, 1])
-
-
-@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), share=0.05)
-def test_what_capacity_holds_compare_finds_within_the_slos(asked: Asked) -> Pair:
-    (highest,) = answer("capacity", asked, "--draws", "0")["highest"]
-    if not highest["load"]:
-        return Pair(True, True)
-    (run,) = runs({**asked, "request-rate": 0.5 * highest["load"], "num-prompts": 200})
-    return Pair(run["slo_attainment"]["all"] >= 0.95, True)
+def test_policies_capacities_are_each_its_own_and_hold_what_they_say(asked: Asked) -> Pair:
+    """A tenth of it takes one replica, and at half of it compare finds requests within the SLOs."""
+    names = ["autoregressive", "continuous"]
+    both = answer("capacity", {**asked, "policy": names}, "--draws", "2")["highest"]
+    alone = [answer("capacity", {**asked, "policy": name}, "--draws", "2")["highest"][0] for name in names]
+    (load,) = (each["load"] for each in both if each["policy"] == asked["policy"])
+    if not load:
+        return Pair(both, alone)
+    fleets = answer("capacity", asked, "--draws", "0", "--target-rate", str(0.1 * load))["fleets"]
+    (run,) = runs({**asked, "request-rate": 0.5 * load, "num-prompts": 200})
+    held = [[fleet["replicas"] for fleet in fleets], run["slo_attainment"]["all"] >= 0.95]
+    return Pair([both, *held], [alone, [1, 1], True])
 
 
 # -- draft lengths
@@ -245,14 +240,3 @@ def test_pairs_of_a_store_are_pairs_of_a_comparison(asked: Asked) -> Pair:
     base = by_policy[asked["policy"][0]]
     changes = {name: 100.0 * (sum(values) / sum(base) - 1.0) for name, values in by_policy.items() if name in rows}
     return Pair(rows, changes)
-
-
-@twin(questions(policy=several, profiles=PAIRS, replications=2))
-def test_means_are_over_the_runs(asked: Asked) -> Pair:
-    found = answer("compare", asked)
-    key = "mean_e2el_ms"
-    pairs = []
-    for row in found["policies"]:
-        own = only([run for run in found["runs"] if run["policy"] == row["policy"]], key)
-        pairs.append((row["mean"][key], sum(each[key] for each in own) / len(own)))
-    return Pair(*zip(*pairs, strict=True))

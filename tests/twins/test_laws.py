@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 import lanesim
 from sim.costs.profile import Profile
-from tests.twins.drawn import PAIR, PAIRS, SPLIT, TABLE, TINY, constants, questions, scaled, several
+from tests.twins.drawn import PAIR, PAIRS, SPLIT, TINY, constants, questions, scaled, several
 from tests.twins.twin import Asked, Pair, answer, flat, folder, runs, said, twin, with_set, words
 
 LANE = st.sampled_from(("autoregressive", "continuous", "pd", "pdv", "unified", "baseline"))
-WITHOUT_OVERLAP = {"set": {"devices.overlap": "serial"}}
 
 
 def simulated(profile: Profile, asked: Asked) -> dict[str, Any]:
@@ -51,26 +50,14 @@ CAPACITY = {"goodput": ["ttft:3000", "tpot:900"], "max-num-seqs": 4, "draws": 0,
 FEW = st.sampled_from(("autoregressive", "continuous"))
 
 
-@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), st.sampled_from((2.0, 5.0)), rel=1e-9, share=0.05)
-def test_dollars_follow_the_price(asked: Asked, factor: float) -> Pair:
-    usd = []
-    for price in (1.5, 1.5 * factor):
-        usd += [answer("capacity", {**asked, "price": f"{price}/gpu-h"})["highest"][0]["usd_per_million_tokens"] or 0.0]
-    return Pair(factor * usd[0], usd[1])
-
-
-@twin(questions(profiles=(SPLIT,), policy=st.just("autoregressive"), **CAPACITY), rel=1e-9, share=0.025)
-def test_a_replica_of_two_gpus_costs_two_gpus(asked: Asked) -> Pair:
+@twin(questions(profiles=(SPLIT,), policy=st.just("autoregressive"), **CAPACITY), rel=1e-9, share=0.05)
+def test_dollars_follow_the_price_and_a_replica_of_two_gpus_costs_two(asked: Asked) -> Pair:
     own = {name: value for name, value in asked.items() if name not in ("num-speculative-tokens", "acceptance")}
-    usd = [answer("capacity", {**own, "price": price})["highest"] for price in ("2/gpu-h", "4/replica-h")]
-    return Pair(*usd)
-
-
-@twin(questions(profiles=(PAIR,)), rel=1e-9)
-def test_energy_is_power_times_time(asked: Asked) -> Pair:
-    (run,) = runs({**asked, "set": {"energy": True}})
-    joules = run["joules_per_output_token"] * run["output_throughput"] * run["duration"]
-    return Pair(joules, run["power_w"] * run["num_gpus"] * run["duration"])
+    prices = ("2/gpu-h", "4/replica-h", "6/gpu-h")
+    usd = [
+        answer("capacity", {**own, "price": price})["highest"][0]["usd_per_million_tokens"] or 0.0 for price in prices
+    ]
+    return Pair([3.0 * usd[0], usd[0]], [usd[2], usd[1]])
 
 
 # -- loops and loads
@@ -90,12 +77,6 @@ def test_requests_in_flight_are_rate_times_latency(asked: Asked, in_flight: int)
     ends = [start + e2el for start, e2el in zip(run["start_times"], run["e2els"], strict=True)]
     idle = sum(run["duration"] - end for end in sorted(ends)[-in_flight:])
     return Pair(sum(run["e2els"]) + idle, min(in_flight, run["completed"]) * run["duration"])
-
-
-@twin(questions(goodput=["ttft:1e9", "tpot:1e9", "e2el:1e9"]))
-def test_slos_that_all_meet_leave_the_throughput(asked: Asked) -> Pair:
-    (run,) = runs(asked)
-    return Pair(run["request_goodput"], run["request_throughput"])
 
 
 @twin(questions(), st.floats(1.0, 500.0), st.floats(1.0, 4.0))
@@ -121,29 +102,37 @@ def test_a_looser_slo_holds_no_less_load(asked: Asked) -> Pair:
 @twin(questions(policy=several, profiles=PAIRS), st.sampled_from((None, 0.4, 2.0)))
 def test_what_was_sent_is_completed_or_censored(asked: Asked, stop_s: float | None) -> Pair:
     found = runs(with_set(asked, window__stop_s=stop_s), "--save-detailed")
-    return Pair(
-        [run["completed"] + run["censored"] for run in found],
-        [len(run["e2els"]) for run in found],
-    )
+    return Pair([run["completed"] + run["censored"] for run in found], [len(run["e2els"]) for run in found])
 
 
-@twin(questions(policy=several, profiles=PAIRS, goodput=["ttft:100", "tpot:20"]), rel=1e-9)
-def test_means_are_those_of_the_requests(asked: Asked) -> Pair:
-    pairs = []
+@twin(questions(policy=several, profiles=PAIRS, goodput=["ttft:1e9", "tpot:1e9", "e2el:1e9"]), rel=1e-9)
+def test_figures_of_a_run_follow_from_those_of_its_requests_and_from_each_other(asked: Asked) -> Pair:
+    """Means; busy and idle time; acceptance; an SLO that all meet; first tokens and the others are the whole."""
+    pairs: list[tuple[Any, Any]] = []
     for run in runs(asked, "--save-detailed"):
-        lists = {
-            "ttft": run["ttfts"],
-            "e2el": run["e2els"],
-            "tpot": [each for each in run["tpots"] if each is not None],
-        }
-        of_requests = {name: 1e3 * sum(values) / len(values) for name, values in lists.items()}
-        of_requests["input"], of_requests["output"] = sum(run["input_lens"]), sum(run["output_lens"])
-        of_requests["rate"] = len(run["e2els"]) / run["duration"]
-        of_requests["tokens"] = sum(run["output_lens"]) / run["duration"]
-        stated = {name: run[f"mean_{name}_ms"] for name in lists}
-        stated |= {"input": run["total_input_tokens"], "output": run["total_output_tokens"]}
-        pairs.append((of_requests, stated | {"rate": run["request_throughput"], "tokens": run["output_throughput"]}))
+        tpots = [each for each in run["tpots"] if each is not None]
+        for name, values in (("ttft", run["ttfts"]), ("e2el", run["e2els"]), ("tpot", tpots)):
+            pairs.append((1e3 * sum(values) / len(values), run[f"mean_{name}_ms"]))
+        tokens, count = sum(run["output_lens"]), len(run["e2els"])
+        pairs += [(sum(run["input_lens"]), run["total_input_tokens"]), (tokens, run["total_output_tokens"])]
+        pairs += [
+            (each / run["duration"], run[f"{name}_throughput"])
+            for each, name in ((count, "request"), (tokens, "output"))
+        ]
+        pairs += [(run["device_utilization"] + run["device_idle_share"], 1.0)]
+        pairs += [(run["request_goodput"], run["request_throughput"])]
+        if rounds := run["spec_decode_num_drafts"]:
+            pairs += [(run["spec_decode_acceptance_length"], 1.0 + run["spec_decode_accepted_tokens"] / rounds)]
+        parts = zip(run["ttfts"], run["tpots"], run["output_lens"], strict=True)
+        pairs += [([ttft + (tpot or 0.0) * (tokens - 1) for ttft, tpot, tokens in parts], run["e2els"])]
     return Pair(*zip(*pairs, strict=True))
+
+
+@twin(questions(profiles=(PAIR,)), rel=1e-9)
+def test_energy_is_power_times_time(asked: Asked) -> Pair:
+    (run,) = runs({**asked, "set": {"energy": True}})
+    joules = run["joules_per_output_token"] * run["output_throughput"] * run["duration"]
+    return Pair(joules, run["power_w"] * run["num_gpus"] * run["duration"])
 
 
 @twin(questions(policy=several, profiles=PAIRS, replications=2), rel=1e-9, share=0.05)
@@ -177,39 +166,3 @@ def test_one_stream_is_busy_as_long_as_its_works_last(asked: Asked) -> Pair:
         busy += max(0.0, end_s - max(start_s, end))
         end = max(end, end_s)
     return Pair(busy, run["device_utilization"] * run["duration"])
-
-
-@twin(questions(policy=several, profiles=PAIRS), rel=1e-9)
-def test_busy_and_idle_are_all_the_time(asked: Asked) -> Pair:
-    found = runs(asked)
-    return Pair([run["device_utilization"] + run["device_idle_share"] for run in found], [1.0] * len(found))
-
-
-@twin(questions(policy=several, profiles=PAIRS), rel=1e-6)
-def test_accepted_tokens_and_rounds_make_the_acceptance_length(asked: Asked) -> Pair:
-    found = [run for run in runs(asked) if run["spec_decode_num_drafts"]]
-    return Pair(
-        [run["spec_decode_acceptance_length"] for run in found],
-        [1.0 + run["spec_decode_accepted_tokens"] / run["spec_decode_num_drafts"] for run in found],
-    )
-
-
-@twin(questions(policy=several, profiles=PAIRS, replications=3), rel=1e-9)
-def test_paired_differences_are_differences_of_means(asked: Asked) -> Pair:
-    found = answer("compare", asked)
-    means = {row["policy"]: row["mean"] for row in found["policies"]}
-    pairs = [row for row in found["paired"] if row["difference"] is not None]
-    return Pair(
-        [row["difference"] for row in pairs],
-        [means[row["a"]][row["metric"]] - means[row["b"]][row["metric"]] for row in pairs],
-    )
-
-
-@twin(questions(profiles=(TINY, TABLE, PAIR), policy=FEW))
-def test_the_first_token_and_the_others_are_the_whole(asked: Asked) -> Pair:
-    (run,) = runs(asked, "--save-detailed")
-    parts = zip(run["ttfts"], run["tpots"], run["output_lens"], strict=True)
-    return Pair(
-        [round(ttft + (tpot or 0.0) * (tokens - 1), 9) for ttft, tpot, tokens in parts],
-        [round(e2el, 9) for e2el in run["e2els"]],
-    )

@@ -14,19 +14,7 @@ import lanesim
 from sim.devices.contention import BRACKET, phi_at, phi_of
 from sim.run.resolve import resolve
 from tests.twins.drawn import ENGINE, ENGINES, LANES, PAIR, PAIRS, TABLE, TINY, questions
-from tests.twins.twin import (
-    Asked,
-    Pair,
-    answer,
-    flat,
-    folder,
-    only,
-    runs,
-    twin,
-    with_set,
-    without,
-    write_lines,
-)
+from tests.twins.twin import Asked, Pair, answer, flat, folder, only, runs, twin, with_set, without, write_lines
 
 LATENCIES = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "output_throughput", "duration")
 CONTINUOUS = st.just("continuous")
@@ -48,6 +36,31 @@ def resolved(asked: Asked) -> Any:
 @twin(questions())
 def test_the_blocks_that_fit_are_what_null_means(asked: Asked) -> Pair:
     return Pair(runs(asked), runs(with_set(asked, engine__num_gpu_blocks=resolved(asked).num_blocks)))
+
+
+@twin(questions())
+def test_values_that_change_nothing_change_nothing(asked: Asked) -> Pair:
+    idle = {
+        "workload.sharing.num_turns": 1,
+        "workload.sharing.num_forks": 1,
+        "workload.sharing.prefix_len": 0,
+        "workload.burstiness": 1.0,
+        "workload.num_warmups": 0,
+        "workload.num_cooldowns": 0,
+        "window.stop_s": 1e6,
+        "engine.rules.scheduler_recv_interval": 1,
+        "engine.rules.batch_wait_timeout_iters": 0,
+        "devices.count": 1,
+        "devices.routing": "least-outstanding",
+        "workload.random_range_ratio": 0.0,
+    }
+    once = idle | {"workload.random_range_ratio": [1.0, 1.0]}
+    own = {**asked, "engine": ENGINE}
+    context = {"engine.max_model_len": lanesim.load_profile(asked["profile"]).target.max_context}
+    one, named = runs(asked), runs(own)
+    return Pair(
+        [one, one, named], [runs({**asked, "set": each}) for each in (idle, once)] + [runs({**own, "set": context})]
+    )
 
 
 @twin(questions(profiles=(TINY, PAIR)), st.sampled_from(ENGINES))
@@ -73,12 +86,6 @@ def test_an_engines_scheduling_is_what_null_means(asked: Asked, engine: str) -> 
 
 
 @twin(questions(profiles=(PAIR,), policy=lane))
-def test_the_middle_phi_is_what_null_means(asked: Asked) -> Pair:
-    phi = phi_of(lanesim.load_profile(asked["profile"]).overlap).value
-    return Pair(runs(asked), runs(with_set(asked, devices__phi=phi)))
-
-
-@twin(questions(profiles=(PAIR,), policy=lane))
 def test_the_ends_of_the_bracket_are_runs_with_that_phi(asked: Asked) -> Pair:
     overlap = lanesim.load_profile(asked["profile"]).overlap
     (policy,) = answer("compare", asked)["policies"]
@@ -88,53 +95,19 @@ def test_the_ends_of_the_bracket_are_runs_with_that_phi(asked: Asked) -> Pair:
 
 
 @twin(questions(profiles=(PAIR,), policy=lane))
-def test_no_overlap_at_all_is_the_serial_form(asked: Asked) -> Pair:
-    return Pair(runs(with_set(asked, devices__phi=0.0)), runs(with_set(asked, devices__overlap="serial")))
+def test_the_middle_phi_is_what_null_means_and_none_at_all_the_serial_form(asked: Asked) -> Pair:
+    phi = phi_of(lanesim.load_profile(asked["profile"]).overlap).value
+    ones = (asked, with_set(asked, devices__phi=0.0))
+    others = (with_set(asked, devices__phi=phi), with_set(asked, devices__overlap="serial"))
+    return Pair([runs(each) for each in ones], [runs(each) for each in others])
 
 
-@twin(questions())
-def test_the_context_is_what_no_max_model_len_means(asked: Asked) -> Pair:
-    own = {**asked, "engine": ENGINE}
-    context = lanesim.load_profile(asked["profile"]).target.max_context
-    return Pair(runs(own), runs(with_set(own, engine__max_model_len=context)))
-
-
-@twin(questions())
-def test_values_that_change_nothing_change_nothing(asked: Asked) -> Pair:
-    idle = {
-        "workload.random_range_ratio": 0.0,
-        "workload.sharing.num_turns": 1,
-        "workload.sharing.num_forks": 1,
-        "workload.sharing.prefix_len": 0,
-        "workload.burstiness": 1.0,
-        "workload.num_warmups": 0,
-        "workload.num_cooldowns": 0,
-        "engine.rules.scheduler_recv_interval": 1,
-        "engine.rules.batch_wait_timeout_iters": 0,
-        "devices.count": 1,
-        "devices.routing": "least-outstanding",
-        "window.stop_s": 1e6,
-    }
-    return Pair(runs(asked), runs({**asked, "set": idle}))
-
-
-@twin(questions())
-def test_lengths_between_once_and_once_are_the_length(asked: Asked) -> Pair:
-    return Pair(runs(asked), runs(with_set(asked, workload__random_range_ratio=[1.0, 1.0])))
-
-
-@twin(questions())
-def test_a_bound_that_nobody_reaches_is_none(asked: Asked) -> Pair:
-    """Of an open loop: as many may be in flight as there are."""
-    return Pair(
-        only(runs(asked), *LATENCIES), only(runs({**asked, "max-concurrency": asked["num-prompts"]}), *LATENCIES)
-    )
-
-
-@twin(questions(**{"request-rate": "inf"}))
-def test_all_at_once_is_a_closed_loop_of_all(asked: Asked) -> Pair:
-    loop = {**asked, "max-concurrency": asked["num-prompts"]}
-    return Pair(only(runs(asked), *LATENCIES), only(runs(loop), *LATENCIES))
+@twin(questions(), st.booleans())
+def test_a_bound_that_nobody_reaches_is_none(asked: Asked, is_at_once: bool) -> Pair:
+    """Of an open loop, and of all at once: as many may be in flight as there are."""
+    own = {**asked, "request-rate": "inf"} if is_at_once else asked
+    bound = {**own, "max-concurrency": asked["num-prompts"]}
+    return Pair(only(runs(own), *LATENCIES), only(runs(bound), *LATENCIES))
 
 
 # -- drafting
@@ -168,25 +141,20 @@ def expected_tokens(alpha: float, k: int) -> float:
 ALPHA, K = st.floats(0.05, 0.95), st.integers(1, 6)
 
 
-@twin(questions(profiles=PAIRS), ALPHA, K)
-def test_a_rate_is_that_rate_at_every_place(asked: Asked, alpha: float, k: int) -> Pair:
-    own = {**asked, "num-speculative-tokens": k}
-    at_all = "per-position:" + ",".join([repr(alpha)] * k)
-    return Pair(runs({**own, "acceptance": f"iid:{alpha!r}"}), runs({**own, "acceptance": at_all}))
-
-
 @twin(questions(profiles=PAIRS), ALPHA, K, rel=1e-6)
-def test_unconditional_rates_are_products_of_conditional_ones(asked: Asked, alpha: float, k: int) -> Pair:
-    own = {**asked, "num-speculative-tokens": k}
-    as_logged = "vllm:" + ",".join(repr(alpha ** (place + 1)) for place in range(k)) + "~0"
-    return Pair(runs({**own, "acceptance": f"iid:{alpha!r}"}), runs({**own, "acceptance": as_logged}))
-
-
-@twin(questions(profiles=PAIRS), ALPHA, K, rel=1e-6)
-def test_a_rate_is_the_length_that_it_comes_to(asked: Asked, alpha: float, k: int) -> Pair:
+def test_a_rate_is_that_rate_at_every_place_its_products_and_the_length_that_it_comes_to(
+    asked: Asked, alpha: float, k: int
+) -> Pair:
     own = {**asked, "num-speculative-tokens": k, "num-prompts": 6}
-    length = f"length:{expected_tokens(alpha, k)!r}@{k}~0"
-    return Pair(runs({**own, "acceptance": f"iid:{alpha!r}"}), runs({**own, "acceptance": length}))
+    at_all = "per-position:" + ",".join([repr(alpha)] * k)
+    as_logged = "vllm:" + ",".join(repr(alpha ** (place + 1)) for place in range(k)) + "~0"
+    forms = (at_all, as_logged, f"length:{expected_tokens(alpha, k)!r}@{k}~0")
+    one, (exact, *others) = (
+        runs({**own, "acceptance": f"iid:{alpha!r}"}),
+        [runs({**own, "acceptance": f}) for f in forms],
+    )
+    assert one == exact
+    return Pair([one] * 2, others)
 
 
 @twin(questions(profiles=PAIRS), st.floats(1.05, 3.0), st.integers(3, 6))

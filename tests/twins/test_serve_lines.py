@@ -15,16 +15,6 @@ from tests.twins.drawn import PAIR, TABLE, TINY, questions
 from tests.twins.twin import Asked, Pair, answer, or_refused, runs, said, twin, with_set, words
 
 CONTINUOUS = st.just("continuous")
-OF_OTHERS = (
-    "model",
-    "dataset-name",
-    "ignore-eos",
-    "save-result",
-    "save-detailed",
-    "quantization",
-    "tensor-parallel-size",
-)
-"""Flags that say nothing which a scenario does not know."""
 SAME = (
     "max-num-seqs",
     "max-num-batched-tokens",

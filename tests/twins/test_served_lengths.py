@@ -202,22 +202,19 @@ def test_a_trace_is_served_as_what_of_it_fits_into_the_context(
 
 
 @twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), BEYOND, rel=1e-9, share=0.05)
-def test_capacity_times_the_tokens_of_a_served_request_is_its_throughput(asked: Asked, beyond: int) -> Pair:
-    """A1."""
+def test_capacity_times_the_tokens_of_a_served_request_is_its_throughput_and_that_the_price(
+    asked: Asked, beyond: int
+) -> Pair:
+    """A1. Dollars per token times tokens per second are dollars per second."""
     longer, _ = cut(asked, beyond)
     (highest,) = answer("capacity", longer)["highest"]
     if highest["load"] is None:
         return Pair(None, None)
     own = {name: value for name, value in longer.items() if name not in ("draws", "price", "goodput")}
     (run,) = runs({**own, "request-rate": highest["load"]})
-    return Pair(highest["output_tokens_per_s"] / highest["load"], run["total_output_tokens"] / run["completed"])
-
-
-@twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), BEYOND, rel=1e-9, share=0.05)
-def test_dollars_per_token_times_tokens_per_second_are_dollars_per_second(asked: Asked, beyond: int) -> Pair:
-    (highest,) = answer("capacity", cut(asked, beyond)[0])["highest"]
-    usd, tokens = highest["usd_per_million_tokens"], highest["output_tokens_per_s"]
-    return Pair(None if usd is None else usd * tokens * 3600 / 1e6, None if usd is None else 2.0)
+    tokens_per_s = highest["output_tokens_per_s"]
+    usd_per_h = highest["usd_per_million_tokens"] * tokens_per_s * 3600 / 1e6
+    return Pair([tokens_per_s / highest["load"], usd_per_h], [run["total_output_tokens"] / run["completed"], 2.0])
 
 
 @twin(questions(profiles=(TINY, PAIR), policy=FEW, **CAPACITY), rel=0.08, share=0.05)

@@ -43,16 +43,17 @@ names = st.sampled_from(lanesim.profile_names())
 
 
 @twin(questions())
-def test_flags_are_the_file(asked: Asked) -> Pair:
+def test_flags_are_the_file_dotted_keys_and_values_over_another_file_and_in_a_file_the_same(asked: Asked) -> Pair:
+    other = {**asked, "seed": asked["seed"] + 1, "output-len": 7}
+    over = ("--seed", str(other["seed"]), "--output-len", "7")
     with folder() as place:
         path = place / "scenario.yaml"
         path.write_text(yaml.safe_dump(nested(asked)))
-        return Pair(answer("compare", asked), json.loads(said("compare", str(path), *ONE_PROCESS, "--json", "-")))
-
-
-@twin(questions())
-def test_flags_are_dotted_keys(asked: Asked) -> Pair:
-    return Pair(answer("compare", asked), answer("compare", {"set": dotted(asked)}))
+        said("compare", *words(asked), *ONE_PROCESS, "--json", str(place / "r.json"))
+        found = [json.loads((place / "r.json").read_text()), answer("compare", {"set": dotted(asked)})]
+        found += [json.loads(said("compare", str(path), *more, *ONE_PROCESS, "--json", "-")) for more in ((), over)]
+    one = answer("compare", asked)
+    return Pair([one] * 3 + [answer("compare", other)], found)
 
 
 @twin(questions())
@@ -63,18 +64,6 @@ def test_flags_are_python(asked: Asked) -> Pair:
     for later in ("evidence", "levels"):  # Of the command alone, which looks them up.
         there.pop(later), known.pop(later)
     return Pair(there, known)
-
-
-@twin(questions())
-def test_flags_over_a_file_are_the_file_with_their_values(asked: Asked) -> Pair:
-    other = {**asked, "seed": asked["seed"] + 1, "output-len": 7}
-    with folder() as place:
-        path = place / "scenario.yaml"
-        path.write_text(yaml.safe_dump(nested(asked)))
-        over = said(
-            "compare", str(path), "--seed", str(other["seed"]), "--output-len", "7", *ONE_PROCESS, "--json", "-"
-        )
-    return Pair(answer("compare", other), json.loads(over))
 
 
 @twin(questions(), names)
@@ -123,38 +112,17 @@ def test_vllms_speculative_config_is_our_flags(asked: Asked, k: int) -> Pair:
     return Pair(runs({**asked, "num-speculative-tokens": k}), runs({**bare, "speculative-config": config}))
 
 
-@twin(questions())
-def test_json_on_stdout_is_json_in_a_file(asked: Asked) -> Pair:
-    with folder() as place:
-        said("compare", *words(asked), *ONE_PROCESS, "--json", str(place / "r.json"))
-        return Pair(answer("compare", asked), json.loads((place / "r.json").read_text()))
-
-
-@twin(questions(policy=several, profiles=PAIRS), share=0.05)
-def test_the_scenario_of_a_results_folder_gives_the_same_results(asked: Asked) -> Pair:
-    with folder() as place:
-        said("compare", *words(asked), *ONE_PROCESS, "--out", str(place / "r"))
-        again = said("compare", str(place / "r" / "scenario.yaml"), *ONE_PROCESS, "--json", "-")
-        return Pair(answer("compare", asked), json.loads(again))
-
-
-@twin(questions(policy=several, profiles=PAIRS), share=0.05)
-def test_the_scenario_in_the_json_asks_for_that_json(asked: Asked) -> Pair:
+@twin(questions(policy=several, profiles=PAIRS), share=0.1)
+def test_a_results_folder_is_the_json_and_the_scenario_of_either_asks_for_it_again(asked: Asked) -> Pair:
     first = answer("compare", asked)
-    with folder() as place:
-        path = place / "scenario.yaml"
-        path.write_text(yaml.safe_dump(first["scenario"]))
-        return Pair(first, json.loads(said("compare", str(path), *ONE_PROCESS, "--json", "-")))
-
-
-@twin(questions(policy=several, profiles=PAIRS), share=0.05)
-def test_a_loaded_results_folder_is_the_json(asked: Asked) -> Pair:
     with folder() as place:
         said("compare", *words(asked), *ONE_PROCESS, "--out", str(place / "r"))
         loaded = lanesim.load(place / "r")
-    mine = lanesim.Results(comparison=loaded.comparison, runs=loaded.comparison.frame(), requests=None)
-    assert mine.runs.equals(loaded.runs)
-    return Pair(answer("compare", asked), loaded.comparison.plain)
+        (place / "scenario.yaml").write_text(yaml.safe_dump(first["scenario"]))
+        paths = (place / "r" / "scenario.yaml", place / "scenario.yaml")
+        again = [json.loads(said("compare", str(path), *ONE_PROCESS, "--json", "-")) for path in paths]
+    assert loaded.comparison.frame().equals(loaded.runs)
+    return Pair([first] * 3, [loaded.comparison.plain, *again])
 
 
 @twin(questions(policy=several, profiles=PAIRS, replications=2))

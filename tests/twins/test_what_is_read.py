@@ -137,16 +137,19 @@ def test_heads_that_are_not_said_to_share_keys_have_their_own(config: dict[str, 
     return Pair(shape_of(own), shape_of({**config, "num_key_value_heads": None}))
 
 
-@twin(sizes)
-def test_no_heads_of_keys_at_all_are_refused(config: dict[str, Any]) -> Pair:
-    """A5."""
-    return Pair("refused", shape_of({**config, "num_key_value_heads": 0}))
+NO_CHECKPOINTS = (
+    {"num_key_value_heads": 0},
+    *({"torch_dtype": dtype} for dtype in ("int7", "float99", "bf32")),
+    *({"quantization_config": given} for given in ({"quant_method": "none"}, "fp8", [])),
+)
 
 
-@twin(sizes, st.sampled_from(("int7", "float99", "bf32")))
-def test_a_dtype_that_nobody_knows_is_refused(config: dict[str, Any], dtype: str) -> Pair:
-    """A5."""
-    return Pair("refused", shape_of({**config, "torch_dtype": dtype}))
+@twin(sizes, st.sampled_from(NO_CHECKPOINTS))
+def test_what_no_engine_loads_is_refused(config: dict[str, Any], given: dict[str, Any]) -> Pair:
+    """A5: no heads of keys, a dtype that nobody knows, a quantisation that is no object; null is none."""
+    return Pair(
+        ["refused", shape_of(config)], [shape_of(config | given), shape_of({**config, "quantization_config": None})]
+    )
 
 
 @twin(sizes, st.sampled_from(({"quant_method": "fp8"}, {"quant_method": "awq", "bits": 4})))
@@ -176,13 +179,6 @@ def test_groups_of_a_checkpoint_are_all_read(config: dict[str, Any], groups: lis
         quantised = {"quant_method": "compressed-tensors", "config_groups": held}
         found.append(shape_of({**config, "quantization_config": quantised}))
     return Pair(*found)
-
-
-@twin(sizes, st.sampled_from((None, {"quant_method": "none"}, "fp8", [])))
-def test_a_quantisation_that_is_no_object_is_refused(config: dict[str, Any], given: Any) -> Pair:
-    """A5."""
-    wanted = shape_of(config) if given is None else "refused"
-    return Pair(wanted, shape_of({**config, "quantization_config": given}))
 
 
 @twin(sizes)

@@ -96,19 +96,11 @@ def test_rounds_asked_without_preparation_or_midway_are_the_same(
     prepared.prepare([7], [output], draft_tokens)
     rounds = draws.rounds(7, emitted, output, draft_tokens).tolist()
     assert prepared.rounds(7, emitted, output, draft_tokens).tolist() == rounds
+    prepared.release(7)
     assert prepared.rounds(7, emitted, output, draft_tokens).tolist() == rounds
     assert sum(rounds) + len(rounds) >= output - emitted
     if rounds:
         assert sum(rounds[:-1]) + len(rounds[:-1]) < output - emitted
-
-
-def test_a_prepared_request_with_another_output_is_answered_for_the_output_asked() -> None:
-    draws, plain = AcceptanceDraws(IidAcceptance(0.7), 1), AcceptanceDraws(IidAcceptance(0.7), 1)
-    draws.prepare([0, 1], [50, 50], 4)
-    assert draws.rounds(0, 1, 80, 4).tolist() == plain.rounds(0, 1, 80, 4).tolist()
-    assert draws.rounds(5, 1, 80, 4).tolist() == plain.rounds(5, 1, 80, 4).tolist()
-    draws.release(1)
-    assert draws.rounds(1, 1, 50, 4).tolist() == plain.rounds(1, 1, 50, 4).tolist()
 
 
 def test_two_draft_lengths_share_the_draws_of_a_position() -> None:

@@ -58,15 +58,6 @@ def length_at(quoted: Quoted, k: int) -> float:
     return quoted.model(k).expected_length(k)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["iid:.7", "length:1.9", "length:2.6@3", "vllm:.74,.49,.37", "per-position:.8,.6", "beta:13,8", "markov:.13,.82"],
-)
-def test_no_quote_has_a_model_of_drafts_of_nothing(text: str) -> None:
-    with pytest.raises(ValueError, match="num_speculative_tokens=0 must be in"):
-        parse_quoted(text).model(0)
-
-
 def test_a_length_is_carried_by_its_iid_rate_and_a_draft_of_one_is_not_refused() -> None:
     """1 + a + a^2 + a^3 = 2.6."""
     rate = 0.7170777533
@@ -107,13 +98,6 @@ def test_logged_rates_are_taken_as_they_are_and_the_last_conditional_one_repeats
     assert quoted.model(2).unconditional_rates(2) == pytest.approx((0.74, 0.49))
     assert length_at(quoted, 1) == pytest.approx(1.74)
     assert length_at(quoted, 5) == pytest.approx(2.6 + 0.37 * (0.37 / 0.49) + 0.37 * (0.37 / 0.49) ** 2)
-
-
-def test_all_or_nothing_stays_so() -> None:
-    rng = np.random.default_rng(0)
-    for text, length in (("length:1@3", 1.0), ("vllm:0,0", 1.0), ("length:4@3", 4.0), ("vllm:1,1,1", 4.0)):
-        for each in (parse_quoted(text), parse_quoted(text).draw(rng)):
-            assert length_at(each, 3) == pytest.approx(length)
 
 
 def test_a_lift_raises_what_shorter_drafts_accept_by_the_share_that_lies_beyond() -> None:
@@ -226,29 +210,6 @@ def test_conditional_rates_that_fall_like_logged_ones_are_remarked_on() -> None:
     assert parse_quoted("per-position:.74").notes([3]) == ()
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("length:5@3", "length 5.0 must be from 1 to 4 (num_speculative_tokens=3, and the target's own token); write "),
-        ("length:.6@3", "if 0.6 is accepted / drafted tokens, that is a length of 2.8"),
-        ("length:2.6@", "'' after @ must be the draft length that was measured"),
-        ("length:2.6@0", "'0' after @ must be the draft length that was measured, a whole number in 1..126; write"),
-        ("length:@3", "'' is not a number; write length:2.6@3"),
-        (
-            "vllm:.49,.74",
-            "rate 2=0.74 must not be above the one before, 0.49; write per-position:0.49,0.74 if these are",
-        ),
-        ("vllm:.74,1.2", "unconditional rate 2=1.2 must be a number from 0 to 1; write vllm:.74,.49,.37"),
-        ("iid:2.6", "must be a number from 0 to 1; write length:2.6@K if this is an acceptance length"),
-    ],
-)
-def test_a_bad_quote_is_one_line_with_the_nearest_form(text: str, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        parse_quoted(text)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_tape_draws_its_own_requests_again(tmp_path: Path) -> None:
     tape = tmp_path / "tape.jsonl"
     tape.write_text("".join(f"[1, {tokens}, {tokens}]\n" for tokens in range(1, 9)))
@@ -289,14 +250,6 @@ def run(acceptance: str, k: int) -> float:
 def test_a_run_meets_the_length_that_the_quote_says(acceptance: str, k: int) -> None:
     """Some 5,000 rounds; within 2 %."""
     assert run(acceptance, k) == pytest.approx(length_at(parse_quoted(acceptance), k), rel=0.02)
-
-
-@pytest.mark.parametrize("acceptance", ["length:2.6", "length:2.6@3", "vllm:.74,.49", "iid:.7", "beta:13,8"])
-def test_a_run_without_speculation_takes_any_quote(acceptance: str) -> None:
-    done = lanesim.simulate(
-        profile="cpu/tiny", policy="continuous", num_prompts=2, acceptance=acceptance, num_speculative_tokens=0
-    )
-    assert done.metrics["completed"] == 2
 
 
 def test_the_page_says_what_the_code_does() -> None:

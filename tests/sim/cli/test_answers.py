@@ -16,7 +16,7 @@ from sim.run.scenario import Scenario
 
 DEMO = Path(__file__).parents[3] / "sim" / "scenarios" / "demo.yaml"
 PAIR = "h100-sxm/llama-2-7b+tinyllama-1.1b"
-WIDTH, HEIGHT, BRIEF = 80, 45, 4
+WIDTH, HEIGHT = 80, 45
 
 
 @pytest.fixture(autouse=True)

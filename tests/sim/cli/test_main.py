@@ -121,6 +121,9 @@ BAD = {
     "pair needed": (["--policy", "pd", "--profile", "h100-sxm/llama-2-7b"], "draft model"),
     "plots without out": (["--policy", "pd", "--plots"], "--out"),
     "unknown flag": (["--polcy", "pd"], "--policy"),
+    "seed below 0": (["--policy", "pd", "--seed", "-1"], "seed=-1 must be at least 0"),
+    "base sixty": (["--policy", "pd", "--set", "workload.request_rate=1:30"], "workload.request_rate"),
+    "tag": (["--policy", "pd", "--set", "seed=!!int\t1"], "want plain values without tags"),
     "unwritable json": (["--policy", "pd", "--json", "/proc/result.json"], "/proc"),
 }
 
@@ -152,12 +155,6 @@ def test_a_malformed_scenario_file_is_named(text: str, tmp_path: Path, capsys: p
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["comapre"]) == 2
     assert "'compare'" in capsys.readouterr().err
-
-
-def test_goodput_takes_several_bounds_as_vllm_does(capsys: pytest.CaptureFixture[str]) -> None:
-    result = result_of(capsys, "--policy", "pd", "--goodput", "ttft:5000", "tpot:500")
-    assert result["scenario"]["goodput"] == {"ttft_ms": 5000.0, "tpot_ms": 500.0, "e2el_ms": None}
-    assert result["runs"][0]["request_goodput"] == pytest.approx(result["runs"][0]["request_throughput"])
 
 
 def test_several_values_of_a_flag_begin_with_a_sentence_of_all(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,15 +29,6 @@ def test_a_note_is_said_once_by_however_many_workers_and_runs(capfd: pytest.Capt
     assert re.search(r"contexts to 140,0\d\d extrapolated, measured to 65,536 at \d+ row", lines[-1])
 
 
-def test_several_workers_say_what_one_says(capfd: pytest.CaptureFixture[str]) -> None:
-    said = []
-    for workers in ("1", "2"):
-        flags = ["--policy", "continuous", "--profile", PAIR, "--replications", "4", "--workers", workers]
-        assert run(["compare", *flags, *LONG]) == 0
-        said.append(capfd.readouterr().err)
-    assert said[0] == said[1]
-
-
 def test_answers_that_end_early_are_one_note_of_the_run_that_has_most(capfd: pytest.CaptureFixture[str]) -> None:
     """Replications differ in how many of 60 answers the context of 4,096 tokens ends."""
     flags = ["--policy", "autoregressive", "--profile", "h100-sxm/llama-2-7b", "--replications", "6"]

@@ -11,17 +11,9 @@ from sim.costs.shapes import ModelShape
 from sim.costs.table_kernels import Curve, DecodeGrid, ModelTable, PrefillGrid, TableKernels, VerifyGrid
 
 SHAPE = ModelShape(
-    name="m",
-    layers=2,
-    hidden=1,
-    intermediate=1,
-    heads=1,
-    kv_heads=1,
-    head_dim=1,
-    vocab=1,
-    tied_embeddings=True,
+    name="m", layers=2, hidden=1, intermediate=1, heads=1, kv_heads=1, head_dim=1, vocab=1, tied_embeddings=True,
     max_context=1000,
-)
+)  # fmt: skip
 POINTS = ModelTable(
     body=Curve(tokens=(1, 11, 101), seconds=(1.0, 2.0, 11.0)),
     head=Curve(tokens=(1, 101), seconds=(1.0, 2.0)),

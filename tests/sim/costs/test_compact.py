@@ -27,22 +27,11 @@ from sim.costs.forms.build import build_costs
 from sim.costs.forms.compact import CompactCosts, CompactPasses
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.costs.shapes import ModelShape
 from sim.costs.work_costs import OutsideProfile, graph_sizes
 from sim.interface.work import Chunk, Kind, Model, Work
+from tests.sim.costs.table_points import SHAPE
 
-TINY_SHAPE = ModelShape(
-    name="m",
-    layers=1,
-    hidden=1,
-    intermediate=1,
-    heads=1,
-    kv_heads=1,
-    head_dim=1,
-    vocab=1,
-    tied_embeddings=True,
-    max_context=1000,
-)
+TINY_SHAPE = msgspec.structs.replace(SHAPE, layers=1)
 """QKV 3x1, output 1x1, gate and up 2x1, down 1x1: 7 weights; 1 weight in the head; 4 bytes of KV per token."""
 
 
@@ -50,40 +39,22 @@ def plain(profile: Profile) -> Profile:
     """`profile` with a one-weight model and constants that make every sum easy: 1 byte/s, compute free, 10 s per GEMM,
     100 s per attention."""
     decode = DecodeAttention(fixed_s=100.0, row_head_s=0.0, bandwidth_share=1.0, sharpness=1.0)
+    gemm = Gemm(
+        compute_share=1.0, bandwidth_share=1.0, fixed_s=10.0, depth_s=0.0, sharpness=1.0, extra_depth=0.0,
+        tile_share=0.0, wave_share=0.0, long_kernel_change=0.0, long_kernel_s=1.0, tile_tokens=128,
+        small_tile_tokens=64, tile_columns=128, multiprocessors=1,
+    )  # fmt: skip
+    prefill = PrefillAttention(
+        fixed_s=200.0, compute_share=1.0, extra_keys=0.0, tile_share=0.0, block_s=0.0, kv_bandwidth_share=1.0,
+        small_head_change=0.0,
+    )  # fmt: skip
     kernels = msgspec.structs.replace(
-        profile.kernels,
-        gemm=Gemm(
-            compute_share=1.0,
-            bandwidth_share=1.0,
-            fixed_s=10.0,
-            depth_s=0.0,
-            sharpness=1.0,
-            extra_depth=0.0,
-            tile_share=0.0,
-            wave_share=0.0,
-            long_kernel_change=0.0,
-            long_kernel_s=1.0,
-            tile_tokens=128,
-            small_tile_tokens=64,
-            tile_columns=128,
-            multiprocessors=1,
-        ),
-        decode_attention=decode,
-        multi_head_decode_attention=decode,
-        prefill_attention=PrefillAttention(
-            fixed_s=200.0,
-            compute_share=1.0,
-            extra_keys=0.0,
-            tile_share=0.0,
-            block_s=0.0,
-            kv_bandwidth_share=1.0,
-            small_head_change=0.0,
-        ),
-        verify_attention=VerifyAttention(kv_slowdown=2.0),
+        profile.kernels, gemm=gemm, decode_attention=decode, multi_head_decode_attention=decode,
+        prefill_attention=prefill, verify_attention=VerifyAttention(kv_slowdown=2.0),
         elementwise=Elementwise(bandwidth_share=1.0, kernel_s=0.25, kernels_per_layer=4),
         head=Head(sampler_s=5.0, sampler_passes=1.0),
         measured=Measured(tokens=1000, rows=1000, row_context_tokens=1000, chunk_tokens=1000),
-    )
+    )  # fmt: skip
     gpu = msgspec.structs.replace(profile.gpu, peak_flops=1e30, bandwidth_bytes_per_s=1.0)
     return msgspec.structs.replace(profile, gpu=gpu, target=TINY_SHAPE, draft=TINY_SHAPE, kernels=kernels)
 
@@ -113,11 +84,33 @@ def verify(rows: int, draft_tokens: int, context_tokens: int) -> Work:
     return Work(kind=Kind.VERIFY, rows=rows, row_tokens=tokens, context_tokens=context_tokens, head_rows=tokens)
 
 
-def test_a_decode_step_is_body_and_attention_and_head() -> None:
-    cost = CompactCosts(PLAIN, cuda_graph=False).cost(decode(3, 57))
-    assert cost.device_s == pytest.approx(body_s(3) + 100.0 + 4 * (57 + 3) + head_s(3))
-    host = PLAIN.host
-    assert cost.prepare_s == pytest.approx(host.step_s + 3 * host.row_s)
+FIVE = (Chunk(5, 0),)
+MIXED = Work(kind=Kind.STEP, rows=2, row_tokens=2, context_tokens=50, chunks=FIVE, head_rows=3)
+SUMS: dict[str, tuple[Work, float, int]] = {
+    "a decode step is body and attention and head": (decode(3, 57), body_s(3) + 100 + 4 * (57 + 3) + head_s(3), 3),
+    "a prompt is body and prefill attention and one head row": (
+        Work(kind=Kind.PREFILL, chunks=FIVE, head_rows=1), body_s(5) + 200 + 4 * 5 + head_s(1), 1
+    ),
+    "a chunk reads its history": (
+        Work(kind=Kind.PREFILL, chunks=(Chunk(5, 30),), head_rows=1), body_s(5) + 200 + 4 * (5 + 30) + head_s(1), 1
+    ),
+    "verify streams KV once at its own slowdown": (
+        verify(2, 4, 50), body_s(10) + 100 + 2 * 4 * (50 + 10) + head_s(10), 2
+    ),
+    "a mixed step puts all tokens through the body together": (
+        MIXED, body_s(7) + 200 + 4 * 5 + 2 * 4 * (50 + 2) + head_s(3), 3
+    ),
+    "a draft of no tokens is the draft model's prefill alone": (
+        Work(kind=Kind.DRAFT, model=Model.DRAFT, chunks=FIVE), body_s(5) + 200 + 4 * 5, 1
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("work", "device_s", "rows"), SUMS.values(), ids=SUMS)
+def test_a_pass_is_the_hand_sum(work: Work, device_s: float, rows: int) -> None:
+    cost, host = CompactCosts(PLAIN, cuda_graph=False).cost(work), PLAIN.host
+    assert cost.device_s == pytest.approx(device_s)
+    assert cost.prepare_s == pytest.approx(host.step_s + rows * host.row_s)
     assert cost.num_kernels == host.kernels_per_layer + 6
     assert cost.launch_s == pytest.approx(cost.num_kernels * host.eager_kernel_s)
 
@@ -137,40 +130,6 @@ def test_the_fast_path_of_a_draft_agrees_with_the_general_sum_of_its_passes() ->
     passes = REAL.passes(Model.DRAFT)
     general_s = passes.pass_s(3, 5, 900, (), 3) + sum(passes.pass_s(3, 3, 905 + 3 * i, (), 3) for i in range(3))
     assert REAL.cost(work).device_s == pytest.approx(general_s, rel=1e-12)
-
-
-def test_a_prompt_is_body_and_prefill_attention_and_one_head_row() -> None:
-    work = Work(kind=Kind.PREFILL, chunks=(Chunk(5, 0),), head_rows=1)
-    cost = CompactCosts(PLAIN, cuda_graph=False).cost(work)
-    assert cost.device_s == pytest.approx(body_s(5) + 200.0 + 4 * 5 + head_s(1))
-    assert cost.prepare_s == pytest.approx(PLAIN.host.step_s + PLAIN.host.row_s)
-
-
-def test_a_chunk_reads_its_history() -> None:
-    costs = CompactCosts(PLAIN, cuda_graph=False)
-    with_history = costs.cost(Work(kind=Kind.PREFILL, chunks=(Chunk(5, 30),), head_rows=1)).device_s
-    without = costs.cost(Work(kind=Kind.PREFILL, chunks=(Chunk(5, 0),), head_rows=1)).device_s
-    assert with_history - without == pytest.approx(4 * 30)
-
-
-def test_verify_streams_kv_once_at_its_own_slowdown() -> None:
-    costs = CompactCosts(PLAIN, cuda_graph=False)
-    kv_s = 2.0 * 4 * (50 + 10)
-    assert costs.cost(verify(2, 4, 50)).device_s == pytest.approx(body_s(10) + 100.0 + kv_s + head_s(10))
-
-
-def test_a_mixed_step_puts_all_tokens_through_the_body_together() -> None:
-    costs = CompactCosts(PLAIN, cuda_graph=False)
-    work = Work(kind=Kind.STEP, rows=2, row_tokens=2, context_tokens=50, chunks=(Chunk(5, 0),), head_rows=3)
-    attention_s = 200.0 + 4 * 5 + 2.0 * 4 * (50 + 2)
-    assert costs.cost(work).device_s == pytest.approx(body_s(7) + attention_s + head_s(3))
-    assert costs.cost(work).prepare_s == pytest.approx(PLAIN.host.step_s + 3 * PLAIN.host.row_s)
-
-
-def test_a_draft_of_no_tokens_is_the_draft_models_prefill_alone() -> None:
-    costs = CompactCosts(PLAIN, cuda_graph=False)
-    work = Work(kind=Kind.DRAFT, model=Model.DRAFT, chunks=(Chunk(5, 0),))
-    assert costs.cost(work).device_s == pytest.approx(body_s(5) + 200.0 + 4 * 5)
 
 
 def test_host_and_copy_works_use_no_kernels_of_a_model() -> None:
@@ -294,12 +253,6 @@ def test_a_ratio_of_the_layers_stands_between_counts_on_their_logs_and_is_held_b
         for each in (load("h100-sxm/llama-2-7b").compact, msgspec.structs.replace(kernels, body_ratios=((8, 2.0),)))
     )
     assert served_s == pytest.approx(2.0 * plain_s)
-
-
-@pytest.mark.parametrize("ratios", [((8, 1.0), (8, 1.1)), ((0, 1.0),), ((1, 0.0),)])
-def test_ratios_that_mean_nothing_are_refused(ratios: tuple[tuple[int, float], ...]) -> None:
-    with pytest.raises(ValueError, match="rising tokens from 1 on and positive ratios"):
-        msgspec.structs.replace(load("h100-sxm/llama-2-7b").compact, body_ratios=ratios)
 
 
 def with_kernels(**changes: object) -> Profile:

@@ -7,22 +7,11 @@ import pytest
 
 from sim.costs.shapes import MODELS, ModelShape, model
 from sim.drafters.eagle3 import head as eagle3_head
+from tests.sim.costs.test_shapes_of_special_models import TINY
 
 
 def shape(**changes: object) -> ModelShape:
-    base = {
-        "name": "m",
-        "layers": 2,
-        "hidden": 8,
-        "intermediate": 16,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 2,
-        "vocab": 10,
-        "tied_embeddings": False,
-        "max_context": 64,
-    }
-    return msgspec.convert(base | changes, ModelShape)
+    return msgspec.structs.replace(TINY, layers=2, **changes)
 
 
 def test_parameters_and_bytes_are_the_hand_sum() -> None:
@@ -52,12 +41,6 @@ def test_tensor_parallelism_divides_matrices_but_never_below_one_kv_head() -> No
 )
 def test_parameters_match_the_published_count(name: str, billions: float) -> None:
     assert MODELS[name].params / 1e9 == pytest.approx(billions, abs=0.01)
-
-
-@pytest.mark.parametrize("changes", [{"layers": 0}, {"vocab": -1}, {"kv_heads": 3}, {"bias": True}])
-def test_impossible_dimensions_are_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        shape(**changes)
 
 
 def test_an_mlp_without_a_gate_and_an_embedding_of_its_own_are_the_hand_sum() -> None:

@@ -13,17 +13,9 @@ from sim.costs.passes import layer_kv_bytes, pass_use
 from sim.costs.shapes import Formats, ModelShape, kv_bytes_per_token, rank_weight_bytes
 
 TINY = ModelShape(
-    name="m",
-    layers=4,
-    hidden=8,
-    intermediate=16,
-    heads=4,
-    kv_heads=2,
-    head_dim=2,
-    vocab=10,
-    tied_embeddings=False,
+    name="m", layers=4, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=10, tied_embeddings=False,
     max_context=64,
-)
+)  # fmt: skip
 ATTENTION = (8 + 2 * 4) * 8 + 8 * 8
 MLP = 3 * 8 * 16
 
@@ -66,8 +58,6 @@ def test_linear_attention_has_matrices_of_its_own_and_a_state_instead_of_kv() ->
     assert LINEAR.state_bytes == 3 * (4 * 4 * 2 * 2 + 2 * 3 * (2 * 4 + 8))
     assert not mixed.is_plain
     assert sum(columns * depth for columns, depth in LINEAR.gemms(8, 2)) == of_linear / 2
-    with pytest.raises(ValueError, match=r"linear\.layers=5"):
-        changed(linear=msgspec.structs.replace(LINEAR, layers=5))
 
 
 def test_a_sequence_has_a_state_for_itself_and_one_for_each_drafted_token() -> None:
@@ -100,15 +90,11 @@ def test_each_part_has_its_own_number_format() -> None:
     bits = 4 * ATTENTION * 16 + (MLP + 3 * (SHARED + ROUTER)) * 8 + 3 * 6 * EXPERT * 4.25
     assert shape.weight_bytes == bits / 8 + 2 * 2 * 80
     assert shape.kv_bytes_per_token == SPARSE.kv_bytes_per_token / 2
-    with pytest.raises(ValueError, match="mlp='fp7' must be one of bf16, fp8"):
-        Formats(mlp="fp7")
 
 
 def test_layers_with_a_window_forget_and_take_no_more_room() -> None:
     assert changed(window=16, window_layers=3).kv_bytes_per_token == TINY.kv_bytes_per_token / 4
     assert changed(window=16, window_layers=4).kv_bytes_per_token == TINY.kv_bytes_per_token
-    with pytest.raises(ValueError, match="window=0 goes with window_layers=2"):
-        changed(window_layers=2)
 
 
 def test_a_latent_vector_is_one_for_all_heads_and_on_every_device() -> None:
@@ -123,8 +109,3 @@ def test_plain_is_what_the_compact_law_knows() -> None:
     assert TINY.is_plain
     assert changed(is_gated=False).is_plain
     assert not any(shape.is_plain for shape in (SPARSE, changed(formats=Formats(kv="fp8")), windowed))
-
-
-def test_a_token_goes_through_no_more_experts_than_there_are() -> None:
-    with pytest.raises(ValueError, match=r"per_token=7 must be in 1\.\.num=6"):
-        Experts(num=6, per_token=7, intermediate=4)

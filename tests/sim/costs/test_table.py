@@ -54,40 +54,34 @@ def test_measured_points_are_exact() -> None:
         assert EAGER.cost(prompt(Chunk(tokens, 0))).device_s == pytest.approx(body_s(tokens) + 1.0 + 2 * seconds)
 
 
-def test_a_step_between_measured_rows_and_contexts_is_the_hand_sum() -> None:
-    """3 rows that read 60 tokens each: halfway between 1 and 5 rows, and between 10 and 110 tokens."""
-    cost = EAGER.cost(rows_of(3, 3 * 59))
-    assert cost.device_s == pytest.approx(body_s(3) + head_s(3) + 2 * (1 + 11 + 3 + 23) / 4)
-    host = EAGER.profile.host
-    assert cost.prepare_s == pytest.approx(host.step_s + 3 * host.row_s)
+MIXED = Work(kind=Kind.STEP, rows=5, row_tokens=5, context_tokens=5 * 59, chunks=(Chunk(50, 0),), head_rows=6)
+SUMS: dict[str, tuple[TableCosts, Work, float, int]] = {
+    # 3 rows that read 60 tokens each: halfway between 1 and 5 rows, and between 10 and 110 tokens.
+    "a step between measured rows and contexts": (EAGER, rows_of(3, 3 * 59), (1 + 11 + 3 + 23) / 4, 3),
+    "a prompt between measured lengths follows their power": (EAGER, prompt(Chunk(50, 0)), 25.0, 1),
+    "history that was not measured adds its pairs and its KV": (
+        EAGER, prompt(Chunk(50, 30)), 25.0 + 30 * (50 * PAIR_S + KV_TOKEN_S), 1
+    ),
+    "history that was measured is interpolated": (HOLED, prompt(Chunk(10, 125)), 3.0, 1),
+    "chunks of one pass share the kernel's fixed time": (EAGER, prompt(Chunk(50, 0), Chunk(20, 0)), 25 + 4 - 1, 1),
+    # 5 rows of 3 queries that read 60 tokens each: decode takes 13 s, 3 s of them at the least context.
+    "verify by rule slows what context adds and computes the further queries": (
+        EAGER, rows_of(5, 5 * 57, 3, Kind.VERIFY), 3 + 2 * 10 + 5 * 2 * 60 * PAIR_S, 15
+    ),
+    # 5 rows that read 60 tokens each beside a chunk of 50: 71 s of them at one query are 3 + 2 x 10.
+    "a mixed step slows decode rows and shares the kernel's fixed time": (EAGER, MIXED, 25 + (3 + 2 * 10 - 1), 6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("costs", "work", "attention_s", "head_rows"), SUMS.values(), ids=SUMS)
+def test_a_pass_is_the_hand_sum(costs: TableCosts, work: Work, attention_s: float, head_rows: int) -> None:
+    cost, host = costs.cost(work), costs.profile.host
+    tokens = work.row_tokens + sum(chunk.new_tokens for chunk in work.chunks)
+    assert cost.device_s == pytest.approx(body_s(tokens) + head_s(head_rows) + 2 * attention_s)
+    if not work.chunks:
+        assert cost.prepare_s == pytest.approx(host.step_s + work.rows * host.row_s)
     assert cost.num_kernels == 2 * host.kernels_per_layer + 6
     assert cost.launch_s == pytest.approx(cost.num_kernels * host.eager_kernel_s)
-
-
-def test_a_prompt_between_measured_lengths_follows_their_power() -> None:
-    assert EAGER.cost(prompt(Chunk(50, 0))).device_s == pytest.approx(body_s(50) + 1.0 + 2 * 25.0)
-
-
-def test_history_that_was_not_measured_adds_its_pairs_and_its_kv() -> None:
-    attention_s = 25.0 + 30 * (50 * PAIR_S + KV_TOKEN_S)
-    assert EAGER.cost(prompt(Chunk(50, 30))).device_s == pytest.approx(body_s(50) + 1.0 + 2 * attention_s)
-
-
-def test_history_that_was_measured_is_interpolated() -> None:
-    cost = HOLED.cost(prompt(Chunk(10, 125)))
-    assert cost.device_s == pytest.approx(body_s(10) + 1.0 + 2 * 3.0)
-
-
-def test_chunks_of_one_pass_share_the_kernels_fixed_time() -> None:
-    attention_s = 25.0 + 4.0 - 1.0
-    assert EAGER.cost(prompt(Chunk(50, 0), Chunk(20, 0))).device_s == pytest.approx(body_s(70) + 1.0 + 2 * attention_s)
-
-
-def test_verify_by_rule_slows_what_context_adds_and_computes_the_further_queries() -> None:
-    """5 rows of 3 queries that read 60 tokens each: decode takes 13 s, 3 s of them at the least context."""
-    attention_s = 3.0 + 2.0 * 10.0 + 5 * 2 * 60 * PAIR_S
-    cost = EAGER.cost(rows_of(5, 5 * 57, 3, Kind.VERIFY))
-    assert cost.device_s == pytest.approx(body_s(15) + head_s(15) + 2 * attention_s)
 
 
 def test_padded_tiles_take_their_time_after_that_of_the_least_context() -> None:
@@ -106,13 +100,6 @@ def test_verify_that_was_measured_is_exact_at_its_points_and_linear_in_queries()
     for queries, attention_s in ((3, 22.0), (4, 23.0), (5, 24.0), (2, (11.0 + 22.0) / 2)):
         cost = VERIFIED.cost(rows_of(1, 110 - queries, queries, Kind.VERIFY))
         assert cost.device_s == pytest.approx(body_s(queries) + head_s(queries) + 2 * attention_s)
-
-
-def test_a_mixed_step_slows_decode_rows_and_shares_the_kernels_fixed_time() -> None:
-    """5 rows that read 60 tokens each beside a chunk of 50: 71 s of them at one query are 3 + 2 x 10."""
-    work = Work(kind=Kind.STEP, rows=5, row_tokens=5, context_tokens=5 * 59, chunks=(Chunk(50, 0),), head_rows=6)
-    attention_s = 25.0 + (3.0 + 2.0 * 10.0 - 1.0)
-    assert EAGER.cost(work).device_s == pytest.approx(body_s(55) + head_s(6) + 2 * attention_s)
 
 
 def test_a_draft_is_its_first_pass_and_single_token_passes_with_growing_context() -> None:

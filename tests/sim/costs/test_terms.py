@@ -12,7 +12,6 @@ from sim.costs.memory import kv_capacity_tokens, pool_bytes_per_token
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.interface.work import Chunk, Kind, Model, Work
-from sim.metrics.records import RunRecord
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
@@ -62,23 +61,6 @@ def test_a_drafting_phase_is_paid_once_however_many_tokens_it_drafts(form: str) 
     ):
         added_s = slower.cost(work).device_s - bare.cost(work).device_s
         assert added_s == pytest.approx(phases * PHASE_S, abs=1e-12)
-
-
-def alone(costs: EngineCosts, *, is_lazy: bool) -> RunRecord:
-    """One request of 20 tokens, drafts of 3 that are all accepted: five rounds after the prompt's."""
-    profile, longest_chunk = load(COMPACT), 0 if is_lazy else 64
-    scenario = Scenario.of(
-        profile=COMPACT, policy="continuous", num_prompts=1, input_len=50, output_len=21, request_rate="inf",
-        num_speculative_tokens=3, acceptance="iid:1",
-        **{"speculation.method": "eagle3", "engine.rules.long_prefill_token_threshold": longest_chunk},
-    )  # fmt: skip
-    return simulate(resolve(scenario, with_engine(profile, msgspec.structs.replace(costs)), "continuous"), 0)
-
-
-@pytest.mark.parametrize("is_lazy", [True, False])
-def test_every_step_that_drafts_is_a_phase_longer(is_lazy: bool) -> None:
-    ends = [alone(engine(draft_phase_s=s), is_lazy=is_lazy).requests[0].last_token_s for s in (0.0, PHASE_S)]
-    assert ends[1] - ends[0] == pytest.approx(6 * PHASE_S, abs=1e-9)
 
 
 def test_rows_whose_draft_is_not_the_longest_are_launched_in_pieces() -> None:
@@ -153,18 +135,6 @@ def test_the_pool_on_a_gh200_is_as_measured(drafter: str, tokens: int, within_pc
     kept = load_engine("vllm-0.23", "gh200")
     found = kv_capacity_tokens(load(f"gh200/apertus-8b{drafter}"), 0.8, engine=kept)
     assert found == pytest.approx(tokens, rel=within_pct / 100)
-
-
-def test_a_run_has_the_pool_that_its_engine_leaves() -> None:
-    """433,872 tokens in blocks of 16 with the EAGLE-3 head."""
-    name = "gh200/apertus-8b+eagle3"
-    scenario = Scenario.of(
-        profile=name, policy="continuous", engine="vllm-0.23", num_prompts=1, input_len=50, output_len=2,
-        **{"engine.gpu_memory_utilization": 0.8, "speculation.method": "eagle3"},
-    )  # fmt: skip
-    found = simulate(resolve(scenario, load(name), "continuous"), 0).kv_capacity_tokens
-    assert found == pytest.approx(433_872, rel=5e-4)
-    assert found % 16 == 0
 
 
 @pytest.mark.parametrize("profile", [load(COMPACT), load(LINEAR), table()], ids=["compact", "linear", "table"])

@@ -68,14 +68,6 @@ def test_a_phi_that_is_given_goes_before_the_profiles_and_that_before_the_assume
     assert "assumed" in ASSUMED_PHI.source
 
 
-@pytest.mark.parametrize(
-    "changes", [{"low": 0.2}, {"high": 0.05}, {"low": -0.1}, {"high": 1.5}, {"value": float("nan")}]
-)
-def test_a_phi_out_of_order_is_refused(changes: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"must be in order within 0\.\.1"):
-        Phi(**{"value": 0.1, "low": 0.0, "high": 0.2, **changes}, source="x")
-
-
 def test_the_bracket_goes_from_least_to_most_overlap() -> None:
     assert BRACKET == (PhiLevel.LOW, PhiLevel.MIDDLE, PhiLevel.HIGH)
 
@@ -107,28 +99,6 @@ def test_a_kernel_of_the_highest_priority_waits_for_a_part_of_longer_ones_and_fo
     assert turns_s(kernels_per_s, [0, 0, 0, 0]) == pytest.approx([1e-4, 2e-5, 5e-5, 0.0])
     assert turns_s(kernels_per_s, [0, 0, 2, 1]) == pytest.approx([FAVOURED_WAIT_S, 2e-5, 5e-5, 0.0])
     assert turns_s(kernels_per_s, [1, 2, 0, 0]) == pytest.approx([FAVOURED_WAIT_S, 2e-5, FAVOURED_WAIT_S, 0.0])
-
-
-@pytest.mark.parametrize(
-    ("caps", "weights", "rates"),
-    [
-        ([1.0, 1.0], [1.0, 1.0], [0.5, 0.5]),
-        ([1.0, 1.0, 1.0], [1.0, 0.25, 0.75], [0.5, 0.125, 0.375]),
-        # One can use a tenth only: the others share nine tenths.
-        ([0.1, 1.0, 1.0], [1.0, 1.0, 1.0], [0.1, 0.45, 0.45]),
-        ([0.1, 1.0, 1.0], [2.0, 1.0, 3.0], [0.1, 0.225, 0.675]),
-        # What the first leaves lifts the second to its cap, and the rest is the third's.
-        ([0.1, 0.4, 1.0], [1.0, 1.0, 1.0], [0.1, 0.4, 0.5]),
-        # A small weight keeps the second below a cap that an equal share would exceed.
-        ([1.0, 0.3], [1.0, 0.25], [0.8, 0.2]),
-        ([0.2, 0.3], [1.0, 1.0], [0.2, 0.3]),
-        ([1.0], [0.25], [1.0]),
-    ],
-)
-def test_time_is_shared_by_weight_and_what_one_cannot_use_goes_to_the_others(
-    caps: list[float], weights: list[float], rates: list[float]
-) -> None:
-    assert share_time(caps, weights) == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(

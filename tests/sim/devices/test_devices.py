@@ -131,22 +131,6 @@ def test_transfers_on_one_link_queue_whatever_their_stream() -> None:
     assert times(*tickets) == [(0.0, 3.0), (3.0, 6.0)]
 
 
-def test_a_cancelled_draft_ends_at_its_next_token_and_later_works_move_up() -> None:
-    machine = host()
-    stream = machine.stream("s0")
-    draft, verify = machine.run(DRAFT, stream), machine.run(VERIFY, stream)
-
-    async def cancel_later() -> None:
-        await machine.sleep(0.7)
-        draft.cancel()
-        await draft
-
-    machine.spawn(cancel_later())
-    machine.run_until()
-    assert times(draft, verify) == [(0.0, 1.0), (1.0, 6.0)]
-    assert machine.usage[("s0", Kind.DRAFT)].cancelled_s == 1.0
-
-
 def test_a_work_cancelled_before_it_starts_never_runs() -> None:
     machine = host()
     stream = machine.stream("s0")

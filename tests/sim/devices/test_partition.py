@@ -35,11 +35,7 @@ class ByKind(ConstantCosts, frozen=True, kw_only=True):
 
 def host(demands: Demands | dict[Kind, Demands], curve: ShareCurve = PLAIN, **costs: Any) -> SimHost:
     asks = demands if isinstance(demands, dict) else dict.fromkeys(Kind, demands)
-    return SimHost(
-        ByKind(device_s=SECONDS, asks=asks, **costs),
-        PeriodicDraws(),
-        contention=Contention(curve=curve),
-    )
+    return SimHost(ByKind(device_s=SECONDS, asks=asks, **costs), PeriodicDraws(), contention=Contention(curve=curve))
 
 
 @pytest.mark.parametrize(
@@ -73,56 +69,42 @@ def test_the_whole_device_as_a_share_is_the_whole_device() -> None:
         assert [ticket.end_s for ticket in tickets] == pytest.approx([2.0, 7.0, 17.0])
 
 
-def test_compute_on_two_halves_is_as_fast_as_one_after_the_other() -> None:
-    """A draft of 2 s and a verify of 5 s on halves end at 4 s and 10 s: the other half stays behind."""
-    machine = host(COMPUTE)
-    a, b = machine.stream("a", sm_share=0.5), machine.stream("b", sm_share=0.5)
-    tickets = [machine.run(DRAFT, a), machine.run(VERIFY, b)]
+ASKS = {Kind.DRAFT: Demands(0.0, 0.6), Kind.VERIFY: Demands(0.0, 0.3), Kind.PREFILL: Demands(0.9, 0.0)}
+QUEUED = {Kind.DRAFT: READ, Kind.VERIFY: COMPUTE, Kind.PREFILL: READ}
+Asks = Demands | dict[Kind, Demands]
+BESIDE: dict[str, tuple[Asks, dict[str, float], tuple[float | None, ...], tuple[Work, ...], list[float]]] = {
+    # A draft of 2 s and a verify of 5 s on halves: the other half stays behind.
+    "compute on two halves is as fast as one after the other": (COMPUTE, {}, (0.5, 0.5), (DRAFT, VERIFY), [4, 10]),
+    # Readers on parts that read at 3/4 each share the roof; once one is through, 3/4 again.
+    "readers share the bandwidth and one left alone gets what its share can take": (
+        READ, {"saturated_at": 0.0001}, (0.5, 0.5), (DRAFT, VERIFY), [4, 7]
+    ),
+    # Demands of 0.6, 0.3 and none under a roof of 0.6, that of the first alone: two thirds of what they ask for. The
+    # verify did two of its 5 s meanwhile; alone it stays below the roof.
+    "bandwidth goes by what each would read and who reads none keeps its pace": (
+        ASKS, {"saturated_at": 0.0001, "bandwidth_together": 0.4},
+        (0.25, 0.25, 0.5), (DRAFT, VERIFY, PREFILL), [3, 6, 20],
+    ),
+    # Half a device for two: alone at rate 1/2, together at 1/4 each.
+    "streams without a share divide the time of what is left": (
+        COMPUTE, {}, (0.5, None, None), (PREFILL, DRAFT, VERIFY), [20, 8, 14]
+    ),
+    # Beside a reader on half a device compute is slowed 1 + 4 * 1/2 times, until the reader has ended.
+    "compute beside a reader waits in its queue and bandwidth does not": (
+        QUEUED, {"saturated_at": 0.0001, "queue_slowdown": 4.0}, (0.5, 0.5), (DRAFT, VERIFY), [2, 2 + 2 * (5 - 2 / 6)]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("asks", "curve", "shares", "works", "ends_s"), BESIDE.values(), ids=BESIDE)
+def test_works_on_shares_end_as_summed_by_hand(
+    asks: Asks, curve: dict[str, float], shares: tuple[float | None, ...], works: tuple[Work, ...], ends_s: list[float]
+) -> None:
+    machine = host(asks, msgspec.structs.replace(PLAIN, **curve))
+    streams = [machine.stream(name, sm_share=share) for name, share in zip("abc", shares, strict=False)]
+    tickets = [machine.run(work, stream) for work, stream in zip(works, streams, strict=True)]
     machine.run_until()
-    assert times(*tickets) == [(0.0, 4.0), (0.0, 10.0)]
-
-
-def test_readers_share_the_bandwidth_and_one_left_alone_gets_what_its_share_can_take() -> None:
-    """Three readers on parts that read at 3/4 each have a third each of the roof; once two are through, 3/4 again."""
-    machine = host(READ, msgspec.structs.replace(PLAIN, saturated_at=0.0001))
-    a, b = machine.stream("a", sm_share=0.5), machine.stream("b", sm_share=0.5)
-    tickets = [machine.run(DRAFT, a), machine.run(VERIFY, b)]
-    machine.run_until()
-    assert [ticket.end_s for ticket in tickets] == pytest.approx([4.0, 4.0 + 3.0])
-
-
-def test_bandwidth_that_all_ask_for_goes_by_what_each_would_read_and_who_reads_none_keeps_its_pace() -> None:
-    """Demands of 0.6, 0.3 and none under a roof of 0.6, that of the first alone: two thirds of what they ask for."""
-    asks = {Kind.DRAFT: Demands(0.0, 0.6), Kind.VERIFY: Demands(0.0, 0.3), Kind.PREFILL: Demands(0.9, 0.0)}
-    machine = host(asks, msgspec.structs.replace(PLAIN, saturated_at=0.0001, bandwidth_together=0.4))
-    streams = [machine.stream(name, sm_share=share) for name, share in (("a", 0.25), ("b", 0.25), ("c", 0.5))]
-    draft, verify, prefill = [machine.run(w, s) for w, s in zip((DRAFT, VERIFY, PREFILL), streams, strict=True)]
-    machine.run_until()
-    assert draft.end_s == pytest.approx(2.0 * 1.5)
-    # The verify did two of its 5 s meanwhile; alone it stays below the roof.
-    assert verify.end_s == pytest.approx(3.0 + 3.0)
-    assert prefill.end_s == pytest.approx(20.0)
-
-
-def test_streams_without_a_share_divide_the_time_of_what_is_left() -> None:
-    """Half a device for two: alone at rate 1/2, together at 1/4 each. The draft ends at 8 s, the verify at 14 s."""
-    machine = host(COMPUTE)
-    a = machine.stream("a", sm_share=0.5)
-    b, c = machine.stream("b"), machine.stream("c")
-    tickets = [machine.run(PREFILL, a), machine.run(DRAFT, b), machine.run(VERIFY, c)]
-    machine.run_until()
-    assert times(*tickets) == [(0.0, 20.0), (0.0, 8.0), (0.0, 14.0)]
-
-
-def test_compute_beside_a_reader_waits_in_its_queue_and_bandwidth_does_not() -> None:
-    """Beside a reader on half a device compute is slowed 1 + 4 * 1/2 times, until the reader has ended."""
-    asks = {Kind.DRAFT: READ, Kind.VERIFY: COMPUTE, Kind.PREFILL: READ}
-    machine = host(asks, msgspec.structs.replace(PLAIN, saturated_at=0.0001, queue_slowdown=4.0))
-    a, b = machine.stream("a", sm_share=0.5), machine.stream("b", sm_share=0.5)
-    draft, verify = machine.run(DRAFT, a), machine.run(VERIFY, b)
-    machine.run_until()
-    assert draft.end_s == pytest.approx(2.0)
-    assert verify.end_s == pytest.approx(2.0 + 2.0 * (5.0 - 2.0 / 6.0))
+    assert [ticket.end_s for ticket in tickets] == pytest.approx(ends_s)
 
 
 @pytest.mark.parametrize(("launch_s", "ends"), [(8.0, [(0.0, 8.0), (8.0, 18.0)]), (3.0, [(0.0, 4.0), (4.0, 14.0)])])

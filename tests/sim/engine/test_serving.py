@@ -250,61 +250,6 @@ def test_a_preempted_request_holds_nothing_and_waits_first() -> None:
     assert (asked[0].is_preempted, asked[0].num_preemptions, asked[0].drafted) == (True, 1, 0)
 
 
-def test_a_preempted_request_comes_back_with_its_output_behind_what_is_found_of_it() -> None:
-    """30 + 3 tokens, of which 32 were in KV: two blocks, and one token to compute."""
-    serving, asked = seated(30, computed=30, emitted=3)
-    serving.preempt(asked)
-    assert serving.seat_now(100) == (asked, Chunk(1, 32))
-    assert (asked.prefill_goal, asked.prefilled_tokens, asked.is_preempted) == (33, 32, False)
-    assert serving.kv.held.value == 32
-
-
-def test_what_comes_back_is_computed_in_chunks_and_the_last_of_them_brings_the_next_token() -> None:
-    """40 + 3 tokens: 32 found, then chunks of 8 (the prompt is complete) and 3."""
-    serving, asked = seated(40, computed=40, emitted=3)
-    serving.preempt(asked)
-    assert serving.seat_now(8) == (asked, Chunk(8, 32))
-    serving.commit_chunk(asked, 8)
-    assert asked.emitted_tokens == 3
-    serving.commit_chunk(asked, 3)
-    assert (asked.emitted_tokens, serving.kv.held.value) == (4, 43)
-
-
-def test_slots_that_were_never_computed_are_not_found_again() -> None:
-    """A table for 32 of 40 tokens, of which 16 are computed and the others are for drafts."""
-    serving, asked = seated(40, computed=16)
-    serving.paged.grow(asked, 16, 16)
-    serving.preempt(asked)
-    assert serving.seat_now(100) == (asked, Chunk(24, 16))
-
-
-def test_the_step_under_way_fills_blocks_that_are_found_again() -> None:
-    """31 tokens in KV and the 32nd under way."""
-    serving, asked = seated(31, computed=31)
-    serving.paged.grow(asked, 32)
-    serving.open_round(asked, 0)
-    asked.in_flight = 1
-    serving.preempt(asked)
-    asked.in_flight = 0
-    serving.commit_rounds([asked], [0])
-    assert serving.seat_now(100) == (asked, Chunk(1, 32))
-
-
-def test_drafts_under_way_are_not_found_again_but_count_when_they_are_accepted() -> None:
-    """28 tokens in KV, one newer and four drafted under way: 29 are sure. All are accepted, which makes 34."""
-    serving, asked = seated(28, computed=28)
-    serving.paged.grow(asked, 33)
-    serving.open_round(asked, 4)
-    asked.in_flight = 5
-    serving.preempt(asked)
-    assert serving.kv.held.value == 0
-    asked.in_flight = 0
-    serving.commit_rounds([asked], [4])
-    assert (asked.drafted_tokens, asked.accepted_tokens, asked.emitted_tokens) == (4, 4, 6)
-    assert serving.kv.held.value == 0
-    assert serving.seat_now(100) == (asked, Chunk(18, 16))
-
-
 def test_a_chunk_under_way_is_not_held_by_a_request_that_was_preempted() -> None:
     serving, asked = seated(40, computed=16)
     asked.in_flight = 16
@@ -312,17 +257,6 @@ def test_a_chunk_under_way_is_not_held_by_a_request_that_was_preempted() -> None
     asked.in_flight = 0
     serving.commit_chunk(asked, 16)
     assert (asked.prefilled_tokens, serving.kv.held.value) == (32, 0)
-
-
-def test_a_round_under_way_is_not_rolled_back_in_a_request_that_was_preempted() -> None:
-    serving, asked = seated(20, computed=20)
-    serving.paged.grow(asked, 25)
-    serving.open_round(asked, 4)
-    asked.in_flight = 5
-    serving.preempt(asked)
-    asked.in_flight = 0
-    serving.commit_rounds([asked], [2])
-    assert (asked.emitted_tokens, asked.drafted, serving.kv.held.value) == (4, 0, 0)
 
 
 def test_a_request_whose_last_token_was_under_way_waits_no_longer() -> None:

@@ -77,18 +77,6 @@ def killed(code: str, folder: Path) -> None:
     assert subprocess.run([sys.executable, "-c", start + code, str(folder)], check=False).returncode == 9
 
 
-def test_scratch_of_the_killed_is_swept_by_the_next_writer_and_that_of_others_stays(tmp_path: Path) -> None:
-    for name in ("out", "other"):
-        for kind in ("file", "folder"):
-            half = "half.touch()" if kind == "file" else "(half / 'a').touch()"
-            killed(f"with write.new_{kind}(folder / '{name}') as half: {half}; os._exit(9)", tmp_path)
-    with new_folder(tmp_path / "out") as scratch:
-        (scratch / "a").write_text("1")
-    left = [path.name for path in tmp_path.iterdir() if ".part-" in path.name]
-    assert len(left) == 1
-    assert left[0].startswith(".other.part-")
-
-
 def killed_between_two_renames(folder: Path) -> None:
     (folder / "out").mkdir()
     (folder / "out" / "a").write_text("1")

@@ -1,4 +1,4 @@
-"""Waits, polls and wake-ups on a virtual clock, to the instant; on both hosts that have one."""
+"""Waits, polls, wake-ups and lanes on a virtual clock, to the instant; on both hosts that have one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 from sim.hosts.scripted import ScriptHost
 from sim.hosts.simulated import SimHost
-from sim.interface.wait import Signal, Wait
+from sim.interface.host import Host
+from sim.interface.request_queue import RequestQueue
+from sim.interface.wait import TIMED_OUT, Signal, Wait
 from sim.interface.work import Kind, Result, Work
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, request
@@ -48,23 +50,25 @@ def notify_at(host: Any, signal: Signal, *times_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start_s", "notified_s", "woken_s"),
+    ("poll_s", "start_s", "notified_s", "woken_s"),
     [
-        (1.0, 1.5, 3.0),  # Its own grid: 3, 5 ...
-        (1.0, 2.5, 3.0),
-        (1.0, 3.5, 5.0),
-        (0.0, 2.01, 4.0),  # Just missed.
+        (2.0, 1.0, 1.5, 3.0),  # Its own grid: 3, 5 ...
+        (2.0, 1.0, 2.5, 3.0),
+        (2.0, 1.0, 3.5, 5.0),
+        (2.0, 0.0, 2.01, 4.0),  # Just missed.
+        (0.1, 0.0, 0.1 + 0.2, 0.1 + 0.2),  # Three looks every 0.1 s, and a bit: still seen by the third.
+        (2.0, 0.0, nextafter(2.0, inf), nextafter(2.0, inf)),  # Nobody wakes before, not even by a rounding.
     ],
 )
 def test_a_worker_looks_on_a_grid_that_begins_with_its_wait(
-    host: Any, start_s: float, notified_s: float, woken_s: float
+    host: Any, poll_s: float, start_s: float, notified_s: float, woken_s: float
 ) -> None:
     signal = Signal()
-    times = woken(host, lambda: host.wait(signal, poll_s=2.0), start_s=start_s)
+    times = woken(host, lambda: host.wait(signal, poll_s=poll_s), start_s=start_s)
     notify_at(host, signal, notified_s)
     host.run_until()
     assert times == [woken_s]
-    assert host.num_polls == (woken_s - start_s) / 2.0
+    assert host.num_polls == round((woken_s - start_s) / poll_s)
 
 
 def test_a_worker_that_has_just_looked_looks_again_after_a_whole_interval(host: Any) -> None:
@@ -77,27 +81,7 @@ def test_a_worker_that_has_just_looked_looks_again_after_a_whole_interval(host: 
 
     host.spawn(notifier())
     host.run_until()
-    assert times == [3.0]
-    assert host.num_polls == 1
-
-
-def test_a_notification_that_rounding_puts_behind_a_look_is_still_seen_by_it(host: Any) -> None:
-    """0.1 + 0.2 s is three looks every 0.1 s, and a bit."""
-    signal = Signal()
-    times = woken(host, lambda: host.wait(signal, poll_s=0.1))
-    notify_at(host, signal, 0.1 + 0.2)
-    host.run_until()
-    assert times == [0.1 + 0.2]
-    assert host.num_polls == 3
-
-
-def test_nobody_wakes_before_the_notification(host: Any) -> None:
-    """Not even by a rounding."""
-    signal, just_after_s = Signal(), nextafter(2.0, inf)
-    times = woken(host, lambda: host.wait(signal, poll_s=2.0))
-    notify_at(host, signal, just_after_s)
-    host.run_until()
-    assert times == [just_after_s]
+    assert (times, host.num_polls) == ([3.0], 1)
 
 
 def test_looks_are_counted_by_the_interval_of_those_who_are_idle(host: Any) -> None:
@@ -129,12 +113,6 @@ def test_a_signal_wakes_all_who_wait_once(host: Any) -> None:
 # -- sleeping
 
 
-def test_a_sleep_into_the_past_ends_now(host: Any) -> None:
-    times = woken(host, lambda: host.sleep_until(1.0), start_s=3.0)
-    host.run_until()
-    assert times == [3.0]
-
-
 @pytest.mark.parametrize("duration_s", [-1.0, nan])
 def test_a_sleep_that_is_no_duration_is_refused(host: Any, duration_s: float) -> None:
     with pytest.raises(ValueError, match="duration >= 0"):
@@ -158,17 +136,28 @@ def test_every_first_that_includes_a_wait_hears_of_it(host: Any) -> None:
     assert told == [(0, 2.0), (1, 3.0), (1, 3.0)]
 
 
-def test_first_of_what_is_done_already_is_there_at_once(host: Any) -> None:
-    told = []
+@pytest.mark.parametrize(
+    ("begin", "told"),
+    [
+        (lambda host, done: host.first(host.sleep(9.0), done), (1, 1.0)),
+        (lambda host, done: host.first(host.sleep(2.0), timeout_s=2.0), (0, 3.0)),
+        (lambda host, done: host.sleep_until(0.5), (None, 1.0)),
+    ],
+    ids=["what is done already", "a wait that ends with the timeout", "a sleep into the past"],
+)
+def test_what_comes_first_is_there_at_once(
+    host: Any, begin: Callable[..., Any], told: tuple[int | None, float]
+) -> None:
+    found = []
 
     async def waiter() -> None:
         done = host.sleep(1.0)
         await done
-        told.append((await host.first(host.sleep(9.0), done), host.now_s))
+        found.append((await begin(host, done), host.now_s))
 
     host.spawn(waiter())
     host.run_until(5.0)
-    assert told == [(1, 1.0)]
+    assert found == [told]
 
 
 def test_first_of_works_hears_of_the_one_that_ends(host: Any) -> None:
@@ -185,17 +174,6 @@ def test_first_of_works_hears_of_the_one_that_ends(host: Any) -> None:
     host.spawn(waiter())
     host.run_until()
     assert told == [(1, 0.0), (0, 5.0)]
-
-
-def test_a_wait_that_ends_with_the_timeout_goes_before_it(host: Any) -> None:
-    told = []
-
-    async def waiter() -> None:
-        told.append(await host.first(host.sleep(2.0), timeout_s=2.0))
-
-    host.spawn(waiter())
-    host.run_until()
-    assert told == [0]
 
 
 # -- waking
@@ -252,6 +230,20 @@ def test_what_is_told_within_an_instant_is_done_before_anybody_wakes_in_it(host:
     assert seen == [(1.0, True)]
 
 
+def test_all_that_completes_at_an_instant_completes_before_anybody_wakes(host: Any) -> None:
+    stream, seen = host.stream("s"), []
+
+    async def watch() -> None:
+        sleep = host.sleep(5.0)
+        ticket = host.run(Work(kind=Kind.STEP), stream)
+        await sleep
+        seen.append((host.now_s, ticket.is_done))
+
+    host.spawn(watch())
+    host.run_until()
+    assert seen == [(5.0, True)]
+
+
 def test_a_result_reaches_all_who_await_it_before_and_after(host: Any) -> None:
     asked, results = request(0), []
     asked.drafted = 4
@@ -270,3 +262,104 @@ def test_a_result_reaches_all_who_await_it_before_and_after(host: Any) -> None:
     host.spawn(submit())
     host.run_until()
     assert results == [(0.0, [4], 5.0), (1.0, [4], 5.0), (9.0, [4], 9.0)]
+
+
+# -- the seam: hosts, waits and lanes with back-pressure
+
+
+def test_wake_ups_of_one_instant_come_in_the_order_in_which_their_waits_were_posted(host: Any) -> None:
+    """Both sleeps end at 3 s; b's was made first, a's was awaited first."""
+    woken = []
+    early = host.sleep(3.0)
+
+    async def a() -> None:
+        await host.sleep(3.0)
+        woken.append("a")
+
+    async def b() -> None:
+        await early
+        woken.append("b")
+
+    host.spawn(a())
+    host.spawn(b())
+    host.run_until()
+    assert woken == ["a", "b"]
+
+
+def test_a_notification_between_making_a_wait_and_awaiting_it_is_not_lost(host: Any) -> None:
+    signal, woken = Signal(), []
+
+    async def waiter() -> None:
+        wait = host.wait(signal)
+        await host.sleep(2.0)
+        await wait
+        woken.append(host.now_s)
+
+    async def notifier() -> None:
+        await host.sleep(1.0)
+        host.notify(signal)
+
+    host.spawn(waiter())
+    host.spawn(notifier())
+    host.run_until()
+    assert woken == [2.0]
+
+
+def test_first_tells_which_wait_was_done_and_leaves_the_others_usable(host: Any) -> None:
+    told = []
+
+    async def waiter() -> None:
+        long, short = host.sleep(4.0), host.sleep(1.0)
+        told.append((await host.first(long, short), host.now_s))
+        told.append((await host.first(long, timeout_s=1.0), host.now_s))
+        await long
+        told.append((await host.first(long, short), host.now_s))
+
+    host.spawn(waiter())
+    host.run_until()
+    assert told == [(1, 1.0), (TIMED_OUT, 2.0), (0, 4.0)]
+
+
+def test_put_waits_while_the_lane_is_full(host: Any) -> None:
+    lane, log = RequestQueue("decode", capacity=2), []
+
+    async def producer() -> None:
+        for index in range(4):
+            await lane.put(host, request(index))
+            log.append(("put", index, host.now_s))
+
+    async def consumer() -> None:
+        await host.sleep(3.0)
+        taken = await lane.take(host, at_most=1)
+        log.append(("took", taken[0].index, host.now_s))
+
+    host.spawn(producer())
+    host.spawn(consumer())
+    host.run_until()
+    assert log == [("put", 0, 0.0), ("put", 1, 0.0), ("took", 0, 3.0), ("put", 2, 3.0)]
+
+
+def test_take_waits_while_the_lane_is_empty_and_keeps_order(host: Any) -> None:
+    lane, taken = RequestQueue("verify"), []
+
+    async def consumer() -> None:
+        while len(taken) < 3:
+            taken.extend(r.index for r in await lane.take(host, at_most=2))
+
+    async def producer() -> None:
+        await host.sleep(1.0)
+        await lane.put_all(host, [request(index) for index in range(3)])
+
+    host.spawn(consumer())
+    host.spawn(producer())
+    host.run_until()
+    assert taken == [0, 1, 2]
+
+
+def test_a_lane_refuses_a_capacity_below_one() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        RequestQueue("decode", capacity=0)
+
+
+def test_hosts_fulfil_the_protocol(host: Any) -> None:
+    assert isinstance(host, Host)

@@ -30,6 +30,17 @@ def outcome(served: list) -> list:
     ]
 
 
+def assert_same(policy: str, options: PolicyOptions, limits: EngineLimits | None = None) -> tuple[SimRun, list[Work]]:
+    """The run on SimHost, and the works on ScriptHost."""
+    works: list[Work] = []
+    simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options, limits=limits)
+    script, scripted = run_on_script(policy, requests(), PeriodicDraws(), options, limits=limits, works=works)
+    assert scripted.num_finished == 9
+    assert outcome(simulated.serving.requests) == outcome(scripted.requests)
+    assert log_order(simulated.log) == log_order(script.log)
+    return simulated, works
+
+
 @pytest.mark.parametrize("poll_s", [0.0, 0.75])
 @pytest.mark.parametrize("kv", list(KvMode))
 @pytest.mark.parametrize("batching", list(Batching))
@@ -37,13 +48,7 @@ def outcome(served: list) -> list:
 def test_a_policy_leaves_the_same_log_on_simhost_and_scripthost(
     policy: str, batching: Batching, kv: KvMode, poll_s: float
 ) -> None:
-    options = PolicyOptions(batching=batching, kv=kv, poll_s=poll_s, workers=3)
-    simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options)
-    script, scripted = run_on_script(policy, requests(), PeriodicDraws(), options)
-
-    assert scripted.num_finished == 9
-    assert outcome(simulated.serving.requests) == outcome(scripted.requests)
-    assert log_order(simulated.log) == log_order(script.log)
+    assert_same(policy, PolicyOptions(batching=batching, kv=kv, poll_s=poll_s, workers=3))
 
 
 VARIANTS = (
@@ -66,12 +71,7 @@ CHUNKED = EngineLimits(long_prefill_token_threshold=4)
 def test_every_variant_of_a_policy_leaves_the_same_log_on_both(
     policy: str, changes: dict[str, Any], poll_s: float
 ) -> None:
-    options = PolicyOptions(poll_s=poll_s, **changes)
-    simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options, limits=CHUNKED)
-    script, scripted = run_on_script(policy, requests(), PeriodicDraws(), options, limits=CHUNKED)
-    assert scripted.num_finished == 9
-    assert outcome(simulated.serving.requests) == outcome(scripted.requests)
-    assert log_order(simulated.log) == log_order(script.log)
+    assert_same(policy, PolicyOptions(poll_s=poll_s, **changes), CHUNKED)
 
 
 def ahead(works: Iterable[Work]) -> list:
@@ -82,12 +82,7 @@ def ahead(works: Iterable[Work]) -> list:
 @pytest.mark.parametrize("poll_s", [0.0, 0.75])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_plans_ahead_by_the_same_seconds_on_both(policy: str, poll_s: float) -> None:
-    options = PolicyOptions(poll_s=poll_s, workers=3)
-    simulated = SimRun(policy, requests(), costs=UNCONTENDED, options=options, limits=PLANNED)
-    works: list[Work] = []
-    script, scripted = run_on_script(policy, requests(), PeriodicDraws(), options, limits=PLANNED, works=works)
-    assert outcome(simulated.serving.requests) == outcome(scripted.requests)
-    assert log_order(simulated.log) == log_order(script.log)
+    simulated, works = assert_same(policy, PolicyOptions(poll_s=poll_s, workers=3), PLANNED)
     assert ahead(works) == ahead(ticket.work for ticket in simulated.tickets)
     assert any(work.ahead_s for work in works)
 

@@ -20,7 +20,6 @@ from sim.interface.work import Kind, Model, Work
 from sim.metrics.energy import EXPONENT, PowerMeter, PowerTrace, power_of
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import number, summarise
-from sim.report.notebook import compare, sweep
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, to_plain
 from sim.run.simulate import simulate
@@ -57,22 +56,22 @@ def record(**changes: Any) -> RunRecord:
     return simulate(resolve(scenario, load(scenario.profile), scenario.policy[0]), 0)
 
 
-def test_a_gpu_without_works_draws_its_idle_power() -> None:
-    assert trace().joules(2.0, 12.0) == pytest.approx(10.0 * IDLE_W)
-
-
-def test_a_gpu_at_its_roofs_draws_its_limit() -> None:
-    assert trace((0.0, 10.0, 1.0), num_gpus=4).joules(0.0, 10.0) == pytest.approx(4 * 10.0 * LIMIT_W)
-
-
-def test_a_work_counts_while_it_runs_inside_the_stretch() -> None:
-    found = trace((1.0, 5.0, 0.25), (8.0, 14.0, 0.5)).joules(3.0, 10.0)
-    assert found == pytest.approx(2.0 * watts(0.25) + 3.0 * IDLE_W + 2.0 * watts(0.5))
-
-
-def test_works_side_by_side_add_their_use_up_to_the_limit() -> None:
-    found = trace((0.0, 6.0, 0.3), (4.0, 10.0, 0.2), (5.0, 6.0, 0.9)).joules(0.0, 10.0)
-    assert found == pytest.approx(4.0 * watts(0.3) + watts(0.5) + LIMIT_W + 4.0 * watts(0.2))
+@pytest.mark.parametrize(
+    ("works", "stretch", "joules"),
+    [
+        ([], (2.0, 12.0), 10.0 * IDLE_W),
+        ([(0.0, 10.0, 1.0)], (0.0, 10.0), 10.0 * LIMIT_W),
+        # A work counts while it runs inside the stretch.
+        ([(1, 5, 0.25), (8, 14, 0.5)], (3.0, 10.0), 2.0 * watts(0.25) + 3.0 * IDLE_W + 2.0 * watts(0.5)),
+        # Side by side works add their use up to the limit.
+        ([(0, 6, 0.3), (4, 10, 0.2), (5, 6, 0.9)], (0, 10), 4 * watts(0.3) + watts(0.5) + LIMIT_W + 4 * watts(0.2)),
+    ],
+)
+def test_a_gpu_draws_by_what_its_works_use(
+    works: list[tuple[float, float, float]], stretch: tuple[float, float], joules: float
+) -> None:
+    for num_gpus in (1, 4):
+        assert trace(*works, num_gpus=num_gpus).joules(*stretch) == pytest.approx(num_gpus * joules)
 
 
 def test_energy_is_not_known_where_the_power_of_one_gpu_is_not() -> None:
@@ -174,12 +173,6 @@ def test_nothing_says_energy_unless_it_was_asked_for() -> None:
     assert not {"power_w", "joules_per_output_token"} & set(summarise(record(energy=False)))
 
 
-def test_a_replay_refuses_energy() -> None:
-    scenario = Scenario.of(profile="cpu/tiny", policy="pd", energy=True)
-    with pytest.raises(ValueError, match=r"^energy is simulated only: a replay reads no power; leave it out$"):
-        resolve(scenario, load("cpu/tiny"), "pd", num_slots=8)
-
-
 def test_compare_says_watts_and_joules_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["compare", "--policy", "autoregressive", "--request-rate", "9", "--num-prompts", "20", "--output-len", "8"]
     for profile, said in ((A100, "power: autoregressive "), ("cpu/tiny", "power: not known of cpu")):
@@ -187,14 +180,6 @@ def test_compare_says_watts_and_joules_in_one_line(capsys: pytest.CaptureFixture
         assert sum(line.startswith(said) for line in capsys.readouterr().out.splitlines()) == 1
     assert command([*flags, "--profile", A100]) == 0
     assert "power" not in capsys.readouterr().out
-
-
-def test_rows_of_a_store_and_a_comparison_have_it() -> None:
-    given = {"profile": A100, "policy": ["autoregressive"], "workload": {"num_prompts": 9}, "energy": True}
-    frame = sweep({"scenario": given, "grid": {"request_rate": [2, 8]}}, workers=1)
-    assert (frame["power_w"] > IDLE_W).all()
-    result = compare(given, num_prompts=9)
-    assert result.policies[0].mean["joules_per_output_token"] == result.runs[0]["joules_per_output_token"]
 
 
 def test_gpus_that_prefill_in_larger_groups_count_and_draw_power_one_by_one() -> None:

@@ -19,13 +19,6 @@ def test_weighted_percentiles_equal_numpys_on_the_repeated_samples(samples: list
     assert weighted_percentiles(values, counts, [percent])[0] == pytest.approx(expected, abs=1e-9)
 
 
-def test_weighted_percentiles_of_a_few_samples() -> None:
-    """1, 1, 1, 2, 2, 3: ranks 0, 2.5, 3, 4.5 and 5."""
-    values, counts = np.array([3.0, 1.0, 2.0]), np.array([1.0, 3.0, 2.0])
-    percents = [0.0, 50.0, 60.0, 90.0, 100.0]
-    assert weighted_percentiles(values, counts, percents) == [1.0, 1.5, 2.0, 2.5, 3.0]
-
-
 def exact_t(degrees: int) -> float:
     return float(scipy.stats.t.ppf(0.975, degrees))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import nan
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sim.engine.time_series import GapSamples
@@ -124,10 +126,19 @@ def flat(result: dict[str, Any]) -> dict[str, Any]:
     return {key: figure for part in parts for key, figure in part.items()}
 
 
+def figures_ms(name: str, values_s: list[float]) -> Iterator[tuple[str, float]]:
+    """As numpy computes them."""
+    for key, of in (("mean", np.mean), ("median", np.median), ("std", np.std)):
+        yield f"{key}_{name}_ms", 1e3 * float(of(values_s))
+    for percent in (50, 90, 95, 99):
+        yield f"p{percent}_{name}_ms", 1e3 * float(np.percentile(values_s, percent))
+
+
 def test_every_key_of_a_summary() -> None:
     """Measured from the arrival of request 2 at 10 s to 50 s; from there to the last arrival, at 20 s, requests 0, 2, 3
     and 4 end. Of 40 drafted tokens 9 are accepted, of 52 in the whole run 14. Requests 2 and 3 meet the bound on TTFT,
     3 and 4 that on TPOT."""
+    times_s = {"ttft": [2, 3, 4, 7], "tpot": [2, 1, 3], "e2el": [10, 3, 5, 34], "itl": [0.5, 0.5, 0.5, 2, 1]}
     rejected_share = (5.0 * 38 / 52 + 14.0 * 38 / 80) / 25.0
     bounds_ms = {"ttft_ms": 3000.0, "tpot_ms": 1000.0, "e2el_ms": None}
     assert flat(summarise(record(), num_warmups=2, goodput_ms=bounds_ms)) == pytest.approx(
@@ -159,34 +170,7 @@ def test_every_key_of_a_summary() -> None:
             "slo_attainment.tpot_ms": 2 / 4,
             "slo_attainment.all": 1 / 4,
             "request_goodput": 1 / 40,
-            "mean_ttft_ms": 4000.0,
-            "median_ttft_ms": 3500.0,
-            "std_ttft_ms": ((4 + 1 + 0 + 9) / 4) ** 0.5 * 1000,
-            "p50_ttft_ms": 3500.0,
-            "p90_ttft_ms": 4000 + 0.7 * 3000,
-            "p95_ttft_ms": 4000 + 0.85 * 3000,
-            "p99_ttft_ms": 4000 + 0.97 * 3000,
-            "mean_tpot_ms": 2000.0,
-            "median_tpot_ms": 2000.0,
-            "std_tpot_ms": ((1 + 0 + 1) / 3) ** 0.5 * 1000,
-            "p50_tpot_ms": 2000.0,
-            "p90_tpot_ms": 2800.0,
-            "p95_tpot_ms": 2900.0,
-            "p99_tpot_ms": 2980.0,
-            "mean_e2el_ms": 13000.0,
-            "median_e2el_ms": 7500.0,
-            "std_e2el_ms": ((9 + 100 + 64 + 441) / 4) ** 0.5 * 1000,
-            "p50_e2el_ms": 7500.0,
-            "p90_e2el_ms": 10000 + 0.7 * 24000,
-            "p95_e2el_ms": 10000 + 0.85 * 24000,
-            "p99_e2el_ms": 10000 + 0.97 * 24000,
-            "mean_itl_ms": 4500 / 5,
-            "median_itl_ms": 500.0,
-            "std_itl_ms": ((3 * 0.16 + 0.01 + 1.21) / 5) ** 0.5 * 1000,
-            "p50_itl_ms": 500.0,
-            "p90_itl_ms": 1600.0,
-            "p95_itl_ms": 1800.0,
-            "p99_itl_ms": 1960.0,
+            **{key: value for name, values in times_s.items() for key, value in figures_ms(name, values)},
             "steady_output_throughput": (2 + 5 / 13 + 5 + 1 + 2 + 1) / 10,
             "steady_output_throughput_per_gpu": (2 + 5 / 13 + 5 + 1 + 2 + 1) / 10 / 2,
             "throughput_completed_window": 18 / 25,
@@ -324,32 +308,32 @@ def test_without_warm_ups_the_run_counts_from_its_start() -> None:
     assert result["spec_decode_draft_tokens"] == 52
 
 
-def test_a_run_whose_requests_arrive_at_once_has_no_steady_part() -> None:
-    at_once = [asked(index, (3, 3, 4, 5 + index), (10, 4)) for index in range(2)]
-    assert summarise(record(requests=at_once))["steady_output_throughput"] is None
-    assert summarise(record(requests=at_once[:1]))["steady_output_throughput"] is None
+LATE = [(0, (0, 0, 2, 6), (10, 10)), (1, (1, 6, 7, 11), (10, 10))]
+STEADY: list[tuple[list[Any], float, bool, float | None]] = [
+    # All arrive at once.
+    ([(0, (3, 3, 4, 5), (10, 4)), (1, (3, 3, 4, 6), (10, 4))], 50.0, True, None),
+    ([(0, (3, 3, 4, 5), (10, 4))], 50.0, True, None),
+    # From 3 to 7 s come all 4 tokens of one request, and the first of the other with half of the 3 behind it; the last
+    # arrival of 12 s comes after the end of the run.
+    (
+        [(0, (3, 3, 4, 5), (10, 4)), (1, (4, 4, 6, 8), (10, 4)), (2, (12, 12, 13, 14), (10, 4))],
+        7.0, True, (4 + 1 + 1.5) / 4,
+    ),
+    # No request ends between the arrivals at 0 and 10 s; the first tokens of both come there, and 7 of the 14 others of
+    # the first.
+    ([(0, (0, 0, 3, 17), (10, 15)), (1, (10, 10, 10, 30), (10, 3))], 30.0, True, (1 + 7 + 1) / 10),
+    # Overload: arrivals end at 1 s, when nothing has come yet; 20 tokens come until 11 s.
+    (LATE, 11.0, True, 20 / 11),
+    (LATE, 11.0, False, 0.0),
+]  # fmt: skip
 
 
-def test_the_steady_part_ends_with_the_run() -> None:
-    """From 3 to 7 s come all 4 tokens of one request, and the first of the other with half of the 3 behind it; the last
-    arrival of 12 s comes after the end of the run."""
-    cut = [asked(0, (3, 3, 4, 5), (10, 4)), asked(1, (4, 4, 6, 8), (10, 4)), asked(2, (12, 12, 13, 14), (10, 4))]
-    assert summarise(record(requests=cut, end_s=7.0))["steady_output_throughput"] == pytest.approx((4 + 1 + 1.5) / 4)
-
-
-def test_steady_output_counts_tokens_of_requests_that_end_later() -> None:
-    """No request ends between the arrivals at 0 and 10 s; the first tokens of both come there, and 7 of the 14 others
-    of the first."""
-    slow = [asked(0, (0, 0, 3, 17), (10, 15)), asked(1, (10, 10, 10, 30), (10, 3))]
-    assert summarise(record(requests=slow, end_s=30.0))["steady_output_throughput"] == pytest.approx((1 + 7 + 1) / 10)
-
-
-def test_steady_output_of_an_overloaded_run_is_that_of_the_whole_run() -> None:
-    """Arrivals end at 1 s, when nothing has come yet; 20 tokens come until 11 s."""
-    late = [asked(0, (0, 0, 2, 6), (10, 10)), asked(1, (1, 6, 7, 11), (10, 10))]
-    assert summarise(record(requests=late, end_s=11.0))["steady_output_throughput"] == pytest.approx(20 / 11)
-    closed = summarise(record(requests=late, end_s=11.0, is_open_loop=False))
-    assert closed["steady_output_throughput"] == 0.0
+@pytest.mark.parametrize(("rows", "end_s", "is_open_loop", "per_s"), STEADY)
+def test_steady_output_is_between_the_first_and_the_last_arrival(
+    rows: list[Any], end_s: float, is_open_loop: bool, per_s: float | None
+) -> None:
+    found = summarise(record(requests=[asked(*row) for row in rows], end_s=end_s, is_open_loop=is_open_loop))
+    assert found["steady_output_throughput"] == (None if per_s is None else pytest.approx(per_s))
 
 
 def test_nothing_is_rejected_where_nothing_was_drafted_or_computed() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from datetime import datetime
-from heapq import heappop, heappush
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,13 +10,12 @@ import sim.run.scenario as scenario_module
 from sim.costs.profile_files import load
 from sim.metrics.summary import summarise
 from sim.policies.adaptive import seed_table
-from sim.policies.choices import LoadTable, row_for
+from sim.policies.choices import row_for
 from sim.policies.options import EngineLimits
 from sim.policies.registry import PolicyOptions
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
-from tests.calibrate.support import published
 from tests.sim.hosts.test_contract import outcome, requests
 from tests.sim.support import AlwaysAccept, SimRun, request
 
@@ -106,59 +101,7 @@ def test_the_target_decides_which_of_the_seeds_tables_it_is() -> None:
         assert {work.stream.rpartition(".")[2] for work in record.works} == parts_wanted
 
 
-@pytest.mark.parametrize(
-    ("table", "wanted"),
-    [
-        (((2, "pd"),), r"rows begin at \[2\]; want 1 first, then rising"),
-        (((1, "pd"), (1, "pdv")), "then rising"),
-        ((), "want 1 first"),
-        (((1, "continuous"),), "'continuous' is none of baseline, pd, pdv, unified"),
-    ],
-)
-def test_a_table_that_makes_no_sense_is_refused(table: tuple, wanted: str) -> None:
-    with pytest.raises(ValueError, match=wanted):
-        PolicyOptions(adaptive_table=table)
-
-
-CALIBRATED: LoadTable = ((1, "pd"), (18, "unified"))
-SHARE = 0.12
 SCENARIOS = Path(scenario_module.__file__).parent.parent / "scenarios"
-
-
-def recorded_load(name: str, token_s: float) -> list[int]:
-    """Unfinished requests that each arrival of a recorded day finds, itself among them, were every one served at
-    `token_s` per generated token."""
-    with (published("traces/azure2023") / f"AzureLLMInferenceTrace_{name}.csv").open() as lines:
-        rows = list(csv.DictReader(lines))
-    ends: list[float] = []
-    found = []
-    for row in rows:
-        now_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-        while ends and ends[0] <= now_s:
-            heappop(ends)
-        heappush(ends, now_s + token_s * int(row["GeneratedTokens"]))
-        found.append(len(ends))
-    return found
-
-
-@pytest.mark.parametrize(("name", "token_s"), [("conv", 0.016), ("code", 0.1)])
-def test_on_recorded_load_it_neither_oscillates_nor_sticks(name: str, token_s: float) -> None:
-    """An hour of Azure's conversations and one of its code completions, 19,366 and 8,819 arrivals, served so fast that
-    the load lies about the edge. Without hysteresis the row changes at 7.7 and 4.0 % of arrivals, with it at 2.2 and
-    1.8 %."""
-    loads = recorded_load(name, token_s)
-    rows, plain, row = [], [], 0
-    for one in loads:
-        row = row_for(CALIBRATED, one, row, SHARE)
-        rows.append(row)
-        plain.append(row_for(CALIBRATED, one, 0, 0.0))
-    changes, plain_changes = (sum(a != b for a, b in pairwise(found)) for found in (rows, plain))
-    assert plain_changes > 0.02 * len(loads), "the load does waver about the edge"
-    assert changes < 0.5 * plain_changes
-    edge = CALIBRATED[1][0]
-    beyond = [(one, at) for one, at in zip(loads, rows, strict=True) if abs(one - edge) > SHARE * edge + 1]
-    assert {at for _, at in beyond} == {0, 1}
-    assert all(at == (one > edge) for one, at in beyond), "a load beyond the band is never left with the other row"
 
 
 @pytest.mark.parametrize(("concurrency", "wanted"), [(8, "pd"), (40, "pdv")])

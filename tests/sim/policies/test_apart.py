@@ -192,9 +192,9 @@ def test_a_prefix_is_found_once_it_is_computed() -> None:
 @given(
     rows=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 40), st.floats(0.0, 200.0)), min_size=1, max_size=9),
     draft_tokens=st.integers(0, 3),
-    seats=st.integers(1, 12),
-    is_async=st.booleans(),
-    threshold=st.sampled_from([0, 0, 16]),
+    max_num_seqs=st.integers(1, 12),
+    async_scheduling=st.booleans(),
+    long_prefill_token_threshold=st.sampled_from([0, 0, 16]),
     block_size=st.sampled_from([1, 16, 64]),
     spare_blocks=st.integers(0, 40),
     keeps=st.booleans(),
@@ -202,54 +202,28 @@ def test_a_prefix_is_found_once_it_is_computed() -> None:
 @example(
     rows=[(90, 2, 0.0)],
     draft_tokens=0,
-    seats=1,
-    is_async=False,
-    threshold=16,
+    max_num_seqs=1,
+    async_scheduling=False,
+    long_prefill_token_threshold=16,
     block_size=64,
     spare_blocks=0,
     keeps=False,
 )
 @example(
-    rows=[(35, 8, 11.0), (60, 6, 5.5), (39, 36, 5.5), (41, 18, 11.0)],
-    draft_tokens=1,
-    seats=8,
-    is_async=True,
-    threshold=0,
-    block_size=1,
-    spare_blocks=11,
-    keeps=False,
-)
+    rows=[(35, 8, 11.0), (60, 6, 5.5), (39, 36, 5.5), (41, 18, 11.0)], draft_tokens=1, max_num_seqs=8,
+    async_scheduling=True, long_prefill_token_threshold=0, block_size=1, spare_blocks=11, keeps=False,
+)  # fmt: skip
 def test_everybody_is_served_however_short_memory_is(
-    rows: list[tuple[int, int, float]],
-    draft_tokens: int,
-    seats: int,
-    is_async: bool,
-    threshold: int,
-    block_size: int,
-    spare_blocks: int,
-    keeps: bool,
+    rows: list[tuple[int, int, float]], draft_tokens: int, block_size: int, spare_blocks: int, keeps: bool, **rules: Any
 ) -> None:
-    limits = limited(
-        max_num_seqs=seats,
-        max_num_batched_tokens=48,
-        async_scheduling=is_async,
-        long_prefill_token_threshold=threshold,
-        token_ratio=RATIO if keeps else NOTHING_KEPT,
-    )
+    limits = limited(max_num_batched_tokens=48, token_ratio=RATIO if keeps else NOTHING_KEPT, **rules)
     asked = [
         request(i, arrival_s=at_s, prompt=prompt, output=output)
         for i, (prompt, output, at_s) in enumerate(sorted(rows, key=lambda row: row[2]))
     ]
     longest = max(prompt + output for prompt, output, _ in rows) + 3 * draft_tokens + 1
     kv_blocks = -(-longest // block_size) + spare_blocks
-    run = SimRun(
-        "continuous",
-        asked,
-        draws=KeyedDraws(),
-        limits=limits,
-        draft_tokens=draft_tokens,
-        kv_blocks=kv_blocks,
-        block_size=block_size,
-    )
+    memory = {"kv_blocks": kv_blocks, "block_size": block_size}
+    run = SimRun("continuous", asked, draws=KeyedDraws(), limits=limits, draft_tokens=draft_tokens, **memory)
     assert all(one.is_finished for one in run.serving.requests)
     assert run.serving.radix.num_held == 0

@@ -6,7 +6,6 @@ import pytest
 
 from sim.policies.choices import batch_for
 from sim.policies.options import BatchBy
-from sim.policies.registry import PolicyOptions
 
 
 @pytest.mark.parametrize(
@@ -27,15 +26,3 @@ def test_a_batch_is_as_large_as_its_limit_its_queue_or_its_memory_allows(
     """Two lanes, at most 12, drafts of 4: five tokens each."""
     found = batch_for(by, 12, num_active=num_active, num_lanes=2, free_tokens=free_tokens, draft_tokens=4)
     assert found == size
-
-
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
-        ({"poll_s": 1e-12}, "poll_s=1e-12 must be 0 or at least"),
-        ({"stream_priorities": "high"}, "stream_priorities='high' must be true, false or preemptive"),
-    ],
-)
-def test_options_are_checked_at_construction(changes: dict[str, object], wanted: str) -> None:
-    with pytest.raises(ValueError, match=wanted):
-        PolicyOptions(**changes)  # type: ignore[arg-type]

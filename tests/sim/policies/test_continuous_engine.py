@@ -1,6 +1,11 @@
-"""The steps of the continuous engine, by hand: every step takes 5 s, drafting 2 s, blocks hold 16 tokens."""
+"""The steps of the continuous engine, by hand: every step takes 5 s, drafting 2 s, blocks hold 16 tokens.
+
+Not here: what vLLM decides at each step of budgets, drafts and memory (tests/validation/test_conformance.py).
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,46 +37,40 @@ def autoregressive(requests: list[Request], limits: EngineLimits, kv_blocks: int
     return SimRun("autoregressive", requests, limits=limits, draft_tokens=0, kv_blocks=kv_blocks)
 
 
-def test_a_budget_is_split_between_running_and_waiting_prompts() -> None:
-    asked = [request(0, prompt=10, output=2), request(1, prompt=6, output=1)]
-    run = autoregressive(asked, EngineLimits(max_num_batched_tokens=8))
-    assert steps(run) == [
-        (0.0, 0, 0, ((8, 0),)),
-        (5.0, 0, 0, ((2, 8), (6, 0))),
-        (10.0, 1, 1, ()),
-    ]
+APART = {"mixes_prompts": False}
+PLANS: dict[str, tuple[list[tuple[float, int, int]], dict[str, Any], int, list[Shape]]] = {
+    "prompts that are not mixed hold up every row until all of their chunks are through": (
+        [(0, 4, 4), (1, 12, 2)], {"max_num_batched_tokens": 8, **APART}, 1000,
+        [(0, 0, 0, ((4, 0),)), (5, 0, 0, ((8, 0),)), (10, 0, 0, ((4, 8),)),
+         (15, 2, 2, ()), (20, 1, 1, ()), (25, 1, 1, ())],
+    ),
+    "prompts that are not mixed wait for memory while rows go on": (
+        [(0, 17, 5), (1, 32, 1)], {"max_num_batched_tokens": 64, **APART}, 3,
+        [(0, 0, 0, ((17, 0),)), *((at, 1, 1, ()) for at in (5, 10, 15, 20)), (25, 0, 0, ((32, 0),))],
+    ),
+    # And holds up those behind it; one that no step has room for is cut.
+    "a prompt that is not cut waits for a step with room for all of it": (
+        [(0, prompt, 2) for prompt in (5, 4, 3, 12)], {"max_num_batched_tokens": 8, "whole_prompts": True}, 1000,
+        [(0, 0, 0, ((5, 0),)), (5, 1, 1, ((4, 0), (3, 0))), (10, 2, 2, ((6, 0),)), (15, 0, 0, ((6, 6),)),
+         (20, 1, 1, ())],
+    ),
+}  # fmt: skip
+"""Requests as (arrival, prompt, output), rules, blocks, and every target pass."""
 
 
-def test_no_chunk_is_longer_than_the_long_prefill_threshold() -> None:
-    asked = [request(0, prompt=10, output=1), request(1, prompt=3, output=1)]
-    run = autoregressive(asked, EngineLimits(max_num_batched_tokens=8, long_prefill_token_threshold=4))
-    assert steps(run) == [
-        (0.0, 0, 0, ((4, 0), (3, 0))),
-        (5.0, 0, 0, ((4, 4),)),
-        (10.0, 0, 0, ((2, 8),)),
-    ]
+@pytest.mark.parametrize(("rows", "rules", "kv_blocks", "wanted"), PLANS.values(), ids=PLANS)
+def test_a_step_takes_what_its_rules_allow(
+    rows: list[tuple[float, int, int]], rules: dict[str, Any], kv_blocks: int, wanted: list[Shape]
+) -> None:
+    asked = [request(index, arrival_s=at, prompt=prompt, output=out) for index, (at, prompt, out) in enumerate(rows)]
+    assert steps(autoregressive(asked, EngineLimits(**rules), kv_blocks)) == wanted
 
 
-def test_verify_rows_take_budget_before_chunks_and_share_their_pass() -> None:
-    asked = [request(0, prompt=4, output=7), request(1, arrival_s=1.0, prompt=12, output=1)]
-    limits = EngineLimits(max_num_batched_tokens=10)
+def test_rows_without_prompts_beside_them_are_not_held_to_the_budget() -> None:
+    limits = EngineLimits(max_num_batched_tokens=4, mixes_prompts=False)
+    asked = [request(index, prompt=2, output=6) for index in range(2)]
     run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
-    assert steps(run) == [
-        (0.0, 0, 0, ((4, 0),)),
-        (7.0, 1, 5, ((5, 0),)),
-        (14.0, 1, 5, ((5, 5),)),
-        (21.0, 0, 0, ((2, 10),)),
-    ]
-    drafts = [(t.work.rows, t.work.draft_tokens, len(t.work.chunks)) for t in run.tickets if t.work.kind is Kind.DRAFT]
-    assert drafts == [(1, 4, 1), (1, 4, 1), (1, 4, 1), (1, 4, 1)]
-
-
-def test_a_draft_is_cut_to_what_the_budget_leaves() -> None:
-    asked = [request(0, prompt=2, output=9), request(1, prompt=2, output=9)]
-    limits = EngineLimits(max_num_batched_tokens=7)
-    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
-    assert steps(run)[:2] == [(0.0, 0, 0, ((2, 0), (2, 0))), (7.0, 2, 7, ())]
-    assert [r.accepted_tokens for r in run.serving.requests] == [8, 6]
+    assert steps(run) == [(0.0, 0, 0, ((2, 0), (2, 0))), (7.0, 2, 10, ())]
 
 
 def test_rejected_tokens_are_rolled_back_and_the_next_pass_reads_only_what_stands() -> None:
@@ -79,55 +78,6 @@ def test_rejected_tokens_are_rolled_back_and_the_next_pass_reads_only_what_stand
     passes = [ticket.work for ticket in run.tickets if ticket.work.kind is Kind.STEP]
     assert [(work.row_tokens, work.context_tokens) for work in passes] == [(0, 0), (4, 20), (4, 21), (4, 22)]
     assert run.serving.kv.held.peak == 22 + 4
-
-
-def test_the_last_running_request_is_preempted_and_finds_its_intact_blocks_again() -> None:
-    """Two prompts of 30 fill four blocks; the third decode of request 0 needs a fifth.
-
-    It takes the freed second block of request 1, whose first 16 tokens stay intact: when request 0 is done, 30 prompt
-    tokens and 3 emitted ones are 33, of which 17 are computed again and bring the fourth token.
-    """
-    asked = [request(0, prompt=30, output=6), request(1, prompt=30, output=6)]
-    run = autoregressive(asked, EngineLimits(), kv_blocks=4)
-    assert steps(run) == [
-        (0.0, 0, 0, ((30, 0), (30, 0))),
-        (5.0, 2, 2, ()),
-        (10.0, 2, 2, ()),
-        (15.0, 1, 1, ()),
-        (20.0, 1, 1, ()),
-        (25.0, 1, 1, ()),
-        (30.0, 0, 0, ((17, 16),)),
-        (35.0, 1, 1, ()),
-        (40.0, 1, 1, ()),
-    ]
-    assert [(r.num_preemptions, r.first_token_s, r.last_token_s) for r in asked] == [(0, 5.0, 30.0), (1, 5.0, 45.0)]
-
-
-def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
-    """Request 2 would fit into the block that the preemption of request 1 leaves over, but waits behind it."""
-    asked = [request(0, prompt=30, output=6), request(1, prompt=30, output=6), request(2, arrival_s=14.0, prompt=3)]
-    run = autoregressive(asked, EngineLimits(), kv_blocks=4)
-    assert asked[2].scheduled_s == 30.0
-    assert asked[2].queued_s == 15.0
-    assert run.serving.num_finished == 3
-
-
-def test_a_request_preempted_under_way_keeps_the_token_of_its_last_step() -> None:
-    """As above, but request 1 is preempted at 10 s while its second decode runs: the token of 15 s still counts."""
-    asked = [request(0, prompt=30, output=6), request(1, prompt=30, output=6)]
-    run = autoregressive(asked, EngineLimits(async_scheduling=True), kv_blocks=4)
-    assert [shape[1:] for shape in steps(run)] == [
-        (0, 0, ((30, 0), (30, 0))),
-        (2, 2, ()),
-        (2, 2, ()),
-        (1, 1, ()),
-        (1, 1, ()),
-        (1, 1, ()),
-        (0, 0, ((17, 16),)),
-        (1, 1, ()),
-        (1, 1, ()),
-    ]
-    assert [r.num_preemptions for r in asked] == [0, 1]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -159,13 +109,7 @@ def test_ngrams_are_looked_up_between_the_sampled_tokens_and_the_next_step(is_as
     is_caching=st.booleans(),
 )
 def test_scarce_blocks_never_leak_starve_or_break_the_budget(
-    sizes: list,
-    draft_tokens: int,
-    spare_blocks: int,
-    budget: int,
-    max_num_seqs: int,
-    is_async: bool,
-    is_caching: bool,
+    sizes: list, draft_tokens: int, spare_blocks: int, budget: int, max_num_seqs: int, is_async: bool, is_caching: bool
 ) -> None:
     arrivals = sorted(arrival for _, _, arrival in sizes)
     asked = [
@@ -174,15 +118,9 @@ def test_scarce_blocks_never_leak_starve_or_break_the_budget(
     ]
     slots = 2 * draft_tokens + 1 if draft_tokens else 0
     least = max(-(-(r.prompt_tokens + r.output_tokens + slots) // 16) for r in asked)
-    run = SimRun(
-        "continuous",
-        asked,
-        draws=PeriodicDraws(),
-        limits=EngineLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, async_scheduling=is_async),
-        draft_tokens=draft_tokens,
-        kv_blocks=least + spare_blocks,
-        is_caching=is_caching,
-    )
+    limits = EngineLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, async_scheduling=is_async)
+    memory = {"kv_blocks": least + spare_blocks, "is_caching": is_caching}
+    run = SimRun("continuous", asked, limits=limits, draft_tokens=draft_tokens, **memory)
     pool = run.serving.paged
     assert (pool.num_free, pool.num_held, pool.held.value) == (least + spare_blocks, 0, 0)
     assert run.serving.num_active == 0
@@ -210,42 +148,6 @@ def test_gaps_of_warm_up_requests_do_not_count(policy: str) -> None:
     asked = [request(0, output=30), request(1, output=6)]
     run = SimRun(policy, asked, draws=NeverAccept(), draft_tokens=2, num_warmups=1)
     assert sum(run.serving.gaps.counts) == 5
-
-
-APART = EngineLimits(max_num_batched_tokens=8, mixes_prompts=False)
-
-
-def test_prompts_that_are_not_mixed_hold_up_every_row_until_all_of_their_chunks_are_through() -> None:
-    asked = [request(0, prompt=4, output=4), request(1, arrival_s=1.0, prompt=12, output=2)]
-    assert steps(autoregressive(asked, APART)) == [
-        (0.0, 0, 0, ((4, 0),)),
-        (5.0, 0, 0, ((8, 0),)),
-        (10.0, 0, 0, ((4, 8),)),
-        (15.0, 2, 2, ()),
-        (20.0, 1, 1, ()),
-        (25.0, 1, 1, ()),
-    ]
-
-
-def test_rows_without_prompts_beside_them_are_not_held_to_the_budget() -> None:
-    limits = EngineLimits(max_num_batched_tokens=4, mixes_prompts=False)
-    asked = [request(index, prompt=2, output=6) for index in range(2)]
-    run = SimRun("continuous", asked, draws=AlwaysAccept(), limits=limits, draft_tokens=4)
-    assert steps(run) == [(0.0, 0, 0, ((2, 0), (2, 0))), (7.0, 2, 10, ())]
-
-
-def test_prompts_that_are_not_mixed_wait_for_memory_while_rows_go_on() -> None:
-    asked = [request(0, prompt=17, output=5), request(1, arrival_s=1.0, prompt=32, output=1)]
-    limits = EngineLimits(max_num_batched_tokens=64, mixes_prompts=False)
-    run = autoregressive(asked, limits, kv_blocks=3)
-    assert steps(run) == [
-        (0.0, 0, 0, ((17, 0),)),
-        (5.0, 1, 1, ()),
-        (10.0, 1, 1, ()),
-        (15.0, 1, 1, ()),
-        (20.0, 1, 1, ()),
-        (25.0, 0, 0, ((32, 0),)),
-    ]
 
 
 def test_arrivals_are_seen_once_in_so_many_steps_of_rows_alone() -> None:
@@ -284,19 +186,6 @@ def test_prompts_of_a_rank_begin_every_so_many_steps_or_where_so_many_wait() -> 
     asked = [request(0, output=20), *(request(i, arrival_s=6.0, output=1) for i in (1, 2, 3))]
     chunked = [start_s for start_s, _, _, chunks in steps(autoregressive(asked, limits)) if chunks]
     assert chunked == [0.0, 10.0]
-
-
-def test_a_prompt_that_is_not_cut_waits_for_a_step_with_room_for_all_of_it() -> None:
-    """And holds up those behind it; one that no step has room for is cut."""
-    limits = EngineLimits(max_num_batched_tokens=8, whole_prompts=True)
-    asked = [request(index, prompt=prompt, output=2) for index, prompt in enumerate((5, 4, 3, 12))]
-    assert steps(autoregressive(asked, limits)) == [
-        (0.0, 0, 0, ((5, 0),)),
-        (5.0, 1, 1, ((4, 0), (3, 0))),
-        (10.0, 2, 2, ((6, 0),)),
-        (15.0, 0, 0, ((6, 6),)),
-        (20.0, 1, 1, ()),
-    ]
 
 
 def test_where_whole_answers_are_reserved_nothing_is_preempted() -> None:

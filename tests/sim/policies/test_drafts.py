@@ -14,7 +14,7 @@ from sim.engine.draft_choice import DraftChoice
 from sim.interface.work import Kind, Model
 from sim.policies.registry import PolicyOptions
 from sim.run.drafters import DrafterCosts, pair_with
-from sim.run.resolve import resolve, resolve_all
+from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from tests.sim.constant_costs import ConstantCosts
@@ -175,19 +175,3 @@ def test_the_choice_serves_as_the_better_fixed_model_at_either_end_of_the_load(c
     both = tokens_per_s(given(**size), profile)
     assert (first > second) == (concurrency == 1)
     assert both == pytest.approx(max(first, second), rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
-        ({"policy": "continuous"}, "policy 'continuous' has one draft model"),
-        ({"speculation.controller": "feedback"}, "each has a length of its own"),
-        (
-            {"speculation.drafts": [{"draft": "llama-3.2-1b", "acceptance": "iid:0.5"}]},
-            "128256 tokens in its vocabulary",
-        ),
-    ],
-)
-def test_what_cannot_draft_beside_others_is_refused(changes: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(ValueError, match=wanted):
-        resolve_all(given(**changes), load(PAIR))

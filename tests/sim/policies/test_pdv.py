@@ -1,10 +1,15 @@
 """PDV rule by rule, as whole logs that can be summed by hand: draft 2 s, verify 5 s, every draft accepted.
 
 A prompt takes 0.5 s in the target and 0.5 s in the draft model, so that lanes fill up. Works never slow each other,
-but where a test says so.
+but where a test says so. Not here: lanes that poll, batches and contention, whose times are those of the
+scheduler in SimPy's idiom (tests/sim/test_reference.py).
 """
 
 from __future__ import annotations
+
+from typing import Any
+
+import pytest
 
 from sim.costs.cost import Demands
 from sim.devices.contention import Contention, Regime
@@ -70,76 +75,47 @@ def test_where_priorities_are_asked_for_decode_comes_before_verify_and_verify_be
     assert priority["decode"] > priority["verify"] > priority["prefill"]
 
 
-def test_each_lane_takes_its_own_batch() -> None:
-    """Decode takes two of the four that are prefilled at 2.5 s, verify three of the four that are drafted at 7.5 s."""
-    run = run_pdv(7, pass_s=0.25, decode_batch=2, verify_batch=3)
-    lanes = [draft(0.5, 0), draft(2.5, 1, 2), draft(4.5, 3, 4), draft(6.5, 5, 6)]
-    lanes += [verify(2.5, 0), verify(7.5, 1, 2, 3), verify(12.5, 4, 5, 6)]
-    assert sorted(run.works) == sorted([*prompts(7, pass_s=0.25), *lanes])
+AGAIN = [(8.0, 8.5, "verify", "prefill", (0,)), (13.5, 14.0, "verify", "prefill", (1,))]
+LANES: dict[str, tuple[int, dict[str, Any], tuple[float, float], WorkLog]] = {
+    # Ten tokens are two drafts of 4 and the newest token of each, though the present drafts are of 2.
+    "no lane takes more than its longest drafts leave room for": (
+        7, {"output": 4, "pass_s": 0.25, "limits": EngineLimits(max_num_batched_tokens=10),
+            "draft_tokens": 2, "decode_batch": None, "verify_batch": None}, (0, 0.25),
+        [draft(0.5, 0), draft(2.5, 1, 2), draft(4.5, 3, 4), draft(6.5, 5, 6),
+         verify(2.5, 0), verify(7.5, 1, 2), verify(12.5, 3, 4), verify(17.5, 5, 6)],
+    ),
+    "an engine that loops over requests carries one in every work": (
+        4, {"decode_batch": 2, "verify_batch": 3, "batching": Batching.PER_REQUEST}, (0, 0.5),
+        [*(draft(1.0 + 2 * i, i) for i in range(4)), *(verify(3.0 + 5 * i, i) for i in range(4))],
+    ),
+    # At 13 s request 6 is in hand and three wait for verify: a lead of 2. At 15 s four wait, until 18 s.
+    "a draft waits while the verify queue leads by more than two": (
+        8, {}, (0, 0.5),
+        [*(draft(1.0 + 2 * i, i) for i in range(7)), draft(18.0, 7), *(verify(3.0 + 5 * i, i) for i in range(8))],
+    ),
+    # Polls every 4 s. At 22 s request 7 is in hand and four wait for verify, which takes one at 27 s.
+    "a draft that waits for verify wakes without a poll": (
+        8, {"poll_s": 4.0}, (4, 0.5),
+        [*(draft(8.0 + 2 * i, i) for i in range(7)), draft(27.0, 7), *(verify(12.0 + 5 * i, i) for i in range(8))],
+    ),
+    # 0.5 s after each verify; one request alone is served atomically, two are not.
+    "accepted tokens of one are run again on the verify stream": (
+        1, {"kv": KvMode.REFORWARD}, (0, 0.5), [draft(1.0, 0), verify(3.0, 0), AGAIN[0]]
+    ),
+    "accepted tokens of two are run again on the verify stream": (
+        2, {"kv": KvMode.REFORWARD}, (0, 0.5), [draft(1.0, 0), draft(3.0, 1), verify(3.0, 0), verify(8.5, 1), *AGAIN]
+    ),
+}  # fmt: skip
+"""Requests, options, when prompts begin and how long a pass of them takes, and what the other lanes do."""
 
 
-def test_no_lane_takes_more_than_its_longest_drafts_leave_room_for() -> None:
-    """Ten tokens are two drafts of 4 and the newest token of each, though the present drafts are of 2."""
-    limits = EngineLimits(max_num_batched_tokens=10)
-    drafts = NotedController(2, 4)
-    run = run_pdv(7, output=4, pass_s=0.25, limits=limits, drafts=drafts, decode_batch=None, verify_batch=None)
-    lanes = [draft(0.5, 0), draft(2.5, 1, 2), draft(4.5, 3, 4), draft(6.5, 5, 6)]
-    lanes += [verify(2.5, 0), verify(7.5, 1, 2), verify(12.5, 3, 4), verify(17.5, 5, 6)]
-    assert sorted(run.works) == sorted([*prompts(7, pass_s=0.25), *lanes])
-
-
-def test_an_engine_that_loops_over_requests_carries_one_in_every_work() -> None:
-    run = run_pdv(4, decode_batch=2, verify_batch=3, batching=Batching.PER_REQUEST)
-    lanes = [draft(1.0, 0), draft(3.0, 1), draft(5.0, 2), draft(7.0, 3)]
-    lanes += [verify(3.0, 0), verify(8.0, 1), verify(13.0, 2), verify(18.0, 3)]
-    assert sorted(run.works) == sorted([*prompts(4), *lanes])
-
-
-def test_two_active_requests_go_through_lanes_that_poll() -> None:
-    """Polls every 4 s. Decode sees request 0, prefilled at 4.5 s, at 8 s; verify its draft of 10 s at 12 s. Request 1
-    follows at 10 s, is drafted at 12 s and verified at 17 s without a look, for the lane is not idle."""
-    run = run_pdv(2, poll_s=4.0)
-    lanes = [draft(8.0, 0), draft(10.0, 1), verify(12.0, 0), verify(17.0, 1)]
-    assert sorted(run.works) == sorted([*prompts(2, 4.0), *lanes])
-
-
-def test_a_lone_request_is_drafted_and_verified_as_one() -> None:
-    """As above, but nothing waits for the verify lane's look: 8-10, 10-15 s, and the next round at once."""
-    run = run_pdv(1, output=11, poll_s=4.0)
-    lanes = [draft(8.0, 0), verify(10.0, 0), draft(15.0, 0), verify(17.0, 0)]
-    assert sorted(run.works) == sorted([*prompts(1, 4.0), *lanes])
-
-
-def test_what_is_left_alone_becomes_atomic_again() -> None:
-    """Request 0 has one round and is done at 17 s. Request 1 has three, the last two of them atomic though it came as
-    the second: the third follows the second at 31 s, where the decode lane would have looked at 34 s."""
-    asked = [request(0), request(1, output=16)]
-    run = SimRun(
-        "pdv",
-        asked,
-        draws=AlwaysAccept(),
-        costs=ConstantCosts(device_s={**SECONDS, Kind.PREFILL: 0.5}, demand=Demands(0.0, 0.0)),
-        options=PolicyOptions(poll_s=4.0, decode_batch=1, verify_batch=1),
-    )
-    lanes = [draft(8.0, 0), draft(10.0, 1), verify(12.0, 0), verify(17.0, 1)]
-    lanes += [draft(24.0, 1), verify(26.0, 1), draft(31.0, 1), verify(33.0, 1)]
-    assert sorted(run.works) == sorted([*prompts(2, 4.0), *lanes])
-
-
-def test_a_draft_waits_while_the_verify_queue_leads_by_more_than_two() -> None:
-    """At 13 s request 6 is in hand and three wait for verify: a lead of 2. At 15 s four wait, until 18 s."""
-    run = run_pdv(8)
-    drafts = [draft(1.0 + 2.0 * index, index) for index in range(7)]
-    verifies = [verify(3.0 + 5.0 * index, index) for index in range(8)]
-    assert sorted(run.works) == sorted([*prompts(8), *drafts, draft(18.0, 7), *verifies])
-
-
-def test_a_draft_that_waits_for_verify_wakes_without_a_poll() -> None:
-    """Polls every 4 s. At 22 s request 7 is in hand and four wait for verify, which takes one at 27 s."""
-    run = run_pdv(8, poll_s=4.0)
-    drafts = [draft(8.0 + 2.0 * index, index) for index in range(7)]
-    verifies = [verify(12.0 + 5.0 * index, index) for index in range(8)]
-    assert sorted(run.works) == sorted([*prompts(8, 4.0), *drafts, draft(27.0, 7), *verifies])
+@pytest.mark.parametrize(("count", "options", "of_prompts", "lanes"), LANES.values(), ids=LANES)
+def test_lanes_go_as_summed_by_hand(
+    count: int, options: dict[str, Any], of_prompts: tuple[float, float], lanes: WorkLog
+) -> None:
+    drafts = NotedController(options.get("draft_tokens", 4), 4)
+    run = run_pdv(count, drafts=drafts, **{key: options[key] for key in options if key != "draft_tokens"})
+    assert sorted(run.works) == sorted([*prompts(count, *of_prompts), *lanes])
 
 
 def test_the_controller_hears_how_long_a_draft_took_and_who_waits_for_verify() -> None:
@@ -147,46 +123,6 @@ def test_the_controller_hears_how_long_a_draft_took_and_who_waits_for_verify() -
     drafts = NotedController(4, 4)
     run_pdv(8, drafts=drafts)
     assert drafts.drafts == [(2.0, 0), (2.0, 0), (2.0, 1), (2.0, 1), (2.0, 2), (2.0, 2), (2.0, 3), (2.0, 3)]
-
-
-def test_accepted_tokens_are_run_again_on_the_verify_stream() -> None:
-    """0.5 s after each verify; one request alone is served atomically, two are not."""
-    again = [(8.0, 8.5, "verify", "prefill", (0,)), (13.5, 14.0, "verify", "prefill", (1,))]
-    alone = [*prompts(1), draft(1.0, 0), verify(3.0, 0), again[0]]
-    assert sorted(run_pdv(1, kv=KvMode.REFORWARD).works) == sorted(alone)
-    together = [*prompts(2), draft(1.0, 0), draft(3.0, 1), verify(3.0, 0), verify(8.5, 1), *again]
-    assert sorted(run_pdv(2, kv=KvMode.REFORWARD).works) == sorted(together)
-
-
-def test_lanes_that_contend_share_the_device_and_verify_together_what_piled_up() -> None:
-    """Two works at once go half as fast. Beside request 0's draft, 1-5 s, the prompts of 1 and 2 take 1 s a pass; 1 is
-    drafted from 5 to 9 s and 2 to 13 s, and verify (0) has done 4 of its 5 s when it is alone again."""
-    run = run_pdv(3, decode_batch=2, verify_batch=2, contention=Contention(has_priorities=False))
-    assert sorted(run.works) == [
-        (0.0, 0.5, "prefill", "prefill", (0,)),
-        (0.5, 1.0, "prefill", "prefill", (0,)),
-        (1.0, 2.0, "prefill", "prefill", (1,)),
-        (1.0, 5.0, "decode", "draft", (0,)),
-        (2.0, 3.0, "prefill", "prefill", (1,)),
-        (3.0, 4.0, "prefill", "prefill", (2,)),
-        (4.0, 5.0, "prefill", "prefill", (2,)),
-        (5.0, 9.0, "decode", "draft", (1,)),
-        (5.0, 14.0, "verify", "verify", (0,)),
-        (9.0, 13.0, "decode", "draft", (2,)),
-        (14.0, 19.0, "verify", "verify", (1, 2)),
-    ]
-    assert [(r.first_token_s, r.last_token_s) for r in run.serving.requests] == [(1.0, 14.0), (3.0, 19.0), (5.0, 19.0)]
-
-
-def test_hybrid_can_be_switched_off_or_reach_further() -> None:
-    """Polls every 4 s: with hybrid off a lone request waits for the verify lane's look, and with 2 two do not."""
-    off = run_pdv(1, output=11, poll_s=4.0, hybrid_requests=0)
-    assert sorted(off.works) == sorted(
-        [*prompts(1, 4.0), draft(8.0, 0), verify(12.0, 0), draft(18.0, 0), verify(21.0, 0)]
-    )
-    two = run_pdv(2, poll_s=4.0, hybrid_requests=2)
-    lanes = [draft(8.0, 0), verify(10.0, 0), draft(15.0, 1), verify(17.0, 1)]
-    assert sorted(two.works) == sorted([*prompts(2, 4.0), *lanes])
 
 
 def test_by_its_queue_a_lane_takes_half_of_the_active_so_that_both_have_work() -> None:

@@ -13,7 +13,7 @@ from sim.interface.work import Kind
 from sim.policies.disaggregated import DevicePools
 from sim.policies.options import EngineLimits
 from sim.policies.registry import PolicyOptions
-from sim.run.resolve import resolve, resolve_all
+from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from tests.sim.constant_costs import ConstantCosts
@@ -147,12 +147,6 @@ EAGLE = "h100-sxm/llama-3.1-8b+eagle3"
 def eagle(**changes: object) -> Scenario:
     given = {"profile": EAGLE, "policy": "pipelined", "input_len": 64, "output_len": 64, "num_prompts": 20}
     return Scenario.of(**(given | {"num_speculative_tokens": 7, "acceptance": "length:4.35@7"} | changes))
-
-
-def test_a_head_that_reads_features_needs_its_stale_acceptance() -> None:
-    with pytest.raises(ValueError, match=r"speculation.stale_acceptance must say what is accepted then"):
-        resolve_all(eagle(), load(EAGLE))
-    resolve_all(eagle(**{"speculation.stale_acceptance": "length:2.59@7"}), load(EAGLE))
 
 
 def test_stale_features_take_acceptance_from_the_pipelined_policy_alone() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.costs.cost import Cost
-from sim.drafters.drafter import Drafter
 from sim.drafters.registry import DRAFTERS
 from sim.interface.request import Request
 from sim.interface.work import Work
@@ -136,7 +135,7 @@ def test_continuous_without_drafts_is_autoregressive_event_for_event(
     num_warmups=st.integers(0, 4),
     block_size=st.sampled_from([1, 4, 16]),
     spare_tokens=st.integers(-12, 40),
-    is_async=st.booleans(),
+    async_scheduling=st.booleans(),
     has_priorities=st.booleans(),
     no_evict=st.booleans(),
     whole_prompts=st.booleans(),
@@ -149,29 +148,20 @@ def test_nobody_gives_way_where_whole_answers_are_reserved_however_short_memory_
     num_warmups: int,
     block_size: int,
     spare_tokens: int,
-    is_async: bool,
     has_priorities: bool,
-    no_evict: bool,
-    whole_prompts: bool,
-    method: Drafter,
+    **rules: Any,
 ) -> None:
-    slots = (3 if is_async else 2) * draft_tokens + 1 if draft_tokens else 0
+    slots = (3 if rules["async_scheduling"] else 2) * draft_tokens + 1 if draft_tokens else 0
     most = max(prompt + output + slots for _, prompt, output in rows)
     kv_blocks = -(-most // block_size) + spare_blocks * 16 // block_size
-    limits = EngineLimits(
-        max_num_seqs=5,
-        max_num_batched_tokens=max(draft_tokens + 1, 5 * (draft_tokens + 1) + (0 if no_evict else spare_tokens)),
-        async_scheduling=is_async,
-        no_evict=no_evict,
-        whole_prompts=whole_prompts,
-        method=method,
-    )
+    budget = max(draft_tokens + 1, 5 * (draft_tokens + 1) + (0 if rules["no_evict"] else spare_tokens))
+    limits = EngineLimits(max_num_seqs=5, max_num_batched_tokens=budget, **rules)
     memory = {"kv_blocks": kv_blocks, "block_size": block_size, "num_warmups": num_warmups}
     asked_for = build(rows, has_priorities=has_priorities)
     given_limits = {"costs": COSTS, "draws": KeyedDraws(), "limits": limits, "draft_tokens": draft_tokens}
     run = SimRun("continuous", asked_for, **given_limits, **memory)
     assert all(one.is_finished for one in run.serving.requests)
-    assert not (no_evict and any(one.num_preemptions for one in run.serving.requests))
+    assert not (rules["no_evict"] and any(one.num_preemptions for one in run.serving.requests))
     assert run.serving.paged.num_held == 0
 
 

@@ -1,21 +1,18 @@
-"""What the rounds of the lane policies compute, and in what order: prefill 10 s, draft 2 s, verify 5 s, uncontended."""
+"""What the rounds of the lane policies compute, and in what order: prefill 10 s, draft 2 s, verify 5 s, uncontended.
+
+Not here: sizes and times of drafted rounds with KV, which are those of tests/sim/test_reference.py.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from sim.interface.work import Kind, Work
 from sim.policies.options import EngineLimits, KvMode
 from sim.policies.registry import PolicyOptions
-from tests.sim.support import (
-    UNCONTENDED,
-    AlwaysAccept,
-    NeverAccept,
-    NotedController,
-    SimRun,
-    early_tokens,
-    request,
-)
+from tests.sim.support import UNCONTENDED, AlwaysAccept, NeverAccept, NotedController, SimRun, request
 
 Shape = tuple[str, str, int, int, int, tuple[tuple[int, int], ...], int, int]
 
@@ -38,10 +35,7 @@ def shapes(run: SimRun) -> list[Shape]:
     return [shape(ticket.work) for ticket in run.tickets]
 
 
-PROMPT = [
-    ("prefill", "target", 0, 0, 0, ((10, 0),), 1, 0),
-    ("prefill", "draft", 0, 0, 0, ((10, 0),), 0, 0),
-]
+PROMPT = [("prefill", "target", 0, 0, 0, ((10, 0),), 1, 0), ("prefill", "draft", 0, 0, 0, ((10, 0),), 0, 0)]
 
 
 def lone(policy: str = "pd", *, kv: KvMode = KvMode.ROLLBACK, draws: object = None, **settings: object) -> SimRun:
@@ -56,16 +50,42 @@ def lone(policy: str = "pd", *, kv: KvMode = KvMode.ROLLBACK, draws: object = No
     )
 
 
-def test_a_round_drafts_from_the_newest_token_and_verifies_the_draft_behind_it() -> None:
-    """Of 10 + 1 tokens the newest is not in KV. All 4 and the target's own are accepted: 15 in KV, and the draft model
-    lacks the last of its own."""
-    assert shapes(lone()) == [
+REFORWARD = {"kv": KvMode.REFORWARD}
+ROUNDS: dict[str, tuple[dict[str, Any], list[Shape]]] = {
+    "after a prompt of whole pieces has no empty one": (
+        {"limits": EngineLimits(max_num_batched_tokens=5), "draft_tokens": 0}, [
+        ("prefill", "target", 0, 0, 0, ((5, 0),), 0, 0), ("prefill", "target", 0, 0, 0, ((5, 5),), 1, 0),
+        ("verify", "target", 1, 1, 10, (), 1, 0),
+    ]),
+    "runs accepted tokens again before they are emitted": ({"policy": "unified", **REFORWARD}, [
         *PROMPT,
-        ("draft", "draft", 1, 1, 10, (), 1, 4),
-        ("verify", "target", 1, 5, 10, (), 5, 0),
-        ("draft", "draft", 1, 2, 15, (), 1, 4),
-        ("verify", "target", 1, 5, 15, (), 5, 0),
-    ]
+        ("draft", "draft", 1, 1, 10, (), 1, 4), ("verify", "target", 1, 5, 10, (), 5, 0),
+        ("prefill", "target", 1, 5, 10, (), 0, 0),
+        ("draft", "draft", 1, 2, 15, (), 1, 4), ("verify", "target", 1, 5, 15, (), 5, 0),
+        ("prefill", "target", 1, 5, 15, (), 0, 0),
+    ]),
+    "that is rejected runs only the target's own token again": ({"draws": NeverAccept(), **REFORWARD}, [
+        *PROMPT,
+        ("draft", "draft", 1, 1, 10, (), 1, 4), ("verify", "target", 1, 5, 10, (), 5, 0),
+        ("prefill", "target", 1, 1, 10, (), 0, 0),
+        ("draft", "draft", 1, 1, 11, (), 1, 4), ("verify", "target", 1, 5, 11, (), 5, 0),
+        ("prefill", "target", 1, 1, 11, (), 0, 0),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "works"), ROUNDS.values(), ids=ROUNDS)
+def test_a_round(settings: dict[str, Any], works: list[Shape]) -> None:
+    assert shapes(lone(**settings))[: len(works)] == works
+
+
+def test_what_runs_again_is_on_verifys_stream() -> None:
+    run = lone("unified", kv=KvMode.REFORWARD)
+    assert [(work[0], *work[2:4]) for work in run.works[2:]] == [
+        (20.0, "draft", "draft"), (22.0, "verify", "verify"), (27.0, "verify", "prefill"),
+        (37.0, "draft", "draft"), (39.0, "verify", "verify"), (44.0, "verify", "prefill"),
+    ]  # fmt: skip
+    assert run.serving.requests[0].last_token_s == 54.0
 
 
 @pytest.mark.parametrize("policy", ["pd", "pdv", "baseline", "disaggregated"])
@@ -74,53 +94,6 @@ def test_a_controller_hears_how_long_each_round_took(policy: str) -> None:
     controller = NotedController(4, 4)
     lone(policy, controller=controller)
     assert controller.drafts == [(7.0, 0)] * 2
-
-
-def test_a_rejected_draft_leaves_one_token_and_nothing_to_catch_up() -> None:
-    assert shapes(lone(draws=NeverAccept()))[:8] == [
-        *PROMPT,
-        ("draft", "draft", 1, 1, 10, (), 1, 4),
-        ("verify", "target", 1, 5, 10, (), 5, 0),
-        ("draft", "draft", 1, 1, 11, (), 1, 4),
-        ("verify", "target", 1, 5, 11, (), 5, 0),
-        ("draft", "draft", 1, 1, 12, (), 1, 4),
-        ("verify", "target", 1, 5, 12, (), 5, 0),
-    ]
-
-
-def test_a_batch_carries_the_sums_of_its_rows() -> None:
-    """Two workers that look every 64 s: prompts of 10 and 30 are drafted together, then with 5 tokens more each."""
-    asked = [request(0, prompt=10, output=9), request(1, prompt=30, output=9)]
-    options = PolicyOptions(poll_s=64.0, decode_batch=2)
-    run = SimRun("pd", asked, draws=AlwaysAccept(), costs=UNCONTENDED, options=options)
-    assert shapes(run)[4:] == [
-        ("draft", "draft", 2, 2, 40, (), 2, 4),
-        ("verify", "target", 2, 10, 40, (), 10, 0),
-        ("draft", "draft", 2, 4, 50, (), 2, 4),
-        ("verify", "target", 2, 10, 50, (), 10, 0),
-    ]
-
-
-def test_a_prompt_beyond_the_token_budget_is_prefilled_in_pieces_in_both_models() -> None:
-    """Both the first token and the draft come after the draft model's third piece, at 60 s."""
-    run = lone(limits=EngineLimits(max_num_batched_tokens=4))
-    pieces = ((4, 0), (4, 4), (2, 8))
-    assert shapes(run)[:7] == [
-        *[("prefill", "target", 0, 0, 0, (piece,), int(piece == (2, 8)), 0) for piece in pieces],
-        *[("prefill", "draft", 0, 0, 0, (piece,), 0, 0) for piece in pieces],
-        ("draft", "draft", 1, 1, 10, (), 1, 4),
-    ]
-    assert run.serving.requests[0].first_token_s == 60.0
-    assert run.tickets[6].start_s == 60.0
-
-
-def test_a_prompt_of_whole_pieces_has_no_empty_one() -> None:
-    run = lone(limits=EngineLimits(max_num_batched_tokens=5), draft_tokens=0)
-    assert shapes(run)[:3] == [
-        ("prefill", "target", 0, 0, 0, ((5, 0),), 0, 0),
-        ("prefill", "target", 0, 0, 0, ((5, 5),), 1, 0),
-        ("verify", "target", 1, 1, 10, (), 1, 0),
-    ]
 
 
 @pytest.mark.parametrize("policy", ["baseline", "pd", "unified"])
@@ -148,30 +121,6 @@ def test_while_a_round_is_in_flight_all_its_slots_are_held() -> None:
     assert lone(draws=NeverAccept()).serving.kv.held.peak == 10 + 7 + 5
 
 
-@pytest.mark.parametrize("policy", ["pd", "unified"])
-def test_the_next_prompt_is_submitted_while_the_draft_model_computes_the_last_one(policy: str) -> None:
-    """As soon as the target is through with one, at 10, 30 and 50 s; first tokens leave when the draft model is."""
-    run = SimRun(policy, [request(index, output=1) for index in range(3)], draws=AlwaysAccept(), costs=UNCONTENDED)
-    assert [ticket.submitted_s for ticket in run.tickets] == [0.0, 0.0, 10.0, 10.0, 30.0, 30.0]
-    assert [each.first_token_s for each in run.serving.requests] == [20.0, 40.0, 60.0]
-
-
-def test_a_draft_comes_after_the_draft_prefill_of_every_row() -> None:
-    """Looks every 32 s. From 0 s the prompts take 10 s a pass; at 32 s both wait for decode, and request 1's draft
-    prefill ends at 40 s."""
-    asked = [request(0, output=6), request(1, output=6)]
-    options = PolicyOptions(poll_s=32.0, decode_batch=2)
-    run = SimRun(early_tokens(), asked, draws=AlwaysAccept(), costs=UNCONTENDED, options=options)
-    assert run.works == [
-        (0.0, 10.0, "prefill", "prefill", (0,)),
-        (10.0, 20.0, "prefill", "prefill", (0,)),
-        (20.0, 30.0, "prefill", "prefill", (1,)),
-        (30.0, 40.0, "prefill", "prefill", (1,)),
-        (40.0, 42.0, "decode", "draft", (0, 1)),
-        (42.0, 47.0, "decode", "verify", (0, 1)),
-    ]
-
-
 def test_without_kv_every_pass_runs_the_whole_sequence_and_verify_comes_after_the_last() -> None:
     """Sequences of 11 to 14 tokens drafted, of 15 verified, then of 16 to 19 and 20."""
     run = lone("unified", kv=KvMode.NONE)
@@ -189,30 +138,3 @@ def test_without_kv_every_pass_runs_the_whole_sequence_and_verify_comes_after_th
         *[(33.0 + 2.0 * i, 35.0 + 2.0 * i, "draft", "draft", (0,)) for i in range(4)],
         (41.0, 46.0, "verify", "verify", (0,)),
     ]
-
-
-def test_accepted_tokens_run_again_on_verifys_stream_before_they_are_emitted() -> None:
-    run = lone("unified", kv=KvMode.REFORWARD)
-    assert shapes(run) == [
-        *PROMPT,
-        ("draft", "draft", 1, 1, 10, (), 1, 4),
-        ("verify", "target", 1, 5, 10, (), 5, 0),
-        ("prefill", "target", 1, 5, 10, (), 0, 0),
-        ("draft", "draft", 1, 2, 15, (), 1, 4),
-        ("verify", "target", 1, 5, 15, (), 5, 0),
-        ("prefill", "target", 1, 5, 15, (), 0, 0),
-    ]
-    assert run.works[2:] == [
-        (20.0, 22.0, "draft", "draft", (0,)),
-        (22.0, 27.0, "verify", "verify", (0,)),
-        (27.0, 37.0, "verify", "prefill", (0,)),
-        (37.0, 39.0, "draft", "draft", (0,)),
-        (39.0, 44.0, "verify", "verify", (0,)),
-        (44.0, 54.0, "verify", "prefill", (0,)),
-    ]
-    assert run.serving.requests[0].last_token_s == 54.0
-
-
-def test_a_rejected_draft_runs_only_the_targets_own_token_again() -> None:
-    again = [work for work in shapes(lone(kv=KvMode.REFORWARD, draws=NeverAccept())) if work[0] == "prefill"][2:]
-    assert again == [("prefill", "target", 1, 1, 10 + done, (), 0, 0) for done in range(8)]

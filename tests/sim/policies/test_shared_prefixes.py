@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.interface.request import Request
-from sim.interface.work import Chunk, Kind
+from sim.interface.work import Kind
 from sim.policies.options import EngineLimits
 from tests.sim.policies.test_properties import COSTS, KeyedDraws, outcome
 from tests.sim.support import SimRun
@@ -78,35 +79,25 @@ def test_content_that_nobody_shares_changes_nothing(
     assert runs[0].serving.kv.held.mean(runs[0].host.now_s) == runs[1].serving.kv.held.mean(runs[1].host.now_s)
 
 
-def chunks_of(run: SimRun) -> list[tuple[Chunk, ...]]:
-    return [t.work.chunks for t in run.tickets if t.work.kind is Kind.STEP and t.work.chunks]
+FOUND: dict[str, tuple[list[Any], int, list[list[tuple[int, int]]], int]] = {
+    # As vLLM, whose blocks have their hash when they are planned: 14 tokens alike are three blocks of 4.
+    "of a prompt that is seated in the same step": ([(0, 20, 3, 0, 14)] * 2, 256, [[(20, 0), (8, 12)]], 32),
+    # 10 + 9 tokens, the last of them never computed: 18 are four whole blocks; the next prompt goes on with them.
+    "of the turn before and its answer": ([(0, 10, 9, 0, 19), (100, 30, 2, 0, 99)], 256, [[(10, 0)], [(14, 16)]], 31),
+    # 16 + 4 and a token of each in the end.
+    "which are in memory once": ([(0, 16, 2, 0, 16)] * 2, 256, [[(16, 0), (4, 12)]], 16 + 4 + 2),
+    "of equal prompts one by one, to the last block": ([(0, 17, 2, 0, 17)] * 5, 1, [[(17, 0)], *[[(1, 16)]] * 4], 18),
+}
+"""Rows, seats, chunks as (new, found), and the most tokens in memory."""
 
 
-def test_a_prompt_finds_the_blocks_of_another_that_is_seated_in_the_same_step() -> None:
-    """As vLLM, whose blocks have their hash when they are planned: 14 tokens alike are three blocks of 4."""
-    rows = [(0.0, 20, 3, 0, 14), (0.0, 20, 3, 0, 14)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws())
-    assert chunks_of(run) == [(Chunk(20, 0), Chunk(8, 12))]
-    assert [r.cached_tokens for r in run.serving.requests] == [0, 12]
-
-
-def test_a_later_turn_finds_prompt_and_answer_of_the_one_before() -> None:
-    """10 + 9 tokens, the last of them never computed: 18 are four whole blocks; the next prompt goes on with them."""
-    rows = [(0.0, 10, 9, 0, 19), (100.0, 30, 2, 0, 99)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws())
-    assert chunks_of(run) == [(Chunk(10, 0),), (Chunk(14, 16),)]
-
-
-def test_shared_blocks_are_in_memory_once() -> None:
-    """Two prompts of 16 tokens, 12 of them found: 16 + 4 and a token of each in the end."""
-    rows = [(0.0, 16, 2, 0, 16), (0.0, 16, 2, 0, 16)]
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws())
-    assert run.serving.kv.held.peak == 16 + 4 + 2
+@pytest.mark.parametrize("name", FOUND)
+def test_a_prompt_finds_the_blocks(name: str) -> None:
+    rows, seats, chunks, peak = FOUND[name]
+    more = {"block_size": BLOCK, "draft_tokens": 0, "draws": KeyedDraws(), "limits": EngineLimits(max_num_seqs=seats)}
+    run = SimRun("continuous", build(rows), **more)
+    found = [t.work.chunks for t in run.tickets if t.work.kind is Kind.STEP and t.work.chunks]
+    assert [list(map(tuple, each)) for each in found] == chunks
+    assert sum(r.cached_tokens for r in run.serving.requests) == sum(known for each in chunks for _, known in each)
+    assert run.serving.kv.held.peak == peak
     assert run.serving.paged.num_shared == 0
-
-
-def test_a_closed_loop_of_equal_prompts_computes_them_once_to_the_last_block() -> None:
-    rows = [(0.0, 17, 2, 0, 17)] * 5
-    limits = EngineLimits(max_num_seqs=1)
-    run = SimRun("continuous", build(rows), block_size=BLOCK, draft_tokens=0, draws=KeyedDraws(), limits=limits)
-    assert chunks_of(run) == [(Chunk(17, 0),)] + [(Chunk(1, 16),)] * 4

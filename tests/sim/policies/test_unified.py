@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
-from sim.policies.options import Batching, EngineLimits
+from sim.policies.options import Batching
 from sim.policies.registry import PolicyOptions
 from tests.sim.support import AlwaysAccept, NeverAccept, SimRun, request
 
@@ -55,27 +53,9 @@ def test_no_prompt_is_taken_in_at_the_limit_itself() -> None:
     assert run.serving.is_all_finished
 
 
-def test_pipelined_the_batch_in_flight_counts_against_the_limit() -> None:
-    """1.2 batches of 1: with one in flight and one in the queue no third is taken in."""
-    requests = [request(i, output=9) for i in range(3)]
-    SimRun(
-        "unified",
-        requests,
-        draws=NeverAccept(),
-        options=PolicyOptions(poll_s=0.0, decode_batch=1),
-    )
-    assert requests[2].scheduled_s == requests[0].last_token_s
-
-
 @pytest.mark.parametrize("pipelined", [True, False])
 def test_an_idle_worker_looks_for_a_prompt_every_spin(pipelined: bool) -> None:
     """Looks at 0.4, 0.8, 1.2 s: a prompt of 1 s is taken in at the third."""
     asked = [request(0, arrival_s=1.0, output=1)]
     SimRun("unified", asked, options=PolicyOptions(pipelined=pipelined, poll_s=0.4))
     assert asked[0].scheduled_s == pytest.approx(1.2)
-
-
-def test_seats_hold_for_the_sequential_worker_too() -> None:
-    requests = [request(i, output=9) for i in range(3)]
-    SimRun("unified", requests, draws=NeverAccept(), options=sequential(), limits=EngineLimits(max_num_seqs=1))
-    assert [b.scheduled_s >= a.last_token_s for a, b in pairwise(requests)] == [True, True]

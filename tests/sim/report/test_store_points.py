@@ -67,20 +67,21 @@ def test_differences_are_taken_draw_by_draw() -> None:
     assert not change["is_open"]
 
 
-@pytest.mark.parametrize(("at_low", "is_open"), [((121.0, 122.0), False), ((101.0, 80.0), True)])
-def test_a_difference_is_open_where_an_end_of_the_bracket_denies_it(at_low: tuple[float, float], is_open: bool) -> None:
+@pytest.mark.parametrize(
+    ("more", "is_open"),
+    [
+        ([{f"{METRIC}_if_phi_low": 121.0}, {f"{METRIC}_if_phi_low": 122.0}], False),
+        ([{f"{METRIC}_if_phi_low": 101.0}, {f"{METRIC}_if_phi_low": 80.0}], True),
+        ([{"is_steady_throughout": False}] * 2, True),
+    ],
+)
+def test_a_difference_is_open_where_an_end_of_the_bracket_denies_it_or_is_too_heavy(
+    more: list[dict[str, Any]], is_open: bool
+) -> None:
     rows = [row("a", 1.0, seed, 100.0) for seed in (1, 2)]
-    column = f"{METRIC}_if_phi_low"
-    rows += [row("b", 1.0, seed, 120.0 + seed, **{column: value}) for seed, value in zip((1, 2), at_low, strict=True)]
+    rows += [row("b", 1.0, seed, 120.0 + seed, **each) for seed, each in zip((1, 2), more, strict=True)]
     (change,) = points(*rows).paired("policy", METRIC).to_dict("records")
-    assert (change["is_clear"], change["is_open"]) == (True, is_open)
-
-
-def test_a_difference_is_open_where_a_load_is_too_heavy_at_an_end_of_the_bracket() -> None:
-    rows = [row("a", 1.0, seed, 100.0) for seed in (1, 2)]
-    rows += [row("b", 1.0, seed, 120.0 + seed, is_steady_throughout=False) for seed in (1, 2)]
-    (change,) = points(*rows).paired("policy", METRIC).to_dict("records")
-    assert (change["is_open"], change["is_overloaded"]) == (True, False)
+    assert (change["is_clear"], change["is_open"], change["is_overloaded"]) == (True, is_open, False)
 
 
 def test_the_best_is_named_under_each_condition_among_those_that_keep_up() -> None:

@@ -14,12 +14,7 @@ from sim.run.resolve import resolve
 
 def test_output_of_a_burst_is_that_of_the_whole_run_in_both_tables() -> None:
     result = lanesim.compare(
-        profile="cpu/tiny",
-        policy=["pd", "baseline"],
-        num_prompts=8,
-        output_len=8,
-        request_rate="inf",
-        replications=1,
+        profile="cpu/tiny", policy=["pd", "baseline"], num_prompts=8, output_len=8, request_rate="inf", replications=1
     )
     pd, baseline = (run["output_throughput"] for run in result.runs)
     rows = [line.split() for line in str(result).splitlines()]

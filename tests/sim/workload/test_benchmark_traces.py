@@ -11,6 +11,7 @@ import pytest
 import lanesim
 from calibrate.cli.check_files import check_file
 from sim.workload.traces import read_trace
+from tests.attack import samples
 
 AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2024-05-10 00:00:00.009930+00:00,2162,5
@@ -27,52 +28,6 @@ SESSIONS: list[dict[str, Any]] = [
     {"session_id": "a", "delay": 5000, "input_length": 1540, "output_length": 9, "hash_ids": [1, 2, 4, 5]},
     {"session_id": "b", "timestamp": 3000, "input_length": 600, "output_length": 3, "hash_ids": [1, 6]},
 ]
-GUIDELLM: dict[str, Any] = {
-    "benchmarks": [
-        {
-            "requests": {
-                "successful": [
-                    {"request_id": "x", "request_start_time": 1.7e9 + 2, "prompt_tokens": 20, "output_tokens": 4},
-                    {"request_id": "y", "request_start_time": 1.7e9, "prompt_tokens": 10, "output_tokens": 5},
-                ],
-                "errored": [{"request_id": "z"}],
-                "incomplete": [],
-            }
-        }
-    ]
-}
-
-
-def aiperf_record(start_ns: int, prompt: int, output: int, **more: Any) -> dict[str, Any]:
-    metadata = {"request_start_ns": start_ns, "benchmark_phase": "profiling", "was_cancelled": False}
-    lengths = {"input_sequence_length": prompt, "output_sequence_length": output}
-    metrics = {name: {"value": tokens, "unit": "tokens"} for name, tokens in lengths.items()}
-    return {"metadata": metadata, "metrics": metrics, "error": None} | more
-
-
-AIPERF = [
-    aiperf_record(1_759_813_209_000_000_000, 20, 4),
-    aiperf_record(1_759_813_208_000_000_000, 9, 9, error={"code": 500}),
-    aiperf_record(1_759_813_207_000_000_000, 10, 5),
-]
-INFERENCE_PERF: list[dict[str, Any]] = [
-    {"start_time": 1395.0, "info": {"input_tokens": 20, "response_metrics": {"output_tokens": 4}}, "error": None},
-    {"start_time": 1393.0, "info": {"input_tokens": 10, "output_tokens": 5}, "error": None},
-    {"start_time": 1394.0, "info": {"input_tokens": 10}, "error": {"error_type": "x"}},
-]
-VLLM_BENCH: dict[str, Any] = {
-    "completed": 2,
-    "mean_ttft_ms": 20.0,
-    "mean_tpot_ms": 10.0,
-    "total_input_tokens": 30,
-    "total_output_tokens": 9,
-    "output_throughput": 100.0,
-    "input_lens": [20, 10, 7],
-    "output_lens": [4, 5, 0],
-    "start_times": [12.0, 10.0, 11.0],
-    "errors": ["", "", "timeout"],
-    "generated_texts": ["\u001b[31m", "b", ""],
-}
 
 
 def lines(rows: list[dict[str, Any]]) -> str:
@@ -83,10 +38,10 @@ SAMPLES = {
     "trace-azure": ("a.csv", AZURE_2024),
     "burstgpt": ("b.csv", BURSTGPT),
     "mooncake": ("m.jsonl", lines(SESSIONS)),
-    "guidellm": ("benchmarks.json", json.dumps(GUIDELLM)),
-    "aiperf": ("profile_export.jsonl", lines(AIPERF)),
-    "inference-perf": ("per_request.json", json.dumps(INFERENCE_PERF)),
-    "vllm-bench": ("result.json", json.dumps(VLLM_BENCH)),
+    "guidellm": ("benchmarks.json", samples.GUIDELLM),
+    "aiperf": ("profile_export.jsonl", samples.AIPERF),
+    "inference-perf": ("per_request.json", samples.INFERENCE_PERF),
+    "vllm-bench": ("result.json", samples.BENCH_IN_DETAIL),
 }
 
 
@@ -139,21 +94,29 @@ def test_sessions_are_put_in_order_of_arrival_wherever_the_file_has_them(tmp_pat
     assert trace.prompt_tokens.tolist() == [600, 1030, 1540]
 
 
-@pytest.mark.parametrize("name", ["guidellm", "aiperf", "inference-perf", "vllm-bench"])
+SERVED: dict[str, tuple[list[float], list[int], int]] = {
+    "guidellm": ([0.0, 0.5, 1.0, 1.5, 2.5], [11, 10, 13, 12, 14], 1),
+    "aiperf": ([0.0, 1.0, 2.0, 3.0], [11, 10, 13, 12], 1),
+    "inference-perf": ([0.0, 1.0, 2.0, 3.0], [11, 10, 13, 12], 1),
+    "vllm-bench": ([0.0, 1.0, 1.5, 2.0], [11, 12, 13, 10], 0),
+}
+"""Arrivals, prompts, and how many failed."""
+
+
+@pytest.mark.parametrize("name", SERVED)
 def test_requests_of_a_benchmark_are_put_in_order_of_arrival_and_failures_counted(tmp_path: Path, name: str) -> None:
     trace = read_trace(name, put(tmp_path, *SAMPLES[name]))
     assert trace.arrival_s is not None
-    assert trace.arrival_s.tolist() == [0.0, 2.0]
-    assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == ([10, 20], [5, 4])
-    assert trace.num_failed == 1
+    assert (trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.num_failed) == SERVED[name]
+    assert set(trace.output_tokens.tolist()) == {5}
 
 
-def test_a_time_that_one_request_lacks_is_an_error_and_times_that_all_lack_are_none(tmp_path: Path) -> None:
-    path = put(tmp_path, "r.json", json.dumps(VLLM_BENCH | {"start_times": [12.0, None, 11.0]}))
-    with pytest.raises(ValueError, match="request 1: start_times=None must be a number"):
-        read_trace("vllm-bench", path)
-    without = {name: value for name, value in VLLM_BENCH.items() if name != "start_times"}
-    assert read_trace("vllm-bench", put(tmp_path, "r.json", json.dumps(without))).arrival_s is None
+def test_times_that_all_requests_lack_are_none_and_a_failed_one_is_counted(tmp_path: Path) -> None:
+    result = json.loads(samples.BENCH_IN_DETAIL)
+    result["errors"][3] = "timeout"
+    assert read_trace("vllm-bench", put(tmp_path, "r.json", json.dumps(result))).num_failed == 1
+    del result["start_times"]
+    assert read_trace("vllm-bench", put(tmp_path, "r.json", json.dumps(result))).arrival_s is None
 
 
 def test_a_request_is_called_as_the_benchmark_calls_it_where_that_is_a_name(tmp_path: Path) -> None:
@@ -172,46 +135,33 @@ def test_a_request_is_called_as_the_benchmark_calls_it_where_that_is_a_name(tmp_
 
 
 def test_one_of_several_benchmarks_is_named(tmp_path: Path) -> None:
-    path = put(tmp_path, "b.json", json.dumps({"benchmarks": GUIDELLM["benchmarks"] * 2}))
-    with pytest.raises(ValueError, match=r"2 benchmarks in it; say which: FILE#benchmark=0 to 1"):
-        read_trace("guidellm", path)
-    assert len(read_trace("guidellm", f"{path}#benchmark=1").ids) == 2
-    with pytest.raises(ValueError, match="benchmark=2 must be 0 to 1"):
-        read_trace("guidellm", f"{path}#benchmark=2")
+    path = put(tmp_path, "b.json", json.dumps({"benchmarks": json.loads(samples.GUIDELLM)["benchmarks"] * 2}))
+    assert len(read_trace("guidellm", f"{path}#benchmark=1").ids) == 5
 
 
-DAMAGED = {
-    "trace-azure": (
-        AZURE_2024 + "2024-05-10 00:00:05+00:00,12,x\n",
-        "a.csv' line 5: GeneratedTokens='x' must be a whole number of tokens",
-    ),
-    "burstgpt": (BURSTGPT + "50,,1,GPT-4,-3,4,1,API log\n", "b.csv' line 5: Request tokens='-3' must be a whole"),
-    "mooncake": (
-        lines([*SESSIONS, {"session_id": "c", "delay": 3, "input_length": 600, "output_length": 3, "hash_ids": [1]}]),
-        "m.jsonl' line 4: no field 'timestamp'",
-    ),
-    "guidellm": (
-        json.dumps(GUIDELLM).replace('"output_tokens": 5', '"output_tokens": null'),
-        "benchmarks.json' benchmark 0 request 1: output_tokens=None must be",
-    ),
-    "aiperf": (
-        lines([*AIPERF, aiperf_record(1_759_813_207_000_000_000, 10, 0)]),
-        "profile_export.jsonl' line 4: metrics.output_sequence_length.value=0 must be",
-    ),
-    "inference-perf": (
-        json.dumps([*INFERENCE_PERF, {"start_time": "now", "info": {"input_tokens": 1, "output_tokens": 1}}]),
-        "per_request.json' request 3: start_time='now' must be a number",
-    ),
-    "vllm-bench": (
-        json.dumps(VLLM_BENCH | {"output_lens": [4, 5]}),
-        "result.json': output_lens has 2 entries, and input_lens has 3",
-    ),
-}
+DELAYED = {"session_id": "c", "delay": 3, "input_length": 600, "output_length": 3, "hash_ids": [1]}
+DAMAGED = [
+    ("trace-azure", AZURE_2024 + "2024-05-10 00:00:05+00:00,12,x\n",
+     "a.csv' line 5: GeneratedTokens='x' must be a whole number of tokens"),
+    ("burstgpt", BURSTGPT + "50,,1,GPT-4,-3,4,1,API log\n", "b.csv' line 5: Request tokens='-3' must be a whole"),
+    ("mooncake", lines([*SESSIONS, DELAYED]), "m.jsonl' line 4: no field 'timestamp'"),
+    ("guidellm", samples.GUIDELLM.replace('"output_tokens": 5', '"output_tokens": null', 1),
+     "benchmarks.json' benchmark 0 request 0: output_tokens=None must be"),
+    ("aiperf", samples.AIPERF.replace('"value": 5', '"value": 0', 1),
+     "profile_export.jsonl' line 1: metrics.output_sequence_length.value=0 must be"),
+    ("inference-perf", samples.INFERENCE_PERF.replace('1394.2', '"now"'),
+     "per_request.json' request 0: start_time='now' must be a number"),
+    ("vllm-bench", samples.BENCH_IN_DETAIL.replace(' 1.0,', ' null,'),
+     "request 1: start_times=None must be a number"),
+    ("vllm-bench", json.dumps(json.loads(samples.BENCH_IN_DETAIL) | {"output_lens": [5, 5]}),
+     "result.json': output_lens has 2 entries, and input_lens has 4"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_is_one_line_with_file_place_and_field(tmp_path: Path, name: str) -> None:
-    text, message = DAMAGED[name]
+@pytest.mark.parametrize(("name", "text", "message"), DAMAGED)
+def test_a_damaged_file_is_one_line_with_file_place_and_field(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
     path = put(tmp_path, SAMPLES[name][0], text)
     with pytest.raises(ValueError, match=r"^trace ") as caught:
         read_trace(name, path)
@@ -223,10 +173,10 @@ CHECKED = {
     "trace-azure": ("trace (trace-azure)", "3 requests in 4 s, 0.5/s"),
     "burstgpt": ("trace (burstgpt)", "2 requests in 40 s"),
     "mooncake": ("trace (mooncake)", "3 requests in 5 s, 0.4/s"),
-    "guidellm": ("result of guidellm", "2 requests in 2 s, 0.5/s, 15 in, 4 out"),
-    "aiperf": ("trace (aiperf)", "2 requests in 2 s, 0.5/s, 15 in, 4 out"),
-    "inference-perf": ("trace (inference-perf)", "2 requests in 2 s, 0.5/s, 15 in, 4 out"),
-    "vllm-bench": ("result of a benchmark", "2 requests in 2 s, 0.5/s, 15 in, 4 out"),
+    "guidellm": ("result of guidellm", "5 requests in 2.5 s, 1.6/s, 12 in, 5 out"),
+    "aiperf": ("trace (aiperf)", "4 requests in 3 s, 1/s, 12 in, 5 out"),
+    "inference-perf": ("trace (inference-perf)", "4 requests in 3 s, 1/s, 12 in, 5 out"),
+    "vllm-bench": ("result of a benchmark", "4 requests in 2 s, 1.5/s, 12 in, 5 out"),
 }
 
 

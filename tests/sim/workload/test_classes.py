@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from sim.compare.side_by_side import compare
 from sim.costs.profile_files import load
 from sim.metrics.summary import summarise
 from sim.policies.registry import POLICIES, PolicyOptions
-from sim.run.resolve import resolve, resolve_all
+from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
 from sim.workload.classes import SloClass, assign_classes
@@ -68,28 +67,6 @@ def test_each_class_is_judged_by_its_own_bounds() -> None:
     good = sum((each.first_token_s - each.arrival_s) * 1e3 <= 400.0 for each in own)
     assert found["chat.slo_attainment"] == pytest.approx(good / len(own))
     assert found["chat.request_goodput"] == pytest.approx(good / record.end_s)
-
-
-def test_without_classes_nothing_changes_and_the_key_is_empty() -> None:
-    plain = compare(resolve_all(scenario("continuous", slo_classes=[]), load("cpu/tiny"))).runs[0]
-    assert plain["slo_classes"] == {}
-    equal = compare(
-        resolve_all(scenario("continuous", slo_classes=[{"name": "all", "share": 1.0}]), load("cpu/tiny"))
-    ).runs[0]
-    assert {**equal, "slo_classes": {}} == plain
-
-
-@pytest.mark.parametrize(
-    ("classes", "wanted"),
-    [
-        ([CHAT], "shares sum to 0.25, want 1"),
-        ([CHAT, {**CHAT, "share": 0.75}], "chat, chat names one twice"),
-        ([{"name": "x", "share": 1.0, "ttft_ms": -1.0}], "slo_classes.x.ttft_ms=-1.0 must be above 0"),
-    ],
-)
-def test_classes_that_make_no_sense_are_refused(classes: list[dict[str, Any]], wanted: str) -> None:
-    with pytest.raises(ValueError, match=wanted):
-        scenario("pd", slo_classes=classes)
 
 
 @pytest.mark.parametrize("num_cooldowns", [0, 20])

@@ -69,25 +69,6 @@ def test_arrivals_and_sessions_draw_from_the_same_streams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "message"),
-    [
-        ({"random_range_ratio": 1.0}, r"random_range_ratio=1.0 must be at least 0 and below 1"),
-        ({"random_range_ratio": -0.1}, r"random_range_ratio=-0.1"),
-        ({"random_range_ratio": float("nan")}, r"random_range_ratio=nan"),
-        ({"random_range_ratio": (1.0, 0.8)}, r"random_range_ratio=\(1.0, 0.8\) must be .* two shares"),
-        ({"random_range_ratio": (0.0, 1.0)}, r"random_range_ratio=\(0.0, 1.0\)"),
-        ({"random_range_ratio": (0.5, math.inf)}, r"random_range_ratio=\(0.5, inf\)"),
-        ({"random_range_ratio": 0.1, "dataset_name": "azure-code"}, r"'azure-code' draws lengths of its own"),
-    ],
-)
-def test_a_range_that_cannot_be_is_one_line(given_: dict[str, Any], message: str) -> None:
-    asked: dict[str, Any] = {"dataset_name": "fixed", **given_}
-    with pytest.raises(ValueError, match=message) as refused:
-        Workload(**asked)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
     ("changes", "is_in_step"),
     [
         ({"max_concurrency": 16, "num_speculative_tokens": 0}, True),

@@ -16,11 +16,8 @@ from sim.costs.profile_files import load
 from sim.metrics.price import Price
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario
-from sim.run.simulate import simulate
 from sim.studies.attainment import highest_load
-from sim.studies.plan.candidate_ranking import Candidate, first_pass
 from sim.studies.serve_commands import checking_lines
-from sim.studies.tune import concurrencies_of
 from sim.workload.generate import TraceArrivals, Workload, build_requests
 from sim.workload.served import SAMPLE, Served
 from sim.workload.sessions import Sharing
@@ -43,8 +40,8 @@ def trace(path: Path, *lengths: tuple[int, int]) -> Workload:
     return Workload(dataset_name="csv", dataset_path=str(path), trace_arrivals=TraceArrivals.RECORDED)
 
 
-CUT, SENT_CUT = {"input_len": 900, "output_len": 500}, {"input_len": 900, "output_len": 100}
-"""Requests whose answers are cut, and the same work sent as it is served."""
+CUT = {"input_len": 900, "output_len": 500}
+"""Requests whose answers are cut."""
 
 
 def mixed(path: Path, rejected: bool) -> dict[str, Any]:
@@ -156,45 +153,7 @@ def test_tokens_and_prices_of_a_rate_are_of_the_requests_among_it_that_are_serve
     assert sent.usd_per_million_tokens == pytest.approx(served.usd_per_million_tokens)
 
 
-def test_a_first_pass_rates_a_candidate_by_the_requests_that_are_sent(tmp_path: Path) -> None:
-    """Half as many again, but for loops that are shorter by the rejected ones."""
-    (sent,), (served,) = (
-        first_pass(
-            scenario(policy="continuous", **mixed(tmp_path, rejected), **SLO),
-            [Candidate(PROFILE, load(PROFILE))],
-            None,
-            0.95,
-            1,
-            lambda *_: None,
-        )[0]
-        for rejected in (True, False)
-    )
-    assert 1.1 * served.rate_per_s < sent.rate_per_s < 1.6 * served.rate_per_s
-
-
 def test_the_benchmarks_line_sends_what_is_served() -> None:
     serve, bench, _ = checking_lines(scenario(**CUT), load(PROFILE))
     assert "--random-output-len 100 " in bench
     assert f"--max-model-len {CONTEXT}" in serve
-
-
-def test_memory_holds_as_many_requests_as_are_as_long_as_they_are_served() -> None:
-    few = {"policy": "continuous", "engine.num_gpu_blocks": 640}
-    found = [
-        concurrencies_of(resolve(one := scenario(**lengths, **few), load(PROFILE), one.policy[0]))
-        for lengths in (CUT, SENT_CUT)
-    ]
-    assert found[0] == found[1]
-
-
-def test_a_run_without_its_rejected_requests_is_the_same_run(tmp_path: Path) -> None:
-    """Warm-ups and cool-downs are among the requests that are served, and gaps are of those between them."""
-    ends = []
-    for rejected in (True, False):
-        given = scenario(
-            **mixed(tmp_path, rejected), policy="continuous",
-            **{"workload.num_warmups": 5, "workload.num_cooldowns": 5},
-        )  # fmt: skip
-        record = simulate(resolve(given, load(PROFILE), "continuous"), 0)
-        ends.append((record.num_rejected, sum(record.gaps.counts)))
-    assert ends == [(80, 150 * 49), (0, 150 * 49)]

@@ -17,12 +17,6 @@ def arrivals(num_turns: int, num_forks: int) -> list[Arrival]:
     return requests_of(sessions, sharing, num_turns * num_forks, BLOCK)
 
 
-def test_forks_have_their_prompt_in_common_and_no_answer() -> None:
-    first, second, third = (set(each.content) for each in arrivals(1, 3))
-    assert len(first) == len(second) == len(third) == (32 + 48) // BLOCK
-    assert first == second == third
-
-
 def test_a_session_goes_on_from_its_first_fork_alone() -> None:
     """5 blocks of the first prompt; with 4 of the first answer and 3 of what is said next it is the second prompt."""
     first, second, *later = arrivals(2, 2)

@@ -19,15 +19,6 @@ def test_sharegpt_lengths_may_stand_in_the_file(write: Write) -> None:
     assert trace.ids == ("a", "1")
 
 
-def test_sharegpt_texts_need_a_tokenizer(write: Write) -> None:
-    entries = [{"conversations": [{"value": "hi"}]}, {"conversations": [{"value": "hi"}, {"value": "ho"}]}]
-    path = write(json.dumps(entries), "s.json")
-    with pytest.raises(ValueError, match="texts without lengths; name a tokenizer"):
-        read_trace("sharegpt", path)
-    with pytest.raises(ValueError, match="must be a local directory"):
-        read_trace("sharegpt", f"{path}#tokenizer=absent")
-
-
 def test_sharegpt_texts_are_counted_by_a_local_tokenizer(write: Write, tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {"[UNK]": 0}
@@ -38,17 +29,3 @@ def test_sharegpt_texts_are_counted_by_a_local_tokenizer(write: Write, tmp_path:
     entries = [{"conversations": [{"value": text} for text in pair]} for pair in pairs]
     trace = read_trace("sharegpt", f"{write(json.dumps(entries), 's.json')}#tokenizer={tmp_path}")
     assert list(zip(trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True)) == [(5, 4), (4, 6)]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "not valid JSON"),
-        ('[{"prompt_tokens": 5}]', "entry 1: output_tokens=None must be"),
-        ('[{"conversations": [1, 2]}]', "entry 1: its first two turns must have a text"),
-    ],
-)
-def test_a_bad_sharegpt_file_names_the_entry(write: Write, text: str, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        read_trace("sharegpt", write(text, "s.json"))
-    assert message in str(caught.value)

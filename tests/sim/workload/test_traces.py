@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sim.cli.main import run
-from sim.workload.generate import Workload, build_requests
 from sim.workload.traces import read_trace
 from tests.sim.workload.conftest import Write
-
-DATA = Path(__file__).parents[4] / "shared/data/traces"
-needs_traces = pytest.mark.skipif(not DATA.is_dir(), reason="the recorded traces are absent")
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -42,45 +36,6 @@ def test_num_prompts_takes_the_first_rows_and_looks_at_no_other(write: Write) ->
     assert trace.output_tokens.tolist() == [44, 109]
 
 
-def test_more_prompts_than_rows_is_an_error(write: Write) -> None:
-    with pytest.raises(ValueError, match="3 requests, num_prompts=4"):
-        read_trace("trace-azure", write(AZURE), 4)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "is empty; want a header line"),
-        ("TIMESTAMP,ContextToken,GeneratedTokens\n", "line 1: no column 'ContextTokens'; did you mean 'ContextToken'?"),
-        (AZURE + "2023-11-16 18:15:52,18\n", "line 5: 2 fields, and the header has 3"),
-        (AZURE + "2023-11-16 18:15:52,ten,4\n", "line 5: ContextTokens='ten' must be a whole number of tokens"),
-        (
-            AZURE + "2023-11-16 18:15:52,0,4\n",
-            "line 5: ContextTokens='0' must be a whole number of tokens, 1 to 1000000000",
-        ),
-        (AZURE + "2023-11-16 18:15:50,5,4\n", "line 5: arrival is 1.68059 s before the row above"),
-        (AZURE + "yesterday,5,4\n", "line 5: TIMESTAMP='yesterday' must be an ISO 8601 date and time"),
-    ],
-)
-def test_a_bad_azure_file_names_file_line_and_field(write: Write, text: str, message: str) -> None:
-    path = write(text)
-    with pytest.raises(ValueError) as caught:
-        read_trace("trace-azure", path)
-    assert message in str(caught.value)
-    assert path in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_an_absent_or_binary_file_is_one_line(tmp_path: Path) -> None:
-    for name in ("trace-azure", "mooncake", "sharegpt", "csv", "jsonl"):
-        with pytest.raises(ValueError, match="No such file"):
-            read_trace(name, str(tmp_path / "absent"))
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x9f" * 10)
-    for name in ("trace-azure", "mooncake", "sharegpt"):
-        with pytest.raises(ValueError, match=r"not UTF-8 text|cannot be read"):
-            read_trace(name, str(tmp_path / "binary"))
-
-
 def test_mooncake_json_lines_share_the_leading_hashes_seen_before(write: Write) -> None:
     rows = [
         {"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [1, 2, 3]},
@@ -98,34 +53,6 @@ def test_mooncake_csv_says_nothing_of_what_prompts_share(write: Write) -> None:
     trace = read_trace("mooncake", write(header + "0,6758,500,14,0\n27,7322,490,15,1\n"))
     assert trace.arrival_s.tolist() == pytest.approx([0.0, 0.027])
     assert (trace.prompt_tokens.tolist(), trace.contents) == ([6758, 7322], ())
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"timestamp": 1, "input_length": 5', "line 2: not valid JSON"),
-        (
-            '{"timestamp": 1, "input_len": 5, "output_length": 5, "hash_ids": []}',
-            "no field 'input_length'; did you mean",
-        ),
-        (
-            '{"timestamp": "x", "input_length": 5, "output_length": 5, "hash_ids": []}',
-            "timestamp='x' must be a number (ms)",
-        ),
-        ('{"timestamp": NaN, "input_length": 5, "output_length": 5, "hash_ids": []}', "'timestamp' NaN is no number"),
-        ('{"timestamp": 1, "input_length": 5.5, "output_length": 5, "hash_ids": []}', "input_length=5.5 must be"),
-        ('{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": ["a"]}', "hash_ids=['a'] must be a list"),
-        (
-            '{"timestamp": -1, "input_length": 5, "output_length": 5, "hash_ids": []}',
-            "line 2: arrival is 0.001 s",
-        ),
-    ],
-)
-def test_a_bad_mooncake_line_is_named(write: Write, line: str, message: str) -> None:
-    good = '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": []}\n'
-    with pytest.raises(ValueError) as caught:
-        read_trace("mooncake", write(good + line, "trace.jsonl"))
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -157,48 +84,6 @@ def test_sessions_share_the_conversation_so_far(write: Write) -> None:
     assert trace.contents == ((), (), (1,), (1,))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("arival=x", "unknown trace option 'arival'; did you mean 'arrival'?"),
-        ("arrival=when", "does not end in its unit; add unit="),
-        ("prompt=inn", "no column 'inn'"),
-    ],
-)
-def test_a_bad_column_map_is_one_line(write: Write, options: str, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        read_trace("csv", write("arrival_s,in,output_tokens\n0,1,1\n") + f"#{options}")
-    assert message in str(caught.value)
-
-
-@needs_traces
-@pytest.mark.parametrize(
-    ("name", "file", "count", "means"),
-    [
-        ("trace-azure", "azure2023/AzureLLMInferenceTrace_conv.csv", 19_366, (1154.70, 211.13)),
-        ("trace-azure", "azure2023/AzureLLMInferenceTrace_code.csv", 8_819, (2047.85, 27.88)),
-        ("mooncake", "mooncake/conversation_trace_trimmed.csv", 12_031, (12_035.06, 342.62)),
-    ],
-)
-def test_recorded_traces_are_read_whole(name: str, file: str, count: int, means: tuple[float, float]) -> None:
-    trace = read_trace(name, str(DATA / file))
-    assert len(trace.ids) == count
-    assert (trace.prompt_tokens.mean(), trace.output_tokens.mean()) == pytest.approx(means, abs=0.01)
-    assert (np.diff(trace.arrival_s) >= 0.0).all()
-
-
-@needs_traces
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["azure-conv", "azure-code"])
-def test_length_tables_have_the_percentiles_of_their_trace(name: str) -> None:
-    """50,000 drawn requests, seed 0: 50th, 90th and 99th percentiles within 7 %."""
-    trace = read_trace("trace-azure", str(DATA / f"azure2023/AzureLLMInferenceTrace_{name[6:]}.csv"))
-    requests = build_requests(Workload(dataset_name=name, num_prompts=50_000), 0)
-    for column, recorded in (("prompt_tokens", trace.prompt_tokens), ("output_tokens", trace.output_tokens)):
-        drawn = [getattr(request, column) for request in requests]
-        assert np.percentile(drawn, (50, 90, 99)) == pytest.approx(np.percentile(recorded, (50, 90, 99)), rel=0.07)
-
-
 CLOCK = "arrival_time,prompt_tokens,output_tokens\n"
 
 
@@ -217,16 +102,6 @@ def test_the_size_of_unix_times_tells_their_unit(first: str, second: str, write:
     assert trace.arrival_s.tolist() == pytest.approx([0.0, 4.0], abs=1e-5)
     assert trace.in_words == "2 requests in 4 s, 0.25/s, 20 in, 3 out"
     assert trace.note is None
-
-
-def test_unix_times_in_another_unit_than_the_one_named_are_refused(write: Write) -> None:
-    rows = CLOCK.replace("arrival_time", "arrival_s") + "1700000000000,10,2\n"
-    with pytest.raises(
-        ValueError, match="line 2: arrival_s='1700000000000' is a Unix time in ms, not in s: add unit=ms"
-    ):
-        read_trace("csv", write(rows))
-    with pytest.raises(ValueError, match=r"line 3: .* is a Unix time in ns"):
-        read_trace("csv", write(f"{CLOCK}1700000000,10,2\n1700000000000000000,10,2\n"))
 
 
 @pytest.mark.parametrize(
