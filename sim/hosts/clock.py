@@ -188,11 +188,6 @@ class TaskHost:
         else:
             self.complete(wait, value)
 
-    def _jumps_to(self, wait: Any) -> bool:
-        """True where `wait`, which nobody else waits for, is the next thing to happen; then it is done, and the clock
-        there. That is the event it would have been, without the event."""
-        return False
-
     def _dispatch_at_end(self) -> None:
         """See to it that the ready coroutines run once everything of this instant has completed."""
         if not self._is_dispatch_due:
@@ -207,8 +202,6 @@ class TaskHost:
             _, task = heapq.heappop(ready)
             try:
                 wait = task.send(None)
-                while not ready and self._jumps_to(wait):
-                    wait = task.send(None)
             except StopIteration:
                 continue
             wait.arm()
