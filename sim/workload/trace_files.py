@@ -146,18 +146,12 @@ def csv_objects(path: str, names: Sequence[str], what: str = TRACE) -> Iterator[
         yield f"{what} {path!r} line {line}", {name: cells[index] for name, index in indices}
 
 
-def json_objects(
-    path: str, names: Sequence[str], *, has_prose: bool = False, has_all: bool = False
-) -> Iterator[tuple[str, Row]]:
-    """The objects of a JSON-lines file, and where each stands; messages ask for the fields `names`,
-    and with `has_all` each must have them."""
+def json_objects(path: str, names: Sequence[str], *, has_prose: bool = False) -> Iterator[tuple[str, Row]]:
+    """The objects of a JSON-lines file, and where each stands; messages ask for the fields `names`."""
     for number, row in json_lines(path, TRACE, has_prose=has_prose):
         where = f"{TRACE} {path!r} line {number}"
         if not isinstance(row, dict):
             raise ValueError(f"{where}: want an object with {', '.join(names)}")
-        for name in names if has_all else ():
-            if name not in row:
-                raise ValueError(f"{where}: {missing('field', name, list(row))}")
         yield where, row
 
 
