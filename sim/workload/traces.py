@@ -139,7 +139,7 @@ def read_trace(name: str, source: str, num_prompts: int | None = None, block_tok
     rows = collect(path, requests, num_prompts, is_in_order=is_in_order)
     if num_prompts is not None and len(rows) < num_prompts:
         raise ValueError(f"trace {path!r}: {len(rows)} requests, num_prompts={num_prompts}; lower num_prompts")
-    return _to_trace(path, rows, content_tokens)
+    return _to_trace(path, rows, num_prompts, content_tokens)
 
 
 def _opened(name: str, path: str, options: dict[str, str]) -> tuple[ColumnMap, Iterator[tuple[str, Row | None]]]:
@@ -216,18 +216,19 @@ def _options(text: str, known: list[str]) -> dict[str, str]:
     return options
 
 
-def _to_trace(path: str, rows: TraceColumns, content_tokens: int) -> Trace:
-    arrival_s = None
-    if rows.arrival_s:
-        arrival_s = np.array(rows.arrival_s)
-        arrival_s -= arrival_s[0]
+def _to_trace(path: str, rows: TraceColumns, most: int | None, content_tokens: int) -> Trace:
+    """The first `most` in order of arrival; of equal ones in order of the file."""
+    arrival_s = np.array(rows.arrival_s) if rows.arrival_s else None
+    order = np.arange(len(rows)) if arrival_s is None else np.argsort(arrival_s, kind="stable")
+    places = order[:most].tolist()
+    contents = [rows.contents[place] for place in places]
     return Trace(
         source=path,
-        arrival_s=arrival_s,
-        prompt_tokens=np.array(rows.prompt_tokens, dtype=np.int64),
-        output_tokens=np.array(rows.output_tokens, dtype=np.int64),
-        ids=tuple(name or str(index) for index, name in enumerate(rows.ids)),
-        contents=tuple(common(rows.contents)) if any(rows.contents) else (),
+        arrival_s=None if arrival_s is None else arrival_s[places] - arrival_s[order[0]],
+        prompt_tokens=np.array(rows.prompt_tokens, dtype=np.int64)[places],
+        output_tokens=np.array(rows.output_tokens, dtype=np.int64)[places],
+        ids=tuple(rows.ids[place] or str(index) for index, place in enumerate(places)),
+        contents=tuple(common(contents)) if any(contents) else (),
         content_tokens=content_tokens,
         num_failed=rows.num_failed,
     )
