@@ -55,10 +55,6 @@ class VirtualTime(simpy.Environment):
         heappush(self._queue, (time_s, priority, next(self._eid), event))
         return event
 
-    @property
-    def is_instant_over(self) -> bool:
-        return not self._queue or self._queue[0][0] > self._now
-
 
 class Usage:
     """Totals over the works of one kind on one stream."""
@@ -120,9 +116,6 @@ class SimHost(TaskHost):
 
     def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> simpy.Event:
         return self._env.call_at(time_s, callback, LAST if is_last else NORMAL)
-
-    def _is_instant_over(self) -> bool:
-        return self._env.is_instant_over
 
     def run_until(self, stop_s: float | None = None) -> None:
         """Advance until nothing more can happen, or to `stop_s`."""
