@@ -90,7 +90,7 @@ def _told_by(path: Path) -> tuple[str, set[str]]:
     roles that a trace has for columns, such as <prompt>."""
     from sim.files.arrow_tables import read_csv
     from sim.files.read import read_bytes
-    from sim.workload.traces import ALIASES
+    from sim.workload.trace_rows import ALIASES
 
     ending = _ending(path)
     content: Any = ()

@@ -81,10 +81,6 @@ class GpuHost(TaskHost):
         heapq.heappush(self._timers, (time_s, is_last, self._num_timers, callback))
         self._num_timers += 1
 
-    def _is_instant_over(self) -> bool:
-        """An issuer may be about to report something of this instant, so waking waits for the keeper's next round."""
-        return False
-
     # -- the seam
 
     def stream(self, name: str, *, device: int | str = 0, priority: int = 0, sm_share: float | None = None) -> Stream:

@@ -269,7 +269,7 @@ class MeasuredHost(SimHost):
             self.at(wake_s, partial(self._go_on, wait))
 
     def _go_on(self, wait: HostWait[None], _: Any) -> None:
-        self.announce(wait)
+        self.complete(wait)
 
 
 class RecordedDraws:

@@ -8,64 +8,26 @@ Not here: how fast anything really runs (calibrate.measure, sim/profiles).
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from sim.costs.profile import Gpu
 from sim.names import unknown
 
-GIB = 1 << 30
 
-
-class Datasheet(NamedTuple):
+class Datasheet(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU; `device_names` are parts of what its driver calls it, most telling first."""
 
     gpu: Gpu
     multiprocessors: int
     family: str
+    """By compute capability: RTX cards of Blackwell have 12.0, and other kernels than the 10.0 of B200."""
     device_names: tuple[str, ...]
 
 
-def _sheet(
-    name: str,
-    memory_gib: int,
-    peak_tflops: float,
-    bandwidth_gb_per_s: float,
-    multiprocessors: int,
-    family: str,
-    *device_names: str,
-) -> Datasheet:
-    gpu = Gpu(
-        name=name,
-        memory_bytes=memory_gib * GIB,
-        peak_flops=peak_tflops * 1e12,
-        bandwidth_bytes_per_s=bandwidth_gb_per_s * 1e9,
-    )
-    return Datasheet(gpu, multiprocessors, family, device_names)
-
-
-DATASHEETS = {
-    sheet.gpu.name: sheet
-    for sheet in (
-        _sheet("a100-sxm", 80, 312.0, 2039.0, 108, "ampere", "A100-SXM4-80GB", "A100-SXM-80GB"),
-        _sheet("a100-sxm-40gb", 40, 312.0, 1555.0, 108, "ampere", "A100-SXM4-40GB", "A100-SXM-40GB"),
-        _sheet("a100-pcie", 80, 312.0, 1935.0, 108, "ampere", "A100 80GB PCIe", "A100-PCIE-80GB"),
-        _sheet("a800-sxm", 80, 312.0, 2039.0, 108, "ampere", "A800-SXM4-80GB"),
-        _sheet("h100-sxm", 80, 989.0, 3350.0, 132, "hopper", "H100 80GB HBM3", "H100-SXM"),
-        _sheet("h100-pcie", 80, 756.0, 2000.0, 114, "hopper", "H100 PCIe"),
-        _sheet("h100-nvl", 93, 835.0, 3900.0, 132, "hopper", "H100 NVL"),
-        _sheet("h20", 95, 148.0, 4000.0, 78, "hopper", "NVIDIA H20"),
-        _sheet("h800-sxm", 80, 989.0, 3350.0, 132, "hopper", "H800"),
-        _sheet("h200-sxm", 141, 989.0, 4800.0, 132, "hopper", "H200"),
-        _sheet("gh200", 95, 989.0, 4000.0, 132, "hopper", "GH200 480GB"),
-        _sheet("l40s", 45, 362.0, 864.0, 142, "ada", "L40S"),
-        _sheet("l4", 22, 121.0, 300.0, 58, "ada", "NVIDIA L4"),
-        _sheet("rtx-4090", 24, 165.2, 1008.0, 128, "ada", "RTX 4090"),
-        _sheet("rtx-5090", 31, 209.5, 1792.0, 170, "blackwell", "RTX 5090"),
-        _sheet("rtx-pro-6000-server", 95, 467.8, 1792.0, 188, "blackwell", "RTX PRO 6000"),
-        # Compute capability 10.0: other kernels than the 12.0 of RTX cards.
-        _sheet("b200-sxm", 179, 2250.0, 8000.0, 148, "blackwell-10.0", "NVIDIA B200"),
-    )
-}
+DATASHEETS = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes(), type=dict[str, Datasheet])
 """Data sheets by the name that profiles use."""
 
 

@@ -9,6 +9,9 @@ Not here: how fast they run (sim.costs), reading a config.json (calibrate.catalo
 
 from difflib import get_close_matches
 from functools import cached_property
+from pathlib import Path
+
+import msgspec
 
 from sim.bounds import Bounded, Count, Whole
 from sim.costs.layer_kinds import (
@@ -373,56 +376,7 @@ def _size(gemms: tuple[tuple[int, int], ...]) -> int:
     return sum(columns * depth for columns, depth in gemms)
 
 
-def _shape(
-    name: str,
-    layers: int,
-    hidden: int,
-    intermediate: int,
-    heads: tuple[int, int, int],
-    vocab: int,
-    max_context: int,
-    *,
-    tied: bool = False,
-    dtype_bytes: int = 2,
-    is_gated: bool = True,
-    embedding_rows: int = 0,
-) -> ModelShape:
-    """One row of the table; `heads` is (heads, KV heads, head dimension)."""
-    return ModelShape(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        intermediate=intermediate,
-        heads=heads[0],
-        kv_heads=heads[1],
-        head_dim=heads[2],
-        vocab=vocab,
-        tied_embeddings=tied,
-        max_context=max_context,
-        dtype_bytes=dtype_bytes,
-        is_gated=is_gated,
-        embedding_rows=embedding_rows,
-    )
-
-
-MODELS = {
-    shape.name: shape
-    for shape in (
-        _shape("tinyllama-1.1b", 22, 2048, 5632, (32, 4, 64), 32000, 2048),
-        _shape("llama-68m", 2, 768, 3072, (12, 12, 64), 32000, 2048),
-        _shape("llama-2-7b", 32, 4096, 11008, (32, 32, 128), 32000, 4096),
-        _shape("codellama-34b", 48, 8192, 22016, (64, 8, 128), 32000, 16384),
-        _shape("llama-3.2-1b", 16, 2048, 8192, (32, 8, 64), 128256, 131072, tied=True),
-        _shape("llama-3.1-8b", 32, 4096, 14336, (32, 8, 128), 128256, 131072),
-        _shape("qwen2.5-0.5b", 24, 896, 4864, (14, 2, 64), 151936, 32768, tied=True),
-        _shape("qwen2.5-1.5b", 28, 1536, 8960, (12, 2, 128), 151936, 32768, tied=True),
-        _shape("qwen2.5-7b", 28, 3584, 18944, (28, 4, 128), 152064, 32768),
-        _shape("qwen3-32b", 64, 5120, 25600, (64, 8, 128), 151936, 40960),
-        _shape("apertus-8b", 32, 4096, 21504, (32, 8, 128), 131072, 65536, is_gated=False, embedding_rows=266752),
-        _shape("tiny-target", 4, 256, 688, (4, 4, 64), 1024, 2048, dtype_bytes=4),
-        _shape("tiny-draft", 1, 128, 344, (2, 2, 64), 1024, 2048, dtype_bytes=4),
-    )
-}
+MODELS = msgspec.json.decode(Path(__file__).with_name("models.json").read_bytes(), type=dict[str, ModelShape])
 """Shapes by name. The tiny pair is no public model: random weights in fp32, small enough to replay on any CPU."""
 
 

@@ -108,7 +108,7 @@ class SoloDevice:
         if ticket.issued_s <= self.clock.now_s:
             wait.is_completed = True
         else:
-            self.clock.at(ticket.issued_s, lambda _: self.clock.announce(wait))
+            self.clock.at(ticket.issued_s, lambda _: self.clock.complete(wait))
         return wait
 
     def poke(self) -> None:

@@ -21,7 +21,6 @@ class Clock(Protocol):
     @property
     def now_s(self) -> float: ...
     def at(self, time_s: float, callback: Callable[[Any], None], *, is_last: bool = False) -> Any: ...
-    def announce(self, wait: HostWait[Any], value: Any = None) -> None: ...
     def complete(self, wait: HostWait[Any], value: Any = None) -> None: ...
     def ended(self, ticket: SimTicket) -> None:
         """Account for a work that has left its device."""
@@ -116,7 +115,7 @@ class SimTicket(HostWait[Result]):
     def _arrived(self, _: Any) -> None:
         clock = self.device.clock
         if not self.is_completed and self.ready_s <= clock.now_s and (self.posts or self.watchers):
-            clock.announce(self, self.result)
+            clock.complete(self, self.result)
 
     def cancel(self) -> None:
         self.device.cancel(self)

@@ -39,7 +39,6 @@ class DraftChoice(Controller):
         self.draft_tokens_min, self.draft_tokens_max = min(lengths), max(lengths)
         self.drafter = 0
         """The model that was chosen last."""
-        self.num_changes = 0
         self._has_chosen = False
         self._drafter_of: dict[int, int] = {}
         """Arrival index of a request -> the model that has its KV up to date: it drafted what is in flight."""
@@ -52,7 +51,6 @@ class DraftChoice(Controller):
         best = max(range(len(rates)), key=lambda drafter: (rates[drafter], -drafter))
         least = rates[self.drafter] * (1.0 + self._hysteresis)
         if best != self.drafter and (rates[best] > least or not self._has_chosen):
-            self.num_changes += self._has_chosen
             self.drafter = best
         self._has_chosen = True
         return self.drafter

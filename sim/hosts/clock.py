@@ -101,10 +101,6 @@ class TaskHost:
         instant."""
         raise NotImplementedError
 
-    def _is_instant_over(self) -> bool:
-        """Nothing else is due at this very instant."""
-        raise NotImplementedError
-
     # -- the seam
 
     def sleep(self, duration_s: float) -> Wait[None]:
@@ -114,7 +110,7 @@ class TaskHost:
 
     def sleep_until(self, time_s: float) -> Wait[None]:
         wait: HostWait[None] = HostWait()
-        self.at(max(time_s, self.now_s), lambda _: self.announce(wait))
+        self.at(max(time_s, self.now_s), lambda _: self.complete(wait))
         return wait
 
     def wait(self, signal: Signal, *, poll_s: float | None = None) -> Wait[None]:
@@ -173,26 +169,6 @@ class TaskHost:
         if self._ready and not self._is_dispatching:
             self._dispatch_at_end()
 
-    def announce(self, wait: HostWait[V], value: V | None = None) -> None:
-        """`complete` as the only act of a clock callback: wakes the waiters right here if the instant is over."""
-        if self._is_instant_over():
-            self._is_dispatching = True
-            if wait.watchers:
-                self.complete(wait, value)
-            else:
-                wait.is_completed = True
-                wait.value = value
-                for post in wait.posts:
-                    heapq.heappush(self._ready, post)
-            self._dispatch()
-        else:
-            self.complete(wait, value)
-
-    def _jumps_to(self, wait: Any) -> bool:
-        """True where `wait`, which nobody else waits for, is the next thing to happen; then it is done, and the clock
-        there. That is the event it would have been, without the event."""
-        return False
-
     def _dispatch_at_end(self) -> None:
         """See to it that the ready coroutines run once everything of this instant has completed."""
         if not self._is_dispatch_due:
@@ -207,8 +183,6 @@ class TaskHost:
             _, task = heapq.heappop(ready)
             try:
                 wait = task.send(None)
-                while not ready and self._jumps_to(wait):
-                    wait = task.send(None)
             except StopIteration:
                 continue
             wait.arm()
@@ -235,4 +209,4 @@ class _Poll:
         waited = (now_s - self._start_s) / self._poll_s
         num_polls = max(1, ceil(waited - POLL_GRID_SLACK))
         host.num_polls += num_polls
-        host.at(max(now_s, self._start_s + num_polls * self._poll_s), lambda _: host.announce(self._wait))
+        host.at(max(now_s, self._start_s + num_polls * self._poll_s), lambda _: host.complete(self._wait))

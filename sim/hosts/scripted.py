@@ -62,9 +62,6 @@ class SteppedHost(TaskHost):
         heapq.heappush(self._events, (time_s, is_last, self._num_events, callback))
         self._num_events += 1
 
-    def _is_instant_over(self) -> bool:
-        return not self._events or self._events[0][0] > self._now_s
-
     def run_until(self, stop_s: float | None = None) -> None:
         """Advance until nothing more can happen, or to `stop_s`."""
         with own_generators():

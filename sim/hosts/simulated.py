@@ -47,28 +47,13 @@ class _Call(simpy.Event):
 
 
 class VirtualTime(simpy.Environment):
-    """An environment whose events are due at times, not after delays: now + (time - now) may be another time.
-
-    Its clock may also go ahead to where something happens that needs no event.
-    """
+    """An environment whose events are due at times, not after delays: now + (time - now) may be another time."""
 
     def call_at(self, time_s: float, callback: Callback, priority: EventPriority) -> simpy.Event:
         """Call `callback` with the event that is returned here, at `time_s`, as `schedule` would after a delay."""
         event = _Call(self, callback)
         heappush(self._queue, (time_s, priority, next(self._eid), event))
         return event
-
-    @property
-    def is_instant_over(self) -> bool:
-        return not self._queue or self._queue[0][0] > self._now
-
-    def jumps_to(self, time_s: float) -> bool:
-        """Go on at `time_s` if nothing is due up to then; whether it did. A time that is not known yet is nan."""
-        queue = self._queue
-        if time_s >= self._now and (not queue or queue[0][0] > time_s):
-            self._now = time_s
-            return True
-        return False
 
 
 class Usage:
@@ -131,18 +116,6 @@ class SimHost(TaskHost):
 
     def at(self, time_s: float, callback: Callback, *, is_last: bool = False) -> simpy.Event:
         return self._env.call_at(time_s, callback, LAST if is_last else NORMAL)
-
-    def _is_instant_over(self) -> bool:
-        return self._env.is_instant_over
-
-    def _jumps_to(self, wait: Any) -> bool:
-        if type(wait) is not SimTicket or wait.posts or wait.watchers:
-            return False
-        # Where a run ends, an event stands in the queue.
-        if not self._env.jumps_to(wait.ready_s):
-            return False
-        wait.is_completed = True
-        return True
 
     def run_until(self, stop_s: float | None = None) -> None:
         """Advance until nothing more can happen, or to `stop_s`."""

@@ -1,15 +1,15 @@
 """Answers that show themselves: in print and in Jupyter as the command does, as a frame, and as a picture.
 
 What the functions of `lanesim` return; each is the answer of a study with `sentence`, `frame()` and `plot()` beside its
-own fields. Imports pandas, rich and matplotlib inside functions. Not here: fields (sim.studies), tables (say).
+own fields, which FORMS fills in. Imports pandas, rich and matplotlib inside functions. Not here: fields (sim.studies),
+tables (say).
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -32,20 +32,42 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 """Characters of a line in a notebook."""
+E2EL, RATE = "mean E2EL (ms)", "requests/s within the SLOs"
+Row = dict[str, Any]
+Told = TypeVar("Told", bound=msgspec.Struct)
 
 
 class Shown:
-    """Print, Jupyter's display, and the sentence of an answer."""
+    """Print, Jupyter's display, sentence, frame and picture of an answer."""
 
     __slots__ = ()
 
     @property
-    @abstractmethod
-    def sentence(self) -> str:
-        """The answer in a line."""
+    def _form(self) -> Form:
+        return next(FORMS[kind] for kind in type(self).__mro__ if kind in FORMS)
 
-    @abstractmethod
-    def _tell(self, console: Console) -> None: ...
+    @property
+    def sentence(self) -> str:
+        """The answer in a line, as the command begins."""
+        from rich.console import Console
+
+        from sim.report.say import said_of
+
+        if isinstance(self, Comparison | Varied):
+            return self.verdict
+        assert isinstance(self, Stated)
+        return said_of(self, Console(width=WIDTH)).sentence
+
+    def frame(self) -> pd.DataFrame:
+        """One row per row of the answer, its scalars as columns; of a comparison one per run, units in the names."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self._form.rows(self)))
+
+    def plot(self) -> Axes:
+        """The picture of the answer with its 95 % intervals, or 90 % of its draws. Raises ValueError without the
+        plotting libraries."""
+        return self._form.plot(self)
 
     def __str__(self) -> str:
         return self._shown().export_text()
@@ -59,9 +81,16 @@ class Shown:
     def _shown(self) -> Console:
         from rich.console import Console
 
+        from sim.report import say, tables, varied_tables
+
         # In a notebook rich would show every line by itself, beside what it is requested.
         console = Console(record=True, file=StringIO(), width=WIDTH, force_jupyter=False)
-        self._tell(console)
+        if isinstance(self, Comparison):
+            tables.comparison_tables(console, self)
+        elif isinstance(self, Varied):
+            varied_tables.print_varied(console, self)
+        elif isinstance(self, Stated):
+            say.print_answer(console, self)
         return console
 
 
@@ -77,15 +106,6 @@ class ShownComparison(Shown, Comparison, frozen=True, kw_only=True):
     ['pd', 'baseline', 'mean_ttft_ms']
     """
 
-    @property
-    def sentence(self) -> str:
-        """The policy that serves fastest, and on what that depends."""
-        return self.verdict
-
-    def frame(self) -> pd.DataFrame:
-        """One row per policy and seed, a column per metric, units in the names; per-stream blocks left out."""
-        return runs_frame(self.runs)
-
     def paired_frame(self) -> pd.DataFrame:
         """One row per pair of policies and metric: `a`, `b`, `metric`, `difference`, `ci95_low`, `ci95_high`."""
         import pandas as pd
@@ -97,18 +117,6 @@ class ShownComparison(Shown, Comparison, frozen=True, kw_only=True):
         ]
         return pd.DataFrame(rows, columns=names)
 
-    def plot(self) -> Axes:
-        """Mean E2EL of each policy with its 95 % interval. Raises ValueError without the plotting libraries."""
-        return _draw_intervals([(row.policy, row.mean[METRIC], row.ci95[METRIC]) for row in self.policies], E2EL)
-
-    def _tell(self, console: Console) -> None:
-        from sim.report.tables import comparison_tables
-
-        comparison_tables(console, self)
-
-
-E2EL = "mean E2EL (ms)"
-
 
 class ShownVaried(Shown, Varied, frozen=True, kw_only=True):
     """Values of keys side by side (what `lanesim compare --vary --json` holds).
@@ -119,133 +127,21 @@ class ShownVaried(Shown, Varied, frozen=True, kw_only=True):
     {}
     """
 
-    @property
-    def sentence(self) -> str:
-        """The setting that serves fastest, or at how many loads each does."""
-        return self.verdict
 
-    def frame(self) -> pd.DataFrame:
-        """One row per load, setting (`policy`) and seed, the keys of the load first, then as `ShownComparison.frame`
-        has it."""
-        import pandas as pd
-
-        frames = []
-        for each in self.loads:
-            rows = runs_frame(each.comparison.runs)
-            for name, value in reversed(each.keys.items()):
-                rows.insert(0, name, value)
-            frames.append(rows)
-        return pd.concat(frames, ignore_index=True)
-
-    def plot(self) -> Axes:
-        """Mean E2EL of each setting under each load, with its 95 % interval. Raises ValueError without the plotting
-        libraries."""
-        rows = [
-            (", ".join(filter(None, [each.name, row.policy])), row.mean[METRIC], row.ci95[METRIC])
-            for each in self.loads
-            for row in each.comparison.policies
-        ]
-        return _draw_intervals(rows, E2EL)
-
-    def _tell(self, console: Console) -> None:
-        from sim.report.varied_tables import print_varied
-
-        print_varied(console, self)
-
-
-class ShownAnswer(Shown, Stated, frozen=True, kw_only=True):
-    """The answer of a study."""
-
-    @property
-    def sentence(self) -> str:
-        """The answer in a line, as the command begins."""
-        from rich.console import Console
-
-        from sim.report.say import said_of
-
-        return said_of(self, Console(width=WIDTH)).sentence
-
-    def frame(self) -> pd.DataFrame:
-        """One row per row of the answer, its scalars as columns."""
-        import pandas as pd
-
-        return pd.DataFrame(list(self._rows()))
-
-    @abstractmethod
-    def _rows(self) -> Iterator[dict[str, Any]]: ...
-
-    def _tell(self, console: Console) -> None:
-        from sim.report.say import print_answer
-
-        print_answer(console, self)
-
-
-class ShownTuning(ShownAnswer, Tuning, frozen=True, kw_only=True):
+class ShownTuning(Shown, Tuning, frozen=True, kw_only=True):
     """Draft lengths by load (what `lanesim tune --json` holds); a row per concurrency and draft length."""
 
-    def plot(self) -> Axes:
-        """Speed-up over no speculation by requests in flight, a line per draft length. Raises ValueError without the
-        plotting libraries."""
-        lines: dict[str, list[tuple[float, float | None]]] = {}
-        for point in self.points:
-            for each in point.lengths:
-                lines.setdefault(f"K = {each.k}", []).append((point.concurrency, each.speedup))
-        return _draw_lines(lines, "requests in flight", f"{self.objective} over no speculation", level=1.0)
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        for point in self.points:
-            for each in point.lengths:
-                yield {"concurrency": point.concurrency, "answer": point.k, **_scalars(each)}
-
-
-class ShownContexts(ShownAnswer, ContextTuning, frozen=True, kw_only=True):
+class ShownContexts(Shown, ContextTuning, frozen=True, kw_only=True):
     """Draft lengths by load and prompt length; a row per prompt length."""
 
-    def plot(self) -> Axes:
-        """Loss of a table for each prompt length, and of one for all, percent. Raises ValueError without the plotting
-        libraries."""
-        losses = {"a table each": "regret", "one for all": "regret_without"}
-        lines = {
-            name: [(each.prompt_tokens, 100.0 * getattr(each, field)) for each in self.contexts]
-            for name, field in losses.items()
-        }
-        return _draw_lines(lines, "prompt tokens", "loss against the best length (%)")
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        yield from map(_scalars, self.contexts)
-
-
-class ShownAttainment(ShownAnswer, Attainment, frozen=True, kw_only=True):
+class ShownAttainment(Shown, Attainment, frozen=True, kw_only=True):
     """Highest loads within the SLOs (what `lanesim capacity --json` holds); a row per policy."""
 
-    def plot(self) -> Axes:
-        """Highest load of each policy with 90 % of the draws. Raises ValueError without the plotting libraries."""
-        return _draw_intervals([(row.policy, row.load, row.draws_interval or row.ci95) for row in self.highest], RATE)
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        for row in self.highest:
-            yield _scalars(row) | dict(
-                zip(("draws_low", "draws_high"), row.draws_interval or (None, None), strict=True)
-            )
-
-
-class ShownRental(ShownAnswer, Rental, frozen=True, kw_only=True):
+class ShownRental(Shown, Rental, frozen=True, kw_only=True):
     """Deployments to rent (what `lanesim plan --json` holds); a row per deployment."""
-
-    def plot(self) -> Axes:
-        """Rate of a replica of each deployment with 90 % of the draws. Raises ValueError without the plotting
-        libraries."""
-        rows = [(row.deployment, row.rate_per_replica, row.rate_interval) for row in self.deployments]
-        return _draw_intervals(rows, f"{RATE} of one replica")
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        yield from map(_scalars, self.deployments)
-
-
-RATE = "requests/s within the SLOs"
-
-
-Told = TypeVar("Told", bound=msgspec.Struct)
 
 
 def shown_as(kind: type[Told], answer: msgspec.Struct) -> Told:
@@ -257,13 +153,16 @@ def runs_frame(runs: Sequence[Run]) -> pd.DataFrame:
     """`runs` as rows: every metric that is one number or label, under a name with its unit."""
     import pandas as pd
 
-    rows = [
-        {UNITS.get(key, key): value for key, value in run.items() if not isinstance(value, dict | list)} for run in runs
-    ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(list(_run_rows(runs)))
 
 
-def _scalars(row: msgspec.Struct) -> dict[str, Any]:
+def _run_rows(runs: Sequence[Run], **load: Any) -> Iterator[Row]:
+    """The same one by one, the keys of their load first."""
+    for run in runs:
+        yield load | {UNITS.get(key, key): value for key, value in run.items() if not isinstance(value, dict | list)}
+
+
+def _scalars(row: msgspec.Struct) -> Row:
     """Fields that are one number or text."""
     values = {name: getattr(row, name) for name in row.__struct_fields__}
     return {name: value for name, value in values.items() if value is None or isinstance(value, str | int | float)}
@@ -282,8 +181,9 @@ def _new_axes(width: float, height: float) -> Axes:
     return axes
 
 
-def _draw_intervals(rows: Sequence[tuple[str, float | None, Interval | None]], unit: str) -> Axes:
+def _draw_intervals(given: Iterable[tuple[str, float | None, Interval | None]], unit: str) -> Axes:
     """A point with its interval per row, the first on top; rows without a value keep their place."""
+    rows = list(given)
     axes = _new_axes(6.4, 1.2 + 0.35 * len(rows))
     for place, (_, value, interval) in enumerate(rows):
         if value is None:
@@ -298,16 +198,76 @@ def _draw_intervals(rows: Sequence[tuple[str, float | None, Interval | None]], u
 
 
 def _draw_lines(
-    lines: Mapping[str, Sequence[tuple[float, float | None]]], x: str, y: str, *, level: float | None = None
+    points: Sequence[tuple[str, float, float | None]], x: str, y: str, *, level: float | None = None
 ) -> Axes:
-    """A line per name, and a thin one at `level`."""
-    axes = _new_axes(6.4, 3.6)
-    for name, points in lines.items():
-        known = [(at, value) for at, value in points if value is not None]
+    """A line through (its name, x, y), and a thin one at `level`."""
+    axes, lines = _new_axes(6.4, 3.6), dict[str, list[tuple[float, float]]]()
+    for name, at, value in points:
+        lines.setdefault(name, []).extend([] if value is None else [(at, value)])
+    for name, known in lines.items():
         axes.plot(*zip(*known, strict=True), marker="o", label=name) if known else None
     if level is not None:
         axes.axhline(level, color="grey", linewidth=0.8)
-    set_ticks(axes, sorted({at for points in lines.values() for at, _ in points}))
+    set_ticks(axes, sorted({at for _, at, _ in points}))
     axes.legend(frameon=False, fontsize=8)
     panel(axes, x=x, y=y)
     return axes
+
+
+def _means(result: Comparison, load: str = "") -> Iterator[tuple[str, float | None, Interval | None]]:
+    for row in result.policies:
+        yield ", ".join(filter(None, [load, row.policy])), row.mean[METRIC], row.ci95[METRIC]
+
+
+# -- what each answer shows
+
+
+class Form(NamedTuple):
+    """The rows of an answer's frame, and its picture."""
+
+    rows: Callable[[Any], Iterable[Row]]
+    plot: Callable[[Any], Axes]
+
+
+LOSSES = {"a table each": "regret", "one for all": "regret_without"}
+"""Percent lost against the best length by a table for each prompt length, and by one for all."""
+FORMS: dict[type, Form] = {
+    Comparison: Form(lambda a: _run_rows(a.runs), lambda a: _draw_intervals(_means(a), E2EL)),
+    Varied: Form(
+        lambda a: (row for each in a.loads for row in _run_rows(each.comparison.runs, **each.keys)),
+        lambda a: _draw_intervals((row for each in a.loads for row in _means(each.comparison, each.name)), E2EL),
+    ),
+    Tuning: Form(
+        lambda a: (
+            {"concurrency": point.concurrency, "answer": point.k, **_scalars(each)}
+            for point in a.points
+            for each in point.lengths
+        ),
+        lambda a: _draw_lines(
+            [(f"K = {each.k}", point.concurrency, each.speedup) for point in a.points for each in point.lengths],
+            *("requests in flight", f"{a.objective} over no speculation"),
+            level=1.0,
+        ),
+    ),
+    ContextTuning: Form(
+        lambda a: map(_scalars, a.contexts),
+        lambda a: _draw_lines(
+            [(name, each.prompt_tokens, 100.0 * getattr(each, LOSSES[name])) for name in LOSSES for each in a.contexts],
+            *("prompt tokens", "loss against the best length (%)"),
+        ),
+    ),
+    Attainment: Form(
+        lambda a: (
+            _scalars(row) | dict(zip(("draws_low", "draws_high"), row.draws_interval or (None, None), strict=True))
+            for row in a.highest
+        ),
+        lambda a: _draw_intervals(((row.policy, row.load, row.draws_interval or row.ci95) for row in a.highest), RATE),
+    ),
+    Rental: Form(
+        lambda a: map(_scalars, a.deployments),
+        lambda a: _draw_intervals(
+            ((row.deployment, row.rate_per_replica, row.rate_interval) for row in a.deployments),
+            f"{RATE} of one replica",
+        ),
+    ),
+}

@@ -5,7 +5,7 @@ Not here: what a scenario's keys may be by themselves (sim.run.scenario), resolv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sim.acceptance.forms import num_rates
 from sim.costs.memory import kv_capacity_tokens
@@ -45,9 +45,8 @@ def check_policy(
     """Raise ValueError for what only shows when scenario, `policy` and profile are seen together."""
     if scenario.policy_options.partition is not None:
         _check_partition(scenario.policy_options, [find_policy(each) for each in scenario.policy])
-    for is_so, text in _refusals(scenario, profile, policy, limits, lengths):
-        if is_so:
-            raise ValueError(text)
+    for fault in _refusals(scenario, profile, policy, limits, lengths):
+        raise ValueError(fault)
 
 
 def _check_partition(options: PolicyOptions, policies: Sequence[Policy]) -> None:
@@ -79,98 +78,88 @@ def _check_shares(shares: dict[str, float], policy: Policy) -> None:
 
 def _refusals(
     scenario: Scenario, profile: Profile, policy: Policy, limits: EngineLimits, lengths: DraftLengths
-) -> tuple[tuple[bool, str], ...]:
-    """Faults, true where the scenario has one, each with the line that says so, the first of several first."""
+) -> Iterator[str]:
+    """A line per fault of the scenario, the first of several first."""
     method, controller = scenario.speculation.drafter, scenario.speculation.controller
     draft_tokens, options, name = scenario.speculation.num_speculative_tokens, scenario.policy_options, policy.name
     is_drafting, draft = draft_tokens > 0, profile.draft
     is_lane = policy.is_speculative and not policy.is_continuous
     reads_late = policy.drafts_ahead and limits.method.reads_features
     budget = f"policy {name!r}: engine.max_num_batched_tokens={limits.max_num_batched_tokens}"
-    return (
-        (
-            options.partition is not None and profile.gpu.name == "cpu",
-            f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give",
-        ),
-        (
-            scenario.devices.phi is not None and profile.overlap.measured,
+    if options.partition is not None and profile.gpu.name == "cpu":
+        yield f"policy_options.partition: {profile.name!r} is of a CPU, which has no multiprocessors to give"
+    if scenario.devices.phi is not None and profile.overlap.measured:
+        yield (
             f"devices.phi={scenario.devices.phi} is for profiles without a measured overlap; {profile.name!r} has "
-            "one: leave it out",
-        ),
-        (
-            scenario.devices.overlap is Regime.PROCESSES and policy.needs_draft and not policy.takes_option("lanes"),
-            f"devices.overlap={Regime.PROCESSES} makes a process of each lane of pd; those of {name!r} share one",
-        ),
-        (
-            is_lockstep(scenario, profile, policy) and profile.table.target.experts is None,
+            "one: leave it out"
+        )
+    if scenario.devices.overlap is Regime.PROCESSES and policy.needs_draft and not policy.takes_option("lanes"):
+        yield f"devices.overlap={Regime.PROCESSES} makes a process of each lane of pd; those of {name!r} share one"
+    if is_lockstep(scenario, profile, policy) and profile.table.target.experts is None:
+        yield (
             f"profile {profile.name!r} does not say what its {profile.data_parallel} ranks do together "
-            "(kernels.target.experts): import it again",
-        ),
-        (
-            limits.scheduler is not None and not policy.is_continuous,
+            "(kernels.target.experts): import it again"
+        )
+    if limits.scheduler is not None and not policy.is_continuous:
+        yield (
             f"engine {scenario.engine.name!r} schedules continuous batching: policy {name!r} has its own order of "
-            "work; want continuous or autoregressive",
-        ),
-        (
-            limits.scheduler is not None and is_drafting and controller != "fixed",
+            "work; want continuous or autoregressive"
+        )
+    if limits.scheduler is not None and is_drafting and controller != "fixed":
+        yield (
             f"engine {scenario.engine.name!r} drafts as many tokens in every round: speculation.controller="
-            f"{controller} must be fixed",
-        ),
-        (
-            policy.needs_draft and not is_drafting,
-            f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1",
-        ),
-        (
-            policy.is_speculative and is_drafting and not method.looks_up and draft is None,
+            f"{controller} must be fixed"
+        )
+    if policy.needs_draft and not is_drafting:
+        yield f"policy {name!r} needs a draft: num_speculative_tokens=0 must be at least 1"
+    if policy.is_speculative and is_drafting and not method.looks_up and draft is None:
+        yield (
             f"policy {name!r} with num_speculative_tokens={draft_tokens} needs a draft model, and profile "
-            f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0",
-        ),
-        (
-            is_drafting and bool(scenario.speculation.drafts) and not policy.chooses_drafter,
-            f"policy {name!r} has one draft model: speculation.drafts are for baseline, pd, pdv, unified and adaptive",
-        ),
-        (
-            is_drafting and reads_late and scenario.speculation.stale_acceptance is None,
+            f"{profile.name!r} has none: name a pair (target+draft), or set --num-speculative-tokens 0"
+        )
+    if is_drafting and bool(scenario.speculation.drafts) and not policy.chooses_drafter:
+        yield (
+            f"policy {name!r} has one draft model: speculation.drafts are for baseline, pd, pdv, unified and adaptive"
+        )
+    if is_drafting and reads_late and scenario.speculation.stale_acceptance is None:
+        yield (
             f"policy {name!r} drafts before the target's newest features exist, and the head of {profile.name!r} "
             "reads them: speculation.stale_acceptance must say what is accepted then (measured: about 0.6 of the "
-            "acceptance length)",
-        ),
-        (
-            is_drafting and is_lane and not reads_late and not limits.method.is_model,
+            "acceptance length)"
+        )
+    if is_drafting and is_lane and not reads_late and not limits.method.is_model:
+        yield (
             f"policy {name!r} drafts with a model of its own: speculation.method={limits.method} is served by "
-            "continuous only",
-        ),
-        (
-            method.reads_features and is_drafting and drafter_of(profile) is not method,
+            "continuous only"
+        )
+    if method.reads_features and is_drafting and drafter_of(profile) is not method:
+        yield (
             f"speculation.method={method} needs a profile with {method.what} (…/target+{method}); the draft of "
-            f"{profile.name!r} is {draft.name if draft else 'none'}",
-        ),
-        (
-            policy.is_continuous and (options.kv is not KvMode.ROLLBACK or options.batching is not Batching.BATCHED),
+            f"{profile.name!r} is {draft.name if draft else 'none'}"
+        )
+    if policy.is_continuous and (options.kv is not KvMode.ROLLBACK or options.batching is not Batching.BATCHED):
+        yield (
             f"policy {name!r} always batches and keeps its KV: policy_options batching={options.batching}, "
-            f"kv={options.kv} cannot apply to it",
-        ),
-        (
-            policy.is_continuous and limits.max_num_scheduled_tokens < 1,
+            f"kv={options.kv} cannot apply to it"
+        )
+    if policy.is_continuous and limits.max_num_scheduled_tokens < 1:
+        yield (
             f"{budget} has no room beside the {limits.draft_slots} slots that drafts of {limits.method} keep for each "
             f"of {limits.max_num_seqs} seats; want at least {limits.draft_slots * limits.max_num_seqs + 1}, or fewer "
-            "engine.max_num_seqs",
-        ),
-        (
-            is_lane and is_drafting and controller == VERIFYING,
-            f"policy {name!r} verifies all that it drafts: speculation.controller={VERIFYING} is for continuous",
-        ),
-        (
-            is_lane and options.kv is KvMode.NONE and lengths.min == 0 < lengths.max,
+            "engine.max_num_seqs"
+        )
+    if is_lane and is_drafting and controller == VERIFYING:
+        yield f"policy {name!r} verifies all that it drafts: speculation.controller={VERIFYING} is for continuous"
+    if is_lane and options.kv is KvMode.NONE and lengths.min == 0 < lengths.max:
+        yield (
             f"policy {name!r}: speculation.controller={controller} may choose not to draft, which "
-            "policy_options.kv=none cannot: its passes follow drafts; use kv=rollback",
-        ),
-        (
-            is_lane and lengths.max + 1 > limits.max_num_batched_tokens,
+            "policy_options.kv=none cannot: its passes follow drafts; use kv=rollback"
+        )
+    if is_lane and lengths.max + 1 > limits.max_num_batched_tokens:
+        yield (
             f"{budget} has no room to verify {lengths.max} drafted tokens of one request; want at least "
-            f"{lengths.max + 1}, or a shorter draft",
-        ),
-    )
+            f"{lengths.max + 1}, or a shorter draft"
+        )
 
 
 def ignored_keys(scenario: Scenario) -> list[str]:

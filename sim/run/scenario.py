@@ -69,26 +69,7 @@ RULES: dict[str, tuple[type, float, float]] = {
 GONE = (
     {f"engine.{name}": f"engine.rules.{name}" for name in RULES}
     | {f"workload.{name}": f"workload.sharing.{name}" for name in Sharing.__struct_fields__}
-    | {
-        "workload.length_range": "workload.random_range_ratio: [SHORTEST, LONGEST]",
-        "speculation.synthetic_acceptance_length": "speculation.acceptance: synthetic:LENGTH",
-        "speculation.synthetic_acceptance_rates": "speculation.acceptance: synthetic:RATE,RATE,..",
-        "speculation.speculative_adaptive_config": "speculation.num_speculative_tokens_per_batch_size, which takes it",
-        "speculation.speculative_eagle_topk": "nothing: a chain of num_speculative_tokens is all that is simulated",
-        "speculation.draft_hysteresis": "nothing: it is 0.05",
-        "policy_options.draft_cooldown_s": "nothing: it is 5 seconds",
-        "policy_options.prefill_devices": "policy_options.pools.prefill",
-        "policy_options.decode_devices": "policy_options.pools.decode",
-        "policy_options.draft_devices": "policy_options.pools.draft",
-        "policy_options.draft_autoscale": "policy_options.pools.draft_autoscale",
-        "policy_options.prefill_chunk_tokens": f"engine.rules.{CHUNK}",
-        "policy_options.partition=auto": "shares by lane, such as {prefill: 0.4, decode: 0.6} (--vary compares)",
-        "policy_options.spin_s": "policy_options.poll_s",
-        "policy_options.queue_factor": "nothing: it is 1.2",
-        "policy_options.verify_lead": "nothing: it is 2",
-        "devices.link": "policy_options.pools.link",
-        "devices.prefill_profile": "policy_options.pools.prefill_profile",
-    }
+    | msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes(), type=dict[str, str])
 )
 """Former keys, one with the value that is gone, and what to use instead."""
 

@@ -10,26 +10,19 @@ from pathlib import Path
 from sim.files.json_values import Json
 from sim.files.yaml_values import parse_yaml, read_yaml
 
+_IN_BLOCKS = {
+    "workload": (
+        *("request_rate", "burstiness", "max_concurrency", "num_prompts", "num_warmups", "dataset_name"),
+        *("dataset_path", "input_len", "output_len", "random_range_ratio"),
+    ),
+    "speculation": ("method", "num_speculative_tokens", "acceptance", "controller"),
+    "engine": ("name", "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks"),
+}
 FLAT_NAMES = {
     "profile": "profile",
-    "request_rate": "workload.request_rate",
-    "burstiness": "workload.burstiness",
-    "max_concurrency": "workload.max_concurrency",
-    "num_prompts": "workload.num_prompts",
-    "num_warmups": "workload.num_warmups",
-    "dataset_name": "workload.dataset_name",
-    "dataset_path": "workload.dataset_path",
-    "input_len": "workload.input_len",
-    "output_len": "workload.output_len",
-    "random_range_ratio": "workload.random_range_ratio",
-    "method": "speculation.method",
-    "num_speculative_tokens": "speculation.num_speculative_tokens",
-    "acceptance": "speculation.acceptance",
-    "controller": "speculation.controller",
-    "engine": "engine.name",
-    "max_num_seqs": "engine.max_num_seqs",
-    "max_num_batched_tokens": "engine.max_num_batched_tokens",
-    "num_gpu_blocks": "engine.num_gpu_blocks",
+    **{
+        "engine" if name == "name" else name: f"{block}.{name}" for block, names in _IN_BLOCKS.items() for name in names
+    },
     "seed": "seed",
     "replications": "replications",
 }

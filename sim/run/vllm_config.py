@@ -7,6 +7,11 @@ Not here: reading scenario files (scenario_file), what the keys mean (scenario).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
 from sim.drafters.drafter import Drafter
 from sim.drafters.registry import SPELLINGS, in_parallel
 from sim.files.json_values import Json, parse_json
@@ -16,24 +21,8 @@ TAKEN = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
 """Keys of the same name in `speculation`."""
 SYNTHETIC = ("synthetic_acceptance_length", "synthetic_acceptance_rates")
 PARALLEL_KEY = "parallel_drafting"
-WITHOUT_EFFECT = (
-    "model",
-    "quantization",
-    "draft_tensor_parallel_size",
-    "max_model_len",
-    "revision",
-    "code_revision",
-    "tokenizer",
-    "attention_backend",
-    "moe_backend",
-    "prompt_lookup_max",
-    "prompt_lookup_min",
-    "enforce_eager",
-    "use_local_argmax_reduction",
-    "draft_sample_method",
-    "rejection_sample_method",
-    "load_format",
-)
+WITHOUT_EFFECT: Sequence[str] = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes())["without_effect"]
+"""Keys that change nothing here."""
 
 
 def speculation_of(text: str) -> dict[str, Json]:

@@ -146,10 +146,6 @@ class LoadSearch:
         }
         return Point(resolved=self.resolved.changed(workload=workload), seed=seed)
 
-    def attains(self, load: float, seed: int) -> float:
-        """Share of the finished requests that meet all SLOs."""
-        return attained_share(self.point(load, seed))
-
     def own_highest(self, seed: int, near: float | None = None) -> float:
         """One replication's highest load: 0 where the least fails, the most where that holds. It is looked for about
         `near` first."""

@@ -11,6 +11,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,28 +26,14 @@ from sim.run.scenario import Scenario, to_plain
 from sim.run.vllm_config import synthetic_config
 from sim.workload.generate import num_requests
 
-REPOSITORIES = {
-    "apertus-8b": "swiss-ai/Apertus-8B-2509",
-    "codellama-34b": "codellama/CodeLlama-34b-hf",
-    "gpt-oss-120b": "openai/gpt-oss-120b",
-    "gpt-oss-20b": "openai/gpt-oss-20b",
-    "llama-2-7b": "meta-llama/Llama-2-7b-hf",
-    "llama-3.1-70b": "meta-llama/Llama-3.1-70B",
-    "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
-    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
-    "llama-68m": "JackFram/llama-68m",
-    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
-    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
-    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
-    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
-    "qwen3-32b": "Qwen/Qwen3-32B",
-    "qwen3-8b": "Qwen/Qwen3-8B",
-    "tinyllama-1.1b": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-}
+_HELD = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes())
+REPOSITORIES: Mapping[str, str] = _HELD["repositories"]
 """Name of a model in a profile -> the repository on Hugging Face of that very name. Heads of EAGLE-3 and DSpark belong
 to one fine-tune of their target and have no entry."""
-PUBLISHED_FORMATS = {"gpt-oss-120b": "mxfp4", "gpt-oss-20b": "mxfp4"}
+PUBLISHED_FORMATS: Mapping[str, str] = _HELD["published_formats"]
 """Format of the experts in the repository where it is not bf16."""
+CARRIED = frozenset(_HELD["carried"])
+"""Keys of a scenario that vLLM's lines carry, that change no run, or that a note of theirs is about."""
 ONLINE = "fp8"
 """Format to which vLLM and SGLang bring a bf16 checkpoint as they load it (`--quantization fp8`)."""
 TARGET, DRAFT = "<target>", "<draft>"
@@ -55,21 +42,6 @@ VLLM, SGLANG, TRTLLM = "vllm", "sglang", "trtllm"
 """Beginnings of engines' names: servers. None of TensorRT-LLM's flags is written here."""
 SGLANG_CONFIG = "speculative_adaptive.json"
 SGLANG_KV = {"fp8": "fp8_e4m3"}
-CARRIED = frozenset((
-    "schema", "profile", "policy", "seed", "replications", "energy", "engine.name", "engine.max_num_seqs",
-    "engine.max_num_batched_tokens", "engine.max_model_len", "engine.block_size", "engine.num_gpu_blocks",
-    "engine.gpu_memory_utilization", "engine.async_scheduling", "engine.rules.enable_prefix_caching",
-    "engine.rules.enable_chunked_prefill", "engine.rules.long_prefill_token_threshold", "workload.num_prompts",
-    "workload.request_rate", "workload.burstiness", "workload.max_concurrency", "workload.input_len",
-    "workload.output_len", "workload.random_range_ratio", "speculation.method", "speculation.num_speculative_tokens",
-    "speculation.num_speculative_tokens_per_batch_size", "goodput.ttft_ms", "goodput.tpot_ms", "goodput.e2el_ms",
-))  # fmt: skip
-"""Keys of a scenario that vLLM's lines carry, or that change no run."""
-NOTED = frozenset((
-    "workload.dataset_name", "workload.dataset_path", "speculation.acceptance",
-    "speculation.controller",
-))  # fmt: skip
-"""Keys that a note of theirs is about."""
 VLLM_POLICIES = ("autoregressive", "continuous")
 Table = Sequence[Sequence[int]]
 Flags = Mapping[str, str | float | Sequence[str] | None]
@@ -389,7 +361,7 @@ def _not_carried(scenario: Scenario) -> str | None:
     """The keys that are not at their defaults and that no flag says."""
     default = Scenario(profile=scenario.profile, policy=scenario.policy)
     before, after = dict(leaves(to_plain(default))), dict(leaves(to_plain(scenario)))
-    carried = {*CARRIED, *NOTED}
+    carried = set(CARRIED)
     if scenario.workload.sharing.num_prefixes == 1:
         carried.add("workload.sharing.prefix_len")
     if isinstance(scenario.engine.cuda_graph, bool):

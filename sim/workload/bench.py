@@ -16,9 +16,9 @@ requests one by one, as workloads.
                      inference_perf/apis/base.py)
     InferenceX       means: rows of one engine (SemiAnalysisAI/InferenceX, utils/process_result.py)
 
-MEANS and REQUESTS say where each tool has what. Requests that failed or were cancelled are left out and counted; they
-are in order of the last token, so all is read, and put in order of arrival.
-Not here: a frame of rows (sim.report.notebook).
+bench.json says where each tool has which mean, trace_rows.json where it has what of a request. Requests that failed or
+were cancelled are left out and counted; they are in order of the last token, so all is read, and put in order of
+arrival. Not here: a frame of rows (sim.report.notebook).
 """
 
 from __future__ import annotations
@@ -26,40 +26,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from sim.files.json_values import Json, json_lines, parse_json, read_json, value_at
 from sim.files.read import read_text
 from sim.workload.sharegpt import MAX_CONVERSATION_BYTES
-from sim.workload.trace_files import TRACE, TraceRow, json_objects, missing, number_of, seconds_of, tokens_of
+from sim.workload.trace_files import TRACE, Row, json_objects, number_of
 
 WHAT = "bench result"
 SIGNS = ("completed", "mean_ttft_ms")
 """Keys by which a result of vLLM is known."""
 LINE_ENDINGS = (".jsonl", ".jsonl.gz")
-KINDS = {
-    "GuideLLM": {"benchmarks"},
-    "AIPerf": {"time_to_first_token", "output_token_throughput"},
-    "inference-perf": {"load_summary", "successes"},
-    "InferenceX": {"hw", "conc", "tput_per_gpu"},
-}
-"""Keys that tell whose result an object is; all others are vLLM's."""
-
-
 CONSOLE = "Serving Benchmark Result"
 """Heading of the block that the tool prints."""
 LINE = re.compile(r"^([A-Z][^:\n]*?)(?: \((?:s|ms|req/s|tok/s)\))?:[ \t]+(\d+(?:\.\d+)?)\s*$", re.MULTILINE)
-PRINTED = {
-    "successful requests": "completed", "total input tokens": "total_input_tokens", "accept length": "accept_length",
-    "total generated tokens": "total_output_tokens", "output token throughput": "output_throughput",
-    "request throughput": "request_throughput", "maximum request concurrency": "max_concurrency",
-    "max request concurrency": "max_concurrency", "acceptance length": "spec_decode_acceptance_length",
-    "mean ttft": "mean_ttft_ms", "mean tpot": "mean_tpot_ms",
-}  # fmt: skip
-"""Name in that block -> vLLM's key."""
 
 
-class Means(NamedTuple):
+class Means(msgspec.Struct, frozen=True, kw_only=True):
     """Means of a tool's result, keys joined by dots; of several names the first that is there."""
 
     backend: str
@@ -71,49 +55,20 @@ class Means(NamedTuple):
     throughput: str
     ms: float = 1.0
     """Milliseconds in a unit of its times."""
-    more: tuple[tuple[str, str], ...] = ()
+    more: dict[str, str] = {}
     """Further keys of a row, and names; those that are not there are left out."""
 
 
-MEANS = {
-    "GuideLLM": Means(
-        "guidellm",
-        (
-            "metrics.request_totals.successful",
-            "run_stats.requests_made.successful",
-            "metrics.prompt_token_count.successful.count",
-        ),
-        "metrics.prompt_token_count.successful.mean",
-        "metrics.output_token_count.successful.mean",
-        "metrics.time_to_first_token_ms.successful.mean",
-        "metrics.inter_token_latency_ms.successful.mean",
-        "metrics.output_tokens_per_second.successful.mean",
-        more=(
-            ("request_throughput", "metrics.requests_per_second.successful.mean"),
-            ("mean_concurrency", "metrics.request_concurrency.successful.mean"),
-        ),
-    ),
-    "AIPerf": Means(
-        "aiperf",
-        ("request_count.avg",),
-        "input_sequence_length.avg",
-        "output_sequence_length.avg",
-        "time_to_first_token.avg",
-        "inter_token_latency.avg",
-        "output_token_throughput.avg",
-        more=(("max_concurrency", "input_config.loadgen.concurrency"),),
-    ),
-    "inference-perf": Means(
-        "inference-perf",
-        ("successes.count",),
-        "successes.prompt_len.mean",
-        "successes.output_len.mean",
-        "successes.latency.time_to_first_token.mean",
-        "successes.latency.request_latency.mean",
-        "successes.throughput.output_tokens_per_sec",
-        1e3,
-    ),
-}
+class _Tables(msgspec.Struct, frozen=True):
+    kinds: dict[str, set[str]]
+    """Keys that tell whose result an object is; all others are vLLM's."""
+    printed: dict[str, str]
+    """Name in the printed block -> vLLM's key."""
+    means: dict[str, Means]
+
+
+_TABLES = msgspec.json.decode(Path(__file__).with_suffix(".json").read_bytes(), type=_Tables)
+KINDS, PRINTED, MEANS = _TABLES.kinds, _TABLES.printed, _TABLES.means
 
 
 def kind_of(content: Json) -> str:
@@ -181,7 +136,7 @@ def _row(means: Means, result: Json, where: str) -> dict[str, Json]:
         if tpot_ms < ttft_ms:
             raise ValueError(f"{where}: {means.tpot}={tpot_ms / 1e3:g} s is below the time to first token")
         tpot_ms = (tpot_ms - ttft_ms) / (output_tokens - 1.0) if output_tokens > 1.0 else 0.0
-    more = {key: of(name) for key, name in means.more if key != "max_concurrency" or _has(result, name)}
+    more = {key: of(name) for key, name in means.more.items() if key != "max_concurrency" or _has(result, name)}
     if "max_concurrency" in more:
         more["max_concurrency"] = int(more["max_concurrency"])
     return {
@@ -258,56 +213,10 @@ def _number(value: Json, path: str, where: str) -> float:
     return value
 
 
-Entries = Iterator[tuple[str, Json]]
+Entries = Iterator[tuple[str, Row | None]]
 """Requests and where they stand; None = a failed one."""
 RESULT_OPTIONS = {"guidellm": ["benchmark"]}
 WARM_UP = "warmup"
-
-
-class Fields(NamedTuple):
-    """Paths of a request's values, keys joined by dots; of several names the first that is there."""
-
-    started: tuple[str, ...]
-    unit: str
-    """Unit of its clock (sim.workload.trace_files)."""
-    prompt: str
-    output: tuple[str, ...]
-    id: str = ""
-    has_times: bool = True
-    """True where every version of the tool writes them."""
-
-
-def result_rows(name: str, path: str, options: dict[str, str]) -> Iterator[tuple[str, TraceRow | None]]:
-    """The requests of a file in any order, given the options behind its `#`; None = a failed one."""
-    entries, fields = REQUESTS[name]
-    for where, entry in entries(path, options):
-        yield where, None if entry is None else _request(entry, fields, where)
-
-
-def _request(entry: Json, fields: Fields, where: str) -> TraceRow:
-    row = _object(entry, where)
-    started, clock = _first(row, fields.started)
-    if clock is None and fields.has_times:
-        raise ValueError(f"{where}: {missing('field', started, list(row))}")
-    name = value_at(row, fields.id)
-    return TraceRow(
-        None if clock is None and started not in row else seconds_of(clock, fields.unit, where, started),
-        _count(row, (fields.prompt,), where),
-        _count(row, fields.output, where),
-        id=name if isinstance(name, str) and name.isprintable() else "",
-    )
-
-
-def _first(row: Json, names: tuple[str, ...]) -> tuple[str, Json]:
-    """The first of `names` that `row` has, and what it has there; the first of all and None where it has none."""
-    values = ((name, value_at(row, name)) for name in names)
-    return next((each for each in values if each[1] is not None), (names[0], None))
-
-
-def _count(row: Json, names: tuple[str, ...], where: str) -> int:
-    """Tokens; a count that was written as 12.0 is 12."""
-    name, cell = _first(row, names)
-    return tokens_of(int(cell) if isinstance(cell, float) and cell.is_integer() else cell, where, name)
 
 
 def _guidellm(path: str, options: dict[str, str]) -> Entries:
@@ -367,30 +276,13 @@ def _vllm_bench(path: str, options: dict[str, str]) -> Entries:
         yield f"{TRACE} {path!r} request {number}", None if entry.get("errors") else entry
 
 
-REQUESTS: dict[str, tuple[Callable[[str, dict[str, str]], Entries], Fields]] = {
-    "guidellm": (
-        _guidellm,
-        Fields(("request_start_time", "start_time"), "s", "prompt_tokens", ("output_tokens",), "request_id"),
-    ),
-    "aiperf": (
-        _aiperf,
-        Fields(
-            ("metadata.request_start_ns", "metadata.timestamp_ns"),
-            "ns",
-            "metrics.input_sequence_length.value",
-            ("metrics.output_sequence_length.value",),
-            "metadata.x_request_id",
-        ),
-    ),
-    "inference-perf": (
-        _inference_perf,
-        Fields(
-            ("start_time",), "s", "info.input_tokens", ("info.response_metrics.output_tokens", "info.output_tokens")
-        ),
-    ),
-    "vllm-bench": (_vllm_bench, Fields(("start_times",), "s", "input_lens", ("output_lens",), has_times=False)),
+REQUESTS: dict[str, Callable[[str, dict[str, str]], Entries]] = {
+    "guidellm": _guidellm,
+    "aiperf": _aiperf,
+    "inference-perf": _inference_perf,
+    "vllm-bench": _vllm_bench,
 }
-"""Who reads the requests, and where each has what, by dataset name."""
+"""Finders of the requests in a file, given the options behind its `#`, by dataset name."""
 
 
 def _document(path: str) -> Json:

@@ -34,7 +34,7 @@ def conversations(path: str, tokenizer: str | None) -> Iterator[tuple[str, Row]]
         where = f"trace {path!r} entry {number}"
         if not isinstance(entry, dict):
             raise ValueError(f"{where}: want an object, got {type(entry).__name__}")
-        row: Row = {"id": "", **entry}
+        row: Row = {"id": "", "prompt_tokens": None, "output_tokens": None, **entry}
         if "prompt_tokens" not in entry and "output_tokens" not in entry:
             turns = entry.get("conversations")
             if not isinstance(turns, list):

@@ -66,23 +66,6 @@ class TraceColumns:
         self.ids.append(row.id)
         self.contents.append(row.content)
 
-    def by_arrival(self, most: int | None) -> TraceColumns:
-        """The first `most` in order of arrival; of equal ones in order of the file."""
-        order = sorted(range(len(self)), key=self.arrival_s.__getitem__) if self.arrival_s else range(len(self))
-        ordered = TraceColumns()
-        ordered.num_failed = self.num_failed
-        for index in order[:most]:
-            ordered.add(
-                TraceRow(
-                    self.arrival_s[index] if self.arrival_s else None,
-                    self.prompt_tokens[index],
-                    self.output_tokens[index],
-                    self.ids[index],
-                    self.contents[index],
-                )
-            )
-        return ordered
-
 
 def number_of(cell: Cell, where: str, field: str, least: int = 0, what: str = "whole number from 0 to") -> int:
     """A whole number from `least`."""
@@ -146,18 +129,12 @@ def csv_objects(path: str, names: Sequence[str], what: str = TRACE) -> Iterator[
         yield f"{what} {path!r} line {line}", {name: cells[index] for name, index in indices}
 
 
-def json_objects(
-    path: str, names: Sequence[str], *, has_prose: bool = False, has_all: bool = False
-) -> Iterator[tuple[str, Row]]:
-    """The objects of a JSON-lines file, and where each stands; messages ask for the fields `names`,
-    and with `has_all` each must have them."""
+def json_objects(path: str, names: Sequence[str], *, has_prose: bool = False) -> Iterator[tuple[str, Row]]:
+    """The objects of a JSON-lines file, and where each stands; messages ask for the fields `names`."""
     for number, row in json_lines(path, TRACE, has_prose=has_prose):
         where = f"{TRACE} {path!r} line {number}"
         if not isinstance(row, dict):
             raise ValueError(f"{where}: want an object with {', '.join(names)}")
-        for name in names if has_all else ():
-            if name not in row:
-                raise ValueError(f"{where}: {missing('field', name, list(row))}")
         yield where, row
 
 
@@ -166,7 +143,7 @@ def collect(
 ) -> TraceColumns:
     """The first `most` of `rows`, each with the words that say where it stands; None = a request that failed.
 
-    Rows must come in order of arrival, unless `is_in_order` is False: then all are read, and put in order.
+    Rows must come in order of arrival, unless `is_in_order` is False: then all are read.
     """
     columns = TraceColumns()
     first_s = newest_s = None
@@ -194,7 +171,7 @@ def collect(
     if not len(columns):
         failed = f" that did not fail ({columns.num_failed} did)" if columns.num_failed else ""
         raise ValueError(f"{TRACE} {path!r}: no requests in it{failed}")
-    return columns if is_in_order else columns.by_arrival(most)
+    return columns
 
 
 def missing(what: str, name: str, present: list[str]) -> str:

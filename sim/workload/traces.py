@@ -3,8 +3,9 @@
 `read_trace(name, source, num_prompts)` takes the first requests of a file; `source` is FILE, or FILE#key=value,.. where
 a format has something to say about it (docs/guide.md is the table of all):
 
-    trace-azure, burstgpt                                 PUBLISHED
-    mooncake                                              sim.workload.mooncake
+    trace-azure, burstgpt, mooncake                       CSV; of mooncake also JSON lines, with and without sessions:
+                  FILE#turns=new where input_length is what a turn adds, FILE#block_tokens= where hash_ids stand for
+                  another number of tokens than 512
     guidellm, aiperf, inference-perf, vllm-bench          sim.workload.bench
     sharegpt      a JSON list of conversations, lengths given or counted: FILE#tokenizer=DIRECTORY
     csv, jsonl    FILE, with columns such as arrival_s or arrival_time (s), prompt_tokens or input_len, output_tokens or
@@ -14,49 +15,35 @@ a format has something to say about it (docs/guide.md is the table of all):
 What prompts have in common is read from blocks (prefix_blocks, hash_ids), tokens (input_tok_ids) or sessions, whose
 next prompt goes on from the last prompt and its answer. Any file may be packed with gzip (.gz).
 
-Files are checked row by row: errors are one line with file, line and field. Not here: reading rows
-(sim.workload.trace_files), what each format's columns mean, and drawn arrivals (sim.workload.generate).
+Files are checked row by row: errors are one line with file, line and field. Not here: opening files
+(sim.workload.trace_files), what each format's columns mean (trace_rows), and drawn arrivals (sim.workload.generate).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
 from math import isfinite
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from sim.draws import Floats, Integers
 from sim.names import unknown
-from sim.workload.bench import REQUESTS, RESULT_OPTIONS, result_rows
-from sim.workload.content import (
-    BLOCK_FIELDS,
-    BLOCK_TOKENS,
-    TOKEN_FIELDS,
-    Chains,
-    Content,
-    blocks_of_tokens,
-    common,
-    listed,
-    whole_blocks,
-)
-from sim.workload.mooncake import MOONCAKE_OPTIONS, mooncake_rows
+from sim.workload.bench import REQUESTS, RESULT_OPTIONS
+from sim.workload.content import BLOCK_TOKENS, MOONCAKE_BLOCK_TOKENS, Content, common
 from sim.workload.sharegpt import conversations
 from sim.workload.trace_files import (
-    UNITS_S,
     Row,
     TraceColumns,
-    TraceRow,
     collect,
     column_names,
     csv_objects,
     json_objects,
-    number_of,
-    seconds_of,
+    missing,
     tokens_of,
-    unix_unit,
 )
+from sim.workload.trace_rows import ALIASES, COLUMNS, ColumnMap, RowReader
 
 TRACE_NAMES = ("trace-azure", "mooncake", "burstgpt", "sharegpt", *REQUESTS, "csv", "jsonl")
 
@@ -121,93 +108,18 @@ def _span(span_s: float) -> str:
     )
 
 
-ALIASES = {
-    "arrival": ("arrival_s", "arrival_time", "arrived_at", "timestamp_s", "timestamp_ms", "arrival_time_ns"),
-    "prompt": (
-        "prompt_tokens",
-        "input_len",
-        "input_tokens",
-        "input_length",
-        "input_toks",
-        "prompt_len",
-        "prompt_length",
-    ),
-    "output": ("output_tokens", "output_len", "output_length", "output_toks", "num_output_tokens"),
-    "blocks": tuple(BLOCK_FIELDS),
-    "tokens": TOKEN_FIELDS,
+TURNS = ("whole", "new")
+_NAMED = ["arrival", "prompt", "output", "unit", "id", "session", "blocks", "block_tokens", "tokens"]
+OPTIONS = {
+    **RESULT_OPTIONS,
+    "mooncake": ["block_tokens", "turns"],
+    "sharegpt": ["tokenizer"],
+    "csv": _NAMED,
+    "jsonl": _NAMED,
 }
-"""Columns that csv and jsonl files are searched for, in this order, where none is named. Times without a unit in their
-name are seconds, or what a Unix time's size says."""
-SECONDS = ("arrival_time", "arrived_at")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnMap:
-    """Columns of a CSV or JSON-lines file by their meaning; empty = the file has none."""
-
-    arrival: str = "arrival_s"
-    prompt: str = "prompt_tokens"
-    output: str = "output_tokens"
-    unit: str = ""
-    """Unit of arrivals: s, ms, us, ns or datetime; empty = by the column's ending (_s, _ms, _us, _ns)."""
-    id: str = ""
-    session: str = ""
-    """Requests of one session share the conversation so far: the session's last prompt and answer."""
-    blocks: str = ""
-    """Chained ids of the prompt's blocks."""
-    is_unit_guessed: bool = False
-    """Nobody named the unit: Unix times tell theirs by their size."""
-    block_tokens: int = 0
-    """Tokens behind one of them; 0 = as the column's name says: 512 of hash_ids, else 16."""
-    tokens: str = ""
-    """The prompt's tokens themselves."""
-    failed: int | None = None
-    """Prompt or output tokens of a request that failed; None: none did."""
-
-    def __post_init__(self) -> None:
-        for name in ("prompt", "output"):
-            if not getattr(self, name):
-                raise ValueError(f"column map: {name}= must name a column")
-        if self.block_tokens < 0:
-            raise ValueError(f"column map: block_tokens={self.block_tokens} must be at least 1")
-        if self.unit and self.unit not in UNITS_S:
-            raise ValueError(unknown("unit of arrivals", self.unit, UNITS_S))
-        if self.arrival and not self.unit and self._ending not in UNITS_S:
-            raise ValueError(
-                f"column map: arrival={self.arrival!r} does not end in its unit; add unit=s|ms|us|ns|datetime"
-            )
-
-    @property
-    def _ending(self) -> str:
-        return self.arrival.rpartition("_")[2]
-
-    @property
-    def arrival_unit(self) -> str:
-        return self.unit or self._ending
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Columns that every row must have."""
-        named = self.arrival, self.prompt, self.output, self.id, self.session, self.blocks or self.tokens
-        return tuple(filter(None, named))
-
-    def content_tokens(self, block_tokens: int) -> int:
-        """Tokens behind one id of content, where an engine's blocks have `block_tokens`."""
-        return (self.block_tokens or BLOCK_FIELDS.get(self.blocks, BLOCK_TOKENS)) if self.blocks else block_tokens
-
-
-_NAMED = [field.name for field in fields(ColumnMap) if field.name not in ("is_unit_guessed", "failed")]
-OPTIONS = {**RESULT_OPTIONS, "mooncake": MOONCAKE_OPTIONS, "sharegpt": ["tokenizer"], "csv": _NAMED, "jsonl": _NAMED}
 """Options behind a file's `#`, by format."""
-
-
-PUBLISHED = {
-    "trace-azure": ColumnMap(arrival="TIMESTAMP", prompt="ContextTokens", output="GeneratedTokens", unit="datetime"),
-    "burstgpt": ColumnMap(arrival="Timestamp", prompt="Request tokens", output="Response tokens", unit="s", failed=0),
-    "mooncake": ColumnMap(arrival="timestamp_ms", prompt="input_length", output="output_length"),
-}
-"""Columns of published CSV files: Azure 2023 and 2024 (Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and
-2024.md), BurstGPT (HPMLL/BurstGPT, both releases), Mooncake trimmed to lengths."""
+SECONDS = ("arrival_time", "arrived_at")
+"""Columns whose name says no unit."""
 
 
 def read_trace(name: str, source: str, num_prompts: int | None = None, block_tokens: int = BLOCK_TOKENS) -> Trace:
@@ -219,44 +131,63 @@ def read_trace(name: str, source: str, num_prompts: int | None = None, block_tok
     if name not in TRACE_NAMES:
         raise ValueError(unknown("trace format", name, TRACE_NAMES))
     options = _options(text, OPTIONS.get(name, []))
-    content_tokens = block_tokens
-    if name in REQUESTS:
-        rows = collect(path, result_rows(name, path, options), num_prompts, is_in_order=False)
-    elif name == "mooncake" and not path.endswith((".csv", ".csv.gz")):
-        rows, content_tokens = mooncake_rows(path, options, num_prompts, block_tokens)
-    else:
-        columns = PUBLISHED.get(name, ColumnMap())
-        if name == "sharegpt":
-            columns = ColumnMap(arrival="", id="id")
-            objects = conversations(path, options.get("tokenizer"))
-        else:
-            if name in ("csv", "jsonl"):
-                columns = _with_aliases(options, path, name)
-            is_json = name == "jsonl"
-            objects = json_objects(path, columns.names, has_all=True) if is_json else csv_objects(path, columns.names)
-        content_tokens = columns.content_tokens(block_tokens)
-        row = _mapped_row(columns, content_tokens)
-        rows = collect(path, ((where, row(cells, where)) for where, cells in objects), num_prompts)
+    columns, entries = _opened(name, path, options)
+    content_tokens = columns.content_tokens(block_tokens)
+    reader = RowReader(columns, content_tokens)
+    requests = ((where, None if row is None else reader.read(row, where)) for where, row in entries)
+    is_in_order = not (columns.is_benchmark or (columns.delay and columns.session))
+    rows = collect(path, requests, num_prompts, is_in_order=is_in_order)
     if num_prompts is not None and len(rows) < num_prompts:
         raise ValueError(f"trace {path!r}: {len(rows)} requests, num_prompts={num_prompts}; lower num_prompts")
-    return _to_trace(path, rows, content_tokens)
+    return _to_trace(path, rows, num_prompts, content_tokens)
+
+
+def _opened(name: str, path: str, options: dict[str, str]) -> tuple[ColumnMap, Iterator[tuple[str, Row | None]]]:
+    """The columns of a file, and its rows with where each stands; None = a failed request."""
+    if name in REQUESTS:
+        return COLUMNS[name], REQUESTS[name](path, options)
+    if name == "sharegpt":
+        return COLUMNS[name], conversations(path, options.get("tokenizer"))
+    is_json = name == "jsonl"
+    if is_json or name == "csv":
+        columns = _with_aliases(options, path, name)
+    elif name == "mooncake" and not path.endswith((".csv", ".csv.gz")):
+        is_json, columns = True, _mooncake(path, options)
+    else:
+        columns = COLUMNS.get(f"{name}.csv") or COLUMNS[name]
+    return columns, json_objects(path, columns.names) if is_json else csv_objects(path, columns.names)
+
+
+def _mooncake(path: str, options: dict[str, str]) -> ColumnMap:
+    """Columns of Mooncake's JSON lines, as the first one has hashes and sessions."""
+    if (turns := options.get("turns", TURNS[0])) not in TURNS:
+        raise ValueError(f"trace {path!r}: turns={turns!r} must be {' or '.join(TURNS)}")
+    block_tokens = tokens_of(options.get("block_tokens", MOONCAKE_BLOCK_TOKENS), f"trace {path!r}", "block_tokens")
+    columns: ColumnMap = COLUMNS["mooncake"]
+    where, first = next(json_objects(path, columns.names), ("", {}))
+    has = {key: (name,) for key, name in (("blocks", "hash_ids"), ("session", "session_id")) if name in first}
+    if first and not has and not any(name in first for name in columns.arrival):
+        raise ValueError(f"{where}: {missing('field', columns.arrival[0], list(first))}")
+    return msgspec.structs.replace(columns, **has, block_tokens=block_tokens, adds_turns=turns == "new")
 
 
 def _with_aliases(named: dict[str, str], path: str, name: str) -> ColumnMap:
     """The columns that somebody `named`, and for the others the names that the file has."""
     present = column_names(path, name)
     chosen: dict[str, Any] = {
-        role: alias
+        role: (alias,)
         for role, aliases in ALIASES.items()
         if role not in named and (alias := next((each for each in aliases if each in present), None)) is not None
     }
     if named.get("blocks") or "blocks" in chosen:
         chosen.pop("tokens", None)
-    if chosen.get("arrival") in SECONDS and "unit" not in named:
+    if chosen.get("arrival", [""])[0] in SECONDS and "unit" not in named:
         chosen |= {"unit": "s", "is_unit_guessed": True}
+    for key, value in named.items():
+        chosen[key] = value if key in ("unit", "block_tokens") else tuple(filter(None, [value]))
     if "block_tokens" in named:
         chosen["block_tokens"] = tokens_of(named["block_tokens"], "column map", "block_tokens")
-    return ColumnMap(**{**named, **chosen})
+    return ColumnMap(**chosen)
 
 
 def rescaled(arrival_s: Floats, request_rate: float, source: str) -> Floats:
@@ -285,63 +216,19 @@ def _options(text: str, known: list[str]) -> dict[str, str]:
     return options
 
 
-def _mapped_row(columns: ColumnMap, content_tokens: int) -> Callable[[Row, str], TraceRow | None]:
-    """Reads a row in the light of those above it: a Unix clock's first reading tells its unit; None = it failed."""
-    unit = columns.arrival_unit
-    is_first = True
-    chains = Chains()
-    counted = tokens_of if columns.failed is None else number_of
-
-    def content(row: Row, prompt: int, output: int, where: str) -> Sequence[int]:
-        if columns.blocks:
-            blocks = listed(row[columns.blocks], where, columns.blocks)
-            return whole_blocks(blocks, prompt, content_tokens, where, columns.blocks)
-        if columns.tokens:
-            tokens = listed(row[columns.tokens], where, columns.tokens)
-            if len(tokens) != prompt:
-                raise ValueError(
-                    f"{where}: {columns.tokens} has {len(tokens)} tokens, and {columns.prompt} says {prompt}"
-                )
-            return chains.of(blocks_of_tokens(tokens, content_tokens))
-        if columns.session:
-            session = str(row[columns.session])
-            return chains.of((session, block) for block in range((prompt + output) // content_tokens))
-        return ()
-
-    def arrival(row: Row, where: str) -> float:
-        nonlocal unit, is_first
-        cell = row[columns.arrival]
-        unix = unix_unit(cell) if unit == "s" else None
-        if unix is not None and not (columns.is_unit_guessed and is_first):
-            raise ValueError(
-                f"{where}: {columns.arrival}={cell!r:.40} is a Unix time in {unix}, not in s: add unit={unix}"
-            )
-        unit, is_first = unix or unit, False
-        return seconds_of(cell, unit, where, columns.arrival)
-
-    def read(row: Row, where: str) -> TraceRow | None:
-        arrival_s = arrival(row, where) if columns.arrival else None
-        prompt, output = (counted(row.get(name), where, name) for name in (columns.prompt, columns.output))
-        if columns.failed in (prompt, output):
-            return None
-        label = str(row[columns.id]) if columns.id else ""
-        return TraceRow(arrival_s, prompt, output, label, content(row, prompt, output, where))
-
-    return read
-
-
-def _to_trace(path: str, rows: TraceColumns, content_tokens: int) -> Trace:
-    arrival_s = None
-    if rows.arrival_s:
-        arrival_s = np.array(rows.arrival_s)
-        arrival_s -= arrival_s[0]
+def _to_trace(path: str, rows: TraceColumns, most: int | None, content_tokens: int) -> Trace:
+    """The first `most` in order of arrival; of equal ones in order of the file."""
+    arrival_s = np.array(rows.arrival_s) if rows.arrival_s else None
+    order = np.arange(len(rows)) if arrival_s is None else np.argsort(arrival_s, kind="stable")
+    places = order[:most].tolist()
+    contents = [rows.contents[place] for place in places]
     return Trace(
         source=path,
-        arrival_s=arrival_s,
-        prompt_tokens=np.array(rows.prompt_tokens, dtype=np.int64),
-        output_tokens=np.array(rows.output_tokens, dtype=np.int64),
-        ids=tuple(name or str(index) for index, name in enumerate(rows.ids)),
-        contents=tuple(common(rows.contents)) if any(rows.contents) else (),
+        arrival_s=None if arrival_s is None else arrival_s[places] - arrival_s[order[0]],
+        prompt_tokens=np.array(rows.prompt_tokens, dtype=np.int64)[places],
+        output_tokens=np.array(rows.output_tokens, dtype=np.int64)[places],
+        ids=tuple(rows.ids[place] or str(index) for index, place in enumerate(places)),
+        contents=tuple(common(contents)) if any(contents) else (),
         content_tokens=content_tokens,
         num_failed=rows.num_failed,
     )

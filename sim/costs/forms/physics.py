@@ -42,7 +42,7 @@ def check_physics(profile: Profile) -> None:
     for model, shape in zip(Model, profile.models, strict=False):
         for rows, queries, context, chunks in passes:
             taken_s = costs.passes(model).pass_s(rows, rows * queries, rows * context, chunks, max(1, rows))
-            least_s = _least_s(profile, shape, sheet and sheet.gpu, rows, queries, context, chunks)
+            least_s = _least_s(profile, shape, sheet.gpu if sheet else None, rows, queries, context, chunks)
             if taken_s < SHARE_OF_LEAST * least_s:
                 what = f"{rows} rows of {queries} with {context} of context" if rows else f"a prompt of {chunks[0][0]}"
                 roofs = f"the data sheet of {profile.gpu.name}" if sheet else "any GPU"

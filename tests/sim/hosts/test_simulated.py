@@ -186,22 +186,6 @@ def test_the_clock_does_not_pass_the_end_of_a_run_nor_what_comes_before_a_work_i
     assert seen == [5.0, -7.0, 10.0]
 
 
-def test_a_step_alone_costs_no_event() -> None:
-    """One event starts the coroutine; its hundred steps need none."""
-    machine, numbers = host(), []
-    stream = machine.stream("a")
-
-    async def serve() -> None:
-        for _ in range(100):
-            await machine.run(Work(kind=Kind.STEP, rows=1, row_tokens=1), stream)
-        numbers.append(next(machine._env._eid))
-
-    machine.spawn(serve())
-    machine.run_until()
-    assert machine.now_s == 500.0
-    assert numbers == [1]
-
-
 # -- beside an event loop
 
 

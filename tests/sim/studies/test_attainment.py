@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from sim.cli.main import run
+from sim.compare.point_runs import attained_share
 from sim.costs.profile import SERVED_KINDS, KindError, Profile
 from sim.costs.profile_files import load
 from sim.draws import child_seed
@@ -289,7 +290,7 @@ def test_the_attainment_at_the_load_is_that_of_all_of_the_answers_own_runs() -> 
     search = LoadSearch(resolved, 0.95)
     seeds = [child_seed(scenario.seed, FRESH_KEY, index) for index in range(found.replications)]
     assert found.replications > 2
-    shares = [search.attains(found.load or 0.0, seed) for seed in seeds]
+    shares = [attained_share(search.point(found.load or 0.0, seed)) for seed in seeds]
     assert found.attainment["all"] == pytest.approx(sum(shares) / len(shares))
 
 
