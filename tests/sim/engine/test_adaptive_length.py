@@ -254,6 +254,8 @@ def test_every_controller_serves_every_policy(controller: str, policy: str) -> N
 def test_what_a_controller_does_not_read_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rows are read by .*, none by goodput"):
         scenario("goodput", num_speculative_tokens_per_batch_size=[[1, 8, 2]])
+    with pytest.raises(ValueError, match="must start at batch size 1"):
+        scenario("by_batch", num_speculative_tokens_per_batch_size=[[2, 8, 2]])
     with pytest.raises(ValueError, match="by_batch needs"):
         scenario("by_batch")
     with pytest.raises(ValueError, match="needs what a round costs"):
