@@ -1,10 +1,10 @@
 """A smaller model of the target's vocabulary. Its first pass has two tokens a row, then it runs once per token."""
 
-from sim.drafters.drafter import Drafter
+from sim.drafters.drafter import Drafter, reads_two
 
 DRAFTER = Drafter(
     name="draft_model",
-    passes=lambda rows, verified, tokens: (2 * rows, rows, tokens),
+    passes=reads_two,
     is_model=True,
     sglang="STANDALONE",
 )

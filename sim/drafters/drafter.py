@@ -26,6 +26,11 @@ def reads_all(num_rows: int, verified: int, draft_tokens: int) -> tuple[int, int
     return verified, num_rows, draft_tokens
 
 
+def reads_two(num_rows: int, verified: int, draft_tokens: int) -> tuple[int, int, int]:
+    """`Drafter.passes` of one that reads two tokens a row in its first pass, then runs once per token."""
+    return 2 * num_rows, num_rows, draft_tokens
+
+
 def _received(name: str) -> Drafter:
     drafter: Drafter = import_module(f"sim.drafters.{name}").DRAFTER
     return drafter
@@ -40,9 +45,10 @@ class Drafter:
     says what the line lacks. `sglang` is SGLang's --speculative-algorithm; SGLang adapts its length to the load or not.
 
     `passes` are tokens of the first pass, rows of the LM head and number of passes, by rows, tokens just verified and
-    draft tokens of a row. One that `looks_up` has none. The profile of one with a `mark`, a field of ModelShape, has a
-    draft with that field; `what` says so in a sentence. `head` is its shape for a target. `on_heads` are the heads that
-    may draft so, too, and what the rules of engine files call that.
+    draft tokens of a row. Every later pass has one token a row. One that `looks_up` has none. The profile of one with a
+    `mark`, a field of ModelShape, has a draft with that field; `what` says so in a sentence. `head` is its shape for a
+    target. `on_heads` are the heads that may draft so, too, and what the rules of engine files call that.
+    An engine plans ahead, and keeps slots, for the drafters that its file names.
     """
 
     name: str

@@ -22,6 +22,7 @@ from sim.costs.forms.compact import CompactCosts
 from sim.costs.forms.slots import slots_of
 from sim.costs.forms.table import TableCosts
 from sim.devices.contention import Regime
+from sim.drafters.drafter import reads_all, reads_two
 from sim.engine.fleet import Fleet, Routing
 from sim.engine.kv import KvPool
 from sim.engine.paged import PagedPool
@@ -122,8 +123,10 @@ def _reason(resolved: Resolved, whole: Serving | Fleet, serving: Serving, host: 
     length = controller.constant_length
     if length != controller.draft_tokens_max:
         return "draft lengths that change"
-    if length and limits.method.in_one_pass:
-        return f"drafts of {limits.method}"
+    method = limits.method
+    priced = reads_all if method.reads_features else reads_two
+    if length and not method.looks_up and method.passes is not priced:
+        return f"drafts of {method}"
     if any(passes.projects_context for passes in (costs._target, costs._draft) if passes is not None):
         return "drafts of dspark"
     if any(request.priority for request in serving.requests) or not serving.requests:

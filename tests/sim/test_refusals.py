@@ -362,6 +362,7 @@ SCENARIOS: list[tuple[dict[str, Any], str]] = [
     (OF_HEAD, "speculation.stale_acceptance must say what is accepted then"),
     ({"speculation.controller": "goodput", TABLE_KEY: [[1, 8, 2]]}, "none by goodput"),
     ({"speculation.controller": "by_batch"}, "by_batch needs"),
+    ({"speculation.controller": "by_batch", TABLE_KEY: [[2, 8, 2]]}, "must start at batch size 1"),
     ({"speculation.controller": "adaptive_verification"}, "is for continuous"),
 ]
 

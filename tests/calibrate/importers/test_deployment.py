@@ -13,6 +13,7 @@ import pytest
 
 from calibrate.catalogue.model_configs import with_formats
 from calibrate.catalogue.published_tables import published_tables
+from calibrate.importers import plan_candidates
 from calibrate.importers.aiconfigurator.composed import ASSUMED_ELEMENTWISE, kernels_per_layer
 from calibrate.importers.aiconfigurator.deployment import Deployment, import_deployment
 from calibrate.importers.aiconfigurator.kernel_files import KernelFiles
@@ -668,3 +669,10 @@ def test_the_published_tables_give_a_small_profile_with_its_own_errors(
         warnings.simplefilter("error")
         work = Work(kind=Kind.STEP, rows=8, row_tokens=8, context_tokens=8000, chunks=(Chunk(512, 512),), head_rows=9)
         assert 1e-3 < build_costs(profile).cost(work).device_s < 0.2
+
+
+def test_a_profile_in_the_cache_is_found_only_by_the_code_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    code_hash = plan_candidates._code_hash.__wrapped__
+    today = code_hash()
+    monkeypatch.setattr(plan_candidates, "MADE_FROM", plan_candidates.MADE_FROM[1:])
+    assert code_hash() != today

@@ -15,13 +15,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import lanesim
 from sim.cli.main import run
 from sim.report.page import with_half
 from sim.report.pictures.panels import RULE, label_points, set_theme
-from sim.report.pictures.store_pictures import NotDrawn, pictures
+from sim.report.pictures.store_pictures import JOULES, NotDrawn, _label, pictures
 from sim.report.store_points import read_points
 
 GRID: dict[str, Any] = {
@@ -148,6 +149,12 @@ def test_labels_of_points_do_not_lie_on_each_other() -> None:
     assert len(boxes) > 2
     assert not any(box.overlaps(other) for number, box in enumerate(boxes) for other in boxes[:number])
     plt.close(figure)
+
+
+def test_a_point_says_what_a_million_tokens_cost_at_a_price_per_hour() -> None:
+    """$3.60 per hour are $0.001 per second, in which a GPU gives 1,000 tokens."""
+    row = pd.Series({"batch": 8.0, "gpu": 1000.0, JOULES: 0.5})
+    assert _label(row, ["batch"], 3.6) == "8, 0.5 J, $1"
 
 
 def test_plot_writes_png_and_svg_the_same_every_time(

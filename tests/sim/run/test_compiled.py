@@ -21,6 +21,8 @@ from sim.acceptance.models import IidAcceptance
 from sim.costs.extrapolation import collecting
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
+from sim.drafters.drafter import Drafter
+from sim.drafters.registry import DRAFTERS
 from sim.metrics.records import RunRecord
 from sim.metrics.summary import summarise
 from sim.policies.options import EngineLimits
@@ -238,6 +240,16 @@ def test_the_rest_goes_to_python_which_says_why(reason: str, settings: dict[str,
     num_before = compiled.told[reason]
     served(scenario, 0)
     assert compiled.told[reason] == num_before + 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_drafter_whose_passes_the_core_does_not_price_goes_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    window = Drafter(name="window", passes=lambda rows, verified, tokens: (verified, rows * tokens, 2))
+    monkeypatch.setitem(DRAFTERS, "window", window)
+    scenario = Scenario.of(profile=PROFILES[0], policy="continuous", num_prompts=5, **{"speculation.method": "window"})
+    num_before = compiled.told["drafts of window"]
+    served(scenario, 0)
+    assert compiled.told["drafts of window"] == num_before + 1
 
 
 @pytest.mark.filterwarnings("ignore")

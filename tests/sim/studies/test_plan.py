@@ -66,6 +66,13 @@ def test_a_candidate_that_misses_the_slo_alone_is_refused_with_what_it_reaches()
     assert refused[0].miss > 1.0
 
 
+def test_a_candidate_that_misses_the_slo_with_every_draft_length_is_refused_with_the_nearest() -> None:
+    plain, drafting = (ranked(scenario(PAIR, tpot_ms=0.1, k=k), PAIR)[1][0] for k in (0, 2))
+    assert plain.miss is not None
+    assert drafting.miss is not None
+    assert 1.0 < drafting.miss < plain.miss
+
+
 def test_a_candidate_without_room_for_kv_is_refused_with_that_reason() -> None:
     small = msgspec.structs.replace(load(ONE), gpu=msgspec.structs.replace(load(ONE).gpu, memory_bytes=70_000_000_000))
     _, refused = first_pass(scenario(), [Candidate(ONE, small)], None, 0.95, 1, lambda *_: None)
