@@ -105,7 +105,6 @@ STARCODER = {
     "model_type": "gpt_bigcode", "n_layer": 40, "n_embd": 6144, "n_inner": 24576, "n_head": 48, "multi_query": True,
     "vocab_size": 49152,
 }  # fmt: skip
-NO_GATE = {"attn_output_gate": False}
 
 
 SPARSE = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
@@ -286,11 +285,3 @@ def test_what_is_not_understood_is_refused_by_name(
     tmp_path: Path, config: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
     assert_refused(lambda: shape_of(tmp_path, config, **changes), message)
-
-
-@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
-def test_queries_have_a_gate_where_the_architecture_has_one_and_its_config_does_not_say(
-    tmp_path: Path, kind: str
-) -> None:
-    with_gate, without = (shape_of(tmp_path, QWEN3_NEXT, model_type=kind, **said) for said in ({}, NO_GATE))
-    assert with_gate.params - without.params == 12 * 16 * 256 * 2048

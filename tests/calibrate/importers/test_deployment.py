@@ -222,16 +222,6 @@ def test_experts_of_an_unmeasured_layout_are_scaled_by_what_they_read_and_say_so
     assert "never measured" in lookups.notes[0]
 
 
-def test_a_verify_pass_pays_for_the_experts_of_all_its_tokens(tables: Path) -> None:
-    costs = build_costs(imported(tables, SPARSE), cuda_graph=False)
-
-    def pass_s(row_tokens: int) -> float:
-        work = Work(kind=Kind.VERIFY, rows=64, row_tokens=row_tokens, context_tokens=6400, head_rows=64)
-        return costs.cost(work).device_s
-
-    assert pass_s(256) - pass_s(64) > 1e-3 * SPARSE.layers * (expert_ms(256) - expert_ms(64))
-
-
 def test_tokens_of_one_sequence_activate_fewer_experts_than_unrelated_ones(tables: Path) -> None:
     """Eight tokens of two rows read as many experts as 2 + 0.6 x 6 = 5.6; beyond 11 tokens all eight are read."""
     passes = build_costs(imported(tables, SPARSE), cuda_graph=False).passes(Model.TARGET)
@@ -346,15 +336,6 @@ def test_a_gemm_is_interpolated_between_measured_token_counts_and_goes_on_in_pro
     low_s, middle_s, high_s, beyond_s = lookups.gemm_s(4096, 4096, np.array([2048.0, 4096.0, 8192.0, 16384.0]))
     assert middle_s == pytest.approx(low_s + (high_s - low_s) / 3.0)
     assert beyond_s == pytest.approx(2.0 * high_s)
-
-
-def test_ranks_of_a_server_do_not_arrive_together(tables: Path) -> None:
-    """The synthetic all-reduce takes 10 us and a bandwidth of 100 GB/s, NCCL's takes longer."""
-    lookups = Lookups(KernelFiles(tables, "a100-sxm"))
-    message = np.array([1e6])
-    own_s = 1e-5 + 1e6 / 1e11
-    assert float(lookups.reduce_s(2, message)[0]) == pytest.approx(REDUCE_RATIO * own_s + REDUCE_SKEW_S, rel=1e-3)
-    assert float(lookups.reduce_s(1, message)[0]) == 0.0
 
 
 def test_tensorrt_llm_norms_within_the_all_reduce_unless_that_is_nccls(tables: Path) -> None:

@@ -79,14 +79,6 @@ def test_a_range_of_lengths_means_what_the_scenarios_key_means(
     assert listed.workload.random_range_ratio is None
 
 
-def test_speedups_pair_the_arms_of_a_point(tmp_path: Path) -> None:
-    result = result_of(cells_command, str(measured(tmp_path, load(PAIR))), "--profile", PAIR)
-    assert [(pair["line"], pair["partners"]) for pair in result["speedups"]] == [(5, [2]), (6, [3]), (7, [4])]
-    assert all(pair["real"] > 1.2 for pair in result["speedups"])
-    assert result["speedup"]["cells"] == 3
-    assert result["speedup"]["max_absolute_error_pct"] == pytest.approx(0.0, abs=1e-9)
-
-
 def test_without_an_arm_the_label_up_to_its_last_slash_pairs(tmp_path: Path) -> None:
     rows = [
         {"label": label, "concurrency": 2, "input_len": 50, "output_len": 20, "num_speculative_tokens": k,
@@ -144,15 +136,6 @@ def test_outputs_that_vary_keep_their_mean_and_stay_below_the_most(tmp_path: Pat
     assert lengths != sorted(lengths)
     assert [request.index for request in requests] == list(range(40))
     assert lengths == [request.output_tokens for request in varied_requests(cell, 40, seed=1)]
-
-
-def test_outputs_that_vary_end_the_lockstep_of_a_closed_loop(tmp_path: Path) -> None:
-    """Prompts then come one by one instead of all together, so that none waits for the others."""
-    rows = [{"concurrency": 16, "input_len": 1000, "output_len": 60, "output_len_std": std, "ttft_ms": 100}
-            for std in ("", 20)]  # fmt: skip
-    cells = result_of(cells_command, str(write_table(tmp_path / "t.csv", rows)), "--profile", PAIR)["cells"]
-    same, varied = (cell["metrics"]["ttft_ms"]["simulated"] for cell in cells)
-    assert varied < 0.75 * same
 
 
 def test_the_table_and_the_figure_are_written(tmp_path: Path) -> None:

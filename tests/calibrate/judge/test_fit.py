@@ -108,15 +108,6 @@ def test_a_ratio_of_the_layers_is_told_from_what_the_host_adds() -> None:
     assert found.profile.kernels.body_ratios == ((128, 1.0), (2048, pytest.approx(1.2, rel=1e-3)))
 
 
-def test_a_ratio_of_1_is_not_told() -> None:
-    found = fit_constants(
-        PROFILE,
-        ("step_s", "ratio@2048"),
-        lambda profile: [layers_s(profile, n) / (1e-5 * n + 2e-3) for n in (32, 128, 2048, 8192)],
-    )
-    assert found.told == {"step_s": True, "ratio@2048": False}
-
-
 @pytest.mark.parametrize(("name", "unit_s"), UNITS_S.items())
 def test_a_constant_must_move_some_value_by_a_thousandth_per_unit(name: str, unit_s: float) -> None:
     def moved_by(share: float):

@@ -220,13 +220,3 @@ def test_real_metrics_are_those_that_the_runs_authors_print(gpu: str) -> None:
         assert 1e3 * found[name].mean() == pytest.approx(printed[title, "Mean"], abs=0.051)
         for statistic, percent in {"Median": 50, "P95": 95, "P99": 99}.items():
             assert 1e3 * np.percentile(found[name], percent) == pytest.approx(printed[title, statistic], abs=0.051)
-
-
-def test_preemptions_for_lack_of_blocks_are_counted(tmp_path: Path) -> None:
-    """Ten requests at once, each growing from 100 tokens to 300, in 64 blocks of 16."""
-    path = write_lines(tmp_path / "r.jsonl", [
-        row(number, output_toks=200, arrival_time=EPOCH_S, queued_ts=MONOTONIC_S, last_token_ts=MONOTONIC_S + 99.0)
-        for number in range(10)
-    ])  # fmt: skip
-    assert result_of(vllm_command, *flags(path))["preemptions"] == 0
-    assert result_of(vllm_command, *flags(path, "--set", "engine.num_gpu_blocks=65"))["preemptions"] > 0

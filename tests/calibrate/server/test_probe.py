@@ -294,20 +294,3 @@ def test_an_interrupted_probe_keeps_its_whole_rounds(
     message = capsys.readouterr().err
     assert "1 of 2 rounds are in 'probe.measured.json'" in message
     assert run(command_that_fits(message.splitlines()[0])) == 0
-
-
-def test_levels_of_a_file_are_the_fits_of_the_probe_that_wrote_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with serving() as server:
-        more = shlex.split("--rounds 2 --profile cpu/tiny --json a.json")
-        assert run(["validate", server.url, "--fit-only", *SHORT, *more]) == 0
-    assert run(["probe", "probe.measured.json", "--profile", "cpu/tiny", "--json", "b.json"]) == 0
-    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
-
-
-def test_an_engine_that_does_not_exist_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    with serving() as server:
-        assert run(["probe", server.url, "--profile", "cpu/tiny", "--engine", "vllm", "--out", f"{tmp_path}/m.json"])
-        assert not server.asked

@@ -16,7 +16,7 @@ from calibrate.production.levels import Accepted
 from calibrate.server import probe, sent_fit
 from calibrate.server.open_loop import Sent
 from calibrate.server.sent_fit import Round, ServerLooks, as_now, intake_error_s, write_looks
-from calibrate.server.served_run import Doubt, ServedRun, as_predicted, judge, means, predict, read_run, shown
+from calibrate.server.served_run import Doubt, ServedRun, judge, means, predict, read_run, shown
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of
 from sim.costs.profile_files import load
@@ -314,13 +314,3 @@ def test_goodput_is_predicted_and_judged_where_bounds_are_given() -> None:
     assert told.errors["predicted"]["request_goodput"]["real"] == pytest.approx(20 / span_s)
     assert told.errors["predicted"]["request_goodput"]["error_pct"] == pytest.approx(0.0, abs=1e-6)
     assert "request_goodput" not in judged(scenario(), sent, planned).errors["predicted"]
-
-
-def test_a_prediction_that_was_changed_afterwards_is_seen(tmp_path: Path) -> None:
-    out = tmp_path / "run.json"
-    with serving(prompt_tokens=40) as server:
-        told = validated(server.url, out)
-    assert told["predicted_at"] <= told["sent_at"]
-    assert as_predicted(told) == told["predicted_sha256"]
-    told["predicted"]["mean_tpot_ms"] = 1.0
-    assert as_predicted(told) != told["predicted_sha256"]
