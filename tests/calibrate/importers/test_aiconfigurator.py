@@ -11,6 +11,7 @@ import pytest
 
 from calibrate.catalogue.derived_profiles import all_reduce_of
 from calibrate.importers.aiconfigurator.deployment import ASSUMED_HOST, Deployment, import_deployment
+from calibrate.importers.aiconfigurator.grids import smooth
 from calibrate.importers.aiconfigurator.kernel_files import AttentionTable, GemmTable
 from calibrate.importers.aiconfigurator.lookups import REDUCE_RATIO
 from sim.costs.engine_costs import own_engine
@@ -145,3 +146,11 @@ def test_a_point_that_reads_slower_than_memory_could_is_not_flattered_by_the_cac
     points = AttentionTable(one, np.array(contexts), 6.0 * one, np.array(kv_heads), dim, np.array(seconds))
     assert points.outside_l2(1e8, 8e12).tolist() == [True, False, True]
     assert points.outside_l2(1e8, 0.0).tolist() == [False, False, True]
+
+
+def test_smoothing_leaves_what_rises_and_meets_falls_halfway() -> None:
+    assert smooth(np.array([1.0, 2.0, 4.0])).tolist() == [1.0, 2.0, 4.0]
+    assert smooth(np.array([1.0, 4.0, 2.0, 5.0])).tolist() == [1.0, 3.0, 3.0, 5.0]
+    smoothed = smooth(np.array([[1.0, np.nan, 6.0], [2.0, 3.0, 4.0]]))
+    assert np.isnan(smoothed[0, 1])
+    assert smoothed[:, 2].tolist() == [5.0, 5.0]

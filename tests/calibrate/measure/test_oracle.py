@@ -31,11 +31,12 @@ from realrun.model.attention import Attention
 from realrun.replay.machine_speed import DECODED, launch_s, probe
 from realrun.replay.pair_executor import PairExecutor
 from sim.costs.forms.build import build_costs
-from sim.costs.profile import MeasuredPoint, Overlap
+from sim.costs.profile import Overlap
 from sim.costs.profile_files import load
 from sim.devices.contention import Contention, Regime
 from sim.interface.host import Stream
 from sim.interface.work import Chunk, Kind, Model, Work
+from tests.calibrate.fit.test_points_file import point
 from tests.properties import assert_refused
 from tests.realrun.support import tiny_model, tiny_options
 from tests.realrun.threaded_device import ThreadedDevice
@@ -205,24 +206,10 @@ def test_the_way_of_a_result_comes_back() -> None:
     measured = Measured(TimedDevice())
     timed = TimedPass("decode", "target", 1, 1, 64, "graphed")
     truth = measured.knows(timed)
-    point = MeasuredPoint(
-        kind="decode",
-        model="target",
-        rows=1,
-        tokens=1,
-        context_tokens=64,
-        launch="graphed",
-        device_s=measured.bench.timer(timed)().device_s,
-        host_s=GRAPH_CALL_S,
-        half_width_pct=0.0,
-        repetitions=1,
-        is_noisy=False,
-        is_held_out=False,
-        l2="cold",
-    )
+    found = point(timed, device_s=measured.bench.timer(timed)().device_s, host_s=GRAPH_CALL_S)
     assert truth.device_s > GRAPH_CALL_S
     # There and back: the call before the first launch, the launch's way, and that of the result.
-    assert host_times.result_s(measured.bench, point) == pytest.approx(CALL_S + LATENCY_S + WAKE_S, rel=TOLERANCE)
+    assert host_times.result_s(measured.bench, found) == pytest.approx(CALL_S + LATENCY_S + WAKE_S, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("phi", [0.05, 0.2])
