@@ -19,7 +19,6 @@ from sim.interface.request import Request
 from sim.metrics.records import RunRecord
 from sim.policies.options import keys
 from sim.policies.registry import POLICIES, PolicyOptions
-from sim.report.tables import comparison_tables
 from sim.run.checks import BeyondMemoryWarning, IgnoredKeyWarning, ignored_keys
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import GONE, Scenario
@@ -114,27 +113,6 @@ def test_a_lanes_prompt_goes_in_chunks_of_the_budget_through_both_models(policy:
         assert max(work.rows for work in record.works) > 6
 
 
-def test_equal_caps_stand_in_the_json_of_every_policy() -> None:
-    found = compare(resolve_all(scenario(list(POLICIES), num_prompts=8, request_rate=0.1), load(PAIR)))
-    caps = {str(run["policy"]): run["caps"] for run in found.runs}
-    assert [list(own.items())[:2] for own in caps.values()] == [
-        [("max_num_seqs", 1024), ("max_num_batched_tokens", 8192)]
-    ] * len(POLICIES)
-    none = {"decode_batch": None, "verify_batch": None, "workers": None}
-    rest = {name: {key: own[key] for key in none} for name, own in caps.items()}
-    assert rest == {
-        "autoregressive": none,
-        "continuous": none,
-        "baseline": none | {"workers": 4},
-        "pd": none | {"decode_batch": 1024},
-        "pdv": none | {"decode_batch": 1024, "verify_batch": 1024},
-        "unified": none | {"decode_batch": 1024},
-        "adaptive": none | {"decode_batch": 1024, "verify_batch": 1024, "workers": 4},
-        "pipelined": none | {"decode_batch": 1024},
-        "disaggregated": none | {"decode_batch": 1024},
-    }
-
-
 @pytest.mark.parametrize(
     ("changes", "decode_batch", "verify_batch"),
     [
@@ -206,20 +184,6 @@ def test_a_scenario_at_its_defaults_is_quiet() -> None:
 
 
 # -- engines
-
-
-def test_every_run_and_the_head_of_the_table_name_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
-
-    for name in (None, "vllm-0.12"):
-        found = compare(resolve_all(scenario(["continuous", "pd"], num_prompts=5, engine=name), load(PAIR)))
-        assert {run["engine"] for run in found.runs} == {name or "vllm-0.32"}
-        comparison_tables(Console(width=200), found)
-        assert f"engine {name or 'vllm-0.32'}" in capsys.readouterr().out
-    tiny = compare(
-        resolve_all(Scenario.of(profile="cpu/tiny", policy="pd", num_prompts=5, request_rate=5), load("cpu/tiny"))
-    )
-    assert tiny.runs[0]["engine"] == "measured here"
 
 
 @pytest.mark.parametrize(
