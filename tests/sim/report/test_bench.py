@@ -24,22 +24,6 @@ def test_a_result_file_is_loaded_as_a_row_with_the_columns_of_a_store(tmp_path: 
     assert frame["mean_e2el_ms"].tolist() == own.frame()["mean_e2el_ms"].tolist()
 
 
-def test_lists_on_flags_are_a_small_grid(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*FLAGS, "--num-speculative-tokens", "0,2", "--request-rate", "4,inf"]
-    assert run([*flags, "--json", "-"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["grid"] == {"workload.request_rate": [4.0, "inf"], "speculation.num_speculative_tokens": [0, 2]}
-    loads = result["loads"]
-    assert [each["keys"] for each in loads] == [{"workload.request_rate": 4.0}, {"workload.request_rate": "inf"}]
-    settings = ["num_speculative_tokens=0", "num_speculative_tokens=2"]
-    assert [row["policy"] for row in loads[0]["comparison"]["policies"]] == settings
-    alone = lanesim.compare(
-        profile="cpu/tiny", policy="pd", num_prompts=4, output_len=4, request_rate=4, num_speculative_tokens=2
-    )
-    drafting = next(run for run in loads[0]["comparison"]["runs"] if run["policy"] == settings[1])
-    assert drafting["mean_e2el_ms"] == alone.runs[0]["mean_e2el_ms"]
-
-
 def test_several_profiles_are_a_grid_and_a_command_for_one_refuses_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*FLAGS, "--profile", "h100-sxm/llama-2-7b+tinyllama-1.1b", "--json", "-"]) == 0
     (load,) = json.loads(capsys.readouterr().out)["loads"]
