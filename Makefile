@@ -49,8 +49,7 @@ fake-gpu:                        ## the campaign on fake GPUs, A100, H100, RTX 4
 	$(PYTHON) -m venv .venv-fake
 	.venv-fake/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' \
 		transformers==$(TRANSFORMERS) sympy networkx jinja2 fsspec
-	PIP_FIND_LINKS= .venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps torch===$(TORCH) \
-		'cuda-bindings==13.0.*' cuda-pathfinder
+	PIP_FIND_LINKS= .venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps torch===$(TORCH)
 	.venv-fake/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-fake/headers \
 		'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*'
 	.venv-fake/bin/python -m tests.fake_gpu.build .venv-fake/lib/python3*/site-packages/torch \

@@ -346,6 +346,13 @@ class SlottedPool(PagedPool):
         super().__init__(num_blocks, block_size, draft_slots, is_caching=False)
         self._max_requests = max_requests
 
+    def reserve(self, request: Request) -> bool:
+        """Of lanes, which have no tables."""
+        return len(self._reserved) < self._max_requests and super().reserve(request)
+
+    def release(self, request: Request) -> None:
+        KvPool.release(self, request) if request.index in self._reserved else super().release(request)
+
     def seat(self, request: Request, tokens: int, lookahead: int = 0, first: FirstChunk = ANY_CHUNK) -> Chunk | None:
         return super().seat(request, tokens, lookahead, first) if len(self._tables) < self._max_requests else None
 

@@ -1,6 +1,6 @@
 """Builds the fake CUDA libraries that a torch needs: python -m tests.fake_gpu.build TORCH_FOLDER HEADERS OUT
 
-What runtime.cpp, driver.cpp and blas.cpp do not define is a stub that returns 0, under the version that torch asks for.
+What runtime.cpp and blas.cpp do not define is a stub that returns 0, under the version that torch asks for.
 For Linux on x86-64, with g++, readelf and nm; of a CUDA toolkit the headers alone.
 """
 
@@ -14,16 +14,12 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RUNTIME, BLAS, DRIVER = "libcudart.so", "libcublas", "libcuda.so.1"
-SOURCES = {RUNTIME: "runtime.cpp", BLAS: "blas.cpp", DRIVER: "driver.cpp"}
+SOURCES = {RUNTIME: "runtime.cpp", BLAS: "blas.cpp"}
 UNVERSIONED = ("cusparseLt", "nccl", "cuFile", "nvshmem", "cudnn", "cupti", "curand", "cu")
 """Beginnings of the names of functions that ask for no version, the most telling first."""
-OWN = ("fake_launch", "fake_stats", "fake_kernels", "fake_driver", "fake_stream", "fake_slower")
-LOADED_LATER = {
-    RUNTIME: ("__cudaInitModule", "cudaLaunchKernelExC"),
-    f"{BLAS}.so": ("cublasHgemm",),
-    DRIVER: ("cuGetProcAddress_v2",),
-}
-"""Asked for by what is loaded after torch: cuda-bindings."""
+OWN = ("fake_launch", "fake_stats", "fake_kernels", "fake_slower")
+LOADED_LATER = {RUNTIME: ("__cudaInitModule", "cudaLaunchKernelExC"), f"{BLAS}.so": ("cublasHgemm",)}
+"""Asked for by kernels that are loaded after torch."""
 
 
 def wanted(libraries: Iterable[Path]) -> tuple[dict[str, set[tuple[str, str]]], set[str]]:
@@ -57,7 +53,7 @@ def build(torch_folder: Path, headers: Path, out: Path) -> list[str]:
     drivers = {each for each in others if re.match("cu(?!File)[A-Z]", each)}
     for start, functions in LOADED_LATER.items():
         name = next(name for name in versioned if name.startswith(start))
-        versioned[name] |= {(each, "" if name == DRIVER else name) for each in functions}
+        versioned[name] |= {(each, name) for each in functions}
     for name in sorted(versioned, key=lambda name: name != runtime):
         source = next((SOURCES[start] for start in SOURCES if name.startswith(start)), None)
         objects, defined = [], set()

@@ -1,9 +1,8 @@
 // A CUDA runtime without a GPU: libcudart.so.13 as far as torch and FlashAttention-3 call it.
 //
 // Memory is mapped lazily up to a limit. A kernel computes nothing: it takes its time on its stream's own timeline, from
-// the end of what came before there, longer on a share of the multiprocessors. Streams do not slow each other. Capturing
-// a stream collects its kernels as a graph, and whatever CUDA forbids meanwhile counts as a violation and spoils the
-// graph. Functions that are not here are stubs that return 0 (tests/fake_gpu/build.py).
+// the end of what came before there. Streams do not slow each other. Capturing a stream collects its kernels as a
+// graph, and whatever CUDA forbids meanwhile counts as a violation and spoils the graph. Functions that are not here are stubs that return 0 (tests/fake_gpu/build.py).
 //
 // FAKE_CC (80, 89, 90, 120), FAKE_NAME, FAKE_SMS, FAKE_MIB, FAKE_SLOWER choose the GPU; FAKE_STATS names a file that gets a line of
 // counts when the process ends; FAKE_KERNELS names one that gets a line per kind of kernel.
@@ -86,7 +85,6 @@ struct Capture {
 
 struct Stream {
   double free_at = 0;
-  double share = 1;  // of the multiprocessors
   int priority = 0;
   Capture* capture = nullptr;
   std::deque<double> queue;
@@ -202,7 +200,7 @@ int fake_launch(void* raw, double seconds, const char* name) {
       room_at = stream->queue.front();
       num_full_queues++;
     }
-    stream->free_at = std::max(stream->free_at, time + kLatencyS) + seconds / stream->share;
+    stream->free_at = std::max(stream->free_at, time + kLatencyS) + seconds;
     stream->queue.push_back(stream->free_at);
   }
   if (room_at > 0) wait_until(room_at);
@@ -689,8 +687,7 @@ static int driver_device(int* out, int) {
 static int driver_attribute(int* out, int attribute, int) {
   return cudaDeviceGetAttribute(out, (cudaDeviceAttr)attribute, 0);
 }
-// Of driver.cpp as well.
-void* fake_driver(const char* name) {
+static void* fake_driver(const char* name) {
   static const std::map<std::string, void*> known = {
       {"cuCtxGetCurrent", (void*)driver_context},    {"cuDevicePrimaryCtxGetState", (void*)driver_state},
       {"cuGetErrorString", (void*)driver_error},     {"cuDeviceGet", (void*)driver_device},
@@ -698,12 +695,6 @@ void* fake_driver(const char* name) {
   };
   auto found = known.find(name);
   return found == known.end() ? (void*)driver_ok : found->second;
-}
-void* fake_stream(double share) {
-  cudaStream_t stream;
-  cudaStreamCreate(&stream);
-  ((Stream*)stream)->share = share;
-  return stream;
 }
 cudaError_t cudaGetDriverEntryPointByVersion(
     const char* name, void** out, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* status) {

@@ -24,13 +24,12 @@ from validation.judge.accuracy_page import (
     classes,
     crossing,
     decisions,
-    draw_speedups,
     frame,
     write_report,
 )  # fmt: skip
 from validation.judge.judges import JUDGES, peer_figures
 from validation.judge.sections import BarLine, JudgedSection, judge_run, section_of
-from validation.judge.specs import RunSpec, SectionSpec, holds, specs
+from validation.judge.specs import RunSpec, SectionSpec, specs
 
 pytest.importorskip("scipy")
 
@@ -270,12 +269,6 @@ def test_a_bar_is_met_by_the_size_of_its_error() -> None:
     ]
 
 
-def test_conditions_hold_for_a_value_or_one_of_several() -> None:
-    cell = Cell(label="chat", num_speculative_tokens=3)
-    assert holds({"label": "chat", "num_speculative_tokens": [1, 3]}, cell)
-    assert not holds({"label": "chat", "num_speculative_tokens": 7}, cell)
-
-
 def drafting(concurrency: int, real: float, simulated: float, k: int = 3, **changes: Any) -> JudgedCell:
     """A cell whose plain partner has 100 tokens per second on both sides."""
     fields = {"gpu": "G", "engine": "e", "target": "m", "method": "eagle3", "label": "chat"} | changes
@@ -314,20 +307,6 @@ def test_the_matrix_counts_signs_crossings_and_the_regret_of_the_best_draft_leng
     _, three, five = classes(frame([section(judged)])).to_numpy().tolist()
     assert three[:7] == ["G", "e", "m", "eagle3", "3", "2 of 2", "8.3 (11.1)"]
     assert five[:7] == ["G", "e", "m", "eagle3", "5", "1 of 2", "15.0 (15.0)"]
-
-
-def test_another_method_is_decided_on_beside_the_same_plain_cells() -> None:
-    """Each method's regret is over its own draft lengths: deploying none at 8 loses half of what DSpark gives."""
-    assert decided([plain(8), drafting(8, 1.8, 1.9), drafting(8, 2.0, 0.9, method="dspark")]) == [
-        ["G", "m", "chat", "eagle3", "3", "1 of 1", "none", "none", "", "0.00 (0.00)"],
-        ["G", "m", "chat", "dspark", "3", "0 of 1", "none", "none", "", "50.00 (50.00)"],
-    ]
-
-
-def test_the_figure_of_speedups_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    draw_speedups(frame([section([drafting(8, 1.8, 1.9), drafting(32, 0.9, 0.8, role="fitted")])]), tmp_path / "f.png")
-    assert (tmp_path / "f.png").stat().st_size > 10_000
 
 
 @pytest.mark.skipif(not (DATA / "specbundle").is_dir(), reason="no public data here")

@@ -8,7 +8,6 @@ from math import isclose
 import pytest
 
 import validation.constants as program
-from calibrate.importers.aiconfigurator import lookups
 from calibrate.judge.cell import Cell
 from sim.costs.engine_costs import ENGINES
 from validation.constants import FITTED, TABLE, JudgedConstant, lines_of
@@ -67,17 +66,3 @@ def test_cells_of_the_models_that_gave_it_and_those_that_wait_for_admission_are_
     assert line[:-2] == ("frontend_s", "a", "vllm", "ttft", "b c", 2)
     assert isclose(line[-2], 5.0)
     assert isclose(line[-1], 20.0)
-
-
-def test_the_importers_own_constants_are_as_they_were_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = lookups.REDUCE_RATIO
-    seen: list[float] = []
-
-    def error(cell: Cell, fitted: JudgedConstant) -> float:
-        seen.append(lookups.REDUCE_RATIO)
-        return 0.0
-
-    monkeypatch.setattr(program, "model_of", lambda target: (target, False))
-    monkeypatch.setattr(program, "error_without", error)
-    list(lines_of(FITTED[0], [(cell("1", "b"), {"tpot_error_pct": "1.0", "is_starved": "0"})]))
-    assert (seen, lookups.REDUCE_RATIO) == ([1.0], before)

@@ -60,30 +60,6 @@ def test_what_a_config_leaves_out_has_the_librarys_defaults(tmp_path: Path) -> N
     assert (shape.name, shape.kv_heads, shape.head_dim) == ("small", 4, 16)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "mamba"}, "model_type='mamba'"),
-        ({"num_local_experts": 8}, "mixture-of-experts"),
-        ({"hidden_size": "64"}, "hidden_size='64' must be a whole number"),
-        ({"num_hidden_layers": None}, "num_hidden_layers=None"),
-        ({"num_key_value_heads": 3}, "multiple of kv_heads=3"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads=0 must be a whole number of at least 1"),
-        ({"head_dim": 0}, "head_dim=0 must be a whole number of at least 1"),
-        ({"torch_dtype": "float8_e4m3fn"}, "dtype=float8_e4m3fn is not understood; want one of float32"),
-        ({"tie_word_embeddings": "false"}, "tie_word_embeddings=false must be true or false"),
-        ({"layer_types": "full_attention"}, "layer_types=full_attention must be a list"),
-        ({"text_config": "qwen3"}, "text_config=qwen3 must be an object"),
-        ({"quantization_config": "gptq"}, "quantization_config='gptq' must be an object with quant_method"),
-    ],
-)
-def test_a_config_that_cannot_be_is_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        source_of(str(write_config(tmp_path / "config.json", **changes)))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_the_dtype_sets_the_bytes() -> None:
     assert with_dtype(MODELS["tiny-target"], "bfloat16").dtype_bytes == 2
     with pytest.raises(ValueError, match="dtype='int8'"):

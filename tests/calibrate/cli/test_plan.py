@@ -34,16 +34,10 @@ def planned(*flags: str) -> str:
 
 
 def test_another_name_of_a_gpu_is_understood_in_capitals() -> None:
-    """What is refused then is the next thing that is wrong."""
+    """What is refused then is the next thing that is wrong, with the drafters that there are."""
     line = planned("Qwen/Qwen3-32B", "--gpu", "RTX-PRO-6000", "--draft", "eagle", *QUESTION)
-    assert line.startswith("unknown drafter 'eagle'")
-
-
-def test_a_drafter_that_is_none_names_those_there_are() -> None:
-    line = planned("Qwen/Qwen3-32B", "--gpu", "h200-sxm", "--draft", "eagle", *QUESTION)
-    assert (
-        line == "unknown drafter 'eagle'; did you mean 'eagle3'? (known: dspark, eagle3, mtp, ngram, none, or a model)"
-    )
+    known = "dspark, eagle3, mtp, ngram, none, or a model"
+    assert line == f"unknown drafter 'eagle'; did you mean 'eagle3'? (known: {known})"
 
 
 @pytest.mark.parametrize(

@@ -72,16 +72,6 @@ def test_a_server_is_read_twice_and_asked_nothing_else(
     assert "90 requests of 100 and 41 tokens" in answer["notes"][0]
 
 
-def test_a_server_that_drafts_nothing_is_beside_drafts_that_a_flag_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "now.txt"
-    path.write_text(look(2000, 6000))
-    answer = told(str(path), capsys, "--num-speculative-tokens", "2", "--acceptance", "iid:0.8")
-    assert answer["change"]["over"] == "no speculation"
-    assert answer["change"]["of"].startswith("K = ")
-
-
 def test_acceptance_is_assumed_only_where_the_server_counts_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from calibrate.fit import points_file
 from calibrate.fit.point_works import Corun, MixedPass, TimedPass
 from calibrate.fit.points_file import Clocks
 from sim.costs.profile import MeasuredPoint
+from tests.properties import assert_refused
 
 MACHINE = {"device": "cpu", "torch": "2.13.0", "clock_sm_mhz": "not readable"}
 OPTIONS = {"target": "tiny-target", "rows": 4}
@@ -86,77 +87,59 @@ def test_a_line_that_a_kill_cut_off_is_forgotten(path: Path) -> None:
     assert path.read_bytes() == whole
 
 
-def test_a_header_that_a_kill_cut_off_cannot_be(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(ValueError, match="cut off in its first line"):
-        points_file.read(path)
+NO_POINTS = [
+    ("point", {**msgspec.to_builtins(point(PLACES[1])), "device_s": -1.0}, "device_s=-1.0 must be above 0"),
+    ("point", point(PLACES[0]._replace(rows=999)), "target decode 999x1 after 32 eager is not in the plan"),
+    ("clocks", {"sm_mhz": "fast"}, "expected `float | null`"),
+    ("rates", {**PAIR, "sides": SIDES[:1]}, "want 2 sides with as many rates each"),
+    ("rates", {**PAIR, "sides": [SIDES[0], {**SIDES[1], "alone_s": 5e4}]}, "expected `float` <= 1000.0"),
+    ("rates", {**PAIR, "sides": [SIDES[0], {**SIDES[1], "rates": [-1.0]}]}, "expected `float` > 0.0"),
+    ("pair", {}, "unknown kind of line 'pair'"),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "content", "message"),
-    [
-        (
-            "point",
-            {**msgspec.to_builtins(point(PLACES[1])), "device_s": -1.0},
-            "device_s=-1.0 must be above 0",
-        ),
-        ("clocks", {"sm_mhz": "fast"}, "expected `float | null`"),
-        ("rates", {**PAIR, "sides": SIDES[:1]}, "want 2 sides with as many rates each"),
-        ("rates", {**PAIR, "sides": [SIDES[0], {**SIDES[1], "alone_s": 5e4}]}, "expected `float` <= 1000.0"),
-        ("rates", {**PAIR, "sides": [SIDES[0], {**SIDES[1], "rates": [-1.0]}]}, "expected `float` > 0.0"),
-        ("pair", {}, "unknown kind of line 'pair'"),
-    ],
-)
-def test_a_line_that_cannot_be_is_named(path: Path, kind: str, content: Any, message: str) -> None:
+@pytest.mark.parametrize(("kind", "content", "named"), NO_POINTS)
+def test_a_line_that_cannot_be_is_named(path: Path, kind: str, content: Any, named: str) -> None:
     points_file.append(path, kind, content)
-    with pytest.raises(ValueError) as caught:
-        points_file.read(path)
-    assert "line 4" in str(caught.value)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_point_outside_the_plan_is_named(path: Path) -> None:
-    points_file.append(path, "point", point(PLACES[0]._replace(rows=999)))
-    with pytest.raises(ValueError, match=r"line 4: target decode 999x1 after 32 eager is not in the plan"):
-        points_file.read(path)
+    assert_refused(lambda: points_file.read(path), "line 4: ", named)
 
 
 def test_a_host_line_that_lacks_something_is_named(path: Path) -> None:
     points_file.check_host(path, points_file.read(path))
     points_file.append(path, "host", {"step_s": 1e-5})
-    with pytest.raises(ValueError, match="its host line lacks 'is_cpu'"):
-        points_file.check_host(path, points_file.read(path))
+    assert_refused(lambda: points_file.check_host(path, points_file.read(path)), "its host line lacks 'is_cpu'")
 
 
 def test_a_file_that_is_none_of_ours_is_left_as_it_is(path: Path) -> None:
     path.write_bytes(b"\xff\x00" * 40)
     points_file.mend(path)
     assert path.read_bytes() == b"\xff\x00" * 40
-    with pytest.raises(ValueError, match="line 1: not UTF-8 text"):
-        points_file.read(path)
+    assert_refused(lambda: points_file.read(path), "line 1: not UTF-8 text")
 
 
-def test_other_schemas_and_other_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    for text, message in (
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
         ('{"schema": 9}\n', "newer than what this version reads"),
         ('{"schema": 1}\n', "must be 2"),
         ('{"schema": 2}\n', "no valid header"),
+        ('{"schema": 2, "finger', "cut off in its first line"),
         ("", "is empty"),
-    ):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=message):
-            points_file.read(path)
+    ],
+)
+def test_other_schemas_and_other_files_are_refused(text: str, named: str, path: Path) -> None:
+    path.write_text(text)
+    assert_refused(lambda: points_file.read(path), named)
 
 
 def test_two_machines_never_merge(path: Path) -> None:
     found = points_file.read(path)
     points_file.check_same(path, found, {**MACHINE, "clock_sm_mhz": "1410"}, OPTIONS)
-    with pytest.raises(ValueError, match=r"of another machine: torch was '2\.13\.0', is now '2\.14\.0'"):
-        points_file.check_same(path, found, {**MACHINE, "torch": "2.14.0"}, OPTIONS)
-    with pytest.raises(ValueError, match="of other options: rows was 4, is now 8"):
-        points_file.check_same(path, found, MACHINE, {**OPTIONS, "rows": 8})
+    for machine, options, named in (
+        ({**MACHINE, "torch": "2.14.0"}, OPTIONS, "of another machine: torch was '2.13.0', is now '2.14.0'"),
+        (MACHINE, {**OPTIONS, "rows": 8}, "of other options: rows was 4, is now 8"),
+    ):
+        assert_refused(lambda m=machine, o=options: points_file.check_same(path, found, m, o), named)
 
 
 def test_a_place_that_the_driver_slowed_down_is_marked(path: Path) -> None:

@@ -79,14 +79,6 @@ def test_a_range_of_lengths_means_what_the_scenarios_key_means(
     assert listed.workload.random_range_ratio is None
 
 
-def test_speedups_pair_the_arms_of_a_point(tmp_path: Path) -> None:
-    result = result_of(cells_command, str(measured(tmp_path, load(PAIR))), "--profile", PAIR)
-    assert [(pair["line"], pair["partners"]) for pair in result["speedups"]] == [(5, [2]), (6, [3]), (7, [4])]
-    assert all(pair["real"] > 1.2 for pair in result["speedups"])
-    assert result["speedup"]["cells"] == 3
-    assert result["speedup"]["max_absolute_error_pct"] == pytest.approx(0.0, abs=1e-9)
-
-
 def test_without_an_arm_the_label_up_to_its_last_slash_pairs(tmp_path: Path) -> None:
     rows = [
         {"label": label, "concurrency": 2, "input_len": 50, "output_len": 20, "num_speculative_tokens": k,
@@ -146,15 +138,6 @@ def test_outputs_that_vary_keep_their_mean_and_stay_below_the_most(tmp_path: Pat
     assert lengths == [request.output_tokens for request in varied_requests(cell, 40, seed=1)]
 
 
-def test_outputs_that_vary_end_the_lockstep_of_a_closed_loop(tmp_path: Path) -> None:
-    """Prompts then come one by one instead of all together, so that none waits for the others."""
-    rows = [{"concurrency": 16, "input_len": 1000, "output_len": 60, "output_len_std": std, "ttft_ms": 100}
-            for std in ("", 20)]  # fmt: skip
-    cells = result_of(cells_command, str(write_table(tmp_path / "t.csv", rows)), "--profile", PAIR)["cells"]
-    same, varied = (cell["metrics"]["ttft_ms"]["simulated"] for cell in cells)
-    assert varied < 0.75 * same
-
-
 def test_the_table_and_the_figure_are_written(tmp_path: Path) -> None:
     table, out = measured(tmp_path, load(PAIR)), tmp_path / "out"
     done = invoke(cells_command, str(table), "--profile", PAIR, "--out", str(out), "--plots")
@@ -166,55 +149,46 @@ def test_the_table_and_the_figure_are_written(tmp_path: Path) -> None:
 
 GOOD = {"concurrency": 2, "input_len": 50, "output_len": 8, "num_speculative_tokens": 0, "acceptance_length": "",
         "output_len_std": "", "output_len_max": "", "random_range_ratio": "", "tpot_ms": 7.5}  # fmt: skip
-DEFECTS: dict[str, tuple[Row, str]] = {
-    "no concurrency": ({"concurrency": ""}, "line 3: concurrency=''"),
-    "nan": ({"tpot_ms": "nan"}, "line 3: tpot_ms='nan'"),
-    "most below the mean": ({"output_len_max": 7}, "line 3: output_len_max=7 is below the mean"),
-    "negative spread": ({"output_len_std": -1}, "line 3: output_len_std='-1'"),
-    "two ways to vary": ({"output_len_std": 2, "random_range_ratio": 0.2}, "line 3: both output_len_std and random_"),
-    "no range": ({"random_range_ratio": "[0.8"}, "line 3: random_range_ratio='[0.8'"),
-    "nothing measured": ({"tpot_ms": ""}, "line 3: nothing measured"),
-    "no acceptance": ({"num_speculative_tokens": 3}, "line 3: num_speculative_tokens=3 needs acceptance_length"),
-    "acceptance beyond the draft": (
-        {"num_speculative_tokens": 3, "acceptance_length": 4.5},
-        "line 3: acceptance_length=4.5 must be in 1..4",
-    ),
-    "prompt beyond the context": ({"input_len": 9_000_000}, "line 3: every request is rejected"),
-}
+DRAFTS = {"num_speculative_tokens": 3}
+HEAD = "concurrency,input_len,output_len,tpot_ms\n"
+DEFECTS: list[tuple[Row | str, str]] = [
+    ({"concurrency": ""}, "line 3: concurrency=''"),
+    ({"tpot_ms": "nan"}, "line 3: tpot_ms='nan'"),
+    ({"output_len_max": 7}, "line 3: output_len_max=7 is below the mean"),
+    ({"output_len_std": -1}, "line 3: output_len_std='-1'"),
+    ({"output_len_std": 2, "random_range_ratio": 0.2}, "line 3: both output_len_std and random_"),
+    ({"random_range_ratio": "[0.8"}, "line 3: random_range_ratio='[0.8'"),
+    ({"tpot_ms": ""}, "line 3: nothing measured"),
+    (DRAFTS, "line 3: num_speculative_tokens=3 needs acceptance_length"),
+    (DRAFTS | {"acceptance_length": 4.5}, "line 3: acceptance_length=4.5 must be in 1..4"),
+    ({"input_len": 9_000_000}, "line 3: every request is rejected"),
+    ("", "is empty"),
+    (HEAD, "no cell below its header"),
+    (HEAD.replace("concurrency", "concurency") + "1,1,1,1\n", "did you mean 'concurency'"),
+    (HEAD + "1,1,1\n", "line 2: 3 fields, and the header has 4"),
+    ("isl=input_len", "unknown column 'isl'"),
+    ("tpot_ms=tpot", "did you mean 'tpot_ms'"),
+    ("prompt_tokens,output_tokens\n", "has no request below its header"),
+    ("prompt_tokens,output_tokens\n5,0\n", "line 2: output_tokens='0': want `int` >= 1"),
+]
+"""What a second cell changes, or the text of a table, of a list of requests, or of --columns."""
 
 
-@pytest.mark.parametrize("name", DEFECTS)
-def test_a_defect_of_a_cell_is_one_line_that_names_it(name: str, tmp_path: Path) -> None:
-    changes, says = DEFECTS[name]
-    path = write_table(tmp_path / "t.csv", [GOOD, {**GOOD, **changes}])
-    message = refusal(cells_command, str(path), "--profile", PAIR)
+@pytest.mark.parametrize(("defect", "named"), DEFECTS)
+def test_a_defect_is_one_line_that_names_it(defect: Row | str, named: str, tmp_path: Path) -> None:
+    path, more = write_table(tmp_path / "t.csv", [GOOD]), []
+    if not isinstance(defect, str):
+        write_table(path, [GOOD, {**GOOD, **defect}])
+    elif "=" in defect:
+        more = ["--columns", defect]
+    elif defect.startswith("prompt_tokens"):
+        (tmp_path / "r.csv").write_text(defect)
+        more = ["--requests", str(tmp_path / "r.csv")]
+    else:
+        path.write_text(defect)
+    message = refusal(cells_command, str(path), "--profile", PAIR, *more)
     assert "\n" not in message
-    assert says in message
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "is empty"),
-        ("concurrency,input_len,output_len,tpot_ms\n", "no cell below its header"),
-        ("concurency,input_len,output_len,tpot_ms\n1,1,1,1\n", "did you mean 'concurency'"),
-        ("concurrency,input_len,output_len,tpot_ms\n1,1,1\n", "line 2: 3 fields, and the header has 4"),
-    ],
-)
-def test_a_table_that_cannot_be_read_is_one_line(text: str, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(text)
-    message = refusal(cells_command, str(path), "--profile", PAIR)
-    assert "\n" not in message
-    assert says in message
-
-
-@pytest.mark.parametrize(
-    ("columns", "says"), [("isl=input_len", "unknown column 'isl'"), ("tpot_ms=tpot", "did you mean 'tpot_ms'")]
-)
-def test_columns_that_cannot_be_mapped_are_one_line(columns: str, says: str, tmp_path: Path) -> None:
-    path = write_table(tmp_path / "t.csv", [GOOD])
-    assert says in refusal(cells_command, str(path), "--profile", PAIR, "--columns", columns)
+    assert named in message
 
 
 def test_the_words_of_other_tables_and_of_an_open_loop_are_read(tmp_path: Path) -> None:
@@ -276,19 +250,6 @@ def test_lengths_beside_a_list_are_not_read_and_that_is_said(tmp_path: Path) -> 
     result = result_of(cells_command, table, "--profile", PAIR, "--requests", write_list(tmp_path / "r.csv"))
     assert result["cells"][0]["input_len"] is None
     assert "not read, since the requests are listed: input_len, output_len" in result["notes"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("prompt_tokens,output_tokens\n", "has no request below its header"),
-        ("prompt_tokens,output_tokens\n5,0\n", "line 2: output_tokens='0': want `int` >= 1"),
-    ],
-)
-def test_a_bad_list_of_requests_is_one_line(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "r.csv").write_text(text)
-    table = str(listed_table(tmp_path / "t.csv"))
-    assert message in refusal(cells_command, table, "--profile", PAIR, "--requests", str(tmp_path / "r.csv"))
 
 
 def test_a_spread_of_requests_widens_the_tail_and_leaves_what_says_its_own(tmp_path: Path) -> None:

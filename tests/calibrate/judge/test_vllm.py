@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,19 +127,6 @@ def test_prompts_join_the_requests_row_by_row_whatever_their_arrival(tmp_path: P
     assert halves["prefix_cache_hit_tokens"] == 3 * 64
 
 
-@pytest.mark.parametrize(
-    ("prompts", "says"),
-    [
-        ([{"prefix_blocks": []}] * 3, "has 3, and requests"),
-        ([{"input_toks": 99, "prefix_blocks": []}] * 4, "prompt 1 has 99 tokens, request r0 on line 1 of"),
-        ([{"hash": []}] * 4, "line 1: no prefix_blocks, hash_ids"),
-    ],
-)
-def test_prompts_that_are_not_those_of_the_requests_are_one_line(prompts: list[Row], says: str, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "requests.jsonl", rows())
-    assert says in refusal(vllm_command, *flags(path, "--prompts", str(write_lines(tmp_path / "p.jsonl", prompts))))
-
-
 def test_speculation_is_simulated_with_the_acceptance_given(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "r.jsonl", rows())
     pair = [flag if flag != PROFILE else "h100-sxm/llama-3.1-8b+eagle3" for flag in flags(path)]
@@ -166,44 +153,38 @@ def test_the_table_and_the_figures_are_written(tmp_path: Path) -> None:
     ]
 
 
-Defect = tuple[Callable[[], str], str]
-
-
-def lines(*changed: Row) -> str:
-    return "".join(json.dumps(each) + "\n" for each in rows(*changed))
-
-
 def without(name: str) -> Row:
     return {key: value for key, value in row(1).items() if key != name}
 
 
-DEFECTS: dict[str, Defect] = {
-    "scheduled before queued": (
-        lambda: lines(row(0), row(1, scheduled_ts=MONOTONIC_S)),
-        "line 2: timestamps out of order: scheduled_ts",
-    ),
-    "arrival after queued": (lambda: lines(row(0, arrival_time=EPOCH_S + 2.5)), "arrival_time after queued_ts"),
-    "last arrival after queued": (
-        lambda: lines(row(0), row(1), row(2), row(3, arrival_time=EPOCH_S + 1000.0)),
-        "line 4: timestamps out of order: arrival_time is 997.000 s after queued_ts",
-    ),
-    "missing field": (lambda: lines(row(0), without("queued_ts")), "line 2: object missing required field `queued_ts`"),
-    "negative output": (lambda: lines(row(0, output_toks=-3)), "line 1: output_toks: expected `int` >= 1"),
-    "nan": (lambda: lines(row(0, queued_ts=float("nan"))), "line 1: 'queued_ts' NaN is no number"),
-    "not JSON": (lambda: lines() + "{oops\n", "line 5: not valid JSON"),
-    "the same id twice": (lambda: lines(row(0), row(1, request_id="r0")), "line 2: request_id 'r0' again"),
-    "empty file": (lambda: "", "is empty"),
-}
+LATE = {"arrival_time": EPOCH_S + 1000.0}
+DEFECTS: list[tuple[Sequence[Row] | str, list[Row], str]] = [
+    ([row(0), row(1, scheduled_ts=MONOTONIC_S)], [], "line 2: timestamps out of order: scheduled_ts"),
+    ([row(0, arrival_time=EPOCH_S + 2.5)], [], "arrival_time after queued_ts"),
+    ([row(0), row(1), row(2), row(3, **LATE)], [], "line 4: timestamps out of order: arrival_time is 997.000 s after"),
+    ([row(0), without("queued_ts")], [], "line 2: object missing required field `queued_ts`"),
+    ([row(0, output_toks=-3)], [], "line 1: output_toks: expected `int` >= 1"),
+    ([row(0, queued_ts=float("nan"))], [], "line 1: 'queued_ts' NaN is no number"),
+    ([row(0), row(1, request_id="r0")], [], "line 2: request_id 'r0' again"),
+    ("{oops\n", [], "line 1: not valid JSON"),
+    ("", [], "is empty"),
+    ([], [{"prefix_blocks": []}] * 3, "has 3, and requests"),
+    ([], [{"input_toks": 99, "prefix_blocks": []}] * 4, "prompt 1 has 99 tokens, request r0 on line 1 of"),
+    ([], [{"hash": []}] * 4, "line 1: no prefix_blocks, hash_ids"),
+]
+"""Rows that are changed or the text of the file, prompts, and what the line names."""
 
 
-@pytest.mark.parametrize("name", DEFECTS)
-def test_a_defect_of_the_file_is_one_line_that_names_its_place(name: str, tmp_path: Path) -> None:
-    text, says = DEFECTS[name]
+@pytest.mark.parametrize(("changed", "prompts", "named"), DEFECTS)
+def test_a_defect_of_a_file_is_one_line_that_names_its_place(
+    changed: Sequence[Row] | str, prompts: list[Row], named: str, tmp_path: Path
+) -> None:
     path = tmp_path / "requests.jsonl"
-    path.write_text(text())
-    message = refusal(vllm_command, *flags(path))
+    path.write_text(changed) if isinstance(changed, str) else write_lines(path, rows(*changed))
+    more = ("--prompts", str(write_lines(tmp_path / "p.jsonl", prompts))) if prompts else ()
+    message = refusal(vllm_command, *flags(path, *more))
     assert "\n" not in message
-    assert says in message
+    assert named in message
 
 
 @pytest.mark.parametrize(
@@ -239,13 +220,3 @@ def test_real_metrics_are_those_that_the_runs_authors_print(gpu: str) -> None:
         assert 1e3 * found[name].mean() == pytest.approx(printed[title, "Mean"], abs=0.051)
         for statistic, percent in {"Median": 50, "P95": 95, "P99": 99}.items():
             assert 1e3 * np.percentile(found[name], percent) == pytest.approx(printed[title, statistic], abs=0.051)
-
-
-def test_preemptions_for_lack_of_blocks_are_counted(tmp_path: Path) -> None:
-    """Ten requests at once, each growing from 100 tokens to 300, in 64 blocks of 16."""
-    path = write_lines(tmp_path / "r.jsonl", [
-        row(number, output_toks=200, arrival_time=EPOCH_S, queued_ts=MONOTONIC_S, last_token_ts=MONOTONIC_S + 99.0)
-        for number in range(10)
-    ])  # fmt: skip
-    assert result_of(vllm_command, *flags(path))["preemptions"] == 0
-    assert result_of(vllm_command, *flags(path, "--set", "engine.num_gpu_blocks=65"))["preemptions"] > 0

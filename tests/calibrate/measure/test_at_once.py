@@ -12,19 +12,6 @@ pytest.importorskip("torch")
 from calibrate.measure.timing import at_once
 
 
-def test_all_jobs_are_ready_before_any_begins() -> None:
-    ready: list[int] = []
-    seen: list[int] = []
-
-    def job(number: int, barrier: Barrier) -> None:
-        ready.append(number)
-        barrier.wait(10.0)
-        seen.append(len(ready))
-
-    at_once([lambda barrier, number=number: job(number, barrier) for number in range(3)])
-    assert seen == [3, 3, 3]
-
-
 def test_a_job_that_fails_before_the_start_frees_the_others_and_is_raised() -> None:
     def waits(barrier: Barrier) -> None:
         barrier.wait(10.0)

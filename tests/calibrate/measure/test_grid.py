@@ -71,10 +71,6 @@ def test_with_graphs_every_place_is_captured_but_prefills_and_decoding_is_launch
     assert len(both) - len(eager) == len([timed for timed in eager if timed.kind == "decode"])
 
 
-def test_without_a_draft_the_target_alone_is_timed() -> None:
-    assert {timed.model for timed in grid(LIMITS._replace(has_draft=False), 1)} == {"target"}
-
-
 def test_a_smaller_budget_gives_a_coarser_plan_and_a_tiny_one_leaves_out_what_is_too_long() -> None:
     def second(timed: TimedPass) -> float:
         return 1.0

@@ -5,6 +5,8 @@ come late, and whoever waits wakes up late.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -29,11 +31,13 @@ from realrun.model.attention import Attention
 from realrun.replay.machine_speed import DECODED, launch_s, probe
 from realrun.replay.pair_executor import PairExecutor
 from sim.costs.forms.build import build_costs
-from sim.costs.profile import MeasuredPoint, Overlap
+from sim.costs.profile import Overlap
 from sim.costs.profile_files import load
 from sim.devices.contention import Contention, Regime
 from sim.interface.host import Stream
 from sim.interface.work import Chunk, Kind, Model, Work
+from tests.calibrate.fit.test_points_file import point
+from tests.properties import assert_refused
 from tests.realrun.support import tiny_model, tiny_options
 from tests.realrun.threaded_device import ThreadedDevice
 from tests.realrun.timed_device import (
@@ -124,8 +128,7 @@ def test_rows_with_prompts_last_as_a_replay_launches_them(kind: Any, tokens: int
 def test_the_held_pass_counts_as_the_first_begins_below_its_clocks() -> None:
     """And each begins with the slots set back: the truth is of a pass with just so many tokens in KV."""
     measured = Measured(TimedDevice())
-    timed = TimedPass("verify", "target", 2, 5, 64, "graphed")
-    truth, launch = measured.knows(timed), measured.device.launch
+    truth, launch = measured.knows(VERIFY), measured.device.launch
 
     launches = 0
 
@@ -134,7 +137,7 @@ def test_the_held_pass_counts_as_the_first_begins_below_its_clocks() -> None:
         launches += 1
         launch(lasts._replace(device_s=2.0 * lasts.device_s) if launches <= WARM_RUNS else lasts)
 
-    run = measured.bench.timer(timed)
+    run = measured.bench.timer(VERIFY)
     measured.device.launch = cold  # type: ignore[method-assign]
     sample = run()
     assert sample.device_s == pytest.approx(truth.device_s + 2 * COPY_S, rel=TOLERANCE)
@@ -142,59 +145,42 @@ def test_the_held_pass_counts_as_the_first_begins_below_its_clocks() -> None:
     assert measured.device.max_held_launches == 1
 
 
-def test_a_pass_that_is_issued_slower_than_its_stream_is_held_is_timed_again() -> None:
-    measured = Measured(TimedDevice())
-    timed = TimedPass("verify", "target", 2, 5, 64, "graphed")
-    truth, issue = measured.knows(timed), Issuer.issue
+@contextmanager
+def host_kept(
+    measured: Measured, before_s: Callable[[Issuer], float], after_s: Callable[[bool], float]
+) -> Iterator[None]:
+    """The host is kept for so long from each launch, and behind it where the stream was held."""
+    issue = Issuer.issue
 
-    def disturbed(issuer: Issuer, *args: Any) -> Any:
-        """The host is kept from it for longer than the hold, once."""
-        measured.device.host_s += delays_s.pop() if delays_s and issuer._graphs else 0.0
-        return issue(issuer, *args)
-
-    delays_s: list[float] = []
-    run = measured.bench.timer(timed)
-    delays_s.append(3.0 * HOLD_S)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Issuer, "issue", disturbed)
-        assert run().device_s == pytest.approx(truth.device_s, rel=TOLERANCE)
-    assert delays_s == []
-
-
-def test_a_launch_that_blocks_until_its_hold_is_over_counts_as_the_host_is_ahead_of_the_device() -> None:
-    measured = Measured(TimedDevice())
-    timed = TimedPass("verify", "target", 2, 5, 64, "graphed")
-    truth, issue = measured.knows(timed), Issuer.issue
-
-    def blocking(issuer: Issuer, *args: Any) -> Any:
+    def issued(issuer: Issuer, *args: Any) -> Any:
+        measured.device.host_s += before_s(issuer)
         is_held = measured.device.held_launches is not None
         pending = issue(issuer, *args)
-        measured.device.host_s += 1.5 * measured.bench._hold_s if is_held else 0.0
+        measured.device.host_s += after_s(is_held)
         return pending
 
-    run = measured.bench.timer(timed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Issuer, "issue", blocking)
+        patch.setattr(Issuer, "issue", issued)
+        yield
+
+
+VERIFY = TimedPass("verify", "target", 2, 5, 64, "graphed")
+
+
+def test_a_pass_that_is_issued_slower_than_its_stream_is_held_is_timed_again() -> None:
+    """Once; a launch that blocks until its hold is over counts as the host is ahead; a host always too busy is told."""
+    measured = Measured(TimedDevice())
+    truth, run = measured.knows(VERIFY), measured.bench.timer(VERIFY)
+    delays_s = [3.0 * HOLD_S]
+    with host_kept(measured, lambda issuer: delays_s.pop() if delays_s and issuer._graphs else 0.0, lambda _: 0.0):
+        assert run().device_s == pytest.approx(truth.device_s, rel=TOLERANCE)
+    assert delays_s == []
+    with host_kept(measured, lambda _: 0.0, lambda is_held: 1.5 * measured.bench._hold_s if is_held else 0.0):
         sample = run()
     assert sample.device_s == pytest.approx(truth.device_s + 2 * COPY_S, rel=TOLERANCE)
     assert sample.host_s == pytest.approx(GRAPH_CALL_S, rel=TOLERANCE, abs=6e-6)
-
-
-def test_a_host_too_busy_to_issue_is_told_and_not_measured() -> None:
-    measured = Measured(TimedDevice())
-    timed = TimedPass("verify", "target", 2, 5, 64, "graphed")
-    measured.knows(timed)
-    run = measured.bench.timer(timed)
-    with pytest.MonkeyPatch.context() as patch:
-        issue = Issuer.issue
-
-        def slow(issuer: Issuer, *args: Any) -> Any:
-            measured.device.host_s += 1.0
-            return issue(issuer, *args)
-
-        patch.setattr(Issuer, "issue", slow)
-        with pytest.raises(ValueError, match="the host is too busy to measure"):
-            run()
+    with host_kept(measured, lambda _: 1.0, lambda _: 0.0):
+        assert_refused(run, "the host is too busy to measure")
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.01])
@@ -203,14 +189,8 @@ def test_a_probe_on_a_gpu_sees_who_slows_the_device_and_not_who_slows_the_host(d
     issuers = [measured.kernels.issuer(name) for name in ("prefill", "decode")]
     assert probe(measured.kernels, issuers) == ()
     issuers[1].warm(DECODED, measured.kernels.sequences.scratch, capture=True)
-    launch, issue = measured.device.launch, Issuer.issue
-
-    def slow(issuer: Issuer, *args: Any) -> Any:
-        measured.device.host_s += delay_s
-        return issue(issuer, *args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Issuer, "issue", slow)
+    launch = measured.device.launch
+    with host_kept(measured, lambda _: delay_s, lambda _: 0.0):
         for device_s in (0.02, 0.03):
             measured.device.launch = lambda _: launch(Lasts(device_s))  # type: ignore[method-assign]  # noqa: B023
             (probed_s,) = probe(measured.kernels, issuers)
@@ -226,24 +206,10 @@ def test_the_way_of_a_result_comes_back() -> None:
     measured = Measured(TimedDevice())
     timed = TimedPass("decode", "target", 1, 1, 64, "graphed")
     truth = measured.knows(timed)
-    point = MeasuredPoint(
-        kind="decode",
-        model="target",
-        rows=1,
-        tokens=1,
-        context_tokens=64,
-        launch="graphed",
-        device_s=measured.bench.timer(timed)().device_s,
-        host_s=GRAPH_CALL_S,
-        half_width_pct=0.0,
-        repetitions=1,
-        is_noisy=False,
-        is_held_out=False,
-        l2="cold",
-    )
+    found = point(timed, device_s=measured.bench.timer(timed)().device_s, host_s=GRAPH_CALL_S)
     assert truth.device_s > GRAPH_CALL_S
     # There and back: the call before the first launch, the launch's way, and that of the result.
-    assert host_times.result_s(measured.bench, point) == pytest.approx(CALL_S + LATENCY_S + WAKE_S, rel=TOLERANCE)
+    assert host_times.result_s(measured.bench, found) == pytest.approx(CALL_S + LATENCY_S + WAKE_S, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("phi", [0.05, 0.2])

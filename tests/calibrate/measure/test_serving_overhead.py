@@ -31,9 +31,9 @@ from sim.costs.forms.build import build_costs
 from sim.costs.profile_files import load
 from sim.hosts.simulated import SimHost
 from sim.interface.work import Chunk, Kind, Model, Work
-from sim.metrics.records import WorkRecord
 from tests.realrun.replay.test_rehearsal import CountingCpu
 from tests.realrun.support import Attention
+from tests.sim.report.test_timelines import WORK
 
 BUSY = ServedLane(
     setting=LaneSetting(draft_tokens=4),
@@ -44,33 +44,13 @@ BUSY = ServedLane(
 VERIFY = Work(kind=Kind.VERIFY, rows=2, row_tokens=10, context_tokens=100, head_rows=10)
 DRAFT = Work(kind=Kind.DRAFT, model=Model.DRAFT, rows=2, row_tokens=2, context_tokens=100, head_rows=2, draft_tokens=4)
 
-RECORD = WorkRecord(
-    kind="",
-    model="",
-    stream="lane 0",
-    device="0",
-    submitted_s=0.0,
-    issue_start_s=0.0,
-    issued_s=0.0,
-    start_s=0.0,
-    end_s=0.0,
-    ready_s=0.0,
-    rows=0,
-    row_tokens=0,
-    context_tokens=0,
-    chunk_tokens=0,
-    draft_tokens=0,
-    is_cancelled=False,
-    requests=(),
-)
-
 
 def lasting(submitted: list[Work], lasts_s: list[float], **about: Any) -> ServedLane:
     """A run whose works lasted so long."""
     works = []
     for work, last_s in zip(submitted, lasts_s, strict=True):
         record = msgspec.structs.replace(
-            RECORD, kind=work.kind.value, model=work.model.value, issued_s=last_s, end_s=last_s
+            WORK, kind=work.kind.value, model=work.model.value, issued_s=last_s, end_s=last_s
         )
         works.append(MeasuredWork(record=record, eligible_s=0.0, reacted_s=0.0, padded_tokens=0, emitted=()))
     return dataclasses.replace(BUSY, works=works, submitted=submitted, **about)

@@ -173,23 +173,15 @@ def test_a_pair_with_real_weights_is_measured_and_says_so(weights: Path, tmp_pat
         (("--attention", "efficient"), "unknown attention 'efficient'"),
         (("--attention", "flash"), "runs on cuda only"),
         (("--target", "tiny-target"), "must share vocabulary"),
+        (("--target", "BIG"), "big and d in float32 with KV of 4 slots of 256 tokens needs"),
     ],
 )
 def test_flags_that_cannot_be_are_one_line(tmp_path: Path, more: tuple[object, ...], message: str) -> None:
+    big = {"hidden_size": 1 << 17, "intermediate_size": 1 << 19, "num_hidden_layers": 99}
+    path = write_config(tmp_path / "big" / "config.json", **{**SMALL, "head_dim": None, **big})
+    more = tuple(path if word == "BIG" else word for word in more)
     assert message in refusal(*flags(tmp_path, "--out", tmp_path / "p.json", *more))
     assert not [path for path in tmp_path.glob("*.json*") if path.suffix != ".lock"]
-
-
-def test_a_model_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
-    big = write_config(
-        tmp_path / "big" / "config.json",
-        vocab_size=61,
-        hidden_size=1 << 17,
-        intermediate_size=1 << 19,
-        num_hidden_layers=99,
-    )
-    line = refusal(*flags(tmp_path, "--out", tmp_path / "p.json", "--target", big))
-    assert "big and d in float32 with KV of 4 slots of 256 tokens needs" in line
 
 
 def test_a_budget_without_a_decode_leaves_no_plan_that_a_second_call_would_keep(tmp_path: Path) -> None:

@@ -169,23 +169,29 @@ def benchmarks(folder: Path, tpot_ms: dict[int, float]) -> list[str]:
     return flags
 
 
-def told(flags: list[str]) -> list[str]:
-    done = CliRunner().invoke(production_command, flags)
+SHIPPED = ["--profile", "h100-sxm/llama-3.1-8b"]
+
+
+def told(flags: list[str], command: Any = production_command) -> list[str]:
+    """Lines of stdout."""
+    done = CliRunner().invoke(command, [*flags, *SHIPPED])
     assert done.exit_code == 0, done.output
-    return [line for line in done.output.splitlines() if line.strip()]
+    return [line for line in done.stdout.splitlines() if line.strip()]
+
+
+def result_of(flags: list[str]) -> dict[str, Any]:
+    return dict(json.loads("".join(told([*flags, "--json", "-"]))))
 
 
 def test_a_server_of_no_form_is_said_first(tmp_path: Path) -> None:
-    flags = benchmarks(tmp_path, {1: 10.0, 2: 40.0, 4: 12.0})
-    lines = told([*flags, "--profile", "h100-sxm/llama-3.1-8b"])
+    lines = told(benchmarks(tmp_path, {1: 10.0, 2: 40.0, 4: 12.0}))
     assert lines[0].startswith("This server is of no form tried: ")
     assert lines[-1].endswith("lanesim profiles show h100-sxm/llama-3.1-8b")
 
 
 def test_the_command_that_a_fit_ends_with_simulates_the_server(tmp_path: Path) -> None:
-    out = tmp_path / "mine.json"
     flags = benchmarks(tmp_path, {rows: 20.0 + 0.5 * rows for rows in (1, 4, 8)})
-    lines = told([*flags, "--profile", "h100-sxm/llama-3.1-8b", "--out", str(out)])
+    lines = told([*flags, "--out", str(tmp_path / "mine.json")])
     assert lines[0].startswith("levels of load")
     _, _, command = lines[-1].partition("to simulate its largest load: lanesim ")
     assert run([*shlex.split(command), "--num-prompts", "32", "--json", str(tmp_path / "r.json")]) == 0
@@ -194,63 +200,59 @@ def test_the_command_that_a_fit_ends_with_simulates_the_server(tmp_path: Path) -
 
 
 def test_a_level_held_back_that_is_far_off_is_said_first_and_the_probe_ends_with_a_command(tmp_path: Path) -> None:
-    times_s = {1: 0.0205, 2: 0.021, 4: 0.044, 8: 0.024}
     served = [
         ServedLevel(
             source=f"{rows} at once", concurrency=float(rows), prompt_tokens=50, output_tokens=20, tpot_s=tpot_s
         )
-        for rows, tpot_s in times_s.items()
+        for rows, tpot_s in {1: 0.0205, 2: 0.021, 4: 0.044, 8: 0.024}.items()
     ]
-    measured = tmp_path / "m.measured.json"
-    write_measured(measured, "http://localhost:1", served)
-    flags = [str(measured), "--profile", "h100-sxm/llama-3.1-8b"]
-    done = CliRunner().invoke(probe_command, flags)
-    assert done.exit_code == 0, done.output
-    lines = done.output.splitlines()
+    write_measured(tmp_path / "m.measured.json", "http://localhost:1", served)
+    lines = told([str(tmp_path / "m.measured.json")], probe_command)
     assert "are left at the level held back" in lines[0]
     assert lines[-1].endswith("lanesim profiles show h100-sxm/llama-3.1-8b")
 
 
 def test_one_load_is_said_to_prove_nothing_and_two_far_apart_are_not(tmp_path: Path) -> None:
     for loads, is_said in (({1: 10.0}, True), ({4: 10.0, 5: 10.1}, True), ({1: 10.0, 4: 10.5}, False)):
-        flags = [*benchmarks(tmp_path, loads), "--profile", "h100-sxm/llama-3.1-8b", "--json", "-"]
-        done = CliRunner().invoke(production_command, flags)
-        assert (json.loads(done.stdout)["caution"] is not None) is is_said
-        assert ("One load" in told(flags[:-2])[0]) is is_said
+        flags = benchmarks(tmp_path, loads)
+        assert (result_of(flags)["caution"] is not None) is is_said
+        assert ("One load" in told(flags)[0]) is is_said
 
 
 def test_a_servers_own_limits_are_those_of_its_fit(tmp_path: Path) -> None:
     """Where 2 of 8 are served at once the others wait for them, so that first tokens come later."""
-    flags = [*benchmarks(tmp_path, {8: 10.0}), "--profile", "h100-sxm/llama-3.1-8b", "--json", "-"]
+    flags = benchmarks(tmp_path, {8: 10.0})
     errors = [
-        json.loads(CliRunner().invoke(production_command, [*flags, *more]).stdout)["levels"][0]["errors_pct"]["ttft_ms"]
+        result_of([*flags, *more])["levels"][0]["errors_pct"]["ttft_ms"]
         for more in ([], ["--set", "engine.max_num_seqs=2"])
     ]
     assert errors[1] > errors[0] + 100.0
-    done = CliRunner().invoke(production_command, [*flags, "--set", "devices.count=2"])
-    assert "--set devices: want a key of engine" in str(done.exception)
 
 
-def test_a_draft_length_that_contradicts_the_source_is_refused(tmp_path: Path) -> None:
-    flags = [*results_of(tmp_path, (1,), drafts=True), "--profile", "h100-sxm/llama-3.1-8b+eagle3"]
-    for given in ("2", "4"):
-        done = CliRunner().invoke(production_command, [*flags, "--num-speculative-tokens", given])
-        assert f"its drafts have 3 tokens, not --num-speculative-tokens {given}" in str(done.exception)
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--set", "devices.count=2"], "--set devices: want a key of engine"),
+        *(
+            (["--num-speculative-tokens", k], f"its drafts have 3 tokens, not --num-speculative-tokens {k}")
+            for k in "24"
+        ),
+    ],
+)
+def test_flags_that_contradict_the_source_are_refused(more: list[str], named: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(production_command, [*results_of(tmp_path, (1,), drafts=True), "--profile", PAIR, *more])
+    assert named in str(done.exception)
 
 
 def test_a_fit_that_writes_nothing_ends_with_its_command_that_does(tmp_path: Path) -> None:
-    flags = [*benchmarks(tmp_path, {1: 10.0}), "--profile", "h100-sxm/llama-3.1-8b"]
+    flags = benchmarks(tmp_path, {1: 10.0})
     _, _, again = told(flags)[-1].partition("to keep the constants as a profile: ")
-    assert shlex.split(again) == ["lanesim", "calibrate", "production", *flags, "--out", "mine.json"]
+    assert shlex.split(again) == ["lanesim", "calibrate", "production", *flags, *SHIPPED, "--out", "mine.json"]
 
 
 def test_json_on_stdout_is_alone_there_where_a_profile_is_written(tmp_path: Path) -> None:
-    flags = benchmarks(tmp_path, {1: 10.0})
-    done = CliRunner().invoke(
-        production_command,
-        [*flags, "--profile", "h100-sxm/llama-3.1-8b", "--out", str(tmp_path / "mine.json"), "--json", "-"],
-    )
-    assert json.loads(done.stdout)["next"].startswith(str(tmp_path / "mine.json"))
+    flags = [*benchmarks(tmp_path, {1: 10.0}), "--out", str(tmp_path / "mine.json")]
+    assert result_of(flags)["next"].startswith(str(tmp_path / "mine.json"))
 
 
 def level(concurrency: float, *, drafts: bool, ttft_s: float | None = None) -> ServedLevel:

@@ -65,10 +65,6 @@ def write_all() -> None:
     Path("server.log").write_text("\n".join(load_line(count, 100.0 * count) for count in (8, 32) for _ in range(4)))
 
 
-def test_the_guide_shows_every_format() -> None:
-    assert {flag for flag in FORMATS for words in COMMANDS if flag in words} == FORMATS
-
-
 @pytest.mark.parametrize("flag", sorted(FORMATS))
 def test_the_guides_command_runs_and_says_what_it_left_out(
     flag: str, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -80,20 +76,6 @@ def test_the_guides_command_runs_and_says_what_it_left_out(
     assert "gap_s = " in told
     (_,) = [line for line in told.splitlines() if line.startswith("left as they were: step_s")]
     assert load(words[words.index("--out") + 1]).host.gap_s > 0.0
-
-
-@pytest.mark.parametrize("gap_s", [1.6e-3, 28e-3])
-def test_the_gap_of_a_server_that_plans_ahead_comes_back(gap_s: float, folder: Path) -> None:
-    write_results(gap_s)
-    before = load(PROFILE)
-    before = with_engine(before, engine_of(None, before))
-    assert run([*command("--bench-json"), "--json", "r.json"]) == 0
-    result = json.loads((folder / "r.json").read_text())
-    found = {each["constant"]: each["value_s"] for each in result["constants"]}
-    assert found == {"gap_s": pytest.approx(gap_s, rel=0.02), "frontend_s": pytest.approx(FRONTEND_S, rel=0.02)}
-    assert set(result["unfitted"]) == {"step_s", "row_s"}
-    host = load(str(folder / "mine.json")).host
-    assert (host.step_s, host.row_s) == (before.host.step_s, before.host.row_s)
 
 
 def test_the_guides_probe_runs(folder: Path) -> None:

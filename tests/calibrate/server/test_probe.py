@@ -164,16 +164,6 @@ def test_a_level_keeps_its_streams_in_flight_and_counts_the_servers_tokens(is_ch
     assert len(set(prompts)) == len(prompts)
 
 
-def test_what_stands_before_the_first_token_is_in_no_time_per_token() -> None:
-    with serving(first_s=0.05) as server, Client(server.url) as client:
-        found = level(client, find(client, "tiny"), concurrency=2, num_requests=8, input_words=8, output_tokens=16)
-    assert found.ttft_s is not None
-    assert found.tpot_s is not None
-    assert found.output_tokens_per_s is not None
-    assert found.ttft_s >= 0.05
-    assert found.ttft_s + 15 * found.tpot_s < 2 * 16 / found.output_tokens_per_s * 1.01
-
-
 def test_drafts_are_read_from_the_servers_metrics() -> None:
     with serving(has_metrics=True) as server, Client(server.url) as client:
         endpoint = find(client, "tiny")
@@ -294,20 +284,3 @@ def test_an_interrupted_probe_keeps_its_whole_rounds(
     message = capsys.readouterr().err
     assert "1 of 2 rounds are in 'probe.measured.json'" in message
     assert run(command_that_fits(message.splitlines()[0])) == 0
-
-
-def test_levels_of_a_file_are_the_fits_of_the_probe_that_wrote_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with serving() as server:
-        more = shlex.split("--rounds 2 --profile cpu/tiny --json a.json")
-        assert run(["validate", server.url, "--fit-only", *SHORT, *more]) == 0
-    assert run(["probe", "probe.measured.json", "--profile", "cpu/tiny", "--json", "b.json"]) == 0
-    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
-
-
-def test_an_engine_that_does_not_exist_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    with serving() as server:
-        assert run(["probe", server.url, "--profile", "cpu/tiny", "--engine", "vllm", "--out", f"{tmp_path}/m.json"])
-        assert not server.asked

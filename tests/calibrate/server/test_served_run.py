@@ -14,11 +14,9 @@ from msgspec import structs
 from calibrate.judge.fit_cells import with_constants
 from calibrate.production.levels import Accepted
 from calibrate.server import probe, sent_fit
-from calibrate.server.network import Client
-from calibrate.server.open_loop import Sent, send
-from calibrate.server.probe import Endpoint
+from calibrate.server.open_loop import Sent
 from calibrate.server.sent_fit import Round, ServerLooks, as_now, intake_error_s, write_looks
-from calibrate.server.served_run import Doubt, ServedRun, as_predicted, judge, means, predict, read_run, shown
+from calibrate.server.served_run import Doubt, ServedRun, judge, means, predict, read_run, shown
 from sim.cli.main import run
 from sim.costs.engine_costs import engine_of
 from sim.costs.profile_files import load
@@ -87,18 +85,6 @@ def test_no_command_sends_the_prompts_of_one_before(
     assert not sent[0] & sent[1]
 
 
-def test_the_file_names_no_address_and_no_prompt(tmp_path: Path) -> None:
-    out = tmp_path / "run.json"
-    with serving() as server:
-        validated(server.url, out)
-        prompt, url = server.asked[-1]["prompt"], server.url
-    assert run(["check", str(out)]) == 0
-    text = out.read_text()
-    assert url.partition("//")[2] not in text
-    # One word may be a key of the file: prompts differ from command to command.
-    assert " ".join(prompt.split()[:3]) not in text
-
-
 def test_files_of_the_scenario_are_in_it_by_name_alone(tmp_path: Path) -> None:
     out, trace = tmp_path / "run.json", tmp_path / "mine.jsonl"
     rows = [{"timestamp": 10 * index, "input_length": 40, "output_length": 8, "hash_ids": [1]} for index in range(6)]
@@ -143,14 +129,6 @@ def test_what_was_predicted_and_sent_is_kept_when_the_server_dies(tmp_path: Path
     assert told["predicted"]["mean_e2el_ms"] > 0.0
     assert len(told["sent"]) < 12
     assert not told["errors"]
-
-
-def test_a_failed_request_is_kept_without_the_servers_words(tmp_path: Path) -> None:
-    with serving(answer="you asked: river stone lamp") as server, Client(server.url) as client:
-        sent: list[Sent] = []
-        request = Request(0, "0", 0.0, 8, 4)
-        send(client, Endpoint(model="tiny", is_chat=False), [request], **SENDING, on_sent=sent.append)
-    assert [each.failed for each in sent] == ["answers 500"]
 
 
 def test_looks_that_are_kept_are_fitted_and_not_sent_again(tmp_path: Path) -> None:
@@ -336,13 +314,3 @@ def test_goodput_is_predicted_and_judged_where_bounds_are_given() -> None:
     assert told.errors["predicted"]["request_goodput"]["real"] == pytest.approx(20 / span_s)
     assert told.errors["predicted"]["request_goodput"]["error_pct"] == pytest.approx(0.0, abs=1e-6)
     assert "request_goodput" not in judged(scenario(), sent, planned).errors["predicted"]
-
-
-def test_a_prediction_that_was_changed_afterwards_is_seen(tmp_path: Path) -> None:
-    out = tmp_path / "run.json"
-    with serving(prompt_tokens=40) as server:
-        told = validated(server.url, out)
-    assert told["predicted_at"] <= told["sent_at"]
-    assert as_predicted(told) == told["predicted_sha256"]
-    told["predicted"]["mean_tpot_ms"] = 1.0
-    assert as_predicted(told) != told["predicted_sha256"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from click.testing import CliRunner, Result
 from calibrate.cli.validate import validate_command
 from realrun.cli.replay import replay_command
 from realrun.host.gpuhost import GpuHost
+from realrun.replay import replays
 from realrun.replay.machine_speed import probe
 from sim.compare.side_by_side import RESULT_SCHEMA
 from sim.costs.profile_files import load, save_profile
@@ -156,24 +158,26 @@ def test_an_interrupt_leaves_a_readable_record_marked_partial(tmp_path: Path, mo
     assert len(read_columns(out / "requests.parquet")["index"]) == 30
 
 
+def interrupted_at(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Behind the probe of this number; two belong to each run."""
+    probed: list[tuple[float, ...]] = []
+
+    def interrupted(*given: Any) -> tuple[float, ...]:
+        probed.append(probe(*given))
+        if len(probed) == number:
+            raise KeyboardInterrupt
+        return probed[-1]
+
+    patch.setattr(replays, "probe", interrupted)
+
+
 @pytest.mark.parametrize("number", [2, 3])
 def test_an_interrupt_around_a_run_keeps_what_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """The second probe comes after the first of two runs, the third before the second one."""
-    from realrun.replay import replays
-
-    probed: list[tuple[float, ...]] = []
-
-    def interrupted(kernels: Any, issuer: Any) -> tuple[float, ...]:
-        probed.append(probe(kernels, issuer))
-        if len(probed) == number:
-            raise KeyboardInterrupt
-        return probed[-1]
-
-    monkeypatch.setattr(replays, "probe", interrupted)
-    done = replay_into(tmp_path / "cut", "--policy", "pd", "--policy", "baseline")
-    assert done.exit_code == 130
+    interrupted_at(monkeypatch, number)
+    assert replay_into(tmp_path / "cut", "--policy", "pd", "--policy", "baseline").exit_code == 130
     summary = json.loads((tmp_path / "cut" / "summary.json").read_text())
     assert [(run["policy"], run["completed"]) for run in summary["runs"]] == [("pd", 6)]
     assert summary["replay"]["partial"]
@@ -182,20 +186,10 @@ def test_an_interrupt_around_a_run_keeps_what_is_done(
 
 
 def test_an_interrupted_rerun_lies_beside_the_complete_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from realrun.replay import replays
-
     args = ["--policy", "baseline", "--num-prompts", "2"]
     assert replay_into(tmp_path / "full", *args).exit_code == 0
     before = {path.name: path.read_bytes() for path in (tmp_path / "full").iterdir()}
-    probed: list[int] = []
-
-    def interrupted(kernels: Any, issuer: Any) -> tuple[float, ...]:
-        probed.append(1)
-        if len(probed) == 2:
-            raise KeyboardInterrupt
-        return probe(kernels, issuer)
-
-    monkeypatch.setattr(replays, "probe", interrupted)
+    interrupted_at(monkeypatch, 2)
     assert replay_into(tmp_path / "full", *args, "--overwrite").exit_code == 130
     assert {path.name: path.read_bytes() for path in (tmp_path / "full").iterdir()} == before
     assert json.loads((tmp_path / "full.partial" / "summary.json").read_text())["replay"]["partial"]
@@ -219,30 +213,32 @@ def test_what_cannot_be_replayed_is_one_clear_line(tmp_path: Path, args: list[st
     assert not (tmp_path / "out").exists()
 
 
+def changed_copy(replayed: Path, to: Path, change: Callable[[dict[str, Any]], object]) -> str:
+    """The replay with another summary."""
+    shutil.copytree(replayed, to)
+    summary = json.loads((to / "summary.json").read_text())
+    change(summary)
+    (to / "summary.json").write_text(json.dumps(summary))
+    return str(to)
+
+
 def test_a_directory_without_a_replay_is_refused(tmp_path: Path, replayed: Path) -> None:
-    with pytest.raises(ValueError, match="want a directory of `lanesim replay`"):
-        raise _error(invoke(validate_command, str(tmp_path)))
-    copied = tmp_path / "changed"
-    copied.mkdir()
-    for path in replayed.iterdir():
-        (copied / path.name).write_bytes(path.read_bytes())
-    summary = json.loads((copied / "summary.json").read_text())
-    (copied / "summary.json").write_text(json.dumps({**summary, "schema": 99}))
-    with pytest.raises(ValueError, match=f"schema=99 must be {RESULT_SCHEMA}"):
-        raise _error(invoke(validate_command, str(copied), "--overwrite"))
+    newer = changed_copy(replayed, tmp_path / "newer", lambda summary: summary.update(schema=99))
+    for place, named in (
+        (str(tmp_path), "want a directory of `lanesim replay`"),
+        (newer, f"=99 must be {RESULT_SCHEMA}"),
+    ):
+        assert named in str(_error(invoke(validate_command, place, "--overwrite")))
 
 
 def test_a_replay_from_before_a_key_existed_is_validated(tmp_path: Path, replayed: Path) -> None:
     """Its hash is of the keys that there were; what it does not say is at its default, as it was."""
-    older = tmp_path / "older"
-    older.mkdir()
-    for path in replayed.iterdir():
-        (older / path.name).write_bytes(path.read_bytes())
-    summary = json.loads((older / "summary.json").read_text())
-    del summary["scenario"]["slo_classes"], summary["scenario"]["engine"]["rules"]
-    summary["scenario_hash"] = "0123456789abcdef"
-    (older / "summary.json").write_text(json.dumps(summary))
-    done = invoke(validate_command, str(older))
+
+    def older(summary: dict[str, Any]) -> None:
+        del summary["scenario"]["slo_classes"], summary["scenario"]["engine"]["rules"]
+        summary["scenario_hash"] = "0123456789abcdef"
+
+    done = invoke(validate_command, changed_copy(replayed, tmp_path / "older", older))
     assert done.exit_code == 0, done.output
 
 

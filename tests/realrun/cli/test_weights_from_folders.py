@@ -153,19 +153,6 @@ def test_a_simulation_plays_the_tape_and_accepts_as_many(folder: Path, replayed:
     assert run(["validate", str(replayed)]) == 0
 
 
-def test_a_policy_that_does_not_draft_may_be_replayed_beside_the_one_whose_drafts_are_on_the_tape(
-    folder: Path, replayed: Path, tmp_path: Path
-) -> None:
-    done = replay(folder, tmp_path / "r", policy=["autoregressive", "pd"])
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert (tmp_path / "r" / "tape.jsonl").read_text() == (replayed / "tape.jsonl").read_text()
-    both, one = (
-        json.loads((each / "summary.json").read_text())["replay"]["accepted"] for each in (tmp_path / "r", replayed)
-    )
-    assert both["classes"] == one["classes"]
-    assert both["rounds_alike"] == both["rounds_compared"] > 30
-
-
 def test_a_tape_ends_where_the_target_ends_its_answer() -> None:
     target, draft = tied_pair(tiny_model(), 1, 0.2)
     (prompt,) = prompts([8])

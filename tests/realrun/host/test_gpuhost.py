@@ -13,7 +13,7 @@ from realrun.host.clocks import HostClock, WallClock
 from realrun.host.executor import ExecutorLane, Handle, SubmittedWork, WorkOutcome
 from realrun.host.gpuhost import GpuHost
 from realrun.host.threads import HostStuck
-from sim.interface.host import Host, Stream
+from sim.interface.host import Stream
 from sim.interface.wait import Signal
 from sim.interface.work import Kind, Work
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
@@ -35,29 +35,6 @@ def our_threads() -> list[str]:
     return [
         thread.name for thread in threading.enumerate() if thread.name.split()[0] in ("policy", "issuer", "collector")
     ]
-
-
-def test_it_fulfils_the_seam() -> None:
-    with GpuHost(ConstantExecutor({})) as host:
-        assert isinstance(host, Host)
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_work_comes_after_those_of_other_streams(is_async: bool) -> None:
-    times: dict[str, float] = {}
-
-    async def policy(host: GpuHost) -> None:
-        one, two = host.stream("one"), host.stream("two")
-        draft = host.run(DRAFT, one)
-        verify = host.run(VERIFY, two, after=(draft,))
-        again = host.run(DRAFT, two)
-        await verify
-        times["verify"] = host.now_s
-        await again
-        times["again"] = host.now_s
-
-    run_tasks(policy, is_async=is_async)
-    assert times == {"verify": 7.0, "again": 9.0}
 
 
 @pytest.mark.parametrize(("is_async", "issued_s"), [(True, 0.0), (False, 2.0)])
@@ -117,24 +94,6 @@ def test_wake_ups_of_one_instant_come_in_the_order_of_posting() -> None:
 
     run_tasks(waiter("late", 3.0), waiter("early", 1.0), notifier, waiter("time", 2.0))
     assert order == ["work", "early", "time", "late"]
-
-
-def test_an_idle_worker_really_looks() -> None:
-    """On the wall clock: the look after the notification wakes it, and the looks before it are counted."""
-    signal, woken_s, looks = Signal(), [], []
-
-    async def worker(host: GpuHost) -> None:
-        await host.wait(signal, poll_s=0.01)
-        woken_s.append(host.now_s)
-        looks.append(host.num_polls)
-
-    async def notifier(host: GpuHost) -> None:
-        await host.sleep(0.055)
-        host.notify(signal)
-
-    run_tasks(worker, notifier, clock=WallClock())
-    assert woken_s[0] >= 0.055
-    assert 1 <= looks[0] <= 1 + woken_s[0] / 0.01
 
 
 class BrokenExecutor(ConstantExecutor):

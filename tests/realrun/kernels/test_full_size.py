@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,8 +21,9 @@ from sim.costs.shapes import model as shape_of
 from sim.interface.work import Kind, Model
 from tests.realrun.fake_cuda import Watcher, fake_gpu, full_size
 from tests.realrun.flash import flash_operations
-from tests.realrun.schemas import PINNED
 
+PINNED: dict[str, dict[str, str]] = json.loads((Path(__file__).parents[1] / "schemas.json").read_text())
+"""Schemas of the operations that passes call, by package and version."""
 MAX_LAUNCHES = 900
 """A CUDA stream's queue holds about 1,000 launches: one pass fits a stream that waits."""
 SLOTS, DRAFT_TOKENS = 64, 4

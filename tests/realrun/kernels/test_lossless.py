@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from realrun.kernels.pair_kernels import PairKernels, PromptChunk
-from realrun.model.attention import Attention
 from sim.interface.work import Model
 from tests.realrun.support import (
     greedy_text,
@@ -66,20 +65,6 @@ def outputs(
 @pytest.mark.parametrize("draft_lengths", [(1,), (4,), (3, 0, 5, 1), (6, 2)], ids=str)
 def test_speculation_changes_no_token(draft: str, batch: int, draft_lengths: tuple[int, ...]) -> None:
     assert outputs(draft, batch, draft_lengths, chunk_tokens=5) == reference(draft)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"attention": Attention.FLASH_CPU},
-        {"batch_buckets": (4, 8)},
-        {"batch_buckets": (1, 2, 8), "attention": Attention.FLASH_CPU},
-        {"max_tokens": 37},
-    ],
-    ids=str,
-)
-def test_kernel_buckets_and_slot_size_change_no_token(options: dict[str, Any]) -> None:
-    assert outputs("0.2", 5, (4, 1, 0), chunk_tokens=6, **options) == reference("0.2")
 
 
 def test_plain_decode_is_verify_without_drafts_and_needs_no_draft_model() -> None:

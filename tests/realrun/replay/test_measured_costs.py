@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from realrun.replay.measured_costs import MeasuredWork
-from sim.metrics.records import WorkRecord
+from tests.sim.report.test_timelines import WORK
 
 
 @pytest.mark.parametrize(
@@ -20,24 +21,7 @@ from sim.metrics.records import WorkRecord
 def test_the_host_has_a_work_up_to_its_first_kernel_where_the_device_waited_for_it(
     start_s: float, prepare_s: float, launch_s: float
 ) -> None:
-    record = WorkRecord(
-        stream="decode",
-        device="0",
-        kind="verify",
-        model="target",
-        requests=(0,),
-        submitted_s=0.7,
-        issue_start_s=1.0,
-        issued_s=2.0,
-        start_s=start_s,
-        end_s=4.0,
-        ready_s=4.0,
-        rows=1,
-        row_tokens=1,
-        context_tokens=8,
-        chunk_tokens=0,
-        draft_tokens=0,
-        is_cancelled=False,
-    )
+    times = {"submitted_s": 0.7, "issue_start_s": 1.0, "issued_s": 2.0, "start_s": start_s, "end_s": 4.0}
+    record = msgspec.structs.replace(WORK, kind="verify", ready_s=4.0, **times)
     cost = MeasuredWork(record=record, eligible_s=0.8, reacted_s=4.1, padded_tokens=1, emitted=(1,)).cost
     assert tuple(cost)[:3] == pytest.approx((prepare_s, launch_s, 4.0 - start_s))

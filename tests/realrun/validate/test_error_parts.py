@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from math import nan
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,7 +27,9 @@ from sim.run.experiment import Accounts, Experiment
 from sim.run.resolve import resolve
 from sim.run.scenario import Scenario, parse_scenario
 from sim.run.simulate import simulate
+from tests.properties import assert_refused
 from tests.realrun.virtual import ConstantExecutor, VirtualClock
+from tests.sim.run.test_caps import max_in_flight
 from tests.sim.support import ON_ONE_GPU
 
 UNEVEN = {Kind.PREFILL: 0.0101, Kind.DRAFT: 0.00203, Kind.VERIFY: 0.00507, Kind.STEP: 0.00611}
@@ -172,11 +175,9 @@ def test_what_the_models_would_have_accepted_elsewhere_is_unknown() -> None:
     genuine = dataclasses.replace(observed.experiment, is_dictated=False)
     last = max(number for number, work in enumerate(observed.works) if work.record.kind == "verify")
     cut = dataclasses.replace(observed, experiment=genuine, works=observed.works[:last])
-    with pytest.raises(ValueError, match="where the replay did not"):
-        judge(cut)
     bare = [dataclasses.replace(work, accepted=()) for work in observed.works]
-    with pytest.raises(ValueError, match="replay it again"):
-        judge(dataclasses.replace(observed, experiment=genuine, works=bare))
+    assert_refused(lambda: judge(cut), "where the replay did not")
+    assert_refused(lambda: judge(dataclasses.replace(cut, works=bare)), "replay it again")
 
 
 def test_works_that_overlapped_are_told_from_those_alone() -> None:
@@ -196,19 +197,18 @@ def test_a_work_the_replay_never_had_gets_the_mean_of_the_nearest_shapes() -> No
 
 def test_a_kind_the_replay_never_had_is_refused() -> None:
     costs = MeasuredCosts(observe(experiment("pd")).works)
-    with pytest.raises(ValueError, match="the replay holds no step work of the target model"):
-        costs.cost(Work(kind=Kind.STEP))
+    assert_refused(lambda: costs.cost(Work(kind=Kind.STEP)), "the replay holds no step work of the target model")
 
 
-def test_a_tape_must_last_as_long_as_the_run(tmp_path: Any) -> None:
+def test_a_tape_must_last_as_long_as_the_run(tmp_path: Path) -> None:
     tape = tmp_path / "tape.jsonl"
-    tape.write_text("[1,2,1,2,1,2]\n" * 30)
     speculation = {"acceptance": f"tape:{tape}"}
-    with pytest.raises(ValueError, match="request 0 has 6 positions and its output 24 tokens"):
-        check_replayable(experiment("pd", speculation=speculation))
-    tape.write_text("[1,2,1,2,1,2]\n" * 3)
-    with pytest.raises(ValueError, match="holds 3 requests and the run has 30"):
-        check_replayable(experiment("pd", speculation=speculation))
+    for rows, named in (
+        (30, "request 0 has 6 positions and its output 24 tokens"),
+        (3, "3 requests and the run has 30"),
+    ):
+        tape.write_text("[1,2,1,2,1,2]\n" * rows)
+        assert_refused(lambda: check_replayable(experiment("pd", speculation=speculation)), named)
     check_replayable(experiment("autoregressive", speculation=speculation))
 
 
@@ -229,18 +229,15 @@ def test_a_replay_is_of_no_other_engine_and_plans_nothing_ahead() -> None:
     assert bare.costs.host.step_s == 0.0
     assert not bare.limits.async_scheduling
     check_replayable(experiment("pd", num_slots=3, engine={"name": "measured here"}))
-    with pytest.raises(ValueError, match=r"'vllm-0.12' can be simulated only: .*\(measured here\)"):
-        experiment("pd", engine={"name": "vllm-0.12"})
 
 
 def test_equal_chunks_of_one_prompt_get_the_time_of_each() -> None:
-    """A prompt of 30 in chunks of 10, each with more history than the one before: 1, 2 and 3 s of each model."""
-    run = experiment("pd", workload={"num_prompts": 1, "input_len": 30}, engine={"max_num_batched_tokens": 10})
+    """A prompt of 48 in chunks of 16, each with more history than the one before: 1, 2 and 3 s of each model."""
+    run = experiment("pd", workload={"num_prompts": 1, "input_len": 48}, engine={"max_num_batched_tokens": 16})
     works = observe(run).works
     chunks = [work for work in works if work.record.kind == "prefill"]
-    assert [(work.record.model, work.record.chunk_tokens) for work in chunks] == [("target", 10)] * 3 + [
-        ("draft", 10)
-    ] * 3
+    found = [(work.record.model, work.record.chunk_tokens) for work in chunks]
+    assert found == [("target", 16)] * 3 + [("draft", 16)] * 3
     timed = [
         dataclasses.replace(work, record=replace(work.record, end_s=work.record.start_s + 1.0 + number % 3))
         for number, work in enumerate(chunks)
@@ -248,35 +245,31 @@ def test_equal_chunks_of_one_prompt_get_the_time_of_each() -> None:
     costs = MeasuredCosts(timed)
     (request,) = run.requests()
     for model in Model:
-        planned = works_of.prefill(request, model, 10)
+        planned = works_of.prefill(request, model, 16)
         assert [costs.cost(work).device_s for work in planned] == pytest.approx([1.0, 2.0, 3.0])
     assert (costs.num_hits, costs.num_misses) == (6, 0)
 
 
 @pytest.mark.parametrize(
-    ("policy", "changes", "says"),
+    ("policy", "changes", "named"),
     [
         ("pd", {"policy_options": {"kv": "none"}}, "kv=none"),
         ("continuous", {"engine": {"async_scheduling": True}}, "async_scheduling=true"),
         ("pd", {"policy_options": {"partition": {"prefill": 0.4, "decode": 0.6}}}, "partition"),
+        ("pd", {"engine": {"name": "vllm-0.12"}}, "'vllm-0.12'"),
     ],
 )
-def test_what_can_be_simulated_only_is_refused(policy: str, changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=f"{says} can be simulated only"):
-        check_replayable(experiment(policy, load(PAIR), **changes))
+def test_what_can_be_simulated_only_is_refused(policy: str, changes: dict[str, Any], named: str) -> None:
+    assert_refused(
+        lambda: check_replayable(experiment(policy, load(PAIR), **changes)), f"{named} can be simulated only"
+    )
 
 
 def test_slots_bound_how_many_are_served_at_once() -> None:
     run = experiment("pd", num_slots=4, workload={"request_rate": "inf"})
     observed = observe(run)
     assert all(request.is_finished for request in observed.requests)
-    starts = [(request.scheduled_s, 1) for request in observed.requests]
-    ends = [(request.last_token_s, -1) for request in observed.requests]
-    active = peak = 0
-    for _, change in sorted(starts + ends):
-        active += change
-        peak = max(peak, active)
-    assert peak == 4
+    assert max_in_flight(observed.requests) == 4
 
 
 def test_a_pair_with_an_eagle_head_is_simulated_as_one_and_refused_as_a_replay() -> None:
@@ -295,5 +288,4 @@ def test_a_pair_with_an_eagle_head_is_simulated_as_one_and_refused_as_a_replay()
     assert later
     assert set(later) <= {(rows, 5 * rows) for rows in (1, 2, 3)}
     assert {(work.rows, work.row_tokens) for work in ours if not work.chunk_tokens} <= set(later)
-    with pytest.raises(ValueError, match="drafting by eagle3 can be simulated only"):
-        check_replayable(run)
+    assert_refused(lambda: check_replayable(run), "drafting by eagle3 can be simulated only")

@@ -68,12 +68,6 @@ def test_latency_never_falls_with_host_time_per_step(policy: str, overlap: str) 
 
 
 @pytest.mark.parametrize(("policy", "overlap"), CASES)
-def test_latency_never_falls_with_the_rate(policy: str, overlap: str) -> None:
-    values = [mean_e2el_ms(own_host(step_s=3e-4), policy, rate, overlap) for rate in (0.5, 2.0, 5.0)]
-    assert rising(values), values
-
-
-@pytest.mark.parametrize(("policy", "overlap"), CASES)
 def test_latency_never_falls_with_a_slower_memory(policy: str, overlap: str) -> None:
     values = []
     for share in (1.5, 0.9, 0.5):

@@ -1,4 +1,4 @@
-"""Where queueing theory is exact the simulator must agree: M/M/1, M/D/c, M/G/1 with priorities.
+"""Where queueing theory is exact the simulator must agree: M/M/1 and M/D/c.
 
 Of M/M/1 and M/D/c every request's wait is that of the recursion of a queue in order of arrival (Kiefer and Wolfowitz
 1955), on the same draws; its mean, of many more draws, is that of theory.
@@ -146,67 +146,3 @@ def mdc_mean_wait(servers: int, load: float) -> float:
     mmc = queueing / (servers * (1.0 - load))
     correction = (1.0 - load) * (servers - 1) * ((4.0 + 5.0 * servers) ** 0.5 - 2.0) / (16.0 * load * servers)
     return mmc / 2.0 * (1.0 + correction)
-
-
-async def _priority_server(classes: list[Serving], stream: Stream) -> None:
-    """One server, the first class first; a service that has begun is finished."""
-    host = classes[0].host
-    while True:
-        for serving in classes:
-            request = serving.admit_now()
-            if request is not None:
-                await host.run(works.prefill(request, Model.TARGET)[0], stream)
-                serving.commit_prefill(request)
-                break
-        else:
-            await host.first(*(host.wait(serving.intake.changed) for serving in classes))
-
-
-def priority_recursion_s(arrivals: list[list[float]], services: list[list[float]]) -> list[list[float]]:
-    """Waits [classes] of one server that takes the first class first and ends what it has begun."""
-    waits: list[list[float]] = [[] for _ in arrivals]
-    free_s = 0.0
-    while open_ranks := [rank for rank, own in enumerate(waits) if len(own) < len(arrivals[rank])]:
-        next_s = {rank: arrivals[rank][len(waits[rank])] for rank in open_ranks}
-        start_s = max(free_s, min(next_s.values()))
-        rank = next(rank for rank, arrival_s in next_s.items() if arrival_s <= start_s)
-        free_s = start_s + services[rank][len(waits[rank])]
-        waits[rank].append(start_s - next_s[rank])
-    return waits
-
-
-def test_a_server_that_takes_one_class_first_is_a_priority_mg1_queue() -> None:
-    """Mean waits of both classes without preemption (Cobham 1954), exponential service; tolerance 6 %."""
-    load = (0.3, 0.4)
-    means = []
-    for seed in range(8):
-        drawn = [
-            requests(
-                share, np.random.default_rng([seed, rank, 2]).exponential(1.0, NUM_REQUESTS // 2), seed * 10 + rank
-            )
-            for rank, share in enumerate(load)
-        ]
-        arrivals = [[request.arrival_s for request in asked] for asked in drawn]
-        services = [[TOKEN_S * request.prompt_tokens for request in asked] for asked in drawn]
-        last_s = min(own[-1] for own in arrivals)
-        exact = priority_recursion_s(arrivals, services)
-        means.append(
-            [
-                mean_after_warmup([wait_s for wait_s, at_s in zip(waits, own, strict=True) if at_s <= last_s])
-                for waits, own in zip(exact, arrivals, strict=True)
-            ]
-        )
-        host = SimHost(ServiceByPrompt(device_s={}), PeriodicDraws())
-        few = [asked[:NUM_SIMULATED] for asked in drawn]
-        classes = [serve(host, "baseline", asked, draft_tokens=0, kv_blocks=10**12) for asked in few]
-        host.spawn(_priority_server(classes, host.stream("server")))
-        for serving in classes:
-            host.spawn(serving.arrivals())
-        host.run_until()
-        expected = priority_recursion_s([own[:NUM_SIMULATED] for own in arrivals], services)
-        for asked, waits in zip(few, expected, strict=True):
-            np.testing.assert_allclose(waits_s(asked), waits, atol=1e-6)
-    residual = sum(load)
-    assert np.mean(means, axis=0) == pytest.approx(
-        [residual / (1.0 - load[0]), residual / ((1.0 - load[0]) * (1.0 - sum(load)))], rel=0.06
-    )

@@ -50,13 +50,6 @@ def tuned(**speedups: list[list[float]]) -> Stated:
     return answer(resolved(), grid((1, 64), **speedups))
 
 
-ROWS_OF_DRAWS = {
-    "k0": [[0.95] * 10] * 2,
-    "k1": [[1.2] * 5 + [1.3] * 5, [0.9] * 10],
-    "k4": [[1.5] * 9 + [1.7], [0.7] * 10],
-}
-
-
 def test_where_no_length_pays_none_is_called_best() -> None:
     losing = tuned(k0=[[0.95] * 10] * 2, k1=[[0.97] * 10, [0.9] * 10])
     assert isinstance(losing, Tuning)
@@ -64,26 +57,6 @@ def test_where_no_length_pays_none_is_called_best() -> None:
         "no draft length pays at 1 to 64 requests in flight: the best of each has 0.90 to 0.97 of the throughput "
         "without a drafter"
     )
-
-
-def test_a_row_of_draft_lengths_has_speedups_interval_and_regret_in_percent() -> None:
-    given = tuned(**ROWS_OF_DRAWS)
-    plain, lines = given.plain, said(given, 200)
-    for point in plain["points"]:
-        low, high = point["interval"]
-        speedups = [round(each["speedup"], 2) for each in point["lengths"]]
-        regret = round(100.0 * point["expected_regret"], 1)
-        wanted = [point["concurrency"], *speedups, point["k"], round(low, 2), round(high, 2), regret]
-        assert numbers(row_of(lines, str(point["concurrency"]))) == wanted
-    values = [point["speedup"] for point in plain["points"]]
-    ends = [end for point in plain["points"] for end in point["interval"]]
-    rows = [figure for start, end, k in plain["table"] for figure in (k, start, end)]
-    spans = [*(round(each, 2) for each in (min(values), max(values))), 1, 64, *(round(f(ends), 2) for f in (min, max))]
-    gain = [round(100.0 * plain["gain"]["mean"], 1)] if plain["gain"]["is_sure"] else []
-    pays_to = [round(plain["break_even_concurrency"]), *map(round, plain["break_even_interval"])]
-    assert numbers(" ".join(said(given, 900)[:1]))[: len(rows) + 6] == [*rows, *spans]
-    assert [each for each in numbers(said(given, 900)[0]) if each in gain] == gain
-    assert numbers(said(given, 900)[0].rpartition("; ")[2])[:3] == pays_to
 
 
 def test_on_demand_it_says_what_a_table_would_gain_and_what_the_answer_loses() -> None:
@@ -183,29 +156,6 @@ def test_on_demand_a_fleet_says_what_is_enough_as_given_and_in_how_many_draws() 
     assert {"note: first note", "note: second"} <= set(lines)
 
 
-@pytest.mark.parametrize(
-    ("limit", "sentence", "reason"),
-    [
-        (
-            Limit.NEVER,
-            "pd holds no load with 95 % of requests within the SLOs",
-            "pd: never; requests that are alone meet",
-        ),
-        (
-            Limit.UNBOUNDED,
-            "pd holds every load with 95 % of requests within the SLOs",
-            "pd: unbounded; these SLOs hold",
-        ),
-    ],
-)
-def test_a_load_without_a_limit_or_with_none_says_so(limit: Limit, sentence: str, reason: str) -> None:
-    one = msgspec.structs.replace(held().highest[0], limit=limit, load=None, ci95=None, draws_interval=None)
-    lines = said(held(highest=[one], fleets=[]), 400, is_verbose=True)
-    assert lines[0].startswith(sentence)
-    assert lines[0].endswith("no number of replicas holds 200 requests/s within them")
-    assert any(line.startswith(reason) for line in lines)
-
-
 def test_a_few_lines_say_what_an_answer_rests_on_and_one_where_the_rest_is() -> None:
     *_, costs, draws, last = said(held())
     assert costs == "costs: held-out error decode 2.2 %"
@@ -241,14 +191,6 @@ def test_a_deployment_has_its_rate_interval_fleet_price_and_energy() -> None:
     assert numbers(row.replace("9/12", "")) == pytest.approx(figures, abs=0.051)
     assert sum(line.startswith("TP4") and line.count("~") == 5 for line in lines) == 2
     assert lines[-2:] == ["one", "two; three; ~ is not simulated in draws; 1 more estimate in the JSON"]
-
-
-def test_the_line_that_checks_a_plan_asks_capacity_the_same() -> None:
-    words = "lanesim capacity --profile p --policy continuous --engine vllm-0.24 --input-len 300 --output-len 40"
-    more = "--num-speculative-tokens 3 --max-num-seqs 64 --acceptance iid:0.7 --goodput ttft:800 --target-rate 50"
-    assert rented().check == f"{words} {more}"
-    joined = " ".join(" ".join(said(rented())).replace("\\", "").split())
-    assert f"start: vllm serve t --seed 0 check: {words} {more}" in joined
 
 
 @pytest.mark.parametrize("given", [contexts(), held(), rented()], ids=lambda given: type(given).__name__)

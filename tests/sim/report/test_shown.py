@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import lanesim
+from tests.properties import assert_refused
 
 TINY: dict[str, Any] = {"profile": "cpu/tiny", "num_prompts": 20}
+ASKS: dict[str, Any] = {"input_len": 64, "output_len": 8}
 SHORT: dict[str, Any] = {"concurrencies": (1, 4), "draws": 2, "workers": 1}
 ASKED: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "compare": (
@@ -54,23 +58,34 @@ def test_every_answer_has_a_sentence_shows_itself_and_is_a_frame_and_a_picture(n
     assert answer.sentence
     assert " ".join(str(answer).split()).startswith(" ".join(answer.sentence.split()))
     assert "<pre" in answer._repr_html_()
+    texts: list[str] = []
+    answer._repr_pretty_(SimpleNamespace(text=texts.append), False)
+    assert texts == [str(answer)]
     frame = answer.frame()
     assert len(frame) >= 1
     assert [column for column in columns if column not in frame] == []
     assert answer.plot().get_xlabel()
 
 
-def test_doors_refuse_what_the_commands_refuse() -> None:
-    with pytest.raises(ValueError, match="unknown keyword 'gpu_name'"):
-        lanesim.plan("cpu/tiny", input_len=64, output_len=8, goodput={"ttft": 1000}, gpu_name="h200")
-    with pytest.raises(ValueError, match="no SLO given"):
-        lanesim.plan("cpu/tiny", input_len=64, output_len=8, goodput={})
-    with pytest.raises(ValueError, match="unknown keyword 'rate'; did you mean 'request_rate'"):
-        lanesim.validate_url("http://localhost:1", rate=4)
-    with pytest.raises(ValueError, match="attainment"):
-        lanesim.capacity(**TINY, policy="continuous", goodput={"ttft_ms": 100}, attainment=2.0)
-    with pytest.raises(ValueError, match="vary='gpu': want a mapping"):
-        lanesim.compare(**TINY, vary="gpu")  # type: ignore[call-overload]
+@pytest.mark.parametrize(
+    ("ask", "named"),
+    [
+        (lambda: lanesim.plan("cpu/tiny", **ASKS, goodput={"ttft": 1000}, gpu_name="h200"), "keyword 'gpu_name'"),
+        (lambda: lanesim.plan("cpu/tiny", **ASKS, goodput={}), "no SLO given"),
+        (lambda: lanesim.validate_url("http://localhost:1", rate=4), "'rate'; did you mean 'request_rate'"),
+        (lambda: lanesim.capacity(**TINY, goodput={"ttft_ms": 100}, attainment=2.0), "attainment"),
+        (lambda: lanesim.compare(**TINY, vary="gpu"), "vary='gpu': want a mapping"),  # type: ignore[call-overload]
+    ],
+)
+def test_doors_refuse_what_the_commands_refuse(ask: Callable[[], object], named: str) -> None:
+    assert_refused(ask, named)
+
+
+def test_in_a_notebook_a_comparison_shows_its_tables_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing displays itself by the way, which would need IPython. rich knows a notebook by this name."""
+    monkeypatch.setattr(builtins, "get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
+    found = lanesim.compare(**TINY, policy=("baseline", "pd"), request_rate=5)
+    assert found._repr_html_().count("p99 ms") == str(found).count("p99 ms") > 0
 
 
 def test_the_package_runs_as_the_command() -> None:

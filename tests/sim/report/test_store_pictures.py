@@ -133,11 +133,6 @@ def test_a_policy_that_drafts_nothing_has_one_line_and_no_draft_length(store: Pa
     assert {text.get_text() for text in legend.get_texts()} >= {"continuous", "pd, k=1", "pd, k=2"}
 
 
-def test_draft_length_is_of_the_policy_asked_about(store: Path) -> None:
-    points = read_points(store).where({"policy": "pd", "profile": "cpu/tiny"})
-    assert "of pd by draft length" in pictures()["draft_length"](points).get_suptitle()
-
-
 def test_labels_of_points_do_not_lie_on_each_other() -> None:
     import matplotlib.pyplot as plt
 

@@ -178,20 +178,6 @@ def test_the_core_serves_lanes_as_python_does_to_the_last_bit(scenario: Scenario
     assert_same_in_python(scenario, seed)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize(("draft_tokens", "num_blocks"), [(0, 60), (3, 60), (3, 90)])
-@pytest.mark.filterwarnings("ignore")
-def test_requests_that_lose_their_memory_find_as_much_of_it_again(
-    is_async: bool, draft_tokens: int, num_blocks: int
-) -> None:
-    settings = {"input_len": 200, "output_len": 150, "num_prompts": 30, "request_rate": inf, "random_range_ratio": 0.5}
-    engine = {"engine.num_gpu_blocks": num_blocks, "engine.async_scheduling": is_async}
-    given = settings | engine | {"num_speculative_tokens": draft_tokens, "acceptance": "iid:0.6"}
-    scenario = Scenario.of(profile=PROFILES[0], policy="continuous", **given)
-    assert sum(request.num_preemptions for request in served(scenario, 0)[0].requests) > 3
-    assert_same_in_python(scenario, 0)
-
-
 TWICE_PREEMPTED = {
     "profile": "gh200/apertus-8b+eagle3",
     "engine.name": "vllm-0.32",

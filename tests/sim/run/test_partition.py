@@ -22,6 +22,7 @@ from sim.run.checks import IgnoredKeyWarning
 from sim.run.resolve import resolve, resolve_all
 from sim.run.scenario import Scenario
 from sim.run.simulate import simulate
+from tests.properties import assert_refused
 from tests.sim.constant_costs import ConstantCosts
 from tests.sim.support import SECONDS, AlwaysAccept, NotedController, SimRun, request
 
@@ -69,10 +70,10 @@ def test_deferred_prompts_begin_and_join_where_a_round_ends(
 
 
 @pytest.mark.parametrize(
-    ("policy", "partition", "message"),
+    ("policy", "partition", "named"),
     [
         ("pd", {"prefil": 0.4}, "unknown lane of pd 'prefil'; did you mean 'prefill'"),
-        ("unified", HALVES, r"unknown lane of unified 'decode' \(known: prefill, draft, verify\)"),
+        ("unified", HALVES, "unknown lane of unified 'decode' (known: prefill, draft, verify)"),
         ("pd", {"prefill": 0.4, "decode": 0.7}, "shares sum to 1.1, want at most 1: prefill 0.4, decode 0.7"),
         ("pd", {}, "partition={}: want a share by lane, above 0 and at most 1"),
         ("pd", "best", "policy_options.partition: expected"),
@@ -80,19 +81,15 @@ def test_deferred_prompts_begin_and_join_where_a_round_ends(
         ("pd", HALVES | {"deferred": 1.0}, "only_together and deferred as true or false"),
         ("pd", {"prefill": True}, "partition={'prefill': True}: want a share by lane, above 0 and at most 1"),
         ("pdv", HALVES, "leaves nothing for verify of 'pdv'"),
-        (["continuous", "baseline"], HALVES, "no lanes to give shares in continuous, baseline; .* pd, pdv, unified"),
+        (["continuous", "baseline"], HALVES, "no lanes to give shares in continuous, baseline"),
     ],
 )
-def test_what_no_lane_can_be_given_is_one_line(policy: Any, partition: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
-        resolve_all(scenario(policy, partition), load(PAIR))
-    assert str(caught.value).startswith("policy_options.partition")
-    assert "\n" not in str(caught.value)
+def test_what_no_lane_can_be_given_is_one_line(policy: Any, partition: object, named: str) -> None:
+    assert_refused(lambda: resolve_all(scenario(policy, partition), load(PAIR)), "policy_options.partition", named)
 
 
 def test_a_cpu_has_no_multiprocessors_to_give() -> None:
-    with pytest.raises(ValueError, match="'cpu/tiny' is of a CPU"):
-        resolve_all(scenario("pd", HALVES, "cpu/tiny"), load("cpu/tiny"))
+    assert_refused(lambda: resolve_all(scenario("pd", HALVES, "cpu/tiny"), load("cpu/tiny")), "'cpu/tiny' is of a CPU")
 
 
 def test_shares_stand_in_every_run_and_beside_the_table_and_need_no_bracket() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -73,14 +72,6 @@ def test_a_comparison_resolves_each_policy_once_and_reads_its_acceptance_once(
         assert run(["compare", "--profile", PAIR, *policies, *rates]) == 0
     assert "mean E2EL" in capsys.readouterr().out
     assert (calls[resolve.__code__], calls[parse_quoted.__code__]) == (4, 4)
-
-
-@pytest.mark.parametrize("policy", list(POLICIES))
-def test_what_is_resolved_is_the_same_in_another_process(policy: str) -> None:
-    one = resolve(scenario(policy), load(PAIR), policy)
-    sent = pickle.loads(pickle.dumps(one))
-    assert sent.policy is one.policy
-    assert [r.last_token_s for r in simulate(sent, 0).requests] == [r.last_token_s for r in simulate(one, 0).requests]
 
 
 @pytest.mark.parametrize(

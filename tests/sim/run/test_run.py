@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import msgspec
 import pytest
 
 from sim.costs.profile_files import load
-from sim.metrics.summary import summarise
-from sim.policies.registry import POLICIES
-from sim.run.resolve import resolve, resolve_all
+from sim.run.resolve import resolve
 from sim.run.scenario import parse_scenario
 from sim.run.simulate import simulate
 
@@ -23,65 +20,11 @@ def scenario(policy: str, **workload: object) -> object:
     )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_more_bandwidth_never_slows_a_lone_request(policy: str) -> None:
-    profile = load(PAIR)
-    times = []
-    for factor in (1.0, 1.1, 1.5, 2.0, 4.0):
-        gpu = msgspec.structs.replace(profile.gpu, bandwidth_bytes_per_s=profile.gpu.bandwidth_bytes_per_s * factor)
-        faster = msgspec.structs.replace(profile, gpu=gpu)
-        times.append(simulate(resolve(scenario(policy, num_prompts=1), faster, policy), 0).requests[0].last_token_s)
-    assert times == sorted(times, reverse=True)
-    assert times[-1] < times[0]
-
-
 def test_a_request_beyond_the_models_context_is_noted() -> None:
     raw = {"workload": {"num_prompts": 1, "input_len": 5000}, "engine": {"max_model_len": 6000}}
     resolved = resolve(parse_scenario({"profile": PAIR, "policy": "pd"} | raw), load(PAIR), "pd")
     with pytest.warns(UserWarning, match=r"requests longer than llama-2-7b's context of 4096 tokens"):
         simulate(resolved, 0)
-
-
-def test_a_window_counts_what_it_cuts() -> None:
-    cut = msgspec.structs.replace(
-        parse_scenario({"profile": PAIR, "policy": "pd", "window": {"stop_s": 3.0, "arrivals_end_s": 2.0}, "seed": 1}),
-    )
-    record = simulate(resolve(cut, load(PAIR), "pd"), 1)
-    assert record.end_s == 3.0
-    assert all(request.arrival_s <= 2.0 for request in record.requests)
-    assert any(not request.is_finished for request in record.requests)
-
-
-def test_closed_loop_throughput_keeps_within_its_asymptotic_bounds() -> None:
-    """X(C) <= min(C / E2EL of one alone, 1 / busy time per request), and grows with C (Denning and Buzen 1978)."""
-    throughputs, demands_s, lone_s = [], [], 0.0
-    for concurrency in (1, 2, 4, 8):
-        load_ = {"num_prompts": 40, "request_rate": "inf", "max_concurrency": concurrency}
-        record = simulate(resolve(scenario("baseline", **load_), load(PAIR), "baseline"), 0)
-        throughputs.append(len(record.requests) / record.end_s)
-        demands_s.append(record.device_busy_s / len(record.requests))
-        if concurrency == 1:
-            lone_s = sum(r.last_token_s - r.arrival_s for r in record.requests) / len(record.requests)
-        assert throughputs[-1] <= min(concurrency / lone_s, 1.0 / demands_s[-1]) * 1.02
-    assert throughputs == sorted(throughputs)
-
-
-def acceptance_length(**speculation: object) -> float:
-    raw = {
-        "profile": PAIR,
-        "policy": "continuous",
-        "speculation": speculation,
-        "workload": {"input_len": 50, "output_len": 400},
-    }
-    record = simulate(resolve(parse_scenario(raw), load(PAIR), "continuous"), 0)
-    drafts = sum(request.num_rounds for request in record.requests)
-    return 1.0 + sum(request.accepted_tokens for request in record.requests) / drafts
-
-
-@pytest.mark.parametrize(("acceptance", "length"), [("synthetic:2.6", 2.6), ("synthetic:.8,.5,.1", 2.4)])
-def test_vllms_synthetic_acceptance_is_what_it_says(acceptance: str, length: float) -> None:
-    """Of 200 requests of 400 tokens: within 1 %."""
-    assert acceptance_length(acceptance=acceptance, num_speculative_tokens=3) == pytest.approx(length, rel=0.01)
 
 
 def test_the_tiny_profile_has_its_own_default_lengths() -> None:
@@ -99,28 +42,6 @@ BUSY = {
     "policy": "continuous",
     "workload": {"num_prompts": 60, "request_rate": 20},
 }
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"engine": {"async_scheduling": True}},
-        {"engine": {"num_gpu_blocks": 400}},
-        {"window": {"stop_s": 2.0}},
-        {"engine": {"rules": {"long_prefill_token_threshold": 64}}},
-    ],
-)
-def test_looking_at_the_works_changes_no_figure(changes: dict) -> None:
-    """Nor where lazy accounting steps aside: scarce memory, a cut window, prompts that overtake each other."""
-    scenario = parse_scenario(BUSY | changes)
-    profile = load(scenario.profile)
-    unseen, seen = (
-        summarise(simulate(resolve(scenario, profile, "continuous"), 0, record_works=is_seen))
-        for is_seen in (False, True)
-    )
-    assert unseen.pop("phases_ms") != seen.pop("phases_ms")
-    assert unseen == seen
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -141,11 +62,6 @@ def test_lazy_accounting_records_the_works_and_the_memory_of_the_plain_loop(draf
         for record in records
     ]
     assert changes[0] == changes[1]
-
-
-def test_without_drafts_an_acceptance_length_says_nothing() -> None:
-    scenario = parse_scenario(BUSY | {"speculation": {"num_speculative_tokens": 0, "acceptance": "length:2.5"}})
-    resolve_all(scenario, load(scenario.profile))
 
 
 @pytest.mark.parametrize(

@@ -73,23 +73,6 @@ def test_the_command_writes_a_table_for_each_context(tmp_path: Path, capsys: pyt
     assert "a table for each context gives away" in " ".join(capsys.readouterr().out.split())
 
 
-def test_no_row_is_for_a_load_that_was_not_simulated_and_the_sentence_is_tunes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "t.json"
-    assert run([*FLAGS, "--contexts", "32,64", "--set", "engine.max_num_seqs=64", "--json", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert {last for _, last, *_ in found["table"] + found["table_without"]} <= set(range(1, 5)), (
-        "4 in flight were tried"
-    )
-    assert all(each["table"][-1][1] == 4 for each in found["contexts"])
-    assert found["not_simulated"][0] == "more than 4 in flight with prompts of 32 and 64 tokens (the engine takes 64)"
-    assert found["verdict"].startswith(f"32 tokens: {found['contexts'][0]['verdict']}; 64 tokens: ")
-    text = " ".join(capsys.readouterr().out.split())
-    assert f"not simulated: {found['not_simulated'][0]}" in text
-    assert found["verdict"] in text
-
-
 @pytest.mark.parametrize("engine", ["sglang-0.5", "trtllm-1.1", "ideal", "vllm-0.32"])
 def test_prompts_beyond_the_models_context_are_refused_before_anything_is_simulated(engine: str) -> None:
     pair = "h100-sxm/llama-2-7b+tinyllama-1.1b"

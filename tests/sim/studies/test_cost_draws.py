@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from math import exp, log
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ from sim.costs.layer_kinds import Experts
 from sim.costs.profile import KindError
 from sim.costs.profile_files import load
 from sim.run.resolve import Resolved, resolve, resolve_all
-from sim.run.scenario import Scenario
+from sim.run.scenario import Scenario, to_plain
 from sim.studies.cost_draws import (
     LEAST,
     SD_PER_MEAN_ABS,
     body_spread,
     cost_draws,
-    covers,
     interval_90,
     kind_spreads,
     over_draws,
@@ -144,16 +143,6 @@ def test_levels_are_drawn_within_their_90_percent() -> None:
     assert (min(levels), max(levels)) == pytest.approx((errors.at(0.05), errors.at(0.95)))
 
 
-def test_the_words_for_draws_name_what_was_measured_of_levels_and_rounds() -> None:
-    text = covers(resolve(scenario(), load(HEAD), "continuous"))
-    level = level_errors("vllm-0.32", "h100-sxm", "llama-3.1-8b", drafts=False)
-    high = 100.0 * (exp(-level.at(0.05)) - 1.0)
-    assert f"to {high:+.0f} %, rounds of drafts -7 to +8 %, 5 to 95 % of served cells" in text
-    assert "verify" not in text
-    plain = covers(resolve(scenario(num_speculative_tokens=0), load(HEAD), "autoregressive"))
-    assert "rounds of drafts" not in plain
-
-
 def test_the_acceptance_of_a_draw_is_exact_where_it_was_measured() -> None:
     for draw in drawn(4):
         for k, is_exact in ((3, True), (7, False)):
@@ -162,33 +151,6 @@ def test_the_acceptance_of_a_draw_is_exact_where_it_was_measured() -> None:
                 assert length == pytest.approx(2.6)
             else:
                 assert length != pytest.approx(3.29, abs=0.005)
-
-
-def test_an_order_stays_only_if_it_holds_in_the_draws() -> None:
-    """One request at a time is slower in every draw; what is stated of the rest is what all draws state."""
-    one = Scenario.of(
-        profile=PAIR, policy=("continuous", "baseline"), num_prompts=40, input_len=128, output_len=24, request_rate=4,
-        replications=3, engine="vllm-0.24", **{"policy_options.workers": 1},
-    )  # fmt: skip
-    profile = load(PAIR)
-    result = compare(resolve_all(one, profile), workers=1)
-    told = over_draws(result, resolve_all(one, profile), 6, workers=1)
-    before = {(row.a, row.metric): row.order for row in result.paired}
-    after = {(row.a, row.metric): row.order for row in told.paired}
-    drawn = {(row.a, row.metric): row for row in told.drawn}
-    for key, order in before.items():
-        if order in (Order.LOWER, Order.HIGHER):
-            assert (after[key] is order) is (drawn[key].order is order)
-            assert after[key] not in {Order.LOWER, Order.HIGHER} - {order}
-        else:
-            assert after[key] is order
-    assert drawn["baseline", "mean_e2el_ms"].interval[0] > 0.0
-    assert "an order is stated only if it holds" in told.notes[-1]
-    said = ". Every order holds in all of 6 draws of costs and acceptance"
-    assert after["baseline", "mean_e2el_ms"] is Order.HIGHER
-    assert told.verdict == result.verdict + said
-    with pytest.raises(ValueError, match="at least 2"):
-        over_draws(result, resolve_all(one, profile), 1)
 
 
 CLOSE = (
@@ -284,27 +246,6 @@ def test_evidence_is_of_the_same_gpu_model_and_method_within_twice_the_load() ->
     assert "with another method" in line("draft_model", 4, 16.0)
 
 
-def test_one_error_of_several_cells_is_said_once_and_no_fitted_one_is() -> None:
-    profile = load("h200-sxm/gpt-oss-120b+eagle3")
-    (line,) = evidence(profile, [Question(method="none", ks=(0,), in_flight=(1.0, 8.0), engine="vllm-0.22")])
-    assert "vllm-0.22, gpt-oss-120b, no speculation, 1 to 16 in flight: output throughput (mean size) 4.7 % (5" in line
-    (line,) = evidence(load("h200-sxm/llama-3.1-8b+eagle3"), [Question(method="eagle3", ks=(5,), in_flight=(1.0, 1.0))])
-    assert line.startswith("not measured: nothing on h200-sxm with llama-3.1-8b within a factor of 2")
-    assert "speed-up" not in line.partition("nearest measured")[0]
-
-
-def test_questions_that_the_same_cells_come_nearest_to_share_a_line() -> None:
-    asked = [
-        Question(method=method, ks=(4,) if method != "none" else (0,), in_flight=(load_, load_))
-        for method, load_ in (("none", 2.0), ("draft_model", 5.0), ("draft_model", 1.0), ("draft_model", 5.0))
-    ]
-    lines = evidence(load(PAIR), asked)
-    assert len(lines) == 1
-    loads = "(no speculation, 2 in flight; draft_model, 1, 5 in flight); nearest"
-    assert f"nothing on h100-sxm with llama-2-7b within a factor of 2 of these loads {loads}" in lines[0]
-    assert "with another model and method: h100-sxm" in lines[0]
-
-
 def test_every_cell_names_its_source_and_no_file() -> None:
     assert len(measured().cells) >= 300
     for cell in measured().cells:
@@ -333,12 +274,6 @@ def test_of_near_cells_the_same_engines_come_first() -> None:
     assert " % (75 cells; ai-dynamo/aiconfigurator@" in line
 
 
-def test_models_of_the_same_layers_share_their_cells() -> None:
-    for name in ("deepseek-v3", "deepseek-r1", "config"):
-        line = nearest("b200-sxm/qwen3-8b", "deepseek-v3", name, engine="trtllm-1.1")
-        assert line.startswith("measured nearest: b200-sxm, trtllm-1.1, deepseek-v3, no speculation, 8 to 32 in flight")
-
-
 def test_the_same_model_on_another_gpu_is_nearer_than_another_model_on_the_same() -> None:
     line = nearest("b200-sxm/qwen3-8b", "qwen3-235b-a22b")
     assert "nearest measured, with another GPU: h" in line
@@ -350,15 +285,9 @@ def test_the_question_of_a_comparison_is_its_load() -> None:
     profile = load(PAIR)
     asked = asked_of_comparison(compare(policies := resolve_all(one, profile), workers=1), policies)
     assert [(question.method, question.ks) for question in asked] == [("none", (0,)), ("draft_model", (4,))]
-    closed = Scenario.of(one_plain(one), max_concurrency=7)
+    closed = Scenario.of(to_plain(one), max_concurrency=7)
     asked = asked_of_comparison(compare(policies := resolve_all(closed, profile), workers=1), policies)
     assert asked[0].in_flight == (7, 7)
-
-
-def one_plain(one: Scenario) -> dict[str, object]:
-    from sim.run.scenario import to_plain
-
-    return to_plain(one)
 
 
 def test_compare_ends_with_evidence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,13 +46,6 @@ def test_a_level_is_as_sure_as_the_simulator_was_on_set_ups_like_it() -> None:
         assert level.interval == pytest.approx([level.mean_e2el_ms * (1.0 + pct / 100.0) for pct in level.error_pct])
 
 
-def test_a_level_with_drafts_is_never_surer_than_the_plain_one() -> None:
-    given: dict[str, Any] = {"policy": ["autoregressive", "continuous"], "engine": "vllm-0.23"}
-    _, (plain, drafted) = compared("gh200/apertus-8b+eagle3", **given)
-    assert drafted.error_pct[0] < plain.error_pct[0]
-    assert drafted.error_pct[1] > plain.error_pct[1]
-
-
 def test_errors_of_speedups_are_no_evidence_of_a_level() -> None:
     """28 speed-ups of Llama-3.3-70B with EAGLE-3 were measured on an H200 with SGLang, and no level."""
     result, _ = compared(SPEEDUPS, policy="continuous", engine="sglang-0.5")

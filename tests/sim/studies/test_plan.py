@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import warnings
 from functools import cache
 from io import StringIO
@@ -16,13 +14,11 @@ from rich.console import Console
 from sim.costs.datasheets import POWER
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
-from sim.report.say import draft_lengths, print_answer
+from sim.report.say import print_answer
 from sim.run.scenario import Scenario
 from sim.studies.plan.candidate_ranking import Candidate, Ranked, Refused, first_pass
 from sim.studies.plan.search import Rental, plan, with_world
-from sim.studies.tune import TunedPoint
 from sim.workload.classes import Goodput
-from tests.twins.twin import said as printed
 
 ONE, FOUR = "h100-sxm/qwen3-32b", "h100-sxm/qwen3-32b-tp2"
 PAIR = "h200-sxm/llama-3.1-8b+eagle3"
@@ -120,18 +116,6 @@ def test_without_a_rate_the_most_requests_per_gpu_come_first_in_one_replica() ->
     assert best.output_tokens_per_s_per_gpu == pytest.approx(best.rate_per_replica * 32 / best.gpus)
 
 
-def test_a_planned_rate_is_inside_its_own_interval() -> None:
-    """With costs as given this fleet serves 30.0 requests/s, in two draws 29.5 and 29.7."""
-    given = Scenario.of(
-        profile=ONE, policy="continuous", input_len=256, output_len=2, num_prompts=1000, num_speculative_tokens=0,
-        seed=4, **{"goodput.ttft_ms": 300.0},
-    )  # fmt: skip
-    best = plan(given, candidates(ONE), draws=2, workers=1).deployments[0]
-    assert best.rate_interval is not None
-    low, high = best.rate_interval
-    assert low <= best.rate_per_replica <= high
-
-
 def test_slos_that_bound_no_waiting_leave_what_a_replica_can_serve() -> None:
     given = msgspec.structs.replace(scenario(), goodput=Goodput(tpot_ms=60.0))
     bounded, loose = (planned(each, ONE).deployments[0] for each in (given, scenario(ttft_ms=1e9)))
@@ -152,61 +136,6 @@ def test_a_drafter_that_pays_is_in_the_row_and_its_lengths_are_by_load() -> None
     assert len(lines) < 25
     assert max(len(line.rstrip()) for line in lines if "speculative-config" not in line) <= 80
     assert " ".join(" ".join(lines).split()).startswith(found.verdict)
-
-
-def test_five_rows_and_a_dispute_are_fewer_than_25_lines() -> None:
-    """The longest answer: as for DeepSeek-V3 on eight B200, where no rate is given."""
-    found = planned_with_drafts()
-    best = msgspec.structs.replace(found.deployments[0], deployment="TP8")
-    about = msgspec.structs.replace(best, is_first_pass=True, rate_interval=None)
-    longest = msgspec.structs.replace(
-        found,
-        verdict=f"{found.verdict}; or 1.98 requests/s if vllm's own tables hold",
-        deployments=[*[best] * 3, *[about] * 2],
-        notes=[
-            "tables dispute: a decode step takes 10.9 ms here (fp8-block GEMMs: sglang's), 37.4 by aiconfigurator-core "
-            "(vllm's own); measure it before you rent",
-            "kernel tables: aisimulate 0.13.0.dev202610270000000085, vllm 0.24.0, vllm 0.25.0",
-            "acceptance length:2.83@3 assumed (MiniMax-M3's EAGLE-3, coding); --acceptance",
-        ],
-    )
-    shown = StringIO()
-    print_answer(Console(file=shown, width=80), longest)
-    lines = shown.getvalue().splitlines()
-    assert len(lines) < 25
-    assert sum(line.startswith("TP8 ") for line in lines) == 3
-    assert lines[-1].rstrip().endswith("2 more estimates in the JSON")
-
-
-def test_the_best_draft_lengths_are_grouped_by_load_with_what_they_gain() -> None:
-    found = planned_with_drafts().tuning
-    assert found is not None
-    first = found.points[0]
-
-    def point(concurrency: int, k: int, speedup: float) -> TunedPoint:
-        lengths = [
-            msgspec.structs.replace(first.lengths[-1], k=each, speedup=speedup, expected_regret=float(each != k))
-            for each in (1, 2)
-        ]
-        return msgspec.structs.replace(first, concurrency=concurrency, lengths=lengths)
-
-    points = [point(1, 2, 2.0), point(8, 2, 1.5), point(64, 1, 1.1)]
-    tuned = msgspec.structs.replace(found, points=points, k_table=[[1, 64, 1]], decided_at=64)
-    assert draft_lengths(
-        msgspec.structs.replace(tuned, points=[*points[:2], msgspec.structs.replace(points[2], k=1)])
-    ) == (
-        "K = 1 is for 64 requests in flight; best K by requests in flight (throughput over no drafter): 2 at 1 to 8 "
-        "(2.00 to 1.50), 1 at 64 (1.10); drafting pays at every load simulated"
-    )
-
-
-def test_the_check_of_a_plan_asks_capacity_for_the_scenario_of_the_plan() -> None:
-    found = planned_with_drafts()
-    checked = json.loads(printed(*shlex.split(found.check)[1:], "--draws", "0", "--json", "-"))["scenario"]
-    for block in ("engine", "speculation", "goodput", "devices"):
-        assert checked[block] == json.loads(json.dumps(found.scenario[block]))
-    for key in ("input_len", "output_len"):
-        assert checked["workload"][key] == found.scenario["workload"][key]
 
 
 def test_one_draft_is_always_among_the_lengths_since_it_fits_captured_graphs_the_longest() -> None:

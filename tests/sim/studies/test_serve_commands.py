@@ -48,21 +48,6 @@ def flags_of(line: str) -> dict[str, str]:
     return {flag: value for flag, value in pairwise(shlex.split(line)) if flag.startswith("--")}
 
 
-def test_the_benchmark_sends_what_was_simulated(capsys: pytest.CaptureFixture[str]) -> None:
-    _, bench, note = lines(capsys, "--max-concurrency", "32", "--goodput", "ttft:200", "tpot:50")
-    asked = flags_of(bench)
-    wanted = {
-        "--random-input-len": "300",
-        "--random-output-len": "50",
-        "--num-prompts": "200",
-        "--request-rate": "4",
-        "--max-concurrency": "32",
-    }
-    assert {name: asked[name] for name in wanted} == wanted
-    assert bench.endswith("--goodput ttft:200 tpot:50")
-    assert note.startswith("# iid:")
-
-
 def test_lengths_that_vary_are_said_to_be_means(capsys: pytest.CaptureFixture[str]) -> None:
     varied = [flag for flag in FLAGS if flag not in ("--input-len", "300", "--output-len", "50")]
     assert run([*varied, "--dataset-name", "azure-conv"]) == 0
@@ -235,22 +220,8 @@ def test_a_pool_smaller_than_the_longest_context_is_no_reason_not_to_start() -> 
     assert "--max-model-len" not in deployed(load("h100-sxm/llama-3.1-8b"), [[1, 64, 0]]).vllm_serve
 
 
-def test_the_table_by_batch_size_is_in_the_checking_line(capsys: pytest.CaptureFixture[str]) -> None:
-    config = {"method": "eagle3", "num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": ROWS}
-    flags = ["--input-len", "64", "--output-len", "16", "--request-rate", "2"]
-    asked = ["compare", "--emit-vllm", "--policy", "continuous", "--profile", HEAD, *flags]
-    assert run([*asked, "--speculative-config", json.dumps(config)]) == 0
-    serve = capsys.readouterr().out.splitlines()[0]
-    assert json.loads(flags_of(serve)["--speculative-config"]) | {"model": None} == config | {"model": None}
-
-
 def test_acceptance_under_vllms_key_is_checked_under_it() -> None:
     serve, _, notes = checking_lines(scenario(acceptance="synthetic:2.5"), load(HEAD))
     config = json.loads(flags_of(serve)["--speculative-config"])
     assert (config["rejection_sample_method"], config["synthetic_acceptance_length"]) == ("synthetic", 2.5)
     assert not any("random prompts" in note for note in notes)
-
-
-def test_a_scenario_that_never_drafts_has_no_speculative_config() -> None:
-    serve, _, _ = checking_lines(scenario(policy="autoregressive"), load(HEAD))
-    assert "speculative" not in serve

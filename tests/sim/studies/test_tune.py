@@ -14,7 +14,6 @@ import pytest
 from sim.cli.main import run
 from sim.compare.point_runs import Point, run_point
 from sim.costs.profile_files import load
-from sim.report.say import tuning_sentence
 from sim.run.resolve import Resolved, resolve
 from sim.run.scenario import Scenario
 from sim.studies.length_choice import PLAIN, LengthGrid, best_single, best_table, cheapest_path, length_in
@@ -100,11 +99,6 @@ def test_one_draw_in_twenty_without_gain_leaves_a_table_sure_and_two_do_not() ->
         assert (len(found.k_table) > 1) == is_table
 
 
-def test_a_table_is_the_answer_of_few_draws_too() -> None:
-    found = answer(resolved(), grid((1, 64), k1=[[1.2]] * 2, k4=[[1.5], [0.9]]))
-    assert [k for _, _, k in found.k_table] == [4, 1]
-
-
 def test_a_table_ends_at_the_loads_that_were_simulated_and_its_line_starts_at_one() -> None:
     """vLLM wants a row from batch size 1 on, and goes on with the last one."""
     found = answer(resolved(), grid((8, 32), k1=[1.2, 1.2], k4=[2.0, 0.5]))
@@ -135,24 +129,11 @@ def test_at_one_load_the_best_length_there_is_the_answer_whatever_a_table_gains(
     assert found[2].verdict == "no speculation"
 
 
-def test_no_speculation_is_an_answer_and_its_line_names_none() -> None:
-    found = answer(resolved(), grid((1, 64), k0=[0.9, 0.9], k1=[0.8, 0.7]))
-    assert (found.verdict, found.k_table[0][2], found.break_even_concurrency) == ("no speculation", 0, 0.0)
-    assert found.deployment.speculative_config is None
-    assert "speculative" not in found.deployment.vllm_serve
-
-
 def test_break_even_lies_nearer_to_the_smaller_of_two_gains() -> None:
     """A gain of 1 at 4 and a loss of a half at 32 meet two thirds of the way, at 4 x 8^(2/3)."""
     found = answer(resolved(), grid((4, 32), k1=[2.0, 0.5]))
     assert found.break_even_concurrency == pytest.approx(16.0)
     assert found.break_even_interval == pytest.approx((16.0, 16.0))
-
-
-def test_break_even_is_stated_only_between_a_gain_and_a_loss() -> None:
-    for speedups in ([1.25, 1.1], [1.25, 1.0], [0.9, 1.1]):
-        found = answer(resolved(), grid((4, 64), k1=speedups))
-        assert (found.break_even_concurrency, found.break_even_interval) == (None, (None, None))
 
 
 def test_a_length_of_a_point_says_how_often_it_is_best_and_what_it_loses() -> None:
@@ -180,22 +161,6 @@ def test_the_regret_that_is_stated_is_that_of_fresh_draws() -> None:
 
 def test_one_draw_judges_its_own_choice() -> None:
     assert answer(resolved(), grid((8,), k1=[[1.2]], k4=[[1.5]])).expected_regret == 0.0
-
-
-def test_the_command_line_parses_and_its_config_is_vllms() -> None:
-    found = answer(
-        resolved(max_num_seqs=64),
-        grid((1, 64), k0=[0.9, 0.95], k1=[1.2, 0.9], k4=[1.5, 0.5]),
-        target_model="meta-llama/Llama-3.1-8B-Instruct",
-        draft_model="yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
-    )
-    words = shlex.split(found.deployment.vllm_serve)
-    assert words[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct"]
-    flags = dict(zip(words[3::2], words[4::2], strict=True))
-    assert flags["--max-num-seqs"] == "64"
-    config = json.loads(flags["--speculative-config"])
-    assert config == found.deployment.speculative_config
-    assert config["num_speculative_tokens_per_batch_size"] == found.k_table
 
 
 def test_sglangs_bands_begin_with_the_rows_and_hold_their_lengths() -> None:
@@ -235,26 +200,6 @@ TUNE = [
     "--set", "engine.max_num_seqs=16", "--input-len", "64", "--output-len", "16",
     "--set", "workload.num_prompts=24", "--draws", "2",
 ]  # fmt: skip
-
-
-def test_the_command_answers_in_json_and_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*TUNE, "--json", "-"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert {"table", "break_even_concurrency", "points", "expected_regret", "verdict", "deployment"} <= set(result)
-    assert [set(point) >= {"concurrency", "k", "speedup", "interval"} for point in result["points"]] == [True] * 2
-    assert run(TUNE) == 0
-    out = capsys.readouterr().out
-    assert "vllm serve meta-llama/Llama-3.1-8B" in out
-    assert out.startswith("draft 3 tokens: ")
-    assert "; drafting pays at every load simulated" in " ".join(out.split()[:60])
-
-
-def test_a_load_that_gains_in_the_mean_is_none_above_which_nothing_gains() -> None:
-    """At 16 in flight two of three draws lose, and the mean gains 10 %, as the table says."""
-    by_hand = grid((1, 16), k1=[[2.0, 2.0, 2.0], [0.9, 0.9, 1.5]])
-    sentence = tuning_sentence(answer(resolved(num_speculative_tokens=1), by_hand))
-    assert "1.10 to 2.00 times the output throughput" in sentence
-    assert sentence.endswith("; drafting pays at every load simulated")
 
 
 def test_tune_goes_on_while_its_longest_draft_is_the_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,6 @@ from validation.claims import formulas, ledger
 from validation.claims.claims_command import claimed_text, simulated_text, tally
 from validation.claims.formulas import finding
 from validation.claims.ledger import Claim, ClaimRow, ClaimVerdict, Finding, claim, section, sections
-from validation.claims.prototype import harness_run
-from validation.claims.runs import RunMetrics
 
 GIVEN: dict[str, Any] = {"id": "X.one", "claimed": 100.0, "why": "got {simulated:.0f}, of {all}", "source": "a report"}
 
@@ -145,20 +143,6 @@ def test_the_headline_comes_out_of_the_window_and_vanishes_when_the_run_drains()
     assert rows["completed.pdv.128"].verdict is ClaimVerdict.REPRODUCED
 
 
-def test_a_window_counts_finished_requests_only_and_ends_with_the_last_where_all_finish() -> None:
-    given: dict[str, Any] = {"engine": "pd", "acceptance": "length:1.6", "prompt_tokens": 100, "draw": 0}
-    whole, cut = harness_run(**given, label=1), harness_run(**given, label=128)
-    assert whole["completed"] == 1
-    assert whole["tokens_per_s"] == whole["emitted_per_s"]
-    assert 9.386 < float(whole["elapsed_s"] or 0) < 12.0
-    assert cut["elapsed_s"] == 60.0
-    assert (
-        float(cut["completed_tokens"] or 0)
-        <= 25 * float(cut["completed"] or 0)
-        < 60.0 * float(cut["emitted_per_s"] or 0)
-    )
-
-
 def test_noise_shows_the_claimed_gain_in_about_a_fifth_of_draws_and_none_in_the_mean() -> None:
     gains = formulas.noise_pct(1, 40_000)
     assert np.mean(gains) == pytest.approx(0.0, abs=0.2)
@@ -174,20 +158,6 @@ def test_noise_shows_the_claimed_gain_in_about_a_fifth_of_draws_and_none_in_the_
 )
 def test_pdv_is_recommended_only_where_every_phi_says_so(lows: tuple[float, float, float], expected: str) -> None:
     assert formulas.choice(lows) == expected
-
-
-def test_the_seeds_table_is_read_as_its_slide_writes_it() -> None:
-    claimed = {each.id: each.claimed for each in section("G").claims}
-    assert [claimed[f"G.a100.7b.{at}"] for at in (1, 2, 8, 16, 32, 64, 128)] == ["PD"] * 4 + ["PDV"] * 3
-    assert [claimed[f"G.h100.34b.{at}"] for at in (1, 2, 8, 16, 32, 64, 128)] == ["PDV"] * 2 + ["PD"] * 2 + ["PDV"] * 3
-
-
-def test_graphed_drafts_flip_the_laptops_speculation_and_eager_ones_do_not() -> None:
-    """By hand: four drafts of 20.2 ms and a verify of 31.9 ms, then of 3 ms each; 3 tokens per step."""
-    assert judged("F.spec.speedup", 3).simulated == pytest.approx(3.0 * 31.9 / (4 * 20.2 + 31.9), rel=0.05)
-    assert judged("F.spec.whatif", 3).simulated == pytest.approx(3.0 * 31.9 / (4 * 3.0 + 31.9), rel=0.05)
-    assert judged("F.spec.tokens").details["conditional"] == pytest.approx(1.9375)
-    assert judged("F.disagg.identical").verdict is ClaimVerdict.REPRODUCED
 
 
 def test_one_run_over_another_is_said_in_the_claims_own_form_at_every_phi() -> None:
@@ -221,17 +191,6 @@ def test_a_figure_per_draw_has_an_interval_of_its_mean_of_single_runs_or_none() 
     assert ends["none"].interval is None  # type: ignore[union-attr]
 
 
-def test_a_finding_holds_plain_figures_that_json_takes() -> None:
-    found = finding(claim("A.ratio.64"), 2)
-    assert found is not None
-    assert {type(each) for each in (found.simulated, *(found.interval or ()), *found.details.values())} == {float}
-
-
 def test_a_formula_has_its_own_words_and_no_others() -> None:
     with pytest.raises(NameError, match="open"):
         finding(made(figure="open('x')"), 2)
-
-
-def test_a_run_takes_no_more_draws_than_it_says() -> None:
-    run = RunMetrics({**claim("B.gain.3").runs[1], "num_prompts": 4, "output_len": 4, "draws": 2}, None, 5)
-    assert run.completed.tolist() == [4, 4]

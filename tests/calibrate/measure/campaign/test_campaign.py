@@ -10,8 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,24 +134,15 @@ def test_one_step_alone_is_made_again(tmp_path: Path, begun: Begun) -> None:
     assert points.read_text() == '{"schema": 2}\n{"rates": 1}\n'
 
 
-def test_after_a_red_smoke_step_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("failing", "last"), [(SMOKE, SMOKE), ("open", STEPS[-1])])
+def test_a_red_smoke_step_alone_keeps_the_others_from_being_run(
+    failing: str, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[str] = []
-    monkeypatch.setattr(campaign, "_run", lambda name, out, step, **_: begun.append(step) is not None)
+    monkeypatch.setattr(campaign, "_run", lambda name, out, step, **_: begun.append(step) or step != failing)
     assert campaign.run_campaign("cpu", tmp_path) == 1
-    assert begun == [SMOKE]
-
-
-def test_a_step_that_failed_keeps_no_other_from_being_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[str] = []
-
-    def fails_to_replay(name: str, out: Path, step: str, **_: Any) -> bool:
-        begun.append(step)
-        return step != "open"
-
-    monkeypatch.setattr(campaign, "_run", fails_to_replay)
-    assert campaign.run_campaign("cpu", tmp_path) == 1
-    assert begun == [*STEPS]
-    assert not done_file(tmp_path, "open").exists()
+    assert begun == [*STEPS[: STEPS.index(last) + 1]]
+    assert not done_file(tmp_path, failing).exists()
 
 
 def test_a_step_at_its_limit_is_ended(
@@ -247,8 +237,7 @@ def test_a_machine_that_passed_is_not_checked_again_and_another_is_refused(finis
 
 @pytest.mark.slow
 def test_a_report_tells_what_there_is_and_which_replay_lacks(finished: Path, tmp_path: Path) -> None:
-    for path in (path for path in finished.iterdir() if path.is_file()):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    _copy(finished, tmp_path)
     (tmp_path / "open.json").unlink()
     report(tmp_path, SMALL)
     assert "| closed | pd |" in _page(tmp_path)
@@ -259,8 +248,7 @@ def test_a_report_tells_what_there_is_and_which_replay_lacks(finished: Path, tmp
 def test_a_disturbed_page_says_why_and_states_no_verdict(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path in (path for path in finished.iterdir() if path.is_file()):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    _copy(finished, tmp_path)
     monkeypatch.setattr(report_module, "disturbed", lambda out, campaign, step: ["noise"] * (step == "closed"))
     report(tmp_path, SMALL)
     head, *rest = _page(tmp_path).splitlines()
@@ -269,46 +257,14 @@ def test_a_disturbed_page_says_why_and_states_no_verdict(
     assert not any("beside continuous" in line or "phi is" in line for line in rest)
 
 
+def _copy(finished: Path, to: Path) -> None:
+    """The files of a campaign, without those to send."""
+    for path in (path for path in finished.iterdir() if path.is_file()):
+        (to / path.name).write_bytes(path.read_bytes())
+
+
 def _page(out: Path) -> str:
     return next((out / "send" / "docs").rglob("README.md")).read_text()
-
-
-class Archive:
-    """The tree as `git archive` gives it, unpacked where no package is installed from, and its campaign."""
-
-    def __init__(self, root: Path, python: str) -> None:
-        self.root, self.python, self.out, self.num_kills = root, python, root / "out", 0
-        packed = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            archive.extractall(root, filter="data")
-
-    def start(self) -> subprocess.Popen[bytes]:
-        command = [self.python, "-m", "lanesim", "evidence", "--device", "cpu", "--out", "out"]
-        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        return subprocess.Popen(command, cwd=self.root, env=clean, stdout=subprocess.DEVNULL, start_new_session=True)
-
-    def kill(self, when: Callable[[], bool]) -> None:
-        """Start it and kill it as soon as it is so far; its step ends by itself."""
-        process, deadline_s = self.start(), time.monotonic() + DEADLINE_S
-        while not when():
-            assert process.poll() is None, "the campaign ended before it could be killed"
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        self.num_kills += 1
-        while _is_anyone_left(process.pid):
-            assert time.monotonic() < deadline_s, "a step outlived the campaign that began it"
-            time.sleep(0.02)
-
-    @property
-    def num_lines(self) -> int:
-        """Of the points file: everything measured is one."""
-        paths = list(self.out.glob("*.points.jsonl"))
-        return paths[0].read_bytes().count(b"\n") if paths else 0
-
-    def is_done(self, step: str) -> bool:
-        return done_file(self.out, step).exists()
 
 
 def _is_anyone_left(group: int) -> bool:
@@ -322,36 +278,25 @@ def _is_anyone_left(group: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an archive is made of a checkout")
 def test_a_killed_campaign_takes_its_step_along_and_knows_what_is_over(tmp_path: Path) -> None:
-    """From an archive, nothing installed: killed inside the first measurement, after a green smoke step."""
-    archive = Archive(tmp_path, sys.executable)
-    archive.kill((archive.out / "smoke.json").exists)
-    assert json.loads((archive.out / "smoke.json").read_text())["is_green"]
-    assert not (archive.out / "done").exists()
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="an archive is made of a checkout")
-def test_a_campaign_from_an_archive_outlives_a_kill_in_each_of_its_steps(tmp_path: Path) -> None:
-    """Of the step that is killed nothing but points is kept; those are kept all."""
-    archive = Archive(tmp_path, os.environ.get("BARE_PYTHON", sys.executable))
-    archive.kill(lambda: True)
-    archive.kill(lambda: archive.out.exists())
-    for lines in (1, 10, 20, 30):
-        archive.kill(lambda lines=lines: archive.num_lines >= lines)  # type: ignore[misc]
-    kept = archive.num_lines
-    for former, step in pairwise(STEPS):
-        archive.kill(lambda former=former: archive.is_done(former))  # type: ignore[misc]
-        assert archive.num_lines >= kept
-        if step not in ("measure", "corun"):
-            archive.kill((archive.out / f"{step}.yaml").exists)
-            assert not archive.is_done(step)
-    predicted = (archive.out / PREDICTION).read_bytes()
-    with archive.start() as process:
-        assert process.wait() == 0
-    assert (archive.out / PREDICTION).read_bytes() == predicted
-    assert (archive.out / "send" / "docs" / "validation" / "cpu" / "README.md").exists()
-    assert not [path for path in archive.out.rglob("*") if ".part-" in path.name]
-    print(f"{archive.num_kills} kills")
+    """From `git archive`, nothing installed: killed inside the first measurement, after a green smoke step."""
+    packed = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    out, deadline_s = tmp_path / "out", time.monotonic() + DEADLINE_S
+    command = [sys.executable, "-m", "lanesim", "evidence", "--device", "cpu", "--out", "out"]
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=clean, stdout=subprocess.DEVNULL, start_new_session=True)
+    while not (out / "smoke.json").exists():
+        assert process.poll() is None, "the campaign ended before it could be killed"
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    while _is_anyone_left(process.pid):
+        assert time.monotonic() < deadline_s, "a step outlived the campaign that began it"
+        time.sleep(0.02)
+    assert json.loads((out / "smoke.json").read_text())["is_green"]
+    assert not (out / "done").exists()
 
 
 @pytest.mark.slow
@@ -373,8 +318,7 @@ def test_what_is_predicted_before_is_what_a_replay_is_judged_by(finished: Path) 
 def test_a_replay_at_its_limit_keeps_the_runs_that_are_whole(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for path in (path for path in finished.iterdir() if path.is_file()):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    _copy(finished, tmp_path)
     probed: list[int] = []
 
     def interrupted(*args: Any) -> tuple[float, ...]:

@@ -12,13 +12,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("scipy")
 
+from calibrate.fit.point_works import TimedPass
 from calibrate.measure.campaign import gates
 from calibrate.measure.campaign import runner as campaign
 from calibrate.measure.campaign.evidence_command import campaign_of
 from calibrate.measure.campaign.gates import disturbed, forget, of_profile, of_replay
 from calibrate.measure.campaign.plan import CAMPAIGNS, done_file
-from sim.costs.profile import KindError, MeasuredPoint, Profile
+from sim.costs.profile import KindError, Profile
 from sim.costs.profile_files import encode, load
+from tests.calibrate.fit.test_points_file import point
 
 CPU = CAMPAIGNS["cpu"]
 MEASURED = "measure"
@@ -27,23 +29,8 @@ MEASURED = "measure"
 def profile(*, error_pct: float = 10.0, num_noisy: int = 0) -> Profile:
     """A profile with one error and ten points, so many of them noisy."""
     shipped = load("cpu/tiny")
-    points = [
-        MeasuredPoint(
-            kind="decode",
-            model="target",
-            rows=rows,
-            tokens=1,
-            context_tokens=32,
-            launch="eager",
-            device_s=1e-3,
-            host_s=1e-3,
-            half_width_pct=1.0,
-            repetitions=9,
-            is_noisy=rows <= num_noisy,
-            is_held_out=False,
-        )
-        for rows in range(1, 11)
-    ]
+    places = [TimedPass("decode", "target", rows, 1, 32, "eager") for rows in range(1, 11)]
+    points = [point(place, is_noisy=place.rows <= num_noisy) for place in places]
     error = KindError(mean_error_pct=error_pct, max_error_pct=90.0, points=3, held_out="some")
     beyond = KindError(mean_error_pct=50.0, max_error_pct=90.0, points=3, held_out="pairs")
     return msgspec.structs.replace(shipped, points=tuple(points), errors={"verify": error, "overlap": beyond})
@@ -63,26 +50,6 @@ def test_fixed_passes_beside_a_replay_are_a_gate() -> None:
     assert of_replay(runs([1.0, 1.2], [1.0, 1.0], [0.8, 1.0])) == [
         "fixed passes beside p0, p2 took 0.80 to 1.20 times as long as with the profile, want 0.9 to 1.1"
     ]
-
-
-@pytest.mark.parametrize("gpu", ["h100-sxm", "h200-sxm"])
-def test_a_captured_pass_of_one_row_is_the_same_under_a_power_cap_and_on_a_slow_host(gpu: str) -> None:
-    """The committed points, every pass timed in two visits: so it is what is probed on a GPU."""
-    folder = Path(__file__).parents[4] / "docs" / "validation" / gpu
-    lines = [json.loads(line) for line in next(folder.glob("*.points.jsonl")).read_text().splitlines()]
-    visits: dict[tuple[object, ...], list[tuple[float, float]]] = {}
-    for line in lines:
-        if (point := line.get("point")) and point["kind"] == "decode" and point["rows"] == 1:
-            key = point["launch"], point["context_tokens"]
-            visits.setdefault(key, []).append((point["device_s"], point["host_s"]))
-    clocks = [line["clocks"] for line in lines if "clocks" in line and line["clocks"]["timed"][:3:2] == ["decode", 1]]
-    assert len(visits) == 4
-    assert any("power cap" in each["throttled"] for each in clocks)
-    assert all(max(seen)[0] < 1.002 * min(seen)[0] for seen in visits.values())
-    launched_s = [[host_s for _, host_s in seen] for (launch, _), seen in visits.items() if launch == "eager"]
-    assert all(max(seen) > 1.1 * min(seen) for seen in launched_s)
-    # Eager ones are launched for longer than they run, so launching is what a probe of them would time.
-    assert min(map(min, launched_s)) > 1.3 * max(device_s for seen in visits.values() for device_s, _ in seen)
 
 
 def test_a_disturbed_step_is_named_with_what_does_it_again(

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from calibrate.fit import points_file
 from calibrate.fit.point_works import work_of
 from calibrate.fit.points_file import Ran
 from calibrate.measure.fits.overlap_fit import MIN_PAIRS, beside, fit_overlap, fitted_pairs, halves, predicted
@@ -86,29 +85,6 @@ def test_a_fit_uses_captured_pairs_on_the_whole_device_where_there_are_any() -> 
     rates = [ran(corun, both, both, both) for corun in (*others, *captured, *eager)]
     assert [ran.corun for ran in fitted_pairs(rates)] == captured
     assert [ran.corun for ran in fitted_pairs(rates[-len(eager) :])] == eager
-
-
-@pytest.mark.parametrize(
-    ("wait_s", "error_pct"),
-    [(2e-5, 13.3), (3e-5, 7.5), (4e-5, 6.3), (5e-5, 8.1), (6e-5, 10.0), (1e-4, 15.6), (1.0, 16.5)],
-)
-def test_the_co_runs_of_an_h100_with_one_side_first_say_how_long_the_favoured_one_waits(
-    monkeypatch: pytest.MonkeyPatch, wait_s: float, error_pct: float
-) -> None:
-    """The figures of docs/validation/h100-sxm."""
-    monkeypatch.setattr("sim.devices.contention.FAVOURED_WAIT_S", wait_s)
-    h100 = load("h100-sxm/llama-3.1-8b+llama-3.2-1b-measured")
-    costs = build_costs(msgspec.structs.replace(h100, overlap=msgspec.structs.replace(h100.overlap, demand_floor=0.0)))
-    held = points_file.read(ROOT / "docs" / "validation" / "h100-sxm" / "llama-3.1-8b+llama-3.2-1b.points.jsonl")
-    first = [beside(costs, ran) for ran in held.rates if ran.corun.favoured is not None]
-    assert len(first) == 8
-    contention = contention_of(h100.overlap)
-    errors = [
-        rate / of_side - 1.0
-        for each in first
-        for rate, of_side in zip(each.rates, predicted(contention, each), strict=True)
-    ]
-    assert 100.0 * np.abs(errors).mean() == pytest.approx(error_pct, abs=0.06)
 
 
 def test_on_a_cpu_works_have_a_core_each_and_the_length_of_a_turn_is_found_again() -> None:
