@@ -92,9 +92,9 @@ typedef struct {
     Count *line, first_waiting, num_waiting, line_mask; /* who waits and was seen, in a ring */
     /* Free blocks: those without a key that are taken first, then a line, from head to tail, with holes. */
     Count num_free, num_blank, line_head, line_tail;
-    Hole *holes;
-    Count num_holes;
-    Count held, num_marks, max_marks, num_waits, max_waits, num_steps;
+    Hole *holes;               /* in order */
+    Count num_holes, max_holes;
+    Count held, num_marks, max_marks, num_waits, max_waits;
     int is_touched;            /* somebody has changed what is held, since time went on */
     double now_s, issuer_free_s, device_free_s;
     Totals totals;
@@ -217,6 +217,10 @@ static void take_found(Run *run, Row *row, Count found) {
     row->num_freed = 0;
     row->blocks = row->num_named = found, run->num_free -= found;
     if (!found) return;
+    /* A request that comes and goes leaves several before the line gets there. */
+    Hole *holes = grown(run, run->holes, run->num_holes, &run->max_holes, sizeof(Hole));
+    if (holes == NULL) return;
+    run->holes = holes;
     while (place && run->holes[place - 1].from > from) run->holes[place] = run->holes[place - 1], place--;
     run->holes[place] = (Hole){from, to};
     run->num_holes++;
@@ -321,6 +325,13 @@ static void add_chunk(Chunks *chunks, Chunk chunk) {
 
 static int has_queued(const Run *run) { return run->num_waiting && !run->holds_back; }
 
+/* A prompt that is not cut waits for a step with room for it, an answer that is never cut for memory until its end. */
+static int is_held_up(const Run *run, Count i, Count room) {
+    Count goal = run->requests[i].prompt + run->rows[i].emitted;
+    if (run->set.whole_prompts && room < goal && goal <= run->set.max_tokens) return 1;
+    return run->set.no_evict && run->running_blocks + run->requests[i].blocks > run->set.num_blocks;
+}
+
 /* Who waits longest gets a seat and a first chunk of at most `room` tokens; one of no tokens if nobody does. */
 static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
     const Settings *set = &run->set;
@@ -332,8 +343,6 @@ static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
     Row *row = &run->rows[i];
     Count goal = one->prompt + row->emitted, found = is_again ? found_blocks(run, i, (goal - 1) / set->block_size) : 0;
     Count history = found * set->block_size, end = goal < history + room ? goal : history + room, needed;
-    if (set->whole_prompts && room < goal && goal <= set->max_tokens) return none;
-    if (set->no_evict && run->running_blocks + one->blocks > set->num_blocks) return none;
     if (goal - history <= 1 && (is_beside_rows || history) && history + padded < set->max_len) {
         if (padded > room) return none;
         if (end < history + padded) end = history + padded;
@@ -555,15 +564,16 @@ static void leave_out_lost(Run *run, Plan *plan) {
     plan->num_rows = num_rows, plan->chunks.count = num_chunks;
 }
 
-/* Fill a step's budget, ahead of what the step under way brings or not; 1 where it is to be planned once more. */
-static int fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
+/* Fill a step's budget, ahead of what the step under way brings or not. The oldest request fits when it is alone
+   (sim.run.compiled), so that no step is empty for want of memory. */
+static void fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
     const Settings *set = &run->set;
-    Count budget = set->max_tokens, slots = set->slots_per_request, longest = set->longest_chunk, num_running = run->num_running;
+    Count budget = set->max_tokens, slots = set->slots_per_request, longest = set->longest_chunk;
     int has_preempted = 0;
     take_in(run, after_rows);
     clear(run, plan);
-    if (set->retracts) { fill_apart(run, plan, is_ahead); return 0; }
-    if (set->spares_lone_prompt && num_running + run->num_waiting + run->num_queued - run->num_seen == 1) longest = set->max_tokens;
+    if (set->retracts) { fill_apart(run, plan, is_ahead); return; }
+    if (set->spares_lone_prompt && run->num_running + run->num_waiting + run->num_queued - run->num_seen == 1) longest = set->max_tokens;
     for (Count index = 0; index < run->num_running && budget > slots;) {
         Count i = run->running[index++], tokens, held;
         const Request *one = &run->requests[i];
@@ -589,13 +599,13 @@ static int fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
         else plan->rows[plan->num_rows] = i, plan->row_tokens[plan->num_rows++] = tokens;
     }
     Count padded = plan->chunks.count ? 0 : set->padded_tokens;
-    while (!has_preempted && budget > slots && run->num_running < set->max_seqs) {
+    while (!has_preempted && budget > slots && run->num_running < set->max_seqs && has_queued(run)) {
+        if (is_held_up(run, waiting(run, 0), budget - slots)) break;
         Chunk chunk = seat(run, budget - slots < longest ? budget - slots : longest, padded, plan->num_rows > 0);
         if (!chunk.new_tokens) break;
         add_chunk(&plan->chunks, chunk);
         budget -= chunk.new_tokens + slots;
     }
-    return !plan->num_rows && !plan->chunks.count && run->num_running < num_running && !is_ahead;
 }
 
 /* -- a step is served */
@@ -726,7 +736,7 @@ static void advance(Run *run, double to_s) {
     Mark *marks = run->is_touched ? grown(run, run->marks, run->num_marks, &run->max_marks, sizeof(Mark)) : NULL;
     if (marks != NULL) run->marks = marks, run->marks[run->num_marks++] = (Mark){run->now_s, run->held};
     run->now_s = to_s, run->is_touched = 0;
-    if (++run->num_steps % STEPS_PER_SIGNAL_CHECK == 0 && !has_failed(run)) run->costs.has_failed = PyErr_CheckSignals() < 0;
+    if (!has_failed(run)) run->costs.has_failed = PyErr_CheckSignals() < 0;
 }
 
 /* All requests served: 1; nothing can go on, or not here: 0. */
@@ -735,7 +745,7 @@ static int serve_all(Run *run) {
     int is_planned = 0, after_rows = 0;
     run->ratio = run->set.initial_ratio;
     while (!has_failed(run) && run->num_finished < run->num_requests) {
-        if (!is_planned || is_empty(plan)) while (fill(run, plan, 0, after_rows && run->num_running) && !has_failed(run));
+        if (!is_planned || is_empty(plan)) fill(run, plan, 0, after_rows && run->num_running);
         is_planned = 0;
         if (run->is_beyond) return 0;
         if (is_empty(plan)) {
@@ -767,8 +777,7 @@ static int begin(Run *run, const int8_t *accepted) {
     if (run->running) run->batch = run->running + most, run->ended = run->batch + most;
     for (run->line_mask = 1; run->line_mask < run->num_requests; run->line_mask = run->line_mask << 1 | 1);
     run->line = PyMem_Malloc((run->line_mask + 1) * sizeof(Count));
-    run->holes = PyMem_Malloc((run->num_requests + 1) * sizeof(Hole));
-    int is_begun = run->rows && run->running && run->line && run->holes;
+    int is_begun = run->rows && run->running && run->line;
     for (Plan *plan = run->plans; plan < run->plans + 2; plan++) {
         plan->rows = PyMem_Malloc(2 * most * sizeof(Count));
         plan->chunks.at = PyMem_Malloc(most * sizeof(Chunk));

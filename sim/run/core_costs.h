@@ -18,7 +18,7 @@ Not here: who submits a pass and when it runs (core.c, core_lanes.h). */
 typedef int64_t Count;
 
 enum Kind { ROWS, LATER, BESIDE, CHUNK, TOKENS, HEAD, NUM_KINDS };
-enum { KEYS = 2, NUM_SIZES = 6, STEPS_PER_SIGNAL_CHECK = 1024, BLOCK_QUERIES = 128 };
+enum { KEYS = 2, NUM_SIZES = 6, BLOCK_QUERIES = 128, ROW_BITS = 32 };
 
 typedef struct {
     double is_table, by_rows;  /* by_rows: the body depends on rows as well as on tokens (experts) */
@@ -190,7 +190,7 @@ static Cost chunks_cost(Costs *costs, Model *m, const Pass *p) {
     double attention_s = m->is.is_table ? curves_s(costs, m, p->chunks) : pairs_s(&m->is, p->chunks);
     if (beside) attention_s += beside_s(m, p, beside);
     double head_s = p->head_rows ? slot(costs, m, HEAD, p->head_rows, 0)[0] : 0.0;
-    Count by_rows = m->is.by_rows ? p->rows << 20 | p->row_tokens : 0;
+    Count by_rows = m->is.by_rows ? p->rows << ROW_BITS | p->row_tokens : 0;
     const double *rest = slot(costs, m, TOKENS, p->row_tokens + p->chunks->tokens, by_rows); /* body, launch, fusion */
     Cost cost = {rest[0] + m->is.layers * attention_s + head_s, rest[1]};
     cost.device_s += m->is.extra_s + rest[2];

@@ -8,7 +8,7 @@ paused (design, wake order). A worker that polls finds what has changed at its n
 Not here: the device (core_device.h), which runs are taken (sim.run.compiled). */
 
 enum Policy { PD, PDV, UNIFIED, BASELINE };
-enum { MAX_WORKERS = 64, MAX_TASKS = MAX_WORKERS + 2, EVENTS_PER_SIGNAL_CHECK = 1024, MOST_WAITS = 3 };
+enum { MAX_WORKERS = 64, MAX_TASKS = MAX_WORKERS + 2, MOST_WAITS = 3 };
 
 typedef struct {
     Count policy, draft_tokens, max_seqs, max_tokens, max_concurrency, num_blocks, plans_ahead, num_workers, hybrid_requests;
@@ -440,13 +440,13 @@ static int is_polled_now(const Lanes *l) {
 /* True where all requests were served; else nothing could go on, or an exception is set. */
 static int serve_lanes(Lanes *l) {
     Device *d = &l->device;
-    for (Count num_events = 1; l->num_finished < l->num_requests; num_events++) {
+    while (l->num_finished < l->num_requests) {
         do {
             run_due(l);
             note_looks(l);
         } while (is_polled_now(l) && !l->costs.has_failed && !is_out_of_memory(l));
         if (l->costs.has_failed || is_out_of_memory(l)) return 0;
-        if (num_events % EVENTS_PER_SIGNAL_CHECK == 0 && PyErr_CheckSignals() < 0) { l->costs.has_failed = 1; return 0; }
+        if (PyErr_CheckSignals() < 0) { l->costs.has_failed = 1; return 0; }
         double next_s = d->timer_s;
         for (const Task *t = l->tasks; t < l->tasks + l->num_tasks; t++) next_s = smaller(next_s, due_s(t));
         if (l->num_finished == l->num_requests || !(next_s >= d->now_s && next_s < NEVER)) break;
