@@ -24,7 +24,7 @@ from msgspec import structs
 from sim.acceptance.draws import AcceptanceDraws
 from sim.acceptance.models import IidAcceptance
 from sim.costs.extrapolation import collecting
-from sim.costs.forms.slots import ROW_BITS, TOKENS
+from sim.costs.forms.slots import ROW_BITS, ROWS, TOKENS
 from sim.costs.profile import Profile
 from sim.costs.profile_files import load
 from sim.metrics.records import RunRecord
@@ -292,7 +292,8 @@ def served_by_hand(given: tuple[Any, ...], asked: list[tuple[int, ...]] | None =
     from sim.run import core
 
     def ask(model: int, kind: int, place: int, *key: int) -> None:
-        given[4 + 7 * model + kind][place] = (*key, *[1.0] * 10)
+        most_context = np.inf if kind == ROWS else 1.0
+        given[4 + 7 * model + kind][place] = (*key, 1.0, most_context, *[1.0] * 8)
         if asked is not None:
             asked.append((kind, *key))
 
