@@ -354,7 +354,7 @@ def test_ctrl_c_is_heard_within_a_few_steps_however_large() -> None:
     served_by_hand(whole)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.002)
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
         with pytest.raises(KeyboardInterrupt):
             served_by_hand(given)
     finally:
