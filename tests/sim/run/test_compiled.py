@@ -281,7 +281,7 @@ def buffers(num_requests: int = 1, output: int = 1, draft_tokens: int = 0, num_b
     constants = np.array([0.0, 1.0, *[1.0] * 18, *[1.0] * 6, *widths])
     model = (constants, *[np.zeros((2, width)) for width in widths])
     budget = 2 * num_requests * (draft_tokens + 1)
-    limits = (draft_tokens, num_requests, budget, 0, 0, 0, num_blocks or budget, *[0] * 5, budget, 0)
+    limits = (draft_tokens, num_requests, budget, 0, 0, 0, num_blocks or budget * output, *[0] * 5, budget, 0)
     memory = (draft_tokens, 0, 999, 2, 0, 1, 0, 0, 1) if num_blocks else (0, 0, 999, 16, *[0] * 5)
     settings = bytearray(compiled.SETTINGS.pack(*limits, *memory, *[0] * 8, *[0.0] * 12, *[1.0] * 5))
     return settings, requests, np.zeros(output * num_requests, dtype=np.int8), *model, *model
