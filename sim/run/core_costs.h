@@ -69,6 +69,9 @@ static const double *slot(Costs *costs, Model *m, enum Kind kind, Count first, C
     return none == NULL ? ONES : row + KEYS;
 }
 
+static Count fewer(Count a, Count b) { return b < a ? b : a; }
+static Count more(Count a, Count b) { return b > a ? b : a; }
+static double smaller(double a, double b) { return b < a ? b : a; }
 static double larger(double a, double b) { return b > a ? b : a; }
 
 /* Index of the last of the rising points that is not above `at`; -1 where all are. */

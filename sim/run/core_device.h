@@ -39,17 +39,14 @@ typedef struct {
     const Queue *alone;
     Op *free;
     Block *blocks;
-    int is_out_of_memory;
 } Device;
-
-static double smaller(double a, double b) { return b < a ? b : a; }
 
 /* -- ops */
 
 static Op *new_op(Device *d) {
     if (d->free == NULL) {
         Block *block = PyMem_Malloc(sizeof(Block));
-        if (block == NULL) { d->is_out_of_memory = 1; return NULL; }
+        if (block == NULL) return NULL;
         block->next = d->blocks, d->blocks = block;
         for (int i = 0; i < OPS_PER_BLOCK; i++) block->ops[i].next = d->free, d->free = &block->ops[i];
     }
@@ -271,7 +268,8 @@ static void count_in(Device *d, const Queue *queue) {
     d->num_flying++;
 }
 
-/* Submit an op as given, `after` another one or none, which it holds until then. The caller holds the op, too. */
+/* Submit an op as given, `after` another one or none, which it holds until then. The caller holds the op, too. NULL: memory is
+   out. */
 static Op *put_on(Device *d, int stream, const Op *given, Op *after) {
     Op *op = new_op(d);
     const Op *launched;

@@ -53,15 +53,13 @@ struct Lanes {
     Count changed;                                         /* of the queue of those that wait (Intake.changed) */
     Lane decode, verify;
     Level held;
-    Gaps gaps;
+    List gaps;
     Count num_polls, num_posts;
     Task tasks[MAX_TASKS];
     int num_tasks;
 };
 
 /* -- requests (sim.engine.serving) */
-
-static int is_out_of_memory(const Lanes *l) { return l->device.is_out_of_memory || l->gaps.is_out_of_memory; }
 
 static void hold_tokens(Lanes *l, Count change) {
     Level *held = &l->held;
@@ -120,7 +118,7 @@ static void take(Lane *lane, Batch *batch, Count at_most) {
 /* A round of `batch` is over: its tokens are out, and who is through leaves; the others stay in `batch`. */
 static void commit_round(Lanes *l, Batch *batch) {
     Count draft_tokens = l->set.draft_tokens, held = 0, num_staying = 0;
-    add_gaps(&l->gaps, l->requests, batch->at, batch->count, l->device.now_s);
+    add_gaps(&l->costs, &l->gaps, l->requests, batch->at, batch->count, l->device.now_s);
     for (Count j = 0; j < batch->count; j++) {
         Request *one = &l->requests[batch->at[j]];
         Progress *is = &l->progress[batch->at[j]];
@@ -169,7 +167,9 @@ static Op *send(Lanes *l, int stream, int kind, int model, const Pass *p, Batch 
     op.kernels_per_s = l->set.num_kernels[model] * (p->passes > 1 ? p->passes : 1);
     for (Count j = 0; l->set.plans_ahead && j < who.count; j++) l->requests[who.at[j]].known_s = l->device.now_s;
     l->device.queues[stream].submitted_s = l->device.now_s;
-    return put_on(&l->device, stream, &op, after);
+    Op *sent = put_on(&l->device, stream, &op, after);
+    if (sent == NULL) run_out(&l->costs);
+    return sent;
 }
 
 /* A prompt through a model, in passes within the budget; the last one. */
@@ -178,7 +178,7 @@ static Op *send_prompt(Lanes *l, Count request, int model, int stream) {
     Batch who = {&request, 1};
     Op *op = NULL;
     for (Count done = 0; done < prompt; done += l->set.max_tokens) {
-        Count left = prompt - done, new_tokens = left < l->set.max_tokens ? left : l->set.max_tokens;
+        Count left = prompt - done, new_tokens = fewer(left, l->set.max_tokens);
         Chunk chunk = {new_tokens, done, request};
         Chunks chunks = {1, new_tokens, done, new_tokens, done, &chunk};
         Pass pass = {.head_rows = !model && new_tokens == left, .chunks = &chunks};
@@ -424,7 +424,7 @@ static void run_due(Lanes *l) {
         Task *first = NULL;
         for (Task *t = l->tasks; t < l->tasks + l->num_tasks; t++)
             if ((first == NULL || t->post < first->post) && is_due(l, t)) first = t;
-        if (first == NULL || l->costs.has_failed || is_out_of_memory(l)) return;
+        if (first == NULL || l->costs.has_failed) return;
         first->wake_s = NEVER, first->changes = NULL;
         memset(first->waits_for, 0, sizeof first->waits_for);
         first->run(l, first);
@@ -444,8 +444,8 @@ static int serve_lanes(Lanes *l) {
         do {
             run_due(l);
             note_looks(l);
-        } while (is_polled_now(l) && !l->costs.has_failed && !is_out_of_memory(l));
-        if (l->costs.has_failed || is_out_of_memory(l)) return 0;
+        } while (is_polled_now(l) && !l->costs.has_failed);
+        if (l->costs.has_failed) return 0;
         if (PyErr_CheckSignals() < 0) { l->costs.has_failed = 1; return 0; }
         double next_s = d->timer_s;
         for (const Task *t = l->tasks; t < l->tasks + l->num_tasks; t++) next_s = smaller(next_s, due_s(t));
@@ -475,7 +475,7 @@ static int begin_lane(Lane *lane, Count most) {
 static int begin_lanes(Lanes *l) {
     const LaneSettings *set = &l->set;
     Device *d = &l->device;
-    Count most = set->max_seqs < l->num_requests ? set->max_seqs : l->num_requests;
+    Count most = fewer(set->max_seqs, l->num_requests);
     int is_begun = begin_lane(&l->decode, most) && begin_lane(&l->verify, most);
     l->progress = PyMem_Calloc(l->num_requests + 1, sizeof(Progress));
     l->free_blocks = set->num_blocks;
@@ -493,7 +493,8 @@ static int begin_lanes(Lanes *l) {
     if (set->policy == UNIFIED) is_begun &= add_task(l, unified_worker, most);
     for (Count i = 0; set->policy == BASELINE && i < set->num_workers; i++) is_begun &= add_task(l, baseline_worker, 1);
     is_begun &= add_task(l, arrivals, 0);
-    return is_begun && l->progress != NULL;
+    if (!is_begun || l->progress == NULL) run_out(&l->costs);
+    return !l->costs.has_failed;
 }
 
 static LaneTotals totals_of(const Lanes *l) {
