@@ -83,7 +83,7 @@ typedef struct {
 typedef struct {
     Count emitted, drafted, in_flight, kv, blocks, num_named, cached;
     Count freed_at, num_freed;  /* where the blocks with a key that it gave back are in the line of free ones */
-    Count next, at;             /* its next round, and the number of tokens out that it begins at */
+    Count next, round_at;       /* the next of `rounds`, and how many tokens are out where it begins; -1: nowhere */
     const int8_t *rounds;
     int8_t *own_rounds;
     int is_preempted, has_left_named, is_lost;
@@ -303,27 +303,31 @@ static void release(Run *run, Count i) {
     run->running_blocks -= run->requests[i].blocks;
 }
 
+/* The rounds of `i` from its next token on; 0 with an exception set. Those that it has are of another token, since a draft
+   was cut or a prompt that was computed again brought one. */
+static int redraw_rounds(Run *run, Count i) {
+    Row *row = &run->rows[i];
+    Count most = run->requests[i].output - row->emitted; /* a round brings a token at least */
+    if (row->own_rounds == NULL) row->own_rounds = PyMem_Malloc(most);
+    if (row->own_rounds == NULL) run_out(&run->costs);
+    if (run->costs.has_failed) return 0;
+    PyObject *rounds = PyObject_CallFunction(run->redraw, "LL", (long long)i, (long long)row->emitted);
+    Py_ssize_t count = rounds == NULL ? -1 : PyBytes_Size(rounds);
+    if (count > 0 && count <= most) memcpy(row->own_rounds, PyBytes_AsString(rounds), count);
+    else if (count >= 0) PyErr_Format(PyExc_ValueError, "want 1 to %lld rounds, got %zd", (long long)most, count);
+    run->costs.has_failed = PyErr_Occurred() != NULL;
+    Py_XDECREF(rounds);
+    row->rounds = row->own_rounds, row->next = 0, row->round_at = row->emitted;
+    return !run->costs.has_failed;
+}
+
 /* How many tokens of the draft in flight are accepted. */
 static Count accepted_of(Run *run, Count i) {
     Row *row = &run->rows[i];
-    if (!row->drafted) return 0;
-    if (row->at != row->emitted) {
-        Count rest = run->requests[i].output - row->emitted;
-        PyObject *given = run->costs.has_failed ? NULL : PyObject_CallFunction(run->redraw, "LL", (long long)i, (long long)row->emitted);
-        if (given == NULL || row->own_rounds == NULL) row->own_rounds = PyMem_Realloc(row->own_rounds, rest);
-        if (given == NULL || !PyBytes_Check(given) || PyBytes_Size(given) > rest || row->own_rounds == NULL) {
-            if (!PyErr_Occurred()) PyErr_NoMemory();
-            Py_XDECREF(given);
-            run->costs.has_failed = 1;
-            return 0;
-        }
-        memcpy(row->own_rounds, PyBytes_AsString(given), PyBytes_Size(given));
-        Py_DECREF(given);
-        row->rounds = row->own_rounds, row->next = 0, row->at = row->emitted;
-    }
+    if (!row->drafted || (row->round_at != row->emitted && !redraw_rounds(run, i))) return 0;
     Count accepted = row->rounds[row->next];
-    if (accepted > row->drafted) { row->at = -1; return row->drafted; }
-    row->next++, row->at += accepted + 1;
+    if (accepted > row->drafted) { row->round_at = -1; return row->drafted; }
+    row->next++, row->round_at += accepted + 1;
     return accepted;
 }
 
@@ -639,7 +643,8 @@ static double submit_step(Run *run, const Plan *plan, double ahead_s) {
     if (run->set.drafts_before_verify && draft_tokens) {
         Count longest = 0;
         for (Count j = 0; j < plan->num_rows; j++) longest = more(longest, run->rows[plan->rows[j]].drafted);
-        Pass later = {target.rows, target.rows, target.context, target.rows, longest - 1, &NO_CHUNKS, 1};
+        Pass later = {.rows = target.rows, .row_tokens = target.rows, .context = target.context, .head_rows = target.rows,
+                      .passes = longest - 1, .chunks = &NO_CHUNKS, .goes_on = 1};
         if (longest > 1) submit(run, 1, &later, ahead_s), ahead_s = INFINITY;
         draft_tokens = 1;
     }
@@ -758,7 +763,9 @@ static int serve_all(Run *run) {
     return !run->is_beyond;
 }
 
-/* Arrays for as many as are served at once; 0 with an exception set. */
+/* Arrays for as many as are served at once; 0 with an exception set. At most `max_seqs` run. A step has each of them once,
+   as a row or a chunk. SGLang's batch may have the rows of a step that is over beside those of the next, and one more that
+   ended as a chunk while no seat was free. */
 static int begin(Run *run, const int8_t *accepted) {
     Count most = 2 * fewer(run->set.max_seqs, run->num_requests) + 2;
     run->rows = PyMem_Calloc(run->num_requests + 1, sizeof(Row));
@@ -776,7 +783,7 @@ static int begin(Run *run, const int8_t *accepted) {
     run->num_free = run->num_blank = run->set.num_blocks;
     for (Count i = 0; is_begun && i < run->num_requests; i++) {
         run->requests[i].goal = run->requests[i].prompt;
-        run->rows[i].rounds = accepted + run->requests[i].first_round, run->rows[i].at = 1;
+        run->rows[i].rounds = accepted + run->requests[i].first_round, run->rows[i].round_at = 1;
     }
     if (!is_begun) run_out(&run->costs);
     return is_begun;
@@ -791,8 +798,10 @@ static void end(Run *run) {
 
 /* -- the door */
 
-enum { SETTINGS, REQUESTS, ACCEPTED, NUM_MODEL_BUFFERS = 2 * (1 + NUM_KINDS), MODELS = 3, NUM_BUFFERS = MODELS + NUM_MODEL_BUFFERS };
-/* Buffers; a model has constants and slots by kind. */
+/* Buffers that Python gives: of each model its constants, and its slots by kind. */
+enum { SETTINGS, REQUESTS, ACCEPTED, MODELS, NUM_BUFFERS = MODELS + 2 * (1 + NUM_KINDS) };
+
+typedef struct { PyObject *redraw; Py_buffer view[NUM_BUFFERS]; int num_open; } Input;
 
 /* A struct as it is in Python; 0 with an exception set. */
 static int copy(void *into, Py_ssize_t size, const Py_buffer *view) {
@@ -801,70 +810,63 @@ static int copy(void *into, Py_ssize_t size, const Py_buffer *view) {
     return view->len == size;
 }
 
-static int read_costs(Costs *costs, const Host *host, const Py_buffer *view) {
-    costs->host = *host;
-    view += MODELS;
+/* Open the buffers, and read settings, which end with what is told of the host, and costs; 0 with an exception set. */
+static int open_input(Input *in, PyObject *args, void *set, Py_ssize_t size, Costs *costs) {
+    PyObject *buffers;
+    if (!PyArg_ParseTuple(args, "OOOO!", &costs->ask, &costs->check, &in->redraw, &PyTuple_Type, &buffers)) return 0;
+    for (; in->num_open < NUM_BUFFERS; in->num_open++) {
+        PyObject *buffer = PyTuple_GetItem(buffers, in->num_open);
+        if (buffer == NULL || PyObject_GetBuffer(buffer, &in->view[in->num_open], PyBUF_WRITABLE) < 0) return 0;
+    }
+    if (!copy(set, size, &in->view[SETTINGS])) return 0;
+    memcpy(&costs->host, (char *)set + size - sizeof(Host), sizeof(Host));
+    const Py_buffer *view = &in->view[MODELS];
     for (Model *m = costs->model; m < costs->model + 2; m++) {
         if (!copy(&m->is, sizeof m->is, view++)) return 0;
         for (int kind = 0; kind < NUM_KINDS; kind++, view++) {
-            Py_ssize_t width = (Py_ssize_t)m->is.widths[kind];
-            m->slots[kind] = (Slots){view->buf, width, view->len / (Py_ssize_t)sizeof(double) / width - 1};
+            Py_ssize_t width = (Py_ssize_t)m->is.widths[kind], num_slots = view->len / (Py_ssize_t)sizeof(double) / width;
+            m->slots[kind] = (Slots){view->buf, width, num_slots - 1};
         }
     }
     return 1;
 }
 
-/* Open the buffers that Python gave; how many were opened, less than NUM_BUFFERS with an exception set. */
-static int open_buffers(PyObject *args, Costs *costs, PyObject **redraw, Py_buffer *view) {
-    PyObject *buffers;
-    int i = 0;
-    if (!PyArg_ParseTuple(args, "OOOO!", &costs->ask, &costs->check, redraw, &PyTuple_Type, &buffers)) return 0;
-    for (; i < NUM_BUFFERS; i++) {
-        PyObject *buffer = PyTuple_GetItem(buffers, i);
-        if (buffer == NULL || PyObject_GetBuffer(buffer, &view[i], PyBUF_WRITABLE) < 0) break;
-    }
-    return i;
-}
-
-static void close_buffers(Py_buffer *view, int count) { while (count) PyBuffer_Release(&view[--count]); }
-static Count num_requests(const Py_buffer *view) { return view[REQUESTS].len / (Py_ssize_t)sizeof(Request); }
+static void close_input(Input *in) { while (in->num_open) PyBuffer_Release(&in->view[--in->num_open]); }
+static Count num_requests(const Input *in) { return in->view[REQUESTS].len / (Py_ssize_t)sizeof(Request); }
 
 static PyObject *serve(PyObject *Py_UNUSED(module), PyObject *args) {
     Run run = {0};
-    Py_buffer view[NUM_BUFFERS];
+    Input in = {0};
     PyObject *result = NULL;
-    int is_served = -1, count = open_buffers(args, &run.costs, &run.redraw, view);
-    if (count == NUM_BUFFERS && copy(&run.set, sizeof run.set, &view[SETTINGS]) && read_costs(&run.costs, &run.set.host, view)) {
-        run.requests = view[REQUESTS].buf, run.num_requests = num_requests(view);
-        if (begin(&run, view[ACCEPTED].buf)) is_served = serve_all(&run), advance(&run, run.now_s);
+    if (open_input(&in, args, &run.set, sizeof run.set, &run.costs)) {
+        run.redraw = in.redraw, run.requests = in.view[REQUESTS].buf, run.num_requests = num_requests(&in);
+        int is_served = begin(&run, in.view[ACCEPTED].buf) && serve_all(&run);
+        advance(&run, run.now_s);
+        run.totals.now_s = run.now_s;
+        if (!run.costs.has_failed && !is_served) result = Py_BuildValue("");
+        if (!run.costs.has_failed && is_served)
+            result = Py_BuildValue("NNNy#", bytes_of(&run.marks, sizeof(Mark)), bytes_of(&run.gaps, sizeof(Gap)),
+                                   bytes_of(&run.waits, sizeof(Wait)), (char *)&run.totals, (Py_ssize_t)sizeof run.totals);
     }
-    run.totals.now_s = run.now_s;
-    if (is_served == 0 && !run.costs.has_failed) result = Py_BuildValue("");
-    if (is_served == 1 && !run.costs.has_failed)
-        result = Py_BuildValue("NNNy#", bytes_of(&run.marks, sizeof(Mark)), bytes_of(&run.gaps, sizeof(Gap)),
-                               bytes_of(&run.waits, sizeof(Wait)), (char *)&run.totals, (Py_ssize_t)sizeof run.totals);
-    close_buffers(view, count);
+    close_input(&in);
     end(&run);
     return result;
 }
 
 static PyObject *serve_in_lanes(PyObject *Py_UNUSED(module), PyObject *args) {
-    Py_buffer view[NUM_BUFFERS];
-    PyObject *result = NULL, *redraw;
-    LaneTotals totals;
+    Input in = {0};
+    PyObject *result = NULL;
     Lanes *l = PyMem_Calloc(1, sizeof(Lanes));
     if (l == NULL) return PyErr_NoMemory();
-    int is_served = -1, count = open_buffers(args, &l->costs, &redraw, view);
-    if (count == NUM_BUFFERS && copy(&l->set, sizeof l->set, &view[SETTINGS]) && read_costs(&l->costs, &l->set.host, view)) {
-        l->requests = view[REQUESTS].buf, l->num_requests = num_requests(view);
-        l->accepted = view[ACCEPTED].buf;
-        if (begin_lanes(l)) is_served = serve_lanes(l);
+    if (open_input(&in, args, &l->set, sizeof l->set, &l->costs)) {
+        l->requests = in.view[REQUESTS].buf, l->num_requests = num_requests(&in), l->accepted = in.view[ACCEPTED].buf;
+        int is_served = begin_lanes(l) && serve_lanes(l);
+        LaneTotals totals = totals_of(l);
+        if (!l->costs.has_failed && !is_served) result = Py_BuildValue("");
+        if (!l->costs.has_failed && is_served)
+            result = Py_BuildValue("Ny#", bytes_of(&l->gaps, sizeof(Gap)), (char *)&totals, (Py_ssize_t)sizeof totals);
     }
-    totals = totals_of(l);
-    if (is_served == 0 && !l->costs.has_failed) result = Py_BuildValue("");
-    if (is_served == 1 && !l->costs.has_failed)
-        result = Py_BuildValue("Ny#", bytes_of(&l->gaps, sizeof(Gap)), (char *)&totals, (Py_ssize_t)sizeof totals);
-    close_buffers(view, count);
+    close_input(&in);
     end_lanes(l);
     PyMem_Free(l);
     return result;

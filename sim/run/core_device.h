@@ -33,10 +33,12 @@ typedef struct {
     Queue queues[MAX_STREAMS];
     Op *running[MAX_STREAMS], *issuing[MAX_STREAMS];
     int num_running, num_issuing;
-    /* Seconds with a work: of streams that had the device to themselves work by work, else from idle to idle, since. */
+    /* Seconds with a work. As long as one stream has the device to itself (sim.devices.solo) they are summed work by work;
+       once another one submits, from idle to idle, the present ones since `shared_since_s` (-1: idle). */
     double alone_s, shared_s, shared_since_s;
-    Count num_flying, num_shared;
-    const Queue *alone;
+    Count num_flying;          /* works that are submitted and not over */
+    Count num_shared;          /* 0 while one stream is alone; else works that end before one can be again */
+    const Queue *alone;        /* the one that is, or was last */
     Op *free;
     Block *blocks;
 } Device;
@@ -263,7 +265,7 @@ static void count_in(Device *d, const Queue *queue) {
     if (can_be_alone && (d->alone == queue || !d->num_flying)) d->alone = queue;
     else {
         if (can_be_alone && d->num_running) d->shared_since_s = d->running[0]->start_s;
-        d->num_shared = d->num_flying + 1;
+        d->num_shared = d->num_flying + 1; /* these, and this one */
     }
     d->num_flying++;
 }

@@ -8,6 +8,7 @@ paused (design, wake order). A worker that polls finds what has changed at its n
 Not here: the device (core_device.h), which runs are taken (sim.run.compiled). */
 
 enum Policy { PD, PDV, UNIFIED, BASELINE };
+/* Streams by number: decode, prefill (pd); draft, verify, prefill (pdv, unified); all in one (baseline). */
 enum { MAX_WORKERS = 64, MAX_TASKS = MAX_WORKERS + 2, MOST_WAITS = 3 };
 
 typedef struct {
@@ -38,8 +39,9 @@ typedef struct Task {
     const Count *changes;
     Count seen;
     Batch batch;
-    Op *round, *prompt, *through, *last_through;           /* a verify; the target's prompt, and the draft model's */
-    Count request, last;                                   /* whose they are; -1: nobody's */
+    Op *round;                                             /* the verify, or decode, of `batch` */
+    Count request, last;                                   /* in the target as a prompt; before it, in the draft model; -1: none */
+    Op *prompt, *through, *last_through;                   /* of `request` in target and draft model; of `last` in the latter */
 } Task;
 
 struct Lanes {
@@ -107,6 +109,7 @@ static int commit_prompt(Lanes *l, Count i) {
 }
 
 static void put(Lane *lane, Count i) { lane->at[lane->tail++ & lane->mask] = i, lane->version++; }
+static void put_all(Lane *lane, Batch batch) { for (Count j = 0; j < batch.count; j++) put(lane, batch.at[j]); }
 static Count length(const Lane *lane) { return lane->tail - lane->head; }
 
 static void take(Lane *lane, Batch *batch, Count at_most) {
@@ -115,8 +118,8 @@ static void take(Lane *lane, Batch *batch, Count at_most) {
     lane->version += batch->count > 0;
 }
 
-/* A round of `batch` is over: its tokens are out, and who is through leaves; the others stay in `batch`. */
-static void commit_round(Lanes *l, Batch *batch) {
+/* A round of `batch` is over: its tokens are out, and who is through leaves; the others stay in `batch`, or go on to `lane`. */
+static void commit_round(Lanes *l, Batch *batch, Lane *lane) {
     Count draft_tokens = l->set.draft_tokens, held = 0, num_staying = 0;
     add_gaps(&l->costs, &l->gaps, l->requests, batch->at, batch->count, l->device.now_s);
     for (Count j = 0; j < batch->count; j++) {
@@ -137,9 +140,8 @@ static void commit_round(Lanes *l, Batch *batch) {
         else leave(l, i);
     }
     batch->count = num_staying;
+    if (lane != NULL) put_all(lane, *batch);
 }
-
-static void put_all(Lane *lane, Batch batch) { for (Count j = 0; j < batch.count; j++) put(lane, batch.at[j]); }
 
 /* -- works (sim.policies.rounds and works) */
 
@@ -196,7 +198,8 @@ static Count context_of(const Lanes *l, Batch batch) {
 }
 
 static Op *send_draft(Lanes *l, Batch batch, int stream) {
-    Pass pass = {batch.count, batch.count, context_of(l, batch), batch.count, l->set.draft_tokens, &NO_CHUNKS, 0};
+    Pass pass = {.rows = batch.count, .row_tokens = batch.count, .context = context_of(l, batch), .head_rows = batch.count,
+                 .passes = l->set.draft_tokens, .chunks = &NO_CHUNKS};
     for (Count j = 0; j < batch.count; j++) pass.row_tokens += l->requests[batch.at[j]].needs_catch_up;
     Op *op = send(l, stream, DRAFT, 1, &pass, batch, NULL, ahead_s(l, batch, stream));
     hold_tokens(l, batch.count * (l->set.draft_tokens + 1));
@@ -205,7 +208,8 @@ static Op *send_draft(Lanes *l, Batch batch, int stream) {
 
 static Op *send_verify(Lanes *l, Batch batch, int stream, Op *after, double ahead) {
     Count tokens = batch.count * (l->set.draft_tokens + 1);
-    Pass pass = {batch.count, tokens, context_of(l, batch), tokens, 0, &NO_CHUNKS, 0};
+    Pass pass = {.rows = batch.count, .row_tokens = tokens, .context = context_of(l, batch), .head_rows = tokens,
+                 .chunks = &NO_CHUNKS};
     return send(l, stream, VERIFY, 0, &pass, batch, after, ahead);
 }
 
@@ -297,8 +301,7 @@ static void pd_decode_lane(Lanes *l, Task *t) {
         take(&l->decode, &t->batch, l->set.rows_per_draft);
         t->round = send_round(l, t->batch, 0, 0);
         RESULT(t->round);
-        commit_round(l, &t->batch);
-        put_all(&l->decode, t->batch);
+        commit_round(l, &t->batch, &l->decode);
     }
     END
 }
@@ -311,8 +314,7 @@ static void pdv_decode_lane(Lanes *l, Task *t) {
         if (l->num_admitted - l->num_finished <= l->set.hybrid_requests) {
             t->round = send_round(l, t->batch, 0, 1);
             RESULT(t->round);
-            commit_round(l, &t->batch);
-            put_all(&l->decode, t->batch);
+            commit_round(l, &t->batch, &l->decode);
             continue;
         }
         while (length(&l->verify) > length(&l->decode) + t->batch.count + 2) CHANGE(l->verify.version, 0.0);
@@ -330,8 +332,7 @@ static void pdv_verify_lane(Lanes *l, Task *t) {
         take(&l->verify, &t->batch, l->set.rows_per_verify);
         t->round = send_verify(l, t->batch, 1, NULL, ahead_s(l, t->batch, 1));
         RESULT(t->round);
-        commit_round(l, &t->batch);
-        put_all(&l->decode, t->batch);
+        commit_round(l, &t->batch, &l->decode);
     }
     END
 }
@@ -356,8 +357,7 @@ static void unified_worker(Lanes *l, Task *t) {
         if (!is_ready(l, t->round) && !is_ready(l, t->prompt) && !is_ready(l, t->last_through)) PAUSE;
         if (is_ready(l, t->round)) {
             RESULT(t->round);
-            commit_round(l, &t->batch);
-            put_all(&l->decode, t->batch);
+            commit_round(l, &t->batch, &l->decode);
             t->batch.count = 0;
         }
         if (t->last < 0 && is_ready(l, t->prompt)) {
@@ -388,7 +388,7 @@ static void baseline_worker(Lanes *l, Task *t) {
             t->batch.at[0] = t->request, t->batch.count = 1;
             t->round = send_round(l, t->batch, 0, 0);
             RESULT(t->round);
-            commit_round(l, &t->batch);
+            commit_round(l, &t->batch, NULL);
         } while (t->batch.count);
     }
     END
@@ -437,7 +437,8 @@ static int is_polled_now(const Lanes *l) {
     return 0;
 }
 
-/* True where all requests were served; else nothing could go on, or an exception is set. */
+/* True where all requests were served; else nothing could go on, or an exception is set. An instant is over when no task is
+   due and no look of a worker that polls falls on it; the next one is the device's, or that of the first task that waits. */
 static int serve_lanes(Lanes *l) {
     Device *d = &l->device;
     while (l->num_finished < l->num_requests) {
