@@ -566,8 +566,8 @@ static void leave_out_lost(Run *run, Plan *plan) {
     plan->num_rows = num_rows, plan->chunks.count = num_chunks;
 }
 
-/* Fill a step's budget, ahead of what the step under way brings or not. The oldest request fits when it is alone
-   (sim.run.compiled), so that no step is empty for want of memory. */
+/* Fill a step's budget, ahead of what the step under way brings or not. Each request fits when it is alone
+   (sim.run.experiment), so that the oldest one is never preempted. */
 static void fill(Run *run, Plan *plan, int is_ahead, int after_rows) {
     const Settings *set = &run->set;
     Count budget = set->max_tokens, slots = set->slots_per_request, longest = set->longest_chunk;
