@@ -157,6 +157,9 @@ static Count context_of_row(const Run *run, Count i) {
     return one->prefilled + more(0, run->rows[i].emitted - 1 - (one->goal - one->prompt));
 }
 
+/* Its tokens so far: what is to be computed, once more if it was preempted, before it goes on. */
+static Count tokens_so_far(const Run *run, Count i) { return run->requests[i].prompt + run->rows[i].emitted; }
+
 /* Tokens of its next round; behind a step under way as long as any. */
 static Count round_of(const Run *run, Count i, int is_ahead) {
     return 1 + (is_ahead && run->rows[i].in_flight ? run->set.draft_tokens : run->rows[i].drafted);
@@ -204,21 +207,22 @@ static Count cached_tokens(const Run *run, Count i) {
 static int grow(Run *run, Count i, Count tokens, Count lookahead) {
     Row *row = &run->rows[i];
     Count slots = fewer(tokens + lookahead, run->set.max_len);
-    Count missing = blocks_of(run, slots) - row->blocks, known = run->requests[i].prompt + row->emitted;
+    Count missing = blocks_of(run, slots) - row->blocks;
     if (missing > 0) {
         if (missing > run->num_free) return 0;
         take_blocks(run, missing);
         row->blocks += missing;
     }
-    row->cached = fewer(tokens, known);
+    row->cached = fewer(tokens, tokens_so_far(run, i));
     return 1;
 }
 
-/* Blocks of its own that a request which was preempted finds again. */
-static Count found_blocks(const Run *run, Count i, Count most) {
+/* Blocks of its own that a request which waits finds again, if it was preempted; never that of its last token. */
+static Count found_blocks(const Run *run, Count i) {
     const Row *row = &run->rows[i];
-    Count found = fewer(row->num_freed - more(0, run->line_head - row->freed_at), most);
-    return more(0, found - run->set.drops_cached_block);
+    if (!row->is_preempted) return 0;
+    Count found = row->num_freed - more(0, run->line_head - row->freed_at);
+    return more(0, fewer(found, (tokens_so_far(run, i) - 1) / run->set.block_size) - run->set.drops_cached_block);
 }
 
 /* They are free no longer: a hole in the line. */
@@ -336,15 +340,15 @@ static Count accepted_of(Run *run, Count i) {
 static void add_chunk(Chunks *chunks, Chunk chunk) {
     chunks->at[chunks->count++] = chunk;
     chunks->tokens += chunk.new_tokens, chunks->history += chunk.history;
-    if (chunk.new_tokens > chunks->longest) chunks->longest = chunk.new_tokens;
-    if (chunk.history > chunks->longest_history) chunks->longest_history = chunk.history;
+    chunks->longest = more(chunks->longest, chunk.new_tokens);
+    chunks->longest_history = more(chunks->longest_history, chunk.history);
 }
 
 static int has_queued(const Run *run) { return run->num_waiting && !run->holds_back; }
 
 /* A prompt that is not cut waits for a step with room for it, an answer that is never cut for memory until its end. */
 static int is_held_up(const Run *run, Count i, Count room) {
-    Count goal = run->requests[i].prompt + run->rows[i].emitted;
+    Count goal = tokens_so_far(run, i);
     if (run->set.whole_prompts && room < goal && goal <= run->set.max_tokens) return 1;
     return run->set.no_evict && run->running_blocks + run->requests[i].blocks > run->set.num_blocks;
 }
@@ -358,7 +362,7 @@ static Chunk seat(Run *run, Count room, Count padded, int is_beside_rows) {
     int is_again = run->rows[i].is_preempted;
     Request *one = &run->requests[i];
     Row *row = &run->rows[i];
-    Count goal = one->prompt + row->emitted, found = is_again ? found_blocks(run, i, (goal - 1) / set->block_size) : 0;
+    Count goal = tokens_so_far(run, i), found = found_blocks(run, i);
     Count history = found * set->block_size, end = fewer(goal, history + room), needed;
     if (goal - history <= 1 && (is_beside_rows || history) && history + padded < set->max_len) {
         if (padded > room) return none;
@@ -448,12 +452,11 @@ static void plan_prompts(Run *run, Plan *plan) {
     const Settings *set = &run->set;
     Count seats = set->max_seqs - run->num_batch, budget = set->max_batched_tokens, longest = set->longest_chunk, lacking = 0;
     Count cut = cut_prompt(run);
-    int is_cut = cut >= 0;
-    if (!is_cut && (run->is_full || !has_queued(run))) return;
-    if (seats <= 0 && !is_cut) { run->is_full = 1; return; }
+    if (cut < 0 && (run->is_full || !has_queued(run))) return;
+    if (cut < 0 && seats <= 0) { run->is_full = 1; return; }
     for (Count j = 0; j < run->num_batch; j++) lacking += lacking_of(run, run->batch[j]);
     double kept = run->ratio * lacking;
-    if (is_cut) {
+    if (cut >= 0) {
         Count held = run->requests[cut].prefilled + run->rows[cut].in_flight, tokens = missing_of(run, cut);
         Count spare = run->rows[cut].blocks * set->block_size - held, room = spare + (Count)(free_tokens(run) - kept);
         tokens = fewer(fewer(tokens, more(room, spare)), fewer(longest, budget));
@@ -463,9 +466,8 @@ static void plan_prompts(Run *run, Plan *plan) {
         kept += end_chunk(run, cut, held + tokens);
     }
     while (has_queued(run) && !run->is_full) {
-        Count i = waiting(run, 0), goal = run->requests[i].prompt + run->rows[i].emitted;
-        Count found = run->rows[i].is_preempted ? found_blocks(run, i, (goal - 1) / set->block_size) * set->block_size : 0;
-        run->is_full = plan->chunks.count >= seats || goal - found + lacking_of(run, i) >= free_tokens(run) - found - kept;
+        Count i = waiting(run, 0), found = found_blocks(run, i) * set->block_size;
+        run->is_full = plan->chunks.count >= seats || tokens_so_far(run, i) - found + lacking_of(run, i) >= free_tokens(run) - found - kept;
         if (run->is_full || budget <= 0 || run->has_cut) return;
         Chunk chunk = seat(run, fewer(budget, longest), 0, 0);
         if (!chunk.new_tokens) { run->is_full = 1; return; }

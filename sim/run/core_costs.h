@@ -5,9 +5,6 @@ slots are [first key, second key, numbers]. `ask` writes a slot, `check` hears o
 
 Not here: who submits a pass and when it runs (core.c, core_lanes.h). */
 
-#ifndef LANESIM_CORE_COSTS
-#define LANESIM_CORE_COSTS
-
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
@@ -231,5 +228,3 @@ static Cost work_cost(Costs *costs, int model, const Pass *p, double ahead_s, do
 static Count tokens_of(const Pass *p) {
     return p->row_tokens + p->chunks->tokens + (p->passes ? p->rows * (p->passes - 1) : 0);
 }
-
-#endif
