@@ -746,8 +746,10 @@ static int serve_all(Run *run) {
         if (run->is_beyond) return 0;
         if (is_empty(plan)) {
             bring_in(run);
+            const Request *next_one = &run->requests[run->num_queued];
             if (run->num_queued == run->num_come) return 0;
-            advance(run, larger(run->now_s, run->requests[run->num_queued].entered_s));
+            advance(run, larger(run->now_s, next_one->entered_s));
+            if (!(next_one->entered_s <= run->now_s)) return 0; /* a cost was nan: nobody comes any more */
             continue;
         }
         begin_step(run, plan);

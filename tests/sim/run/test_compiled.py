@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import signal
+import struct
 import subprocess
 import sys
 import tracemalloc
@@ -323,6 +324,13 @@ def test_the_core_never_sees_requests_that_none_can_serve(change: dict[str, Any]
         setattr(requests[1], name, value)
     with pytest.raises(AssertionError):
         compiled._table(requests, serving, draws)
+
+
+def test_a_run_whose_costs_are_no_numbers_ends() -> None:
+    given = buffers(2)
+    given[1]["arrival_s"] = 0.0, 9.0
+    given[0][-88:] = struct.pack("11d", *[np.nan] * 11)
+    assert served_by_hand(given) is None
 
 
 def test_an_error_of_a_cost_model_comes_through() -> None:
