@@ -26,7 +26,8 @@ typedef struct {
 } LaneTotals;
 typedef struct { Count value, peak; double integral, since_s; } Level;           /* time_series.Gauge */
 typedef struct { Count emitted, next_round; } Progress;                          /* of a request */
-typedef struct { Count *at, head, tail, mask, version; } Lane;                   /* requests in line */
+/* Requests in line, in a ring; its version rises with all that are put and taken. */
+typedef struct { Count *at, head, tail, mask, version; } Lane;
 typedef struct { Count *at, count; } Batch;
 typedef struct Lanes Lanes;
 
@@ -230,13 +231,30 @@ static Op *send_round(Lanes *l, Batch batch, int draft_stream, int verify_stream
 #define BEGIN switch (t->line) { case 0:
 #define END }
 #define PAUSE do { t->line = __LINE__; return; case __LINE__:; } while (0)
+/* Wait until a time. */
 #define UNTIL(time_s) do { if ((time_s) > l->device.now_s) { t->wake_s = (time_s); PAUSE; } } while (0)
-#define CHANGE(count, every_s) do { t->changes = &(count), t->seen = (count), t->poll_s = (every_s); t->since_s = l->device.now_s; PAUSE; } while (0)
-/* The result of a work is on the host; nobody holds the work any more. */
-#define RESULT(op) do { if (op == NULL) return; if ((op)->ready_s > l->device.now_s) { t->waits_for[0] = (op); PAUSE; } let_go(&l->device, op), (op) = NULL; } while (0)
+/* Wait until a count is another one: at once, or at the first of its looks every so many seconds that finds it so. */
+#define CHANGE(count, every_s) do { \
+    t->changes = &(count), t->seen = (count), t->poll_s = (every_s), t->since_s = l->device.now_s; \
+    PAUSE; \
+} while (0)
+/* Wait until the result of a work is on the host, and hold the work no longer. No work: memory is out, and no task goes on. */
+#define RESULT(op) do { \
+    if ((op) == NULL) return; \
+    if ((op)->ready_s > l->device.now_s) { t->waits_for[0] = (op); PAUSE; } \
+    let_go(&l->device, op), (op) = NULL; \
+} while (0)
 /* Wait until somebody comes or leaves; nobody has prepared anything for who waits longest. */
-#define CAME(every_s) do { CHANGE(l->changed, every_s); if (l->num_entered > l->num_admitted) l->requests[l->num_admitted].known_s = l->device.now_s; } while (0)
-#define FILLED(lane) do { if (!length(&(lane))) { while (!length(&(lane))) CHANGE((lane).version, l->set.poll_s); know(l, &(lane)); } } while (0)
+#define CAME(every_s) do { \
+    CHANGE(l->changed, every_s); \
+    if (l->num_entered > l->num_admitted) l->requests[l->num_admitted].known_s = l->device.now_s; \
+} while (0)
+/* Wait until somebody is in a lane. */
+#define FILLED(lane) do { \
+    if (length(&(lane))) break; \
+    while (!length(&(lane))) CHANGE((lane).version, l->set.poll_s); \
+    know(l, &(lane)); \
+} while (0)
 
 /* Nothing is prepared for who comes from a prompt to an idle lane (rounds.filled). */
 static void know(Lanes *l, const Lane *lane) {
