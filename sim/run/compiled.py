@@ -65,9 +65,8 @@ LANE_KINDS = (Kind.PREFILL, Kind.DRAFT, Kind.VERIFY)
 """Kinds of works of lanes, likewise."""
 LANE_SETTINGS = struct.Struct("=12q 8d 11d")
 """What the core goes by with lanes, in the order of its struct."""
-LANE_TOTALS = struct.Struct("=2d 2q 2d")
-"""now_s, busy_s, polls, and of the tokens held the peak, the integral and when it was last changed; then works, tokens
-and device seconds of 3 streams by kind."""
+LANE_TOTALS = struct.Struct("=2d q")
+"""now_s, busy_s and polls; then works, tokens and device seconds of 3 streams by kind."""
 USAGE = np.dtype([("num_works", "i8"), ("tokens", "i8"), ("device_s", "f8")])
 MOST_STREAMS, MOST_WORKERS = 3, 64
 told: Counter[str] = Counter()
@@ -212,14 +211,14 @@ def _serve_in_lanes(resolved: Resolved, serving: Serving, host: SimHost, draws: 
     given = core.serve_in_lanes(*functions, None, (_lane_settings(resolved, serving), table, accepted, *models))
     if given is None:
         return False
-    now_s, busy_s, host.num_polls, peak, integral, since_s = LANE_TOTALS.unpack(given[1][: LANE_TOTALS.size])
-    used = np.frombuffer(given[1], USAGE, offset=LANE_TOTALS.size).reshape(MOST_STREAMS, len(LANE_KINDS))
+    marks, gaps = (np.frombuffer(each, kind) for each, kind in zip(given, (MARKS, GAPS), strict=False))
+    now_s, busy_s, host.num_polls = LANE_TOTALS.unpack(given[2][: LANE_TOTALS.size])
+    used = np.frombuffer(given[2], USAGE, offset=LANE_TOTALS.size).reshape(MOST_STREAMS, len(LANE_KINDS))
     usage = _usage(host, LANE_KINDS, used.tolist())
     serving.num_finished = serving.num_admitted = serving.intake.num_arrived = len(requests)
-    _write_gaps(serving.gaps, [np.frombuffer(given[0], GAPS)])
+    _write_gaps(serving.gaps, [gaps])
     _write_queue(serving.queue, table, np.empty(0, WAITS))
-    held = serving.kv.held
-    held.peak, held._integral, held._since_s = peak, integral, since_s
+    _set(serving.kv.held, marks["at_s"], np.diff(marks["held"], prepend=0))
     host.conclude(now_s, busy_s, usage)
     _write(requests, table, draft_tokens)
     return True

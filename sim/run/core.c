@@ -42,6 +42,8 @@ static PyObject *bytes_of(const List *list, size_t size) {
     return PyBytes_FromStringAndSize(list->at ? list->at : "", list->count * size);
 }
 
+/* Tokens in memory from a time on. */
+typedef struct { double at_s; Count held; } Mark;
 /* Gaps of requests whose tokens came together. */
 typedef struct { double at_s, gap_s; Count count; } Gap;
 
@@ -91,7 +93,6 @@ typedef struct {
 
 /* A step: its rows, with tokens of each, and the chunks of prompts. */
 typedef struct { Count *rows, *row_tokens, num_rows; Chunks chunks; double at_s; } Plan;
-typedef struct { double at_s; Count held; } Mark; /* tokens in memory from then on */
 typedef struct { double at_s; Count change; } Wait; /* of the queue: who is preempted waits once more */
 typedef struct { double now_s, busy_s; Usage usage[2]; } Totals;
 typedef struct { Count from, to; } Hole;
@@ -868,7 +869,8 @@ static PyObject *serve_in_lanes(PyObject *Py_UNUSED(module), PyObject *args) {
         LaneTotals totals = totals_of(l);
         if (!l->costs.has_failed && !is_served) result = Py_BuildValue("");
         if (!l->costs.has_failed && is_served)
-            result = Py_BuildValue("Ny#", bytes_of(&l->gaps, sizeof(Gap)), (char *)&totals, (Py_ssize_t)sizeof totals);
+            result = Py_BuildValue("NNy#", bytes_of(&l->marks, sizeof(Mark)), bytes_of(&l->gaps, sizeof(Gap)),
+                                   (char *)&totals, (Py_ssize_t)sizeof totals);
     }
     close_input(&in);
     end_lanes(l);

@@ -20,11 +20,9 @@ typedef struct {
 
 typedef struct {
     double now_s, busy_s;
-    Count num_polls, held_peak;
-    double held_integral, held_since_s;
+    Count num_polls;
     Usage usage[MAX_STREAMS][NUM_WORK_KINDS];
 } LaneTotals;
-typedef struct { Count value, peak; double integral, since_s; } Level;           /* time_series.Gauge */
 typedef struct { Count emitted, next_round; } Progress;                          /* of a request */
 /* Requests in line, in a ring; its version rises with all that are put and taken. */
 typedef struct { Count *at, head, tail, mask, version; } Lane;
@@ -55,8 +53,8 @@ struct Lanes {
     Count num_requests, num_come, num_entered, num_admitted, num_finished, free_blocks;
     Count changed;                                         /* of the queue of those that wait (Intake.changed) */
     Lane decode, verify;
-    Level held;
-    List gaps;
+    Count held;                                            /* tokens in memory */
+    List marks, gaps;
     Count num_polls, num_posts;
     Task tasks[MAX_TASKS];
     int num_tasks;
@@ -65,14 +63,10 @@ struct Lanes {
 /* -- requests (sim.engine.serving) */
 
 static void hold_tokens(Lanes *l, Count change) {
-    Level *held = &l->held;
-    double now_s = l->device.now_s;
-    if (now_s > held->since_s) {
-        held->integral += held->value * (now_s - held->since_s);
-        held->since_s = now_s;
-        if (held->value > held->peak) held->peak = held->value;
-    }
-    held->value += change;
+    Mark *last = l->marks.count ? (Mark *)l->marks.at + l->marks.count - 1 : NULL;
+    if (last == NULL || last->at_s != l->device.now_s) last = add(&l->costs, &l->marks, sizeof(Mark));
+    l->held += change;
+    if (last != NULL) *last = (Mark){l->device.now_s, l->held};
 }
 
 static void queue_up(Lanes *l) {
@@ -519,7 +513,6 @@ static int begin_lanes(Lanes *l) {
 static LaneTotals totals_of(const Lanes *l) {
     const Device *d = &l->device;
     LaneTotals totals = {.now_s = d->now_s, .busy_s = d->shared_s + d->alone_s, .num_polls = l->num_polls};
-    totals.held_peak = l->held.peak, totals.held_integral = l->held.integral, totals.held_since_s = l->held.since_s;
     for (int i = 0; i < d->num_streams; i++) memcpy(totals.usage[i], d->queues[i].usage, sizeof totals.usage[i]);
     return totals;
 }
@@ -527,6 +520,6 @@ static LaneTotals totals_of(const Lanes *l) {
 static void end_lanes(Lanes *l) {
     for (Task *t = l->tasks; t < l->tasks + l->num_tasks; t++) PyMem_Free(t->batch.at);
     PyMem_Free(l->decode.at), PyMem_Free(l->verify.at);
-    PyMem_Free(l->progress), PyMem_Free(l->gaps.at);
+    PyMem_Free(l->progress), PyMem_Free(l->marks.at), PyMem_Free(l->gaps.at);
     free_ops(&l->device);
 }
